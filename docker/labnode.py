@@ -1,0 +1,226 @@
+#!/usr/bin/python3
+"""The part of labctl that lives in every container: starts a node, reaches its peers, ends what a run left.
+
+Standard library only, Python >= 3.8, so that it runs in any vendor's image:
+
+    labnode.py start worker|launcher     make the user, the keys and the environment right, then become sshd or sleep
+    labnode.py health                    exit 0 when this node's sshd greets
+    labnode.py reach SECONDS NODE...     ssh to every node at once; one JSON line each
+    labnode.py find RUN_ID               processes of a run in this container, one JSON line each
+    labnode.py reap RUN_ID GRACE         TERM, grace, KILL to every process of a run; exit 1 if one is left
+"""
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+USER = "lab"
+HOME = Path("/home/lab")
+STATE = Path("/run/lab")
+KEYS = Path("/etc/lab/ssh")
+SECRETS = Path("/run/secrets")
+RUN_VARIABLE = "LABCTL_RUN_ID"
+# Each session has its own of these; the container's would be wrong there.
+PER_SESSION = {"HOME", "HOSTNAME", "PWD", "OLDPWD", "SHLVL", "TERM", "USER", "LOGNAME", "SHELL", "MAIL", "_"}
+
+
+# --- start ---------------------------------------------------------------------------------------------------
+
+
+def start(role):
+    uid, gid = int(os.environ["LAB_UID"]), int(os.environ["LAB_GID"])
+    os.umask(0o077)
+    register_user(uid, gid)
+    with acting_as(uid, gid):
+        write_session_environment()
+        keys = {path.name: path.read_bytes() for path in KEYS.iterdir()}
+    if role == "worker":
+        become_sshd(keys)
+    become_launcher(keys, uid, gid)
+
+
+def register_user(uid, gid):
+    """Give the caller's uid a name, first in the file so that it wins over a system user with the same number."""
+    groups = "".join(f"labdevice{number}:x:{number}:{USER}\n" for number in os.getgroups() if number not in (0, gid))
+    prepend("/etc/passwd", f"{USER}:x:{uid}:{gid}:labctl:{HOME}:/bin/bash\n")
+    prepend("/etc/group", f"{USER}:x:{gid}:\n{groups}")
+
+
+def prepend(path, lines):
+    """Put lines at the head of a file, once: a restarted container finds them there already."""
+    present = Path(path).read_text()
+    if not present.startswith(lines):
+        Path(path).write_text(lines + present)
+
+
+@contextlib.contextmanager
+def acting_as(uid, gid):
+    """Read and write as the lab's user: root without CAP_DAC_OVERRIDE may not read that person's private files."""
+    os.setegid(gid)
+    os.seteuid(uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+
+
+def write_session_environment():
+    """Hand what the container was started with to sessions that come in over ssh: bash reads it through BASH_ENV.
+
+    What such a session was sent by its launcher stays; PATH is the container's.
+    """
+    lines = ["unset BASH_ENV\n"]
+    for name, value in sorted(os.environb.items()):
+        text = name.decode("utf-8", "surrogateescape")
+        if text in PER_SESSION or not text.isidentifier():
+            continue
+        unless = "" if text == "PATH" else f"[[ -v {text} ]] || "
+        lines.append(f"{unless}export {text}={shlex.quote(os.fsdecode(value))}\n")
+    secret = SECRETS / "environment"
+    if secret.exists():
+        lines.append(secret.read_text(encoding="utf-8", errors="surrogateescape"))
+    write(HOME / ".lab-env", os.fsencode("".join(lines)))
+    write(HOME / ".bashrc", b". ~/.lab-env\n[[ -n $PS1 ]] && PS1='\\u@\\h:\\w\\$ '\n")
+    write(HOME / ".profile", b". ~/.bashrc\n")
+
+
+def become_sshd(keys):
+    write(STATE / "ssh_host_ed25519_key", keys["ssh_host_ed25519_key"])
+    write(STATE / "authorized_keys", keys["authorized_keys"], 0o644)
+    Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+    sshd = ["/usr/sbin/sshd", "-D", "-e", "-f", "/opt/lab/sshd_config", "-p", os.environ["LAB_SSH_PORT"]]
+    mark_ready()
+    os.umask(0o022)
+    os.execv(sshd[0], sshd)
+
+
+def become_launcher(keys, uid, gid):
+    with acting_as(uid, gid):
+        (HOME / ".ssh").mkdir(mode=0o700, exist_ok=True)
+        for name in ("config", "known_hosts", "id_ed25519"):
+            write(HOME / ".ssh" / name, keys[name])
+    mark_ready()
+    os.umask(0o022)
+    os.setgroups([number for number in os.getgroups() if number])
+    os.setgid(gid)
+    os.setuid(uid)
+    os.execvp("sleep", ["sleep", "infinity"])
+
+
+def write(path, content, mode=0o600):
+    path.write_bytes(content)
+    path.chmod(mode)
+
+
+def mark_ready():
+    write(STATE / "ready", b"", 0o644)
+
+
+# --- health and reach ----------------------------------------------------------------------------------------
+
+
+def health():
+    with socket.create_connection(("127.0.0.1", int(os.environ["LAB_SSH_PORT"])), timeout=3) as connection:
+        if not connection.recv(8).startswith(b"SSH-2.0"):
+            sys.exit("no ssh greeting")
+
+
+def reach(seconds, *nodes):
+    """Log in to every node at once and ask its name, again and again until it answers or the time is up."""
+    deadline = time.monotonic() + float(seconds)
+    while not (STATE / "ready").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    with ThreadPoolExecutor(min(len(nodes), 64)) as pool:
+        reached = list(pool.map(lambda node: reach_one(node, deadline), nodes))
+    sys.exit(0 if all(reached) else 1)
+
+
+def reach_one(node, deadline):
+    began = time.monotonic()
+    while True:
+        left = max(1, int(deadline - time.monotonic()))
+        ssh = ["ssh", "-n", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={left}", "--", node, "hostname"]
+        try:
+            answer = subprocess.run(ssh, capture_output=True, text=True, check=False, timeout=left + 1)
+            ok, said = answer.returncode == 0 and answer.stdout.strip() == node, answer.stderr + answer.stdout
+        except subprocess.TimeoutExpired:
+            ok, said = False, "no answer over ssh"
+        final = "IDENTIFICATION HAS CHANGED" in said or "Permission denied" in said or "verification failed" in said
+        if ok or final or time.monotonic() >= deadline:
+            answer = {"node": node, "ok": ok, "seconds": round(time.monotonic() - began, 3)}
+            print(json.dumps(answer if ok else {**answer, "error": said.strip()}), flush=True)
+            return ok
+        time.sleep(0.05)
+
+
+# --- find and reap -------------------------------------------------------------------------------------------
+
+
+def find(run_id):
+    for pid in processes(run_id):
+        with contextlib.suppress(OSError):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            print(json.dumps({"pid": pid, "command": command[:200]}))
+
+
+def reap(run_id, grace):
+    """End every process of a run; new ones that appear meanwhile are ended too."""
+    signal_all(processes(run_id), signal.SIGTERM)
+    wait_until_gone(run_id, float(grace))
+    deadline = time.monotonic() + 10
+    left = processes(run_id)
+    while left and time.monotonic() < deadline:
+        signal_all(left, signal.SIGKILL)
+        time.sleep(0.05)
+        left = processes(run_id)
+    if left:
+        find(run_id)
+        sys.exit(1)
+
+
+def wait_until_gone(run_id, seconds):
+    deadline = time.monotonic() + seconds
+    while processes(run_id) and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def signal_all(pids, number):
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def processes(run_id):
+    """Living processes that carry the run's id in their environment, and all that descend from them."""
+    mark = f"{RUN_VARIABLE}={run_id}".encode()
+    parents, marked = {}, set()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            state, parent = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+            if state in "ZX":
+                continue
+            parents[int(entry.name)] = int(parent)
+            if mark in (entry / "environ").read_bytes().split(b"\0"):
+                marked.add(int(entry.name))
+    found = set(marked)
+    while True:
+        more = {pid for pid, parent in parents.items() if parent in found} - found
+        if not more:
+            return sorted(found)
+        found |= more
+
+
+if __name__ == "__main__":
+    commands = {"start": start, "health": health, "reach": reach, "find": find, "reap": reap}
+    commands[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,1 @@
+"""A Docker Compose lab for distributed training."""

@@ -1,0 +1,194 @@
+"""The Docker daemon that this process reaches: changed with python-on-whales, read with the docker SDK."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from labctl.engines import Container, Observed
+from labctl.errors import HostError
+
+LAST_LINES = 20
+
+
+class CommandFailed(HostError):
+    """A command in a container ended with a code other than 0; ``code`` holds it."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class LocalEngine:
+    """One daemon, by the usual DOCKER_HOST or its default socket."""
+
+    @cached_property
+    def _reader(self) -> Any:
+        import docker
+        import requests
+
+        try:
+            return docker.from_env(timeout=30).api
+        except (docker.errors.DockerException, requests.RequestException) as error:
+            raise HostError(f"Docker Engine does not answer: {_root_cause(error)}", hint="labctl setup") from error
+
+    @cached_property
+    def _actor(self) -> Any:
+        from python_on_whales import DockerClient
+
+        return DockerClient()
+
+    def versions(self) -> dict[str, str]:
+        """Versions of the engine, its API and its kernel."""
+        with _reading():
+            version = self._reader.version()
+        return {"engine": version["Version"], "api": version["ApiVersion"], "kernel": version.get("KernelVersion", "")}
+
+    def identity(self) -> str:
+        """What tells this daemon from another."""
+        with _reading():
+            return str(self._reader.info()["ID"])
+
+    def observe(self, lab: str, image: str) -> Observed:
+        """The lab's containers and networks, by label."""
+        mark = {"label": f"labctl.lab={lab}"}
+        with _reading():
+            containers = self._reader.containers(all=True, filters=mark)
+            networks = self._reader.networks(filters=mark)
+        return Observed(
+            containers=tuple(sorted(map(_container, containers), key=_node_order)),
+            networks=tuple((network["Id"], network["Name"]) for network in networks),
+            image=self.image_id(image),
+        )
+
+    def image_id(self, image: str) -> str | None:
+        """Id of a local image, None if it is not there."""
+        import docker
+
+        with _reading():
+            try:
+                return str(self._reader.inspect_image(image)["Id"])
+            except docker.errors.ImageNotFound:
+                return None
+
+    def image_labels(self, image: str) -> dict[str, str]:
+        """Labels of a local image."""
+        with _reading():
+            return dict(self._reader.inspect_image(image)["Config"].get("Labels") or {})
+
+    def compose_up(self, project: str, files: tuple[Path, ...]) -> None:
+        """Bring up all services of these files as one project; nothing else of that project is touched."""
+        from python_on_whales import DockerClient
+
+        client = DockerClient(
+            compose_files=list(files), compose_project_name=project, compose_env_files=["/dev/null"]
+        )
+        with _acting(f"docker compose -p {project} up"):
+            client.compose.up(detach=True, quiet=True, pull="never", no_build=True)
+
+    def remove(self, containers: tuple[str, ...]) -> None:
+        """Kill and remove containers; one that is gone already is fine."""
+        with _acting("docker container rm"):
+            self._actor.container.remove(list(containers), force=True)
+
+    def remove_networks(self, networks: tuple[str, ...]) -> None:
+        with _acting("docker network rm"):
+            self._actor.network.remove(list(networks))
+
+    def start(
+        self, container: str, argv: tuple[str, ...], *, user: str, workdir: str, environment: dict[str, str]
+    ) -> Iterator[tuple[str, str]]:
+        """Run a program in a container and yield (stream, line) as it prints; CommandFailed if its code is not 0."""
+        from python_on_whales.exceptions import DockerException
+
+        output = self._actor.container.execute(
+            container, list(argv), user=user, workdir=workdir, envs=environment, stream=True
+        )
+        try:
+            for source, line in output:
+                yield source, line.decode("utf-8", "replace").rstrip("\r\n")
+        except DockerException as error:
+            # Its class is guessed from the program's own words; only the code says anything.
+            raise CommandFailed(f"`{' '.join(argv[:3])}` ended with code {error.return_code}", error.return_code) from None
+
+    def grants(self, image: str, limits: tuple[tuple[str, int], ...]) -> bool:
+        """Whether the daemon can start a container with these ulimits: some hosts refuse to raise them."""
+        from python_on_whales.exceptions import DockerException
+
+        ulimits = [f"{name}={value}:{value}" for name, value in limits]
+        try:
+            self._actor.container.run(
+                image, entrypoint="/bin/true", remove=True, networks=["none"], ulimit=ulimits, pull="never"
+            )
+        except DockerException:
+            return False
+        return True
+
+    def deaths(self, lab: str) -> Iterator[tuple[str, str]]:
+        """Yield (node, what happened) for each container of the lab that dies from now on, until the stream is closed."""
+        with contextlib.closing(self._events(lab)) as events:
+            for event in events:
+                attributes = event["Actor"]["Attributes"]
+                node = attributes.get("labctl.node", "?")
+                code = attributes.get("exitCode")
+                yield node, "ran out of memory" if event["Action"] == "oom" else f"died with exit code {code}"
+
+    def _events(self, lab: str) -> Any:
+        filters = {"label": f"labctl.lab={lab}", "type": "container", "event": ["die", "oom"]}
+        return self._reader.events(filters=filters, decode=True)
+
+
+def _container(found: dict[str, Any]) -> Container:
+    labels = found["Labels"]
+    status = found.get("Status", "")
+    health = next((word for word in ("unhealthy", "healthy", "starting") if f"({word}" in status or f": {word}" in status), None)
+    return Container(
+        id=found["Id"],
+        name=found["Names"][0].lstrip("/") if found.get("Names") else found["Id"][:12],
+        node=labels.get("labctl.node", "?"),
+        role=labels.get("labctl.role", "?"),
+        slots=int(labels.get("labctl.slots", 0)),
+        state=found["State"],
+        health=health,
+        fingerprint=labels.get("labctl.render", ""),
+        image=found["ImageID"],
+        directory=labels.get("labctl.directory", ""),
+    )
+
+
+def _node_order(container: Container) -> tuple[bool, str, int]:
+    """The launcher first, then the workers by number."""
+    stem, _, number = container.node.rpartition("-")
+    return (container.role != "launcher", stem, int(number) if number.isdigit() else 0)
+
+
+@contextlib.contextmanager
+def _reading() -> Iterator[None]:
+    import docker
+    import requests
+
+    try:
+        yield
+    except (docker.errors.APIError, requests.RequestException) as error:
+        raise HostError(f"Docker Engine: {_root_cause(error)}", hint="labctl doctor") from error
+
+
+@contextlib.contextmanager
+def _acting(what: str) -> Iterator[None]:
+    from python_on_whales.exceptions import DockerException
+
+    try:
+        yield
+    except DockerException as error:
+        said = (error.stderr or "").strip().splitlines()[-LAST_LINES:]
+        raise HostError(f"`{what}` failed:\n" + "\n".join(said), hint="labctl doctor") from error
+
+
+def _root_cause(error: BaseException) -> str:
+    """The innermost reason: requests and urllib3 wrap a refused connection three times."""
+    while error.__cause__ or error.__context__:
+        error = error.__cause__ or error.__context__  # type: ignore[assignment]
+    return str(getattr(error, "strerror", None) or error)

@@ -1,0 +1,44 @@
+"""What can go wrong, as people are told it: what was tried, on which node, what came back, what to type next."""
+
+from __future__ import annotations
+
+
+class LabError(Exception):
+    """A failure with a message for people, a hint of what to type next, and the exit code that scripts see."""
+
+    kind = "error"
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "", node: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.node = node
+
+
+class ConfigError(LabError):
+    """What was typed or written cannot be used; the message begins with ``file:line:`` where there is one."""
+
+    kind = "config"
+    exit_code = 2
+
+
+class HostError(LabError):
+    """The host, Docker, the image, the network or ssh does not allow it."""
+
+    kind = "environment"
+    exit_code = 3
+
+
+class WorkloadError(LabError):
+    """The workload broke or gave no metric."""
+
+    kind = "workload"
+    exit_code = 4
+
+
+class Interrupted(LabError):
+    """The person stopped it; everything was cleaned up first."""
+
+    kind = "interrupted"
+    exit_code = 130

@@ -1,0 +1,118 @@
+"""Plan + engine -> done: carries out each step and says so; decides nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import singledispatch
+
+from labctl import files, keys, plan, render
+from labctl.engines import Engine
+from labctl.engines.local import CommandFailed
+from labctl.errors import HostError
+from labctl.model import Event, Lab
+
+AGENT = ("/usr/bin/python3", "-I", "/opt/lab/labnode.py")
+Emit = Callable[[Event], None]
+
+
+def carry_out(steps: plan.Plan, lab: Lab, engine: Engine, emit: Emit) -> None:
+    """Every step in order; HostError says which one failed, on which node, and what came back."""
+    for number, step in enumerate(steps.steps, 1):
+        emit(Event(kind="step", text=f"[{number}/{len(steps.steps)}] {shorten(str(step))}"))
+        do(step, lab, engine)
+
+
+def remove_all(steps: plan.Plan, engine: Engine, emit: Emit) -> None:
+    """The steps of a plan that only removes: it needs no lab on disk."""
+    for number, step in enumerate(steps.steps, 1):
+        emit(Event(kind="step", text=f"[{number}/{len(steps.steps)}] {shorten(str(step))}"))
+        if isinstance(step, plan.RemoveContainers):
+            engine.remove(tuple(container.id for container in step.containers))
+        elif isinstance(step, plan.RemoveNetworks):
+            engine.remove_networks(tuple(identity for identity, _ in step.networks))
+
+
+def shorten(text: str, width: int = 110) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+@singledispatch
+def do(step: object, lab: Lab, engine: Engine) -> None:  # noqa: ARG001
+    """Carry out one step."""
+    raise TypeError(f"no way to carry out {type(step).__name__}")
+
+
+@do.register
+def _(step: plan.WriteFiles, lab: Lab, engine: Engine) -> None:  # noqa: ARG001
+    files.write_all(lab.directory, step.files)
+
+
+@do.register
+def _(step: plan.RemoveContainers, lab: Lab, engine: Engine) -> None:  # noqa: ARG001
+    engine.remove(tuple(container.id for container in step.containers))
+
+
+@do.register
+def _(step: plan.RemoveNetworks, lab: Lab, engine: Engine) -> None:  # noqa: ARG001
+    engine.remove_networks(tuple(identity for identity, _ in step.networks))
+
+
+@do.register
+def _(step: plan.ComposeUp, lab: Lab, engine: Engine) -> None:
+    engine.compose_up(step.project, tuple(lab.directory / render.compose_path(node) for node in step.nodes))
+
+
+@do.register
+def _(step: plan.Reach, lab: Lab, engine: Engine) -> None:
+    reach(lab, engine, step.nodes, step.seconds)
+
+
+def reach(lab: Lab, engine: Engine, nodes: tuple[str, ...], seconds: int) -> dict[str, float]:
+    """Seconds that each node took to answer over ssh; HostError names those that did not and why."""
+    answers = [json.loads(line) for line in agent(lab, engine, render.LAUNCHER, "reach", str(seconds), *nodes)]
+    failed = [answer for answer in answers if not answer["ok"]]
+    silent = set(nodes) - {answer["node"] for answer in answers}
+    if failed or silent:
+        reasons = [f"{answer['node']}: {ssh_reason(answer['error'])}" for answer in failed]
+        reasons += [f"{node}: the launcher gave no answer about it" for node in sorted(silent)]
+        raise HostError(
+            "the launcher does not reach every worker over ssh\n  " + "\n  ".join(reasons),
+            hint=f"labctl logs {failed[0]['node'] if failed else sorted(silent)[0]}; `labctl down && labctl up` makes it anew",
+            node=failed[0]["node"] if failed else sorted(silent)[0],
+        )
+    return {answer["node"]: answer["seconds"] for answer in answers}
+
+
+def ssh_reason(said: str) -> str:
+    """The line of ssh's words that says why."""
+    if "IDENTIFICATION HAS CHANGED" in said:
+        return "its host key is not the one pinned for it (REMOTE HOST IDENTIFICATION HAS CHANGED); not trusted"
+    lines = [line for line in said.splitlines() if line.strip()]
+    return lines[-1] if lines else "no answer"
+
+
+def agent(lab: Lab, engine: Engine, node: str, *words: str) -> list[str]:
+    """What the node's own agent prints, one line each, whatever its exit code."""
+    container = container_of(lab, engine, node)
+    printed: list[str] = []
+    complaints: list[str] = []
+    try:
+        for source, line in engine.start(
+            container, (*AGENT, *words), user=user(lab), workdir="/", environment={"HOME": "/home/lab"}
+        ):
+            (printed if source == "stdout" else complaints).append(line)
+    except CommandFailed as error:
+        if not printed:
+            raise HostError(f"{node}: {error.message}\n" + "\n".join(complaints[-20:]), node=node) from error
+    return printed
+
+
+def container_of(lab: Lab, engine: Engine, node: str) -> str:  # noqa: ARG001
+    """The name that compose gives a node's container."""
+    return f"{render.project(lab)}-{node}-1"
+
+
+def user(lab: Lab) -> str:
+    """Numeric user and group that processes in the lab's containers have: the person's own."""
+    return f"{lab.hosts[0].uid}:{lab.hosts[0].gid}"

@@ -1,0 +1,50 @@
+"""Writes a lab's files: atomically, with exact modes, and only when they changed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from labctl.errors import HostError
+from labctl.model import File
+
+
+def write_all(directory: Path, files: Iterable[File]) -> tuple[str, ...]:
+    """Write the files below the directory; returns the paths that changed. HostError names the path it cannot write."""
+    return tuple(file.path for file in files if write(directory / file.path, file.content, file.mode))
+
+
+def write(path: Path, content: str, mode: int = 0o600) -> bool:
+    """Replace a file in one step, so that a reader or a crash never sees half of it; False if nothing changed."""
+    data = content.encode("utf-8", "surrogateescape")
+    try:
+        make_private(path.parent)
+        if path.is_file() and path.read_bytes() == data and path.stat().st_mode & 0o777 == mode:
+            return False
+        replace(path, data, mode)
+    except OSError as error:
+        raise HostError(f"cannot write {path}: {error.strerror}", hint=f"ls -ld {path.parent}; df -h {path.parent}") from error
+    return True
+
+
+def make_private(directory: Path) -> None:
+    """A directory and its missing parents, for their owner alone whatever the umask."""
+    missing = [parent for parent in (directory, *directory.parents) if not parent.exists()]
+    for parent in reversed(missing):
+        with contextlib.suppress(FileExistsError):
+            parent.mkdir(mode=0o700)
+
+
+def replace(path: Path, data: bytes, mode: int) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+            os.fchmod(handle, mode)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,80 @@
+"""Hostfile text <-> (name, slots) pairs, in DeepSpeed's dialect, read strictly."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from labctl.errors import ConfigError
+
+MAX_SLOTS = 1024
+
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
+
+
+def parse(text: str, path: str) -> tuple[tuple[str, int], ...]:
+    """Nodes of a hostfile with their slots, in order.
+
+    DeepSpeed takes ``^(\\S+)\\s+slots=(\\d+)`` from each line and ignores the rest (fetch_hostfile in
+    deepspeed/launcher/runner.py); here the rest may only be a comment. Raises ConfigError, ``path:line: reason``.
+    """
+    if text.startswith("\ufeff"):
+        raise ConfigError(f"{path}:1: begins with a byte order mark", hint="save it as UTF-8 without BOM")
+    slots: dict[str, int] = {}
+    first_line: dict[str, int] = {}
+    for number, line in enumerate(text.split("\n"), start=1):
+        where = f"{path}:{number}"
+        if "\0" in line:
+            raise ConfigError(f"{where}: contains a NUL byte")
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        name = _name(words[0], where)
+        # Host names are the same in either case, to DNS and to ssh.
+        earlier = first_line.setdefault(name.lower(), number)
+        if earlier != number:
+            raise ConfigError(f"{where}: duplicate host {_quote(name)}, first named on line {earlier}")
+        slots[name] = _slots(words, where)
+    if not slots:
+        raise ConfigError(f"{path}:1: names no node", hint="write one line per node, such as `worker-0 slots=8`")
+    return tuple(slots.items())
+
+
+def format_hostfile(entries: Iterable[tuple[str, int]]) -> str:
+    """The hostfile that ``parse`` reads back as the same entries."""
+    return "".join(f"{name} slots={slots}\n" for name, slots in entries)
+
+
+def _name(word: str, where: str) -> str:
+    if "@" in word:
+        raise ConfigError(f"{where}: {_quote(word)} names a user; user and port belong in the ssh config")
+    if len(word) > 253 or not _NAME.fullmatch(word):
+        raise ConfigError(
+            f"{where}: bad host name {_quote(word)}",
+            hint="letters, digits and `-`, in parts of at most 63 joined by dots, not beginning or ending with `-`",
+        )
+    return word
+
+
+def _slots(words: list[str], where: str) -> int:
+    if len(words) == 1:
+        raise ConfigError(f"{where}: slots are missing", hint=f"write `{words[0]} slots=8`")
+    key, equals, count = words[1].partition("=")
+    if key != "slots" or not equals:
+        raise ConfigError(f"{where}: expected `slots=N`, found {_quote(words[1])}")
+    if len(words) > 2:
+        raise ConfigError(f"{where}: unknown word {_quote(words[2])} after the slots")
+    if not re.fullmatch("[0-9]+", count):
+        raise ConfigError(f"{where}: slots must be a number, not {_quote(count)}")
+    # Counted before it is converted: int() of thousands of digits is slow, or an error of its own.
+    digits = count.lstrip("0")
+    if not digits or len(digits) > 4 or int(digits) > MAX_SLOTS:
+        raise ConfigError(f"{where}: slots must be between 1 and {MAX_SLOTS}, not {_quote(count)}")
+    return int(digits)
+
+
+def _quote(word: str) -> str:
+    """The word as it can be shown on a terminal: control characters escaped, cut at 80."""
+    shown = word.encode("unicode_escape").decode("ascii")
+    return f"`{shown[:80]}...`" if len(shown) > 80 else f"`{shown}`"

@@ -1,0 +1,120 @@
+"""Settings + host -> Lab: the nodes, what each gets of the host's cores and devices, and what is mounted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from labctl import accelerators
+from labctl.errors import HostError
+from labctl.model import Accelerator, Host, Lab, Limits, Mount, Node, Pairs, Secret
+from labctl.settings import Settings
+
+
+def build(settings: Settings, directory: Path, accelerator: Accelerator, host: Host, limits: Limits) -> Lab:
+    """The lab that these settings ask for on this host.
+
+    Raises HostError when the host has fewer devices than the nodes ask for.
+    """
+    project = settings.text("PROJECT_PATH")
+    return Lab(
+        name=settings.text("LAB_NAME"),
+        directory=directory,
+        accelerator=accelerator,
+        image=settings.text("LAB_IMAGE") or f"labctl/{accelerator}",
+        nodes=nodes(settings, accelerator, host),
+        hosts=(host,),
+        ssh_port=settings.number("LAB_SSH_PORT"),
+        master_port=settings.number("LAB_MASTER_PORT"),
+        shm_size=settings.text("LAB_SHM_SIZE"),
+        limits=limits,
+        memory=settings.text("LAB_MEMORY") or None,
+        project_path=project,
+        mounts=mounts(settings, directory, project),
+        environment=environment(settings, project),
+        secrets=secrets(settings),
+    )
+
+
+def nodes(settings: Settings, accelerator: Accelerator, host: Host) -> tuple[Node, ...]:
+    """``LAB_NODES`` workers that share the host's devices and cores without overlap."""
+    count = settings.number("LAB_NODES")
+    slots = int(settings.text("LAB_SLOTS") or default_slots(accelerator, host, count))
+    cores = share_cores(host.cpus, count)
+    return tuple(
+        Node(
+            name=f"worker-{index}",
+            host=host.name,
+            slots=slots,
+            cpuset=cores[index],
+            devices=accelerators.get(accelerator).mapping(host, share_devices(accelerator, host, index, slots, count)),
+        )
+        for index in range(count)
+    )
+
+
+def default_slots(accelerator: Accelerator, host: Host, count: int) -> int:
+    """One rank per CPU node; elsewhere an equal share of the devices."""
+    return 1 if accelerator == "cpu" else max(1, len(host.devices) // count)
+
+
+def share_devices(accelerator: Accelerator, host: Host, index: int, slots: int, count: int) -> tuple[str, ...]:
+    """The node's own run of devices, in the host's order."""
+    if accelerator == "cpu":
+        return ()
+    if len(host.devices) < slots * count:
+        raise HostError(
+            f"{count} nodes with {slots} slots need {slots * count} {accelerator} devices, "
+            f"{host.name} has {len(host.devices)}",
+            hint="lower LAB_NODES or LAB_SLOTS in .env",
+        )
+    return host.devices[index * slots : (index + 1) * slots]
+
+
+def share_cores(cores: tuple[int, ...], count: int) -> tuple[tuple[int, ...], ...]:
+    """Disjoint, nearly equal runs of cores; none are set apart where there are more nodes than cores, or one node."""
+    if count == 1 or count > len(cores):
+        return ((),) * count
+    edges = [round(index * len(cores) / count) for index in range(count + 1)]
+    return tuple(cores[start:end] for start, end in zip(edges, edges[1:], strict=False))
+
+
+def mounts(settings: Settings, directory: Path, project: str) -> tuple[Mount, ...]:
+    """The cache, the user's clone and the results, where the DeepSpeed-Chat scripts expect them."""
+    repository = settings.text("HOST_REPO_PATH")
+    clone = (Mount(source=repository, target=f"{project}/DeepSpeedExamples"),) if repository else ()
+    return (
+        Mount(source=settings.text("HOST_CACHE_PATH"), target=f"{project}/.cache"),
+        *clone,
+        Mount(source=str(directory / "workloads"), target=f"{project}/workloads", read_only=True),
+        Mount(source=str(directory / "runs"), target=f"{project}/runs"),
+    )
+
+
+def environment(settings: Settings, project: str) -> Pairs:
+    """What every process in a container sees; the settings' extra environment comes last and wins."""
+    common = {
+        "PROJECT_PATH": project,
+        "HF_HOME": f"{project}/.cache/huggingface",
+        "HF_DATASETS_CACHE": f"{project}/.cache/datasets",
+        "TORCH_EXTENSIONS_DIR": "/home/lab/.cache/torch_extensions",
+        "TRITON_CACHE_DIR": "/home/lab/.cache/triton",
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "PYTHONUNBUFFERED": "1",
+    }
+    if settings.secret("HF_TOKEN"):
+        common["HF_TOKEN_PATH"] = "/run/secrets/hf_token"  # noqa: S105
+    return tuple({**common, **dict(settings.environment)}.items())
+
+
+def secrets(settings: Settings) -> tuple[tuple[str, Secret], ...]:
+    """Files under ``/run/secrets``: the hub's token, and the extra variables whose names say that they are secret."""
+    token = settings.secret("HF_TOKEN")
+    hidden = shell_exports(settings.secret_environment)
+    return tuple((name, value) for name, value in (("hf_token", token), ("environment", hidden)) if value)
+
+
+def shell_exports(variables: tuple[tuple[str, Secret], ...]) -> Secret:
+    """Lines for bash that set these variables, byte for byte."""
+    import shlex
+
+    return Secret("".join(f"export {name}={shlex.quote(value.reveal())}\n" for name, value in variables))

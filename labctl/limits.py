@@ -1,0 +1,62 @@
+"""Which kernel limits a container can have here: a host that cannot raise one refuses to start the container."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from labctl.engines.local import LocalEngine
+from labctl.files import write
+from labctl.model import Limits
+from labctl.settings import Settings
+
+
+def wanted(settings: Settings) -> Limits:
+    """The limits that the settings ask for."""
+    memlock = settings.text("LAB_MEMLOCK")
+    return Limits(
+        memlock=-1 if memlock == "unlimited" else int(memlock),
+        stack=settings.number("LAB_STACK"),
+        nofile=settings.number("LAB_NOFILE"),
+        pids=settings.number("LAB_PIDS"),
+    )
+
+
+def granted(
+    settings: Settings, directory: Path, image: str, engine: LocalEngine | None, warn: Callable[[str], None]
+) -> Limits:
+    """The wanted limits less those that the daemon cannot give, which stay at its own default, with a warning.
+
+    What was found is kept per daemon in ``.lab/limits.json``; without an engine, limits never probed are left out.
+    """
+    limits = wanted(settings)
+    pairs = [("memlock", limits.memlock), ("stack", limits.stack), ("nofile", limits.nofile)]
+    asked = {f"{name}={value}": (name, value) for name, value in pairs if value is not None}
+    known = _known(directory, engine)
+    unknown = [key for key in asked if key not in known]
+    if engine and unknown:
+        known |= _probe(engine, image, {key: asked[key] for key in unknown})
+        write(directory / ".lab/limits.json", json.dumps({"daemon": engine.identity(), "granted": known}, indent=2) + "\n")
+    refused = [name for key, (name, _) in asked.items() if not known.get(key)]
+    if engine and unknown and refused:
+        warn(f"this host cannot raise {', '.join(refused)} for a container: its own limit stays in force")
+    return replace(limits, **dict.fromkeys(refused))
+
+
+def _known(directory: Path, engine: LocalEngine | None) -> dict[str, bool]:
+    try:
+        found = json.loads((directory / ".lab/limits.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    if engine and found.get("daemon") != engine.identity():
+        return {}
+    return dict(found.get("granted", {}))
+
+
+def _probe(engine: LocalEngine, image: str, asked: dict[str, tuple[str, int]]) -> dict[str, bool]:
+    """Start a throw-away container with all of them; one by one only where that fails."""
+    if engine.grants(image, tuple(asked.values())):
+        return dict.fromkeys(asked, True)
+    return {key: engine.grants(image, (pair,)) for key, pair in asked.items()}

@@ -1,0 +1,80 @@
+"""Locks that name their holder and vanish with it: a kernel lock on a file that says who took it, and for what."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import getpass
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+
+from labctl.errors import HostError
+from labctl.files import make_private
+
+
+@contextlib.contextmanager
+def held(path: Path, purpose: str, *, wait: float = 0, notice: Callable[[str], None] = lambda _: None) -> Iterator[None]:
+    """Hold the lock while the block runs; wait at most so many seconds for another holder.
+
+    Raises HostError that names the holder when it is not given up in time.
+    """
+    make_private(path.parent)
+    with path.open("a+") as stream:
+        take(stream.fileno(), path, wait, notice)
+        stream.seek(0)
+        stream.truncate()
+        json.dump(owner(purpose), stream)
+        stream.flush()
+        try:
+            yield
+        finally:
+            stream.seek(0)
+            stream.truncate()
+
+
+def take(descriptor: int, path: Path, wait: float, notice: Callable[[str], None]) -> None:
+    deadline = time.monotonic() + wait
+    told = False
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise HostError(f"{holder(path)} holds {path}", hint="wait for it, or end that process") from None
+            if not told:
+                notice(f"waiting for {holder(path)}")
+                told = True
+            time.sleep(0.1)
+        else:
+            return
+
+
+def owner(purpose: str) -> dict[str, str | int]:
+    started = datetime.now().astimezone().isoformat(timespec="seconds")
+    return {"purpose": purpose, "pid": os.getpid(), "user": getpass.getuser(), "host": socket.gethostname(), "since": started}
+
+
+def holder(path: Path) -> str:
+    """Who holds a lock, in words."""
+    try:
+        found = json.loads(path.read_text())
+        return f"`{found['purpose']}` by {found['user']} (pid {found['pid']} on {found['host']}, since {found['since']})"
+    except (OSError, ValueError, KeyError):
+        return "another labctl"
+
+
+def is_held(path: Path) -> bool:
+    """Whether some process holds the lock now."""
+    try:
+        with path.open("r") as stream:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False

@@ -1,0 +1,280 @@
+"""The nouns: what a lab, a workload, a run and its result are. Frozen data; nothing here acts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+Accelerator = Literal["cpu", "nvidia", "habana", "intel"]
+Pairs = tuple[tuple[str, str], ...]
+
+
+class Secret(str):
+    """Text that never shows itself: ``repr`` and ``format`` give ``[REDACTED]``; ``reveal()`` gives the value."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "[REDACTED]"
+
+    def __str__(self) -> str:
+        return "[REDACTED]"
+
+    def __format__(self, spec: str) -> str:
+        return "[REDACTED]"
+
+    def reveal(self) -> str:
+        """The value itself, for the one place that writes it to a 0600 file."""
+        return str.__str__(self)
+
+
+# --- the lab -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Kernel limits of a container: ``-1`` is unlimited, ``None`` is whatever the engine gives. Bytes or counts."""
+
+    memlock: int | None = -1
+    stack: int | None = 67_108_864
+    nofile: int | None = 1_048_576
+    pids: int = 8192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """A machine with a Docker daemon, as it was found. ``memory`` in bytes."""
+
+    name: str
+    cpus: tuple[int, ...]
+    memory: int
+    mtu: int
+    uid: int
+    gid: int
+    devices: tuple[str, ...] = ()
+    """Devices of the lab's accelerator: GPU or Gaudi indices, or render nodes such as ``/dev/dri/renderD128``."""
+    groups: tuple[int, ...] = ()
+    """Numeric render and video groups of this host."""
+    infiniband: bool = False
+    gaudinet: str | None = None
+    """Path of Gaudi's network description on this host, where it has one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mount:
+    """A bind mount: an absolute path on the node's host to an absolute path in the container."""
+
+    source: str
+    target: str
+    read_only: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMapping:
+    """What an accelerator asks of a container; one template turns it into YAML."""
+
+    runtime: str | None = None
+    gpu_ids: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    environment: Pairs = ()
+    cap_add: tuple[tuple[str, str], ...] = ()
+    """Capability and the reason for it."""
+    group_add: tuple[int, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One worker container: one line of the hostfile."""
+
+    name: str
+    host: str
+    slots: int
+    cpuset: tuple[int, ...] = ()
+    """Cores it may use; empty means all of the host's."""
+    devices: DeviceMapping = field(default_factory=DeviceMapping)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lab:
+    """A lab in full: everything that the templates and the launchers need, nothing that acts."""
+
+    name: str
+    directory: Path
+    accelerator: Accelerator
+    image: str
+    nodes: tuple[Node, ...]
+    hosts: tuple[Host, ...]
+    ssh_port: int
+    master_port: int
+    shm_size: str
+    limits: Limits
+    memory: str | None
+    project_path: str
+    mounts: tuple[Mount, ...]
+    environment: Pairs
+    secrets: tuple[tuple[str, Secret], ...] = ()
+
+    @property
+    def launcher(self) -> str:
+        """Name of the launcher container's node role, an alias beside the workers' names."""
+        return "launcher"
+
+    @property
+    def world_size(self) -> int:
+        return sum(node.slots for node in self.nodes)
+
+    def host(self, name: str) -> Host:
+        return next(host for host in self.hosts if host.name == name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class File:
+    """A file to be written: path relative to the lab directory, bytes as text, mode."""
+
+    path: str
+    content: str
+    mode: int = 0o600
+
+
+# --- the workload --------------------------------------------------------------------------------------------
+
+Reduce = Literal["first", "last", "min", "max", "mean", "median", "first-last"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """A number read off the output: ``pattern`` has one group; the first ``skip`` samples are left out."""
+
+    name: str
+    pattern: str
+    unit: str = ""
+    skip: int = 0
+    reduce: Reduce = "last"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Criterion:
+    """What a metric must satisfy: at least ``min``, at most ``max``, or fallen by the share ``drop`` (0.2 is 20 %)."""
+
+    metric: str
+    min: float | None = None
+    max: float | None = None
+    drop: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What a training run must hold: counts of parameters, ZeRO stage, bytes per element of weights."""
+
+    parameters: int
+    trainable: int
+    zero_stage: int
+    bytes_per_weight: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What is run: a script with its arguments under a launcher program, and how to judge it."""
+
+    name: str
+    describe: str
+    declared: str
+    """``file:line`` of its declaration."""
+    directory: Path
+    launcher: str
+    script: str
+    arguments: tuple[str, ...]
+    environment: Pairs
+    timeout: float
+    """Seconds."""
+    metrics: tuple[Metric, ...]
+    criteria: tuple[Criterion, ...]
+    memory: Memory | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One run, ready to start: what the launcher container executes and the files it needs."""
+
+    run_id: str
+    workload: Workload
+    launcher: str
+    nodes: tuple[Node, ...]
+    argv: tuple[str, ...]
+    environment: Pairs
+    files: tuple[File, ...]
+    timeout: float
+    directory: str
+    """Absolute path of the run's directory inside the containers."""
+
+
+# --- what happens --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened while a plan was carried out."""
+
+    kind: Literal["step", "line", "notice", "warning"]
+    text: str
+    node: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One number that a metric's pattern found."""
+
+    metric: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """A criterion, the value it met, and whether it held."""
+
+    criterion: str
+    value: float | None
+    passed: bool
+
+
+Cause = Literal[
+    "timeout", "stalled", "node-lost", "rank-crashed", "out-of-memory",
+    "launcher-failed", "no-metric", "criteria", "does-not-fit", "interrupted",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """PASS, FAIL (ran, but missed its criteria) or ERROR (did not run as asked), with the exit code that says so."""
+
+    status: Literal["PASS", "FAIL", "ERROR"]
+    cause: Cause | None
+    message: str
+    exit_code: int
+    checks: tuple[Check, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """A rank that reported in, and the node it ran on."""
+
+    rank: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """The outcome of a run, as written to ``result.json``. ``seconds`` is wall-clock time."""
+
+    run_id: str
+    workload: str
+    launcher: str
+    lab: str
+    verdict: Verdict
+    world_size: int
+    ranks: tuple[Rank, ...]
+    metrics: tuple[tuple[str, dict[str, Any]], ...]
+    seconds: float
+    started: str

@@ -1,0 +1,83 @@
+"""The only printer: progress and warnings to stderr, one answer to stdout as a table for people or as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from labctl.errors import LabError
+from labctl.model import Event
+
+BOLD, DIM, RED, GREEN, YELLOW, PLAIN = "\033[1m", "\033[2m", "\033[31m", "\033[32m", "\033[33m", "\033[0m"
+
+
+class Output:
+    """Where a command's words go; ``as_json`` makes the answer, errors included, one JSON document."""
+
+    def __init__(self, *, as_json: bool = False) -> None:
+        self.as_json = as_json
+
+    def event(self, event: Event) -> None:
+        """Progress, as it happens."""
+        if event.kind == "line":
+            self.note(f"{DIM}  | {PLAIN}{event.text}" if sys.stderr.isatty() else event.text)
+        elif event.kind == "warning":
+            self.note(f"{color('warning:', YELLOW)} {event.text}")
+        else:
+            self.note(event.text)
+
+    def note(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)  # noqa: T201
+
+    def answer(self, document: dict[str, Any], text: str) -> None:
+        """The command's answer: the document with --json, else the text."""
+        shown = json.dumps({"schema": 1, **document}, indent=2, allow_nan=False) if self.as_json else text
+        if shown:
+            print(shown, flush=True)  # noqa: T201
+
+    def error(self, error: LabError) -> None:
+        """What went wrong and what to type next."""
+        if self.as_json:
+            document = {"kind": error.kind, "message": error.message, "hint": error.hint, "node": error.node}
+            print(json.dumps({"schema": 1, "error": document}, indent=2), flush=True)  # noqa: T201
+            return
+        self.note(f"{color('error:', RED)} {error.message}")
+        if error.hint:
+            self.note(f"{color('hint:', BOLD)} {error.hint}")
+
+
+def color(text: str, code: str) -> str:
+    """Text in a color where stderr is a terminal."""
+    return f"{code}{text}{PLAIN}" if sys.stderr.isatty() else text
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Columns as wide as their widest cell, two blanks apart."""
+    cells = [[str(cell) for cell in row] for row in (head, *rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells)
+    return "\n".join(lines)
+
+
+def quantity(value: object) -> str:
+    """A number with as many digits as people read."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def result_text(result: dict[str, Any]) -> str:
+    """A run's result as a person reads it."""
+    lines = [f"run      {result['run_id']}"]
+    for name, value in result["metrics"].items():
+        unit = f" {value['unit']}" if value.get("unit") else ""
+        if "first" in value:
+            lines.append(f"{name:<8} {quantity(value['first'])} -> {quantity(value['last'])}{unit}")
+        else:
+            lines.append(f"{name:<8} {quantity(value['value'])}{unit}")
+    where = ", ".join(f"{rank['rank']} on {rank['node']}" for rank in result["ranks"][:8])
+    lines.append(f"ranks    {result['world_size']} ({where}{', ...' if len(result['ranks']) > 8 else ''})")
+    lines.append(f"seconds  {quantity(result['seconds'])}")
+    cause = f" ({result['cause']})" if result["cause"] else ""
+    lines.append(f"verdict  {result['verdict']}{cause}: {result['message']}")
+    return "\n".join(lines)

@@ -1,0 +1,169 @@
+"""What to do, as data: a plan is decided in full before anything happens, and its text is what ``--dry-run`` prints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from labctl import render
+from labctl.engines import Container, Observed
+from labctl.errors import HostError
+from labctl.model import File, Job, Lab
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteFiles:
+    """Write these files below the lab directory, and make the keys that are missing."""
+
+    files: tuple[File, ...]
+    cause: str
+
+    def __str__(self) -> str:
+        return "write " + ", ".join(file.path for file in self.files)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveContainers:
+    """Kill and remove these containers of the lab."""
+
+    containers: tuple[Container, ...]
+    cause: str
+
+    def __str__(self) -> str:
+        return "remove " + ", ".join(container.node for container in self.containers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComposeUp:
+    """Create or start these nodes from their compose files, as one project."""
+
+    project: str
+    nodes: tuple[str, ...]
+    cause: str
+
+    def __str__(self) -> str:
+        return f"compose up {', '.join(self.nodes)} (project {self.project})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """Log in from the launcher to each of these workers over ssh, or say which could not be reached and why."""
+
+    nodes: tuple[str, ...]
+    seconds: int
+    cause: str
+
+    def __str__(self) -> str:
+        return f"reach {', '.join(self.nodes)} over ssh within {self.seconds} s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveNetworks:
+    """Remove these networks of the lab."""
+
+    networks: tuple[tuple[str, str], ...]
+    cause: str
+
+    def __str__(self) -> str:
+        return "remove network " + ", ".join(name for _, name in self.networks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """Execute the job's command in the launcher until it ends, is stopped, or its time is up."""
+
+    job: Job
+    cause: str
+
+    def __str__(self) -> str:
+        import shlex
+
+        return f"in launcher, at most {self.job.timeout:g} s: {shlex.join(self.job.argv)}"
+
+
+Step = WriteFiles | RemoveContainers | ComposeUp | Reach | RemoveNetworks | Launch
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Steps in order; the text has one numbered line each, with its cause."""
+
+    steps: tuple[Step, ...]
+
+    def __str__(self) -> str:
+        lines = (f"#{number} {step}  [{step.cause}]" for number, step in enumerate(self.steps, 1))
+        return "\n".join(lines) or "nothing to do"
+
+
+def up(lab: Lab, files: tuple[File, ...], changed: tuple[str, ...], observed: Observed) -> Plan:
+    """Bring the daemon to what the files say: surplus and stuck containers go, missing and changed ones come.
+
+    Raises HostError when the name belongs to a lab in another directory.
+    """
+    require_own_name(lab, observed)
+    wanted = {render.LAUNCHER, *(node.name for node in lab.nodes)}
+    surplus = tuple(container for container in observed.containers if container.node not in wanted)
+    stuck = tuple(c for c in observed.containers if c.node in wanted and c.state in ("paused", "dead", "removing"))
+    pending = [node for node in sorted(wanted) if (cause := why_not_current(node, files, observed)) and cause]
+    steps: list[Step] = []
+    if changed:
+        touched = tuple(file for file in files if file.path in changed)
+        steps.append(WriteFiles(files=touched, cause="settings or templates changed"))
+    if surplus:
+        steps.append(RemoveContainers(containers=surplus, cause="not in .env any more"))
+    if stuck:
+        steps.append(RemoveContainers(containers=stuck, cause=f"cannot be used: {stuck[0].state}"))
+    if pending:
+        causes = sorted({why_not_current(node, files, observed) or "" for node in pending})
+        nodes = tuple(node.name for node in lab.nodes)
+        steps.append(ComposeUp(project=render.project(lab), nodes=nodes, cause=f"{', '.join(pending)}: {', '.join(causes)}"))
+    workers = tuple(node.name for node in lab.nodes)
+    steps.append(Reach(nodes=workers, seconds=60, cause="ready means that the launcher reaches every worker"))
+    return Plan(tuple(steps))
+
+
+def require_own_name(lab: Lab, observed: Observed) -> None:
+    """HostError when containers of this lab's name were made from another directory."""
+    for container in observed.containers:
+        if container.directory and Path(container.directory) != lab.directory:
+            raise HostError(
+                f"lab `{lab.name}` is already up from {container.directory}",
+                hint="set another LAB_NAME in .env, or run `labctl down` there",
+            )
+
+
+def why_not_current(node: str, files: tuple[File, ...], observed: Observed) -> str | None:
+    """Why a node's container does not serve as it is; None when it does."""
+    container = observed.container(node)
+    first = files[0].path
+    path = first if node == render.LAUNCHER else render.compose_path(node)
+    content = next(file.content for file in files if file.path == path)
+    if container is None:
+        return "missing"
+    if container.state != "running":
+        return container.state
+    if container.image != observed.image:
+        return "image changed"
+    return "settings changed" if container.fingerprint != render.fingerprint(content) else None
+
+
+def down(observed: Observed) -> Plan:
+    """Remove all that carries the lab's label, whatever the files on disk say."""
+    steps: list[Step] = []
+    if observed.containers:
+        steps.append(RemoveContainers(containers=observed.containers, cause="labctl down"))
+    if observed.networks:
+        steps.append(RemoveNetworks(networks=observed.networks, cause="labctl down"))
+    return Plan(tuple(steps))
+
+
+def run(job: Job) -> Plan:
+    """Check that the run's nodes answer, write its files, launch."""
+    nodes = tuple(node.name for node in job.nodes)
+    return Plan(
+        (
+            Reach(nodes=nodes, seconds=15, cause="a run needs every node"),
+            WriteFiles(files=job.files, cause=f"run {job.run_id}"),
+            Launch(job=job, cause=f"{job.workload.name} on {', '.join(nodes)}"),
+        )
+    )

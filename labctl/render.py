@@ -1,0 +1,178 @@
+"""Lab -> files: one compose file per node and the launcher's ssh config, from the templates in ``compose/``."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from labctl import resources
+from labctl.model import DeviceMapping, File, Host, Job, Lab, Mount, Node, Pairs
+
+# Root may not do in a container what no capability allows; these are what sshd and the node's start cannot do without.
+SSHD_CAPABILITIES = (
+    ("AUDIT_WRITE", "sshd records logins where the kernel audits, and ends the session if it may not"),
+    ("SETGID", "sshd and the entrypoint become the lab's user"),
+    ("SETUID", "sshd and the entrypoint become the lab's user"),
+    ("SYS_CHROOT", "sshd confines its unauthenticated part"),
+)
+LAUNCHER_CAPABILITIES = (
+    ("SETGID", "the entrypoint becomes the lab's user"),
+    ("SETUID", "the entrypoint becomes the lab's user"),
+)
+LAUNCHER = "launcher"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """One container, as the template needs it."""
+
+    name: str
+    role: str
+    slots: int
+    cpuset: str
+    environment: Pairs
+    capabilities: Pairs
+    devices: DeviceMapping
+    mounts: tuple[Mount, ...]
+    secrets: Pairs
+
+
+def project(lab: Lab) -> str:
+    """The compose project and network name."""
+    return f"labctl-{lab.name}"
+
+
+def node_directory(node: str) -> str:
+    """Where a node's files lie, relative to the lab directory: the unit that is copied to a remote host."""
+    return f".lab/nodes/{node}"
+
+
+def compose_path(node: str) -> str:
+    return f"{node_directory(node)}/compose.yml"
+
+
+def render(lab: Lab) -> tuple[File, ...]:
+    """Every file that the lab's nodes get, but keys and secrets, which are made or written apart."""
+    files = [render_node(lab, node) for node in lab.nodes]
+    config = _template("ssh_config.j2").render(lab=lab)
+    return (*files, File(path=f"{node_directory(lab.nodes[0].name)}/launcher/config", content=config))
+
+
+def render_node(lab: Lab, node: Node) -> File:
+    """The compose file of one node; the first node's also holds the launcher."""
+    host = lab.host(node.host)
+    services = [worker(lab, node, host)]
+    if node is lab.nodes[0]:
+        services.append(launcher(lab, host))
+    context: dict[str, Any] = {
+        "lab": lab,
+        "node": node,
+        "host": host,
+        "project": project(lab),
+        "path": compose_path(node.name),
+        "services": services,
+        "limits": limits(lab),
+        "secrets": [(f"{service.name}-{name}", path) for service in services for name, path in service.secrets],
+    }
+    template = _template("node.yml.j2")
+    # The label lets `up` see from the container alone whether it was made from this very text.
+    fingerprint = hashlib.sha256(template.render(**context, fingerprint="").encode()).hexdigest()[:16]
+    return File(path=compose_path(node.name), content=template.render(**context, fingerprint=fingerprint))
+
+
+def fingerprint(content: str) -> str:
+    """The ``labctl.render`` label in a rendered compose file."""
+    return content.split("labctl.render: ", 1)[1].split("\n", 1)[0].strip('"')
+
+
+def worker(lab: Lab, node: Node, host: Host) -> Service:
+    cores = len(node.cpuset or host.cpus)
+    threads = ("OMP_NUM_THREADS", str(max(1, cores // node.slots)))
+    return Service(
+        name=node.name,
+        role="worker",
+        slots=node.slots,
+        cpuset=",".join(map(str, node.cpuset)),
+        environment=environment(lab, host, (*node.devices.environment, threads)),
+        capabilities=(*SSHD_CAPABILITIES, *node.devices.cap_add),
+        devices=node.devices,
+        mounts=(*lab.mounts, *node.devices.mounts, ssh_mount(lab, f"{node_directory(node.name)}/ssh")),
+        secrets=secret_paths(lab, node.name),
+    )
+
+
+def launcher(lab: Lab, host: Host) -> Service:
+    """The container where launch commands run: no devices, no sshd, the only private key."""
+    first = lab.nodes[0]
+    accelerator = tuple(pair for pair in first.devices.environment if pair[0].startswith("DS_"))
+    return Service(
+        name=LAUNCHER,
+        role=LAUNCHER,
+        slots=0,
+        cpuset="",
+        environment=environment(lab, host, accelerator),
+        capabilities=LAUNCHER_CAPABILITIES,
+        devices=DeviceMapping(),
+        mounts=(*lab.mounts, ssh_mount(lab, f"{node_directory(first.name)}/launcher")),
+        secrets=secret_paths(lab, first.name),
+    )
+
+
+def environment(lab: Lab, host: Host, more: Pairs) -> Pairs:
+    """The container's environment: the node's own, then the lab's, whose extra variables win."""
+    node = {"LAB_UID": str(host.uid), "LAB_GID": str(host.gid), "LAB_SSH_PORT": str(lab.ssh_port), **dict(more)}
+    return tuple({**node, **dict(lab.environment)}.items())
+
+
+def ssh_mount(lab: Lab, path: str) -> Mount:
+    return Mount(source=str(lab.directory / path), target="/etc/lab/ssh", read_only=True)
+
+
+def secret_paths(lab: Lab, node: str) -> Pairs:
+    base = lab.directory / node_directory(node) / "secrets"
+    return tuple((name, str(base / name)) for name, _ in lab.secrets)
+
+
+def limits(lab: Lab) -> list[tuple[str, int]]:
+    """The ulimits that the engine was found to grant."""
+    wanted = (("memlock", lab.limits.memlock), ("stack", lab.limits.stack), ("nofile", lab.limits.nofile))
+    return [(name, value) for name, value in wanted if value is not None]
+
+
+def render_rank(job: Job, directory: str, script_directory: str, command: tuple[str, ...], variables: Pairs) -> str:
+    """The script that every rank of a run executes."""
+    return _template("rank.sh.j2").render(
+        job=job, directory=directory, script_directory=script_directory, command=command, environment=variables
+    )
+
+
+@lru_cache(maxsize=4096)
+def yaml_string(value: str) -> str:
+    """A value as a double-quoted YAML string that compose reads back byte for byte: compose's ``$`` is doubled."""
+    value = value.replace("$", "$$")
+    if value.isascii() and value.isprintable():
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"'
+    import yaml
+
+    return str(yaml.safe_dump(value, default_style='"', width=float("inf"), allow_unicode=False)).rstrip("\n")
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Any:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    # Autoescaping is for HTML; every value here goes through `q` (YAML) or `sh` (bash) instead.
+    environment = Environment(  # noqa: S701
+        loader=FileSystemLoader(resources.path("compose")), undefined=StrictUndefined, keep_trailing_newline=True
+    )
+    environment.filters["q"] = yaml_string
+    environment.filters["sh"] = shlex.quote
+    return environment
+
+
+def _template(name: str) -> Any:
+    return _environment().get_template(name)

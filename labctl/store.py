@@ -1,0 +1,158 @@
+"""``runs/<id>/``: everything that is known of a run, and the reading of it back."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterable
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+from labctl import files, lock
+from labctl.errors import ConfigError
+from labctl.model import File, Lab, Rank, Result
+
+SCHEMA = 1
+RESULT = "result.json"
+OUTPUT = "output.log"
+LOCK = "run.lock"
+
+
+def new_id(workload: str, now: datetime) -> str:
+    """An id that sorts by time and reads as what it is: ``20260102-150405-opt-tiny-3fa2``."""
+    return f"{now:%Y%m%d-%H%M%S}-{workload.replace('/', '-')}-{secrets.token_hex(2)}"
+
+
+def directory(lab: Path, run_id: str) -> Path:
+    return lab / "runs" / run_id
+
+
+def create(lab: Lab, run_id: str, job_files: Iterable[File], record: Iterable[File]) -> Path:
+    """Make the run's directory with what it needs and what is known before it starts."""
+    path = directory(lab.directory, run_id)
+    files.make_private(path / "ranks")
+    files.write_all(path, (*job_files, *record))
+    return path
+
+
+class Recorder:
+    """Keeps a run's output line by line, with the lab's secrets taken out."""
+
+    def __init__(self, path: Path, lab: Lab) -> None:
+        self._stream: TextIO = (path / OUTPUT).open("w", encoding="utf-8")
+        self._hidden = hidden_values(lab)
+        self._path = path
+        self.lines: list[str] = []
+
+    def keep(self, line: str) -> str:
+        """Write one line down; returns it as it may be shown."""
+        line = redact(line, self._hidden)
+        self._stream.write(line + "\n")
+        self._stream.flush()
+        self.lines.append(line)
+        return line
+
+    def close(self) -> None:
+        """End the record; what ranks wrote themselves is cleared of secrets too."""
+        self._stream.close()
+        for log in (self._path / "ranks").glob("*.log"):
+            text = log.read_text(encoding="utf-8", errors="surrogateescape")
+            clean = redact(text, self._hidden)
+            if clean != text:
+                log.write_text(clean, encoding="utf-8", errors="surrogateescape")
+
+
+def hidden_values(lab: Lab) -> tuple[str, ...]:
+    """Texts that may not appear in any record: tokens, and the values of secret variables."""
+    import shlex
+
+    values = []
+    for name, secret in lab.secrets:
+        if name == "environment":
+            exports = [shlex.split(line)[1] for line in secret.reveal().splitlines() if line.startswith("export ")]
+            values += [pair.split("=", 1)[1] for pair in exports]
+        else:
+            values.append(secret.reveal())
+    return tuple(value for value in values if len(value) >= 4)
+
+
+def redact(text: str, hidden: tuple[str, ...]) -> str:
+    for value in hidden:
+        text = text.replace(value, "[REDACTED]")
+    return text
+
+
+def result_document(result: Result) -> dict[str, Any]:
+    """A result in the form that scripts rely on."""
+    verdict = result.verdict
+    return {
+        "schema": SCHEMA,
+        "run_id": result.run_id,
+        "workload": result.workload,
+        "launcher": result.launcher,
+        "lab": result.lab,
+        "verdict": verdict.status,
+        "cause": verdict.cause,
+        "message": verdict.message,
+        "exit_code": verdict.exit_code,
+        "world_size": result.world_size,
+        "ranks": [asdict(rank) for rank in result.ranks],
+        "metrics": dict(result.metrics),
+        "checks": [asdict(check) for check in verdict.checks],
+        "seconds": round(result.seconds, 3),
+        "started": result.started,
+    }
+
+
+def finish(lab: Path, result: Result) -> dict[str, Any]:
+    """Write ``result.json``, the last file of a run; returns its content."""
+    document = result_document(result)
+    content = json.dumps(document, indent=2, allow_nan=False) + "\n"
+    files.write(directory(lab, result.run_id) / RESULT, content, 0o644)
+    return document
+
+
+def read(lab: Path, run_id: str) -> dict[str, Any]:
+    """The result of a run; a run without one is described by its state. ConfigError for an unknown id."""
+    path = directory(lab, run_id)
+    if "/" in run_id or not path.is_dir():
+        known = [entry["run_id"] for entry in listing(lab)][:5]
+        raise ConfigError(f"no run `{run_id}` in {lab / 'runs'}", hint=f"the latest are {', '.join(known) or 'none'}")
+    try:
+        document: dict[str, Any] = json.loads((path / RESULT).read_text())
+    except (OSError, ValueError):
+        return {"schema": SCHEMA, "run_id": run_id, "state": state(lab, run_id)}
+    return document
+
+
+def state(lab: Path, run_id: str) -> str:
+    """``done``; ``running`` while its process lives; ``orphaned`` when that ended without a result."""
+    if (directory(lab, run_id) / RESULT).exists():
+        return "done"
+    return "running" if lock.is_held(directory(lab, run_id) / LOCK) else "orphaned"
+
+
+def listing(lab: Path) -> list[dict[str, Any]]:
+    """All runs, the latest first: id and state, with workload and verdict where there is a result."""
+    runs = lab / "runs"
+    names = sorted((path.name for path in runs.iterdir() if path.is_dir()), reverse=True) if runs.is_dir() else []
+    return [{"run_id": name, "state": state(lab, name), **_summary(lab, name)} for name in names]
+
+
+def _summary(lab: Path, run_id: str) -> dict[str, Any]:
+    try:
+        document = json.loads((directory(lab, run_id) / RESULT).read_text())
+    except (OSError, ValueError):
+        return {}
+    return {key: document[key] for key in ("workload", "verdict", "cause", "seconds", "started")}
+
+
+def ranks_of(lines: Iterable[str]) -> tuple[Rank, ...]:
+    """The ranks that reported in, by the line that each prints first."""
+    import re
+
+    reported = re.compile(r"labctl: rank (\d+) of \d+ on (\S+)$")
+    found = {int(match[1]): match[2] for line in lines if (match := reported.search(line))}
+    return tuple(Rank(rank=rank, node=found[rank]) for rank in sorted(found))

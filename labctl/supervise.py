@@ -1,0 +1,220 @@
+"""A run under watch: streams its output, stops it for a reason, and leaves nothing of it in any container."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import FrameType
+
+from labctl import execute, render
+from labctl.engines import Engine
+from labctl.engines.local import CommandFailed
+from labctl.errors import HostError
+from labctl.model import Cause, Job, Lab
+
+# Seconds between asking a run's processes to end and ending them.
+GRACE = 5
+# The limit inside the launcher comes first; the one out here covers a launcher that does not answer.
+WATCHDOG_DELAY = 1
+# A rank that failed has this long to bring the others down in its own way, with its own words.
+CRASH_GRACE = 5
+
+RANK_CRASHED = re.compile(r"labctl: rank (\d+) on (\S+) exited with code (\d+)")
+OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|can't allocate memory", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a run ended: the launcher's exit code, and the cause where it was not its own end."""
+
+    exit_code: int
+    cause: Cause | None
+    message: str
+
+
+class Stop:
+    """The first reason to stop a run wins; giving it ends the run's processes in every container."""
+
+    def __init__(self, lab: Lab, job: Job, engine: Engine) -> None:
+        self._lab, self._job, self._engine = lab, job, engine
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self.cause: Cause | None = None
+        self.message = ""
+
+    def because(self, cause: Cause, message: str) -> None:
+        """Note the reason and begin to end the run; later reasons are ignored."""
+        with self._lock:
+            if self.cause is None:
+                self.cause, self.message = cause, message
+                self._thread = threading.Thread(target=self.reap, daemon=True)
+                self._thread.start()
+
+    def reap(self, grace: float = GRACE) -> list[str]:
+        """End what is left of the run, in all containers at once; returns what could not be ended, as text."""
+        nodes = (render.LAUNCHER, *(node.name for node in self._job.nodes))
+        with ThreadPoolExecutor(min(len(nodes), 32)) as pool:
+            left = pool.map(lambda node: self._reap_node(node, grace), nodes)
+        return [text for text in left if text]
+
+    def _reap_node(self, node: str, grace: float) -> str:
+        try:
+            return "".join(
+                f"{node}: {line}"
+                for line in execute.agent(self._lab, self._engine, node, "reap", self._job.run_id, str(grace))
+            )
+        except HostError:
+            # A container that is gone holds nothing; one that cannot be entered is reported by the caller's next check.
+            return ""
+
+    def wait(self) -> None:
+        if self._thread:
+            self._thread.join()
+
+
+def supervise(lab: Lab, job: Job, engine: Engine, on_line: Callable[[str], None]) -> Ended:
+    """Run the job's command in the launcher until it ends or is stopped; afterwards no process of it is left."""
+    stop = Stop(lab, job, engine)
+    began = time.monotonic()
+    with watchdog(stop, job.timeout), deaths(stop, lab, job, engine), interrupts(stop):
+        exit_code = follow(lab, job, engine, stop, on_line)
+        stop.wait()
+        if exit_code != 0 and stop.cause is None:
+            stop.cause, stop.message = explain(exit_code, time.monotonic() - began, lab, job, engine)
+        left = stop.reap(grace=1)
+    if left:
+        raise HostError(f"run {job.run_id} left processes that cannot be ended:\n" + "\n".join(left), hint="labctl down")
+    return Ended(exit_code=exit_code, cause=stop.cause, message=stop.message)
+
+
+def follow(lab: Lab, job: Job, engine: Engine, stop: Stop, on_line: Callable[[str], None]) -> int:
+    """Stream the command's output to its end; returns its exit code."""
+    limited = ("timeout", f"--kill-after={GRACE}", f"{job.timeout:g}", *job.argv)
+    output = engine.start(
+        execute.container_of(lab, engine, render.LAUNCHER),
+        limited,
+        user=execute.user(lab),
+        workdir=job.directory,
+        environment=dict(job.environment),
+    )
+    crash = CrashWatch(stop)
+    try:
+        for _, line in output:
+            on_line(line)
+            crash.look_at(line)
+    except CommandFailed as error:
+        return error.code
+    finally:
+        crash.close()
+    return 0
+
+
+class CrashWatch:
+    """Notices a rank that reports its own failure, and stops the run if the others do not end by themselves."""
+
+    def __init__(self, stop: Stop) -> None:
+        self._stop = stop
+        self._timer: threading.Timer | None = None
+        self._memory = False
+        self._seen: str | None = None
+
+    def look_at(self, line: str) -> None:
+        self._memory = self._memory or bool(OUT_OF_MEMORY.search(line))
+        crashed = RANK_CRASHED.search(line)
+        if not crashed or self._timer:
+            return
+        rank, node, code = crashed.groups()
+        cause: Cause = "out-of-memory" if self._memory else "rank-crashed"
+        message = f"rank {rank} on {node} exited with code {code}{signal_name(int(code))}"
+        self._timer = threading.Timer(CRASH_GRACE, self._stop.because, (cause, message))
+        self._timer.daemon = True
+        self._timer.start()
+        self._reason = (cause, message)
+
+    def close(self) -> None:
+        """At the end of the output: the reason stands even when the others ended by themselves."""
+        if self._timer:
+            self._timer.cancel()
+            self._stop.because(*self._reason)
+
+
+def signal_name(code: int) -> str:
+    """What a shell's exit code above 128 means."""
+    with contextlib.suppress(ValueError):
+        return f" ({signal.Signals(code - 128).name})" if code > 128 else ""
+    return ""
+
+
+def explain(exit_code: int, seconds: float, lab: Lab, job: Job, engine: Engine) -> tuple[Cause | None, str]:
+    """The cause of a failure that no watcher named: a container that is not running, or the limit inside the launcher."""
+    observed = engine.observe(lab.name, lab.image)
+    for name in (render.LAUNCHER, *(node.name for node in job.nodes)):
+        container = observed.container(name)
+        if container is None or container.state != "running":
+            return "node-lost", f"{describe_node(name, job)}: container {container.state if container else 'gone'}"
+    if exit_code in (124, 137) and seconds >= job.timeout:
+        return "timeout", f"not done after {job.timeout:g} s"
+    return None, ""
+
+
+def describe_node(name: str, job: Job) -> str:
+    """A node with the ranks that it carries, as ``worker-1 (rank 1)``."""
+    first = 0
+    for node in job.nodes:
+        if node.name == name:
+            last = first + node.slots - 1
+            return f"{name} (rank {first})" if first == last else f"{name} (ranks {first} to {last})"
+        first += node.slots
+    return name
+
+
+@contextlib.contextmanager
+def watchdog(stop: Stop, timeout: float) -> Iterator[None]:
+    """Stop the run from outside when its time is up."""
+    message = f"not done after {timeout:g} s"
+    timer = threading.Timer(timeout + WATCHDOG_DELAY, stop.because, ("timeout", message))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@contextlib.contextmanager
+def deaths(stop: Stop, lab: Lab, job: Job, engine: Engine) -> Iterator[None]:
+    """Stop the run when a container that it runs on dies."""
+    concerned = {render.LAUNCHER, *(node.name for node in job.nodes)}
+
+    def watch() -> None:
+        with contextlib.suppress(Exception):
+            for node, what in engine.deaths(lab.name):
+                if node in concerned:
+                    cause: Cause = "out-of-memory" if "memory" in what else "node-lost"
+                    stop.because(cause, f"{describe_node(node, job)}: container {what}")
+
+    threading.Thread(target=watch, daemon=True).start()
+    yield
+
+
+@contextlib.contextmanager
+def interrupts(stop: Stop) -> Iterator[None]:
+    """Ctrl-C and TERM stop the run; a second Ctrl-C does not wait for its grace."""
+
+    def handle(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        if stop.cause == "interrupted":
+            threading.Thread(target=stop.reap, args=(0,), daemon=True).start()
+        stop.because("interrupted", f"stopped by {signal.Signals(number).name}")
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

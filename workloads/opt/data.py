@@ -1,0 +1,161 @@
+"""Text to batches: documents from files or the Hugging Face cache, a byte-level BPE tokeniser, disjoint batches."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from shapes import Config, InputError
+from tokenizers import ByteLevelBPETokenizer, Tokenizer
+
+DEFAULT_TEXT = Path("/usr/share/common-licenses")
+"""English prose that Debian's base-files puts into every Debian and Ubuntu image."""
+SUFFIXES = {".txt", ".md", ".jsonl"}
+PIECE = 1 << 20
+VOCABULARY = 8192
+TRAINING_TEXT = 2 * PIECE
+
+
+class Corpus:
+    """Tokenised text: ``tokens`` is one row of int64 ids, ``sequences`` counts whole sequences in it."""
+
+    def __init__(self, tokens: torch.Tensor, sequence_length: int, seed: int) -> None:
+        self.tokens = tokens
+        self.sequence_length = sequence_length
+        self.sequences = len(tokens) // sequence_length
+        self.seed = seed
+        self._epoch, self._order = -1, torch.empty(0)
+
+    def batch(self, number: int, size: int, rank: int, world: int) -> torch.Tensor:
+        """Micro-batch ``number`` of a rank, (size, sequence_length); in an epoch no two batches share a sequence."""
+        first = (number * world + rank) * size
+        return torch.stack([self._sequence(sample) for sample in range(first, first + size)])
+
+    def _sequence(self, sample: int) -> torch.Tensor:
+        epoch, index = divmod(sample, self.sequences)
+        if epoch != self._epoch:
+            generator = torch.Generator().manual_seed(self.seed + epoch)
+            self._epoch, self._order = epoch, torch.randperm(self.sequences, generator=generator)
+        start = int(self._order[index]) * self.sequence_length
+        return self.tokens[start : start + self.sequence_length]
+
+    def fingerprint(self) -> str:
+        """Equal on two ranks exactly when they read the same tokens."""
+        return hashlib.sha256(self.tokens.numpy().tobytes()).hexdigest()[:16]
+
+
+def load_corpus(args: Namespace, tokenizer: Tokenizer, config: Config, needed: int) -> tuple[Corpus, str]:
+    """Tokenise ``--data`` until ``needed`` tokens are there; the corpus and a line that says what was read."""
+    description, pieces = documents(args.data)
+    ids: list[int] = []
+    characters = 0
+    for piece in pieces:
+        ids += [*tokenizer.encode(piece, add_special_tokens=False).ids, config["eos_token_id"]]
+        characters += len(piece)
+        if len(ids) >= needed:
+            break
+    if len(ids) < args.sequence_length:
+        raise InputError(f"{description}: {len(ids)} tokens, fewer than one sequence of {args.sequence_length}")
+    tokens = torch.tensor(ids)
+    if (largest := int(tokens.max())) >= config["vocab_size"]:
+        raise InputError(f"the tokeniser gave id {largest}, beyond the model's vocabulary of {config['vocab_size']}")
+    corpus = Corpus(tokens, args.sequence_length, args.seed)
+    return corpus, f"{description}: {characters} characters, {len(ids)} tokens, {corpus.sequences} sequences"
+
+
+def load_tokenizer(snapshot: Path | None, source: str | None, config: Config) -> tuple[Tokenizer, str]:
+    """The snapshot's tokeniser, else a byte-level BPE trained on the text; and a line that says which."""
+    if snapshot is None:
+        return train_tokenizer(source, min(config["vocab_size"], VOCABULARY))
+    if (snapshot / "tokenizer.json").is_file():
+        return Tokenizer.from_file(str(snapshot / "tokenizer.json")), f"tokenizer.json of {snapshot}"
+    files = [snapshot / "vocab.json", snapshot / "merges.txt"]
+    if not all(file.is_file() for file in files):
+        raise InputError(f"{snapshot} has weights but neither tokenizer.json nor vocab.json with merges.txt")
+    return ByteLevelBPETokenizer.from_file(*map(str, files)), f"vocab.json and merges.txt of {snapshot}"
+
+
+def train_tokenizer(source: str | None, vocabulary: int) -> tuple[Tokenizer, str]:
+    """A byte-level BPE of the first 2 MiB of text, its special tokens at the ids that OPT gives them."""
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(
+        first_characters(documents(source)[1], TRAINING_TEXT),
+        vocab_size=vocabulary,
+        special_tokens=["<s>", "<pad>", "</s>", "<unk>"],
+        show_progress=False,
+    )
+    return (
+        tokenizer,
+        f"byte-level BPE trained on this text, {tokenizer.get_vocab_size()} of at most {vocabulary} entries",
+    )
+
+
+def first_characters(pieces: Iterator[str], limit: int) -> Iterator[str]:
+    """Pieces until ``limit`` characters are reached."""
+    for piece in pieces:
+        yield piece
+        if (limit := limit - len(piece)) <= 0:
+            return
+
+
+def documents(source: str | None) -> tuple[str, Iterator[str]]:
+    """What a source is, and its text in pieces of about 1 MiB at most."""
+    if source and source.startswith("hf:"):
+        return cached_dataset(source)
+    path = Path(source) if source else DEFAULT_TEXT
+    files = text_files(path, any_suffix=source is None)
+    if not files:
+        hint = "; pass --data PATH" if source is None else f"; expected {', '.join(sorted(SUFFIXES))}"
+        raise InputError(f"no text at {path}{hint}")
+    return f"{path} ({len(files)} files)", (piece for file in files for piece in read_pieces(file))
+
+
+def text_files(path: Path, *, any_suffix: bool) -> list[Path]:
+    """The text files of a path in a fixed order; symbolic links in a directory name text that is there already."""
+    if path.is_file():
+        return [path]
+    found = (file for file in path.rglob("*") if file.is_file() and not file.is_symlink())
+    return sorted(file for file in found if any_suffix or file.suffix in SUFFIXES)
+
+
+def read_pieces(file: Path) -> Iterator[str]:
+    """A file's text by whole lines, about 1 MiB at a time; of JSON lines, the field ``text`` of each."""
+    with file.open(encoding="utf-8", errors="replace") as stream:
+        if file.suffix == ".jsonl":
+            yield from (json_text(line, f"{file}:{number}") for number, line in enumerate(stream, 1) if line.strip())
+            return
+        while lines := stream.readlines(PIECE):
+            yield "".join(lines)
+
+
+def json_text(line: str, where: str) -> str:
+    """The field ``text`` of one JSON line."""
+    try:
+        return str(json.loads(line)["text"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f'{where}: expected a JSON object with "text"') from error
+
+
+def cached_dataset(source: str) -> tuple[str, Iterator[str]]:
+    """Split ``train`` of ``hf:NAME`` or ``hf:NAME:CONFIGURATION``: column ``text``, else all text columns joined."""
+    os.environ["HF_DATASETS_OFFLINE"] = os.environ["HF_HUB_OFFLINE"] = "1"
+    try:
+        import datasets
+    except ImportError as error:
+        raise InputError(f"{source} needs the package 'datasets', which is not installed") from error
+    _, name, *configuration = source.split(":", 2)
+    try:
+        dataset = datasets.load_dataset(name, *configuration, split="train")
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"{source} is not in the cache {datasets.config.HF_DATASETS_CACHE}: {reason}") from error
+    strings = [column for column, kind in dataset.features.items() if getattr(kind, "dtype", None) == "string"]
+    columns = ["text"] if "text" in strings else strings
+    if not columns:
+        raise InputError(f"{source} has no column of text; its columns are {', '.join(dataset.features)}")
+    return f"{source} ({len(dataset)} rows)", ("\n".join(row[column] or "" for column in columns) for row in dataset)

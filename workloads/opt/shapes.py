@@ -1,0 +1,70 @@
+"""Shapes of the OPT family without torch: published configurations, parameter counts, the stand-in of a rehearsal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+Config = dict[str, Any]
+
+CONFIGS = Path(__file__).resolve().parent / "configs"
+LORA_MODULES = ("q_proj", "v_proj")
+
+
+class InputError(Exception):
+    """A request that cannot be met; its text says why, in one line, for people."""
+
+
+def names() -> list[str]:
+    """Models that have a configuration here."""
+    return sorted(path.stem for path in CONFIGS.glob("*.json"))
+
+
+def load(name: str) -> Config:
+    """The configuration of a model, in the form of Hugging Face's ``config.json``."""
+    if name not in names():
+        raise InputError(f"no model {name!r}; there are {', '.join(names())}")
+    config: Config = json.loads((CONFIGS / f"{name}.json").read_text(encoding="utf-8"))
+    return config
+
+
+def linear_layers(config: Config) -> dict[str, tuple[int, int]]:
+    """Linear layers of one decoder layer: name -> (in_features, out_features)."""
+    hidden, ffn = config["hidden_size"], config["ffn_dim"]
+    attention = dict.fromkeys(("q_proj", "k_proj", "v_proj", "out_proj"), (hidden, hidden))
+    return attention | {"fc1": (hidden, ffn), "fc2": (ffn, hidden)}
+
+
+def parameters(config: Config) -> int:
+    """Number of weights (Zhang et al., 2022): tied embeddings, positions offset by 2, biases, two norms per layer."""
+    hidden, projected = config["hidden_size"], config["word_embed_proj_dim"]
+    norm = 2 * hidden
+    layer = 2 * norm + sum(inputs * outputs + outputs for inputs, outputs in linear_layers(config).values())
+    embeddings = config["vocab_size"] * projected + (config["max_position_embeddings"] + 2) * hidden
+    projections = 0 if projected == hidden else 2 * projected * hidden
+    final_norm = norm if config["do_layer_norm_before"] else 0
+    return embeddings + projections + config["num_hidden_layers"] * layer + final_norm
+
+
+def lora_parameters(config: Config, dim: int, modules: tuple[str, ...] = LORA_MODULES) -> int:
+    """Number of adapter weights (Hu et al., 2021): dim x (in_features + out_features) for each adapted linear layer."""
+    layers = linear_layers(config)
+    if unknown := [module for module in modules if module not in layers]:
+        raise InputError(f"no linear layer {unknown[0]!r} in a decoder layer; there are {', '.join(layers)}")
+    return config["num_hidden_layers"] * sum(dim * sum(layers[module]) for module in modules)
+
+
+def shrink(config: Config) -> Config:
+    """A tiny model of the same kind (projections, norm placement, dropout) with the vocabulary of ``opt-tiny``."""
+    hidden = 64
+    projects = config["word_embed_proj_dim"] != config["hidden_size"]
+    return config | {
+        "vocab_size": 2048,
+        "max_position_embeddings": 128,
+        "hidden_size": hidden,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "ffn_dim": 4 * hidden,
+        "word_embed_proj_dim": hidden // 2 if projects else hidden,
+    }
