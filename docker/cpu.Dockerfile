@@ -36,20 +36,29 @@ ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/
 FROM system AS resolve
 RUN --mount=type=cache,id=labctl-pip,target=/root/.cache/pip \
     --mount=type=bind,source=cpu.in,target=/run/sources/cpu.in \
-    --mount=type=bind,from=wheels,target=/run/wheels \
+    --mount=type=bind,from=wheels,target=/run/sources/wheels \
     --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     --mount=type=secret,id=ca.crt,target=/run/sources/ca.crt \
-    pip install --quiet --dry-run --ignore-installed --report /report.json --requirement /run/sources/cpu.in
+    --mount=type=tmpfs,target=/report <<'SCRIPT'
+set -eu
+pip install --dry-run --ignore-installed --report /report/json --requirement /run/sources/cpu.in
+python > /cpu.lock <<'PYTHON'
+import json, re
+found = [package["metadata"] for package in json.load(open("/report/json"))["install"]]
+print("# What cpu.in comes to. Update it with: labctl build --update-lock")
+print(*sorted(re.sub(r"[-_.]+", "-", p["name"]).lower() + "==" + p["version"] for p in found), sep="\n")
+PYTHON
+SCRIPT
 
 FROM scratch AS lock
-COPY --from=resolve /report.json /
+COPY --from=resolve /cpu.lock /
 
 
 FROM system AS python
 # Everything but DeepSpeed, which is compiled against the torch that is installed here.
 RUN --mount=type=cache,id=labctl-pip,target=/root/.cache/pip \
     --mount=type=bind,source=cpu.lock,target=/run/sources/cpu.lock \
-    --mount=type=bind,from=wheels,target=/run/wheels \
+    --mount=type=bind,from=wheels,target=/run/sources/wheels \
     --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     --mount=type=secret,id=ca.crt,target=/run/sources/ca.crt <<'SCRIPT'
 set -eu
@@ -58,12 +67,14 @@ pip install --no-deps --requirement /tmp/requirements
 rm /tmp/requirements
 SCRIPT
 
+
+FROM python AS deepspeed
 # Only the shared-memory communication operator: compiled in the first step of the first run it would cost a minute and
 # a half. Portable flags (DeepSpeed's own -O2), so the image runs on any x86-64 or arm64.
 ARG MAX_JOBS=2
 RUN --mount=type=cache,id=labctl-pip,target=/root/.cache/pip \
     --mount=type=bind,source=cpu.lock,target=/run/sources/cpu.lock \
-    --mount=type=bind,from=wheels,target=/run/wheels \
+    --mount=type=bind,from=wheels,target=/run/sources/wheels \
     --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     --mount=type=secret,id=ca.crt,target=/run/sources/ca.crt <<'SCRIPT'
 set -eu
@@ -73,7 +84,7 @@ pip check
 SCRIPT
 
 
-FROM python
+FROM deepspeed AS lab
 RUN mkdir -p /workspace /run/sshd
 COPY sshd_config /opt/lab/sshd_config
 COPY --chmod=755 labnode.py /opt/lab/labnode.py

@@ -53,13 +53,34 @@ def load_lab(context: Context, found: settings.Settings, limits: Limits) -> Lab:
     return lab_of.build(found, context.directory, accelerator, here, limits)
 
 
+def image_name(found: settings.Settings) -> str:
+    accelerator, _ = observe(found.text("LAB_ACCELERATOR"))
+    return found.text("LAB_IMAGE") or f"labctl/{accelerator}"
+
+
+def lab_limits(context: Context, found: settings.Settings, engine: LocalEngine | None) -> Limits:
+    """The kernel limits that this daemon grants; what is known already where there is no engine to ask."""
+    return granted(found, context.directory, image_name(found), engine, context.warn)
+
+
+# --- setting up ----------------------------------------------------------------------------------------------
+
+
+def doctor(context: Context) -> tuple[Any, ...]:
+    """Everything that was looked at on this host and in this lab."""
+    from labctl.doctor import examine
+
+    found = context.settings()
+    return examine(load_lab(context, found, lab_limits(context, found, engine=None)), LocalEngine())
+
+
 # --- the lab -------------------------------------------------------------------------------------------------
 
 
 def render_files(context: Context) -> tuple[Lab, tuple[str, ...]]:
     """Write every node's files; returns the lab and the paths that changed."""
     found = context.settings()
-    lab = load_lab(context, found, Limits())
+    lab = load_lab(context, found, lab_limits(context, found, engine=None))
     return lab, write_all(lab.directory, (*render.render(lab), *secret_files(lab)))
 
 
@@ -68,7 +89,7 @@ def up(context: Context, *, dry_run: bool = False) -> dict[str, Any]:
     found = context.settings()
     engine = LocalEngine()
     ensure_image(context, found, engine)
-    lab = load_lab(context, found, granted(context, found, engine))
+    lab = load_lab(context, found, lab_limits(context, found, engine))
     require_mounts(lab)
     with lock.held(lab.directory / ".lab/lock", "labctl up", wait=120, notice=context.notice):
         files = render.render(lab)
@@ -125,15 +146,15 @@ def require_mounts(lab: Lab) -> None:
 
 def ensure_image(context: Context, found: settings.Settings, engine: LocalEngine) -> None:
     """Build the lab's image when it is not there; say so when it was built from other files than these."""
-    from labctl import build
-
-    accelerator, _ = observe(found.text("LAB_ACCELERATOR"))
-    image = found.text("LAB_IMAGE") or f"labctl/{accelerator}"
+    image = image_name(found)
     if engine.image_id(image) is None:
         context.notice(f"image {image} is not there yet: building it (minutes, once)")
         build_image(context)
-    elif not found.text("LAB_IMAGE") and build.is_stale(engine.image_labels(image), accelerator):
-        context.warn(f"image {image} was built from other files than labctl's own now; `labctl build` makes it anew")
+    elif not found.text("LAB_IMAGE"):
+        from labctl import build
+
+        if build.is_stale(engine.image_labels(image), image.removeprefix("labctl/")):
+            context.warn(f"image {image} was built from other files than labctl's own now; `labctl build` makes it anew")
 
 
 def build_image(context: Context, *, update_lock: bool = False) -> dict[str, Any]:

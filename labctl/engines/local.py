@@ -121,7 +121,7 @@ class LocalEngine:
         ulimits = [f"{name}={value}:{value}" for name, value in limits]
         try:
             self._actor.container.run(
-                image, entrypoint="/bin/true", remove=True, networks=["none"], ulimit=ulimits, pull="never"
+                image, entrypoint="/bin/true", remove=True, detach=True, networks=["none"], ulimit=ulimits, pull="never"
             )
         except DockerException:
             return False

@@ -1,0 +1,142 @@
+"""This host's apt configuration, read as data: which archive its packages come from, under either format.
+
+Sources: sources.list(5) for the one-line and the deb822 format, apt_preferences(5).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+SUFFIXES = ("", "-updates", "-security")
+"""Suites of a release that an installed system follows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One archive as apt is told of it."""
+
+    uris: tuple[str, ...]
+    suites: tuple[str, ...]
+    components: tuple[str, ...]
+    signed_by: str = ""
+
+
+def read(root: Path = Path("/")) -> tuple[Source, ...]:
+    """Every enabled source of binary packages; a file that cannot be read counts as empty."""
+    folder = root / "etc/apt"
+    one_line = [folder / "sources.list", *sorted((folder / "sources.list.d").glob("*.list"))]
+    deb822 = sorted((folder / "sources.list.d").glob("*.sources"))
+    return (
+        *(source for path in one_line for source in parse_list(_text(path))),
+        *(source for path in deb822 for source in parse_deb822(_text(path))),
+    )
+
+
+def parse_list(text: str) -> Iterator[Source]:
+    """``deb [signed-by=KEY] URI SUITE COMPONENT...`` lines."""
+    for line in text.splitlines():
+        match = re.fullmatch(r"\s*deb\s+(?:\[([^\]]*)\]\s+)?(\S+)\s+(\S+)\s*(.*)", line.partition("#")[0].rstrip())
+        if match:
+            options = dict(option.split("=", 1) for option in (match[1] or "").split() if "=" in option)
+            yield Source(
+                uris=(match[2],),
+                suites=(match[3],),
+                components=tuple(match[4].split()),
+                signed_by=options.get("signed-by", ""),
+            )
+
+
+def parse_deb822(text: str) -> Iterator[Source]:
+    """Stanzas of ``Key: value`` with continuation lines."""
+    plain = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    for stanza in re.split(r"\n\s*\n", plain):
+        fields = {
+            match[1].lower(): " ".join(match[2].split())
+            for match in re.finditer(r"^([A-Za-z-]+):(.*(?:\n[ \t].*)*)", stanza, re.MULTILINE)
+        }
+        if "deb" in fields.get("types", "").split() and fields.get("enabled", "yes").lower() not in {
+            "no",
+            "false",
+            "0",
+        }:
+            yield Source(
+                uris=tuple(fields.get("uris", "").split()),
+                suites=tuple(fields.get("suites", "").split()),
+                components=tuple(fields.get("components", "").split()),
+                signed_by=fields.get("signed-by", ""),
+            )
+
+
+def archive(sources: tuple[Source, ...], distribution: str, codename: str, suffix: str = "") -> Source | None:
+    """The distribution's own main archive of a release, over http; None where no source is that."""
+    suite = codename + suffix
+    for source in sources:
+        uris = tuple(uri for uri in source.uris if urlsplit(uri).scheme in {"http", "https"})
+        if suite in source.suites and "main" in source.components and _is_own(source, uris, distribution):
+            return replace(source, uris=uris, suites=(suite,))
+    return None
+
+
+def for_release(sources: tuple[Source, ...], distribution: str, host_codename: str, codename: str) -> str:
+    """``sources.list`` for another release of the same distribution, from the same mirrors; empty where there is none.
+
+    Only what the distribution itself publishes: a third party's entry never passes.
+    """
+    found = ((suffix, archive(sources, distribution, host_codename, suffix)) for suffix in SUFFIXES)
+    return "".join(
+        _line(uri, codename + suffix, distribution) for suffix, source in found if source for uri in source.uris[:1]
+    )
+
+
+def for_mirror(mirror: str, distribution: str, codename: str) -> str:
+    """``sources.list`` that takes a release from one mirror; Debian's mirrors keep security beside the archive."""
+    base = mirror.rstrip("/")
+    security = f"{base}-security" if distribution == "debian" else base
+    return "".join(_line(security if s == "-security" else base, codename + s, distribution) for s in SUFFIXES)
+
+
+def candidates(policy: str) -> dict[str, str]:
+    """Package -> version that apt would install, from the output of ``apt-cache policy``."""
+    found = re.findall(r"^(\S+):\n.*\n  Candidate: (.*)$", policy, re.MULTILINE)
+    return {package: version for package, version in found if version != "(none)"}
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """What ``apt-get install -s`` would do: package -> version."""
+
+    installed: dict[str, str]
+    upgraded: dict[str, str]
+    removed: tuple[str, ...]
+
+
+def simulated(output: str) -> Simulated:
+    """Read the output of ``apt-get install -s``."""
+    actions = re.findall(r"^Inst (\S+) (\[\S+\] )?\((\S+)", output, re.MULTILINE)
+    return Simulated(
+        installed={package: version for package, old, version in actions if not old},
+        upgraded={package: version for package, old, version in actions if old},
+        removed=tuple(re.findall(r"^(?:Remv|Purg) (\S+)", output, re.MULTILINE)),
+    )
+
+
+def _is_own(source: Source, uris: tuple[str, ...], distribution: str) -> bool:
+    """A third party also has suites named like the release: the key tells it apart, or else the path."""
+    if source.signed_by:
+        return Path(source.signed_by).name.startswith(f"{distribution}-archive-")
+    return any(distribution in urlsplit(uri).path for uri in uris)
+
+
+def _line(uri: str, suite: str, distribution: str) -> str:
+    return f"deb [signed-by=/usr/share/keyrings/{distribution}-archive-keyring.gpg] {uri} {suite} main\n"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,114 @@
+"""The image that the CPU image is built from: here already, pulled, or made from this host's own packages."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from labctl import apt, host, shell
+from labctl.errors import HostError
+from labctl.prerequisites import root_prefix
+
+Emit = Callable[[str], None]
+
+DEBIAN = "bookworm"
+"""The release of the default base image, whatever release the host runs."""
+
+KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+
+
+def ensure(name: str, *, chosen: bool, mirror: str, directory: Path, emit: Emit) -> str:
+    """The name of an image that is here. ``chosen``: the person named it, so none is made in its place.
+
+    HostError where it can be neither pulled nor made.
+    """
+    made = f"labctl/base:{DEBIAN}"
+    for image in (name,) if chosen else (name, made):
+        if _is_here(image):
+            return image
+    emit(f"pulling {name}")
+    pulled = shell.stream(["docker", "pull", "--quiet", name], lambda _: None, timeout=180, check=False)
+    if pulled.code == 0:
+        return name
+    reason = pulled.out.strip().splitlines()[-1:] or ["no reason given"]
+    if chosen:
+        raise HostError(
+            f"cannot pull {name}: {reason[0]}", hint="LAB_BASE_IMAGE may name an image that is here: docker images"
+        )
+    emit(f"cannot pull {name} ({reason[0]}): making {made} from this host's own Debian packages instead")
+    make(made, mirror, directory, emit)
+    return made
+
+
+def make(tag: str, mirror: str, directory: Path, emit: Emit) -> None:
+    """Make a minimal Debian and import it. HostError where this host has not the means, or a step fails.
+
+    Source: mmdebstrap(1).
+    """
+    if host.os_release().get("ID") not in {"debian", "ubuntu"}:
+        raise HostError(
+            "only a Debian or Ubuntu host can make the base image itself",
+            hint="set LAB_BASE_IMAGE to a Debian image that is here, or docker load one",
+        )
+    _require_mmdebstrap(emit)
+    with tempfile.TemporaryDirectory(dir=directory, prefix="base-") as folder:
+        work = Path(folder)
+        (work / "official.list").write_text(_official(), encoding="utf-8")
+        # A mirror may carry credentials or mean nothing elsewhere: used from a file, and replaced in the image.
+        (work / "mirror.list").write_text(apt_list("debian", DEBIAN, mirror) or _official(), encoding="utf-8")
+        argv = [
+            *(root_prefix() or ()),
+            "mmdebstrap",
+            "--variant=apt",
+            "--include=ca-certificates",
+            f"--customize-hook=upload {work}/official.list /etc/apt/sources.list",
+            '--customize-hook=rm -f "$1"/etc/apt/sources.list.d/* "$1/etc/resolv.conf" "$1/etc/hostname"',
+            DEBIAN,
+            f"{work}/base.tar",
+            f"{work}/mirror.list",
+        ]
+        shell.stream(argv, lambda line: emit(f"  {line[3:]}") if line.startswith("I: ") else None)
+        shell.run(["docker", "import", f"{work}/base.tar", tag])
+
+
+def apt_list(distribution: str, codename: str, mirror: str) -> str:
+    """``sources.list`` for an image of that release: the named mirror, else this host's own; empty where it has none."""
+    if mirror:
+        return apt.for_mirror(mirror, distribution, codename)
+    release = host.os_release()
+    if release.get("ID") != distribution:
+        return ""
+    return apt.for_release(apt.read(), distribution, release.get("VERSION_CODENAME", ""), codename)
+
+
+def release_of(image: str) -> Mapping[str, str]:
+    """An image's own description of its distribution; empty where it has none."""
+    argv = ["docker", "run", "--rm", "--network", "none", "--entrypoint", "cat", image, "/etc/os-release"]
+    return host.parse_os_release(shell.run(argv, check=False).out)
+
+
+def _official() -> str:
+    return apt.for_mirror("http://deb.debian.org/debian", "debian", DEBIAN)
+
+
+def _require_mmdebstrap(emit: Emit) -> None:
+    wanted = ["mmdebstrap"] * (shutil.which("mmdebstrap") is None) + ["debian-archive-keyring"] * (
+        not KEYRING.is_file()
+    )
+    if not wanted:
+        return
+    install = ["apt-get", "install", "--yes", "--no-install-recommends", *wanted]
+    prefix = root_prefix()
+    if prefix is None:
+        raise HostError(f"making the base image needs {' and '.join(wanted)}", hint=f"as root: {shlex.join(install)}")
+    emit(f"installing {', '.join(wanted)}")
+    if shell.run([*prefix, *install], check=False).code != 0:
+        shell.run([*prefix, "apt-get", "update"])
+        shell.run([*prefix, *install])
+
+
+def _is_here(image: str) -> bool:
+    return shell.run(["docker", "image", "inspect", "--format", "{{.Id}}", image], check=False).code == 0

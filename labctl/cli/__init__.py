@@ -1,0 +1,88 @@
+"""The command line: flags -> one flow -> output. The only place that exits and that reads the process's environment.
+
+Only the command that was asked for is imported; the list of commands is printed without any of them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import typer
+
+# name -> (module with a function of that name, one line of help)
+COMMANDS = {
+    "init": ("setting_up", "write .env, hostfiles and workloads into a directory"),
+    "setup": ("setting_up", "make this host able to run a lab: Docker Engine, buildx, compose"),
+    "doctor": ("setting_up", "check host, engine and lab; each finding says what mends it"),
+    "config": ("setting_up", "the settings in force and where each came from"),
+    "render": ("lab", "write the files of every node and stop"),
+    "build": ("lab", "build the lab's image"),
+    "up": ("lab", "bring the lab up, until the launcher reaches every worker"),
+    "status": ("lab", "what runs, as Docker says"),
+    "shell": ("inside", "a prompt in the launcher, or in a node"),
+    "exec": ("inside", "run one command in the launcher, or in a node"),
+    "logs": ("inside", "what the containers print"),
+    "workloads": ("runs", "list what can be run"),
+    "run": ("runs", "run a workload and judge it"),
+    "runs": ("runs", "list the runs"),
+    "show": ("runs", "one run in full"),
+    "down": ("lab", "remove the lab's containers and network"),
+    "clean": ("lab", "down, and remove the lab's keys and rendered files"),
+}
+
+USAGE = """\
+labctl: a Docker Compose lab for distributed training
+
+usage: labctl COMMAND [OPTIONS] [ARGS]
+
+{commands}
+
+labctl COMMAND --help says more. --version; --install-completion for the shell's.
+exit codes: 0 pass, 2 usage or settings, 3 environment, 4 the workload broke, 5 it missed its criteria,
+            124 time out, 130 interrupted, 1 a bug in labctl
+"""
+
+
+def main() -> None:
+    """The console script."""
+    arguments = sys.argv[1:]
+    if arguments in ([], ["--help"], ["-h"], ["help"]):
+        print_usage()
+    elif arguments == ["--version"]:
+        from importlib.metadata import version
+
+        sys.stdout.write(f"labctl {version('labctl')}\n")
+    else:
+        asked = next((word for word in arguments if word in COMMANDS), None)
+        application({asked} if asked and arguments[0] == asked else set(COMMANDS))(prog_name="labctl")
+
+
+def print_usage() -> None:
+    width = max(map(len, COMMANDS))
+    lines = (f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items())
+    sys.stdout.write(USAGE.format(commands="\n".join(lines)))
+
+
+def application(names: set[str]) -> typer.Typer:
+    """A Typer application with these commands; all of them where completion or an error message needs them."""
+    import typer
+
+    app = typer.Typer(
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        no_args_is_help=True,
+        add_completion=len(names) > 1 or any(name.startswith("_LABCTL") for name in os.environ),
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(lambda: None)
+    for name in COMMANDS:
+        if name in names:
+            module, text = COMMANDS[name]
+            function = getattr(import_module(f"labctl.cli.{module}"), f"{name}_command")
+            options = {"ignore_unknown_options": True, "allow_interspersed_args": False} if name == "exec" else {}
+            app.command(name, help=text[0].upper() + text[1:] + ".", context_settings=options)(function)
+    return app

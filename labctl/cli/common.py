@@ -1,0 +1,57 @@
+"""What all commands share: the options every command has, and errors turned into words and exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from labctl.errors import ConfigError, Interrupted, LabError
+from labctl.flows import Context
+from labctl.output import Output
+
+Directory = Annotated[Path, typer.Option("--directory", "-C", help="The lab's directory, with its .env.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and do nothing.")]
+Setting = Annotated[list[str] | None, typer.Option("--setting", "-s", metavar="KEY=VALUE", help="Override a setting.")]
+
+HERE = Path()
+
+
+def context(directory: Path, output: Output, overrides: list[str] | None = None) -> Context:
+    """Where the command works."""
+    return Context(
+        directory=directory.resolve(), environ=os.environ, emit=output.event, flags=pairs(overrides or [], "--setting")
+    )
+
+
+def pairs(words: list[str], option: str) -> dict[str, str]:
+    """``KEY=VALUE`` words as a mapping."""
+    for word in words:
+        if "=" not in word:
+            raise ConfigError(f"{option} {word}: expected KEY=VALUE")
+    return dict(word.split("=", 1) for word in words)
+
+
+@contextmanager
+def answering(*, as_json: bool = False) -> Iterator[Output]:
+    """Run a command: its failures become a message, a hint and the exit code that design promises."""
+    output = Output(as_json=as_json)
+    try:
+        yield output
+    except LabError as error:
+        output.error(error)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        output.error(Interrupted("stopped by Ctrl-C", hint="the same command again goes on; `labctl down` removes the lab"))
+        sys.exit(Interrupted.exit_code)
+
+
+def show(output: Output, document: dict[str, Any], text: Callable[[], str]) -> None:
+    """The answer; the text is only made when people read it."""
+    output.answer(document, "" if output.as_json else text())

@@ -1,0 +1,78 @@
+"""shell, exec, logs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from labctl import render, shell
+from labctl.cli.common import HERE, Directory, Setting, answering, context
+from labctl.errors import HostError
+from labctl.flows import Context
+
+NodeOption = Annotated[str, typer.Option("--node", "-n", help="launcher, or a worker.")]
+
+
+def shell_command(
+    node: Annotated[str, typer.Argument(help="launcher, or a worker.")] = render.LAUNCHER,
+    directory: Directory = HERE,
+    setting: Setting = None,
+) -> None:
+    with answering() as output:
+        shell.replace((*enter(context(directory, output, setting), node, interactive=True), "bash"))
+
+
+def exec_command(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="The command and its arguments.")],
+    node: NodeOption = render.LAUNCHER,
+    directory: Directory = HERE,
+    setting: Setting = None,
+) -> None:
+    import sys
+
+    with answering() as output:
+        terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        shell.replace((*enter(context(directory, output, setting), node, interactive=terminal), *command))
+
+
+def logs_command(
+    node: Annotated[str | None, typer.Argument(help="launcher, or a worker; all by default.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they print.")] = False,
+    directory: Directory = HERE,
+    setting: Setting = None,
+) -> None:
+    with answering() as output:
+        where = context(directory, output, setting)
+        name = where.settings().text("LAB_NAME")
+        lines = ("docker", "compose", "-p", f"labctl-{name}", "logs", *(("--follow",) if follow else ()))
+        if node:
+            running_container(where, node)
+        shell.replace((*lines, *((node,) if node else ())))
+
+
+def enter(where: Context, node: str, *, interactive: bool) -> tuple[str, ...]:
+    """The docker command that runs something in a node as the lab's user."""
+    import os
+
+    container, project_path = running_container(where, node)
+    flags = ("-it",) if interactive else ("-i",)
+    user = ("--user", f"{os.getuid()}:{os.getgid()}", "--workdir", project_path)
+    return ("docker", "exec", *flags, *user, container)
+
+
+def running_container(where: Context, node: str) -> tuple[str, str]:
+    """A node's container and the directory to start in; HostError when it does not run."""
+    from labctl.engines.local import LocalEngine
+
+    found = where.settings()
+    observed = LocalEngine().observe(found.text("LAB_NAME"), "labctl/cpu")
+    container = observed.container(node)
+    if container is None or container.state != "running":
+        names = ", ".join(one.node for one in observed.containers if one.state == "running")
+        raise HostError(
+            f"lab {found.text('LAB_NAME')} has no running node `{node}`",
+            hint=f"running: {names}" if names else "labctl up",
+            node=node,
+        )
+    return container.name, found.text("PROJECT_PATH")

@@ -1,0 +1,65 @@
+"""render, build, up, status, down, clean."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from labctl import flows
+from labctl.cli.common import HERE, Directory, DryRun, Json, Setting, answering, context, show
+from labctl.output import table
+
+
+def render_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:
+    with answering(as_json=json) as output:
+        lab, changed = flows.render_files(context(directory, output, setting))
+        document = {"lab": lab.name, "nodes": [node.name for node in lab.nodes], "changed": list(changed)}
+        show(output, document, lambda: f"{len(lab.nodes)} nodes in {lab.directory / '.lab/nodes'}, {len(changed)} files changed")
+
+
+def build_command(
+    directory: Directory = HERE,
+    update_lock: Annotated[bool, typer.Option("--update-lock", help="Resolve the pinned versions anew.")] = False,
+    setting: Setting = None,
+    json: Json = False,
+) -> None:
+    with answering(as_json=json) as output:
+        document = flows.build_image(context(directory, output, setting), update_lock=update_lock)
+        show(output, document, lambda: "\n".join(f"{key:<8} {value}" for key, value in document.items()))
+
+
+def up_command(directory: Directory = HERE, setting: Setting = None, dry_run: DryRun = False, json: Json = False) -> None:
+    with answering(as_json=json) as output:
+        document = flows.up(context(directory, output, setting), dry_run=dry_run)
+        show(output, document, lambda: plan_text(document) if dry_run else status_text(document))
+
+
+def status_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:
+    with answering(as_json=json) as output:
+        document = flows.status(context(directory, output, setting))
+        show(output, document, lambda: status_text(document))
+
+
+def down_command(directory: Directory = HERE, setting: Setting = None, dry_run: DryRun = False, json: Json = False) -> None:
+    with answering(as_json=json) as output:
+        document = flows.down(context(directory, output, setting), dry_run=dry_run)
+        show(output, document, lambda: plan_text(document) if dry_run else f"lab {document['lab']} is down")
+
+
+def clean_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:
+    with answering(as_json=json) as output:
+        document = flows.clean(context(directory, output, setting))
+        show(output, document, lambda: f"lab {document['lab']} is down, its keys and rendered files are gone; runs/ stays")
+
+
+def plan_text(document: dict[str, Any]) -> str:
+    return "\n".join(document["plan"])
+
+
+def status_text(document: dict[str, Any]) -> str:
+    rows = [
+        (node["name"], node["role"], node["state"], node["health"] or "-", node["slots"] or "-") for node in document["nodes"]
+    ]
+    nodes = table(("NODE", "ROLE", "STATE", "HEALTH", "SLOTS"), rows) if rows else "no containers"
+    return f"lab {document['lab']}: {document['state']}\n{nodes}"

@@ -1,0 +1,92 @@
+"""workloads, run, runs, show."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from labctl import flows, launchers, store, workload
+from labctl.cli.common import HERE, Directory, DryRun, Json, Setting, answering, context, pairs, show
+from labctl.errors import ConfigError
+from labctl.output import quantity, result_text, table
+
+
+def complete_workload(incomplete: str) -> list[str]:
+    """Names for the shell's completion."""
+    known, _ = workload.list_all(Path("workloads"), launchers.names())
+    return [one.name for one in known if one.name.startswith(incomplete)]
+
+
+def workloads_command(directory: Directory = HERE, json: Json = False) -> None:
+    with answering(as_json=json) as output:
+        known, errors = workload.list_all(directory.resolve() / "workloads", launchers.names())
+        for error in errors:
+            output.error(error) if not json else None
+        document = {
+            "workloads": [{"name": one.name, "launcher": one.launcher, "describe": one.describe, "declared": one.declared} for one in known],
+            "errors": [error.message for error in errors],
+        }
+        rows = [(one.name, one.launcher, one.describe) for one in known]
+        show(output, document, lambda: table(("WORKLOAD", "LAUNCHER", "WHAT"), rows))
+        if errors:
+            sys.exit(ConfigError.exit_code)
+
+
+def run_command(
+    name: Annotated[str, typer.Argument(metavar="WORKLOAD", autocompletion=complete_workload)],
+    directory: Directory = HERE,
+    rehearse: Annotated[bool, typer.Option("--rehearse", help="The same path with a shrunk model and a few steps.")] = False,
+    timeout: Annotated[str | None, typer.Option(help="Time limit, e.g. 90s, 20m, 2h.")] = None,
+    expect: Annotated[list[str] | None, typer.Option(help="A criterion, e.g. 'throughput>=600'.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Give the script --KEY VALUE.")] = None,
+    hostfile: Annotated[Path | None, typer.Option(help="Nodes and slots to use; all by default.")] = None,
+    setting: Setting = None,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    with answering(as_json=json) as output:
+        options = flows.RunOptions(
+            rehearse=rehearse,
+            timeout=workload.parse_duration(timeout) if timeout else None,
+            expect=tuple(map(workload.parse_expectation, expect or [])),
+            arguments=tuple(word for key, value in pairs(set_ or [], "--set").items() for word in (f"--{key}", value)),
+            hostfile=hostfile,
+            dry_run=dry_run,
+        )
+        document = flows.run(context(directory, output, setting), name, options)
+        show(output, document, lambda: "\n".join(document["plan"]) if dry_run else result_text(document))
+        sys.exit(document.get("exit_code", 0))
+
+
+def runs_command(directory: Directory = HERE, json: Json = False) -> None:
+    with answering(as_json=json) as output:
+        found = store.listing(directory.resolve())
+        rows = [
+            (run["run_id"], run["state"], run.get("verdict", "-"), run.get("cause") or "-", quantity(run.get("seconds", "-")))
+            for run in found
+        ]
+        show(output, {"runs": found}, lambda: table(("RUN", "STATE", "VERDICT", "CAUSE", "SECONDS"), rows))
+
+
+def show_command(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's id, or `latest`.")] = "latest",
+    directory: Directory = HERE,
+    json: Json = False,
+) -> None:
+    with answering(as_json=json) as output:
+        lab = directory.resolve()
+        known = store.listing(lab)
+        if run == "latest" and not known:
+            raise ConfigError(f"no run in {lab / 'runs'} yet", hint="labctl run opt-tiny")
+        document = store.read(lab, known[0]["run_id"] if run == "latest" else run)
+        show(output, document, lambda: show_text(document, lab))
+
+
+def show_text(document: dict[str, Any], lab: Path) -> str:
+    where = f"files    {store.directory(lab, document['run_id'])}"
+    if "verdict" not in document:
+        return f"run      {document['run_id']}\nstate    {document['state']}\n{where}"
+    return f"{result_text(document)}\n{where}"

@@ -1,0 +1,55 @@
+"""init, setup, doctor, config."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from labctl import flows
+from labctl.cli.common import HERE, Directory, Json, Setting, answering, context, show
+from labctl.errors import HostError
+from labctl.output import table
+
+
+def init_command(
+    directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where; made if it is not there.")] = HERE,
+    json: Json = False,
+) -> None:
+    from labctl.initialise import initialise
+
+    with answering(as_json=json) as output:
+        target = directory.resolve()
+        written = initialise(target)
+        document = {"directory": str(target), "written": list(written)}
+        done = f"wrote {', '.join(written)} in {target}" if written else f"{target} has all of it already"
+        show(output, document, lambda: f"{done}\nnext: {'' if directory == HERE else f'cd {directory} && '}labctl up")
+
+
+def setup_command(
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False, json: Json = False
+) -> None:
+    with answering(as_json=json) as output:
+        document = flows.setup(output.note, yes=yes)
+        show(output, document, lambda: document["message"])
+
+
+def doctor_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:
+    with answering(as_json=json) as output:
+        findings = flows.doctor(context(directory, output, setting))
+        rows = [(one.level, one.code, one.node, one.seen) for one in findings]
+        advice = [f"\n{one.code} {one.node}: {one.why}\n  mend it: {one.fix}" for one in findings if one.level != "ok"]
+        document = {"findings": [asdict(one) for one in findings]}
+        show(output, document, lambda: table(("LEVEL", "CODE", "NODE", "SEEN"), rows) + "".join(advice))
+        if any(one.level == "error" for one in findings):
+            sys.exit(HostError.exit_code)
+
+
+def config_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:
+    with answering(as_json=json) as output:
+        rows = context(directory, output, setting).settings().rows()
+        document = {"settings": [{"key": key, "value": value, "origin": origin} for key, value, origin in rows]}
+        show(output, document, lambda: table(("KEY", "VALUE", "FROM"), rows))

@@ -1,0 +1,99 @@
+"""Facts about this host, read from /proc, /sys and /etc: no Docker, no processes."""
+
+from __future__ import annotations
+
+import grp
+import os
+import resource
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path("/")
+"""Where /proc, /sys and /etc are looked for; tests give another."""
+
+_GATEWAY = 0x2
+"""RTF_GATEWAY of linux/route.h."""
+
+
+def default_mtu(root: Path = ROOT) -> int:
+    """MTU of the default route's interface; 1500 where there is none. Source: /proc/net/route, /sys/class/net."""
+    interface = _default_interface(root)
+    text = _read(root / f"sys/class/net/{interface}/mtu") if interface else ""
+    return int(text) if text.strip() else 1500
+
+
+def cpus() -> tuple[int, ...]:
+    """The cores that this process may use."""
+    return tuple(sorted(os.sched_getaffinity(0)))
+
+
+def memory(root: Path = ROOT) -> int:
+    """Memory of this host in bytes."""
+    return _meminfo(root, "MemTotal")
+
+
+def memory_available(root: Path = ROOT) -> int:
+    """Memory that can be used now without swapping, in bytes."""
+    return _meminfo(root, "MemAvailable")
+
+
+def os_release(root: Path = ROOT) -> Mapping[str, str]:
+    """The distribution's own description, such as ``ID`` and ``VERSION_CODENAME``; empty where it has none."""
+    text = _read(root / "etc/os-release") or _read(root / "usr/lib/os-release")
+    return parse_os_release(text)
+
+
+def parse_os_release(text: str) -> dict[str, str]:
+    """``KEY=value`` lines, quoted as a shell would. Source: os-release(5)."""
+    pairs = (line.partition("=") for line in text.splitlines() if "=" in line and not line.lstrip().startswith("#"))
+    return {key.strip(): "".join(shlex.split(value)) for key, _, value in pairs}
+
+
+def memlock() -> int:
+    """Most bytes that a process may lock; -1 is unlimited."""
+    return _hard(resource.RLIMIT_MEMLOCK)
+
+
+def nofile() -> int:
+    """Most files that a process may have open; -1 is unlimited."""
+    return _hard(resource.RLIMIT_NOFILE)
+
+
+def stack() -> int:
+    """Most bytes of stack; -1 is unlimited."""
+    return _hard(resource.RLIMIT_STACK)
+
+
+def groups(*names: str) -> tuple[int, ...]:
+    """Numbers of those of the named groups that exist here."""
+    return tuple(sorted({entry.gr_gid for entry in grp.getgrall() if entry.gr_name in names}))
+
+
+def has_systemd(root: Path = ROOT) -> bool:
+    """Whether systemd is the running service manager. Source: sd_booted(3)."""
+    return (root / "run/systemd/system").is_dir()
+
+
+def _default_interface(root: Path) -> str:
+    """Interface of the default route with the lowest metric."""
+    routes = [line.split() for line in _read(root / "proc/net/route").splitlines()[1:]]
+    default = [r for r in routes if len(r) > 7 and r[1] == r[7] == "00000000" and int(r[3], 16) & _GATEWAY]
+    return min(default, key=lambda route: int(route[6]))[0] if default else ""
+
+
+def _meminfo(root: Path, name: str) -> int:
+    lines = (line.split() for line in _read(root / "proc/meminfo").splitlines())
+    return next((int(fields[1]) * 1024 for fields in lines if fields and fields[0] == f"{name}:"), 0)
+
+
+def _hard(limit: int) -> int:
+    hard = resource.getrlimit(limit)[1]
+    return -1 if hard == resource.RLIM_INFINITY else hard
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

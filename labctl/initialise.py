@@ -1,0 +1,46 @@
+"""``labctl init``: a lab directory with .env, hostfiles and workloads, from what labctl ships and what is here."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+from pathlib import Path
+
+from labctl import resources
+from labctl.errors import ConfigError
+from labctl.files import make_private, write
+
+
+def initialise(directory: Path) -> tuple[str, ...]:
+    """Write what is missing; returns the paths that were written. What is there is left as it is."""
+    if directory.exists() and not directory.is_dir():
+        raise ConfigError(f"{directory} is a file", hint="labctl init DIRECTORY")
+    make_private(directory)
+    written = [name for name in ("hostfiles", "workloads") if copy_tree(name, directory)]
+    env = directory / ".env"
+    if not env.exists():
+        write(env, env_text(directory))
+        written.append(".env")
+    return tuple(written)
+
+
+def copy_tree(name: str, directory: Path) -> bool:
+    """Copy a folder that labctl ships, unless the directory has one."""
+    target = directory / name
+    if target.exists():
+        return False
+    shutil.copytree(resources.path(name), target, ignore=shutil.ignore_patterns("__pycache__"))
+    return True
+
+
+def env_text(directory: Path) -> str:
+    """env.example with a name of this directory's own: two directories never share a lab by accident."""
+    example = resources.path("env.example").read_text(encoding="utf-8")
+    return re.sub(r"^LAB_NAME=.*$", f"LAB_NAME={lab_name(directory)}", example, flags=re.MULTILINE)
+
+
+def lab_name(directory: Path) -> str:
+    """The directory's name as an RFC 1123 label, and four characters that stand for its path."""
+    stem = re.sub(r"[^a-z0-9]+", "-", directory.name.lower()).strip("-")[:30] or "lab"
+    return f"{stem}-{hashlib.sha256(str(directory).encode()).hexdigest()[:4]}"

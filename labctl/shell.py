@@ -1,0 +1,187 @@
+"""The only starter of processes: argument lists, never a command line; a failure is a HostError that says what ran."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, NoReturn
+
+from labctl.errors import HostError
+
+NOT_FOUND = 127
+"""The code of a program that is not there, as shells give it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """What ran and what came of it."""
+
+    argv: tuple[str, ...]
+    code: int
+    out: str
+    err: str
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    input: str | None = None,  # noqa: A002 - subprocess's own name for it
+    env: Mapping[str, str] | None = None,
+    timeout: float | None = None,
+    check: bool = True,
+) -> Completed:
+    """Run to the end and return the output; ``env`` is added to this process's own.
+
+    HostError when it takes too long and, with ``check``, when it fails or is not there (else its code is 127).
+    """
+    try:
+        with _child(argv, env, timeout, input=input, out=subprocess.PIPE, err=subprocess.PIPE) as child:
+            out, err = child.communicate(input, timeout=timeout)
+    except FileNotFoundError as error:
+        return _missing(argv, check, error)
+    except subprocess.TimeoutExpired as error:
+        raise _too_slow(argv, timeout) from error
+    return _judged(Completed(tuple(argv), child.returncode, out, err), err or out, check)
+
+
+def stream(
+    argv: Sequence[str],
+    on_line: Callable[[str], None],
+    *,
+    env: Mapping[str, str] | None = None,
+    timeout: float | None = None,
+    check: bool = True,
+) -> Completed:
+    """Run long work, handing on each line of its output and errors; ``out`` keeps the last 30. Errors as ``run``."""
+    tail: deque[str] = deque(maxlen=30)
+    expired = threading.Event()
+    try:
+        with (
+            _child(argv, env, timeout, out=subprocess.PIPE, err=subprocess.STDOUT) as child,
+            _limit(child, timeout, expired),
+        ):
+            for line in _lines(child.stdout):
+                tail.append(line)
+                on_line(line)
+            child.wait()
+    except FileNotFoundError as error:
+        return _missing(argv, check, error)
+    if expired.is_set():
+        raise _too_slow(argv, timeout)
+    text = "\n".join(tail)
+    return _judged(Completed(tuple(argv), child.returncode, text, ""), text, check)
+
+
+def detach(argv: Sequence[str], log: Path, pid_file: Path) -> int:
+    """Start something that outlives labctl, in its own session, output appended to ``log``; returns its pid.
+
+    HostError when the program is not there or the files cannot be written.
+    """
+    try:
+        with log.open("ab") as output:
+            child = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, cwd="/"
+            )
+        pid_file.write_text(f"{child.pid}\n", encoding="utf-8")
+    except OSError as error:
+        raise HostError(f"cannot start {shlex.join(argv)}: {error}") from error
+    # It is meant to live on: without this, Python warns of a child that it still has when the object goes.
+    child.returncode = 0
+    return child.pid
+
+
+def replace(argv: Sequence[str]) -> NoReturn:
+    """Become an interactive program. HostError when it is not there."""
+    try:
+        os.execvp(argv[0], list(argv))  # noqa: S606 - an argument list; no shell is wanted
+    except OSError as error:
+        raise HostError(f"cannot run {shlex.join(argv)}: {error}") from error
+
+
+@contextmanager
+def _child(
+    argv: Sequence[str],
+    env: Mapping[str, str] | None,
+    timeout: float | None,
+    *,
+    out: int,
+    err: int,
+    input: str | None = None,  # noqa: A002
+) -> Iterator[subprocess.Popen[str]]:
+    """A child that is gone, with what it started, when the block is left by an exception."""
+    child = subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
+        stdout=out,
+        stderr=err,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+        env=None if env is None else {**os.environ, **env},
+        # Without a limit it stays in the terminal's own group: Ctrl-C reaches it, and sudo can ask for a password.
+        start_new_session=timeout is not None,
+    )
+    with child:
+        try:
+            yield child
+        except BaseException:
+            _kill(child, own_session=timeout is not None)
+            raise
+
+
+@contextmanager
+def _limit(child: subprocess.Popen[str], timeout: float | None, expired: threading.Event) -> Iterator[None]:
+    """Kill the child when its time is up."""
+    if timeout is None:
+        yield
+        return
+
+    def expire() -> None:
+        expired.set()
+        _kill(child, own_session=True)
+
+    timer = threading.Timer(timeout, expire)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _kill(child: subprocess.Popen[str], *, own_session: bool) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        if own_session:
+            os.killpg(child.pid, signal.SIGKILL)
+        else:
+            child.terminate()
+
+
+def _lines(output: IO[str] | None) -> Iterator[str]:
+    for line in output or ():
+        yield line.rstrip("\r\n")
+
+
+def _judged(done: Completed, said: str, check: bool) -> Completed:
+    if check and done.code != 0:
+        last = "\n".join(said.rstrip().splitlines()[-20:])
+        raise HostError(f"{shlex.join(done.argv)}: exit code {done.code}" + (f"\n{last}" if last else ""))
+    return done
+
+
+def _missing(argv: Sequence[str], check: bool, error: OSError) -> Completed:
+    if check:
+        raise HostError(f"{argv[0]}: no such program (wanted for: {shlex.join(argv)})") from error
+    return Completed(tuple(argv), NOT_FOUND, "", f"{argv[0]}: not found")
+
+
+def _too_slow(argv: Sequence[str], timeout: float | None) -> HostError:
+    return HostError(f"{shlex.join(argv)}: not done within {timeout} s")

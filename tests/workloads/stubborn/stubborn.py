@@ -1,0 +1,14 @@
+"""Never ends by itself, does not heed TERM or INT, and has a child of the same kind in a session of its own."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+if len(sys.argv) == 1:
+    subprocess.Popen([sys.executable, __file__, "child"], start_new_session=True)
+    print(f"rank {os.environ['RANK']} does not listen", flush=True)
+time.sleep(600)
