@@ -92,11 +92,10 @@ def for_release(sources: tuple[Source, ...], distribution: str, host_codename: s
     )
 
 
-def for_mirror(mirror: str, distribution: str, codename: str) -> str:
-    """``sources.list`` that takes a release from one mirror; Debian's mirrors keep security beside the archive."""
+def for_mirror(mirror: str, codename: str) -> str:
+    """``sources.list`` that takes a Debian release from one mirror, which keeps security beside the archive."""
     base = mirror.rstrip("/")
-    security = f"{base}-security" if distribution == "debian" else base
-    return "".join(_line(security if s == "-security" else base, codename + s, distribution) for s in SUFFIXES)
+    return "".join(_line(f"{base}-security" if s == "-security" else base, codename + s, "debian") for s in SUFFIXES)
 
 
 def candidates(policy: str) -> dict[str, str]:

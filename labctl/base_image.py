@@ -75,9 +75,9 @@ def make(tag: str, mirror: str, directory: Path, emit: Emit) -> None:
 
 
 def apt_list(distribution: str, codename: str, mirror: str) -> str:
-    """``sources.list`` for an image of that release: the named mirror, else this host's own; empty where it has none."""
-    if mirror:
-        return apt.for_mirror(mirror, distribution, codename)
+    """``sources.list`` for an image of that release: Debian's from the mirror, if named, else this host's own; or empty."""
+    if mirror and distribution == "debian":
+        return apt.for_mirror(mirror, codename)
     release = host.os_release()
     if release.get("ID") != distribution:
         return ""
@@ -91,7 +91,7 @@ def release_of(image: str) -> Mapping[str, str]:
 
 
 def _official() -> str:
-    return apt.for_mirror("http://deb.debian.org/debian", "debian", DEBIAN)
+    return apt.for_mirror("http://deb.debian.org/debian", DEBIAN)
 
 
 def _require_mmdebstrap(emit: Emit) -> None:

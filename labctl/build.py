@@ -91,7 +91,7 @@ def update_lock(request: BuildRequest, emit: Emit) -> dict[str, Any]:
         tempfile.TemporaryDirectory(dir=_state(request)) as folder,
     ):
         # Without the cache for that stage: what was resolved last month would come back.
-        exported = ["--target", "lock", "--no-cache-filter", "resolve", "--output", folder]
+        exported = ["--target", "lock", "--no-cache-filter", "resolve", "--output", f'type=local,"dest={folder}"']
         _buildx(request, [*exported, *arguments], emit)
         text = (Path(folder) / lock.name).read_text(encoding="utf-8")
     try:
@@ -165,16 +165,22 @@ def hand_in(
         ),
         "apt.list": apt_list,
         "apt.conf": _apt_conf(has_list=bool(apt_list), certificates=bool(certificates)),
-        "ca.crt": certificates.read_text(encoding="utf-8") if certificates else "",
     }
     arguments = ["--build-context", f"wheels={folder / 'wheels'}"] if staged else []
+    if certificates:
+        arguments += _secret("ca.crt", certificates)
     for name, content in secrets.items():
         if content:
             (folder / name).write_text(content, encoding="utf-8")
-            arguments += ["--secret", f"id={name},src={folder / name}"]
+            arguments += _secret(name, folder / name)
     for name in _proxy_environment(request):
         arguments += ["--build-arg", name]
     return arguments
+
+
+def _secret(name: str, path: Path) -> list[str]:
+    # Quoted, as the value is read as a line of CSV.
+    return ["--secret", f'id={name},"src={path}"']
 
 
 def _with_local_torch(pip: sources.PipSources, torch_index: str) -> sources.PipSources:

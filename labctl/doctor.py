@@ -49,7 +49,9 @@ def examine(lab: Lab, engine: LocalEngine) -> tuple[Finding, ...]:
 def resources(lab: Lab, engine: LocalEngine) -> Iterator[Finding]:  # noqa: ARG001
     """Cores, memory and disk of this host."""
     here = lab.hosts[0]
-    yield _ok("LAB-HOST-001", f"{len(here.cpus)} cores, {here.memory / GIB:.0f} GiB memory, accelerator {lab.accelerator}")
+    yield _ok(
+        "LAB-HOST-001", f"{len(here.cpus)} cores, {here.memory / GIB:.0f} GiB memory, accelerator {lab.accelerator}"
+    )
     if lab.accelerator == "cpu" and len(lab.nodes) > len(here.cpus):
         yield _warn(
             "LAB-HOST-002",
@@ -106,7 +108,9 @@ def image(lab: Lab, engine: LocalEngine) -> Iterator[Finding]:
     if engine.image_id(lab.image) is None:
         yield _warn("LAB-IMAGE-001", f"no image {lab.image}", "the first `labctl up` builds it", "labctl build")
     elif lab.image == f"labctl/{lab.accelerator}" and build.is_stale(engine.image_labels(lab.image), lab.accelerator):
-        yield _warn("LAB-IMAGE-002", f"image {lab.image} is older than labctl's files", "nodes run old code", "labctl build")
+        yield _warn(
+            "LAB-IMAGE-002", f"image {lab.image} is older than labctl's files", "nodes run old code", "labctl build"
+        )
     else:
         yield _ok("LAB-IMAGE-001", f"image {lab.image}")
 

@@ -84,7 +84,7 @@ def is_utf8(value: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
-class _Unreadable(Exception):  # noqa: N818 - never leaves this module
+class _Unreadable(Exception):
     def __init__(self, reason: str, hint: str = "") -> None:
         super().__init__(reason)
         self.reason = reason

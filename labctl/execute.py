@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from functools import singledispatch
 
-from labctl import files, keys, plan, render
+from labctl import files, plan, render
 from labctl.engines import Engine
 from labctl.engines.local import CommandFailed
 from labctl.errors import HostError
@@ -71,15 +71,16 @@ def _(step: plan.Reach, lab: Lab, engine: Engine) -> None:
 def reach(lab: Lab, engine: Engine, nodes: tuple[str, ...], seconds: int) -> dict[str, float]:
     """Seconds that each node took to answer over ssh; HostError names those that did not and why."""
     answers = [json.loads(line) for line in agent(lab, engine, render.LAUNCHER, "reach", str(seconds), *nodes)]
-    failed = [answer for answer in answers if not answer["ok"]]
-    silent = set(nodes) - {answer["node"] for answer in answers}
-    if failed or silent:
-        reasons = [f"{answer['node']}: {ssh_reason(answer['error'])}" for answer in failed]
-        reasons += [f"{node}: the launcher gave no answer about it" for node in sorted(silent)]
+    reasons = {answer["node"]: ssh_reason(answer["error"]) for answer in answers if not answer["ok"]}
+    answered = {answer["node"] for answer in answers}
+    reasons |= {node: "the launcher gave no answer about it" for node in nodes if node not in answered}
+    if reasons:
+        first = next(iter(reasons))
         raise HostError(
-            "the launcher does not reach every worker over ssh\n  " + "\n  ".join(reasons),
-            hint=f"labctl logs {failed[0]['node'] if failed else sorted(silent)[0]}; `labctl down && labctl up` makes it anew",
-            node=failed[0]["node"] if failed else sorted(silent)[0],
+            "the launcher does not reach every worker over ssh"
+            + "".join(f"\n  {node}: {reason}" for node, reason in reasons.items()),
+            hint=f"labctl logs {first}; `labctl down && labctl up` makes the nodes anew",
+            node=first,
         )
     return {answer["node"]: answer["seconds"] for answer in answers}
 

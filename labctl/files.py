@@ -17,6 +17,18 @@ def write_all(directory: Path, files: Iterable[File]) -> tuple[str, ...]:
     return tuple(file.path for file in files if write(directory / file.path, file.content, file.mode))
 
 
+def outdated(directory: Path, files: Iterable[File]) -> tuple[File, ...]:
+    """The files that are missing below the directory or read otherwise."""
+    return tuple(file for file in files if not _holds(directory / file.path, file.content))
+
+
+def _holds(path: Path, content: str) -> bool:
+    try:
+        return path.read_bytes() == content.encode("utf-8", "surrogateescape")
+    except OSError:
+        return False
+
+
 def write(path: Path, content: str, mode: int = 0o600) -> bool:
     """Replace a file in one step, so that a reader or a crash never sees half of it; False if nothing changed."""
     data = content.encode("utf-8", "surrogateescape")
@@ -26,7 +38,9 @@ def write(path: Path, content: str, mode: int = 0o600) -> bool:
             return False
         replace(path, data, mode)
     except OSError as error:
-        raise HostError(f"cannot write {path}: {error.strerror}", hint=f"ls -ld {path.parent}; df -h {path.parent}") from error
+        raise HostError(
+            f"cannot write {path}: {error.strerror}", hint=f"ls -ld {path.parent}; df -h {path.parent}"
+        ) from error
     return True
 
 

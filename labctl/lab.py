@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from itertools import pairwise
 from pathlib import Path
 
 from labctl import accelerators
@@ -75,7 +77,7 @@ def share_cores(cores: tuple[int, ...], count: int) -> tuple[tuple[int, ...], ..
     if count == 1 or count > len(cores):
         return ((),) * count
     edges = [round(index * len(cores) / count) for index in range(count + 1)]
-    return tuple(cores[start:end] for start, end in zip(edges, edges[1:], strict=False))
+    return tuple(cores[start:end] for start, end in pairwise(edges))
 
 
 def mounts(settings: Settings, directory: Path, project: str) -> tuple[Mount, ...]:
@@ -115,6 +117,4 @@ def secrets(settings: Settings) -> tuple[tuple[str, Secret], ...]:
 
 def shell_exports(variables: tuple[tuple[str, Secret], ...]) -> Secret:
     """Lines for bash that set these variables, byte for byte."""
-    import shlex
-
     return Secret("".join(f"export {name}={shlex.quote(value.reveal())}\n" for name, value in variables))

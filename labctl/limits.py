@@ -38,11 +38,14 @@ def granted(
     unknown = [key for key in asked if key not in known]
     if engine and unknown:
         known |= _probe(engine, image, {key: asked[key] for key in unknown})
-        write(directory / ".lab/limits.json", json.dumps({"daemon": engine.identity(), "granted": known}, indent=2) + "\n")
+        write(
+            directory / ".lab/limits.json", json.dumps({"daemon": engine.identity(), "granted": known}, indent=2) + "\n"
+        )
     refused = [name for key, (name, _) in asked.items() if not known.get(key)]
     if engine and unknown and refused:
         warn(f"this host cannot raise {', '.join(refused)} for a container: its own limit stays in force")
-    return replace(limits, **dict.fromkeys(refused))
+    given = {name: None if name in refused else value for name, value in pairs}
+    return replace(limits, memlock=given["memlock"], stack=given["stack"], nofile=given["nofile"])
 
 
 def _known(directory: Path, engine: LocalEngine | None) -> dict[str, bool]:

@@ -18,7 +18,9 @@ from labctl.files import make_private
 
 
 @contextlib.contextmanager
-def held(path: Path, purpose: str, *, wait: float = 0, notice: Callable[[str], None] = lambda _: None) -> Iterator[None]:
+def held(
+    path: Path, purpose: str, *, wait: float = 0, notice: Callable[[str], None] = lambda _: None
+) -> Iterator[None]:
     """Hold the lock while the block runs; wait at most so many seconds for another holder.
 
     Raises HostError that names the holder when it is not given up in time.
@@ -56,14 +58,22 @@ def take(descriptor: int, path: Path, wait: float, notice: Callable[[str], None]
 
 def owner(purpose: str) -> dict[str, str | int]:
     started = datetime.now().astimezone().isoformat(timespec="seconds")
-    return {"purpose": purpose, "pid": os.getpid(), "user": getpass.getuser(), "host": socket.gethostname(), "since": started}
+    return {
+        "purpose": purpose,
+        "pid": os.getpid(),
+        "user": getpass.getuser(),
+        "host": socket.gethostname(),
+        "since": started,
+    }
 
 
 def holder(path: Path) -> str:
     """Who holds a lock, in words."""
     try:
         found = json.loads(path.read_text())
-        return f"`{found['purpose']}` by {found['user']} (pid {found['pid']} on {found['host']}, since {found['since']})"
+        return (
+            f"`{found['purpose']}` by {found['user']} (pid {found['pid']} on {found['host']}, since {found['since']})"
+        )
     except (OSError, ValueError, KeyError):
         return "another labctl"
 

@@ -95,29 +95,31 @@ class Plan:
         return "\n".join(lines) or "nothing to do"
 
 
-def up(lab: Lab, files: tuple[File, ...], changed: tuple[str, ...], observed: Observed) -> Plan:
+def up(lab: Lab, files: tuple[File, ...], changed: tuple[File, ...], observed: Observed) -> Plan:
     """Bring the daemon to what the files say: surplus and stuck containers go, missing and changed ones come.
 
     Raises HostError when the name belongs to a lab in another directory.
     """
     require_own_name(lab, observed)
-    wanted = {render.LAUNCHER, *(node.name for node in lab.nodes)}
+    workers = tuple(node.name for node in lab.nodes)
+    wanted = {render.LAUNCHER, *workers}
     surplus = tuple(container for container in observed.containers if container.node not in wanted)
-    stuck = tuple(c for c in observed.containers if c.node in wanted and c.state in ("paused", "dead", "removing"))
-    pending = [node for node in sorted(wanted) if (cause := why_not_current(node, files, observed)) and cause]
+    stuck = tuple(
+        one for one in observed.containers if one.node in wanted and one.state in ("paused", "dead", "removing")
+    )
+    pending = not_current(lab, files, observed)
     steps: list[Step] = []
     if changed:
-        touched = tuple(file for file in files if file.path in changed)
-        steps.append(WriteFiles(files=touched, cause="settings or templates changed"))
+        steps.append(WriteFiles(files=changed, cause="new or changed"))
     if surplus:
         steps.append(RemoveContainers(containers=surplus, cause="not in .env any more"))
     if stuck:
-        steps.append(RemoveContainers(containers=stuck, cause=f"cannot be used: {stuck[0].state}"))
+        steps.append(
+            RemoveContainers(containers=stuck, cause="cannot be used: " + ", ".join(one.state for one in stuck))
+        )
     if pending:
-        causes = sorted({why_not_current(node, files, observed) or "" for node in pending})
-        nodes = tuple(node.name for node in lab.nodes)
-        steps.append(ComposeUp(project=render.project(lab), nodes=nodes, cause=f"{', '.join(pending)}: {', '.join(causes)}"))
-    workers = tuple(node.name for node in lab.nodes)
+        cause = "; ".join(f"{node} {why}" for node, why in pending)
+        steps.append(ComposeUp(project=render.project(lab), nodes=workers, cause=cause))
     steps.append(Reach(nodes=workers, seconds=60, cause="ready means that the launcher reaches every worker"))
     return Plan(tuple(steps))
 
@@ -132,19 +134,29 @@ def require_own_name(lab: Lab, observed: Observed) -> None:
             )
 
 
-def why_not_current(node: str, files: tuple[File, ...], observed: Observed) -> str | None:
-    """Why a node's container does not serve as it is; None when it does."""
-    container = observed.container(node)
-    first = files[0].path
-    path = first if node == render.LAUNCHER else render.compose_path(node)
-    content = next(file.content for file in files if file.path == path)
+def not_current(lab: Lab, files: tuple[File, ...], observed: Observed) -> list[tuple[str, str]]:
+    """The containers that do not serve as they are, each with the reason."""
+    content = {file.path: file.content for file in files}
+    there = {container.node: container for container in observed.containers}
+    pending = []
+    for name, owner in ((render.LAUNCHER, lab.nodes[0].name), *((node.name, node.name) for node in lab.nodes)):
+        reason = why_not_current(
+            there.get(name), render.fingerprint(content[render.compose_path(owner)]), observed.image
+        )
+        if reason:
+            pending.append((name, reason))
+    return pending
+
+
+def why_not_current(container: Container | None, fingerprint: str, image: str | None) -> str | None:
+    """Why a container does not serve as it is; None when it does."""
     if container is None:
         return "missing"
     if container.state != "running":
         return container.state
-    if container.image != observed.image:
-        return "image changed"
-    return "settings changed" if container.fingerprint != render.fingerprint(content) else None
+    if container.image != image:
+        return "has another image"
+    return "has other settings" if container.fingerprint != fingerprint else None
 
 
 def down(observed: Observed) -> Plan:

@@ -1,4 +1,4 @@
-"""What a lab needs of this host before anything else: Docker Engine, its command, buildx, compose; and who may add it."""
+"""What a lab needs of this host first of all: Docker Engine, its command, buildx, compose; and what there is of it."""
 
 from __future__ import annotations
 

@@ -16,7 +16,9 @@ from labctl.settings import Settings
 
 def before(lab: Lab, settings: Settings, job: Job, engine: LocalEngine, steps: Plan) -> tuple[File, ...]:
     """Files for the run's directory, relative to it."""
-    rendered = [File(path=f"rendered/{file.path.removeprefix('.lab/')}", content=file.content) for file in _rendered(lab)]
+    rendered = [
+        File(path=f"rendered/{file.path.removeprefix('.lab/')}", content=file.content) for file in _rendered(lab)
+    ]
     return (
         File(path="plan.txt", content=f"{steps}\n"),
         _json("job.json", _job(job)),
@@ -29,7 +31,9 @@ def before(lab: Lab, settings: Settings, job: Job, engine: LocalEngine, steps: P
 def _rendered(lab: Lab) -> list[File]:
     """The files as they are on disk, which is what the containers were made from."""
     paths = [render.compose_path(node.name) for node in lab.nodes]
-    return [File(path=path, content=(lab.directory / path).read_text()) for path in paths if (lab.directory / path).exists()]
+    return [
+        File(path=path, content=(lab.directory / path).read_text()) for path in paths if (lab.directory / path).exists()
+    ]
 
 
 def _job(job: Job) -> dict[str, Any]:

@@ -144,9 +144,10 @@ def limits(lab: Lab) -> list[tuple[str, int]]:
 
 def render_rank(job: Job, directory: str, script_directory: str, command: tuple[str, ...], variables: Pairs) -> str:
     """The script that every rank of a run executes."""
-    return _template("rank.sh.j2").render(
+    script: str = _template("rank.sh.j2").render(
         job=job, directory=directory, script_directory=script_directory, command=command, environment=variables
     )
+    return script
 
 
 @lru_cache(maxsize=4096)

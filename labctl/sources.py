@@ -62,7 +62,7 @@ def parse_pip(text: str) -> PipSources:
 
 
 def ca_bundle(preferred: Iterable[str], environ: Mapping[str, str]) -> Path | None:
-    """The certificates that this host trusts: the first file there is of those named, the environment's, the system's."""
+    """The certificates that this host trusts: the first that exists of those named, the environment's, the system's."""
     named = (*preferred, environ.get("SSL_CERT_FILE", ""), environ.get("REQUESTS_CA_BUNDLE", ""), *CA_BUNDLES)
     return next((Path(path) for path in named if path and Path(path).is_file()), None)
 

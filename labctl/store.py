@@ -118,7 +118,7 @@ def read(lab: Path, run_id: str) -> dict[str, Any]:
     """The result of a run; a run without one is described by its state. ConfigError for an unknown id."""
     path = directory(lab, run_id)
     if "/" in run_id or not path.is_dir():
-        known = [entry["run_id"] for entry in listing(lab)][:5]
+        known = [entry["run_id"] for entry in listing(lab, 5)]
         raise ConfigError(f"no run `{run_id}` in {lab / 'runs'}", hint=f"the latest are {', '.join(known) or 'none'}")
     try:
         document: dict[str, Any] = json.loads((path / RESULT).read_text())
@@ -134,11 +134,11 @@ def state(lab: Path, run_id: str) -> str:
     return "running" if lock.is_held(directory(lab, run_id) / LOCK) else "orphaned"
 
 
-def listing(lab: Path) -> list[dict[str, Any]]:
-    """All runs, the latest first: id and state, with workload and verdict where there is a result."""
+def listing(lab: Path, most: int | None = None) -> list[dict[str, Any]]:
+    """The latest runs first: id and state, with workload and verdict where there is a result."""
     runs = lab / "runs"
     names = sorted((path.name for path in runs.iterdir() if path.is_dir()), reverse=True) if runs.is_dir() else []
-    return [{"run_id": name, "state": state(lab, name), **_summary(lab, name)} for name in names]
+    return [{"run_id": name, "state": state(lab, name), **_summary(lab, name)} for name in names[:most]]
 
 
 def _summary(lab: Path, run_id: str) -> dict[str, Any]:

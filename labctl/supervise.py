@@ -70,7 +70,7 @@ class Stop:
                 for line in execute.agent(self._lab, self._engine, node, "reap", self._job.run_id, str(grace))
             )
         except HostError:
-            # A container that is gone holds nothing; one that cannot be entered is reported by the caller's next check.
+            # A container that is gone holds nothing; the caller's next look at the daemon tells.
             return ""
 
     def wait(self) -> None:
@@ -89,7 +89,9 @@ def supervise(lab: Lab, job: Job, engine: Engine, on_line: Callable[[str], None]
             stop.cause, stop.message = explain(exit_code, time.monotonic() - began, lab, job, engine)
         left = stop.reap(grace=1)
     if left:
-        raise HostError(f"run {job.run_id} left processes that cannot be ended:\n" + "\n".join(left), hint="labctl down")
+        raise HostError(
+            f"run {job.run_id} left processes that cannot be ended:\n" + "\n".join(left), hint="labctl down"
+        )
     return Ended(exit_code=exit_code, cause=stop.cause, message=stop.message)
 
 
@@ -153,7 +155,7 @@ def signal_name(code: int) -> str:
 
 def explain(exit_code: int, seconds: float, lab: Lab, job: Job, engine: Engine) -> tuple[Cause | None, str]:
     """The cause of a failure that no watcher named: a container that is not running, or the limit inside the launcher."""
-    observed = engine.observe(lab.name, lab.image)
+    observed = engine.observe(lab.name)
     for name in (render.LAUNCHER, *(node.name for node in job.nodes)):
         container = observed.container(name)
         if container is None or container.state != "running":

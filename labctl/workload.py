@@ -6,9 +6,8 @@ A variant adds its arguments to the common ones, merges environment and metrics 
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, get_args
 
 from labctl.errors import ConfigError
 from labctl.model import Criterion, Memory, Metric, Reduce, Workload
+from labctl.yamlfile import Schema, Value, compose, finite, hint_for
 
 FILE = "workload.yml"
 
@@ -76,7 +76,7 @@ def parse_duration(text: str) -> float:
 def parse_expectation(text: str) -> Criterion:
     """The criterion in ``throughput>=600`` or ``loss<=2.5``. Raises ConfigError for anything else."""
     match = _EXPECTATION.fullmatch(text)
-    number = _finite(match[3]) if match else None
+    number = finite(match[3]) if match else None
     if not match or number is None:
         raise ConfigError(f"`{text}` is not an expectation", hint="write it as 'throughput>=600' or 'loss<=2.5'")
     return Criterion(metric=match[1], **{"min" if match[2] == ">=" else "max": number})
@@ -99,7 +99,7 @@ def _scan(directory: Path, launchers: tuple[str, ...]) -> tuple[list[_Declared],
     for path in sorted(directory.glob(f"*/{FILE}")):
         try:
             declared += _read_file(path, launchers)
-        except ConfigError as error:  # noqa: PERF203 - one broken file must not hide the others
+        except ConfigError as error:
             errors.append(error)
     return declared, errors
 
@@ -126,7 +126,7 @@ def _unknown(directory: Path, name: str, known: list[Workload]) -> ConfigError:
 
 def _read_file(path: Path, launchers: tuple[str, ...]) -> list[_Declared]:
     folder = path.parent
-    root = _compose(path, f"{folder.absolute().parent.name}/{folder.name}/{FILE}")
+    root = compose(path, f"{folder.absolute().parent.name}/{folder.name}/{FILE}")
     fields: Schema = {
         "describe": Value.text,
         "arguments": _arguments,
@@ -150,30 +150,6 @@ def _read_file(path: Path, launchers: tuple[str, ...]) -> list[_Declared]:
     if not variants:
         raise root.error("`variants` declares no workload")
     return [_declare(name, folder, at, common, {} if at is root else at.read(fields)) for name, at in variants.items()]
-
-
-def _compose(path: Path, shown: str) -> Value:
-    import yaml
-
-    text = ""
-    try:
-        text = path.read_text(encoding="utf-8")
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except OSError as error:
-        raise ConfigError(f"{shown}:1: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{shown}:{error.object.count(10, 0, error.start) + 1}: is not UTF-8") from error
-    except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        raise ConfigError(f"{shown}:{line}: contains a control character") from error
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise ConfigError(f"{shown}:{line}: is not YAML: {error.problem}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{shown}:1: is nested too deeply") from error
-    if node is None:
-        raise ConfigError(f"{shown}:1: is empty", hint="a workload needs describe, launcher, script and timeout")
-    return Value(shown, node.start_mark.line + 1, FILE, node)
 
 
 def _declare(name: str, folder: Path, at: Value, common: dict[str, Any], own: dict[str, Any]) -> _Declared:
@@ -211,7 +187,7 @@ def _resolve(criteria: Iterable[tuple[Value, Criterion]], metrics: dict[str, Met
     for at, criterion in criteria:
         metric = metrics.get(criterion.metric)
         if metric is None:
-            raise at.error(f"no metric `{criterion.metric}`", hint=_hint(criterion.metric, metrics))
+            raise at.error(f"no metric `{criterion.metric}`", hint=hint_for(criterion.metric, metrics))
         if criterion.drop is not None and metric.reduce != "first-last":
             raise at.error(f"`drop` needs a first and a last: give metric `{metric.name}` `reduce: first-last`")
     return tuple(criterion for _, criterion in criteria)
@@ -311,93 +287,3 @@ def _memory(value: Value) -> Memory:
     if memory.bytes_per_weight not in (2, 4):
         raise value.error("`bytes_per_weight` must be 2 (bf16, fp16) or 4 (fp32)")
     return memory
-
-
-# --- values --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """A YAML node under the name and line that errors give; each method raises ConfigError, ``path:line: reason``."""
-
-    path: str
-    line: int
-    name: str
-    node: Any
-
-    def error(self, reason: str, hint: str = "") -> ConfigError:
-        return ConfigError(f"{self.path}:{self.line}: {reason}", hint=hint)
-
-    def read(self, schema: Schema, required: Iterable[str] = ()) -> dict[str, Any]:
-        """The mapping with each key read as the schema says; other keys are errors."""
-        entries = self.entries(schema)
-        for key in required:
-            if key not in entries:
-                raise self.error(f"`{self.name}` has no `{key}`")
-        return {key: schema[key](value) for key, value in entries.items()}
-
-    def entries(self, known: Iterable[str] | None = None) -> dict[str, Value]:
-        self._must_be("mapping")
-        entries: dict[str, Value] = {}
-        for key, node in self.node.value:
-            value = Value(self.path, key.start_mark.line + 1, str(key.value), node)
-            if key.id != "scalar":
-                raise value.error(f"a key of `{self.name}` must be text")
-            if known is not None and value.name not in known:
-                raise value.error(f"unknown key `{value.name}`", hint=_hint(value.name, known))
-            if value.name in entries:
-                raise value.error(f"duplicate key `{value.name}`, first on line {entries[value.name].line}")
-            entries[value.name] = value
-        return entries
-
-    def items(self) -> list[Value]:
-        self._must_be("sequence")
-        return [Value(self.path, node.start_mark.line + 1, self.name, node) for node in self.node.value]
-
-    def text(self) -> str:
-        self._must_be("scalar")
-        text, kind = str(self.node.value), self.node.tag.rpartition(":")[2]
-        if kind not in ("str", "int", "float"):
-            raise self.error(f"`{self.name}` is {text or 'empty'}, which YAML reads as {kind}; quote it")
-        if "\0" in text:
-            raise self.error(f"`{self.name}` contains a NUL byte")
-        return text
-
-    def number(self) -> float:
-        number = _finite(self.text()) if self.node.style is None else None
-        if number is None:
-            raise self.error(f"`{self.name}` must be a number, not `{self.node.value}`")
-        return number
-
-    def whole(self) -> int:
-        text = self.text()
-        if self.node.style is not None or not re.fullmatch("0|[1-9][0-9_]{0,29}", text):
-            raise self.error(f"`{self.name}` must be a whole number, not `{text}`")
-        return int(text.replace("_", ""))
-
-    def choice(self, known: Iterable[str]) -> str:
-        text = self.text()
-        if text not in known:
-            raise self.error(f"unknown {self.name} `{text}`", hint=_hint(text, known))
-        return text
-
-    def _must_be(self, kind: str) -> None:
-        if self.node.id != kind:
-            raise self.error(f"`{self.name}` must be {_KINDS[kind]}, not {_KINDS[self.node.id]}")
-
-
-Schema = dict[str, Callable[[Value], Any]]
-_KINDS = {"scalar": "text", "sequence": "a list", "mapping": "a mapping"}
-
-
-def _hint(word: str, known: Iterable[str]) -> str:
-    close = get_close_matches(word, known, n=1)
-    return f"did you mean `{close[0]}`?" if close else f"known: {', '.join(known)}"
-
-
-def _finite(text: str) -> float | None:
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None

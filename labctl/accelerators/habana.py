@@ -21,7 +21,9 @@ def find(root: Path) -> tuple[str, ...]:
 
 def mapping(host: Host, devices: tuple[str, ...]) -> DeviceMapping:
     """These Gaudis by index, what Intel's run line asks for, and the network description where the host has it."""
-    gaudinet = Mount(source=host.gaudinet, target="/etc/habanalabs/gaudinet.json", read_only=True) if host.gaudinet else None
+    gaudinet = (
+        Mount(source=host.gaudinet, target="/etc/habanalabs/gaudinet.json", read_only=True) if host.gaudinet else None
+    )
     return DeviceMapping(
         runtime="habana",
         devices=("/dev/infiniband",) if host.infiniband else (),

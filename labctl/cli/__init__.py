@@ -79,9 +79,8 @@ def application(names: set[str]) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(lambda: None)
-    for name in COMMANDS:
+    for name, (module, text) in COMMANDS.items():
         if name in names:
-            module, text = COMMANDS[name]
             function = getattr(import_module(f"labctl.cli.{module}"), f"{name}_command")
             options = {"ignore_unknown_options": True, "allow_interspersed_args": False} if name == "exec" else {}
             app.command(name, help=text[0].upper() + text[1:] + ".", context_settings=options)(function)

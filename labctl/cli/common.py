@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
+from labctl.context import Context
 from labctl.errors import ConfigError, Interrupted, LabError
-from labctl.flows import Context
 from labctl.output import Output
 
 Directory = Annotated[Path, typer.Option("--directory", "-C", help="The lab's directory, with its .env.")]
@@ -48,7 +48,9 @@ def answering(*, as_json: bool = False) -> Iterator[Output]:
         output.error(error)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        output.error(Interrupted("stopped by Ctrl-C", hint="the same command again goes on; `labctl down` removes the lab"))
+        output.error(
+            Interrupted("stopped by Ctrl-C", hint="the same command again goes on; `labctl down` removes the lab")
+        )
         sys.exit(Interrupted.exit_code)
 
 

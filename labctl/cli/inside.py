@@ -8,8 +8,8 @@ import typer
 
 from labctl import render, shell
 from labctl.cli.common import HERE, Directory, Setting, answering, context
+from labctl.context import Context
 from labctl.errors import HostError
-from labctl.flows import Context
 
 NodeOption = Annotated[str, typer.Option("--node", "-n", help="launcher, or a worker.")]
 
@@ -66,7 +66,7 @@ def running_container(where: Context, node: str) -> tuple[str, str]:
     from labctl.engines.local import LocalEngine
 
     found = where.settings()
-    observed = LocalEngine().observe(found.text("LAB_NAME"), "labctl/cpu")
+    observed = LocalEngine().observe(found.text("LAB_NAME"))
     container = observed.container(node)
     if container is None or container.state != "running":
         names = ", ".join(one.node for one in observed.containers if one.state == "running")

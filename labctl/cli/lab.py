@@ -15,7 +15,11 @@ def render_command(directory: Directory = HERE, setting: Setting = None, json: J
     with answering(as_json=json) as output:
         lab, changed = flows.render_files(context(directory, output, setting))
         document = {"lab": lab.name, "nodes": [node.name for node in lab.nodes], "changed": list(changed)}
-        show(output, document, lambda: f"{len(lab.nodes)} nodes in {lab.directory / '.lab/nodes'}, {len(changed)} files changed")
+        show(
+            output,
+            document,
+            lambda: f"{len(lab.nodes)} nodes in {lab.directory / '.lab/nodes'}, {len(changed)} files changed",
+        )
 
 
 def build_command(
@@ -25,11 +29,13 @@ def build_command(
     json: Json = False,
 ) -> None:
     with answering(as_json=json) as output:
-        document = flows.build_image(context(directory, output, setting), update_lock=update_lock)
+        document = flows.build(context(directory, output, setting), update_lock=update_lock)
         show(output, document, lambda: "\n".join(f"{key:<8} {value}" for key, value in document.items()))
 
 
-def up_command(directory: Directory = HERE, setting: Setting = None, dry_run: DryRun = False, json: Json = False) -> None:
+def up_command(
+    directory: Directory = HERE, setting: Setting = None, dry_run: DryRun = False, json: Json = False
+) -> None:
     with answering(as_json=json) as output:
         document = flows.up(context(directory, output, setting), dry_run=dry_run)
         show(output, document, lambda: plan_text(document) if dry_run else status_text(document))
@@ -41,7 +47,9 @@ def status_command(directory: Directory = HERE, setting: Setting = None, json: J
         show(output, document, lambda: status_text(document))
 
 
-def down_command(directory: Directory = HERE, setting: Setting = None, dry_run: DryRun = False, json: Json = False) -> None:
+def down_command(
+    directory: Directory = HERE, setting: Setting = None, dry_run: DryRun = False, json: Json = False
+) -> None:
     with answering(as_json=json) as output:
         document = flows.down(context(directory, output, setting), dry_run=dry_run)
         show(output, document, lambda: plan_text(document) if dry_run else f"lab {document['lab']} is down")
@@ -50,7 +58,11 @@ def down_command(directory: Directory = HERE, setting: Setting = None, dry_run: 
 def clean_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:
     with answering(as_json=json) as output:
         document = flows.clean(context(directory, output, setting))
-        show(output, document, lambda: f"lab {document['lab']} is down, its keys and rendered files are gone; runs/ stays")
+        show(
+            output,
+            document,
+            lambda: f"lab {document['lab']} is down, its keys and rendered files are gone; runs/ stays",
+        )
 
 
 def plan_text(document: dict[str, Any]) -> str:
@@ -59,7 +71,8 @@ def plan_text(document: dict[str, Any]) -> str:
 
 def status_text(document: dict[str, Any]) -> str:
     rows = [
-        (node["name"], node["role"], node["state"], node["health"] or "-", node["slots"] or "-") for node in document["nodes"]
+        (node["name"], node["role"], node["state"], node["health"] or "-", node["slots"] or "-")
+        for node in document["nodes"]
     ]
     nodes = table(("NODE", "ROLE", "STATE", "HEALTH", "SLOTS"), rows) if rows else "no containers"
     return f"lab {document['lab']}: {document['state']}\n{nodes}"

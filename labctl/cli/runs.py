@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from labctl import flows, launchers, store, workload
+from labctl import flows, launchers, runs, store, workload
 from labctl.cli.common import HERE, Directory, DryRun, Json, Setting, answering, context, pairs, show
 from labctl.errors import ConfigError
 from labctl.output import quantity, result_text, table
@@ -26,7 +26,10 @@ def workloads_command(directory: Directory = HERE, json: Json = False) -> None:
         for error in errors:
             output.error(error) if not json else None
         document = {
-            "workloads": [{"name": one.name, "launcher": one.launcher, "describe": one.describe, "declared": one.declared} for one in known],
+            "workloads": [
+                {"name": one.name, "launcher": one.launcher, "describe": one.describe, "declared": one.declared}
+                for one in known
+            ],
             "errors": [error.message for error in errors],
         }
         rows = [(one.name, one.launcher, one.describe) for one in known]
@@ -38,17 +41,21 @@ def workloads_command(directory: Directory = HERE, json: Json = False) -> None:
 def run_command(
     name: Annotated[str, typer.Argument(metavar="WORKLOAD", autocompletion=complete_workload)],
     directory: Directory = HERE,
-    rehearse: Annotated[bool, typer.Option("--rehearse", help="The same path with a shrunk model and a few steps.")] = False,
+    rehearse: Annotated[
+        bool, typer.Option("--rehearse", help="The same path with a shrunk model and a few steps.")
+    ] = False,
     timeout: Annotated[str | None, typer.Option(help="Time limit, e.g. 90s, 20m, 2h.")] = None,
     expect: Annotated[list[str] | None, typer.Option(help="A criterion, e.g. 'throughput>=600'.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Give the script --KEY VALUE.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Give the script --KEY VALUE.")
+    ] = None,
     hostfile: Annotated[Path | None, typer.Option(help="Nodes and slots to use; all by default.")] = None,
     setting: Setting = None,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
     with answering(as_json=json) as output:
-        options = flows.RunOptions(
+        options = runs.RunOptions(
             rehearse=rehearse,
             timeout=workload.parse_duration(timeout) if timeout else None,
             expect=tuple(map(workload.parse_expectation, expect or [])),
@@ -65,7 +72,13 @@ def runs_command(directory: Directory = HERE, json: Json = False) -> None:
     with answering(as_json=json) as output:
         found = store.listing(directory.resolve())
         rows = [
-            (run["run_id"], run["state"], run.get("verdict", "-"), run.get("cause") or "-", quantity(run.get("seconds", "-")))
+            (
+                run["run_id"],
+                run["state"],
+                run.get("verdict", "-"),
+                run.get("cause") or "-",
+                quantity(run.get("seconds", "-")),
+            )
             for run in found
         ]
         show(output, {"runs": found}, lambda: table(("RUN", "STATE", "VERDICT", "CAUSE", "SECONDS"), rows))

@@ -19,11 +19,9 @@ def init_command(
     directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where; made if it is not there.")] = HERE,
     json: Json = False,
 ) -> None:
-    from labctl.initialise import initialise
-
     with answering(as_json=json) as output:
         target = directory.resolve()
-        written = initialise(target)
+        written = flows.init(target)
         document = {"directory": str(target), "written": list(written)}
         done = f"wrote {', '.join(written)} in {target}" if written else f"{target} has all of it already"
         show(output, document, lambda: f"{done}\nnext: {'' if directory == HERE else f'cd {directory} && '}labctl up")
@@ -33,8 +31,9 @@ def setup_command(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False, json: Json = False
 ) -> None:
     with answering(as_json=json) as output:
-        document = flows.setup(output.note, yes=yes)
-        show(output, document, lambda: document["message"])
+        ask = (lambda question: typer.confirm(question, err=True)) if sys.stdin.isatty() else None
+        done = flows.setup(output.note, ask, yes=yes)
+        show(output, {"changed": done}, lambda: "this host can run a lab" + ("" if done else " already"))
 
 
 def doctor_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:

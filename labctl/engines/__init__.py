@@ -24,6 +24,7 @@ class Container:
     fingerprint: str
     image: str
     directory: str
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ class Engine(Protocol):
 
     def versions(self) -> dict[str, str]: ...
 
-    def observe(self, lab: str, image: str) -> Observed: ...
+    def observe(self, lab: str, image: str | None = None) -> Observed: ...
 
     def compose_up(self, project: str, files: tuple[Path, ...]) -> None: ...
 

@@ -27,8 +27,9 @@ class LocalEngine:
 
     @cached_property
     def _reader(self) -> Any:
-        import docker
         import requests
+
+        import docker
 
         try:
             return docker.from_env(timeout=30).api
@@ -52,8 +53,8 @@ class LocalEngine:
         with _reading():
             return str(self._reader.info()["ID"])
 
-    def observe(self, lab: str, image: str) -> Observed:
-        """The lab's containers and networks, by label."""
+    def observe(self, lab: str, image: str | None = None) -> Observed:
+        """The lab's containers and networks, by label, and the id of an image where one is asked about."""
         mark = {"label": f"labctl.lab={lab}"}
         with _reading():
             containers = self._reader.containers(all=True, filters=mark)
@@ -61,7 +62,7 @@ class LocalEngine:
         return Observed(
             containers=tuple(sorted(map(_container, containers), key=_node_order)),
             networks=tuple((network["Id"], network["Name"]) for network in networks),
-            image=self.image_id(image),
+            image=self.image_id(image) if image else None,
         )
 
     def image_id(self, image: str) -> str | None:
@@ -83,9 +84,7 @@ class LocalEngine:
         """Bring up all services of these files as one project; nothing else of that project is touched."""
         from python_on_whales import DockerClient
 
-        client = DockerClient(
-            compose_files=list(files), compose_project_name=project, compose_env_files=["/dev/null"]
-        )
+        client = DockerClient(compose_files=list(files), compose_project_name=project, compose_env_files=["/dev/null"])
         with _acting(f"docker compose -p {project} up"):
             client.compose.up(detach=True, quiet=True, pull="never", no_build=True)
 
@@ -112,7 +111,9 @@ class LocalEngine:
                 yield source, line.decode("utf-8", "replace").rstrip("\r\n")
         except DockerException as error:
             # Its class is guessed from the program's own words; only the code says anything.
-            raise CommandFailed(f"`{' '.join(argv[:3])}` ended with code {error.return_code}", error.return_code) from None
+            raise CommandFailed(
+                f"`{' '.join(argv[:3])}` ended with code {error.return_code}", error.return_code
+            ) from None
 
     def grants(self, image: str, limits: tuple[tuple[str, int], ...]) -> bool:
         """Whether the daemon can start a container with these ulimits: some hosts refuse to raise them."""
@@ -128,7 +129,7 @@ class LocalEngine:
         return True
 
     def deaths(self, lab: str) -> Iterator[tuple[str, str]]:
-        """Yield (node, what happened) for each container of the lab that dies from now on, until the stream is closed."""
+        """Yield (node, what happened) for each container of the lab that dies, from now on."""
         with contextlib.closing(self._events(lab)) as events:
             for event in events:
                 attributes = event["Actor"]["Attributes"]
@@ -144,7 +145,9 @@ class LocalEngine:
 def _container(found: dict[str, Any]) -> Container:
     labels = found["Labels"]
     status = found.get("Status", "")
-    health = next((word for word in ("unhealthy", "healthy", "starting") if f"({word}" in status or f": {word}" in status), None)
+    health = next(
+        (word for word in ("unhealthy", "healthy", "starting") if f"({word}" in status or f": {word}" in status), None
+    )
     return Container(
         id=found["Id"],
         name=found["Names"][0].lstrip("/") if found.get("Names") else found["Id"][:12],
@@ -156,6 +159,7 @@ def _container(found: dict[str, Any]) -> Container:
         fingerprint=labels.get("labctl.render", ""),
         image=found["ImageID"],
         directory=labels.get("labctl.directory", ""),
+        devices=tuple(filter(None, labels.get("labctl.devices", "").split(","))),
     )
 
 
@@ -167,8 +171,9 @@ def _node_order(container: Container) -> tuple[bool, str, int]:
 
 @contextlib.contextmanager
 def _reading() -> Iterator[None]:
-    import docker
     import requests
+
+    import docker
 
     try:
         yield

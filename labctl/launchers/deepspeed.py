@@ -1,7 +1,7 @@
 """DeepSpeed's launcher over pdsh.
 
-Facts from deepspeed/launcher/{runner,multinode_runner}.py: a hostfile that is missing means a silent local run, one host
-alone is started locally unless ``--force_multi``, and ``.deepspeed_env`` is read from the current directory with
+Facts from deepspeed/launcher/{runner,multinode_runner}.py: a hostfile that is missing means a silent local run, one
+host alone is started locally unless ``--force_multi``, and ``.deepspeed_env`` is read from the current directory with
 ``line.split('=')``, so it may hold neither blank lines nor comments, and its values reach a shell unquoted.
 """
 

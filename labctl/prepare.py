@@ -1,0 +1,88 @@
+"""What a lab needs on this host before its containers start: image, mounts, keys, secrets."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from labctl import keys, lab, limits, render
+from labctl.context import Context
+from labctl.engines import Observed
+from labctl.engines.local import LocalEngine
+from labctl.errors import HostError
+from labctl.files import make_private, write_all
+from labctl.model import File, Lab, Limits
+from labctl.observe import observe
+from labctl.settings import Settings
+
+
+def load_lab(context: Context, found: Settings, engine: LocalEngine | None = None) -> Lab:
+    """The lab that the settings describe, on this host as it is; kernel limits are probed where an engine is given."""
+    accelerator, here = observe(found.text("LAB_ACCELERATOR"))
+    return lab.build(found, context.directory, accelerator, here, lab_limits(context, found, engine))
+
+
+def lab_limits(context: Context, found: Settings, engine: LocalEngine | None) -> Limits:
+    return limits.granted(found, context.directory, image_name(found), engine, context.warn)
+
+
+def image_name(found: Settings) -> str:
+    """The image of the lab's nodes: the one asked for, or labctl's own for the accelerator."""
+    return found.text("LAB_IMAGE") or f"labctl/{observe(found.text('LAB_ACCELERATOR'))[0]}"
+
+
+def ensure_image(context: Context, found: Settings, engine: LocalEngine) -> None:
+    """Build the lab's image when it is not there; say so when it was built from other files than these."""
+    image = image_name(found)
+    if engine.image_id(image) is None:
+        if found.text("LAB_IMAGE"):
+            raise HostError(f"there is no image {image}", hint=f"docker pull {image}, or unset LAB_IMAGE")
+        context.notice(f"image {image} is not there yet: building it (minutes, once)")
+        build_image(context)
+    elif not found.text("LAB_IMAGE"):
+        from labctl import build
+
+        if build.is_stale(engine.image_labels(image), image.removeprefix("labctl/")):
+            context.warn(
+                f"image {image} was built from other files than labctl's own now; `labctl build` makes it anew"
+            )
+
+
+def build_image(context: Context, *, update_lock: bool = False) -> dict[str, Any]:
+    """Build labctl's image for this host's accelerator from this host's package sources."""
+    from labctl import build
+
+    found = context.settings()
+    accelerator, _ = observe(found.text("LAB_ACCELERATOR"))
+    request = build.request(found, accelerator, context.directory)
+    return build.update_lock(request, context.notice) if update_lock else build.build(request, context.notice)
+
+
+def require_mounts(lab: Lab) -> None:
+    """Every mount's source is there; the lab's own and the default cache are made. HostError names the others."""
+    own = {str(lab.directory / "workloads"), str(lab.directory / "runs"), str(Path.home() / ".cache/labctl")}
+    for mount in lab.mounts:
+        if mount.source in own:
+            make_private(Path(mount.source))
+        elif not Path(mount.source).is_dir():
+            raise HostError(f"{mount.source}, mounted at {mount.target}, is not there", hint=f"mkdir -p {mount.source}")
+
+
+def prepare(lab: Lab, observed: Observed) -> None:
+    """Keys and secrets, which no plan shows; what removed nodes had is removed with them."""
+    keys.ensure(lab)
+    write_all(lab.directory, secret_files(lab))
+    kept = {node.name for node in lab.nodes}
+    for container in observed.containers:
+        if container.role == "worker" and container.node not in kept:
+            shutil.rmtree(lab.directory / render.node_directory(container.node), ignore_errors=True)
+
+
+def secret_files(lab: Lab) -> tuple[File, ...]:
+    """The secrets of every node, each a 0600 file that compose mounts under /run/secrets."""
+    return tuple(
+        File(path=f"{render.node_directory(node.name)}/secrets/{name}", content=value.reveal())
+        for node in lab.nodes
+        for name, value in lab.secrets
+    )

@@ -1,0 +1,142 @@
+"""The parts of ``labctl run``: the job as asked for, what must hold before it, the launch, and the verdict."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from labctl import fit, host, hostfile, job, launchers, lock, metrics, plan, record, render, store, workload
+from labctl.context import Context
+from labctl.engines import Observed
+from labctl.engines.local import LocalEngine
+from labctl.errors import ConfigError, HostError
+from labctl.model import Criterion, Job, Lab, Rank, Result, Verdict, Workload
+from labctl.settings import Settings
+from labctl.supervise import Ended, supervise
+from labctl.verdict import judge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What a person may ask of one run beside its workload's name."""
+
+    rehearse: bool = False
+    timeout: float | None = None
+    expect: tuple[Criterion, ...] = ()
+    arguments: tuple[str, ...] = ()
+    hostfile: Path | None = None
+    dry_run: bool = False
+
+
+def build_job(lab: Lab, name: str, options: RunOptions, now: datetime) -> Job:
+    """The declared workload with this run's own arguments, criteria and nodes, as a job with a new id."""
+    chosen = choose_workload(lab.directory, name, options)
+    entries = read_hostfile(options.hostfile)
+    return job.build(lab, chosen, store.new_id(name, now), entries, options.timeout or chosen.timeout)
+
+
+def choose_workload(directory: Path, name: str, options: RunOptions) -> Workload:
+    chosen = workload.load(directory / "workloads", name, launchers.names(), rehearse=options.rehearse)
+    known = {metric.name for metric in chosen.metrics}
+    for criterion in options.expect:
+        if criterion.metric not in known:
+            hint = f"it has {', '.join(sorted(known))}"
+            raise ConfigError(f"--expect: {name} has no metric `{criterion.metric}`", hint=hint)
+    arguments = (*chosen.arguments, *options.arguments)
+    return replace(chosen, arguments=arguments, criteria=(*chosen.criteria, *options.expect))
+
+
+def read_hostfile(path: Path | None) -> tuple[tuple[str, int], ...]:
+    """The entries of a hostfile; none for no file. A file that is not there is an error, never a local run."""
+    if path is None:
+        return ()
+    try:
+        return hostfile.parse(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot read it: {error}") from error
+
+
+def why_not_fit(lab: Lab, task: Job) -> str | None:
+    """Why the workload cannot fit in the memory that the nodes share on this CPU host; None when it may."""
+    memory = task.workload.memory
+    if memory is None or lab.accelerator != "cpu":
+        return None
+    world = sum(node.slots for node in task.nodes)
+    reason = fit.check(memory, task.nodes[0].slots, world, host.memory_available() // len(task.nodes))
+    return f"{task.workload.name} {reason}" if reason else None
+
+
+def require_up(lab: Lab, task: Job, observed: Observed) -> None:
+    """HostError unless the launcher and every node of the run are there and this directory's own."""
+    plan.require_own_name(lab, observed)
+    for name in (render.LAUNCHER, *(node.name for node in task.nodes)):
+        container = observed.container(name)
+        if container is None or container.state != "running":
+            state = container.state if container else "not there"
+            raise HostError(f"lab {lab.name} is not up: {name} is {state}", hint="labctl up", node=name)
+
+
+def launch(
+    context: Context, settings: Settings, lab: Lab, task: Job, engine: LocalEngine, steps: plan.Plan, now: datetime
+) -> dict[str, Any]:
+    """Record, run under watch, judge; the answer is the run's result."""
+    began = time.monotonic()
+    path = store.create(lab, task.run_id, task.files, record.before(lab, settings, task, engine, steps))
+    with lock.held(path / store.LOCK, f"run {task.run_id}"):
+        context.notice(f"run {task.run_id}: {task.workload.describe}")
+        recorder = store.Recorder(path, lab)
+        try:
+            ended = supervise(lab, task, engine, lambda line: context.line(recorder.keep(line)))
+        finally:
+            recorder.close()
+        result = conclude(lab, task, ended, recorder.lines, time.monotonic() - began, now)
+        return store.finish(lab.directory, result)
+
+
+def conclude(lab: Lab, task: Job, ended: Ended, lines: list[str], seconds: float, now: datetime) -> Result:
+    """What was printed and how it ended -> the run's result."""
+    ranks = store.ranks_of(lines)
+    reduced = metrics.reduce_samples(task.workload.metrics, metrics.read_samples(task.workload.metrics, lines))
+    verdict = judge(
+        task.workload.criteria,
+        reduced,
+        exit_code=ended.exit_code,
+        cause=ended.cause,
+        message=ended.message,
+        world_size=len(ranks),
+        expected_world_size=sum(node.slots for node in task.nodes),
+    )
+    return result_of(lab, task, verdict, now, ranks=ranks, reduced=reduced, seconds=seconds)
+
+
+def refuse(lab: Lab, task: Job, reason: str, now: datetime) -> dict[str, Any]:
+    """The result of a run that is not started because it cannot fit."""
+    verdict = Verdict(status="ERROR", cause="does-not-fit", message=reason, exit_code=3)
+    return store.result_document(result_of(lab, task, verdict, now))
+
+
+def result_of(
+    lab: Lab,
+    task: Job,
+    verdict: Verdict,
+    now: datetime,
+    *,
+    ranks: tuple[Rank, ...] = (),
+    reduced: tuple[tuple[str, dict[str, Any]], ...] = (),
+    seconds: float = 0.0,
+) -> Result:
+    return Result(
+        run_id=task.run_id,
+        workload=task.workload.name,
+        launcher=task.launcher,
+        lab=lab.name,
+        verdict=verdict,
+        world_size=len(ranks),
+        ranks=ranks,
+        metrics=reduced,
+        seconds=seconds,
+        started=now.isoformat(timespec="seconds"),
+    )
