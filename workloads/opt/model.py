@@ -14,6 +14,7 @@ import torch
 from shapes import Config, InputError
 from torch import nn
 from torch.nn import functional
+from transformers.initialization import no_init_weights
 from transformers.models.opt.configuration_opt import OPTConfig
 from transformers.models.opt.modeling_opt import OPTForCausalLM
 
@@ -25,11 +26,13 @@ def build(config: Config, ds_config: dict[str, Any], snapshot: Path | None, args
     """The model on this rank: whole, or under ZeRO-3 this rank's share of every parameter."""
     partitioned = ds_config["zero_optimization"]["stage"] == 3
     with deepspeed.zero.Init(config_dict_or_path=ds_config, enabled=partitioned):
-        model = OPTForCausalLM(OPTConfig(**config, use_cache=False))
+        # zero.Init empties every module as soon as it is made: its weights can only be set afterwards.
+        with no_init_weights():
+            model = OPTForCausalLM(OPTConfig(**config, use_cache=False))
+        model.tie_weights()
         if snapshot:
             load_weights(model, snapshot)
-        elif partitioned:
-            # OPTForCausalLM initialised parameters that zero.Init had emptied by then.
+        else:
             initialise(model, config["init_std"])
         if args.lora_dim:
             add_lora(model, args.lora_dim, args.lora_modules)
@@ -41,12 +44,13 @@ def build(config: Config, ds_config: dict[str, Any], snapshot: Path | None, args
 
 @torch.no_grad()
 def initialise(model: nn.Module, std: float) -> None:
-    """OPT's initialisation of partitioned weights: normal with ``std``, biases zero, norms as they are."""
+    """OPT's initialisation: weights normal with ``std``, biases 0, norms 1 and 0; of partitioned weights, by rank 0."""
     for module in model.modules():
-        if not isinstance(module, (nn.Linear, nn.Embedding)):
-            continue
         with deepspeed.zero.GatheredParameters(list(module.parameters(recurse=False)), modifier_rank=0):
-            module.weight.normal_(0.0, std)
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                module.weight.normal_(0.0, std)
+            elif isinstance(module, nn.LayerNorm):
+                module.weight.fill_(1.0)
             if getattr(module, "bias", None) is not None:
                 module.bias.zero_()
 

@@ -1,0 +1,65 @@
+# `make quickstart` runs the main job from a bare machine; `make test` passes the tests. Both install what they need.
+PYTHON ?= python3
+VENV := .venv
+LABCTL := $(VENV)/bin/labctl
+.DEFAULT_GOAL := help
+.PHONY: help quickstart test lint unit image bench lock wheel clean
+
+help:
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+quickstart: $(VENV)/.installed  ## set up this machine, bring a two-node lab up, train a small OPT in it
+	$(LABCTL) setup --yes
+	$(LABCTL) init
+	$(LABCTL) up
+	@$(LABCTL) run opt-tiny && printf '\n%s\n' \
+	  'next:' \
+	  '  $(LABCTL) workloads                 what else can be run' \
+	  '  $(LABCTL) run opt-13b --rehearse    the path of a big model, shrunk' \
+	  '  $(LABCTL) shell worker-1            a prompt in a node' \
+	  '  $(LABCTL) show                      this run again; its files are in runs/' \
+	  '  $(LABCTL) down                      remove the lab'
+
+test: $(VENV)/.developer image lint  ## lint, types, and all tests but the slow ones, on a real engine
+	$(VENV)/bin/pytest -m 'not slow' --require-docker
+
+lint: $(VENV)/.developer  ## style and types
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+unit: $(VENV)/.developer  ## the tests that need no Docker
+	$(VENV)/bin/pytest -m 'not docker'
+
+image: $(VENV)/.installed  ## Docker Engine where it is missing, and the lab's image
+	$(LABCTL) setup --yes
+	$(LABCTL) build
+
+bench: $(VENV)/.developer image  ## labctl against the raw tools, side by side (an hour on two cores)
+	$(VENV)/bin/python tests/bench.py
+
+lock: $(VENV)/.installed  ## resolve the image's pinned versions anew
+	$(LABCTL) build --update-lock
+
+wheel: $(VENV)/.developer  ## the wheel, in dist/
+	$(VENV)/bin/pip wheel --quiet --no-deps --wheel-dir dist .
+
+clean:  ## what make made: the environment and caches
+	rm -rf $(VENV) dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(MAKE) --no-print-directory python-venv
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/.developer: $(VENV)/.installed
+	$(VENV)/bin/pip install --quiet --editable '.[dev]'
+	@touch $@
+
+# Debian splits venv off Python.
+.PHONY: python-venv
+python-venv:
+	@echo 'python3-venv is missing; installing it with apt-get'
+	@$$([ "$$(id -u)" = 0 ] || echo sudo) apt-get update --quiet && \
+	  $$([ "$$(id -u)" = 0 ] || echo sudo) apt-get install --yes --no-install-recommends python3-venv
