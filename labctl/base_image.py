@@ -75,7 +75,7 @@ def make(tag: str, mirror: str, directory: Path, emit: Emit) -> None:
 
 
 def apt_list(distribution: str, codename: str, mirror: str) -> str:
-    """``sources.list`` for an image of that release: Debian's from the mirror, if named, else this host's own; or empty."""
+    """``sources.list`` for an image of that release: Debian from the mirror, if named, else this host's own; or empty."""
     if mirror and distribution == "debian":
         return apt.for_mirror(mirror, codename)
     release = host.os_release()

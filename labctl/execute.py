@@ -8,7 +8,6 @@ from functools import singledispatch
 
 from labctl import files, plan, render
 from labctl.engines import Engine
-from labctl.engines.local import CommandFailed
 from labctl.errors import HostError
 from labctl.model import Event, Lab
 
@@ -94,22 +93,14 @@ def ssh_reason(said: str) -> str:
 
 
 def agent(lab: Lab, engine: Engine, node: str, *words: str) -> list[str]:
-    """What the node's own agent prints, one line each, whatever its exit code."""
-    container = container_of(lab, engine, node)
-    printed: list[str] = []
-    complaints: list[str] = []
-    try:
-        for source, line in engine.start(
-            container, (*AGENT, *words), user=user(lab), workdir="/", environment={"HOME": "/home/lab"}
-        ):
-            (printed if source == "stdout" else complaints).append(line)
-    except CommandFailed as error:
-        if not printed:
-            raise HostError(f"{node}: {error.message}\n" + "\n".join(complaints[-20:]), node=node) from error
-    return printed
+    """What the node's own agent prints, one line each; HostError when it fails without a word."""
+    done = engine.call(container_of(lab, node), (*AGENT, *words), user=user(lab))
+    if done.code and not done.out:
+        raise HostError(f"{node}: {done.err.strip()}", hint=f"labctl logs {node}", node=node)
+    return done.out.splitlines()
 
 
-def container_of(lab: Lab, engine: Engine, node: str) -> str:  # noqa: ARG001
+def container_of(lab: Lab, node: str) -> str:
     """The name that compose gives a node's container."""
     return f"{render.project(lab)}-{node}-1"
 

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, NoReturn
 
 from labctl.errors import HostError
@@ -78,24 +77,6 @@ def stream(
         raise _too_slow(argv, timeout)
     text = "\n".join(tail)
     return _judged(Completed(tuple(argv), child.returncode, text, ""), text, check)
-
-
-def detach(argv: Sequence[str], log: Path, pid_file: Path) -> int:
-    """Start something that outlives labctl, in its own session, output appended to ``log``; returns its pid.
-
-    HostError when the program is not there or the files cannot be written.
-    """
-    try:
-        with log.open("ab") as output:
-            child = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, cwd="/"
-            )
-        pid_file.write_text(f"{child.pid}\n", encoding="utf-8")
-    except OSError as error:
-        raise HostError(f"cannot start {shlex.join(argv)}: {error}") from error
-    # It is meant to live on: without this, Python warns of a child that it still has when the object goes.
-    child.returncode = 0
-    return child.pid
 
 
 def replace(argv: Sequence[str]) -> NoReturn:

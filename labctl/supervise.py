@@ -14,7 +14,6 @@ from types import FrameType
 
 from labctl import execute, render
 from labctl.engines import Engine
-from labctl.engines.local import CommandFailed
 from labctl.errors import HostError
 from labctl.model import Cause, Job, Lab
 
@@ -97,24 +96,22 @@ def supervise(lab: Lab, job: Job, engine: Engine, on_line: Callable[[str], None]
 
 def follow(lab: Lab, job: Job, engine: Engine, stop: Stop, on_line: Callable[[str], None]) -> int:
     """Stream the command's output to its end; returns its exit code."""
-    limited = ("timeout", f"--kill-after={GRACE}", f"{job.timeout:g}", *job.argv)
-    output = engine.start(
-        execute.container_of(lab, engine, render.LAUNCHER),
-        limited,
+    crash = CrashWatch(stop)
+
+    def look_at(line: str) -> None:
+        on_line(line)
+        crash.look_at(line)
+
+    code = engine.follow(
+        execute.container_of(lab, render.LAUNCHER),
+        ("timeout", f"--kill-after={GRACE}", f"{job.timeout:g}", *job.argv),
+        look_at,
         user=execute.user(lab),
         workdir=job.directory,
-        environment=dict(job.environment),
+        environment=job.environment,
     )
-    crash = CrashWatch(stop)
-    try:
-        for _, line in output:
-            on_line(line)
-            crash.look_at(line)
-    except CommandFailed as error:
-        return error.code
-    finally:
-        crash.close()
-    return 0
+    crash.close()
+    return code
 
 
 class CrashWatch:
@@ -154,7 +151,7 @@ def signal_name(code: int) -> str:
 
 
 def explain(exit_code: int, seconds: float, lab: Lab, job: Job, engine: Engine) -> tuple[Cause | None, str]:
-    """The cause of a failure that no watcher named: a container that is not running, or the limit inside the launcher."""
+    """The cause of a failure that no watcher named: a container that is gone, or the limit inside the launcher."""
     observed = engine.observe(lab.name)
     for name in (render.LAUNCHER, *(node.name for node in job.nodes)):
         container = observed.container(name)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+from labctl.model import Pairs
+from labctl.shell import Completed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +56,18 @@ class Engine(Protocol):
 
     def remove_networks(self, networks: tuple[str, ...]) -> None: ...
 
-    def start(
-        self, container: str, argv: tuple[str, ...], *, user: str, workdir: str, environment: dict[str, str]
-    ) -> Iterator[tuple[str, str]]: ...
+    def call(self, container: str, argv: tuple[str, ...], *, user: str) -> Completed: ...
+
+    def follow(
+        self,
+        container: str,
+        argv: tuple[str, ...],
+        on_line: Callable[[str], None],
+        *,
+        user: str,
+        workdir: str,
+        environment: Pairs,
+    ) -> int: ...
 
     def grants(self, image: str, limits: tuple[tuple[str, int], ...]) -> bool: ...
 

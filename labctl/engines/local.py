@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from labctl import shell
 from labctl.engines import Container, Observed
 from labctl.errors import HostError
+from labctl.model import Pairs
 
 LAST_LINES = 20
-
-
-class CommandFailed(HostError):
-    """A command in a container ended with a code other than 0; ``code`` holds it."""
-
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class LocalEngine:
@@ -97,23 +91,24 @@ class LocalEngine:
         with _acting("docker network rm"):
             self._actor.network.remove(list(networks))
 
-    def start(
-        self, container: str, argv: tuple[str, ...], *, user: str, workdir: str, environment: dict[str, str]
-    ) -> Iterator[tuple[str, str]]:
-        """Run a program in a container and yield (stream, line) as it prints; CommandFailed if its code is not 0."""
-        from python_on_whales.exceptions import DockerException
+    def call(self, container: str, argv: tuple[str, ...], *, user: str) -> shell.Completed:
+        """Run a short program in a container to its end, whatever its exit code."""
+        return shell.run(("docker", "exec", "--user", user, container, *argv), check=False)
 
-        output = self._actor.container.execute(
-            container, list(argv), user=user, workdir=workdir, envs=environment, stream=True
-        )
-        try:
-            for source, line in output:
-                yield source, line.decode("utf-8", "replace").rstrip("\r\n")
-        except DockerException as error:
-            # Its class is guessed from the program's own words; only the code says anything.
-            raise CommandFailed(
-                f"`{' '.join(argv[:3])}` ended with code {error.return_code}", error.return_code
-            ) from None
+    def follow(
+        self,
+        container: str,
+        argv: tuple[str, ...],
+        on_line: Callable[[str], None],
+        *,
+        user: str,
+        workdir: str,
+        environment: Pairs,
+    ) -> int:
+        """Run a program in a container, handing on each line as it prints; returns its exit code."""
+        variables = tuple(word for name, value in environment for word in ("--env", f"{name}={value}"))
+        where = ("docker", "exec", "--user", user, "--workdir", workdir, *variables, container)
+        return shell.stream((*where, *argv), on_line, check=False).code
 
     def grants(self, image: str, limits: tuple[tuple[str, int], ...]) -> bool:
         """Whether the daemon can start a container with these ulimits: some hosts refuse to raise them."""

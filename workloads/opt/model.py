@@ -25,17 +25,17 @@ LORA_SCALE = 2.0
 def build(config: Config, ds_config: dict[str, Any], snapshot: Path | None, args: Namespace) -> OPTForCausalLM:
     """The model on this rank: whole, or under ZeRO-3 this rank's share of every parameter."""
     partitioned = ds_config["zero_optimization"]["stage"] == 3
-    with deepspeed.zero.Init(config_dict_or_path=ds_config, enabled=partitioned):
-        # zero.Init empties every module as soon as it is made: its weights can only be set afterwards.
-        with no_init_weights():
-            model = OPTForCausalLM(OPTConfig(**config, use_cache=False))
-        model.tie_weights()
-        if snapshot:
-            load_weights(model, snapshot)
-        else:
-            initialise(model, config["init_std"])
-        if args.lora_dim:
-            add_lora(model, args.lora_dim, args.lora_modules)
+    # zero.Init empties every module as soon as it is made, so weights are set afterwards; and outside of it, because
+    # it changes the dtype of tensors that torch.load makes.
+    with deepspeed.zero.Init(config_dict_or_path=ds_config, enabled=partitioned), no_init_weights():
+        model = OPTForCausalLM(OPTConfig(**config, use_cache=False))
+    model.tie_weights()
+    if snapshot:
+        load_weights(model, snapshot)
+    else:
+        initialise(model, config["init_std"])
+    if args.lora_dim:
+        add_lora(model, args.lora_dim, args.lora_modules)
     if args.gradient_checkpointing:
         # Reentrant: ZeRO-3 empties weights between forward pass and recomputation, an error to the other kind.
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
@@ -61,8 +61,8 @@ class LoRALinear(nn.Module):
     def __init__(self, base: nn.Linear, dim: int) -> None:
         super().__init__()
         self.base = base
-        self.lora_a = nn.Parameter(torch.empty(dim, base.in_features))
-        self.lora_b = nn.Parameter(torch.zeros(base.out_features, dim))
+        self.lora_a = nn.Parameter(base.weight.new_empty(dim, base.in_features))
+        self.lora_b = nn.Parameter(base.weight.new_zeros(base.out_features, dim))
         nn.init.kaiming_uniform_(self.lora_a, a=math.sqrt(5))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -43,7 +43,7 @@ def train(args: Namespace, config: Config) -> None:
     from model import build, find_snapshot
 
     set_log_level_from_string("error")
-    warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
+    warnings.filterwarnings("ignore", category=FutureWarning)
     use_cores()
     dtype = choose_dtype(args.dtype)
     snapshot, weights = (None, "random initialisation, as rehearsed") if args.rehearse else find_snapshot(args.model)

@@ -1,0 +1,249 @@
+"""`make bench`: labctl against the raw tools, interleaved A B A B, median of seven; a table, and bench.json.
+
+Each pair does the same work: the same compose files, the same deepspeed command, the same two ranks in the same
+containers. What each goal compares is said in its row. Needs the image; makes and removes labs of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+LABCTL = str(Path(sys.executable).parent / "labctl")
+WORKLOADS = Path(__file__).parent / "workloads"
+Timed = Callable[[], float]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=7, help="counted runs of each side, after one that is not")
+    parser.add_argument("--only", default="", help="rows whose name holds this text")
+    parser.add_argument("--out", type=Path, default=Path("bench.json"))
+    options = parser.parse_args()
+    rows = []
+    for name, goal, bench in BENCHMARKS:
+        if options.only in name:
+            say(f"{name} ...")
+            rows.append({"name": name, "goal": goal, **bench(options.runs)})
+            say(f"  {line(rows[-1])}")
+    document = {"schema": 1, "runs": options.runs, "cores": os.cpu_count(), "load": os.getloadavg(), "rows": rows}
+    options.out.write_text(json.dumps(document, indent=2) + "\n")
+    sys.stdout.write("\n".join([line(row) for row in rows]) + "\n")
+
+
+def line(row: dict[str, Any]) -> str:
+    verdict = "met" if row["met"] else "MISSED"
+    return (
+        f"{row['name']:<34} {row['labctl']:>9.3f} {row['raw']:>9.3f} {row['unit']:<10}"
+        f" {row['ratio']:>6.3f} (goal {row['goal']:g}, {verdict}; {row['low']:.3f} to {row['high']:.3f})"
+    )
+
+
+# --- the pairs -----------------------------------------------------------------------------------------------
+
+
+def help_text(runs: int) -> dict[str, Any]:
+    """`labctl --help` / `docker compose version`."""
+    return compare(runs, lambda: seconds([LABCTL, "--help"]), lambda: seconds(["docker", "compose", "version"]), 1.5)
+
+
+def up(nodes: int, goal: float) -> Callable[[int], dict[str, Any]]:
+    """First `labctl up` / `docker compose up -d` of the same files; labctl also reaches every node over ssh."""
+
+    def bench(runs: int) -> dict[str, Any]:
+        with lab(nodes) as here:
+            raw = compose(here)
+            return compare(runs, lambda: after_down(here, [LABCTL, "up"]), lambda: after_down(here, raw), goal)
+
+    return bench
+
+
+def repeated_up(nodes: int, goal: float) -> Callable[[int], dict[str, Any]]:
+    """The second call of each, which finds nothing to do."""
+
+    def bench(runs: int) -> dict[str, Any]:
+        with lab(nodes) as here:
+            raw = compose(here)
+            seconds(raw, here)
+            return compare(runs, lambda: seconds([LABCTL, "up"], here), lambda: seconds(raw, here), goal)
+
+    return bench
+
+
+def first_rank(runs: int) -> dict[str, Any]:
+    """Seconds to the first rank's line: `labctl run` / the same deepspeed command typed in the launcher."""
+    with lab(2) as here:
+        shutil.copytree(WORKLOADS, here / "workloads", dirs_exist_ok=True)
+        seconds([LABCTL, "run", "hello"], here)
+        run = latest(here)
+        argv = json.loads((run / "job.json").read_text())["argv"]
+        typed = [*enter(here, "launcher", f"/workspace/runs/{run.name}"), *argv]
+        pattern = "labctl: rank"
+        return compare(
+            runs, lambda: until([LABCTL, "run", "hello"], pattern, here), lambda: until(typed, pattern, here), 1.05
+        )
+
+
+def throughput(runs: int) -> dict[str, Any]:
+    """opt-tiny's samples/s in a run / the same two ranks started by hand in the same containers. Higher is better."""
+    with lab(2) as here:
+        seconds([LABCTL, "run", "opt-tiny"], here)
+        script = json.loads((latest(here) / "job.json").read_text())["rank_argv"]
+
+        def in_lab() -> float:
+            done = capture([LABCTL, "run", "opt-tiny", "--json"], here)
+            return float(json.loads(done)["metrics"]["throughput"]["value"])
+
+        def by_hand() -> float:
+            ranks = [start_rank(here, rank, script) for rank in (0, 1)]
+            out, _ = ranks[0].communicate(timeout=600)
+            ranks[1].wait(timeout=60)
+            found = re.search(r"Throughput: (\S+) samples/sec", out)
+            assert found, out
+            return float(found[1])
+
+        return compare(runs, in_lab, by_hand, 0.99, unit="samples/s", more_is_better=True)
+
+
+def start_rank(here: Path, rank: int, script: list[str]) -> subprocess.Popen[str]:
+    environment = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_SIZE": 1}
+    environment |= {"MASTER_ADDR": "worker-0", "MASTER_PORT": 29600, "CROSS_RANK": rank, "CROSS_SIZE": 2}
+    settings = [word for name, value in environment.items() for word in ("-e", f"{name}={value}")]
+    command = enter(here, f"worker-{rank}", "/workspace/workloads/opt", settings)
+    return subprocess.Popen([*command, "python", "-u", *script], stdout=subprocess.PIPE, text=True)
+
+
+def rendering(runs: int) -> dict[str, Any]:
+    """Rendering 10,000 nodes / ten times rendering 1,000: linear is 1; the figures are seconds."""
+    from labctl import render
+    from tests.builders import a_lab
+
+    def timed(count: int, times: int) -> float:
+        labs = [a_lab(nodes=count) for _ in range(times)]
+        began = time.perf_counter()
+        for one in labs:
+            assert len(render.render(one)) == count + 1
+        return time.perf_counter() - began
+
+    return compare(runs, lambda: timed(10_000, 1), lambda: timed(1_000, 10), 1.1)
+
+
+BENCHMARKS: list[tuple[str, float, Callable[[int], dict[str, Any]]]] = [
+    ("labctl --help", 1.5, help_text),
+    ("render 10,000 nodes", 1.1, rendering),
+    *[(f"up, {nodes} nodes", 1.10, up(nodes, 1.10)) for nodes in (2, 8, 32)],
+    *[(f"repeated up, {nodes} nodes", 1.0, repeated_up(nodes, 1.0)) for nodes in (2, 8, 32)],
+    ("run to the first rank's line", 1.05, first_rank),
+    ("opt-tiny throughput", 0.99, throughput),
+]
+
+
+# --- measuring -----------------------------------------------------------------------------------------------
+
+
+def compare(
+    runs: int, ours: Timed, raw: Timed, goal: float, *, unit: str = "s", more_is_better: bool = False
+) -> dict[str, Any]:
+    """Medians, and the median of the pairs' ratios with their range; the first pair is not counted."""
+    pairs = []
+    for turn in range(runs + 1):
+        pair = ours(), raw()
+        say(f"    {turn}: {pair[0]:.3f} {pair[1]:.3f}")
+        pairs.append(pair)
+    ratios = [a / b for a, b in pairs[1:]]
+    ratio = statistics.median(ratios)
+    return {
+        "labctl": statistics.median(a for a, _ in pairs[1:]),
+        "raw": statistics.median(b for _, b in pairs[1:]),
+        "unit": unit,
+        "ratio": ratio,
+        "low": min(ratios),
+        "high": max(ratios),
+        "met": ratio >= goal if more_is_better else ratio <= goal,
+        "pairs": pairs[1:],
+    }
+
+
+def seconds(argv: list[str], here: Path | None = None) -> float:
+    began = time.perf_counter()
+    capture(argv, here)
+    return time.perf_counter() - began
+
+
+def capture(argv: list[str], here: Path | None = None) -> str:
+    done = subprocess.run(argv, cwd=here, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(argv)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def after_down(here: Path, argv: list[str]) -> float:
+    capture([LABCTL, "down"], here)
+    return seconds(argv, here)
+
+
+def until(argv: list[str], pattern: str, here: Path) -> float:
+    """Seconds until the command prints a line with the pattern; it is then left to end."""
+    began = time.perf_counter()
+    child = subprocess.Popen(argv, cwd=here, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert child.stdout
+    for text in child.stdout:
+        if pattern in text:
+            found = time.perf_counter() - began
+            child.communicate(timeout=120)
+            return found
+    sys.exit(f"{' '.join(argv)} never printed `{pattern}`")
+
+
+# --- labs ----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def lab(nodes: int) -> Iterator[Path]:
+    """A lab directory with its nodes up; removed afterwards."""
+    here = Path(tempfile.mkdtemp(prefix=f"bench{nodes}-"))
+    capture([LABCTL, "init", str(here)])
+    env = here / ".env"
+    env.write_text(re.sub(r"^LAB_NODES=.*$", f"LAB_NODES={nodes}", env.read_text(), flags=re.MULTILINE))
+    try:
+        capture([LABCTL, "up"], here)
+        yield here
+    finally:
+        capture([LABCTL, "down"], here)
+        shutil.rmtree(here)
+
+
+def compose(here: Path) -> list[str]:
+    files = sorted((here / ".lab/nodes").glob("*/compose.yml"), key=lambda path: int(path.parent.name.split("-")[1]))
+    return ["docker", "compose", *[word for path in files for word in ("-f", str(path))], "up", "--detach"]
+
+
+def enter(here: Path, node: str, directory: str, more: list[str] | None = None) -> list[str]:
+    name = re.search(r"^LAB_NAME=(.*)$", (here / ".env").read_text(), flags=re.MULTILINE)
+    assert name
+    user = f"{os.getuid()}:{os.getgid()}"
+    return ["docker", "exec", "--user", user, "--workdir", directory, *(more or []), f"labctl-{name[1]}-{node}-1"]
+
+
+def latest(here: Path) -> Path:
+    return max((here / "runs").iterdir())
+
+
+def say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

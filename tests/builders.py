@@ -1,0 +1,178 @@
+"""Small labs, hosts, workloads, jobs and containers for tests; every field can be given, the rest is sensible."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from labctl import job as jobs
+from labctl import plan, render
+from labctl.engines import Container, Observed
+from labctl.errors import HostError
+from labctl.model import DeviceMapping, File, Host, Job, Lab, Limits, Mount, Node, Workload
+
+DIRECTORY = Path("/srv/lab")
+IMAGE_ID = "sha256:1111"
+
+
+def host(**changes: Any) -> Host:
+    return replace(Host(name="local", cpus=(0, 1, 2, 3), memory=8 << 30, mtu=1500, uid=1000, gid=1000), **changes)
+
+
+def node(index: int = 0, **changes: Any) -> Node:
+    mapping = DeviceMapping(environment=(("DS_ACCELERATOR", "cpu"),))
+    return replace(Node(name=f"worker-{index}", host="local", slots=1, devices=mapping), **changes)
+
+
+def lab(nodes: int | tuple[Node, ...] = 2, **changes: Any) -> Lab:
+    """A CPU lab with so many nodes, or with these."""
+    base = Lab(
+        name="demo",
+        directory=DIRECTORY,
+        accelerator="cpu",
+        image="labctl/cpu",
+        nodes=tuple(node(index) for index in range(nodes)) if isinstance(nodes, int) else nodes,
+        hosts=(host(),),
+        ssh_port=12345,
+        master_port=29500,
+        shm_size="8g",
+        limits=Limits(),
+        memory=None,
+        project_path="/workspace",
+        mounts=(Mount(source="/srv/lab/runs", target="/workspace/runs"),),
+        environment=(("PROJECT_PATH", "/workspace"),),
+    )
+    return replace(base, **changes)
+
+
+def workload(**changes: Any) -> Workload:
+    base = Workload(
+        name="hello",
+        describe="says hello",
+        declared="workloads/hello/workload.yml:1",
+        directory=DIRECTORY / "workloads/hello",
+        launcher="deepspeed",
+        script="hello.py",
+        arguments=(),
+        environment=(),
+        timeout=60.0,
+        metrics=(),
+        criteria=(),
+    )
+    return replace(base, **changes)
+
+
+def job(
+    of: Lab | None = None,
+    *,
+    entries: tuple[tuple[str, int], ...] = (),
+    run_id: str = "20260102-150405-hello-3fa2",
+    timeout: float = 60.0,
+    **changes: Any,
+) -> Job:
+    """A run of the workload, changed so, on the lab."""
+    return jobs.build(of or lab(), workload(**changes), run_id, entries, timeout)
+
+
+def container(name: str, **changes: Any) -> Container:
+    launcher = name == render.LAUNCHER
+    base = Container(
+        id=f"id-{name}",
+        name=f"labctl-demo-{name}-1",
+        node=name,
+        role="launcher" if launcher else "worker",
+        slots=0 if launcher else 1,
+        state="running",
+        health=None if launcher else "healthy",
+        fingerprint="",
+        image=IMAGE_ID,
+        directory=str(DIRECTORY),
+    )
+    return replace(base, **changes)
+
+
+def observed(of: Lab, **changes: dict[str, Any]) -> Observed:
+    """The lab as it is once it is up; ``worker_0={...}`` changes that container."""
+    content = {file.path: file.content for file in render.render(of)}
+    owners = {render.LAUNCHER: of.nodes[0].name, **{one.name: one.name for one in of.nodes}}
+    return Observed(
+        containers=tuple(
+            container(
+                name,
+                **{
+                    "fingerprint": render.fingerprint(content[render.compose_path(owner)]),
+                    **changes.get(name.replace("-", "_"), {}),
+                },
+            )
+            for name, owner in owners.items()
+        ),
+        networks=(("id-network", "labctl-demo"),),
+        image=IMAGE_ID,
+    )
+
+
+def up(of: Lab, seen: Observed, changed: tuple[File, ...] = ()) -> str:
+    """The text of the plan that brings the lab up."""
+    return str(plan.up(of, render.render(of), changed, seen))
+
+
+Answer = Callable[[str, tuple[str, ...]], Iterator[tuple[str, str]]]
+
+
+def silent(container: str, argv: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """A program that prints nothing and ends well."""
+    yield from ()
+
+
+@dataclass
+class FakeEngine:
+    """An engine in memory: ``answer`` is what programs print, ``dead`` the containers that are gone."""
+
+    answer: Answer = silent
+    seen: Observed = field(default_factory=Observed)
+    dead: tuple[str, ...] = ()
+    fallen: tuple[tuple[str, str], ...] = ()
+    """What ``deaths`` reports, once a program runs."""
+    started: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    options: list[dict[str, Any]] = field(default_factory=list)
+    done: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
+    running: threading.Event = field(default_factory=threading.Event)
+
+    def versions(self) -> dict[str, str]:
+        return {"engine": "0", "api": "0", "kernel": "0"}
+
+    def observe(self, lab: str, image: str | None = None) -> Observed:
+        return self.seen
+
+    def compose_up(self, project: str, files: tuple[Path, ...]) -> None:
+        self.done.append(("compose_up", (project, *files)))
+
+    def remove(self, containers: tuple[str, ...]) -> None:
+        self.done.append(("remove", containers))
+
+    def remove_networks(self, networks: tuple[str, ...]) -> None:
+        self.done.append(("remove_networks", networks))
+
+    def start(
+        self, container: str, argv: tuple[str, ...], *, user: str, workdir: str, environment: dict[str, str]
+    ) -> Iterator[tuple[str, str]]:
+        self.started.append((container, argv))
+        self.options.append({"user": user, "workdir": workdir, "environment": environment})
+        if container in self.dead:
+            raise HostError(f"No such container: {container}")
+        self.running.set()
+        return self.answer(container, argv)
+
+    def grants(self, image: str, limits: tuple[tuple[str, int], ...]) -> bool:
+        return True
+
+    def deaths(self, lab: str) -> Iterator[tuple[str, str]]:
+        self.running.wait(5)
+        yield from self.fallen
+
+    def reaped(self) -> list[str]:
+        """The containers in which the run's processes were ended, in name order."""
+        return sorted({container for container, argv in self.started if "reap" in argv})

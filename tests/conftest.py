@@ -1,0 +1,97 @@
+"""Labs on the real engine: one that most tests share, new ones for tests that break theirs; all are removed."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from itertools import count
+
+import pytest
+from integration.harness import Lab, remove_labelled
+
+import docker
+from docker import DockerClient
+
+IMAGE = "labctl/cpu"
+
+NewLab = Callable[[dict[str, str]], Lab]
+FreshLab = Callable[..., Lab]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--require-docker", action="store_true", help="fail, not skip, where no Docker engine answers")
+    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden/*/expected from the code")
+
+
+@pytest.fixture(scope="session")
+def engine(pytestconfig: pytest.Config) -> Iterator[DockerClient]:
+    """The daemon. Without one: a skip on a laptop, a failure where it was promised (--require-docker, CI=true)."""
+    try:
+        client = docker.from_env(timeout=120)
+    except docker.errors.DockerException as error:
+        reason = f"no Docker engine answers: {error}"
+        if pytestconfig.getoption("--require-docker") or os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="session")
+def family() -> str:
+    """What the names of this session's labs begin with."""
+    return f"pytest-{secrets.token_hex(3)}"
+
+
+@pytest.fixture(scope="session")
+def new_lab(engine: DockerClient, family: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewLab]:
+    """Makes a lab directory; whatever came of it is gone from the engine when the session ends."""
+    numbers = count()
+    image = {"LAB_IMAGE": os.environ["LAB_IMAGE"]} if os.environ.get("LAB_IMAGE") else {}
+
+    def make(settings: dict[str, str]) -> Lab:
+        path = tmp_path_factory.mktemp("lab")
+        return Lab.make(path, f"{family}-{next(numbers)}", engine, {**image, **settings})
+
+    yield make
+    remove_labelled(engine, lambda name: name.startswith(f"{family}-"))
+
+
+@pytest.fixture(scope="session")
+def image(engine: DockerClient, new_lab: NewLab) -> str:
+    """The lab image: LAB_IMAGE where it is set, else labctl's own, built now if it is not there."""
+    if name := os.environ.get("LAB_IMAGE"):
+        return name
+    if not engine.images.list(IMAGE, filters={"reference": f"{IMAGE}:latest"}):
+        new_lab({}).call("build", limit=1800).expect(0)
+    return IMAGE
+
+
+@pytest.fixture
+def fresh_lab(new_lab: NewLab, image: str) -> Iterator[FreshLab]:
+    """Makes lab directories for this test alone."""
+    made: list[Lab] = []
+
+    def make(**settings: str) -> Lab:
+        made.append(new_lab(settings))
+        return made[-1]
+
+    yield make
+    for lab in made:
+        lab.destroy()
+
+
+@pytest.fixture(scope="session")
+def shared_lab(new_lab: NewLab, image: str) -> Lab:
+    """A lab of two nodes, up, that lives as long as the session."""
+    lab = new_lab({})
+    lab.call("up", limit=300).expect(0)
+    return lab
+
+
+@pytest.fixture
+def lab(shared_lab: Lab) -> Lab:
+    """The shared lab, complete again if an earlier test broke it."""
+    shared_lab.ensure_up()
+    return shared_lab

@@ -1,0 +1,1 @@
+"""The run is only rendered."""

@@ -1,0 +1,197 @@
+"""Each folder is a case: ``case.env`` and ``host.json`` in, every file under ``expected/`` out.
+
+``pytest tests/golden --update-golden`` rewrites what is expected; read the difference before keeping it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import yaml
+
+from labctl import hostfile, job, lab, launchers, limits, plan, render, settings, workload
+from labctl.engines import Observed
+from labctl.model import Accelerator, Host, Job, Lab
+
+HERE = Path(__file__).parent
+DIRECTORY = Path("/srv/lab")
+CASES = tuple(f"{accelerator}-{size}" for accelerator in get_args(Accelerator) for size in ("1-node", "3-nodes"))
+COMPOSE_FILES = sorted(HERE.glob("*/expected/nodes/*/compose.yml"))
+
+
+def load_case(folder: Path, scratch: Path) -> Lab:
+    shutil.copyfile(folder / "case.env", scratch / ".env")
+    found = settings.load(scratch, {"HOME": "/home/someone"}, {})
+    facts = json.loads((folder / "host.json").read_text(encoding="utf-8"))
+    host = Host(**{key: tuple(value) if isinstance(value, list) else value for key, value in facts.items()})
+    accelerator: Any = found.text("LAB_ACCELERATOR")
+    return lab.build(found, DIRECTORY, accelerator, host, limits.wanted(found))
+
+
+def load_job(folder: Path, of: Lab) -> Job | None:
+    """The run that a case with a folder of workloads describes."""
+    if not (folder / "workloads").is_dir():
+        return None
+    name = next((folder / "workloads").iterdir()).name
+    asked = workload.load(folder / "workloads", name, launchers.names())
+    entries = hostfile.parse((folder / "hostfile").read_text(encoding="utf-8"), "hostfile")
+    return job.build(of, asked, f"20260102-150405-{name}-3fa2", entries, asked.timeout)
+
+
+def rendered(folder: Path, scratch: Path) -> dict[str, str]:
+    """Every file of a case by its path under ``expected/``, without the leading ``.lab/`` that git ignores."""
+    of = load_case(folder, scratch)
+    files = render.render(of)
+    found = {file.path.removeprefix(".lab/"): file.content for file in files}
+    found["plan-up.txt"] = f"{plan.up(of, files, files, Observed())}\n"
+    if task := load_job(folder, of):
+        found |= {f"run/{file.path}": file.content for file in task.files}
+        found["run/argv.txt"] = "".join(f"{word}\n" for word in task.argv)
+        found["plan-run.txt"] = f"{plan.run(task)}\n"
+    return found
+
+
+def kept(folder: Path) -> dict[str, str]:
+    root = folder / "expected"
+    files = (path for path in root.rglob("*") if path.is_file())
+    return {path.relative_to(root).as_posix(): path.read_text(encoding="utf-8") for path in files}
+
+
+def test_every_folder_is_a_case_and_every_case_a_folder() -> None:
+    folders = {path.name for path in HERE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert folders == set(CASES)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rendered_files_are_the_expected_ones(case: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    found = rendered(HERE / case, tmp_path)
+    if request.config.getoption("--update-golden"):
+        shutil.rmtree(HERE / case / "expected", ignore_errors=True)
+        for name, content in found.items():
+            path = HERE / case / "expected" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content, encoding="utf-8")
+    expected = kept(HERE / case)
+    assert sorted(found) == sorted(expected)
+    for name, content in found.items():
+        assert content == expected[name], name
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_expected_files_hold_no_secret(case: str, tmp_path: Path) -> None:
+    secrets = [secret.reveal() for _, secret in load_case(HERE / case, tmp_path).secrets]
+    text = "".join(kept(HERE / case).values())
+    assert not [secret for secret in secrets if secret in text]
+    assert "not_a_real_one" not in text
+    assert "not-a-real-one" not in text
+
+
+# --- what every compose file must and must not say -----------------------------------------------------------
+
+# No privileged, ports, network_mode, ipc or pid here: a key that is not listed does not pass.
+SERVICE_KEYS = {
+    *("image", "command", "hostname", "init", "restart", "working_dir", "labels", "environment", "networks"),
+    *("shm_size", "pids_limit", "mem_limit", "cpuset", "ulimits", "security_opt", "cap_drop", "cap_add", "runtime"),
+    *("deploy", "devices", "group_add", "tmpfs", "volumes", "secrets", "healthcheck", "logging"),
+}
+CAPABILITIES = {"AUDIT_WRITE", "SETGID", "SETUID", "SYS_CHROOT", "SYS_NICE", "IPC_LOCK"}
+
+
+@pytest.fixture(params=COMPOSE_FILES, ids=[f"{path.parts[-5]}-{path.parts[-2]}" for path in COMPOSE_FILES])
+def compose_file(request: pytest.FixtureRequest) -> Path:
+    path: Path = request.param
+    return path
+
+
+def services(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert set(document) <= {"name", "services", "networks", "secrets"}
+    yield from document["services"].items()
+
+
+def test_there_is_a_compose_file_for_every_node_of_every_case() -> None:
+    assert len(COMPOSE_FILES) == 4 * (1 + 3)
+
+
+def test_services_are_confined(compose_file: Path) -> None:
+    for name, service in services(compose_file):
+        assert set(service) <= SERVICE_KEYS, name
+        assert service["cap_drop"] == ["ALL"]
+        assert set(service["cap_add"]) <= CAPABILITIES
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert service["init"] is True
+        assert service["restart"] == "no"
+        assert 0 < service["pids_limit"] < 1 << 22
+        assert service["logging"]["options"].keys() == {"max-size", "max-file"}
+        assert all(isinstance(value, str) for value in service["environment"].values())
+
+
+def test_mounts_are_long_and_their_sources_never_made_by_docker(compose_file: Path) -> None:
+    assert "docker.sock" not in compose_file.read_text(encoding="utf-8")
+    for _, service in services(compose_file):
+        for mount in service["volumes"]:
+            assert mount["type"] == "bind"
+            assert mount["bind"] == {"create_host_path": False}
+            assert mount["source"].startswith("/")
+            assert mount["target"].startswith("/")
+
+
+def test_only_the_first_node_has_the_launcher_and_it_has_no_device(compose_file: Path) -> None:
+    found = dict(services(compose_file))
+    node = compose_file.parent.name
+    assert list(found) == ([node, "launcher"] if node == "worker-0" else [node])
+    if "launcher" in found:
+        device_keys = {"devices", "deploy", "runtime", "group_add"}
+        assert not device_keys & set(found["launcher"])
+        assert set(found["launcher"]["cap_add"]) == {"SETGID", "SETUID"}
+
+
+def test_every_service_names_its_lab_node_and_role(compose_file: Path) -> None:
+    document = yaml.safe_load(compose_file.read_text(encoding="utf-8"))
+    lab_name = document["name"].removeprefix("labctl-")
+    for name, service in document["services"].items():
+        labels = service["labels"]
+        assert labels["labctl.lab"] == lab_name
+        assert labels["labctl.node"] == service["hostname"] == name
+        assert labels["labctl.role"] == ("launcher" if name == "launcher" else "worker")
+    assert document["networks"]["lab"]["labels"] == {"labctl.lab": lab_name}
+
+
+def test_a_secret_is_a_file_below_the_nodes_own_directory(compose_file: Path) -> None:
+    document = yaml.safe_load(compose_file.read_text(encoding="utf-8"))
+    node = compose_file.parent.name
+    for secret in document.get("secrets", {}).values():
+        assert set(secret) == {"file"}
+        assert secret["file"].startswith(f"/srv/lab/.lab/nodes/{node}/secrets/")
+
+
+def compose_available() -> bool:
+    docker = shutil.which("docker")
+    return bool(docker) and subprocess.run([str(docker), "compose", "version"], capture_output=True).returncode == 0  # noqa: S603, PLW1510
+
+
+@pytest.mark.docker
+@pytest.mark.skipif(not compose_available(), reason="docker compose is not installed")
+def test_compose_reads_the_file_without_a_word(compose_file: Path, tmp_path: Path) -> None:
+    command = ["docker", "compose", "-f", str(compose_file), "config", "-q"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)  # noqa: S603
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.docker
+@pytest.mark.skipif(not compose_available(), reason="docker compose is not installed")
+def test_compose_reads_odd_values_byte_for_byte(tmp_path: Path) -> None:
+    path = HERE / "cpu-1-node/expected/nodes/worker-0/compose.yml"
+    command = ["docker", "compose", "-f", str(path), "config", "--format", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)  # noqa: S603
+    service = json.loads(done.stdout)["services"]["worker-0"]
+    read = {name: value.replace("$$", "$") for name, value in service["environment"].items()}
+    of = load_case(HERE / "cpu-1-node", tmp_path)
+    assert {name: read[name] for name, _ in of.environment} == dict(of.environment)
+    assert {mount["source"].replace("$$", "$") for mount in service["volumes"]} >= {m.source for m in of.mounts}

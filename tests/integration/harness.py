@@ -1,0 +1,275 @@
+"""A lab as a person drives it, the console script in a directory of its own, and the Docker SDK as the witness."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from docker.errors import APIError, NotFound
+from docker.models.containers import Container
+from docker.models.networks import Network
+
+from docker import DockerClient
+
+LABCTL = str(Path(sys.executable).with_name("labctl"))
+WORKLOADS = Path(__file__).resolve().parents[1] / "workloads"
+# What a person may have exported must not change what is tested.
+NOT_INHERITED = ("LAB_", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HOST_", "PROJECT_PATH", "DOCKER_SSH", "DOCKER_MASTER")
+
+T = TypeVar("T")
+
+
+def wait_until(condition: Callable[[], T], limit: float, what: str) -> T:
+    """The condition's first true value; the test fails when there is none within so many seconds."""
+    deadline = time.monotonic() + limit
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {limit} s: {what}")
+        time.sleep(0.05)
+    return value
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command said, its exit code, and the seconds that it took."""
+
+    words: tuple[str, ...]
+    code: int
+    stdout: bytes
+    stderr: bytes
+    seconds: float
+
+    @property
+    def out(self) -> str:
+        return self.stdout.decode("utf-8", "backslashreplace")
+
+    @property
+    def err(self) -> str:
+        return self.stderr.decode("utf-8", "backslashreplace")
+
+    @property
+    def json(self) -> Any:
+        """Standard output, which must be exactly one JSON document."""
+        return json.loads(self.stdout)
+
+    def expect(self, code: int) -> Answer:
+        """This answer, when it ended with the code and without a traceback."""
+        said = f"labctl {' '.join(self.words)}: code {self.code}\n--- stdout\n{self.out}\n--- stderr\n{self.err}"
+        assert self.code == code, said
+        assert "Traceback" not in self.out + self.err, said
+        return self
+
+
+class Running:
+    """A labctl under way in a session, and so a process group, of its own."""
+
+    def __init__(self, words: tuple[str, ...], process: subprocess.Popen[bytes], out: Path, err: Path) -> None:
+        self.words, self.process = words, process
+        self._out, self._err = out, err
+        self._began = time.monotonic()
+
+    @property
+    def err(self) -> str:
+        """Standard error so far."""
+        return self._err.read_text(encoding="utf-8", errors="backslashreplace")
+
+    def press(self, number: signal.Signals = signal.SIGINT) -> None:
+        """Signal the whole group, as the terminal does on Ctrl-C; a group that is gone does not mind."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def ends_within(self, seconds: float) -> bool:
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def answer(self, limit: float) -> Answer:
+        """What it said, once it has ended; the test fails when that takes longer than the limit."""
+        assert self.ends_within(limit), f"labctl {' '.join(self.words)} still runs after {limit} s:\n{self.err}"
+        seconds = time.monotonic() - self._began
+        return Answer(self.words, self.process.returncode, self._out.read_bytes(), self._err.read_bytes(), seconds)
+
+
+@dataclass(frozen=True)
+class Lab:
+    """One lab: its directory, its name, and the environment and prefix that labctl is called with."""
+
+    path: Path
+    name: str
+    engine: DockerClient
+    environ: dict[str, str]
+    prefix: tuple[str, ...] = ()
+
+    @classmethod
+    def make(
+        cls, path: Path, name: str, engine: DockerClient, settings: dict[str, str], *, prefix: tuple[str, ...] = ()
+    ) -> Lab:
+        """A directory made by `labctl init`, with the tests' workloads and these settings on top of plain ones."""
+        environ = {key: value for key, value in os.environ.items() if not key.startswith(NOT_INHERITED)}
+        lab = cls(path, name, engine, environ, prefix)
+        subprocess.run([*prefix, LABCTL, "init", str(path)], env=environ, check=True, capture_output=True)
+        shutil.copytree(WORKLOADS, path / "workloads", dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+        (path / "cache").mkdir()
+        lab.configure(settings)
+        return lab
+
+    def configure(self, settings: dict[str, str]) -> None:
+        """Write .env anew."""
+        plain = {
+            "LAB_NAME": self.name,
+            "LAB_ACCELERATOR": "cpu",
+            "LAB_SHM_SIZE": "64m",
+            "HOST_CACHE_PATH": str(self.path / "cache"),
+        }
+        lines = (f"{key}={quoted(value)}\n" for key, value in {**plain, **settings}.items())
+        (self.path / ".env").write_text("".join(lines), encoding="utf-8")
+
+    # --- driving it ---
+
+    def call(self, *words: str, limit: float = 120, environ: dict[str, str] | None = None) -> Answer:
+        """Run labctl to its end in the lab's directory."""
+        began = time.monotonic()
+        done = subprocess.run(
+            [*self.prefix, LABCTL, *words],
+            cwd=self.path,
+            env={**self.environ, **(environ or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=limit,
+            check=False,
+        )
+        return Answer(words, done.returncode, done.stdout, done.stderr, time.monotonic() - began)
+
+    @contextlib.contextmanager
+    def start(self, *words: str) -> Iterator[Running]:
+        """labctl under way; killed, with its group, if it still runs when the block ends."""
+        logs = self.path / "started"
+        logs.mkdir(exist_ok=True)
+        stem = f"{len(list(logs.iterdir())):03}"
+        out, err = logs / f"{stem}.out", logs / f"{stem}.err"
+        with out.open("wb") as stdout, err.open("wb") as stderr:
+            process = subprocess.Popen(
+                [*self.prefix, LABCTL, *words],
+                cwd=self.path,
+                env=self.environ,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+            )
+        running = Running(words, process, out, err)
+        try:
+            yield running
+        finally:
+            running.press(signal.SIGKILL)
+            process.wait()
+
+    @contextlib.contextmanager
+    def stubborn_run(self, *flags: str) -> Iterator[tuple[Running, str]]:
+        """A run whose ranks are up on both nodes and would never end by themselves, with its id."""
+        before = set(self.run_ids())
+        with self.start("run", "stubborn", *flags) as running:
+
+            def up() -> str | None:
+                for run_id in set(self.run_ids()) - before:
+                    logs = list((self.path / "runs" / run_id / "ranks").glob("rank-*.log"))
+                    if len(logs) == 2 and all("does not listen" in log.read_text() for log in logs):
+                        return run_id
+                assert running.process.poll() is None, f"the run ended before its time:\n{running.err}"
+                return None
+
+            yield running, wait_until(up, 60, "both ranks of the stubborn run are up")
+
+    def ensure_up(self) -> None:
+        """Two workers and the launcher run, whatever an earlier test did."""
+        running = {node for node, container in self.containers().items() if container.status == "running"}
+        if running != {"launcher", "worker-0", "worker-1"}:
+            self.call("up").expect(0)
+
+    def run_ids(self) -> list[str]:
+        runs = self.path / "runs"
+        return sorted(path.name for path in runs.iterdir()) if runs.is_dir() else []
+
+    # --- watching it ---
+
+    def containers(self) -> dict[str, Container]:
+        """The lab's containers by node, whatever their state."""
+        found = self.engine.containers.list(all=True, filters={"label": f"labctl.lab={self.name}"}, ignore_removed=True)
+        return {container.labels["labctl.node"]: container for container in found}
+
+    def networks(self) -> list[Network]:
+        return self.engine.networks.list(filters={"label": f"labctl.lab={self.name}"})
+
+    def identities(self) -> dict[str, tuple[str, str]]:
+        """Id and time of start of every container: the same as before only where nothing was touched."""
+        return {node: (one.id or "", one.attrs["State"]["StartedAt"]) for node, one in self.containers().items()}
+
+    def labelled(self) -> list[str]:
+        """All that carries the lab's label: containers, networks, volumes."""
+        mark = {"label": f"labctl.lab={self.name}"}
+        volumes = [volume.id or "" for volume in self.engine.volumes.list(filters=mark)]
+        return [*self.containers(), *(network.name or "" for network in self.networks()), *volumes]
+
+    def inside(self, node: str, *argv: str, user: str = "") -> str:
+        """What a command prints in a node's container, asked of the daemon and not through labctl."""
+        code, output = self.containers()[node].exec_run(list(argv), user=user or f"{os.getuid()}:{os.getgid()}")
+        assert code == 0, f"{node}: {argv}: code {code}: {output!r}"
+        return bytes(output).decode()
+
+    def processes_of(self, run_id: str) -> list[str]:
+        """Processes in any container that have the run's id in their environment."""
+        search = 'grep -slaF -- "$0" /proc/[0-9]*/environ || true'
+        return [
+            f"{node}: {path}"
+            for node, container in self.containers().items()
+            if container.status == "running"
+            for path in self.inside(node, "sh", "-c", search, f"LABCTL_RUN_ID={run_id}").split()
+        ]
+
+    def plant_canary(self, node: str) -> Callable[[], bool]:
+        """Start a process in a node that no run owns; the answer tells whether it still lives."""
+        seconds = str(80_000 + time.monotonic_ns() % 9_000)
+        container = self.containers()[node]
+        container.exec_run(["sleep", seconds], detach=True)
+
+        def alive() -> bool:
+            return any(f"sleep {seconds}" in " ".join(row) for row in container.top()["Processes"])
+
+        wait_until(alive, 5, "the canary lives")
+        return alive
+
+    def destroy(self) -> None:
+        """Remove all that carries the lab's label, without labctl."""
+        remove_labelled(self.engine, lambda name: name == self.name)
+
+
+def remove_labelled(engine: DockerClient, ours: Callable[[str], bool]) -> None:
+    """Remove the containers and networks of labs whose name is ours."""
+    mark = {"label": "labctl.lab"}
+    for container in engine.containers.list(all=True, filters=mark, ignore_removed=True):
+        if ours(container.labels["labctl.lab"]):
+            with contextlib.suppress(NotFound, APIError):
+                container.remove(force=True, v=True)
+    for network in engine.networks.list(filters=mark):
+        if ours(network.attrs["Labels"]["labctl.lab"]):
+            with contextlib.suppress(NotFound):
+                network.remove()
+
+
+def quoted(value: str) -> str:
+    """A value between double quotes, as .env reads them."""
+    for character, escape in (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t")):
+        value = value.replace(character, escape)
+    return f'"{value}"'

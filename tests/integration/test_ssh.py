@@ -1,0 +1,124 @@
+"""Who reaches whom over ssh, with which keys, and who does not."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from integration.harness import Lab
+
+pytestmark = pytest.mark.docker
+
+
+def private_keys(lab: Lab, node: str) -> set[str]:
+    """Paths in a node of all files that hold a private key, wherever keys can be expected."""
+    search = "grep -rslF -- 'PRIVATE KEY-----' /etc /home /root /run /tmp /var/lib || true"
+    return set(lab.inside(node, "sh", "-c", search).split())
+
+
+def test_the_launcher_reaches_a_worker_by_its_name(lab: Lab) -> None:
+    assert lab.call("exec", "--", "ssh", "worker-1", "hostname").expect(0).out == "worker-1\n"
+
+
+def test_an_exit_code_comes_back_through_exec_and_ssh(lab: Lab) -> None:
+    assert lab.call("exec", "--", "ssh", "worker-0", "exit 7").code == 7
+
+
+def test_exec_in_a_node_runs_as_the_caller(lab: Lab) -> None:
+    answer = lab.call("exec", "--node", "worker-1", "--", "sh", "-c", "hostname; id -u").expect(0)
+    assert answer.out.split() == ["worker-1", lab.inside("worker-1", "id", "-u").strip()]
+
+
+def test_host_keys_are_checked_strictly(lab: Lab) -> None:
+    options = dict(
+        line.split(" ", 1) for line in lab.call("exec", "--", "ssh", "-G", "worker-1").expect(0).out.splitlines()
+    )
+    assert options["stricthostkeychecking"] in {"yes", "true"}
+    assert options["batchmode"] == "yes"
+    assert options["identityfile"].endswith("/.ssh/id_ed25519")
+    unknown = lab.call("exec", "--", "ssh", "-o", "UserKnownHostsFile=/dev/null", "worker-1", "true")
+    assert unknown.code == 255
+    assert "Host key verification failed" in unknown.err
+
+
+def test_the_identity_is_in_the_launcher_alone_and_host_keys_in_their_workers_alone(lab: Lab) -> None:
+    assert private_keys(lab, "launcher") == {"/etc/lab/ssh/id_ed25519", "/home/lab/.ssh/id_ed25519"}
+    for node in ("worker-0", "worker-1"):
+        assert private_keys(lab, node) == {"/etc/lab/ssh/ssh_host_ed25519_key", "/run/lab/ssh_host_ed25519_key"}
+    pinned = {lab.inside(node, "cat", "/run/lab/ssh_host_ed25519_key") for node in ("worker-0", "worker-1")}
+    assert len(pinned) == 2
+
+
+def test_a_worker_lets_nobody_in_without_the_key(lab: Lab) -> None:
+    answer = lab.call("exec", "--", "ssh", "-o", "PubkeyAuthentication=no", "-o", "BatchMode=no", "worker-1", "true")
+    assert answer.code == 255
+    assert "Permission denied (publickey)" in answer.err
+
+
+def test_a_worker_does_not_reach_another_worker(lab: Lab) -> None:
+    answer = lab.call(
+        "exec", "--node", "worker-0", "--",
+        "ssh", "-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-p", "12345",
+        "worker-1", "true",
+    )  # fmt: skip
+    assert answer.code == 255
+    assert "Permission denied" in answer.err
+
+
+def test_forwarding_is_refused(lab: Lab) -> None:
+    answer = lab.call("exec", "--", "ssh", "-W", "127.0.0.1:12345", "worker-1")
+    assert answer.code != 0
+    assert "prohibited" in answer.err
+
+
+def test_the_values_in_force_in_sshd(lab: Lab) -> None:
+    said = lab.inside("worker-1", "/usr/sbin/sshd", "-T", "-f", "/opt/lab/sshd_config", user="0:0")
+    values = dict(line.split(" ", 1) for line in said.splitlines() if " " in line)
+    wanted = {
+        "passwordauthentication": "no",
+        "kbdinteractiveauthentication": "no",
+        "pubkeyauthentication": "yes",
+        "authenticationmethods": "publickey",
+        "allowusers": "lab",
+        "disableforwarding": "yes",
+        "permituserenvironment": "no",
+        "strictmodes": "yes",
+        "permitemptypasswords": "no",
+    }
+    assert {name: values[name] for name in wanted} == wanted
+    assert int(values["maxstartups"].split(":")[0]) >= 128
+
+
+def test_a_host_key_that_changed_on_a_worker_is_refused_with_the_reason(lab: Lab) -> None:
+    path = lab.path / ".lab/nodes/worker-1/ssh/ssh_host_ed25519_key"
+    right, runs = path.read_bytes(), lab.run_ids()
+    try:
+        path.write_bytes(
+            Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+        )
+        lab.containers()["worker-1"].restart(timeout=0)
+        answer = lab.call("run", "hello", "--json").expect(3)
+        assert "REMOTE HOST IDENTIFICATION HAS CHANGED" in answer.json["error"]["message"]
+        assert answer.json["error"]["node"] == "worker-1"
+        assert lab.run_ids() == runs
+    finally:
+        path.write_bytes(right)
+        lab.containers()["worker-1"].restart(timeout=0)
+        lab.call("up").expect(0)
+    assert lab.call("exec", "--", "ssh", "worker-1", "hostname").expect(0).out == "worker-1\n"
+
+
+def test_keys_on_the_host_lie_apart_and_are_private(lab: Lab) -> None:
+    found = subprocess.run(
+        ["grep", "-rlF", "PRIVATE KEY-----", "."], cwd=lab.path, capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert sorted(found) == [
+        "./.lab/nodes/worker-0/launcher/id_ed25519",
+        "./.lab/nodes/worker-0/ssh/ssh_host_ed25519_key",
+        "./.lab/nodes/worker-1/ssh/ssh_host_ed25519_key",
+    ]
+    assert all(Path(lab.path, path).stat().st_mode & 0o777 == 0o600 for path in found)

@@ -1,0 +1,221 @@
+"""`up`, `status` and `down`: what they make, what they leave alone, what they remove."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from docker.models.containers import Container
+
+from integration.harness import Lab, wait_until
+
+pytestmark = pytest.mark.docker
+
+FreshLab = Callable[..., Lab]
+
+
+def host_mtu() -> int:
+    """MTU of the interface that the default route leaves by."""
+    routes = [line.split() for line in Path("/proc/net/route").read_text().splitlines()[1:]]
+    default = sorted((int(route[6]), route[0]) for route in routes if route[1] == "00000000" == route[7])
+    return int(Path(f"/sys/class/net/{default[0][1]}/mtu").read_text()) if default else 1500
+
+
+def host_config(lab: Lab) -> dict[str, Any]:
+    return {node: container.attrs["HostConfig"] for node, container in lab.containers().items()}
+
+
+@contextmanager
+def stranger(lab: Lab, image: str) -> Iterator[Container]:
+    """A container that says it is of the lab's compose project, but that no lab owns."""
+    container = lab.engine.containers.run(
+        image,
+        entrypoint=["sleep", "3600"],
+        detach=True,
+        network_mode="none",
+        labels={"com.docker.compose.project": f"labctl-{lab.name}", "com.docker.compose.service": "worker-9"},
+    )
+    try:
+        yield container
+    finally:
+        container.remove(force=True)
+
+
+def test_up_makes_one_launcher_and_the_workers_with_their_labels(lab: Lab) -> None:
+    containers = lab.containers()
+    assert sorted(containers) == ["launcher", "worker-0", "worker-1"]
+    for node, container in containers.items():
+        assert container.status == "running"
+        assert container.labels["labctl.lab"] == lab.name
+        assert container.labels["labctl.role"] == ("launcher" if node == "launcher" else "worker")
+        assert container.attrs["Config"]["Hostname"] == node
+
+
+def test_the_lab_has_one_network_with_the_mtu_of_the_host(lab: Lab) -> None:
+    (network,) = lab.networks()
+    assert network.attrs["Driver"] == "bridge"
+    assert network.attrs["Options"]["com.docker.network.driver.mtu"] == str(host_mtu())
+    for node in lab.containers():
+        assert lab.inside(node, "cat", "/sys/class/net/eth0/mtu").strip() == str(host_mtu())
+
+
+def test_containers_hold_no_more_privilege_than_sshd_needs(lab: Lab) -> None:
+    granted = {
+        "launcher": {"SETGID", "SETUID"},
+        "worker-0": {"AUDIT_WRITE", "SETGID", "SETUID", "SYS_CHROOT"},
+        "worker-1": {"AUDIT_WRITE", "SETGID", "SETUID", "SYS_CHROOT"},
+    }
+    for node, config in host_config(lab).items():
+        assert config["CapDrop"] == ["ALL"]
+        assert {capability.removeprefix("CAP_") for capability in config["CapAdd"]} == granted[node]
+        assert not config["Privileged"]
+        assert "no-new-privileges:true" in config["SecurityOpt"]
+        assert not config["Devices"]
+        assert config["PidMode"] == config["IpcMode"].replace("private", "") == config["UTSMode"] == ""
+        assert "NoNewPrivs:\t1" in lab.inside(node, "cat", "/proc/self/status")
+
+
+def test_containers_have_an_init_bounded_logs_and_bounded_processes(lab: Lab) -> None:
+    for config in host_config(lab).values():
+        assert config["Init"] is True
+        assert config["LogConfig"] == {"Type": "json-file", "Config": {"max-size": "10m", "max-file": "3"}}
+        assert config["PidsLimit"] == 8192
+        assert config["ShmSize"] == 64 * 2**20
+
+
+def test_nothing_is_published_and_the_docker_socket_stays_outside(lab: Lab) -> None:
+    for container in lab.containers().values():
+        assert not container.attrs["HostConfig"]["PortBindings"]
+        assert not any(container.attrs["NetworkSettings"]["Ports"].values())
+        assert not [mount for mount in container.attrs["Mounts"] if "docker.sock" in mount["Source"]]
+
+
+def test_workers_share_the_cores_without_overlap(lab: Lab) -> None:
+    shares = [
+        set(lab.inside(node, "python", "-c", "import os; print(*os.sched_getaffinity(0))").split())
+        for node in ("worker-0", "worker-1")
+    ]
+    if len(set.union(*shares)) < 2:
+        pytest.skip("one core cannot be shared without overlap")
+    assert all(shares)
+    assert not any(one & other for one, other in combinations(shares, 2))
+
+
+def test_a_second_up_touches_no_container(lab: Lab) -> None:
+    before = lab.identities()
+    lab.call("up").expect(0)
+    assert lab.identities() == before
+
+
+def test_up_with_fewer_nodes_removes_its_own_surplus_and_nothing_else(lab: Lab, image: str) -> None:
+    with stranger(lab, image) as container:
+        lab.call("up", "--setting", "LAB_NODES=1").expect(0)
+        assert sorted(lab.containers()) == ["launcher", "worker-0"]
+        lab.call("up").expect(0)
+        assert sorted(lab.containers()) == ["launcher", "worker-0", "worker-1"]
+        container.reload()
+        assert container.status == "running"
+
+
+def test_a_worker_that_was_removed_comes_back_alone(lab: Lab) -> None:
+    before = lab.identities()
+    lab.containers()["worker-1"].remove(force=True)
+    assert lab.call("status", "--json").expect(0).json["state"] == "partial"
+    lab.call("up").expect(0)
+    after = lab.identities()
+    assert after.pop("worker-1") != before.pop("worker-1")
+    assert after == before
+
+
+def test_a_worker_that_was_stopped_is_started_again(lab: Lab) -> None:
+    before = lab.identities()
+    lab.containers()["worker-0"].kill()
+    lab.call("up").expect(0)
+    after = lab.identities()
+    assert lab.containers()["worker-0"].status == "running"
+    assert {node: after[node] for node in ("launcher", "worker-1")} == {
+        node: before[node] for node in ("launcher", "worker-1")
+    }
+
+
+def test_status_says_what_docker_says(lab: Lab) -> None:
+    def healthy() -> Any:
+        document = lab.call("status", "--json").expect(0).json
+        return document if all(node["health"] != "starting" for node in document["nodes"]) else None
+
+    document = wait_until(healthy, 60, "the health checks have run")
+    assert document["schema"] == 1
+    assert (document["lab"], document["state"]) == (lab.name, "up")
+    assert [(node["name"], node["role"], node["host"], node["state"], node["health"], node["slots"])
+            for node in document["nodes"]] == [
+        ("launcher", "launcher", "local", "running", None, 0),
+        ("worker-0", "worker", "local", "running", "healthy", 1),
+        ("worker-1", "worker", "local", "running", "healthy", 1),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [("status", "--json"), ("up", "--dry-run"), ("down", "--dry-run")], ids=" ".join)
+def test_looking_changes_nothing(lab: Lab, words: tuple[str, ...]) -> None:
+    def state() -> object:
+        files = {path: path.stat().st_mtime_ns for path in (lab.path / ".lab/nodes").rglob("*")}
+        return lab.identities(), [network.id for network in lab.networks()], files
+
+    before = state()
+    lab.call(*words).expect(0)
+    assert state() == before
+
+
+def test_a_dry_run_of_up_on_a_lab_that_is_down_makes_nothing(fresh_lab: FreshLab) -> None:
+    lab = fresh_lab()
+    answer = lab.call("up", "--dry-run", "--json").expect(0)
+    assert "worker-1" in "\n".join(answer.json["plan"])
+    assert not lab.labelled()
+    assert not (lab.path / ".lab/nodes").exists()
+
+
+def test_down_twice_and_with_the_state_directory_deleted(fresh_lab: FreshLab, image: str) -> None:
+    lab = fresh_lab(LAB_NODES="1")
+    lab.call("up").expect(0)
+    with stranger(lab, image) as container:
+        lab.call("down").expect(0)
+        assert not lab.labelled()
+        lab.call("down").expect(0)
+        lab.call("up").expect(0)
+        assert lab.labelled()
+        shutil.rmtree(lab.path / ".lab")
+        lab.call("down").expect(0)
+        assert not lab.labelled()
+        container.reload()
+        assert container.status == "running"
+
+
+def test_clean_removes_keys_and_rendered_files_but_no_run(fresh_lab: FreshLab) -> None:
+    lab = fresh_lab(LAB_NODES="1")
+    lab.call("up").expect(0)
+    (lab.path / "runs/kept").mkdir(parents=True)
+    lab.call("clean").expect(0)
+    assert not lab.labelled()
+    assert not (lab.path / ".lab").exists()
+    assert lab.run_ids() == ["kept"]
+
+
+@pytest.mark.parametrize("node", ["worker-0", "worker-1"])
+def test_the_files_of_a_node_work_by_hand(lab: Lab, node: str) -> None:
+    done = subprocess.run(
+        ["docker", "compose", "-f", f".lab/nodes/{node}/compose.yml", "config", "-q"],
+        cwd=lab.path,
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def test_private_files_are_for_their_owner_alone(lab: Lab) -> None:
+    for path in (lab.path / ".lab").rglob("*"):
+        assert path.stat().st_mode & 0o077 == 0, path

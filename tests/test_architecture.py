@@ -1,0 +1,245 @@
+"""The rules of the house, read off the source: imports go one way, and each kind of side effect has one home."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "labctl"
+
+# From the lowest ring to the highest: a module imports from its own ring and from those below it.
+RINGS: tuple[tuple[str, ...], ...] = (
+    ("model", "errors"),
+    ("dotenv", "yamlfile", "hostfile", "workload", "settings", "metrics", "verdict", "fit", "accelerators",
+     "launchers", "resources", "host", "apt"),
+    ("context", "observe", "lab", "render", "job", "plan"),
+    ("shell", "files", "lock", "keys", "store", "report", "output", "initialise"),
+    ("engines",),
+    ("execute",),
+    ("supervise", "limits", "record", "prerequisites", "sources", "base_image", "build", "setup", "doctor"),
+    ("prepare", "runs"),
+    ("flows",),
+    ("cli",),
+)  # fmt: skip
+RING = {name: number for number, ring in enumerate(RINGS) for name in ring}
+# Data in, data out: what stands left of the plan.
+PURE = ("model", "errors", "yamlfile", "hostfile", "settings", "metrics", "verdict", "fit", "launchers", "lab",
+        "render", "job", "plan")  # fmt: skip
+HEAVY = {"docker", "python_on_whales", "jinja2", "yaml", "cryptography", "typer", "requests"}
+MODULES = sorted(PACKAGE.rglob("*.py"))
+LIMIT = 300
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def part(name: str) -> str:
+    """``labctl.engines.local`` -> ``engines``."""
+    return name.split(".")[1] if "." in name else ""
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imports(nodes: Iterator[ast.AST]) -> Iterator[tuple[str, int]]:
+    """Full names of what is imported, with lines; ``from labctl import render`` is ``labctl.render``."""
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide where they lead"
+            inner = node.module == "labctl"
+            yield from ((f"labctl.{a.name}" if inner else str(node.module), node.lineno) for a in node.names)
+
+
+def at_module_level(body: list[ast.stmt]) -> Iterator[ast.AST]:
+    """Statements that run at import: not those inside functions nor under TYPE_CHECKING."""
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        yield node
+        for block in ("body", "orelse", "finalbody"):
+            yield from at_module_level(getattr(node, block, []))
+
+
+def where(path: Path, line: int, what: str) -> str:
+    return f"{path.relative_to(PACKAGE.parent)}:{line}: {what}"
+
+
+def calls(path: Path) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node.lineno
+
+
+def names_used(path: Path) -> Iterator[tuple[str, int]]:
+    """Dotted names such as ``os.environ``, also where they were imported on their own."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Attribute):
+            yield ast.unparse(node), node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def test_every_module_has_its_ring() -> None:
+    assert {part(module_name(path)) for path in MODULES} - {""} <= set(RING)
+
+
+def test_imports_go_one_way() -> None:
+    wrong = [
+        where(path, line, f"{module_name(path)} imports {target}, which stands above it")
+        for path in MODULES
+        if part(module_name(path))
+        for target, line in imports(ast.walk(tree(path)))
+        if target.startswith("labctl.") and RING[part(target)] > RING[part(module_name(path))]
+    ]
+    assert wrong == []
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    graph = {
+        part(module_name(path)): {
+            part(target) for target, _ in imports(ast.walk(tree(path))) if target.startswith("labctl.")
+        }
+        - {part(module_name(path))}
+        for path in MODULES
+        if path.name != "__init__.py" or path.parent != PACKAGE
+    }
+    while leaves := [name for name, targets in graph.items() if not targets & set(graph)]:
+        for name in leaves:
+            del graph[name]
+    assert graph == {}
+
+
+def test_plugins_do_not_know_each_other() -> None:
+    wrong = [
+        where(path, line, target)
+        for folder in ("accelerators", "launchers", "engines")
+        for path in (PACKAGE / folder).glob("*.py")
+        for target, line in imports(ast.walk(tree(path)))
+        if target.startswith(f"labctl.{folder}.")
+    ]
+    assert wrong == []
+
+
+def test_what_stands_left_of_the_plan_has_neither_clock_nor_network_nor_docker() -> None:
+    unwanted = {"time", "datetime", "random", "secrets", "socket", "urllib", "subprocess", "docker", "threading"}
+    wrong = [
+        where(path, line, f"imports {target}")
+        for path in MODULES
+        if part(module_name(path)) in PURE
+        for target, line in imports(ast.walk(tree(path)))
+        if target.split(".")[0] in unwanted
+    ]
+    assert wrong == []
+
+
+def test_only_output_prints() -> None:
+    printing = {"print", "sys.stdout.write", "sys.stderr.write", "typer.echo", "typer.secho", "input"}
+    wrong = [
+        where(path, line, name)
+        for path in MODULES
+        for name, line in calls(path)
+        if name in printing and module_name(path) != "labctl.output"
+    ]
+    assert wrong == []
+
+
+def test_only_the_command_line_exits() -> None:
+    leaving = {"sys.exit", "exit", "quit", "os._exit", "typer.Exit", "SystemExit"}
+    wrong = [
+        where(path, line, name)
+        for path in MODULES
+        for name, line in calls(path)
+        if name in leaving and part(module_name(path)) != "cli"
+    ]
+    assert wrong == []
+
+
+# What these do with it: hand this process's own environment on to the programs that they start.
+READS_ENVIRONMENT = {"shell"}
+
+
+def test_only_the_command_line_reads_the_process_environment() -> None:
+    wrong = [
+        where(path, line, name)
+        for path in MODULES
+        for name, line in names_used(path)
+        if name in {"os.environ", "os.environb", "os.getenv"}
+        and part(module_name(path)) not in {"cli", *READS_ENVIRONMENT}
+    ]
+    assert wrong == []
+
+
+def test_only_shell_starts_processes() -> None:
+    wrong = [
+        where(path, line, target)
+        for path in MODULES
+        for target, line in imports(ast.walk(tree(path)))
+        if target.split(".")[0] in {"subprocess", "pty", "multiprocessing", "asyncio"}
+        and module_name(path) != "labctl.shell"
+    ]
+    wrong += [
+        where(path, line, name)
+        for path in MODULES
+        for name, line in names_used(path)
+        if name.startswith(("os.system", "os.popen", "os.exec", "os.spawn", "os.fork"))
+        and module_name(path) != "labctl.shell"
+    ]
+    assert wrong == []
+
+
+def test_heavy_libraries_are_imported_where_they_are_needed() -> None:
+    def allowed(name: str, library: str) -> bool:
+        return library == "typer" and name.startswith("labctl.cli.")
+
+    wrong = [
+        where(path, line, target)
+        for path in MODULES
+        for target, line in imports(at_module_level(tree(path).body))
+        if target.split(".")[0] in HEAVY and not allowed(module_name(path), target.split(".")[0])
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_name)
+def test_modules_are_short(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) < LIMIT
+
+
+def loaded_by(code: str) -> set[str]:
+    """Top-level modules in memory after the code, in an interpreter of its own."""
+    program = f"import sys\n{code}\nsys.stderr.write('\\n'.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return {name.split(".")[0] for name in done.stderr.split()}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import labctl.cli",
+        "sys.argv = ['labctl', '--help']\nfrom labctl.cli import main\nmain()",
+        "sys.argv = ['labctl', '--version']\nfrom labctl.cli import main\nmain()",
+    ],
+    ids=["import", "help", "version"],
+)
+def test_the_command_line_opens_without_heavy_libraries(code: str) -> None:
+    assert loaded_by(code) & {*HEAVY, "click", "rich", "subprocess", "logging"} == set()
+
+
+@pytest.mark.parametrize("name", ["lab", "runs", "inside", "setting_up"])
+def test_commands_load_without_the_libraries_of_others(name: str) -> None:
+    heavy = HEAVY - {"typer"}
+    assert loaded_by(f"import labctl.cli.{name}") & heavy == set()
