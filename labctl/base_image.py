@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import tempfile
@@ -53,18 +54,24 @@ def make(tag: str, mirror: str, directory: Path, emit: Emit) -> None:
             "only a Debian or Ubuntu host can make the base image itself",
             hint="set LAB_BASE_IMAGE to a Debian image that is here, or docker load one",
         )
+    archive = apt_list("debian", DEBIAN, mirror)
+    if not archive:
+        raise HostError(
+            f"this host's own package sources have no Debian {DEBIAN} to make the base image from",
+            hint="set LAB_APT_MIRROR to a Debian mirror, or LAB_BASE_IMAGE to an image that is here",
+        )
     _require_mmdebstrap(emit)
     with tempfile.TemporaryDirectory(dir=directory, prefix="base-") as folder:
         work = Path(folder)
-        (work / "official.list").write_text(_official(), encoding="utf-8")
-        # A mirror may carry credentials or mean nothing elsewhere: used from a file, and replaced in the image.
-        (work / "mirror.list").write_text(apt_list("debian", DEBIAN, mirror) or _official(), encoding="utf-8")
+        # Credentials are used from a file here, and stay out of the image.
+        (work / "mirror.list").write_text(archive, encoding="utf-8")
+        (work / "public.list").write_text(re.sub(r"(\w://)[^\s/]*@", r"\1", archive), encoding="utf-8")
         argv = [
             *(root_prefix() or ()),
             "mmdebstrap",
             "--variant=apt",
             "--include=ca-certificates",
-            f"--customize-hook=upload {work}/official.list /etc/apt/sources.list",
+            f"--customize-hook=upload {shlex.quote(f'{work}/public.list')} /etc/apt/sources.list",
             '--customize-hook=rm -f "$1"/etc/apt/sources.list.d/* "$1/etc/resolv.conf" "$1/etc/hostname"',
             DEBIAN,
             f"{work}/base.tar",
@@ -75,7 +82,7 @@ def make(tag: str, mirror: str, directory: Path, emit: Emit) -> None:
 
 
 def apt_list(distribution: str, codename: str, mirror: str) -> str:
-    """``sources.list`` for an image of that release: Debian from the mirror, if named, else this host's own; or empty."""
+    """``sources.list`` for an image of that release: Debian's from a named mirror, else this host's own; or empty."""
     if mirror and distribution == "debian":
         return apt.for_mirror(mirror, codename)
     release = host.os_release()
@@ -88,10 +95,6 @@ def release_of(image: str) -> Mapping[str, str]:
     """An image's own description of its distribution; empty where it has none."""
     argv = ["docker", "run", "--rm", "--network", "none", "--entrypoint", "cat", image, "/etc/os-release"]
     return host.parse_os_release(shell.run(argv, check=False).out)
-
-
-def _official() -> str:
-    return apt.for_mirror("http://deb.debian.org/debian", DEBIAN)
 
 
 def _require_mmdebstrap(emit: Emit) -> None:

@@ -17,7 +17,7 @@ ACCELERATORS = ("auto", *get_args(Accelerator))
 EXTRA = "LAB_ENV_"
 """``LAB_ENV_<NAME>=value`` gives workloads ``NAME=value``."""
 
-_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_KEY|_KEY\Z", re.IGNORECASE)
+_SECRET_NAME = re.compile(r"TOKEN(?!IZER)|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_KEY|_KEY\Z", re.IGNORECASE)
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 Kind = Callable[[str], None]
@@ -204,8 +204,8 @@ def load(directory: Path, environ: Mapping[str, str], flags: Mapping[str, str]) 
 
 
 def flag(key: str) -> str:
-    """The flag that sets a key: ``--ssh-port`` for ``LAB_SSH_PORT``."""
-    return "--" + key.removeprefix("LAB_").lower().replace("_", "-")
+    """How a person sets a key on the command line."""
+    return f"--setting {key}"
 
 
 def _is_known(key: str) -> bool:

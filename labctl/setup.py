@@ -252,12 +252,18 @@ def _wait_until_it_answers(prefix: tuple[str, ...], limit: float) -> None:
     deadline = time.monotonic() + limit
     version = ["docker", "version", "--format", "{{.Server.Version}}"]
     while (answer := shell.run([*prefix, *version], check=False)).code != 0:
-        if time.monotonic() > deadline:
+        if _has_died() or time.monotonic() > deadline:
             log = LOG.read_text(encoding="utf-8", errors="replace").splitlines()[-20:] if LOG.is_file() else []
             raise HostError(
-                "\n".join((f"Docker did not answer within {limit:g} s: {answer.err.strip()}", *log)),
+                "\n".join((f"Docker does not answer: {answer.err.strip()}", *log)),
                 hint=f"less {LOG}" if log else "journalctl --unit docker",
             )
         time.sleep(0.5)
     if major(answer.out.strip()) < OLDEST_ENGINE:
         raise HostError(f"Docker Engine {answer.out.strip()} still runs", hint="restart it, then: labctl setup")
+
+
+def _has_died() -> bool:
+    """Whether the daemon that was started here is gone already."""
+    pid_file = STATE / "dockerd.pid"
+    return pid_file.is_file() and not Path(f"/proc/{pid_file.read_text(encoding='utf-8').strip()}").exists()

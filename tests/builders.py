@@ -11,8 +11,8 @@ from typing import Any
 from labctl import job as jobs
 from labctl import plan, render
 from labctl.engines import Container, Observed
-from labctl.errors import HostError
-from labctl.model import DeviceMapping, File, Host, Job, Lab, Limits, Mount, Node, Workload
+from labctl.model import DeviceMapping, File, Host, Job, Lab, Limits, Mount, Node, Pairs, Workload
+from labctl.shell import Completed
 
 DIRECTORY = Path("/srv/lab")
 IMAGE_ID = "sha256:1111"
@@ -119,10 +119,19 @@ def up(of: Lab, seen: Observed, changed: tuple[File, ...] = ()) -> str:
     return str(plan.up(of, render.render(of), changed, seen))
 
 
-Answer = Callable[[str, tuple[str, ...]], Iterator[tuple[str, str]]]
+class Failed(Exception):
+    """Raised by an answer: the program ends with this code."""
+
+    def __init__(self, code: int, err: str = "") -> None:
+        super().__init__(code)
+        self.code, self.err = code, err
 
 
-def silent(container: str, argv: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+Answer = Callable[[str, tuple[str, ...]], Iterator[str]]
+"""Container and command -> the lines that the program prints."""
+
+
+def silent(container: str, argv: tuple[str, ...]) -> Iterator[str]:
     """A program that prints nothing and ends well."""
     yield from ()
 
@@ -156,15 +165,37 @@ class FakeEngine:
     def remove_networks(self, networks: tuple[str, ...]) -> None:
         self.done.append(("remove_networks", networks))
 
-    def start(
-        self, container: str, argv: tuple[str, ...], *, user: str, workdir: str, environment: dict[str, str]
-    ) -> Iterator[tuple[str, str]]:
-        self.started.append((container, argv))
-        self.options.append({"user": user, "workdir": workdir, "environment": environment})
-        if container in self.dead:
-            raise HostError(f"No such container: {container}")
+    def call(self, container: str, argv: tuple[str, ...], *, user: str) -> Completed:
+        printed: list[str] = []
+        code, err = self._execute(container, argv, printed.append, user=user)
+        return Completed(argv, code, "".join(f"{line}\n" for line in printed), err)
+
+    def follow(
+        self,
+        container: str,
+        argv: tuple[str, ...],
+        on_line: Callable[[str], None],
+        *,
+        user: str,
+        workdir: str,
+        environment: Pairs,
+    ) -> int:
         self.running.set()
-        return self.answer(container, argv)
+        return self._execute(container, argv, on_line, user=user, workdir=workdir, environment=environment)[0]
+
+    def _execute(
+        self, container: str, argv: tuple[str, ...], on_line: Callable[[str], None], **options: Any
+    ) -> tuple[int, str]:
+        self.started.append((container, argv))
+        self.options.append(options)
+        if container in self.dead:
+            return 1, f"Error response from daemon: No such container: {container}"
+        try:
+            for line in self.answer(container, argv):
+                on_line(line)
+        except Failed as failed:
+            return failed.code, failed.err
+        return 0, ""
 
     def grants(self, image: str, limits: tuple[tuple[str, int], ...]) -> bool:
         return True

@@ -127,7 +127,7 @@ BAD = {
     "LAB_PIP_EXTRA_INDEX_URL": ["https://a b"],
     "LAB_PIP_FIND_LINKS": ["wheels", "--pre"],
     "LAB_CA_CERTIFICATES": ["ca.pem"],
-    "LAB_APT_MIRROR": ["deb.debian.org"],
+    "LAB_APT_MIRROR": ["mirror.example"],
     "LAB_TORCH_INDEX": ["cpu"],
     "HOST_CACHE_PATH": ["cache", "./cache", "~other/cache", "$HOME/x"],
     "HOST_REPO_PATH": ["repo"],

@@ -1,0 +1,149 @@
+"""`up` and `down` that are interrupted, doubled, or asked for what cannot be."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from integration.harness import Lab, wait_until
+
+from docker import DockerClient
+
+FreshLab = Callable[..., Lab]
+
+
+def is_complete(lab: Lab) -> bool:
+    """Launcher and two workers run on one network."""
+    states = {node: container.status for node, container in lab.containers().items()}
+    return states == dict.fromkeys(("launcher", "worker-0", "worker-1"), "running") and len(lab.networks()) == 1
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("moments", [3, pytest.param(10, marks=pytest.mark.slow)])
+def test_up_that_was_interrupted_converges_and_down_leaves_nothing(fresh_lab: FreshLab, moments: int) -> None:
+    lab = fresh_lab()
+    lab.call("up").expect(0)
+    lab.call("down").expect(0)
+    whole = lab.call("up").expect(0).seconds
+    for moment in range(moments):
+        lab.call("down").expect(0)
+        assert lab.labelled() == []
+        with lab.start("up") as running:
+            running.ends_within((moment + 0.5) / moments * whole)
+            running.press()
+            answer = running.answer(30)
+        assert "Traceback" not in answer.err, answer.err
+        assert answer.code == 130 or (answer.code == 0 and is_complete(lab)), (moment, answer.code, answer.err)
+        lab.call("up").expect(0)
+        assert is_complete(lab)
+        assert lab.call("exec", "--", "ssh", "worker-1", "hostname").expect(0).out == "worker-1\n"
+    lab.call("down").expect(0)
+    assert lab.labelled() == []
+
+
+@pytest.mark.docker
+def test_of_two_ups_at_once_one_waits_for_the_other_and_says_for_whom(fresh_lab: FreshLab) -> None:
+    lab = fresh_lab()
+    lock = lab.path / ".lab/lock"
+    with lab.start("up") as first:
+        wait_until(lambda: lock.exists() and "labctl up" in lock.read_text(), 20, "the first holds the lock")
+        os.kill(first.process.pid, signal.SIGSTOP)
+        with lab.start("up") as second:
+            wait_until(lambda: "waiting for" in second.err, 20, "the second says that it waits")
+            assert re.search(rf"waiting for .*labctl up.*\bpid {first.process.pid}\b", second.err)
+            assert not second.ends_within(0.5)
+            os.kill(first.process.pid, signal.SIGCONT)
+            first.answer(60).expect(0)
+            second.answer(60).expect(0)
+    assert is_complete(lab)
+
+
+@pytest.mark.docker
+def test_two_ups_at_once_make_one_lab(fresh_lab: FreshLab) -> None:
+    lab = fresh_lab()
+    with lab.start("up") as first, lab.start("up") as second:
+        first.answer(60).expect(0)
+        second.answer(60).expect(0)
+    assert is_complete(lab)
+
+
+@pytest.mark.docker
+def test_down_while_up_is_under_way_waits_and_then_removes_it_all(fresh_lab: FreshLab) -> None:
+    lab = fresh_lab()
+    lock = lab.path / ".lab/lock"
+    with lab.start("up") as up:
+        wait_until(lambda: lock.exists() and "labctl up" in lock.read_text(), 20, "up holds the lock")
+        lab.call("down").expect(0)
+        up.answer(60)
+    assert lab.labelled() == []
+
+
+@pytest.mark.docker
+def test_a_mount_whose_source_is_not_there_is_named_and_nothing_is_made(fresh_lab: FreshLab) -> None:
+    lab = fresh_lab(HOST_REPO_PATH="/nonexistent/clone")
+    error = lab.call("up", "--json").expect(3).json["error"]
+    assert "/nonexistent/clone" in error["message"]
+    assert "mkdir" in error["hint"]
+    assert lab.labelled() == []
+    assert not (lab.path / ".lab/nodes").exists()
+    assert not Path("/nonexistent").exists()
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("words", [("up",), ("run", "hello")], ids=" ".join)
+def test_a_lab_of_the_same_name_in_another_directory_is_refused(
+    lab: Lab, fresh_lab: FreshLab, words: tuple[str, ...]
+) -> None:
+    other = fresh_lab()
+    other.configure({"LAB_NAME": lab.name, "LAB_IMAGE": lab.containers()["launcher"].attrs["Config"]["Image"]})
+    before = lab.identities()
+    error = other.call(*words, "--json").expect(3).json["error"]
+    assert lab.name in error["message"]
+    assert str(lab.path) in error["message"]
+    assert "LAB_NAME" in error["hint"]
+    assert lab.identities() == before
+    assert other.run_ids() == []
+
+
+@pytest.mark.docker
+def test_an_image_that_is_not_there_is_named(fresh_lab: FreshLab) -> None:
+    lab = fresh_lab(LAB_IMAGE="labctl-tests/no-such-image:1")
+    error = lab.call("up", "--json").expect(3).json["error"]
+    assert "labctl-tests/no-such-image:1" in error["message"]
+    assert error["hint"]
+    assert lab.labelled() == []
+
+
+@pytest.mark.docker
+def test_a_run_on_a_lab_that_is_down_says_what_to_type(fresh_lab: FreshLab) -> None:
+    lab = fresh_lab()
+    error = lab.call("run", "hello", "--json").expect(3).json["error"]
+    assert error["hint"] == "labctl up"
+    assert lab.run_ids() == []
+    assert lab.labelled() == []
+
+
+@pytest.fixture(scope="module")
+def offline_lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    """A lab directory on a machine whose engine nobody asks."""
+    return Lab.make(tmp_path_factory.mktemp("offline"), "offline", DockerClient(), {})
+
+
+@pytest.mark.parametrize("words", [("status",), ("up",), ("run", "hello"), ("down",)], ids=" ".join)
+@pytest.mark.parametrize(
+    "address", ["unix:///nonexistent/docker.sock", "tcp://127.0.0.1:1"], ids=["no-socket", "nobody-listens"]
+)
+def test_without_a_daemon_there_is_a_reason_and_a_hint(offline_lab: Lab, words: tuple[str, ...], address: str) -> None:
+    environ = {"DOCKER_HOST": address}
+    for_people = offline_lab.call(*words, environ=environ).expect(3)
+    assert "error: " in for_people.err
+    assert "hint: " in for_people.err
+    assert for_people.out == ""
+    document = offline_lab.call(*words, "--json", environ=environ).expect(3).json
+    assert document["error"]["kind"] == "environment"
+    assert "Docker" in document["error"]["message"]
+    assert document["error"]["hint"]

@@ -1,0 +1,218 @@
+"""Values of any shape reach containers and ranks byte for byte; secrets reach ranks and nobody else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import stat
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from integration.harness import Answer, Lab
+
+pytestmark = pytest.mark.docker
+
+TOKEN = "hf_CanaryThatNobodyMaySee0123456789"  # noqa: S105 - nobody's
+CONTROL = "/runs/"
+"""A word that is in the arguments of processes: a watcher that does not see it sees nothing."""
+API_KEY = "canary of $WANDB 'with' \"odd\" \\ parts"
+CHOSEN = {
+    "EMPTY": "",
+    "BLANKS": "  two  blanks each side  ",
+    "SINGLE_QUOTES": "it's 'quoted'",
+    "DOUBLE_QUOTES": 'say "so" and \\"so\\"',
+    "DOLLARS": "$HOME ${PATH} $$ $(id) `id` ${UNSET:-default}",
+    "BACKSLASHES": "C:\\new\\table \\\\ \\",
+    "LINES": "first\nsecond\r\nthird\n",
+    "TABS": "\tone\ttwo\t",
+    "COMMENT": "value # not a comment",
+    "YAML": "{a: [1, 2]} & *anchor !tag % @ | > - ? :",
+    "BOOLEAN": "yes",
+    "NUMBER": "0o17",
+    "NON_ASCII": "grüße 漢字 🙂 \u00a0\u2028\u0085 e\u0301",
+    "CONTROLS": "\x01\x1b[31m\x7f",
+    "BYTE_ORDER_MARK": "\ufeffvalue",
+    "SHELL": "; rm -rf /nonexistent & | > < * ? [a] ~ !",
+    "TEN_THOUSAND": "0123456789" * 1000,
+}
+ALPHABET = " \t\n\r'\"\\$`#{}()[]<>|&;*?!~%=,:@-_.aZ09\u00e9\u4e2d\U0001f600\u2029\x0b\x0c\x1f"
+
+
+def odd_values() -> dict[str, str]:
+    """The chosen values, and forty drawn from the characters that some reader on the way might take for its own."""
+    draw = random.Random(2)  # noqa: S311 - the same values in every session
+    drawn = {f"DRAWN_{index}": "".join(draw.choices(ALPHABET, k=draw.randint(1, 40))) for index in range(40)}
+    return {f"ODD_{name}": value for name, value in {**CHOSEN, **drawn}.items()}
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def variables(block: bytes) -> dict[str, str]:
+    """What `env -0` prints, as names and values."""
+    pairs = (entry.decode().partition("=") for entry in block.rstrip(b"\0").split(b"\0"))
+    return {name: value for name, _, value in pairs}
+
+
+def only_odd(found: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in found.items() if name.startswith("ODD_")}
+
+
+@contextmanager
+def watching_arguments(words: tuple[str, ...]) -> Iterator[list[str]]:
+    """Look at the arguments of all processes of the host, again and again; collects those that hold a word."""
+    seen: list[str] = []
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.wait(0.02):
+            for path in Path("/proc").glob("[0-9]*/cmdline"):
+                with suppress(OSError):
+                    line = path.read_bytes().decode("utf-8", "replace")
+                    seen.extend(line for word in words if word in line)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        done.set()
+        thread.join()
+
+
+class Told:
+    """A lab with odd and secret values, the run that was made on it, and all that labctl said meanwhile."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.said: list[Answer] = []
+        with watching_arguments((TOKEN, API_KEY, CONTROL)) as self.arguments:
+            self.call("up", "--dry-run")
+            self.call("render")
+            self.call("up")
+            self.run_id = self.call("run", "environ", "--json", "--set", "tell=WANDB_API_KEY").json["run_id"]
+            for words in (
+                ("config",), ("config", "--json"), ("status",), ("status", "--json"), ("doctor",), ("doctor", "--json"),
+                ("runs",), ("show",), ("logs",), ("up",), ("workloads",), ("down", "--dry-run"),
+            ):  # fmt: skip
+                self.call(*words)
+
+    def call(self, *words: str) -> Answer:
+        answer = self.lab.call(*words)
+        self.said.append(answer)
+        return answer if words[0] == "doctor" else answer.expect(0)
+
+    def digests(self) -> dict[str, str]:
+        """What rank 0 found in its environment."""
+        path = self.lab.path / "runs" / self.run_id / "environ-0.json"
+        found: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
+        return found
+
+
+@pytest.fixture(scope="module")
+def told(new_lab: Callable[[dict[str, str]], Lab], image: str) -> Iterator[Told]:
+    extra = {f"LAB_ENV_{name}": value for name, value in odd_values().items()}
+    lab = new_lab({"LAB_NODES": "1", "HF_TOKEN": TOKEN, "LAB_ENV_WANDB_API_KEY": API_KEY, **extra})
+    yield Told(lab)
+    lab.destroy()
+
+
+@pytest.mark.parametrize("node", ["launcher", "worker-0"])
+def test_a_container_has_every_value_byte_for_byte(told: Told, node: str) -> None:
+    container = told.lab.containers()[node]
+    configured = dict(entry.split("=", 1) for entry in container.attrs["Config"]["Env"])
+    assert only_odd(configured) == odd_values()
+    _, output = container.exec_run(["env", "-0"])
+    assert only_odd(variables(bytes(output))) == odd_values()
+
+
+def test_a_session_over_ssh_has_every_value_byte_for_byte(told: Told) -> None:
+    answer = told.lab.call("exec", "--", "ssh", "worker-0", "env", "-0").expect(0)
+    assert only_odd(variables(answer.stdout)) == odd_values()
+
+
+def test_a_rank_has_every_value_byte_for_byte(told: Told) -> None:
+    expected = {name: digest(value) for name, value in odd_values().items()}
+    assert only_odd(told.digests()) == expected
+
+
+def test_a_rank_can_read_the_secrets(told: Told) -> None:
+    digests = told.digests()
+    assert digests["WANDB_API_KEY"] == digest(API_KEY)
+    assert digests["the file at HF_TOKEN_PATH"] == digest(TOKEN)
+
+
+@pytest.mark.parametrize("secret", [TOKEN, API_KEY], ids=["token", "api-key"])
+class TestNobodyElseSees:
+    """Each in every place where it might turn up."""
+
+    def test_what_labctl_says(self, told: Told, secret: str) -> None:
+        for answer in told.said:
+            said = answer.out + answer.err
+            assert secret not in said
+            assert json.dumps(secret)[1:-1] not in said, answer.words
+
+    def test_the_record_of_the_run(self, told: Told, secret: str) -> None:
+        output = (told.lab.path / "runs" / told.run_id / "output.log").read_text(encoding="utf-8")
+        assert "WANDB_API_KEY is [REDACTED]" in output
+        assert files_with(told.lab.path / "runs", secret) == []
+
+    def test_files_but_the_private_ones(self, told: Told, secret: str) -> None:
+        found = files_with(told.lab.path / ".lab", secret) + files_with(told.lab.path / "started", secret)
+        assert found == [path for path in found if path.parent.name == "secrets"]
+        for path in found:
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+    def test_docker(self, told: Told, image: str, secret: str) -> None:
+        api = told.lab.engine.api
+        shown = [api.inspect_container(one.id) for one in told.lab.containers().values()]
+        shown += [api.inspect_network(one.id) for one in told.lab.networks()]
+        shown += [api.inspect_image(image), api.history(image)]
+        assert json.dumps(secret)[1:-1] not in json.dumps(shown)
+        for container in told.lab.containers().values():
+            assert secret.encode() not in container.logs()
+
+    def test_compose(self, told: Told, secret: str) -> None:
+        for form in ("yaml", "json"):
+            shown = subprocess.run(
+                ["docker", "compose", "-f", ".lab/nodes/worker-0/compose.yml", "config", "--format", form],
+                cwd=told.lab.path,
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            said = shown.stdout + shown.stderr
+            assert secret not in said.replace("$$", "$")
+            assert json.dumps(secret)[1:-1] not in said.replace("$$", "$")
+
+    def test_arguments_of_processes(self, told: Told, secret: str) -> None:
+        assert any(CONTROL in line for line in told.arguments)
+        assert [line for line in told.arguments if secret in line] == []
+
+
+def test_config_says_that_a_secret_is_set_and_no_more(told: Told) -> None:
+    rows = {row["key"]: row for row in told.lab.call("config", "--json").expect(0).json["settings"]}
+    assert rows["HF_TOKEN"]["value"] == rows["LAB_ENV_WANDB_API_KEY"]["value"] == "set"
+    assert rows["HF_TOKEN"]["origin"].startswith(".env:")
+
+
+def test_secrets_are_in_the_environment_of_no_container(told: Told) -> None:
+    for container in told.lab.containers().values():
+        _, output = container.exec_run(["env", "-0"])
+        assert "WANDB_API_KEY" not in variables(bytes(output))
+
+
+def files_with(directory: Path, secret: str) -> list[Path]:
+    """Files below a directory that hold the secret, as it is or quoted for a shell."""
+    forms = {secret.encode(), secret.replace("'", "'\"'\"'").encode()}
+    return [
+        path for path in directory.rglob("*") if path.is_file() and any(form in path.read_bytes() for form in forms)
+    ]

@@ -1,0 +1,106 @@
+"""The image holds no key and no credential, in any layer, deleted files included."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from typing import IO, cast
+from urllib.parse import urlsplit
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from docker import DockerClient
+
+pytestmark = pytest.mark.docker
+
+KEYS = re.compile(
+    rb"-----BEGIN (?:OPENSSH |RSA |EC |DSA |ENCRYPTED )?PRIVATE KEY-----\r?\n(?:[\w+/=: ,-]+\r?\n){2}", re.ASCII
+)
+NAMES = re.compile(
+    r"(^|/)(ssh_host_[a-z0-9]+_key(\.pub)?|id_(rsa|ed25519|ecdsa|dsa)|\.netrc|\.pypirc|pip\.conf|authorized_keys"
+    r"|auth\.conf|\.docker/config\.json|\.git-credentials)$"
+)
+# In configuration, not in packages: their documentation is full of https://user:password@example.com.
+CONFIGURATION = re.compile(r"^(etc|root|home|run|tmp|var/lib/apt)/")
+USER_IN_URL = re.compile(rb"https?://[^\s/:@]+:[^\s/@]+@")
+BIGGEST = 64 * 2**20
+"""Larger files are shared libraries; nobody keeps a key there."""
+LIBRARY = b"\x7fELF"
+"""What begins so may hold the keys of its own self-test, as GnuTLS does."""
+
+
+def layers(engine: DockerClient, image: str) -> Iterator[tuple[str, str, bytes]]:
+    """Every file of every layer, with its content, as `docker save` gives them."""
+    with (
+        closing(engine.api.get_image(image)) as response,
+        tarfile.open(fileobj=cast(IO[bytes], Chunks(response)), mode="r|") as saved,
+    ):
+        for member in saved:
+            blob = saved.extractfile(member) if member.isfile() else None
+            # What is no layer is the description of one, in JSON.
+            with suppress(tarfile.ReadError), tarfile.open(fileobj=blob, mode="r|*") as layer:
+                for file in layer:
+                    content = layer.extractfile(file) if file.isfile() and file.size <= BIGGEST else None
+                    yield member.name, file.name.removeprefix("./"), content.read() if content else b""
+
+
+class Chunks:
+    """A stream of chunks that reads like a file."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks, self._rest = iter(chunks), b""
+
+    def read(self, size: int) -> bytes:
+        parts, have = [self._rest], len(self._rest)
+        while have < size:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                break
+            parts.append(chunk)
+            have += len(chunk)
+        data = b"".join(parts)
+        self._rest = data[size:]
+        return data[:size]
+
+
+def credentials_of_this_host() -> set[bytes]:
+    """Passwords in the addresses that this host gets packages from."""
+    pip = subprocess.run(["pip", "config", "list"], capture_output=True, text=True, check=False).stdout
+    words = re.findall(r"https?://[^\s'\"]+", " ".join((pip, *os.environ.values())))
+    return {password.encode() for word in words if (password := urlsplit(word).password)}
+
+
+def test_the_search_knows_a_key_when_it_sees_one() -> None:
+    for form in (PrivateFormat.OpenSSH, PrivateFormat.PKCS8):
+        assert KEYS.search(Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, form, NoEncryption()))
+
+
+def test_no_layer_holds_a_key_or_a_credential(engine: DockerClient, image: str) -> None:
+    own = credentials_of_this_host()
+    found, files, members = [], 0, set()
+    for layer, name, content in layers(engine, image):
+        members.add(layer)
+        files += 1
+        if NAMES.search(name):
+            found.append(f"{name}: by its name")
+        if KEYS.search(content) and not content.startswith(LIBRARY):
+            found.append(f"{name}: a private key")
+        if CONFIGURATION.search(name) and USER_IN_URL.search(content):
+            found.append(f"{name}: a password in an address")
+        found += [f"{name}: a password of this host" for password in own if password in content]
+    assert len(members) >= 3
+    assert files > 10_000
+    assert found == []
+
+
+def test_the_history_and_the_configuration_hold_no_credential(engine: DockerClient, image: str) -> None:
+    shown = json.dumps([engine.api.history(image), engine.api.inspect_image(image)["Config"]]).encode()
+    assert not USER_IN_URL.search(shown)
+    assert not [password for password in credentials_of_this_host() if password in shown]

@@ -1,0 +1,71 @@
+"""A person who is not root: the containers' processes and the results are theirs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from docker import DockerClient
+from integration.harness import LABCTL, Lab
+
+pytestmark = pytest.mark.docker
+
+UID = 1234
+
+
+@pytest.fixture(scope="module")
+def theirs(engine: DockerClient, family: str, image: str) -> Iterator[Lab]:
+    """A lab made and brought up by a person with no entry in /etc/passwd, whose group may use the engine's socket."""
+    socket = Path("/var/run/docker.sock")
+    if os.geteuid() != 0 or not shutil.which("setpriv") or not socket.exists():
+        pytest.skip("to act as another person takes root, setpriv and the engine's socket")
+    group = socket.stat().st_gid
+    prefix = ("setpriv", f"--reuid={UID}", f"--regid={UID}", f"--groups={group}")
+    allowed = subprocess.run([*prefix, "docker", "version"], capture_output=True, text=True, check=False)
+    started = subprocess.run([*prefix, LABCTL, "--version"], capture_output=True, text=True, check=False)
+    if allowed.returncode or started.returncode:
+        pytest.skip(f"another person cannot use the engine or labctl here: {allowed.stderr}{started.stderr}")
+    home = Path(tempfile.mkdtemp(prefix="labctl-theirs-"))
+    os.chown(home, UID, UID)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("USER", "LOGNAME", "LNAME", "USERNAME"):
+            patch.delenv(name, raising=False)
+        patch.setenv("HOME", str(home))
+        lab = Lab.make(home / "lab", f"{family}-theirs", engine, {"LAB_IMAGE": image}, prefix=prefix)
+    for path in (lab.path, *lab.path.rglob("*")):
+        os.chown(path, UID, UID)
+    try:
+        yield lab
+    finally:
+        lab.destroy()
+        shutil.rmtree(home)
+
+
+def test_a_person_without_root_brings_a_lab_up_and_runs(theirs: Lab) -> None:
+    theirs.call("up").expect(0)
+    result = theirs.call("run", "hello", "--json").expect(0).json
+    for rank in (0, 1):
+        log = theirs.path / "runs" / result["run_id"] / f"ranks/rank-{rank}.log"
+        assert f"uid {UID}" in log.read_text()
+    assert {path.stat().st_uid for path in (theirs.path / "runs").rglob("*")} == {UID}
+    assert {path.stat().st_uid for path in (theirs.path / ".lab").rglob("*")} == {UID}
+
+
+@pytest.mark.parametrize("node", ["launcher", "worker-0"])
+def test_they_are_themselves_in_every_container(theirs: Lab, node: str) -> None:
+    theirs.call("up").expect(0)
+    assert theirs.call("exec", "--node", node, "--", "sh", "-c", "id -u; whoami").expect(0).out.split() == [
+        str(UID),
+        "lab",
+    ]
+
+
+def test_they_are_themselves_over_ssh(theirs: Lab) -> None:
+    theirs.call("up").expect(0)
+    assert theirs.call("exec", "--", "ssh", "worker-1", "id", "-u").expect(0).out == f"{UID}\n"

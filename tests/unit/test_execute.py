@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from builders import Failed, FakeEngine, container, lab, observed
+from labctl import execute, plan, render
+from labctl.engines import Observed
+from labctl.errors import HostError
+from labctl.model import Event
+
+CHANGED_KEY = """\
+@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@
+@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @
+@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@
+Host key verification failed."""
+
+
+def answers(*documents: dict[str, object], code: int = 0) -> FakeEngine:
+    """An engine whose containers print these documents and end with that code."""
+
+    def answer(name: str, argv: tuple[str, ...]) -> Iterator[str]:
+        for document in documents:
+            yield json.dumps(document)
+        if code:
+            raise Failed(code, "what it complained of")
+
+    return FakeEngine(answer=answer)
+
+
+# --- reach ---------------------------------------------------------------------------------------------------
+
+
+def test_reach_gives_the_seconds_of_each_node() -> None:
+    engine = answers(
+        {"node": "worker-0", "ok": True, "seconds": 0.2}, {"node": "worker-1", "ok": True, "seconds": 0.3}
+    )
+    assert execute.reach(lab(), engine, ("worker-0", "worker-1"), 60) == {"worker-0": 0.2, "worker-1": 0.3}
+    assert engine.started == [
+        ("labctl-demo-launcher-1", (*execute.AGENT, "reach", "60", "worker-0", "worker-1")),
+    ]
+    assert engine.options[0]["user"] == "1000:1000"
+
+
+def test_reach_names_the_nodes_that_failed_with_sshs_reason() -> None:
+    engine = answers(
+        {"node": "worker-0", "ok": True, "seconds": 0.2},
+        {"node": "worker-1", "ok": False, "seconds": 60, "error": CHANGED_KEY},
+        {"node": "worker-2", "ok": False, "seconds": 60, "error": "debug\nssh: connect: Connection refused\n"},
+        code=1,
+    )
+    with pytest.raises(HostError) as caught:
+        execute.reach(lab(4), engine, ("worker-0", "worker-1", "worker-2", "worker-3"), 60)
+    assert caught.value.message.splitlines() == [
+        "the launcher does not reach every worker over ssh",
+        "  worker-1: its host key is not the one pinned for it (REMOTE HOST IDENTIFICATION HAS CHANGED); not trusted",
+        "  worker-2: ssh: connect: Connection refused",
+        "  worker-3: the launcher gave no answer about it",
+    ]
+    assert caught.value.node == "worker-1"
+    assert caught.value.exit_code == 3
+    assert "labctl logs worker-1" in caught.value.hint
+
+
+def test_an_agent_that_breaks_says_what_it_complained_of() -> None:
+    with pytest.raises(HostError) as caught:
+        execute.reach(lab(), answers(code=1), ("worker-0",), 60)
+    assert caught.value.message == "launcher: what it complained of"
+    assert caught.value.node == "launcher"
+
+
+@pytest.mark.parametrize("said", ["", "\n \n"])
+def test_silence_is_a_reason_too(said: str) -> None:
+    assert execute.ssh_reason(said) == "no answer"
+
+
+# --- carrying out --------------------------------------------------------------------------------------------
+
+
+def test_up_is_carried_out_in_order_and_said_aloud(tmp_path: Path) -> None:
+    of = lab(directory=tmp_path)
+    engine = answers({"node": "worker-0", "ok": True, "seconds": 0}, {"node": "worker-1", "ok": True, "seconds": 0})
+    surplus = container("worker-7", directory=str(tmp_path))
+    seen = Observed(containers=(surplus,), image="sha256:1111")
+    files = render.render(of)
+    events: list[Event] = []
+    execute.carry_out(plan.up(of, files, files, seen), of, engine, events.append)
+    assert [path.relative_to(tmp_path).as_posix() for path in sorted((tmp_path / ".lab").rglob("*.yml"))] == [
+        render.compose_path("worker-0"),
+        render.compose_path("worker-1"),
+    ]
+    assert engine.done == [
+        ("remove", ("id-worker-7",)),
+        ("compose_up", ("labctl-demo", *(tmp_path / render.compose_path(node.name) for node in of.nodes))),
+    ]
+    assert [event.text.split()[0] for event in events] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
+    assert {event.kind for event in events} == {"step"}
+
+
+def test_a_step_that_fails_ends_the_plan(tmp_path: Path) -> None:
+    of = lab(directory=tmp_path)
+    engine = FakeEngine(dead=("labctl-demo-launcher-1",))
+    with pytest.raises(HostError, match="No such container"):
+        execute.carry_out(plan.up(of, render.render(of), (), Observed()), of, engine, lambda _: None)
+
+
+def test_down_needs_no_lab_on_disk() -> None:
+    engine = FakeEngine()
+    execute.remove_all(plan.down(observed(lab())), engine, lambda _: None)
+    assert engine.done == [
+        ("remove", ("id-launcher", "id-worker-0", "id-worker-1")),
+        ("remove_networks", ("id-network",)),
+    ]
+
+
+def test_a_step_that_nobody_knows_is_a_bug() -> None:
+    with pytest.raises(TypeError):
+        execute.do(object(), lab(), FakeEngine())
+
+
+def test_long_steps_are_cut_for_the_screen() -> None:
+    assert execute.shorten("x" * 110) == "x" * 110
+    assert execute.shorten("x" * 111) == "x" * 107 + "..."

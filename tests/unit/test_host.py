@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import grp
+import os
+from pathlib import Path
+
+from labctl import host, resources
+
+ROUTES = """Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
+wlan0\t00000000\t010200C0\t0003\t0\t0\t600\t00000000\t0\t0\t0
+eth0\t00000000\t010200C0\t0003\t0\t0\t100\t00000000\t0\t0\t0
+docker0\t000011AC\t00000000\t0001\t0\t0\t0\t0000FFFF\t0\t0\t0
+"""
+
+
+def put(root: Path, path: str, text: str) -> None:
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).write_text(text)
+
+
+def test_mtu_is_that_of_the_default_route_with_the_lowest_metric(tmp_path: Path) -> None:
+    put(tmp_path, "proc/net/route", ROUTES)
+    put(tmp_path, "sys/class/net/eth0/mtu", "1400\n")
+    put(tmp_path, "sys/class/net/wlan0/mtu", "1500\n")
+    assert host.default_mtu(tmp_path) == 1400
+
+
+def test_mtu_without_a_default_route(tmp_path: Path) -> None:
+    put(tmp_path, "proc/net/route", "".join(line for line in ROUTES.splitlines(True) if "010200C0" not in line))
+    assert host.default_mtu(tmp_path) == 1500
+    assert host.default_mtu(tmp_path / "nothing") == 1500
+
+
+def test_memory_in_bytes(tmp_path: Path) -> None:
+    put(tmp_path, "proc/meminfo", "MemTotal:       2048 kB\nMemFree:  1 kB\nMemAvailable:    1024 kB\n")
+    assert (host.memory(tmp_path), host.memory_available(tmp_path)) == (2048 * 1024, 1024 * 1024)
+
+
+def test_os_release(tmp_path: Path) -> None:
+    put(tmp_path, "etc/os-release", '# who\nID=debian\nPRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\n\nVERSION_ID=\n')
+    expected = {"ID": "debian", "PRETTY_NAME": "Debian GNU/Linux 12 (bookworm)", "VERSION_ID": ""}
+    assert host.os_release(tmp_path) == expected
+    assert host.os_release(tmp_path / "nothing") == {}
+
+
+def test_systemd_only_where_it_runs(tmp_path: Path) -> None:
+    assert not host.has_systemd(tmp_path)
+    (tmp_path / "run/systemd/system").mkdir(parents=True)
+    assert host.has_systemd(tmp_path)
+
+
+def test_this_host() -> None:
+    assert set(host.cpus()) == os.sched_getaffinity(0)
+    assert host.memory() >= host.memory_available() > 0
+    assert all(limit == -1 or limit > 0 for limit in (host.memlock(), host.nofile(), host.stack()))
+    assert host.groups(grp.getgrgid(0).gr_name, "no-such-group") == (0,)
+
+
+def test_packaged_files_are_found() -> None:
+    assert resources.path("docker", "cpu.Dockerfile").is_file()

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from builders import job, lab, node
+from labctl.errors import ConfigError
+from labctl.model import Job
+
+ODD = ["a;b", "$(touch x)", "`touch x`", "it's", 'say "x"', "two\nlines", "", "*", "~", "-n", "\\", "$HOME", "ü", "a b"]
+ARGUMENTS = ("--words", *ODD)
+
+
+def files(of: Job) -> dict[str, str]:
+    return {file.path: file.content for file in of.files}
+
+
+# --- nodes ---------------------------------------------------------------------------------------------------
+
+
+def test_without_a_hostfile_the_run_has_all_nodes() -> None:
+    assert [(one.name, one.slots) for one in job(lab(3)).nodes] == [("worker-0", 1), ("worker-1", 1), ("worker-2", 1)]
+
+
+def test_a_hostfile_chooses_nodes_slots_and_order() -> None:
+    of = job(lab((node(0, slots=4), node(1, slots=4))), entries=(("worker-1", 2), ("worker-0", 1)))
+    assert files(of)["hostfile"] == "worker-1 slots=2\nworker-0 slots=1\n"
+    assert of.argv[of.argv.index("--master_addr") + 1] == "worker-1"
+
+
+def test_a_hostfile_with_an_unknown_node_names_those_there_are() -> None:
+    with pytest.raises(ConfigError) as caught:
+        job(lab(2), entries=(("worker-0", 1), ("worker-7", 1)))
+    assert "worker-7" in caught.value.message
+    assert caught.value.hint == "it has worker-0, worker-1"
+
+
+def test_a_hostfile_with_too_many_slots_says_how_many_there_are() -> None:
+    with pytest.raises(ConfigError, match="worker-0 has 1 slots, not 2"):
+        job(lab(2), entries=(("worker-0", 2),))
+
+
+def test_the_run_id_is_on_every_process() -> None:
+    of = job()
+    assert of.environment == (("LABCTL_RUN_ID", of.run_id),)
+    assert files(of)[".deepspeed_env"] == f"LABCTL_RUN_ID={of.run_id}\n"
+
+
+# --- the script of a rank ------------------------------------------------------------------------------------
+
+
+class Ranks:
+    """Executes rank.sh with a ``python`` that writes down what it was given."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.project = root / "it's a project"
+        self.run_id = "r1"
+        (self.project / "workloads/hello").mkdir(parents=True)
+        (self.project / "runs" / self.run_id / "ranks").mkdir(parents=True)
+        bin_ = root / "bin"
+        bin_.mkdir()
+        (bin_ / "python").write_text(
+            '#!/bin/bash\nprintf "%s\\0" "$@" > "$SEEN/argv"\npwd > "$SEEN/cwd"\nenv -0 > "$SEEN/env"\n'
+            'echo "said by the workload"; echo "complaint" >&2\nexit "${FAKE_CODE:-0}"\n'
+        )
+        (bin_ / "python").chmod(0o755)
+        self.environment = {
+            "PATH": f"{bin_}:{os.environ['PATH']}",
+            "SEEN": str(root),
+            "HOSTNAME": "worker-1",
+            "RANK": "3",
+            "WORLD_SIZE": "4",
+        }
+
+    def run(self, *arguments: str, environment: tuple[tuple[str, str], ...] = (), **variables: str) -> tuple[int, str]:
+        of = job(
+            lab(project_path=str(self.project)), run_id=self.run_id, arguments=arguments, environment=environment
+        )
+        script = self.root / "rank.sh"
+        script.write_text(files(of)["rank.sh"], encoding="utf-8")
+        done = subprocess.run(
+            ["bash", str(script)],
+            env=self.environment | variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            cwd=self.root,
+            timeout=10,
+        )
+        return done.returncode, done.stdout
+
+    def seen(self, name: str) -> list[str]:
+        return (self.root / name).read_text(encoding="utf-8").split("\0")[:-1]
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Ranks:
+    return Ranks(tmp_path)
+
+
+def test_arguments_reach_the_script_unchanged(ranks: Ranks) -> None:
+    assert ranks.run(*ARGUMENTS)[0] == 0
+    assert ranks.seen("argv") == ["-u", "hello.py", *ARGUMENTS]
+    assert (ranks.root / "cwd").read_text() == f"{ranks.project}/workloads/hello\n"
+    assert not list(ranks.root.rglob("x"))
+
+
+def test_environment_reaches_the_script_unchanged(ranks: Ranks) -> None:
+    ranks.run(environment=tuple((f"V{index}", value) for index, value in enumerate(ODD)))
+    seen = dict(line.split("=", 1) for line in ranks.seen("env"))
+    assert [seen[f"V{index}"] for index in range(len(ODD))] == ODD
+
+
+def test_a_rank_reports_in_and_keeps_what_it_says(ranks: Ranks) -> None:
+    _, said = ranks.run()
+    lines = ["labctl: rank 3 of 4 on worker-1", "said by the workload", "complaint"]
+    assert said.splitlines() == lines
+    assert (ranks.project / "runs/r1/ranks/rank-3.log").read_text().splitlines() == lines
+
+
+def test_a_rank_that_fails_says_so_last_and_keeps_its_code(ranks: Ranks) -> None:
+    code, said = ranks.run(FAKE_CODE="7")
+    assert code == 7
+    assert said.splitlines()[-1] == "labctl: rank 3 on worker-1 exited with code 7"
+
+
+@pytest.mark.parametrize(
+    ("rank", "world"),
+    [("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"), ("HOROVOD_RANK", "HOROVOD_SIZE")],
+)
+def test_a_rank_knows_itself_under_every_launcher(ranks: Ranks, rank: str, world: str) -> None:
+    del ranks.environment["RANK"], ranks.environment["WORLD_SIZE"]
+    _, said = ranks.run(**{rank: "5", world: "9"})
+    assert said.splitlines()[0] == "labctl: rank 5 of 9 on worker-1"
+
+
+def test_a_rank_without_its_folder_fails(ranks: Ranks) -> None:
+    (ranks.project / "workloads/hello").rmdir()
+    code, said = ranks.run()
+    assert code != 0
+    assert "said by the workload" not in said

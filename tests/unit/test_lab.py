@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from builders import DIRECTORY, host
+from labctl import lab, limits, settings
+from labctl.errors import HostError
+from labctl.model import Host, Lab, Secret
+
+
+def build(tmp_path: Path, text: str = "", accelerator: Any = "cpu", where: Host | None = None) -> Lab:
+    (tmp_path / ".env").write_text(text, encoding="utf-8")
+    found = settings.load(tmp_path, {"HOME": "/home/someone"}, {})
+    return lab.build(found, DIRECTORY, accelerator, where or host(), limits.wanted(found))
+
+
+# --- cores ---------------------------------------------------------------------------------------------------
+
+
+@given(cores=st.sets(st.integers(0, 255), min_size=1), count=st.integers(2, 64))
+def test_cores_are_shared_without_overlap_and_none_is_left_over(cores: set[int], count: int) -> None:
+    ordered = tuple(sorted(cores))
+    shares = lab.share_cores(ordered, count)
+    assert len(shares) == count
+    if count > len(ordered):
+        assert set(shares) == {()}
+        return
+    assert tuple(core for share in shares for core in share) == ordered
+    sizes = [len(share) for share in shares]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_a_node_alone_has_all_cores() -> None:
+    assert lab.share_cores((0, 1, 2), 1) == ((),)
+
+
+# --- devices -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "slots"), [("LAB_NODES=3", 2), ("LAB_NODES=2\nLAB_SLOTS=3", 3), ("LAB_NODES=4\nLAB_SLOTS=2", 2)]
+)
+def test_devices_are_split_disjointly_in_order(tmp_path: Path, text: str, slots: int) -> None:
+    of = build(tmp_path, text, "nvidia", host(devices=tuple(map(str, range(8)))))
+    taken = [device for node in of.nodes for device in node.devices.gpu_ids]
+    assert taken == [str(index) for index in range(slots * len(of.nodes))]
+    assert {node.slots for node in of.nodes} == {len(node.devices.gpu_ids) for node in of.nodes} == {slots}
+
+
+@pytest.mark.parametrize(("text", "needed"), [("LAB_NODES=3", 3), ("LAB_NODES=2\nLAB_SLOTS=2", 4)])
+def test_too_few_devices_say_how_many(tmp_path: Path, text: str, needed: int) -> None:
+    with pytest.raises(HostError) as caught:
+        build(tmp_path, text, "nvidia", host(devices=("0", "1")))
+    assert f"need {needed} nvidia devices, local has 2" in caught.value.message
+    assert "LAB_NODES" in caught.value.hint
+
+
+def test_a_cpu_node_has_one_rank_unless_asked_for_more(tmp_path: Path) -> None:
+    assert [node.slots for node in build(tmp_path, "LAB_NODES=2").nodes] == [1, 1]
+    of = build(tmp_path, "LAB_NODES=2\nLAB_SLOTS=3")
+    assert ([node.slots for node in of.nodes], of.world_size) == ([3, 3], 6)
+
+
+# --- the rest ------------------------------------------------------------------------------------------------
+
+
+def test_the_image_is_the_accelerators_own_unless_named(tmp_path: Path) -> None:
+    assert build(tmp_path).image == "labctl/cpu"
+    assert build(tmp_path, "LAB_IMAGE=mine:1").image == "mine:1"
+
+
+def test_the_clone_is_mounted_where_the_scripts_expect_it(tmp_path: Path) -> None:
+    of = build(tmp_path, "HOST_REPO_PATH=/srv/clone\nHOST_CACHE_PATH=/srv/cache\nPROJECT_PATH=/project")
+    assert {mount.source: (mount.target, mount.read_only) for mount in of.mounts} == {
+        "/srv/cache": ("/project/.cache", False),
+        "/srv/clone": ("/project/DeepSpeedExamples", False),
+        "/srv/lab/workloads": ("/project/workloads", True),
+        "/srv/lab/runs": ("/project/runs", False),
+    }
+
+
+def test_extra_environment_wins(tmp_path: Path) -> None:
+    of = build(tmp_path, "LAB_ENV_HF_HOME=/elsewhere\nLAB_ENV_MORE='a b'")
+    assert (dict(of.environment)["HF_HOME"], dict(of.environment)["MORE"]) == ("/elsewhere", "a b")
+
+
+# --- secrets -------------------------------------------------------------------------------------------------
+
+
+def test_secrets_are_kept_out_of_the_environment(tmp_path: Path) -> None:
+    of = build(tmp_path, "HF_TOKEN=CANARY1\nLAB_ENV_WANDB_API_KEY=CANARY2\nLAB_ENV_PLAIN=shown")
+    assert [name for name, _ in of.secrets] == ["hf_token", "environment"]
+    assert "CANARY" not in repr(of)
+    assert "CANARY" not in f"{of.environment}"
+    assert dict(of.environment)["PLAIN"] == "shown"
+    assert dict(of.environment)["HF_TOKEN_PATH"] == "/run/secrets/hf_token"  # noqa: S105
+
+
+def test_without_secrets_there_is_no_secret_file(tmp_path: Path) -> None:
+    of = build(tmp_path)
+    assert of.secrets == ()
+    assert "HF_TOKEN_PATH" not in dict(of.environment)
+
+
+def test_secret_variables_reach_bash_byte_for_byte() -> None:
+    values = ["a'b", "$(touch x) `id`", "two\nlines\n", '"', "\\n", " padded ", "ü😀", "!x", "-n"]
+    exports = lab.shell_exports(tuple((f"V{index}", Secret(value)) for index, value in enumerate(values)))
+    assert "touch" not in f"{exports}"
+    script = exports.reveal() + "".join(f'printf "%s\\0" "$V{index}"\n' for index in range(len(values)))
+    done = subprocess.run(["bash", "--norc"], input=script.encode(), capture_output=True, check=True)
+    assert done.stdout.decode().split("\0")[:-1] == values

@@ -1,0 +1,117 @@
+"""Plans compared whole, as ``--dry-run`` prints them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from builders import IMAGE_ID, container, job, lab, node, observed, up
+from labctl import plan, render
+from labctl.engines import Observed
+from labctl.errors import HostError
+
+REACH = "reach worker-0, worker-1 over ssh within 60 s  [ready means that the launcher reaches every worker]"
+
+
+def test_first_up_writes_makes_and_reaches() -> None:
+    of = lab()
+    assert up(of, Observed(image=IMAGE_ID), render.render(of)) == (
+        "#1 write .lab/nodes/worker-0/compose.yml, .lab/nodes/worker-1/compose.yml, "
+        ".lab/nodes/worker-0/launcher/config  [new or changed]\n"
+        "#2 compose up worker-0, worker-1 (project labctl-demo)  "
+        "[launcher missing; worker-0 missing; worker-1 missing]\n"
+        f"#3 {REACH}"
+    )
+
+
+def test_nothing_changed_only_reaches() -> None:
+    assert up(lab(), observed(lab())) == f"#1 {REACH}"
+
+
+def test_surplus_nodes_go_and_only_they() -> None:
+    seen = observed(lab(4))
+    now = observed(lab(2))
+    seen = replace(seen, containers=(*now.containers, *seen.containers[3:]))
+    assert up(lab(2), seen) == f"#1 remove worker-2, worker-3  [not in .env any more]\n#2 {REACH}"
+
+
+@pytest.mark.parametrize("state", ["paused", "dead", "removing"])
+def test_a_stuck_container_is_made_anew(state: str) -> None:
+    assert up(lab(), observed(lab(), worker_1={"state": state})) == (
+        f"#1 remove worker-1  [cannot be used: {state}]\n"
+        f"#2 compose up worker-0, worker-1 (project labctl-demo)  [worker-1 {state}]\n"
+        f"#3 {REACH}"
+    )
+
+
+@pytest.mark.parametrize("state", ["exited", "created"])
+def test_a_stopped_container_is_started(state: str) -> None:
+    assert up(lab(), observed(lab(), launcher={"state": state})) == (
+        f"#1 compose up worker-0, worker-1 (project labctl-demo)  [launcher {state}]\n#2 {REACH}"
+    )
+
+
+def test_another_image_makes_every_container_anew() -> None:
+    assert up(lab(), replace(observed(lab()), image="sha256:2222")) == (
+        "#1 compose up worker-0, worker-1 (project labctl-demo)  "
+        "[launcher has another image; worker-0 has another image; worker-1 has another image]\n"
+        f"#2 {REACH}"
+    )
+
+
+def test_changed_settings_make_the_nodes_they_change_anew() -> None:
+    before, after = lab(), lab((node(0), node(1, cpuset=(1,))))
+    changed = tuple(file for file in render.render(after) if file not in render.render(before))
+    assert up(after, observed(before), changed) == (
+        "#1 write .lab/nodes/worker-1/compose.yml  [new or changed]\n"
+        "#2 compose up worker-0, worker-1 (project labctl-demo)  [worker-1 has other settings]\n"
+        f"#3 {REACH}"
+    )
+
+
+def test_a_new_node_renews_the_launcher_which_must_learn_its_key_and_alias() -> None:
+    """The launcher copies its ssh config and known_hosts when it starts: an old one never reaches the new node."""
+    text = up(lab(3), observed(lab(2)))
+    assert "worker-2 missing" in text
+    assert "launcher has other settings" in text
+
+
+def test_a_name_that_is_up_from_another_directory_is_refused() -> None:
+    seen = observed(lab(), worker_0={"directory": "/home/else/lab"})
+    with pytest.raises(HostError) as caught:
+        up(lab(), seen)
+    assert caught.value.message == "lab `demo` is already up from /home/else/lab"
+    assert "LAB_NAME" in caught.value.hint
+
+
+def test_down_removes_what_carries_the_label() -> None:
+    assert str(plan.down(observed(lab()))) == (
+        "#1 remove launcher, worker-0, worker-1  [labctl down]\n#2 remove network labctl-demo  [labctl down]"
+    )
+
+
+def test_down_of_a_lab_that_never_was_does_nothing() -> None:
+    assert str(plan.down(Observed())) == "nothing to do"
+
+
+def test_down_removes_a_network_that_was_left_alone() -> None:
+    assert str(plan.down(Observed(networks=(("id", "labctl-demo"),)))) == (
+        "#1 remove network labctl-demo  [labctl down]"
+    )
+
+
+def test_down_does_not_ask_whose_the_containers_are() -> None:
+    seen = Observed(containers=(container("worker-9", directory="/elsewhere"),))
+    assert str(plan.down(seen)) == "#1 remove worker-9  [labctl down]"
+
+
+def test_run_reaches_writes_launches() -> None:
+    directory = "/workspace/runs/20260102-150405-hello-3fa2"
+    assert str(plan.run(job(entries=(("worker-1", 1),)))) == (
+        "#1 reach worker-1 over ssh within 15 s  [a run needs every node]\n"
+        "#2 write hostfile, .deepspeed_env, rank.sh  [run 20260102-150405-hello-3fa2]\n"
+        f"#3 in launcher, at most 60 s: deepspeed --hostfile {directory}/hostfile --master_addr worker-1 "
+        "--master_port 29500 --ssh_port 12345 --launcher pdsh --force_multi --no_python --no_local_rank "
+        f"{directory}/rank.sh  [hello on worker-1]"
+    )

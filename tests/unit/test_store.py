@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+
+from builders import lab
+from labctl import lab as labs
+from labctl import lock, store
+from labctl.errors import ConfigError
+from labctl.model import Check, File, Lab, Rank, Result, Secret, Verdict
+
+NOW = datetime(2026, 1, 2, 15, 4, 5, tzinfo=timezone.utc)
+
+
+def result(run_id: str) -> Result:
+    check = Check(criterion="throughput >= 5", value=7.5, passed=True)
+    return Result(
+        run_id=run_id,
+        workload="hello",
+        launcher="deepspeed",
+        lab="demo",
+        verdict=Verdict(status="PASS", cause=None, message="All criteria met.", exit_code=0, checks=(check,)),
+        world_size=2,
+        ranks=(Rank(rank=0, node="worker-0"), Rank(rank=1, node="worker-1")),
+        metrics=(("throughput", {"value": 7.5, "unit": "samples/s"}), ("loss", {"first": 4.0, "last": 1.0})),
+        seconds=12.3456,
+        started="2026-01-02T15:04:05+00:00",
+    )
+
+
+def with_secrets(directory: Path, token: str = "", **variables: str) -> Lab:
+    hidden = labs.shell_exports(tuple((name, Secret(value)) for name, value in variables.items()))
+    secrets = (("hf_token", Secret(token)), ("environment", hidden))
+    return lab(directory=directory, secrets=tuple(pair for pair in secrets if pair[1]))
+
+
+def started(of: Lab, run_id: str) -> Path:
+    return store.create(of, run_id, (File(path="hostfile", content="worker-0 slots=1\n", mode=0o644),), ())
+
+
+# --- ids and states ------------------------------------------------------------------------------------------
+
+
+def test_ids_sort_by_time_and_read_as_what_they_are() -> None:
+    first, second = store.new_id("opt-tiny", NOW), store.new_id("opt-tiny", NOW.replace(hour=16))
+    assert first.startswith("20260102-150405-opt-tiny-")
+    assert first < second
+    assert store.new_id("opt-tiny", NOW) != first
+
+
+def test_a_run_goes_from_running_to_done(tmp_path: Path) -> None:
+    of = lab(directory=tmp_path)
+    path = started(of, "r1")
+    with lock.held(path / store.LOCK, "run r1"):
+        assert store.state(tmp_path, "r1") == "running"
+        assert store.read(tmp_path, "r1") == {"schema": 1, "run_id": "r1", "state": "running"}
+        store.finish(tmp_path, result("r1"))
+    assert store.state(tmp_path, "r1") == "done"
+
+
+def test_a_run_whose_process_ended_without_a_result_is_orphaned(tmp_path: Path) -> None:
+    path = started(lab(directory=tmp_path), "r1")
+    assert store.state(tmp_path, "r1") == "orphaned"
+    with lock.held(path / store.LOCK, "run r1"):
+        pass
+    assert store.state(tmp_path, "r1") == "orphaned"
+
+
+def test_create_makes_room_for_the_ranks_and_writes_what_is_known(tmp_path: Path) -> None:
+    path = started(lab(directory=tmp_path), "r1")
+    assert path == tmp_path / "runs/r1"
+    assert (path / "ranks").is_dir()
+    assert (path / "hostfile").read_text() == "worker-0 slots=1\n"
+
+
+# --- results -------------------------------------------------------------------------------------------------
+
+
+def test_the_result_has_the_keys_that_scripts_rely_on(tmp_path: Path) -> None:
+    started(lab(directory=tmp_path), "r1")
+    document = store.finish(tmp_path, result("r1"))
+    assert document == {
+        "schema": 1,
+        "run_id": "r1",
+        "workload": "hello",
+        "launcher": "deepspeed",
+        "lab": "demo",
+        "verdict": "PASS",
+        "cause": None,
+        "message": "All criteria met.",
+        "exit_code": 0,
+        "world_size": 2,
+        "ranks": [{"rank": 0, "node": "worker-0"}, {"rank": 1, "node": "worker-1"}],
+        "metrics": {"throughput": {"value": 7.5, "unit": "samples/s"}, "loss": {"first": 4.0, "last": 1.0}},
+        "checks": [{"criterion": "throughput >= 5", "value": 7.5, "passed": True}],
+        "seconds": 12.346,
+        "started": "2026-01-02T15:04:05+00:00",
+    }
+    assert json.loads((tmp_path / "runs/r1/result.json").read_text()) == document
+    assert store.read(tmp_path, "r1") == document
+
+
+@pytest.mark.parametrize("run_id", ["nope", "../runs/r1", "..", "r1/ranks", ""])
+def test_an_unknown_run_names_the_latest(tmp_path: Path, run_id: str) -> None:
+    started(lab(directory=tmp_path), "r1")
+    with pytest.raises(ConfigError) as caught:
+        store.read(tmp_path, run_id)
+    assert caught.value.message.startswith(f"no run `{run_id}`")
+    assert caught.value.hint == "the latest are r1"
+
+
+def test_the_listing_has_the_latest_first_and_takes_broken_results(tmp_path: Path) -> None:
+    for run_id in ("20260101-a", "20260103-c", "20260102-b"):
+        started(lab(directory=tmp_path), run_id)
+    store.finish(tmp_path, result("20260103-c"))
+    (tmp_path / "runs/20260102-b/result.json").write_text("{")
+    assert [(run["run_id"], run["state"], run.get("verdict")) for run in store.listing(tmp_path)] == [
+        ("20260103-c", "done", "PASS"),
+        ("20260102-b", "done", None),
+        ("20260101-a", "orphaned", None),
+    ]
+    assert len(store.listing(tmp_path, 1)) == 1
+    assert store.listing(tmp_path / "nowhere") == []
+
+
+def test_ranks_are_those_that_reported_in_behind_any_prefix() -> None:
+    lines = [
+        "worker-1: labctl: rank 1 of 2 on worker-1",
+        "labctl: rank 0 of 2 on worker-0",
+        "labctl: rank 0 on worker-0 exited with code 1",
+        "labctl: rank x of 2 on worker-0",
+    ]
+    assert store.ranks_of(lines) == (Rank(rank=0, node="worker-0"), Rank(rank=1, node="worker-1"))
+
+
+# --- secrets -------------------------------------------------------------------------------------------------
+
+
+def test_secrets_are_taken_out_of_lines_and_of_what_ranks_wrote(tmp_path: Path) -> None:
+    of = with_secrets(tmp_path, "CANARY-token", WANDB_API_KEY="CAN ARY's $key")
+    path = started(of, "r1")
+    recorder = store.Recorder(path, of)
+    said = "got CANARY-token and CAN ARY's $key"
+    (path / "ranks/rank-0.log").write_bytes(said.encode() + b" \xff\n")
+    assert recorder.keep(said) == "got [REDACTED] and [REDACTED]"
+    recorder.close()
+    assert recorder.lines == ["got [REDACTED] and [REDACTED]"]
+    assert (path / "output.log").read_text() == "got [REDACTED] and [REDACTED]\n"
+    assert (path / "ranks/rank-0.log").read_bytes() == b"got [REDACTED] and [REDACTED] \xff\n"
+
+
+@pytest.mark.parametrize("value", ["first line\nsecond line", "unclosed ' quote\nand \" another", "a\x85b\u2028c-long"])
+def test_a_secret_of_several_lines_is_taken_out_line_by_line(tmp_path: Path, value: str) -> None:
+    of = with_secrets(tmp_path, SIGNING_KEY=value, OTHER_KEY="other-value")
+    recorder = store.Recorder(started(of, "r1"), of)
+    kept = [recorder.keep(line) for line in (*value.split("\n"), "other-value")]
+    recorder.close()
+    assert not [line for line in kept if "line" in line or "quote" in line or "long" in line or "other" in line]
+
+
+def test_a_secret_that_begins_another_leaves_no_rest_of_it(tmp_path: Path) -> None:
+    of = with_secrets(tmp_path, A_KEY="abcd", B_KEY="abcdEFGH")
+    recorder = store.Recorder(started(of, "r1"), of)
+    kept = recorder.keep("x abcdEFGH y")
+    recorder.close()
+    assert "EFGH" not in kept
+
+
+def test_lines_are_on_disk_as_they_come(tmp_path: Path) -> None:
+    of = lab(directory=tmp_path)
+    recorder = store.Recorder(started(of, "r1"), of)
+    recorder.keep("ü first")
+    assert (tmp_path / "runs/r1/output.log").read_text(encoding="utf-8") == "ü first\n"
+    recorder.close()
