@@ -68,16 +68,17 @@ def quantity(value: object) -> str:
 
 def result_text(result: dict[str, Any]) -> str:
     """A run's result as a person reads it."""
-    lines = [f"run      {result['run_id']}"]
+    lines = [f"run        {result['run_id']}"]
     for name, value in result["metrics"].items():
         unit = f" {value['unit']}" if value.get("unit") else ""
         if "first" in value:
-            lines.append(f"{name:<8} {quantity(value['first'])} -> {quantity(value['last'])}{unit}")
+            lines.append(f"{name:<11}{quantity(value['first'])} -> {quantity(value['last'])}{unit}")
         else:
-            lines.append(f"{name:<8} {quantity(value['value'])}{unit}")
+            lines.append(f"{name:<11}{quantity(value['value'])}{unit}")
     where = ", ".join(f"{rank['rank']} on {rank['node']}" for rank in result["ranks"][:8])
-    lines.append(f"ranks    {result['world_size']} ({where}{', ...' if len(result['ranks']) > 8 else ''})")
-    lines.append(f"seconds  {quantity(result['seconds'])}")
+    if result["ranks"]:
+        lines.append(f"ranks      {result['world_size']} ({where}{', ...' if len(result['ranks']) > 8 else ''})")
+        lines.append(f"seconds    {quantity(result['seconds'])}")
     cause = f" ({result['cause']})" if result["cause"] else ""
-    lines.append(f"verdict  {result['verdict']}{cause}: {result['message']}")
+    lines.append(f"verdict    {result['verdict']}{cause}: {result['message']}")
     return "\n".join(lines)

@@ -113,9 +113,10 @@ def conclude(lab: Lab, task: Job, ended: Ended, lines: list[str], seconds: float
 
 
 def refuse(lab: Lab, task: Job, reason: str, now: datetime) -> dict[str, Any]:
-    """The result of a run that is not started because it cannot fit."""
+    """The result of a run that is not started because it cannot fit; it is recorded like any other."""
     verdict = Verdict(status="ERROR", cause="does-not-fit", message=reason, exit_code=3)
-    return store.result_document(result_of(lab, task, verdict, now))
+    store.create(lab, task.run_id, task.files, ())
+    return store.finish(lab.directory, result_of(lab, task, verdict, now))
 
 
 def result_of(

@@ -153,7 +153,7 @@ class FakeEngine:
     def versions(self) -> dict[str, str]:
         return {"engine": "0", "api": "0", "kernel": "0"}
 
-    def observe(self, lab: str, image: str | None = None) -> Observed:
+    def observe(self, lab: str, image: str | None = None) -> Observed:  # noqa: ARG002
         return self.seen
 
     def compose_up(self, project: str, files: tuple[Path, ...]) -> None:
@@ -197,10 +197,10 @@ class FakeEngine:
             return failed.code, failed.err
         return 0, ""
 
-    def grants(self, image: str, limits: tuple[tuple[str, int], ...]) -> bool:
+    def grants(self, image: str, limits: tuple[tuple[str, int], ...]) -> bool:  # noqa: ARG002
         return True
 
-    def deaths(self, lab: str) -> Iterator[tuple[str, str]]:
+    def deaths(self, lab: str) -> Iterator[tuple[str, str]]:  # noqa: ARG002
         self.running.wait(5)
         yield from self.fallen
 

@@ -99,7 +99,7 @@ def show_command(
 
 
 def show_text(document: dict[str, Any], lab: Path) -> str:
-    where = f"files    {store.directory(lab, document['run_id'])}"
+    where = f"files      {store.directory(lab, document['run_id'])}"
     if "verdict" not in document:
-        return f"run      {document['run_id']}\nstate    {document['state']}\n{where}"
+        return f"run        {document['run_id']}\nstate      {document['state']}\n{where}"
     return f"{result_text(document)}\n{where}"

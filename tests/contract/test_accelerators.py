@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-
 from builders import host
+
 from labctl import accelerators, settings
 from labctl.errors import ConfigError
 from labctl.model import Accelerator, DeviceMapping, Host

@@ -173,14 +173,14 @@ def test_a_secret_is_a_file_below_the_nodes_own_directory(compose_file: Path) ->
 
 def compose_available() -> bool:
     docker = shutil.which("docker")
-    return bool(docker) and subprocess.run([str(docker), "compose", "version"], capture_output=True).returncode == 0  # noqa: S603, PLW1510
+    return bool(docker) and subprocess.run([str(docker), "compose", "version"], capture_output=True).returncode == 0  # noqa: PLW1510
 
 
 @pytest.mark.docker
 @pytest.mark.skipif(not compose_available(), reason="docker compose is not installed")
 def test_compose_reads_the_file_without_a_word(compose_file: Path, tmp_path: Path) -> None:
     command = ["docker", "compose", "-f", str(compose_file), "config", "-q"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)  # noqa: S603
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -189,7 +189,7 @@ def test_compose_reads_the_file_without_a_word(compose_file: Path, tmp_path: Pat
 def test_compose_reads_odd_values_byte_for_byte(tmp_path: Path) -> None:
     path = HERE / "cpu-1-node/expected/nodes/worker-0/compose.yml"
     command = ["docker", "compose", "-f", str(path), "config", "--format", "json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)  # noqa: S603
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
     service = json.loads(done.stdout)["services"]["worker-0"]
     read = {name: value.replace("$$", "$") for name, value in service["environment"].items()}
     of = load_case(HERE / "cpu-1-node", tmp_path)

@@ -224,9 +224,14 @@ class Lab:
 
     def inside(self, node: str, *argv: str, user: str = "") -> str:
         """What a command prints in a node's container, asked of the daemon and not through labctl."""
+        return self.inside_bytes(node, *argv, user=user).decode()
+
+    def inside_bytes(self, node: str, *argv: str, user: str = "") -> bytes:
+        """The same, as bytes."""
         code, output = self.containers()[node].exec_run(list(argv), user=user or f"{os.getuid()}:{os.getgid()}")
         assert code == 0, f"{node}: {argv}: code {code}: {output!r}"
-        return bytes(output).decode()
+        assert isinstance(output, bytes)
+        return output
 
     def processes_of(self, run_id: str) -> list[str]:
         """Processes in any container that have the run's id in their environment."""

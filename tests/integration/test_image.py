@@ -101,6 +101,7 @@ def test_no_layer_holds_a_key_or_a_credential(engine: DockerClient, image: str) 
 
 
 def test_the_history_and_the_configuration_hold_no_credential(engine: DockerClient, image: str) -> None:
-    shown = json.dumps([engine.api.history(image), engine.api.inspect_image(image)["Config"]]).encode()
+    found = engine.images.get(image)
+    shown = json.dumps([found.history(), found.attrs]).encode()
     assert not USER_IN_URL.search(shown)
     assert not [password for password in credentials_of_this_host() if password in shown]

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from builders import Failed, FakeEngine, container, lab, observed
+
 from labctl import execute, plan, render
 from labctl.engines import Observed
 from labctl.errors import HostError
@@ -35,9 +35,7 @@ def answers(*documents: dict[str, object], code: int = 0) -> FakeEngine:
 
 
 def test_reach_gives_the_seconds_of_each_node() -> None:
-    engine = answers(
-        {"node": "worker-0", "ok": True, "seconds": 0.2}, {"node": "worker-1", "ok": True, "seconds": 0.3}
-    )
+    engine = answers({"node": "worker-0", "ok": True, "seconds": 0.2}, {"node": "worker-1", "ok": True, "seconds": 0.3})
     assert execute.reach(lab(), engine, ("worker-0", "worker-1"), 60) == {"worker-0": 0.2, "worker-1": 0.3}
     assert engine.started == [
         ("labctl-demo-launcher-1", (*execute.AGENT, "reach", "60", "worker-0", "worker-1")),

@@ -5,8 +5,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
 from builders import job, lab, node
+
 from labctl.errors import ConfigError
 from labctl.model import Job
 
@@ -77,9 +77,7 @@ class Ranks:
         }
 
     def run(self, *arguments: str, environment: tuple[tuple[str, str], ...] = (), **variables: str) -> tuple[int, str]:
-        of = job(
-            lab(project_path=str(self.project)), run_id=self.run_id, arguments=arguments, environment=environment
-        )
+        of = job(lab(project_path=str(self.project)), run_id=self.run_id, arguments=arguments, environment=environment)
         script = self.root / "rank.sh"
         script.write_text(files(of)["rank.sh"], encoding="utf-8")
         done = subprocess.run(

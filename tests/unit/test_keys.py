@@ -4,8 +4,8 @@ import stat
 from pathlib import Path
 
 import pytest
-
 from builders import lab
+
 from labctl import keys
 from labctl.model import Lab
 

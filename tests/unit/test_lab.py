@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import DIRECTORY, host
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders import DIRECTORY, host
 from labctl import lab, limits, settings
 from labctl.errors import HostError
 from labctl.model import Host, Lab, Secret

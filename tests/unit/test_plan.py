@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-
 from builders import IMAGE_ID, container, job, lab, node, observed, up
+
 from labctl import plan, render
 from labctl.engines import Observed
 from labctl.errors import HostError

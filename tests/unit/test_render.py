@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import yaml
+from builders import host, lab, node
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders import host, lab, node
 from labctl import render
 from labctl.model import DeviceMapping, Lab, Limits, Mount, Secret
 

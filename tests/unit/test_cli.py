@@ -1,0 +1,309 @@
+"""The command line as people and scripts meet it: words, streams and exit codes. No command here needs an engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from labctl import cli
+
+SECONDS = 30
+
+
+@dataclass
+class Said:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The one JSON document on stdout."""
+        found: dict[str, Any] = json.loads(self.out)
+        assert found["schema"] == 1
+        return found
+
+
+class Labctl:
+    """Runs commands in a lab directory, in this process, with an environment of its own."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+        self.directory, self._monkeypatch, self._capfd = directory, monkeypatch, capfd
+
+    def env(self, text: str) -> None:
+        (self.directory / ".env").write_text(f"LAB_NAME=demo\nLAB_ACCELERATOR=cpu\n{text}", encoding="utf-8")
+
+    def workload(self, text: str = "") -> None:
+        folder = self.directory / "workloads/hello"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "hello.py").write_text("")
+        declared = text or "describe: hello\nlauncher: deepspeed\nscript: hello.py\ntimeout: 60s\n"
+        (folder / "workload.yml").write_text(declared, encoding="utf-8")
+
+    def __call__(self, *arguments: str) -> Said:
+        self._monkeypatch.setattr(sys, "argv", ["labctl", *arguments])
+        self._capfd.readouterr()
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as left:
+            code = left.code if isinstance(left.code, int) else 1
+        return Said(code, *self._capfd.readouterr())
+
+
+@pytest.fixture
+def labctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Labctl]:
+    for name in [name for name in os.environ if name.startswith(("LAB_", "DOCKER_", "HF_", "HUGGING"))]:
+        monkeypatch.delenv(name)
+    # Nothing listens there: a command that asks the engine fails, whatever this machine has.
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    made = Labctl(tmp_path, monkeypatch, capfd)
+    made.env("")
+    made.workload()
+    yield made
+    # What typer and click looked up is theirs, not the next test's.
+    monkeypatch.undo()
+
+
+# --- help ----------------------------------------------------------------------------------------------------
+
+
+def test_help_lists_every_command_and_the_exit_codes(labctl: Labctl) -> None:
+    said = labctl("--help")
+    assert (said.code, said.err) == (0, "")
+    assert re.findall(r"^  ([a-z]+) ", said.out, re.MULTILINE) == list(cli.COMMANDS)
+    for code in ("0 pass", "2 usage", "3 environment", "4 the workload", "5 it missed", "124 time", "130 interrupted"):
+        assert code in re.sub(r"\s+", " ", said.out)
+
+
+@pytest.mark.parametrize("arguments", [[], ["-h"], ["help"]])
+def test_help_has_many_doors(labctl: Labctl, arguments: list[str]) -> None:
+    assert labctl(*arguments) == labctl("--help")
+
+
+def test_version_is_the_packages(labctl: Labctl) -> None:
+    assert labctl("--version") == Said(0, f"labctl {version('labctl')}\n", "")
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_every_command_explains_itself(labctl: Labctl, command: str) -> None:
+    said = labctl(command, "--help")
+    assert (said.code, said.err) == (0, "")
+    assert "Usage: labctl" in said.out
+    assert command in said.out
+
+
+@pytest.mark.parametrize("arguments", [["frobnicate"], ["--frobnicate"], ["up", "--frobnicate"], ["run"]])
+def test_what_no_command_takes_is_usage(labctl: Labctl, arguments: list[str]) -> None:
+    said = labctl(*arguments)
+    assert (said.code, said.out) == (2, "")
+    assert "Traceback" not in said.err
+
+
+@pytest.mark.parametrize("arguments", [["run", "--json"], ["up", "--frobnicate", "--json"]])
+def test_usage_errors_with_json_are_one_document_too(labctl: Labctl, arguments: list[str]) -> None:
+    said = labctl(*arguments)
+    assert said.code == 2
+    assert said.document["error"]["kind"]
+
+
+def test_the_installed_program_answers() -> None:
+    program = Path(sys.executable).with_name("labctl")
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, check=True, timeout=SECONDS)
+    assert done.stdout == f"labctl {version('labctl')}\n"
+
+
+# --- bad input -----------------------------------------------------------------------------------------------
+
+BAD_SETTINGS = {
+    "unknown key": ("LAB_NODE=2", "unknown key LAB_NODE", "LAB_NODES"),
+    "unclosed quote": ("LAB_IMAGE='x", "not closed", ""),
+    "bad port": ("LAB_SSH_PORT=99999", "LAB_SSH_PORT", ""),
+    "text after a quote": ("DOCKER_MASTER_PORT=29501\nLAB_ENV_X='a'b", "after the closing quote", ""),
+}
+
+
+@pytest.mark.parametrize("case", BAD_SETTINGS)
+@pytest.mark.parametrize("command", [["config"], ["render"], ["run", "hello", "--dry-run"], ["status"], ["down"]])
+def test_bad_settings_say_file_line_and_what_to_do(labctl: Labctl, case: str, command: list[str]) -> None:
+    text, reason, hint = BAD_SETTINGS[case]
+    labctl.env(f"{text}\n")
+    said = labctl(*command)
+    line = 2 + len(text.splitlines())
+    assert said.code == 2
+    assert said.out == ""
+    assert f".env:{line}: " in said.err
+    assert reason in said.err
+    assert hint in said.err
+    assert said.err.startswith("error: ")
+    assert "Traceback" not in said.err
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("LAB_NAME=a;b\n", ".env:1: LAB_NAME"),
+        ("LAB_NAME=demo\nLAB_ACCELERATOR=gpu\n", ".env:2: LAB_ACCELERATOR: unknown accelerator 'gpu'"),
+    ],
+)
+def test_a_bad_name_or_accelerator_says_file_and_line(labctl: Labctl, text: str, where: str) -> None:
+    (labctl.directory / ".env").write_text(text)
+    said = labctl("render", "--json")
+    assert said.code == 2
+    assert said.document["error"]["message"].startswith(where)
+    assert said.document["error"]["kind"] == "config"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("worker-0 slots=1\nworker-0 slots=1\n", ":2: duplicate host `worker-0`"),
+        ("# none\nworker-0 slots=0\n", ":2: slots must be between 1"),
+        ("worker-0;id slots=1\n", ":1: bad host name `worker-0;id`"),
+        ("", ":1: names no node"),
+    ],
+)
+def test_a_bad_hostfile_says_file_and_line(labctl: Labctl, text: str, reason: str) -> None:
+    (labctl.directory / "hosts").write_text(text)
+    said = labctl("run", "hello", "--hostfile", "hosts", "--dry-run")
+    assert said.code == 2
+    assert f"hosts{reason}" in said.err
+
+
+def test_a_hostfile_that_is_not_there_is_never_a_local_run(labctl: Labctl) -> None:
+    said = labctl("run", "hello", "--hostfile", "nowhere", "--dry-run")
+    assert said.code == 2
+    assert "nowhere" in said.err
+
+
+def test_an_unknown_workload_says_where_the_nearest_is(labctl: Labctl) -> None:
+    said = labctl("run", "helo", "--json")
+    assert said.code == 2
+    assert re.match(r"workloads/hello/workload\.yml:\d+: no workload `helo`", said.document["error"]["message"])
+    assert "`hello`" in said.document["error"]["message"]
+
+
+def test_a_bad_declaration_says_file_and_line(labctl: Labctl) -> None:
+    labctl.workload("describe: x\nlauncher: deepspeed\nscrpt: hello.py\n")
+    said = labctl("run", "hello")
+    assert said.code == 2
+    assert "workloads/hello/workload.yml:3: unknown key `scrpt`" in said.err
+    assert "`script`" in said.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "hello", "--expect", "throughput=600"],
+        ["run", "hello", "--expect", "nothing>=1"],
+        ["run", "hello", "--timeout", "soon"],
+        ["run", "hello", "--timeout", "0"],
+        ["run", "hello", "--set", "steps"],
+        ["run", "hello", "--rehearse"],
+        ["render", "--setting", "LAB_NODES"],
+        ["render", "--setting", "LAB_NODES=0"],
+        ["render", "--setting", "LAB_NODE=1"],
+        ["show", "nope"],
+        ["show"],
+    ],
+)
+def test_errors_with_json_are_one_document(labctl: Labctl, arguments: list[str]) -> None:
+    said = labctl(*arguments, "--json")
+    assert said.code == 2
+    assert set(said.document) == {"schema", "error"}
+    assert set(said.document["error"]) == {"kind", "message", "hint", "node"}
+    assert said.document["error"]["kind"] == "config"
+    assert "Traceback" not in said.err
+
+
+def test_a_missing_engine_is_the_environments_fault(labctl: Labctl) -> None:
+    # In a process of its own: the library leaves its socket open when nobody answers.
+    program = [sys.executable, "-c", "from labctl.cli import main; main()", "status", "--json"]
+    done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=SECONDS)
+    said = Said(done.returncode, done.stdout, done.stderr)
+    assert said.code == 3
+    assert said.document["error"]["kind"] == "environment"
+    assert said.document["error"]["hint"] == "labctl setup"
+
+
+# --- answers that need no engine -----------------------------------------------------------------------------
+
+
+def test_config_shows_values_origins_and_no_secret(labctl: Labctl) -> None:
+    labctl.env("LAB_NODES=3\nHF_TOKEN=CANARY\nLAB_ENV_API_KEY=CANARY\n")
+    rows = {row["key"]: (row["value"], row["origin"]) for row in labctl("config", "--json").document["settings"]}
+    assert rows["LAB_NODES"] == ("3", ".env:3")
+    assert rows["HF_TOKEN"] == ("set", ".env:4")
+    assert rows["LAB_ENV_API_KEY"] == ("set", ".env:5")
+    assert rows["LAB_SSH_PORT"] == ("12345", "default")
+    shown = labctl("config", "-s", "LAB_NODES=4")
+    assert re.search(r"LAB_NODES +4 +flag", shown.out)
+    assert "CANARY" not in shown.out + shown.err
+
+
+def test_render_writes_what_compose_needs_and_then_nothing(labctl: Labctl) -> None:
+    labctl.env("HF_TOKEN=CANARY\n")
+    first = labctl("render", "--json").document
+    assert first["nodes"] == ["worker-0", "worker-1"]
+    assert ".lab/nodes/worker-0/compose.yml" in first["changed"]
+    assert labctl("render", "--json").document["changed"] == []
+    holders = [
+        path for path in (labctl.directory / ".lab").rglob("*") if path.is_file() and "CANARY" in path.read_text()
+    ]
+    assert {path.name for path in holders} == {"hf_token"}
+    assert {path.stat().st_mode & 0o777 for path in holders} == {0o600}
+
+
+def test_a_dry_run_prints_the_plan_and_leaves_no_trace(labctl: Labctl) -> None:
+    before = sorted(labctl.directory.rglob("*"))
+    document = labctl("run", "hello", "--dry-run", "--json").document
+    assert [line.split()[1] for line in document["plan"]] == ["reach", "write", "in"]
+    assert sorted(labctl.directory.rglob("*")) == before
+
+
+def test_arguments_of_a_person_come_last_in_the_launch(labctl: Labctl) -> None:
+    (labctl.directory / "hosts").write_text("worker-1 slots=1\n")
+    document = labctl("run", "hello", "--hostfile", "hosts", "--timeout", "90s", "--dry-run", "--json").document
+    assert "at most 90 s" in document["plan"][-1]
+    assert "--master_addr worker-1" in document["plan"][-1]
+
+
+def test_workloads_lists_what_can_be_run_and_what_is_broken(labctl: Labctl) -> None:
+    document = labctl("workloads", "--json").document
+    assert [one["name"] for one in document["workloads"]] == ["hello"]
+    broken = labctl.directory / "workloads/broken"
+    broken.mkdir()
+    (broken / "workload.yml").write_text("launcher: slurm\n")
+    said = labctl("workloads", "--json")
+    assert said.code == 2
+    assert [one["name"] for one in said.document["workloads"]] == ["hello"]
+    assert said.document["errors"][0].startswith("workloads/broken/workload.yml:1: ")
+
+
+def test_runs_of_a_new_lab_are_none(labctl: Labctl) -> None:
+    assert labctl("runs", "--json").document["runs"] == []
+    assert labctl("runs").out.split() == ["RUN", "STATE", "VERDICT", "CAUSE", "SECONDS"]
+
+
+def test_init_writes_a_lab_that_renders(labctl: Labctl) -> None:
+    target = labctl.directory / "fresh"
+    document = labctl("init", str(target), "--json").document
+    assert document == {
+        "schema": 1,
+        "directory": str(target),
+        "written": ["hostfiles", "workloads", ".env"],
+    }
+    assert labctl("render", "-C", str(target), "-s", "LAB_ACCELERATOR=cpu", "--json").code == 0
+    assert "has all of it already" in labctl("init", str(target)).out

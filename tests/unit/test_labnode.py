@@ -1,0 +1,262 @@
+"""The agent that lives in every container, on real processes of this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+SOURCE = Path(__file__).resolve().parents[2] / "docker/labnode.py"
+LIMIT = 10.0
+"""Seconds that a test waits for what must happen."""
+
+# Each prints its pid when it is ready, and would live for a minute.
+PLAIN = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + PLAIN
+# It starts a child in a session of its own, which does not carry the run's id.
+PARENT = (
+    "import subprocess, sys, time; "
+    "subprocess.Popen([sys.executable, '-c', sys.argv[1]], env={{}}, start_new_session=True); "
+    "{before}time.sleep(60)"
+)
+
+
+def load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("labnode", SOURCE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+labnode = load()
+
+
+class Run:
+    """Processes that carry a run's id, as launchers start them."""
+
+    def __init__(self) -> None:
+        self.id = f"test-{uuid.uuid4().hex}"
+        self.children: list[subprocess.Popen[str]] = []
+        self.pids: list[int] = []
+
+    def start(self, program: str, *arguments: str, run_id: str | None = None) -> int:
+        """Start a program; the pid of it that reports first, which may be its child's."""
+        command = [sys.executable, "-c", program, *arguments]
+        environment = {"PATH": os.environ["PATH"], "LABCTL_RUN_ID": run_id or self.id}
+        child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        self.children.append(child)
+        assert child.stdout is not None
+        pid = int(child.stdout.readline())
+        self.pids += [child.pid, pid]
+        return pid
+
+    def close(self) -> None:
+        for pid in self.pids:
+            if alive(pid):
+                os.kill(pid, signal.SIGKILL)
+        for child in self.children:
+            child.communicate()
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    started = Run()
+    yield started
+    started.close()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def wait_for(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        os.sched_yield()
+    return True
+
+
+# --- find and reap -------------------------------------------------------------------------------------------
+
+
+def test_only_processes_of_the_run_are_found(run: Run) -> None:
+    mine, other = run.start(PLAIN), run.start(PLAIN, run_id=f"{run.id}-other")
+    assert labnode.processes(run.id) == [mine]
+    assert labnode.processes(f"{run.id}-other") == [other]
+    assert labnode.processes(f"{run.id}-none") == []
+
+
+def test_find_prints_one_line_for_each(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    pid = run.start(PLAIN)
+    labnode.find(run.id)
+    (found,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert found["pid"] == pid
+    assert "time.sleep(60)" in found["command"]
+
+
+def test_a_grandchild_in_its_own_session_without_the_id_is_found(run: Run) -> None:
+    grandchild = run.start(PARENT.format(before=""), PLAIN)
+    assert labnode.processes(run.id) == sorted([run.children[0].pid, grandchild])
+
+
+def test_reap_ends_the_run_and_nothing_else(run: Run) -> None:
+    mine, other = run.start(PLAIN), run.start(PLAIN, run_id=f"{run.id}-other")
+    labnode.reap(run.id, "5")
+    assert (alive(mine), alive(other)) == (False, True)
+
+
+def test_reap_kills_what_ignores_term(run: Run) -> None:
+    pid = run.start(STUBBORN)
+    labnode.reap(run.id, "0.1")
+    assert not alive(pid)
+
+
+def test_reap_ends_a_grandchild_in_its_own_session_without_the_id(run: Run) -> None:
+    grandchild = run.start(PARENT.format(before=""), PLAIN)
+    labnode.reap(run.id, "5")
+    assert wait_for(lambda: not alive(grandchild))
+    assert not alive(run.children[0].pid)
+
+
+def test_reap_ends_a_grandchild_that_outlives_its_parent_by_ignoring_term(run: Run) -> None:
+    """Its parent ends at once; from then on neither its environment nor its ancestors tell whose it is."""
+    grandchild = run.start(PARENT.format(before=""), STUBBORN)
+    labnode.reap(run.id, "0.2")
+    assert not alive(grandchild)
+
+
+def test_reap_gives_time_to_end_well(run: Run, tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys, time; "
+        "signal.signal(signal.SIGTERM, lambda *_: (open(sys.argv[1], 'w').close(), os._exit(0))); " + PLAIN
+    )
+    run.start(program, str(tmp_path / "saved"))
+    labnode.reap(run.id, "10")
+    assert (tmp_path / "saved").exists()
+
+
+def test_reap_of_a_run_that_is_over_is_quick_and_silent(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    began = time.monotonic()
+    labnode.reap(run.id, "5")
+    assert time.monotonic() - began < 1
+    assert capsys.readouterr().out == ""
+
+
+def test_reap_that_cannot_lists_what_is_left(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pid = run.start(PLAIN)
+    clock = iter(range(0, 1000, 6))
+    monkeypatch.setattr(labnode, "signal_all", lambda *_: None)
+    monkeypatch.setattr(labnode.time, "monotonic", lambda: next(clock))
+    with pytest.raises(SystemExit) as caught:
+        labnode.reap(run.id, "0")
+    assert caught.value.code == 1
+    assert json.loads(capsys.readouterr().out)["pid"] == pid
+
+
+# --- the environment of sessions -----------------------------------------------------------------------------
+
+VALUES = st.binary(max_size=30).map(lambda value: value.replace(b"\0", b""))
+PRINTED = [f"V{index}" for index in range(8)]
+
+
+class Session:
+    """A node's home, and bash as sshd starts it there."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+
+    def write(self, environment: dict[bytes, bytes], secret: str = "") -> None:
+        (self.home / "secrets").mkdir(exist_ok=True)
+        if secret:
+            (self.home / "secrets/environment").write_text(secret, encoding="utf-8")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(labnode, "HOME", self.home)
+            patch.setattr(labnode, "SECRETS", self.home / "secrets")
+            patch.setattr(labnode.os, "environb", environment)
+            labnode.write_session_environment()
+
+    def values(self, *names: str, **sent: str) -> list[bytes | None]:
+        """What a session has in these variables; None where it has none."""
+        script = "".join(f'printf "%s:%s\\0" "${{{name}+x}}" "${name}"\n' for name in names)
+        environment = {"PATH": "/session/bin", "BASH_ENV": str(self.home / ".lab-env"), **sent}
+        done = subprocess.run(["/bin/bash", "-c", script], env=environment, capture_output=True, check=True)
+        assert done.stderr == b""
+        return [value[2:] if value.startswith(b"x:") else None for value in done.stdout.split(b"\0")[:-1]]
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    return Session(tmp_path)
+
+
+@given(values=st.lists(VALUES, min_size=8, max_size=8))
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+def test_any_value_reaches_a_session_byte_for_byte(values: list[bytes]) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        session = Session(Path(directory))
+        session.write(dict(zip((name.encode() for name in PRINTED), values, strict=True)))
+        assert session.values(*PRINTED) == values
+
+
+def test_what_a_session_was_sent_stays_and_path_is_the_containers(session: Session) -> None:
+    session.write({b"SENT": b"container", b"EMPTY": b"container", b"OWN": b"container", b"PATH": b"/opt/bin:/bin"})
+    assert session.values("SENT", "EMPTY", "OWN", "PATH", SENT="session", EMPTY="") == [
+        b"session",
+        b"",
+        b"container",
+        b"/opt/bin:/bin",
+    ]
+
+
+def test_what_every_session_has_of_its_own_is_not_handed_on(session: Session) -> None:
+    session.write({b"HOSTNAME": b"other", b"HOME": b"/root", b"TERM": b"dumb", b"not a name": b"x"})
+    text = (session.home / ".lab-env").read_text()
+    assert text == "unset BASH_ENV\n"
+    assert session.values("BASH_ENV") == [None]
+
+
+def test_secret_variables_come_along(session: Session) -> None:
+    session.write({b"PLAIN": b"1"}, secret="export API_KEY='a'\"'\"'b $(id)'\n")  # noqa: S106
+    assert session.values("PLAIN", "API_KEY") == [b"1", b"a'b $(id)"]
+
+
+def test_the_sessions_files_are_private(session: Session) -> None:
+    session.write({b"A": b"1"})
+    assert {path.name: path.stat().st_mode & 0o777 for path in session.home.iterdir() if path.is_file()} == {
+        ".lab-env": 0o600,
+        ".bashrc": 0o600,
+        ".profile": 0o600,
+    }
+
+
+# --- start ---------------------------------------------------------------------------------------------------
+
+
+def test_a_restarted_container_registers_its_user_once(tmp_path: Path) -> None:
+    passwd = tmp_path / "passwd"
+    passwd.write_text("root:x:0:0::/root:/bin/bash\n")
+    labnode.prepend(passwd, "lab:x:1000:1000::/home/lab:/bin/bash\n")
+    labnode.prepend(passwd, "lab:x:1000:1000::/home/lab:/bin/bash\n")
+    assert passwd.read_text() == "lab:x:1000:1000::/home/lab:/bin/bash\nroot:x:0:0::/root:/bin/bash\n"
