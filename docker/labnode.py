@@ -10,6 +10,8 @@ Standard library only, Python >= 3.8, so that it runs in any vendor's image:
     labnode.py reap RUN_ID GRACE         TERM, grace, KILL to every process of a run; exit 1 if one is left
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
 import os
@@ -19,8 +21,13 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 USER = "lab"
 HOME = Path("/home/lab")
@@ -35,7 +42,7 @@ PER_SESSION = {"HOME", "HOSTNAME", "PWD", "OLDPWD", "SHLVL", "TERM", "USER", "LO
 # --- start ---------------------------------------------------------------------------------------------------
 
 
-def start(role):
+def start(role: str) -> NoReturn:
     uid, gid = int(os.environ["LAB_UID"]), int(os.environ["LAB_GID"])
     os.umask(0o077)
     register_user(uid, gid)
@@ -44,17 +51,18 @@ def start(role):
         keys = {path.name: path.read_bytes() for path in KEYS.iterdir()}
     if role == "worker":
         become_sshd(keys)
-    become_launcher(keys, uid, gid)
+    else:
+        become_launcher(keys, uid, gid)
 
 
-def register_user(uid, gid):
+def register_user(uid: int, gid: int) -> None:
     """Give the caller's uid a name, first in the file so that it wins over a system user with the same number."""
     groups = "".join(f"labdevice{number}:x:{number}:{USER}\n" for number in os.getgroups() if number not in (0, gid))
     prepend("/etc/passwd", f"{USER}:x:{uid}:{gid}:labctl:{HOME}:/bin/bash\n")
     prepend("/etc/group", f"{USER}:x:{gid}:\n{groups}")
 
 
-def prepend(path, lines):
+def prepend(path: str, lines: str) -> None:
     """Put lines at the head of a file, once: a restarted container finds them there already."""
     present = Path(path).read_text()
     if not present.startswith(lines):
@@ -62,7 +70,7 @@ def prepend(path, lines):
 
 
 @contextlib.contextmanager
-def acting_as(uid, gid):
+def acting_as(uid: int, gid: int) -> Iterator[None]:
     """Read and write as the lab's user: root without CAP_DAC_OVERRIDE may not read that person's private files."""
     os.setegid(gid)
     os.seteuid(uid)
@@ -73,7 +81,7 @@ def acting_as(uid, gid):
         os.setegid(0)
 
 
-def write_session_environment():
+def write_session_environment() -> None:
     """Hand what the container was started with to sessions that come in over ssh: bash reads it through BASH_ENV.
 
     What such a session was sent by its launcher stays; PATH is the container's.
@@ -93,7 +101,7 @@ def write_session_environment():
     write(HOME / ".profile", b". ~/.bashrc\n")
 
 
-def become_sshd(keys):
+def become_sshd(keys: dict[str, bytes]) -> NoReturn:
     write(STATE / "ssh_host_ed25519_key", keys["ssh_host_ed25519_key"])
     write(STATE / "authorized_keys", keys["authorized_keys"], 0o644)
     Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
@@ -103,7 +111,7 @@ def become_sshd(keys):
     os.execv(sshd[0], sshd)
 
 
-def become_launcher(keys, uid, gid):
+def become_launcher(keys: dict[str, bytes], uid: int, gid: int) -> NoReturn:
     with acting_as(uid, gid):
         (HOME / ".ssh").mkdir(mode=0o700, exist_ok=True)
         for name in ("config", "known_hosts", "id_ed25519"):
@@ -116,35 +124,38 @@ def become_launcher(keys, uid, gid):
     os.execvp("sleep", ["sleep", "infinity"])
 
 
-def write(path, content, mode=0o600):
+def write(path: Path, content: bytes, mode: int = 0o600) -> None:
     path.write_bytes(content)
     path.chmod(mode)
 
 
-def mark_ready():
+def mark_ready() -> None:
     write(STATE / "ready", b"", 0o644)
 
 
 # --- health and reach ----------------------------------------------------------------------------------------
 
 
-def health():
+def health() -> None:
     with socket.create_connection(("127.0.0.1", int(os.environ["LAB_SSH_PORT"])), timeout=3) as connection:
         if not connection.recv(8).startswith(b"SSH-2.0"):
             sys.exit("no ssh greeting")
 
 
-def reach(seconds, *nodes):
+def reach(seconds: str, *nodes: str) -> NoReturn:
     """Log in to every node at once and ask its name, again and again until it answers or the time is up."""
     deadline = time.monotonic() + float(seconds)
     while not (STATE / "ready").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
+    # Nodes may have come since this launcher started.
+    for name in ("config", "known_hosts"):
+        write(HOME / ".ssh" / name, (KEYS / name).read_bytes())
     with ThreadPoolExecutor(min(len(nodes), 64)) as pool:
         reached = list(pool.map(lambda node: reach_one(node, deadline), nodes))
     sys.exit(0 if all(reached) else 1)
 
 
-def reach_one(node, deadline):
+def reach_one(node: str, deadline: float) -> bool:
     began = time.monotonic()
     while True:
         left = max(1, int(deadline - time.monotonic()))
@@ -156,8 +167,8 @@ def reach_one(node, deadline):
             ok, said = False, "no answer over ssh"
         final = "IDENTIFICATION HAS CHANGED" in said or "Permission denied" in said or "verification failed" in said
         if ok or final or time.monotonic() >= deadline:
-            answer = {"node": node, "ok": ok, "seconds": round(time.monotonic() - began, 3)}
-            print(json.dumps(answer if ok else {**answer, "error": said.strip()}), flush=True)
+            report: dict[str, object] = {"node": node, "ok": ok, "seconds": round(time.monotonic() - began, 3)}
+            print(json.dumps(report if ok else {**report, "error": said.strip()}), flush=True)
             return ok
         time.sleep(0.05)
 
@@ -165,62 +176,81 @@ def reach_one(node, deadline):
 # --- find and reap -------------------------------------------------------------------------------------------
 
 
-def find(run_id):
-    for pid in processes(run_id):
+def find(run_id: str) -> None:
+    describe(processes(run_id))
+
+
+def describe(pids: dict[int, str]) -> None:
+    for pid in sorted(pids):
         with contextlib.suppress(OSError):
             command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
             print(json.dumps({"pid": pid, "command": command[:200]}))
 
 
-def reap(run_id, grace):
+def reap(run_id: str, grace: str) -> None:
     """End every process of a run; new ones that appear meanwhile are ended too."""
-    signal_all(processes(run_id), signal.SIGTERM)
-    wait_until_gone(run_id, float(grace))
+    known = processes(run_id)
+    signal_all(known, signal.SIGTERM)
+    known = wait_until_gone(run_id, known, float(grace))
     deadline = time.monotonic() + 10
-    left = processes(run_id)
-    while left and time.monotonic() < deadline:
-        signal_all(left, signal.SIGKILL)
-        time.sleep(0.05)
-        left = processes(run_id)
-    if left:
-        find(run_id)
+    while known and time.monotonic() < deadline:
+        signal_all(known, signal.SIGKILL)
+        known = wait_until_gone(run_id, known, 0.05)
+    if known:
+        describe(known)
         sys.exit(1)
 
 
-def wait_until_gone(run_id, seconds):
+def wait_until_gone(run_id: str, known: dict[int, str], seconds: float) -> dict[int, str]:
+    """What is left of the run after so many seconds; sooner when nothing is."""
     deadline = time.monotonic() + seconds
-    while processes(run_id) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    while True:
+        known = processes(run_id, known)
+        if not known or time.monotonic() >= deadline:
+            return known
+        time.sleep(0.02)
 
 
-def signal_all(pids, number):
+def signal_all(pids: dict[int, str], number: signal.Signals) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
-def processes(run_id):
-    """Living processes that carry the run's id in their environment, and all that descend from them."""
+def processes(run_id: str, known: dict[int, str] | None = None) -> dict[int, str]:
+    """Living processes with the run's id in their environment, all that descend from them, and those known before.
+
+    By pid, with the start time that tells a process from a later one of the same number: one that cleaned its
+    environment and lost its parent can only be known from before.
+    """
     mark = f"{RUN_VARIABLE}={run_id}".encode()
-    parents, marked = {}, set()
+    parents: dict[int, int] = {}
+    started: dict[int, str] = {}
+    marked: set[int] = set()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         with contextlib.suppress(OSError):
-            state, parent = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
-            if state in "ZX":
+            fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            if fields[0] in "ZX":
                 continue
-            parents[int(entry.name)] = int(parent)
+            parents[int(entry.name)], started[int(entry.name)] = int(fields[1]), fields[19]
             if mark in (entry / "environ").read_bytes().split(b"\0"):
                 marked.add(int(entry.name))
-    found = set(marked)
+    found = marked | {pid for pid, start in (known or {}).items() if started.get(pid) == start}
     while True:
         more = {pid for pid, parent in parents.items() if parent in found} - found
         if not more:
-            return sorted(found)
+            return {pid: started[pid] for pid in found}
         found |= more
 
 
 if __name__ == "__main__":
-    commands = {"start": start, "health": health, "reach": reach, "find": find, "reap": reap}
+    commands: dict[str, Callable[..., None]] = {
+        "start": start,
+        "health": health,
+        "reach": reach,
+        "find": find,
+        "reap": reap,
+    }
     commands[sys.argv[1]](*sys.argv[2:])

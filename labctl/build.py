@@ -7,7 +7,6 @@ everyone on the host could read a proxy's password, and keeps no log.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import tempfile
 import time
@@ -47,12 +46,14 @@ class BuildRequest:
     pip_find_links: tuple[str, ...] = field(default=(), repr=False)
     ca_certificates: str = ""
     proxies: Pairs = field(default=(), repr=False)
+    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
-def request(settings: Settings, accelerator: Accelerator, directory: Path) -> BuildRequest:
+def request(settings: Settings, accelerator: Accelerator, directory: Path, environ: Mapping[str, str]) -> BuildRequest:
     """What the settings ask for."""
     return BuildRequest(
         accelerator=accelerator,
+        environ=environ,
         tag=settings.text("LAB_IMAGE") or f"labctl/{accelerator}",
         directory=directory,
         base_image=settings.text("LAB_BASE_IMAGE"),
@@ -156,7 +157,7 @@ def hand_in(
 ) -> list[str]:
     """Write what the build may read into a private folder; returns the arguments, which name files, never values."""
     staged = sources.stage_wheels(_with_local_torch(pip, request.torch_index), wanted, folder / "wheels")
-    certificates = sources.ca_bundle((pip.cert,), os.environ)
+    certificates = sources.ca_bundle((pip.cert,), request.environ)
     # Only where no wheel is here: pip would ask it for every package, and it may be out of reach.
     torch_index = "" if "torch" in staged else request.torch_index
     secrets = {

@@ -45,11 +45,16 @@ def write(path: Path, content: str, mode: int = 0o600) -> bool:
 
 
 def make_private(directory: Path) -> None:
-    """A directory and its missing parents, for their owner alone whatever the umask."""
-    missing = [parent for parent in (directory, *directory.parents) if not parent.exists()]
-    for parent in reversed(missing):
-        with contextlib.suppress(FileExistsError):
-            parent.mkdir(mode=0o700)
+    """A directory and its missing parents, for their owner alone whatever the umask; HostError where it cannot be."""
+    try:
+        missing = [parent for parent in (directory, *directory.parents) if not parent.exists()]
+        for parent in reversed(missing):
+            with contextlib.suppress(FileExistsError):
+                parent.mkdir(mode=0o700)
+        if not directory.is_dir():
+            raise NotADirectoryError(0, "there is a file of that name")
+    except OSError as error:
+        raise HostError(f"cannot make {directory}: {error.strerror}", hint=f"ls -ld {directory.parent}") from error
 
 
 def replace(path: Path, data: bytes, mode: int) -> None:

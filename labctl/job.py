@@ -8,12 +8,19 @@ from labctl.launchers import Launch
 from labctl.model import File, Job, Lab, Node, Workload
 
 
-def build(lab: Lab, workload: Workload, run_id: str, entries: tuple[tuple[str, int], ...], timeout: float) -> Job:
+def build(
+    lab: Lab,
+    workload: Workload,
+    run_id: str,
+    entries: tuple[tuple[str, int], ...],
+    timeout: float,
+    hostfile: str = "hostfile",
+) -> Job:
     """A run of this workload on these nodes of the lab, ready to start.
 
     Raises ConfigError when the hostfile names a node or slots that the lab does not have.
     """
-    chosen = choose(lab, entries)
+    chosen = choose(lab, entries, hostfile)
     directory = f"{lab.project_path}/runs/{run_id}"
     launch = Launch(
         entries=tuple((node.name, node.slots) for node in chosen),
@@ -38,16 +45,16 @@ def build(lab: Lab, workload: Workload, run_id: str, entries: tuple[tuple[str, i
     return _with_rank_script(lab, job)
 
 
-def choose(lab: Lab, entries: tuple[tuple[str, int], ...]) -> tuple[Node, ...]:
+def choose(lab: Lab, entries: tuple[tuple[str, int], ...], hostfile: str = "hostfile") -> tuple[Node, ...]:
     """The lab's nodes that a hostfile names, in its order, with its slots; all of them for an empty one."""
     from dataclasses import replace
 
     known = {node.name: node for node in lab.nodes}
     for name, slots in entries:
         if name not in known:
-            raise ConfigError(f"hostfile: lab {lab.name} has no node `{name}`", hint=f"it has {', '.join(known)}")
+            raise ConfigError(f"{hostfile}: lab {lab.name} has no node `{name}`", hint=f"it has {', '.join(known)}")
         if slots > known[name].slots:
-            raise ConfigError(f"hostfile: {name} has {known[name].slots} slots, not {slots}")
+            raise ConfigError(f"{hostfile}: {name} has {known[name].slots} slots, not {slots}")
     return tuple(replace(known[name], slots=slots) for name, slots in entries) or lab.nodes
 
 

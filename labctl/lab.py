@@ -34,6 +34,7 @@ def build(settings: Settings, directory: Path, accelerator: Accelerator, host: H
         mounts=mounts(settings, directory, project),
         environment=environment(settings, project),
         secrets=secrets(settings),
+        hidden=hidden(settings),
     )
 
 
@@ -113,6 +114,14 @@ def secrets(settings: Settings) -> tuple[tuple[str, Secret], ...]:
     token = settings.secret("HF_TOKEN")
     hidden = shell_exports(settings.secret_environment)
     return tuple((name, value) for name, value in (("hf_token", token), ("environment", hidden)) if value)
+
+
+def hidden(settings: Settings) -> tuple[Secret, ...]:
+    """What no record may show, the longest first, so that one that begins another does not leave its rest."""
+    token = settings.secret("HF_TOKEN")
+    values = [value.reveal() for value in (*((token,) if token else ()), *dict(settings.secret_environment).values())]
+    lines = {line for value in values for line in (value, *value.splitlines()) if len(line.strip()) >= 4}
+    return tuple(Secret(line) for line in sorted(lines, key=len, reverse=True))
 
 
 def shell_exports(variables: tuple[tuple[str, Secret], ...]) -> Secret:

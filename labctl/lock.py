@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import TextIO
 
 from labctl.errors import HostError
 from labctl.files import make_private
@@ -26,7 +27,7 @@ def held(
     Raises HostError that names the holder when it is not given up in time.
     """
     make_private(path.parent)
-    with path.open("a+") as stream:
+    with opened(path) as stream:
         take(stream.fileno(), path, wait, notice)
         stream.seek(0)
         stream.truncate()
@@ -37,6 +38,13 @@ def held(
         finally:
             stream.seek(0)
             stream.truncate()
+
+
+def opened(path: Path) -> TextIO:
+    try:
+        return path.open("a+")
+    except OSError as error:
+        raise HostError(f"cannot open {path}: {error.strerror}", hint=f"ls -ld {path.parent}") from error
 
 
 def take(descriptor: int, path: Path, wait: float, notice: Callable[[str], None]) -> None:

@@ -82,6 +82,8 @@ class DeviceMapping:
     """Capability and the reason for it."""
     group_add: tuple[int, ...] = ()
     mounts: tuple[Mount, ...] = ()
+    ids: tuple[str, ...] = ()
+    """Which devices these are, as people know them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +117,9 @@ class Lab:
     mounts: tuple[Mount, ...]
     environment: Pairs
     secrets: tuple[tuple[str, Secret], ...] = ()
+    """Files under ``/run/secrets``."""
+    hidden: tuple[Secret, ...] = ()
+    """Values that no record may show."""
 
     @property
     def launcher(self) -> str:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from labctl.errors import LabError
-from labctl.model import Event
+
+if TYPE_CHECKING:
+    # Printing needs no more of it than its shape.
+    from labctl.model import Event
 
 BOLD, DIM, RED, GREEN, YELLOW, PLAIN = "\033[1m", "\033[2m", "\033[31m", "\033[32m", "\033[33m", "\033[0m"
 
@@ -46,6 +49,11 @@ class Output:
         self.note(f"{color('error:', RED)} {error.message}")
         if error.hint:
             self.note(f"{color('hint:', BOLD)} {error.hint}")
+
+
+def say(text: str) -> None:
+    """Plain text for stdout."""
+    print(text, flush=True)  # noqa: T201
 
 
 def color(text: str, code: str) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from labctl import render
-from labctl.engines import Container, Observed
+from labctl.containers import Container, Observed
 from labctl.errors import HostError
 from labctl.model import File, Job, Lab
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from labctl import keys, lab, limits, render
+from labctl.containers import Observed
 from labctl.context import Context
-from labctl.engines import Observed
 from labctl.engines.local import LocalEngine
 from labctl.errors import HostError
 from labctl.files import make_private, write_all
@@ -55,7 +55,7 @@ def build_image(context: Context, *, update_lock: bool = False) -> dict[str, Any
 
     found = context.settings()
     accelerator, _ = observe(found.text("LAB_ACCELERATOR"))
-    request = build.request(found, accelerator, context.directory)
+    request = build.request(found, accelerator, context.directory, context.environ)
     return build.update_lock(request, context.notice) if update_lock else build.build(request, context.notice)
 
 

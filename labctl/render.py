@@ -108,6 +108,9 @@ def launcher(lab: Lab, host: Host) -> Service:
     """The container where launch commands run: no devices, no sshd, the only private key."""
     first = lab.nodes[0]
     accelerator = tuple(pair for pair in first.devices.environment if pair[0].startswith("DS_"))
+    if lab.accelerator == "nvidia":
+        # Where nvidia is the default runtime, an image may ask for every GPU.
+        accelerator += (("NVIDIA_VISIBLE_DEVICES", "void"),)
     return Service(
         name=LAUNCHER,
         role=LAUNCHER,

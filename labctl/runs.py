@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from labctl import fit, host, hostfile, job, launchers, lock, metrics, plan, record, render, store, workload
+from labctl.containers import Observed
 from labctl.context import Context
-from labctl.engines import Observed
 from labctl.engines.local import LocalEngine
 from labctl.errors import ConfigError, HostError
 from labctl.model import Criterion, Job, Lab, Rank, Result, Verdict, Workload
@@ -35,7 +35,14 @@ def build_job(lab: Lab, name: str, options: RunOptions, now: datetime) -> Job:
     """The declared workload with this run's own arguments, criteria and nodes, as a job with a new id."""
     chosen = choose_workload(lab.directory, name, options)
     entries = read_hostfile(options.hostfile)
-    return job.build(lab, chosen, store.new_id(name, now), entries, options.timeout or chosen.timeout)
+    return job.build(
+        lab,
+        chosen,
+        store.new_id(name, now),
+        entries,
+        options.timeout or chosen.timeout,
+        hostfile=str(options.hostfile or "hostfile"),
+    )
 
 
 def choose_workload(directory: Path, name: str, options: RunOptions) -> Workload:

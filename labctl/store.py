@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 from labctl import files, lock
 from labctl.errors import ConfigError
-from labctl.model import File, Lab, Rank, Result
+from labctl.model import File, Lab, Rank, Result, Secret
 
 SCHEMA = 1
 RESULT = "result.json"
@@ -42,7 +42,7 @@ class Recorder:
 
     def __init__(self, path: Path, lab: Lab) -> None:
         self._stream: TextIO = (path / OUTPUT).open("w", encoding="utf-8")
-        self._hidden = hidden_values(lab)
+        self._hidden = lab.hidden
         self._path = path
         self.lines: list[str] = []
 
@@ -64,23 +64,9 @@ class Recorder:
                 log.write_text(clean, encoding="utf-8", errors="surrogateescape")
 
 
-def hidden_values(lab: Lab) -> tuple[str, ...]:
-    """Texts that may not appear in any record: tokens, and the values of secret variables."""
-    import shlex
-
-    values = []
-    for name, secret in lab.secrets:
-        if name == "environment":
-            exports = [shlex.split(line)[1] for line in secret.reveal().splitlines() if line.startswith("export ")]
-            values += [pair.split("=", 1)[1] for pair in exports]
-        else:
-            values.append(secret.reveal())
-    return tuple(value for value in values if len(value) >= 4)
-
-
-def redact(text: str, hidden: tuple[str, ...]) -> str:
+def redact(text: str, hidden: tuple[Secret, ...]) -> str:
     for value in hidden:
-        text = text.replace(value, "[REDACTED]")
+        text = text.replace(value.reveal(), "[REDACTED]")
     return text
 
 
@@ -117,7 +103,7 @@ def finish(lab: Path, result: Result) -> dict[str, Any]:
 def read(lab: Path, run_id: str) -> dict[str, Any]:
     """The result of a run; a run without one is described by its state. ConfigError for an unknown id."""
     path = directory(lab, run_id)
-    if "/" in run_id or not path.is_dir():
+    if path.parent != lab / "runs" or path.name in ("", ".", "..") or not path.is_dir():
         known = [entry["run_id"] for entry in listing(lab, 5)]
         raise ConfigError(f"no run `{run_id}` in {lab / 'runs'}", hint=f"the latest are {', '.join(known) or 'none'}")
     try:

@@ -42,7 +42,8 @@ class Stop:
 
     def __init__(self, lab: Lab, job: Job, engine: Engine) -> None:
         self._lab, self._job, self._engine = lab, job, engine
-        self._lock = threading.Lock()
+        # Taken again by a signal handler that interrupts the main thread within it.
+        self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
         self.cause: Cause | None = None
         self.message = ""
@@ -82,11 +83,13 @@ def supervise(lab: Lab, job: Job, engine: Engine, on_line: Callable[[str], None]
     stop = Stop(lab, job, engine)
     began = time.monotonic()
     with watchdog(stop, job.timeout), deaths(stop, lab, job, engine), interrupts(stop):
-        exit_code = follow(lab, job, engine, stop, on_line)
-        stop.wait()
-        if exit_code != 0 and stop.cause is None:
-            stop.cause, stop.message = explain(exit_code, time.monotonic() - began, lab, job, engine)
-        left = stop.reap(grace=1)
+        try:
+            exit_code = follow(lab, job, engine, stop, on_line)
+            stop.wait()
+            if exit_code != 0 and stop.cause is None:
+                stop.cause, stop.message = explain(exit_code, time.monotonic() - began, lab, job, engine)
+        finally:
+            left = stop.reap(grace=1)
     if left:
         raise HostError(
             f"run {job.run_id} left processes that cannot be ended:\n" + "\n".join(left), hint="labctl down"
@@ -102,16 +105,18 @@ def follow(lab: Lab, job: Job, engine: Engine, stop: Stop, on_line: Callable[[st
         on_line(line)
         crash.look_at(line)
 
-    code = engine.follow(
-        execute.container_of(lab, render.LAUNCHER),
-        ("timeout", f"--kill-after={GRACE}", f"{job.timeout:g}", *job.argv),
-        look_at,
-        user=execute.user(lab),
-        workdir=job.directory,
-        environment=job.environment,
-    )
-    crash.close()
-    return code
+    try:
+        return engine.follow(
+            execute.container_of(lab, render.LAUNCHER),
+            ("timeout", f"--kill-after={GRACE}", f"{job.timeout:g}", *job.argv),
+            look_at,
+            user=execute.user(lab),
+            workdir=job.directory,
+            environment=job.environment,
+            limit=job.timeout + 10 * GRACE,
+        )
+    finally:
+        crash.close()
 
 
 class CrashWatch:

@@ -118,7 +118,7 @@ def throughput(runs: int) -> dict[str, Any]:
 
 
 def start_rank(here: Path, rank: int, script: list[str]) -> subprocess.Popen[str]:
-    environment = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_SIZE": 1}
+    environment: dict[str, str | int] = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_SIZE": 1}
     environment |= {"MASTER_ADDR": "worker-0", "MASTER_PORT": 29600, "CROSS_RANK": rank, "CROSS_SIZE": 2}
     settings = [word for name, value in environment.items() for word in ("-e", f"{name}={value}")]
     command = enter(here, f"worker-{rank}", "/workspace/workloads/opt", settings)
@@ -127,11 +127,12 @@ def start_rank(here: Path, rank: int, script: list[str]) -> subprocess.Popen[str
 
 def rendering(runs: int) -> dict[str, Any]:
     """Rendering 10,000 nodes / ten times rendering 1,000: linear is 1; the figures are seconds."""
+    from builders import lab as build_lab
+
     from labctl import render
-    from tests.builders import a_lab
 
     def timed(count: int, times: int) -> float:
-        labs = [a_lab(nodes=count) for _ in range(times)]
+        labs = [build_lab(nodes=count) for _ in range(times)]
         began = time.perf_counter()
         for one in labs:
             assert len(render.render(one)) == count + 1

@@ -10,7 +10,7 @@ from typing import Any
 
 from labctl import job as jobs
 from labctl import plan, render
-from labctl.engines import Container, Observed
+from labctl.containers import Container, Observed
 from labctl.model import DeviceMapping, File, Host, Job, Lab, Limits, Mount, Node, Pairs, Workload
 from labctl.shell import Completed
 
@@ -179,6 +179,7 @@ class FakeEngine:
         user: str,
         workdir: str,
         environment: Pairs,
+        limit: float,  # noqa: ARG002
     ) -> int:
         self.running.set()
         return self._execute(container, argv, on_line, user=user, workdir=workdir, environment=environment)[0]

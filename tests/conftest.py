@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
+import warnings
 from collections.abc import Callable, Iterator
 from itertools import count
 
@@ -27,10 +29,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session")
 def engine(pytestconfig: pytest.Config) -> Iterator[DockerClient]:
     """The daemon. Without one: a skip on a laptop, a failure where it was promised (--require-docker, CI=true)."""
-    try:
-        client = docker.from_env(timeout=120)
-    except docker.errors.DockerException as error:
-        reason = f"no Docker engine answers: {error}"
+    client, reason = None, ""
+    with warnings.catch_warnings():
+        # The SDK drops, unclosed, the socket that it could not connect.
+        warnings.simplefilter("ignore", ResourceWarning)
+        try:
+            client = docker.from_env(timeout=120)
+        except docker.errors.DockerException as error:
+            reason = f"no Docker engine answers: {error}"
+        gc.collect()
+    if client is None:
         if pytestconfig.getoption("--require-docker") or os.environ.get("CI") == "true":
             pytest.fail(reason)
         pytest.skip(reason)
@@ -63,7 +71,7 @@ def image(engine: DockerClient, new_lab: NewLab) -> str:
     """The lab image: LAB_IMAGE where it is set, else labctl's own, built now if it is not there."""
     if name := os.environ.get("LAB_IMAGE"):
         return name
-    if not engine.images.list(IMAGE, filters={"reference": f"{IMAGE}:latest"}):
+    if not engine.images.list(filters={"reference": f"{IMAGE}:latest"}):
         new_lab({}).call("build", limit=1800).expect(0)
     return IMAGE
 

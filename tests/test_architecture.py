@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "labctl"
 
 # From the lowest ring to the highest: a module imports from its own ring and from those below it.
 RINGS: tuple[tuple[str, ...], ...] = (
-    ("model", "errors"),
+    ("model", "errors", "containers"),
     ("dotenv", "yamlfile", "hostfile", "workload", "settings", "metrics", "verdict", "fit", "accelerators",
      "launchers", "resources", "host", "apt"),
     ("context", "observe", "lab", "render", "job", "plan"),

@@ -25,6 +25,7 @@ def mapping(host: Host, devices: tuple[str, ...]) -> DeviceMapping:
         Mount(source=host.gaudinet, target="/etc/habanalabs/gaudinet.json", read_only=True) if host.gaudinet else None
     )
     return DeviceMapping(
+        ids=devices,
         runtime="habana",
         devices=("/dev/infiniband",) if host.infiniband else (),
         environment=(

@@ -22,6 +22,7 @@ def find(root: Path) -> tuple[str, ...]:
 def mapping(host: Host, devices: tuple[str, ...]) -> DeviceMapping:
     """These render nodes by name, their by-path links, and this host's own render and video groups."""
     return DeviceMapping(
+        ids=devices,
         devices=(*devices, *(("/dev/infiniband",) if host.infiniband else ())),
         environment=(
             ("ZE_AFFINITY_MASK", ",".join(str(index) for index in range(len(devices)))),

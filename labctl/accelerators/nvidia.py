@@ -17,6 +17,7 @@ def find(root: Path) -> tuple[str, ...]:
 def mapping(host: Host, devices: tuple[str, ...]) -> DeviceMapping:
     """Exactly these GPUs; InfiniBand and the right to pin memory for it only where this host has it."""
     return DeviceMapping(
+        ids=devices,
         gpu_ids=devices,
         devices=("/dev/infiniband",) if host.infiniband else (),
         environment=(("NVIDIA_DRIVER_CAPABILITIES", "compute,utility"), ("NCCL_SOCKET_IFNAME", "eth0")),

@@ -8,7 +8,10 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from labctl.errors import ConfigError, Interrupted
+from labctl.output import Output, say
 
 if TYPE_CHECKING:
     import typer
@@ -55,16 +58,40 @@ def main() -> None:
     elif arguments == ["--version"]:
         from importlib.metadata import version
 
-        sys.stdout.write(f"labctl {version('labctl')}\n")
+        say(f"labctl {version('labctl')}")
     else:
         asked = next((word for word in arguments if word in COMMANDS), None)
-        application({asked} if asked and arguments[0] == asked else set(COMMANDS))(prog_name="labctl")
+        sys.exit(execute({asked} if asked and arguments[0] == asked else set(COMMANDS)))
+
+
+def execute(names: set[str]) -> int:
+    """Run the command line with these commands; a usage error is said in the form that was asked for."""
+    import typer
+
+    try:
+        return int(application(names)(prog_name="labctl", standalone_mode=False) or 0)
+    except _usage_error() as error:
+        if "--json" in sys.argv:
+            said = error.format_message()
+            Output(as_json=True).error(ConfigError(said, hint="labctl --help"))
+        else:
+            error.show()
+        return ConfigError.exit_code
+    except typer.Abort:
+        return Interrupted.exit_code
+
+
+def _usage_error() -> type[Any]:
+    """What Typer raises for a command line it cannot use; it has no public name."""
+    import typer
+
+    return typer.BadParameter.__bases__[0]
 
 
 def print_usage() -> None:
     width = max(map(len, COMMANDS))
     lines = (f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items())
-    sys.stdout.write(USAGE.format(commands="\n".join(lines)))
+    say(USAGE.format(commands="\n".join(lines)).rstrip())
 
 
 def application(names: set[str]) -> typer.Typer:

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from labctl import shell
-from labctl.engines import Container, Observed
+from labctl.containers import Container, Observed
 from labctl.errors import HostError
 from labctl.model import Pairs
 
 LAST_LINES = 20
+# Seconds for a program that reaches or reaps: each has a shorter limit of its own.
+CALL_LIMIT = 120
 
 
 class LocalEngine:
@@ -92,8 +94,8 @@ class LocalEngine:
             self._actor.network.remove(list(networks))
 
     def call(self, container: str, argv: tuple[str, ...], *, user: str) -> shell.Completed:
-        """Run a short program in a container to its end, whatever its exit code."""
-        return shell.run(("docker", "exec", "--user", user, container, *argv), check=False)
+        """Run a short program in a container to its end, whatever its exit code; HostError after two minutes."""
+        return shell.run(("docker", "exec", "--user", user, container, *argv), timeout=CALL_LIMIT, check=False)
 
     def follow(
         self,
@@ -104,11 +106,15 @@ class LocalEngine:
         user: str,
         workdir: str,
         environment: Pairs,
+        limit: float,
     ) -> int:
-        """Run a program in a container, handing on each line as it prints; returns its exit code."""
+        """Run a program in a container, handing on each line as it prints; returns its exit code.
+
+        The terminal's Ctrl-C does not reach it, so that its last words are heard. HostError after ``limit`` seconds.
+        """
         variables = tuple(word for name, value in environment for word in ("--env", f"{name}={value}"))
         where = ("docker", "exec", "--user", user, "--workdir", workdir, *variables, container)
-        return shell.stream((*where, *argv), on_line, check=False).code
+        return shell.stream((*where, *argv), on_line, timeout=limit, check=False).code
 
     def grants(self, image: str, limits: tuple[tuple[str, int], ...]) -> bool:
         """Whether the daemon can start a container with these ulimits: some hosts refuse to raise them."""

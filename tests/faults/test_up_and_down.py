@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ def test_up_that_was_interrupted_converges_and_down_leaves_nothing(fresh_lab: Fr
     lab.call("up").expect(0)
     lab.call("down").expect(0)
     whole = lab.call("up").expect(0).seconds
+    impolite = []
     for moment in range(moments):
         lab.call("down").expect(0)
         assert lab.labelled() == []
@@ -36,13 +38,15 @@ def test_up_that_was_interrupted_converges_and_down_leaves_nothing(fresh_lab: Fr
             running.ends_within((moment + 0.5) / moments * whole)
             running.press()
             answer = running.answer(30)
-        assert "Traceback" not in answer.err, answer.err
-        assert answer.code == 130 or (answer.code == 0 and is_complete(lab)), (moment, answer.code, answer.err)
+        stopped = answer.code == 130 and "Traceback" not in answer.err
+        not_yet_labctl = answer.code == -signal.SIGINT and "main()" not in answer.err
+        if not (stopped or not_yet_labctl or (answer.code == 0 and is_complete(lab))):
+            impolite.append((moment, answer.code, answer.err))
         lab.call("up").expect(0)
         assert is_complete(lab)
-        assert lab.call("exec", "--", "ssh", "worker-1", "hostname").expect(0).out == "worker-1\n"
     lab.call("down").expect(0)
     assert lab.labelled() == []
+    assert impolite == []
 
 
 @pytest.mark.docker
@@ -128,9 +132,10 @@ def test_a_run_on_a_lab_that_is_down_says_what_to_type(fresh_lab: FreshLab) -> N
 
 
 @pytest.fixture(scope="module")
-def offline_lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
-    """A lab directory on a machine whose engine nobody asks."""
-    return Lab.make(tmp_path_factory.mktemp("offline"), "offline", DockerClient(), {})
+def offline_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A lab directory on a machine whose engine nobody asks: with a version given, the client does not either."""
+    with closing(DockerClient(version="1.44")) as nobody:
+        yield Lab.make(tmp_path_factory.mktemp("offline"), "offline", nobody, {})
 
 
 @pytest.mark.parametrize("words", [("status",), ("up",), ("run", "hello"), ("down",)], ids=" ".join)

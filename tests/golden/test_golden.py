@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from labctl import hostfile, job, lab, launchers, limits, plan, render, settings, workload
-from labctl.engines import Observed
+from labctl.containers import Observed
 from labctl.model import Accelerator, Host, Job, Lab
 
 HERE = Path(__file__).parent
@@ -28,10 +28,10 @@ COMPOSE_FILES = sorted(HERE.glob("*/expected/nodes/*/compose.yml"))
 def load_case(folder: Path, scratch: Path) -> Lab:
     shutil.copyfile(folder / "case.env", scratch / ".env")
     found = settings.load(scratch, {"HOME": "/home/someone"}, {})
-    facts = json.loads((folder / "host.json").read_text(encoding="utf-8"))
-    host = Host(**{key: tuple(value) if isinstance(value, list) else value for key, value in facts.items()})
+    facts: dict[str, Any] = json.loads((folder / "host.json").read_text(encoding="utf-8"))
+    facts |= {key: tuple(value) for key, value in facts.items() if isinstance(value, list)}
     accelerator: Any = found.text("LAB_ACCELERATOR")
-    return lab.build(found, DIRECTORY, accelerator, host, limits.wanted(found))
+    return lab.build(found, DIRECTORY, accelerator, Host(**facts), limits.wanted(found))
 
 
 def load_job(folder: Path, of: Lab) -> Job | None:

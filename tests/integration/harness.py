@@ -29,7 +29,7 @@ NOT_INHERITED = ("LAB_", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HOST_", "PROJECT
 T = TypeVar("T")
 
 
-def wait_until(condition: Callable[[], T], limit: float, what: str) -> T:
+def wait_until(condition: Callable[[], T | None], limit: float, what: str) -> T:
     """The condition's first true value; the test fails when there is none within so many seconds."""
     deadline = time.monotonic() + limit
     while not (value := condition()):
@@ -262,7 +262,7 @@ class Lab:
 
 def remove_labelled(engine: DockerClient, ours: Callable[[str], bool]) -> None:
     """Remove the containers and networks of labs whose name is ours."""
-    mark = {"label": "labctl.lab"}
+    mark: dict[str, str | list[str] | bool] = {"label": "labctl.lab"}
     for container in engine.containers.list(all=True, filters=mark, ignore_removed=True):
         if ours(container.labels["labctl.lab"]):
             with contextlib.suppress(NotFound, APIError):

@@ -8,7 +8,7 @@ import pytest
 from builders import Failed, FakeEngine, container, lab, observed
 
 from labctl import execute, plan, render
-from labctl.engines import Observed
+from labctl.containers import Observed
 from labctl.errors import HostError
 from labctl.model import Event
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -62,11 +63,17 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, mon
     assert (tmp_path / "a").read_text() == "old"
 
 
+def test_a_file_is_made_beside_the_one_that_it_replaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only within one file system is a replacement one step."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    assert files.write(tmp_path / "a", "x") is True
+
+
 def test_a_path_that_cannot_be_is_an_error_for_people(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(HostError) as caught:
         files.write(tmp_path / "file/below", "x")
-    assert str(tmp_path / "file/below") in caught.value.message
+    assert str(tmp_path / "file") in caught.value.message
     assert caught.value.hint
 
 

@@ -8,7 +8,7 @@ import pytest
 from builders import job, lab, node
 
 from labctl.errors import ConfigError
-from labctl.model import Job
+from labctl.model import Job, Pairs
 
 ODD = ["a;b", "$(touch x)", "`touch x`", "it's", 'say "x"', "two\nlines", "", "*", "~", "-n", "\\", "$HOME", "ü", "a b"]
 ARGUMENTS = ("--words", *ODD)
@@ -76,13 +76,13 @@ class Ranks:
             "WORLD_SIZE": "4",
         }
 
-    def run(self, *arguments: str, environment: tuple[tuple[str, str], ...] = (), **variables: str) -> tuple[int, str]:
+    def run(self, *arguments: str, environment: Pairs = (), given: dict[str, str] | None = None) -> tuple[int, str]:
         of = job(lab(project_path=str(self.project)), run_id=self.run_id, arguments=arguments, environment=environment)
         script = self.root / "rank.sh"
         script.write_text(files(of)["rank.sh"], encoding="utf-8")
         done = subprocess.run(
             ["bash", str(script)],
-            env=self.environment | variables,
+            env=self.environment | (given or {}),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -122,7 +122,7 @@ def test_a_rank_reports_in_and_keeps_what_it_says(ranks: Ranks) -> None:
 
 
 def test_a_rank_that_fails_says_so_last_and_keeps_its_code(ranks: Ranks) -> None:
-    code, said = ranks.run(FAKE_CODE="7")
+    code, said = ranks.run(given={"FAKE_CODE": "7"})
     assert code == 7
     assert said.splitlines()[-1] == "labctl: rank 3 on worker-1 exited with code 7"
 
@@ -133,7 +133,7 @@ def test_a_rank_that_fails_says_so_last_and_keeps_its_code(ranks: Ranks) -> None
 )
 def test_a_rank_knows_itself_under_every_launcher(ranks: Ranks, rank: str, world: str) -> None:
     del ranks.environment["RANK"], ranks.environment["WORLD_SIZE"]
-    _, said = ranks.run(**{rank: "5", world: "9"})
+    _, said = ranks.run(given={rank: "5", world: "9"})
     assert said.splitlines()[0] == "labctl: rank 5 of 9 on worker-1"
 
 

@@ -101,9 +101,9 @@ def wait_for(condition: Callable[[], bool]) -> bool:
 
 def test_only_processes_of_the_run_are_found(run: Run) -> None:
     mine, other = run.start(PLAIN), run.start(PLAIN, run_id=f"{run.id}-other")
-    assert labnode.processes(run.id) == [mine]
-    assert labnode.processes(f"{run.id}-other") == [other]
-    assert labnode.processes(f"{run.id}-none") == []
+    assert list(labnode.processes(run.id)) == [mine]
+    assert list(labnode.processes(f"{run.id}-other")) == [other]
+    assert not labnode.processes(f"{run.id}-none")
 
 
 def test_find_prints_one_line_for_each(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,7 +116,7 @@ def test_find_prints_one_line_for_each(run: Run, capsys: pytest.CaptureFixture[s
 
 def test_a_grandchild_in_its_own_session_without_the_id_is_found(run: Run) -> None:
     grandchild = run.start(PARENT.format(before=""), PLAIN)
-    assert labnode.processes(run.id) == sorted([run.children[0].pid, grandchild])
+    assert sorted(labnode.processes(run.id)) == sorted([run.children[0].pid, grandchild])
 
 
 def test_reap_ends_the_run_and_nothing_else(run: Run) -> None:
@@ -173,6 +173,27 @@ def test_reap_that_cannot_lists_what_is_left(
         labnode.reap(run.id, "0")
     assert caught.value.code == 1
     assert json.loads(capsys.readouterr().out)["pid"] == pid
+
+
+# --- reach ---------------------------------------------------------------------------------------------------
+
+
+def test_a_launcher_learns_of_nodes_that_came_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, keys, state = (tmp_path / name for name in ("home", "keys", "state"))
+    for folder in (home / ".ssh", keys, state):
+        folder.mkdir(parents=True)
+    (state / "ready").touch()
+    for name, content in (("config", "Host worker-9\n"), ("known_hosts", "[worker-9]:12345 key\n")):
+        (keys / name).write_text(content)
+        (home / ".ssh" / name).write_text("old")
+    for name, path in (("HOME", home), ("KEYS", keys), ("STATE", state)):
+        monkeypatch.setattr(labnode, name, path)
+    monkeypatch.setattr(labnode, "reach_one", lambda *_: "worker-9" in (home / ".ssh/config").read_text())
+    with pytest.raises(SystemExit) as caught:
+        labnode.reach("1", "worker-9")
+    assert caught.value.code == 0
+    assert (home / ".ssh/known_hosts").read_text() == "[worker-9]:12345 key\n"
+    assert (home / ".ssh/known_hosts").stat().st_mode & 0o777 == 0o600
 
 
 # --- the environment of sessions -----------------------------------------------------------------------------

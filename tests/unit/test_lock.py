@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -66,8 +66,12 @@ def test_waiting_gets_it_when_the_other_gives_it_up(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     notices: list[str] = []
     with other(path) as process:
-        # Told that it waits, it is time for the other to go.
-        notice: Callable[[str], None] = lambda text: (notices.append(text), give_up(process))[0]  # noqa: E731
+
+        def notice(text: str) -> None:
+            # Told that it waits, it is time for the other to go.
+            notices.append(text)
+            give_up(process)
+
         with lock.held(path, "labctl down", wait=10, notice=notice):
             assert "labctl down" in lock.holder(path)
     assert len(notices) == 1

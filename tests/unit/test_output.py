@@ -60,7 +60,7 @@ def test_an_error_for_people_has_its_hint_and_leaves_stdout_alone(capsys: pytest
 def test_no_colors_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     output = Output()
     for kind in ("step", "line", "notice", "warning"):
-        output.event(Event(kind=kind, text="x"))  # type: ignore[arg-type]
+        output.event(Event(kind=kind, text="x"))
     assert "\033" not in capsys.readouterr().err
 
 
@@ -79,12 +79,12 @@ def test_numbers_have_the_digits_that_people_read() -> None:
 
 def test_a_result_shows_loss_throughput_ranks_and_verdict() -> None:
     assert result_text(RESULT).splitlines() == [
-        "run      r1",
-        "loss     4.123 -> 1",
+        "run        r1",
+        "loss       4.123 -> 1",
         "throughput 12.35 samples/s",
-        "broken   None",
-        "ranks    9 (0 on worker-0, 1 on worker-1, 2 on worker-2, 3 on worker-3, 4 on worker-4, 5 on worker-5, "
+        "broken     None",
+        "ranks      9 (0 on worker-0, 1 on worker-1, 2 on worker-2, 3 on worker-3, 4 on worker-4, 5 on worker-5, "
         "6 on worker-6, 7 on worker-7, ...)",
-        "seconds  12.3",
-        "verdict  FAIL (criteria): Missed 1 of 2 criteria.",
+        "seconds    12.3",
+        "verdict    FAIL (criteria): Missed 1 of 2 criteria.",
     ]

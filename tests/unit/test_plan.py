@@ -8,7 +8,7 @@ import pytest
 from builders import IMAGE_ID, container, job, lab, node, observed, up
 
 from labctl import plan, render
-from labctl.engines import Observed
+from labctl.containers import Observed
 from labctl.errors import HostError
 
 REACH = "reach worker-0, worker-1 over ssh within 60 s  [ready means that the launcher reaches every worker]"
@@ -70,11 +70,10 @@ def test_changed_settings_make_the_nodes_they_change_anew() -> None:
     )
 
 
-def test_a_new_node_renews_the_launcher_which_must_learn_its_key_and_alias() -> None:
-    """The launcher copies its ssh config and known_hosts when it starts: an old one never reaches the new node."""
+def test_a_new_node_comes_alone_and_the_launcher_is_told_of_it() -> None:
     text = up(lab(3), observed(lab(2)))
-    assert "worker-2 missing" in text
-    assert "launcher has other settings" in text
+    assert "[worker-2 missing]" in text
+    assert "reach worker-0, worker-1, worker-2" in text
 
 
 def test_a_name_that_is_up_from_another_directory_is_refused() -> None:

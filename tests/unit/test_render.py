@@ -158,7 +158,7 @@ def test_secrets_are_files_of_the_node_and_never_text() -> None:
 
 def test_a_nodes_devices_are_written_on_its_container() -> None:
     """``status`` reads them back from the label, as everything that it says."""
-    gpus = node(0, devices=DeviceMapping(gpu_ids=("2", "3")), slots=2)
+    gpus = node(0, devices=DeviceMapping(ids=("2", "3")), slots=2)
     assert read(lab((gpus,), accelerator="nvidia"))["services"]["worker-0"]["labels"]["labctl.devices"] == "2,3"
 
 

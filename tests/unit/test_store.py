@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from builders import lab
 
+from labctl import dotenv, lock, settings, store
 from labctl import lab as labs
-from labctl import lock, store
 from labctl.errors import ConfigError
-from labctl.model import Check, File, Lab, Rank, Result, Secret, Verdict
+from labctl.model import Check, File, Lab, Rank, Result, Verdict
 
 NOW = datetime(2026, 1, 2, 15, 4, 5, tzinfo=timezone.utc)
 
@@ -32,9 +32,11 @@ def result(run_id: str) -> Result:
 
 
 def with_secrets(directory: Path, token: str = "", **variables: str) -> Lab:
-    hidden = labs.shell_exports(tuple((name, Secret(value)) for name, value in variables.items()))
-    secrets = (("hf_token", Secret(token)), ("environment", hidden))
-    return lab(directory=directory, secrets=tuple(pair for pair in secrets if pair[1]))
+    """A lab whose settings hold these secrets."""
+    lines = [f"LAB_ENV_{name}={dotenv.quote(value)}\n" for name, value in variables.items()]
+    (directory / ".env").write_text("".join([f"HF_TOKEN={token}\n", *lines]), encoding="utf-8")
+    found = settings.load(directory, {}, {})
+    return lab(directory=directory, secrets=labs.secrets(found), hidden=labs.hidden(found))
 
 
 def started(of: Lab, run_id: str) -> Path:
@@ -155,7 +157,7 @@ def test_secrets_are_taken_out_of_lines_and_of_what_ranks_wrote(tmp_path: Path) 
 @pytest.mark.parametrize("value", ["first line\nsecond line", "unclosed ' quote\nand \" another", "a\x85b\u2028c-long"])
 def test_a_secret_of_several_lines_is_taken_out_line_by_line(tmp_path: Path, value: str) -> None:
     of = with_secrets(tmp_path, SIGNING_KEY=value, OTHER_KEY="other-value")
-    hidden = store.hidden_values(of)
+    hidden = of.hidden
     kept = [store.redact(line, hidden) for line in (*value.split("\n"), "other-value")]
     assert not [line for line in kept if "line" in line or "quote" in line or "long" in line or "other" in line]
 

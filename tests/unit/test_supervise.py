@@ -152,7 +152,7 @@ def test_a_signal_while_a_reason_is_noted_does_not_hang(stop: supervise.Stop, mo
             stop.because("interrupted", "stopped by SIGINT")
 
     caller = threading.Thread(target=stop.because, args=("rank-crashed", "rank 0"), daemon=True)
-    monkeypatch.setattr(supervise.threading, "Thread", Interrupted)
+    monkeypatch.setattr(threading, "Thread", Interrupted)
     caller.start()
     caller.join(1)
     assert not caller.is_alive()
@@ -175,7 +175,7 @@ def test_a_crashed_rank_is_the_reason_even_when_the_others_end_by_themselves(sto
     watch.look_at("Traceback (most recent call last):")
     watch.look_at(CRASH)
     watch.look_at("labctl: rank 0 on worker-0 exited with code 1")
-    assert stop.cause is None
+    assert stop.message == ""
     watch.close()
     stop.wait()
     assert (stop.cause, stop.message) == ("rank-crashed", "rank 1 on worker-1 exited with code 9")
