@@ -41,7 +41,7 @@ def doctor(context: Context) -> tuple[Finding, ...]:
 def render_files(context: Context) -> tuple[Lab, tuple[str, ...]]:
     """Write every node's files; returns the lab and the paths that changed."""
     lab = prepare.load_lab(context, context.settings())
-    return lab, write_all(lab.directory, (*render.render(lab), *prepare.secret_files(lab)))
+    return lab, (*write_all(lab.directory, render.render(lab)), *prepare.write_secrets(lab))
 
 
 def build(context: Context, *, update_lock: bool = False) -> dict[str, Any]:

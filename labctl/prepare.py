@@ -72,17 +72,20 @@ def require_mounts(lab: Lab) -> None:
 def prepare(lab: Lab, observed: Observed) -> None:
     """Keys and secrets, which no plan shows; what removed nodes had is removed with them."""
     keys.ensure(lab)
-    write_all(lab.directory, secret_files(lab))
+    write_secrets(lab)
     kept = {node.name for node in lab.nodes}
     for container in observed.containers:
         if container.role == "worker" and container.node not in kept:
             shutil.rmtree(lab.directory / render.node_directory(container.node), ignore_errors=True)
 
 
-def secret_files(lab: Lab) -> tuple[File, ...]:
-    """The secrets of every node, each a 0600 file that compose mounts under /run/secrets."""
-    return tuple(
-        File(path=f"{render.node_directory(node.name)}/secrets/{name}", content=value.reveal())
-        for node in lab.nodes
-        for name, value in lab.secrets
-    )
+def write_secrets(lab: Lab) -> tuple[str, ...]:
+    """Each node's secrets as 0600 files that compose mounts under /run/secrets; those no longer set are removed."""
+    written: list[str] = []
+    for node in lab.nodes:
+        folder = f"{render.node_directory(node.name)}/secrets"
+        secrets = [File(path=f"{folder}/{name}", content=value.reveal()) for name, value in lab.secrets]
+        for path in set((lab.directory / folder).glob("*")) - {lab.directory / secret.path for secret in secrets}:
+            path.unlink()
+        written += write_all(lab.directory, secrets)
+    return tuple(written)

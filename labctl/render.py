@@ -78,9 +78,10 @@ def render_node(lab: Lab, node: Node) -> File:
         "secrets": [(f"{service.name}-{name}", path) for service in services for name, path in service.secrets],
     }
     template = _template("node.yml.j2")
-    # The label lets `up` see from the container alone whether it was made from this very text.
-    fingerprint = hashlib.sha256(template.render(**context, fingerprint="").encode()).hexdigest()[:16]
-    return File(path=compose_path(node.name), content=template.render(**context, fingerprint=fingerprint))
+    # The label lets `up` see from the container alone whether it was made from this very text and these secrets.
+    sealed = "".join(f"{name}\0{value.reveal()}\0" for name, value in lab.secrets)
+    digest = hashlib.sha256((template.render(**context, fingerprint="") + sealed).encode("utf-8", "surrogateescape"))
+    return File(path=compose_path(node.name), content=template.render(**context, fingerprint=digest.hexdigest()[:16]))
 
 
 def fingerprint(content: str) -> str:
