@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import singledispatch
 
 from labctl import files, plan, render
@@ -90,6 +91,22 @@ def ssh_reason(said: str) -> str:
         return "its host key is not the one pinned for it (REMOTE HOST IDENTIFICATION HAS CHANGED); not trusted"
     lines = [line for line in said.splitlines() if line.strip()]
     return lines[-1] if lines else "no answer"
+
+
+def reap(lab: Lab, engine: Engine, run_id: str, grace: float) -> list[str]:
+    """End a run's processes in all containers at once; returns those that could not be ended, as text."""
+    nodes = (render.LAUNCHER, *(node.name for node in lab.nodes))
+    with ThreadPoolExecutor(min(len(nodes), 32)) as pool:
+        left = pool.map(lambda node: reap_node(lab, engine, node, run_id, grace), nodes)
+    return [text for text in left if text]
+
+
+def reap_node(lab: Lab, engine: Engine, node: str, run_id: str, grace: float) -> str:
+    try:
+        return "".join(f"{node}: {line}" for line in agent(lab, engine, node, "reap", run_id, str(grace)))
+    except HostError:
+        # A container that is gone holds nothing; the caller's next look at the daemon tells.
+        return ""
 
 
 def agent(lab: Lab, engine: Engine, node: str, *words: str) -> list[str]:

@@ -53,8 +53,9 @@ def up(context: Context, *, dry_run: bool = False) -> dict[str, Any]:
     """Bring the lab up and return when the launcher has reached every worker; a second call changes nothing."""
     found = context.settings()
     engine = LocalEngine()
-    prepare.ensure_image(context, found, engine)
-    lab = prepare.load_lab(context, found, engine)
+    if not dry_run:
+        prepare.ensure_image(context, found, engine)
+    lab = prepare.load_lab(context, found, None if dry_run else engine)
     prepare.require_mounts(lab)
     with lock.held(lab.directory / LOCK, "labctl up", wait=PATIENCE, notice=context.notice):
         observed = engine.observe(lab.name, lab.image)
@@ -96,7 +97,9 @@ def down(context: Context, *, dry_run: bool = False) -> dict[str, Any]:
     name = context.settings().text("LAB_NAME")
     engine = LocalEngine()
     with lock.held(context.directory / LOCK, "labctl down", wait=PATIENCE, notice=context.notice):
-        steps = plan.down(engine.observe(name))
+        observed = engine.observe(name)
+        prepare.require_not_another(context, name, observed)
+        steps = plan.down(observed)
         if not dry_run:
             execute.remove_all(steps, engine, context.emit)
     return {"lab": name, "plan": str(steps).splitlines()}
@@ -123,5 +126,6 @@ def run(context: Context, name: str, options: runs.RunOptions) -> dict[str, Any]
         return runs.refuse(lab, job, reason, now)
     runs.require_up(lab, job, engine.observe(lab.name))
     with lock.held(lab.directory / RUN_LOCK, f"run {job.run_id}"):
+        runs.end_orphans(context, lab, engine)
         execute.reach(lab, engine, tuple(node.name for node in job.nodes), 15)
         return runs.launch(context, found, lab, job, engine, steps, now)

@@ -42,7 +42,7 @@ def held(
 
 def opened(path: Path) -> TextIO:
     try:
-        return path.open("a+")
+        return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "a+")
     except OSError as error:
         raise HostError(f"cannot open {path}: {error.strerror}", hint=f"ls -ld {path.parent}") from error
 
@@ -69,10 +69,18 @@ def owner(purpose: str) -> dict[str, str | int]:
     return {
         "purpose": purpose,
         "pid": os.getpid(),
-        "user": getpass.getuser(),
+        "user": user_name(),
         "host": socket.gethostname(),
         "since": started,
     }
+
+
+def user_name() -> str:
+    """The person's name; the number of one who has none here."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
 
 
 def holder(path: Path) -> str:

@@ -69,6 +69,14 @@ def require_mounts(lab: Lab) -> None:
             raise HostError(f"{mount.source}, mounted at {mount.target}, is not there", hint=f"mkdir -p {mount.source}")
 
 
+def require_not_another(context: Context, name: str, observed: Observed) -> None:
+    """HostError when these containers belong to a lab of the same name in another directory that is still there."""
+    for container in observed.containers:
+        owner = Path(container.directory)
+        if owner != context.directory and owner.is_dir():
+            raise HostError(f"lab `{name}` belongs to {owner}", hint=f"labctl down -C {owner}")
+
+
 def prepare(lab: Lab, observed: Observed) -> None:
     """Keys and secrets, which no plan shows; what removed nodes had is removed with them."""
     keys.ensure(lab)

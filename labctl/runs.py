@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from labctl import fit, host, hostfile, job, launchers, lock, metrics, plan, record, render, store, workload
+from labctl import execute, fit, host, hostfile, job, launchers, lock, metrics, plan, record, render, store, workload
 from labctl.containers import Observed
 from labctl.context import Context
 from labctl.engines.local import LocalEngine
@@ -84,6 +84,15 @@ def require_up(lab: Lab, task: Job, observed: Observed) -> None:
         if container is None or container.state != "running":
             state = container.state if container else "not there"
             raise HostError(f"lab {lab.name} is not up: {name} is {state}", hint="labctl up", node=name)
+
+
+def end_orphans(context: Context, lab: Lab, engine: LocalEngine) -> None:
+    """End what is left of runs whose labctl died before them, and close their records."""
+    for run in store.listing(lab.directory):
+        if run["state"] == "orphaned":
+            context.notice(f"run {run['run_id']} was left behind: ending it")
+            execute.reap(lab, engine, run["run_id"], grace=0)
+            store.abandon(lab.directory, run["run_id"], lab.name)
 
 
 def launch(

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 from labctl import files, lock
 from labctl.errors import ConfigError
-from labctl.model import File, Lab, Rank, Result, Secret
+from labctl.model import File, Lab, Rank, Result, Secret, Verdict
 
 SCHEMA = 1
 RESULT = "result.json"
@@ -98,6 +98,30 @@ def finish(lab: Path, result: Result) -> dict[str, Any]:
     content = json.dumps(document, indent=2, allow_nan=False) + "\n"
     files.write(directory(lab, result.run_id) / RESULT, content, 0o644)
     return document
+
+
+def abandon(lab: Path, run_id: str, name: str) -> None:
+    """Close the record of a run whose labctl died before it."""
+    verdict = Verdict(status="ERROR", cause="interrupted", message="labctl ended before the run did", exit_code=130)
+    try:
+        job = json.loads((directory(lab, run_id) / "job.json").read_text())
+    except (OSError, ValueError):
+        job = {"workload": "unknown", "launcher": "unknown"}
+    finish(
+        lab,
+        Result(
+            run_id=run_id,
+            workload=job["workload"],
+            launcher=job["launcher"],
+            lab=name,
+            verdict=verdict,
+            world_size=0,
+            ranks=(),
+            metrics=(),
+            seconds=0.0,
+            started="",
+        ),
+    )
 
 
 def read(lab: Path, run_id: str) -> dict[str, Any]:

@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import FrameType
 
@@ -58,20 +57,7 @@ class Stop:
 
     def reap(self, grace: float = GRACE) -> list[str]:
         """End what is left of the run, in all containers at once; returns what could not be ended, as text."""
-        nodes = (render.LAUNCHER, *(node.name for node in self._job.nodes))
-        with ThreadPoolExecutor(min(len(nodes), 32)) as pool:
-            left = pool.map(lambda node: self._reap_node(node, grace), nodes)
-        return [text for text in left if text]
-
-    def _reap_node(self, node: str, grace: float) -> str:
-        try:
-            return "".join(
-                f"{node}: {line}"
-                for line in execute.agent(self._lab, self._engine, node, "reap", self._job.run_id, str(grace))
-            )
-        except HostError:
-            # A container that is gone holds nothing; the caller's next look at the daemon tells.
-            return ""
+        return execute.reap(self._lab, self._engine, self._job.run_id, grace)
 
     def wait(self) -> None:
         if self._thread:

@@ -52,7 +52,14 @@ exit codes: 0 pass, 2 usage or settings, 3 environment, 4 the workload broke, 5 
 
 def main() -> None:
     """The console script."""
-    arguments = sys.argv[1:]
+    try:
+        sys.exit(dispatch(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(Interrupted.exit_code)
+
+
+def dispatch(arguments: list[str]) -> int:
+    """The exit code of a command line; only the module of its command is imported."""
     if arguments in ([], ["--help"], ["-h"], ["help"]):
         print_usage()
     elif arguments == ["--version"]:
@@ -61,7 +68,8 @@ def main() -> None:
         say(f"labctl {version('labctl')}")
     else:
         asked = next((word for word in arguments if word in COMMANDS), None)
-        sys.exit(execute({asked} if asked and arguments[0] == asked else set(COMMANDS)))
+        return execute({asked} if asked and arguments[0] == asked else set(COMMANDS))
+    return 0
 
 
 def execute(names: set[str]) -> int:

@@ -44,6 +44,8 @@ def layers(engine: DockerClient, image: str) -> Iterator[tuple[str, str, bytes]]
     ):
         for member in saved:
             blob = saved.extractfile(member) if member.isfile() else None
+            if blob is None:
+                continue
             # What is no layer is the description of one, in JSON.
             with suppress(tarfile.ReadError), tarfile.open(fileobj=blob, mode="r|*") as layer:
                 for file in layer:

@@ -185,4 +185,8 @@ def say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Gloo's threads may still hold tensors here; freeing them while Python shuts down aborts one run in thirty.
+    os._exit(status)
