@@ -12,8 +12,7 @@ quickstart: $(VENV)/.installed  ## set up this machine, bring a two-node lab up,
 	$(LABCTL) setup --yes
 	$(LABCTL) init
 	$(LABCTL) up
-	@$(LABCTL) run opt-tiny && printf '\n%s\n' \
-	  'next:' \
+	@$(LABCTL) run opt-tiny && printf '%s\n' '' 'next:' \
 	  '  $(LABCTL) workloads                 what else can be run' \
 	  '  $(LABCTL) run opt-13b --rehearse    the path of a big model, shrunk' \
 	  '  $(LABCTL) shell worker-1            a prompt in a node' \
