@@ -1,0 +1,32 @@
+"""What `pip install` of the wheel gives, outside the checkout."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*argv: str | Path, cwd: Path) -> str:
+    done = subprocess.run([str(word) for word in argv], cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_an_installed_wheel_makes_and_renders_a_lab_anywhere(tmp_path: Path) -> None:
+    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path, ROOT, cwd=tmp_path)
+    run(sys.executable, "-m", "venv", tmp_path / "env", cwd=tmp_path)
+    (wheel,) = tmp_path.glob("labctl-*.whl")
+    run(tmp_path / "env/bin/pip", "install", "--quiet", wheel, cwd=tmp_path)
+    labctl = tmp_path / "env/bin/labctl"
+
+    run(labctl, "init", "lab", cwd=tmp_path)
+    run(labctl, "render", "--setting", "LAB_ACCELERATOR=cpu", cwd=tmp_path / "lab")
+
+    rendered = (tmp_path / "lab/.lab/nodes/worker-1/compose.yml").read_text()
+    assert f'source: "{tmp_path}/lab/workloads"' in rendered
+    assert "opt-tiny" in run(labctl, "workloads", cwd=tmp_path / "lab")
+    shipped = run(tmp_path / "env/bin/python", "-c", "import labctl; print(labctl.__file__)", cwd=tmp_path)
+    assert str(tmp_path) in shipped
