@@ -1,6 +1,8 @@
 # `make quickstart` runs the main job from a bare machine; `make test` passes the tests. Both install what they need.
 PYTHON ?= python3
 VENV := .venv
+# Who was put into group docker just now is not in it yet in this session; sudo begins one that is.
+AS_MEMBER := $(shell [ "$$(id -u)" = 0 ] || id -nG | grep -qw docker || ! command -v sudo >/dev/null || echo sudo -E -u "$$(id -un)" --)
 LABCTL := $(VENV)/bin/labctl
 .DEFAULT_GOAL := help
 .PHONY: help quickstart test lint unit image bench lock wheel clean
@@ -11,8 +13,8 @@ help:
 quickstart: $(VENV)/.installed  ## set up this machine, bring a two-node lab up, train a small OPT in it
 	$(LABCTL) setup --yes
 	$(LABCTL) init
-	$(LABCTL) up
-	@$(LABCTL) run opt-tiny && printf '%s\n' '' 'next:' \
+	$(AS_MEMBER) $(LABCTL) up
+	@$(AS_MEMBER) $(LABCTL) run opt-tiny && printf '%s\n' '' 'next:' \
 	  '  $(LABCTL) workloads                 what else can be run' \
 	  '  $(LABCTL) run opt-13b --rehearse    the path of a big model, shrunk' \
 	  '  $(LABCTL) shell worker-1            a prompt in a node' \
@@ -20,7 +22,7 @@ quickstart: $(VENV)/.installed  ## set up this machine, bring a two-node lab up,
 	  '  $(LABCTL) down                      remove the lab'
 
 test: $(VENV)/.developer image lint  ## lint, types, and all tests but the slow ones, on a real engine
-	$(VENV)/bin/pytest -m 'not slow' --require-docker
+	$(AS_MEMBER) $(VENV)/bin/pytest -m 'not slow' --require-docker
 
 lint: $(VENV)/.developer  ## style and types
 	$(VENV)/bin/ruff check .
@@ -32,7 +34,7 @@ unit: $(VENV)/.developer  ## the tests that need no Docker
 
 image: $(VENV)/.installed  ## Docker Engine where it is missing, and the lab's image
 	$(LABCTL) setup --yes
-	$(LABCTL) build
+	$(AS_MEMBER) $(LABCTL) build
 
 bench: $(VENV)/.developer image  ## labctl against the raw tools, side by side (an hour on two cores)
 	$(VENV)/bin/python tests/bench.py

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from labctl import execute, render
+from labctl import execute, lock, render
 from labctl.engines.local import LocalEngine
 from labctl.errors import HostError, LabError
 from labctl.model import Lab
@@ -16,6 +16,7 @@ from labctl.model import Lab
 GIB = 1 << 30
 IMAGE_SPACE = 8 * GIB
 ENGINE_MAJOR = 24
+RUN_LOCK = ".lab/run.lock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +146,8 @@ def containers(lab: Lab, engine: LocalEngine) -> Iterator[Finding]:
     for node in lab.nodes:
         if node.name not in lost:
             yield from reached(lab, engine, node.name)
+    if lab.nodes[0].name not in lost:
+        yield from master_port(lab, engine, lab.nodes[0].name)
 
 
 def reached(lab: Lab, engine: LocalEngine, node: str) -> Iterator[Finding]:
@@ -155,6 +158,19 @@ def reached(lab: Lab, engine: LocalEngine, node: str) -> Iterator[Finding]:
         yield _error("LAB-SSH-001", seen, "launchers start ranks over ssh", "labctl down && labctl up", node=node)
     else:
         yield Finding(code="LAB-SSH-001", level="ok", node=node, seen=f"reached from the launcher in {seconds:.2f} s")
+
+
+def master_port(lab: Lab, engine: LocalEngine, node: str) -> Iterator[Finding]:
+    """Nothing of the host's ports is used; within the lab, the first node's master port must be free for a run."""
+    probe = ("bash", "-c", f"exec 3<>/dev/tcp/127.0.0.1/{lab.master_port}")
+    if engine.call(execute.container_of(lab, node), probe, user=execute.user(lab)).code:
+        seen = f"ports {lab.ssh_port} (ssh) and {lab.master_port} (master) are the lab's own; none of the host is used"
+        yield Finding(code="LAB-PORT-001", level="ok", node=node, seen=seen)
+    elif lock.is_held(lab.directory / RUN_LOCK):
+        yield Finding(code="LAB-PORT-001", level="ok", node=node, seen=f"port {lab.master_port} is in use by a run")
+    else:
+        fix = f"labctl exec -n {node} -- ss -ltnp; then end it, or set another LAB_MASTER_PORT in .env"
+        yield _error("LAB-PORT-001", f"port {lab.master_port} is taken", "the ranks meet there", fix, node=node)
 
 
 def _ok(code: str, seen: str) -> Finding:

@@ -11,7 +11,7 @@ from typing import Any
 from labctl import execute, initialise, lock, plan, prepare, render, runs, store
 from labctl import setup as host_setup
 from labctl.context import Context
-from labctl.doctor import Finding, examine
+from labctl.doctor import RUN_LOCK, Finding, examine
 from labctl.engines.local import LocalEngine
 from labctl.files import outdated, write_all
 from labctl.model import Lab
@@ -19,7 +19,6 @@ from labctl.model import Lab
 # Seconds to wait for another `up` or `down` of the same lab.
 PATIENCE = 300
 LOCK = ".lab/lock"
-RUN_LOCK = ".lab/run.lock"
 
 
 def init(directory: Path) -> tuple[str, ...]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import shutil
 import sys
 from collections.abc import Mapping
@@ -34,7 +36,9 @@ class Facts:
     """Version of the daemon that answers, else of the one that is installed."""
     running: bool
     denied: bool
-    """The daemon's socket is there, but this person may not open it."""
+    """The daemon's socket is there, but this session may not open it."""
+    outsider: str
+    """The person's name when not in group docker, whose members may open it; empty for members and root."""
     command: bool
     buildx: str
     compose: str
@@ -59,6 +63,7 @@ def observe(root: Path = Path("/")) -> Facts:
         engine=server.out.strip() if running else _version(["dockerd", "--version"]),
         running=running,
         denied="permission denied" in server.err,
+        outsider=_outsider(),
         command=server.code != shell.NOT_FOUND,
         buildx=_version(["docker", "buildx", "version"]),
         compose=_version(["docker", "compose", "version", "--short"]),
@@ -78,6 +83,17 @@ def root_prefix() -> tuple[str, ...] | None:
     if shell.run(["sudo", "-n", "true"], check=False, timeout=10).code == 0:
         return ("sudo", "-n")
     return ("sudo",) if sys.stdin.isatty() else None
+
+
+def _outsider() -> str:
+    if os.geteuid() == 0:
+        return ""
+    name = pwd.getpwuid(os.geteuid()).pw_name
+    try:
+        group = grp.getgrnam("docker")
+    except KeyError:
+        return name
+    return "" if name in group.gr_mem or group.gr_gid in os.getgroups() else name
 
 
 def _candidates() -> Mapping[str, str]:

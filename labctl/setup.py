@@ -14,6 +14,7 @@ from labctl.prerequisites import OLDEST_ENGINE, PACKAGES, Facts, major, observe
 
 Emit = Callable[[str], None]
 
+AGAIN = "log in again to use it (here and now: newgrp docker)"
 STATE = Path("/var/lib/labctl")
 LOG = STATE / "dockerd.log"
 NEXT = {"bookworm": "trixie", "trixie": "forky"}
@@ -62,11 +63,6 @@ class SetupPlan:
 
 def plan(facts: Facts) -> SetupPlan:
     """What this host lacks and how it gets it. HostError where the person must act first, or no way is known."""
-    if facts.denied:
-        raise HostError(
-            "the Docker daemon runs, but you may not use it: you are not in group docker",
-            hint="sudo usermod -aG docker $USER   then log in again (or: newgrp docker)",
-        )
     missing = _missing(facts)
     present = f"Docker Engine {facts.engine}, buildx {facts.buildx}, compose {facts.compose}"
     if missing and facts.distribution not in {"debian", "ubuntu"}:
@@ -76,8 +72,10 @@ def plan(facts: Facts) -> SetupPlan:
         return SetupPlan(steps=(update,), present=present, prefix=facts.prefix, unfinished=True)
     packages, from_next = _packages(facts, missing)
     steps = (*(_next_release(facts) if from_next else ()), *(_install(packages) if packages else ()))
-    if not facts.running or "Docker Engine" in missing:
+    if not (facts.running or facts.denied) or "Docker Engine" in missing:
         steps += _start(facts)
+    if facts.outsider and (steps or facts.denied):
+        steps += (_join(facts.outsider),)
     return SetupPlan(steps=steps, present=present, prefix=facts.prefix)
 
 
@@ -175,6 +173,13 @@ def _start(facts: Facts) -> tuple[SetupStep, ...]:
     )
 
 
+def _join(person: str) -> SetupStep:
+    return SetupStep(
+        argv=("usermod", "--append", "--groups", "docker", person),
+        reason=f"let {person} use Docker (members of group docker are as powerful as root on this host)",
+    )
+
+
 def _unknown_way(facts: Facts, missing: tuple[str, ...]) -> HostError:
     where = f"{facts.distribution} {facts.codename}".strip() or "this distribution"
     return HostError(
@@ -204,7 +209,12 @@ def setup(*, yes: bool, ask: Callable[[str], bool] | None, emit: Emit) -> bool:
         agreed = acted = True
         if not steps.unfinished:
             break
-    emit(f"ready: {plan(observe()).present}" if acted else str(steps))
+    facts = observe()
+    if facts.denied and not acted:
+        raise HostError("this session is older than your membership of group docker", hint=AGAIN)
+    emit(f"ready: {plan(facts).present}" if acted else str(steps))
+    if facts.denied:
+        emit(f"you are in group docker now; {AGAIN}")
     return acted
 
 

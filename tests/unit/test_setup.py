@@ -48,6 +48,7 @@ READY = Facts(
     engine="26.1.5+dfsg1",
     running=True,
     denied=False,
+    outsider="",
     command=True,
     buildx="0.13.1",
     compose="2.26.1",
@@ -146,7 +147,6 @@ def test_sudo_is_put_before_every_command() -> None:
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        (replace(READY, denied=True, running=False), "group docker"),
         (replace(BARE, distribution="fedora", codename=""), "fedora has no packages"),
         (replace(BARE, distribution="ubuntu", codename="focal"), "ubuntu focal has no packages"),
         (replace(BARE, codename="sid"), "debian sid has no packages"),
@@ -159,10 +159,34 @@ def test_what_labctl_cannot_do_it_says(facts: Facts, message: str) -> None:
     assert caught.value.hint
 
 
-def test_denied_says_how_to_be_let_in() -> None:
-    with pytest.raises(HostError) as caught:
-        setup.plan(replace(READY, denied=True))
-    assert "sudo usermod -aG docker $USER" in caught.value.hint
+OUTSIDER = replace(READY, denied=True, running=False, outsider="ada", prefix=("sudo",))
+
+
+def test_who_may_not_use_docker_is_put_into_its_group_and_nothing_else_happens() -> None:
+    assert setup.plan(OUTSIDER).typed() == ("sudo usermod --append --groups docker ada",)
+
+
+def test_who_installs_docker_with_sudo_may_use_it_afterwards() -> None:
+    assert setup.plan(replace(BARE, outsider="ada", prefix=("sudo",))).typed()[-1].endswith("--groups docker ada")
+
+
+def test_who_can_use_docker_otherwise_is_left_out_of_its_group() -> None:
+    assert not setup.plan(replace(READY, outsider="ada", prefix=("sudo",))).steps
+
+
+def test_a_session_older_than_its_membership_is_told_so(on: Callable[..., list[str]]) -> None:
+    done = on(replace(OUTSIDER, outsider=""))
+    with pytest.raises(HostError, match="older than your membership") as caught:
+        setup.setup(yes=True, ask=None, emit=lambda _: None)
+    assert "newgrp docker" in caught.value.hint
+    assert not done
+
+
+def test_who_was_put_into_the_group_is_told_how_to_go_on(on: Callable[..., list[str]]) -> None:
+    said: list[str] = []
+    on(OUTSIDER, replace(OUTSIDER, outsider=""))
+    assert setup.setup(yes=True, ask=None, emit=said.append)
+    assert "newgrp docker" in said[-1]
 
 
 @pytest.fixture
