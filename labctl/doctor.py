@@ -16,7 +16,6 @@ from labctl.model import Lab
 GIB = 1 << 30
 IMAGE_SPACE = 8 * GIB
 ENGINE_MAJOR = 24
-RUN_LOCK = ".lab/run.lock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +165,7 @@ def master_port(lab: Lab, engine: LocalEngine, node: str) -> Iterator[Finding]:
     if engine.call(execute.container_of(lab, node), probe, user=execute.user(lab)).code:
         seen = f"ports {lab.ssh_port} (ssh) and {lab.master_port} (master) are the lab's own; none of the host is used"
         yield Finding(code="LAB-PORT-001", level="ok", node=node, seen=seen)
-    elif lock.is_held(lab.directory / RUN_LOCK):
+    elif lock.is_held(lab.directory / lock.RUN):
         yield Finding(code="LAB-PORT-001", level="ok", node=node, seen=f"port {lab.master_port} is in use by a run")
     else:
         fix = f"labctl exec -n {node} -- ss -ltnp; then end it, or set another LAB_MASTER_PORT in .env"

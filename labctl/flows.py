@@ -11,14 +11,13 @@ from typing import Any
 from labctl import execute, initialise, lock, plan, prepare, render, runs, store
 from labctl import setup as host_setup
 from labctl.context import Context
-from labctl.doctor import RUN_LOCK, Finding, examine
+from labctl.doctor import Finding, examine
 from labctl.engines.local import LocalEngine
 from labctl.files import outdated, write_all
 from labctl.model import Lab
 
 # Seconds to wait for another `up` or `down` of the same lab.
 PATIENCE = 300
-LOCK = ".lab/lock"
 
 
 def init(directory: Path) -> tuple[str, ...]:
@@ -56,7 +55,7 @@ def up(context: Context, *, dry_run: bool = False) -> dict[str, Any]:
         prepare.ensure_image(context, found, engine)
     lab = prepare.load_lab(context, found, None if dry_run else engine)
     prepare.require_mounts(lab)
-    with lock.held(lab.directory / LOCK, "labctl up", wait=PATIENCE, notice=context.notice):
+    with lock.held(lab.directory / lock.LAB, "labctl up", wait=PATIENCE, notice=context.notice):
         observed = engine.observe(lab.name, lab.image)
         files = render.render(lab)
         steps = plan.up(lab, files, outdated(lab.directory, files), observed)
@@ -95,7 +94,7 @@ def down(context: Context, *, dry_run: bool = False) -> dict[str, Any]:
     """Remove the lab's containers and network; works without the state directory, twice, or on a lab never made."""
     name = context.settings().text("LAB_NAME")
     engine = LocalEngine()
-    with lock.held(context.directory / LOCK, "labctl down", wait=PATIENCE, notice=context.notice):
+    with lock.held(context.directory / lock.LAB, "labctl down", wait=PATIENCE, notice=context.notice):
         observed = engine.observe(name)
         prepare.require_not_another(context, name, observed)
         steps = plan.down(observed)
@@ -124,7 +123,7 @@ def run(context: Context, name: str, options: runs.RunOptions) -> dict[str, Any]
     if reason := runs.why_not_fit(lab, job):
         return runs.refuse(lab, job, reason, now)
     runs.require_up(lab, job, engine.observe(lab.name))
-    with lock.held(lab.directory / RUN_LOCK, f"run {job.run_id}"):
+    with lock.held(lab.directory / lock.RUN, f"run {job.run_id}"):
         runs.end_orphans(context, lab, engine)
         execute.reach(lab, engine, tuple(node.name for node in job.nodes), 15)
         return runs.launch(context, found, lab, job, engine, steps, now)

@@ -17,6 +17,10 @@ from typing import TextIO
 from labctl.errors import HostError
 from labctl.files import make_private
 
+# Relative to the lab directory: held by what changes the lab, and by a run.
+LAB = ".lab/lock"
+RUN = ".lab/run.lock"
+
 
 @contextlib.contextmanager
 def held(
