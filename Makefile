@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 # Who was put into group docker just now is not in it yet in this session; sudo begins one that is.
-AS_MEMBER := $(shell [ "$$(id -u)" = 0 ] || id -nG | grep -qw docker || ! command -v sudo >/dev/null || echo sudo -E -u "$$(id -un)" --)
+AS_MEMBER := $(shell [ "$$(id -u)" = 0 ] || id -nG | tr ' ' '\n' | grep -qx docker || ! command -v sudo >/dev/null || echo sudo -E -u "$$(id -un)" --)
 LABCTL := $(VENV)/bin/labctl
 .DEFAULT_GOAL := help
 .PHONY: help quickstart test lint unit image bench lock wheel clean
@@ -11,7 +11,7 @@ help:
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 quickstart: $(VENV)/.installed  ## set up this machine, bring a two-node lab up, train a small OPT in it
-	$(LABCTL) setup --yes
+	$(AS_MEMBER) $(LABCTL) setup --yes
 	$(LABCTL) init
 	$(AS_MEMBER) $(LABCTL) up
 	@$(AS_MEMBER) $(LABCTL) run opt-tiny && printf '%s\n' '' 'next:' \
@@ -33,14 +33,14 @@ unit: $(VENV)/.developer  ## the tests that need no Docker
 	$(VENV)/bin/pytest -m 'not docker'
 
 image: $(VENV)/.installed  ## Docker Engine where it is missing, and the lab's image
-	$(LABCTL) setup --yes
+	$(AS_MEMBER) $(LABCTL) setup --yes
 	$(AS_MEMBER) $(LABCTL) build
 
 bench: $(VENV)/.developer image  ## labctl against the raw tools, side by side (an hour on two cores)
-	$(VENV)/bin/python tests/bench.py
+	$(AS_MEMBER) $(VENV)/bin/python tests/bench.py
 
 lock: $(VENV)/.installed  ## resolve the image's pinned versions anew
-	$(LABCTL) build --update-lock
+	$(AS_MEMBER) $(LABCTL) build --update-lock
 
 wheel: $(VENV)/.developer  ## the wheel, in dist/
 	$(VENV)/bin/pip wheel --quiet --no-deps --wheel-dir dist .

@@ -6,7 +6,6 @@ Standard library only, Python >= 3.8, so that it runs in any vendor's image:
     labnode.py start worker|launcher     make the user, the keys and the environment right, then become sshd or sleep
     labnode.py health                    exit 0 when this node's sshd greets
     labnode.py reach SECONDS NODE...     ssh to every node at once; one JSON line each
-    labnode.py find RUN_ID               processes of a run in this container, one JSON line each
     labnode.py reap RUN_ID GRACE         TERM, grace, KILL to every process of a run; exit 1 if one is left
 """
 
@@ -173,11 +172,7 @@ def reach_one(node: str, deadline: float) -> bool:
         time.sleep(0.05)
 
 
-# --- find and reap -------------------------------------------------------------------------------------------
-
-
-def find(run_id: str) -> None:
-    describe(processes(run_id))
+# --- reap ----------------------------------------------------------------------------------------------------
 
 
 def describe(pids: dict[int, str]) -> None:
@@ -250,7 +245,6 @@ if __name__ == "__main__":
         "start": start,
         "health": health,
         "reach": reach,
-        "find": find,
         "reap": reap,
     }
     commands[sys.argv[1]](*sys.argv[2:])

@@ -31,10 +31,12 @@ def ensure(name: str, *, chosen: bool, mirror: str, directory: Path, emit: Emit)
         if _is_here(image):
             return image
     emit(f"pulling {name}")
-    pulled = shell.stream(["docker", "pull", "--quiet", name], lambda _: None, timeout=180, check=False)
-    if pulled.code == 0:
+    try:
+        shell.run(["docker", "pull", "--quiet", name], timeout=180)
+    except HostError as error:
+        reason = error.message.strip().splitlines()[-1:]
+    else:
         return name
-    reason = pulled.out.strip().splitlines()[-1:] or ["no reason given"]
     if chosen:
         raise HostError(
             f"cannot pull {name}: {reason[0]}", hint="LAB_BASE_IMAGE may name an image that is here: docker images"

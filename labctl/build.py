@@ -71,6 +71,7 @@ def request(settings: Settings, accelerator: Accelerator, directory: Path, envir
 def build(request: BuildRequest, emit: Emit) -> dict[str, Any]:
     """Build the image; seconds when nothing changed. HostError with the log's last lines when a step fails."""
     began = time.monotonic()
+    _require_own(request.tag)
     inputs = image_inputs_hash(request.accelerator)
     wanted = sources.pins(_text(request.accelerator, "lock"))
     with _prepared(request, wanted, emit) as arguments:
@@ -177,6 +178,13 @@ def hand_in(
     for name in _proxy_environment(request):
         arguments += ["--build-arg", name]
     return arguments
+
+
+def _require_own(tag: str) -> None:
+    """HostError when the name is that of an image which labctl did not build: it is somebody's own."""
+    found = shell.run(["docker", "image", "inspect", "--format", "{{json .Config.Labels}}", tag], check=False)
+    if found.code == 0 and INPUTS_LABEL not in found.out:
+        raise HostError(f"image {tag} is here and is not labctl's; it is not replaced", hint="unset LAB_IMAGE")
 
 
 def _secret(name: str, path: Path) -> list[str]:

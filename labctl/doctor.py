@@ -12,10 +12,10 @@ from labctl import execute, lock, render
 from labctl.engines.local import LocalEngine
 from labctl.errors import HostError, LabError
 from labctl.model import Lab
+from labctl.prerequisites import OLDEST_ENGINE, major
 
 GIB = 1 << 30
 IMAGE_SPACE = 8 * GIB
-ENGINE_MAJOR = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,12 @@ class Finding:
     seen: str
     why: str = ""
     fix: str = ""
+
+    @classmethod
+    def of_error(cls, code: str, error: LabError) -> Finding:
+        """A finding that stands for a check which could not go on."""
+        why = "no node can be made before this is mended"
+        return cls(code=code, level="error", node=error.node or "local", seen=error.message, why=why, fix=error.hint)
 
 
 Check = Callable[[Lab, LocalEngine], Iterator[Finding]]
@@ -59,12 +65,6 @@ def resources(lab: Lab, engine: LocalEngine) -> Iterator[Finding]:  # noqa: ARG0
             "they get in each other's way",
             f"set LAB_NODES={len(here.cpus)} in .env",
         )
-    free = shutil.disk_usage(lab.directory).free
-    seen = f"{free / GIB:.0f} GiB free at {lab.directory}"
-    if free < IMAGE_SPACE:
-        yield _warn("LAB-DISK-001", seen, "the image and its build cache take about 8 GiB", "docker builder prune")
-    else:
-        yield _ok("LAB-DISK-001", seen)
 
 
 def mounts(lab: Lab, engine: LocalEngine) -> Iterator[Finding]:  # noqa: ARG001
@@ -94,11 +94,21 @@ def tools() -> Iterator[Finding]:
 
 
 def daemon(engine: LocalEngine) -> Iterator[Finding]:
+    """The engine's version, and the disk that its images lie on."""
     version = engine.versions()["engine"]
-    if int(version.split(".")[0]) < ENGINE_MAJOR:
-        yield _error("LAB-ENGINE-001", f"Docker Engine {version}", f"at least {ENGINE_MAJOR} is needed", "labctl setup")
+    if major(version) < OLDEST_ENGINE:
+        why = f"at least {OLDEST_ENGINE} is needed"
+        yield _error("LAB-ENGINE-001", f"Docker Engine {version}", why, "labctl setup")
     else:
         yield _ok("LAB-ENGINE-001", f"Docker Engine {version}")
+    folder = Path(engine.storage())
+    if folder.is_dir():
+        free = shutil.disk_usage(folder).free
+        seen = f"{free / GIB:.0f} GiB free at {folder}"
+        if free > IMAGE_SPACE:
+            yield _ok("LAB-DISK-001", seen)
+        else:
+            yield _warn("LAB-DISK-001", seen, "image and build cache take about 8 GiB", "docker builder prune")
 
 
 def image(lab: Lab, engine: LocalEngine) -> Iterator[Finding]:
@@ -123,7 +133,8 @@ def limits(lab: Lab, engine: LocalEngine) -> Iterator[Finding]:  # noqa: ARG001
             "LAB-LIMIT-001",
             f"{', '.join(refused)} stay at this host's own limit",
             "RDMA needs memlock, large labs need nofile; a CPU lab of a few nodes needs neither",
-            "raise them for the Docker daemon (systemctl edit docker: LimitMEMLOCK=infinity, LimitNOFILE=1048576)",
+            "raise them for the Docker daemon (systemctl edit docker: LimitMEMLOCK=infinity, LimitNOFILE=1048576), "
+            "then: labctl doctor && labctl up",
         )
     else:
         yield _ok("LAB-LIMIT-001", "memlock, stack and nofile as asked")
@@ -162,7 +173,10 @@ def reached(lab: Lab, engine: LocalEngine, node: str) -> Iterator[Finding]:
 def master_port(lab: Lab, engine: LocalEngine, node: str) -> Iterator[Finding]:
     """Nothing of the host's ports is used; within the lab, the first node's master port must be free for a run."""
     probe = ("bash", "-c", f"exec 3<>/dev/tcp/127.0.0.1/{lab.master_port}")
-    if engine.call(execute.container_of(lab, node), probe, user=execute.user(lab)).code:
+    said = engine.call(render.container_name(lab, node), probe, user=execute.user(lab))
+    if said.code and "refused" not in said.err:
+        yield _error("LAB-PORT-001", said.err.strip(), "the node could not be asked", f"labctl logs {node}", node=node)
+    elif said.code:
         seen = f"ports {lab.ssh_port} (ssh) and {lab.master_port} (master) are the lab's own; none of the host is used"
         yield Finding(code="LAB-PORT-001", level="ok", node=node, seen=seen)
     elif lock.is_held(lab.directory / lock.RUN):

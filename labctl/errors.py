@@ -30,13 +30,6 @@ class HostError(LabError):
     exit_code = 3
 
 
-class WorkloadError(LabError):
-    """The workload broke or gave no metric."""
-
-    kind = "workload"
-    exit_code = 4
-
-
 class Interrupted(LabError):
     """The person stopped it; everything was cleaned up first."""
 

@@ -54,11 +54,6 @@ def _(step: plan.RemoveContainers, lab: Lab, engine: Engine) -> None:  # noqa: A
 
 
 @do.register
-def _(step: plan.RemoveNetworks, lab: Lab, engine: Engine) -> None:  # noqa: ARG001
-    engine.remove_networks(tuple(identity for identity, _ in step.networks))
-
-
-@do.register
 def _(step: plan.ComposeUp, lab: Lab, engine: Engine) -> None:
     engine.compose_up(step.project, tuple(lab.directory / render.compose_path(node) for node in step.nodes))
 
@@ -104,22 +99,18 @@ def reap(lab: Lab, engine: Engine, run_id: str, grace: float) -> list[str]:
 def reap_node(lab: Lab, engine: Engine, node: str, run_id: str, grace: float) -> str:
     try:
         return "".join(f"{node}: {line}" for line in agent(lab, engine, node, "reap", run_id, str(grace)))
-    except HostError:
-        # A container that is gone holds nothing; the caller's next look at the daemon tells.
-        return ""
+    except HostError as error:
+        # A container that is gone holds nothing; one that runs and cannot be entered may hold all of it.
+        container = engine.observe(lab.name).container(node)
+        return error.message if container and container.state == "running" else ""
 
 
 def agent(lab: Lab, engine: Engine, node: str, *words: str) -> list[str]:
     """What the node's own agent prints, one line each; HostError when it fails without a word."""
-    done = engine.call(container_of(lab, node), (*AGENT, *words), user=user(lab))
+    done = engine.call(render.container_name(lab, node), (*AGENT, *words), user=user(lab))
     if done.code and not done.out:
         raise HostError(f"{node}: {done.err.strip()}", hint=f"labctl logs {node}", node=node)
     return done.out.splitlines()
-
-
-def container_of(lab: Lab, node: str) -> str:
-    """The name that compose gives a node's container."""
-    return f"{render.project(lab)}-{node}-1"
 
 
 def user(lab: Lab) -> str:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from labctl import execute, initialise, lock, plan, prepare, render, runs, store
+from labctl import execute, initialise, keys, lock, plan, prepare, render, runs, store
 from labctl import setup as host_setup
 from labctl.context import Context
 from labctl.doctor import Finding, examine
 from labctl.engines.local import LocalEngine
+from labctl.errors import HostError
 from labctl.files import outdated, write_all
 from labctl.model import Lab
 
@@ -32,8 +32,13 @@ def setup(emit: Callable[[str], None], ask: Callable[[str], bool] | None, *, yes
 
 def doctor(context: Context) -> tuple[Finding, ...]:
     """Look at this host and this lab."""
-    lab = prepare.load_lab(context, context.settings())
-    return examine(lab, LocalEngine())
+    found = context.settings()
+    engine = LocalEngine()
+    try:
+        lab = prepare.load_lab(context, found, engine if prepare.can_probe(found, engine) else None, anew=True)
+    except HostError as error:
+        return (Finding.of_error("LAB-DEVICE-001", error),)
+    return examine(lab, engine)
 
 
 def render_files(context: Context) -> tuple[Lab, tuple[str, ...]]:
@@ -44,26 +49,33 @@ def render_files(context: Context) -> tuple[Lab, tuple[str, ...]]:
 
 def build(context: Context, *, update_lock: bool = False) -> dict[str, Any]:
     """Build the image, or resolve its pinned versions anew."""
-    return prepare.build_image(context, update_lock=update_lock)
+    return prepare.build_image(context, context.settings(), update_lock=update_lock)
 
 
 def up(context: Context, *, dry_run: bool = False) -> dict[str, Any]:
     """Bring the lab up and return when the launcher has reached every worker; a second call changes nothing."""
     found = context.settings()
     engine = LocalEngine()
-    if not dry_run:
-        prepare.ensure_image(context, found, engine)
-    lab = prepare.load_lab(context, found, None if dry_run else engine)
+    prepare.require_initialised(context)
+    if dry_run:
+        steps = plan_up(context, prepare.load_lab(context, found), engine)
+        return {"lab": found.text("LAB_NAME"), "plan": str(steps).splitlines()}
+    prepare.ensure_image(context, found, engine)
+    lab = prepare.load_lab(context, found, engine)
     prepare.require_mounts(lab)
     with lock.held(lab.directory / lock.LAB, "labctl up", wait=PATIENCE, notice=context.notice):
-        observed = engine.observe(lab.name, lab.image)
-        files = render.render(lab)
-        steps = plan.up(lab, files, outdated(lab.directory, files), observed)
-        if dry_run:
-            return {"lab": lab.name, "plan": str(steps).splitlines()}
-        prepare.prepare(lab, observed)
+        steps = plan_up(context, lab, engine)
+        prepare.prepare(lab)
         execute.carry_out(steps, lab, engine, context.emit)
     return status(context)
+
+
+def plan_up(context: Context, lab: Lab, engine: LocalEngine) -> plan.Plan:
+    """What `up` would do now."""
+    observed = engine.observe(lab.name, lab.image)
+    prepare.require_own(context, lab.name, observed)
+    files = render.render(lab)
+    return plan.up(lab, files, outdated(lab.directory, files), observed, keyless=keys.missing(lab))
 
 
 def status(context: Context) -> dict[str, Any]:
@@ -92,22 +104,32 @@ def status(context: Context) -> dict[str, Any]:
 
 def down(context: Context, *, dry_run: bool = False) -> dict[str, Any]:
     """Remove the lab's containers and network; works without the state directory, twice, or on a lab never made."""
-    name = context.settings().text("LAB_NAME")
-    engine = LocalEngine()
+    if dry_run:
+        return {"lab": context.settings().text("LAB_NAME"), "plan": str(plan_down(context)).splitlines()}
     with lock.held(context.directory / lock.LAB, "labctl down", wait=PATIENCE, notice=context.notice):
-        observed = engine.observe(name)
-        prepare.require_not_another(context, name, observed)
-        steps = plan.down(observed)
-        if not dry_run:
-            execute.remove_all(steps, engine, context.emit)
-    return {"lab": name, "plan": str(steps).splitlines()}
+        return remove(context)
 
 
 def clean(context: Context) -> dict[str, Any]:
     """``down``, and the lab's own state goes: keys, rendered files. Runs stay."""
-    answer = down(context)
-    shutil.rmtree(context.directory / ".lab", ignore_errors=True)
-    return answer
+    with lock.held(context.directory / lock.LAB, "labctl clean", wait=PATIENCE, notice=context.notice):
+        answer = remove(context)
+        prepare.forget(context.directory)
+        return answer
+
+
+def remove(context: Context) -> dict[str, Any]:
+    """Carry out what `down` plans; the caller holds the lock."""
+    steps = plan_down(context)
+    execute.remove_all(steps, LocalEngine(), context.emit)
+    return {"lab": context.settings().text("LAB_NAME"), "plan": str(steps).splitlines()}
+
+
+def plan_down(context: Context) -> plan.Plan:
+    name = context.settings().text("LAB_NAME")
+    observed = LocalEngine().observe(name)
+    prepare.require_own(context, name, observed)
+    return plan.down(observed)
 
 
 def run(context: Context, name: str, options: runs.RunOptions) -> dict[str, Any]:
@@ -120,10 +142,12 @@ def run(context: Context, name: str, options: runs.RunOptions) -> dict[str, Any]
     steps = plan.run(job)
     if options.dry_run:
         return {"lab": lab.name, "plan": str(steps).splitlines()}
-    if reason := runs.why_not_fit(lab, job):
+    if reason := runs.why_not_fit(lab, job, found.number("LAB_MEMORY")):
         return runs.refuse(lab, job, reason, now)
-    runs.require_up(lab, job, engine.observe(lab.name))
+    observed = engine.observe(lab.name, lab.image)
+    prepare.require_own(context, lab.name, observed)
+    runs.require_up(lab, job, observed)
     with lock.held(lab.directory / lock.RUN, f"run {job.run_id}"):
         runs.end_orphans(context, lab, engine)
-        execute.reach(lab, engine, tuple(node.name for node in job.nodes), 15)
+        execute.do(steps.steps[0], lab, engine)
         return runs.launch(context, found, lab, job, engine, steps, now)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import grp
 import os
-import resource
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -50,21 +49,6 @@ def parse_os_release(text: str) -> dict[str, str]:
     return {key.strip(): "".join(shlex.split(value)) for key, _, value in pairs}
 
 
-def memlock() -> int:
-    """Most bytes that a process may lock; -1 is unlimited."""
-    return _hard(resource.RLIMIT_MEMLOCK)
-
-
-def nofile() -> int:
-    """Most files that a process may have open; -1 is unlimited."""
-    return _hard(resource.RLIMIT_NOFILE)
-
-
-def stack() -> int:
-    """Most bytes of stack; -1 is unlimited."""
-    return _hard(resource.RLIMIT_STACK)
-
-
 def groups(*names: str) -> tuple[int, ...]:
     """Numbers of those of the named groups that exist here."""
     return tuple(sorted({entry.gr_gid for entry in grp.getgrall() if entry.gr_name in names}))
@@ -85,11 +69,6 @@ def _default_interface(root: Path) -> str:
 def _meminfo(root: Path, name: str) -> int:
     lines = (line.split() for line in _read(root / "proc/meminfo").splitlines())
     return next((int(fields[1]) * 1024 for fields in lines if fields and fields[0] == f"{name}:"), 0)
-
-
-def _hard(limit: int) -> int:
-    hard = resource.getrlimit(limit)[1]
-    return -1 if hard == resource.RLIM_INFINITY else hard
 
 
 def _read(path: Path) -> str:

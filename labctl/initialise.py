@@ -26,11 +26,11 @@ def initialise(directory: Path) -> tuple[str, ...]:
 
 
 def copy_tree(name: str, directory: Path) -> bool:
-    """Copy a folder that labctl ships, unless the directory has one."""
+    """Copy a folder that labctl ships, unless the directory has one with something in it."""
     target = directory / name
-    if target.exists():
+    if target.exists() and any(target.iterdir()):
         return False
-    shutil.copytree(resources.path(name), target, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(resources.path(name), target, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
     return True
 
 

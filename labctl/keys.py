@@ -6,10 +6,19 @@ from pathlib import Path
 
 from labctl.files import write
 from labctl.model import Lab
-from labctl.render import node_directory
+from labctl.render import LAUNCHER, node_directory
 
 HOST_KEY = "ssh_host_ed25519_key"
 IDENTITY = "id_ed25519"
+
+
+def missing(lab: Lab) -> frozenset[str]:
+    """Containers whose private key is not on disk; without the identity, all of them hold the wrong public one."""
+    nodes = {node.name for node in lab.nodes}
+    directory = lab.directory / ".lab/nodes"
+    if not (directory / lab.nodes[0].name / LAUNCHER / IDENTITY).is_file():
+        return frozenset((LAUNCHER, *nodes))
+    return frozenset(name for name in nodes if not (directory / name / "ssh" / HOST_KEY).is_file())
 
 
 def ensure(lab: Lab) -> None:
@@ -17,7 +26,7 @@ def ensure(lab: Lab) -> None:
 
     A worker's private host key lies only in that worker's directory, the identity only in the launcher's.
     """
-    launcher = lab.directory / node_directory(lab.nodes[0].name) / "launcher"
+    launcher = lab.directory / node_directory(lab.nodes[0].name) / LAUNCHER
     identity = ensure_pair(launcher / IDENTITY)
     known_hosts = []
     for node in lab.nodes:

@@ -112,14 +112,23 @@ def environment(settings: Settings, project: str) -> Pairs:
 def secrets(settings: Settings) -> tuple[tuple[str, Secret], ...]:
     """Files under ``/run/secrets``: the hub's token, and the extra variables whose names say that they are secret."""
     token = settings.secret("HF_TOKEN")
-    hidden = shell_exports(settings.secret_environment)
+    hidden = shell_exports((*proxies(settings), *settings.secret_environment))
     return tuple((name, value) for name, value in (("hf_token", token), ("environment", hidden)) if value)
+
+
+def proxies(settings: Settings) -> tuple[tuple[str, Secret], ...]:
+    """Proxies in both cases, as secrets: such a URL may hold a password."""
+    names = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+    values = [(name, settings.secret(name)) for name in names]
+    return tuple((spelt, value) for name, value in values if value for spelt in (name, name.lower()))
 
 
 def hidden(settings: Settings) -> tuple[Secret, ...]:
     """What no record may show, the longest first, so that one that begins another does not leave its rest."""
     token = settings.secret("HF_TOKEN")
-    values = [value.reveal() for value in (*((token,) if token else ()), *dict(settings.secret_environment).values())]
+    secret = [*((token,) if token else ()), *dict(settings.secret_environment).values()]
+    secret += [value for _, value in proxies(settings) if "@" in value.reveal()]
+    values = [value.reveal() for value in secret]
     lines = {line for value in values for line in (value, *value.splitlines()) if len(line.strip()) >= 4}
     return tuple(Secret(line) for line in sorted(lines, key=len, reverse=True))
 

@@ -25,16 +25,23 @@ def wanted(settings: Settings) -> Limits:
 
 
 def granted(
-    settings: Settings, directory: Path, image: str, engine: LocalEngine | None, warn: Callable[[str], None]
+    settings: Settings,
+    directory: Path,
+    image: str,
+    engine: LocalEngine | None,
+    warn: Callable[[str], None],
+    *,
+    anew: bool = False,
 ) -> Limits:
     """The wanted limits less those that the daemon cannot give, which stay at its own default, with a warning.
 
-    What was found is kept per daemon in ``.lab/limits.json``; without an engine, limits never probed are left out.
+    What was found is kept per daemon in ``.lab/limits.json`` until it is probed ``anew``, as doctor does; without an
+    engine, limits never probed are left out.
     """
     limits = wanted(settings)
     pairs = [("memlock", limits.memlock), ("stack", limits.stack), ("nofile", limits.nofile)]
     asked = {f"{name}={value}": (name, value) for name, value in pairs if value is not None}
-    known = _known(directory, engine)
+    known = {} if anew else _known(directory, engine)
     unknown = [key for key in asked if key not in known]
     if engine and unknown:
         known |= _probe(engine, image, {key: asked[key] for key in unknown})

@@ -57,6 +57,8 @@ class Host:
     groups: tuple[int, ...] = ()
     """Numeric render and video groups of this host."""
     infiniband: bool = False
+    by_path: bool = False
+    """Whether this host names its render nodes by PCI path too."""
     gaudinet: str | None = None
     """Path of Gaudi's network description on this host, where it has one."""
 
@@ -120,15 +122,6 @@ class Lab:
     """Files under ``/run/secrets``."""
     hidden: tuple[Secret, ...] = ()
     """Values that no record may show."""
-
-    @property
-    def launcher(self) -> str:
-        """Name of the launcher container's node role, an alias beside the workers' names."""
-        return "launcher"
-
-    @property
-    def world_size(self) -> int:
-        return sum(node.slots for node in self.nodes)
 
     def host(self, name: str) -> Host:
         return next(host for host in self.hosts if host.name == name)

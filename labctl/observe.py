@@ -37,6 +37,7 @@ def observe(wanted: str, root: Path = ROOT) -> tuple[Accelerator, Host]:
         gid=os.getgid(),
         devices=devices,
         groups=host.groups("render", "video"),
+        by_path=(root / "dev/dri/by-path").is_dir(),
         infiniband=(root / "dev/infiniband").is_dir(),
         gaudinet=str(gaudinet) if gaudinet.is_file() else None,
     )

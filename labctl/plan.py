@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 from labctl import render
 from labctl.containers import Container, Observed
-from labctl.errors import HostError
 from labctl.model import File, Job, Lab
 
 
@@ -95,28 +93,32 @@ class Plan:
         return "\n".join(lines) or "nothing to do"
 
 
-def up(lab: Lab, files: tuple[File, ...], changed: tuple[File, ...], observed: Observed) -> Plan:
+def up(
+    lab: Lab,
+    files: tuple[File, ...],
+    changed: tuple[File, ...],
+    observed: Observed,
+    *,
+    keyless: frozenset[str] = frozenset(),
+) -> Plan:
     """Bring the daemon to what the files say: surplus and stuck containers go, missing and changed ones come.
 
-    Raises HostError when the name belongs to a lab in another directory.
+    ``keyless`` nodes hold keys that are not on disk any more.
     """
-    require_own_name(lab, observed)
     workers = tuple(node.name for node in lab.nodes)
     wanted = {render.LAUNCHER, *workers}
     surplus = tuple(container for container in observed.containers if container.node not in wanted)
-    stuck = tuple(
-        one for one in observed.containers if one.node in wanted and one.state in ("paused", "dead", "removing")
-    )
-    pending = not_current(lab, files, observed)
+    stuck = tuple(one for one in observed.containers if one.node in wanted and why_stuck(lab, one, keyless))
+    kept = replace(observed, containers=tuple(one for one in observed.containers if one not in stuck))
+    pending = not_current(lab, files, kept)
     steps: list[Step] = []
     if changed:
         steps.append(WriteFiles(files=changed, cause="new or changed"))
     if surplus:
         steps.append(RemoveContainers(containers=surplus, cause="not in .env any more"))
     if stuck:
-        steps.append(
-            RemoveContainers(containers=stuck, cause="cannot be used: " + ", ".join(one.state for one in stuck))
-        )
+        reasons = sorted({why_stuck(lab, one, keyless) or "" for one in stuck})
+        steps.append(RemoveContainers(containers=stuck, cause="cannot be used: " + ", ".join(reasons)))
     if pending:
         cause = "; ".join(f"{node} {why}" for node, why in pending)
         steps.append(ComposeUp(project=render.project(lab), nodes=workers, cause=cause))
@@ -124,14 +126,13 @@ def up(lab: Lab, files: tuple[File, ...], changed: tuple[File, ...], observed: O
     return Plan(tuple(steps))
 
 
-def require_own_name(lab: Lab, observed: Observed) -> None:
-    """HostError when containers of this lab's name were made from another directory."""
-    for container in observed.containers:
-        if container.directory and Path(container.directory) != lab.directory:
-            raise HostError(
-                f"lab `{lab.name}` is already up from {container.directory}",
-                hint="set another LAB_NAME in .env, or run `labctl down` there",
-            )
+def why_stuck(lab: Lab, container: Container, keyless: frozenset[str]) -> str | None:
+    """Why compose could not make a container serve by itself; None when it could."""
+    if container.state in ("paused", "dead", "removing"):
+        return container.state
+    if container.name != render.container_name(lab, container.node):
+        return "left by an interrupted renewal"
+    return "its keys are gone" if container.node in keyless else None
 
 
 def not_current(lab: Lab, files: tuple[File, ...], observed: Observed) -> list[tuple[str, str]]:

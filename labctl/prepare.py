@@ -6,25 +6,22 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from labctl import keys, lab, limits, render
+from labctl import keys, lab, limits, lock, render
 from labctl.containers import Observed
 from labctl.context import Context
 from labctl.engines.local import LocalEngine
-from labctl.errors import HostError
+from labctl.errors import ConfigError, HostError
 from labctl.files import make_private, write_all
-from labctl.model import File, Lab, Limits
+from labctl.model import File, Lab
 from labctl.observe import observe
 from labctl.settings import Settings
 
 
-def load_lab(context: Context, found: Settings, engine: LocalEngine | None = None) -> Lab:
+def load_lab(context: Context, found: Settings, engine: LocalEngine | None = None, *, anew: bool = False) -> Lab:
     """The lab that the settings describe, on this host as it is; kernel limits are probed where an engine is given."""
     accelerator, here = observe(found.text("LAB_ACCELERATOR"))
-    return lab.build(found, context.directory, accelerator, here, lab_limits(context, found, engine))
-
-
-def lab_limits(context: Context, found: Settings, engine: LocalEngine | None) -> Limits:
-    return limits.granted(found, context.directory, image_name(found), engine, context.warn)
+    granted = limits.granted(found, context.directory, image_name(found), engine, context.warn, anew=anew)
+    return lab.build(found, context.directory, accelerator, here, granted)
 
 
 def image_name(found: Settings) -> str:
@@ -39,7 +36,7 @@ def ensure_image(context: Context, found: Settings, engine: LocalEngine) -> None
         if found.text("LAB_IMAGE"):
             raise HostError(f"there is no image {image}", hint=f"docker pull {image}, or unset LAB_IMAGE")
         context.notice(f"image {image} is not there yet: building it (minutes, once)")
-        build_image(context)
+        build_image(context, found)
     elif not found.text("LAB_IMAGE"):
         from labctl import build
 
@@ -49,11 +46,10 @@ def ensure_image(context: Context, found: Settings, engine: LocalEngine) -> None
             )
 
 
-def build_image(context: Context, *, update_lock: bool = False) -> dict[str, Any]:
+def build_image(context: Context, found: Settings, *, update_lock: bool = False) -> dict[str, Any]:
     """Build labctl's image for this host's accelerator from this host's package sources."""
     from labctl import build
 
-    found = context.settings()
     accelerator, _ = observe(found.text("LAB_ACCELERATOR"))
     request = build.request(found, accelerator, context.directory, context.environ)
     return build.update_lock(request, context.notice) if update_lock else build.build(request, context.notice)
@@ -62,29 +58,55 @@ def build_image(context: Context, *, update_lock: bool = False) -> dict[str, Any
 def require_mounts(lab: Lab) -> None:
     """Every mount's source is there; the lab's own and the default cache are made. HostError names the others."""
     own = {str(lab.directory / "workloads"), str(lab.directory / "runs"), str(Path.home() / ".cache/labctl")}
-    for mount in lab.mounts:
+    for mount in (*lab.mounts, *(mount for node in lab.nodes for mount in node.devices.mounts)):
         if mount.source in own:
             make_private(Path(mount.source))
-        elif not Path(mount.source).is_dir():
+        elif not Path(mount.source).exists():
             raise HostError(f"{mount.source}, mounted at {mount.target}, is not there", hint=f"mkdir -p {mount.source}")
 
 
-def require_not_another(context: Context, name: str, observed: Observed) -> None:
+def can_probe(found: Settings, engine: LocalEngine) -> bool:
+    """Whether there is an engine and an image to try limits with."""
+    try:
+        return engine.image_id(image_name(found)) is not None
+    except HostError:
+        return False
+
+
+def require_initialised(context: Context) -> None:
+    """ConfigError in a directory that is no lab's: `up` there would make folders that nobody asked for."""
+    if not (context.directory / ".env").exists():
+        raise ConfigError(f"{context.directory} has no .env", hint=f"labctl init {context.directory}")
+
+
+def forget(directory: Path) -> None:
+    """Remove keys, secrets and rendered files; the lock that the caller holds stays. HostError for what cannot go."""
+    for path in (directory / ".lab").iterdir():
+        if path == directory / lock.LAB:
+            continue
+        try:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        except OSError as error:
+            raise HostError(f"cannot remove {path}: {error.strerror}", hint=f"rm -r {path}") from error
+
+
+def require_own(context: Context, name: str, observed: Observed) -> None:
     """HostError when these containers belong to a lab of the same name in another directory that is still there."""
     for container in observed.containers:
         owner = Path(container.directory)
         if owner != context.directory and owner.is_dir():
-            raise HostError(f"lab `{name}` belongs to {owner}", hint=f"labctl down -C {owner}")
+            hint = f"set another LAB_NAME in .env, or: labctl down -C {owner}"
+            raise HostError(f"lab `{name}` belongs to {owner}", hint=hint)
 
 
-def prepare(lab: Lab, observed: Observed) -> None:
+def prepare(lab: Lab) -> None:
     """Keys and secrets, which no plan shows; what removed nodes had is removed with them."""
     keys.ensure(lab)
     write_secrets(lab)
     kept = {node.name for node in lab.nodes}
-    for container in observed.containers:
-        if container.role == "worker" and container.node not in kept:
-            shutil.rmtree(lab.directory / render.node_directory(container.node), ignore_errors=True)
+    for path in (lab.directory / ".lab/nodes").iterdir():
+        if path.name not in kept:
+            shutil.rmtree(path)
 
 
 def write_secrets(lab: Lab) -> tuple[str, ...]:

@@ -88,7 +88,11 @@ def root_prefix() -> tuple[str, ...] | None:
 def _outsider() -> str:
     if os.geteuid() == 0:
         return ""
-    name = pwd.getpwuid(os.geteuid()).pw_name
+    try:
+        name = pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        # A number without a name cannot be put into a group.
+        return ""
     try:
         group = grp.getgrnam("docker")
     except KeyError:

@@ -40,9 +40,18 @@ class Service:
     secrets: Pairs
 
 
+def project_name(lab: str) -> str:
+    """The compose project and network of a lab of this name."""
+    return f"labctl-{lab}"
+
+
 def project(lab: Lab) -> str:
-    """The compose project and network name."""
-    return f"labctl-{lab.name}"
+    return project_name(lab.name)
+
+
+def container_name(lab: Lab, node: str) -> str:
+    """The name that compose gives a node's container."""
+    return f"{project(lab)}-{node}-1"
 
 
 def node_directory(node: str) -> str:

@@ -66,24 +66,26 @@ def read_hostfile(path: Path | None) -> tuple[tuple[str, int], ...]:
         raise ConfigError(f"{path}: cannot read it: {error}") from error
 
 
-def why_not_fit(lab: Lab, task: Job) -> str | None:
-    """Why the workload cannot fit in the memory that the nodes share on this CPU host; None when it may."""
+def why_not_fit(lab: Lab, task: Job, limit: int) -> str | None:
+    """Why the workload cannot fit in the memory that the nodes share on this CPU host; None when it may.
+
+    ``limit`` is that of a node in bytes, 0 for none.
+    """
     memory = task.workload.memory
     if memory is None or lab.accelerator != "cpu":
         return None
     world = sum(node.slots for node in task.nodes)
-    reason = fit.check(memory, task.nodes[0].slots, world, host.memory_available() // len(task.nodes))
+    share = host.memory_available() // len(task.nodes)
+    reason = fit.check(memory, max(node.slots for node in task.nodes), world, min(share, limit or share))
     return f"{task.workload.name} {reason}" if reason else None
 
 
 def require_up(lab: Lab, task: Job, observed: Observed) -> None:
-    """HostError unless the launcher and every node of the run are there and this directory's own."""
-    plan.require_own_name(lab, observed)
-    for name in (render.LAUNCHER, *(node.name for node in task.nodes)):
-        container = observed.container(name)
-        if container is None or container.state != "running":
-            state = container.state if container else "not there"
-            raise HostError(f"lab {lab.name} is not up: {name} is {state}", hint="labctl up", node=name)
+    """HostError unless the launcher and every node of the run are there, as the settings and the image now say."""
+    concerned = {render.LAUNCHER, *(node.name for node in task.nodes)}
+    for name, why in plan.not_current(lab, render.render(lab), observed):
+        if name in concerned:
+            raise HostError(f"lab {lab.name} is not up as its settings say: {name}: {why}", hint="labctl up", node=name)
 
 
 def end_orphans(context: Context, lab: Lab, engine: LocalEngine) -> None:
@@ -92,7 +94,7 @@ def end_orphans(context: Context, lab: Lab, engine: LocalEngine) -> None:
         if run["state"] == "orphaned":
             context.notice(f"run {run['run_id']} was left behind: ending it")
             execute.reap(lab, engine, run["run_id"], grace=0)
-            store.abandon(lab.directory, run["run_id"], lab.name)
+            store.abandon(lab, run["run_id"])
 
 
 def launch(
@@ -103,7 +105,7 @@ def launch(
     path = store.create(lab, task.run_id, task.files, record.before(lab, settings, task, engine, steps))
     with lock.held(path / store.LOCK, f"run {task.run_id}"):
         context.notice(f"run {task.run_id}: {task.workload.describe}")
-        recorder = store.Recorder(path, lab)
+        recorder = store.Recorder(path, lab, (metric.pattern for metric in task.workload.metrics))
         try:
             ended = supervise(lab, task, engine, lambda line: context.line(recorder.keep(line)))
         finally:

@@ -17,7 +17,7 @@ ACCELERATORS = ("auto", *get_args(Accelerator))
 EXTRA = "LAB_ENV_"
 """``LAB_ENV_<NAME>=value`` gives workloads ``NAME=value``."""
 
-_SECRET_NAME = re.compile(r"TOKEN(?!IZER)|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_KEY|_KEY\Z", re.IGNORECASE)
+_SECRET_NAME = re.compile(r"TOKEN(?![A-Z])|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_KEY|_KEY\Z", re.IGNORECASE)
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 Kind = Callable[[str], None]
@@ -134,7 +134,7 @@ class Found:
     origin: str
 
     def error(self, reason: str, hint: str = "") -> ConfigError:
-        where = flag(self.key) if self.origin == "flag" else f"{self.origin}: {self.key}"
+        where = f"--setting {self.key}" if self.origin == "flag" else f"{self.origin}: {self.key}"
         return ConfigError(f"{where}: {reason}", hint=hint)
 
 
@@ -203,11 +203,6 @@ def load(directory: Path, environ: Mapping[str, str], flags: Mapping[str, str]) 
     )
 
 
-def flag(key: str) -> str:
-    """How a person sets a key on the command line."""
-    return f"--setting {key}"
-
-
 def _is_known(key: str) -> bool:
     return key in _BY_NAME or (key.startswith(EXTRA) and key != EXTRA)
 
@@ -255,7 +250,8 @@ def _by_key(layer: Iterable[Found]) -> dict[str, Found]:
             chosen[found.key] = found
         elif found.value:
             first = chosen.setdefault(_BY_NAME[found.key].key, found)
-            if first.value != found.value:
+            # A host's own environment often spells its proxies in two ways; nobody wrote that for labctl.
+            if first.value != found.value and not (found.origin == "environment" and found.key.islower()):
                 raise found.error(f"differs from {first.key} ({first.origin}), the same setting", "keep one of the two")
     return chosen
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -18,6 +19,7 @@ SCHEMA = 1
 RESULT = "result.json"
 OUTPUT = "output.log"
 LOCK = "run.lock"
+RANK_REPORTED = re.compile(r"labctl: rank (\d+) of \d+ on (\S+)$")
 
 
 def new_id(workload: str, now: datetime) -> str:
@@ -38,30 +40,37 @@ def create(lab: Lab, run_id: str, job_files: Iterable[File], record: Iterable[Fi
 
 
 class Recorder:
-    """Keeps a run's output line by line, with the lab's secrets taken out."""
+    """Keeps a run's output, with the lab's secrets taken out; ``lines`` are those that the verdict needs, as said."""
 
-    def __init__(self, path: Path, lab: Lab) -> None:
+    def __init__(self, path: Path, lab: Lab, wanted: Iterable[str]) -> None:
         self._stream: TextIO = (path / OUTPUT).open("w", encoding="utf-8")
         self._hidden = lab.hidden
         self._path = path
+        self._wanted = re.compile("|".join((RANK_REPORTED.pattern, *(f"(?:{pattern})" for pattern in wanted))))
         self.lines: list[str] = []
 
     def keep(self, line: str) -> str:
         """Write one line down; returns it as it may be shown."""
+        if self._wanted.search(line):
+            self.lines.append(line)
         line = redact(line, self._hidden)
         self._stream.write(line + "\n")
         self._stream.flush()
-        self.lines.append(line)
         return line
 
     def close(self) -> None:
         """End the record; what ranks wrote themselves is cleared of secrets too."""
         self._stream.close()
-        for log in (self._path / "ranks").glob("*.log"):
-            text = log.read_text(encoding="utf-8", errors="surrogateescape")
-            clean = redact(text, self._hidden)
-            if clean != text:
-                log.write_text(clean, encoding="utf-8", errors="surrogateescape")
+        redact_ranks(self._path, self._hidden)
+
+
+def redact_ranks(path: Path, hidden: tuple[Secret, ...]) -> None:
+    """Take secrets out of the logs that ranks wrote themselves."""
+    for log in (path / "ranks").glob("*.log"):
+        text = log.read_text(encoding="utf-8", errors="surrogateescape")
+        clean = redact(text, hidden)
+        if clean != text:
+            log.write_text(clean, encoding="utf-8", errors="surrogateescape")
 
 
 def redact(text: str, hidden: tuple[Secret, ...]) -> str:
@@ -100,20 +109,22 @@ def finish(lab: Path, result: Result) -> dict[str, Any]:
     return document
 
 
-def abandon(lab: Path, run_id: str, name: str) -> None:
+def abandon(lab: Lab, run_id: str) -> None:
     """Close the record of a run whose labctl died before it."""
+    path = directory(lab.directory, run_id)
+    redact_ranks(path, lab.hidden)
     verdict = Verdict(status="ERROR", cause="interrupted", message="labctl ended before the run did", exit_code=130)
     try:
-        job = json.loads((directory(lab, run_id) / "job.json").read_text())
+        job = json.loads((path / "job.json").read_text())
     except (OSError, ValueError):
         job = {"workload": "unknown", "launcher": "unknown"}
     finish(
-        lab,
+        lab.directory,
         Result(
             run_id=run_id,
             workload=job["workload"],
             launcher=job["launcher"],
-            lab=name,
+            lab=lab.name,
             verdict=verdict,
             world_size=0,
             ranks=(),
@@ -147,7 +158,8 @@ def state(lab: Path, run_id: str) -> str:
 def listing(lab: Path, most: int | None = None) -> list[dict[str, Any]]:
     """The latest runs first: id and state, with workload and verdict where there is a result."""
     runs = lab / "runs"
-    names = sorted((path.name for path in runs.iterdir() if path.is_dir()), reverse=True) if runs.is_dir() else []
+    records = [path.name for path in runs.glob("*") if (path / LOCK).exists() or (path / RESULT).exists()]
+    names = sorted(records, reverse=True)
     return [{"run_id": name, "state": state(lab, name), **_summary(lab, name)} for name in names[:most]]
 
 
@@ -161,8 +173,5 @@ def _summary(lab: Path, run_id: str) -> dict[str, Any]:
 
 def ranks_of(lines: Iterable[str]) -> tuple[Rank, ...]:
     """The ranks that reported in, by the line that each prints first."""
-    import re
-
-    reported = re.compile(r"labctl: rank (\d+) of \d+ on (\S+)$")
-    found = {int(match[1]): match[2] for line in lines if (match := reported.search(line))}
+    found = {int(match[1]): match[2] for line in lines if (match := RANK_REPORTED.search(line))}
     return tuple(Rank(rank=rank, node=found[rank]) for rank in sorted(found))

@@ -71,15 +71,17 @@ def supervise(lab: Lab, job: Job, engine: Engine, on_line: Callable[[str], None]
     with watchdog(stop, job.timeout), deaths(stop, lab, job, engine), interrupts(stop):
         try:
             exit_code = follow(lab, job, engine, stop, on_line)
-            stop.wait()
-            if exit_code != 0 and stop.cause is None:
-                stop.cause, stop.message = explain(exit_code, time.monotonic() - began, lab, job, engine)
+        except HostError as error:
+            exit_code = 1
+            stop.because("launcher-failed", error.message)
         finally:
+            stop.wait()
             left = stop.reap(grace=1)
+        if exit_code != 0 and stop.cause is None:
+            stop.cause, stop.message = explain(exit_code, time.monotonic() - began, lab, job, engine)
     if left:
-        raise HostError(
-            f"run {job.run_id} left processes that cannot be ended:\n" + "\n".join(left), hint="labctl down"
-        )
+        stop.cause = stop.cause or "launcher-failed"
+        stop.message = "; ".join((stop.message, "processes that cannot be ended: " + ", ".join(left))).lstrip("; ")
     return Ended(exit_code=exit_code, cause=stop.cause, message=stop.message)
 
 
@@ -93,7 +95,7 @@ def follow(lab: Lab, job: Job, engine: Engine, stop: Stop, on_line: Callable[[st
 
     try:
         return engine.follow(
-            execute.container_of(lab, render.LAUNCHER),
+            render.container_name(lab, render.LAUNCHER),
             ("timeout", f"--kill-after={GRACE}", f"{job.timeout:g}", *job.argv),
             look_at,
             user=execute.user(lab),
@@ -195,14 +197,14 @@ def deaths(stop: Stop, lab: Lab, job: Job, engine: Engine) -> Iterator[None]:
 
 @contextlib.contextmanager
 def interrupts(stop: Stop) -> Iterator[None]:
-    """Ctrl-C and TERM stop the run; a second Ctrl-C does not wait for its grace."""
+    """Ctrl-C, TERM and a closed terminal stop the run; a second Ctrl-C does not wait for its grace."""
 
     def handle(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         if stop.cause == "interrupted":
             threading.Thread(target=stop.reap, args=(0,), daemon=True).start()
         stop.because("interrupted", f"stopped by {signal.Signals(number).name}")
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:

@@ -77,7 +77,7 @@ def job(
     return jobs.build(of or lab(), workload(**changes), run_id, entries, timeout)
 
 
-def container(name: str, **changes: Any) -> Container:
+def container(name: str, /, **changes: Any) -> Container:
     launcher = name == render.LAUNCHER
     base = Container(
         id=f"id-{name}",

@@ -31,5 +31,5 @@ def mapping(host: Host, devices: tuple[str, ...]) -> DeviceMapping:
         ),
         cap_add=(("IPC_LOCK", "RDMA pins memory"),) if host.infiniband else (),
         group_add=host.groups,
-        mounts=(Mount(source="/dev/dri/by-path", target="/dev/dri/by-path", read_only=True),) if devices else (),
+        mounts=(Mount(source="/dev/dri/by-path", target="/dev/dri/by-path", read_only=True),) if host.by_path else (),
     )

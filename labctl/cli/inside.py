@@ -8,6 +8,7 @@ import typer
 
 from labctl import render, shell
 from labctl.cli.common import HERE, Directory, Setting, answering, context
+from labctl.containers import Container
 from labctl.context import Context
 from labctl.errors import HostError
 
@@ -45,9 +46,9 @@ def logs_command(
     with answering() as output:
         where = context(directory, output, setting)
         name = where.settings().text("LAB_NAME")
-        lines = ("docker", "compose", "-p", f"labctl-{name}", "logs", *(("--follow",) if follow else ()))
+        lines = ("docker", "compose", "-p", render.project_name(name), "logs", *(("--follow",) if follow else ()))
         if node:
-            running_container(where, node)
+            container_of(where, node)
         shell.replace((*lines, *((node,) if node else ())))
 
 
@@ -55,24 +56,22 @@ def enter(where: Context, node: str, *, interactive: bool) -> tuple[str, ...]:
     """The docker command that runs something in a node as the lab's user."""
     import os
 
-    container, project_path = running_container(where, node)
+    container = container_of(where, node)
+    if container.state != "running":
+        raise HostError(f"{node} is {container.state}", hint=f"labctl logs {node}; labctl up", node=node)
     flags = ("-it",) if interactive else ("-i",)
-    user = ("--user", f"{os.getuid()}:{os.getgid()}", "--workdir", project_path)
-    return ("docker", "exec", *flags, *user, container)
+    user = ("--user", f"{os.getuid()}:{os.getgid()}", "--workdir", where.settings().text("PROJECT_PATH"))
+    return ("docker", "exec", *flags, *user, container.name)
 
 
-def running_container(where: Context, node: str) -> tuple[str, str]:
-    """A node's container and the directory to start in; HostError when it does not run."""
+def container_of(where: Context, node: str) -> Container:
+    """A node's container, in whatever state; HostError when there is none."""
     from labctl.engines.local import LocalEngine
 
-    found = where.settings()
-    observed = LocalEngine().observe(found.text("LAB_NAME"))
+    name = where.settings().text("LAB_NAME")
+    observed = LocalEngine().observe(name)
     container = observed.container(node)
-    if container is None or container.state != "running":
-        names = ", ".join(one.node for one in observed.containers if one.state == "running")
-        raise HostError(
-            f"lab {found.text('LAB_NAME')} has no running node `{node}`",
-            hint=f"running: {names}" if names else "labctl up",
-            node=node,
-        )
-    return container.name, found.text("PROJECT_PATH")
+    if container is None:
+        names = ", ".join(one.node for one in observed.containers)
+        raise HostError(f"lab {name} has no node `{node}`", hint=f"it has {names}" if names else "labctl up", node=node)
+    return container

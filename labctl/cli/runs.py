@@ -16,7 +16,10 @@ from labctl.output import quantity, result_text, table
 
 def complete_workload(incomplete: str) -> list[str]:
     """Names for the shell's completion."""
-    known, _ = workload.list_all(Path("workloads"), launchers.names())
+    try:
+        known, _ = workload.list_all(Path("workloads"), launchers.names())
+    except ConfigError:
+        return []
     return [one.name for one in known if one.name.startswith(incomplete)]
 
 

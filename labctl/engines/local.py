@@ -49,6 +49,11 @@ class LocalEngine:
         with _reading():
             return str(self._reader.info()["ID"])
 
+    def storage(self) -> str:
+        """Where the daemon keeps images, as a path on its host."""
+        with _reading():
+            return str(self._reader.info()["DockerRootDir"])
+
     def observe(self, lab: str, image: str | None = None) -> Observed:
         """The lab's containers and networks, by label, and the id of an image where one is asked about."""
         mark = {"label": f"labctl.lab={lab}"}
@@ -125,8 +130,11 @@ class LocalEngine:
             self._actor.container.run(
                 image, entrypoint="/bin/true", remove=True, detach=True, networks=["none"], ulimit=ulimits, pull="never"
             )
-        except DockerException:
-            return False
+        except DockerException as error:
+            said = (error.stderr or "").strip()
+            if "rlimit" in said:
+                return False
+            raise HostError(f"cannot start a container: {said}", hint="labctl doctor") from error
         return True
 
     def deaths(self, lab: str) -> Iterator[tuple[str, str]]:

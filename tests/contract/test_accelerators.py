@@ -158,11 +158,13 @@ def test_a_render_node_without_a_vendor_is_not_intel(tmp_path: Path) -> None:
 
 
 def test_intel_gets_its_render_nodes_its_groups_and_numbers_from_zero() -> None:
-    mapping = accelerators.get("intel").mapping(host(groups=(44, 109)), ("/dev/dri/renderD129", "/dev/dri/renderD130"))
+    cards = ("/dev/dri/renderD129", "/dev/dri/renderD130")
+    mapping = accelerators.get("intel").mapping(host(groups=(44, 109), by_path=True), cards)
     assert mapping.devices == ("/dev/dri/renderD129", "/dev/dri/renderD130")
     assert mapping.group_add == (44, 109)
     assert dict(mapping.environment)["ZE_AFFINITY_MASK"] == "0,1"
     assert [mount.source for mount in mapping.mounts] == ["/dev/dri/by-path"]
+    assert accelerators.get("intel").mapping(host(), cards).mounts == ()
 
 
 def test_cards_of_two_makers_go_by_preference(tmp_path: Path) -> None:

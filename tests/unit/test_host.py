@@ -52,7 +52,6 @@ def test_systemd_only_where_it_runs(tmp_path: Path) -> None:
 def test_this_host() -> None:
     assert set(host.cpus()) == os.sched_getaffinity(0)
     assert host.memory() >= host.memory_available() > 0
-    assert all(limit == -1 or limit > 0 for limit in (host.memlock(), host.nofile(), host.stack()))
     assert host.groups(grp.getgrgid(0).gr_name, "no-such-group") == (0,)
 
 

@@ -42,10 +42,16 @@ def test_a_second_time_writes_nothing(tmp_path: Path) -> None:
 
 def test_what_is_there_is_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("LAB_NAME=mine\n")
-    (tmp_path / "workloads").mkdir()
+    (tmp_path / "workloads/own").mkdir(parents=True)
     assert initialise.initialise(tmp_path) == ("hostfiles",)
     assert (tmp_path / ".env").read_text() == "LAB_NAME=mine\n"
-    assert list((tmp_path / "workloads").iterdir()) == []
+    assert [path.name for path in (tmp_path / "workloads").iterdir()] == ["own"]
+
+
+def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
+    (tmp_path / "workloads").mkdir()
+    assert "workloads" in initialise.initialise(tmp_path)
+    assert (tmp_path / "workloads/opt/workload.yml").is_file()
 
 
 def test_a_file_in_the_place_of_the_directory_is_refused(tmp_path: Path) -> None:

@@ -106,14 +106,6 @@ def test_only_processes_of_the_run_are_found(run: Run) -> None:
     assert not labnode.processes(f"{run.id}-none")
 
 
-def test_find_prints_one_line_for_each(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    pid = run.start(PLAIN)
-    labnode.find(run.id)
-    (found,) = map(json.loads, capsys.readouterr().out.splitlines())
-    assert found["pid"] == pid
-    assert "time.sleep(60)" in found["command"]
-
-
 def test_a_grandchild_in_its_own_session_without_the_id_is_found(run: Run) -> None:
     grandchild = run.start(PARENT.format(before=""), PLAIN)
     assert sorted(labnode.processes(run.id)) == sorted([run.children[0].pid, grandchild])

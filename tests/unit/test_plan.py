@@ -9,7 +9,6 @@ from builders import IMAGE_ID, container, job, lab, node, observed, up
 
 from labctl import plan, render
 from labctl.containers import Observed
-from labctl.errors import HostError
 
 REACH = "reach worker-0, worker-1 over ssh within 60 s  [ready means that the launcher reaches every worker]"
 
@@ -40,7 +39,7 @@ def test_surplus_nodes_go_and_only_they() -> None:
 def test_a_stuck_container_is_made_anew(state: str) -> None:
     assert up(lab(), observed(lab(), worker_1={"state": state})) == (
         f"#1 remove worker-1  [cannot be used: {state}]\n"
-        f"#2 compose up worker-0, worker-1 (project labctl-demo)  [worker-1 {state}]\n"
+        f"#2 compose up worker-0, worker-1 (project labctl-demo)  [worker-1 missing]\n"
         f"#3 {REACH}"
     )
 
@@ -76,12 +75,16 @@ def test_a_new_node_comes_alone_and_the_launcher_is_told_of_it() -> None:
     assert "reach worker-0, worker-1, worker-2" in text
 
 
-def test_a_name_that_is_up_from_another_directory_is_refused() -> None:
-    seen = observed(lab(), worker_0={"directory": "/home/else/lab"})
-    with pytest.raises(HostError) as caught:
-        up(lab(), seen)
-    assert caught.value.message == "lab `demo` is already up from /home/else/lab"
-    assert "LAB_NAME" in caught.value.hint
+def test_a_container_that_an_interrupted_renewal_left_under_another_name_is_made_anew() -> None:
+    text = up(lab(), observed(lab(), worker_1={"name": "0a1b2c_labctl-demo-worker-1-1"}))
+    assert "remove worker-1  [cannot be used: left by an interrupted renewal]" in text
+    assert "[worker-1 missing]" in text
+
+
+def test_nodes_whose_keys_are_gone_are_made_anew() -> None:
+    text = str(plan.up(lab(), render.render(lab()), (), observed(lab()), keyless=frozenset({"worker-0"})))
+    assert "remove worker-0  [cannot be used: its keys are gone]" in text
+    assert "[worker-0 missing]" in text
 
 
 def test_down_removes_what_carries_the_label() -> None:

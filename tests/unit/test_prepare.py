@@ -2,9 +2,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from builders import lab
+import pytest
+from builders import lab, observed
 
-from labctl import prepare, render
+from labctl import keys, prepare, render
+from labctl.context import Context
+from labctl.errors import ConfigError, HostError
 from labctl.model import Secret
 
 
@@ -31,3 +34,41 @@ def test_a_changed_secret_renews_the_containers_and_is_not_in_the_text() -> None
     )
     assert render.fingerprint(before) != render.fingerprint(after)
     assert "CANARY" not in before + after
+
+
+def at(directory: Path) -> Context:
+    return Context(directory=directory, environ={}, emit=lambda _: None, flags={})
+
+
+def test_a_lab_of_the_same_name_in_another_directory_is_left_alone(tmp_path: Path) -> None:
+    seen = observed(lab(), worker_0={"directory": str(tmp_path)})
+    with pytest.raises(HostError) as caught:
+        prepare.require_own(at(Path("/srv/lab")), "demo", seen)
+    assert str(tmp_path) in caught.value.message
+    assert "LAB_NAME" in caught.value.hint
+
+
+def test_a_lab_whose_directory_was_moved_can_still_be_taken_over(tmp_path: Path) -> None:
+    prepare.require_own(at(Path("/srv/lab")), "demo", observed(lab(), worker_0={"directory": str(tmp_path / "gone")}))
+
+
+def test_what_nodes_of_before_had_is_removed(tmp_path: Path) -> None:
+    prepare.prepare(lab(3, directory=tmp_path))
+    prepare.prepare(lab(2, directory=tmp_path))
+    assert sorted(path.name for path in (tmp_path / ".lab/nodes").iterdir()) == ["worker-0", "worker-1"]
+
+
+def test_keys_that_are_gone_are_noticed(tmp_path: Path) -> None:
+    of = lab(directory=tmp_path)
+    keys.ensure(of)
+    assert keys.missing(of) == frozenset()
+    (tmp_path / ".lab/nodes/worker-1/ssh/ssh_host_ed25519_key").unlink()
+    assert keys.missing(of) == {"worker-1"}
+    (tmp_path / ".lab/nodes/worker-0/launcher/id_ed25519").unlink()
+    assert keys.missing(of) == {"launcher", "worker-0", "worker-1"}
+
+
+def test_a_directory_without_settings_is_no_lab(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        prepare.require_initialised(at(tmp_path))
+    assert caught.value.hint.startswith("labctl init")

@@ -83,9 +83,15 @@ def test_an_alias_is_its_key(lab: Lab) -> None:
 )
 def test_a_key_and_its_alias_must_agree(lab: Lab, key: str, alias: str) -> None:
     assert lab.error(f"{key}=50001\n{alias}=50002").startswith(f".env:2: {alias}: differs from {key} (.env:1)")
-    error = lab.error(environ={key: "50001", alias: "50002"})
-    assert error.startswith(f"environment: {alias}: differs from {key} (environment)")
+    error = lab.error(flags={key: "50001", alias: "50002"})
+    assert f"differs from {key}" in error
     assert "5000" not in error
+
+
+def test_two_spellings_of_a_proxy_in_the_hosts_environment_are_no_ones_mistake(lab: Lab) -> None:
+    loaded = lab.load("", {"HTTP_PROXY": "http://p:1/", "http_proxy": "http://p:1"})
+    assert loaded.text("HTTP_PROXY") == "http://p:1/"
+    assert lab.error(environ={"LAB_SSH_PORT": "5001", "DOCKER_SSH_PORT": "5002"}).startswith("environment: DOCKER")
 
 
 # --- what is refused -----------------------------------------------------------------------------------------
@@ -142,7 +148,7 @@ BAD = {
 def test_bad_values_say_where(lab: Lab, key: str, value: str) -> None:
     assert lab.error(f"\n{key}={dotenv.quote(value)}").startswith(f".env:2: {key}: ")
     assert lab.error(environ={key: value}).startswith(f"environment: {key}: ")
-    assert lab.error(flags={key: value}).startswith(f"{settings.flag(key)}: ")
+    assert lab.error(flags={key: value}).startswith(f"--setting {key}: ")
 
 
 def test_a_bad_value_is_refused_even_where_it_is_overridden(lab: Lab) -> None:

@@ -40,7 +40,9 @@ def with_secrets(directory: Path, token: str = "", **variables: str) -> Lab:
 
 
 def started(of: Lab, run_id: str) -> Path:
-    return store.create(of, run_id, (File(path="hostfile", content="worker-0 slots=1\n", mode=0o644),), ())
+    path = store.create(of, run_id, (File(path="hostfile", content="worker-0 slots=1\n", mode=0o644),), ())
+    (path / store.LOCK).touch()
+    return path
 
 
 # --- ids and states ------------------------------------------------------------------------------------------
@@ -144,12 +146,12 @@ def test_ranks_are_those_that_reported_in_behind_any_prefix() -> None:
 def test_secrets_are_taken_out_of_lines_and_of_what_ranks_wrote(tmp_path: Path) -> None:
     of = with_secrets(tmp_path, "CANARY-token", WANDB_API_KEY="CAN ARY's $key")
     path = started(of, "r1")
-    recorder = store.Recorder(path, of)
+    recorder = store.Recorder(path, of, ["speed (.*)"])
     said = "got CANARY-token and CAN ARY's $key"
     (path / "ranks/rank-0.log").write_bytes(said.encode() + b" \xff\n")
     assert recorder.keep(said) == "got [REDACTED] and [REDACTED]"
     recorder.close()
-    assert recorder.lines == ["got [REDACTED] and [REDACTED]"]
+    assert not recorder.lines
     assert (path / "output.log").read_text() == "got [REDACTED] and [REDACTED]\n"
     assert (path / "ranks/rank-0.log").read_bytes() == b"got [REDACTED] and [REDACTED] \xff\n"
 
@@ -164,15 +166,38 @@ def test_a_secret_of_several_lines_is_taken_out_line_by_line(tmp_path: Path, val
 
 def test_a_secret_that_begins_another_leaves_no_rest_of_it(tmp_path: Path) -> None:
     of = with_secrets(tmp_path, A_KEY="abcd", B_KEY="abcdEFGH")
-    recorder = store.Recorder(started(of, "r1"), of)
+    recorder = store.Recorder(started(of, "r1"), of, [])
     kept = recorder.keep("x abcdEFGH y")
     recorder.close()
     assert "EFGH" not in kept
 
 
+def test_the_verdict_reads_what_was_said_though_the_record_hides_it(tmp_path: Path) -> None:
+    of = with_secrets(tmp_path, PORT_PASSWORD="2048")  # noqa: S106
+    recorder = store.Recorder(started(of, "r1"), of, [r"Throughput: (\S+)"])
+    for line in (
+        "worker-0: labctl: rank 0 of 1 on worker-0",
+        "nothing of note",
+        "worker-0: Throughput: 2048.3 samples/sec",
+    ):
+        recorder.keep(line)
+    recorder.close()
+    assert recorder.lines == ["worker-0: labctl: rank 0 of 1 on worker-0", "worker-0: Throughput: 2048.3 samples/sec"]
+    assert "2048" not in (tmp_path / "runs/r1/output.log").read_text()
+
+
+def test_an_abandoned_run_is_closed_without_its_secrets(tmp_path: Path) -> None:
+    of = with_secrets(tmp_path, "CANARY-token")
+    path = started(of, "r1")
+    (path / "ranks/rank-0.log").write_text("got CANARY-token\n")
+    store.abandon(of, "r1")
+    assert (path / "ranks/rank-0.log").read_text() == "got [REDACTED]\n"
+    assert store.read(tmp_path, "r1")["cause"] == "interrupted"
+
+
 def test_lines_are_on_disk_as_they_come(tmp_path: Path) -> None:
     of = lab(directory=tmp_path)
-    recorder = store.Recorder(started(of, "r1"), of)
+    recorder = store.Recorder(started(of, "r1"), of, [])
     recorder.keep("ü first")
     assert (tmp_path / "runs/r1/output.log").read_text(encoding="utf-8") == "ü first\n"
     recorder.close()

@@ -8,4 +8,5 @@ echo "labctl: rank $rank of $world on $HOSTNAME"
 export GREETING='a "b" $HOME'
 export N=1
 cd /workspace/workloads/ask || exit
-python -u ask.py --say 'it'"'"'s; $(touch x)' '' --count 3
+# A rank outlives its launcher by no more than this, whatever became of labctl.
+timeout --kill-after=10 120 python -u ask.py --say 'it'"'"'s; $(touch x)' '' --count 3
