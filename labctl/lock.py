@@ -30,9 +30,7 @@ def held(
 
     Raises HostError that names the holder when it is not given up in time.
     """
-    make_private(path.parent)
-    with opened(path) as stream:
-        take(stream.fileno(), path, wait, notice)
+    with acquired(path, time.monotonic() + wait, notice) as stream:
         stream.seek(0)
         stream.truncate()
         json.dump(owner(purpose), stream)
@@ -44,6 +42,21 @@ def held(
             stream.truncate()
 
 
+def acquired(path: Path, deadline: float, notice: Callable[[str], None]) -> TextIO:
+    """The lock's file, locked. A file that its holder removed meanwhile, as `clean` does, is nobody's lock."""
+    while True:
+        make_private(path.parent)
+        stream = opened(path)
+        try:
+            take(stream.fileno(), path, deadline, notice)
+            if still_there(stream, path):
+                return stream
+        except BaseException:
+            stream.close()
+            raise
+        stream.close()
+
+
 def opened(path: Path) -> TextIO:
     try:
         return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "a+")
@@ -51,8 +64,14 @@ def opened(path: Path) -> TextIO:
         raise HostError(f"cannot open {path}: {error.strerror}", hint=f"ls -ld {path.parent}") from error
 
 
-def take(descriptor: int, path: Path, wait: float, notice: Callable[[str], None]) -> None:
-    deadline = time.monotonic() + wait
+def still_there(stream: TextIO, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(stream.fileno()), path.stat())
+    except OSError:
+        return False
+
+
+def take(descriptor: int, path: Path, deadline: float, notice: Callable[[str], None]) -> None:
     told = False
     while True:
         try:

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from labctl import keys, lab, limits, lock, render
+from labctl import keys, lab, limits, render
 from labctl.containers import Observed
 from labctl.context import Context
 from labctl.engines.local import LocalEngine
@@ -80,14 +80,11 @@ def require_initialised(context: Context) -> None:
 
 
 def forget(directory: Path) -> None:
-    """Remove keys, secrets and rendered files; the lock that the caller holds stays. HostError for what cannot go."""
-    for path in (directory / ".lab").iterdir():
-        if path == directory / lock.LAB:
-            continue
-        try:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        except OSError as error:
-            raise HostError(f"cannot remove {path}: {error.strerror}", hint=f"rm -r {path}") from error
+    """Remove keys, secrets and rendered files. HostError for what cannot go."""
+    try:
+        shutil.rmtree(directory / ".lab")
+    except OSError as error:
+        raise HostError(f"cannot remove {error.filename}: {error.strerror}", hint=f"rm -r {directory}/.lab") from error
 
 
 def require_own(context: Context, name: str, observed: Observed) -> None:

@@ -111,6 +111,27 @@ def test_two_threads_never_hold_it_at_once(tmp_path: Path) -> None:
     assert most == [1]
 
 
+def test_who_waited_for_a_lock_that_was_removed_holds_the_one_that_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with other(path) as process:
+        waiting = threading.Event()
+        got = threading.Event()
+
+        def wait() -> None:
+            with lock.held(path, "labctl up", wait=10, notice=lambda _: waiting.set()):
+                got.set()
+                assert lock.is_held(path)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        assert waiting.wait(10)
+        path.unlink()
+        give_up(process)
+        thread.join(10)
+    assert got.is_set()
+    assert path.exists()
+
+
 def test_a_lock_that_nobody_made_is_free(tmp_path: Path) -> None:
     assert not lock.is_held(tmp_path / "lock")
 
