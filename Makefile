@@ -51,11 +51,11 @@ clean:  ## what make made: the environment and caches
 $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(MAKE) --no-print-directory python-venv
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet --editable .
+	$(VENV)/bin/pip install --quiet --quiet --editable .
 	@touch $@
 
 $(VENV)/.developer: $(VENV)/.installed
-	$(VENV)/bin/pip install --quiet --editable '.[dev]'
+	$(VENV)/bin/pip install --quiet --quiet --editable '.[dev]'
 	@touch $@
 
 # Debian splits venv off Python.

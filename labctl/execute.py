@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import singledispatch
@@ -14,6 +15,8 @@ from labctl.model import Event, Lab
 
 AGENT = ("/usr/bin/python3", "-I", "/opt/lab/labnode.py")
 Emit = Callable[[Event], None]
+# Seconds in which a container that is being removed is gone.
+DYING = 5
 
 
 def carry_out(steps: plan.Plan, lab: Lab, engine: Engine, emit: Emit) -> None:
@@ -100,9 +103,13 @@ def reap_node(lab: Lab, engine: Engine, node: str, run_id: str, grace: float) ->
     try:
         return "".join(f"{node}: {line}" for line in agent(lab, engine, node, "reap", run_id, str(grace)))
     except HostError as error:
-        # A container that is gone holds nothing; one that runs and cannot be entered may hold all of it.
-        container = engine.observe(lab.name).container(node)
-        return error.message if container and container.state == "running" else ""
+        # A container that is gone holds nothing; one that stays and cannot be entered may hold all of it.
+        deadline = time.monotonic() + DYING
+        while (container := engine.observe(lab.name).container(node)) and container.state == "running":
+            if time.monotonic() >= deadline:
+                return error.message
+            time.sleep(0.1)
+        return ""
 
 
 def agent(lab: Lab, engine: Engine, node: str, *words: str) -> list[str]:

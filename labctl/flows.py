@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,12 @@ def setup(emit: Callable[[str], None], ask: Callable[[str], bool] | None, *, yes
 def doctor(context: Context) -> tuple[Finding, ...]:
     """Look at this host and this lab."""
     found = context.settings()
+    prepare.require_named(context, found)
     engine = LocalEngine()
+    # What would be warned of is among the findings.
+    quiet = replace(context, emit=lambda _: None)
     try:
-        lab = prepare.load_lab(context, found, engine if prepare.can_probe(found, engine) else None, anew=True)
+        lab = prepare.load_lab(quiet, found, engine if prepare.can_probe(found, engine) else None, anew=True)
     except HostError as error:
         return (Finding.of_error("LAB-DEVICE-001", error),)
     return examine(lab, engine)
@@ -65,6 +69,7 @@ def up(context: Context, *, dry_run: bool = False) -> dict[str, Any]:
     prepare.require_mounts(lab)
     with lock.held(lab.directory / lock.LAB, "labctl up", wait=PATIENCE, notice=context.notice):
         steps = plan_up(context, lab, engine)
+        prepare.require_no_run(context, steps)
         prepare.prepare(lab)
         execute.carry_out(steps, lab, engine, context.emit)
     return status(context)
@@ -81,6 +86,7 @@ def plan_up(context: Context, lab: Lab, engine: LocalEngine) -> plan.Plan:
 def status(context: Context) -> dict[str, Any]:
     """What Docker says of the lab, by its labels."""
     found = context.settings()
+    prepare.require_named(context, found)
     observed = LocalEngine().observe(found.text("LAB_NAME"))
     wanted = {render.LAUNCHER, *(f"worker-{index}" for index in range(found.number("LAB_NODES")))}
     up_now = {container.node for container in observed.containers if container.state == "running"}
@@ -106,12 +112,14 @@ def down(context: Context, *, dry_run: bool = False) -> dict[str, Any]:
     """Remove the lab's containers and network; works without the state directory, twice, or on a lab never made."""
     if dry_run:
         return {"lab": context.settings().text("LAB_NAME"), "plan": str(plan_down(context)).splitlines()}
+    prepare.require_named(context, context.settings())
     with lock.held(context.directory / lock.LAB, "labctl down", wait=PATIENCE, notice=context.notice):
         return remove(context)
 
 
 def clean(context: Context) -> dict[str, Any]:
     """``down``, and the lab's own state goes: keys, rendered files. Runs stay."""
+    prepare.require_named(context, context.settings())
     with lock.held(context.directory / lock.LAB, "labctl clean", wait=PATIENCE, notice=context.notice):
         answer = remove(context)
         prepare.forget(context.directory)
@@ -121,12 +129,16 @@ def clean(context: Context) -> dict[str, Any]:
 def remove(context: Context) -> dict[str, Any]:
     """Carry out what `down` plans; the caller holds the lock."""
     steps = plan_down(context)
+    if lock.is_held(context.directory / lock.RUN):
+        context.warn(f"this ends {lock.holder(context.directory / lock.RUN)}")
     execute.remove_all(steps, LocalEngine(), context.emit)
     return {"lab": context.settings().text("LAB_NAME"), "plan": str(steps).splitlines()}
 
 
 def plan_down(context: Context) -> plan.Plan:
-    name = context.settings().text("LAB_NAME")
+    found = context.settings()
+    prepare.require_named(context, found)
+    name = found.text("LAB_NAME")
     observed = LocalEngine().observe(name)
     prepare.require_own(context, name, observed)
     return plan.down(observed)

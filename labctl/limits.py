@@ -44,7 +44,7 @@ def granted(
     known = {} if anew else _known(directory, engine)
     unknown = [key for key in asked if key not in known]
     if engine and unknown:
-        known |= _probe(engine, image, {key: asked[key] for key in unknown})
+        known |= _probe(engine, settings.text("LAB_NAME"), image, {key: asked[key] for key in unknown})
         write(
             directory / ".lab/limits.json", json.dumps({"daemon": engine.identity(), "granted": known}, indent=2) + "\n"
         )
@@ -65,8 +65,8 @@ def _known(directory: Path, engine: LocalEngine | None) -> dict[str, bool]:
     return dict(found.get("granted", {}))
 
 
-def _probe(engine: LocalEngine, image: str, asked: dict[str, tuple[str, int]]) -> dict[str, bool]:
+def _probe(engine: LocalEngine, lab: str, image: str, asked: dict[str, tuple[str, int]]) -> dict[str, bool]:
     """Start a throw-away container with all of them; one by one only where that fails."""
-    if engine.grants(image, tuple(asked.values())):
+    if engine.grants(lab, image, tuple(asked.values())):
         return dict.fromkeys(asked, True)
-    return {key: engine.grants(image, (pair,)) for key, pair in asked.items()}
+    return {key: engine.grants(lab, image, (pair,)) for key, pair in asked.items()}

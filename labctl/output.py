@@ -71,7 +71,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 def quantity(value: object) -> str:
     """A number with as many digits as people read."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def result_text(result: dict[str, Any]) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
 
-from labctl import keys, lab, limits, render
+from labctl import keys, lab, limits, lock, render
 from labctl.containers import Observed
 from labctl.context import Context
 from labctl.engines.local import LocalEngine
@@ -14,6 +15,7 @@ from labctl.errors import ConfigError, HostError
 from labctl.files import make_private, write_all
 from labctl.model import File, Lab
 from labctl.observe import observe
+from labctl.plan import ComposeUp, Plan, RemoveContainers
 from labctl.settings import Settings
 
 
@@ -62,7 +64,9 @@ def require_mounts(lab: Lab) -> None:
         if mount.source in own:
             make_private(Path(mount.source))
         elif not Path(mount.source).exists():
-            raise HostError(f"{mount.source}, mounted at {mount.target}, is not there", hint=f"mkdir -p {mount.source}")
+            raise HostError(
+                f"{mount.source}, mounted at {mount.target}, is not there", hint=f"mkdir -p {shlex.quote(mount.source)}"
+            )
 
 
 def can_probe(found: Settings, engine: LocalEngine) -> bool:
@@ -76,7 +80,22 @@ def can_probe(found: Settings, engine: LocalEngine) -> bool:
 def require_initialised(context: Context) -> None:
     """ConfigError in a directory that is no lab's: `up` there would make folders that nobody asked for."""
     if not (context.directory / ".env").exists():
-        raise ConfigError(f"{context.directory} has no .env", hint=f"labctl init {context.directory}")
+        raise ConfigError(f"{context.directory} has no .env", hint=f"labctl init {shlex.quote(str(context.directory))}")
+
+
+def require_named(context: Context, found: Settings) -> None:
+    """ConfigError where nothing says which lab is meant: the default name would be somebody else's."""
+    if found.origin("LAB_NAME") == "default" and not (context.directory / ".env").exists():
+        hint = "cd into the lab's directory, or name it: -C DIRECTORY"
+        raise ConfigError(f"{context.directory} has no .env, so it is no lab's directory", hint=hint)
+
+
+def require_no_run(context: Context, steps: Plan) -> None:
+    """HostError when a plan would take containers from under a run."""
+    changing = any(isinstance(step, ComposeUp | RemoveContainers) for step in steps.steps)
+    if changing and lock.is_held(context.directory / lock.RUN):
+        holder = lock.holder(context.directory / lock.RUN)
+        raise HostError(f"{holder} is active, and this would change its nodes", hint="wait for it, or stop it first")
 
 
 def forget(directory: Path) -> None:
@@ -92,7 +111,7 @@ def require_own(context: Context, name: str, observed: Observed) -> None:
     for container in observed.containers:
         owner = Path(container.directory)
         if owner != context.directory and owner.is_dir():
-            hint = f"set another LAB_NAME in .env, or: labctl down -C {owner}"
+            hint = f"set another LAB_NAME in .env, or: labctl down -C {shlex.quote(str(owner))}"
             raise HostError(f"lab `{name}` belongs to {owner}", hint=hint)
 
 

@@ -77,7 +77,7 @@ def why_not_fit(lab: Lab, task: Job, limit: int) -> str | None:
     world = sum(node.slots for node in task.nodes)
     share = host.memory_available() // len(task.nodes)
     reason = fit.check(memory, max(node.slots for node in task.nodes), world, min(share, limit or share))
-    return f"{task.workload.name} {reason}" if reason else None
+    return f"{task.workload.name} {reason}; --rehearse runs the same path shrunk" if reason else None
 
 
 def require_up(lab: Lab, task: Job, observed: Observed) -> None:

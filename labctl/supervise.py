@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 
-from labctl import execute, render
+from labctl import execute, lock, render
 from labctl.engines import Engine
 from labctl.errors import HostError
 from labctl.model import Cause, Job, Lab
@@ -114,16 +114,22 @@ class CrashWatch:
         self._stop = stop
         self._timer: threading.Timer | None = None
         self._memory = False
-        self._seen: str | None = None
+        self._last: dict[str, str] = {}
 
     def look_at(self, line: str) -> None:
         self._memory = self._memory or bool(OUT_OF_MEMORY.search(line))
         crashed = RANK_CRASHED.search(line)
-        if not crashed or self._timer:
+        if not crashed:
+            node, _, said = line.partition(": ")
+            if said.strip():
+                self._last[node] = said.strip()
+            return
+        if self._timer:
             return
         rank, node, code = crashed.groups()
         cause: Cause = "out-of-memory" if self._memory else "rank-crashed"
-        message = f"rank {rank} on {node} exited with code {code}{signal_name(int(code))}"
+        said = f": {self._last[node]}" if node in self._last else ""
+        message = f"rank {rank} on {node} exited with code {code}{signal_name(int(code))}{said}"
         self._timer = threading.Timer(CRASH_GRACE, self._stop.because, (cause, message))
         self._timer.daemon = True
         self._timer.start()
@@ -189,10 +195,16 @@ def deaths(stop: Stop, lab: Lab, job: Job, engine: Engine) -> Iterator[None]:
             for node, what in engine.deaths(lab.name):
                 if node in concerned:
                     cause: Cause = "out-of-memory" if "memory" in what else "node-lost"
-                    stop.because(cause, f"{describe_node(node, job)}: container {what}")
+                    stop.because(cause, f"{describe_node(node, job)}: container {what}{by_whom(lab)}")
 
     threading.Thread(target=watch, daemon=True).start()
     yield
+
+
+def by_whom(lab: Lab) -> str:
+    """Who is changing the lab just now, if somebody is."""
+    path = lab.directory / lock.LAB
+    return f" during {lock.holder(path)}" if lock.is_held(path) else ""
 
 
 @contextlib.contextmanager

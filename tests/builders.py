@@ -198,7 +198,7 @@ class FakeEngine:
             return failed.code, failed.err
         return 0, ""
 
-    def grants(self, image: str, limits: tuple[tuple[str, int], ...]) -> bool:  # noqa: ARG002
+    def grants(self, lab: str, image: str, limits: tuple[tuple[str, int], ...]) -> bool:  # noqa: ARG002
         return True
 
     def deaths(self, lab: str) -> Iterator[tuple[str, str]]:  # noqa: ARG002

@@ -60,6 +60,8 @@ def main() -> None:
 
 def dispatch(arguments: list[str]) -> int:
     """The exit code of a command line; only the module of its command is imported."""
+    if completing():
+        return execute(set(COMMANDS))
     if arguments in ([], ["--help"], ["-h"], ["help"]):
         print_usage()
     elif arguments == ["--version"]:
@@ -70,6 +72,11 @@ def dispatch(arguments: list[str]) -> int:
         asked = next((word for word in arguments if word in COMMANDS), None)
         return execute({asked} if asked and arguments[0] == asked else set(COMMANDS))
     return 0
+
+
+def completing() -> bool:
+    """Whether a shell asks for completions, which it does through the environment and without arguments."""
+    return any(name.startswith("_LABCTL") for name in os.environ)
 
 
 def execute(names: set[str]) -> int:
@@ -110,7 +117,7 @@ def application(names: set[str]) -> typer.Typer:
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         no_args_is_help=True,
-        add_completion=len(names) > 1 or any(name.startswith("_LABCTL") for name in os.environ),
+        add_completion=len(names) > 1 or completing(),
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(lambda: None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Annotated
 
 import typer
@@ -10,7 +12,7 @@ from labctl import render, shell
 from labctl.cli.common import HERE, Directory, Setting, answering, context
 from labctl.containers import Container
 from labctl.context import Context
-from labctl.errors import HostError
+from labctl.errors import ConfigError, HostError
 
 NodeOption = Annotated[str, typer.Option("--node", "-n", help="launcher, or a worker.")]
 
@@ -21,6 +23,8 @@ def shell_command(
     setting: Setting = None,
 ) -> None:
     with answering() as output:
+        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+            raise ConfigError("a shell needs a terminal", hint=f"labctl exec -n {node} -- COMMAND")
         shell.replace((*enter(context(directory, output, setting), node, interactive=True), "bash"))
 
 
@@ -30,8 +34,6 @@ def exec_command(
     directory: Directory = HERE,
     setting: Setting = None,
 ) -> None:
-    import sys
-
     with answering() as output:
         terminal = sys.stdin.isatty() and sys.stdout.isatty()
         shell.replace((*enter(context(directory, output, setting), node, interactive=terminal), *command))
@@ -46,16 +48,22 @@ def logs_command(
     with answering() as output:
         where = context(directory, output, setting)
         name = where.settings().text("LAB_NAME")
-        lines = ("docker", "compose", "-p", render.project_name(name), "logs", *(("--follow",) if follow else ()))
-        if node:
-            container_of(where, node)
+        plain = () if sys.stdout.isatty() else ("--ansi", "never")
+        lines = (
+            "docker",
+            "compose",
+            *plain,
+            "-p",
+            render.project_name(name),
+            "logs",
+            *(("--follow",) if follow else ()),
+        )
+        container_of(where, node or render.LAUNCHER)
         shell.replace((*lines, *((node,) if node else ())))
 
 
 def enter(where: Context, node: str, *, interactive: bool) -> tuple[str, ...]:
     """The docker command that runs something in a node as the lab's user."""
-    import os
-
     container = container_of(where, node)
     if container.state != "running":
         raise HostError(f"{node} is {container.state}", hint=f"labctl logs {node}; labctl up", node=node)
@@ -71,7 +79,9 @@ def container_of(where: Context, node: str) -> Container:
     name = where.settings().text("LAB_NAME")
     observed = LocalEngine().observe(name)
     container = observed.container(node)
-    if container is None:
+    if container:
+        return container
+    if observed.containers:
         names = ", ".join(one.node for one in observed.containers)
-        raise HostError(f"lab {name} has no node `{node}`", hint=f"it has {names}" if names else "labctl up", node=node)
-    return container
+        raise ConfigError(f"lab {name} has no node `{node}`", hint=f"it has {names}", node=node)
+    raise HostError(f"lab {name} is down", hint="labctl up", node=node)

@@ -67,7 +67,11 @@ def run_command(
             dry_run=dry_run,
         )
         document = flows.run(context(directory, output, setting), name, options)
-        show(output, document, lambda: "\n".join(document["plan"]) if dry_run else result_text(document))
+        show(
+            output,
+            document,
+            lambda: "\n".join(document["plan"]) if dry_run else show_text(document, directory.resolve()),
+        )
         sys.exit(document.get("exit_code", 0))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -24,7 +25,11 @@ def init_command(
         written = flows.init(target)
         document = {"directory": str(target), "written": list(written)}
         done = f"wrote {', '.join(written)} in {target}" if written else f"{target} has all of it already"
-        show(output, document, lambda: f"{done}\nnext: {'' if directory == HERE else f'cd {directory} && '}labctl up")
+        show(
+            output,
+            document,
+            lambda: f"{done}\nnext: {'' if directory == HERE else f'cd {shlex.quote(str(directory))} && '}labctl up",
+        )
 
 
 def setup_command(

@@ -121,20 +121,26 @@ class LocalEngine:
         where = ("docker", "exec", "--user", user, "--workdir", workdir, *variables, container)
         return shell.stream((*where, *argv), on_line, timeout=limit, check=False).code
 
-    def grants(self, image: str, limits: tuple[tuple[str, int], ...]) -> bool:
+    def grants(self, lab: str, image: str, limits: tuple[tuple[str, int], ...]) -> bool:
         """Whether the daemon can start a container with these ulimits: some hosts refuse to raise them."""
         from python_on_whales.exceptions import DockerException
 
+        labels = {"labctl.lab": lab, "labctl.node": "probe", "labctl.role": "probe"}
         ulimits = [f"{name}={value}:{value}" for name, value in limits]
+        probe = None
         try:
-            self._actor.container.run(
-                image, entrypoint="/bin/true", remove=True, detach=True, networks=["none"], ulimit=ulimits, pull="never"
+            probe = self._actor.container.create(
+                image, entrypoint="/bin/true", networks=["none"], labels=labels, ulimit=ulimits, pull="never"
             )
+            probe.start()
         except DockerException as error:
             said = (error.stderr or "").strip()
             if "rlimit" in said:
                 return False
             raise HostError(f"cannot start a container: {said}", hint="labctl doctor") from error
+        finally:
+            if probe:
+                probe.remove(force=True)
         return True
 
     def deaths(self, lab: str) -> Iterator[tuple[str, str]]:

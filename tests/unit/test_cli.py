@@ -88,6 +88,14 @@ def test_help_lists_every_command_and_the_exit_codes(labctl: Labctl) -> None:
         assert code in re.sub(r"\s+", " ", said.out)
 
 
+def test_the_shells_completion_knows_commands_and_workloads(labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    for line, expected in (("labctl st", "status"), ("labctl run he", "hello")):
+        monkeypatch.setenv("_LABCTL_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", line)
+        monkeypatch.setenv("COMP_CWORD", str(len(line.split()) - 1))
+        assert labctl().out.split() == [expected]
+
+
 @pytest.mark.parametrize("arguments", [[], ["-h"], ["help"]])
 def test_help_has_many_doors(labctl: Labctl, arguments: list[str]) -> None:
     assert labctl(*arguments) == labctl("--help")

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -165,6 +166,17 @@ def test_reap_that_cannot_lists_what_is_left(
         labnode.reap(run.id, "0")
     assert caught.value.code == 1
     assert json.loads(capsys.readouterr().out)["pid"] == pid
+
+
+# --- health --------------------------------------------------------------------------------------------------
+
+
+def test_a_node_is_healthy_while_its_sshd_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("LAB_SSH_PORT", str(server.getsockname()[1]))
+        labnode.health()
+    with pytest.raises(SystemExit, match="does not listen"):
+        labnode.health()
 
 
 # --- reach ---------------------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ def test_columns_are_as_wide_as_their_widest_cell() -> None:
 
 
 def test_numbers_have_the_digits_that_people_read() -> None:
-    assert [quantity(value) for value in (0.123456, 12345.6, 3, None)] == ["0.1235", "1.235e+04", "3", "None"]
+    assert [quantity(value) for value in (0.123456, 12345.6, 3, None)] == ["0.1235", "12,346", "3", "None"]
 
 
 def test_a_result_shows_loss_throughput_ranks_and_verdict() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from builders import lab, observed
 
-from labctl import keys, prepare, render
+from labctl import keys, lock, plan, prepare, render
 from labctl.context import Context
 from labctl.errors import ConfigError, HostError
 from labctl.model import Secret
@@ -72,3 +72,23 @@ def test_a_directory_without_settings_is_no_lab(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         prepare.require_initialised(at(tmp_path))
     assert caught.value.hint.startswith("labctl init")
+
+
+def test_a_run_keeps_its_nodes(tmp_path: Path) -> None:
+    steps = plan.up(lab(3), render.render(lab(3)), (), observed(lab()))
+    prepare.require_no_run(at(tmp_path), steps)
+    with lock.held(tmp_path / lock.RUN, "run r1"), pytest.raises(HostError, match=r"`run r1` by .* is active"):
+        prepare.require_no_run(at(tmp_path), steps)
+
+
+def test_an_up_that_changes_nothing_does_not_mind_a_run(tmp_path: Path) -> None:
+    steps = plan.up(lab(), render.render(lab()), (), observed(lab()))
+    with lock.held(tmp_path / lock.RUN, "run r1"):
+        prepare.require_no_run(at(tmp_path), steps)
+
+
+def test_outside_a_lab_nobodys_lab_is_meant(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no \.env"):
+        prepare.require_named(at(tmp_path), at(tmp_path).settings())
+    named = Context(directory=tmp_path, environ={"LAB_NAME": "mine"}, emit=lambda _: None, flags={})
+    prepare.require_named(named, named.settings())

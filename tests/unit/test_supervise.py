@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from builders import Failed, FakeEngine, job, lab, node, observed
 
-from labctl import supervise
+from labctl import execute, supervise
 
 LAB = lab()
 JOB = job(LAB)
@@ -179,6 +179,27 @@ def test_a_crashed_rank_is_the_reason_even_when_the_others_end_by_themselves(sto
     watch.close()
     stop.wait()
     assert (stop.cause, stop.message) == ("rank-crashed", "rank 1 on worker-1 exited with code 9")
+
+
+def test_a_crashed_ranks_last_words_are_in_the_reason(stop: supervise.Stop) -> None:
+    watch = supervise.CrashWatch(stop)
+    watch.look_at("worker-1: ValueError: no such data")
+    watch.look_at("worker-0: step 3")
+    watch.look_at(CRASH)
+    watch.close()
+    stop.wait()
+    assert stop.message == "rank 1 on worker-1 exited with code 9: ValueError: no such data"
+
+
+def test_a_container_that_stays_and_cannot_be_entered_is_not_taken_for_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execute, "DYING", 0.01)
+
+    def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
+        yield from ()
+        raise Failed(126)
+
+    left = execute.reap(LAB, FakeEngine(answer=answer, seen=observed(LAB)), "r1", 0)
+    assert [text.split(":")[0] for text in left] == ["launcher", "worker-0", "worker-1"]
 
 
 def test_the_others_are_ended_when_they_do_not_end_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
