@@ -29,6 +29,8 @@ class Observed:
     """What a daemon holds of one lab; ``image`` is the id of the image that the lab would use, None if absent."""
 
     containers: tuple[Container, ...] = ()
+    probes: tuple[Container, ...] = ()
+    """Throw-away containers that tried the kernel's limits, of a labctl at work or one that was killed."""
     networks: tuple[tuple[str, str], ...] = ()
     """Id and name."""
     image: str | None = None

@@ -163,8 +163,8 @@ def why_not_current(container: Container | None, fingerprint: str, image: str | 
 def down(observed: Observed) -> Plan:
     """Remove all that carries the lab's label, whatever the files on disk say."""
     steps: list[Step] = []
-    if observed.containers:
-        steps.append(RemoveContainers(containers=observed.containers, cause="labctl down"))
+    if containers := (*observed.containers, *observed.probes):
+        steps.append(RemoveContainers(containers=containers, cause="labctl down"))
     if observed.networks:
         steps.append(RemoveNetworks(networks=observed.networks, cause="labctl down"))
     return Plan(tuple(steps))

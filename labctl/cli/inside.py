@@ -23,9 +23,10 @@ def shell_command(
     setting: Setting = None,
 ) -> None:
     with answering() as output:
+        command = enter(context(directory, output, setting), node, interactive=True)
         if not (sys.stdin.isatty() and sys.stdout.isatty()):
             raise ConfigError("a shell needs a terminal", hint=f"labctl exec -n {node} -- COMMAND")
-        shell.replace((*enter(context(directory, output, setting), node, interactive=True), "bash"))
+        shell.replace((*command, "bash"))
 
 
 def exec_command(

@@ -14,6 +14,7 @@ from labctl.errors import HostError
 from labctl.model import Pairs
 
 LAST_LINES = 20
+PROBE = "probe"
 # Seconds for a program that reaches or reaps: each has a shorter limit of its own.
 CALL_LIMIT = 120
 
@@ -60,8 +61,10 @@ class LocalEngine:
         with _reading():
             containers = self._reader.containers(all=True, filters=mark)
             networks = self._reader.networks(filters=mark)
+        found = sorted(map(_container, containers), key=_node_order)
         return Observed(
-            containers=tuple(sorted(map(_container, containers), key=_node_order)),
+            containers=tuple(one for one in found if one.role != PROBE),
+            probes=tuple(one for one in found if one.role == PROBE),
             networks=tuple((network["Id"], network["Name"]) for network in networks),
             image=self.image_id(image) if image else None,
         )
@@ -125,7 +128,7 @@ class LocalEngine:
         """Whether the daemon can start a container with these ulimits: some hosts refuse to raise them."""
         from python_on_whales.exceptions import DockerException
 
-        labels = {"labctl.lab": lab, "labctl.node": "probe", "labctl.role": "probe"}
+        labels = {"labctl.lab": lab, "labctl.node": PROBE, "labctl.role": PROBE}
         ulimits = [f"{name}={value}:{value}" for name, value in limits]
         probe = None
         try:

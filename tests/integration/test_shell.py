@@ -47,6 +47,6 @@ def test_shell_gives_a_prompt_in_the_right_container(lab: Lab, tmux: Tmux, words
 
 
 def test_shell_in_a_node_that_is_not_there_says_which_are(lab: Lab) -> None:
-    answer = lab.call("shell", "worker-7").expect(3)
+    answer = lab.call("shell", "worker-7").expect(2)
     assert "worker-7" in answer.err
     assert "worker-1" in answer.err
