@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import singledispatch
 
@@ -21,19 +21,24 @@ DYING = 5
 
 def carry_out(steps: plan.Plan, lab: Lab, engine: Engine, emit: Emit) -> None:
     """Every step in order; HostError says which one failed, on which node, and what came back."""
-    for number, step in enumerate(steps.steps, 1):
-        emit(Event(kind="step", text=f"[{number}/{len(steps.steps)}] {shorten(str(step))}"))
+    for step in announced(steps, emit):
         do(step, lab, engine)
 
 
 def remove_all(steps: plan.Plan, engine: Engine, emit: Emit) -> None:
     """The steps of a plan that only removes: it needs no lab on disk."""
-    for number, step in enumerate(steps.steps, 1):
-        emit(Event(kind="step", text=f"[{number}/{len(steps.steps)}] {shorten(str(step))}"))
+    for step in announced(steps, emit):
         if isinstance(step, plan.RemoveContainers):
             engine.remove(tuple(container.id for container in step.containers))
         elif isinstance(step, plan.RemoveNetworks):
             engine.remove_networks(tuple(identity for identity, _ in step.networks))
+
+
+def announced(steps: plan.Plan, emit: Emit) -> Iterator[plan.Step]:
+    """The steps, each said before it is handed on."""
+    for number, step in enumerate(steps.steps, 1):
+        emit(Event(kind="step", text=f"[{number}/{len(steps.steps)}] {shorten(str(step))}"))
+        yield step
 
 
 def shorten(text: str, width: int = 110) -> str:

@@ -16,6 +16,7 @@ from labctl.engines.local import LocalEngine
 from labctl.errors import HostError
 from labctl.files import outdated, write_all
 from labctl.model import Lab
+from labctl.settings import Settings
 
 # Seconds to wait for another `up` or `down` of the same lab.
 PATIENCE = 300
@@ -72,7 +73,7 @@ def up(context: Context, *, dry_run: bool = False) -> dict[str, Any]:
         prepare.require_no_run(context, steps)
         prepare.prepare(lab)
         execute.carry_out(steps, lab, engine, context.emit)
-    return status(context)
+    return describe(context, found, engine)
 
 
 def plan_up(context: Context, lab: Lab, engine: LocalEngine) -> plan.Plan:
@@ -87,7 +88,12 @@ def status(context: Context) -> dict[str, Any]:
     """What Docker says of the lab, by its labels."""
     found = context.settings()
     prepare.require_named(context, found)
-    observed = LocalEngine().observe(found.text("LAB_NAME"))
+    return describe(context, found, LocalEngine())
+
+
+def describe(context: Context, found: Settings, engine: LocalEngine) -> dict[str, Any]:
+    """The lab's state, nodes and latest runs in the form that scripts rely on."""
+    observed = engine.observe(found.text("LAB_NAME"))
     wanted = {render.LAUNCHER, *(f"worker-{index}" for index in range(found.number("LAB_NODES")))}
     up_now = {container.node for container in observed.containers if container.state == "running"}
     there = {container.node for container in observed.containers}
@@ -110,36 +116,39 @@ def status(context: Context) -> dict[str, Any]:
 
 def down(context: Context, *, dry_run: bool = False) -> dict[str, Any]:
     """Remove the lab's containers and network; works without the state directory, twice, or on a lab never made."""
+    found = context.settings()
+    prepare.require_named(context, found)
     if dry_run:
-        return {"lab": context.settings().text("LAB_NAME"), "plan": str(plan_down(context)).splitlines()}
-    prepare.require_named(context, context.settings())
+        steps = plan_down(context, found, LocalEngine())
+        return {"lab": found.text("LAB_NAME"), "plan": str(steps).splitlines()}
     with lock.held(context.directory / lock.LAB, "labctl down", wait=PATIENCE, notice=context.notice):
-        return remove(context)
+        return remove(context, found)
 
 
 def clean(context: Context) -> dict[str, Any]:
     """``down``, and the lab's own state goes: keys, rendered files. Runs stay."""
-    prepare.require_named(context, context.settings())
+    found = context.settings()
+    prepare.require_named(context, found)
     with lock.held(context.directory / lock.LAB, "labctl clean", wait=PATIENCE, notice=context.notice):
-        answer = remove(context)
+        answer = remove(context, found)
         prepare.forget(context.directory)
         return answer
 
 
-def remove(context: Context) -> dict[str, Any]:
+def remove(context: Context, found: Settings) -> dict[str, Any]:
     """Carry out what `down` plans; the caller holds the lock."""
-    steps = plan_down(context)
+    engine = LocalEngine()
+    steps = plan_down(context, found, engine)
     if lock.is_held(context.directory / lock.RUN):
         context.warn(f"this ends {lock.holder(context.directory / lock.RUN)}")
-    execute.remove_all(steps, LocalEngine(), context.emit)
-    return {"lab": context.settings().text("LAB_NAME"), "plan": str(steps).splitlines()}
+    execute.remove_all(steps, engine, context.emit)
+    return {"lab": found.text("LAB_NAME"), "plan": str(steps).splitlines()}
 
 
-def plan_down(context: Context) -> plan.Plan:
-    found = context.settings()
-    prepare.require_named(context, found)
+def plan_down(context: Context, found: Settings, engine: LocalEngine) -> plan.Plan:
+    """What `down` would do now."""
     name = found.text("LAB_NAME")
-    observed = LocalEngine().observe(name)
+    observed = engine.observe(name)
     prepare.require_own(context, name, observed)
     return plan.down(observed)
 
