@@ -18,6 +18,7 @@ from labctl.files import outdated, write_all
 from labctl.model import Lab
 from labctl.settings import Settings
 
+Ask = prepare.Ask
 # Seconds to wait for another `up` or `down` of the same lab.
 PATIENCE = 300
 
@@ -27,7 +28,7 @@ def init(directory: Path) -> tuple[str, ...]:
     return initialise.initialise(directory)
 
 
-def setup(emit: Callable[[str], None], ask: Callable[[str], bool] | None, *, yes: bool) -> bool:
+def setup(emit: Callable[[str], None], ask: Ask | None, *, yes: bool) -> bool:
     """Install and start what this host lacks; False where it lacked nothing."""
     return host_setup.setup(yes=yes, ask=ask, emit=emit)
 
@@ -57,11 +58,16 @@ def build(context: Context, *, update_lock: bool = False) -> dict[str, Any]:
     return prepare.build_image(context, context.settings(), update_lock=update_lock)
 
 
-def up(context: Context, *, dry_run: bool = False) -> dict[str, Any]:
-    """Bring the lab up and return when the launcher has reached every worker; a second call changes nothing."""
+def up(context: Context, *, workload: str = "", dry_run: bool = False) -> dict[str, Any]:
+    """Bring the lab up and return when the launcher has reached every worker; a second call changes nothing.
+
+    With a workload, the nodes get the image that it needs.
+    """
     found = context.settings()
     engine = LocalEngine()
     prepare.require_initialised(context)
+    if workload:
+        found = prepare.for_workload(found, runs.choose_workload(context.directory, workload, runs.RunOptions()))
     if dry_run:
         steps = plan_up(context, prepare.load_lab(context, found), engine)
         return {"lab": found.text("LAB_NAME"), "plan": str(steps).splitlines()}
@@ -71,7 +77,7 @@ def up(context: Context, *, dry_run: bool = False) -> dict[str, Any]:
     with lock.held(lab.directory / lock.LAB, "labctl up", wait=PATIENCE, notice=context.notice):
         steps = plan_up(context, lab, engine)
         prepare.require_no_run(context, steps)
-        prepare.prepare(lab)
+        prepare.prepare(lab, engine.image_id(lab.image))
         execute.carry_out(steps, lab, engine, context.emit)
     return describe(context, found, engine)
 
@@ -153,18 +159,25 @@ def plan_down(context: Context, found: Settings, engine: LocalEngine) -> plan.Pl
     return plan.down(observed)
 
 
-def run(context: Context, name: str, options: runs.RunOptions) -> dict[str, Any]:
-    """Run a workload on the lab and judge it; the answer is the run's result."""
-    found = context.settings()
+def run(context: Context, name: str, options: runs.RunOptions, ask: Ask | None = None) -> dict[str, Any]:
+    """Run a workload on the lab and judge it; the answer is the run's result.
+
+    ``ask`` is asked whether the image that the workload needs may be built and the lab brought up with it.
+    """
+    task = runs.choose_workload(context.directory, name, options)
+    found = prepare.for_workload(context.settings(), task)
     engine = LocalEngine()
     lab = prepare.load_lab(context, found)
     now = datetime.now().astimezone()
-    job = runs.build_job(lab, name, options, now)
+    job = runs.build_job(lab, task, options, now)
     steps = plan.run(job)
     if options.dry_run:
         return {"lab": lab.name, "plan": str(steps).splitlines()}
     if reason := runs.why_not_fit(lab, job, found.number("LAB_MEMORY")):
         return runs.refuse(lab, job, reason, now)
+    if task.image and runs.not_up(lab, job, engine.observe(lab.name, lab.image)):
+        prepare.offer(task, lab.image, engine, ask)
+        up(context, workload=name)
     observed = engine.observe(lab.name, lab.image)
     prepare.require_own(context, lab.name, observed)
     runs.require_up(lab, job, observed)

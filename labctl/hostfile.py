@@ -46,6 +46,45 @@ def format_hostfile(entries: Iterable[tuple[str, int]]) -> str:
     return "".join(f"{name} slots={slots}\n" for name, slots in entries)
 
 
+def select(
+    entries: tuple[tuple[str, int], ...], include: str = "", exclude: str = ""
+) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Nodes with the numbers of their slots that are used, in the hostfile's order.
+
+    In DeepSpeed's words (parse_inclusion_exclusion in deepspeed/launcher/runner.py): ``worker-0@worker-1:0,2`` is all
+    of worker-0 and two slots of worker-1. Raises ConfigError for both at once, unknown nodes or slots, none left.
+    """
+    if include and exclude:
+        raise ConfigError("--include and --exclude are given at once", hint="one of them says it all")
+    option = "--include" if include else "--exclude"
+    named = _filter(include or exclude, dict(entries), option)
+    chosen = []
+    for name, count in entries:
+        slots = set(range(count))
+        kept = named.get(name, set()) if include else slots - named.get(name, set())
+        if kept:
+            chosen.append((name, tuple(sorted(kept))))
+    if not chosen:
+        raise ConfigError(f"{option} {include or exclude} leaves no slot", hint="leave some node in")
+    return tuple(chosen)
+
+
+def _filter(text: str, slots: dict[str, int], option: str) -> dict[str, set[int]]:
+    """The slots that an inclusion or exclusion names, by node."""
+    named: dict[str, set[int]] = {}
+    for part in filter(None, text.split("@")):
+        name, colon, numbers = part.partition(":")
+        if name not in slots:
+            raise ConfigError(f"{option} {_quote(text)}: no node {_quote(name)}", hint=f"there are {', '.join(slots)}")
+        words = numbers.split(",") if colon else [str(number) for number in range(slots[name])]
+        for word in words:
+            if not re.fullmatch("[0-9]{1,4}", word) or int(word) >= slots[name]:
+                hint = f"{name} has slots 0 to {slots[name] - 1}"
+                raise ConfigError(f"{option} {_quote(text)}: {name} has no slot {_quote(word)}", hint=hint)
+            named.setdefault(name, set()).add(int(word))
+    return named
+
+
 def _name(word: str, where: str) -> str:
     if "@" in word:
         raise ConfigError(f"{where}: {_quote(word)} names a user; user and port belong in the ssh config")

@@ -2,71 +2,93 @@
 
 from __future__ import annotations
 
-from labctl import launchers, render
+import json
+from dataclasses import replace
+
+from labctl import deepspeed_config, hostfile, launchers, render
 from labctl.errors import ConfigError
 from labctl.launchers import Launch
 from labctl.model import File, Job, Lab, Node, Workload
+
+CONFIG = "ds_config.json"
 
 
 def build(
     lab: Lab,
     workload: Workload,
     run_id: str,
-    entries: tuple[tuple[str, int], ...],
+    chosen: tuple[tuple[Node, tuple[int, ...]], ...],
     timeout: float,
-    hostfile: str = "hostfile",
+    script_directory: str = "",
+    config_source: str = "",
 ) -> Job:
-    """A run of this workload on these nodes of the lab, ready to start.
+    """A run of this workload on these nodes and slots of the lab, ready to start.
 
-    Raises ConfigError when the hostfile names a node or slots that the lab does not have.
+    ``script_directory`` is where the script lies in the containers, its workload's own folder unless said otherwise;
+    ``config_source`` is what errors name as the source of DeepSpeed's configuration.
+    Raises ConfigError for what the launcher or DeepSpeed would refuse.
     """
-    chosen = choose(lab, entries, hostfile)
     directory = f"{lab.project_path}/runs/{run_id}"
+    numbered = any(slots != tuple(range(len(slots))) for _, slots in chosen)
     launch = Launch(
-        entries=tuple((node.name, node.slots) for node in chosen),
+        # Where slots are chosen by number, the hostfile must reach up to the last of them.
+        entries=tuple((node.name, slots[-1] + 1 if numbered else len(slots)) for node, slots in chosen),
+        include="@".join(f"{node.name}:{','.join(map(str, slots))}" for node, slots in chosen) if numbered else "",
         directory=directory,
         program=f"{directory}/rank.sh",
         master_port=lab.master_port,
         ssh_port=lab.ssh_port,
+        interface=lab.interface,
         variables=(("LABCTL_RUN_ID", run_id),),
+        way=launchers.way(workload.launcher),
+        options=workload.launcher_arguments,
     )
+    launchers.check(workload.launcher, launch)
+    config = configure(lab, workload, sum(len(slots) for _, slots in chosen), config_source or workload.declared)
+    if config:
+        path = f"{directory}/{CONFIG}"
+        workload = replace(workload, arguments=(*workload.arguments, "--deepspeed_config", path))
     launcher = launchers.get(workload.launcher)
     job = Job(
         run_id=run_id,
         workload=workload,
         launcher=workload.launcher,
-        nodes=chosen,
+        nodes=tuple(replace(node, slots=len(slots)) for node, slots in chosen),
         argv=launcher.argv(launch),
         environment=(("LABCTL_RUN_ID", run_id),),
-        files=launcher.files(launch),
+        files=(*launcher.files(launch), *config),
         timeout=timeout,
         directory=directory,
     )
-    return _with_rank_script(lab, job)
+    folder = script_directory or f"{lab.project_path}/workloads/{workload.directory.name}"
+    return replace(job, files=(*job.files, render.render_program(lab, job, folder)))
 
 
-def choose(lab: Lab, entries: tuple[tuple[str, int], ...], hostfile: str = "hostfile") -> tuple[Node, ...]:
-    """The lab's nodes that a hostfile names, in its order, with its slots; all of them for an empty one."""
-    from dataclasses import replace
+def choose(
+    lab: Lab,
+    entries: tuple[tuple[str, int], ...] = (),
+    source: str = "hostfile",
+    *,
+    include: str = "",
+    exclude: str = "",
+) -> tuple[tuple[Node, tuple[int, ...]], ...]:
+    """The lab's nodes that a hostfile names (all of them for an empty one), in its order, with the slots to use.
 
+    Raises ConfigError when the hostfile names a node or slots that the lab does not have.
+    """
     known = {node.name: node for node in lab.nodes}
     for name, slots in entries:
         if name not in known:
-            raise ConfigError(f"{hostfile}: lab {lab.name} has no node `{name}`", hint=f"it has {', '.join(known)}")
+            raise ConfigError(f"{source}: lab {lab.name} has no node `{name}`", hint=f"it has {', '.join(known)}")
         if slots > known[name].slots:
-            raise ConfigError(f"{hostfile}: {name} has {known[name].slots} slots, not {slots}")
-    return tuple(replace(known[name], slots=slots) for name, slots in entries) or lab.nodes
+            raise ConfigError(f"{source}: {name} has {known[name].slots} slots, not {slots}")
+    entries = entries or tuple((node.name, node.slots) for node in lab.nodes)
+    return tuple((known[name], slots) for name, slots in hostfile.select(entries, include, exclude))
 
 
-def _with_rank_script(lab: Lab, job: Job) -> Job:
-    from dataclasses import replace
-
-    workload = job.workload
-    script = render.render_rank(
-        job,
-        directory=job.directory,
-        script_directory=f"{lab.project_path}/workloads/{workload.directory.name}",
-        command=("python", "-u", workload.script, *workload.arguments),
-        variables=workload.environment,
-    )
-    return replace(job, files=(*job.files, File(path="rank.sh", content=script, mode=0o755)))
+def configure(lab: Lab, workload: Workload, ranks: int, where: str) -> tuple[File, ...]:
+    """DeepSpeed's configuration for so many ranks as a file, where the workload has one."""
+    if workload.deepspeed is None:
+        return ()
+    complete = deepspeed_config.complete(workload.deepspeed, ranks=ranks, accelerator=lab.accelerator, where=where)
+    return (File(path=CONFIG, content=json.dumps(complete, indent=2) + "\n", mode=0o644),)

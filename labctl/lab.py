@@ -8,7 +8,7 @@ from pathlib import Path
 
 from labctl import accelerators
 from labctl.errors import HostError
-from labctl.model import Accelerator, Host, Lab, Limits, Mount, Node, Pairs, Secret
+from labctl.model import INTERFACE, Accelerator, Host, Lab, Limits, Mount, Node, Pairs, Secret
 from labctl.settings import Settings
 
 
@@ -101,7 +101,9 @@ def environment(settings: Settings, project: str) -> Pairs:
         "HF_DATASETS_CACHE": f"{project}/.cache/datasets",
         "TORCH_EXTENSIONS_DIR": "/home/lab/.cache/torch_extensions",
         "TRITON_CACHE_DIR": "/home/lab/.cache/triton",
-        "GLOO_SOCKET_IFNAME": "eth0",
+        "GLOO_SOCKET_IFNAME": INTERFACE,
+        "OMPI_MCA_btl_tcp_if_include": INTERFACE,
+        "OMPI_MCA_oob_tcp_if_include": INTERFACE,
         "PYTHONUNBUFFERED": "1",
     }
     if settings.secret("HF_TOKEN"):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 Accelerator = Literal["cpu", "nvidia", "habana", "intel"]
 Pairs = tuple[tuple[str, str], ...]
+# The lab's network as a container sees it.
+INTERFACE = "eth0"
 
 
 class Secret(str):
@@ -123,6 +126,8 @@ class Lab:
     hidden: tuple[Secret, ...] = ()
     """Values that no record may show."""
 
+    interface: str = INTERFACE
+
     def host(self, name: str) -> Host:
         return next(host for host in self.hosts if host.name == name)
 
@@ -173,8 +178,16 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cache:
+    """What can be fetched before a run: names of models and datasets on the hub."""
+
+    models: tuple[str, ...] = ()
+    datasets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What is run: a script with its arguments under a launcher program, and how to judge it."""
+    """What is run: a script, in its directory or by absolute path, under a launcher; and how to judge it."""
 
     name: str
     describe: str
@@ -189,6 +202,14 @@ class Workload:
     """Seconds."""
     metrics: tuple[Metric, ...]
     criteria: tuple[Criterion, ...]
+    launcher_arguments: tuple[str, ...] = ()
+    image: str = ""
+    prepare: str = ""
+    """A script that one rank of each node runs before the ranks start."""
+    inputs: Pairs = ()
+    """Arguments that are paths on the host, and what must be there: directory, file or model."""
+    deepspeed: Mapping[str, Any] | None = None
+    cache: Cache = Cache()
     memory: Memory | None = None
 
 

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import shlex
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from labctl import keys, lab, limits, lock, render
+from labctl import keys, lab, limits, lock, render, resources
 from labctl.containers import Observed
 from labctl.context import Context
 from labctl.engines.local import LocalEngine
 from labctl.errors import ConfigError, HostError
 from labctl.files import make_private, write_all
-from labctl.model import File, Lab
+from labctl.model import File, Lab, Workload
 from labctl.observe import observe
 from labctl.plan import ComposeUp, Plan, RemoveContainers
 from labctl.settings import Settings
+
+# What the names of labctl's own images begin with.
+OWN = "labctl/"
+Ask = Callable[[str], bool]
 
 
 def load_lab(context: Context, found: Settings, engine: LocalEngine | None = None, *, anew: bool = False) -> Lab:
@@ -31,21 +36,45 @@ def image_name(found: Settings) -> str:
     return found.text("LAB_IMAGE") or f"labctl/{observe(found.text('LAB_ACCELERATOR'))[0]}"
 
 
+def for_workload(found: Settings, task: Workload) -> Settings:
+    """The settings with the image that a workload needs, unless they name one themselves."""
+    if not task.image or found.text("LAB_IMAGE"):
+        return found
+    return found.with_value("LAB_IMAGE", f"{OWN}{task.image}", origin=f"workload {task.name}")
+
+
+def own_image(image: str) -> str:
+    """The name of labctl's own Dockerfile for an image, empty for anybody else's."""
+    name = image.removeprefix(OWN)
+    return name if image.startswith(OWN) and resources.path("docker", f"{name}.Dockerfile").is_file() else ""
+
+
 def ensure_image(context: Context, found: Settings, engine: LocalEngine) -> None:
     """Build the lab's image when it is not there; say so when it was built from other files than these."""
     image = image_name(found)
+    own = own_image(image)
     if engine.image_id(image) is None:
-        if found.text("LAB_IMAGE"):
+        if not own:
             raise HostError(f"there is no image {image}", hint=f"docker pull {image}, or unset LAB_IMAGE")
         context.notice(f"image {image} is not there yet: building it (minutes, once)")
         build_image(context, found)
-    elif not found.text("LAB_IMAGE"):
+    elif own:
         from labctl import build
 
-        if build.is_stale(engine.image_labels(image), image.removeprefix("labctl/")):
+        if build.is_stale(engine.image_labels(image), own):
             context.warn(
                 f"image {image} was built from other files than labctl's own now; `labctl build` makes it anew"
             )
+
+
+def offer(task: Workload, image: str, engine: LocalEngine, ask: Ask | None) -> None:
+    """Ask whether the lab may be brought up with the image that a workload needs; HostError unless it is agreed."""
+    missing = engine.image_id(image) is None
+    lacking = f"{task.name} needs image {image}, which {'is not there' if missing else 'the lab does not run'}"
+    offered = "build it (minutes, once) and bring the lab up with it?" if missing else "bring the lab up with it?"
+    if ask is None or not ask(f"{lacking}; {offered}"):
+        command = f"labctl up --workload {task.name}"
+        raise HostError(lacking, hint=f"labctl build --workload {task.name} && {command}" if missing else command)
 
 
 def build_image(context: Context, found: Settings, *, update_lock: bool = False) -> dict[str, Any]:
@@ -115,14 +144,26 @@ def require_own(context: Context, name: str, observed: Observed) -> None:
             raise HostError(f"lab `{name}` belongs to {owner}", hint=hint)
 
 
-def prepare(lab: Lab) -> None:
-    """Keys and secrets, which no plan shows; what removed nodes had is removed with them."""
+def prepare(lab: Lab, image_id: str | None) -> None:
+    """Keys, secrets and caches, which no plan shows; what removed nodes had is removed with them."""
     keys.ensure(lab)
     write_secrets(lab)
+    prepare_caches(lab, image_id)
     kept = {node.name for node in lab.nodes}
     for path in (lab.directory / ".lab/nodes").iterdir():
         if path.name not in kept:
             shutil.rmtree(path)
+
+
+def prepare_caches(lab: Lab, image_id: str | None) -> None:
+    """Each node's own cache of compiled operators, emptied where another image filled it: they fit only their torch."""
+    for node in lab.nodes:
+        path = lab.directory / render.cache_directory(node.name)
+        marker = path / "image"
+        if path.is_dir() and (not marker.is_file() or marker.read_text(encoding="utf-8") != image_id):
+            shutil.rmtree(path)
+        make_private(path)
+        marker.write_text(image_id or "", encoding="utf-8")
 
 
 def write_secrets(lab: Lab) -> tuple[str, ...]:

@@ -59,6 +59,14 @@ def node_directory(node: str) -> str:
     return f".lab/nodes/{node}"
 
 
+def cache_directory(node: str) -> str:
+    """Where a node keeps the kernels and operators that were compiled on it, relative to the lab directory.
+
+    Each node has its own: one shared by all leaves them waiting for each other's locks.
+    """
+    return f".lab/cache/{node}"
+
+
 def compose_path(node: str) -> str:
     return f"{node_directory(node)}/compose.yml"
 
@@ -101,6 +109,7 @@ def fingerprint(content: str) -> str:
 def worker(lab: Lab, node: Node, host: Host) -> Service:
     cores = len(node.cpuset or host.cpus)
     threads = ("OMP_NUM_THREADS", str(max(1, cores // node.slots)))
+    cache = Mount(source=str(lab.directory / cache_directory(node.name)), target="/home/lab/.cache")
     return Service(
         name=node.name,
         role="worker",
@@ -109,7 +118,7 @@ def worker(lab: Lab, node: Node, host: Host) -> Service:
         environment=environment(lab, host, (*node.devices.environment, threads)),
         capabilities=(*SSHD_CAPABILITIES, *node.devices.cap_add),
         devices=node.devices,
-        mounts=(*lab.mounts, *node.devices.mounts, ssh_mount(lab, f"{node_directory(node.name)}/ssh")),
+        mounts=(*lab.mounts, *node.devices.mounts, cache, ssh_mount(lab, f"{node_directory(node.name)}/ssh")),
         secrets=secret_paths(lab, node.name),
     )
 
@@ -155,12 +164,27 @@ def limits(lab: Lab) -> list[tuple[str, int]]:
     return [(name, value) for name, value in wanted if value is not None]
 
 
-def render_rank(job: Job, directory: str, script_directory: str, command: tuple[str, ...], variables: Pairs) -> str:
-    """The script that every rank of a run executes."""
-    script: str = _template("rank.sh.j2").render(
-        job=job, directory=directory, script_directory=script_directory, command=command, environment=variables
+def render_program(lab: Lab, job: Job, script_directory: str) -> File:
+    """The script that every rank of a run executes; of a workload that starts its ranks itself, the launcher."""
+    workload = job.workload
+    name = "start.sh.j2" if workload.launcher == "own" else "rank.sh.j2"
+    content: str = _template(name).render(
+        job=job,
+        script_directory=script_directory,
+        command=(*command(workload.script), *workload.arguments),
+        prepare=command(workload.prepare) if workload.prepare else (),
+        environment=workload.environment,
+        master_port=lab.master_port,
+        ssh_port=lab.ssh_port,
     )
-    return script
+    return File(path="rank.sh", content=content, mode=0o755)
+
+
+def command(script: str) -> tuple[str, ...]:
+    """How a script is started: Python by the image's own interpreter, anything else by itself."""
+    if script.endswith(".py"):
+        return ("python", "-u", script)
+    return (script if "/" in script else f"./{script}",)
 
 
 @lru_cache(maxsize=4096)

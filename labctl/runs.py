@@ -8,15 +8,33 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from labctl import execute, fit, host, hostfile, job, launchers, lock, metrics, plan, record, render, store, workload
+from labctl import (
+    deepspeed_config,
+    execute,
+    fit,
+    host,
+    hostfile,
+    inputs,
+    job,
+    launchers,
+    lock,
+    metrics,
+    plan,
+    record,
+    render,
+    store,
+    workload,
+)
 from labctl.containers import Observed
 from labctl.context import Context
 from labctl.engines.local import LocalEngine
 from labctl.errors import ConfigError, HostError
-from labctl.model import Criterion, Job, Lab, Rank, Result, Verdict, Workload
+from labctl.model import Criterion, Job, Lab, Pairs, Rank, Result, Verdict, Workload
 from labctl.settings import Settings
 from labctl.supervise import Ended, supervise
 from labctl.verdict import judge
+
+DEEPSPEED = "deepspeed."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,42 +44,97 @@ class RunOptions:
     rehearse: bool = False
     timeout: float | None = None
     expect: tuple[Criterion, ...] = ()
-    arguments: tuple[str, ...] = ()
+    arguments: Pairs = ()
+    """``key, value``: the script gets ``--key value``; ``deepspeed.key`` is a key of DeepSpeed's configuration."""
+    launcher: str = ""
+    launcher_arguments: tuple[str, ...] = ()
+    script: Path | None = None
+    deepspeed_config: Path | None = None
     hostfile: Path | None = None
+    include: str = ""
+    exclude: str = ""
     dry_run: bool = False
 
 
-def build_job(lab: Lab, name: str, options: RunOptions, now: datetime) -> Job:
-    """The declared workload with this run's own arguments, criteria and nodes, as a job with a new id."""
-    chosen = choose_workload(lab.directory, name, options)
-    entries = read_hostfile(options.hostfile)
-    return job.build(
-        lab,
-        chosen,
-        store.new_id(name, now),
-        entries,
-        options.timeout or chosen.timeout,
-        hostfile=str(options.hostfile or "hostfile"),
-    )
-
-
 def choose_workload(directory: Path, name: str, options: RunOptions) -> Workload:
-    chosen = workload.load(directory / "workloads", name, launchers.names(), rehearse=options.rehearse)
+    """The declared workload with what a person changes of it for this run."""
+    chosen = workload.load(directory / "workloads", name, launchers.known(), rehearse=options.rehearse)
     known = {metric.name for metric in chosen.metrics}
     for criterion in options.expect:
         if criterion.metric not in known:
             hint = f"it has {', '.join(sorted(known))}"
             raise ConfigError(f"--expect: {name} has no metric `{criterion.metric}`", hint=hint)
-    arguments = (*chosen.arguments, *options.arguments)
-    return replace(chosen, arguments=arguments, criteria=(*chosen.criteria, *options.expect))
+    launchers.get(options.launcher or chosen.launcher)
+    words = (word for key, value in options.arguments if not _of_deepspeed(key) for word in (f"--{key}", value))
+    return replace(
+        chosen,
+        arguments=(*chosen.arguments, *words),
+        criteria=(*chosen.criteria, *options.expect),
+        launcher=options.launcher or chosen.launcher,
+        # Another launcher would not know the words that were declared for this one.
+        launcher_arguments=(*(() if options.launcher else chosen.launcher_arguments), *options.launcher_arguments),
+        script=str(options.script.absolute()) if options.script else chosen.script,
+        deepspeed=choose_config(chosen, options),
+    )
+
+
+def choose_config(chosen: Workload, options: RunOptions) -> deepspeed_config.Config | None:
+    """DeepSpeed's configuration: the workload's own or a person's file, with the keys that are set for this run."""
+    config = chosen.deepspeed
+    if options.deepspeed_config:
+        where = str(options.deepspeed_config)
+        config = deepspeed_config.parse(read_text(options.deepspeed_config), where)
+        deepspeed_config.check_keys(config, where)
+    for key, value in options.arguments:
+        if _of_deepspeed(key):
+            config = deepspeed_config.assign(config or {}, key.removeprefix(DEEPSPEED), value)
+    if config is not None and chosen.deepspeed is None:
+        raise ConfigError(
+            f"{chosen.name} takes no DeepSpeed configuration",
+            hint=f"{chosen.declared} declares no `deepspeed` section; `labctl workloads` lists the others",
+        )
+    return config
+
+
+def _of_deepspeed(key: str) -> bool:
+    return key.startswith(DEEPSPEED)
+
+
+def build_job(lab: Lab, task: Workload, options: RunOptions, now: datetime) -> Job:
+    """The workload on the nodes that are asked for, as a job with a new id; its inputs are checked on the host."""
+    chosen = job.choose(
+        lab,
+        read_hostfile(options.hostfile),
+        str(options.hostfile or "hostfile"),
+        include=options.include,
+        exclude=options.exclude,
+    )
+    run_id = store.new_id(task.name, now)
+    task = inputs.resolve(lab, task)
+    task, folder, copied = inputs.place_script(lab, task, f"{lab.project_path}/runs/{run_id}")
+    built = job.build(
+        lab,
+        task,
+        run_id,
+        chosen,
+        options.timeout or task.timeout,
+        script_directory=folder,
+        config_source=str(options.deepspeed_config or task.declared),
+    )
+    return replace(built, files=(*built.files, *copied))
 
 
 def read_hostfile(path: Path | None) -> tuple[tuple[str, int], ...]:
     """The entries of a hostfile; none for no file. A file that is not there is an error, never a local run."""
     if path is None:
         return ()
+    return hostfile.parse(read_text(path), str(path))
+
+
+def read_text(path: Path) -> str:
+    """A person's file; ConfigError where it cannot be read."""
     try:
-        return hostfile.parse(path.read_text(encoding="utf-8"), str(path))
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot read it: {error}") from error
 
@@ -80,12 +153,16 @@ def why_not_fit(lab: Lab, task: Job, limit: int) -> str | None:
     return f"{task.workload.name} {reason}; --rehearse runs the same path shrunk" if reason else None
 
 
-def require_up(lab: Lab, task: Job, observed: Observed) -> None:
-    """HostError unless the launcher and every node of the run are there, as the settings and the image now say."""
+def not_up(lab: Lab, task: Job, observed: Observed) -> list[tuple[str, str]]:
+    """The containers of a run that are not there as the settings and the image now say, with the reason."""
     concerned = {render.LAUNCHER, *(node.name for node in task.nodes)}
-    for name, why in plan.not_current(lab, render.render(lab), observed):
-        if name in concerned:
-            raise HostError(f"lab {lab.name} is not up as its settings say: {name}: {why}", hint="labctl up", node=name)
+    return [one for one in plan.not_current(lab, render.render(lab), observed) if one[0] in concerned]
+
+
+def require_up(lab: Lab, task: Job, observed: Observed) -> None:
+    """HostError unless the launcher and every node of the run are there."""
+    for name, why in not_up(lab, task, observed):
+        raise HostError(f"lab {lab.name} is not up as its settings say: {name}: {why}", hint="labctl up", node=name)
 
 
 def end_orphans(context: Context, lab: Lab, engine: LocalEngine) -> None:

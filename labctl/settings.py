@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os.path import lexists
 from pathlib import Path
 from typing import get_args
@@ -167,6 +167,9 @@ class Settings:
     def origin(self, key: str) -> str:
         """``default``, ``.env:3``, ``environment`` or ``flag``."""
         return self.found[key].origin
+
+    def with_value(self, key: str, value: str, origin: str) -> Settings:
+        return replace(self, found={**self.found, key: Found(key, value, origin)})
 
     def rows(self) -> tuple[tuple[str, str, str], ...]:
         """Key, value fit to be shown, and origin of everything in force."""

@@ -103,6 +103,18 @@ class Value:
             raise self.error(f"unknown {self.name} `{text}`", hint=hint_for(text, known))
         return text
 
+    def data(self) -> Any:
+        """The value as plain data; a number such as 1e-5, which YAML 1.1 takes for text, is a number."""
+        if self.node.id == "mapping":
+            return {name: value.data() for name, value in self.entries().items()}
+        if self.node.id == "sequence":
+            return [item.data() for item in self.items()]
+        import yaml
+
+        value = yaml.SafeLoader("").construct_object(self.node)
+        number = finite(value) if isinstance(value, str) and self.node.style is None else None
+        return value if number is None else number
+
     def _must_be(self, kind: str) -> None:
         if self.node.id != kind:
             raise self.error(f"`{self.name}` must be {_KINDS[kind]}, not {_KINDS[self.node.id]}")

@@ -74,7 +74,8 @@ def job(
     **changes: Any,
 ) -> Job:
     """A run of the workload, changed so, on the lab."""
-    return jobs.build(of or lab(), workload(**changes), run_id, entries, timeout)
+    of = of or lab()
+    return jobs.build(of, workload(**changes), run_id, jobs.choose(of, entries), timeout)
 
 
 def container(name: str, /, **changes: Any) -> Container:

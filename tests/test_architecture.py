@@ -16,20 +16,22 @@ PACKAGE = Path(__file__).parents[1] / "labctl"
 # From the lowest ring to the highest: a module imports from its own ring and from those below it.
 RINGS: tuple[tuple[str, ...], ...] = (
     ("model", "errors", "containers"),
-    ("dotenv", "yamlfile", "hostfile", "workload", "settings", "metrics", "verdict", "fit", "accelerators",
+    ("dotenv", "yamlfile", "hostfile", "workload", "workload_fields", "deepspeed_config",
+     "settings", "metrics", "verdict", "fit", "accelerators",
      "launchers", "resources", "host", "apt"),
     ("context", "observe", "lab", "render", "job", "plan"),
     ("shell", "files", "lock", "keys", "store", "report", "output", "initialise"),
     ("engines",),
     ("execute",),
     ("supervise", "limits", "record", "prerequisites", "sources", "base_image", "build", "setup", "doctor"),
-    ("prepare", "runs"),
+    ("inputs", "prepare", "runs"),
     ("flows",),
     ("cli",),
 )  # fmt: skip
 RING = {name: number for number, ring in enumerate(RINGS) for name in ring}
 # Data in, data out: what stands left of the plan.
-PURE = ("model", "errors", "yamlfile", "hostfile", "settings", "metrics", "verdict", "fit", "launchers", "lab",
+PURE = ("model", "errors", "yamlfile", "hostfile", "deepspeed_config", "workload_fields", "settings",
+        "metrics", "verdict", "fit", "launchers", "lab",
         "render", "job", "plan")  # fmt: skip
 HEAVY = {"docker", "python_on_whales", "jinja2", "yaml", "cryptography", "typer", "requests"}
 MODULES = sorted(PACKAGE.rglob("*.py"))

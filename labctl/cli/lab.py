@@ -34,10 +34,14 @@ def build_command(
 
 
 def up_command(
-    directory: Directory = HERE, setting: Setting = None, dry_run: DryRun = False, json: Json = False
+    directory: Directory = HERE,
+    workload: Annotated[str, typer.Option(metavar="NAME", help="With the image that this workload needs.")] = "",
+    setting: Setting = None,
+    dry_run: DryRun = False,
+    json: Json = False,
 ) -> None:
     with answering(as_json=json) as output:
-        document = flows.up(context(directory, output, setting), dry_run=dry_run)
+        document = flows.up(context(directory, output, setting), workload=workload, dry_run=dry_run)
         show(output, document, lambda: plan_text(document) if dry_run else status_text(document))
 
 

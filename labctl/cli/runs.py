@@ -12,12 +12,13 @@ from labctl import flows, launchers, runs, store, workload
 from labctl.cli.common import HERE, Directory, DryRun, Json, Setting, answering, context, pairs, show
 from labctl.errors import ConfigError
 from labctl.output import quantity, result_text, table
+from labctl.workload_fields import parse_duration, parse_expectation
 
 
 def complete_workload(incomplete: str) -> list[str]:
     """Names for the shell's completion."""
     try:
-        known, _ = workload.list_all(Path("workloads"), launchers.names())
+        known, _ = workload.list_all(Path("workloads"), launchers.known())
     except ConfigError:
         return []
     return [one.name for one in known if one.name.startswith(incomplete)]
@@ -25,7 +26,7 @@ def complete_workload(incomplete: str) -> list[str]:
 
 def workloads_command(directory: Directory = HERE, json: Json = False) -> None:
     with answering(as_json=json) as output:
-        known, errors = workload.list_all(directory.resolve() / "workloads", launchers.names())
+        known, errors = workload.list_all(directory.resolve() / "workloads", launchers.known())
         for error in errors:
             output.error(error) if not json else None
         document = {
@@ -50,9 +51,26 @@ def run_command(
     timeout: Annotated[str | None, typer.Option(help="Time limit, e.g. 90s, 20m, 2h.")] = None,
     expect: Annotated[list[str] | None, typer.Option(help="A criterion, e.g. 'throughput>=600'.")] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Give the script --KEY VALUE.")
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Give the script --KEY VALUE; deepspeed.KEY is one of DeepSpeed's."
+        ),
+    ] = None,
+    launcher: Annotated[
+        str, typer.Option(metavar="NAME[:WAY]", help="Another launcher, e.g. mpirun or horovod:mpi.")
+    ] = "",
+    launcher_arg: Annotated[
+        list[str] | None, typer.Option(metavar="WORD", help="One word for the launcher itself; repeat it.")
+    ] = None,
+    script: Annotated[
+        Path | None, typer.Option(help="A script of your own, unmodified, in the workload's place.")
+    ] = None,
+    deepspeed_config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="DeepSpeed's configuration in the workload's place.")
     ] = None,
     hostfile: Annotated[Path | None, typer.Option(help="Nodes and slots to use; all by default.")] = None,
+    include: Annotated[str, typer.Option(metavar="NODES", help="Use only these, e.g. worker-0@worker-1:0,2.")] = "",
+    exclude: Annotated[str, typer.Option(metavar="NODES", help="Use all but these.")] = "",
     setting: Setting = None,
     dry_run: DryRun = False,
     json: Json = False,
@@ -60,13 +78,20 @@ def run_command(
     with answering(as_json=json) as output:
         options = runs.RunOptions(
             rehearse=rehearse,
-            timeout=workload.parse_duration(timeout) if timeout else None,
-            expect=tuple(map(workload.parse_expectation, expect or [])),
-            arguments=tuple(word for key, value in pairs(set_ or [], "--set").items() for word in (f"--{key}", value)),
+            timeout=parse_duration(timeout) if timeout else None,
+            expect=tuple(map(parse_expectation, expect or [])),
+            arguments=tuple(pairs(set_ or [], "--set").items()),
+            launcher=launcher,
+            launcher_arguments=tuple(launcher_arg or ()),
+            script=script,
+            deepspeed_config=deepspeed_config,
             hostfile=hostfile,
+            include=include,
+            exclude=exclude,
             dry_run=dry_run,
         )
-        document = flows.run(context(directory, output, setting), name, options)
+        ask = (lambda question: typer.confirm(question, err=True)) if sys.stdin.isatty() and not json else None
+        document = flows.run(context(directory, output, setting), name, options, ask)
         show(
             output,
             document,

@@ -1,6 +1,8 @@
 """Launcher programs: one module each; a new file is a new launcher.
 
-Each module has ``argv(plan) -> the launcher's command`` and ``files(plan) -> what it reads``; both are pure.
+Each module has ``WAYS`` (the first is the usual one; ``horovod:mpi`` asks for another), ``OPTIONS`` (what a person may
+add, with the number of values of each), ``RESERVED`` (what labctl sets itself), and three pure functions: ``check``
+refuses what the program cannot do, ``argv`` is its command, ``files`` is what it reads.
 The program that it starts on every rank is one script, ``rank.sh``, so that nothing a person wrote passes
 through a launcher's own quoting.
 """
@@ -8,7 +10,9 @@ through a launcher's own quoting.
 from __future__ import annotations
 
 import pkgutil
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Protocol, cast
 
@@ -28,12 +32,29 @@ class Launch:
     """What each rank executes."""
     master_port: int
     ssh_port: int
+    interface: str
+    """The lab's network interface, by its name in the containers."""
     variables: Pairs
     """What must be in the environment on every node before the program starts; no blanks in the values."""
+    way: str = ""
+    options: tuple[str, ...] = ()
+    """Words that a person adds to the launcher's own."""
+    include: str = ""
+    """Slots by number, ``worker-0:1@worker-1:0,2``, where they are not the first ones of each node."""
+
+    @property
+    def ranks(self) -> int:
+        return sum(slots for _, slots in self.entries)
 
 
 class LauncherModule(Protocol):
     """What a module in this package offers."""
+
+    WAYS: tuple[str, ...]
+    OPTIONS: Mapping[str, int]
+    RESERVED: Mapping[str, int]
+
+    def check(self, launch: Launch) -> None: ...
 
     def argv(self, launch: Launch) -> tuple[str, ...]: ...
 
@@ -45,8 +66,58 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
 
 
-def get(name: str) -> LauncherModule:
-    """The module of a launcher; ConfigError lists the known ones."""
+def known() -> tuple[str, ...]:
+    """Every launcher, and every other way of one: ``horovod``, ``horovod:mpi``."""
+    return tuple(
+        name if index == 0 else f"{name}:{way}" for name in names() for index, way in enumerate(get(name).WAYS)
+    )
+
+
+def get(text: str) -> LauncherModule:
+    """The module of a launcher, whichever its way; ConfigError lists the known ones."""
+    name, _, way = text.partition(":")
     if name not in names():
-        raise ConfigError(f"unknown launcher `{name}`", hint=f"known: {', '.join(names())}")
-    return cast(LauncherModule, import_module(f"{__name__}.{name}"))
+        raise ConfigError(f"unknown launcher `{text}`", hint=f"known: {', '.join(known())}")
+    module = cast(LauncherModule, import_module(f"{__name__}.{name}"))
+    if way and way not in module.WAYS:
+        raise ConfigError(f"unknown launcher `{text}`", hint=f"{name} has {', '.join(module.WAYS)}")
+    return module
+
+
+def way(text: str) -> str:
+    """The way that ``horovod:mpi`` asks for; the launcher's usual one for ``horovod``."""
+    return text.partition(":")[2] or get(text).WAYS[0]
+
+
+def check(text: str, launch: Launch) -> None:
+    """ConfigError for options that the launcher does not know or labctl sets, and for what the launcher cannot do."""
+    module = get(text)
+    check_options(text.partition(":")[0], launch.options, module.OPTIONS, module.RESERVED)
+    module.check(launch)
+
+
+def check_options(launcher: str, words: Iterable[str], options: Mapping[str, int], reserved: Mapping[str, int]) -> None:
+    """Walk over the words: each option is known and has its values; ``--name=value`` counts as one word."""
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        name, equals, _ = word.partition("=")
+        if name in reserved:
+            raise ConfigError(f"{launcher} option `{name}` is set by labctl", hint="leave it out of the arguments")
+        if name not in options:
+            near = get_close_matches(name, options, n=1)
+            hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(sorted(options)) or 'none'}"
+            raise ConfigError(f"unknown {launcher} option `{word}`", hint=hint)
+        values = 0 if equals else options[name]
+        if len(left) < values:
+            raise ConfigError(f"{launcher} option `{name}` needs {values} value{'s' * (values > 1)}")
+        del left[:values]
+
+
+def first_slots_only(launcher: str, launch: Launch) -> None:
+    """ConfigError where slots are asked for by number: only DeepSpeed's own launcher can place ranks so."""
+    if launch.include:
+        raise ConfigError(
+            f"{launcher} takes the first slots of a node; it cannot take `{launch.include}`",
+            hint="leave out the slot numbers, or use --launcher deepspeed",
+        )

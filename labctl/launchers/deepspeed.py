@@ -1,29 +1,60 @@
-"""DeepSpeed's launcher over pdsh.
+"""DeepSpeed's launcher, over pdsh or over Open MPI.
 
 Facts from deepspeed/launcher/{runner,multinode_runner}.py: a hostfile that is missing means a silent local run, one
 host alone is started locally unless ``--force_multi``, and ``.deepspeed_env`` is read from the current directory with
-``line.split('=')``, so it may hold neither blank lines nor comments, and its values reach a shell unquoted.
+``line.split('=')``, so it may hold neither blank lines nor comments, and its values reach a shell unquoted. Over
+Open MPI it takes neither ``--include`` nor a port for ssh, which the lab's ssh configuration gives.
 """
 
 from __future__ import annotations
 
+import shlex
+
 from labctl.hostfile import format_hostfile
-from labctl.launchers import Launch
+from labctl.launchers import Launch, first_slots_only
 from labctl.model import File
+
+WAYS = ("pdsh", "openmpi")
+OPTIONS = {
+    "--autotuning": 1,
+    "--bind_core_list": 1,
+    "--bind_cores_to_rank": 0,
+    "--enable_each_rank_log": 1,
+    "--log_level": 1,
+    "--no_ssh_check": 0,
+    "--quiet": 0,
+    "--save_pid": 0,
+    "--venv_script": 1,
+}
+RESERVED = dict.fromkeys(
+    ("--hostfile", "-H", "--include", "-i", "--exclude", "-e", "--num_nodes", "--num_gpus", "--master_addr",
+     "--master_port", "--ssh_port", "--launcher", "--launcher_args", "--force_multi", "--no_python",
+     "--no_local_rank", "--module"), 1,
+)  # fmt: skip
+
+
+def check(launch: Launch) -> None:
+    """Over Open MPI slots cannot be chosen by number."""
+    if launch.way == "openmpi":
+        first_slots_only("deepspeed:openmpi", launch)
 
 
 def argv(launch: Launch) -> tuple[str, ...]:
     """The command for the launcher container, to be run in the run's directory."""
+    mpi = ("--launcher_args", shlex.join(_mpirun_options(launch))) if launch.way == "openmpi" else ()
     return (
         "deepspeed",
         "--hostfile", f"{launch.directory}/hostfile",
+        *(("--include", launch.include) if launch.include else ()),
         "--master_addr", launch.entries[0][0],
         "--master_port", str(launch.master_port),
         "--ssh_port", str(launch.ssh_port),
-        "--launcher", "pdsh",
+        "--launcher", launch.way,
         "--force_multi",
         "--no_python",
         "--no_local_rank",
+        *mpi,
+        *launch.options,
         launch.program,
     )  # fmt: skip
 
@@ -35,3 +66,13 @@ def files(launch: Launch) -> tuple[File, ...]:
         File(path="hostfile", content=format_hostfile(launch.entries), mode=0o644),
         File(path=".deepspeed_env", content=variables, mode=0o644),
     )
+
+
+def _mpirun_options(launch: Launch) -> tuple[str, ...]:
+    """What DeepSpeed does not tell mpirun; workers hold no private key, so the launcher starts all daemons."""
+    return (
+        "--allow-run-as-root", "--tag-output", "--bind-to", "none",
+        "--mca", "plm_rsh_no_tree_spawn", "1",
+        "--mca", "btl_tcp_if_include", launch.interface,
+        "--mca", "oob_tcp_if_include", launch.interface,
+    )  # fmt: skip

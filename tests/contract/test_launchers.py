@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,19 +13,30 @@ from labctl import hostfile, launchers
 from labctl.errors import ConfigError
 from labctl.launchers import Launch
 
-NAMES = launchers.names()
+NAMES = launchers.known()
 LAUNCH = Launch(
     entries=(("worker-1", 4), ("worker-0", 2)),
     directory="/workspace/runs/r1",
     program="/workspace/runs/r1/rank.sh",
     master_port=29600,
     ssh_port=3022,
+    interface="lab0",
     variables=(("LABCTL_RUN_ID", "r1"),),
 )
 
 
-def test_there_is_a_launcher() -> None:
-    assert "deepspeed" in NAMES
+def launch(name: str, **changes: Any) -> Launch:
+    return replace(LAUNCH, way=launchers.way(name), entries=(("worker-1", 2), ("worker-0", 2)), **changes)
+
+
+def argv(name: str, **changes: Any) -> tuple[str, ...]:
+    return launchers.get(name).argv(launch(name, **changes))
+
+
+def test_all_launchers_are_known_with_their_ways() -> None:
+    assert NAMES == (
+        "deepspeed", "deepspeed:openmpi", "horovod", "horovod:mpi", "impi", "mpirun", "own", "torchrun",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["slurm", "", "../deepspeed", "__init__"])
@@ -35,55 +47,130 @@ def test_unknown_name_lists_the_known(name: str) -> None:
     assert caught.value.hint == f"known: {', '.join(NAMES)}"
 
 
+def test_an_unknown_way_lists_the_known() -> None:
+    with pytest.raises(ConfigError) as caught:
+        launchers.get("horovod:nccl")
+    assert caught.value.hint == "horovod has gloo, mpi"
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_module_keeps_the_protocol(name: str) -> None:
     module = launchers.get(name)
-    assert list(inspect.signature(module.argv).parameters) == ["launch"]
-    assert list(inspect.signature(module.files).parameters) == ["launch"]
+    for function in (module.check, module.argv, module.files):
+        assert list(inspect.signature(function).parameters) == ["launch"]
+    assert not module.OPTIONS.keys() & module.RESERVED.keys()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_module_is_pure(name: str) -> None:
-    module, before = launchers.get(name), copy.deepcopy(LAUNCH)
-    assert module.argv(LAUNCH) == module.argv(LAUNCH)
-    assert module.files(LAUNCH) == module.files(LAUNCH)
-    assert before == LAUNCH
+    module, given, before = launchers.get(name), launch(name), launch(name)
+    assert module.argv(given) == module.argv(copy.deepcopy(given))
+    assert module.files(given) == module.files(copy.deepcopy(given))
+    assert before == given
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_command_starts_the_one_program_and_nothing_else(name: str) -> None:
-    argv = launchers.get(name).argv(LAUNCH)
-    assert all(argv)
-    assert argv[-1] == LAUNCH.program
-    assert argv.count(LAUNCH.program) == 1
+    words = argv(name)
+    assert all(words)
+    assert words[-1] == LAUNCH.program
+    assert words.count(LAUNCH.program) == 1
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_files_lie_in_the_runs_directory(name: str) -> None:
-    paths = [file.path for file in launchers.get(name).files(LAUNCH)]
+    paths = [file.path for file in launchers.get(name).files(launch(name))]
+    assert paths
     assert len(paths) == len(set(paths))
     assert not [path for path in paths if path.startswith("/") or ".." in path.split("/")]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_ranks_meet_on_the_first_node_at_the_labs_port(name: str) -> None:
-    argv = launchers.get(name).argv(LAUNCH)
-    assert "worker-1" in " ".join(argv)
-    assert "29600" in " ".join(argv)
-    assert argv != launchers.get(name).argv(replace(LAUNCH, master_port=29601))
+def test_nodes_come_in_the_hostfiles_order_with_their_slots(name: str) -> None:
+    first, second = launchers.get(name).files(launch(name))[0].content.splitlines()
+    assert first in ("worker-1 slots=2", "worker-1:2")
+    assert second in ("worker-0 slots=2", "worker-0:2")
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"own", "torchrun", "deepspeed"}))
+def test_the_labs_interface_is_named(name: str) -> None:
+    assert "lab0" in " ".join(argv(name))
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"own"}))
+def test_an_option_of_the_launcher_reaches_it(name: str) -> None:
+    option, values = next(iter(launchers.get(name).OPTIONS.items()))
+    words = (option, *("1" for _ in range(values)))
+    launchers.check(name, launch(name, options=words))
+    shown = " ".join(argv(name, options=words))
+    assert " ".join(words) in shown
+    assert shown.index(option) < shown.index(LAUNCH.program)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_unknown_option_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"unknown .* option `--no-such-thing`"):
+        launchers.check(name, launch(name, options=("--no-such-thing",)))
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"own"}))
+def test_what_labctl_sets_cannot_be_set(name: str) -> None:
+    for option in launchers.get(name).RESERVED:
+        with pytest.raises(ConfigError, match="set by labctl"):
+            launchers.check(name, launch(name, options=(option, "x")))
+
+
+def test_a_misspelt_option_names_the_nearest() -> None:
+    with pytest.raises(ConfigError) as caught:
+        launchers.check("mpirun", launch("mpirun", options=("--map-to", "node")))
+    assert caught.value.hint == "did you mean `--map-by`?"
+
+
+def test_an_option_without_its_value_is_refused() -> None:
+    with pytest.raises(ConfigError, match="`--mca` needs 2 values"):
+        launchers.check("mpirun", launch("mpirun", options=("--mca", "pml")))
+
+
+# --- torchrun ------------------------------------------------------------------------------------------------
+
+
+def test_torchrun_meets_on_the_first_node_at_the_labs_port() -> None:
+    words = argv("torchrun")
+    assert words[words.index("--master-addr") + 1] == "worker-1"
+    assert words[words.index("--master-port") + 1] == "29600"
+
+
+def test_torchrun_refuses_nodes_with_different_slots() -> None:
+    with pytest.raises(ConfigError) as caught:
+        launchers.check("torchrun", replace(LAUNCH, way="pdsh"))
+    assert "worker-0 has 2, worker-1 has 4" in caught.value.message
+
+
+# --- mpirun --------------------------------------------------------------------------------------------------
+
+
+def test_workers_start_no_daemons_on_other_workers() -> None:
+    for name in ("mpirun", "deepspeed:openmpi", "horovod:mpi"):
+        assert "plm_rsh_no_tree_spawn 1" in " ".join(argv(name))
+
+
+def test_ranks_are_bound_only_as_a_person_asks() -> None:
+    words = argv("mpirun", options=("--bind-to", "core"))
+    assert [words[index + 1] for index, word in enumerate(words) if word == "--bind-to"] == ["core"]
 
 
 # --- deepspeed -----------------------------------------------------------------------------------------------
 
 
-def deepspeed_files(launch: Launch = LAUNCH) -> dict[str, str]:
-    return {file.path: file.content for file in launchers.get("deepspeed").files(launch)}
+def deepspeed_files(given: Launch = LAUNCH) -> dict[str, str]:
+    return {file.path: file.content for file in launchers.get("deepspeed").files(given)}
 
 
 def test_deepspeed_never_runs_locally_by_itself() -> None:
-    argv = launchers.get("deepspeed").argv(replace(LAUNCH, entries=(("worker-0", 1),)))
-    assert "--force_multi" in argv
-    assert argv[argv.index("--hostfile") + 1] == "/workspace/runs/r1/hostfile"
+    for name in ("deepspeed", "deepspeed:openmpi"):
+        words = launchers.get(name).argv(replace(launch(name), entries=(("worker-0", 1),)))
+        assert "--force_multi" in words
+        assert words[words.index("--hostfile") + 1] == "/workspace/runs/r1/hostfile"
 
 
 def test_deepspeed_reads_the_hostfile_as_it_was_meant() -> None:
@@ -91,8 +178,8 @@ def test_deepspeed_reads_the_hostfile_as_it_was_meant() -> None:
 
 
 def test_deepspeeds_environment_is_bare_lines_that_its_reader_can_split() -> None:
-    launch = replace(LAUNCH, variables=(("A", "1"), ("LABCTL_RUN_ID", "r1")))
-    text = deepspeed_files(launch)[".deepspeed_env"]
+    given = replace(LAUNCH, variables=(("A", "1"), ("LABCTL_RUN_ID", "r1")))
+    text = deepspeed_files(given)[".deepspeed_env"]
     # As deepspeed/launcher/runner.py reads it.
     assert [tuple(line.split("=", maxsplit=1)) for line in text.splitlines()] == [("A", "1"), ("LABCTL_RUN_ID", "r1")]
     assert not [line for line in text.splitlines() if not line.strip() or line.startswith("#")]

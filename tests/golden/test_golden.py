@@ -39,9 +39,9 @@ def load_job(folder: Path, of: Lab) -> Job | None:
     if not (folder / "workloads").is_dir():
         return None
     name = next((folder / "workloads").iterdir()).name
-    asked = workload.load(folder / "workloads", name, launchers.names())
+    asked = workload.load(folder / "workloads", name, launchers.known())
     entries = hostfile.parse((folder / "hostfile").read_text(encoding="utf-8"), "hostfile")
-    return job.build(of, asked, f"20260102-150405-{name}-3fa2", entries, asked.timeout)
+    return job.build(of, asked, f"20260102-150405-{name}-3fa2", job.choose(of, entries), asked.timeout)
 
 
 def rendered(folder: Path, scratch: Path) -> dict[str, str]:

@@ -53,9 +53,20 @@ def test_a_lab_whose_directory_was_moved_can_still_be_taken_over(tmp_path: Path)
 
 
 def test_what_nodes_of_before_had_is_removed(tmp_path: Path) -> None:
-    prepare.prepare(lab(3, directory=tmp_path))
-    prepare.prepare(lab(2, directory=tmp_path))
+    prepare.prepare(lab(3, directory=tmp_path), "sha256:1")
+    prepare.prepare(lab(2, directory=tmp_path), "sha256:1")
     assert sorted(path.name for path in (tmp_path / ".lab/nodes").iterdir()) == ["worker-0", "worker-1"]
+
+
+def test_compiled_operators_are_kept_for_the_image_that_compiled_them(tmp_path: Path) -> None:
+    compiled = tmp_path / ".lab/cache/worker-1/torch_extensions/op.so"
+    prepare.prepare(lab(directory=tmp_path), "sha256:1")
+    compiled.parent.mkdir()
+    compiled.touch()
+    prepare.prepare(lab(directory=tmp_path), "sha256:1")
+    assert compiled.exists()
+    prepare.prepare(lab(directory=tmp_path), "sha256:2")
+    assert not compiled.exists()
 
 
 def test_keys_that_are_gone_are_noticed(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from labctl.errors import ConfigError
 from labctl.model import Criterion, Memory, Metric, Workload
-from labctl.workload import list_all, load, load_all, parse_duration, parse_expectation
+from labctl.workload import list_all, load, load_all
+from labctl.workload_fields import parse_duration, parse_expectation
 
 LAUNCHERS = ("deepspeed", "mpirun")
 
@@ -123,13 +124,13 @@ def test_workloads_come_by_folder_then_in_the_order_of_the_file(tmp_path: Path) 
         ("timeout: 30s", "", 1, "workload `broken` has no `timeout`", ""),
         ("describe: prints a line", "", 2, "workload `broken` has no `describe`", ""),
         ("describe: prints a line", "describe:", 1, "`describe` is empty, which YAML reads as null", ""),
-        ("launcher: deepspeed", "", 1, "`workload.yml` has no `launcher`", ""),
+        ("launcher: deepspeed", "", 1, "workload `broken` has no `launcher`", ""),
         ("launcher: deepspeed", "launcher: deepsped", 2, "unknown launcher `deepsped`", "did you mean `deepspeed`?"),
         ("launcher: deepspeed", "launcher: qqq", 2, "unknown launcher `qqq`", "known: deepspeed, mpirun"),
         ("script: train.py", "script: missing.py", 3, "script `missing.py` is not in", ""),
         ("script: train.py", "script: .", 3, "script `.` is not in", ""),
         ("script: train.py", "script: ../../secret.py", 3, "leaves its folder", ""),
-        ("script: train.py", "script: /etc/passwd", 3, "leaves its folder", ""),
+        ("script: train.py", "script: /no/such.py", 3, "script `/no/such.py` is not in", ""),
         ("script: train.py", "script: link.py", 3, "leaves its folder", ""),
         ("script: train.py", "script: train.py: x", 3, "is not YAML: mapping values are not allowed here", ""),
         ("script: train.py", "script: 'train.py", 5, "is not YAML", ""),
@@ -183,7 +184,17 @@ def test_what_is_wrong_is_told_with_its_line(
         ("variants: [a]", 5, "`variants` must be a mapping, not a list"),
         ("variants:\n  a b: {}", 6, "bad workload name `a b`"),
         ("variants:\n  a:", 6, "`a` must be a mapping, not text"),
-        ("variants:\n  a:\n    script: x", 7, "unknown key `script`"),
+        ("variants:\n  a:\n    scrip: x", 7, "unknown key `scrip`"),
+        ("variants:\n  a:\n    script: x", 7, "script `x` is not in"),
+        ("launcher_arguments: --mca", 5, "`launcher_arguments` must be a list, not text"),
+        ("image: Horovod", 5, "bad image `Horovod`"),
+        ("prepare: ../prepare.sh", 5, "leaves its folder"),
+        ("inputs: {data-path: folder}", 5, "unknown data-path `folder`"),
+        ("inputs: {--data-path: directory}", 5, "bad argument name `--data-path`"),
+        ("deepspeed: {train_batch: 8}", 5, "DeepSpeed has no key `train_batch`"),
+        ("deepspeed: {bf16: {enable: true}}", 5, "DeepSpeed has no key `bf16.enable`"),
+        ("cache: {models: [a b]}", 5, "bad name on the hub `a b`"),
+        ("cache: {weights: [a]}", 5, "unknown key `weights`"),
         ("--- \nmore", 5, "is not YAML: but found another document"),
     ],
 )

@@ -1,10 +1,16 @@
 #!/bin/bash
 # What every rank of run 20260102-150405-ask-3fa2 executes. Written by labctl.
-rank=${RANK:-${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-${HOROVOD_RANK:-0}}}}
-world=${WORLD_SIZE:-${OMPI_COMM_WORLD_SIZE:-${PMI_SIZE:-${HOROVOD_SIZE:-1}}}}
-exec > >(exec tee /workspace/runs/20260102-150405-ask-3fa2/ranks/rank-"$rank".log) 2>&1
-trap 'code=$?; [[ $code == 0 ]] || echo "labctl: rank $rank on $HOSTNAME exited with code $code"' EXIT
-echo "labctl: rank $rank of $world on $HOSTNAME"
+export RANK=${RANK:-${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-${HOROVOD_RANK:-0}}}}
+export WORLD_SIZE=${WORLD_SIZE:-${OMPI_COMM_WORLD_SIZE:-${PMI_SIZE:-${HOROVOD_SIZE:-1}}}}
+export LOCAL_RANK=${LOCAL_RANK:-${OMPI_COMM_WORLD_LOCAL_RANK:-${MPI_LOCALRANKID:-${HOROVOD_LOCAL_RANK:-0}}}}
+export LOCAL_WORLD_SIZE=${LOCAL_WORLD_SIZE:-${LOCAL_SIZE:-${OMPI_COMM_WORLD_LOCAL_SIZE:-${MPI_LOCALNRANKS:-${HOROVOD_LOCAL_SIZE:-1}}}}}
+export MASTER_ADDR=${MASTER_ADDR:-worker-2} MASTER_PORT=${MASTER_PORT:-29500}
+# A launcher that hands on its whole environment hands on its own name too.
+node=$(uname -n)
+exec > >(exec tee /workspace/runs/20260102-150405-ask-3fa2/ranks/rank-"$RANK".log) 2>&1
+trap 'code=$?; [[ $code == 0 ]] || echo "labctl: rank $RANK on $node exited with code $code"' EXIT
+echo "labctl: rank $RANK of $WORLD_SIZE on $node"
+export LABCTL_RUN_ID=20260102-150405-ask-3fa2 LABCTL_RUN_DIR=/workspace/runs/20260102-150405-ask-3fa2
 export GREETING='a "b" $HOME'
 export N=1
 cd /workspace/workloads/ask || exit

@@ -1,0 +1,97 @@
+"""Paths that a person names for a run: checked on the host before anything starts, handed on as containers see them."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+from labctl.errors import ConfigError
+from labctl.model import File, Lab, Workload
+
+
+def resolve(lab: Lab, workload: Workload) -> Workload:
+    """The workload with its inputs as paths in the containers.
+
+    Raises ConfigError for what is not there, is not what it should be, or lies where no container sees it.
+    """
+    kinds = {f"--{name.replace('_', '-')}": kind for name, kind in workload.inputs}
+    words = list(workload.arguments)
+    for index, word in enumerate(words):
+        option, equals, value = word.partition("=")
+        kind = kinds.get(option.replace("_", "-"))
+        if kind is None:
+            continue
+        if equals:
+            words[index] = f"{option}={_resolve(lab, workload.name, option, value, kind)}"
+        elif index + 1 < len(words):
+            words[index + 1] = _resolve(lab, workload.name, option, words[index + 1], kind)
+    return replace(workload, arguments=tuple(words))
+
+
+def _resolve(lab: Lab, workload: str, option: str, value: str, kind: str) -> str:
+    path = locate(lab, value)
+    problem = _problem(path, kind)
+    if problem:
+        raise ConfigError(f"{workload}: {option} {shlex.quote(value)}: {problem}", hint=f"{path} was looked at")
+    inside = in_container(lab, path)
+    if inside is None:
+        cache = next(mount.source for mount in lab.mounts if mount.target.endswith("/.cache"))
+        raise ConfigError(
+            f"{workload}: {option} {shlex.quote(value)}: no container sees {path}",
+            hint=f"put it below {cache}, or set HOST_CACHE_PATH or HOST_REPO_PATH to a folder above it",
+        )
+    return inside
+
+
+def locate(lab: Lab, value: str) -> Path:
+    """Where on the host a path is: one in a container is translated back, a relative one is below the cache."""
+    for mount in lab.mounts:
+        if PurePosixPath(value).is_relative_to(mount.target):
+            return Path(mount.source) / PurePosixPath(value).relative_to(mount.target)
+    cache = next(mount.source for mount in lab.mounts if mount.target.endswith("/.cache"))
+    return Path(cache) / Path(value).expanduser()
+
+
+def in_container(lab: Lab, path: Path) -> str | None:
+    """The path by which every container of the lab sees a path of the host, by the nearest mount."""
+    resolved = path.resolve()
+    found = [mount for mount in lab.mounts if resolved.is_relative_to(Path(mount.source).resolve())]
+    if not found:
+        return None
+    nearest = max(found, key=lambda mount: len(mount.source))
+    return str(PurePosixPath(nearest.target) / resolved.relative_to(Path(nearest.source).resolve()))
+
+
+def _problem(path: Path, kind: str) -> str | None:
+    """What is wrong with an input of this kind; None when nothing is."""
+    if kind == "file":
+        return None if path.is_file() else "there is no such file"
+    if not path.is_dir():
+        return "there is no such directory"
+    if kind == "model" and not (path / "config.json").is_file():
+        return "it holds no config.json, so it is no model's directory"
+    return None
+
+
+def place_script(lab: Lab, workload: Workload, run_directory: str) -> tuple[Workload, str, tuple[File, ...]]:
+    """A script given by its path on the host: where it lies in the containers, or a copy of it in the run's directory.
+
+    Returns the workload with the script's name, the folder that it is started in, and the files to write.
+    Raises ConfigError where there is no such file.
+    """
+    path = Path(workload.script)
+    if not path.is_absolute():
+        return workload, f"{lab.project_path}/workloads/{workload.directory.name}", ()
+    if not path.is_file():
+        raise ConfigError(f"{workload.name}: there is no script {path}")
+    workload = replace(workload, script=path.name)
+    if inside := in_container(lab, path):
+        return workload, str(PurePosixPath(inside).parent), ()
+    try:
+        copy = File(
+            path=f"script/{path.name}", content=path.read_text(encoding="utf-8"), mode=path.stat().st_mode & 0o777
+        )
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{workload.name}: cannot read {path}: {error}") from error
+    return workload, f"{run_directory}/script", (copy,)

@@ -1,0 +1,57 @@
+"""Horovod's horovodrun, with Gloo or with Open MPI.
+
+Facts from Horovod 0.28.1 as it was tried across containers: with several networks it may pick different interfaces on
+different nodes, so the interface is named; its cache of checked hosts outlives the containers that were checked, so it
+is off; it hands the launcher's whole environment to every rank.
+"""
+
+from __future__ import annotations
+
+from labctl.hostfile import format_hostfile
+from labctl.launchers import Launch, first_slots_only
+from labctl.model import File
+
+WAYS = ("gloo", "mpi")
+OPTIONS = {
+    "--autotune": 0,
+    "--cycle-time-ms": 1,
+    "--fusion-threshold-mb": 1,
+    "--gloo-timeout-seconds": 1,
+    "--log-level": 1,
+    "--no-stall-check": 0,
+    "--stall-check-warning-time-seconds": 1,
+    "--start-timeout": 1,
+    "--timeline-filename": 1,
+    "--verbose": 0,
+}
+RESERVED = dict.fromkeys(
+    ("-np", "--num-proc", "-H", "--hosts", "-hostfile", "--hostfile", "-p", "--ssh-port", "--gloo", "--mpi",
+     "--mpi-args", "--network-interfaces", "--disable-cache"), 1,
+)  # fmt: skip
+
+
+def check(launch: Launch) -> None:
+    """Slots cannot be chosen by number."""
+    first_slots_only("horovod", launch)
+
+
+def argv(launch: Launch) -> tuple[str, ...]:
+    """The command for the launcher container."""
+    # Workers hold no private key, so Open MPI's daemons are all started from the launcher.
+    mpi = "--mpi-args=-mca plm_rsh_no_tree_spawn 1 -mca oob_tcp_if_include " + launch.interface
+    return (
+        "horovodrun",
+        "-np", str(launch.ranks),
+        "--hostfile", f"{launch.directory}/hostfile",
+        "--network-interfaces", launch.interface,
+        "--ssh-port", str(launch.ssh_port),
+        "--disable-cache",
+        *(("--mpi", mpi) if launch.way == "mpi" else ("--gloo",)),
+        *launch.options,
+        launch.program,
+    )  # fmt: skip
+
+
+def files(launch: Launch) -> tuple[File, ...]:
+    """The hostfile, relative to the run's directory."""
+    return (File(path="hostfile", content=format_hostfile(launch.entries), mode=0o644),)

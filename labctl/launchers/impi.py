@@ -1,0 +1,50 @@
+"""Intel MPI's mpiexec.hydra, in its own dialect: a machine file with ``name:slots``, ``-genv``, ``-iface``.
+
+Options as in the Intel MPI Library Developer Reference, "Hydra Process Manager Command Reference". ssh takes the port
+from the lab's ssh configuration.
+"""
+
+from __future__ import annotations
+
+from labctl.launchers import Launch, first_slots_only
+from labctl.model import File
+
+WAYS = ("hydra",)
+OPTIONS = {
+    "-bind-to": 1,
+    "-genv": 2,
+    "-map-by": 1,
+    "-ordered-output": 0,
+    "-perhost": 1,
+    "-ppn": 1,
+    "-print-rank-map": 0,
+    "-verbose": 0,
+}
+RESERVED = dict.fromkeys(("-machinefile", "-f", "-hosts", "-n", "-np", "-bootstrap", "-iface", "-prepend-rank"), 1)
+
+
+def check(launch: Launch) -> None:
+    """Slots cannot be chosen by number."""
+    first_slots_only("impi", launch)
+
+
+def argv(launch: Launch) -> tuple[str, ...]:
+    """The command for the launcher container."""
+    return (
+        "mpiexec.hydra",
+        "-machinefile", f"{launch.directory}/machinefile",
+        "-n", str(launch.ranks),
+        "-bootstrap", "ssh",
+        "-iface", launch.interface,
+        "-prepend-rank",
+        "-genv", "FI_TCP_IFACE", launch.interface,
+        *(word for name, value in launch.variables for word in ("-genv", name, value)),
+        *launch.options,
+        launch.program,
+    )  # fmt: skip
+
+
+def files(launch: Launch) -> tuple[File, ...]:
+    """The machine file, relative to the run's directory."""
+    lines = "".join(f"{name}:{slots}\n" for name, slots in launch.entries)
+    return (File(path="machinefile", content=lines, mode=0o644),)

@@ -1,0 +1,60 @@
+"""Open MPI's mpirun.
+
+Workers hold no private key, so daemons are all started from the launcher (``plm_rsh_no_tree_spawn``); ssh takes the
+port from the lab's ssh configuration. Ranks are not bound to cores unless a person asks: the cores of a node are its
+cpuset, which several ranks may share.
+"""
+
+from __future__ import annotations
+
+from labctl.hostfile import format_hostfile
+from labctl.launchers import Launch, first_slots_only
+from labctl.model import File
+
+WAYS = ("openmpi",)
+OPTIONS = {
+    "--bind-to": 1,
+    "--display-map": 0,
+    "--map-by": 1,
+    "--mca": 2,
+    "-mca": 2,
+    "--oversubscribe": 0,
+    "--prefix": 1,
+    "--rank-by": 1,
+    "--report-bindings": 0,
+    "--timestamp-output": 0,
+    "-x": 1,
+}
+RESERVED = dict.fromkeys(
+    ("--hostfile", "-hostfile", "--host", "-host", "-H", "-np", "-n", "--np", "-c", "--allow-run-as-root",
+     "--tag-output", "--machinefile"), 1,
+)  # fmt: skip
+
+
+def check(launch: Launch) -> None:
+    """Slots cannot be chosen by number."""
+    first_slots_only("mpirun", launch)
+
+
+def argv(launch: Launch) -> tuple[str, ...]:
+    """The command for the launcher container."""
+    unbound = () if "--bind-to" in launch.options else ("--bind-to", "none")
+    return (
+        "mpirun",
+        "--hostfile", f"{launch.directory}/hostfile",
+        "-np", str(launch.ranks),
+        "--allow-run-as-root",
+        "--tag-output",
+        *unbound,
+        "--mca", "plm_rsh_no_tree_spawn", "1",
+        "--mca", "btl_tcp_if_include", launch.interface,
+        "--mca", "oob_tcp_if_include", launch.interface,
+        *(word for name, value in launch.variables for word in ("-x", f"{name}={value}")),
+        *launch.options,
+        launch.program,
+    )  # fmt: skip
+
+
+def files(launch: Launch) -> tuple[File, ...]:
+    """The hostfile, relative to the run's directory."""
+    return (File(path="hostfile", content=format_hostfile(launch.entries), mode=0o644),)

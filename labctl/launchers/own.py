@@ -1,0 +1,31 @@
+"""A script that starts its ranks by itself: it runs once, in the launcher container.
+
+It finds the nodes in ``$LABCTL_HOSTFILE``, and every rank must report in with ``labctl: rank R of W on NODE``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from labctl.hostfile import format_hostfile
+from labctl.launchers import Launch, first_slots_only
+from labctl.model import File
+
+WAYS = ("script",)
+OPTIONS: Mapping[str, int] = {}
+RESERVED: Mapping[str, int] = {}
+
+
+def check(launch: Launch) -> None:
+    """Slots cannot be chosen by number."""
+    first_slots_only("own", launch)
+
+
+def argv(launch: Launch) -> tuple[str, ...]:
+    """The program itself."""
+    return (launch.program,)
+
+
+def files(launch: Launch) -> tuple[File, ...]:
+    """The hostfile, relative to the run's directory."""
+    return (File(path="hostfile", content=format_hostfile(launch.entries), mode=0o644),)
