@@ -24,6 +24,8 @@ WATCHDOG_DELAY = 1
 CRASH_GRACE = 5
 
 RANK_CRASHED = re.compile(r"labctl: rank (\d+) on (\S+) exited with code (\d+)")
+# Who said a line, as pdsh marks it (`worker-0: `), Open MPI (`[1,0]<stdout>:`) or Horovod (`[0]<stderr>:`).
+SPEAKER = re.compile(r"(?:\[(?:\d+,)?(\d+)\](?:<std\w+>:)? ?|(\S+): )(.*)")
 OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|can't allocate memory", re.IGNORECASE)
 
 
@@ -120,15 +122,16 @@ class CrashWatch:
         self._memory = self._memory or bool(OUT_OF_MEMORY.search(line))
         crashed = RANK_CRASHED.search(line)
         if not crashed:
-            node, _, said = line.partition(": ")
-            if said.strip():
-                self._last[node] = said.strip()
+            speaker = SPEAKER.match(line)
+            if speaker and speaker[3].strip():
+                self._last[speaker[2] or f"rank {speaker[1]}"] = speaker[3].strip()
             return
         if self._timer:
             return
         rank, node, code = crashed.groups()
         cause: Cause = "out-of-memory" if self._memory else "rank-crashed"
-        said = f": {self._last[node]}" if node in self._last else ""
+        last = self._last.get(node) or self._last.get(f"rank {rank}")
+        said = f": {last}" if last else ""
         message = f"rank {rank} on {node} exited with code {code}{signal_name(int(code))}{said}"
         self._timer = threading.Timer(CRASH_GRACE, self._stop.because, (cause, message))
         self._timer.daemon = True

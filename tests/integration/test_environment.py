@@ -41,6 +41,7 @@ CHOSEN = {
     "SHELL": "; rm -rf /nonexistent & | > < * ? [a] ~ !",
     "TEN_THOUSAND": "0123456789" * 1000,
 }
+LAUNCHERS = ("deepspeed", "deepspeed:openmpi", "mpirun", "torchrun")
 ALPHABET = " \t\n\r'\"\\$`#{}()[]<>|&;*?!~%=,:@-_.aZ09\u00e9\u4e2d\U0001f600\u2029\x0b\x0c\x1f"
 
 
@@ -97,7 +98,8 @@ class Told:
             self.call("up", "--dry-run")
             self.call("render")
             self.call("up")
-            self.run_id = self.call("run", "environ", "--json", "--set", "tell=WANDB_API_KEY").json["run_id"]
+            self.runs = {launcher: self.run(launcher) for launcher in reversed(LAUNCHERS)}
+            self.run_id = self.runs["deepspeed"]
             for words in (
                 ("config",), ("config", "--json"), ("status",), ("status", "--json"), ("doctor",), ("doctor", "--json"),
                 ("runs",), ("show",), ("logs",), ("up",), ("workloads",), ("down", "--dry-run"),
@@ -109,9 +111,14 @@ class Told:
         self.said.append(answer)
         return answer if words[0] == "doctor" else answer.expect(0)
 
-    def digests(self) -> dict[str, str]:
+    def run(self, launcher: str) -> str:
+        """The id of a run of `environ` under this launcher."""
+        words = ("run", "environ", "--launcher", launcher, "--json", "--set", "tell=WANDB_API_KEY")
+        return str(self.call(*words).json["run_id"])
+
+    def digests(self, launcher: str) -> dict[str, str]:
         """What rank 0 found in its environment."""
-        path = self.lab.path / "runs" / self.run_id / "environ-0.json"
+        path = self.lab.path / "runs" / self.runs[launcher] / "environ-0.json"
         found: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
         return found
 
@@ -136,13 +143,15 @@ def test_a_session_over_ssh_has_every_value_byte_for_byte(told: Told) -> None:
     assert only_odd(variables(answer.stdout)) == odd_values()
 
 
-def test_a_rank_has_every_value_byte_for_byte(told: Told) -> None:
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_rank_has_every_value_byte_for_byte(told: Told, launcher: str) -> None:
     expected = {name: digest(value) for name, value in odd_values().items()}
-    assert only_odd(told.digests()) == expected
+    assert only_odd(told.digests(launcher)) == expected
 
 
-def test_a_rank_can_read_the_secrets(told: Told) -> None:
-    digests = told.digests()
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_rank_can_read_the_secrets(told: Told, launcher: str) -> None:
+    digests = told.digests(launcher)
     assert digests["WANDB_API_KEY"] == digest(API_KEY)
     assert digests["the file at HF_TOKEN_PATH"] == digest(TOKEN)
 

@@ -191,6 +191,17 @@ def test_a_crashed_ranks_last_words_are_in_the_reason(stop: supervise.Stop) -> N
     assert stop.message == "rank 1 on worker-1 exited with code 9: ValueError: no such data"
 
 
+@pytest.mark.parametrize("mark", ["[1,1]<stderr>:", "[1]<stderr>:", "[1] "])
+def test_last_words_are_found_under_the_marks_of_every_launcher(stop: supervise.Stop, mark: str) -> None:
+    watch = supervise.CrashWatch(stop)
+    watch.look_at(f"{mark}ValueError: no such data")
+    watch.look_at(mark.replace("1", "0", 2) + "step 3")
+    watch.look_at(mark + CRASH)
+    watch.close()
+    stop.wait()
+    assert stop.message == "rank 1 on worker-1 exited with code 9: ValueError: no such data"
+
+
 def test_a_container_that_stays_and_cannot_be_entered_is_not_taken_for_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execute, "DYING", 0.01)
 

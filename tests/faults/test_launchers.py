@@ -1,0 +1,96 @@
+"""The stop rules hold under every launcher, on one, two and four nodes."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from integration.harness import Answer, Lab
+
+pytestmark = pytest.mark.docker
+
+LAUNCHERS = ("deepspeed", "deepspeed:openmpi", "mpirun", "torchrun")
+OTHERS = LAUNCHERS[1:]
+"""test_runs_that_break.py has the first."""
+
+
+def result(answer: Answer, code: int, cause: str) -> dict[str, Any]:
+    """The answer's document, when it is an error of this cause with this exit code."""
+    document: dict[str, Any] = answer.json
+    assert (answer.code, document["verdict"], document["cause"]) == (code, "ERROR", cause), answer.err
+    return document
+
+
+@pytest.fixture(scope="module")
+def four_nodes(new_lab: Callable[[dict[str, str]], Lab], image: str) -> Iterator[Lab]:
+    lab = new_lab({"LAB_NODES": "4", "LAB_SLOTS": "2"})
+    lab.call("up").expect(0)
+    yield lab
+    lab.destroy()
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 4])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_every_slot_of_so_many_nodes_has_its_rank(four_nodes: Lab, launcher: str, nodes: int) -> None:
+    # The last nodes of the hostfile, so that the order is the hostfile's and not the names'.
+    names = [f"worker-{number}" for number in range(4)][-nodes:][::-1]
+    hostfile = four_nodes.path / f"{nodes}-nodes"
+    hostfile.write_text("".join(f"{name} slots=2\n" for name in names), encoding="utf-8")
+    words = ("run", "hello", "--launcher", launcher, "--hostfile", str(hostfile), "--json")
+    document = four_nodes.call(*words).expect(0).json
+    ranks = [(rank["rank"], rank["node"]) for rank in document["ranks"]]
+    assert ranks == list(enumerate(name for name in names for _ in range(2)))
+    assert document["metrics"]["answer"]["value"] == 42
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_nodes_are_left_out_as_deepspeed_writes_it(four_nodes: Lab, launcher: str) -> None:
+    words = ("run", "hello", "--launcher", launcher, "--exclude", "worker-1@worker-2", "--json")
+    document = four_nodes.call(*words).expect(0).json
+    assert [rank["node"] for rank in document["ranks"]] == ["worker-0", "worker-0", "worker-3", "worker-3"]
+
+
+def test_slots_are_chosen_by_number_under_deepspeed(four_nodes: Lab) -> None:
+    document = four_nodes.call("run", "hello", "--include", "worker-1:1@worker-2", "--json").expect(0).json
+    assert [rank["node"] for rank in document["ranks"]] == ["worker-1", "worker-2", "worker-2"]
+
+
+@pytest.mark.parametrize("launcher", OTHERS)
+def test_a_worker_that_is_killed_ends_the_run_and_is_named(lab: Lab, launcher: str) -> None:
+    with lab.stubborn_run("--launcher", launcher, "--json") as (running, run_id):
+        killed = time.monotonic()
+        lab.containers()["worker-1"].kill("SIGKILL")
+        answer = running.answer(30)
+        assert time.monotonic() - killed < 15
+    assert "worker-1 (rank 1)" in result(answer, 4, "node-lost")["message"]
+    assert lab.processes_of(run_id) == []
+
+
+@pytest.mark.parametrize("launcher", OTHERS)
+def test_a_rank_that_crashes_ends_the_run_and_is_named(lab: Lab, launcher: str) -> None:
+    document = result(lab.call("run", "crash", "--launcher", launcher, "--json", limit=60), 4, "rank-crashed")
+    assert re.search(r"rank 1\b.*worker-1.*code 7\b", document["message"])
+    assert lab.processes_of(document["run_id"]) == []
+
+
+@pytest.mark.parametrize("launcher", OTHERS)
+def test_ctrl_c_ends_the_run_and_leaves_nothing_of_it(lab: Lab, launcher: str) -> None:
+    with lab.stubborn_run("--launcher", launcher, "--json") as (running, run_id):
+        pressed = time.monotonic()
+        running.press(signal.SIGINT)
+        answer = running.answer(30)
+        assert time.monotonic() - pressed < 15
+    result(answer, 130, "interrupted")
+    assert lab.processes_of(run_id) == []
+
+
+@pytest.mark.parametrize("launcher", OTHERS)
+def test_the_time_limit_ends_even_what_does_not_listen(lab: Lab, launcher: str) -> None:
+    words = ("run", "stubborn", "--launcher", launcher, "--timeout", "8", "--json")
+    document = result(lab.call(*words, limit=60), 124, "timeout")
+    assert 8 <= document["seconds"] < 23
+    assert lab.processes_of(document["run_id"]) == []
