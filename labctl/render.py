@@ -172,7 +172,7 @@ def render_program(lab: Lab, job: Job, script_directory: str) -> File:
         job=job,
         script_directory=script_directory,
         command=(*command(workload.script), *workload.arguments),
-        prepare=command(workload.prepare) if workload.prepare else (),
+        prepare=(*command(workload.prepare), *workload.arguments) if workload.prepare else (),
         environment=workload.environment,
         master_port=lab.master_port,
         ssh_port=lab.ssh_port,

@@ -50,6 +50,9 @@ class Labctl:
         declared = text or "describe: hello\nlauncher: deepspeed\nscript: hello.py\ntimeout: 60s\n"
         (folder / "workload.yml").write_text(declared, encoding="utf-8")
 
+    def write(self, name: str, text: str) -> None:
+        (self.directory / name).write_text(text, encoding="utf-8")
+
     def __call__(self, *arguments: str) -> Said:
         self._monkeypatch.setattr(sys, "argv", ["labctl", *arguments])
         self._capfd.readouterr()
@@ -194,6 +197,62 @@ def test_a_hostfile_that_is_not_there_is_never_a_local_run(labctl: Labctl) -> No
     said = labctl("run", "hello", "--hostfile", "nowhere", "--dry-run")
     assert said.code == 2
     assert "nowhere" in said.err
+
+
+DECLARED = """
+describe: hello
+launcher: deepspeed
+script: hello.py
+timeout: 60s
+inputs: {data-path: directory, model: model}
+deepspeed: {train_micro_batch_size_per_gpu: 4, bf16: {enabled: true}}
+"""
+CONFIGS = {
+    "comma.json": '{\n  "train_batch_size": 80,\n}\n',
+    "misspelt.json": '{"train_micro_batch_size_per_gpus": 16}',
+    "half.json": '{"train_batch_size": 80, "fp16": {"enabled": true}}',
+    "indivisible.json": '{"train_batch_size": 81}',
+}
+BAD_RUNS: dict[str, tuple[list[str], str]] = {
+    "launcher": (["--launcher", "slurm"], "unknown launcher `slurm`"),
+    "way": (["--launcher", "horovod:nccl"], "unknown launcher `horovod:nccl`"),
+    "launcher option": (["--launcher-arg=--bind_cores"], "unknown deepspeed option `--bind_cores`"),
+    "launcher's own": (["--launcher-arg=--hostfile"], "is set by labctl"),
+    "node": (["--include", "worker-7"], "no node `worker-7`"),
+    "slot": (["--include", "worker-0:1"], "worker-0 has no slot `1`"),
+    "nothing left": (["--exclude", "worker-0@worker-1"], "leaves no slot"),
+    "both": (["--include", "worker-0", "--exclude", "worker-1"], "given at once"),
+    "slots that torchrun cannot start": (["--launcher", "torchrun", "--hostfile", "uneven"], "the slots differ"),
+    "batch": (["--set", "deepspeed.train_batch_size=7"], "is not micro-batch x accumulation steps x ranks"),
+    "batch in a file": (["--deepspeed-config", "indivisible.json"], "indivisible.json: `train_batch_size` 81"),
+    "key": (["--set", "deepspeed.zero_optimization.stages=2"], "no key `zero_optimization.stages`"),
+    "key in a file": (["--deepspeed-config", "misspelt.json"], "misspelt.json: DeepSpeed has no key"),
+    "stage": (["--set", "deepspeed.zero_optimization.stage=4"], "must be 0, 1, 2 or 3"),
+    "comma": (["--deepspeed-config", "comma.json"], "comma.json:2: not JSON: a comma before the closing bracket"),
+    "fp16": (["--deepspeed-config", "half.json"], "CPUs do not train in fp16"),
+    "configuration": (["--deepspeed-config", "gone.json"], "gone.json: cannot read it"),
+    "data": (["--set", "data-path=/no/such/data"], "there is no such directory"),
+    "model": (["--set", "model=empty"], "holds no config.json"),
+    "script": (["--script", "/no/such.py"], "there is no script /no/such.py"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_RUNS)
+def test_what_cannot_be_run_as_asked_is_refused_and_nothing_is_launched(labctl: Labctl, case: str) -> None:
+    options, reason = BAD_RUNS[case]
+    cache = labctl.directory / "cache"
+    (cache / "empty").mkdir(parents=True)
+    labctl.env(f"HOST_CACHE_PATH={cache}\nLAB_SLOTS=1\n")
+    labctl.workload(DECLARED.lstrip())
+    labctl.write("uneven", "worker-0 slots=1\nworker-1 slots=2\n")
+    for name, text in CONFIGS.items():
+        labctl.write(name, text)
+    if case.startswith("slots"):
+        labctl.env(f"HOST_CACHE_PATH={cache}\nLAB_SLOTS=2\n")
+    said = labctl("run", "hello", *options)
+    assert said.code == 2, said
+    assert reason in said.err
+    assert not (labctl.directory / "runs").exists()
 
 
 def test_an_unknown_workload_says_where_the_nearest_is(labctl: Labctl) -> None:
