@@ -123,7 +123,7 @@ class CrashWatch:
         crashed = RANK_CRASHED.search(line)
         if not crashed:
             speaker = SPEAKER.match(line)
-            if speaker and speaker[3].strip():
+            if speaker and speaker[3].strip() and not speaker[3].startswith("labctl: "):
                 self._last[speaker[2] or f"rank {speaker[1]}"] = speaker[3].strip()
             return
         if self._timer:

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from builders import lab, observed
+from builders import lab, observed, workload
 
 from labctl import keys, lock, plan, prepare, render
 from labctl.context import Context
@@ -103,3 +104,45 @@ def test_outside_a_lab_nobodys_lab_is_meant(tmp_path: Path) -> None:
         prepare.require_named(at(tmp_path), at(tmp_path).settings())
     named = Context(directory=tmp_path, environ={"LAB_NAME": "mine"}, emit=lambda _: None, flags={})
     prepare.require_named(named, named.settings())
+
+
+class Images:
+    """An engine that holds these images."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    def image_id(self, name: str) -> str | None:
+        return "sha256:1" if name in self.names else None
+
+
+@pytest.mark.parametrize(
+    ("there", "reason", "hint"),
+    [
+        ((), "which is not there", "labctl build --workload hello && labctl up --workload hello"),
+        (("labctl/horovod",), "which the lab does not run", "labctl up --workload hello"),
+    ],
+)
+def test_the_image_that_a_workload_needs_is_offered(there: tuple[str, ...], reason: str, hint: str) -> None:
+    asked: list[str] = []
+
+    def agree(question: str) -> bool:
+        asked.append(question)
+        return True
+
+    engine: Any = Images(*there)
+    task = workload(image="horovod")
+    prepare.offer(task, "labctl/horovod", engine, agree)
+    assert reason in asked[0]
+    for ask in (None, lambda _: False):
+        with pytest.raises(HostError, match=f"hello needs image labctl/horovod, {reason}") as caught:
+            prepare.offer(task, "labctl/horovod", engine, ask)
+        assert caught.value.hint == hint
+
+
+def test_a_workloads_image_gives_way_to_the_one_that_is_set(tmp_path: Path) -> None:
+    task = workload(image="horovod")
+    assert prepare.for_workload(at(tmp_path).settings(), task).text("LAB_IMAGE") == "labctl/horovod"
+    chosen = Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={"LAB_IMAGE": "mine:1"})
+    assert prepare.for_workload(chosen.settings(), task).text("LAB_IMAGE") == "mine:1"
+    assert prepare.for_workload(at(tmp_path).settings(), workload()).text("LAB_IMAGE") == ""

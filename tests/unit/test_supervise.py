@@ -191,6 +191,15 @@ def test_a_crashed_ranks_last_words_are_in_the_reason(stop: supervise.Stop) -> N
     assert stop.message == "rank 1 on worker-1 exited with code 9: ValueError: no such data"
 
 
+def test_that_a_rank_reported_in_is_not_its_last_word(stop: supervise.Stop) -> None:
+    watch = supervise.CrashWatch(stop)
+    watch.look_at("worker-1: labctl: rank 1 of 2 on worker-1")
+    watch.look_at(CRASH)
+    watch.close()
+    stop.wait()
+    assert stop.message == "rank 1 on worker-1 exited with code 9"
+
+
 @pytest.mark.parametrize("mark", ["[1,1]<stderr>:", "[1]<stderr>:", "[1] "])
 def test_last_words_are_found_under_the_marks_of_every_launcher(stop: supervise.Stop, mark: str) -> None:
     watch = supervise.CrashWatch(stop)
