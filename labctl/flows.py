@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from labctl import execute, initialise, keys, lock, plan, prepare, render, runs, store
+from labctl import cache as shared_cache
+from labctl import execute, initialise, keys, launchers, lock, plan, prepare, render, runs, store, workload
 from labctl import setup as host_setup
 from labctl.context import Context
 from labctl.doctor import Finding, examine
@@ -185,3 +187,18 @@ def run(context: Context, name: str, options: runs.RunOptions, ask: Ask | None =
         runs.end_orphans(context, lab, engine)
         execute.do(steps.steps[0], lab, engine)
         return runs.launch(context, found, lab, job, engine, steps, now)
+
+
+def cache(context: Context, name: str, *, dry_run: bool = False) -> dict[str, Any]:
+    """Fetch ahead what a workload declares to read from the hub; no lab, engine or device is needed."""
+    began = time.monotonic()
+    found = context.settings()
+    wanted = workload.load(context.directory / "workloads", name, launchers.names()).cache
+    hub = shared_cache.reach(found, context.environ)
+    items = shared_cache.fetch(context, hub, wanted, dry_run=dry_run)
+    return {
+        "workload": name,
+        "cache": found.text("HOST_CACHE_PATH"),
+        "items": [asdict(item) for item in items],
+        "seconds": round(time.monotonic() - began, 3),
+    }

@@ -23,7 +23,8 @@ RINGS: tuple[tuple[str, ...], ...] = (
     ("shell", "files", "lock", "keys", "store", "report", "output", "initialise"),
     ("engines",),
     ("execute",),
-    ("supervise", "limits", "record", "prerequisites", "sources", "base_image", "build", "setup", "doctor"),
+    ("supervise", "limits", "record", "prerequisites", "sources", "base_image", "build", "setup", "doctor",
+     "hub", "snapshot", "cache"),
     ("inputs", "prepare", "runs"),
     ("flows",),
     ("cli",),
@@ -33,7 +34,7 @@ RING = {name: number for number, ring in enumerate(RINGS) for name in ring}
 PURE = ("model", "errors", "yamlfile", "hostfile", "deepspeed_config", "workload_fields", "settings",
         "metrics", "verdict", "fit", "launchers", "lab",
         "render", "job", "plan")  # fmt: skip
-HEAVY = {"docker", "python_on_whales", "jinja2", "yaml", "cryptography", "typer", "requests"}
+HEAVY = {"docker", "python_on_whales", "jinja2", "yaml", "cryptography", "typer", "requests", "huggingface_hub"}
 MODULES = sorted(PACKAGE.rglob("*.py"))
 LIMIT = 300
 
@@ -241,7 +242,7 @@ def test_the_command_line_opens_without_heavy_libraries(code: str) -> None:
     assert loaded_by(code) & {*HEAVY, "click", "rich", "subprocess", "logging"} == set()
 
 
-@pytest.mark.parametrize("name", ["lab", "runs", "inside", "setting_up"])
+@pytest.mark.parametrize("name", ["lab", "runs", "cache", "inside", "setting_up"])
 def test_commands_load_without_the_libraries_of_others(name: str) -> None:
     heavy = HEAVY - {"typer"}
     assert loaded_by(f"import labctl.cli.{name}") & heavy == set()

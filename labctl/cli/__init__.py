@@ -30,6 +30,7 @@ COMMANDS = {
     "exec": ("inside", "run one command in the launcher, or in a node"),
     "logs": ("inside", "what the containers print"),
     "workloads": ("runs", "list what can be run"),
+    "cache": ("cache", "fetch a workload's weights and data ahead into the shared cache"),
     "run": ("runs", "run a workload and judge it"),
     "runs": ("runs", "list the runs"),
     "show": ("runs", "one run in full"),
