@@ -221,7 +221,13 @@ def bring(context: Context, hub: Hub, repository: Repository, item: Item) -> Ite
         return item
     needed = to_come(repository)
     progress = Progress(str(repository), item.bytes, item.bytes - needed, context.notice)
-    complete(hub, repository, progress.advance)
+    try:
+        complete(hub, repository, progress.advance)
+    except Unreachable as error:
+        raise HostError(
+            f"{repository}: {error.message}; {amount(progress.done)} of {amount(progress.total)} are here",
+            hint="the same command again goes on from there",
+        ) from error
     progress.finish()
     return replace(item, fetched_bytes=needed, state="fetched")
 
@@ -268,5 +274,5 @@ def amount(size: int) -> str:
     """Bytes in the decimal units that the hub shows."""
     for unit, name in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
         if size >= unit:
-            return f"{size / unit:.3g} {name}"
+            return f"{size / unit:,.{0 if size >= 100 * unit else 1}f} {name}"
     return f"{size} B"

@@ -25,9 +25,10 @@ def cache_command(
 ) -> None:
     with answering(as_json=json) as output:
         asked = context(directory, output, setting)
-        # The hub's library reads proxies from the process's environment alone; here they may come from .env.
+        # The hub's library takes these from the process's environment alone; the proxies may come from .env.
         known = replace(asked, emit=lambda _: None).settings()
         os.environ.update({key: value.reveal() for key, value in proxies(known)})
+        os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
         document = flows.cache(asked, name, dry_run=dry_run)
         show(output, document, lambda: cache_text(document))
 

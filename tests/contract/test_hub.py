@@ -1,0 +1,316 @@
+"""`labctl cache` and the hub's library against a small hub of the tests' own, as a person or a script meets them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakehub import REVISION, FakeHub, blob_of, serving
+from integration.harness import wait_until
+
+LABCTL = str(Path(sys.executable).with_name("labctl"))
+SECONDS = 60
+MODEL, DATASET = "facebook/opt-350m", "Dahoas/rm-static"
+TOKEN = "hf_onlyForTheHub"  # noqa: S105
+WEIGHTS = bytes(number % 251 for number in range(600_000))
+ROWS = bytes(number % 241 for number in range(300_000))
+NOT_INHERITED = ("LAB_", "HF_", "HOST_", "HTTP", "http", "NO_PROXY", "no_proxy", "ALL_PROXY", "all_proxy")
+
+
+@dataclass
+class Said:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.out)
+        return found
+
+    @property
+    def states(self) -> list[str]:
+        return [item["state"] for item in self.document["items"]]
+
+
+@dataclass
+class Person:
+    """Somebody in a lab directory, whose workload `opt` reads a model and a dataset."""
+
+    directory: Path
+    environ: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def hub(self) -> Path:
+        """The hub's cache as the containers' HF_HOME has it."""
+        return self.directory / "shared/huggingface/hub"
+
+    @property
+    def snapshot(self) -> Path:
+        return self.hub / "models--facebook--opt-350m/snapshots" / REVISION
+
+    @property
+    def partial(self) -> Path:
+        return self.hub / "models--facebook--opt-350m/blobs" / f"{blob_of(WEIGHTS)}.incomplete"
+
+    def declare(self, cache: str) -> None:
+        folder = self.directory / "workloads/opt"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "train.py").touch()
+        text = f"describe: trains\nlauncher: deepspeed\nscript: train.py\ntimeout: 1m\n{cache}\n"
+        (folder / "workload.yml").write_text(text, encoding="utf-8")
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(NOT_INHERITED)}
+        return subprocess.Popen(
+            [LABCTL, "cache", "opt", *words],
+            cwd=self.directory,
+            env={**inherited, "HOME": str(self.directory / "home"), **self.environ},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __call__(self, *words: str) -> Said:
+        return finished(self.start(*words))
+
+
+def finished(process: subprocess.Popen[str]) -> Said:
+    out, err = process.communicate(timeout=SECONDS)
+    assert "Traceback" not in err, err
+    return Said(process.returncode, out, err)
+
+
+@pytest.fixture
+def hub() -> Iterator[FakeHub]:
+    model = {
+        "config.json": b'{"model_type": "opt"}',
+        "vocab.json": b"{}",
+        "merges.txt": b"#version: 0.2\n",
+        "pytorch_model.bin": WEIGHTS,
+        "tf_model.h5": bytes(200_000),
+        "flax_model.msgpack": bytes(200_001),
+    }
+    data = {"README.md": b"# rows\n", "data/train-00000.parquet": ROWS}
+    with serving(FakeHub(models={MODEL: model}, datasets={DATASET: data})) as served:
+        yield served
+
+
+@pytest.fixture
+def person(tmp_path: Path, hub: FakeHub) -> Person:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / ".env").write_text(f"LAB_NAME=demo\nHOST_CACHE_PATH={tmp_path}/shared\n", encoding="utf-8")
+    made = Person(tmp_path, {"HF_ENDPOINT": hub.endpoint})
+    made.declare(f"cache: {{models: [{MODEL}], datasets: [{DATASET}]}}")
+    return made
+
+
+def test_what_is_fetched_is_where_workloads_read_it_and_nothing_is_fetched_twice(hub: FakeHub, person: Person) -> None:
+    said = person("--json")
+    assert said.code == 0
+    assert said.document["items"][0] == {
+        "kind": "model",
+        "name": MODEL,
+        "revision": REVISION,
+        "bytes": len(WEIGHTS) + 21 + 2 + 14,
+        "fetched_bytes": len(WEIGHTS) + 21 + 2 + 14,
+        "state": "fetched",
+    }
+    assert {path.name for path in person.snapshot.iterdir()} == {
+        "config.json",
+        "vocab.json",
+        "merges.txt",
+        "pytorch_model.bin",
+    }
+    assert (person.snapshot / "pytorch_model.bin").read_bytes() == WEIGHTS
+    rows = person.hub / "datasets--Dahoas--rm-static/snapshots" / REVISION / "data/train-00000.parquet"
+    assert rows.read_bytes() == ROWS
+    assert (person.hub / "models--facebook--opt-350m/refs/main").read_text() == REVISION
+
+    hub.asked.clear()
+    again = person("--json")
+    assert (again.code, again.states) == (0, ["present", "present"])
+    assert [one.path for one in hub.asked] == [f"/api/models/{MODEL}", f"/api/datasets/{DATASET}"]
+
+
+def test_people_are_told_what_comes_and_how_it_went(person: Person) -> None:
+    said = person()
+    assert f"model {MODEL} (08ab08cc): 600 kB in 4 files, 600 kB to fetch" in said.err
+    assert f"model {MODEL}: 100 %, 600 kB in 0 s" in said.err
+    assert [line.split()[-1] for line in said.out.splitlines()[1:3]] == ["fetched", "fetched"]
+
+
+def test_a_dry_run_fetches_nothing(hub: FakeHub, person: Person) -> None:
+    said = person("--dry-run", "--json")
+    assert (said.code, said.states) == (0, ["to fetch", "to fetch"])
+    assert list((person.directory / "shared").iterdir()) == []
+    assert all(one.path.startswith("/api/") for one in hub.asked)
+
+
+def test_safetensors_are_taken_before_pickles(hub: FakeHub, person: Person) -> None:
+    hub.models[MODEL]["model.safetensors"] = WEIGHTS[::-1]
+    assert person().code == 0
+    assert (person.snapshot / "model.safetensors").read_bytes() == WEIGHTS[::-1]
+    assert not (person.snapshot / "pytorch_model.bin").exists()
+
+
+def test_ctrl_c_leaves_what_came_and_the_next_call_goes_on_from_there(hub: FakeHub, person: Person) -> None:
+    hub.hold_after = 200_000
+    process = person.start("--json")
+    assert hub.holding.wait(SECONDS)
+    wait_until(lambda: person.partial.exists() and person.partial.stat().st_size, SECONDS, "bytes in the partial file")
+    process.send_signal(signal.SIGINT)
+    said = finished(process)
+    assert said.code == 130
+    assert said.document["error"]["kind"] == "interrupted"
+    assert not person.snapshot.exists()
+    came = person.partial.stat().st_size
+    assert 0 < came <= 200_000
+
+    hub.go.set()
+    said = person("--json")
+    assert said.code == 0
+    assert [one.first for one in hub.fetched("pytorch_model.bin")] == [0, came]
+    assert said.document["items"][0]["fetched_bytes"] == len(WEIGHTS) + 37 - came
+    assert (person.snapshot / "pytorch_model.bin").read_bytes() == WEIGHTS
+
+
+def test_a_broken_connection_is_taken_up_again_at_once(hub: FakeHub, person: Person) -> None:
+    hub.break_after = 250_000
+    assert person().code == 0
+    first, second = hub.fetched("pytorch_model.bin")
+    assert (first.first, second.first) == (0, 250_000)
+    assert (person.snapshot / "pytorch_model.bin").read_bytes() == WEIGHTS
+
+
+def test_a_hub_without_ranges_is_no_reason_for_a_broken_file(hub: FakeHub, person: Person) -> None:
+    hub.break_after, hub.ranges = 250_000, False
+    assert person().code == 0
+    assert (person.snapshot / "pytorch_model.bin").read_bytes() == WEIGHTS
+
+
+def test_content_that_is_not_what_the_hub_describes_is_never_kept(hub: FakeHub, person: Person) -> None:
+    hub.spoil = True
+    said = person()
+    assert said.code == 3
+    assert f"pytorch_model.bin came with SHA-256 {blob_of(bytes(600_000))[:12]}" in said.err
+    assert not person.partial.exists()
+    hub.spoil = False
+    assert person().code == 0
+
+
+def test_a_truncated_file_in_the_cache_is_fetched_anew(hub: FakeHub, person: Person) -> None:
+    assert person().code == 0
+    blob = (person.snapshot / "pytorch_model.bin").resolve()
+    blob.write_bytes(WEIGHTS[:1000])
+    assert person("--json").states == ["fetched", "present"]
+    assert (person.snapshot / "pytorch_model.bin").read_bytes() == WEIGHTS
+
+
+def test_two_at_once_fetch_everything_once(hub: FakeHub, person: Person) -> None:
+    hub.hold_after = 200_000
+    first = person.start("--json")
+    assert hub.holding.wait(SECONDS)
+    second = person.start("--json")
+    assert second.stderr
+    assert "waiting for `labctl cache` by" in second.stderr.readline()
+    hub.go.set()
+    assert finished(first).states == ["fetched", "fetched"]
+    assert finished(second).states == ["present", "present"]
+    assert len(hub.fetched("pytorch_model.bin")) == 1
+
+
+def test_the_token_reaches_the_hub_and_nothing_else(hub: FakeHub, person: Person) -> None:
+    storage = FakeHub(models=hub.models, datasets=hub.datasets)
+    hub.token = person.environ["HF_TOKEN"] = TOKEN
+    with serving(storage):
+        hub.storage = storage.endpoint
+        said = person()
+    assert said.code == 0
+    assert {one.token for one in hub.asked} == {TOKEN}
+    assert {one.token for one in storage.asked} == {None}
+    assert TOKEN not in said.out + said.err
+    files = [path for path in person.directory.rglob("*") if path.is_file()]
+    assert [path for path in files if TOKEN.encode() in path.read_bytes()] == []
+
+
+@pytest.mark.parametrize(("token", "said_of_it"), [(None, "HF_TOKEN is not set"), ("hf_wrong", "HF_TOKEN was sent")])
+def test_a_closed_repository_says_what_opens_it(
+    hub: FakeHub, person: Person, token: str | None, said_of_it: str
+) -> None:
+    hub.token = TOKEN
+    person.environ |= {"HF_TOKEN": token} if token else {}
+    said = person("--json")
+    assert said.code == 3
+    error = said.document["error"]
+    assert said_of_it in error["message"]
+    assert f"{hub.endpoint}/{MODEL}" in error["hint"]
+    assert "HF_TOKEN in .env" in error["hint"]
+    assert "hf_wrong" not in said.out + said.err
+
+
+def test_an_unknown_repository_is_said_before_anything_is_fetched(hub: FakeHub, person: Person) -> None:
+    person.declare(f"cache: {{models: [{MODEL}, facebook/nothing]}}")
+    said = person()
+    assert said.code == 3
+    assert "model facebook/nothing" in said.err
+    assert "answers 404" in said.err
+    assert not person.snapshot.exists()
+
+
+def test_without_a_hub_it_says_what_is_missing_and_how_to_carry_it_in(person: Person) -> None:
+    # Port 9 is discard's: nothing answers there.
+    person.environ["HF_ENDPOINT"] = "http://someone:hush@127.0.0.1:9"
+    said = person("--json")
+    assert said.code == 3
+    error = said.document["error"]
+    assert "http://[REDACTED]@127.0.0.1:9" in error["message"]
+    assert f"missing here: model {MODEL}, dataset {DATASET}" in error["message"]
+    assert "models--facebook--opt-350m datasets--Dahoas--rm-static" in error["hint"]
+    assert str(person.hub) in error["hint"]
+
+
+def test_without_a_hub_what_is_here_is_enough(person: Person) -> None:
+    assert person().code == 0
+    person.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
+    said = person("--json")
+    assert (said.code, said.states) == (0, ["unchecked", "unchecked"])
+    assert "not compared with the hub: cannot reach" in said.err
+
+
+def test_proxies_of_env_are_honoured(hub: FakeHub, person: Person) -> None:
+    with (person.directory / ".env").open("a", encoding="utf-8") as settings:
+        settings.write(f"HTTP_PROXY={hub.endpoint}\n")
+    person.environ["HF_ENDPOINT"] = "http://hub.invalid"
+    assert person().code == 0
+
+
+def test_a_full_disk_is_said_before_anything_is_fetched(hub: FakeHub, person: Person) -> None:
+    hub.claims = 10**15
+    said = person()
+    assert said.code == 3
+    assert "2,000 TB are to come" in said.err
+    assert "too little" in said.err
+    assert not person.snapshot.exists()
+
+
+def test_a_workload_that_declares_nothing_says_so(person: Person) -> None:
+    person.declare("")
+    said = person()
+    assert said.code == 0
+    assert said.out.startswith("workload opt declares nothing to fetch")
+    assert person("--json").document["items"] == []
+
+
+def test_a_cache_that_is_not_there_is_not_made(person: Person) -> None:
+    said = person("-s", f"HOST_CACHE_PATH={person.directory}/not-mounted")
+    assert said.code == 3
+    assert f"mkdir -p {person.directory}/not-mounted" in said.err

@@ -1,0 +1,171 @@
+"""A Hugging Face hub on a local port: the few requests that fetching makes, and knobs for how it misbehaves."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+REVISION = "08ab08cc4b72ff5593870b5d527cf4230323703c"
+LARGE = 100_000
+"""From so many bytes on a file is stored as a large one."""
+
+Files = dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request, as the hub saw it."""
+
+    method: str
+    path: str
+    first: int
+    """The first byte asked for."""
+    token: str | None
+
+
+@dataclass
+class FakeHub:
+    """What the hub holds, what it was asked, and how it behaves."""
+
+    models: dict[str, Files] = field(default_factory=dict)
+    datasets: dict[str, Files] = field(default_factory=dict)
+    token: str | None = None
+    """What it asks of everybody."""
+    ranges: bool = True
+    break_after: int | None = None
+    """Send so many bytes of the next large file, then cut the connection."""
+    hold_after: int | None = None
+    """Send so many bytes of the next large file, then nothing until ``go`` is set."""
+    spoil: bool = False
+    """Send other bytes than the large file's."""
+    claims: int | None = None
+    """The size that it says large files have."""
+    storage: str | None = None
+    """Another endpoint that large files are sent from."""
+    asked: list[Asked] = field(default_factory=list)
+    holding: threading.Event = field(default_factory=threading.Event)
+    go: threading.Event = field(default_factory=threading.Event)
+    endpoint: str = ""
+
+    def fetched(self, name: str) -> list[Asked]:
+        """The requests for the content of files of that name."""
+        return [one for one in self.asked if one.method == "GET" and one.path.endswith(f"/{name}")]
+
+
+@contextmanager
+def serving(hub: FakeHub) -> Iterator[FakeHub]:
+    """The hub, answering at its ``endpoint`` while the block runs."""
+    handler = type("Handler", (_Handler,), {"hub": hub})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.daemon_threads = True
+        hub.endpoint = f"http://127.0.0.1:{server.server_port}"
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield hub
+        finally:
+            hub.go.set()
+            server.shutdown()
+            thread.join()
+
+
+def blob_of(content: bytes) -> str:
+    """SHA-256 of a large file; of a small one the git object's name."""
+    if len(content) >= LARGE:
+        return hashlib.sha256(content).hexdigest()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()  # noqa: S324
+
+
+class _Handler(BaseHTTPRequestHandler):
+    hub: FakeHub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        """Say nothing."""
+
+    def do_HEAD(self) -> None:
+        self.answer()
+
+    def do_GET(self) -> None:
+        self.answer()
+
+    def answer(self) -> None:
+        # Asked as a proxy it gets a whole URL.
+        path = unquote(urlsplit(self.path).path)
+        first = int((self.headers.get("Range") or "bytes=0-")[6:].split("-")[0])
+        token = (self.headers.get("Authorization") or "").removeprefix("Bearer ") or None
+        self.hub.asked.append(Asked(self.command, path, first, token))
+        if self.hub.token and token != self.hub.token:
+            self.send(401 if token is None else 403, b"{}")
+            return
+        for prefix, shelf in (("datasets", self.hub.datasets), ("models", self.hub.models)):
+            for name, files in shelf.items():
+                if path.startswith(f"/api/{prefix}/{name}"):
+                    self.describe(path.removeprefix(f"/api/{prefix}/{name}"), name, files)
+                    return
+                where = f"/{'datasets/' if prefix == 'datasets' else ''}{name}/resolve/{REVISION}/"
+                if path.startswith(where) and path.removeprefix(where) in files:
+                    self.deliver(files[path.removeprefix(where)], first)
+                    return
+        self.send(404, b"{}")
+
+    def describe(self, rest: str, name: str, files: Files) -> None:
+        def entry(content: bytes, **names: Any) -> dict[str, Any]:
+            if len(content) < LARGE:
+                return {**names, "size": len(content)}
+            size = self.hub.claims or len(content)
+            lfs = {"sha256": blob_of(content), "oid": blob_of(content), "size": size, "pointerSize": 132}
+            return {**names, "size": size, "lfs": lfs}
+
+        if rest.startswith("/tree/"):
+            listing = [entry(content, type="file", path=path, oid=blob_of(content)) for path, content in files.items()]
+            self.send(200, json.dumps(listing).encode())
+            return
+        siblings = [entry(content, rfilename=path, blobId=blob_of(content)) for path, content in sorted(files.items())]
+        about = {"id": name, "sha": REVISION, "siblings": siblings, "tags": [], "private": False, "downloads": 0}
+        self.send(200, json.dumps(about).encode())
+
+    def deliver(self, content: bytes, first: int) -> None:
+        headers = {"ETag": f'"{blob_of(content)}"', "X-Repo-Commit": REVISION}
+        if len(content) < LARGE or self.command == "HEAD":
+            self.send(200, content, headers)
+        elif self.hub.storage:
+            self.send(302, b"", {**headers, "Location": f"{self.hub.storage}{self.path}"})
+        elif first and self.hub.ranges:
+            span = {"Content-Range": f"bytes {first}-{len(content) - 1}/{len(content)}"}
+            self.send(206, content[first:], {**headers, **span})
+        else:
+            self.send(200, content, headers)
+
+    def send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if len(body) >= LARGE:
+            body = self.misbehave(body)
+        self.wfile.write(body)
+
+    def misbehave(self, body: bytes) -> bytes:
+        """What is left to send of a large file."""
+        hub = self.hub
+        if hub.spoil:
+            return bytes(len(body))
+        if hub.break_after is not None:
+            body, hub.break_after = body[: hub.break_after], None
+            self.close_connection = True
+        elif hub.hold_after is not None:
+            self.wfile.write(body[: hub.hold_after])
+            body, hub.hold_after = body[hub.hold_after :], None
+            hub.holding.set()
+            hub.go.wait(30)
+        return body
