@@ -1,4 +1,4 @@
-"""What `labctl cache` wants of a repository, what it takes for whole, and what it says. The hub itself is in contract/."""
+"""What `labctl cache` wants of a repository, takes for whole, and says; the hub itself is in contract/."""
 
 from __future__ import annotations
 
