@@ -150,7 +150,7 @@ def cached_dataset(source: str) -> tuple[str, Iterator[str]]:
         raise InputError(f"{source} needs the package 'datasets', which is not installed") from error
     _, name, *configuration = source.split(":", 2)
     try:
-        dataset = datasets.load_dataset(name, *configuration, split="train")
+        dataset = datasets.load_dataset(fetched_dataset(name) or name, *configuration, split="train")
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"{source} is not in the cache {datasets.config.HF_DATASETS_CACHE}: {reason}") from error
@@ -159,3 +159,11 @@ def cached_dataset(source: str) -> tuple[str, Iterator[str]]:
     if not columns:
         raise InputError(f"{source} has no column of text; its columns are {', '.join(dataset.features)}")
     return f"{source} ({len(dataset)} rows)", ("\n".join(row[column] or "" for column in columns) for row in dataset)
+
+
+def fetched_dataset(name: str) -> str | None:
+    """The newest snapshot that `labctl cache` put into the hub's cache: offline, `datasets` does not look there."""
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache/huggingface")
+    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    found = (hub / f"datasets--{name.replace('/', '--')}" / "snapshots").glob("*")
+    return max(map(str, found), key=os.path.getmtime, default=None)
