@@ -193,7 +193,7 @@ def cache(context: Context, name: str, *, dry_run: bool = False) -> dict[str, An
     """Fetch ahead what a workload declares to read from the hub; no lab, engine or device is needed."""
     began = time.monotonic()
     found = context.settings()
-    wanted = workload.load(context.directory / "workloads", name, launchers.names()).cache
+    wanted = workload.load(context.directory / "workloads", name, launchers.known()).cache
     hub = shared_cache.reach(found, context.environ)
     items = shared_cache.fetch(context, hub, wanted, dry_run=dry_run)
     return {
