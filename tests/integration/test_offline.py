@@ -1,0 +1,53 @@
+"""What `labctl cache` fetched is what the workloads' own readers find, in a container without any network."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from fakehub import REVISION, FakeHub, serving
+
+from docker import DockerClient
+from integration.harness import LABCTL, NOT_INHERITED
+
+pytestmark = pytest.mark.docker
+OPT = Path(__file__).resolve().parents[2] / "workloads/opt"
+WEIGHTS = bytes(200_000)
+ROWS = b'{"prompt": "how?", "chosen": "so"}\n' * 5000
+READ = """
+import sys
+sys.path.insert(0, "/opt-workload")
+import data, datasets, model
+print("model", model.find_snapshot("opt-350m")[0])
+print("rows", len(datasets.load_dataset(data.fetched_dataset("Dahoas/rm-static"), split="train")))
+"""
+
+
+def test_what_was_fetched_is_read_without_network(engine: DockerClient, image: str, tmp_path: Path) -> None:
+    workload, shared = tmp_path / "workloads/reads", tmp_path / "shared"
+    workload.mkdir(parents=True)
+    shared.mkdir()
+    (workload / "reads.py").touch()
+    (workload / "workload.yml").write_text(
+        "describe: reads\nlauncher: deepspeed\nscript: reads.py\ntimeout: 1m\n"
+        "cache: {models: [facebook/opt-350m], datasets: [Dahoas/rm-static]}\n"
+    )
+    model, rows = {"config.json": b"{}", "pytorch_model.bin": WEIGHTS}, {"README.md": b"#\n", "data/train.jsonl": ROWS}
+    with serving(FakeHub(models={"facebook/opt-350m": model}, datasets={"Dahoas/rm-static": rows})) as hub:
+        environ = {name: value for name, value in os.environ.items() if not name.startswith(NOT_INHERITED)}
+        words = [LABCTL, "cache", "reads", "-C", str(tmp_path), "-s", f"HOST_CACHE_PATH={shared}"]
+        subprocess.run(words, env={**environ, "HF_ENDPOINT": hub.endpoint}, check=True, timeout=60)
+    said = engine.containers.run(
+        image,
+        ["-c", READ],
+        entrypoint="python3",
+        user=f"{os.getuid()}:{os.getgid()}",
+        network_mode="none",
+        environment={"HF_HOME": "/cache/huggingface", "HF_DATASETS_CACHE": "/cache/datasets", "HF_HUB_OFFLINE": "1"},
+        volumes={str(shared): {"bind": "/cache"}, str(OPT): {"bind": "/opt-workload", "mode": "ro"}},
+        remove=True,
+    ).decode()
+    found = f"/cache/huggingface/hub/models--facebook--opt-350m/snapshots/{REVISION}"
+    assert [line for line in said.splitlines() if line.startswith(("model", "rows"))] == [f"model {found}", "rows 5000"]
