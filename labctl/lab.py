@@ -6,7 +6,7 @@ import shlex
 from itertools import pairwise
 from pathlib import Path
 
-from labctl import accelerators
+from labctl import accelerators, clones
 from labctl.errors import HostError
 from labctl.model import INTERFACE, Accelerator, Host, Lab, Limits, Mount, Node, Pairs, Secret
 from labctl.settings import Settings
@@ -82,12 +82,12 @@ def share_cores(cores: tuple[int, ...], count: int) -> tuple[tuple[int, ...], ..
 
 
 def mounts(settings: Settings, directory: Path, project: str) -> tuple[Mount, ...]:
-    """The cache, the user's clone and the results, where the DeepSpeed-Chat scripts expect them."""
-    repository = settings.text("HOST_REPO_PATH")
-    clone = (Mount(source=repository, target=f"{project}/DeepSpeedExamples"),) if repository else ()
+    """The cache, the user's clones and the results, where the DeepSpeed-Chat scripts expect them."""
+    sources = ((settings.text(clone.setting), clone.repository) for clone in clones.CLONES)
+    there = (Mount(source=source, target=f"{project}/{repository}") for source, repository in sources if source)
     return (
         Mount(source=settings.text("HOST_CACHE_PATH"), target=f"{project}/.cache"),
-        *clone,
+        *there,
         Mount(source=str(directory / "workloads"), target=f"{project}/workloads", read_only=True),
         Mount(source=str(directory / "runs"), target=f"{project}/runs"),
     )

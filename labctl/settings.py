@@ -3,76 +3,39 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from os.path import lexists
 from pathlib import Path
-from typing import get_args
 
 from labctl import dotenv
 from labctl.errors import ConfigError
-from labctl.model import Accelerator, Pairs, Secret
+from labctl.model import Pairs, Secret
+from labctl.setting_kinds import (
+    ACCELERATORS,
+    Kind,
+    accelerator,
+    anything,
+    container_path,
+    host_path,
+    image,
+    in_bytes,
+    label,
+    memlock,
+    nearest,
+    port,
+    proxy,
+    size,
+    sources,
+    token,
+    url,
+    whole,
+)
 
-ACCELERATORS = ("auto", *get_args(Accelerator))
 EXTRA = "LAB_ENV_"
 """``LAB_ENV_<NAME>=value`` gives workloads ``NAME=value``."""
 
 _SECRET_NAME = re.compile(r"TOKEN(?![A-Z])|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_KEY|_KEY\Z", re.IGNORECASE)
-_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-
-Kind = Callable[[str], None]
-"""Refuses a value with ``ValueError(reason)`` or ``ValueError(reason, hint)``, without showing it."""
-
-
-# --- kinds of values -----------------------------------------------------------------------------------------
-
-
-def shaped(pattern: str, reason: str, hint: str = "") -> Kind:
-    """What matches a pattern."""
-
-    def check(value: str) -> None:
-        if not re.fullmatch(pattern, value):
-            raise ValueError(reason, hint)
-
-    return check
-
-
-def whole(low: int, high: int) -> Kind:
-    """A whole number, written as one."""
-
-    def check(value: str) -> None:
-        if not re.fullmatch(r"0|[1-9][0-9]{0,18}", value) or not low <= int(value) <= high:
-            raise ValueError(f"must be a whole number from {low} to {high}")
-
-    return check
-
-
-def size(value: str) -> None:
-    # Six MiB is the least memory that the engine accepts.
-    if not re.fullmatch(r"[1-9][0-9]{0,17}([kmgt](i?b)?|b)?", value.lower()) or not 6 * 2**20 <= _bytes(value) < 2**60:
-        raise ValueError("must be a size of at least 6m", "write it like 512m or 8g")
-
-
-def accelerator(value: str) -> None:
-    if value not in ACCELERATORS:
-        near = _nearest(value.lower(), ACCELERATORS)
-        reason = f"unknown accelerator {value[:40]!r}; known are {', '.join(ACCELERATORS)}"
-        raise ValueError(reason, f"did you mean {near}?" if near else "auto takes what it finds")
-
-
-port = whole(1024, 65535)
-label = shaped(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?", "must be at most 40 of a-z, 0-9 and inner '-', such as lab-2")
-image = shaped(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", "must be the name of an image", "write it like debian:bookworm-slim")
-memlock = shaped(r"unlimited|0|[1-9][0-9]{0,17}", "must be 'unlimited' or a number of bytes")
-host_path = shaped(r"/.*", "must be an absolute path", "begin it with / or ~/")
-# So narrow because launchers put it into remote shell commands without quotes.
-container_path = shaped(r"(/(?!\.\.?(/|\Z))[A-Za-z0-9._+-]+)+", "must be /an/absolute/path of letters, digits, . _ + -")
-url = shaped(r"(https?|file)://\S+", "must be a URL", "begin it with https://, http:// or file://")
-sources = shaped(r"((https?|file):/)?/\S+(\s+((https?|file):/)?/\S+)*", "must be URLs or /paths, blanks between them")
-proxy = shaped(r"\S+", "must be one URL without blanks", "write it like http://proxy.example:3128")
-token = shaped(r"[!-~]+", "holds blanks or characters that no token has")
-anything = shaped(r".*", "must be one line")
-
 
 # --- the table -----------------------------------------------------------------------------------------------
 
@@ -107,7 +70,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("LAB_NOFILE", "1048576", "Open files per process; a number, never unlimited.", whole(1024, 2**30)),
     Setting("LAB_PIDS", "8192", "Processes and threads per node.", whole(64, 2**22)),
     Setting("HOST_CACHE_PATH", "~/.cache/labctl", "Host directory mounted at PROJECT_PATH/.cache.", host_path),
-    Setting("HOST_REPO_PATH", "", "Host directory with your code, mounted below PROJECT_PATH; empty: none.", host_path),
+    Setting("HOST_REPO_PATH", "", "Clone of DeepSpeedExamples, mounted below PROJECT_PATH; empty: none.", host_path),
+    Setting("HOST_OPTIMUM_HABANA_PATH", "", "Clone of optimum-habana, mounted below PROJECT_PATH; empty: none.",
+            host_path),
     Setting("PROJECT_PATH", "/workspace", "Working directory inside the nodes.", container_path),
     Setting("HF_TOKEN", "", "Token of the Hugging Face hub, never shown (also HUGGING_FACE_HUB_TOKEN).", token,
             secret=True, aliases=("HUGGING_FACE_HUB_TOKEN",)),
@@ -157,7 +122,7 @@ class Settings:
     def number(self, key: str) -> int:
         """The value as a number, sizes in bytes: 0 where not set, -1 for unlimited."""
         text = self.text(key)
-        return -1 if text == "unlimited" else _bytes(text or "0")
+        return -1 if text == "unlimited" else in_bytes(text or "0")
 
     def secret(self, key: str) -> Secret | None:
         """The value, hidden; None where not set."""
@@ -234,15 +199,9 @@ def _check(found: Found, home: str) -> None:
 
 
 def _hint_for_unknown(key: str) -> str:
-    near = _nearest(key.upper(), _BY_NAME)
+    near = nearest(key.upper(), _BY_NAME)
     otherwise = f"env.example lists every key; {EXTRA}{key}=... would hand {key} to workloads"
     return f"did you mean {near}?" if near else otherwise
-
-
-def _nearest(word: str, known: Iterable[str]) -> str:
-    from difflib import get_close_matches
-
-    return next(iter(get_close_matches(word, known, n=1, cutoff=0.7)), "")
 
 
 def _by_key(layer: Iterable[Found]) -> dict[str, Found]:
@@ -289,10 +248,3 @@ def _shown(found: Found) -> str:
 
 def _expanded(setting: Setting, value: str, home: str) -> str:
     return re.sub(r"\A~(?=/|\Z)", lambda _: home, value) if setting.kind is host_path else value
-
-
-def _bytes(text: str) -> int:
-    match = re.fullmatch(r"([0-9]+)([kmgt]?)i?b?", text.lower())
-    if match is None:
-        raise ValueError(f"{text!r} is not a number")
-    return int(match[1]) * _UNITS[match[2]]

@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 from builders import host
 
-from labctl import accelerators, settings
+from labctl import accelerators, setting_kinds
 from labctl.errors import ConfigError
 from labctl.model import Accelerator, DeviceMapping, Host
 
@@ -29,7 +29,7 @@ def put(path: Path, text: str = "") -> None:
 
 
 def test_names_are_the_ones_that_settings_and_model_know() -> None:
-    assert set(NAMES) == set(get_args(Accelerator)) == set(settings.ACCELERATORS) - {"auto"}
+    assert set(NAMES) == set(get_args(Accelerator)) == set(setting_kinds.ACCELERATORS) - {"auto"}
     assert set(accelerators.PREFERENCE) == set(NAMES)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from labctl import hostfile, initialise, launchers, settings, workload
+from labctl import hostfile, initialise, launchers, setting_kinds, settings, workload
 from labctl.errors import ConfigError
 
 
@@ -71,7 +71,7 @@ def test_a_directory_that_cannot_be_made_is_an_error_for_people(tmp_path: Path) 
 @pytest.mark.parametrize("name", ["lab", "My Lab!", "ü", "-", "a" * 80, "x" * 29 + "-y", "9", "a_b.c"])
 def test_any_directory_gives_a_name_that_the_settings_take(tmp_path: Path, name: str) -> None:
     found = initialise.lab_name(tmp_path / name)
-    settings.label(found)
+    setting_kinds.label(found)
     assert re.fullmatch(r"[a-z0-9-]+-[0-9a-f]{4}", found)
 
 

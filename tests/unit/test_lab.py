@@ -74,11 +74,13 @@ def test_the_image_is_the_accelerators_own_unless_named(tmp_path: Path) -> None:
     assert build(tmp_path, "LAB_IMAGE=mine:1").image == "mine:1"
 
 
-def test_the_clone_is_mounted_where_the_scripts_expect_it(tmp_path: Path) -> None:
-    of = build(tmp_path, "HOST_REPO_PATH=/srv/clone\nHOST_CACHE_PATH=/srv/cache\nPROJECT_PATH=/project")
+def test_clones_are_mounted_where_the_scripts_expect_them(tmp_path: Path) -> None:
+    clones = "HOST_REPO_PATH=/srv/clone\nHOST_OPTIMUM_HABANA_PATH=/srv/habana"
+    of = build(tmp_path, f"{clones}\nHOST_CACHE_PATH=/srv/cache\nPROJECT_PATH=/project")
     assert {mount.source: (mount.target, mount.read_only) for mount in of.mounts} == {
         "/srv/cache": ("/project/.cache", False),
         "/srv/clone": ("/project/DeepSpeedExamples", False),
+        "/srv/habana": ("/project/optimum-habana", False),
         "/srv/lab/workloads": ("/project/workloads", True),
         "/srv/lab/runs": ("/project/runs", False),
     }

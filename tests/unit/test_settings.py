@@ -137,6 +137,7 @@ BAD = {
     "LAB_TORCH_INDEX": ["cpu"],
     "HOST_CACHE_PATH": ["cache", "./cache", "~other/cache", "$HOME/x"],
     "HOST_REPO_PATH": ["repo"],
+    "HOST_OPTIMUM_HABANA_PATH": ["optimum-habana"],
     "PROJECT_PATH": ["workspace", "/", "/a/../b", "/a b", "/a;b", "//a"],
     "HF_TOKEN": ["a b", "tökén"],
     "HTTP_PROXY": ["http://a b"],
