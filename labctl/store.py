@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
+from ast import literal_eval
 from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import datetime
@@ -20,6 +21,8 @@ RESULT = "result.json"
 OUTPUT = "output.log"
 LOCK = "run.lock"
 RANK_REPORTED = re.compile(r"labctl: rank (\d+) of \d+ on (\S+)$")
+# DeepSpeed's launcher on each node says which ranks it is about to start there; deepspeed/launcher/launch.py.
+RANKS_STARTED = re.compile(r"^(\S+): .*\bglobal_rank_mapping=defaultdict\(<class 'list'>, (\{.*\})\)$")
 
 
 def new_id(workload: str, now: datetime) -> str:
@@ -46,7 +49,8 @@ class Recorder:
         self._stream: TextIO = (path / OUTPUT).open("w", encoding="utf-8")
         self._hidden = lab.hidden
         self._path = path
-        self._wanted = re.compile("|".join((RANK_REPORTED.pattern, *(f"(?:{pattern})" for pattern in wanted))))
+        needed = (RANK_REPORTED.pattern, RANKS_STARTED.pattern, *(f"(?:{pattern})" for pattern in wanted))
+        self._wanted = re.compile("|".join(needed))
         self.lines: list[str] = []
 
     def keep(self, line: str) -> str:
@@ -65,8 +69,8 @@ class Recorder:
 
 
 def redact_ranks(path: Path, hidden: tuple[Secret, ...]) -> None:
-    """Take secrets out of the logs that ranks wrote themselves."""
-    for log in (path / "ranks").glob("*.log"):
+    """Take secrets out of the logs that ranks and scripts wrote themselves."""
+    for log in (*path.glob("*.log"), *path.glob("ranks/*.log")):
         text = log.read_text(encoding="utf-8", errors="surrogateescape")
         clean = redact(text, hidden)
         if clean != text:
@@ -172,6 +176,14 @@ def _summary(lab: Path, run_id: str) -> dict[str, Any]:
 
 
 def ranks_of(lines: Iterable[str]) -> tuple[Rank, ...]:
-    """The ranks that reported in, by the line that each prints first."""
+    """The ranks that reported in, by the line that each prints first; of a script that starts ranks of its own and
+    has them print no such line, those that DeepSpeed's launchers started."""
+    lines = tuple(lines)
     found = {int(match[1]): match[2] for line in lines if (match := RANK_REPORTED.search(line))}
+    found = found or {
+        rank: match[1]
+        for line in lines
+        if (match := RANKS_STARTED.search(line))
+        for rank in literal_eval(match[2]).get(match[1], ())
+    }
     return tuple(Rank(rank=rank, node=found[rank]) for rank in sorted(found))

@@ -26,6 +26,10 @@ CRASH_GRACE = 5
 RANK_CRASHED = re.compile(r"labctl: rank (\d+) on (\S+) exited with code (\d+)")
 # Who said a line, as pdsh marks it (`worker-0: `), Open MPI (`[1,0]<stdout>:`) or Horovod (`[0]<stderr>:`).
 SPEAKER = re.compile(r"(?:\[(?:\d+,)?(\d+)\](?:<std\w+>:)? ?|(\S+): )(.*)")
+# What DeepSpeed's launcher says on the node where a rank failed; deepspeed/launcher/launch.py.
+DEEPSPEED_CRASHED = re.compile(r"^(\S+): .*\[launch\.py:.* exits with return code = (-?\d+)")
+# What is said about a rank, not by it.
+REMARK = re.compile(r"labctl: |.*\[launch\.py:")
 OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|can't allocate memory", re.IGNORECASE)
 
 
@@ -89,7 +93,7 @@ def supervise(lab: Lab, job: Job, engine: Engine, on_line: Callable[[str], None]
 
 def follow(lab: Lab, job: Job, engine: Engine, stop: Stop, on_line: Callable[[str], None]) -> int:
     """Stream the command's output to its end; returns its exit code."""
-    crash = CrashWatch(stop)
+    crash = CrashWatch(stop, starts_itself=job.launcher == "own")
 
     def look_at(line: str) -> None:
         on_line(line)
@@ -110,33 +114,46 @@ def follow(lab: Lab, job: Job, engine: Engine, stop: Stop, on_line: Callable[[st
 
 
 class CrashWatch:
-    """Notices a rank that reports its own failure, and stops the run if the others do not end by themselves."""
+    """Notices a rank that reports its own failure, and stops the run if the others do not end by themselves.
 
-    def __init__(self, stop: Stop) -> None:
+    The ranks of a script that starts them itself report nothing; there it is DeepSpeed that says so.
+    """
+
+    def __init__(self, stop: Stop, *, starts_itself: bool = False) -> None:
         self._stop = stop
+        self._starts_itself = starts_itself
         self._timer: threading.Timer | None = None
         self._memory = False
         self._last: dict[str, str] = {}
 
     def look_at(self, line: str) -> None:
         self._memory = self._memory or bool(OUT_OF_MEMORY.search(line))
-        crashed = RANK_CRASHED.search(line)
+        crashed = self._crash_in(line)
         if not crashed:
             speaker = SPEAKER.match(line)
-            if speaker and speaker[3].strip() and not speaker[3].startswith("labctl: "):
+            if speaker and speaker[3].strip() and not REMARK.match(speaker[3]):
                 self._last[speaker[2] or f"rank {speaker[1]}"] = speaker[3].strip()
             return
         if self._timer:
             return
-        rank, node, code = crashed.groups()
+        who, node, code = crashed
         cause: Cause = "out-of-memory" if self._memory else "rank-crashed"
-        last = self._last.get(node) or self._last.get(f"rank {rank}")
+        last = self._last.get(node) or self._last.get(who)
         said = f": {last}" if last else ""
-        message = f"rank {rank} on {node} exited with code {code}{signal_name(int(code))}{said}"
+        message = f"{who} on {node} exited with code {code}{signal_name(code)}{said}"
         self._timer = threading.Timer(CRASH_GRACE, self._stop.because, (cause, message))
         self._timer.daemon = True
         self._timer.start()
         self._reason = (cause, message)
+
+    def _crash_in(self, line: str) -> tuple[str, str, int] | None:
+        """Who crashed, on which node, with which code."""
+        if crashed := RANK_CRASHED.search(line):
+            return f"rank {crashed[1]}", crashed[2], int(crashed[3])
+        if self._starts_itself and (crashed := DEEPSPEED_CRASHED.search(line)):
+            code = int(crashed[2])
+            return "a rank", crashed[1], code if code > 0 else 128 - code
+        return None
 
     def close(self) -> None:
         """At the end of the output: the reason stands even when the others ended by themselves."""

@@ -140,6 +140,19 @@ def test_ranks_are_those_that_reported_in_behind_any_prefix() -> None:
     assert store.ranks_of(lines) == (Rank(rank=0, node="worker-0"), Rank(rank=1, node="worker-1"))
 
 
+MAPPING = "global_rank_mapping=defaultdict(<class 'list'>, {'worker-0': [0, 1], 'worker-1': [2, 3]})"
+
+
+def test_ranks_that_a_script_started_are_those_of_the_nodes_where_deepspeed_started_them() -> None:
+    lines = [f"worker-1: [2026-01-02 15:04:05,000] [INFO] [launch.py:163:main] {MAPPING}", "other: words"]
+    assert store.ranks_of(lines) == (Rank(rank=2, node="worker-1"), Rank(rank=3, node="worker-1"))
+
+
+def test_ranks_that_report_are_counted_by_that_alone() -> None:
+    lines = [f"worker-1: [launch.py:163:main] {MAPPING}", "worker-0: labctl: rank 0 of 4 on worker-0"]
+    assert store.ranks_of(lines) == (Rank(rank=0, node="worker-0"),)
+
+
 # --- secrets -------------------------------------------------------------------------------------------------
 
 

@@ -211,6 +211,32 @@ def test_last_words_are_found_under_the_marks_of_every_launcher(stop: supervise.
     assert stop.message == "rank 1 on worker-1 exited with code 9: ValueError: no such data"
 
 
+FAILED = (
+    "worker-1: [2026-01-02 15:04:05,000] [ERROR] [launch.py:341:sigkill_handler] ['main.py'] exits with return code = "
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"), [("1", "a rank on worker-1 exited with code 1"), ("-9", "exited with code 137 (SIGKILL)")]
+)
+def test_deepspeed_reports_for_ranks_that_a_script_started(stop: supervise.Stop, code: str, said: str) -> None:
+    watch = supervise.CrashWatch(stop, starts_itself=True)
+    watch.look_at("worker-1: ValueError: no such data")
+    watch.look_at("worker-1: [2026-01-02 15:04:05,000] [INFO] [launch.py:335:sigkill_handler] Killing subprocess 7")
+    watch.look_at(f"{FAILED}{code}")
+    watch.close()
+    assert stop.cause == "rank-crashed"
+    assert said in stop.message
+    assert stop.message.endswith(": ValueError: no such data")
+
+
+def test_a_rank_that_reports_by_itself_is_not_reported_for(stop: supervise.Stop) -> None:
+    watch = supervise.CrashWatch(stop)
+    watch.look_at(f"{FAILED}1")
+    watch.close()
+    assert stop.cause is None
+
+
 def test_a_container_that_stays_and_cannot_be_entered_is_not_taken_for_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execute, "DYING", 0.01)
 
