@@ -76,7 +76,9 @@ class Launch:
     def __str__(self) -> str:
         import shlex
 
-        return f"in launcher, at most {self.job.timeout:g} s: {shlex.join(self.job.argv)}"
+        workload = self.job.workload
+        started = shlex.join((workload.script, *workload.arguments))
+        return f"in launcher, at most {self.job.timeout:g} s: {shlex.join(self.job.argv)}, which starts {started}"
 
 
 Step = WriteFiles | RemoveContainers | ComposeUp | Reach | RemoveNetworks | Launch
