@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 
 from labctl import workload
 from labctl.errors import ConfigError, HostError
-from labctl.model import Mount, Workload
+from labctl.model import Workload
+from labctl.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,50 +61,63 @@ FAMILIES = {clone.family: clone for clone in CLONES}
 # What rehearses a Gaudi workload, beside its declaration.
 CHECK = "check.py"
 # The environment variable of a workload that says which optimum-habana its arguments were written for.
-WRITTEN_FOR = "OPTIMUM_HABANA"
+WRITTEN_FOR = "LABCTL_WRITTEN_FOR"
+
+# A name becomes part of a run's id, and of paths.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 
 
-def roots(mounts: Iterable[Mount]) -> dict[str, Path]:
-    """Where on the host the clones are that a lab mounts, by family."""
-    return {
-        clone.family: Path(mount.source)
-        for mount in mounts
-        for clone in CLONES
-        if mount.target.endswith(f"/{clone.repository}")
-    }
+def roots(found: Settings) -> dict[str, Path]:
+    """Where on this host the clones are, by family."""
+    paths = {clone.family: found.text(clone.setting) for clone in CLONES}
+    return {family: Path(path) for family, path in paths.items() if path}
 
 
 def load(
-    directory: Path,
-    name: str,
-    launchers: tuple[str, ...],
-    clones: Mapping[str, Path],
-    *,
-    rehearse: bool = False,
-    arguments: tuple[str, ...] = (),
+    directory: Path, name: str, launchers: tuple[str, ...], clones: Mapping[str, Path], *, rehearse: bool = False
 ) -> Workload:
-    """The workload of that name, from the folder of workloads or from a clone, with a person's own arguments added.
+    """The workload of that name, from the folder of workloads or from a clone.
 
     Raises ConfigError as ``workload.load`` does, and where the clone or the script in it is not there.
     """
     family, _, script = name.partition("/")
-    if family == DSCHAT.family:
-        refuse_changes(name, rehearse=rehearse, arguments=arguments)
+    if family == DSCHAT.family and rehearse:
+        raise ConfigError(
+            f"{name} cannot be rehearsed: its model and its steps are written in the script, which is run as it is",
+            hint="`labctl run opt-13b --rehearse` rehearses the same training with labctl's own script",
+        )
     declared = workload.load(directory, family if family in FAMILIES else name, launchers, rehearse=rehearse)
     clone = FAMILIES.get(declared.directory.name)
     if clone is None:
-        return replace(declared, arguments=(*declared.arguments, *arguments))
-    words = (*filter(None, [script]), *declared.arguments, *split(arguments))
-    root = clones.get(clone.family)
-    path = locate(clone, words[0] if words else "", root)
+        return declared
+    given = (*filter(None, [script]), *declared.arguments)
+    path = locate(clone, given[0] if given else "", clones.get(clone.family))
     if script:
         declared = replace(declared, name=name, describe=str(path))
     if clone is DSCHAT:
         return replace(declared, arguments=(path.name,))
     if rehearse:
         # As check.py finds it below PROJECT_PATH.
-        return replace(declared, arguments=(f"{clone.repository}/{clone.scripts}/{words[0]}.py", *words[1:]))
-    return replace(declared, script=str(path), arguments=words[1:])
+        return replace(declared, arguments=(f"{clone.repository}/{clone.scripts}/{given[0]}.py", *given[1:]))
+    return replace(declared, script=str(path), arguments=given[1:])
+
+
+def words(of: Workload, key: str, value: str) -> tuple[str, ...]:
+    """What a script gets of ``--set key=value``; ConfigError where it takes nothing.
+
+    For a Gaudi workload a value is read as a shell does: none is a bare flag, two are a list.
+    """
+    if of.directory.name == DSCHAT.family:
+        raise ConfigError(
+            f"{of.name} takes no --set: its arguments are written in the script, which is run as it is",
+            hint="what it reads from the environment can be set: LAB_ENV_<NAME>=value in .env, then `labctl up`",
+        )
+    if of.directory.name != GAUDI.family:
+        return (f"--{key}", value)
+    try:
+        return (f"--{key}", *shlex.split(value))
+    except ValueError as error:
+        raise ConfigError(f"--set {key}={value}: {error}", hint="close the quote") from None
 
 
 def at(of: Workload, nodes: int, directory: str) -> Workload:
@@ -123,7 +137,7 @@ def list_all(
         found.append(one)
         clone, root = FAMILIES.get(one.name), clones.get(one.name)
         if clone and root:
-            paths = {name: root / clone.scripts / name for name in scripts(clone, root)}
+            paths = {name: path_of(clone, root, name) for name in scripts(clone, root)}
             found += [replace(one, name=f"{one.name}/{name}", describe=str(path)) for name, path in paths.items()]
     return tuple(found), errors
 
@@ -171,7 +185,9 @@ def locate(clone: Clone, script: str, root: Path | None) -> Path:
         )
     known = scripts(clone, root)
     if script in known:
-        return folder / f"{script}{Path(clone.pattern).suffix}"
+        return path_of(clone, root, script)
+    if not script:
+        raise ConfigError(f"{what}: say which script of {folder}", hint="`labctl workloads` lists them")
     nearest = get_close_matches(script, known, n=1, cutoff=0)
     raise ConfigError(
         f"{folder}: no script {what}; {clone.family} runs those that {clone.takes}",
@@ -179,14 +195,19 @@ def locate(clone: Clone, script: str, root: Path | None) -> Path:
     )
 
 
+def path_of(clone: Clone, root: Path, script: str) -> Path:
+    return root / clone.scripts / f"{script}{Path(clone.pattern).suffix}"
+
+
 def scripts(clone: Clone, root: Path) -> tuple[str, ...]:
-    """Names of the clone's scripts, without their suffix, relative to where they lie."""
+    """Names of the clone's scripts, without their suffix, relative to where they lie; odd ones are passed over."""
     folder = root / clone.scripts
-    return tuple(
-        path.relative_to(folder).with_suffix("").as_posix()
+    texts = {
+        path.relative_to(folder).with_suffix("").as_posix(): path.read_text(encoding="utf-8", errors="replace")
         for path in sorted(folder.glob(clone.pattern))
-        if path.is_file() and re.search(clone.mark, path.read_text(encoding="utf-8", errors="replace"))
-    )
+        if path.is_file()
+    }
+    return tuple(name for name, text in texts.items() if _NAME.fullmatch(name) and re.search(clone.mark, text))
 
 
 def version(root: Path) -> str:
@@ -197,33 +218,3 @@ def version(root: Path) -> str:
         return ""
     match = re.search(r"__version__ = \"([^\"]+)\"", text)
     return match[1] if match else ""
-
-
-# --- what a person adds --------------------------------------------------------------------------------------
-
-
-def split(arguments: tuple[str, ...]) -> tuple[str, ...]:
-    """``--key value`` pairs as words: a value is read as a shell does, so none is a bare flag and two are a list."""
-    pairs = zip(arguments[::2], arguments[1::2], strict=True)
-    return tuple(word for key, value in pairs for word in (key, *words_of(key, value)))
-
-
-def words_of(key: str, value: str) -> list[str]:
-    try:
-        return shlex.split(value)
-    except ValueError as error:
-        raise ConfigError(f"--set {key[2:]}={value}: {error}", hint="close the quote") from None
-
-
-def refuse_changes(name: str, *, rehearse: bool, arguments: tuple[str, ...]) -> None:
-    """ConfigError for what cannot be asked of a script that has its model, steps and arguments written in it."""
-    if rehearse:
-        raise ConfigError(
-            f"{name} cannot be rehearsed: its model and its steps are written in the script, which is run as it is",
-            hint="`labctl run opt-13b --rehearse` rehearses the same training with labctl's own script",
-        )
-    if arguments:
-        raise ConfigError(
-            f"{name} takes no --set: its arguments are written in the script, which is run as it is",
-            hint="what it reads from the environment can be set: LAB_ENV_<NAME>=value in .env, then `labctl up`",
-        )

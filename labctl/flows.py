@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from labctl import cache as shared_cache
-from labctl import execute, initialise, keys, launchers, lock, plan, prepare, render, runs, store, workload
+from labctl import clones, execute, initialise, keys, launchers, lock, plan, prepare, render, runs, store, workload
 from labctl import setup as host_setup
 from labctl.context import Context
 from labctl.doctor import Finding, examine
@@ -69,7 +69,7 @@ def up(context: Context, *, workload: str = "", dry_run: bool = False) -> dict[s
     engine = LocalEngine()
     prepare.require_initialised(context)
     if workload:
-        found = prepare.for_workload(found, runs.choose_workload(context.directory, workload, runs.RunOptions()))
+        found = prepare.for_workload(found, runs.choose_workload(context.directory, workload, runs.RunOptions(), found))
     if dry_run:
         steps = plan_up(context, prepare.load_lab(context, found), engine)
         return {"lab": found.text("LAB_NAME"), "plan": str(steps).splitlines()}
@@ -166,8 +166,11 @@ def run(context: Context, name: str, options: runs.RunOptions, ask: Ask | None =
 
     ``ask`` is asked whether the image that the workload needs may be built and the lab brought up with it.
     """
-    task = runs.choose_workload(context.directory, name, options)
-    found = prepare.for_workload(context.settings(), task)
+    found = context.settings()
+    task = runs.choose_workload(context.directory, name, options, found)
+    found = prepare.for_workload(found, task)
+    for remark in clones.remarks(task, clones.roots(found)):
+        context.warn(remark)
     engine = LocalEngine()
     lab = prepare.load_lab(context, found)
     now = datetime.now().astimezone()
@@ -175,6 +178,7 @@ def run(context: Context, name: str, options: runs.RunOptions, ask: Ask | None =
     steps = plan.run(job)
     if options.dry_run:
         return {"lab": lab.name, "plan": str(steps).splitlines()}
+    clones.require_device(task, lab.accelerator)
     if reason := runs.why_not_fit(lab, job, found.number("LAB_MEMORY")):
         return runs.refuse(lab, job, reason, now)
     if task.image and runs.not_up(lab, job, engine.observe(lab.name, lab.image)):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from labctl import (
+    clones,
     deepspeed_config,
     execute,
     fit,
@@ -23,7 +24,6 @@ from labctl import (
     record,
     render,
     store,
-    workload,
 )
 from labctl.containers import Observed
 from labctl.context import Context
@@ -35,6 +35,8 @@ from labctl.supervise import Ended, supervise
 from labctl.verdict import judge
 
 DEEPSPEED = "deepspeed."
+# The launcher of scripts that start their ranks by themselves.
+OWN = "own"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +58,21 @@ class RunOptions:
     dry_run: bool = False
 
 
-def choose_workload(directory: Path, name: str, options: RunOptions) -> Workload:
+def choose_workload(directory: Path, name: str, options: RunOptions, found: Settings) -> Workload:
     """The declared workload with what a person changes of it for this run."""
-    chosen = workload.load(directory / "workloads", name, launchers.known(), rehearse=options.rehearse)
+    chosen = clones.load(
+        directory / "workloads", name, launchers.known(), clones.roots(found), rehearse=options.rehearse
+    )
     known = {metric.name for metric in chosen.metrics}
     for criterion in options.expect:
         if criterion.metric not in known:
             hint = f"it has {', '.join(sorted(known))}"
             raise ConfigError(f"--expect: {name} has no metric `{criterion.metric}`", hint=hint)
     launchers.get(options.launcher or chosen.launcher)
-    words = (word for key, value in options.arguments if not _of_deepspeed(key) for word in (f"--{key}", value))
+    if options.launcher and chosen.launcher == OWN:
+        raise ConfigError(f"{name} starts its ranks by itself, so no other launcher can", hint="leave out --launcher")
+    given = ((key, value) for key, value in options.arguments if not _of_deepspeed(key))
+    words = (word for key, value in given for word in clones.words(chosen, key, value))
     return replace(
         chosen,
         arguments=(*chosen.arguments, *words),
@@ -110,8 +117,9 @@ def build_job(lab: Lab, task: Workload, options: RunOptions, now: datetime) -> J
         exclude=options.exclude,
     )
     run_id = store.new_id(task.name, now)
-    task = inputs.resolve(lab, task)
-    task, folder, copied = inputs.place_script(lab, task, f"{lab.project_path}/runs/{run_id}")
+    directory = f"{lab.project_path}/runs/{run_id}"
+    task = inputs.resolve(lab, clones.at(task, len(chosen), directory))
+    task, folder, copied = inputs.place_script(lab, task, directory)
     built = job.build(
         lab,
         task,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from labctl import flows, launchers, runs, store, workload
+from labctl import clones, flows, launchers, runs, settings, store
 from labctl.cli.common import HERE, Directory, DryRun, Json, Setting, answering, context, pairs, show
 from labctl.errors import ConfigError
 from labctl.output import quantity, result_text, table
@@ -18,7 +19,8 @@ from labctl.workload_fields import parse_duration, parse_expectation
 def complete_workload(incomplete: str) -> list[str]:
     """Names for the shell's completion."""
     try:
-        known, _ = workload.list_all(Path("workloads"), launchers.known())
+        roots = clones.roots(settings.load(Path(), os.environ, {}))
+        known, _ = clones.list_all(Path("workloads"), launchers.known(), roots)
     except ConfigError:
         return []
     return [one.name for one in known if one.name.startswith(incomplete)]
@@ -26,7 +28,8 @@ def complete_workload(incomplete: str) -> list[str]:
 
 def workloads_command(directory: Directory = HERE, json: Json = False) -> None:
     with answering(as_json=json) as output:
-        known, errors = workload.list_all(directory.resolve() / "workloads", launchers.known())
+        roots = clones.roots(context(directory, output).settings())
+        known, errors = clones.list_all(directory.resolve() / "workloads", launchers.known(), roots)
         for error in errors:
             output.error(error) if not json else None
         document = {

@@ -1,0 +1,1 @@
+../step1_supervised_finetuning/main.py

@@ -1,0 +1,1 @@
+"""A part of an example, and none by itself."""

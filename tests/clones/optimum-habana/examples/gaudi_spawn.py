@@ -1,0 +1,4 @@
+"""A launcher: it lies in no folder, so it is no example."""
+
+if __name__ == "__main__":
+    pass

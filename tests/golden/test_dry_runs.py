@@ -1,0 +1,39 @@
+"""What `--dry-run` prints for each training script of a DeepSpeed-Chat clone.
+
+``pytest tests/golden --update-golden`` rewrites ``tests/clones/expected.txt``; read the difference before keeping it.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+from builders import host
+
+from labctl import lab, plan, runs, settings
+from labctl.model import Limits
+
+ROOT = Path(__file__).parents[2]
+CLONES = ROOT / "tests/clones"
+EXPECTED = CLONES / "expected.txt"
+NAMES = ("run_opt-350m", "run_opt-350m_bs16", "run_opt-350m_bs24", "run_opt-350m_bs24_zero0", "run_opt-13b",
+         "run_opt-13b_bs16_zero0", "run_opt-66b")  # fmt: skip
+NOW = datetime(2026, 1, 2, 15, 4, 5, tzinfo=timezone.utc)
+
+
+def dry_run(name: str, scratch: Path) -> str:
+    clones = {"HOST_REPO_PATH": str(CLONES / "DeepSpeedExamples"), "HOME": "/home/someone"}
+    found = settings.load(scratch, clones, {})
+    options = runs.RunOptions()
+    task = runs.choose_workload(ROOT, f"dschat/{name}", options, found)
+    job = runs.build_job(lab.build(found, Path("/srv/lab"), "cpu", host(), Limits()), task, options, NOW)
+    return re.sub(rf"({name})-[0-9a-f]{{4}}\b", r"\1-3fa2", f"{plan.run(job)}\n")
+
+
+def test_each_script_is_started_as_it_expects(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    found = "\n".join(f"== dschat/{name}\n{dry_run(name, tmp_path)}" for name in NAMES)
+    if request.config.getoption("--update-golden"):
+        EXPECTED.write_text(found, encoding="utf-8")
+    assert found == EXPECTED.read_text(encoding="utf-8")

@@ -1,0 +1,68 @@
+"""Scripts of a person's clones on two nodes: run as they are, judged by what they print."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import NewLab
+
+from integration.harness import Lab
+
+pytestmark = pytest.mark.docker
+
+CLONES = Path(__file__).parents[1] / "clones"
+
+
+@pytest.fixture(scope="module")
+def cloned(new_lab: NewLab, image: str, tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    """A lab of two nodes with both clones."""
+    root = tmp_path_factory.mktemp("clones") / "clones"
+    shutil.copytree(CLONES, root, symlinks=True)
+    lab = new_lab(
+        {
+            "HOST_REPO_PATH": str(root / "DeepSpeedExamples"),
+            "HOST_OPTIMUM_HABANA_PATH": str(root / "optimum-habana"),
+        }
+    )
+    lab.call("up", limit=300).expect(0)
+    return lab
+
+
+def test_a_deepspeed_chat_script_runs_unmodified_on_all_nodes(cloned: Lab) -> None:
+    result = cloned.call("run", "dschat/run_opt-350m_bs24_zero0", "--json").expect(0).json
+    assert result["verdict"] == "PASS"
+    assert result["ranks"] == [{"rank": 0, "node": "worker-0"}, {"rank": 1, "node": "worker-1"}]
+    assert result["metrics"]["throughput"]["value"] > 0
+    record = cloned.path / "runs" / result["run_id"]
+    log = (record / "opt-350m_1_2xN.log").read_text()
+    assert log.startswith("worker-0 slots=1\nworker-1 slots=1\n\n")
+    for rank in (0, 1):
+        assert f"worker-{rank}: rank {rank} local 0 run {result['run_id']} port 29500" in log
+    assert cloned.processes_of(result["run_id"]) == []
+
+
+def test_on_one_node_it_runs_in_that_node_and_its_own_words_win(cloned: Lab) -> None:
+    (cloned.path / "one").write_text("worker-1 slots=1\n")
+    result = cloned.call("run", "dschat/run_opt-13b", "--hostfile", "one", "--json").expect(0).json
+    assert result["ranks"] == [{"rank": 0, "node": "worker-1"}]
+    assert "port 12346" in (cloned.path / "runs" / result["run_id"] / "output.log").read_text()
+
+
+def test_a_script_that_names_its_authors_home_and_fails_is_an_error_with_the_reason(cloned: Lab) -> None:
+    answer = cloned.call("run", "dschat/run_that_fails", "--json")
+    result = answer.json
+    assert answer.code == 4
+    assert (result["verdict"], result["cause"]) == ("ERROR", "rank-crashed")
+    assert result["message"] == "a rank on worker-1 exited with code 1: nothing to do"
+
+
+def test_a_gaudi_example_is_refused_here_and_checked_on_every_node(cloned: Lab) -> None:
+    name = "gaudi/language-modeling/run_lora_clm"
+    assert "needs Gaudis" in cloned.call("run", name).expect(3).err
+    result = (
+        cloned.call("run", name, "--rehearse", "--set", "lora_rank=8", "--set", "use_habana=", "--json").expect(0).json
+    )
+    assert result["metrics"]["checked"]["value"] == 2
+    assert result["world_size"] == 2

@@ -1,0 +1,26 @@
+#!/bin/bash
+# Runs one script of a DeepSpeed-Chat clone as its authors do: start.sh SCRIPT JOB HOSTFILE OUTPUT
+# PROJECT_PATH, SSH_PORT and MASTER_PORT, which the scripts read too, are set already.
+here=$PWD
+
+# Where the scripts look for `deepspeed`: on the path, or in the home of who wrote them.
+LABCTL_DEEPSPEED=$(command -v deepspeed) || { echo "start.sh: there is no deepspeed on $PATH"; exit 127; }
+export LABCTL_DEEPSPEED PATH=$here/bin:$PATH USER=${HOME##*/}
+mkdir -p ~/.local/bin && ln -sfn "$here/bin/deepspeed" ~/.local/bin/deepspeed || exit
+
+# Models lie where the clone's own compose file keeps them, as one script names a snapshot there by its path. Where
+# there is nothing yet, that is another name for the hub's cache.
+mkdir -p "$HF_HOME/hub" || exit
+[[ -e $HF_HOME/transformers ]] || ln -s hub "$HF_HOME/transformers" || exit
+export TRANSFORMERS_CACHE=${TRANSFORMERS_CACHE:-$HF_HOME/transformers}
+export HF_HUB_CACHE=${HF_HUB_CACHE:-$TRANSFORMERS_CACHE}
+
+# DeepSpeed hands these on to every rank; of its own environment it forwards next to nothing.
+export DS_ENV_FILE=${DS_ENV_FILE:-$LABCTL_RUN_DIR/.deepspeed_env}
+for name in LABCTL_RUN_ID LABCTL_RUN_DIR TRANSFORMERS_CACHE HF_HUB_CACHE; do
+    echo "$name=${!name}"
+done > "$LABCTL_RUN_DIR/.deepspeed_env"
+
+cd "$PROJECT_PATH/DeepSpeedExamples/applications/DeepSpeed-Chat/training" || exit
+# The scripts end in `deepspeed ... | tee LOG`; without this, tee's exit code would be theirs.
+exec bash -o pipefail "./$1" "${@:2}"

@@ -1,0 +1,63 @@
+"""check.py SCRIPT ARGUMENT...: what can be told without a Gaudi of an optimum-habana example, a path in PROJECT_PATH.
+
+On every rank: the script is there and is Python, and each of its arguments is one that it, the clone or the installed
+transformers declares. Whether it trains, only a Gaudi can tell: the script imports habana_frameworks.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from collections.abc import Iterator
+from difflib import get_close_matches
+from pathlib import Path
+
+
+def main() -> None:
+    script = Path(os.environ["PROJECT_PATH"]) / sys.argv[1]
+    given = [word.partition("=")[0] for word in sys.argv[2:] if word.startswith("--")]
+    known = set(declared(script)) | set(of_the_clone(script)) | set(of_transformers())
+    unknown = [option for option in given if plain(option) not in known]
+    for option in unknown:
+        print(f"check: {option} is declared neither by the script, nor by its clone, nor by transformers here")
+        if near := get_close_matches(plain(option), known, n=1, cutoff=0.85):
+            sys.exit(f"check: {option}: did you mean --{near[0]}?")
+    print(f"check: {script} is there; checked {len(given) - len(unknown)} arguments of {len(given)}")
+    print("check: that it trains, only a Gaudi can tell")
+
+
+def plain(option: str) -> str:
+    """``--max-seq-length`` and ``--max_seq_length`` are the same option."""
+    return option.lstrip("-").replace("-", "_")
+
+
+def declared(path: Path) -> Iterator[str]:
+    """Options that a file declares: fields of its classes, as HfArgumentParser takes them, and add_argument calls."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        if isinstance(node, ast.ClassDef):
+            yield from (item.target.id for item in node.body
+                        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name))  # fmt: skip
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+            words = [word.value for word in node.args if isinstance(word, ast.Constant)]
+            yield from (plain(str(word)) for word in words)
+
+
+def of_the_clone(script: Path) -> Iterator[str]:
+    """Options of GaudiTrainingArguments, which most examples share."""
+    for root in script.parents:
+        if (found := root / "optimum/habana/transformers/training_args.py").is_file():
+            return declared(found)
+    return iter(())
+
+
+def of_transformers() -> Iterator[str]:
+    """Options of TrainingArguments, from the file alone: to import it takes seconds."""
+    for folder in sys.path:
+        if (found := Path(folder) / "transformers/training_args.py").is_file():
+            return declared(found)
+    return iter(())
+
+
+if __name__ == "__main__":
+    main()
