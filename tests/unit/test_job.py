@@ -252,7 +252,6 @@ def test_a_script_that_starts_its_ranks_itself_gets_the_hostfile_and_the_runs_di
     assert ranks.seen("argv") == ["-u", "hello.py", *ARGUMENTS]
     assert seen["LABCTL_HOSTFILE"] == f"{ranks.project}/runs/r1/hostfile"
     assert (seen["LABCTL_RUN_DIR"], seen["LABCTL_RUN_ID"]) == (f"{ranks.project}/runs/r1", "r1")
-    assert seen["PATH"].startswith(f"{ranks.project}/runs/r1/bin:")
 
 
 def test_a_rank_without_its_folder_fails(ranks: Ranks) -> None:
