@@ -121,5 +121,5 @@ def test_run_reaches_writes_launches() -> None:
         "#2 write hostfile, .deepspeed_env, rank.sh  [run 20260102-150405-hello-3fa2]\n"
         f"#3 in launcher, at most 60 s: deepspeed --hostfile {directory}/hostfile --master_addr worker-1 "
         "--master_port 29500 --ssh_port 12345 --launcher pdsh --force_multi --no_python --no_local_rank "
-        f"{directory}/rank.sh  [hello on worker-1]"
+        f"{directory}/rank.sh, which starts hello.py  [hello on worker-1]"
     )
