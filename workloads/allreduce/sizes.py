@@ -1,0 +1,127 @@
+"""What is measured and how it is counted, without torch: sizes, iterations, bandwidths, memory.
+
+Sizes and bandwidths are those of nccl-tests, so that figures can be compared with its own (doc/PERFORMANCE.md there).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ITEM = 4
+"""Bytes of a float32."""
+PER_RANK = ("all_gather", "reduce_scatter", "all_to_all")
+"""Operations whose buffer has a part for every rank."""
+OPERATIONS = ("all_reduce", "broadcast", *PER_RANK)
+SHARE = 0.8
+"""Of the memory that is free, what may be filled."""
+UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of ``8``, ``64M`` or ``1G`` (powers of 1024). Raises ValueError for anything else, and below one value."""
+    match = re.fullmatch(r"(\d+)([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if not match or int(match[1]) << UNITS[match[2].upper()] < ITEM:
+        raise ValueError(f"`{text}` is not a size of at least {ITEM} bytes, such as 8, 64M or 1G")
+    return int(match[1]) << UNITS[match[2].upper()]
+
+
+def series(smallest: int, largest: int, factor: int, operation: str, world: int) -> list[int]:
+    """Bytes from the smallest by a factor to the largest, which is always the last.
+
+    Rounded to whole values, and where every rank has a part to whole parts: at least one value per rank.
+    """
+    sizes = []
+    size = smallest
+    while size < largest:
+        sizes.append(size)
+        size *= factor
+    step = ITEM * world if operation in PER_RANK else ITEM
+    return list(dict.fromkeys(max(1, size // step) * step for size in [*sizes, largest]))
+
+
+def iterations(size: int, most: int, budget: int) -> tuple[int, int]:
+    """Warm-up and timed calls: as many as asked for, fewer where they would move more than the budget of bytes."""
+    timed = max(min(3, most), min(most, budget // size))
+    return max(1, timed // 4), timed
+
+
+def bus_factor(operation: str, world: int) -> float:
+    """Bus bandwidth over algorithm bandwidth: what the wires carry for each byte of the result."""
+    if operation == "all_reduce":
+        return 2 * (world - 1) / world
+    return (world - 1) / world if operation in PER_RANK else 1.0
+
+
+def bandwidths(operation: str, world: int, size: int, seconds: float) -> tuple[float, float]:
+    """Algorithm and bus bandwidth in GB/s (10^9)."""
+    algorithm = size / seconds / 1e9
+    return algorithm, algorithm * bus_factor(operation, world)
+
+
+def count(operation: str, world: int, size: int) -> int:
+    """The column `count`: values of the buffer, of a rank's part where every rank has one."""
+    return size // ITEM // (world if operation in PER_RANK else 1)
+
+
+# --- memory --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Room:
+    """Bytes that one rank found free: on its machine, in its container, and on its device (0: it has none)."""
+
+    machine: str
+    container: str
+    free_on_machine: int
+    free_in_container: int
+    free_on_device: int
+
+
+def need(operation: str, world: int, size: int, scratch: float) -> int:
+    """Bytes that one rank takes: the script's buffers, and the backend's as a share of the size."""
+    buffers = {"all_reduce": 1.0, "broadcast": 1.0, "all_to_all": 2.0}.get(operation, 1 + 1 / world)
+    return int(size * (buffers + scratch))
+
+
+def obstacle(rooms: Sequence[Room], each: int) -> str:
+    """Why so many bytes for each rank do not fit, or an empty text: ranks of one machine share its memory."""
+    for room in rooms:
+        if room.free_on_device:
+            places = [("device", 1, room.free_on_device)]
+        else:
+            places = [
+                ("machine", sum(other.machine == room.machine for other in rooms), room.free_on_machine),
+                ("container", sum(other.container == room.container for other in rooms), room.free_in_container),
+            ]
+        for place, ranks, free in places:
+            if ranks * each > SHARE * free:
+                return f"{ranks} x {gib(each)} on one {place} of which {SHARE:.0%} of {gib(free)} may be filled"
+    return ""
+
+
+def gib(size: int) -> str:
+    return f"{size / (1 << 30):.2f} GiB"
+
+
+def free_on_machine(root: Path = Path("/")) -> int:
+    """Bytes that the kernel can give without swapping."""
+    text = (root / "proc/meminfo").read_text(encoding="ascii")
+    match = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
+    return int(match[1]) << 10 if match else 0
+
+
+def free_in_container(root: Path = Path("/")) -> int:
+    """Bytes left below the container's own limit (control groups, version 2 or 1); the machine's where it has none."""
+    groups = root / "sys/fs/cgroup"
+    for limit, used in (
+        (groups / "memory.max", groups / "memory.current"),
+        (groups / "memory/memory.limit_in_bytes", groups / "memory/memory.usage_in_bytes"),
+    ):
+        try:
+            return min(int(limit.read_text()) - int(used.read_text()), free_on_machine(root))
+        except (OSError, ValueError):
+            continue
+    return free_on_machine(root)
