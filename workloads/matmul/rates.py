@@ -1,0 +1,79 @@
+"""What the figures of the ranks come to, without torch: who is slow, how much of the device was used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median_high
+
+PEAK = {
+    "H100PCIE": {"bf16": 756, "fp16": 756, "fp32": 51},
+    "H100": {"bf16": 989, "fp16": 989, "fp32": 67},
+    "H200": {"bf16": 989, "fp16": 989, "fp32": 67},
+    "A100": {"bf16": 312, "fp16": 312, "fp32": 19.5},
+    "L40S": {"bf16": 362, "fp16": 362, "fp32": 91.6},
+    "V100": {"fp16": 125, "fp32": 15.7},
+    "GAUDI2": {"bf16": 432},
+    "GAUDI3": {"bf16": 1835},
+}
+"""TFLOP/s by a word in the name of the device, from its maker's data sheet: without sparsity, fp32 without TF32."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """One rank: TFLOP/s while it multiplied, and the seconds of multiplying, waiting for others, and of its CPUs."""
+
+    rank: int
+    node: str
+    tflops: float
+    busy: float
+    waited: float
+    cpu: float
+    cores: float
+    device: str
+
+
+def tflops(size: int, products: int, seconds: float) -> float:
+    """10^12 floating point operations per second: a product of two n x n matrices takes 2 n^3."""
+    return 2 * size**3 * products / seconds / 1e12
+
+
+def utilisation(report: Report, dtype: str) -> tuple[float, str] | None:
+    """Share of the device that was used, and of what; None where its peak is not known.
+
+    A CPU: processor time over time and cores, while multiplying. Anything else: TFLOP/s over the maker's peak.
+    """
+    if report.device == "cpu":
+        return report.cpu / (report.busy * report.cores), f"of {report.cores:g} cores"
+    name = report.device.upper().replace(" ", "")
+    peak = next((known[dtype] for word, known in PEAK.items() if word in name and dtype in known), None)
+    return (report.tflops / peak, f"of {peak:g} TFLOP/s") if peak else None
+
+
+def slow(reports: Sequence[Report], below: float) -> list[tuple[Report, float]]:
+    """Ranks under this share of the median, with their share; of two ranks the median is the faster one."""
+    middle = median_high(report.tflops for report in reports)
+    return [(report, report.tflops / middle) for report in reports if report.tflops < below * middle]
+
+
+def table(reports: Sequence[Report], dtype: str) -> list[str]:
+    """A line for every rank under a heading."""
+    middle = median_high(report.tflops for report in reports)
+    width = max(len("node"), *(len(report.node) for report in reports))
+    lines = [f"rank  {'node':<{width}}  {'TFLOP/s':>9}  of median  waited  utilisation"]
+    for report in reports:
+        used = utilisation(report, dtype)
+        share = f"{used[0]:.0%} {used[1]}" if used else f"unknown: no peak of {report.device} in {dtype}"
+        waited = report.waited / (report.busy + report.waited)
+        lines.append(
+            f"{report.rank:>4}  {report.node:<{width}}  {report.tflops:>9.4f}  {report.tflops / middle:>9.2f}"
+            f"  {waited:>6.0%}  {share}"
+        )
+    return lines
+
+
+def verdict(reports: Sequence[Report], below: float) -> str:
+    """The line that names the slow ranks."""
+    found = slow(reports, below)
+    named = ", ".join(f"{report.rank} on {report.node} ({share:.2f} of the median)" for report, share in found)
+    return f"slow ranks: {named or 'none'}"
