@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 BACKENDS = ("auto", "gloo", "nccl", "hccl", "xccl", "ccl")
 KINDS = {"gloo": "cpu", "nccl": "cuda", "hccl": "hpu", "xccl": "xpu", "ccl": "xpu"}
-BUDGET = {"cpu": 1 << 28}
+BUDGET = {"cpu": 1 << 30}
 """Bytes that the timed calls of one size may move; GPUs' links are a hundred times as fast as a CPU's network."""
 DEFAULT_BUDGET = 20 << 30
 COPIES = (("gloo", "all_gather"), ("gloo", "reduce_scatter"))

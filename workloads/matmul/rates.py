@@ -44,7 +44,7 @@ def utilisation(report: Report, dtype: str) -> tuple[float, str] | None:
     A CPU: processor time over time and cores, while multiplying. Anything else: TFLOP/s over the maker's peak.
     """
     if report.device == "cpu":
-        return report.cpu / (report.busy * report.cores), f"of {report.cores:g} cores"
+        return report.cpu / (report.busy * report.cores), f"of {report.cores:g} core{'s' * (report.cores != 1)}"
     name = report.device.upper().replace(" ", "")
     peak = next((known[dtype] for word, known in PEAK.items() if word in name and dtype in known), None)
     return (report.tflops / peak, f"of {peak:g} TFLOP/s") if peak else None

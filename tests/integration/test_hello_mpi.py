@@ -1,0 +1,45 @@
+"""hello-mpi: compiled in the lab, every slot answers, and one that does not is found."""
+
+from __future__ import annotations
+
+import pytest
+
+from integration.harness import Lab
+
+pytestmark = pytest.mark.docker
+
+# Two ranks in the launcher's own container: the program, with a short limit, and a Python that joins but never answers.
+SILENT_RANK = """
+mpicc -O2 -Wall -Werror -DLIMIT=1.0 -o /tmp/hello_mpi workloads/hello-mpi/hello_mpi.c
+mpirun --allow-run-as-root --oversubscribe -np 1 /tmp/hello_mpi \
+    : -np 1 python -c 'from mpi4py import MPI; MPI.COMM_WORLD.Barrier()'
+echo "code $?"
+"""
+FOREIGN_MPI = """
+mpicc -o /tmp/hello_mpi workloads/hello-mpi/hello_mpi.c
+WORLD_SIZE=5 mpirun --allow-run-as-root --oversubscribe -np 2 /tmp/hello_mpi
+echo "code $?"
+"""
+
+
+def test_every_slot_answers_and_the_second_run_compiles_nothing(lab: Lab) -> None:
+    first = lab.call("run", "hello-mpi", "--json").expect(0)
+    assert first.json["launcher"] == "mpirun"
+    assert first.json["metrics"]["answers"]["value"] == first.json["world_size"] == 2
+    for rank in (0, 1):
+        assert f"hello from rank {rank} of 2 on worker-{rank}" in first.err
+        assert f"answer from rank {rank} on worker-{rank}" in first.err
+    assert "compiling" not in lab.call("run", "hello-mpi", "--json").expect(0).err
+
+
+def test_a_rank_that_does_not_answer_is_named(lab: Lab) -> None:
+    said = lab.inside("launcher", "bash", "-c", SILENT_RANK)
+    assert "no answer from rank 1 within 1 s" in said
+    assert "ranks answered: 1 of 2" in said
+    assert said.endswith("code 3\n")
+
+
+def test_a_library_that_does_not_see_the_ranks_that_were_started_is_said(lab: Lab) -> None:
+    said = lab.inside("launcher", "bash", "-c", FOREIGN_MPI)
+    assert "5 ranks were started, MPI sees 2" in said
+    assert said.endswith("code 4\n")
