@@ -83,14 +83,12 @@ def test_a_backend_that_is_not_here_is_refused_with_the_reason(lab: Lab) -> None
 
 @pytest.mark.slow
 def test_it_is_as_fast_as_by_hand_in_the_same_containers(lab: Lab) -> None:
-    """busbw at 64 MiB, interleaved; noise of a busy machine gets four more pairs to even out."""
+    """busbw at 64 MiB, medians of seven interleaved pairs."""
     in_lab, by_hand = [], []
-    for pairs in range(1, 8):
+    for _ in range(7):
         arguments = ("--set", "min-bytes=64M", "--set", "max-bytes=64M")
         in_lab.append(lab.call("run", "allreduce", "--json", *arguments).expect(0).json["metrics"]["busbw"]["value"])
         by_hand.append(busbw_by_hand(lab))
-        if pairs >= 3 and median(in_lab) >= 0.9 * median(by_hand):
-            break
     assert median(in_lab) >= 0.9 * median(by_hand), (in_lab, by_hand)
 
 
