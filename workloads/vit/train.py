@@ -1,0 +1,187 @@
+"""Image classification with a vision transformer under DeepSpeed, started on every rank by any launcher."""
+
+from __future__ import annotations
+
+import csv
+import os
+import sys
+import time
+import warnings
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import arguments
+from shapes import InputError, Shape, parameters
+
+if TYPE_CHECKING:
+    import torch
+    from images import Images
+
+RANK = int(os.environ.get("RANK", "0"))
+WORLD = int(os.environ.get("WORLD_SIZE", "1"))
+COLUMNS = (
+    "Timestamp", "Rank", "Epoch", "Computation_Time", "GPU_ID", "GPU_Name", "GPU_Load", "GPU_Free_Mem_MB",
+    "GPU_Used_Mem_MB", "GPU_Total_Mem_MB", "GPU_Temp_C",
+)  # fmt: skip
+"""Of metrics.csv; a Computation_Time is the seconds that the rank trained in the epoch."""
+
+
+def main() -> int:
+    """Parse, check, train; 2 and one line for what cannot be done as asked."""
+    args = arguments.parse()
+    try:
+        train(args, arguments.check(args), arguments.read_config(args.deepspeed_config))
+    except InputError as error:
+        print(f"train.py: rank {RANK}: {error}", file=sys.stderr, flush=True)
+        return 2
+    return 0
+
+
+def train(args: Namespace, shape: Shape, config: dict[str, Any]) -> None:
+    """The whole run on this rank: join, build, train, test after every epoch."""
+    import deepspeed
+    import torch
+    from deepspeed.utils.logging import set_log_level_from_string
+    from device import use_cores
+    from images import require_steps
+    from model import VisionTransformer
+
+    set_log_level_from_string("error")
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    use_cores()
+    training, test = prepare(args, shape, config)
+
+    torch.manual_seed(args.seed)
+    model = VisionTransformer(shape)
+    optimizer = None if "optimizer" in config else torch.optim.AdamW(model.parameters(), lr=args.learning_rate)
+    config = {"steps_per_print": sys.maxsize, **config}
+    engine, *_ = deepspeed.initialize(
+        model=model, optimizer=optimizer, model_parameters=model.parameters(), config=config
+    )
+    steps = require_steps(training, engine.train_batch_size())
+    micro, accumulation = engine.train_micro_batch_size_per_gpu(), engine.gradient_accumulation_steps()
+    say(f"batch: {engine.train_batch_size()} = {micro} x {accumulation} accumulated x {WORLD} ranks, {steps} per epoch")
+
+    for epoch in range(1, args.epochs + 1):
+        loss, seconds = train_epoch(engine, training, steps, shape, args.seed + epoch)
+        slowest = max(record(epoch, seconds))
+        accuracy = evaluate(engine, test, shape)
+        speed = steps * engine.train_batch_size() / slowest
+        say(f"epoch {epoch}/{args.epochs} loss {loss:.4f} accuracy {accuracy:.4f} images/s {speed:.1f}")
+        if engine.fp16_enabled():
+            say(f"loss scale {engine.loss_scale():g}, {engine.skipped_steps} of {engine.global_steps} steps skipped")
+    torch.distributed.destroy_process_group()
+
+
+def prepare(args: Namespace, shape: Shape, config: dict[str, Any]) -> tuple[Images, Images]:
+    """The images; joins the other ranks, checks that all hold the same, and says what will be trained."""
+    import deepspeed
+    import images
+    from deepspeed.accelerator import get_accelerator
+    from device import agree, name, refuse_fp16
+
+    refuse_fp16(config)
+    training, test, source = images.load(args.data_path, args.dataset_percentage, args.seed)
+    get_accelerator().set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    deepspeed.init_distributed()
+    agree({"images": training.fingerprint(), "test images": test.fingerprint()})
+
+    say(f"world size {WORLD}")
+    say(f"model: {args.model}{', rehearsed' if args.rehearse else ''}, {parameters(shape)} parameters")
+    say(f"images: {source}, scaled to {shape.image} pixels")
+    say(f"device: {name()}; ZeRO stage: {(config.get('zero_optimization') or {}).get('stage', 0)}")
+    return training, test
+
+
+def train_epoch(engine: Any, training: Images, steps: int, shape: Shape, seed: int) -> tuple[float, float]:
+    """Train on the images in an order of the epoch's own; the loss over all ranks, and this rank's seconds."""
+    import torch
+    from deepspeed.accelerator import get_accelerator
+    from torch.nn import functional
+
+    order = torch.randperm(len(training.labels), generator=torch.Generator().manual_seed(seed))
+    order = order[: steps * engine.train_batch_size()]
+    total, count = torch.zeros(2, device=engine.device)
+    engine.train()
+    started = time.perf_counter()
+    for pixels, labels in training.batches(order, engine.train_micro_batch_size_per_gpu(), RANK, WORLD):
+        loss = functional.cross_entropy(predict(engine, pixels, shape).float(), labels.to(engine.device))
+        engine.backward(loss)
+        engine.step()
+        total += loss.detach()
+        count += 1
+    get_accelerator().synchronize()
+    seconds = time.perf_counter() - started
+    mean, ranks = summed([total / count, 1])
+    return mean / ranks, seconds
+
+
+def evaluate(engine: Any, test: Images, shape: Shape) -> float:
+    """Share of the test images that are told right; every rank takes part in every forward pass, as ZeRO-3 needs."""
+    import torch
+
+    size = engine.train_micro_batch_size_per_gpu()
+    order = torch.arange(len(test.labels))
+    missing = -len(order) % (size * WORLD)
+    padded = torch.cat([order, order.new_zeros(missing)])
+    right = torch.zeros((), device=engine.device)
+    engine.eval()
+    with torch.no_grad():
+        for number, (pixels, labels) in enumerate(test.batches(padded, size, RANK, WORLD)):
+            hits = predict(engine, pixels, shape).argmax(dim=1) == labels.to(engine.device)
+            first = (number * WORLD + RANK) * size
+            right += hits[: max(0, len(order) - first)].sum()
+    return summed([right])[0] / len(order)
+
+
+def predict(engine: Any, pixels: torch.Tensor, shape: Shape) -> torch.Tensor:
+    """Bytes (batch, 3, 32, 32) -> logits (batch, classes); scaled to -1..1 and to the model's size on the device."""
+    from torch.nn import functional
+
+    values = pixels.to(engine.device).float() / 127.5 - 1
+    if values.shape[-1] != shape.image:
+        values = functional.interpolate(values, size=(shape.image, shape.image), mode="bilinear")
+    return engine(values.to(next(engine.parameters()).dtype))
+
+
+def summed(values: list[Any]) -> list[float]:
+    """Numbers added up over all ranks."""
+    import torch
+    from deepspeed.accelerator import get_accelerator
+
+    total = torch.tensor([float(value) for value in values], device=get_accelerator().current_device_name())
+    torch.distributed.all_reduce(total)
+    return total.tolist()
+
+
+def record(epoch: int, seconds: float) -> list[float]:
+    """Append every rank's row to metrics.csv in the run's directory, as rank 0 alone; the seconds of all ranks."""
+    import torch
+    from device import usage
+
+    row = {"Timestamp": time.strftime("%Y-%m-%d %H:%M:%S"), "Rank": RANK, "Epoch": epoch, "Computation_Time": seconds}
+    rows: list[dict[str, Any]] = [{}] * WORLD
+    torch.distributed.all_gather_object(rows, {**row, **usage()})
+    if RANK == 0:
+        path = Path(os.environ.get("LABCTL_RUN_DIR", ".")) / "metrics.csv"
+        with path.open("w" if epoch == 1 else "a", newline="", encoding="utf-8") as stream:
+            writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
+            if epoch == 1:
+                writer.writeheader()
+            writer.writerows(rows)
+    return [other["Computation_Time"] for other in rows]
+
+
+def say(text: str) -> None:
+    """Print on rank 0 alone."""
+    if RANK == 0:
+        print(text, flush=True)
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Gloo's threads may still hold tensors here; freeing them while Python shuts down aborts one run in thirty.
+    os._exit(status)
