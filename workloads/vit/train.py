@@ -70,7 +70,7 @@ def train(args: Namespace, shape: Shape, config: dict[str, Any]) -> None:
         speed = steps * engine.train_batch_size() / slowest
         say(f"epoch {epoch}/{args.epochs} loss {loss:.4f} accuracy {accuracy:.4f} images/s {speed:.1f}")
         if engine.fp16_enabled():
-            say(f"loss scale {engine.loss_scale():g}, {engine.skipped_steps} of {engine.global_steps} steps skipped")
+            say(f"loss scale {engine.optimizer.loss_scale:g}, {engine.skipped_steps} of {engine.global_steps} steps skipped")
     torch.distributed.destroy_process_group()
 
 
