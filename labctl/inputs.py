@@ -13,10 +13,12 @@ from labctl.model import File, Lab, Workload
 def resolve(lab: Lab, workload: Workload) -> Workload:
     """The workload with its inputs as paths in the containers.
 
-    Raises ConfigError for what is not there, is not what it should be, or lies where no container sees it.
+    Raises ConfigError for what is required and not given, is not there, is not what it should be, or lies where no
+    container sees it.
     """
     kinds = {f"--{name.replace('_', '-')}": kind for name, kind in workload.inputs}
     words = list(workload.arguments)
+    _require(workload)
     for index, word in enumerate(words):
         option, equals, value = word.partition("=")
         kind = kinds.get(option.replace("_", "-"))
@@ -27,6 +29,17 @@ def resolve(lab: Lab, workload: Workload) -> Workload:
         elif index + 1 < len(words):
             words[index + 1] = _resolve(lab, workload.name, option, words[index + 1], kind)
     return replace(workload, arguments=tuple(words))
+
+
+def _require(workload: Workload) -> None:
+    """ConfigError for an input that must be given and is not."""
+    given = {word.partition("=")[0] for word in workload.arguments}
+    for name in workload.requires:
+        if f"--{name}" not in given:
+            kind = dict(workload.inputs).get(name, "path")
+            raise ConfigError(
+                f"{workload.name} needs --{name}, a {kind} on this host", hint=f"--set {name}=PATH, or --rehearse"
+            )
 
 
 def _resolve(lab: Lab, workload: str, option: str, value: str, kind: str) -> str:
@@ -65,6 +78,8 @@ def in_container(lab: Lab, path: Path) -> str | None:
 
 def _problem(path: Path, kind: str) -> str | None:
     """What is wrong with an input of this kind; None when nothing is."""
+    if kind == "path":
+        return None if path.exists() else "there is no such file or directory"
     if kind == "file":
         return None if path.is_file() else "there is no such file"
     if not path.is_dir():

@@ -132,6 +132,7 @@ def _declare(name: str, folder: Path, at: Value, common: dict[str, Any], own: di
         prepare=fields.get("prepare", ""),
         arguments=(*common.get("arguments", ()), *own.get("arguments", ())),
         inputs=tuple(_merged("inputs", common, own).items()),
+        requires=fields.get("requires", ()),
         deepspeed=_merged_deepspeed(common, own),
         environment=tuple(_merged("environment", common, own).items()),
         timeout=fields["timeout"],
@@ -147,7 +148,7 @@ def _declare(name: str, folder: Path, at: Value, common: dict[str, Any], own: di
     smaller["deepspeed"] = _merged_deepspeed({"deepspeed": workload.deepspeed}, smaller)
     if "criteria" in smaller:
         smaller["criteria"] = _resolve(smaller["criteria"], metrics)
-    return _Declared(workload, replace(workload, memory=None, **smaller))
+    return _Declared(workload, replace(workload, memory=None, requires=(), **smaller))
 
 
 def _merged(key: str, common: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:

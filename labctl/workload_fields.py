@@ -12,7 +12,7 @@ from labctl.model import Cache, Criterion, Memory, Metric, Reduce
 from labctl.yamlfile import Schema, Value, finite
 
 NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
-INPUT_KINDS = ("directory", "file", "model")
+INPUT_KINDS = ("directory", "file", "model", "path")
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ARGUMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -52,6 +52,7 @@ def schema(folder: Path, launchers: tuple[str, ...]) -> Schema:
         "prepare": lambda value: _script(value, folder),
         "arguments": _words,
         "inputs": _inputs,
+        "requires": _words,
         "deepspeed": _deepspeed,
         "environment": _environment,
         "timeout": _timeout,

@@ -70,7 +70,8 @@ def train(args: Namespace, shape: Shape, config: dict[str, Any]) -> None:
         speed = steps * engine.train_batch_size() / slowest
         say(f"epoch {epoch}/{args.epochs} loss {loss:.4f} accuracy {accuracy:.4f} images/s {speed:.1f}")
         if engine.fp16_enabled():
-            say(f"loss scale {engine.optimizer.loss_scale:g}, {engine.skipped_steps} of {engine.global_steps} steps skipped")
+            skipped = f"{engine.skipped_steps} of {engine.global_steps} steps skipped"
+            say(f"loss scale {engine.optimizer.loss_scale:g}, {skipped}")
     torch.distributed.destroy_process_group()
 
 
@@ -176,7 +177,8 @@ def record(epoch: int, seconds: float) -> list[float]:
 def say(text: str) -> None:
     """Print on rank 0 alone."""
     if RANK == 0:
-        print(text, flush=True)
+        # In one write, as mpirun puts its tag before every write.
+        print(f"{text}\n", end="", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,108 @@
+"""The language model with its adapters, ready for DeepSpeed, and its tokeniser; nothing comes from a network."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from arguments import InputError, check_targets
+from peft import LoraConfig, get_peft_model
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import nn
+from transformers.integrations import HfDeepSpeedConfig
+from transformers.pytorch_utils import Conv1D
+
+
+def load_tokenizer(directory: Path | None) -> Any:
+    """The model's own tokeniser; of a random model one whose tokens are the 256 bytes."""
+    if directory is None:
+        return byte_tokenizer()
+    try:
+        return transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise InputError(f"--model {directory}: no tokeniser to read: {str(error).splitlines()[0]}") from error
+
+
+def byte_tokenizer() -> Any:
+    """Tokens 2 to 257 are the bytes; 0 begins and 1 ends a text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: number for number, token in enumerate(["<s>", "</s>", *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    ends = {"bos_token": "<s>", "eos_token": "</s>"}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **ends)
+
+
+def load_shape(args: Namespace, tokenizer: Any) -> Any:
+    """The model's configuration, once its layers are known to be there for the adapters."""
+    if args.model:
+        shape = transformers.AutoConfig.from_pretrained(args.model, local_files_only=True)
+    else:
+        shape = random_shape(args.sequence_length, len(tokenizer))
+    longest = getattr(shape, "max_position_embeddings", args.sequence_length)
+    if args.sequence_length > longest:
+        raise InputError(f"--sequence-length {args.sequence_length}: the model takes at most {longest} tokens")
+    with torch.device("meta"):
+        empty = transformers.AutoModelForCausalLM.from_config(shape)
+    adaptable = (nn.Linear, nn.Embedding, Conv1D)
+    check_targets(args.target_modules, [name for name, layer in empty.named_modules() if isinstance(layer, adaptable)])
+    return shape
+
+
+def random_shape(sequence_length: int, vocabulary: int) -> Any:
+    """A small Llama; weights five times as wide as usual, so that adapters alone can move its output."""
+    return transformers.LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=64,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=max(512, sequence_length),
+        initializer_range=0.1,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+
+
+def build(args: Namespace, shape: Any, config: dict[str, Any]) -> Any:
+    """The model with its adapters; under ZeRO-3 partitioned while it is read, so that no rank holds all of it."""
+    # transformers looks at this object for as long as it lives.
+    partitioned = HfDeepSpeedConfig(config)
+    if args.model:
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            args.model, config=shape, dtype=dtype(config), local_files_only=True, use_safetensors=True
+        )
+    else:
+        model = transformers.AutoModelForCausalLM.from_config(shape, dtype=dtype(config))
+    del partitioned
+    model.config.use_cache = False
+    if args.gradient_checkpointing:
+        # Reentrant: ZeRO-3 empties weights between forward pass and recomputation, an error to the other kind.
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+        # Reentrant checkpointing gives no gradient to a block whose inputs need none, and the embeddings are frozen.
+        model.enable_input_require_grads()
+    adapters = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=args.lora_rank,
+        lora_alpha=args.lora_alpha,
+        lora_dropout=args.lora_dropout,
+        target_modules=args.target_modules,
+    )
+    return get_peft_model(model, adapters, autocast_adapter_dtype=False)
+
+
+def dtype(config: dict[str, Any]) -> torch.dtype:
+    """The number format that DeepSpeed will train in."""
+    enabled = [name for name in ("bf16", "fp16") if (config.get(name) or {}).get("enabled")]
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}[enabled[0]] if enabled else torch.float32
+
+
+def counts(model: nn.Module) -> tuple[int, int]:
+    """Trained and all weights, also where each rank holds only a part of them."""
+    sizes = [(getattr(one, "ds_numel", one.numel()), one.requires_grad) for one in model.parameters()]
+    return sum(size for size, trained in sizes if trained), sum(size for size, _ in sizes)

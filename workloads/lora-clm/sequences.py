@@ -1,0 +1,58 @@
+"""Texts -> sequences of one length: tokenised, joined, cut, split, and dealt out to the ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator
+from itertools import count, islice
+from typing import Any
+
+import torch
+from arguments import InputError
+
+TEXTS_AT_ONCE = 1000
+
+
+def tokenise(texts: Iterable[str], tokenizer: Any, length: int) -> torch.Tensor:
+    """All texts, an end of text behind each, joined and cut: (sequences, length) of int64; the rest is dropped."""
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    ids: list[int] = []
+    remaining = iter(texts)
+    while some := list(islice(remaining, TEXTS_AT_ONCE)):
+        for tokens in tokenizer(some, verbose=False)["input_ids"]:
+            ids += tokens + end
+    whole = len(ids) // length
+    return torch.tensor(ids[: whole * length]).view(whole, length)
+
+
+def split(sequences: torch.Tensor, percentage: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sequences to train on, and the first ones, at least one, to validate on."""
+    held = max(1, math.ceil(len(sequences) * percentage / 100))
+    if len(sequences) <= held:
+        raise InputError(f"{len(sequences)} sequences of {sequences.shape[1]} tokens are too few to train and validate")
+    return sequences[held:], sequences[:held]
+
+
+def batches(sequences: torch.Tensor, size: int, step: int, seed: int, rank: int, world: int) -> Iterator[torch.Tensor]:
+    """A rank's micro-batches without end, (size, length); ``step`` sequences make one step over all ranks.
+
+    Within an epoch no sequence comes twice; those that do not fill a step are left out.
+    """
+    whole = len(sequences) // step * step
+    for epoch in count():
+        order = torch.randperm(len(sequences), generator=torch.Generator().manual_seed(seed + epoch))[:whole]
+        for start in range(rank * size, whole, world * size):
+            yield sequences[order[start : start + size]]
+
+
+def validation_batches(sequences: torch.Tensor, size: int, rank: int, world: int) -> Iterator[tuple[torch.Tensor, int]]:
+    """A rank's share with the number of sequences that count; all ranks get equally many batches, as ZeRO-3 needs."""
+    for first in range(0, len(sequences), size * world):
+        batch = sequences[first + rank * size : first + (rank + 1) * size]
+        yield (batch, len(batch)) if len(batch) else (sequences[:1], 0)
+
+
+def fingerprint(sequences: torch.Tensor) -> str:
+    """Equal on two ranks exactly when they hold the same sequences."""
+    return hashlib.sha256(sequences.numpy().tobytes()).hexdigest()[:16]

@@ -1,0 +1,196 @@
+"""LoRA fine-tuning (Hu et al., 2021) of a causal language model under DeepSpeed, started on every rank."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+import warnings
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import arguments
+from arguments import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+RANK = int(os.environ.get("RANK", "0"))
+WORLD = int(os.environ.get("WORLD_SIZE", "1"))
+UNTIMED_STEPS = 3
+
+
+def main() -> int:
+    """Parse, check, train; 2 and one line for what cannot be done as asked."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    args = arguments.parse()
+    try:
+        arguments.check(args)
+        train(args, arguments.read_config(args.deepspeed_config))
+    except InputError as error:
+        print(f"train.py: rank {RANK}: {error}", file=sys.stderr, flush=True)
+        return 2
+    return 0
+
+
+def train(args: Namespace, config: dict[str, Any]) -> None:
+    """The whole run on this rank: texts, model, perplexity, training, perplexity, adapters."""
+    import deepspeed
+    import torch
+    import transformers
+    from deepspeed.utils.logging import set_log_level_from_string
+    from device import refuse_unsupported, use_cores
+    from model import build, counts, load_shape, load_tokenizer
+    from sequences import split
+
+    set_log_level_from_string("error")
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    use_cores()
+    refuse_unsupported(config)
+    tokenizer = load_tokenizer(args.model)
+    shape = load_shape(args, tokenizer)
+    training, validation = split(prepare(args, tokenizer, shape), args.validation_percentage)
+    say(f"sequences: {len(training)} to train on, {len(validation)} to validate on")
+
+    torch.manual_seed(args.seed)
+    model = build(args, shape, config)
+    trained, total = counts(model)
+    say(f"parameters: {trained} trained of {total} ({100 * trained / total:.3f} %)")
+    adapters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = None if "optimizer" in config else torch.optim.AdamW(adapters, lr=args.learning_rate)
+    config = {"steps_per_print": sys.maxsize, **config}
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, model_parameters=adapters, config=config)
+
+    steps = count_steps(args, len(training), engine.train_batch_size())
+    torch.manual_seed(args.seed + RANK)
+    say(f"perplexity: {perplexity(engine, validation):.4f} before training")
+    seconds, timed = run_steps(engine, training, steps, args)
+    say(f"Execution time: {seconds:.3f} seconds for {timed} steps")
+    say(f"Throughput: {timed * engine.train_batch_size() / seconds:.4f} samples/sec")
+    say(f"perplexity: {perplexity(engine, validation):.4f} after training")
+    save(engine, args)
+    torch.distributed.destroy_process_group()
+
+
+def prepare(args: Namespace, tokenizer: Any, shape: Any) -> torch.Tensor:
+    """The sequences; joins the other ranks, checks that all hold the same, and says what will be trained on what."""
+    import deepspeed
+    import texts
+    from deepspeed.accelerator import get_accelerator
+    from device import agree
+    from sequences import fingerprint, tokenise
+
+    source, found = texts.load(args.data, args.dataset)
+    sequences = tokenise(found, tokenizer, args.sequence_length)
+    if len(sequences) and (largest := int(sequences.max())) >= shape.vocab_size:
+        raise InputError(f"the tokeniser gave id {largest}, beyond the model's vocabulary of {shape.vocab_size}")
+    get_accelerator().set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    deepspeed.init_distributed()
+    agree({"text": fingerprint(sequences), "model": shape.to_json_string()})
+
+    random = "a small Llama with random weights, tokens are bytes (--model DIR takes a real one)"
+    say(f"world size {WORLD}")
+    say(f"model: {args.model or random}")
+    say(f"data: {source}")
+    return sequences
+
+
+def count_steps(args: Namespace, sequences: int, batch: int) -> int:
+    """Steps of the optimiser in all epochs, or as many as were asked for."""
+    steps = sequences // batch * args.epochs
+    if not steps:
+        raise InputError(f"{sequences} sequences of {args.sequence_length} tokens are fewer than one batch of {batch}")
+    return min(steps, args.max_steps or steps)
+
+
+def run_steps(engine: Any, training: torch.Tensor, steps: int, args: Namespace) -> tuple[float, int]:
+    """Train; the seconds that all steps but the first few took, and their number."""
+    from sequences import batches
+
+    batch = engine.train_batch_size()
+    own = batches(training, engine.train_micro_batch_size_per_gpu(), batch, args.seed, RANK, WORLD)
+    warmup, untimed = math.ceil(args.warmup_ratio * steps), min(UNTIMED_STEPS, steps - 1)
+    groups = [(group, group["lr"]) for group in engine.optimizer.param_groups]
+    started = synchronised_time()
+    engine.train()
+    for step in range(1, steps + 1):
+        if step == untimed + 1:
+            started = synchronised_time()
+        step_started = time.perf_counter()
+        for group, rate in groups if engine.lr_scheduler is None else ():
+            group["lr"] = rate * min(1, step / (warmup + 1))
+        loss = train_step(engine, own)
+        speed = batch * args.sequence_length / (time.perf_counter() - step_started)
+        say(f"step {step}/{steps} loss {loss:.4f} tokens/s {speed:.0f}")
+    return synchronised_time() - started, steps - untimed
+
+
+def train_step(engine: Any, own: Any) -> float:
+    """One step of the optimiser; the loss, a mean over its micro-batches and over all ranks."""
+    import torch
+
+    total = torch.zeros((), device=engine.device)
+    for _ in range(engine.gradient_accumulation_steps()):
+        batch = next(own).to(engine.device)
+        loss = engine(input_ids=batch, labels=batch).loss
+        engine.backward(loss)
+        engine.step()
+        total += loss.detach().float()
+    torch.distributed.all_reduce(total)
+    return total.item() / (engine.gradient_accumulation_steps() * WORLD)
+
+
+def perplexity(engine: Any, validation: torch.Tensor) -> float:
+    """exp of the mean loss over all tokens held back from training."""
+    import torch
+    from sequences import validation_batches
+
+    total = torch.zeros(2, device=engine.device)
+    engine.eval()
+    with torch.no_grad():
+        for batch, counted in validation_batches(validation, engine.train_micro_batch_size_per_gpu(), RANK, WORLD):
+            loss = engine(input_ids=batch.to(engine.device), labels=batch.to(engine.device)).loss.float()
+            total += torch.stack([loss * counted, torch.full_like(loss, counted)])
+    torch.distributed.all_reduce(total)
+    return math.exp(total[0].item() / total[1].item())
+
+
+def synchronised_time() -> float:
+    """Seconds on this rank's clock once every rank and its device have finished what they were given."""
+    import torch
+    from deepspeed.accelerator import get_accelerator
+
+    get_accelerator().synchronize()
+    torch.distributed.barrier()
+    return time.perf_counter()
+
+
+def save(engine: Any, args: Namespace) -> None:
+    """Write the adapters, as peft reads them; all ranks take part, rank 0 writes."""
+    import deepspeed
+
+    directory = Path(os.environ.get("LABCTL_RUN_DIR", ".")) / args.output
+    adapters = [parameter for parameter in engine.module.parameters() if parameter.requires_grad]
+    with deepspeed.zero.GatheredParameters(adapters, enabled=engine.zero_optimization_stage() == 3):
+        if RANK == 0:
+            engine.module.save_pretrained(directory, save_embedding_layers=False)
+    say(f"saved to {directory}")
+
+
+def say(text: str) -> None:
+    """Print on rank 0 alone."""
+    if RANK == 0:
+        # In one write, as mpirun puts its tag before every write.
+        print(f"{text}\n", end="", flush=True)
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Gloo's threads may still hold tensors here; freeing them while Python shuts down aborts one run in thirty.
+    os._exit(status)
