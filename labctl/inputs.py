@@ -36,9 +36,8 @@ def _require(workload: Workload) -> None:
     given = {word.partition("=")[0] for word in workload.arguments}
     for name in workload.requires:
         if f"--{name}" not in given:
-            kind = dict(workload.inputs).get(name, "path")
             raise ConfigError(
-                f"{workload.name} needs --{name}, a {kind} on this host", hint=f"--set {name}=PATH, or --rehearse"
+                f"{workload.name} needs a path of yours for --{name}", hint=f"--set {name}=PATH, or --rehearse"
             )
 
 

@@ -36,7 +36,12 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--max-steps", type=int, default=0, help="stop after so many steps of the optimiser; 0 for all epochs")
     add("--learning-rate", type=float, default=3e-4, help="constant after the warm-up")
     add("--warmup-ratio", type=float, default=0.03, help="share of the steps while the learning rate rises")
-    add("--gradient-checkpointing", action="store_true", help="recompute activations in the backward pass")
+    add(
+        "--gradient-checkpointing",
+        choices=["on", "off"],
+        default="off",
+        help="recompute activations in the backward pass",
+    )
     add("--seed", type=int, default=1234)
     add("--output", type=Path, default=Path("adapters"), help="directory for the adapters, below the run's own")
     add("--rehearse", action="store_true", help="the random model, a handful of steps")
@@ -83,9 +88,12 @@ def check_targets(targets: Sequence[str], layers: Iterable[str]) -> None:
     known = sorted({layer.rsplit(".", 1)[-1] for layer in layers})
     for target in targets:
         if not any(f".{layer}".endswith(f".{target}") for layer in layers):
-            near = get_close_matches(target, known, n=3, cutoff=0.5)
-            hint = f"the nearest are {', '.join(near)}" if near else f"it has {', '.join(known)}"
-            raise InputError(f"--target-modules: the model has no layer `{target}` that takes adapters; {hint}")
+            near = get_close_matches(target, known, n=1, cutoff=0.5)
+            hint = f"; did you mean `{near[0]}`?" if near else ""
+            raise InputError(
+                f"--target-modules: the model has no layer `{target}` that takes adapters{hint} "
+                f"It has {', '.join(known)}"
+            )
 
 
 def read_config(path: Path) -> dict[str, Any]:

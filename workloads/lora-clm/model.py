@@ -81,7 +81,7 @@ def build(args: Namespace, shape: Any, config: dict[str, Any]) -> Any:
         model = transformers.AutoModelForCausalLM.from_config(shape, dtype=dtype(config))
     del partitioned
     model.config.use_cache = False
-    if args.gradient_checkpointing:
+    if args.gradient_checkpointing == "on":
         # Reentrant: ZeRO-3 empties weights between forward pass and recomputation, an error to the other kind.
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
         # Reentrant checkpointing gives no gradient to a block whose inputs need none, and the embeddings are frozen.

@@ -32,7 +32,7 @@ def load(data: Path | None, dataset: str | None) -> tuple[str, Iterator[str]]:
     """What the source is, and its texts; a path wins over a dataset."""
     if data:
         files = text_files(data)
-        return f"{data} ({len(files)} files)", (text for file in files for text in read(file))
+        return f"{data}", (text for file in files for text in read(file))
     if dataset:
         return cached_dataset(dataset)
     files = sorted(path for path in LICENCES.rglob("*") if path.is_file() and not path.is_symlink())
@@ -108,7 +108,7 @@ def cached_dataset(name: str) -> tuple[str, Iterator[str]]:
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(
-            f"--dataset {name} is not in the cache {datasets.config.HF_DATASETS_CACHE}: {reason}; `labctl cache` "
-            "fetches it, or pass --data PATH"
+            f"--dataset {name} is not in the cache {datasets.config.HF_DATASETS_CACHE}: {reason}; `labctl cache "
+            "lora-clm` fetches it, or pass --data PATH"
         ) from error
     return f"dataset {name}", (record_text(row, f"{name}, row {number}") for number, row in enumerate(rows, 1))
