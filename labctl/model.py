@@ -208,8 +208,7 @@ class Workload:
     """A script that one rank of each node runs before the ranks start."""
     inputs: Pairs = ()
     """Arguments that are paths on the host, and what must be there: directory, file, path (either) or model."""
-    requires: tuple[str, ...] = ()
-    """Inputs that a run must be given; a rehearsal need not."""
+    requires: tuple[str, ...] = ()  # inputs that a run, but no rehearsal, must be given
     deepspeed: Mapping[str, Any] | None = None
     cache: Cache = Cache()
     memory: Memory | None = None

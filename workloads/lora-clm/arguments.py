@@ -89,10 +89,10 @@ def check_targets(targets: Sequence[str], layers: Iterable[str]) -> None:
     for target in targets:
         if not any(f".{layer}".endswith(f".{target}") for layer in layers):
             near = get_close_matches(target, known, n=1, cutoff=0.5)
-            hint = f"; did you mean `{near[0]}`?" if near else ""
+            hint = f"the nearest is `{near[0]}`, " if near else ""
             raise InputError(
-                f"--target-modules: the model has no layer `{target}` that takes adapters{hint} "
-                f"It has {', '.join(known)}"
+                f"--target-modules: the model has no layer `{target}` that takes adapters; {hint}"
+                f"there are {', '.join(known)}"
             )
 
 

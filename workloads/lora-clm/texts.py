@@ -32,7 +32,7 @@ def load(data: Path | None, dataset: str | None) -> tuple[str, Iterator[str]]:
     """What the source is, and its texts; a path wins over a dataset."""
     if data:
         files = text_files(data)
-        return f"{data}", (text for file in files for text in read(file))
+        return str(data), (text for file in files for text in read(file))
     if dataset:
         return cached_dataset(dataset)
     files = sorted(path for path in LICENCES.rglob("*") if path.is_file() and not path.is_symlink())
@@ -104,7 +104,7 @@ def cached_dataset(name: str) -> tuple[str, Iterator[str]]:
     import datasets
 
     try:
-        rows: Iterable[Any] = datasets.load_dataset(name, split="train")
+        rows: Iterable[Any] = datasets.load_dataset(fetched_dataset(name) or name, split="train")
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(
@@ -112,3 +112,11 @@ def cached_dataset(name: str) -> tuple[str, Iterator[str]]:
             "lora-clm` fetches it, or pass --data PATH"
         ) from error
     return f"dataset {name}", (record_text(row, f"{name}, row {number}") for number, row in enumerate(rows, 1))
+
+
+def fetched_dataset(name: str) -> str | None:
+    """The newest snapshot that `labctl cache` put into the hub's cache: offline, `datasets` does not look there."""
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache/huggingface")
+    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    found = (hub / f"datasets--{name.replace('/', '--')}" / "snapshots").glob("*")
+    return max(map(str, found), key=os.path.getmtime, default=None)

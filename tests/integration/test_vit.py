@@ -1,0 +1,52 @@
+"""The vision transformer's workload on two nodes: its rehearsal, its metrics.csv, both ways of starting it."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from integration.harness import Lab
+
+pytestmark = pytest.mark.docker
+
+COLUMNS = (
+    "Timestamp,Rank,Epoch,Computation_Time,GPU_ID,GPU_Name,GPU_Load,GPU_Free_Mem_MB,GPU_Used_Mem_MB,"
+    "GPU_Total_Mem_MB,GPU_Temp_C"
+)
+
+
+def test_every_rank_and_epoch_has_a_row_in_metrics_csv(lab: Lab) -> None:
+    result = lab.call("run", "vit", "--rehearse", "--json", limit=300).expect(0).json
+    assert (result["verdict"], result["world_size"]) == ("PASS", 2)
+    assert result["metrics"]["loss"]["last"] < result["metrics"]["loss"]["first"]
+    # Chance is 0.1.
+    assert result["metrics"]["accuracy"]["value"] > 0.3
+    lines = (lab.path / "runs" / result["run_id"] / "metrics.csv").read_text().splitlines()
+    assert lines[0] == COLUMNS
+    rows = list(csv.DictReader(lines))
+    assert [(row["Rank"], row["Epoch"]) for row in rows] == [("0", "1"), ("1", "1"), ("0", "2"), ("1", "2")]
+    for row in rows:
+        assert float(row["Computation_Time"]) > 0
+        assert float(row["GPU_Total_Mem_MB"]) > float(row["GPU_Used_Mem_MB"]) > 0
+        assert row["GPU_Name"]
+        assert (row["GPU_ID"], row["GPU_Temp_C"]) == ("", "")
+
+
+def write_cifar10(folder: Path, images: int) -> None:
+    """So many images in each of the six files, of all classes in turn."""
+    folder.mkdir(parents=True)
+    for name in (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"):
+        records = (bytes([number % 10]) + bytes([25 * (number % 10)]) * 3072 for number in range(images))
+        (folder / name).write_bytes(b"".join(records))
+
+
+def test_it_runs_under_mpirun_on_cifar10s_files(lab: Lab) -> None:
+    # The rehearsal takes a hundredth, which must fill a batch on both ranks.
+    write_cifar10(lab.path / "cache" / "cifar" / "cifar-10-batches-bin", 700)
+    words = ("--rehearse", "--launcher", "mpirun", "--set", "data-path=cifar", "--json")
+    result = lab.call("run", "vit", *words, limit=300).expect(0).json
+    assert (result["launcher"], result["world_size"]) == ("mpirun", 2)
+    log = (lab.path / "runs" / result["run_id"] / "ranks" / "rank-0.log").read_text()
+    assert "CIFAR-10 in /workspace/.cache/cifar/cifar-10-batches-bin; 35 images to train on, 7 to test on" in log
