@@ -187,7 +187,7 @@ class Cache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What is run: a script, in its directory or by absolute path, under a launcher; and how to judge it."""
+    """A script, in its directory or by absolute path, under a launcher; and how to judge it. ``timeout`` in seconds."""
 
     name: str
     describe: str
@@ -199,7 +199,6 @@ class Workload:
     arguments: tuple[str, ...]
     environment: Pairs
     timeout: float
-    """Seconds."""
     metrics: tuple[Metric, ...]
     criteria: tuple[Criterion, ...]
     launcher_arguments: tuple[str, ...] = ()

@@ -42,7 +42,7 @@ def test_a_model_and_instructions_of_ones_own_are_learnt_under_zero_3(lab: Lab) 
         "model": "model",
         "data": "alpaca.json",
         "sequence-length": "64",
-        "max-steps": "8",
+        "max-steps": "4",
         "learning-rate": "1e-2",
         "deepspeed.zero_optimization.stage": "3",
         "deepspeed.train_micro_batch_size_per_gpu": "4",

@@ -50,7 +50,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     args.target_modules = [name for name in args.target_modules.split(",") if name]
     if args.rehearse:
         args.model, args.random_model, args.dataset = None, True, None
-        args.sequence_length, args.max_steps, args.epochs = 64, 6, 1
+        args.sequence_length, args.max_steps, args.epochs, args.validation_percentage = 64, 6, 1, 1
     return args
 
 
