@@ -177,8 +177,7 @@ def record(epoch: int, seconds: float) -> list[float]:
 def say(text: str) -> None:
     """Print on rank 0 alone."""
     if RANK == 0:
-        # In one write, as mpirun puts its tag before every write.
-        print(f"{text}\n", end="", flush=True)
+        print(text, flush=True)
 
 
 if __name__ == "__main__":
