@@ -33,9 +33,9 @@ def resolve(lab: Lab, workload: Workload) -> Workload:
 
 def _require(workload: Workload) -> None:
     """ConfigError for an input that must be given and is not."""
-    given = {word.partition("=")[0] for word in workload.arguments}
+    given = {word.partition("=")[0].replace("_", "-") for word in workload.arguments}
     for name in workload.requires:
-        if f"--{name}" not in given:
+        if f"--{name.replace('_', '-')}" not in given:
             raise ConfigError(
                 f"{workload.name} needs a path of yours for --{name}", hint=f"--set {name}=PATH, or --rehearse"
             )

@@ -318,3 +318,10 @@ def _refused(root: Path, content: str | bytes, number: int, reason: str, hint: s
     assert reason in error.message
     assert hint in error.hint
     assert error.exit_code == 2
+
+
+def test_a_rehearsal_requires_no_inputs(tmp_path: Path) -> None:
+    text = MINIMAL + "inputs: {model: model}\nrequires: [model]\nrehearse: {arguments: [--rehearse]}\n"
+    directory = _write(tmp_path, tune=text)
+    assert load(directory, "tune", LAUNCHERS).requires == ("model",)
+    assert load(directory, "tune", LAUNCHERS, rehearse=True).requires == ()
