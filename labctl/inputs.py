@@ -19,11 +19,13 @@ def resolve(lab: Lab, workload: Workload) -> Workload:
     kinds = {f"--{name.replace('_', '-')}": kind for name, kind in workload.inputs}
     words = list(workload.arguments)
     _require(workload)
-    for index, word in enumerate(words):
-        option, equals, value = word.partition("=")
-        kind = kinds.get(option.replace("_", "-"))
-        if kind is None:
+    # Of an argument that is given twice, the last counts: what it replaces need not be there.
+    last = {word.partition("=")[0].replace("_", "-"): index for index, word in enumerate(words)}
+    for name, kind in kinds.items():
+        if name not in last:
             continue
+        index = last[name]
+        option, equals, value = words[index].partition("=")
         if equals:
             words[index] = f"{option}={_resolve(lab, workload.name, option, value, kind)}"
         elif index + 1 < len(words):

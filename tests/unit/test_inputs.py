@@ -44,6 +44,11 @@ def test_every_spelling_of_the_argument_is_seen(of: Lab, word: str) -> None:
     assert resolved(of, "directory", word) == (word.replace("=mnist", "=/workspace/.cache/mnist"),)
 
 
+def test_a_default_that_is_replaced_need_not_be_there(of: Lab) -> None:
+    given = ("--data-path", "nowhere", "--data_path=mnist")
+    assert resolved(of, "directory", *given) == ("--data-path", "nowhere", "--data_path=/workspace/.cache/mnist")
+
+
 def test_other_arguments_are_left_alone(of: Lab) -> None:
     assert resolved(of, "directory", "--data", "/nowhere") == ("--data", "/nowhere")
 
