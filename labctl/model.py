@@ -169,12 +169,12 @@ class Criterion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What a training run must hold: counts of parameters, ZeRO stage, bytes per element of weights."""
+    """What `fit` needs: ``{name}`` in a path is argument ``--name``; ``defaults`` stand for arguments not given."""
 
-    parameters: int
-    trainable: int
-    zero_stage: int
-    bytes_per_weight: int
+    model: str
+    critic: str | None = None
+    task: Literal["sft", "reward", "rlhf"] = "sft"
+    defaults: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -152,13 +152,37 @@ def why_not_fit(lab: Lab, task: Job, limit: int) -> str | None:
 
     ``limit`` is that of a node in bytes, 0 for none.
     """
-    memory = task.workload.memory
-    if memory is None or lab.accelerator != "cpu":
+    if task.workload.memory is None or task.workload.deepspeed is None or lab.accelerator != "cpu":
         return None
-    world = sum(node.slots for node in task.nodes)
-    share = host.memory_available() // len(task.nodes)
-    reason = fit.check(memory, max(node.slots for node in task.nodes), world, min(share, limit or share))
+    slots = max(node.slots for node in task.nodes)
+    try:
+        training = fit.of(task.workload, lab.accelerator, slots, len(task.nodes))
+    except ConfigError:
+        # A model whose memory is not known may run all the same.
+        return None
+    reason = fit.check(training, fit.Capacity(device=None, host=node_memory(len(task.nodes), limit)))
     return f"{task.workload.name} {reason}; --rehearse runs the same path shrunk" if reason else None
+
+
+def how_it_fits(
+    lab: Lab, task: Workload, limit: int, *, nodes: int | None, slots: int | None, device_memory: int | None
+) -> dict[str, Any]:
+    """What the workload takes on the lab, or on so many nodes and slots, and whether that is there; sizes in bytes.
+
+    ``device_memory`` makes them devices with memory of their own. What other machines than this have is not known.
+    """
+    count = nodes or len(lab.nodes)
+    accelerator = "device" if device_memory and lab.accelerator == "cpu" else lab.accelerator
+    training = fit.of(task, accelerator, slots or max(node.slots for node in lab.nodes), count)
+    elsewhere = accelerator != "cpu" and bool(nodes or slots)
+    capacity = fit.Capacity(device=device_memory, host=None if elsewhere else node_memory(count, limit))
+    return {"workload": task.name, "nodes": count, **fit.document(training, capacity)}
+
+
+def node_memory(nodes: int, limit: int) -> int:
+    """Bytes for each of the nodes that share this host; ``limit`` is that of a node, 0 for none."""
+    share = host.memory_available() // nodes
+    return min(share, limit or share)
 
 
 def not_up(lab: Lab, task: Job, observed: Observed) -> list[tuple[str, str]]:

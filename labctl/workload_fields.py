@@ -12,6 +12,7 @@ from labctl.model import Cache, Criterion, Memory, Metric, Reduce
 from labctl.yamlfile import Schema, Value, finite
 
 NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+TASKS = ("sft", "reward", "rlhf")
 INPUT_KINDS = ("directory", "file", "model", "path")
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -185,12 +186,17 @@ def _rehearse(value: Value) -> dict[str, Any]:
 
 
 def _memory(value: Value) -> Memory:
-    names = ("parameters", "trainable", "zero_stage", "bytes_per_weight")
-    memory = Memory(**value.read(dict.fromkeys(names, Value.whole), required=names))
-    if not memory.trainable <= memory.parameters or not memory.parameters:
-        raise value.error("`parameters` must be above 0 and at least `trainable`")
-    if memory.zero_stage > 3:
-        raise value.error("`zero_stage` must be 0, 1, 2 or 3")
-    if memory.bytes_per_weight not in (2, 4):
-        raise value.error("`bytes_per_weight` must be 2 (bf16, fp16) or 4 (fp32)")
+    defaults: Schema = {
+        **dict.fromkeys(("sequence_length", "lora_dim", "critic_lora_dim"), lambda number: (str(number.whole()),)),
+        "lora_modules": _words,
+        "gradient_checkpointing": lambda switch: (switch.choice(("on", "off")),),
+    }
+    fields = {"model": Value.text, "critic": Value.text, "task": lambda task: task.choice(TASKS), **defaults}
+    read = value.read(fields, required=("model",))
+    memory = Memory(
+        **{name: item for name, item in read.items() if name not in defaults},
+        defaults=tuple((name, item) for name, item in read.items() if name in defaults),
+    )
+    if (memory.task == "rlhf") != (memory.critic is not None):
+        raise value.error("`critic` goes with `task: rlhf`, and `task: rlhf` with a `critic`")
     return memory

@@ -31,6 +31,7 @@ COMMANDS = {
     "logs": ("inside", "what the containers print"),
     "workloads": ("runs", "list what can be run"),
     "cache": ("cache", "fetch a workload's weights and data ahead into the shared cache"),
+    "fit": ("fitting", "the memory that a workload takes, part by part, and whether it is there"),
     "run": ("runs", "run a workload and judge it"),
     "runs": ("runs", "list the runs"),
     "show": ("runs", "one run in full"),

@@ -30,7 +30,7 @@ metrics:
 criteria:
   - {metric: loss, drop: 0.2}
 rehearse: {arguments: [--rehearse], timeout: 10m, criteria: [{metric: throughput, min: 0}]}
-memory: {parameters: 12_853_473_280, trainable: 0, zero_stage: 3, bytes_per_weight: 2}
+memory: {model: 'configs/{model}.json', sequence_length: 64, lora_modules: [fc1, fc2]}
 variants:
   opt-tiny:
     describe: minutes
@@ -85,7 +85,8 @@ def test_a_variant_adds_arguments_merges_environment_and_metrics_and_replaces_th
 def test_an_empty_variant_has_the_common_fields(tmp_path: Path) -> None:
     large = load(_write(tmp_path, opt=FAMILY), "opt-13b", LAUNCHERS)
     assert (large.describe, large.timeout, large.criteria) == ("OPT", 7200, (Criterion(metric="loss", drop=0.2),))
-    assert large.memory == Memory(parameters=12_853_473_280, trainable=0, zero_stage=3, bytes_per_weight=2)
+    defaults = (("sequence_length", ("64",)), ("lora_modules", ("fc1", "fc2")))
+    assert large.memory == Memory(model="configs/{model}.json", defaults=defaults)
 
 
 def test_a_rehearsal_adds_arguments_replaces_timeout_and_criteria_and_drops_memory(tmp_path: Path) -> None:
@@ -174,12 +175,11 @@ def test_what_is_wrong_is_told_with_its_line(
         ("criteria: [{metric: loss, min: '1'}]", 5, "`min` must be a number"),
         ("rehearse: {memory: {}}", 5, "unknown key `memory`"),
         ("rehearse: {criteria: [{metric: loss, min: 1}]}", 5, "no metric `loss`"),
-        ("memory: {parameters: 1}", 5, "`memory` has no `trainable`"),
-        ("memory: {parameters: 1, trainable: 2, zero_stage: 0, bytes_per_weight: 2}", 5, "at least `trainable`"),
-        ("memory: {parameters: 0, trainable: 0, zero_stage: 0, bytes_per_weight: 2}", 5, "must be above 0"),
-        ("memory: {parameters: 1, trainable: 1, zero_stage: 4, bytes_per_weight: 2}", 5, "0, 1, 2 or 3"),
-        ("memory: {parameters: 1, trainable: 1, zero_stage: 0, bytes_per_weight: 3}", 5, "must be 2"),
-        ("memory: {parameters: 13e9, trainable: 1, zero_stage: 0, bytes_per_weight: 2}", 5, "whole number"),
+        ("memory: {task: sft}", 5, "`memory` has no `model`"),
+        ("memory: {model: a.json, task: dpo}", 5, "unknown task `dpo`"),
+        ("memory: {model: a.json, task: rlhf}", 5, "`task: rlhf` with a `critic`"),
+        ("memory: {model: a.json, critic: b.json}", 5, "`critic` goes with `task: rlhf`"),
+        ("memory: {model: a.json, lora_dim: 1.5}", 5, "whole number"),
         ("variants: {}", 1, "`variants` declares no workload"),
         ("variants: [a]", 5, "`variants` must be a mapping, not a list"),
         ("variants:\n  a b: {}", 6, "bad workload name `a b`"),

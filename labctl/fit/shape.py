@@ -1,0 +1,100 @@
+"""A Hugging Face config.json -> what a decoder's shape says of its memory: weights, adapters, activations."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from labctl.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A decoder of the OPT family; ``projected`` is the width of the word embeddings."""
+
+    name: str
+    hidden: int
+    layers: int
+    feed_forward: int
+    vocabulary: int
+    positions: int
+    projected: int
+    norm_before: bool
+    relu: bool
+    dropout: bool
+
+    @property
+    def linear(self) -> dict[str, tuple[int, int]]:
+        """Linear layers of one decoder layer: name -> (inputs, outputs)."""
+        attention = dict.fromkeys(("q_proj", "k_proj", "v_proj", "out_proj"), (self.hidden, self.hidden))
+        return attention | {"fc1": (self.hidden, self.feed_forward), "fc2": (self.feed_forward, self.hidden)}
+
+    @property
+    def parameters(self) -> int:
+        """Zhang et al. 2022, OPT: tied embeddings, positions offset by 2, biases, two norms per layer."""
+        norm = 2 * self.hidden
+        layer = 2 * norm + sum(inputs * outputs + outputs for inputs, outputs in self.linear.values())
+        embeddings = self.vocabulary * self.projected + (self.positions + 2) * self.hidden
+        projections = 0 if self.projected == self.hidden else 2 * self.projected * self.hidden
+        return embeddings + projections + self.layers * layer + (norm if self.norm_before else 0)
+
+    @property
+    def largest(self) -> int:
+        """Elements of the largest tensor."""
+        return max(self.vocabulary * self.projected, self.hidden * self.feed_forward)
+
+    def adapters(self, rank: int, modules: tuple[str, ...]) -> int:
+        """Hu et al. 2021, LoRA: rank x (inputs + outputs) per adapted linear layer. ConfigError for no such layer."""
+        for module in modules:
+            if module not in self.linear:
+                known = ", ".join(self.linear)
+                raise ConfigError(f"{self.name} has no linear layer `{module}` for LoRA", hint=f"it has {known}")
+        return self.layers * sum(rank * sum(self.linear[module]) for module in modules)
+
+    def layer_activations(self, tokens: int, width: int) -> int:
+        """Bytes that one layer keeps for its backward pass; ``tokens`` is micro-batch x sequence, ``width`` 2 or 4.
+
+        Korthikanti et al. 2022, section 4.1, sbh(34 + 5as/h): the inputs of both norms and of the three products of
+        attention, Q, K, V and the attention's result, the input of the first layer of the perceptron and of the
+        second, of its activation function too, and two masks of dropout. 5as/h is not kept: the attention that torch
+        and transformers choose (scaled_dot_product_attention) computes it anew, as in the paper's section 5. ReLU
+        keeps its result, which is the second layer's input, and no other.
+        """
+        kept = 8 * self.hidden + self.feed_forward * (1 if self.relu else 2)
+        masks = 2 * self.hidden if self.dropout else 0
+        return tokens * (width * kept + masks)
+
+    def logits(self, tokens: int) -> int:
+        """Bytes where the backward pass begins: log-probabilities, their gradient and that of the logits, all fp32.
+
+        The loss is taken in fp32 (transformers/loss/loss_utils.py, ForCausalLMLoss); its log_softmax keeps its result,
+        and nll_loss and log_softmax each hand back a gradient of that size.
+        """
+        return 12 * tokens * self.vocabulary
+
+
+def read(path: Path) -> Shape:
+    """The shape that a config.json, or a directory with one, describes. ConfigError where it cannot be told."""
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        if config["model_type"] != "opt":
+            raise ConfigError(f"{file}: the memory of a model of type `{config['model_type']}` is not known; opt is")
+        return Shape(
+            name=path.stem,
+            hidden=config["hidden_size"],
+            layers=config["num_hidden_layers"],
+            feed_forward=config["ffn_dim"],
+            vocabulary=config["vocab_size"],
+            positions=config["max_position_embeddings"],
+            projected=config["word_embed_proj_dim"],
+            norm_before=config["do_layer_norm_before"],
+            relu=config["activation_function"] == "relu",
+            dropout=config["dropout"] > 0,
+        )
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{file}: is no config.json of a model: {error!r}") from error

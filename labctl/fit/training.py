@@ -1,0 +1,163 @@
+"""What of a training run decides its memory, read from a workload: its shape, DeepSpeed's settings, its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from labctl import deepspeed_config
+from labctl.errors import ConfigError
+from labctl.fit import shape
+from labctl.fit.shape import Shape
+from labctl.model import Workload
+
+# Elements, as in deepspeed/runtime/zero/config.py.
+REDUCE_BUCKET, MAX_LIVE, SUB_GROUP = 500_000_000, 1_000_000_000, 1_000_000_000
+LORA_MODULES = ("q_proj", "v_proj")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """One training run on ``ranks`` devices; ``slots`` of them share a host's memory."""
+
+    model: Shape
+    critic: Shape | None = None
+    task: Literal["sft", "reward", "rlhf"] = "sft"
+    accelerator: str
+    ranks: int
+    slots: int
+    stage: int = 0
+    mixed: bool = True
+    """Weights of two bytes (bf16, fp16) with a master copy in fp32; else all in fp32."""
+    micro_batch: int = 1
+    accumulation: int = 1
+    sequence_length: int
+    gradient_checkpointing: bool = False
+    lora_dim: int = 0
+    critic_lora_dim: int = 0
+    lora_modules: tuple[str, ...] = LORA_MODULES
+    offload_optimizer: bool = False
+    offload_parameters: bool = False
+    fused_optimizer: bool = False
+    """DeepSpeed's own, which needs no temporary tensors; else torch's AdamW."""
+    overlap: bool = False
+    reduce_bucket: int = REDUCE_BUCKET
+    max_live: int = MAX_LIVE
+    sub_group: int = SUB_GROUP
+
+    @property
+    def width(self) -> int:
+        """Bytes of a weight."""
+        return 2 if self.mixed else 4
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a forward pass; a reward model sees a chosen and a rejected answer of each sample."""
+        return self.micro_batch * self.sequence_length * (2 if self.task == "reward" else 1)
+
+    @property
+    def trained(self) -> tuple[tuple[Shape, int, int], ...]:
+        """Each model that is trained: its shape, all of its parameters, and those that are trained."""
+        dimensions = ((self.model, self.lora_dim), (self.critic, self.critic_lora_dim))
+        return tuple(self._counted(one, dimension) for one, dimension in dimensions if one)
+
+    def _counted(self, one: Shape, dimension: int) -> tuple[Shape, int, int]:
+        # A reward model and a critic end in one number per token instead of the tied logits.
+        head = one.hidden if self.task == "reward" or one is self.critic else 0
+        adapters = one.adapters(dimension, self.lora_modules) if dimension else 0
+        total = one.parameters + head + adapters
+        return one, total, adapters + head if dimension else total
+
+    @property
+    def frozen(self) -> int:
+        """Parameters of models that are only asked: RLHF's reference and reward."""
+        return self.model.parameters + self.critic.parameters + self.critic.hidden if self.critic else 0
+
+
+def of(workload: Workload, accelerator: str, slots: int, nodes: int) -> Training:
+    """The training that a workload with a `memory` and a `deepspeed` section is. ConfigError where it has none."""
+    memory, config = workload.memory, workload.deepspeed
+    if memory is None or config is None:
+        missing = "memory" if memory is None else "deepspeed"
+        raise ConfigError(
+            f"{workload.name}: its memory is not known: {workload.declared} declares no `{missing}` section",
+            hint="write `memory: {model: config.json, sequence_length: 512}` beside `deepspeed: {...}`",
+        )
+    said = {**{name: list(values) for name, values in memory.defaults}, **arguments(workload.arguments)}
+    model = _shape(workload, memory.model, said)
+    if model is None:
+        raise ConfigError(f"{workload.declared}: `memory.model` {memory.model} names an argument that is not given")
+    sequence = _whole(workload, said, "sequence_length")
+    if not sequence:
+        raise ConfigError(f"{workload.declared}: neither `memory` nor the arguments give a sequence length")
+    zero = config.get("zero_optimization", {})
+    batch = deepspeed_config.batch_sizes(config, slots * nodes, workload.declared)
+    return Training(
+        model=model,
+        critic=_shape(workload, memory.critic, said) if memory.task == "rlhf" else None,
+        task=memory.task,
+        accelerator=accelerator,
+        ranks=slots * nodes,
+        slots=slots,
+        stage=zero.get("stage", 0),
+        mixed=any(config.get(name, {}).get("enabled", False) for name in ("bf16", "fp16")),
+        micro_batch=batch[deepspeed_config.MICRO],
+        accumulation=batch[deepspeed_config.STEPS],
+        sequence_length=sequence,
+        gradient_checkpointing=_switch(said, "gradient_checkpointing"),
+        lora_dim=_whole(workload, said, "lora_dim"),
+        critic_lora_dim=_whole(workload, said, "critic_lora_dim"),
+        lora_modules=tuple(said.get("lora_modules", LORA_MODULES)),
+        offload_optimizer=_offloaded(zero, "offload_optimizer"),
+        offload_parameters=_offloaded(zero, "offload_param"),
+        fused_optimizer="optimizer" in config,
+        overlap=bool(zero.get("overlap_comm", False)),
+        reduce_bucket=int(zero.get("reduce_bucket_size", REDUCE_BUCKET)),
+        max_live=int(zero.get("stage3_max_live_parameters", MAX_LIVE)),
+        sub_group=int(zero.get("sub_group_size", SUB_GROUP)),
+    )
+
+
+def arguments(words: tuple[str, ...]) -> dict[str, list[str]]:
+    """``--lora-modules q_proj v_proj`` as ``lora_modules: [q_proj, v_proj]``; what is given last counts."""
+    found: dict[str, list[str]] = {}
+    values: list[str] = []
+    for word in words:
+        if word.startswith("--"):
+            option, equals, value = word.removeprefix("--").partition("=")
+            found[option.replace("-", "_")] = values = [value] if equals else []
+        else:
+            values.append(word)
+    return found
+
+
+def _shape(workload: Workload, declared: str | None, said: Mapping[str, list[str]]) -> Shape | None:
+    """The shape in a file relative to the workload, where ``{name}`` is the value of the argument ``--name``."""
+    if declared is None:
+        return None
+    try:
+        path = declared.format_map({name: values[-1] for name, values in said.items() if values})
+    except (KeyError, ValueError, IndexError):
+        return None
+    return shape.read(workload.directory / path)
+
+
+def _whole(workload: Workload, said: Mapping[str, list[str]], name: str) -> int:
+    values = said.get(name)
+    if not values:
+        return 0
+    try:
+        return int(values[-1])
+    except ValueError:
+        option = name.replace("_", "-")
+        raise ConfigError(f"{workload.name}: --{option} {values[-1]} is not a whole number") from None
+
+
+def _switch(said: Mapping[str, list[str]], name: str) -> bool:
+    """A switch is on when it is given, alone or with anything but a no."""
+    return name in said and not {word.lower() for word in said[name]} & {"false", "off", "no", "0"}
+
+
+def _offloaded(zero: Mapping[str, Any], key: str) -> bool:
+    return str((zero.get(key) or {}).get("device", "none")) != "none"
