@@ -173,7 +173,7 @@ class Memory:
 
     model: str
     critic: str | None = None
-    task: Literal["sft", "reward", "rlhf"] = "sft"
+    task: str = "sft"
     defaults: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 

@@ -191,12 +191,13 @@ def _memory(value: Value) -> Memory:
         "lora_modules": _words,
         "gradient_checkpointing": lambda switch: (switch.choice(("on", "off")),),
     }
-    fields = {"model": Value.text, "critic": Value.text, "task": lambda task: task.choice(TASKS), **defaults}
+    fields = {"model": Value.text, "critic": Value.text, "task": _task, **defaults}
     read = value.read(fields, required=("model",))
-    memory = Memory(
+    return Memory(
         **{name: item for name, item in read.items() if name not in defaults},
         defaults=tuple((name, item) for name, item in read.items() if name in defaults),
     )
-    if (memory.task == "rlhf") != (memory.critic is not None):
-        raise value.error("`critic` goes with `task: rlhf`, and `task: rlhf` with a `critic`")
-    return memory
+
+
+def _task(value: Value) -> str:
+    return value.text() if "{" in value.text() else value.choice(TASKS)

@@ -78,7 +78,7 @@ def _changes(old: Training, new: Training) -> Iterator[Change]:
         why = "half as much again to send" if new.stage == 3 else "nothing more to send"
         yield Change(set=f"deepspeed.zero_optimization.stage={new.stage}", why=why)
     if new.gradient_checkpointing != old.gradient_checkpointing:
-        yield Change(set="gradient-checkpointing=true", why="a third more time")
+        yield Change(set="gradient-checkpointing=on", why="a third more time")
     if new.micro_batch != old.micro_batch:
         yield Change(set=f"deepspeed.train_micro_batch_size_per_gpu={new.micro_batch}", why="shorter products")
         steps = f"deepspeed.gradient_accumulation_steps={new.accumulation}"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from labctl import deepspeed_config
 from labctl.errors import ConfigError
 from labctl.fit import shape
 from labctl.fit.shape import Shape
 from labctl.model import Workload
+from labctl.workload_fields import TASKS
 
 # Elements, as in deepspeed/runtime/zero/config.py.
 REDUCE_BUCKET, MAX_LIVE, SUB_GROUP = 500_000_000, 1_000_000_000, 1_000_000_000
@@ -23,7 +24,8 @@ class Training:
 
     model: Shape
     critic: Shape | None = None
-    task: Literal["sft", "reward", "rlhf"] = "sft"
+    task: str = "sft"
+    """``sft``, ``reward``, or ``rlhf``, which has a critic."""
     accelerator: str
     ranks: int
     slots: int
@@ -88,15 +90,14 @@ def of(workload: Workload, accelerator: str, slots: int, nodes: int) -> Training
     model = _shape(workload, memory.model, said)
     if model is None:
         raise ConfigError(f"{workload.declared}: `memory.model` {memory.model} names an argument that is not given")
-    sequence = _whole(workload, said, "sequence_length")
-    if not sequence:
-        raise ConfigError(f"{workload.declared}: neither `memory` nor the arguments give a sequence length")
+    task = _task(workload, memory.task, said)
+    sequence = _sequence(workload, task, said)
     zero = config.get("zero_optimization", {})
     batch = deepspeed_config.batch_sizes(config, slots * nodes, workload.declared)
     return Training(
         model=model,
-        critic=_shape(workload, memory.critic, said) if memory.task == "rlhf" else None,
-        task=memory.task,
+        critic=(_shape(workload, memory.critic, said) or model) if task == "rlhf" else None,
+        task=task,
         accelerator=accelerator,
         ranks=slots * nodes,
         slots=slots,
@@ -134,13 +135,33 @@ def arguments(words: tuple[str, ...]) -> dict[str, list[str]]:
 
 def _shape(workload: Workload, declared: str | None, said: Mapping[str, list[str]]) -> Shape | None:
     """The shape in a file relative to the workload, where ``{name}`` is the value of the argument ``--name``."""
-    if declared is None:
-        return None
+    path = _filled(declared or "", said)
+    return shape.read(workload.directory / path) if path else None
+
+
+def _task(workload: Workload, declared: str, said: Mapping[str, list[str]]) -> str:
+    task = _filled(declared, said) or TASKS[0]
+    if task not in TASKS:
+        hint = f"known: {', '.join(TASKS)}"
+        raise ConfigError(f"{workload.name}: the memory of task `{task}` is not known", hint=hint)
+    return task
+
+
+def _sequence(workload: Workload, task: str, said: Mapping[str, list[str]]) -> int:
+    """Tokens of a sequence; RLHF's are a prompt and an answer."""
+    halves = [_whole(workload, said, f"max_{half}_length") for half in ("prompt", "answer")]
+    length = sum(halves) if task == "rlhf" and all(halves) else _whole(workload, said, "sequence_length")
+    if not length:
+        raise ConfigError(f"{workload.declared}: neither `memory` nor the arguments give a sequence length")
+    return length
+
+
+def _filled(text: str, said: Mapping[str, list[str]]) -> str:
+    """The text with ``{name}`` replaced by the argument ``--name``; empty where that is not given."""
     try:
-        path = declared.format_map({name: values[-1] for name, values in said.items() if values})
+        return text.format_map({name: values[-1] for name, values in said.items() if values})
     except (KeyError, ValueError, IndexError):
-        return None
-    return shape.read(workload.directory / path)
+        return ""
 
 
 def _whole(workload: Workload, said: Mapping[str, list[str]], name: str) -> int:

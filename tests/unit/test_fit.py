@@ -168,6 +168,17 @@ def test_what_the_script_has_no_argument_for_is_declared() -> None:
     assert fit.of(replace(bare, memory=declared), "cpu", 1, 2).sequence_length == 64
 
 
+def test_arguments_may_say_which_task_it_is_and_which_critic() -> None:
+    both = Memory(model="configs/{model}.json", critic="configs/{critic_model}.json", task="{mode}")
+    given = replace(workload("--mode", "rlhf", "--max-prompt-length", "64", "--max-answer-length", "32"), memory=both)
+    planned = fit.of(given, "cpu", 1, 2)
+    assert (planned.task, planned.critic, planned.sequence_length) == ("rlhf", OPT_13B, 96)
+    with_critic = replace(given, arguments=(*given.arguments, "--critic-model", "opt-350m"))
+    assert fit.of(with_critic, "cpu", 1, 2).critic == OPT_350M
+    plain = fit.of(replace(workload(), memory=both), "cpu", 1, 2)
+    assert (plain.task, plain.critic, plain.sequence_length) == ("sft", None, 256)
+
+
 @pytest.mark.parametrize("missing", ["memory", "deepspeed"])
 def test_a_workload_that_does_not_say_is_told_what_to_write(missing: str) -> None:
     with pytest.raises(ConfigError, match=f"declares no `{missing}` section"):

@@ -177,8 +177,6 @@ def test_what_is_wrong_is_told_with_its_line(
         ("rehearse: {criteria: [{metric: loss, min: 1}]}", 5, "no metric `loss`"),
         ("memory: {task: sft}", 5, "`memory` has no `model`"),
         ("memory: {model: a.json, task: dpo}", 5, "unknown task `dpo`"),
-        ("memory: {model: a.json, task: rlhf}", 5, "`task: rlhf` with a `critic`"),
-        ("memory: {model: a.json, critic: b.json}", 5, "`critic` goes with `task: rlhf`"),
         ("memory: {model: a.json, lora_dim: 1.5}", 5, "whole number"),
         ("variants: {}", 1, "`variants` declares no workload"),
         ("variants: [a]", 5, "`variants` must be a mapping, not a list"),

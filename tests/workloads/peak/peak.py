@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--deepspeed_config", type=Path, required=True)
     parser.add_argument("--sequence-length", type=int, required=True)
-    parser.add_argument("--gradient-checkpointing", action="store_true")
+    parser.add_argument("--gradient-checkpointing", nargs="?", const="on")
     parser.add_argument("--local_rank", type=int)
     args = parser.parse_args()
     config = json.loads(args.config.read_text(encoding="utf-8"))

@@ -1,0 +1,83 @@
+"""`fit`: what it says, and whether real runs take as much memory as it says."""
+
+from __future__ import annotations
+
+import pytest
+
+from integration.harness import Lab
+
+pytestmark = pytest.mark.docker
+
+TOLERANCE = 0.15
+LONG = ("sequence-length=256", "deepspeed.train_micro_batch_size_per_gpu=8")
+
+
+def predicted(lab: Lab, workload: str, *settings: str) -> int:
+    """Bytes of a rank at its peak, less what the process takes before the model is built."""
+    said = lab.call("fit", workload, "--json", *settings).json
+    process = next(line["forward"] for line in said["lines"] if line["formula"] == "constant")
+    return int(said["needs"]["device"]) - int(process)
+
+
+def measured(lab: Lab, workload: str, *settings: str) -> int:
+    result = lab.call("run", workload, "--json", *settings, limit=300).expect(0).json
+    return int(result["metrics"]["peak"]["value"])
+
+
+def compare(lab: Lab, workload: str, settings: tuple[str, ...]) -> None:
+    words = [word for setting in settings for word in ("--set", setting)]
+    lab.ensure_up()
+    expected, found = predicted(lab, workload, *words), measured(lab, workload, *words)
+    said = f"{expected / 2**20:.0f} MiB predicted, {found / 2**20:.0f} MiB measured, {expected / found - 1:+.1%}"
+    assert expected == pytest.approx(found, rel=TOLERANCE), said
+
+
+def stage(number: int) -> str:
+    return f"deepspeed.zero_optimization.stage={number}"
+
+
+def test_a_run_takes_as_much_memory_as_predicted(shared_lab: Lab) -> None:
+    compare(shared_lab, "peak-small", (stage(2),))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [0, 2, 3])
+@pytest.mark.parametrize("workload", ["peak-small", "peak-medium", "peak-large"])
+def test_runs_of_every_size_and_stage_take_as_much_as_predicted(shared_lab: Lab, workload: str, number: int) -> None:
+    compare(shared_lab, workload, (stage(number),))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        LONG,
+        (*LONG, "gradient-checkpointing=on"),
+        (stage(1), "deepspeed.gradient_accumulation_steps=2"),
+        (stage(0), "deepspeed.bf16.enabled=false"),
+        (stage(2), "deepspeed.bf16.enabled=false"),
+        (stage(3), "deepspeed.bf16.enabled=false"),
+    ],
+    ids=["activations", "checkpointing", "accumulation", "fp32-0", "fp32-2", "fp32-3"],
+)
+def test_other_settings_take_as_much_as_predicted(shared_lab: Lab, settings: tuple[str, ...]) -> None:
+    compare(shared_lab, "peak-small", settings)
+
+
+def test_what_needs_more_than_there_is_does_not_fit(lab: Lab) -> None:
+    answer = lab.call("fit", "peak-large", "-s", "LAB_MEMORY=3g", "--set", stage(0)).expect(3)
+    assert "it does not fit" in answer.out
+    assert "--set deepspeed.zero_optimization.stage=1" in answer.out
+    assert lab.call("fit", "peak-large", "--nodes", "2", "-s", "LAB_MEMORY=3g", "--set", stage(1)).code == 0
+
+
+def test_devices_that_are_not_here_are_computed_with(lab: Lab) -> None:
+    said = lab.call("fit", "peak-large", "--nodes", "4", "--slots", "8", "--device-memory", "80g", "--json").json
+    assert (said["training"]["ranks"], said["available"]) == (32, {"device": 80 << 30, "host": None})
+    assert lab.call("fit", "peak-large", "--device-memory", "lots").expect(2).err
+
+
+def test_a_run_that_cannot_fit_is_refused_before_it_starts(lab: Lab) -> None:
+    said = lab.call("run", "peak-large", "-s", "LAB_MEMORY=1g", "--json").expect(3).json
+    assert (said["verdict"], said["cause"]) == ("ERROR", "does-not-fit")
+    assert "labctl fit" in said["message"]
