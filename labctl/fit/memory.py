@@ -157,8 +157,10 @@ def _gradients(training: Training) -> tuple[Line, ...]:
     taken = filled if cpu else [width * training.reduce_bucket for _ in counts]
     kept = stage == 3
     bucket = sum(taken) if kept else max(taken) * (2 if training.overlap else 1)
-    own = _share(training, width * sum(counts), 1)
     accumulating = training.accumulation > 1
+    own = _share(training, width * sum(counts), 1)
+    # Where one bucket holds all gradients, the copy of it is gone before this rank's share is taken out.
+    beside = own if kept or (stage == 2 and accumulating) or max(counts) > training.reduce_bucket else 0
     whole = width * sum(counts) if stage == 1 and accumulating else 0
     elements, formula = _stepped(training)
     step = 0 if training.offload_optimizer else 4 * elements
@@ -168,7 +170,7 @@ def _gradients(training: Training) -> tuple[Line, ...]:
         ),
         Line(
             part="gradients of this rank's share", formula="w T / N", source=f"{ZERO}; {source}",
-            forward=own if kept or (stage == 2 and accumulating) else 0, backward=own, step=own if kept else 0,
+            forward=own if kept or (stage == 2 and accumulating) else 0, backward=beside, step=own if kept else 0,
             place="host" if training.offload_optimizer else "device",
         ),
         Line(

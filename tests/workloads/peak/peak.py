@@ -75,7 +75,7 @@ def train(config: dict, args: argparse.Namespace, meter: Meter, label: str = "")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
     meter.phase(f"{label}initialize")
-    for _ in range(2):
+    for _ in range(2 * engine.gradient_accumulation_steps()):
         shape = settings["train_micro_batch_size_per_gpu"], args.sequence_length
         batch = torch.randint(4, config["vocab_size"], shape)
         loss = engine(input_ids=batch, labels=batch).loss
