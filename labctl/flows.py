@@ -212,8 +212,8 @@ def fit(
     context: Context, name: str, options: runs.RunOptions, *, nodes: int | None, slots: int | None, device: int | None
 ) -> dict[str, Any]:
     """What memory a run of the workload takes, part by part, and whether it is there; ``device`` in bytes."""
-    task = runs.choose_workload(context.directory, name, options)
     found = context.settings()
+    task = runs.choose_workload(context.directory, name, options, found)
     lab = prepare.load_lab(context, found)
     limit = found.number("LAB_MEMORY")
     return runs.how_it_fits(lab, task, limit, nodes=nodes, slots=slots, device_memory=device)

@@ -171,7 +171,7 @@ class Criterion:
 class Memory:
     """What `fit` needs: ``{name}`` in a path is argument ``--name``; ``defaults`` stand for arguments not given."""
 
-    model: str
+    model: str = ""
     critic: str | None = None
     task: str = "sft"
     defaults: tuple[tuple[str, tuple[str, ...]], ...] = ()

@@ -187,12 +187,16 @@ def _rehearse(value: Value) -> dict[str, Any]:
 
 def _memory(value: Value) -> Memory:
     defaults: Schema = {
-        **dict.fromkeys(("sequence_length", "lora_dim", "critic_lora_dim"), lambda number: (str(number.whole()),)),
+        **dict.fromkeys(
+            ("parameters", "sequence_length", "lora_dim", "critic_lora_dim"), lambda number: (str(number.whole()),)
+        ),
         "lora_modules": _words,
         "gradient_checkpointing": lambda switch: (switch.choice(("on", "off")),),
     }
     fields = {"model": Value.text, "critic": Value.text, "task": _task, **defaults}
-    read = value.read(fields, required=("model",))
+    read = value.read(fields)
+    if ("model" in read) == ("parameters" in read):
+        raise value.error("`memory` takes the model's config.json, `model`, or only their number, `parameters`")
     return Memory(
         **{name: item for name, item in read.items() if name not in defaults},
         defaults=tuple((name, item) for name, item in read.items() if name in defaults),

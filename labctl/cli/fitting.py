@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from labctl import fit, flows, runs, settings
+from labctl import fit, flows, runs, setting_kinds
 from labctl.cli.common import HERE, Directory, Json, Setting, answering, context, pairs, show
 from labctl.cli.runs import complete_workload
 from labctl.errors import ConfigError, HostError
@@ -52,10 +52,10 @@ def fit_command(
 def size(written: str) -> int:
     """Bytes of ``80g``."""
     try:
-        settings.size(written)
+        setting_kinds.size(written)
     except ValueError as error:
         raise ConfigError(f"--device-memory {written}: {error.args[0]}", hint="write it like 80g") from None
-    return settings.nbytes(written)
+    return setting_kinds.in_bytes(written)
 
 
 def text(document: dict[str, Any]) -> str:

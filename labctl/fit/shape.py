@@ -12,18 +12,22 @@ from labctl.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A decoder of the OPT family; ``projected`` is the width of the word embeddings."""
+    """A decoder of the OPT family; ``projected`` is the width of the word embeddings.
+
+    Of another model only ``counted``, the number of its parameters, is known: its activations are not counted.
+    """
 
     name: str
-    hidden: int
-    layers: int
-    feed_forward: int
-    vocabulary: int
-    positions: int
-    projected: int
-    norm_before: bool
-    relu: bool
-    dropout: bool
+    counted: int = 0
+    hidden: int = 0
+    layers: int = 0
+    feed_forward: int = 0
+    vocabulary: int = 0
+    positions: int = 0
+    projected: int = 0
+    norm_before: bool = True
+    relu: bool = True
+    dropout: bool = False
 
     @property
     def linear(self) -> dict[str, tuple[int, int]]:
@@ -34,6 +38,8 @@ class Shape:
     @property
     def parameters(self) -> int:
         """Zhang et al. 2022, OPT: tied embeddings, positions offset by 2, biases, two norms per layer."""
+        if self.counted:
+            return self.counted
         norm = 2 * self.hidden
         layer = 2 * norm + sum(inputs * outputs + outputs for inputs, outputs in self.linear.values())
         embeddings = self.vocabulary * self.projected + (self.positions + 2) * self.hidden

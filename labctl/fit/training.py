@@ -87,11 +87,12 @@ def of(workload: Workload, accelerator: str, slots: int, nodes: int) -> Training
             hint="write `memory: {model: config.json, sequence_length: 512}` beside `deepspeed: {...}`",
         )
     said = {**{name: list(values) for name, values in memory.defaults}, **arguments(workload.arguments)}
-    model = _shape(workload, memory.model, said)
+    counted = _whole(workload, said, "parameters")
+    model = Shape(name=workload.name, counted=counted) if counted else _shape(workload, memory.model, said)
     if model is None:
         raise ConfigError(f"{workload.declared}: `memory.model` {memory.model} names an argument that is not given")
     task = _task(workload, memory.task, said)
-    sequence = _sequence(workload, task, said)
+    sequence = 0 if counted else _sequence(workload, task, said)
     zero = config.get("zero_optimization", {})
     batch = deepspeed_config.batch_sizes(config, slots * nodes, workload.declared)
     return Training(

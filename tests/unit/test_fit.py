@@ -179,6 +179,13 @@ def test_arguments_may_say_which_task_it_is_and_which_critic() -> None:
     assert (plain.task, plain.critic, plain.sequence_length) == ("sft", None, 256)
 
 
+def test_of_a_model_that_is_only_counted_the_states_are_known() -> None:
+    counted = Memory(defaults=(("parameters", ("1000",)),))
+    planned = fit.of(replace(workload(), memory=counted), "nvidia", 1, 2)
+    assert part(planned, "Adam's two moments").step == 8000
+    assert "activations" not in parts(planned)
+
+
 @pytest.mark.parametrize("missing", ["memory", "deepspeed"])
 def test_a_workload_that_does_not_say_is_told_what_to_write(missing: str) -> None:
     with pytest.raises(ConfigError, match=f"declares no `{missing}` section"):

@@ -41,8 +41,7 @@ def test_the_parameter_count_is_the_known_one_of_vit_b_16(vit: SimpleNamespace) 
 def test_declared_memory_is_what_the_arguments_make(vit: SimpleNamespace) -> None:
     args = vit.arguments.parse(declared("vit"))
     memory = DECLARED["variants"]["vit"]["memory"]
-    assert memory["parameters"] == memory["trainable"] == vit.shapes.parameters(vit.arguments.check(args))
-    assert memory["zero_stage"] == DECLARED["deepspeed"]["zero_optimization"]["stage"]
+    assert memory["parameters"] == vit.shapes.parameters(vit.arguments.check(args))
     assert (args.epochs, args.learning_rate, vit.arguments.check(args).image) == (10, 1e-4, 224)
 
 

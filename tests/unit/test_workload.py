@@ -175,7 +175,7 @@ def test_what_is_wrong_is_told_with_its_line(
         ("criteria: [{metric: loss, min: '1'}]", 5, "`min` must be a number"),
         ("rehearse: {memory: {}}", 5, "unknown key `memory`"),
         ("rehearse: {criteria: [{metric: loss, min: 1}]}", 5, "no metric `loss`"),
-        ("memory: {task: sft}", 5, "`memory` has no `model`"),
+        ("memory: {task: sft}", 5, "`model`, or only their number, `parameters`"),
         ("memory: {model: a.json, task: dpo}", 5, "unknown task `dpo`"),
         ("memory: {model: a.json, lora_dim: 1.5}", 5, "whole number"),
         ("variants: {}", 1, "`variants` declares no workload"),
