@@ -8,6 +8,7 @@ import os
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from shapes import Config, InputError
@@ -49,9 +50,11 @@ class Corpus:
         return hashlib.sha256(self.tokens.numpy().tobytes()).hexdigest()[:16]
 
 
-def load_corpus(args: Namespace, tokenizer: Tokenizer, config: Config, needed: int) -> tuple[Corpus, str]:
-    """Tokenise ``--data`` until ``needed`` tokens are there; the corpus and a line that says what was read."""
-    description, pieces = documents(args.data)
+def load_corpus(
+    args: Namespace, tokenizer: Tokenizer, config: Config, sequence_length: int, needed: int
+) -> tuple[Corpus, str]:
+    """Tokenise the text until ``needed`` tokens are there; the corpus and a line that says what was read."""
+    description, pieces = documents(args)
     ids: list[int] = []
     characters = 0
     for piece in pieces:
@@ -59,19 +62,24 @@ def load_corpus(args: Namespace, tokenizer: Tokenizer, config: Config, needed: i
         characters += len(piece)
         if len(ids) >= needed:
             break
-    if len(ids) < args.sequence_length:
-        raise InputError(f"{description}: {len(ids)} tokens, fewer than one sequence of {args.sequence_length}")
+    if len(ids) < sequence_length:
+        raise InputError(f"{description}: {len(ids)} tokens, fewer than one sequence of {sequence_length}")
     tokens = torch.tensor(ids)
-    if (largest := int(tokens.max())) >= config["vocab_size"]:
-        raise InputError(f"the tokeniser gave id {largest}, beyond the model's vocabulary of {config['vocab_size']}")
-    corpus = Corpus(tokens, args.sequence_length, args.seed)
+    check_vocabulary(int(tokens.max()), config)
+    corpus = Corpus(tokens, sequence_length, args.seed)
     return corpus, f"{description}: {characters} characters, {len(ids)} tokens, {corpus.sequences} sequences"
 
 
-def load_tokenizer(snapshot: Path | None, source: str | None, config: Config) -> tuple[Tokenizer, str]:
+def check_vocabulary(largest: int, config: Config) -> None:
+    """Refuse ids that the model has no embedding for."""
+    if largest >= config["vocab_size"]:
+        raise InputError(f"the tokeniser gave id {largest}, beyond the model's vocabulary of {config['vocab_size']}")
+
+
+def load_tokenizer(snapshot: Path | None, args: Namespace, config: Config) -> tuple[Tokenizer, str]:
     """The snapshot's tokeniser, else a byte-level BPE trained on the text; and a line that says which."""
     if snapshot is None:
-        return train_tokenizer(source, min(config["vocab_size"], VOCABULARY))
+        return train_tokenizer(args, min(config["vocab_size"], VOCABULARY))
     if (snapshot / "tokenizer.json").is_file():
         return Tokenizer.from_file(str(snapshot / "tokenizer.json")), f"tokenizer.json of {snapshot}"
     files = [snapshot / "vocab.json", snapshot / "merges.txt"]
@@ -80,11 +88,11 @@ def load_tokenizer(snapshot: Path | None, source: str | None, config: Config) ->
     return ByteLevelBPETokenizer.from_file(*map(str, files)), f"vocab.json and merges.txt of {snapshot}"
 
 
-def train_tokenizer(source: str | None, vocabulary: int) -> tuple[Tokenizer, str]:
+def train_tokenizer(args: Namespace, vocabulary: int) -> tuple[Tokenizer, str]:
     """A byte-level BPE of the first 2 MiB of text, its special tokens at the ids that OPT gives them."""
     tokenizer = ByteLevelBPETokenizer()
     tokenizer.train_from_iterator(
-        first_characters(documents(source)[1], TRAINING_TEXT),
+        first_characters(documents(args)[1], TRAINING_TEXT),
         vocab_size=vocabulary,
         special_tokens=["<s>", "<pad>", "</s>", "<unk>"],
         show_progress=False,
@@ -103,16 +111,17 @@ def first_characters(pieces: Iterator[str], limit: int) -> Iterator[str]:
             return
 
 
-def documents(source: str | None) -> tuple[str, Iterator[str]]:
-    """What a source is, and its text in pieces of about 1 MiB at most."""
-    if source and source.startswith("hf:"):
-        return cached_dataset(source)
-    path = Path(source) if source else DEFAULT_TEXT
-    files = text_files(path, any_suffix=source is None)
+def documents(args: Namespace) -> tuple[str, Iterator[str]]:
+    """What the text is, and the text in pieces of about 1 MiB at most."""
+    datasets, note = cached_datasets(args)
+    if datasets:
+        return note, (row_text(row) for dataset in datasets for row in dataset)
+    path = Path(args.data) if args.data else DEFAULT_TEXT
+    files = text_files(path, any_suffix=args.data is None)
     if not files:
-        hint = "; pass --data PATH" if source is None else f"; expected {', '.join(sorted(SUFFIXES))}"
+        hint = f"; expected {', '.join(sorted(SUFFIXES))}" if args.data else "; pass --data PATH"
         raise InputError(f"no text at {path}{hint}")
-    return f"{path} ({len(files)} files)", (piece for file in files for piece in read_pieces(file))
+    return f"{path} ({len(files)} files){note}", (piece for file in files for piece in read_pieces(file))
 
 
 def text_files(path: Path, *, any_suffix: bool) -> list[Path]:
@@ -141,24 +150,43 @@ def json_text(line: str, where: str) -> str:
         raise InputError(f'{where}: expected a JSON object with "text"') from error
 
 
-def cached_dataset(source: str) -> tuple[str, Iterator[str]]:
-    """Split ``train`` of ``hf:NAME`` or ``hf:NAME:CONFIGURATION``: column ``text``, else all text columns joined."""
+def cached_datasets(args: Namespace) -> tuple[list[Any], str]:
+    """The datasets of ``--data hf:NAME``, or of ``--datasets`` if all are cached; and what to say of them."""
+    if args.data:
+        names = [args.data[3:]] if args.data.startswith("hf:") else []
+    else:
+        names = [] if args.rehearse else args.datasets
+    try:
+        found = [load_dataset(name) for name in names]
+    except InputError as error:
+        if args.data:
+            raise
+        return [], f", because {error}"
+    return found, ", ".join(f"{name} ({len(dataset)} rows)" for name, dataset in zip(names, found, strict=True))
+
+
+def load_dataset(source: str) -> Any:
+    """Split ``train`` of ``NAME`` or ``NAME:CONFIGURATION`` from the cache."""
     os.environ["HF_DATASETS_OFFLINE"] = os.environ["HF_HUB_OFFLINE"] = "1"
     try:
         import datasets
     except ImportError as error:
         raise InputError(f"{source} needs the package 'datasets', which is not installed") from error
-    _, name, *configuration = source.split(":", 2)
     try:
-        dataset = datasets.load_dataset(fetched_dataset(name) or name, *configuration, split="train")
+        name, *configuration = source.split(":", 1)
+        return datasets.load_dataset(fetched_dataset(name) or name, *configuration, split="train")
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"{source} is not in the cache {datasets.config.HF_DATASETS_CACHE}: {reason}") from error
-    strings = [column for column, kind in dataset.features.items() if getattr(kind, "dtype", None) == "string"]
-    columns = ["text"] if "text" in strings else strings
-    if not columns:
-        raise InputError(f"{source} has no column of text; its columns are {', '.join(dataset.features)}")
-    return f"{source} ({len(dataset)} rows)", ("\n".join(row[column] or "" for column in columns) for row in dataset)
+
+
+def row_text(row: dict[str, Any]) -> str:
+    """A row to be learnt: prompt and preferred answer, else column ``text``, else all its text."""
+    if "prompt" in row and "chosen" in row:
+        return f"{row['prompt']}{row['chosen']}"
+    if isinstance(row.get("text"), str):
+        return str(row["text"])
+    return "\n".join(value for value in row.values() if isinstance(value, str))
 
 
 def fetched_dataset(name: str) -> str | None:

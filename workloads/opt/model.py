@@ -1,10 +1,8 @@
-"""An OPT model ready for DeepSpeed: built, under ZeRO-3 already partitioned, initialised or loaded, LoRA added."""
+"""An OPT model ready for DeepSpeed: built, under ZeRO-3 already partitioned, and initialised or loaded."""
 
 from __future__ import annotations
 
-import math
 import os
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,39 +11,54 @@ import deepspeed
 import torch
 from shapes import Config, InputError
 from torch import nn
-from torch.nn import functional
 from transformers.initialization import no_init_weights
 from transformers.models.opt.configuration_opt import OPTConfig
-from transformers.models.opt.modeling_opt import OPTForCausalLM
+from transformers.models.opt.modeling_opt import OPTModel, OPTPreTrainedModel
 
-LORA_SCALE = 2.0
-"""alpha / dim; 2 is the common choice."""
+HEAD = "value_head.weight"
 
 
-def build(config: Config, ds_config: dict[str, Any], snapshot: Path | None, args: Namespace) -> OPTForCausalLM:
+class ValueModel(OPTPreTrainedModel):
+    """OPT with one number per token instead of logits: a reward model, or PPO's critic."""
+
+    def __init__(self, config: OPTConfig) -> None:
+        super().__init__(config)
+        self.model = OPTModel(config)
+        self.value_head = nn.Linear(config.word_embed_proj_dim, 1, bias=False)
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The embeddings, for those who hook them."""
+        return self.model.decoder.embed_tokens
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        """(batch, length) -> (batch, length); each value sees its own token and those before."""
+        hidden = self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        return self.value_head(hidden).squeeze(-1).float()
+
+
+def build(
+    kind: type[OPTPreTrainedModel], config: Config, ds_config: dict[str, Any], weights: Path | None, *, dropout: bool
+) -> OPTPreTrainedModel:
     """The model on this rank: whole, or under ZeRO-3 this rank's share of every parameter."""
     partitioned = ds_config["zero_optimization"]["stage"] == 3
+    rates = {} if dropout else {"dropout": 0.0, "attention_dropout": 0.0}
     # zero.Init empties every module as soon as it is made, so weights are set afterwards; and outside of it, because
     # it changes the dtype of tensors that torch.load makes.
     with deepspeed.zero.Init(config_dict_or_path=ds_config, enabled=partitioned), no_init_weights():
-        model = OPTForCausalLM(OPTConfig(**config, use_cache=False))
+        model = kind(OPTConfig(**config | rates, use_cache=False))
     model.tie_weights()
-    if snapshot:
-        load_weights(model, snapshot)
-    else:
-        initialise(model, config["init_std"])
-    if args.lora_dim:
-        add_lora(model, args.lora_dim, args.lora_modules)
-    if args.gradient_checkpointing:
-        # Reentrant: ZeRO-3 empties weights between forward pass and recomputation, an error to the other kind.
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+    initialise(model, config["init_std"], only={HEAD} if weights else None)
+    if weights:
+        load_weights(model, weights)
     return model
 
 
 @torch.no_grad()
-def initialise(model: nn.Module, std: float) -> None:
+def initialise(model: nn.Module, std: float, only: set[str] | None) -> None:
     """OPT's initialisation: weights normal with ``std``, biases 0, norms 1 and 0; of partitioned weights, by rank 0."""
-    for module in model.modules():
+    for prefix, module in model.named_modules():
+        if only is not None and f"{prefix}.weight" not in only:
+            continue
         with deepspeed.zero.GatheredParameters(list(module.parameters(recurse=False)), modifier_rank=0):
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 module.weight.normal_(0.0, std)
@@ -53,32 +66,6 @@ def initialise(model: nn.Module, std: float) -> None:
                 module.weight.fill_(1.0)
             if getattr(module, "bias", None) is not None:
                 module.bias.zero_()
-
-
-class LoRALinear(nn.Module):
-    """A frozen linear layer and a trained update of low rank: W x + scale B A x (Hu et al., 2021)."""
-
-    def __init__(self, base: nn.Linear, dim: int) -> None:
-        super().__init__()
-        self.base = base
-        self.lora_a = nn.Parameter(base.weight.new_empty(dim, base.in_features))
-        self.lora_b = nn.Parameter(base.weight.new_zeros(base.out_features, dim))
-        nn.init.kaiming_uniform_(self.lora_a, a=math.sqrt(5))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(..., in_features) -> (..., out_features)."""
-        return self.base(x) + LORA_SCALE * functional.linear(functional.linear(x, self.lora_a), self.lora_b)
-
-
-def add_lora(model: OPTForCausalLM, dim: int, modules: list[str]) -> None:
-    """Freeze the model and adapt the named linear layers of every decoder layer."""
-    model.requires_grad_(False)
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if name in modules and isinstance(child, nn.Linear):
-                setattr(parent, name, LoRALinear(child, dim))
-    # Reentrant checkpointing gives no gradient to a block whose inputs need none, and the embeddings are frozen.
-    model.enable_input_require_grads()
 
 
 def find_snapshot(name: str) -> tuple[Path | None, str]:
@@ -94,6 +81,17 @@ def find_snapshot(name: str) -> tuple[Path | None, str]:
     return None, f"random initialisation from configs/{name}.json (no snapshot of facebook/{name} under {hub})"
 
 
+def choose_weights(name: str, given: Path | None, *, rehearse: bool) -> tuple[Path | None, str]:
+    """Where a model's weights come from, and a line that says so."""
+    if rehearse:
+        return None, "random initialisation, as rehearsed"
+    if given is None:
+        return find_snapshot(name)
+    if not weight_files(given):
+        raise InputError(f"{given}: neither model*.safetensors nor pytorch_model*.bin")
+    return given, str(given)
+
+
 def weight_files(snapshot: Path) -> list[Path]:
     """Weight files of a snapshot, all shards; safetensors before pickles."""
     return sorted(snapshot.glob("model*.safetensors")) or sorted(snapshot.glob("pytorch_model*.bin"))
@@ -103,7 +101,7 @@ def weight_files(snapshot: Path) -> list[Path]:
 def load_weights(model: nn.Module, snapshot: Path) -> None:
     """Copy a snapshot into the model tensor by tensor, so that no rank ever holds all of a partitioned model."""
     parameters = dict(model.named_parameters())
-    missing = set(parameters)
+    missing = set(parameters) - {HEAD}
     for key, tensor in read_weights(snapshot):
         # Early OPT checkpoints are of OPTModel, without the head: the same names less the prefix.
         name = key if key in parameters else f"model.{key}"

@@ -10,6 +10,15 @@ Config = dict[str, Any]
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
 LORA_MODULES = ("q_proj", "v_proj")
+LINEAR_LAYERS = {
+    "decoder.layers.N.self_attn.q_proj": ("hidden_size", "hidden_size"),
+    "decoder.layers.N.self_attn.k_proj": ("hidden_size", "hidden_size"),
+    "decoder.layers.N.self_attn.v_proj": ("hidden_size", "hidden_size"),
+    "decoder.layers.N.self_attn.out_proj": ("hidden_size", "hidden_size"),
+    "decoder.layers.N.fc1": ("hidden_size", "ffn_dim"),
+    "decoder.layers.N.fc2": ("ffn_dim", "hidden_size"),
+}
+"""Linear layers of one decoder layer, and the keys of their in_features and out_features."""
 
 
 class InputError(Exception):
@@ -31,9 +40,12 @@ def load(name: str) -> Config:
 
 def linear_layers(config: Config) -> dict[str, tuple[int, int]]:
     """Linear layers of one decoder layer: name -> (in_features, out_features)."""
-    hidden, ffn = config["hidden_size"], config["ffn_dim"]
-    attention = dict.fromkeys(("q_proj", "k_proj", "v_proj", "out_proj"), (hidden, hidden))
-    return attention | {"fc1": (hidden, ffn), "fc2": (ffn, hidden)}
+    return {name: (config[inputs], config[outputs]) for name, (inputs, outputs) in LINEAR_LAYERS.items()}
+
+
+def adapted(name: str, modules: tuple[str, ...]) -> bool:
+    """Whether a linear layer gets an adapter: one of the words is in its dotted name, as in DeepSpeed-Chat."""
+    return any(module in name for module in modules)
 
 
 def parameters(config: Config) -> int:
@@ -50,9 +62,11 @@ def parameters(config: Config) -> int:
 def lora_parameters(config: Config, dim: int, modules: tuple[str, ...] = LORA_MODULES) -> int:
     """Number of adapter weights (Hu et al., 2021): dim x (in_features + out_features) for each adapted linear layer."""
     layers = linear_layers(config)
-    if unknown := [module for module in modules if module not in layers]:
-        raise InputError(f"no linear layer {unknown[0]!r} in a decoder layer; there are {', '.join(layers)}")
-    return config["num_hidden_layers"] * sum(dim * sum(layers[module]) for module in modules)
+    for module in modules:
+        if not any(adapted(name, (module,)) for name in layers):
+            raise InputError(f"no linear layer {module!r} in a decoder layer; there are {', '.join(layers)}")
+    one = sum(dim * sum(sizes) for name, sizes in layers.items() if adapted(name, modules))
+    return int(config["num_hidden_layers"] * one)
 
 
 def shrink(config: Config) -> Config:

@@ -1,0 +1,62 @@
+"""The loop over the steps, the same in every mode, and what is said at its end."""
+
+from __future__ import annotations
+
+import time
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import device
+import flops
+from deepspeed.accelerator import get_accelerator
+from ranks import WORLD, largest, say, synchronised_time
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one step of the optimiser goes through, over all ranks."""
+
+    samples: int
+    tokens: int
+    flops: float
+    """Floating-point operations, without recomputation; 0 where they are not those of bf16 or fp16."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What came of one step, the same on every rank."""
+
+    loss: float
+    learning_rate: float
+    more: dict[str, float] = field(default_factory=dict)
+
+
+def run(args: Namespace, work: Work, take: Callable[[int], Step]) -> list[Step]:
+    """Take all steps and say how fast; the steps after the warm-up are timed, ranks waiting for each other."""
+    steps = []
+    started = synchronised_time()
+    for number in range(1, args.steps + 1):
+        if number == args.warmup_steps + 1:
+            started = synchronised_time()
+        step_started = time.perf_counter()
+        step = take(number - 1)
+        speed = work.tokens / (time.perf_counter() - step_started)
+        more = "".join(f" {name} {value:.4f}" for name, value in step.more.items())
+        say(f"step {number}/{args.steps} loss {step.loss:.4f} lr {step.learning_rate:.1e} tokens/s {speed:.0f}{more}")
+        steps.append(step)
+    report(work, args.steps - args.warmup_steps, synchronised_time() - started)
+    return steps
+
+
+def report(work: Work, steps: int, seconds: float) -> None:
+    """Throughput as DeepSpeed-Chat defines it, samples of all ranks per second; memory; on a GPU, MFU."""
+    say(f"Execution time: {seconds:.3f} seconds for {steps} steps")
+    say(f"Throughput: {steps * work.samples / seconds:.4f} samples/sec")
+    say(f"Tokens: {steps * work.tokens / seconds:.1f} tokens/sec")
+    say(f"Peak memory: {largest(device.peak_memory()) / 2**30:.3f} GiB")
+    if get_accelerator().device_name() == "cuda" and work.flops:
+        peak = flops.peak(device.name())
+        achieved = steps * work.flops / seconds / WORLD / 1e12
+        share = f"{100 * achieved / peak:.1f} % of {peak:g} TFLOP/s" if peak else f"unknown, {achieved:.1f} TFLOP/s"
+        say(f"MFU: {share} ({device.name()})")

@@ -1,0 +1,141 @@
+"""What the later steps learn from: pairs of a better and a worse answer, and prompts; of datasets, or made of text."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from data import Corpus, cached_datasets, check_vocabulary, load_corpus
+from setting import Setting
+from shapes import InputError
+
+PADDING = 1
+"""OPT's <pad>."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of ids, all of one length, and where each row ends: the index of its last id that is not padding."""
+
+    ids: torch.Tensor
+    last: torch.Tensor
+
+
+class DatasetPairs:
+    """Prompt and answers of datasets; (chosen, rejected) rows of ids."""
+
+    def __init__(self, rows: list[tuple[list[int], list[int]]], length: int) -> None:
+        self.rows = rows
+        self.length = length
+
+    def batch(self, number: int, size: int, rank: int, world: int) -> Batch:
+        """Micro-batch ``number`` of a rank: first the chosen of all pairs, then the rejected, padded on the right."""
+        first = (number * world + rank) * size
+        pairs = [self.rows[index % len(self.rows)] for index in range(first, first + size)]
+        rows = [chosen for chosen, _ in pairs] + [rejected for _, rejected in pairs]
+        ids = torch.tensor([row + [PADDING] * (self.length - len(row)) for row in rows])
+        return Batch(ids, torch.tensor([len(row) - 1 for row in rows]))
+
+    def fingerprint(self) -> str:
+        """Equal on two ranks exactly when they read the same rows."""
+        return hashlib.sha256(repr(self.rows).encode()).hexdigest()[:16]
+
+
+class CorpusPairs:
+    """Text as it goes on, against the same text with its second half drawn from the vocabulary at random."""
+
+    def __init__(self, corpus: Corpus) -> None:
+        self.corpus = corpus
+        self.vocabulary = corpus.tokens.unique()
+
+    def batch(self, number: int, size: int, rank: int, world: int) -> Batch:
+        """As of datasets; every row is of the corpus's sequence length."""
+        chosen = self.corpus.batch(number, size, rank, world)
+        length = chosen.shape[1]
+        generator = torch.Generator().manual_seed(self.corpus.seed + number * world + rank)
+        drawn = torch.randint(len(self.vocabulary), (size, length - length // 2), generator=generator)
+        rejected = torch.cat([chosen[:, : length // 2], self.vocabulary[drawn]], dim=1)
+        return Batch(torch.cat([chosen, rejected]), torch.full((2 * size,), length - 1))
+
+    def fingerprint(self) -> str:
+        """Equal on two ranks exactly when they read the same tokens."""
+        return self.corpus.fingerprint()
+
+
+class Prompts:
+    """Prompts of one length, padded on the left; ``mask`` is 1 where there is text, None if there is no padding."""
+
+    def __init__(self, ids: torch.Tensor) -> None:
+        self.ids = ids
+        self.padded = bool((ids == PADDING).any())
+
+    def batch(self, number: int, size: int, rank: int, world: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Micro-batch ``number`` of a rank, twice (size, length)."""
+        first = (number * world + rank) * size
+        ids = self.ids[torch.arange(first, first + size) % len(self.ids)]
+        return ids, (ids != PADDING).long() if self.padded else None
+
+    def fingerprint(self) -> str:
+        """Equal on two ranks exactly when they read the same prompts."""
+        return hashlib.sha256(self.ids.numpy().tobytes()).hexdigest()[:16]
+
+
+def load_pairs(setting: Setting, needed: int) -> tuple[DatasetPairs | CorpusPairs, str]:
+    """So many pairs, if there are as many, and a line that says what they are."""
+    args = setting.args
+    datasets, note = cached_datasets(args)
+    if datasets:
+        rows = list(itertools.islice(answered(setting, datasets), needed))
+        if not rows:
+            raise InputError(f"{note}: no pair differs within {args.sequence_length} tokens")
+        return DatasetPairs(rows, args.sequence_length), f"{note}: {len(rows)} pairs"
+    length = args.sequence_length
+    corpus, text = load_corpus(args, setting.tokenizer, setting.config, length, needed * length)
+    return CorpusPairs(
+        corpus
+    ), f"{text}; made into pairs: chosen as the text goes on, rejected with random tokens instead"
+
+
+def answered(setting: Setting, datasets: list[Any]) -> Iterator[tuple[list[int], list[int]]]:
+    """Prompt with chosen and with rejected answer, as ids, where these differ in what the model sees of them."""
+    for row in rows_with(datasets, ("prompt", "chosen", "rejected")):
+        chosen, rejected = (
+            encode(setting, f"{row['prompt']}{row[answer]}", end=True)[: setting.args.sequence_length]
+            for answer in ("chosen", "rejected")
+        )
+        if chosen != rejected:
+            yield chosen, rejected
+
+
+def load_prompts(setting: Setting, needed: int) -> tuple[Prompts, str]:
+    """So many prompts, if there are as many, and a line that says what they are."""
+    args, length = setting.args, setting.args.max_prompt_length
+    datasets, note = cached_datasets(args)
+    if datasets:
+        texts = (row["prompt"] for row in itertools.islice(rows_with(datasets, ("prompt",)), needed))
+        rows = [encode(setting, text, end=False)[-length:] for text in texts]
+        ids = torch.tensor([[PADDING] * (length - len(row)) + row for row in rows])
+        return Prompts(ids), f"{note}: {len(ids)} prompts"
+    corpus, text = load_corpus(args, setting.tokenizer, setting.config, length, needed * length)
+    ids = torch.stack([corpus.batch(number, 1, 0, 1)[0] for number in range(corpus.sequences)])
+    return Prompts(ids), f"{text}; each a prompt"
+
+
+def rows_with(datasets: list[Any], columns: tuple[str, ...]) -> Iterator[dict[str, str]]:
+    """Rows of all datasets, which must have these columns."""
+    for dataset in datasets:
+        if missing := [column for column in columns if column not in dataset.features]:
+            raise InputError(f"a dataset has no column {missing[0]!r}; it has {', '.join(dataset.features)}")
+    return (row for dataset in datasets for row in dataset)
+
+
+def encode(setting: Setting, text: str, *, end: bool) -> list[int]:
+    """Ids of a text as OPT was trained on it, </s> in front; and at its end, where it ends."""
+    eos = setting.config["eos_token_id"]
+    ids = [eos, *setting.tokenizer.encode(text, add_special_tokens=False).ids, *([eos] if end else [])]
+    check_vocabulary(max(ids), setting.config)
+    return ids

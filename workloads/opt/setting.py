@@ -1,0 +1,84 @@
+"""What every mode starts from: arguments, configuration, shapes, tokeniser; and the lines that say it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import warnings
+from argparse import Namespace
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+from configuration import Configuration
+from data import load_tokenizer
+from deepspeed.accelerator import get_accelerator
+from deepspeed.utils.logging import set_log_level_from_string
+from device import check_precision, name, use_cores
+from model import choose_weights
+from ranks import RANK, WORLD, agree, say
+from shapes import Config, lora_parameters, parameters
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A run, as far as it is decided before its data and its models."""
+
+    args: Namespace
+    ds: Configuration
+    config: Config
+    """Shape of the model that is trained."""
+    critic: Config
+    weights: Path | None
+    critic_weights: Path | None
+    tokenizer: Any
+    origins: tuple[str, ...]
+    """Lines that say where weights and tokeniser come from."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Number format of the weights."""
+        return DTYPES[self.ds.precision]
+
+    def operations(self, number: float) -> float:
+        """The number, or 0 where they are not the operations that a device's peak is stated for."""
+        return 0 if self.ds.precision == "fp32" else number
+
+    def announce(self, text: str) -> None:
+        """Say what will be trained, on what."""
+        args = self.args
+        total = parameters(self.config)
+        trained = lora_parameters(self.config, args.lora_dim, tuple(args.lora_modules)) or total
+        rehearsed = ", rehearsed" if args.rehearse else ""
+        print(f"rank {RANK}/{WORLD} on {socket.gethostname()}", flush=True)
+        say(f"world size {WORLD}, on {name()}")
+        say(f"mode: {args.mode}")
+        say(f"model: {args.model}{rehearsed}, {total} parameters, {trained} of them trained")
+        say(f"precision: {self.ds.precision}")
+        say(f"ZeRO stage: {self.ds.stage}")
+        for line in self.origins:
+            say(line)
+        say(f"data: {text}")
+
+
+def prepare(args: Namespace, ds: Configuration, config: Config, critic: Config) -> Setting:
+    """Choose weights and tokeniser, and join the other ranks, which must have chosen the same."""
+    set_log_level_from_string("error")
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    use_cores()
+    check_precision(ds.precision)
+    weights, origin = choose_weights(args.model, args.weights, rehearse=args.rehearse)
+    critic_weights, critic_origin = choose_weights(args.critic_model, args.critic_weights, rehearse=args.rehearse)
+    tokenizer, tokenizer_origin = load_tokenizer(weights, args, config)
+    get_accelerator().set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    deepspeed.init_distributed()
+    names = tuple(path and path.name for path in (weights, critic_weights))
+    agree({"DeepSpeed configuration": ds, "weights": names})
+    origins = [f"weights: {origin}", f"tokeniser: {tokenizer_origin}"]
+    if args.mode == "rlhf":
+        origins.insert(1, f"critic: {args.critic_model}, {parameters(critic)} parameters; weights: {critic_origin}")
+    return Setting(args, ds, config, critic, weights, critic_weights, tokenizer, tuple(origins))
