@@ -1,0 +1,117 @@
+"""The OPT workload in its three modes, and rehearsals of big models, as a person runs them on two CPU nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from docker import DockerClient
+from integration.harness import Answer, Lab
+
+pytestmark = pytest.mark.docker
+
+OPT = Path(__file__).resolve().parents[2] / "workloads/opt"
+LIMIT = 300
+"""Seconds for one run, many times what it takes on idle cores."""
+
+
+def metrics_of(answer: Answer) -> dict[str, Any]:
+    """The metrics of a run that passed on two ranks, one per node."""
+    result = answer.expect(0).json
+    assert result["verdict"] == "PASS"
+    assert result["ranks"] == [{"rank": 0, "node": "worker-0"}, {"rank": 1, "node": "worker-1"}]
+    metrics: dict[str, Any] = result["metrics"]
+    assert metrics["throughput"]["value"] > 0
+    assert 0.1 < metrics["peak_memory"]["value"] < 4
+    assert "mfu" not in metrics
+    return metrics
+
+
+def test_fine_tuning_teaches_a_tiny_model(lab: Lab) -> None:
+    metrics = metrics_of(lab.call("run", "opt-tiny", "--set", "steps=40", "--json", limit=LIMIT))
+    assert metrics["loss"]["last"] < 0.8 * metrics["loss"]["first"]
+
+
+def test_a_reward_model_learns_which_answer_is_the_true_one(lab: Lab) -> None:
+    metrics = metrics_of(lab.call("run", "opt-tiny-reward", "--json", limit=LIMIT))
+    assert metrics["accuracy"]["value"] >= 0.7
+
+
+def test_reinforcement_moves_the_actor_to_what_scores_better(lab: Lab) -> None:
+    metrics = metrics_of(lab.call("run", "opt-tiny-rlhf", "--json", limit=LIMIT))
+    assert metrics["reward_gain"]["value"] > 0
+    assert metrics["critic_loss"].keys() >= {"first", "last"}
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        "opt-350m_bs24_zero0",
+        "opt-66b",
+        "opt-13b-rlhf",
+        pytest.param("opt-350m_bs24", marks=pytest.mark.slow),
+        pytest.param("opt-13b_bs16_zero0", marks=pytest.mark.slow),
+        pytest.param("opt-13b", marks=pytest.mark.slow),
+    ],
+)
+def test_a_big_model_is_rehearsed(lab: Lab, workload: str) -> None:
+    metrics_of(lab.call("run", workload, "--rehearse", "--json", limit=LIMIT))
+
+
+def test_the_hybrid_engine_is_left_out_with_the_reason(lab: Lab) -> None:
+    answer = lab.call(
+        "run", "opt-tiny-rlhf", "--rehearse", "--set", "deepspeed.hybrid_engine.enabled=true", limit=LIMIT
+    )
+    assert "hybrid engine: left out, it has kernels for CUDA alone" in answer.expect(0).out + answer.err
+
+
+def test_a_key_of_the_configuration_reaches_the_model(lab: Lab) -> None:
+    stage = ("--set", "deepspeed.zero_optimization.stage=3")
+    answer = lab.call("run", "opt-tiny-reward", "--rehearse", *stage, limit=LIMIT)
+    assert "ZeRO stage: 3" in answer.expect(0).out + answer.err
+
+
+PPO = """
+import sys
+sys.path.insert(0, "/opt-workload")
+import ppo, torch
+answers = torch.tensor([[7, 2, 9, 2], [7, 8, 9, 5]])
+mask = ppo.answer_mask(answers, eos=2)
+print(mask.int().tolist())
+reward = ppo.rewards(torch.tensor([9.0, 3.0]), torch.full((2, 4), 0.5), mask, 0.1)
+print([[round(x, 3) + 0.0 for x in row] for row in reward.tolist()])
+one = torch.ones(1, 2)
+advantage, returns = ppo.advantages(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 4.0]]), one)
+print([round(x, 3) for x in (*advantage[0].tolist(), *returns[0].tolist())])
+up = torch.log(torch.tensor([[1.5, 1.5]]))
+print([round(ppo.policy_loss(up, 0 * up, sign * one, one).item(), 3) for sign in (1, -1)])
+print(round(ppo.value_loss(torch.tensor([[1.0]]), torch.tensor([[0.0]]), torch.tensor([[1.0]]), one[:, :1]).item(), 3))
+print([round(x, 3) for x in ppo.log_probabilities(torch.zeros(1, 1, 4), torch.tensor([[3]]))[0].tolist()])
+"""
+EXPECTED = [
+    # An answer ends with its first </s>.
+    "[[1, 1, 0, 0], [1, 1, 1, 1]]",
+    # The score, at most 5, comes with the last token; drift costs at every one.
+    "[[-0.05, 4.95, 0.0, 0.0], [-0.05, -0.05, -0.05, 2.95]]",
+    # Surprises are 2 - 1 and 4 - 2; the first token is credited with 0.95 of the second.
+    "[2.9, 2.0, 3.9, 4.0]",
+    # A ratio of 1.5 gains what 1.2 does, and loses in full.
+    "[-1.2, 1.5]",
+    # A value that moved by 1 to the return counts as if it had moved by 0.2.
+    "0.32",
+    "[-1.386]",
+]
+
+
+def test_ppo_is_what_the_papers_say(engine: DockerClient, image: str) -> None:
+    said = engine.containers.run(
+        image,
+        ["-c", PPO],
+        entrypoint="python3",
+        network_mode="none",
+        volumes={str(OPT): {"bind": "/opt-workload", "mode": "ro"}},
+        remove=True,
+    ).decode()
+    assert said.splitlines() == EXPECTED
