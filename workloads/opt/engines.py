@@ -28,7 +28,7 @@ def trained(
     if "optimizer" in ds_config:
         engine, *_ = deepspeed.initialize(model=model, model_parameters=parameters, config=ds_config)
         return engine
-    if ds_config["zero_optimization"].get("offload_optimizer"):
+    if ds_config["zero_optimization"].get("offload_optimizer", {}).get("device", "none") != "none":
         optimizer = DeepSpeedCPUAdam(parameters, lr=learning_rate, betas=BETAS)
     else:
         fused = get_accelerator().device_name() == "cuda"
