@@ -233,6 +233,13 @@ class TestPreparing:
         assert "said by the workload" not in said
         assert "preparing" in prepared.run(prepare="prepare.sh")[1]
 
+    def test_the_lock_of_a_compilation_that_was_killed_is_removed(self, ranks: Ranks) -> None:
+        left = ranks.root / ".cache/torch_extensions/py311_cpu/cpu_adam/lock"
+        left.parent.mkdir(parents=True)
+        left.touch()
+        assert ranks.run()[0] == 0
+        assert not left.exists()
+
     def test_ranks_that_start_together_wait_for_it(self, prepared: Ranks) -> None:
         slow = prepared.project / "workloads/hello/prepare.sh"
         slow.write_text('#!/bin/bash\nmkdir "$SEEN/busy" || echo "two at once"; sleep 0.3; rmdir "$SEEN/busy"\n')
