@@ -1,13 +1,8 @@
-"""Builds the lab's image from this host's package sources, handed in for the build only.
-
-It starts ``docker buildx build`` itself: python-on-whales puts the values of build arguments on the command line, where
-everyone on the host could read a proxy's password, and keeps no log.
-"""
+"""Builds labctl's images from this host's package sources, handed in for the build only."""
 
 from __future__ import annotations
 
-import hashlib
-import re
+import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,15 +11,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from labctl import base_image, resources, shell, sources
+from labctl import base_image, buildx, images, shell, sources
 from labctl.errors import HostError
 from labctl.files import make_private
-from labctl.model import Accelerator, Pairs
+from labctl.model import Pairs
 from labctl.settings import Settings
 
 Emit = Callable[[str], None]
 
-INPUTS_LABEL = "labctl.inputs"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 
@@ -33,7 +27,8 @@ PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 class BuildRequest:
     """What to build, and the package sources that the settings name; an empty one is this host's own."""
 
-    accelerator: Accelerator
+    image: str
+    """Which of labctl's own."""
     tag: str
     directory: Path
     """The lab's."""
@@ -49,12 +44,12 @@ class BuildRequest:
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
-def request(settings: Settings, accelerator: Accelerator, directory: Path, environ: Mapping[str, str]) -> BuildRequest:
-    """What the settings ask for."""
+def request(settings: Settings, image: str, tag: str, directory: Path, environ: Mapping[str, str]) -> BuildRequest:
+    """What the settings ask for: one of labctl's own images, under that tag."""
     return BuildRequest(
-        accelerator=accelerator,
+        image=image,
         environ=environ,
-        tag=settings.text("LAB_IMAGE") or f"labctl/{accelerator}",
+        tag=tag,
         directory=directory,
         base_image=settings.text("LAB_BASE_IMAGE"),
         base_chosen=settings.origin("LAB_BASE_IMAGE") != "default",
@@ -72,10 +67,10 @@ def build(request: BuildRequest, emit: Emit) -> dict[str, Any]:
     """Build the image; seconds when nothing changed. HostError with the log's last lines when a step fails."""
     began = time.monotonic()
     _require_own(request.tag)
-    inputs = image_inputs_hash(request.accelerator)
-    wanted = sources.pins(_text(request.accelerator, "lock"))
+    inputs = images.inputs_hash(request.image)
+    wanted = sources.pins(_text(request.image, "lock"))
     with _prepared(request, wanted, emit) as arguments:
-        labelled = ["--load", "--tag", request.tag, "--label", f"{INPUTS_LABEL}={inputs}"]
+        labelled = ["--load", "--tag", request.tag, "--label", f"{images.INPUTS_LABEL}={inputs}"]
         _buildx(request, [*labelled, *arguments], emit)
     shown = shell.run(["docker", "image", "inspect", "--format", "{{.Id}} {{.Size}}", request.tag]).out.split()
     seconds = round(time.monotonic() - began, 1)
@@ -84,10 +79,10 @@ def build(request: BuildRequest, emit: Emit) -> dict[str, Any]:
 
 
 def update_lock(request: BuildRequest, emit: Emit) -> dict[str, Any]:
-    """Resolve ``<accelerator>.in`` anew and write the lock file beside it. HostError as ``build``."""
-    lock = resources.path("docker", f"{request.accelerator}.lock")
-    before = sources.pins(_text(request.accelerator, "lock"))
-    any_version = dict.fromkeys((*before, *sources.pins(_text(request.accelerator, "in"))))
+    """Resolve ``<image>.in`` anew and write the lock file beside it. HostError as ``build``."""
+    lock = images.file(request.image, "lock")
+    before = sources.pins(_text(request.image, "lock"))
+    any_version = dict.fromkeys((*before, *sources.pins(_text(request.image, "in"))))
     with (
         _prepared(request, any_version, emit) as arguments,
         tempfile.TemporaryDirectory(dir=_state(request)) as folder,
@@ -106,40 +101,36 @@ def update_lock(request: BuildRequest, emit: Emit) -> dict[str, Any]:
     return {"lock": str(lock), "packages": len(after), "changed": changed}
 
 
-def image_inputs_hash(accelerator: str) -> str:
-    """A hash over the files that the image is built from, so that a stale image can be told from a fresh one."""
-    digest = hashlib.sha256()
-    for name in (f"{accelerator}.Dockerfile", f"{accelerator}.lock", "labnode.py", "sshd_config"):
-        path = resources.path("docker", name)
-        digest.update(name.encode() + b"\0" + (path.read_bytes() if path.is_file() else b"") + b"\0")
-    return digest.hexdigest()
-
-
-def is_stale(labels: Mapping[str, str], accelerator: str) -> bool:
-    """Whether an image with these labels was built from other files than there are now."""
-    return labels.get(INPUTS_LABEL) != image_inputs_hash(accelerator)
-
-
 # --- what the build is handed --------------------------------------------------------------------------------
 
 
 @contextmanager
 def _prepared(request: BuildRequest, wanted: Mapping[str, str | None], emit: Emit) -> Iterator[list[str]]:
     """The arguments that hand in base image and package sources, valid while their files are there."""
-    base = request.base_image
-    if request.accelerator == "cpu":
-        base = base_image.ensure(
-            base or f"debian:{base_image.DEBIAN}-slim",
+    base = _base(request, emit)
+    release = base_image.release_of(base)
+    apt_list = base_image.apt_list(release.get("ID", ""), release.get("VERSION_CODENAME", ""), request.apt_mirror)
+    with tempfile.TemporaryDirectory(dir=_state(request), prefix="build-") as folder:
+        handed = hand_in(request, pip_sources(request, sources.of_host()), wanted, apt_list, Path(folder))
+        yield ["--build-arg", f"BASE_IMAGE={base}", *handed]
+
+
+def _base(request: BuildRequest, emit: Emit) -> str:
+    """The image to build on, here by now: labctl's own, built where it is missing or old, or the settings'."""
+    name = images.base_of(request.image)
+    if name is None:
+        return base_image.ensure(
+            request.base_image or f"debian:{base_image.DEBIAN}-slim",
             chosen=request.base_chosen,
             mirror=request.apt_mirror,
             directory=_state(request),
             emit=emit,
         )
-    release = base_image.release_of(base) if base else {}
-    apt_list = base_image.apt_list(release.get("ID", ""), release.get("VERSION_CODENAME", ""), request.apt_mirror)
-    with tempfile.TemporaryDirectory(dir=_state(request), prefix="build-") as folder:
-        handed = hand_in(request, pip_sources(request, sources.of_host()), wanted, apt_list, Path(folder))
-        yield [*(("--build-arg", f"BASE_IMAGE={base}") if base else ()), *handed]
+    tag = images.tag(name)
+    if images.is_stale(_labels(tag) or {}, name):
+        emit(f"image {request.tag} is built on {tag}: building that first")
+        build(replace(request, image=name, tag=tag), emit)
+    return tag
 
 
 def pip_sources(request: BuildRequest, host: sources.PipSources) -> sources.PipSources:
@@ -159,8 +150,8 @@ def hand_in(
     """Write what the build may read into a private folder; returns the arguments, which name files, never values."""
     staged = sources.stage_wheels(_with_local_torch(pip, request.torch_index), wanted, folder / "wheels")
     certificates = sources.ca_bundle((pip.cert,), request.environ)
-    # Only where no wheel is here: pip would ask it for every package, and it may be out of reach.
-    torch_index = "" if "torch" in staged else request.torch_index
+    # Only where torch is wanted and no wheel is here: pip would ask it for every package, and it may be out of reach.
+    torch_index = request.torch_index if "torch" in wanted.keys() - staged else ""
     secrets = {
         "pip.conf": sources.pip_conf(
             pip, torch_index=torch_index, wheels=bool(staged), certificates=bool(certificates)
@@ -182,9 +173,15 @@ def hand_in(
 
 def _require_own(tag: str) -> None:
     """HostError when the name is that of an image which labctl did not build: it is somebody's own."""
-    found = shell.run(["docker", "image", "inspect", "--format", "{{json .Config.Labels}}", tag], check=False)
-    if found.code == 0 and INPUTS_LABEL not in found.out:
+    labels = _labels(tag)
+    if labels is not None and images.INPUTS_LABEL not in labels:
         raise HostError(f"image {tag} is here and is not labctl's; it is not replaced", hint="unset LAB_IMAGE")
+
+
+def _labels(tag: str) -> dict[str, str] | None:
+    """An image's labels; None where it is not here."""
+    found = shell.run(["docker", "image", "inspect", "--format", "{{json .Config.Labels}}", tag], check=False)
+    return (json.loads(found.out) or {}) if found.code == 0 else None
 
 
 def _secret(name: str, path: Path) -> list[str]:
@@ -219,69 +216,12 @@ def _state(request: BuildRequest) -> Path:
     return state
 
 
-def _text(accelerator: str, kind: str) -> str:
-    path = resources.path("docker", f"{accelerator}.{kind}")
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
-
-
-# --- the build -----------------------------------------------------------------------------------------------
-
-
 def _buildx(request: BuildRequest, arguments: list[str], emit: Emit) -> None:
-    dockerfile = resources.path("docker", f"{request.accelerator}.Dockerfile")
-    if not dockerfile.is_file():
-        raise HostError(f"there is no {dockerfile}", hint="set LAB_IMAGE to an image that has what the lab needs")
-    # The engine's own builder: another could neither see a local base image nor share its cache with the engine.
-    builder = shell.run(["docker", "context", "show"]).out.strip()
-    argv = ["docker", "buildx", "build", "--builder", builder, "--progress", "plain", "--provenance=false"]
-    argv += ["--file", str(dockerfile), *arguments, str(dockerfile.parent)]
     log = _state(request) / "build.log"
-    progress = Progress(emit)
-    with log.open("w", encoding="utf-8") as file:
-        log.chmod(0o600)
-
-        def keep(line: str) -> None:
-            safe = hide_credentials(line)
-            file.write(safe + "\n")
-            progress.read(safe)
-
-        done = shell.stream(argv, keep, env=_proxy_environment(request), check=False)
-    if done.code != 0:
-        last = hide_credentials(done.out)
-        raise HostError(
-            f"building {request.tag} failed:\n{last}",
-            hint=f"less {log}; where packages come from: LAB_APT_MIRROR, LAB_PIP_INDEX_URL, LAB_PIP_FIND_LINKS, "
-            "LAB_CA_CERTIFICATES, HTTPS_PROXY",
-        )
+    environment = _proxy_environment(request)
+    buildx.run(images.dockerfile(request.image), arguments, environment, log, request.tag, emit)
 
 
-def hide_credentials(line: str) -> str:
-    """A line without the user and password of any URL in it."""
-    return re.sub(r"(\w://)[^\s/]*@", r"\1[REDACTED]@", line)
-
-
-class Progress:
-    """BuildKit's plain progress, told as one line when a step begins to work and one when it is done."""
-
-    def __init__(self, emit: Emit) -> None:
-        self._emit = emit
-        self._names: dict[str, str] = {}
-        self._working: set[str] = set()
-
-    def read(self, line: str) -> None:
-        match = re.match(r"#(\d+) (.*)", line)
-        if match is None:
-            return
-        number, text = match.groups()
-        if named := re.match(r"\[(?!internal|context)([^\]]+)\]|(exporting)", text):
-            self._names.setdefault(number, named[1] or named[2])
-        elif number in self._names:
-            self._told(number, text)
-
-    def _told(self, number: str, text: str) -> None:
-        name = self._names[number]
-        if ended := re.match(r"DONE (\S+?)s|(CACHED)", text):
-            self._emit(f"  {name}: {'cached' if ended[2] else f'{ended[1]} s'}")
-        elif number not in self._working:
-            self._working.add(number)
-            self._emit(f"  {name} ...")
+def _text(image: str, kind: str) -> str:
+    path = images.file(image, kind)
+    return path.read_text(encoding="utf-8") if path.is_file() else ""

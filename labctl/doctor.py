@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from labctl import execute, lock, render
+from labctl import execute, images, lock, render
 from labctl.engines.local import LocalEngine
 from labctl.errors import HostError, LabError
 from labctl.model import Lab
@@ -113,11 +113,10 @@ def daemon(engine: LocalEngine) -> Iterator[Finding]:
 
 def image(lab: Lab, engine: LocalEngine) -> Iterator[Finding]:
     """The lab's image: there, and built from the files that labctl has now."""
-    from labctl import build
-
+    own = images.name_of(lab.image)
     if engine.image_id(lab.image) is None:
         yield _warn("LAB-IMAGE-001", f"no image {lab.image}", "the first `labctl up` builds it", "labctl build")
-    elif lab.image == f"labctl/{lab.accelerator}" and build.is_stale(engine.image_labels(lab.image), lab.accelerator):
+    elif own and images.is_stale(engine.image_labels(lab.image), own):
         yield _warn(
             "LAB-IMAGE-002", f"image {lab.image} is older than labctl's files", "nodes run old code", "labctl build"
         )

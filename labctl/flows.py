@@ -55,9 +55,12 @@ def render_files(context: Context) -> tuple[Lab, tuple[str, ...]]:
     return lab, (*write_all(lab.directory, render.render(lab)), *prepare.write_secrets(lab))
 
 
-def build(context: Context, *, update_lock: bool = False) -> dict[str, Any]:
-    """Build the image, or resolve its pinned versions anew."""
-    return prepare.build_image(context, context.settings(), update_lock=update_lock)
+def build(context: Context, *, workload: str = "", update_lock: bool = False) -> dict[str, Any]:
+    """Build the image of the nodes, or that which a workload needs; or resolve its pinned versions anew."""
+    found = context.settings()
+    if workload:
+        found = prepare.for_workload(found, runs.choose_workload(context.directory, workload, runs.RunOptions()))
+    return prepare.build_image(context, found, update_lock=update_lock)
 
 
 def up(context: Context, *, workload: str = "", dry_run: bool = False) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from labctl import keys, lab, limits, lock, render, resources
+from labctl import images, keys, lab, limits, lock, render
 from labctl.containers import Observed
 from labctl.context import Context
 from labctl.engines.local import LocalEngine
@@ -19,8 +19,6 @@ from labctl.observe import observe
 from labctl.plan import ComposeUp, Plan, RemoveContainers
 from labctl.settings import Settings
 
-# What the names of labctl's own images begin with.
-OWN = "labctl/"
 Ask = Callable[[str], bool]
 
 
@@ -33,38 +31,27 @@ def load_lab(context: Context, found: Settings, engine: LocalEngine | None = Non
 
 def image_name(found: Settings) -> str:
     """The image of the lab's nodes: the one asked for, or labctl's own for the accelerator."""
-    return found.text("LAB_IMAGE") or f"labctl/{observe(found.text('LAB_ACCELERATOR'))[0]}"
+    return found.text("LAB_IMAGE") or images.tag(observe(found.text("LAB_ACCELERATOR"))[0])
 
 
 def for_workload(found: Settings, task: Workload) -> Settings:
     """The settings with the image that a workload needs, unless they name one themselves."""
     if not task.image or found.text("LAB_IMAGE"):
         return found
-    return found.with_value("LAB_IMAGE", f"{OWN}{task.image}", origin=f"workload {task.name}")
-
-
-def own_image(image: str) -> str:
-    """The name of labctl's own Dockerfile for an image, empty for anybody else's."""
-    name = image.removeprefix(OWN)
-    return name if image.startswith(OWN) and resources.path("docker", f"{name}.Dockerfile").is_file() else ""
+    return found.with_value("LAB_IMAGE", images.tag(task.image), origin=f"workload {task.name}")
 
 
 def ensure_image(context: Context, found: Settings, engine: LocalEngine) -> None:
     """Build the lab's image when it is not there; say so when it was built from other files than these."""
     image = image_name(found)
-    own = own_image(image)
+    own = images.name_of(image)
     if engine.image_id(image) is None:
-        if not own:
+        if found.text("LAB_IMAGE") and not own:
             raise HostError(f"there is no image {image}", hint=f"docker pull {image}, or unset LAB_IMAGE")
         context.notice(f"image {image} is not there yet: building it (minutes, once)")
         build_image(context, found)
-    elif own:
-        from labctl import build
-
-        if build.is_stale(engine.image_labels(image), own):
-            context.warn(
-                f"image {image} was built from other files than labctl's own now; `labctl build` makes it anew"
-            )
+    elif own and images.is_stale(engine.image_labels(image), own):
+        context.warn(f"image {image} was built from other files than labctl's own now; `labctl build` makes it anew")
 
 
 def offer(task: Workload, image: str, engine: LocalEngine, ask: Ask | None) -> None:
@@ -78,11 +65,12 @@ def offer(task: Workload, image: str, engine: LocalEngine, ask: Ask | None) -> N
 
 
 def build_image(context: Context, found: Settings, *, update_lock: bool = False) -> dict[str, Any]:
-    """Build labctl's image for this host's accelerator from this host's package sources."""
+    """Build the image of the lab's nodes, labctl's own for the accelerator unless named so, from this host's sources."""
     from labctl import build
 
-    accelerator, _ = observe(found.text("LAB_ACCELERATOR"))
-    request = build.request(found, accelerator, context.directory, context.environ)
+    tag = image_name(found)
+    image = images.name_of(tag) or observe(found.text("LAB_ACCELERATOR"))[0]
+    request = build.request(found, image, tag, context.directory, context.environ)
     return build.update_lock(request, context.notice) if update_lock else build.build(request, context.notice)
 
 

@@ -23,7 +23,7 @@ COMMANDS = {
     "doctor": ("setting_up", "check host, engine and lab; each finding says what mends it"),
     "config": ("setting_up", "the settings in force and where each came from"),
     "render": ("lab", "write the files of every node and stop"),
-    "build": ("lab", "build the lab's image"),
+    "build": ("lab", "build the lab's image, or a workload's"),
     "up": ("lab", "bring the lab up, until the launcher reaches every worker"),
     "status": ("lab", "what runs, as Docker says"),
     "shell": ("inside", "a prompt in the launcher, or in a node"),

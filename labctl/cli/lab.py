@@ -24,12 +24,13 @@ def render_command(directory: Directory = HERE, setting: Setting = None, json: J
 
 def build_command(
     directory: Directory = HERE,
+    workload: Annotated[str, typer.Option(help="Build the image that this workload needs.")] = "",
     update_lock: Annotated[bool, typer.Option("--update-lock", help="Resolve the pinned versions anew.")] = False,
     setting: Setting = None,
     json: Json = False,
 ) -> None:
     with answering(as_json=json) as output:
-        document = flows.build(context(directory, output, setting), update_lock=update_lock)
+        document = flows.build(context(directory, output, setting), workload=workload, update_lock=update_lock)
         show(output, document, lambda: "\n".join(f"{key:<8} {value}" for key, value in document.items()))
 
 

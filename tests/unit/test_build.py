@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from labctl import apt, base_image, build, shell, sources
+from labctl import apt, base_image, build, buildx, images, prepare, resources, shell, sources
 from labctl.build import BuildRequest
+from labctl.context import Context
 from labctl.errors import HostError
 from labctl.sources import PipSources
 
@@ -53,7 +55,7 @@ def index(tmp_path: Path) -> str:
 
 
 def request(directory: Path, **given: object) -> BuildRequest:
-    return BuildRequest(accelerator="cpu", tag="labctl/cpu:test", directory=directory, **given)  # type: ignore[arg-type]
+    return BuildRequest(**{"image": "cpu", "tag": "labctl/cpu:test", "directory": directory, **given})  # type: ignore[arg-type]
 
 
 def test_pip_settings_as_pip_shows_them() -> None:
@@ -146,6 +148,11 @@ def test_the_torch_index_is_asked_only_where_no_wheel_is_here(tmp_path: Path, wh
         assert (build.TORCH_INDEX in (folder / "pip.conf").read_text()) is not bool(links)
 
 
+def test_the_torch_index_is_not_asked_for_an_image_that_adds_no_torch(tmp_path: Path) -> None:
+    build.hand_in(request(tmp_path), PipSources(), {"horovod": "0.28.1"}, "", tmp_path)
+    assert build.TORCH_INDEX not in (tmp_path / "pip.conf").read_text()
+
+
 def test_a_failed_build_shows_its_last_lines_without_credentials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,7 +194,7 @@ def test_a_named_mirror_serves_debian_images_only() -> None:
 
 def test_progress_is_one_line_when_a_step_works_and_one_when_it_is_done() -> None:
     said: list[str] = []
-    progress = build.Progress(said.append)
+    progress = buildx.Progress(said.append)
     for line in (
         "#1 [internal] load build definition", "#1 DONE 0.0s", "#7 [context wheels] load from client", "#7 DONE 1s",
         "#8 [system 2/2] RUN apt-get", "#8 0.5 Get:1", "#8 0.6 Get:2", "#8 DONE 23.4s", "",
@@ -197,8 +204,118 @@ def test_progress_is_one_line_when_a_step_works_and_one_when_it_is_done() -> Non
     assert said == ["  system 2/2 ...", "  system 2/2: 23.4 s", "  python 1/1: cached", "  exporting: 4.7 s"]
 
 
-def test_a_stale_image_is_told_by_its_label() -> None:
-    fresh = build.image_inputs_hash("cpu")
-    assert not build.is_stale({build.INPUTS_LABEL: fresh}, "cpu")
-    assert build.is_stale({}, "cpu")
-    assert build.is_stale({build.INPUTS_LABEL: fresh}, "nvidia")
+@pytest.fixture
+def docker_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of Dockerfiles in place of labctl's own: `under`, and `over` built on it."""
+    folder = tmp_path / "docker"
+    folder.mkdir()
+    for name, base in (("under", "debian:bookworm-slim"), ("over", "labctl/under")):
+        (folder / f"{name}.Dockerfile").write_text(f"# {name}\nARG BASE_IMAGE={base}\nFROM ${{BASE_IMAGE}}\n")
+        (folder / f"{name}.lock").write_text("one==1\n")
+    monkeypatch.setattr(resources, "path", tmp_path.joinpath)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("image", "name"),
+    [
+        ("labctl/over", "over"),
+        ("labctl/over:latest", "over"),
+        ("labctl/over:mine", None),
+        ("labctl/base", None),
+        ("over", None),
+        ("elsewhere/over", None),
+    ],
+)
+def test_labctls_own_images_are_known_by_their_names(docker_files: Path, image: str, name: str | None) -> None:
+    assert images.name_of(image) == name
+
+
+def test_an_image_built_on_another_of_labctls_is_recognised(docker_files: Path) -> None:
+    assert images.base_of("over") == "under"
+    assert images.base_of("under") is None
+
+
+@pytest.mark.parametrize("changed", ["over.Dockerfile", "over.lock", "under.Dockerfile", "under.lock", "labnode.py"])
+def test_an_image_is_stale_when_its_files_or_those_below_it_change(docker_files: Path, changed: str) -> None:
+    labels = {images.INPUTS_LABEL: images.inputs_hash("over")}
+    assert not images.is_stale(labels, "over")
+    with (docker_files / changed).open("a") as file:
+        file.write("\n")
+    assert images.is_stale(labels, "over")
+
+
+def test_an_image_is_stale_without_a_label_and_with_that_of_another(docker_files: Path) -> None:
+    assert images.is_stale({}, "under")
+    assert images.is_stale({images.INPUTS_LABEL: images.inputs_hash("over")}, "under")
+
+
+def test_what_stands_above_an_image_does_not_make_it_stale(docker_files: Path) -> None:
+    before = images.inputs_hash("under")
+    (docker_files / "over.lock").write_text("two==2\n")
+    assert images.inputs_hash("under") == before
+
+
+def test_an_image_without_a_dockerfile_is_an_error_that_names_the_file(docker_files: Path) -> None:
+    with pytest.raises(HostError, match=r"other\.Dockerfile"):
+        images.dockerfile("other")
+
+
+@pytest.fixture
+def engine(docker_files: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, str]]:
+    """Images that are here, with their labels; what is built joins them."""
+    here: dict[str, dict[str, str]] = {}
+
+    def run(argv: list[str], **_: object) -> shell.Completed:
+        if "inspect" not in argv:
+            return shell.Completed(tuple(argv), 0, "", "")
+        labels = here.get(argv[-1])
+        answer = json.dumps(labels) if "{{json .Config.Labels}}" in argv else "id 1000"
+        return shell.Completed(tuple(argv), int(labels is None), answer, "")
+
+    def buildx_run(dockerfile: Path, arguments: list[str], *_: object) -> None:
+        label = arguments[arguments.index("--label") + 1]
+        here[arguments[arguments.index("--tag") + 1]] = dict([label.split("=")])
+
+    monkeypatch.setattr(shell, "run", run)
+    monkeypatch.setattr(buildx, "run", buildx_run)
+    monkeypatch.setattr(base_image, "ensure", lambda name, **_: name)
+    monkeypatch.setattr(sources, "of_host", PipSources)
+    return here
+
+
+def test_the_base_is_built_first_where_it_is_missing_or_old(engine: dict[str, dict[str, str]], tmp_path: Path) -> None:
+    for labels in (None, {images.INPUTS_LABEL: "of other files"}):
+        engine.clear()
+        if labels:
+            engine["labctl/under"] = labels
+        said: list[str] = []
+        build.build(request(tmp_path, image="over", tag="labctl/over"), said.append)
+        assert list(engine) == ["labctl/under", "labctl/over"]
+        assert not images.is_stale(engine["labctl/under"], "under")
+        assert "labctl/under" in said[0]
+
+
+def test_a_base_that_is_here_is_left_alone(engine: dict[str, dict[str, str]], tmp_path: Path) -> None:
+    engine["labctl/under"] = {images.INPUTS_LABEL: images.inputs_hash("under"), "kept": "yes"}
+    build.build(request(tmp_path, image="over", tag="labctl/over"), print)
+    assert engine["labctl/under"]["kept"] == "yes"
+
+
+@pytest.mark.parametrize(
+    ("asked", "image", "tag"),
+    [
+        ("", "cpu", "labctl/cpu"),
+        ("mine:1", "cpu", "mine:1"),
+        ("labctl/horovod", "horovod", "labctl/horovod"),
+    ],
+)
+def test_which_image_is_built_under_which_name(
+    asked: str, image: str, tag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[BuildRequest] = []
+    monkeypatch.setattr(build, "build", lambda request, _: built.append(request))
+    flags = {"LAB_ACCELERATOR": "cpu", "LAB_IMAGE": asked}
+    context = Context(directory=tmp_path, environ={}, emit=lambda _: None, flags=flags)
+    prepare.build_image(context, context.settings())
+    assert [(one.image, one.tag) for one in built] == [(image, tag)]

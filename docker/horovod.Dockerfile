@@ -1,0 +1,102 @@
+# The Horovod image: the CPU image with TensorFlow, and Horovod for TensorFlow and PyTorch over Gloo and MPI.
+#
+# `labctl build --workload mnist-horovod` builds it, and the CPU image before it; what it hands in: see cpu.Dockerfile.
+
+ARG BASE_IMAGE=labctl/cpu
+
+FROM scratch AS wheels
+
+
+# `labctl build --update-lock`: what horovod.in comes to today beside the base image's own packages.
+FROM ${BASE_IMAGE} AS resolve
+RUN --mount=type=cache,id=labctl-pip,target=/root/.cache/pip \
+    --mount=type=bind,source=cpu.in,target=/run/sources/cpu.in \
+    --mount=type=bind,source=horovod.in,target=/run/sources/horovod.in \
+    --mount=type=bind,from=wheels,target=/run/sources/wheels \
+    --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
+    --mount=type=secret,id=ca.crt,target=/run/sources/ca.crt \
+    --mount=type=tmpfs,target=/report <<'SCRIPT'
+set -eu
+# With cpu.in, so that nothing is chosen that the base image's own packages could not live with.
+pip install --dry-run --no-build-isolation --report /report/json \
+    --requirement /run/sources/cpu.in --requirement /run/sources/horovod.in
+python > /horovod.lock <<'PYTHON'
+import json, re
+found = [package["metadata"] for package in json.load(open("/report/json"))["install"]]
+print("# What horovod.in comes to, beside cpu.lock. Update it with: labctl build --workload mnist-horovod --update-lock")
+print(*sorted(re.sub(r"[-_.]+", "-", p["name"]).lower() + "==" + p["version"] for p in found), sep="\n")
+PYTHON
+SCRIPT
+
+FROM scratch AS lock
+COPY --from=resolve /horovod.lock /
+
+
+FROM ${BASE_IMAGE} AS frameworks
+# Fashion-MNIST: images in MNIST's own format, for who has no MNIST in the cache.
+RUN --mount=type=cache,id=labctl-apt-archives,target=/var/cache/apt,sharing=locked \
+    --mount=type=cache,id=labctl-apt-lists,target=/var/lib/apt/lists,sharing=locked \
+    --mount=type=secret,id=apt.list,target=/run/sources/apt.list \
+    --mount=type=secret,id=apt.conf,target=/etc/apt/apt.conf \
+    --mount=type=secret,id=ca.crt,target=/run/sources/ca.crt <<'SCRIPT'
+set -eu
+export DEBIAN_FRONTEND=noninteractive
+apt-get update
+apt-get install --yes --no-install-recommends dataset-fashion-mnist
+SCRIPT
+RUN --mount=type=cache,id=labctl-pip,target=/root/.cache/pip \
+    --mount=type=bind,source=horovod.lock,target=/run/sources/horovod.lock \
+    --mount=type=bind,from=wheels,target=/run/sources/wheels \
+    --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
+    --mount=type=secret,id=ca.crt,target=/run/sources/ca.crt <<'SCRIPT'
+set -eu
+grep -v '^horovod==' /run/sources/horovod.lock > /tmp/requirements
+pip install --no-deps --requirement /tmp/requirements
+rm /tmp/requirements
+SCRIPT
+
+
+# Compiled in a stage of its own, so that cmake and the sources stay behind.
+FROM frameworks AS compile
+ARG MAX_JOBS=2
+RUN --mount=type=cache,id=labctl-apt-archives,target=/var/cache/apt,sharing=locked \
+    --mount=type=cache,id=labctl-apt-lists,target=/var/lib/apt/lists,sharing=locked \
+    --mount=type=secret,id=apt.list,target=/run/sources/apt.list \
+    --mount=type=secret,id=apt.conf,target=/etc/apt/apt.conf \
+    --mount=type=secret,id=ca.crt,target=/run/sources/ca.crt <<'SCRIPT'
+set -eu
+export DEBIAN_FRONTEND=noninteractive
+apt-get update
+apt-get install --yes --no-install-recommends cmake
+SCRIPT
+RUN --mount=type=bind,source=horovod.lock,target=/run/sources/horovod.lock \
+    --mount=type=bind,from=wheels,target=/run/sources/wheels \
+    --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
+    --mount=type=secret,id=ca.crt,target=/run/sources/ca.crt <<'SCRIPT'
+set -eu
+cd /tmp
+# From its source, and past pip's cache, which does not know what a wheel was compiled for.
+pip download --no-deps --no-build-isolation --no-cache-dir --no-binary horovod "$(grep '^horovod==' /run/sources/horovod.lock)"
+tar -xzf horovod-*.tar.gz
+cd horovod-*/
+# The headers of today's torch are C++17.
+sed -i 's/CMAKE_CXX_STANDARD 14/CMAKE_CXX_STANDARD 17/' CMakeLists.txt horovod/torch/CMakeLists.txt
+# Its ssh, without a terminal to ask at, would take any key for a host's own and, worse, do so against our ssh_config,
+# which pins every node's host key: an option on the command line wins over the file.
+sed -i 's/StrictHostKeyChecking=no/StrictHostKeyChecking=yes/' horovod/runner/util/remote.py
+grep -q 'StrictHostKeyChecking=yes' horovod/runner/util/remote.py
+export HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1
+export MAKEFLAGS="-j$MAX_JOBS" CXXFLAGS=-w LDFLAGS=-s
+pip wheel --no-deps --no-build-isolation --no-cache-dir --wheel-dir /wheel .
+SCRIPT
+
+
+FROM frameworks AS lab
+RUN --mount=type=bind,from=compile,source=/wheel,target=/run/sources/wheel <<'SCRIPT'
+set -eu
+pip install --no-deps --no-index --no-cache-dir /run/sources/wheel/*.whl
+pip check
+for framework in tensorflow torch; do
+    python -c "import horovod.$framework as horovod; assert horovod.gloo_built() and horovod.mpi_built()"
+done
+SCRIPT

@@ -1,0 +1,66 @@
+"""The images that labctl builds: ``docker/<name>.Dockerfile`` -> image ``labctl/<name>``, some on top of another."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from labctl import resources
+from labctl.errors import HostError
+
+INPUTS_LABEL = "labctl.inputs"
+
+_OWN = "labctl/"
+
+
+def names() -> tuple[str, ...]:
+    """The images that labctl can build, by the files in ``docker/``."""
+    return tuple(sorted(path.stem for path in resources.path("docker").glob("*.Dockerfile")))
+
+
+def tag(name: str) -> str:
+    """What labctl's own image of that name is called."""
+    return f"{_OWN}{name}"
+
+
+def name_of(image: str) -> str | None:
+    """Which of labctl's own an image is, by what it is called; None for another's."""
+    name = image.removeprefix(_OWN).removesuffix(":latest")
+    return name if image.startswith(_OWN) and name in names() else None
+
+
+def file(name: str, kind: str) -> Path:
+    """Its ``Dockerfile``, its ``lock`` (pinned Python packages) or its ``in`` (what the lock is resolved from)."""
+    return resources.path("docker", f"{name}.{kind}")
+
+
+def dockerfile(name: str) -> Path:
+    """What the image is built from; HostError where labctl has none."""
+    path = file(name, "Dockerfile")
+    if not path.is_file():
+        raise HostError(f"there is no {path}", hint="set LAB_IMAGE to an image that has what the lab needs")
+    return path
+
+
+def base_of(name: str) -> str | None:
+    """Which of labctl's own images it is built on; None for another's."""
+    base = re.search(r"^ARG BASE_IMAGE=(\S+)", dockerfile(name).read_text(encoding="utf-8"), re.MULTILINE)
+    return name_of(base[1]) if base else None
+
+
+def inputs_hash(name: str) -> str:
+    """A hash over the files that the image, and the one it is built on, come from."""
+    digest = hashlib.sha256()
+    own = (dockerfile(name), file(name, "lock"))
+    for path in (*own, resources.path("docker", "labnode.py"), resources.path("docker", "sshd_config")):
+        digest.update(path.name.encode() + b"\0" + (path.read_bytes() if path.is_file() else b"") + b"\0")
+    if base := base_of(name):
+        digest.update(inputs_hash(base).encode())
+    return digest.hexdigest()
+
+
+def is_stale(labels: Mapping[str, str], name: str) -> bool:
+    """Whether an image with these labels was built from other files than there are now."""
+    return labels.get(INPUTS_LABEL) != inputs_hash(name)
