@@ -1,0 +1,73 @@
+"""What both training scripts have in common: the command line, the checks, the exit code; no framework."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from mnist import Images, InputError, load
+
+
+def main(train: Callable[[argparse.Namespace, Images], None]) -> int:
+    """Parse, check, load, train; 2 and one line for what cannot be done as asked."""
+    args = parse()
+    try:
+        check(args)
+        train(args, load(args.data_path, args.images, generated=args.rehearse))
+    except InputError as error:
+        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr, flush=True)
+        return 2
+    return 0
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The arguments; of a rehearsal, with everything that costs time cut down."""
+    parser = argparse.ArgumentParser(
+        description="MNIST over Horovod.", formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    add = parser.add_argument
+    add("--data-path", type=Path, help="directory with mnist.npz or MNIST's four IDX files; if not given: .cache/mnist")
+    add("--images", type=int, default=12000, help="images to train on, of all ranks together; 0 takes all there are")
+    add("--epochs", type=int, default=3)
+    add("--batch-size", type=int, default=64, help="images per rank and step")
+    add("--learning-rate", type=float, default=1e-3, help="of one rank; multiplied by the number of ranks")
+    add("--warmup-epochs", type=int, default=1, help="epochs in which the rate rises from one rank's to all ranks'")
+    add("--seed", type=int, default=1234)
+    add("--output", type=Path, help="directory for rank 0's weights after each epoch; if not given, none")
+    add("--rehearse", action="store_true", help="a few steps on generated images")
+    args = parser.parse_args(argv)
+    if args.rehearse:
+        args.images, args.epochs, args.batch_size, args.warmup_epochs = 640, 2, 32, 1
+    return args
+
+
+def check(args: argparse.Namespace) -> None:
+    """InputError for what cannot work, before anything heavy is imported."""
+    for name in ("epochs", "batch_size"):
+        if getattr(args, name) < 1:
+            raise InputError(f"--{name.replace('_', '-')} {getattr(args, name)} is not at least 1")
+    for name in ("images", "warmup_epochs"):
+        if getattr(args, name) < 0:
+            raise InputError(f"--{name.replace('_', '-')} {getattr(args, name)} is negative")
+
+
+def cores(local_ranks: int) -> int:
+    """This rank's share of the cores that the node may use."""
+    return max(1, len(os.sched_getaffinity(0)) // local_ranks)
+
+
+def require_same(fingerprints: Sequence[int]) -> None:
+    """InputError where ranks hold different images: they would silently train on different things."""
+    if len(set(fingerprints)) > 1:
+        raise InputError("ranks have different images; give every node the same --data-path")
+
+
+def steps_per_epoch(images: Images, batch_size: int) -> int:
+    """Full batches in a rank's share. InputError where it cannot fill one, or has nothing to test on."""
+    steps = len(images.train[0]) // batch_size
+    if not steps or not len(images.test[0]):
+        raise InputError(f"{len(images.train[0])} images per rank are too few for batches of {batch_size}")
+    return steps
