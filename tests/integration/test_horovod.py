@@ -1,0 +1,69 @@
+"""MNIST over Horovod on two nodes: Keras and PyTorch, Gloo and MPI."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from docker import DockerClient
+from integration.harness import Lab
+
+pytestmark = pytest.mark.docker
+
+IMAGE = "labctl/horovod"
+SHORT = ("--set", "images=4000", "--set", "epochs=2")
+
+
+@pytest.fixture(scope="session")
+def horovod_image(engine: DockerClient, new_lab: Callable[[dict[str, str]], Lab]) -> str:
+    """The Horovod image, built now if it is not there."""
+    if not engine.images.list(filters={"reference": f"{IMAGE}:latest"}):
+        new_lab({}).call("build", "--workload", "mnist-horovod", limit=3600).expect(0)
+    return IMAGE
+
+
+@pytest.fixture(scope="module")
+def horovod_lab(horovod_image: str, new_lab: Callable[[dict[str, str]], Lab]) -> Lab:
+    """A lab of two nodes of that image, up."""
+    lab = new_lab({"LAB_IMAGE": horovod_image, "LAB_SHM_SIZE": "256m"})
+    lab.call("up", limit=300).expect(0)
+    return lab
+
+
+@pytest.mark.parametrize("way", ["gloo", "mpi"])
+@pytest.mark.parametrize("workload", ["mnist-horovod", "mnist-horovod-torch"])
+def test_the_loss_falls_on_all_ranks_together(horovod_lab: Lab, workload: str, way: str) -> None:
+    answer = horovod_lab.call("run", workload, "--launcher", f"horovod:{way}", *SHORT, "--json", limit=600)
+    result = answer.expect(0).json
+    assert (result["verdict"], result["launcher"].partition(":")[0]) == ("PASS", "horovod")
+    assert result["ranks"] == [{"rank": 0, "node": "worker-0"}, {"rank": 1, "node": "worker-1"}]
+    metrics = result["metrics"]
+    assert metrics["loss"]["last"] < metrics["loss"]["first"]
+    assert 0.7 < metrics["accuracy"]["value"] <= 1
+    assert 0.7 < metrics["test_accuracy"]["value"] <= 1
+    assert metrics["throughput"]["value"] > 0
+    output = (horovod_lab.path / "runs" / result["run_id"] / "output.log").read_text()
+    assert f"world size 2, {'MPI' if way == 'mpi' else 'Gloo'}" in output
+    assert "data: Fashion-MNIST" in output
+    assert horovod_lab.processes_of(result["run_id"]) == []
+
+
+@pytest.mark.parametrize("workload", ["mnist-horovod", "mnist-horovod-torch"])
+def test_a_rehearsal_needs_no_images(horovod_lab: Lab, workload: str) -> None:
+    result = horovod_lab.call("run", workload, "--rehearse", "--json", limit=300).expect(0).json
+    assert result["verdict"] == "PASS"
+    assert "data: generated" in (horovod_lab.path / "runs" / result["run_id"] / "output.log").read_text()
+
+
+def test_images_in_the_cache_go_before_the_packages_and_broken_ones_are_refused(horovod_lab: Lab) -> None:
+    cache = horovod_lab.path / "cache/mnist"
+    cache.mkdir()
+    (cache / "mnist.npz").write_text("<html>not here</html>")
+    try:
+        answer = horovod_lab.call("run", "mnist-horovod-torch", *SHORT, "--json", limit=300)
+    finally:
+        (cache / "mnist.npz").unlink()
+        cache.rmdir()
+    assert answer.expect(4).json["cause"] == "rank-crashed"
+    assert "mnist.npz" in (horovod_lab.path / "runs" / answer.json["run_id"] / "output.log").read_text()
