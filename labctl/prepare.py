@@ -65,7 +65,7 @@ def offer(task: Workload, image: str, engine: LocalEngine, ask: Ask | None) -> N
 
 
 def build_image(context: Context, found: Settings, *, update_lock: bool = False) -> dict[str, Any]:
-    """Build the image of the lab's nodes, labctl's own for the accelerator unless named so, from this host's sources."""
+    """Build the image of the lab's nodes, from the Dockerfile of its name or else that of the accelerator."""
     from labctl import build
 
     tag = image_name(found)

@@ -24,7 +24,7 @@ def render_command(directory: Directory = HERE, setting: Setting = None, json: J
 
 def build_command(
     directory: Directory = HERE,
-    workload: Annotated[str, typer.Option(help="Build the image that this workload needs.")] = "",
+    workload: Annotated[str, typer.Option(metavar="NAME", help="The image that this workload needs.")] = "",
     update_lock: Annotated[bool, typer.Option("--update-lock", help="Resolve the pinned versions anew.")] = False,
     setting: Setting = None,
     json: Json = False,
