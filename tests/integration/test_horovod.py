@@ -12,7 +12,7 @@ from integration.harness import Lab
 pytestmark = pytest.mark.docker
 
 IMAGE = "labctl/horovod"
-SHORT = ("--set", "images=4000", "--set", "epochs=2")
+SHORT = ("--set", "images=6000", "--set", "epochs=2")
 
 
 @pytest.fixture(scope="session")

@@ -16,13 +16,14 @@ def train(args: Namespace, images: Images) -> None:
     """The whole run on this rank."""
     import horovod.tensorflow.keras as hvd
     import tensorflow as tf
+    from horovod.tensorflow import allgather_object
 
     hvd.init()
     threads = start.cores(hvd.local_size())
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.keras.utils.set_random_seed(args.seed + hvd.rank())
     print(f"rank {hvd.rank()}/{hvd.size()} on {socket.gethostname()}", flush=True)
-    start.require_same(hvd.allgather_object(images.fingerprint()))
+    start.require_same(allgather_object(images.fingerprint()))
     if hvd.rank() == 0:
         print(f"world size {hvd.size()}, {'MPI' if hvd.mpi_enabled() else 'Gloo'}", flush=True)
         print(f"TensorFlow {tf.__version__}, {threads} threads\ndata: {images.source}", flush=True)

@@ -46,7 +46,7 @@ class Images:
 def load(data_path: Path | None, limit: int, *, generated: bool = False) -> Images:
     """At most ``limit`` images to train on (0: all) and a fifth as many to test. InputError for broken files."""
     folder, source = (None, "generated, as rehearsed") if generated else find(data_path)
-    train, test = read(folder) if folder else generate(limit or 12000)
+    train, test = read(folder) if folder else generate(limit or 8000)
     if limit:
         train, test = (train[0][:limit], train[1][:limit]), (test[0][: limit // 5], test[1][: limit // 5])
     return Images(train, test, f"{source}, {len(train[0])} images to train on, {len(test[0])} to test")

@@ -30,7 +30,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--data-path", type=Path, help="directory with mnist.npz or MNIST's four IDX files; if not given: .cache/mnist")
-    add("--images", type=int, default=12000, help="images to train on, of all ranks together; 0 takes all there are")
+    add("--images", type=int, default=8000, help="images to train on, of all ranks together; 0 takes all there are")
     add("--epochs", type=int, default=3)
     add("--batch-size", type=int, default=64, help="images per rank and step")
     add("--learning-rate", type=float, default=1e-3, help="of one rank; multiplied by the number of ranks")
