@@ -92,10 +92,14 @@ SCRIPT
 
 
 FROM frameworks AS lab
+# No greetings of TensorFlow's, several lines a process: horovodrun imports it too.
+ENV TF_CPP_MIN_LOG_LEVEL=2
 RUN --mount=type=bind,from=compile,source=/wheel,target=/run/sources/wheel <<'SCRIPT'
 set -eu
 pip install --no-deps --no-index --no-cache-dir /run/sources/wheel/*.whl
 pip check
+# What the base image is for, with the numpy that it has here: not all who need a newer one tell pip.
+python -c "import accelerate, datasets, deepspeed, mpi4py, peft, transformers"
 for framework in tensorflow torch; do
     python -c "import horovod.$framework as horovod; assert horovod.gloo_built() and horovod.mpi_built()"
 done

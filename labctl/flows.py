@@ -59,7 +59,7 @@ def build(context: Context, *, workload: str = "", update_lock: bool = False) ->
     """Build the image of the nodes, or that which a workload needs; or resolve its pinned versions anew."""
     found = context.settings()
     if workload:
-        found = prepare.for_workload(found, runs.choose_workload(context.directory, workload, runs.RunOptions()))
+        found = prepare.for_workload(found, runs.choose_workload(context.directory, workload, runs.RunOptions(), found))
     return prepare.build_image(context, found, update_lock=update_lock)
 
 
