@@ -81,8 +81,8 @@ tar -xzf horovod-*.tar.gz
 cd horovod-*/
 # The headers of today's torch are C++17.
 sed -i 's/CMAKE_CXX_STANDARD 14/CMAKE_CXX_STANDARD 17/' CMakeLists.txt horovod/torch/CMakeLists.txt
-# Its ssh, without a terminal to ask at, would take any key for a host's own and, worse, do so against our ssh_config,
-# which pins every node's host key: an option on the command line wins over the file.
+# horovodrun tells ssh on its command line to take any host key, which would win over the lab's ssh_config, where every
+# node's key is pinned.
 sed -i 's/StrictHostKeyChecking=no/StrictHostKeyChecking=yes/' horovod/runner/util/remote.py
 grep -q 'StrictHostKeyChecking=yes' horovod/runner/util/remote.py
 export HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1
