@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import os
 import zipfile
 import zlib
@@ -71,12 +72,12 @@ def read(folder: Path) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
         try:
             with np.load(folder / NPZ, allow_pickle=False) as arrays:
                 found = [arrays[name] for name in ("x_train", "y_train", "x_test", "y_test")]
-        except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        except (OSError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
             raise InputError(f"{folder / NPZ} is not Keras's mnist.npz: {error}") from error
     else:
         found = [np.frombuffer(data, np.uint8).reshape(shape) for shape, data in map(read_idx, idx_files(folder))]
     for images, labels in (found[:2], found[2:]):
-        if images.shape != (len(labels), SIDE, SIDE) or labels.shape != (len(images),) or labels.max() >= CLASSES:
+        if not labels.size or images.shape != (*labels.shape, SIDE, SIDE) or labels.max() >= CLASSES:
             raise InputError(f"{folder}: images {images.shape} and labels {labels.shape} are not MNIST's")
     return (found[0], found[1]), (found[2], found[3])
 
@@ -99,10 +100,7 @@ def read_idx(path: Path) -> tuple[tuple[int, ...], bytes]:
     dimensions = content[3] if content[:3] == bytes((0, 0, UNSIGNED_BYTES)) and len(content) > 3 else 0
     start = 4 + 4 * dimensions
     shape = tuple(int.from_bytes(content[at : at + 4], "big") for at in range(4, start, 4))
-    size = 1
-    for length in shape:
-        size *= length
-    if not dimensions or len(content) != start + size:
+    if not dimensions or len(content) != start + math.prod(shape):
         raise InputError(f"{path} is not an IDX file of bytes, or not all of one")
     return shape, content[start:]
 
