@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labctl.errors import LabError
@@ -76,19 +77,21 @@ def quantity(value: object) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def result_text(result: dict[str, Any]) -> str:
-    """A run's result as a person reads it."""
-    lines = [f"run        {result['run_id']}"]
+def result_text(result: dict[str, Any], files: Path) -> str:
+    """A run's result as a person reads it, and where its files are."""
+    rows = [("run", result["run_id"])]
     for name, value in result["metrics"].items():
         unit = f" {value['unit']}" if value.get("unit") else ""
         if "first" in value:
-            lines.append(f"{name:<11}{quantity(value['first'])} -> {quantity(value['last'])}{unit}")
+            rows.append((name, f"{quantity(value['first'])} -> {quantity(value['last'])}{unit}"))
         else:
-            lines.append(f"{name:<11}{quantity(value['value'])}{unit}")
+            rows.append((name, f"{quantity(value['value'])}{unit}"))
     where = ", ".join(f"{rank['rank']} on {rank['node']}" for rank in result["ranks"][:8])
     if result["ranks"]:
-        lines.append(f"ranks      {result['world_size']} ({where}{', ...' if len(result['ranks']) > 8 else ''})")
-        lines.append(f"seconds    {quantity(result['seconds'])}")
+        rows.append(("ranks", f"{result['world_size']} ({where}{', ...' if len(result['ranks']) > 8 else ''})"))
+        rows.append(("seconds", quantity(result["seconds"])))
     cause = f" ({result['cause']})" if result["cause"] else ""
-    lines.append(f"verdict    {result['verdict']}{cause}: {result['message']}")
-    return "\n".join(lines)
+    rows.append(("verdict", f"{result['verdict']}{cause}: {result['message']}"))
+    rows.append(("files", str(files)))
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}} {text}" for name, text in rows)

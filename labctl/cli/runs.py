@@ -134,7 +134,7 @@ def show_command(
 
 
 def show_text(document: dict[str, Any], lab: Path) -> str:
-    where = f"files      {store.directory(lab, document['run_id'])}"
+    files = store.directory(lab, document["run_id"])
     if "verdict" not in document:
-        return f"run        {document['run_id']}\nstate      {document['state']}\n{where}"
-    return f"{result_text(document)}\n{where}"
+        return f"run   {document['run_id']}\nstate {document['state']}\nfiles {files}"
+    return result_text(document, files)

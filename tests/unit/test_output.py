@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,7 +79,7 @@ def test_numbers_have_the_digits_that_people_read() -> None:
 
 
 def test_a_result_shows_loss_throughput_ranks_and_verdict() -> None:
-    assert result_text(RESULT).splitlines() == [
+    assert result_text(RESULT, Path("/srv/lab/runs/r1")).splitlines() == [
         "run        r1",
         "loss       4.123 -> 1",
         "throughput 12.35 samples/s",
@@ -87,4 +88,5 @@ def test_a_result_shows_loss_throughput_ranks_and_verdict() -> None:
         "6 on worker-6, 7 on worker-7, ...)",
         "seconds    12.3",
         "verdict    FAIL (criteria): Missed 1 of 2 criteria.",
+        "files      /srv/lab/runs/r1",
     ]
