@@ -51,7 +51,9 @@ def ensure_image(context: Context, found: Settings, engine: LocalEngine) -> None
         context.notice(f"image {image} is not there yet: building it (minutes, once)")
         build_image(context, found)
     elif own and images.is_stale(engine.image_labels(image), own):
-        context.warn(f"image {image} was built from other files than labctl's own now; `labctl build` makes it anew")
+        asked = found.origin("LAB_IMAGE").partition("workload ")[2]
+        command = f"labctl build --workload {asked}" if asked else "labctl build"
+        context.warn(f"image {image} was built from other files than labctl's own now; `{command}` makes it anew")
 
 
 def offer(task: Workload, image: str, engine: LocalEngine, ask: Ask | None) -> None:

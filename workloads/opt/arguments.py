@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from shapes import LORA_MODULES, Config, InputError, load, lora_parameters, names, shrink
 
@@ -35,8 +36,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         default=list(LORA_MODULES),
         help="adapt linear layers with one of these in the name",
     )
-    add("--gradient-checkpointing", action="store_true", help="recompute activations in the backward pass")
-    add("--disable-dropout", action="store_true", help="as --mode rlhf always does")
+    switch: dict[str, Any] = {"nargs": "?", "const": "on", "default": "off", "choices": ("on", "off")}
+    add("--gradient-checkpointing", **switch, help="recompute activations in the backward pass")
+    add("--disable-dropout", **switch, help="as --mode rlhf always does")
     add("--seed", type=int, default=1234)
     add("--rehearse", action="store_true", help="a tiny model of the same kind, a handful of steps")
     add("--output", type=Path, help="directory for the trained weights (of LoRA, the adapters); if not given, none")
@@ -51,6 +53,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--ppo-epochs", type=int, default=1, help="times that each batch of answers is learnt from")
     add("--kl-coefficient", type=float, default=0.1, help="price of leaving the reference model, per nat")
     args = parser.parse_args(argv)
+    for name in ("gradient_checkpointing", "disable_dropout"):
+        setattr(args, name, getattr(args, name) == "on")
     args.critic_model = args.critic_model or args.model
     args.critic_learning_rate = args.critic_learning_rate or args.learning_rate
     if args.rehearse:
