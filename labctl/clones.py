@@ -98,7 +98,8 @@ def load(
         return replace(declared, arguments=(path.name,))
     if rehearse:
         # As check.py finds it below PROJECT_PATH.
-        return replace(declared, arguments=(f"{clone.repository}/{clone.scripts}/{given[0]}.py", *given[1:]))
+        arguments = (f"{clone.repository}/{clone.scripts}/{given[0]}.py", *given[1:])
+        return replace(declared, arguments=arguments, inputs=())
     return replace(declared, script=str(path), arguments=given[1:])
 
 

@@ -16,7 +16,7 @@ from labctl.errors import ConfigError
 Config = Mapping[str, Any]
 
 _TOP = """
-    activation_checkpointing aio amp autotuning bf16 bfloat16 check_overflow checkpoint comms_logger
+    activation_checkpointing aio amp autotuning bf16 check_overflow checkpoint comms_logger
     communication_data_type compile compression_training csv_monitor curriculum_learning data_efficiency data_types
     dataloader_drop_last disable_allgather disable_python_gc dump_state eigenvalue elasticity flops_profiler fp16
     gradient_accumulation_steps gradient_allreduce_op gradient_clipping gradient_predivide_factor hybrid_engine
@@ -53,18 +53,18 @@ SECTIONS = {
     "zero_optimization": frozenset(_ZERO.split()),
     "fp16": frozenset(_FP16.split()),
     "bf16": frozenset(_BF16.split()),
-    "optimizer": frozenset({"type", "params"}),
+    "optimizer": frozenset({"type", "params", "legacy_fusion"}),
     "scheduler": frozenset({"type", "params"}),
 }
 
 MICRO, STEPS, BATCH = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"
-ALIASES = {"micro_batch_per_gpu": MICRO, "micro_batch_size": MICRO, "batch_size": BATCH, "zero": "zero_optimization"}
+ALIASES = {"micro_batch_per_gpu": MICRO, "micro_batch_size": MICRO, "batch_size": BATCH, "bfloat16": "bf16"}
 
 
 def parse(text: str, where: str) -> dict[str, Any]:
     """A configuration file's content; ConfigError, ``file:line: reason``, for what is not JSON."""
     try:
-        config = json.loads(text)
+        config = json.loads(text, object_pairs_hook=lambda pairs: _distinct(pairs, where))
     except json.JSONDecodeError as error:
         before = text[: error.pos].rstrip()
         reason = "a comma before the closing bracket" if before.endswith(",") else error.msg
@@ -73,6 +73,16 @@ def parse(text: str, where: str) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ConfigError(f"{where}:1: a DeepSpeed configuration is an object, not {type(config).__name__}")
     return config
+
+
+def _distinct(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
+    """An object's keys; ConfigError for one that is given twice, which DeepSpeed refuses too."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigError(f"{where}: `{twice}` is given twice", hint="keep one of the two")
+    return found
 
 
 def merge(base: Config, over: Config) -> dict[str, Any]:

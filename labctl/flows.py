@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from labctl import cache as shared_cache
-from labctl import clones, execute, initialise, keys, launchers, lock, plan, prepare, render, runs, store, workload
+from labctl import clones, execute, initialise, keys, lock, plan, prepare, render, runs, store
 from labctl import setup as host_setup
 from labctl.context import Context
 from labctl.doctor import Finding, examine
@@ -200,7 +200,7 @@ def cache(context: Context, name: str, *, dry_run: bool = False) -> dict[str, An
     """Fetch ahead what a workload declares to read from the hub; no lab, engine or device is needed."""
     began = time.monotonic()
     found = context.settings()
-    wanted = workload.load(context.directory / "workloads", name, launchers.known()).cache
+    wanted = runs.choose_workload(context.directory, name, runs.RunOptions(), found).cache
     hub = shared_cache.reach(found, context.environ)
     items = shared_cache.fetch(context, hub, wanted, dry_run=dry_run)
     return {

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
+from labctl import render
 from labctl.errors import ConfigError
 from labctl.model import File, Lab, Workload
 
@@ -98,9 +100,12 @@ def place_script(lab: Lab, workload: Workload, run_directory: str) -> tuple[Work
     """
     path = Path(workload.script)
     if not path.is_absolute():
-        return workload, f"{lab.project_path}/workloads/{workload.directory.name}", ()
+        return workload, render.workload_directory(lab, workload), ()
     if not path.is_file():
         raise ConfigError(f"{workload.name}: there is no script {path}")
+    if path.suffix != ".py" and not os.access(path, os.X_OK):
+        hint = f"chmod +x {shlex.quote(str(path))}, or give a Python script the suffix .py"
+        raise ConfigError(f"{workload.name}: {path} is neither Python nor a program that can be executed", hint=hint)
     workload = replace(workload, script=path.name)
     if inside := in_container(lab, path):
         return workload, str(PurePosixPath(inside).parent), ()

@@ -101,6 +101,8 @@ def environment(settings: Settings, project: str) -> Pairs:
         "HF_DATASETS_CACHE": f"{project}/.cache/datasets",
         "TORCH_EXTENSIONS_DIR": "/home/lab/.cache/torch_extensions",
         "TRITON_CACHE_DIR": "/home/lab/.cache/triton",
+        "TORCHINDUCTOR_CACHE_DIR": "/home/lab/.cache/torchinductor",
+        "CUDA_CACHE_PATH": "/home/lab/.cache/cuda",
         "GLOO_SOCKET_IFNAME": INTERFACE,
         "OMPI_MCA_btl_tcp_if_include": INTERFACE,
         "OMPI_MCA_oob_tcp_if_include": INTERFACE,

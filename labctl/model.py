@@ -126,8 +126,6 @@ class Lab:
     hidden: tuple[Secret, ...] = ()
     """Values that no record may show."""
 
-    interface: str = INTERFACE
-
     def host(self, name: str) -> Host:
         return next(host for host in self.hosts if host.name == name)
 

@@ -140,9 +140,10 @@ def prepare(lab: Lab, image_id: str | None) -> None:
     write_secrets(lab)
     prepare_caches(lab, image_id)
     kept = {node.name for node in lab.nodes}
-    for path in (lab.directory / ".lab/nodes").iterdir():
-        if path.name not in kept:
-            shutil.rmtree(path)
+    for folder in (render.node_directory(""), render.cache_directory("")):
+        for path in (lab.directory / folder).iterdir():
+            if path.name not in kept:
+                shutil.rmtree(path)
 
 
 def prepare_caches(lab: Lab, image_id: str | None) -> None:

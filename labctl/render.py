@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from labctl import resources
-from labctl.model import DeviceMapping, File, Host, Job, Lab, Mount, Node, Pairs
+from labctl.model import DeviceMapping, File, Host, Job, Lab, Mount, Node, Pairs, Workload
 
 # Root may not do in a container what no capability allows; these are what sshd and the node's start cannot do without.
 SSHD_CAPABILITIES = (
@@ -173,11 +173,17 @@ def render_program(lab: Lab, job: Job, script_directory: str) -> File:
         script_directory=script_directory,
         command=(*command(workload.script), *workload.arguments),
         prepare=(*command(workload.prepare), *workload.arguments) if workload.prepare else (),
+        prepare_directory=workload_directory(lab, workload),
         environment=workload.environment,
         master_port=lab.master_port,
         ssh_port=lab.ssh_port,
     )
     return File(path="rank.sh", content=content, mode=0o755)
+
+
+def workload_directory(lab: Lab, workload: Workload) -> str:
+    """Where a workload's folder is in the containers."""
+    return f"{lab.project_path}/workloads/{workload.directory.name}"
 
 
 def command(script: str) -> tuple[str, ...]:

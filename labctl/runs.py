@@ -68,18 +68,21 @@ def choose_workload(directory: Path, name: str, options: RunOptions, found: Sett
         if criterion.metric not in known:
             hint = f"it has {', '.join(sorted(known))}"
             raise ConfigError(f"--expect: {name} has no metric `{criterion.metric}`", hint=hint)
-    launchers.get(options.launcher or chosen.launcher)
-    if options.launcher and chosen.launcher == OWN:
-        raise ConfigError(f"{name} starts its ranks by itself, so no other launcher can", hint="leave out --launcher")
+    launcher = options.launcher or chosen.launcher
+    launchers.get(launcher)
+    if launcher != chosen.launcher and OWN in (launchers.name(launcher), chosen.launcher):
+        itself = "starts its ranks by itself" if chosen.launcher == OWN else "does not start its ranks by itself"
+        raise ConfigError(f"{name} {itself}, so it cannot run under `{launcher}`", hint="leave out --launcher")
+    same = launchers.name(launcher) == launchers.name(chosen.launcher)
     given = ((key, value) for key, value in options.arguments if not _of_deepspeed(key))
     words = (word for key, value in given for word in clones.words(chosen, key, value))
     return replace(
         chosen,
         arguments=(*chosen.arguments, *words),
         criteria=(*chosen.criteria, *options.expect),
-        launcher=options.launcher or chosen.launcher,
+        launcher=launcher,
         # Another launcher would not know the words that were declared for this one.
-        launcher_arguments=(*(() if options.launcher else chosen.launcher_arguments), *options.launcher_arguments),
+        launcher_arguments=(*(chosen.launcher_arguments if same else ()), *options.launcher_arguments),
         script=str(options.script.absolute()) if options.script else chosen.script,
         deepspeed=choose_config(chosen, options),
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from ast import literal_eval
 from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import datetime
@@ -49,13 +48,12 @@ class Recorder:
         self._stream: TextIO = (path / OUTPUT).open("w", encoding="utf-8")
         self._hidden = lab.hidden
         self._path = path
-        needed = (RANK_REPORTED.pattern, RANKS_STARTED.pattern, *(f"(?:{pattern})" for pattern in wanted))
-        self._wanted = re.compile("|".join(needed))
+        self._wanted = (RANK_REPORTED, RANKS_STARTED, *map(re.compile, wanted))
         self.lines: list[str] = []
 
     def keep(self, line: str) -> str:
         """Write one line down; returns it as it may be shown."""
-        if self._wanted.search(line):
+        if any(pattern.search(line) for pattern in self._wanted):
             self.lines.append(line)
         line = redact(line, self._hidden)
         self._stream.write(line + "\n")
@@ -71,6 +69,9 @@ class Recorder:
 def redact_ranks(path: Path, hidden: tuple[Secret, ...]) -> None:
     """Take secrets out of the logs that ranks and scripts wrote themselves."""
     for log in (*path.glob("*.log"), *path.glob("ranks/*.log")):
+        # A workload may leave anything under such a name.
+        if log.is_symlink() or not log.is_file():
+            continue
         text = log.read_text(encoding="utf-8", errors="surrogateescape")
         clean = redact(text, hidden)
         if clean != text:
@@ -180,10 +181,9 @@ def ranks_of(lines: Iterable[str]) -> tuple[Rank, ...]:
     has them print no such line, those that DeepSpeed's launchers started."""
     lines = tuple(lines)
     found = {int(match[1]): match[2] for line in lines if (match := RANK_REPORTED.search(line))}
-    found = found or {
-        rank: match[1]
-        for line in lines
-        if (match := RANKS_STARTED.search(line))
-        for rank in literal_eval(match[2]).get(match[1], ())
-    }
+    if not found:
+        for line in lines:
+            if started := RANKS_STARTED.search(line):
+                own = re.search(rf"'{re.escape(started[1])}': \[([\d, ]*)\]", started[2])
+                found |= dict.fromkeys(map(int, own[1].split(",") if own and own[1].strip() else ()), started[1])
     return tuple(Rank(rank=rank, node=found[rank]) for rank in sorted(found))

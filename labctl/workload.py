@@ -119,6 +119,8 @@ def _declare(name: str, folder: Path, at: Value, common: dict[str, Any], own: di
     for key in ("describe", "launcher", "script", "timeout"):
         if key not in fields:
             raise at.error(f"workload `{name}` has no `{key}`")
+    if fields["launcher"] == "own" and "prepare" in fields:
+        raise at.error(f"workload `{name}` starts its ranks itself, so nothing runs its `prepare` on the nodes")
     metrics: dict[str, Metric] = _merged("metrics", common, own)
     workload = Workload(
         name=name,

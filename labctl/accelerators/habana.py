@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from labctl.model import DeviceMapping, Host, Mount
+from labctl.model import INTERFACE, DeviceMapping, Host, Mount
 
 
 def find(root: Path) -> tuple[str, ...]:
@@ -31,7 +31,7 @@ def mapping(host: Host, devices: tuple[str, ...]) -> DeviceMapping:
         environment=(
             ("HABANA_VISIBLE_DEVICES", ",".join(devices)),
             ("OMPI_MCA_btl_vader_single_copy_mechanism", "none"),
-            ("HCCL_SOCKET_IFNAME", "eth0"),
+            ("HCCL_SOCKET_IFNAME", INTERFACE),
         ),
         cap_add=(
             ("SYS_NICE", "Habana's runtime sets thread priorities and memory policy"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from labctl.model import DeviceMapping, Host, Mount
+from labctl.model import INTERFACE, DeviceMapping, Host, Mount
 
 INTEL = "0x8086"
 
@@ -26,8 +26,8 @@ def mapping(host: Host, devices: tuple[str, ...]) -> DeviceMapping:
         devices=(*devices, *(("/dev/infiniband",) if host.infiniband else ())),
         environment=(
             ("ZE_AFFINITY_MASK", ",".join(str(index) for index in range(len(devices)))),
-            ("CCL_SOCKET_IFNAME", "eth0"),
-            ("FI_TCP_IFACE", "eth0"),
+            ("CCL_SOCKET_IFNAME", INTERFACE),
+            ("FI_TCP_IFACE", INTERFACE),
         ),
         cap_add=(("IPC_LOCK", "RDMA pins memory"),) if host.infiniband else (),
         group_add=host.groups,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from labctl.model import DeviceMapping, Host
+from labctl.model import INTERFACE, DeviceMapping, Host
 
 
 def find(root: Path) -> tuple[str, ...]:
@@ -20,6 +20,6 @@ def mapping(host: Host, devices: tuple[str, ...]) -> DeviceMapping:
         ids=devices,
         gpu_ids=devices,
         devices=("/dev/infiniband",) if host.infiniband else (),
-        environment=(("NVIDIA_DRIVER_CAPABILITIES", "compute,utility"), ("NCCL_SOCKET_IFNAME", "eth0")),
+        environment=(("NVIDIA_DRIVER_CAPABILITIES", "compute,utility"), ("NCCL_SOCKET_IFNAME", INTERFACE)),
         cap_add=(("IPC_LOCK", "RDMA pins memory"),) if host.infiniband else (),
     )

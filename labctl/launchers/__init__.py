@@ -10,6 +10,7 @@ through a launcher's own quoting.
 from __future__ import annotations
 
 import pkgutil
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -18,6 +19,8 @@ from typing import Protocol, cast
 
 from labctl.errors import ConfigError
 from labctl.model import File, Pairs
+
+PLAIN = re.compile(r"[A-Za-z0-9._/:,=+@%^-]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +55,7 @@ class LauncherModule(Protocol):
 
     WAYS: tuple[str, ...]
     OPTIONS: Mapping[str, int]
-    RESERVED: Mapping[str, int]
+    RESERVED: frozenset[str]
 
     def check(self, launch: Launch) -> None: ...
 
@@ -68,20 +71,27 @@ def names() -> tuple[str, ...]:
 
 def known() -> tuple[str, ...]:
     """Every launcher, and every other way of one: ``horovod``, ``horovod:mpi``."""
-    return tuple(
-        name if index == 0 else f"{name}:{way}" for name in names() for index, way in enumerate(get(name).WAYS)
-    )
+    found: list[str] = []
+    for launcher in names():
+        _, *others = get(launcher).WAYS
+        found += [launcher, *(f"{launcher}:{other}" for other in others)]
+    return tuple(found)
 
 
 def get(text: str) -> LauncherModule:
     """The module of a launcher, whichever its way; ConfigError lists the known ones."""
-    name, _, way = text.partition(":")
-    if name not in names():
+    launcher, _, asked = text.partition(":")
+    if launcher not in names():
         raise ConfigError(f"unknown launcher `{text}`", hint=f"known: {', '.join(known())}")
-    module = cast(LauncherModule, import_module(f"{__name__}.{name}"))
-    if way and way not in module.WAYS:
-        raise ConfigError(f"unknown launcher `{text}`", hint=f"{name} has {', '.join(module.WAYS)}")
+    module = cast(LauncherModule, import_module(f"{__name__}.{launcher}"))
+    if asked and asked not in module.WAYS:
+        raise ConfigError(f"unknown launcher `{text}`", hint=f"{launcher} has {', '.join(module.WAYS)}")
     return module
+
+
+def name(text: str) -> str:
+    """``horovod`` of ``horovod:mpi``."""
+    return text.partition(":")[0]
 
 
 def way(text: str) -> str:
@@ -92,13 +102,22 @@ def way(text: str) -> str:
 def check(text: str, launch: Launch) -> None:
     """ConfigError for options that the launcher does not know or labctl sets, and for what the launcher cannot do."""
     module = get(text)
-    check_options(text.partition(":")[0], launch.options, module.OPTIONS, module.RESERVED)
+    check_options(name(text), launch.options, module.OPTIONS, module.RESERVED)
     module.check(launch)
 
 
-def check_options(launcher: str, words: Iterable[str], options: Mapping[str, int], reserved: Mapping[str, int]) -> None:
-    """Walk over the words: each option is known and has its values; ``--name=value`` counts as one word."""
+def check_options(launcher: str, words: Iterable[str], options: Mapping[str, int], reserved: frozenset[str]) -> None:
+    """Walk over the words: each option is known and has its values; ``--name=value`` counts as one word.
+
+    Some launchers hand them to a shell on every node, so a word holds nothing that a shell would take for its own.
+    """
     left = list(words)
+    for word in left:
+        if not PLAIN.fullmatch(word):
+            raise ConfigError(
+                f"{launcher} option `{word}` holds more than letters, digits and . _ / : , = + @ % ^ -",
+                hint="give each word by itself: --launcher-arg=--map-by --launcher-arg=node",
+            )
     while left:
         word = left.pop(0)
         name, equals, _ = word.partition("=")

@@ -16,7 +16,6 @@ from labctl.model import File
 
 WAYS = ("pdsh", "openmpi")
 OPTIONS = {
-    "--autotuning": 1,
     "--bind_core_list": 1,
     "--bind_cores_to_rank": 0,
     "--enable_each_rank_log": 1,
@@ -26,11 +25,11 @@ OPTIONS = {
     "--save_pid": 0,
     "--venv_script": 1,
 }
-RESERVED = dict.fromkeys(
-    ("--hostfile", "-H", "--include", "-i", "--exclude", "-e", "--num_nodes", "--num_gpus", "--master_addr",
+RESERVED = frozenset({
+    "--hostfile", "-H", "--include", "-i", "--exclude", "-e", "--num_nodes", "--num_gpus", "--master_addr",
      "--master_port", "--ssh_port", "--launcher", "--launcher_args", "--force_multi", "--no_python",
-     "--no_local_rank", "--module"), 1,
-)  # fmt: skip
+     "--no_local_rank", "--module",
+})  # fmt: skip
 
 
 def check(launch: Launch) -> None:

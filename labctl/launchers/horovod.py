@@ -24,10 +24,10 @@ OPTIONS = {
     "--timeline-filename": 1,
     "--verbose": 0,
 }
-RESERVED = dict.fromkeys(
-    ("-np", "--num-proc", "-H", "--hosts", "-hostfile", "--hostfile", "-p", "--ssh-port", "--gloo", "--mpi",
-     "--mpi-args", "--network-interfaces", "--disable-cache"), 1,
-)  # fmt: skip
+RESERVED = frozenset({
+    "-np", "--num-proc", "-H", "--hosts", "-hostfile", "--hostfile", "-p", "--ssh-port", "--gloo", "--mpi",
+     "--mpi-args", "--network-interfaces", "--disable-cache",
+})  # fmt: skip
 
 
 def check(launch: Launch) -> None:

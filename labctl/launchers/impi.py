@@ -20,7 +20,7 @@ OPTIONS = {
     "-print-rank-map": 0,
     "-verbose": 0,
 }
-RESERVED = dict.fromkeys(("-machinefile", "-f", "-hosts", "-n", "-np", "-bootstrap", "-iface", "-prepend-rank"), 1)
+RESERVED = frozenset({"-machinefile", "-f", "-hosts", "-n", "-np", "-bootstrap", "-iface", "-prepend-rank"})
 
 
 def check(launch: Launch) -> None:

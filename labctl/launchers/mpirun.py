@@ -25,10 +25,10 @@ OPTIONS = {
     "--timestamp-output": 0,
     "-x": 1,
 }
-RESERVED = dict.fromkeys(
-    ("--hostfile", "-hostfile", "--host", "-host", "-H", "-np", "-n", "--np", "-c", "--allow-run-as-root",
-     "--tag-output", "--machinefile"), 1,
-)  # fmt: skip
+RESERVED = frozenset({
+    "--hostfile", "-hostfile", "--host", "-host", "-H", "-np", "-n", "--np", "-c", "--allow-run-as-root",
+     "--tag-output", "--machinefile",
+})  # fmt: skip
 
 
 def check(launch: Launch) -> None:
@@ -38,14 +38,14 @@ def check(launch: Launch) -> None:
 
 def argv(launch: Launch) -> tuple[str, ...]:
     """The command for the launcher container."""
-    unbound = () if "--bind-to" in launch.options else ("--bind-to", "none")
+    bound = any(word.partition("=")[0] == "--bind-to" for word in launch.options)
     return (
         "mpirun",
         "--hostfile", f"{launch.directory}/hostfile",
         "-np", str(launch.ranks),
         "--allow-run-as-root",
         "--tag-output",
-        *unbound,
+        *(() if bound else ("--bind-to", "none")),
         "--mca", "plm_rsh_no_tree_spawn", "1",
         "--mca", "btl_tcp_if_include", launch.interface,
         "--mca", "oob_tcp_if_include", launch.interface,

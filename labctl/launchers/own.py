@@ -13,7 +13,7 @@ from labctl.model import File
 
 WAYS = ("script",)
 OPTIONS: Mapping[str, int] = {}
-RESERVED: Mapping[str, int] = {}
+RESERVED: frozenset[str] = frozenset()
 
 
 def check(launch: Launch) -> None:

@@ -14,7 +14,6 @@ from labctl.model import File
 WAYS = ("pdsh",)
 OPTIONS = {
     "--local-ranks-filter": 1,
-    "--max-restarts": 1,
     "--monitor-interval": 1,
     "--numa-binding": 1,
     "--rdzv-conf": 1,
@@ -22,10 +21,10 @@ OPTIONS = {
     "--shutdown-timeout": 1,
     "--start-method": 1,
 }
-RESERVED = dict.fromkeys(
-    ("--nnodes", "--node-rank", "--nproc-per-node", "--master-addr", "--master-port", "--no-python", "--standalone",
-     "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "-m", "--module"), 1,
-)  # fmt: skip
+RESERVED = frozenset({
+    "--nnodes", "--node-rank", "--nproc-per-node", "--master-addr", "--master-port", "--no-python", "--standalone",
+     "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "-m", "--module",
+})  # fmt: skip
 
 
 def check(launch: Launch) -> None:

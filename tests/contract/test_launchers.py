@@ -58,7 +58,7 @@ def test_module_keeps_the_protocol(name: str) -> None:
     module = launchers.get(name)
     for function in (module.check, module.argv, module.files):
         assert list(inspect.signature(function).parameters) == ["launch"]
-    assert not module.OPTIONS.keys() & module.RESERVED.keys()
+    assert not module.OPTIONS.keys() & module.RESERVED
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -131,6 +131,12 @@ def test_an_option_without_its_value_is_refused() -> None:
         launchers.check("mpirun", launch("mpirun", options=("--mca", "pml")))
 
 
+@pytest.mark.parametrize("word", ["--role=a;touch x", "--map-by node", "$(id)", "--role=`id`", "a\nb", ""])
+def test_a_word_that_a_shell_would_read_is_refused(word: str) -> None:
+    with pytest.raises(ConfigError, match="holds more than"):
+        launchers.check("torchrun", launch("torchrun", options=(word,)))
+
+
 # --- torchrun ------------------------------------------------------------------------------------------------
 
 
@@ -154,9 +160,11 @@ def test_workers_start_no_daemons_on_other_workers() -> None:
         assert "plm_rsh_no_tree_spawn 1" in " ".join(argv(name))
 
 
-def test_ranks_are_bound_only_as_a_person_asks() -> None:
-    words = argv("mpirun", options=("--bind-to", "core"))
-    assert [words[index + 1] for index, word in enumerate(words) if word == "--bind-to"] == ["core"]
+@pytest.mark.parametrize("asked", [("--bind-to", "core"), ("--bind-to=core",)])
+def test_ranks_are_bound_only_as_a_person_asks(asked: tuple[str, ...]) -> None:
+    words = argv("mpirun", options=asked)
+    assert "none" not in words
+    assert "core" in " ".join(words)
 
 
 # --- deepspeed -----------------------------------------------------------------------------------------------

@@ -216,6 +216,7 @@ CONFIGS = {
 BAD_RUNS: dict[str, tuple[list[str], str]] = {
     "launcher": (["--launcher", "slurm"], "unknown launcher `slurm`"),
     "way": (["--launcher", "horovod:nccl"], "unknown launcher `horovod:nccl`"),
+    "launcher that starts nothing": (["--launcher", "own"], "does not start its ranks by itself"),
     "launcher option": (["--launcher-arg=--bind_cores"], "unknown deepspeed option `--bind_cores`"),
     "launcher's own": (["--launcher-arg=--hostfile"], "is set by labctl"),
     "node": (["--include", "worker-7"], "no node `worker-7`"),

@@ -143,6 +143,7 @@ def test_a_quote_that_is_left_open_is_an_error() -> None:
 def test_only_gaudis_run_gaudi_examples() -> None:
     clones.require_device(load("bridgetower"), "habana")
     clones.require_device(load("bridgetower", rehearse=True), "cpu")
+    assert load("bridgetower", rehearse=True).inputs == ()
     clones.require_device(load("dschat/run_opt-13b"), "cpu")
     with pytest.raises(HostError, match="needs Gaudis"):
         clones.require_device(load("bridgetower"), "cpu")

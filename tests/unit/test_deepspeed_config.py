@@ -59,6 +59,7 @@ def test_without_any_batch_size_it_is_asked_for() -> None:
         ({"zero_optimisation": {}}, "zero_optimisation", "zero_optimization"),
         ({"zero_optimization": {"stages": 2}}, "zero_optimization.stages", "stage"),
         ({"fp16": {"enable": True}}, "fp16.enable", "enabled"),
+        ({"bfloat16": {"enabled": True}}, "bfloat16", "bf16"),
     ],
 )
 def test_a_misspelt_key_names_the_right_one(config: dict[str, Any], key: str, near: str) -> None:
@@ -104,6 +105,11 @@ def test_a_file_that_is_not_json_says_where(text: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         deepspeed_config.parse(text, "ds.json")
     assert caught.value.message.startswith(said)
+
+
+def test_a_key_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"ds\.json: `stage` is given twice"):
+        deepspeed_config.parse('{"zero_optimization": {"stage": 2, "stage": 3}}', "ds.json")
 
 
 def test_sections_are_merged_and_the_later_wins() -> None:

@@ -127,6 +127,13 @@ def test_any_other_script_is_copied_into_the_run(of: Lab, tmp_path: Path) -> Non
     assert [(file.path, file.content) for file in files] == [("script/mine.py", "print('mine')\n")]
 
 
+def test_a_script_that_nothing_could_start_is_refused(of: Lab, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch(mode=0o644)
+    with pytest.raises(ConfigError, match="neither Python nor a program") as caught:
+        inputs.place_script(of, replace(workload(), script=str(tmp_path / "notes.txt")), RUN)
+    assert caught.value.hint.startswith("chmod +x ")
+
+
 def test_a_script_that_is_not_there_is_refused(of: Lab, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no script"):
         inputs.place_script(of, replace(workload(), script=str(tmp_path / "gone.py")), RUN)

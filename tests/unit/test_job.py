@@ -227,6 +227,25 @@ class TestPreparing:
         assert "preparing" in prepared.run(prepare="prepare.sh")[1]
         assert "preparing" in prepared.run(prepare="prepare.sh", run_id="r2")[1]
 
+    def test_it_is_the_workloads_own_also_where_the_script_is_another(self, prepared: Ranks) -> None:
+        elsewhere = prepared.project / "runs/r1/script"
+        elsewhere.mkdir(parents=True)
+        of = jobs.build(
+            lab(project_path=str(prepared.project)),
+            workload(prepare="prepare.sh"),
+            "r1",
+            choose(lab()),
+            60,
+            script_directory=str(elsewhere),
+        )
+        script = prepared.root / "rank.sh"
+        script.write_text(files(of)["rank.sh"], encoding="utf-8")
+        done = subprocess.run(
+            ["bash", str(script)], env=prepared.environment, check=True, capture_output=True, text=True, timeout=10
+        )
+        assert "preparing" in done.stdout
+        assert (prepared.root / "cwd").read_text() == f"{elsewhere}\n"
+
     def test_where_it_fails_the_rank_fails_and_the_next_tries_again(self, prepared: Ranks) -> None:
         code, said = prepared.run(prepare="prepare.sh", given={"PREPARE_CODE": "6"})
         assert code == 6

@@ -10,7 +10,7 @@ from builders import lab
 from labctl import dotenv, lock, settings, store
 from labctl import lab as labs
 from labctl.errors import ConfigError
-from labctl.model import Check, File, Lab, Rank, Result, Verdict
+from labctl.model import Check, File, Lab, Rank, Result, Secret, Verdict
 
 NOW = datetime(2026, 1, 2, 15, 4, 5, tzinfo=timezone.utc)
 
@@ -154,6 +154,28 @@ def test_ranks_that_report_are_counted_by_that_alone() -> None:
 
 
 # --- secrets -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mapping", ["{worker-0: [0]}", "{'worker-0': [__import__('os')]}", "{'worker-0': []}", "{}"])
+def test_a_line_that_is_only_like_deepspeeds_starts_no_rank(mapping: str) -> None:
+    line = f"worker-0: [INFO] global_rank_mapping=defaultdict(<class 'list'>, {mapping})"
+    assert store.ranks_of([line]) == ()
+
+
+def test_a_pattern_with_flags_of_its_own_is_kept_apart(tmp_path: Path) -> None:
+    recorder = store.Recorder(tmp_path, lab(), ["(?i)loss: (\\S+)", "(a)\\1 (\\d)"])
+    for line in ("LOSS: 3", "aa 4", "ab 5"):
+        recorder.keep(line)
+    recorder.close()
+    assert recorder.lines == ["LOSS: 3", "aa 4"]
+
+
+def test_whatever_lies_under_the_name_of_a_log_does_not_cost_the_verdict(tmp_path: Path) -> None:
+    (tmp_path / "folder.log").mkdir()
+    (tmp_path / "elsewhere").write_text("secret", encoding="utf-8")
+    (tmp_path / "link.log").symlink_to(tmp_path / "elsewhere")
+    store.redact_ranks(tmp_path, (Secret("secret"),))
+    assert (tmp_path / "elsewhere").read_text(encoding="utf-8") == "secret"
 
 
 def test_secrets_are_taken_out_of_lines_and_of_what_ranks_wrote(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from labctl.model import Criterion, Memory, Metric, Workload
 from labctl.workload import list_all, load, load_all
 from labctl.workload_fields import parse_duration, parse_expectation
 
-LAUNCHERS = ("deepspeed", "mpirun")
+LAUNCHERS = ("deepspeed", "mpirun", "own")
 
 MINIMAL = """\
 describe: prints a line
@@ -127,7 +127,7 @@ def test_workloads_come_by_folder_then_in_the_order_of_the_file(tmp_path: Path) 
         ("describe: prints a line", "describe:", 1, "`describe` is empty, which YAML reads as null", ""),
         ("launcher: deepspeed", "", 1, "workload `broken` has no `launcher`", ""),
         ("launcher: deepspeed", "launcher: deepsped", 2, "unknown launcher `deepsped`", "did you mean `deepspeed`?"),
-        ("launcher: deepspeed", "launcher: qqq", 2, "unknown launcher `qqq`", "known: deepspeed, mpirun"),
+        ("launcher: deepspeed", "launcher: qqq", 2, "unknown launcher `qqq`", "known: deepspeed, mpirun, own"),
         ("script: train.py", "script: missing.py", 3, "script `missing.py` is not in", ""),
         ("script: train.py", "script: .", 3, "script `.` is not in", ""),
         ("script: train.py", "script: ../../secret.py", 3, "leaves its folder", ""),
@@ -187,6 +187,7 @@ def test_what_is_wrong_is_told_with_its_line(
         ("launcher_arguments: --mca", 5, "`launcher_arguments` must be a list, not text"),
         ("image: Horovod", 5, "bad image `Horovod`"),
         ("prepare: ../prepare.sh", 5, "leaves its folder"),
+        ("variants:\n  a: {launcher: own, prepare: train.py}", 6, "nothing runs its `prepare`"),
         ("inputs: {data-path: folder}", 5, "unknown data-path `folder`"),
         ("inputs: {--data-path: directory}", 5, "bad argument name `--data-path`"),
         ("deepspeed: {train_batch: 8}", 5, "DeepSpeed has no key `train_batch`"),

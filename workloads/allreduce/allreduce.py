@@ -204,7 +204,8 @@ def finish(
         print(f"latency: {rows[0].time_us:.2f} us at {rows[0].size} B")
         print(f"algbw: {rows[-1].algbw:.6f} GB/s at {rows[-1].size} B")
         print(f"busbw: {rows[-1].busbw:.6f} GB/s at {rows[-1].size} B")
-        print(f"wrong: {wrong}", flush=True)
+        print(f"wrong: {wrong}")
+        print(f"skipped: {len(skipped)} sizes", flush=True)
     if directory := os.environ.get("LABCTL_RUN_DIR"):
         document = {
             "schema": 1,

@@ -156,7 +156,8 @@ def perplexity(engine: Any, validation: torch.Tensor) -> float:
             loss = engine(input_ids=batch.to(engine.device), labels=batch.to(engine.device)).loss.float()
             total += torch.stack([loss * counted, torch.full_like(loss, counted)])
     torch.distributed.all_reduce(total)
-    return math.exp(total[0].item() / total[1].item())
+    loss = total[0].item() / total[1].item()
+    return math.exp(loss) if loss < 700 else math.inf
 
 
 def synchronised_time() -> float:

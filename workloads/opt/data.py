@@ -116,7 +116,7 @@ def documents(args: Namespace) -> tuple[str, Iterator[str]]:
     datasets, note = cached_datasets(args)
     if datasets:
         return note, (row_text(row) for dataset in datasets for row in dataset)
-    path = Path(args.data) if args.data else DEFAULT_TEXT
+    path = args.data or DEFAULT_TEXT
     files = text_files(path, any_suffix=args.data is None)
     if not files:
         hint = f"; expected {', '.join(sorted(SUFFIXES))}" if args.data else "; pass --data PATH"
@@ -151,15 +151,12 @@ def json_text(line: str, where: str) -> str:
 
 
 def cached_datasets(args: Namespace) -> tuple[list[Any], str]:
-    """The datasets of ``--data hf:NAME``, or of ``--datasets`` if all are cached; and what to say of them."""
-    if args.data:
-        names = [args.data[3:]] if args.data.startswith("hf:") else []
-    else:
-        names = [] if args.rehearse else args.datasets
+    """The one of ``--dataset``, or those of ``--datasets`` if all are cached; and what to say of them."""
+    names = [args.dataset] if args.dataset else [] if args.data or args.rehearse else args.datasets
     try:
         found = [load_dataset(name) for name in names]
     except InputError as error:
-        if args.data:
+        if args.dataset:
             raise
         return [], f", because {error}"
     return found, ", ".join(f"{name} ({len(dataset)} rows)" for name, dataset in zip(names, found, strict=True))

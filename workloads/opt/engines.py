@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,11 @@ def schedule(step: int, args: Namespace) -> float:
 
 
 def save(engine: Any, tokenizer: Any, directory: Path, *, adapters_only: bool) -> None:
-    """Write the trained weights, the configuration and the tokeniser; all ranks take part, rank 0 writes."""
+    """Write the trained weights, the configuration and the tokeniser; all ranks take part, rank 0 writes.
+
+    A relative directory is below the run's own, which every node sees.
+    """
+    directory = Path(os.environ.get("LABCTL_RUN_DIR", ".")) / directory
     engine.save_16bit_model(str(directory), exclude_frozen_parameters=adapters_only)
     if RANK == 0:
         engine.module.config.save_pretrained(directory)

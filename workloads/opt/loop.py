@@ -50,7 +50,10 @@ def run(args: Namespace, work: Work, take: Callable[[int], Step]) -> list[Step]:
 
 
 def report(work: Work, steps: int, seconds: float) -> None:
-    """Throughput as DeepSpeed-Chat defines it, samples of all ranks per second; memory; on a GPU, MFU."""
+    """Throughput, samples of all ranks per second; memory; on a GPU, MFU.
+
+    As DeepSpeed-Chat defines it in its first two steps; in the third it counts the warm-up too, which is left out here.
+    """
     say(f"Execution time: {seconds:.3f} seconds for {steps} steps")
     say(f"Throughput: {steps * work.samples / seconds:.4f} samples/sec")
     say(f"Tokens: {steps * work.tokens / seconds:.1f} tokens/sec")
