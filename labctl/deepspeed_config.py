@@ -28,7 +28,8 @@ _TOP = """
 """
 _ZERO = """
     allgather_bucket_size allgather_partitions allgather_sequential compute_grad_norm contiguous_gradients cpu_offload
-    cpu_offload_param cpu_offload_use_pin_memory elastic_checkpoint ignore_unused_parameters leaf_module
+    cpu_offload_param cpu_offload_use_pin_memory elastic_checkpoint enable_sanity_checks
+    gather_16bit_weights_on_model_save ignore_unused_parameters leaf_module
     legacy_stage1 load_from_fp32_weights log_trace_cache_warnings max_live_parameters max_reuse_distance
     memory_efficient_linear mics_hierarchical_params_gather mics_shard_size model_persistence_threshold
     module_granularity_threshold offload_optimizer offload_param overlap_comm override_module_apply

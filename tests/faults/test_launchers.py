@@ -14,8 +14,11 @@ from integration.harness import Answer, Lab
 pytestmark = pytest.mark.docker
 
 LAUNCHERS = ("deepspeed", "deepspeed:openmpi", "mpirun", "torchrun")
-OTHERS = LAUNCHERS[1:]
-"""test_runs_that_break.py has the first."""
+# test_runs_that_break.py has the first of them; under `own` a script starts ranks by itself.
+STUBBORN = {
+    **{launcher: ("stubborn", "--launcher", launcher) for launcher in LAUNCHERS[1:]},
+    "own": ("stubborn-own",),
+}
 
 
 def result(answer: Answer, code: int, cause: str) -> dict[str, Any]:
@@ -59,9 +62,10 @@ def test_slots_are_chosen_by_number_under_deepspeed(four_nodes: Lab) -> None:
     assert [rank["node"] for rank in document["ranks"]] == ["worker-1", "worker-2", "worker-2"]
 
 
-@pytest.mark.parametrize("launcher", OTHERS)
+@pytest.mark.parametrize("launcher", STUBBORN)
 def test_a_worker_that_is_killed_ends_the_run_and_is_named(lab: Lab, launcher: str) -> None:
-    with lab.stubborn_run("--launcher", launcher, "--json") as (running, run_id):
+    workload, *flags = STUBBORN[launcher]
+    with lab.stubborn_run(*flags, "--json", workload=workload) as (running, run_id):
         killed = time.monotonic()
         lab.containers()["worker-1"].kill("SIGKILL")
         answer = running.answer(30)
@@ -70,16 +74,17 @@ def test_a_worker_that_is_killed_ends_the_run_and_is_named(lab: Lab, launcher: s
     assert lab.processes_of(run_id) == []
 
 
-@pytest.mark.parametrize("launcher", OTHERS)
+@pytest.mark.parametrize("launcher", LAUNCHERS[1:])
 def test_a_rank_that_crashes_ends_the_run_and_is_named(lab: Lab, launcher: str) -> None:
     document = result(lab.call("run", "crash", "--launcher", launcher, "--json", limit=60), 4, "rank-crashed")
     assert re.search(r"rank 1\b.*worker-1.*code 7\b", document["message"])
     assert lab.processes_of(document["run_id"]) == []
 
 
-@pytest.mark.parametrize("launcher", OTHERS)
+@pytest.mark.parametrize("launcher", STUBBORN)
 def test_ctrl_c_ends_the_run_and_leaves_nothing_of_it(lab: Lab, launcher: str) -> None:
-    with lab.stubborn_run("--launcher", launcher, "--json") as (running, run_id):
+    workload, *flags = STUBBORN[launcher]
+    with lab.stubborn_run(*flags, "--json", workload=workload) as (running, run_id):
         pressed = time.monotonic()
         running.press(signal.SIGINT)
         answer = running.answer(30)
@@ -88,9 +93,9 @@ def test_ctrl_c_ends_the_run_and_leaves_nothing_of_it(lab: Lab, launcher: str) -
     assert lab.processes_of(run_id) == []
 
 
-@pytest.mark.parametrize("launcher", OTHERS)
+@pytest.mark.parametrize("launcher", STUBBORN)
 def test_the_time_limit_ends_even_what_does_not_listen(lab: Lab, launcher: str) -> None:
-    words = ("run", "stubborn", "--launcher", launcher, "--timeout", "8", "--json")
-    document = result(lab.call(*words, limit=60), 124, "timeout")
+    answer = lab.call("run", *STUBBORN[launcher], "--timeout", "8", "--json", limit=60)
+    document = result(answer, 124, "timeout")
     assert 8 <= document["seconds"] < 23
     assert lab.processes_of(document["run_id"]) == []

@@ -177,10 +177,10 @@ class Lab:
             process.wait()
 
     @contextlib.contextmanager
-    def stubborn_run(self, *flags: str) -> Iterator[tuple[Running, str]]:
+    def stubborn_run(self, *flags: str, workload: str = "stubborn") -> Iterator[tuple[Running, str]]:
         """A run whose ranks are up on both nodes and would never end by themselves, with its id."""
         before = set(self.run_ids())
-        with self.start("run", "stubborn", *flags) as running:
+        with self.start("run", workload, *flags) as running:
 
             def up() -> str | None:
                 for run_id in set(self.run_ids()) - before:

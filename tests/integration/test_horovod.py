@@ -12,7 +12,9 @@ from integration.harness import Lab
 pytestmark = pytest.mark.docker
 
 IMAGE = "labctl/horovod"
-SHORT = ("--set", "images=6000", "--set", "epochs=2")
+TWO = ("--include", "worker-0@worker-1")
+SHORT = (*TWO, "--set", "images=6000", "--set", "epochs=2")
+WAYS = ("horovod", "horovod:mpi")
 
 
 @pytest.fixture(scope="session")
@@ -25,8 +27,8 @@ def horovod_image(engine: DockerClient, new_lab: Callable[[dict[str, str]], Lab]
 
 @pytest.fixture(scope="module")
 def horovod_lab(horovod_image: str, new_lab: Callable[[dict[str, str]], Lab]) -> Lab:
-    """A lab of two nodes of that image, up."""
-    lab = new_lab({"LAB_IMAGE": horovod_image, "LAB_SHM_SIZE": "256m"})
+    """A lab of four nodes of that image, up."""
+    lab = new_lab({"LAB_IMAGE": horovod_image, "LAB_SHM_SIZE": "256m", "LAB_NODES": "4"})
     lab.call("up", limit=300).expect(0)
     return lab
 
@@ -51,7 +53,7 @@ def test_the_loss_falls_on_all_ranks_together(horovod_lab: Lab, workload: str, w
 
 @pytest.mark.parametrize("workload", ["mnist-horovod", "mnist-horovod-torch"])
 def test_a_rehearsal_needs_no_images(horovod_lab: Lab, workload: str) -> None:
-    result = horovod_lab.call("run", workload, "--rehearse", "--json", limit=300).expect(0).json
+    result = horovod_lab.call("run", workload, *TWO, "--rehearse", "--json", limit=300).expect(0).json
     assert result["verdict"] == "PASS"
     assert "data: generated" in (horovod_lab.path / "runs" / result["run_id"] / "output.log").read_text()
 
@@ -68,3 +70,40 @@ def test_images_in_the_cache_go_before_the_packages_and_broken_ones_are_refused(
     # horovodrun's own traceback is among the lines of the run.
     assert (answer.code, answer.json["cause"]) == (4, "rank-crashed")
     assert "is not Keras's mnist.npz" in answer.json["message"]
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 4])
+@pytest.mark.parametrize("launcher", WAYS)
+def test_every_one_of_so_many_nodes_has_its_rank(horovod_lab: Lab, launcher: str, nodes: int) -> None:
+    names = [f"worker-{number}" for number in range(nodes)]
+    words = ("run", "hello", "--launcher", launcher, "--include", "@".join(names), "--json")
+    document = horovod_lab.call(*words).expect(0).json
+    assert [(rank["rank"], rank["node"]) for rank in document["ranks"]] == list(enumerate(names))
+
+
+@pytest.mark.parametrize("launcher", WAYS)
+def test_ctrl_c_ends_the_run_and_leaves_nothing_of_it(horovod_lab: Lab, launcher: str) -> None:
+    with horovod_lab.stubborn_run("--launcher", launcher, *TWO, "--json") as (running, run_id):
+        running.press()
+        answer = running.answer(30)
+    assert (answer.code, answer.json["cause"]) == (130, "interrupted")
+    assert horovod_lab.processes_of(run_id) == []
+
+
+@pytest.mark.parametrize("launcher", WAYS)
+def test_the_time_limit_ends_even_what_does_not_listen(horovod_lab: Lab, launcher: str) -> None:
+    words = ("run", "stubborn", "--launcher", launcher, *TWO, "--timeout", "12", "--json")
+    answer = horovod_lab.call(*words, limit=60)
+    assert (answer.code, answer.json["cause"]) == (124, "timeout")
+    assert horovod_lab.processes_of(answer.json["run_id"]) == []
+
+
+@pytest.mark.parametrize("launcher", WAYS)
+def test_a_worker_that_is_killed_ends_the_run_and_is_named(horovod_lab: Lab, launcher: str) -> None:
+    with horovod_lab.stubborn_run("--launcher", launcher, *TWO, "--json") as (running, run_id):
+        horovod_lab.containers()["worker-1"].kill("SIGKILL")
+        answer = running.answer(30)
+    assert (answer.code, answer.json["cause"]) == (4, "node-lost")
+    assert "worker-1 (rank 1)" in answer.json["message"]
+    assert horovod_lab.processes_of(run_id) == []
+    horovod_lab.call("up").expect(0)
