@@ -190,6 +190,8 @@ def run(context: Context, name: str, options: runs.RunOptions, ask: Ask | None =
     observed = engine.observe(lab.name, lab.image)
     prepare.require_own(context, lab.name, observed)
     runs.require_up(lab, job, observed)
+    if options.launcher:
+        runs.require_program(lab, job, engine)
     with lock.held(lab.directory / lock.RUN, f"run {job.run_id}"):
         runs.end_orphans(context, lab, engine)
         execute.do(steps.steps[0], lab, engine)

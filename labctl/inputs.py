@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from dataclasses import replace
@@ -49,13 +50,13 @@ def _resolve(lab: Lab, workload: str, option: str, value: str, kind: str) -> str
     path = locate(lab, value)
     problem = _problem(path, kind)
     if problem:
-        raise ConfigError(f"{workload}: {option} {shlex.quote(value)}: {problem}", hint=f"{path} was looked at")
+        hint = f"looked at {path}; a relative path is below {cache_of(lab)} (HOST_CACHE_PATH)"
+        raise ConfigError(f"{workload}: {option} {shlex.quote(value)}: {problem}", hint=hint)
     inside = in_container(lab, path)
     if inside is None:
-        cache = next(mount.source for mount in lab.mounts if mount.target.endswith("/.cache"))
         raise ConfigError(
             f"{workload}: {option} {shlex.quote(value)}: no container sees {path}",
-            hint=f"put it below {cache}, or set HOST_CACHE_PATH or HOST_REPO_PATH to a folder above it",
+            hint=f"put it below {cache_of(lab)}, or set HOST_CACHE_PATH or HOST_REPO_PATH to a folder above it",
         )
     return inside
 
@@ -65,8 +66,12 @@ def locate(lab: Lab, value: str) -> Path:
     for mount in lab.mounts:
         if PurePosixPath(value).is_relative_to(mount.target):
             return Path(mount.source) / PurePosixPath(value).relative_to(mount.target)
-    cache = next(mount.source for mount in lab.mounts if mount.target.endswith("/.cache"))
-    return Path(cache) / Path(value).expanduser()
+    return Path(cache_of(lab)) / Path(value).expanduser()
+
+
+def cache_of(lab: Lab) -> str:
+    """The shared cache on the host."""
+    return next(mount.source for mount in lab.mounts if mount.target.endswith("/.cache"))
 
 
 def in_container(lab: Lab, path: Path) -> str | None:
@@ -87,8 +92,16 @@ def _problem(path: Path, kind: str) -> str | None:
         return None if path.is_file() else "there is no such file"
     if not path.is_dir():
         return "there is no such directory"
-    if kind == "model" and not (path / "config.json").is_file():
+    return _why_no_model(path) if kind == "model" else None
+
+
+def _why_no_model(path: Path) -> str | None:
+    try:
+        json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
         return "it holds no config.json, so it is no model's directory"
+    except (OSError, ValueError) as error:
+        return f"its config.json cannot be read: {error}"
     return None
 
 

@@ -27,6 +27,7 @@ from labctl import (
 )
 from labctl.containers import Observed
 from labctl.context import Context
+from labctl.engines import Engine
 from labctl.engines.local import LocalEngine
 from labctl.errors import ConfigError, HostError
 from labctl.model import Criterion, Job, Lab, Pairs, Rank, Result, Verdict, Workload
@@ -106,6 +107,13 @@ def choose_config(chosen: Workload, options: RunOptions) -> deepspeed_config.Con
     return config
 
 
+def config_source(task: Workload, options: RunOptions) -> str:
+    """What a person changed of DeepSpeed's configuration, for errors to name; else where it is declared."""
+    if any(_of_deepspeed(key) for key, _ in options.arguments):
+        return "--set"
+    return str(options.deepspeed_config or task.declared)
+
+
 def _of_deepspeed(key: str) -> bool:
     return key.startswith(DEEPSPEED)
 
@@ -130,7 +138,7 @@ def build_job(lab: Lab, task: Workload, options: RunOptions, now: datetime) -> J
         chosen,
         options.timeout or task.timeout,
         script_directory=folder,
-        config_source=str(options.deepspeed_config or task.declared),
+        config_source=config_source(task, options),
     )
     return replace(built, files=(*built.files, *copied))
 
@@ -197,7 +205,19 @@ def not_up(lab: Lab, task: Job, observed: Observed) -> list[tuple[str, str]]:
 def require_up(lab: Lab, task: Job, observed: Observed) -> None:
     """HostError unless the launcher and every node of the run are there."""
     for name, why in not_up(lab, task, observed):
-        raise HostError(f"lab {lab.name} is not up as its settings say: {name}: {why}", hint="labctl up", node=name)
+        reason = f"lab {lab.name} is not up as its settings say: {name}: {why} (wanted: {lab.image})"
+        raise HostError(reason, hint="labctl up", node=name)
+
+
+def require_program(lab: Lab, task: Job, engine: Engine) -> None:
+    """HostError where the lab's image lacks the launcher program that a person asked for."""
+    program = task.argv[0]
+    found = engine.call(render.container_name(lab, render.LAUNCHER), ("which", program), user=execute.user(lab))
+    if found.code:
+        hint = f"set LAB_IMAGE in .env to one that has {program}, then `labctl up`"
+        if program == "horovodrun":
+            hint = "LAB_IMAGE=labctl/horovod in .env, then `labctl up`: its image has all of the CPU image too"
+        raise HostError(f"image {lab.image} has no `{program}`, which starts `{task.launcher}`", hint=hint)
 
 
 def end_orphans(context: Context, lab: Lab, engine: LocalEngine) -> None:

@@ -90,6 +90,7 @@ def test_ctrl_c_ends_the_run_and_leaves_nothing_of_it(horovod_lab: Lab, launcher
     assert horovod_lab.processes_of(run_id) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", WAYS)
 def test_the_time_limit_ends_even_what_does_not_listen(horovod_lab: Lab, launcher: str) -> None:
     words = ("run", "stubborn", "--launcher", launcher, *TWO, "--timeout", "12", "--json")

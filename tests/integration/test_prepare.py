@@ -10,7 +10,7 @@ import pytest
 
 from integration.harness import Answer, Lab
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
 COMPILING = "compiling cpu_adam for this node"
 

@@ -224,7 +224,7 @@ BAD_RUNS: dict[str, tuple[list[str], str]] = {
     "nothing left": (["--exclude", "worker-0@worker-1"], "leaves no slot"),
     "both": (["--include", "worker-0", "--exclude", "worker-1"], "given at once"),
     "slots that torchrun cannot start": (["--launcher", "torchrun", "--hostfile", "uneven"], "the slots differ"),
-    "batch": (["--set", "deepspeed.train_batch_size=7"], "is not micro-batch x accumulation steps x ranks"),
+    "batch": (["--set", "deepspeed.train_batch_size=7"], "--set: `train_batch_size` 7 is not micro-batch x"),
     "batch in a file": (["--deepspeed-config", "indivisible.json"], "indivisible.json: `train_batch_size` 81"),
     "key": (["--set", "deepspeed.zero_optimization.stages=2"], "no key `zero_optimization.stages`"),
     "key in a file": (["--deepspeed-config", "misspelt.json"], "misspelt.json: DeepSpeed has no key"),

@@ -72,7 +72,11 @@ def test_what_is_not_there_is_refused_with_the_place_that_was_looked_at(
 
 
 def test_a_model_is_a_directory_with_its_configuration(of: Lab, tmp_path: Path) -> None:
-    (tmp_path / "cache/mnist/config.json").touch()
+    config = tmp_path / "cache/mnist/config.json"
+    config.write_text("{", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"its config\.json cannot be read"):
+        resolved(of, "model", "--data-path", "mnist")
+    config.write_text("{}", encoding="utf-8")
     assert resolved(of, "model", "--data-path", "mnist") == ("--data-path", "/workspace/.cache/mnist")
 
 
