@@ -99,3 +99,14 @@ def test_the_time_limit_ends_even_what_does_not_listen(lab: Lab, launcher: str) 
     document = result(answer, 124, "timeout")
     assert 8 <= document["seconds"] < 23
     assert lab.processes_of(document["run_id"]) == []
+
+
+@pytest.mark.parametrize(("launcher", "program"), [("horovod", "horovodrun"), ("impi", "mpiexec.hydra")])
+def test_a_launcher_that_the_image_lacks_is_refused_before_anything_starts(
+    lab: Lab, launcher: str, program: str
+) -> None:
+    before = lab.run_ids()
+    error = lab.call("run", "hello", "--launcher", launcher, "--json").expect(3).json["error"]
+    assert f"has no `{program}`" in error["message"]
+    assert "LAB_IMAGE" in error["hint"]
+    assert lab.run_ids() == before
