@@ -188,7 +188,8 @@ def _rehearse(value: Value) -> dict[str, Any]:
 def _memory(value: Value) -> Memory:
     defaults: Schema = {
         **dict.fromkeys(
-            ("parameters", "sequence_length", "lora_dim", "critic_lora_dim"), lambda number: (str(number.whole()),)
+            ("parameters", "sequence_length", "max_prompt_length", "max_answer_length", "lora_dim"),
+            lambda number: (str(number.whole()),),
         ),
         "lora_modules": _words,
         "gradient_checkpointing": lambda switch: (switch.choice(("on", "off")),),

@@ -12,7 +12,7 @@ from labctl import fit, flows, runs, setting_kinds
 from labctl.cli.common import HERE, Directory, Json, Setting, answering, context, pairs, show
 from labctl.cli.runs import complete_workload
 from labctl.errors import ConfigError, HostError
-from labctl.fit import memory
+from labctl.fit.line import PHASES, SYMBOLS
 from labctl.output import table
 
 
@@ -61,30 +61,35 @@ def size(written: str) -> int:
 def text(document: dict[str, Any]) -> str:
     """The table, its legend, and the verdict with what to type."""
     lines = document["lines"]
+    phases = [phase for phase in PHASES if any(line[phase] for line in lines)]
     sources = list(dict.fromkeys(line["source"] for line in lines))
     rows = [
         (
             line["part"],
-            *(short(line[phase]) for phase in memory.PHASES),
+            *(short(line[phase]) for phase in phases),
             "host" if line["place"] == "host" else "",
             line["formula"],
             f"[{sources.index(line['source']) + 1}]",
         )
         for line in lines
     ]
-    head = ("PER RANK, WHILE IN", *(phase.upper() for phase in memory.PHASES), "ON", "FORMULA, BYTES", "SOURCE")
+    head = ("PER RANK, WHILE IN", *(phase.upper() for phase in phases), "ON", "FORMULA, BYTES", "SOURCE")
+    missing = [f"{part}: not counted" for part in document["not_counted"]]
     legend = [f"[{number}] {source}" for number, source in enumerate(sources, 1)]
-    return "\n".join([*summary(document), "", table(head, rows), "", memory.SYMBOLS, *legend, "", *verdict(document)])
+    return "\n".join(
+        [*summary(document), "", table(head, rows), "", SYMBOLS, *legend, "", *missing, *verdict(document)]
+    )
 
 
 def summary(document: dict[str, Any]) -> list[str]:
     """What is trained, how, and on what."""
     training = document["training"]
     models = training["model"] + (f" with critic {training['critic']}" if training["critic"] else "")
+    length = training["sequence_length"]
     how = [
         f"ZeRO stage {training['stage']}",
         "bf16 or fp16" if training["mixed"] else "fp32",
-        f"micro-batch {training['micro_batch']} x {training['sequence_length']} tokens",
+        f"micro-batch {training['micro_batch']}" + (f" x {length} tokens" if length else ""),
         *(["gradient checkpointing"] if training["gradient_checkpointing"] else []),
         *([f"LoRA {training['lora_dim']}"] if training["lora_dim"] else []),
         *(["optimiser offloaded"] if training["offload_optimizer"] else []),
@@ -105,7 +110,8 @@ def verdict(document: dict[str, Any]) -> list[str]:
     said = [] if on_cpu else [against("per device", needs["device"], needs["device_phase"], available["device"])]
     said.append(against("per node" if on_cpu else "per host", needs["host"], needs["host_phase"], available["host"]))
     answer = {True: "it fits", False: "it does not fit", None: "nothing that is known stands against it"}
-    said.append(answer[document["fits"]])
+    on_top = "".join(f"; {part} come on top" for part in document["not_counted"])
+    said.append(answer[document["fits"]] + on_top)
     if available["device"] is None and not on_cpu:
         said.append("the memory of a device is not known: --device-memory 80g gives it")
     if document["fits"] is False and not advice:

@@ -7,6 +7,7 @@ from typing import Any
 
 from labctl.fit import memory
 from labctl.fit.advice import Advice, nearest
+from labctl.fit.line import Place, peak
 from labctl.fit.training import Training, of
 
 __all__ = ["Capacity", "Needs", "Training", "advise", "check", "document", "fits", "gib", "needs", "of"]
@@ -33,21 +34,22 @@ class Needs:
 def needs(training: Training) -> Needs:
     """What the lines come to in the phase that takes most."""
     lines = memory.lines(training)
-    device, device_phase = memory.peak(lines, "device")
-    in_host: tuple[memory.Place, ...] = ("device", "host") if training.accelerator == "cpu" else ("host",)
-    host, host_phase = memory.peak(lines, *in_host)
+    device, device_phase = peak(lines, "device")
+    in_host: tuple[Place, ...] = ("device", "host") if training.accelerator == "cpu" else ("host",)
+    host, host_phase = peak(lines, *in_host)
     return Needs(device=device, device_phase=device_phase, host=host * training.slots, host_phase=host_phase)
 
 
 def fits(training: Training, capacity: Capacity) -> bool | None:
-    """Whether it fits; None where that cannot be told."""
+    """Whether it fits; None where that cannot be told, as of a model whose activations are not counted."""
     needed = needs(training)
     pairs = [(needed.host, capacity.host)]
     if training.accelerator != "cpu":
         pairs.append((needed.device, capacity.device))
     if any(there is not None and wanted > there for wanted, there in pairs):
         return False
-    return None if any(there is None and wanted for wanted, there in pairs) else True
+    unknown = training.model.counted or any(there is None and wanted for wanted, there in pairs)
+    return None if unknown else True
 
 
 def advise(training: Training, capacity: Capacity) -> Advice | None:
@@ -79,10 +81,11 @@ def document(training: Training, capacity: Capacity) -> dict[str, Any]:
             **{key: value for key, value in asdict(training).items() if key not in ("model", "critic")},
             "model": training.model.name,
             "critic": training.critic.name if training.critic else None,
-            "parameters": sum(count for _, count, _ in training.trained),
-            "trained": sum(count for _, _, count in training.trained),
+            "parameters": sum(model.parameters for model in training.models),
+            "trained": sum(model.trained for model in training.models),
         },
         "lines": [asdict(line) for line in lines],
+        "not_counted": ["activations"] if training.model.counted else [],
         "needs": asdict(needed),
         "available": asdict(capacity),
         "fits": verdict,

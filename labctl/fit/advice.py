@@ -68,7 +68,6 @@ def _candidates(training: Training) -> Iterator[tuple[float, Training]]:
                 offload_optimizer=optimizer,
                 offload_parameters=parameters,
                 lora_dim=lora,
-                critic_lora_dim=training.critic_lora_dim or (lora if lora != training.lora_dim else 0),
             ),
         )
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from labctl.errors import ConfigError
 
+LAYER = "decoder.layers.N."
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
@@ -31,9 +33,10 @@ class Shape:
 
     @property
     def linear(self) -> dict[str, tuple[int, int]]:
-        """Linear layers of one decoder layer: name -> (inputs, outputs)."""
-        attention = dict.fromkeys(("q_proj", "k_proj", "v_proj", "out_proj"), (self.hidden, self.hidden))
-        return attention | {"fc1": (self.hidden, self.feed_forward), "fc2": (self.feed_forward, self.hidden)}
+        """Linear layers of one decoder layer: dotted name -> (inputs, outputs)."""
+        attention = [f"{LAYER}self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "out_proj")]
+        perceptron = {f"{LAYER}fc1": (self.hidden, self.feed_forward), f"{LAYER}fc2": (self.feed_forward, self.hidden)}
+        return dict.fromkeys(attention, (self.hidden, self.hidden)) | perceptron
 
     @property
     def parameters(self) -> int:
@@ -52,12 +55,17 @@ class Shape:
         return max(self.vocabulary * self.projected, self.hidden * self.feed_forward)
 
     def adapters(self, rank: int, modules: tuple[str, ...]) -> int:
-        """Hu et al. 2021, LoRA: rank x (inputs + outputs) per adapted linear layer. ConfigError for no such layer."""
+        """Hu et al. 2021, LoRA: rank x (inputs + outputs) per adapted linear layer.
+
+        As in DeepSpeed-Chat, a layer is adapted when one of the words is in its dotted name. ConfigError for a word
+        that is in none.
+        """
         for module in modules:
-            if module not in self.linear:
+            if not any(module in name for name in self.linear):
                 known = ", ".join(self.linear)
                 raise ConfigError(f"{self.name} has no linear layer `{module}` for LoRA", hint=f"it has {known}")
-        return self.layers * sum(rank * sum(self.linear[module]) for module in modules)
+        adapted = [sizes for name, sizes in self.linear.items() if any(module in name for module in modules)]
+        return self.layers * sum(rank * sum(sizes) for sizes in adapted)
 
     def layer_activations(self, tokens: int, width: int) -> int:
         """Bytes that one layer keeps for its backward pass; ``tokens`` is micro-batch x sequence, ``width`` 2 or 4.
@@ -72,13 +80,9 @@ class Shape:
         masks = 2 * self.hidden if self.dropout else 0
         return tokens * (width * kept + masks)
 
-    def logits(self, tokens: int) -> int:
-        """Bytes where the backward pass begins: log-probabilities, their gradient and that of the logits, all fp32.
-
-        The loss is taken in fp32 (transformers/loss/loss_utils.py, ForCausalLMLoss); its log_softmax keeps its result,
-        and nll_loss and log_softmax each hand back a gradient of that size.
-        """
-        return 12 * tokens * self.vocabulary
+    def keys_and_values(self, tokens: int, width: int) -> int:
+        """Bytes of what attention remembers of the tokens so far, of two tensors per layer."""
+        return 2 * width * self.layers * self.hidden * tokens
 
 
 def read(path: Path) -> Shape:

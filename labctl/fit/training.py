@@ -16,6 +16,21 @@ from labctl.workload_fields import TASKS
 # Elements, as in deepspeed/runtime/zero/config.py.
 REDUCE_BUCKET, MAX_LIVE, SUB_GROUP = 500_000_000, 1_000_000_000, 1_000_000_000
 LORA_MODULES = ("q_proj", "v_proj")
+ALIASES = {"actor_lora_dim": "lora_dim"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A model that is trained: how many parameters it has, how many of them are trained, and under which ZeRO stage."""
+
+    shape: Shape
+    parameters: int
+    trained: int
+    stage: int
+    asked: int = 0
+    """Parameters of the model of its shape that RLHF only asks: the actor's reference, the critic's reward model."""
+    speaks: bool = True
+    """Whether it ends in logits; a reward model and a critic end in one number per token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,14 +45,17 @@ class Training:
     ranks: int
     slots: int
     stage: int = 0
+    critic_stage: int | None = None
+    """ZeRO stage of critic and reward model; None: the actor's."""
     mixed: bool = True
     """Weights of two bytes (bf16, fp16) with a master copy in fp32; else all in fp32."""
     micro_batch: int = 1
     accumulation: int = 1
     sequence_length: int
+    answer_length: int = 0
+    """Tokens of a sequence that RLHF's actor writes."""
     gradient_checkpointing: bool = False
     lora_dim: int = 0
-    critic_lora_dim: int = 0
     lora_modules: tuple[str, ...] = LORA_MODULES
     offload_optimizer: bool = False
     offload_parameters: bool = False
@@ -59,22 +77,26 @@ class Training:
         return self.micro_batch * self.sequence_length * (2 if self.task == "reward" else 1)
 
     @property
-    def trained(self) -> tuple[tuple[Shape, int, int], ...]:
-        """Each model that is trained: its shape, all of its parameters, and those that are trained."""
-        dimensions = ((self.model, self.lora_dim), (self.critic, self.critic_lora_dim))
-        return tuple(self._counted(one, dimension) for one, dimension in dimensions if one)
+    def models(self) -> tuple[Model, ...]:
+        """Those that are trained; the actor is the first."""
+        first = self._model(self.model, self.stage, self.lora_dim, speaks=self.task != "reward")
+        if not self.critic:
+            return (first,)
+        stage = self.stage if self.critic_stage is None else self.critic_stage
+        return first, self._model(self.critic, stage, 0, speaks=False)
 
-    def _counted(self, one: Shape, dimension: int) -> tuple[Shape, int, int]:
-        # A reward model and a critic end in one number per token instead of the tied logits.
-        head = one.hidden if self.task == "reward" or one is self.critic else 0
-        adapters = one.adapters(dimension, self.lora_modules) if dimension else 0
-        total = one.parameters + head + adapters
-        return one, total, adapters + head if dimension else total
-
-    @property
-    def frozen(self) -> int:
-        """Parameters of models that are only asked: RLHF's reference and reward."""
-        return self.model.parameters + self.critic.parameters + self.critic.hidden if self.critic else 0
+    def _model(self, shape: Shape, stage: int, lora_dim: int, *, speaks: bool) -> Model:
+        head = 0 if speaks else shape.hidden
+        adapters = shape.adapters(lora_dim, self.lora_modules) if lora_dim else 0
+        total = shape.parameters + head + adapters
+        return Model(
+            shape=shape,
+            parameters=total,
+            trained=adapters + head if lora_dim else total,
+            stage=stage,
+            asked=shape.parameters + head if self.critic else 0,
+            speaks=speaks,
+        )
 
 
 def of(workload: Workload, accelerator: str, slots: int, nodes: int) -> Training:
@@ -92,7 +114,8 @@ def of(workload: Workload, accelerator: str, slots: int, nodes: int) -> Training
     if model is None:
         raise ConfigError(f"{workload.declared}: `memory.model` {memory.model} names an argument that is not given")
     task = _task(workload, memory.task, said)
-    sequence = 0 if counted else _sequence(workload, task, said)
+    sequence, answer = (0, 0) if counted else _lengths(workload, task, said)
+    critic_stage = _whole(workload, said, "critic_zero_stage") if said.get("critic_zero_stage") else None
     zero = config.get("zero_optimization", {})
     batch = deepspeed_config.batch_sizes(config, slots * nodes, workload.declared)
     return Training(
@@ -103,13 +126,14 @@ def of(workload: Workload, accelerator: str, slots: int, nodes: int) -> Training
         ranks=slots * nodes,
         slots=slots,
         stage=zero.get("stage", 0),
+        critic_stage=critic_stage,
         mixed=any(config.get(name, {}).get("enabled", False) for name in ("bf16", "fp16")),
         micro_batch=batch[deepspeed_config.MICRO],
         accumulation=batch[deepspeed_config.STEPS],
         sequence_length=sequence,
+        answer_length=answer,
         gradient_checkpointing=_switch(said, "gradient_checkpointing"),
         lora_dim=_whole(workload, said, "lora_dim"),
-        critic_lora_dim=_whole(workload, said, "critic_lora_dim"),
         lora_modules=tuple(said.get("lora_modules", LORA_MODULES)),
         offload_optimizer=_offloaded(zero, "offload_optimizer"),
         offload_parameters=_offloaded(zero, "offload_param"),
@@ -128,7 +152,8 @@ def arguments(words: tuple[str, ...]) -> dict[str, list[str]]:
     for word in words:
         if word.startswith("--"):
             option, equals, value = word.removeprefix("--").partition("=")
-            found[option.replace("-", "_")] = values = [value] if equals else []
+            name = option.replace("-", "_")
+            found[ALIASES.get(name, name)] = values = [value] if equals else []
         else:
             values.append(word)
     return found
@@ -148,13 +173,16 @@ def _task(workload: Workload, declared: str, said: Mapping[str, list[str]]) -> s
     return task
 
 
-def _sequence(workload: Workload, task: str, said: Mapping[str, list[str]]) -> int:
-    """Tokens of a sequence; RLHF's are a prompt and an answer."""
-    halves = [_whole(workload, said, f"max_{half}_length") for half in ("prompt", "answer")]
-    length = sum(halves) if task == "rlhf" and all(halves) else _whole(workload, said, "sequence_length")
-    if not length:
-        raise ConfigError(f"{workload.declared}: neither `memory` nor the arguments give a sequence length")
-    return length
+def _lengths(workload: Workload, task: str, said: Mapping[str, list[str]]) -> tuple[int, int]:
+    """Tokens of a sequence, and how many of them RLHF writes: its sequences are a prompt and an answer."""
+    names = ("max_prompt_length", "max_answer_length") if task == "rlhf" else ("sequence_length",)
+    lengths = [_whole(workload, said, name) for name in names]
+    if not all(lengths):
+        missing = " and ".join(
+            name.replace("_", " ") for name, length in zip(names, lengths, strict=True) if not length
+        )
+        raise ConfigError(f"{workload.declared}: neither `memory` nor the arguments give {missing}")
+    return sum(lengths), lengths[-1] if task == "rlhf" else 0
 
 
 def _filled(text: str, said: Mapping[str, list[str]]) -> str:

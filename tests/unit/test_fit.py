@@ -11,8 +11,10 @@ import builders
 import pytest
 
 from labctl import fit
+from labctl.cli.fitting import text
 from labctl.errors import ConfigError
 from labctl.fit import memory, shape
+from labctl.fit.line import Line
 from labctl.fit.training import Training, arguments
 from labctl.model import Memory, Workload
 
@@ -28,7 +30,7 @@ def training(**changes: Any) -> Training:
     return replace(base, **changes)
 
 
-def part(planned: Training, name: str) -> memory.Line:
+def part(planned: Training, name: str) -> Line:
     return next(line for line in memory.lines(planned) if line.part == name)
 
 
@@ -55,6 +57,8 @@ def test_parameters_of_the_published_models(name: str, count: int) -> None:
 
 def test_adapters_are_two_factors_of_every_adapted_layer() -> None:
     assert OPT_13B.adapters(8, ("q_proj", "fc1")) == 40 * 8 * (5120 + 5120 + 5120 + 20480)
+    assert OPT_13B.adapters(8, ("decoder.layers.", "fc1")) == 40 * 8 * (4 * 10240 + 2 * 25600)
+    assert OPT_13B.adapters(8, ("self_attn", "q_proj")) == 40 * 8 * 4 * 10240
     with pytest.raises(ConfigError, match="no linear layer `query`"):
         OPT_13B.adapters(8, ("query",))
 
@@ -125,6 +129,33 @@ def test_rlhf_holds_four_models_and_trains_two() -> None:
     assert part(planned, "Adam's two moments").step == 8 * (OPT_13B.parameters + critic)
 
 
+def test_rlhf_gathers_the_whole_actor_to_write_answers() -> None:
+    planned = training(task="rlhf", critic=OPT_350M, stage=3, answer_length=256, lora_dim=128)
+    planned = replace(planned, micro_batch=16, gradient_checkpointing=True)
+    adapters = OPT_13B.adapters(128, ("q_proj", "v_proj"))
+    assert part(planned, "actor gathered to write answers").generate == 2 * (OPT_13B.parameters + adapters)
+    assert part(planned, "keys and values of the answers, or logits").generate == 2 * 2 * 40 * 5120 * 512 * 16
+    assert fit.needs(planned).device_phase == "generate"
+    assert "actor gathered to write answers" not in parts(replace(planned, stage=2))
+
+
+def test_only_rlhf_generates() -> None:
+    assert not any(line.generate for line in memory.lines(training(stage=3)))
+
+
+def test_rlhfs_loss_sees_the_logits_of_answers_alone() -> None:
+    planned = training(task="rlhf", critic=OPT_350M, stage=3, micro_batch=2, answer_length=100)
+    # bf16, and three times fp32: as they are, transposed, and their logarithm.
+    assert part(planned, "logits and their gradients").forward == (2 + 3 * 4) * 2 * 100 * OPT_13B.vocabulary
+
+
+def test_the_critic_may_have_a_stage_of_its_own() -> None:
+    planned = training(task="rlhf", critic=OPT_350M, stage=3, critic_stage=0)
+    critic = OPT_350M.parameters + OPT_350M.hidden
+    held = {line.formula: line.step for line in memory.lines(planned) if line.part == "Adam's two moments"}
+    assert held == {"8 T / N": 8 * OPT_13B.parameters / 64, "8 T": 8 * critic}
+
+
 def test_a_reward_model_sees_pairs_and_has_no_logits() -> None:
     reward = training(task="reward")
     assert reward.tokens == 2 * 512
@@ -146,6 +177,7 @@ def workload(*words: str, **deepspeed: Any) -> Workload:
 def test_the_last_of_an_argument_counts() -> None:
     words = ("--lora-dim", "4", "--on", "--modules", "a", "b", "--lora_dim=8")
     assert arguments(words) == {"lora_dim": ["8"], "on": [], "modules": ["a", "b"]}
+    assert arguments((*words, "--actor-lora-dim", "2"))["lora_dim"] == ["2"]
 
 
 def test_arguments_and_deepspeeds_keys_decide() -> None:
@@ -170,11 +202,16 @@ def test_what_the_script_has_no_argument_for_is_declared() -> None:
 
 def test_arguments_may_say_which_task_it_is_and_which_critic() -> None:
     both = Memory(model="configs/{model}.json", critic="configs/{critic_model}.json", task="{mode}")
-    given = replace(workload("--mode", "rlhf", "--max-prompt-length", "64", "--max-answer-length", "32"), memory=both)
+    given = replace(workload("--mode", "rlhf", "--max-prompt-length", "64"), memory=both)
+    with pytest.raises(ConfigError, match="max answer length"):
+        fit.of(given, "cpu", 1, 2)
+    given = replace(given, arguments=(*given.arguments, "--max-answer-length", "32"))
     planned = fit.of(given, "cpu", 1, 2)
     assert (planned.task, planned.critic, planned.sequence_length) == ("rlhf", OPT_13B, 96)
-    with_critic = replace(given, arguments=(*given.arguments, "--critic-model", "opt-350m"))
-    assert fit.of(with_critic, "cpu", 1, 2).critic == OPT_350M
+    assert (planned.answer_length, planned.critic_stage) == (32, None)
+    words = ("--critic-model", "opt-350m", "--critic-zero-stage", "0")
+    with_critic = fit.of(replace(given, arguments=(*given.arguments, *words)), "cpu", 1, 2)
+    assert (with_critic.critic, with_critic.critic_stage) == (OPT_350M, 0)
     plain = fit.of(replace(workload(), memory=both), "cpu", 1, 2)
     assert (plain.task, plain.critic, plain.sequence_length) == ("sft", None, 256)
 
@@ -184,6 +221,12 @@ def test_of_a_model_that_is_only_counted_the_states_are_known() -> None:
     planned = fit.of(replace(workload(), memory=counted), "nvidia", 1, 2)
     assert part(planned, "Adam's two moments").step == 8000
     assert "activations" not in parts(planned)
+    plenty = fit.Capacity(device=GIB, host=GIB)
+    assert fit.fits(planned, plenty) is None
+    said = text({"workload": "counted", "nodes": 2, **fit.document(planned, plenty)})
+    assert "activations: not counted" in said
+    assert "nothing that is known stands against it; activations come on top" in said
+    assert "tokens" not in said.splitlines()[1]
 
 
 @pytest.mark.parametrize("missing", ["memory", "deepspeed"])
