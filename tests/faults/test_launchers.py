@@ -19,6 +19,8 @@ STUBBORN = {
     **{launcher: ("stubborn", "--launcher", launcher) for launcher in LAUNCHERS[1:]},
     "own": ("stubborn-own",),
 }
+# DeepSpeed over Open MPI ends as mpirun does.
+STOPPED = [pytest.param("deepspeed:openmpi", marks=pytest.mark.slow), "mpirun", "torchrun", "own"]
 
 
 def result(answer: Answer, code: int, cause: str) -> dict[str, Any]:
@@ -36,7 +38,7 @@ def four_nodes(new_lab: Callable[[dict[str, str]], Lab], image: str) -> Iterator
     lab.destroy()
 
 
-@pytest.mark.parametrize("nodes", [1, 2, 4])
+@pytest.mark.parametrize("nodes", [1, pytest.param(2, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_every_slot_of_so_many_nodes_has_its_rank(four_nodes: Lab, launcher: str, nodes: int) -> None:
     # The last nodes of the hostfile, so that the order is the hostfile's and not the names'.
@@ -62,7 +64,7 @@ def test_slots_are_chosen_by_number_under_deepspeed(four_nodes: Lab) -> None:
     assert [rank["node"] for rank in document["ranks"]] == ["worker-1", "worker-2", "worker-2"]
 
 
-@pytest.mark.parametrize("launcher", STUBBORN)
+@pytest.mark.parametrize("launcher", STOPPED)
 def test_a_worker_that_is_killed_ends_the_run_and_is_named(lab: Lab, launcher: str) -> None:
     workload, *flags = STUBBORN[launcher]
     with lab.stubborn_run(*flags, "--json", workload=workload) as (running, run_id):
@@ -74,14 +76,14 @@ def test_a_worker_that_is_killed_ends_the_run_and_is_named(lab: Lab, launcher: s
     assert lab.processes_of(run_id) == []
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS[1:])
+@pytest.mark.parametrize("launcher", STOPPED[:-1])
 def test_a_rank_that_crashes_ends_the_run_and_is_named(lab: Lab, launcher: str) -> None:
     document = result(lab.call("run", "crash", "--launcher", launcher, "--json", limit=60), 4, "rank-crashed")
     assert re.search(r"rank 1\b.*worker-1.*code 7\b", document["message"])
     assert lab.processes_of(document["run_id"]) == []
 
 
-@pytest.mark.parametrize("launcher", STUBBORN)
+@pytest.mark.parametrize("launcher", STOPPED)
 def test_ctrl_c_ends_the_run_and_leaves_nothing_of_it(lab: Lab, launcher: str) -> None:
     workload, *flags = STUBBORN[launcher]
     with lab.stubborn_run(*flags, "--json", workload=workload) as (running, run_id):
@@ -93,7 +95,7 @@ def test_ctrl_c_ends_the_run_and_leaves_nothing_of_it(lab: Lab, launcher: str) -
     assert lab.processes_of(run_id) == []
 
 
-@pytest.mark.parametrize("launcher", STUBBORN)
+@pytest.mark.parametrize("launcher", STOPPED)
 def test_the_time_limit_ends_even_what_does_not_listen(lab: Lab, launcher: str) -> None:
     answer = lab.call("run", *STUBBORN[launcher], "--timeout", "8", "--json", limit=60)
     document = result(answer, 124, "timeout")

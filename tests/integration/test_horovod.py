@@ -33,8 +33,15 @@ def horovod_lab(horovod_image: str, new_lab: Callable[[dict[str, str]], Lab]) ->
     return lab
 
 
-@pytest.mark.parametrize("way", ["gloo", "mpi"])
-@pytest.mark.parametrize("workload", ["mnist-horovod", "mnist-horovod-torch"])
+@pytest.mark.parametrize(
+    ("workload", "way"),
+    [
+        ("mnist-horovod", "gloo"),
+        ("mnist-horovod-torch", "mpi"),
+        pytest.param("mnist-horovod", "mpi", marks=pytest.mark.slow),
+        pytest.param("mnist-horovod-torch", "gloo", marks=pytest.mark.slow),
+    ],
+)
 def test_the_loss_falls_on_all_ranks_together(horovod_lab: Lab, workload: str, way: str) -> None:
     answer = horovod_lab.call("run", workload, "--launcher", f"horovod:{way}", *SHORT, "--json", limit=600)
     result = answer.expect(0).json
@@ -51,6 +58,7 @@ def test_the_loss_falls_on_all_ranks_together(horovod_lab: Lab, workload: str, w
     assert horovod_lab.processes_of(result["run_id"]) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", ["mnist-horovod", "mnist-horovod-torch"])
 def test_a_rehearsal_needs_no_images(horovod_lab: Lab, workload: str) -> None:
     result = horovod_lab.call("run", workload, *TWO, "--rehearse", "--json", limit=300).expect(0).json
@@ -72,7 +80,7 @@ def test_images_in_the_cache_go_before_the_packages_and_broken_ones_are_refused(
     assert "is not Keras's mnist.npz" in answer.json["message"]
 
 
-@pytest.mark.parametrize("nodes", [1, 2, 4])
+@pytest.mark.parametrize("nodes", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("launcher", WAYS)
 def test_every_one_of_so_many_nodes_has_its_rank(horovod_lab: Lab, launcher: str, nodes: int) -> None:
     names = [f"worker-{number}" for number in range(nodes)]
