@@ -184,10 +184,11 @@ def run(context: Context, name: str, options: runs.RunOptions, ask: Ask | None =
     clones.require_device(task, lab.accelerator)
     if reason := runs.why_not_fit(lab, job, found.number("LAB_MEMORY")):
         return runs.refuse(lab, job, reason, now)
-    if task.image and runs.not_up(lab, job, engine.observe(lab.name, lab.image)):
+    observed = engine.observe(lab.name, lab.image)
+    if task.image and runs.not_up(lab, job, observed):
         prepare.offer(task, lab.image, engine, ask)
         up(context, workload=name)
-    observed = engine.observe(lab.name, lab.image)
+        observed = engine.observe(lab.name, lab.image)
     prepare.require_own(context, lab.name, observed)
     runs.require_up(lab, job, observed)
     if options.launcher:

@@ -18,6 +18,7 @@ from importlib import import_module
 from typing import Protocol, cast
 
 from labctl.errors import ConfigError
+from labctl.hostfile import format_hostfile
 from labctl.model import File, Pairs
 
 PLAIN = re.compile(r"[A-Za-z0-9._/:,=+@%^-]+")
@@ -140,3 +141,17 @@ def first_slots_only(launcher: str, launch: Launch) -> None:
             f"{launcher} takes the first slots of a node; it cannot take `{launch.include}`",
             hint="leave out the slot numbers, or use --launcher deepspeed",
         )
+
+
+def hostfile(launch: Launch) -> File:
+    """The nodes in the dialect that most launchers read, in the run's directory."""
+    return File(path="hostfile", content=format_hostfile(launch.entries), mode=0o644)
+
+
+def open_mpi_options(launch: Launch) -> tuple[str, ...]:
+    """The lab's network for Open MPI; workers hold no private key, so the launcher starts all daemons itself."""
+    return (
+        "--mca", "plm_rsh_no_tree_spawn", "1",
+        "--mca", "btl_tcp_if_include", launch.interface,
+        "--mca", "oob_tcp_if_include", launch.interface,
+    )  # fmt: skip

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import shlex
 
-from labctl.hostfile import format_hostfile
-from labctl.launchers import Launch, first_slots_only
+from labctl.launchers import Launch, first_slots_only, hostfile, open_mpi_options
 from labctl.model import File
 
 WAYS = ("pdsh", "openmpi")
@@ -62,16 +61,14 @@ def files(launch: Launch) -> tuple[File, ...]:
     """The hostfile and the environment, relative to the run's directory."""
     variables = "".join(f"{name}={value}\n" for name, value in launch.variables)
     return (
-        File(path="hostfile", content=format_hostfile(launch.entries), mode=0o644),
+        hostfile(launch),
         File(path=".deepspeed_env", content=variables, mode=0o644),
     )
 
 
 def _mpirun_options(launch: Launch) -> tuple[str, ...]:
-    """What DeepSpeed does not tell mpirun; workers hold no private key, so the launcher starts all daemons."""
+    """What DeepSpeed does not tell mpirun."""
     return (
         "--allow-run-as-root", "--tag-output", "--bind-to", "none",
-        "--mca", "plm_rsh_no_tree_spawn", "1",
-        "--mca", "btl_tcp_if_include", launch.interface,
-        "--mca", "oob_tcp_if_include", launch.interface,
+        *open_mpi_options(launch),
     )  # fmt: skip

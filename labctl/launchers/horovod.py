@@ -7,8 +7,7 @@ is off; it hands the launcher's whole environment to every rank.
 
 from __future__ import annotations
 
-from labctl.hostfile import format_hostfile
-from labctl.launchers import Launch, first_slots_only
+from labctl.launchers import Launch, first_slots_only, hostfile
 from labctl.model import File
 
 WAYS = ("gloo", "mpi")
@@ -54,4 +53,4 @@ def argv(launch: Launch) -> tuple[str, ...]:
 
 def files(launch: Launch) -> tuple[File, ...]:
     """The hostfile, relative to the run's directory."""
-    return (File(path="hostfile", content=format_hostfile(launch.entries), mode=0o644),)
+    return (hostfile(launch),)

@@ -1,14 +1,12 @@
 """Open MPI's mpirun.
 
-Workers hold no private key, so daemons are all started from the launcher (``plm_rsh_no_tree_spawn``); ssh takes the
-port from the lab's ssh configuration. Ranks are not bound to cores unless a person asks: the cores of a node are its
-cpuset, which several ranks may share.
+ssh takes the port from the lab's ssh configuration. Ranks are not bound to cores unless a person asks: the cores of a
+node are its cpuset, which several ranks may share.
 """
 
 from __future__ import annotations
 
-from labctl.hostfile import format_hostfile
-from labctl.launchers import Launch, first_slots_only
+from labctl.launchers import Launch, first_slots_only, hostfile, open_mpi_options
 from labctl.model import File
 
 WAYS = ("openmpi",)
@@ -46,9 +44,7 @@ def argv(launch: Launch) -> tuple[str, ...]:
         "--allow-run-as-root",
         "--tag-output",
         *(() if bound else ("--bind-to", "none")),
-        "--mca", "plm_rsh_no_tree_spawn", "1",
-        "--mca", "btl_tcp_if_include", launch.interface,
-        "--mca", "oob_tcp_if_include", launch.interface,
+        *open_mpi_options(launch),
         *(word for name, value in launch.variables for word in ("-x", f"{name}={value}")),
         *launch.options,
         launch.program,
@@ -57,4 +53,4 @@ def argv(launch: Launch) -> tuple[str, ...]:
 
 def files(launch: Launch) -> tuple[File, ...]:
     """The hostfile, relative to the run's directory."""
-    return (File(path="hostfile", content=format_hostfile(launch.entries), mode=0o644),)
+    return (hostfile(launch),)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from labctl.hostfile import format_hostfile
-from labctl.launchers import Launch, first_slots_only
+from labctl.launchers import Launch, first_slots_only, hostfile
 from labctl.model import File
 
 WAYS = ("script",)
@@ -28,4 +27,4 @@ def argv(launch: Launch) -> tuple[str, ...]:
 
 def files(launch: Launch) -> tuple[File, ...]:
     """The hostfile, relative to the run's directory."""
-    return (File(path="hostfile", content=format_hostfile(launch.entries), mode=0o644),)
+    return (hostfile(launch),)

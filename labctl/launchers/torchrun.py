@@ -7,8 +7,7 @@ Ranks meet at the first node without an election (``--node-rank`` is given, so t
 from __future__ import annotations
 
 from labctl.errors import ConfigError
-from labctl.hostfile import format_hostfile
-from labctl.launchers import Launch, first_slots_only
+from labctl.launchers import Launch, first_slots_only, hostfile
 from labctl.model import File
 
 WAYS = ("pdsh",)
@@ -58,4 +57,4 @@ def argv(launch: Launch) -> tuple[str, ...]:
 
 def files(launch: Launch) -> tuple[File, ...]:
     """The hostfile, for the record: pdsh is given the nodes by name."""
-    return (File(path="hostfile", content=format_hostfile(launch.entries), mode=0o644),)
+    return (hostfile(launch),)
