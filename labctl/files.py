@@ -14,19 +14,39 @@ from labctl.model import File
 
 def write_all(directory: Path, files: Iterable[File]) -> tuple[str, ...]:
     """Write the files below the directory; returns the paths that changed. HostError names the path it cannot write."""
-    return tuple(file.path for file in files if write(directory / file.path, file.content, file.mode))
+    return tuple(file.path for file in files if _put(directory / file.path, file))
 
 
 def outdated(directory: Path, files: Iterable[File]) -> tuple[File, ...]:
     """The files that are missing below the directory or read otherwise."""
-    return tuple(file for file in files if not _holds(directory / file.path, file.content))
+    return tuple(file for file in files if not _holds(directory / file.path, file))
 
 
-def _holds(path: Path, content: str) -> bool:
+def _holds(path: Path, file: File) -> bool:
     try:
-        return path.read_bytes() == content.encode("utf-8", "surrogateescape")
+        if file.link:
+            return str(path.readlink()) == file.content
+        return path.read_bytes() == file.content.encode("utf-8", "surrogateescape")
     except OSError:
         return False
+
+
+def _put(path: Path, file: File) -> bool:
+    return link(path, file.content) if file.link else write(path, file.content, file.mode)
+
+
+def link(path: Path, target: str) -> bool:
+    """Make a symbolic link, in place of another one; False if it is there. HostError as ``write``."""
+    try:
+        make_private(path.parent)
+        if path.is_symlink():
+            if str(path.readlink()) == target:
+                return False
+            path.unlink()
+        path.symlink_to(target)
+    except OSError as error:
+        raise HostError(f"cannot make {path}: {error.strerror}", hint=f"ls -ld {path.parent}") from error
+    return True
 
 
 def write(path: Path, content: str, mode: int = 0o600) -> bool:

@@ -27,6 +27,26 @@ def cpus() -> tuple[int, ...]:
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
+def numa_nodes(root: Path = ROOT) -> tuple[tuple[int, ...], ...]:
+    """Of the cores that this process may use, those of each NUMA node; none where the kernel names none."""
+    usable = set(cpus())
+    folders = sorted((root / "sys/devices/system/node").glob("node[0-9]*"), key=lambda path: int(path.name[4:]))
+    shares = (tuple(core for core in parse_cpulist(_read(path / "cpulist")) if core in usable) for path in folders)
+    return tuple(share for share in shares if share)
+
+
+def parse_cpulist(text: str) -> tuple[int, ...]:
+    """``0-3,8`` as numbers. Source: the kernel's cpulist format, cpuset(7)."""
+    spans = (word.partition("-") for word in text.strip().split(",") if word)
+    return tuple(core for low, _, high in spans for core in range(int(low), int(high or low) + 1))
+
+
+def infiniband(root: Path = ROOT) -> tuple[str, ...]:
+    """The character devices through which a program uses RDMA: one a card, and the connection manager's."""
+    found = sorted(path.name for path in (root / "dev/infiniband").glob("*"))
+    return tuple(f"/dev/infiniband/{name}" for name in found if name.startswith("uverbs") or name == "rdma_cm")
+
+
 def memory(root: Path = ROOT) -> int:
     """Memory of this host in bytes."""
     return _meminfo(root, "MemTotal")

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from itertools import pairwise
 from pathlib import Path
 
 from labctl import accelerators, clones
-from labctl.errors import HostError
-from labctl.model import INTERFACE, Accelerator, Host, Lab, Limits, Mount, Node, Pairs, Secret
+from labctl.errors import ConfigError, HostError
+from labctl.hardware import Device, Host, Mount
+from labctl.model import INTERFACE, Accelerator, Lab, Limits, Node, Pairs, Secret
 from labctl.settings import Settings
 
 
 def build(settings: Settings, directory: Path, accelerator: Accelerator, host: Host, limits: Limits) -> Lab:
     """The lab that these settings ask for on this host.
 
-    Raises HostError when the host has fewer devices than the nodes ask for.
+    Raises HostError when the host has fewer devices than the nodes ask for, ConfigError for one that is not there.
     """
     project = settings.text("PROJECT_PATH")
     return Lab(
@@ -41,44 +43,89 @@ def build(settings: Settings, directory: Path, accelerator: Accelerator, host: H
 def nodes(settings: Settings, accelerator: Accelerator, host: Host) -> tuple[Node, ...]:
     """``LAB_NODES`` workers that share the host's devices and cores without overlap."""
     count = settings.number("LAB_NODES")
-    slots = int(settings.text("LAB_SLOTS") or default_slots(accelerator, host, count))
-    cores = share_cores(host.cpus, count)
+    devices = chosen_devices(accelerator, host, settings.text("LAB_DEVICES"))
+    slots = int(settings.text("LAB_SLOTS") or default_slots(accelerator, devices, count))
+    shares = tuple(share_devices(accelerator, host, devices, index, slots, count) for index in range(count))
+    cores = share_cores(host, tuple(tuple(core for device in share for core in device.cpus) for share in shares))
+    module = accelerators.get(accelerator)
     return tuple(
         Node(
             name=f"worker-{index}",
             host=host.name,
             slots=slots,
             cpuset=cores[index],
-            devices=accelerators.get(accelerator).mapping(host, share_devices(accelerator, host, index, slots, count)),
+            devices=module.mapping(host, shares[index]),
         )
         for index in range(count)
     )
 
 
-def default_slots(accelerator: Accelerator, host: Host, count: int) -> int:
+def chosen_devices(accelerator: Accelerator, host: Host, text: str) -> tuple[Device, ...]:
+    """The host's devices, or those that LAB_DEVICES names, in its order. ConfigError for one that is not there."""
+    if not text:
+        return host.devices
+    if accelerator == "cpu":
+        raise ConfigError("LAB_DEVICES names devices, and a CPU lab has none", hint="unset LAB_DEVICES in .env")
+    known = {name: device for device in host.devices for name in names_of(device)}
+    wanted = [name for word in text.split(",") for name in expand(word.strip())]
+    for name in wanted:
+        if name not in known:
+            has = ", ".join(device.id for device in host.devices)
+            raise ConfigError(
+                f"LAB_DEVICES: {host.name} has no {accelerator} device `{name}`", hint=f"it has {has}; labctl devices"
+            )
+    return tuple({known[name].path: known[name] for name in wanted}.values())
+
+
+def names_of(device: Device) -> tuple[str, ...]:
+    """What a person may call a device: its id, file, PCI address or uuid, or a Gaudi's module as ``module:3``."""
+    names = (device.id, device.path, device.path.rpartition("/")[2], device.pci, device.uuid)
+    return tuple(filter(None, (*names, device.module and f"module:{device.module}")))
+
+
+def expand(word: str) -> tuple[str, ...]:
+    """``0-3`` as four indices; any other word as itself."""
+    span = re.fullmatch(r"(\d{1,4})-(\d{1,4})", word)
+    return tuple(str(index) for index in range(int(span[1]), int(span[2]) + 1)) if span else (word,)
+
+
+def default_slots(accelerator: Accelerator, devices: tuple[Device, ...], count: int) -> int:
     """One rank per CPU node; elsewhere an equal share of the devices."""
-    return 1 if accelerator == "cpu" else max(1, len(host.devices) // count)
+    return 1 if accelerator == "cpu" else max(1, len(devices) // count)
 
 
-def share_devices(accelerator: Accelerator, host: Host, index: int, slots: int, count: int) -> tuple[str, ...]:
-    """The node's own run of devices, in the host's order."""
+def share_devices(
+    accelerator: Accelerator, host: Host, devices: tuple[Device, ...], index: int, slots: int, count: int
+) -> tuple[Device, ...]:
+    """The node's own run of devices, in their order."""
     if accelerator == "cpu":
         return ()
-    if len(host.devices) < slots * count:
+    if len(devices) < slots * count:
         raise HostError(
             f"{count} nodes with {slots} slots need {slots * count} {accelerator} devices, "
-            f"{host.name} has {len(host.devices)}",
+            f"{host.name} has {len(devices)}",
             hint="lower LAB_NODES or LAB_SLOTS in .env",
         )
-    return host.devices[index * slots : (index + 1) * slots]
+    return devices[index * slots : (index + 1) * slots]
 
 
-def share_cores(cores: tuple[int, ...], count: int) -> tuple[tuple[int, ...], ...]:
-    """Disjoint, nearly equal runs of cores; none are set apart where there are more nodes than cores, or one node."""
-    if count == 1 or count > len(cores):
+def share_cores(host: Host, near: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+    """Disjoint, nearly equal shares of the cores, for each node those near its devices as far as they go.
+
+    Where nothing is near, a share runs along the NUMA nodes. None are set apart where there are more nodes than cores,
+    or one node.
+    """
+    count = len(near)
+    if count == 1 or count > len(host.cpus):
         return ((),) * count
-    edges = [round(index * len(cores) / count) for index in range(count + 1)]
-    return tuple(cores[start:end] for start, end in pairwise(edges))
+    edges = [round(index * len(host.cpus) / count) for index in range(count + 1)]
+    free = [core for numa in host.numa for core in numa] or list(host.cpus)
+    shares = []
+    for mine, (start, end) in zip(near, pairwise(edges), strict=True):
+        share = sorted(free, key=lambda core: core not in mine)[: end - start]
+        free = [core for core in free if core not in share]
+        shares.append(tuple(sorted(share)))
+    return tuple(shares)
 
 
 def mounts(settings: Settings, directory: Path, project: str) -> tuple[Mount, ...]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from labctl.hardware import DeviceMapping, Host, Mount
+
 Accelerator = Literal["cpu", "nvidia", "habana", "intel"]
 Pairs = tuple[tuple[str, str], ...]
 # The lab's network as a container sees it.
@@ -43,52 +45,6 @@ class Limits:
     stack: int | None = 67_108_864
     nofile: int | None = 1_048_576
     pids: int = 8192
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
-    """A machine with a Docker daemon, as it was found. ``memory`` in bytes."""
-
-    name: str
-    cpus: tuple[int, ...]
-    memory: int
-    mtu: int
-    uid: int
-    gid: int
-    devices: tuple[str, ...] = ()
-    """Devices of the lab's accelerator: GPU or Gaudi indices, or render nodes such as ``/dev/dri/renderD128``."""
-    groups: tuple[int, ...] = ()
-    """Numeric render and video groups of this host."""
-    infiniband: bool = False
-    by_path: bool = False
-    """Whether this host names its render nodes by PCI path too."""
-    gaudinet: str | None = None
-    """Path of Gaudi's network description on this host, where it has one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mount:
-    """A bind mount: an absolute path on the node's host to an absolute path in the container."""
-
-    source: str
-    target: str
-    read_only: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceMapping:
-    """What an accelerator asks of a container; one template turns it into YAML."""
-
-    runtime: str | None = None
-    gpu_ids: tuple[str, ...] = ()
-    devices: tuple[str, ...] = ()
-    environment: Pairs = ()
-    cap_add: tuple[tuple[str, str], ...] = ()
-    """Capability and the reason for it."""
-    group_add: tuple[int, ...] = ()
-    mounts: tuple[Mount, ...] = ()
-    ids: tuple[str, ...] = ()
-    """Which devices these are, as people know them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,11 +88,12 @@ class Lab:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
-    """A file to be written: path relative to the lab directory, bytes as text, mode."""
+    """A file to be written: path relative to the lab directory, bytes as text, mode; or a link to its content."""
 
     path: str
     content: str
     mode: int = 0o600
+    link: bool = False
 
 
 # --- the workload --------------------------------------------------------------------------------------------

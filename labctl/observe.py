@@ -8,7 +8,8 @@ from typing import cast
 
 from labctl import accelerators, host
 from labctl.errors import HostError
-from labctl.model import Accelerator, Host
+from labctl.hardware import Host
+from labctl.model import Accelerator
 
 ROOT = Path("/")
 
@@ -37,7 +38,7 @@ def observe(wanted: str, root: Path = ROOT) -> tuple[Accelerator, Host]:
         gid=os.getgid(),
         devices=devices,
         groups=host.groups("render", "video"),
-        by_path=(root / "dev/dri/by-path").is_dir(),
-        infiniband=(root / "dev/infiniband").is_dir(),
+        numa=host.numa_nodes(root),
+        infiniband=host.infiniband(root),
         gaudinet=str(gaudinet) if gaudinet.is_file() else None,
     )

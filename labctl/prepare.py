@@ -139,6 +139,7 @@ def prepare(lab: Lab, image_id: str | None) -> None:
     keys.ensure(lab)
     write_secrets(lab)
     prepare_caches(lab, image_id)
+    drop_links(lab)
     kept = {node.name for node in lab.nodes}
     for folder in (render.node_directory(""), render.cache_directory("")):
         for path in (lab.directory / folder).iterdir():
@@ -155,6 +156,15 @@ def prepare_caches(lab: Lab, image_id: str | None) -> None:
             shutil.rmtree(path)
         make_private(path)
         marker.write_text(image_id or "", encoding="utf-8")
+
+
+def drop_links(lab: Lab) -> None:
+    """Remove the names of devices that a node had before."""
+    for node in lab.nodes:
+        kept = {name for name, _ in node.devices.links}
+        for path in (lab.directory / render.node_directory(node.name) / "by-path").glob("*"):
+            if path.name not in kept:
+                path.unlink()
 
 
 def write_secrets(lab: Lab) -> tuple[str, ...]:

@@ -9,7 +9,8 @@ from functools import lru_cache
 from typing import Any
 
 from labctl import resources
-from labctl.model import DeviceMapping, File, Host, Job, Lab, Mount, Node, Pairs, Workload
+from labctl.hardware import DeviceMapping, Host, Mount
+from labctl.model import File, Job, Lab, Node, Pairs, Workload
 
 # Root may not do in a container what no capability allows; these are what sshd and the node's start cannot do without.
 SSHD_CAPABILITIES = (
@@ -73,7 +74,7 @@ def compose_path(node: str) -> str:
 
 def render(lab: Lab) -> tuple[File, ...]:
     """Every file that the lab's nodes get, but keys and secrets, which are made or written apart."""
-    files = [render_node(lab, node) for node in lab.nodes]
+    files = [file for node in lab.nodes for file in (render_node(lab, node), *links(node))]
     config = _template("ssh_config.j2").render(lab=lab)
     return (*files, File(path=f"{node_directory(lab.nodes[0].name)}/launcher/config", content=config))
 
@@ -101,6 +102,17 @@ def render_node(lab: Lab, node: Node) -> File:
     return File(path=compose_path(node.name), content=template.render(**context, fingerprint=digest.hexdigest()[:16]))
 
 
+def links(node: Node) -> tuple[File, ...]:
+    """Its devices' names below ``/dev/dri/by-path``, and none of a card that it does not have."""
+    folder = f"{node_directory(node.name)}/by-path"
+    return tuple(File(path=f"{folder}/{name}", content=target, link=True) for name, target in node.devices.links)
+
+
+def links_mount(lab: Lab, node: Node) -> tuple[Mount, ...]:
+    source = lab.directory / node_directory(node.name) / "by-path"
+    return (Mount(source=str(source), target="/dev/dri/by-path", read_only=True),) if node.devices.links else ()
+
+
 def fingerprint(content: str) -> str:
     """The ``labctl.render`` label in a rendered compose file."""
     return content.split("labctl.render: ", 1)[1].split("\n", 1)[0].strip('"')
@@ -118,7 +130,13 @@ def worker(lab: Lab, node: Node, host: Host) -> Service:
         environment=environment(lab, host, (*node.devices.environment, threads)),
         capabilities=(*SSHD_CAPABILITIES, *node.devices.cap_add),
         devices=node.devices,
-        mounts=(*lab.mounts, *node.devices.mounts, cache, ssh_mount(lab, f"{node_directory(node.name)}/ssh")),
+        mounts=(
+            *lab.mounts,
+            *node.devices.mounts,
+            *links_mount(lab, node),
+            cache,
+            ssh_mount(lab, f"{node_directory(node.name)}/ssh"),
+        ),
         secrets=secret_paths(lab, node.name),
     )
 

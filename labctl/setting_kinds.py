@@ -51,6 +51,11 @@ def whole(low: int, high: int) -> Kind:
     return check
 
 
+devices = shaped(
+    r"[\w:./-]+(\s*,\s*[\w:./-]+)*", "must be devices with commas between", "write it like 0,1 or 0-3; labctl devices"
+)
+
+
 def size(value: str) -> None:
     # Six MiB is the least memory that the engine accepts.
     if (

@@ -11,7 +11,8 @@ from typing import Any
 from labctl import job as jobs
 from labctl import plan, render
 from labctl.containers import Container, Observed
-from labctl.model import DeviceMapping, File, Host, Job, Lab, Limits, Mount, Node, Pairs, Workload
+from labctl.hardware import Device, DeviceMapping, Host, Mount
+from labctl.model import File, Job, Lab, Limits, Node, Pairs, Workload
 from labctl.shell import Completed
 
 DIRECTORY = Path("/srv/lab")
@@ -20,6 +21,11 @@ IMAGE_ID = "sha256:1111"
 
 def host(**changes: Any) -> Host:
     return replace(Host(name="local", cpus=(0, 1, 2, 3), memory=8 << 30, mtu=1500, uid=1000, gid=1000), **changes)
+
+
+def devices(*names: str) -> tuple[Device, ...]:
+    """Devices by their ids, or by their paths."""
+    return tuple(Device(id=name, path=name if name.startswith("/") else f"/dev/x{name}") for name in names)
 
 
 def node(index: int = 0, **changes: Any) -> Node:

@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "labctl"
 
 # From the lowest ring to the highest: a module imports from its own ring and from those below it.
 RINGS: tuple[tuple[str, ...], ...] = (
-    ("model", "errors", "containers"),
+    ("hardware", "model", "errors", "containers"),
     ("dotenv", "yamlfile", "hostfile", "workload", "workload_fields", "deepspeed_config", "clones",
      "settings", "setting_kinds", "metrics", "verdict", "fit", "accelerators",
      "launchers", "resources", "images", "host", "apt"),
@@ -31,8 +31,8 @@ RINGS: tuple[tuple[str, ...], ...] = (
 )  # fmt: skip
 RING = {name: number for number, ring in enumerate(RINGS) for name in ring}
 # Data in, data out: what stands left of the plan.
-PURE = ("model", "errors", "yamlfile", "hostfile", "deepspeed_config", "workload_fields", "settings", "setting_kinds",
-        "metrics", "verdict", "fit", "launchers", "lab",
+PURE = ("hardware", "model", "errors", "yamlfile", "hostfile", "deepspeed_config", "workload_fields", "settings",
+        "setting_kinds", "metrics", "verdict", "fit", "launchers", "lab",
         "render", "job", "plan")  # fmt: skip
 HEAVY = {"docker", "python_on_whales", "jinja2", "yaml", "cryptography", "typer", "requests", "huggingface_hub"}
 MODULES = sorted(PACKAGE.rglob("*.py"))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from labctl.errors import ConfigError
-from labctl.model import DeviceMapping, Host
+from labctl.hardware import Device, DeviceMapping, Host
 
 # What `auto` tries, in this order; a machine with none of them is a CPU lab.
 PREFERENCE = ("nvidia", "habana", "intel", "cpu")
@@ -21,9 +21,9 @@ PREFERENCE = ("nvidia", "habana", "intel", "cpu")
 class AcceleratorModule(Protocol):
     """What a module in this package offers."""
 
-    def find(self, root: Path) -> tuple[str, ...]: ...
+    def find(self, root: Path) -> tuple[Device, ...]: ...
 
-    def mapping(self, host: Host, devices: tuple[str, ...]) -> DeviceMapping: ...
+    def mapping(self, host: Host, devices: tuple[Device, ...]) -> DeviceMapping: ...
 
 
 def names() -> tuple[str, ...]:
@@ -38,7 +38,7 @@ def get(name: str) -> AcceleratorModule:
     return cast(AcceleratorModule, import_module(f"{__name__}.{name}"))
 
 
-def detect(root: Path) -> tuple[str, tuple[str, ...]]:
+def detect(root: Path) -> tuple[str, tuple[Device, ...]]:
     """The first accelerator of the preference that this host has, and its devices."""
     for name in PREFERENCE:
         devices = get(name).find(root)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from labctl.model import DeviceMapping, Host
+from labctl.hardware import Device, DeviceMapping, Host
 
 
-def find(root: Path) -> tuple[str, ...]:  # noqa: ARG001
+def find(root: Path) -> tuple[Device, ...]:  # noqa: ARG001
     """No device files: every host has processors."""
     return ()
 
 
-def mapping(host: Host, devices: tuple[str, ...]) -> DeviceMapping:  # noqa: ARG001
+def mapping(host: Host, devices: tuple[Device, ...]) -> DeviceMapping:  # noqa: ARG001
     """DeepSpeed is told to use the CPU, so that it does not look for anything else."""
     return DeviceMapping(environment=(("DS_ACCELERATOR", "cpu"),))

@@ -5,31 +5,34 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from labctl.model import INTERFACE, DeviceMapping, Host, Mount
+from labctl.hardware import Device, DeviceMapping, Host, Mount
+from labctl.model import INTERFACE
 
 
-def find(root: Path) -> tuple[str, ...]:
-    """Indices of ``/dev/accel/accel<N>`` that the habanalabs driver serves: an NPU uses the same folder."""
+def find(root: Path) -> tuple[Device, ...]:
+    """The ``/dev/accel/accel<N>`` that the habanalabs driver serves: an NPU uses the same folder."""
     found = []
     for path in (root / "dev/accel").glob("accel*"):
         match = re.fullmatch(r"accel(\d+)", path.name)
         driver = root / "sys/class/accel" / path.name / "device/driver"
         if match and driver.resolve().name == "habanalabs":
-            found.append(match[1])
-    return tuple(sorted(found, key=int))
+            found.append(Device(id=match[1], path=f"/dev/accel/{path.name}"))
+    return tuple(sorted(found, key=lambda device: int(device.id)))
 
 
-def mapping(host: Host, devices: tuple[str, ...]) -> DeviceMapping:
-    """These Gaudis by index, what Intel's run line asks for, and the network description where the host has it."""
-    gaudinet = (
-        Mount(source=host.gaudinet, target="/etc/habanalabs/gaudinet.json", read_only=True) if host.gaudinet else None
-    )
+def mapping(host: Host, devices: tuple[Device, ...]) -> DeviceMapping:
+    """These Gaudis by index and module id, what Intel's run line asks for, and the network description if there is one.
+
+    Source: docs.habana.ai, "Multiple Dockers Each with a Single Workload" (modules) and "Docker Installation".
+    """
+    modules = tuple(device.module for device in devices)
     return DeviceMapping(
-        ids=devices,
+        devices=devices,
         runtime="habana",
-        devices=("/dev/infiniband",) if host.infiniband else (),
+        paths=host.infiniband,
         environment=(
-            ("HABANA_VISIBLE_DEVICES", ",".join(devices)),
+            ("HABANA_VISIBLE_DEVICES", ",".join(device.id for device in devices)),
+            *((("HABANA_VISIBLE_MODULES", ",".join(modules)),) if all(modules) else ()),
             ("OMPI_MCA_btl_vader_single_copy_mechanism", "none"),
             ("HCCL_SOCKET_IFNAME", INTERFACE),
         ),
@@ -37,5 +40,9 @@ def mapping(host: Host, devices: tuple[str, ...]) -> DeviceMapping:
             ("SYS_NICE", "Habana's runtime sets thread priorities and memory policy"),
             *((("IPC_LOCK", "RDMA pins memory"),) if host.infiniband else ()),
         ),
-        mounts=(gaudinet,) if gaudinet else (),
+        mounts=(
+            (Mount(source=host.gaudinet, target="/etc/habanalabs/gaudinet.json", read_only=True),)
+            if host.gaudinet
+            else ()
+        ),
     )

@@ -17,7 +17,8 @@ import yaml
 
 from labctl import hostfile, job, lab, launchers, limits, plan, render, settings, workload
 from labctl.containers import Observed
-from labctl.model import Accelerator, Host, Job, Lab
+from labctl.hardware import Device, Host
+from labctl.model import Accelerator, Job, Lab
 
 HERE = Path(__file__).parent
 DIRECTORY = Path("/srv/lab")
@@ -30,6 +31,7 @@ def load_case(folder: Path, scratch: Path) -> Lab:
     found = settings.load(scratch, {"HOME": "/home/someone"}, {})
     facts: dict[str, Any] = json.loads((folder / "host.json").read_text(encoding="utf-8"))
     facts |= {key: tuple(value) for key, value in facts.items() if isinstance(value, list)}
+    facts["devices"] = tuple(Device(**device) for device in facts.get("devices", ()))
     accelerator: Any = found.text("LAB_ACCELERATOR")
     return lab.build(found, DIRECTORY, accelerator, Host(**facts), limits.wanted(found))
 

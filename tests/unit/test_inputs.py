@@ -8,7 +8,8 @@ from builders import lab, workload
 
 from labctl import inputs
 from labctl.errors import ConfigError
-from labctl.model import Lab, Mount
+from labctl.hardware import Mount
+from labctl.model import Lab
 
 RUN = "/workspace/runs/r1"
 

@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import DIRECTORY, host
+from builders import DIRECTORY, devices, host
 from hypothesis import given
 from hypothesis import strategies as st
 
 from labctl import lab, limits, settings
-from labctl.errors import HostError
-from labctl.model import Host, Lab, Secret
+from labctl.errors import ConfigError, HostError
+from labctl.hardware import Device, Host
+from labctl.model import Lab, Secret
 
 
 def build(tmp_path: Path, text: str = "", accelerator: Any = "cpu", where: Host | None = None) -> Lab:
@@ -26,7 +27,7 @@ def build(tmp_path: Path, text: str = "", accelerator: Any = "cpu", where: Host 
 @given(cores=st.sets(st.integers(0, 255), min_size=1), count=st.integers(2, 64))
 def test_cores_are_shared_without_overlap_and_none_is_left_over(cores: set[int], count: int) -> None:
     ordered = tuple(sorted(cores))
-    shares = lab.share_cores(ordered, count)
+    shares = lab.share_cores(host(cpus=ordered), ((),) * count)
     assert len(shares) == count
     if count > len(ordered):
         assert set(shares) == {()}
@@ -37,7 +38,14 @@ def test_cores_are_shared_without_overlap_and_none_is_left_over(cores: set[int],
 
 
 def test_a_node_alone_has_all_cores() -> None:
-    assert lab.share_cores((0, 1, 2), 1) == ((),)
+    assert lab.share_cores(host(cpus=(0, 1, 2)), ((),)) == ((),)
+
+
+def test_a_node_has_the_cores_near_its_devices_first() -> None:
+    where = host(cpus=tuple(range(8)), numa=((0, 1, 4, 5), (2, 3, 6, 7)))
+    assert lab.share_cores(where, ((2, 3, 6, 7), (0, 1, 4, 5))) == ((2, 3, 6, 7), (0, 1, 4, 5))
+    assert lab.share_cores(where, ((), ())) == ((0, 1, 4, 5), (2, 3, 6, 7)), "along the NUMA nodes"
+    assert lab.share_cores(where, ((0, 1), (0, 1))) == ((0, 1, 4, 5), (2, 3, 6, 7)), "none is given twice"
 
 
 # --- devices -------------------------------------------------------------------------------------------------
@@ -47,18 +55,52 @@ def test_a_node_alone_has_all_cores() -> None:
     ("text", "slots"), [("LAB_NODES=3", 2), ("LAB_NODES=2\nLAB_SLOTS=3", 3), ("LAB_NODES=4\nLAB_SLOTS=2", 2)]
 )
 def test_devices_are_split_disjointly_in_order(tmp_path: Path, text: str, slots: int) -> None:
-    of = build(tmp_path, text, "nvidia", host(devices=tuple(map(str, range(8)))))
-    taken = [device for node in of.nodes for device in node.devices.gpu_ids]
+    of = build(tmp_path, text, "nvidia", host(devices=devices(*map(str, range(8)))))
+    taken = [device for node in of.nodes for device in node.devices.requests]
     assert taken == [str(index) for index in range(slots * len(of.nodes))]
-    assert {node.slots for node in of.nodes} == {len(node.devices.gpu_ids) for node in of.nodes} == {slots}
+    assert {node.slots for node in of.nodes} == {len(node.devices.requests) for node in of.nodes} == {slots}
 
 
 @pytest.mark.parametrize(("text", "needed"), [("LAB_NODES=3", 3), ("LAB_NODES=2\nLAB_SLOTS=2", 4)])
 def test_too_few_devices_say_how_many(tmp_path: Path, text: str, needed: int) -> None:
     with pytest.raises(HostError) as caught:
-        build(tmp_path, text, "nvidia", host(devices=("0", "1")))
+        build(tmp_path, text, "nvidia", host(devices=devices("0", "1")))
     assert f"need {needed} nvidia devices, local has 2" in caught.value.message
     assert "LAB_NODES" in caught.value.hint
+
+
+GAUDIS = tuple(
+    Device(id=str(i), path=f"/dev/accel/accel{i}", pci=f"0000:1{i}:00.0", module=str(3 - i)) for i in range(4)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("1,3", ["1", "3"]),
+        ("2-3", ["2", "3"]),
+        ("3, 0", ["3", "0"]),
+        ("module:3,module:0", ["0", "3"]),
+        ("0000:12:00.0,accel1", ["2", "1"]),
+        ("1,/dev/accel/accel1,2", ["1", "2"]),
+    ],
+)
+def test_devices_are_picked_by_any_of_their_names_and_once(tmp_path: Path, text: str, ids: list[str]) -> None:
+    of = build(tmp_path, f'LAB_NODES=1\nLAB_DEVICES="{text}"', "habana", host(devices=GAUDIS))
+    assert [device.id for device in of.nodes[0].devices.devices] == ids
+    assert of.nodes[0].slots == len(ids)
+
+
+def test_a_device_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(tmp_path, "LAB_DEVICES=0-4", "habana", host(devices=GAUDIS))
+    assert "local has no habana device `4`" in caught.value.message
+    assert "it has 0, 1, 2, 3" in caught.value.hint
+
+
+def test_a_cpu_lab_has_no_devices_to_pick(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a CPU lab has none"):
+        build(tmp_path, "LAB_DEVICES=0")
 
 
 def test_a_cpu_node_has_one_rank_unless_asked_for_more(tmp_path: Path) -> None:

@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 import yaml
-from builders import host, lab, node
+from builders import devices, host, lab, node
 from hypothesis import given
 from hypothesis import strategies as st
 
 from labctl import render
-from labctl.model import DeviceMapping, Lab, Limits, Mount, Secret
+from labctl.hardware import DeviceMapping, Mount
+from labctl.model import Lab, Limits, Secret
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 INJECTIONS = [
@@ -158,13 +159,18 @@ def test_secrets_are_files_of_the_node_and_never_text() -> None:
 
 def test_a_nodes_devices_are_written_on_its_container() -> None:
     """``status`` reads them back from the label, as everything that it says."""
-    gpus = node(0, devices=DeviceMapping(ids=("2", "3")), slots=2)
+    gpus = node(0, devices=DeviceMapping(devices=devices("2", "3")), slots=2)
     assert read(lab((gpus,), accelerator="nvidia"))["services"]["worker-0"]["labels"]["labctl.devices"] == "2,3"
 
 
 def test_the_launcher_sees_no_device() -> None:
     full = DeviceMapping(
-        runtime="habana", gpu_ids=("0",), devices=("/dev/x",), cap_add=(("SYS_NICE", "why"),), group_add=(44,)
+        runtime="habana",
+        driver="nvidia",
+        requests=("0",),
+        paths=("/dev/x",),
+        cap_add=(("SYS_NICE", "why"),),
+        group_add=(44,),
     )
     launcher = read(lab((node(0, devices=full),)))["services"]["launcher"]
     assert not {"runtime", "deploy", "devices", "group_add", "healthcheck"} & set(launcher)
