@@ -29,6 +29,8 @@ class Device:
     """Cores near it."""
     link: str = ""
     """Name below ``/dev/dri/by-path``."""
+    integrated: bool = False
+    """Part of the processor, without memory of its own."""
     name: str = ""
     memory: int | None = None
     uuid: str = ""

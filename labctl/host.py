@@ -5,8 +5,10 @@ from __future__ import annotations
 import grp
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+from labctl.hardware import Fabric
 
 ROOT = Path("/")
 """Where /proc, /sys and /etc are looked for; tests give another."""
@@ -15,10 +17,18 @@ _GATEWAY = 0x2
 """RTF_GATEWAY of linux/route.h."""
 
 
+def read(path: Path) -> str:
+    """The text of a file that the kernel or the system keeps; empty where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
 def default_mtu(root: Path = ROOT) -> int:
     """MTU of the default route's interface; 1500 where there is none. Source: /proc/net/route, /sys/class/net."""
     interface = _default_interface(root)
-    text = _read(root / f"sys/class/net/{interface}/mtu") if interface else ""
+    text = read(root / f"sys/class/net/{interface}/mtu") if interface else ""
     return int(text) if text.strip() else 1500
 
 
@@ -31,7 +41,7 @@ def numa_nodes(root: Path = ROOT) -> tuple[tuple[int, ...], ...]:
     """Of the cores that this process may use, those of each NUMA node; none where the kernel names none."""
     usable = set(cpus())
     folders = sorted((root / "sys/devices/system/node").glob("node[0-9]*"), key=lambda path: int(path.name[4:]))
-    shares = (tuple(core for core in parse_cpulist(_read(path / "cpulist")) if core in usable) for path in folders)
+    shares = (tuple(core for core in parse_cpulist(read(path / "cpulist")) if core in usable) for path in folders)
     return tuple(share for share in shares if share)
 
 
@@ -47,6 +57,11 @@ def infiniband(root: Path = ROOT) -> tuple[str, ...]:
     return tuple(f"/dev/infiniband/{name}" for name in found if name.startswith("uverbs") or name == "rdma_cm")
 
 
+def fabrics(root: Path = ROOT) -> tuple[Fabric, ...]:
+    """The RDMA devices, each by its first port. Source: Documentation/ABI/stable/sysfs-class-infiniband."""
+    return tuple(_fabric(folder) for folder in sorted((root / "sys/class/infiniband").glob("*")))
+
+
 def memory(root: Path = ROOT) -> int:
     """Memory of this host in bytes."""
     return _meminfo(root, "MemTotal")
@@ -59,7 +74,7 @@ def memory_available(root: Path = ROOT) -> int:
 
 def os_release(root: Path = ROOT) -> Mapping[str, str]:
     """The distribution's own description, such as ``ID`` and ``VERSION_CODENAME``; empty where it has none."""
-    text = _read(root / "etc/os-release") or _read(root / "usr/lib/os-release")
+    text = read(root / "etc/os-release") or read(root / "usr/lib/os-release")
     return parse_os_release(text)
 
 
@@ -74,25 +89,43 @@ def groups(*names: str) -> tuple[int, ...]:
     return tuple(sorted({entry.gr_gid for entry in grp.getgrall() if entry.gr_name in names}))
 
 
+def owning_groups(paths: Iterable[str], root: Path = ROOT) -> tuple[int, ...]:
+    """Numbers of the groups that these files belong to, less root's: who opens a device is decided by its number."""
+    found = {gid for path in paths if (gid := _group_of(root / path.lstrip("/")))}
+    return tuple(sorted(found))
+
+
 def has_systemd(root: Path = ROOT) -> bool:
     """Whether systemd is the running service manager. Source: sd_booted(3)."""
     return (root / "run/systemd/system").is_dir()
 
 
+def _fabric(folder: Path) -> Fabric:
+    """``state`` is the word of ``4: ACTIVE``."""
+    numa = read(folder / "device/numa_node").strip()
+    return Fabric(
+        name=folder.name,
+        layer=read(folder / "ports/1/link_layer").strip(),
+        state=read(folder / "ports/1/state").rpartition(":")[2].strip(),
+        numa=int(numa) if numa.isdecimal() else None,
+        interface=next((path.name for path in sorted((folder / "device/net").glob("*"))), ""),
+    )
+
+
+def _group_of(path: Path) -> int:
+    try:
+        return path.stat().st_gid
+    except OSError:
+        return 0
+
+
 def _default_interface(root: Path) -> str:
     """Interface of the default route with the lowest metric."""
-    routes = [line.split() for line in _read(root / "proc/net/route").splitlines()[1:]]
+    routes = [line.split() for line in read(root / "proc/net/route").splitlines()[1:]]
     default = [r for r in routes if len(r) > 7 and r[1] == r[7] == "00000000" and int(r[3], 16) & _GATEWAY]
     return min(default, key=lambda route: int(route[6]))[0] if default else ""
 
 
 def _meminfo(root: Path, name: str) -> int:
-    lines = (line.split() for line in _read(root / "proc/meminfo").splitlines())
+    lines = (line.split() for line in read(root / "proc/meminfo").splitlines())
     return next((int(fields[1]) * 1024 for fields in lines if fields and fields[0] == f"{name}:"), 0)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import cast
 
 from labctl import accelerators, host
-from labctl.errors import HostError
-from labctl.hardware import Host
+from labctl.hardware import Device, Host
 from labctl.model import Accelerator
 
 ROOT = Path("/")
@@ -19,26 +18,27 @@ def observe(wanted: str, root: Path = ROOT) -> tuple[Accelerator, Host]:
 
     Raises HostError when there is no device of the wanted kind.
     """
-    if wanted == "auto":
-        name, devices = accelerators.detect(root)
-    else:
-        name, devices = wanted, accelerators.get(wanted).find(root)
-        if not devices and name != "cpu":
-            raise HostError(
-                f"this host has no {name} device: none found by the device files under {root / 'dev'}",
-                hint="set LAB_ACCELERATOR=auto or LAB_ACCELERATOR=cpu in .env",
-            )
+    choice = accelerators.choose(wanted, root)
     gaudinet = root / "etc/gaudinet.json"
-    return cast(Accelerator, name), Host(
+    return cast(Accelerator, choice.name), Host(
         name="local",
         cpus=host.cpus(),
         memory=host.memory(),
         mtu=host.default_mtu(),
         uid=os.getuid(),
         gid=os.getgid(),
-        devices=devices,
-        groups=host.groups("render", "video"),
+        devices=choice.devices,
+        driver=accelerators.get(choice.name).driver(root),
+        groups=groups(choice.devices, root),
         numa=host.numa_nodes(root),
         infiniband=host.infiniband(root),
+        fabrics=host.fabrics(root),
         gaudinet=str(gaudinet) if gaudinet.is_file() else None,
     )
+
+
+def groups(devices: tuple[Device, ...], root: Path) -> tuple[int, ...]:
+    """The groups that may open these devices, and ``render`` and ``video`` where this host names them; never root's."""
+    named = host.groups("render", "video")
+    owning = host.owning_groups((device.path for device in devices), root)
+    return tuple(sorted({*named, *owning} - {0}))

@@ -6,10 +6,17 @@ from pathlib import Path
 
 from labctl.hardware import Device, DeviceMapping, Host
 
+SOUGHT = "processor"
+
 
 def find(root: Path) -> tuple[Device, ...]:  # noqa: ARG001
     """No device files: every host has processors."""
     return ()
+
+
+def driver(root: Path) -> str:  # noqa: ARG001
+    """Processors need none."""
+    return ""
 
 
 def mapping(host: Host, devices: tuple[Device, ...]) -> DeviceMapping:  # noqa: ARG001

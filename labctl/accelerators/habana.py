@@ -5,19 +5,44 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from labctl import pci
 from labctl.hardware import Device, DeviceMapping, Host, Mount
+from labctl.host import read
 from labctl.model import INTERFACE
+
+SOUGHT = "/dev/accel/accel<N> served by habanalabs"
 
 
 def find(root: Path) -> tuple[Device, ...]:
-    """The ``/dev/accel/accel<N>`` that the habanalabs driver serves: an NPU uses the same folder."""
-    found = []
-    for path in (root / "dev/accel").glob("accel*"):
-        match = re.fullmatch(r"accel(\d+)", path.name)
-        driver = root / "sys/class/accel" / path.name / "device/driver"
-        if match and driver.resolve().name == "habanalabs":
-            found.append(Device(id=match[1], path=f"/dev/accel/{path.name}"))
-    return tuple(sorted(found, key=lambda device: int(device.id)))
+    """The ``/dev/accel/accel<N>`` that the habanalabs driver serves: an NPU uses the same folder.
+
+    Source: Documentation/ABI/testing/sysfs-driver-habanalabs of the kernel (device_type, status); ``module_id`` is read
+    where Intel's own Gaudi resource drivers read it.
+    """
+    names = (re.fullmatch(r"accel(\d+)", path.name) for path in (root / "dev/accel").glob("accel*"))
+    indices = sorted((match[1] for match in names if match), key=int)
+    folders = ((index, root / f"sys/class/accel/accel{index}/device") for index in indices)
+    return tuple(device(index, folder) for index, folder in folders if pci.driver(folder) == "habanalabs")
+
+
+def device(index: str, folder: Path) -> Device:
+    """A Gaudi by its folder in sysfs. Its status is ``operational`` while it can be used."""
+    status = read(folder / "status").strip()
+    return Device(
+        id=index,
+        path=f"/dev/accel/accel{index}",
+        pci=pci.address_of(folder),
+        module=read(folder / "module_id").strip(),
+        numa=pci.numa(folder),
+        cpus=pci.cpus(folder),
+        name=read(folder / "device_type").strip(),
+        health="" if status.lower() in ("", "operational") else f"its driver says: {status}",
+    )
+
+
+def driver(root: Path) -> str:
+    """Version of the kernel driver, such as ``1.18.0-ee698fb``; empty where it is not loaded."""
+    return read(root / "sys/module/habanalabs/version").strip()
 
 
 def mapping(host: Host, devices: tuple[Device, ...]) -> DeviceMapping:

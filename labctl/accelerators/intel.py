@@ -2,22 +2,64 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+from labctl import pci
 from labctl.hardware import Device, DeviceMapping, Host
+from labctl.host import read
 from labctl.model import INTERFACE
 
-INTEL = "0x8086"
+SOUGHT = "Intel GPU under /dev/dri"
+VENDOR = "0x8086"
+INTEGRATED = "0000:00:02.0"
+"""Where every Intel processor has its own graphics. Source: the processors' datasheets, device 2, function 0."""
 
 
 def find(root: Path) -> tuple[Device, ...]:
-    """Render nodes whose PCI vendor is Intel: ``/dev/dri`` may as well be another maker's card."""
-    found = []
-    for path in sorted((root / "dev/dri").glob("renderD*")):
-        vendor = root / "sys/class/drm" / path.name / "device/vendor"
-        if vendor.is_file() and vendor.read_text().strip() == INTEL:
-            found.append(Device(id=f"/dev/dri/{path.name}", path=f"/dev/dri/{path.name}"))
-    return tuple(found)
+    """Render nodes whose PCI vendor is Intel, in the order of their numbers: ``/dev/dri`` may be another maker's."""
+    names = (re.fullmatch(r"renderD(\d+)", path.name) for path in (root / "dev/dri").glob("renderD*"))
+    nodes = sorted((match for match in names if match), key=lambda match: int(match[1]))
+    folders = ((match[0], root / "sys/class/drm" / match[0] / "device") for match in nodes)
+    links = by_path(root)
+    return tuple(
+        device(name, folder, links.get(name, ""))
+        for name, folder in folders
+        if read(folder / "vendor").strip() == VENDOR
+    )
+
+
+def device(name: str, folder: Path, link: str) -> Device:
+    """A GPU by its folder in sysfs. Its memory is told by xe for each tile, by i915 for the card, or by neither."""
+    address = pci.address_of(folder)
+    files = (*folder.glob("tile*/physical_vram_size_bytes"), *folder.glob("drm/card*/lmem_total_bytes"))
+    texts = (read(path).strip() for path in files)
+    memory = sum(int(text) for text in texts if text.isdecimal()) or None
+    return Device(
+        id=f"/dev/dri/{name}",
+        path=f"/dev/dri/{name}",
+        pci=address,
+        numa=pci.numa(folder),
+        cpus=pci.cpus(folder),
+        link=link,
+        # A discrete card may have that address in a virtual machine.
+        integrated=address == INTEGRATED and memory is None,
+        memory=memory,
+    )
+
+
+def by_path(root: Path) -> dict[str, str]:
+    """Render nodes and their names below ``/dev/dri/by-path``, which hold across reboots."""
+    links = (path for path in sorted((root / "dev/dri/by-path").glob("*-render")) if path.is_symlink())
+    return {link.readlink().name: link.name for link in links}
+
+
+def driver(root: Path) -> str:
+    """``i915`` or ``xe`` with its own version, or the kernel's that it came with; empty where there is no Intel GPU."""
+    names = {pci.driver(root / "sys/class/drm" / Path(one.path).name / "device") for one in find(root)} - {""}
+    kernel = read(root / "proc/sys/kernel/osrelease").strip()
+    versions = ((name, read(root / f"sys/module/{name}/version").strip() or kernel) for name in sorted(names))
+    return ", ".join(f"{name} {version}".strip() for name, version in versions)
 
 
 def mapping(host: Host, devices: tuple[Device, ...]) -> DeviceMapping:

@@ -28,8 +28,8 @@ def devices(name: str) -> tuple[Device, ...]:
 
 def detect(root: Path) -> tuple[str, tuple[str, ...]]:
     """What `auto` picks, and the ids of its devices."""
-    name, found = accelerators.detect(root)
-    return name, tuple(device.id for device in found)
+    choice = accelerators.detect(root)
+    return choice.name, tuple(device.id for device in choice.devices)
 
 
 def put(path: Path, text: str = "") -> None:
@@ -205,6 +205,6 @@ def test_intel_gets_its_render_nodes_its_groups_and_numbers_from_zero() -> None:
 def test_cards_of_two_makers_go_by_preference(tmp_path: Path) -> None:
     render_node(tmp_path, 128, "0x8086")
     habana_card(tmp_path, 0)
-    assert accelerators.detect(tmp_path)[0] == "habana"
+    assert accelerators.detect(tmp_path).name == "habana"
     put(tmp_path / "dev/nvidia0")
-    assert accelerators.detect(tmp_path)[0] == "nvidia"
+    assert accelerators.detect(tmp_path).name == "nvidia"
