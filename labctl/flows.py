@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from labctl import cache as shared_cache
-from labctl import clones, execute, initialise, keys, lock, plan, prepare, render, runs, store
+from labctl import clones, execute, initialise, inventory, keys, lock, plan, prepare, render, runs, store
 from labctl import setup as host_setup
 from labctl.context import Context
 from labctl.doctor import Finding, examine
@@ -47,6 +47,17 @@ def doctor(context: Context) -> tuple[Finding, ...]:
     except HostError as error:
         return (Finding.of_error("LAB-DEVICE-001", error),)
     return examine(lab, engine)
+
+
+def devices(context: Context) -> dict[str, Any]:
+    """What this host has for a lab; works without an engine, and where no lab is."""
+    return {"hosts": [inventory.of_host(context.settings(), context.directory)]}
+
+
+def decided(found: Settings) -> tuple[tuple[str, str, str], ...]:
+    """What follows from the settings on this host: key, value and why."""
+    accelerator, why = inventory.choice(found)
+    return (("accelerator", accelerator or "none", why),)
 
 
 def render_files(context: Context) -> tuple[Lab, tuple[str, ...]]:

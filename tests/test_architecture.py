@@ -21,10 +21,10 @@ RINGS: tuple[tuple[str, ...], ...] = (
      "launchers", "resources", "images", "host", "pci", "apt"),
     ("context", "observe", "lab", "render", "job", "plan"),
     ("shell", "files", "lock", "keys", "store", "report", "output", "initialise"),
-    ("engines",),
+    ("engines", "vendor_tools"),
     ("execute",),
     ("supervise", "limits", "record", "prerequisites", "sources", "base_image", "buildx", "build", "setup", "doctor",
-     "hub", "snapshot", "cache"),
+     "inventory", "hub", "snapshot", "cache"),
     ("inputs", "prepare", "runs"),
     ("flows",),
     ("cli",),
@@ -242,7 +242,7 @@ def test_the_command_line_opens_without_heavy_libraries(code: str) -> None:
     assert loaded_by(code) & {*HEAVY, "click", "rich", "subprocess", "logging"} == set()
 
 
-@pytest.mark.parametrize("name", ["lab", "runs", "cache", "inside", "setting_up"])
+@pytest.mark.parametrize("name", ["lab", "runs", "cache", "inside", "setting_up", "devices"])
 def test_commands_load_without_the_libraries_of_others(name: str) -> None:
     heavy = HEAVY - {"typer"}
     assert loaded_by(f"import labctl.cli.{name}") & heavy == set()

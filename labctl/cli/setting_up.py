@@ -54,6 +54,10 @@ def doctor_command(directory: Directory = HERE, setting: Setting = None, json: J
 
 def config_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:
     with answering(as_json=json) as output:
-        rows = context(directory, output, setting).settings().rows()
-        document = {"settings": [{"key": key, "value": value, "origin": origin} for key, value, origin in rows]}
-        show(output, document, lambda: table(("KEY", "VALUE", "FROM"), rows))
+        found = context(directory, output, setting).settings()
+        rows, decided = found.rows(), flows.decided(found)
+        document = {
+            "settings": [{"key": key, "value": value, "origin": origin} for key, value, origin in rows],
+            "decided": [{"key": key, "value": value, "why": why} for key, value, why in decided],
+        }
+        show(output, document, lambda: table(("KEY", "VALUE", "FROM"), (*rows, *decided)))

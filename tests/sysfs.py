@@ -1,0 +1,79 @@
+"""Trees like a host's /dev, /sys and /proc, with cards in them as their drivers show them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def put(path: Path, text: str = "") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def link(path: Path, target: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(target)
+
+
+def card(
+    root: Path,
+    address: str,
+    vendor: str,
+    *,
+    kind: str = "0x030200",
+    driver: str = "",
+    numa: int | None = None,
+    cores: str = "",
+) -> Path:
+    """A PCI device; its folder."""
+    folder = root / f"sys/devices/pci0000:00/{address}"
+    put(folder / "vendor", f"{vendor}\n")
+    put(folder / "class", f"{kind}\n")
+    if numa is not None:
+        put(folder / "numa_node", f"{numa}\n")
+    put(folder / "local_cpulist", f"{cores}\n")
+    if driver:
+        (root / f"sys/bus/pci/drivers/{driver}").mkdir(parents=True, exist_ok=True)
+        link(folder / "driver", root / f"sys/bus/pci/drivers/{driver}")
+    link(root / f"sys/bus/pci/devices/{address}", folder)
+    return folder
+
+
+def nvidia(root: Path, address: str, minor: int | None, *, file: bool = True, **facts: object) -> Path:
+    """A GPU that the nvidia driver serves; ``minor`` None is one of which the driver tells nothing."""
+    folder = card(root, address, "0x10de", driver="nvidia", **facts)  # type: ignore[arg-type]
+    told = (
+        ""
+        if minor is None
+        else (
+            f"Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 18\nGPU UUID: \t GPU-0000-{minor}\nBus Type: \t PCIe\n"
+            f"Bus Location: \t {address}\nDevice Minor: \t {minor}\nGPU Excluded:\t No\n"
+        )
+    )
+    put(root / f"proc/driver/nvidia/gpus/{address}/information", told)
+    if file and minor is not None:
+        put(root / f"dev/nvidia{minor}")
+    return folder
+
+
+def gaudi(root: Path, index: int, address: str, *, driver: str = "habanalabs", vendor: str = "0x1da3",
+          told: dict[str, str] | None = None, **facts: object) -> Path:  # fmt: skip
+    """An accelerator under /dev/accel, by default a Gaudi; ``told`` are its driver's own files."""
+    folder = card(root, address, vendor, kind="0x120000", driver=driver, **facts)  # type: ignore[arg-type]
+    link(root / f"sys/class/accel/accel{index}/device", folder)
+    put(root / f"dev/accel/accel{index}")
+    put(root / f"dev/accel/accel_controlD{index}")
+    for name, text in (told or {}).items():
+        put(folder / name, f"{text}\n")
+    return folder
+
+
+def render_node(root: Path, number: int, address: str, *, vendor: str = "0x8086", driver: str = "xe",
+                **facts: object) -> Path:  # fmt: skip
+    """A GPU with a render node and its by-path name."""
+    folder = card(root, address, vendor, kind="0x030000", driver=driver, **facts)  # type: ignore[arg-type]
+    link(root / f"sys/class/drm/renderD{number}/device", folder)
+    put(root / f"dev/dri/renderD{number}")
+    link(root / f"dev/dri/by-path/pci-{address}-render", Path(f"../renderD{number}"))
+    return folder
