@@ -321,6 +321,26 @@ def test_config_shows_values_origins_and_no_secret(labctl: Labctl) -> None:
     assert "CANARY" not in shown.out + shown.err
 
 
+def test_config_shows_the_accelerator_and_why_it_is_that_one(labctl: Labctl) -> None:
+    labctl.env("")
+    decided = {row["key"]: row for row in labctl("config", "--json").document["decided"]}
+    assert decided["accelerator"] == {"key": "accelerator", "value": "cpu", "why": "asked for by LAB_ACCELERATOR"}
+    assert re.search(r"accelerator +cpu +asked for by LAB_ACCELERATOR", labctl("config").out)
+
+
+def test_devices_needs_neither_an_engine_nor_a_lab(labctl: Labctl) -> None:
+    bare = labctl.directory / "bare"
+    bare.mkdir()
+    (here,) = labctl("devices", "-C", str(bare), "--json").document["hosts"]
+    assert set(os.sched_getaffinity(0)) == set(here["cpus"])
+    assert here["nodes"] == []
+    assert not list(bare.iterdir())
+    labctl.env("LAB_NODES=2\n")
+    (here,) = labctl("devices", "--json").document["hosts"]
+    assert [node["name"] for node in here["nodes"]] == ["worker-0", "worker-1"]
+    assert "worker-1: " in labctl("devices").out
+
+
 def test_render_writes_what_compose_needs_and_then_nothing(labctl: Labctl) -> None:
     labctl.env("HF_TOKEN=CANARY\n")
     first = labctl("render", "--json").document

@@ -1,0 +1,34 @@
+"""`labctl devices` and the choice of the accelerator on the machine that runs the tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from integration.harness import Lab
+
+KINDS = {"nvidia": "dev/nvidia[0-9]*", "habana": "dev/accel/accel[0-9]*", "intel": "dev/dri/renderD*"}
+
+
+@pytest.mark.skipif(
+    any(list(Path("/").glob(pattern)) for pattern in KINDS.values()), reason="this machine may have an accelerator"
+)
+def test_a_machine_without_accelerators_is_a_cpu_lab_and_says_why(lab: Lab) -> None:
+    (here,) = lab.call("devices", "-s", "LAB_ACCELERATOR=auto", "--json").expect(0).json["hosts"]
+    assert here["accelerator"] == "cpu"
+    sought = "no /dev/nvidia<N>, no /dev/accel/accel<N> served by habanalabs, no Intel GPU under /dev/dri"
+    assert here["why"] == f"auto: {sought}"
+    assert sought in lab.call("config", "-s", "LAB_ACCELERATOR=auto").expect(0).out
+    containers = lab.engine.containers.list(filters={"label": f"labctl.lab={lab.name}"})
+    workers = {one.labels["labctl.node"] for one in containers if one.labels["labctl.role"] == "worker"}
+    assert {node["name"] for node in here["nodes"]} == workers
+
+
+@pytest.mark.parametrize("wanted", KINDS)
+def test_a_kind_that_is_not_here_ends_with_what_was_looked_for(lab: Lab, wanted: str) -> None:
+    if list(Path("/").glob(KINDS[wanted])):
+        pytest.skip("this machine may have it")
+    answer = lab.call("up", "-s", f"LAB_ACCELERATOR={wanted}").expect(3)
+    assert f"this host has no {wanted} device: no " in answer.err
+    assert "/dev/" in answer.err
