@@ -7,7 +7,7 @@ import shlex
 from itertools import pairwise
 from pathlib import Path
 
-from labctl import accelerators, clones
+from labctl import accelerators, clones, pci
 from labctl.errors import ConfigError, HostError
 from labctl.hardware import Device, Host, Mount
 from labctl.model import INTERFACE, Accelerator, Lab, Limits, Node, Pairs, Secret
@@ -67,7 +67,8 @@ def chosen_devices(accelerator: Accelerator, host: Host, text: str) -> tuple[Dev
     if accelerator == "cpu":
         raise ConfigError("LAB_DEVICES names devices, and a CPU lab has none", hint="unset LAB_DEVICES in .env")
     known = {name: device for device in host.devices for name in names_of(device)}
-    wanted = [name for word in text.split(",") for name in expand(word.strip())]
+    # nvidia-smi writes addresses as 00000000:3B:00.0.
+    wanted = [pci.address(name) or name for word in text.split(",") for name in expand(word.strip())]
     for name in wanted:
         if name not in known:
             has = ", ".join(device.id for device in host.devices)

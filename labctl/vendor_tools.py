@@ -64,8 +64,9 @@ def describe(accelerator: str, devices: tuple[Device, ...]) -> tuple[Device, ...
         return devices
     try:
         done = shell.run(tool.argv, timeout=SECONDS, check=False)
-    except HostError as error:
-        return tuple(replace(device, health=error.message) for device in devices)
+    except (HostError, OSError) as error:
+        # Too slow, or a file that is no program.
+        return tuple(replace(device, health=f"{tool.name}: {error}") for device in devices)
     if done.code == shell.NOT_FOUND:
         return devices
     rows, words = read(tool, f"{done.out}\n{done.err}".splitlines())

@@ -96,7 +96,7 @@ def detect(root: Path) -> Choice:
         module = get(name)
         found = module.find(root)
         if devices := cards_of(found):
-            here = f"{len(devices)} of {module.SOUGHT}"
+            here = f"found {len(devices)} ({module.SOUGHT})"
             return Choice(name=name, devices=devices, why=", ".join((*missed, here)))
         own = f", but for the processor's own (LAB_ACCELERATOR={name} takes it)" if found else ""
         missed.append(f"no {module.SOUGHT}{own}")

@@ -21,7 +21,7 @@ def find(root: Path) -> tuple[Device, ...]:
 
     An id is the index that nvidia-smi, ``--gpus device=`` and NVIDIA_VISIBLE_DEVICES use: the place in PCI order among
     all GPUs of the driver, which need not be the minor number. Where the driver does not tell the minors, they stand
-    for the indices. Source: nvidia-smi(1), --id; /proc/driver/nvidia/gpus/<address>/information.
+    for the indices. Source: NVIDIA in nvidia-docker#376 (minor numbers differ from the PCI order of nvidia-smi).
     """
     names = (re.fullmatch(r"nvidia(\d+)", path.name) for path in (root / "dev").glob("nvidia*"))
     minors = sorted((match[1] for match in names if match), key=int)

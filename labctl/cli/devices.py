@@ -19,7 +19,7 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "MODULE": lambda device: str(device["module"]),
     "NUMA": lambda device: "" if device["numa"] is None else str(device["numa"]),
     "CORES": lambda device: ranges(device["cpus"]),
-    "NAME": lambda device: str(device["name"]) + (" (integrated)" if device["integrated"] else ""),
+    "NAME": lambda device: f"{device['name']}{' (integrated)' * device['integrated']}".strip(),
     "MEMORY": lambda device: f"{device['memory'] / (1 << 30):.0f} GiB" if device["memory"] else "",
     "NODE": lambda device: str(device["node"] or ""),
     "HEALTH": lambda device: str(device["health"]),
@@ -34,7 +34,7 @@ def devices_command(directory: Directory = HERE, setting: Setting = None, json: 
 
 def host_text(host: Row) -> str:
     """A host for people: its devices, then what else a lab gets of it."""
-    rows = [("host", host["name"]), ("accelerator", f"{host['accelerator'] or 'none'} ({host['why']})")]
+    rows = [("host", host["name"]), ("accelerator", f"{host['accelerator'] or 'none'}; {host['why']}")]
     rows += [("driver", f"{kind}: {version}") for kind, version in host["drivers"].items() if version]
     rows.append(("cores", " | ".join(map(ranges, host["numa"] or [host["cpus"]]))))
     rows += [("fabric", fabric_text(fabric)) for fabric in host["fabrics"]]

@@ -261,7 +261,7 @@ def test_auto_says_what_it_looked_for(tmp_path: Path) -> None:
     sought = "no /dev/nvidia<N>, no /dev/accel/accel<N> served by habanalabs"
     assert accelerators.choose("auto", tmp_path).why == f"{sought}, no Intel GPU under /dev/dri"
     sysfs.render_node(tmp_path, 128, "0000:03:00.0")
-    assert accelerators.choose("auto", tmp_path).why == f"{sought}, 1 of Intel GPU under /dev/dri"
+    assert accelerators.choose("auto", tmp_path).why == f"{sought}, found 1 (Intel GPU under /dev/dri)"
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_people_read_a_table(tmp_path: Path) -> None:
     (root / "sys/class/infiniband/mlx5_0/device/net/ib0").mkdir(parents=True)
     assert host_text(take(tmp_path, "LAB_NODES=2\n")) == (
         "host         local\n"
-        "accelerator  nvidia (auto: 2 of /dev/nvidia<N>)\n"
+        "accelerator  nvidia; auto: found 2 (/dev/nvidia<N>)\n"
         "driver       nvidia: 550.54.15\n"
         "cores        0-3 | 4-7\n"
         "fabric       mlx5_0 InfiniBand ACTIVE, ib0\n"

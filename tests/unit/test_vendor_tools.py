@@ -119,6 +119,13 @@ def test_a_tool_that_hangs_is_cut_off(tool: Tool, monkeypatch: pytest.MonkeyPatc
     assert ["not done within 0.5 s" in text for text in healths(describe("nvidia", GPUS))] == [True, True]
 
 
+@pytest.mark.usefixtures("tool")
+def test_a_tool_that_is_no_program_is_said(tmp_path: Path) -> None:
+    (tmp_path / "nvidia-smi").write_text("")
+    (tmp_path / "nvidia-smi").chmod(0o644)
+    assert ["Permission denied" in text for text in healths(describe("nvidia", GPUS))] == [True, True]
+
+
 def test_a_gaudi_keeps_what_its_driver_said(tool: Tool) -> None:
     tool("hl-smi", "0, 0000:19:00.0, HL-225, 98304, 01P0-HL2080A0\n")
     card = Device(
