@@ -66,7 +66,7 @@ def describe(accelerator: str, devices: tuple[Device, ...]) -> tuple[Device, ...
         done = shell.run(tool.argv, timeout=SECONDS, check=False)
     except (HostError, OSError) as error:
         # Too slow, or a file that is no program.
-        return tuple(replace(device, health=f"{tool.name}: {error}") for device in devices)
+        return tuple(replace(device, health=str(error)) for device in devices)
     if done.code == shell.NOT_FOUND:
         return devices
     rows, words = read(tool, f"{done.out}\n{done.err}".splitlines())
