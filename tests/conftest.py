@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import secrets
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from itertools import count
 
 import pytest
+from devices.machine import Machine
 from integration.harness import Lab, remove_labelled
 
 import docker
@@ -103,3 +105,37 @@ def lab(shared_lab: Lab) -> Lab:
     """The shared lab, complete again if an earlier test broke it."""
     shared_lab.ensure_up()
     return shared_lab
+
+
+# --- a second machine with stand-in devices ---
+
+
+@pytest.fixture(scope="session")
+def shared_machine(image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """A machine with an engine of its own, that lives as long as the session; the node image is loaded there."""
+    with contextlib.closing(Machine(tmp_path_factory.mktemp("machine"))) as machine:
+        machine.configure()
+        machine.load_node(image)
+        yield machine
+
+
+@pytest.fixture
+def machine(shared_machine: Machine) -> Iterator[Machine]:
+    """The second machine, without devices and with a plain engine until the test plants and configures."""
+    shared_machine.configure()
+    yield shared_machine
+    shared_machine.clear()
+
+
+@pytest.fixture
+def machine_lab(machine: Machine, family: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FreshLab]:
+    """Makes lab directories on the second machine for this test alone."""
+    made: list[Lab] = []
+
+    def make(**settings: str) -> Lab:
+        made.append(machine.lab(tmp_path_factory.mktemp("lab"), f"{family}-device-{len(made)}", settings))
+        return made[-1]
+
+    yield make
+    for lab in made:
+        lab.destroy()
