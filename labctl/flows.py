@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from labctl import cache as shared_cache
-from labctl import clones, execute, initialise, inventory, keys, lock, plan, prepare, render, runs, store
+from labctl import clones, device_requests, execute, initialise, inventory, keys, lock, plan, prepare, render, runs, store
 from labctl import setup as host_setup
 from labctl.context import Context
 from labctl.doctor import Finding, examine
@@ -21,6 +21,7 @@ from labctl.model import Lab
 from labctl.settings import Settings
 
 Ask = prepare.Ask
+Rows = tuple[tuple[str, str, str], ...]
 # Seconds to wait for another `up` or `down` of the same lab.
 PATIENCE = 300
 
@@ -54,10 +55,14 @@ def devices(context: Context) -> dict[str, Any]:
     return {"hosts": [inventory.of_host(context.settings(), context.directory)]}
 
 
-def decided(found: Settings) -> tuple[tuple[str, str, str], ...]:
-    """What follows from the settings on this host: key, value and why."""
+def config(context: Context) -> tuple[Rows, Rows]:
+    """The settings in force with their origins, and what follows from them on this host with the reason."""
+    found = context.settings()
     accelerator, why = inventory.choice(found)
-    return (("accelerator", accelerator or "none", why),)
+    if accelerator is None:
+        return found.rows(), (("accelerator", "none", why),)
+    request = device_requests.described(found, context.directory, LocalEngine())
+    return found.rows(), (("accelerator", accelerator, why), ("device request", *request))
 
 
 def render_files(context: Context) -> tuple[Lab, tuple[str, ...]]:
@@ -89,6 +94,8 @@ def up(context: Context, *, workload: str = "", dry_run: bool = False) -> dict[s
         return {"lab": found.text("LAB_NAME"), "plan": str(steps).splitlines()}
     prepare.ensure_image(context, found, engine)
     lab = prepare.load_lab(context, found, engine)
+    if found.text("LAB_ACCELERATOR") == "auto":
+        context.notice(f"accelerator {lab.accelerator} ({inventory.choice(found)[1]})")
     prepare.require_mounts(lab)
     with lock.held(lab.directory / lock.LAB, "labctl up", wait=PATIENCE, notice=context.notice):
         steps = plan_up(context, lab, engine)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from labctl import trials
 from labctl.engines.local import LocalEngine
-from labctl.files import write
 from labctl.model import Limits
 from labctl.settings import Settings
 
@@ -35,34 +34,22 @@ def granted(
 ) -> Limits:
     """The wanted limits less those that the daemon cannot give, which stay at its own default, with a warning.
 
-    What was found is kept per daemon in ``.lab/limits.json`` until it is probed ``anew``, as doctor does; without an
-    engine, limits never probed are left out.
+    What was found is kept per daemon until it is probed ``anew``, as doctor does; without an engine, limits never
+    probed are left out.
     """
     limits = wanted(settings)
     pairs = [("memlock", limits.memlock), ("stack", limits.stack), ("nofile", limits.nofile)]
     asked = {f"{name}={value}": (name, value) for name, value in pairs if value is not None}
-    known = {} if anew else _known(directory, engine)
+    known: dict[str, bool] = {} if anew else trials.kept(directory, engine).get("limits", {})
     unknown = [key for key in asked if key not in known]
     if engine and unknown:
         known |= _probe(engine, settings.text("LAB_NAME"), image, {key: asked[key] for key in unknown})
-        write(
-            directory / ".lab/limits.json", json.dumps({"daemon": engine.identity(), "granted": known}, indent=2) + "\n"
-        )
+        trials.keep(directory, engine, limits=known)
     refused = [name for key, (name, _) in asked.items() if not known.get(key)]
     if engine and unknown and refused:
         warn(f"this host cannot raise {', '.join(refused)} for a container: its own limit stays in force")
     given = {name: None if name in refused else value for name, value in pairs}
     return replace(limits, memlock=given["memlock"], stack=given["stack"], nofile=given["nofile"])
-
-
-def _known(directory: Path, engine: LocalEngine | None) -> dict[str, bool]:
-    try:
-        found = json.loads((directory / ".lab/limits.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    if engine and found.get("daemon") != engine.identity():
-        return {}
-    return dict(found.get("granted", {}))
 
 
 def _probe(engine: LocalEngine, lab: str, image: str, asked: dict[str, tuple[str, int]]) -> dict[str, bool]:

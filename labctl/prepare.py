@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from labctl import images, keys, lab, limits, lock, render
+from labctl import device_requests, images, keys, lab, limits, lock, render
 from labctl.containers import Observed
 from labctl.context import Context
 from labctl.engines.local import LocalEngine
@@ -23,9 +23,11 @@ Ask = Callable[[str], bool]
 
 
 def load_lab(context: Context, found: Settings, engine: LocalEngine | None = None, *, anew: bool = False) -> Lab:
-    """The lab that the settings describe, on this host as it is; kernel limits are probed where an engine is given."""
+    """The lab that the settings describe, on this host as it is; an engine that is given is asked what it can do."""
     accelerator, here = observe(found.text("LAB_ACCELERATOR"))
-    granted = limits.granted(found, context.directory, image_name(found), engine, context.warn, anew=anew)
+    image = image_name(found)
+    here = device_requests.settled(found, accelerator, here, context.directory, image, engine, anew=anew)
+    granted = limits.granted(found, context.directory, image, engine, context.warn, anew=anew)
     return lab.build(found, context.directory, accelerator, here, granted)
 
 

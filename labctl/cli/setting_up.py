@@ -54,8 +54,7 @@ def doctor_command(directory: Directory = HERE, setting: Setting = None, json: J
 
 def config_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:
     with answering(as_json=json) as output:
-        found = context(directory, output, setting).settings()
-        rows, decided = found.rows(), flows.decided(found)
+        rows, decided = flows.config(context(directory, output, setting))
         document = {
             "settings": [{"key": key, "value": value, "origin": origin} for key, value, origin in rows],
             "decided": [{"key": key, "value": value, "why": why} for key, value, why in decided],

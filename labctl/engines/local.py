@@ -45,15 +45,18 @@ class LocalEngine:
             version = self._reader.version()
         return {"engine": version["Version"], "api": version["ApiVersion"], "kernel": version.get("KernelVersion", "")}
 
+    def information(self) -> dict[str, Any]:
+        """What the daemon says of itself: ``docker info``."""
+        with _reading():
+            return dict(self._reader.info())
+
     def identity(self) -> str:
         """What tells this daemon from another."""
-        with _reading():
-            return str(self._reader.info()["ID"])
+        return str(self.information()["ID"])
 
     def storage(self) -> str:
         """Where the daemon keeps images, as a path on its host."""
-        with _reading():
-            return str(self._reader.info()["DockerRootDir"])
+        return str(self.information()["DockerRootDir"])
 
     def observe(self, lab: str, image: str | None = None) -> Observed:
         """The lab's containers and networks, by label, and the id of an image where one is asked about."""
@@ -126,19 +129,30 @@ class LocalEngine:
 
     def grants(self, lab: str, image: str, limits: tuple[tuple[str, int], ...]) -> bool:
         """Whether the daemon can start a container with these ulimits: some hosts refuse to raise them."""
+        return self._starts(lab, image, unless="rlimit", ulimit=[f"{name}={value}:{value}" for name, value in limits])
+
+    def reserves(self, lab: str, image: str, driver: str, ids: tuple[str, ...]) -> bool:
+        """Whether the daemon knows this device driver, by reserving these devices: it lists none."""
+        wanted = f'driver={driver},"device={",".join(ids)}"'
+        return self._starts(lab, image, unless="could not select device driver", gpus=wanted)
+
+    def _starts(self, lab: str, image: str, *, unless: str, **options: Any) -> bool:
+        """Whether a throw-away container with these options starts; not where the daemon says ``unless``.
+
+        HostError for anything else that it says.
+        """
         from python_on_whales.exceptions import DockerException
 
         labels = {"labctl.lab": lab, "labctl.node": PROBE, "labctl.role": PROBE}
-        ulimits = [f"{name}={value}:{value}" for name, value in limits]
         probe = None
         try:
             probe = self._actor.container.create(
-                image, entrypoint="/bin/true", networks=["none"], labels=labels, ulimit=ulimits, pull="never"
+                image, entrypoint="/bin/true", networks=["none"], labels=labels, pull="never", **options
             )
             probe.start()
         except DockerException as error:
             said = (error.stderr or "").strip()
-            if "rlimit" in said:
+            if unless in said:
                 return False
             raise HostError(f"cannot start a container: {said}", hint="labctl doctor") from error
         finally:

@@ -213,6 +213,7 @@ def _hold(scratch: Path, images: Path) -> subprocess.Popen[bytes]:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stream,
+            start_new_session=True,
         )
     assert holder.stdout
     with holder.stdout:

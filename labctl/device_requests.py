@@ -1,0 +1,147 @@
+"""How an engine is asked for the devices of a lab: chosen by what it says, tried where it does not say.
+
+NVIDIA: CDI before all, since what it gives outlives `systemctl daemon-reload`, which takes devices from containers
+that got them by a hook; then reservations; then the runtime, which is all that some engines have. Gaudi has only its
+runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from labctl import lab, trials
+from labctl.accelerators.nvidia import CDI_KIND
+from labctl.engines.local import LocalEngine
+from labctl.errors import HostError, LabError
+from labctl.hardware import Device, Host, Request
+from labctl.model import Accelerator
+from labctl.observe import observe
+from labctl.settings import Settings
+
+ASSUMED: Request = "reservation"
+KEY = "request"
+
+
+def settled(
+    found: Settings,
+    accelerator: Accelerator,
+    host: Host,
+    directory: Path,
+    image: str,
+    engine: LocalEngine | None,
+    *,
+    anew: bool = False,
+) -> Host:
+    """The host with the way that its engine is to be asked for devices. HostError where the engine has none.
+
+    What only a trial can tell is kept per daemon until it is tried ``anew``; without an engine, what was kept counts.
+    """
+    if not engine or not host.devices:
+        return replace(host, request=trials.kept(directory, None).get(KEY, ASSUMED))
+    information = engine.information()
+    if accelerator == "habana":
+        require_habana(information)
+    if accelerator != "nvidia":
+        return host
+    known = trials.kept(directory, engine).get(KEY)
+    devices = wanted(found, host)
+    if has_cdi(information, devices):
+        request: Request = "cdi"
+    elif known in {"reservation", "runtime"} and not anew:
+        request = known
+    else:
+        request = tried(engine, information, found.text("LAB_NAME"), image, devices)
+    if request != known:
+        trials.keep(directory, engine, **{KEY: request})
+    return replace(host, request=request)
+
+
+def tried(
+    engine: LocalEngine, information: dict[str, Any], lab_name: str, image: str, devices: tuple[Device, ...]
+) -> Request:
+    """Reservations where the engine knows their driver, else the runtime; HostError where it has neither."""
+    ids = tuple(device.id for device in devices)
+    if engine.reserves(lab_name, image, "nvidia", ids):
+        return "reservation"
+    if "nvidia" in runtimes(information):
+        return "runtime"
+    folders = tuple(information.get("CDISpecDirs") or ())
+    raise HostError(
+        f"the engine has no way to give a container NVIDIA GPU {', '.join(ids)}: no CDI device {CDI_KIND}={ids[0]} "
+        f"({'in ' + ', '.join(folders) if folders else 'its CDI is off'}), no device driver `nvidia` for reservations, "
+        f"no runtime `nvidia` (it has {', '.join(runtimes(information))})",
+        hint="install NVIDIA Container Toolkit, then `nvidia-ctk runtime configure --runtime=docker` and restart Docker"
+        + (f"; or `nvidia-ctk cdi generate --output={folders[0]}/nvidia.yaml`" if folders else ""),
+    )
+
+
+def described(found: Settings, directory: Path, engine: LocalEngine) -> tuple[str, str]:
+    """How devices are asked for, and who says so; nothing is tried, and no engine need answer."""
+    accelerator, host = observe(found.text("LAB_ACCELERATOR"))
+    if accelerator != "nvidia":
+        ways = {"habana": "runtime habana", "intel": "device files"}
+        return ways.get(accelerator, "none"), f"accelerator {accelerator}"
+    try:
+        if has_cdi(engine.information(), wanted(found, host)):
+            return "cdi", "engine"
+        known = trials.kept(directory, engine).get(KEY)
+    except LabError:
+        known = trials.kept(directory, None).get(KEY)
+    return (known, "engine, when it was tried") if known else (ASSUMED, "assumed until `labctl up` tries it")
+
+
+def wanted(found: Settings, host: Host) -> tuple[Device, ...]:
+    """The GPUs that the settings pick."""
+    return lab.chosen_devices("nvidia", host, found.text("LAB_DEVICES"))
+
+
+def require_habana(information: dict[str, Any]) -> None:
+    """HostError where the engine does not know Gaudi's runtime."""
+    if "habana" not in runtimes(information):
+        raise HostError(
+            "the engine has no runtime `habana`, which brings Gaudis into containers "
+            f"(it has {', '.join(runtimes(information))})",
+            hint="install habanalabs-container-runtime, put "
+            '"runtimes": {"habana": {"path": "/usr/bin/habana-container-runtime"}} into /etc/docker/daemon.json '
+            "and restart Docker",
+        )
+
+
+def runtimes(information: dict[str, Any]) -> tuple[str, ...]:
+    """The runtimes that the engine knows by name."""
+    return tuple(sorted(information.get("Runtimes") or ()))
+
+
+def has_cdi(information: dict[str, Any], devices: tuple[Device, ...]) -> bool:
+    """Whether the engine has every one of these GPUs as a CDI device."""
+    names = {f"{CDI_KIND}={device.id}" for device in devices}
+    return names <= set(cdi_devices(information))
+
+
+def cdi_devices(information: dict[str, Any]) -> Iterator[str]:
+    """Full names of the CDI devices that the engine says it has, or, where it is too old to say, that its folders hold.
+
+    Source: Docker Engine API 1.50 (DiscoveredDevices); CDI's SPEC.md.
+    """
+    if discovered := information.get("DiscoveredDevices"):
+        yield from (device["ID"] for device in discovered if device.get("Source") == "cdi")
+        return
+    for folder in information.get("CDISpecDirs") or ():
+        for path in sorted(Path(folder).glob("*")):
+            spec = read_spec(path) if path.suffix in {".json", ".yaml"} else {}
+            yield from (f"{spec.get('kind')}={device.get('name')}" for device in spec.get("devices") or ())
+
+
+def read_spec(path: Path) -> dict[str, Any]:
+    """A CDI specification; empty for what is none: the engine leaves it out too."""
+    import yaml
+
+    try:
+        # JSON is YAML.
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return {}
+    return found if isinstance(found, dict) else {}
