@@ -10,7 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from labctl import cache as shared_cache
-from labctl import clones, device_requests, execute, initialise, inventory, keys, lock, plan, prepare, render, runs, store
+from labctl import (
+    clones,
+    device_requests,
+    execute,
+    initialise,
+    inventory,
+    keys,
+    lock,
+    plan,
+    prepare,
+    render,
+    runs,
+    store,
+)
 from labctl import setup as host_setup
 from labctl.context import Context
 from labctl.doctor import Finding, examine

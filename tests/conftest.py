@@ -121,8 +121,7 @@ def shared_machine(image: str, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture
 def machine(shared_machine: Machine) -> Iterator[Machine]:
-    """The second machine, without devices and with a plain engine until the test plants and configures."""
-    shared_machine.configure()
+    """The second machine, without devices; a test that uses its engine says first how it is to be configured."""
     yield shared_machine
     shared_machine.clear()
 

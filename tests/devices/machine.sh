@@ -21,6 +21,9 @@ mount --rbind /sys/fs/cgroup "$scratch/kernel/fs/cgroup"
 layer sys "$scratch/kernel"
 mount --rbind "$scratch/kernel/fs/cgroup" /sys/fs/cgroup
 
+# What this machine has itself is hidden; underneath nothing changes.
+rm -rf /dev/{dri,accel,infiniband} /dev/nvidia* /sys/class/{drm,accel,infiniband} /sys/bus/pci/devices/*
+
 layer etc /etc
 rm -rf /etc/docker /etc/cdi
 mkdir /etc/docker

@@ -1,0 +1,73 @@
+"""Gaudis reach the nodes by Habana's runtime, by index and by the module id that no reboot changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from integration.harness import Lab
+
+from devices import hardware
+from devices.machine import Machine
+
+pytestmark = pytest.mark.docker
+RUNTIME = {"runtimes": {"habana": {"path": "/run/stand-in/bin/habana-container-runtime"}}}
+# What sshd and the node's start need, and what Habana's runtime asks for.
+CAPABILITIES = {"CAP_AUDIT_WRITE", "CAP_SETGID", "CAP_SETUID", "CAP_SYS_CHROOT", "CAP_SYS_NICE"}
+# Indices follow the order of probing, modules the slots of the board.
+MODULES = (6, 2, 7, 3)
+NETWORK = '{"NIC_NET_CONFIG": []}'
+
+
+@pytest.fixture(scope="module")
+def lab(shared_machine: Machine, family: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """Two nodes on a machine with four Gaudis, a neural processor beside them, and a network description."""
+    shared_machine.configure(RUNTIME)
+    for index, module in enumerate(MODULES):
+        hardware.gaudi(shared_machine, index, module=module)
+    hardware.npu(shared_machine, 4)
+    shared_machine.file("/etc/gaudinet.json", NETWORK)
+    lab = shared_machine.lab(tmp_path_factory.mktemp("lab"), f"{family}-gaudi", {"LAB_ACCELERATOR": "habana"})
+    lab.call("up").expect(0)
+    yield lab
+    lab.destroy()
+    shared_machine.clear()
+
+
+@pytest.fixture
+def asked(lab: Lab, shared_machine: Machine) -> dict[str, Any]:
+    """What Habana's runtime was started with, by node."""
+    return {one["node"]: one for one in shared_machine.requests()}
+
+
+@pytest.mark.parametrize(("node", "indices", "modules"), [("worker-0", "0,1", "6,2"), ("worker-1", "2,3", "7,3")])
+def test_the_runtime_is_asked_for_each_nodes_own_gaudis(
+    lab: Lab, asked: dict[str, Any], node: str, indices: str, modules: str
+) -> None:
+    environment = asked[node]["environment"]
+    assert environment["HABANA_VISIBLE_DEVICES"] == indices
+    assert environment["HABANA_VISIBLE_MODULES"] == modules
+    assert environment["OMPI_MCA_btl_vader_single_copy_mechanism"] == "none"
+    assert lab.inside(node, "ls", "/dev/accel").split() == [f"accel{index}" for index in indices.split(",")]
+
+
+def test_the_launcher_gets_no_gaudi(lab: Lab, asked: dict[str, Any]) -> None:
+    assert set(asked) == {"worker-0", "worker-1"}
+    assert lab.containers()["launcher"].attrs["HostConfig"]["Runtime"] == "runc"
+
+
+def test_capabilities_are_those_that_are_listed_and_none_else(lab: Lab, asked: dict[str, Any]) -> None:
+    granted = asked["worker-0"]["capabilities"]
+    assert {kind: set(names) for kind, names in granted.items() if names} == {
+        "bounding": CAPABILITIES,
+        "effective": CAPABILITIES,
+        "permitted": CAPABILITIES,
+    }
+    options = lab.containers()["worker-0"].attrs["HostConfig"]
+    assert (options["CapDrop"], options["Privileged"]) == (["ALL"], False)
+    assert {f"CAP_{name.removeprefix('CAP_')}" for name in options["CapAdd"]} == CAPABILITIES
+
+
+def test_the_hosts_network_description_is_where_the_libraries_read_it(lab: Lab) -> None:
+    assert lab.inside("worker-0", "cat", "/etc/habanalabs/gaudinet.json") == NETWORK

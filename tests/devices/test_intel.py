@@ -1,0 +1,58 @@
+"""Intel GPUs reach the nodes as their own render nodes, with the groups of this very host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from integration.harness import Lab
+
+from devices import hardware
+from devices.machine import Machine
+
+pytestmark = pytest.mark.docker
+INTEL, AMD = "0x8086", "0x1002"
+VIDEO = 44
+# An AMD card has the first numbers.
+NODES = [("worker-0", "0000:04:00.0", "/dev/dri/renderD129"), ("worker-1", "0000:05:00.0", "/dev/dri/renderD130")]
+
+
+@pytest.fixture(scope="module")
+def lab(shared_machine: Machine, family: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """Two nodes on a machine with an AMD card and two of Intel's."""
+    shared_machine.configure()
+    for number, vendor in enumerate((AMD, INTEL, INTEL)):
+        hardware.card(shared_machine, number, vendor=vendor)
+    hardware.groups(shared_machine, render=hardware.RENDER, video=VIDEO)
+    lab = shared_machine.lab(tmp_path_factory.mktemp("lab"), f"{family}-intel", {"LAB_ACCELERATOR": "intel"})
+    lab.call("up").expect(0)
+    yield lab
+    lab.destroy()
+    shared_machine.clear()
+
+
+@pytest.mark.parametrize(("node", "address", "path"), NODES)
+def test_a_node_has_its_own_render_node_and_no_other(lab: Lab, node: str, address: str, path: str) -> None:
+    options = lab.containers()[node].attrs["HostConfig"]
+    assert [(one["PathOnHost"], one["PathInContainer"]) for one in options["Devices"]] == [(path, path)]
+    assert lab.inside(node, "find", "/dev/dri", "-type", "c").split() == [path]
+    assert "ZE_AFFINITY_MASK=0" in lab.inside(node, "env").split()
+
+
+def test_the_launcher_has_none(lab: Lab) -> None:
+    assert not lab.containers()["launcher"].attrs["HostConfig"]["Devices"]
+
+
+@pytest.mark.parametrize(("node", "address", "path"), NODES)
+def test_its_name_by_path_leads_to_it(lab: Lab, node: str, address: str, path: str) -> None:
+    listed = "cd /dev/dri/by-path && for name in *; do echo $name $(readlink -f $name); done"
+    assert lab.inside(node, "sh", "-c", listed) == f"pci-{address}-render {path}\n"
+
+
+@pytest.mark.parametrize(("node", "address", "path"), NODES)
+def test_the_labs_user_may_open_it_by_this_hosts_groups(lab: Lab, node: str, address: str, path: str) -> None:
+    assert lab.containers()[node].attrs["HostConfig"]["GroupAdd"] == [str(VIDEO), str(hardware.RENDER)]
+    # As a rank is started: by ssh, as the lab's user.
+    opened, *groups = lab.inside("launcher", "ssh", node, f": < {path} && echo {path} && id -G").split()
+    assert opened == path
+    assert {str(VIDEO), str(hardware.RENDER)} <= set(groups)

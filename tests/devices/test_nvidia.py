@@ -1,0 +1,127 @@
+"""NVIDIA GPUs reach the nodes by whichever way the engine has; each way is that of a real dockerd."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from conftest import FreshLab
+from integration.harness import Lab
+
+from devices import hardware
+from devices.machine import Machine
+
+pytestmark = pytest.mark.docker
+CDI = {"features": {"cdi": True}}
+RUNTIME = {"runtimes": {"nvidia": {"path": "/run/stand-in/bin/nvidia-container-runtime"}}}
+COMMON = {"/dev/nvidiactl", "/dev/nvidia-uvm"}
+
+
+@pytest.fixture(autouse=True)
+def gpus(machine: Machine) -> None:
+    """Four of them."""
+    for index in range(4):
+        hardware.nvidia(machine, index)
+
+
+def specification(ids: range) -> str:
+    """A CDI specification of these GPUs, as `nvidia-ctk cdi generate` writes it."""
+    devices = [
+        {
+            "name": str(index),
+            "containerEdits": {"env": [f"GPU_{index}=1"], "deviceNodes": [{"path": f"/dev/nvidia{index}"}]},
+        }
+        for index in ids
+    ]
+    common = {"env": ["NVIDIA_VISIBLE_DEVICES=void"], "deviceNodes": [{"path": path} for path in sorted(COMMON)]}
+    return json.dumps({"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": devices, "containerEdits": common})
+
+
+def gpus_in(lab: Lab, node: str) -> set[str]:
+    """The GPUs' own device files in a node."""
+    return set(lab.inside(node, "sh", "-c", "ls /dev/nvidia* 2>/dev/null || true").split()) - COMMON
+
+
+def asked_of_the_engine(lab: Lab) -> dict[str, list[tuple[str, list[str]]]]:
+    """Driver and ids of the device requests of each container."""
+    return {
+        node: [(one["Driver"], one["DeviceIDs"]) for one in container.attrs["HostConfig"]["DeviceRequests"] or ()]
+        for node, container in lab.containers().items()
+    }
+
+
+def variables(lab: Lab, node: str) -> dict[str, str]:
+    """What a node's first process was started with."""
+    text = lab.inside(node, "cat", "/proc/1/environ", user="0:0")
+    return dict(pair.split("=", 1) for pair in text.split("\0") if pair)
+
+
+def requested(machine: Machine) -> dict[str, str]:
+    """What each node asked of NVIDIA's part of the engine; trials are no node's."""
+    asked = {one["node"]: one["environment"]["NVIDIA_VISIBLE_DEVICES"] for one in machine.requests()}
+    return {node: ids for node, ids in asked.items() if node.startswith("worker-")}
+
+
+def shown(lab: Lab) -> tuple[str, str]:
+    """What `labctl config` says of the way."""
+    rows = {row["key"]: (row["value"], row["why"]) for row in lab.call("config", "--json").expect(0).json["decided"]}
+    return rows["device request"]
+
+
+def test_reservations_hand_each_node_its_own_gpus(machine: Machine, machine_lab: FreshLab) -> None:
+    machine.configure(nvidia_hook=True)
+    lab = machine_lab(LAB_ACCELERATOR="nvidia")
+    lab.call("up").expect(0)
+    assert requested(machine) == {"worker-0": "0,1", "worker-1": "2,3"}
+    assert asked_of_the_engine(lab) == {
+        "launcher": [],
+        "worker-0": [("nvidia", ["0", "1"])],
+        "worker-1": [("nvidia", ["2", "3"])],
+    }
+    assert gpus_in(lab, "worker-0") == {"/dev/nvidia0", "/dev/nvidia1"}
+    assert gpus_in(lab, "worker-1") == {"/dev/nvidia2", "/dev/nvidia3"}
+    assert gpus_in(lab, "launcher") == set()
+    assert shown(lab) == ("reservation", "engine, when it was tried")
+
+
+def test_only_the_gpus_that_are_named_are_asked_for(machine: Machine, machine_lab: FreshLab) -> None:
+    machine.configure(nvidia_hook=True)
+    lab = machine_lab(LAB_ACCELERATOR="nvidia", LAB_DEVICES="3,1")
+    lab.call("up").expect(0)
+    assert asked_of_the_engine(lab) == {
+        "launcher": [],
+        "worker-0": [("nvidia", ["3"])],
+        "worker-1": [("nvidia", ["1"])],
+    }
+
+
+def test_cdi_is_preferred_and_brings_device_files_and_environment(machine: Machine, machine_lab: FreshLab) -> None:
+    machine.configure(CDI, nvidia_hook=True)
+    machine.file("/etc/cdi/nvidia.yaml", specification(range(4)))
+    lab = machine_lab(LAB_ACCELERATOR="nvidia")
+    lab.call("up").expect(0)
+    assert asked_of_the_engine(lab) == {
+        "launcher": [],
+        "worker-0": [("cdi", ["nvidia.com/gpu=0", "nvidia.com/gpu=1"])],
+        "worker-1": [("cdi", ["nvidia.com/gpu=2", "nvidia.com/gpu=3"])],
+    }
+    assert gpus_in(lab, "worker-0") == {"/dev/nvidia0", "/dev/nvidia1"}
+    assert gpus_in(lab, "worker-1") == {"/dev/nvidia2", "/dev/nvidia3"}
+    assert variables(lab, "worker-1")["GPU_3"] == "1"
+    assert machine.requests() == []
+    assert shown(lab) == ("cdi", "engine")
+    before = lab.identities()
+    lab.call("up").expect(0)
+    assert lab.identities() == before
+
+
+def test_the_runtime_serves_where_only_that_is_there(machine: Machine, machine_lab: FreshLab) -> None:
+    machine.configure(RUNTIME)
+    lab = machine_lab(LAB_ACCELERATOR="nvidia")
+    lab.call("up").expect(0)
+    assert requested(machine) == {"worker-0": "0,1", "worker-1": "2,3"}
+    runtimes = {node: container.attrs["HostConfig"]["Runtime"] for node, container in lab.containers().items()}
+    assert runtimes == {"launcher": "runc", "worker-0": "nvidia", "worker-1": "nvidia"}
+    assert gpus_in(lab, "worker-0") == {"/dev/nvidia0", "/dev/nvidia1"}
+    assert gpus_in(lab, "worker-1") == {"/dev/nvidia2", "/dev/nvidia3"}
+    assert shown(lab) == ("runtime", "engine, when it was tried")

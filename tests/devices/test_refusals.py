@@ -1,0 +1,77 @@
+"""What is not there is said before anything starts: a device, or the engine's way of giving it to a container."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from conftest import FreshLab
+
+from devices import hardware
+from devices.machine import Machine
+
+pytestmark = pytest.mark.docker
+LOOKED_FOR = {
+    "nvidia": ("/dev/nvidia<N>",),
+    "habana": ("/dev/accel/accel<N>", "habanalabs"),
+    "intel": ("Intel GPU", "/dev/dri"),
+}
+
+
+@pytest.mark.parametrize("accelerator", LOOKED_FOR)
+def test_a_missing_device_is_named_with_the_place_where_it_was_looked_for(
+    machine: Machine, machine_lab: FreshLab, accelerator: str
+) -> None:
+    machine.configure()
+    hardware.card(machine, 0, vendor="0x1002")
+    hardware.npu(machine, 0)
+    lab = machine_lab(LAB_ACCELERATOR=accelerator)
+    refused = lab.call("up").expect(3)
+    assert f"this host has no {accelerator} device" in refused.err
+    assert all(words in refused.err for words in LOOKED_FOR[accelerator])
+    assert lab.labelled() == []
+
+
+def test_auto_takes_cpus_where_there_is_no_device_and_says_what_it_missed(
+    machine: Machine, machine_lab: FreshLab
+) -> None:
+    machine.configure()
+    lab = machine_lab(LAB_ACCELERATOR="auto", LAB_NODES="1")
+    said = lab.call("up").expect(0).err
+    assert "accelerator cpu" in said
+    assert all(words in said for places in LOOKED_FOR.values() for words in places)
+
+
+def test_auto_takes_the_device_that_is_there(machine: Machine, machine_lab: FreshLab) -> None:
+    machine.configure()
+    hardware.card(machine, 0, vendor="0x8086")
+    lab = machine_lab(LAB_ACCELERATOR="auto", LAB_NODES="1")
+    assert "accelerator intel" in lab.call("up").expect(0).err
+    assert lab.containers()["worker-0"].labels["labctl.devices"] == "/dev/dri/renderD128"
+
+
+@pytest.mark.parametrize(
+    ("config", "cdi"), [({}, "its CDI is off"), ({"features": {"cdi": True}}, "in /etc/cdi, /var/run/cdi")]
+)
+def test_an_engine_without_any_way_for_nvidia_is_refused_with_what_mends_it(
+    machine: Machine, machine_lab: FreshLab, config: dict[str, Any], cdi: str
+) -> None:
+    machine.configure(config)
+    hardware.nvidia(machine, 0)
+    lab = machine_lab(LAB_ACCELERATOR="nvidia", LAB_NODES="1")
+    said = lab.call("up").expect(3).err
+    for words in ("nvidia.com/gpu=0", cdi, "no device driver `nvidia`", "no runtime `nvidia`", "nvidia-ctk runtime"):
+        assert words in said
+    assert lab.labelled() == []
+
+
+def test_an_engine_without_gaudis_runtime_is_refused_with_what_mends_it(
+    machine: Machine, machine_lab: FreshLab
+) -> None:
+    machine.configure()
+    hardware.gaudi(machine, 0, module=0)
+    lab = machine_lab(LAB_ACCELERATOR="habana", LAB_NODES="1")
+    said = lab.call("up").expect(3).err
+    assert "no runtime `habana`" in said
+    assert "habana-container-runtime" in said
+    assert lab.labelled() == []
