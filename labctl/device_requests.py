@@ -40,7 +40,7 @@ def settled(
     What only a trial can tell is kept per daemon until it is tried ``anew``; without an engine, what was kept counts.
     """
     if not engine or not host.devices:
-        return replace(host, request=trials.kept(directory, None).get(KEY, ASSUMED))
+        return replace(host, request=trials.kept(directory, None).get(KEY) or ASSUMED)
     information = engine.information()
     if accelerator == "habana":
         require_habana(information)
@@ -53,6 +53,8 @@ def settled(
     elif known in {"reservation", "runtime"} and not anew:
         request = known
     else:
+        # What was kept holds no more, even where nothing takes its place.
+        trials.keep(directory, engine, **{KEY: None})
         request = tried(engine, information, found.text("LAB_NAME"), image, devices)
     if request != known:
         trials.keep(directory, engine, **{KEY: request})

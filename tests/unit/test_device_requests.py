@@ -1,12 +1,18 @@
-"""Which GPUs an engine has as CDI devices, by what it says and by what lies in its folders."""
+"""How an engine is asked for NVIDIA GPUs, by what it says, what lies in its folders, and what was tried before."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+from builders import host
 
-from labctl.device_requests import has_cdi
+from labctl import settings
+from labctl.device_requests import has_cdi, settled
+from labctl.engines.local import LocalEngine
+from labctl.errors import HostError
 from labctl.hardware import Device
 
 YAML = """\
@@ -53,3 +59,64 @@ def test_what_the_engine_says_itself_counts_before_the_folders(folder: Path) -> 
     assert has_cdi(information, gpus("5"))
     assert not has_cdi(information, gpus("6"))
     assert not has_cdi(information, gpus("0"))
+
+
+@dataclass
+class Daemon:
+    """An engine that has these runtimes and CDI devices, and knows NVIDIA's device driver or not."""
+
+    runtimes: tuple[str, ...] = ("runc",)
+    devices: tuple[str, ...] = ()
+    driver: bool = False
+    trials: list[tuple[str, ...]] = field(default_factory=list)
+
+    def identity(self) -> str:
+        return "one"
+
+    def information(self) -> dict[str, Any]:
+        discovered = [{"Source": "cdi", "ID": f"nvidia.com/gpu={one}"} for one in self.devices]
+        return {"Runtimes": dict.fromkeys(self.runtimes), "DiscoveredDevices": discovered}
+
+    def reserves(self, lab: str, image: str, driver: str, ids: tuple[str, ...]) -> bool:  # noqa: ARG002
+        self.trials.append(ids)
+        return self.driver
+
+
+def settle(directory: Path, daemon: Daemon | None, *, anew: bool = False, **environ: str) -> str:
+    found = settings.load(directory, environ, {})
+    machine = host(devices=gpus("0", "1"))
+    engine = cast(LocalEngine, daemon) if daemon else None
+    return settled(found, "nvidia", machine, directory, "image", engine, anew=anew).request
+
+
+def test_the_first_of_cdi_reservation_and_runtime_that_is_there_is_taken(tmp_path: Path) -> None:
+    everything = Daemon(runtimes=("runc", "nvidia"), devices=("0", "1"), driver=True)
+    assert settle(tmp_path / "a", everything) == "cdi"
+    assert everything.trials == []
+    assert settle(tmp_path / "b", replace(everything, devices=("0",))) == "reservation"
+    assert settle(tmp_path / "c", replace(everything, devices=(), driver=False)) == "runtime"
+
+
+def test_only_the_gpus_that_are_picked_must_be_there(tmp_path: Path) -> None:
+    assert settle(tmp_path, Daemon(devices=("0",)), LAB_DEVICES="0") == "cdi"
+
+
+def test_a_trial_is_made_once_and_counts_where_no_engine_is_asked(tmp_path: Path) -> None:
+    daemon = Daemon(driver=True)
+    assert [settle(tmp_path, daemon), settle(tmp_path, daemon), settle(tmp_path, None)] == ["reservation"] * 3
+    assert daemon.trials == [("0", "1")]
+
+
+def test_a_trial_made_anew_replaces_what_was_kept(tmp_path: Path) -> None:
+    settle(tmp_path, Daemon(driver=True))
+    assert settle(tmp_path, Daemon(runtimes=("nvidia", "runc")), anew=True) == "runtime"
+    assert settle(tmp_path, None) == "runtime"
+
+
+def test_what_was_kept_is_forgotten_where_a_trial_finds_nothing(tmp_path: Path) -> None:
+    settle(tmp_path, Daemon(driver=True))
+    with pytest.raises(HostError, match="no runtime `nvidia`"):
+        settle(tmp_path, Daemon(), anew=True)
+    mended = Daemon(runtimes=("nvidia", "runc"))
+    assert settle(tmp_path, mended) == "runtime"
+    assert mended.trials == [("0", "1")]
