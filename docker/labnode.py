@@ -4,7 +4,7 @@
 Standard library only, Python >= 3.8, so that it runs in any vendor's image:
 
     labnode.py start worker|launcher     make the user, the keys and the environment right, then become sshd or sleep
-    labnode.py health                    exit 0 when this node's sshd listens
+    labnode.py health                    exit 0 when this node's sshd listens and its devices answer, else say why not
     labnode.py reach SECONDS NODE...     ssh to every node at once; one JSON line each
     labnode.py reap RUN_ID GRACE         TERM, grace, KILL to every process of a run; exit 1 if one is left
 """
@@ -14,7 +14,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,6 +37,22 @@ SECRETS = Path("/run/secrets")
 # The state of a listening socket in /proc/net/tcp; proc(5).
 LISTENING = "0A"
 RUN_VARIABLE = "LABCTL_RUN_ID"
+DEV = Path("/dev")
+# Which device files an accelerator's programs open.
+DEVICE_FILES = {
+    "nvidia": ("nvidia[0-9]*", "nvidiactl", "nvidia-uvm"),
+    "habana": ("accel/accel[0-9]*",),
+    "intel": ("dri/renderD*",),
+}
+# How its maker's tool lists devices, and what the line of one begins with; Intel's needs a service of its own.
+TOOLS = {
+    "nvidia": (("nvidia-smi", "-L"), "GPU [0-9]+:"),
+    "habana": (("hl-smi", "-Q", "index", "-f", "csv,noheader"), "[0-9]+"),
+}
+# Seconds. A tool that has to load the driver first needs one or two for each device; one that hangs never answers.
+TOOL_LIMIT = 10
+# What passes within a second ends no run; a slow answer is not asked for again, because Docker waits no longer.
+SECOND_LOOK, QUICK = 1, 3
 # Each session has its own of these; the container's would be wrong there.
 PER_SESSION = {"HOME", "HOSTNAME", "PWD", "OLDPWD", "SHLVL", "TERM", "USER", "LOGNAME", "SHELL", "MAIL", "_"}
 
@@ -50,6 +68,7 @@ def start(role: str) -> NoReturn:
         write_session_environment()
         keys = {path.name: path.read_bytes() for path in KEYS.iterdir()}
     if role == "worker":
+        record_devices()
         become_sshd(keys)
     else:
         become_launcher(keys, uid, gid)
@@ -101,6 +120,13 @@ def write_session_environment() -> None:
     write(HOME / ".profile", b". ~/.bashrc\n")
 
 
+def record_devices() -> None:
+    """Note the device files that this node was given, for `health` to look for."""
+    kind = devices_expected()[0]
+    found = [str(path) for pattern in DEVICE_FILES.get(kind, ()) for path in sorted(DEV.glob(pattern))]
+    write(STATE / "devices", os.fsencode("".join(f"{path}\n" for path in found)), 0o644)
+
+
 def become_sshd(keys: dict[str, bytes]) -> NoReturn:
     write(STATE / "ssh_host_ed25519_key", keys["ssh_host_ed25519_key"])
     write(STATE / "authorized_keys", keys["authorized_keys"], 0o644)
@@ -137,15 +163,83 @@ def mark_ready() -> None:
 
 
 def health() -> None:
-    """Whether sshd listens, by the kernel's own table: a connection every few seconds would fill sshd's log."""
+    """Whether a run can use this node; one line says what was seen and what to do. Its first words are relied on."""
+    if not sshd_listens():
+        sys.exit("sshd does not listen; `labctl up` makes this node anew")
+    kind, count = devices_expected()
+    if not kind:
+        return
+    if os.getuid() == 0:
+        become_user(int(os.environ["LAB_UID"]), int(os.environ["LAB_GID"]))
+    began = time.monotonic()
+    what = device_lost(kind, count)
+    if what and time.monotonic() - began < QUICK:
+        time.sleep(SECOND_LOOK)
+        what = device_lost(kind, count)
+    if what:
+        sys.exit(f"device lost: {what}; `labctl up` makes this node anew; if that does not help, `labctl doctor`")
+
+
+def devices_expected() -> tuple[str, int]:
+    """The accelerator whose devices this node was given and their number; an empty word for none."""
+    kind, _, count = os.environ.get("LAB_HEALTH_DEVICES", "").partition(":")
+    return kind, int(count or 0)
+
+
+def become_user(uid: int, gid: int) -> None:
+    """Look with the eyes of what runs here: root may open what the lab's user may not."""
+    os.initgroups(USER, gid)
+    os.setgid(gid)
+    os.setuid(uid)
+
+
+def device_lost(kind: str, count: int) -> str | None:
+    """What is wrong with the node's devices; None when nothing is.
+
+    The files are not opened: a Gaudi has one opener at a time, which is to be the run. access(2) asks the device cgroup
+    as well, from which GPUs vanish when systemd writes it anew: devcgroup_inode_permission() in Linux' fs/namei.c.
+    """
+    for path in (STATE / "devices").read_text().splitlines():
+        if not Path(path).exists():
+            return f"{path} is gone"
+        if not os.access(path, os.R_OK | os.W_OK):
+            return f"the lab's user may not open {path}"
+    return complaint(*TOOLS[kind], count) if kind in TOOLS else None
+
+
+def complaint(tool: tuple[str, ...], device: str, count: int) -> str | None:
+    """What the maker's tool says instead of listing every device; None when it lists them, or is not there."""
+    name = tool[0]
+    if not shutil.which(name):
+        return None
+    child = subprocess.Popen(
+        tool, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    try:
+        said = child.communicate(timeout=TOOL_LIMIT)[0].decode(errors="replace").splitlines()
+    except subprocess.TimeoutExpired:
+        # Not waited for: a process that its driver holds cannot be ended.
+        os.killpg(child.pid, signal.SIGKILL)
+        return f"{name} gives no answer within {TOOL_LIMIT} s"
+    listed = [line for line in said if re.match(device, line)]
+    if child.returncode == 0 and len(listed) >= count:
+        return None
+    others = [line.strip() for line in said if line.strip() and line not in listed]
+    if others:
+        return f"{name} says `{others[0]}`"
+    return f"{name} lists {len(listed)} of {count} devices and ends with code {child.returncode}"
+
+
+def sshd_listens() -> bool:
+    """By the kernel's own table: a connection every few seconds would fill sshd's log."""
     wanted = (f":{int(os.environ['LAB_SSH_PORT']):04X}", LISTENING)
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError):
             for line in Path(table).read_text().splitlines()[1:]:
                 local, state = line.split()[1], line.split()[3]
                 if (local[-5:], state) == wanted:
-                    return
-    sys.exit("sshd does not listen")
+                    return True
+    return False
 
 
 def reach(seconds: str, *nodes: str) -> NoReturn:

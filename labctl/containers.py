@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from labctl.model import Cause
+
+# What a node's own agent says first when no run can use the node, and the word for it. A check that was only too slow
+# says nothing of the kind: a busy machine is no reason to end anything.
+LOST: dict[str, Cause] = {"device lost": "device-lost", "sshd does not listen": "node-lost"}
+
+
+def lost(reason: str) -> Cause | None:
+    """What the words of a failed health check mean for a run; None when they are not the agent's."""
+    return next((cause for words, cause in LOST.items() if reason.startswith(words)), None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
@@ -22,6 +33,8 @@ class Container:
     image: str
     directory: str
     devices: tuple[str, ...] = ()
+    reason: str = ""
+    """Why it is unhealthy: what its last health check said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

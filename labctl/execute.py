@@ -117,6 +117,19 @@ def reap_node(lab: Lab, engine: Engine, node: str, run_id: str, grace: float) ->
         return ""
 
 
+def unhealthy(lab: Lab, engine: Engine, nodes: tuple[str, ...]) -> dict[str, str]:
+    """What the health check says of those of these nodes that fail it now, asked of all at once as Docker asks it."""
+
+    def check(node: str) -> str:
+        done = engine.call(render.container_name(lab, node), (*AGENT, "health"), user="0")
+        return done.err.strip() if done.code else ""
+
+    if not nodes:
+        return {}
+    with ThreadPoolExecutor(min(len(nodes), 32)) as pool:
+        return {node: said for node, said in zip(nodes, pool.map(check, nodes), strict=True) if said}
+
+
 def agent(lab: Lab, engine: Engine, node: str, *words: str) -> list[str]:
     """What the node's own agent prints, one line each; HostError when it fails without a word."""
     done = engine.call(render.container_name(lab, node), (*AGENT, *words), user=user(lab))

@@ -147,6 +147,7 @@ def describe(context: Context, found: Settings, engine: LocalEngine) -> dict[str
             "host": "local",
             "state": container.state,
             "health": container.health,
+            "reason": container.reason,
             "slots": container.slots,
             "devices": list(container.devices),
         }

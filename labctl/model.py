@@ -214,7 +214,7 @@ class Check:
 
 
 Cause = Literal[
-    "timeout", "stalled", "node-lost", "rank-crashed", "out-of-memory",
+    "timeout", "stalled", "node-lost", "device-lost", "rank-crashed", "out-of-memory",
     "launcher-failed", "no-metric", "criteria", "does-not-fit", "interrupted",
 ]  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from labctl import render
-from labctl.containers import Container, Observed
+from labctl.containers import Container, Observed, lost
 from labctl.model import File, Job, Lab
 
 
@@ -134,6 +134,8 @@ def why_stuck(lab: Lab, container: Container, keyless: frozenset[str]) -> str | 
         return container.state
     if container.name != render.container_name(lab, container.node):
         return "left by an interrupted renewal"
+    if cause := lost(container.reason):
+        return cause
     return "its keys are gone" if container.node in keyless else None
 
 

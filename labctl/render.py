@@ -121,13 +121,15 @@ def fingerprint(content: str) -> str:
 def worker(lab: Lab, node: Node, host: Host) -> Service:
     cores = len(node.cpuset or host.cpus)
     threads = ("OMP_NUM_THREADS", str(max(1, cores // node.slots)))
+    devices = node.devices.devices
+    health = (("LAB_HEALTH_DEVICES", f"{lab.accelerator}:{len(devices)}"),) if devices else ()
     cache = Mount(source=str(lab.directory / cache_directory(node.name)), target="/home/lab/.cache")
     return Service(
         name=node.name,
         role="worker",
         slots=node.slots,
         cpuset=",".join(map(str, node.cpuset)),
-        environment=environment(lab, host, (*node.devices.environment, threads)),
+        environment=environment(lab, host, (*node.devices.environment, threads, *health)),
         capabilities=(*SSHD_CAPABILITIES, *node.devices.cap_add),
         devices=node.devices,
         mounts=(

@@ -25,7 +25,7 @@ from labctl import (
     render,
     store,
 )
-from labctl.containers import Observed
+from labctl.containers import Observed, lost
 from labctl.context import Context
 from labctl.engines import Engine
 from labctl.engines.local import LocalEngine
@@ -207,6 +207,10 @@ def require_up(lab: Lab, task: Job, observed: Observed) -> None:
     for name, why in not_up(lab, task, observed):
         reason = f"lab {lab.name} is not up as its settings say: {name}: {why} (wanted: {lab.image})"
         raise HostError(reason, hint="labctl up", node=name)
+    for node in task.nodes:
+        container = observed.container(node.name)
+        if container and lost(container.reason):
+            raise HostError(f"{node.name} is unhealthy: {container.reason}", hint="labctl up", node=node.name)
 
 
 def require_program(lab: Lab, task: Job, engine: Engine) -> None:

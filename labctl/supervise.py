@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 from labctl import execute, lock, render
+from labctl.containers import lost
 from labctl.engines import Engine
 from labctl.errors import HostError
 from labctl.model import Cause, Job, Lab
@@ -22,6 +23,9 @@ GRACE = 5
 WATCHDOG_DELAY = 1
 # A rank that failed has this long to bring the others down in its own way, with its own words.
 CRASH_GRACE = 5
+
+# How a run ends when its ranks notice that a device is gone before the node's health check does.
+SYMPTOMS: tuple[Cause | None, ...] = (None, "rank-crashed", "launcher-failed")
 
 RANK_CRASHED = re.compile(r"labctl: rank (\d+) on (\S+) exited with code (\d+)")
 # Who said a line, as pdsh marks it (`worker-0: `), Open MPI (`[1,0]<stdout>:`) or Horovod (`[0]<stderr>:`).
@@ -74,7 +78,7 @@ def supervise(lab: Lab, job: Job, engine: Engine, on_line: Callable[[str], None]
     """Run the job's command in the launcher until it ends or is stopped; afterwards no process of it is left."""
     stop = Stop(lab, job, engine)
     began = time.monotonic()
-    with watchdog(stop, job.timeout), deaths(stop, lab, job, engine), interrupts(stop):
+    with watchdog(stop, job.timeout), losses(stop, lab, job, engine), interrupts(stop):
         try:
             exit_code = follow(lab, job, engine, stop, on_line)
         except HostError as error:
@@ -85,6 +89,8 @@ def supervise(lab: Lab, job: Job, engine: Engine, on_line: Callable[[str], None]
             left = stop.reap(grace=1)
         if exit_code != 0 and stop.cause is None:
             stop.cause, stop.message = explain(exit_code, time.monotonic() - began, lab, job, engine)
+        if exit_code != 0 and stop.cause in SYMPTOMS:
+            look_at_devices(stop, lab, job, engine)
     if left:
         stop.cause = stop.cause or "launcher-failed"
         stop.message = "; ".join((stop.message, "processes that cannot be ended: " + ", ".join(left))).lstrip("; ")
@@ -181,6 +187,16 @@ def explain(exit_code: int, seconds: float, lab: Lab, job: Job, engine: Engine) 
     return None, ""
 
 
+def look_at_devices(stop: Stop, lab: Lab, job: Job, engine: Engine) -> None:
+    """Name the device that is lost as the cause, where one is; what the run said of it stands behind."""
+    names = tuple(node.name for node in job.nodes if node.devices.devices)
+    for name, reason in execute.unhealthy(lab, engine, names).items():
+        if lost(reason) == "device-lost":
+            said = f" ({stop.message})" if stop.message else ""
+            stop.cause, stop.message = "device-lost", f"{describe_node(name, job)}: {reason}{said}"
+            return
+
+
 def describe_node(name: str, job: Job) -> str:
     """A node with the ranks that it carries, as ``worker-1 (rank 1)``."""
     first = 0
@@ -206,16 +222,15 @@ def watchdog(stop: Stop, timeout: float) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def deaths(stop: Stop, lab: Lab, job: Job, engine: Engine) -> Iterator[None]:
-    """Stop the run when a container that it runs on dies."""
+def losses(stop: Stop, lab: Lab, job: Job, engine: Engine) -> Iterator[None]:
+    """Stop the run when a container that it runs on dies, or its node is lost to it."""
     concerned = {render.LAUNCHER, *(node.name for node in job.nodes)}
 
     def watch() -> None:
         with contextlib.suppress(Exception):
-            for node, what in engine.deaths(lab.name):
+            for node, cause, what in engine.losses(lab.name):
                 if node in concerned:
-                    cause: Cause = "out-of-memory" if "memory" in what else "node-lost"
-                    stop.because(cause, f"{describe_node(node, job)}: container {what}{by_whom(lab)}")
+                    stop.because(cause, f"{describe_node(node, job)}: {what}{by_whom(lab)}")
 
     threading.Thread(target=watch, daemon=True).start()
     yield

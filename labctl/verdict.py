@@ -10,6 +10,7 @@ from labctl.model import Cause, Check, Criterion, Verdict
 EXIT_CODES: dict[Cause, int] = {
     "does-not-fit": 3,
     "node-lost": 4,
+    "device-lost": 4,
     "rank-crashed": 4,
     "out-of-memory": 4,
     "launcher-failed": 4,

@@ -12,7 +12,7 @@ from labctl import job as jobs
 from labctl import plan, render
 from labctl.containers import Container, Observed
 from labctl.hardware import Device, DeviceMapping, Host, Mount
-from labctl.model import File, Job, Lab, Limits, Node, Pairs, Workload
+from labctl.model import Cause, File, Job, Lab, Limits, Node, Pairs, Workload
 from labctl.shell import Completed
 
 DIRECTORY = Path("/srv/lab")
@@ -150,8 +150,8 @@ class FakeEngine:
     answer: Answer = silent
     seen: Observed = field(default_factory=Observed)
     dead: tuple[str, ...] = ()
-    fallen: tuple[tuple[str, str], ...] = ()
-    """What ``deaths`` reports, once a program runs."""
+    fallen: tuple[tuple[str, Cause, str], ...] = ()
+    """What ``losses`` reports, once a program runs."""
     started: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     options: list[dict[str, Any]] = field(default_factory=list)
     done: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
@@ -208,7 +208,7 @@ class FakeEngine:
     def grants(self, lab: str, image: str, limits: tuple[tuple[str, int], ...]) -> bool:  # noqa: ARG002
         return True
 
-    def deaths(self, lab: str) -> Iterator[tuple[str, str]]:  # noqa: ARG002
+    def losses(self, lab: str) -> Iterator[tuple[str, Cause, str]]:  # noqa: ARG002
         self.running.wait(5)
         yield from self.fallen
 

@@ -76,8 +76,14 @@ def plan_text(document: dict[str, Any]) -> str:
 
 def status_text(document: dict[str, Any]) -> str:
     rows = [
-        (node["name"], node["role"], node["state"], node["health"] or "-", node["slots"] or "-")
+        (node["name"], node["role"], node["state"], health_word(node["health"]), node["slots"] or "-")
         for node in document["nodes"]
     ]
     nodes = table(("NODE", "ROLE", "STATE", "HEALTH", "SLOTS"), rows) if rows else "no containers"
-    return f"lab {document['lab']}: {document['state']}\n{nodes}"
+    reasons = "".join(f"\n{node['name']}: {node['reason']}" for node in document["nodes"] if node["reason"])
+    return f"lab {document['lab']}: {document['state']}\n{nodes}{reasons}"
+
+
+def health_word(health: str | None) -> str:
+    """What calls for somebody stands out."""
+    return health.upper() if health == "unhealthy" else health or "-"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from labctl.containers import Observed
-from labctl.model import Pairs
+from labctl.model import Cause, Pairs
 from labctl.shell import Completed
 
 
@@ -40,4 +40,4 @@ class Engine(Protocol):
 
     def grants(self, lab: str, image: str, limits: tuple[tuple[str, int], ...]) -> bool: ...
 
-    def deaths(self, lab: str) -> Iterator[tuple[str, str]]: ...
+    def losses(self, lab: str) -> Iterator[tuple[str, Cause, str]]: ...

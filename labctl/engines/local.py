@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from labctl import shell
-from labctl.containers import Container, Observed
+from labctl.containers import Container, Observed, lost
 from labctl.errors import HostError
-from labctl.model import Pairs
+from labctl.model import Cause, Pairs
 
 LAST_LINES = 20
 PROBE = "probe"
@@ -64,13 +65,30 @@ class LocalEngine:
         with _reading():
             containers = self._reader.containers(all=True, filters=mark)
             networks = self._reader.networks(filters=mark)
-        found = sorted(map(_container, containers), key=_node_order)
+        found = sorted((self._with_reason(_container(one)) for one in containers), key=_node_order)
         return Observed(
             containers=tuple(one for one in found if one.role != PROBE),
             probes=tuple(one for one in found if one.role == PROBE),
             networks=tuple((network["Id"], network["Name"]) for network in networks),
             image=self.image_id(image) if image else None,
         )
+
+    def _with_reason(self, container: Container) -> Container:
+        """A list of containers does not say why one is unhealthy."""
+        if container.health != "unhealthy":
+            return container
+        return replace(container, reason=self._last_check(container.id))
+
+    def _last_check(self, container: str) -> str:
+        """What the last health check said; nothing where the container is gone."""
+        import docker
+
+        with _reading():
+            try:
+                log = self._reader.inspect_container(container)["State"]["Health"]["Log"]
+            except docker.errors.NotFound:
+                return ""
+        return str(log[-1]["Output"]).strip() if log else ""
 
     def image_id(self, image: str) -> str | None:
         """Id of a local image, None if it is not there."""
@@ -160,17 +178,27 @@ class LocalEngine:
                 probe.remove(force=True)
         return True
 
-    def deaths(self, lab: str) -> Iterator[tuple[str, str]]:
-        """Yield (node, what happened) for each container of the lab that dies, from now on."""
+    def losses(self, lab: str) -> Iterator[tuple[str, Cause, str]]:
+        """Yield (node, cause, what happened) for each container that dies or is lost to runs, from now on."""
         with contextlib.closing(self._events(lab)) as events:
+            # One that turned unhealthy a moment before gives no event any more.
+            for container in self.observe(lab).containers:
+                if cause := lost(container.reason):
+                    yield container.node, cause, container.reason
             for event in events:
                 attributes = event["Actor"]["Attributes"]
                 node = attributes.get("labctl.node", "?")
-                code = attributes.get("exitCode")
-                yield node, "ran out of memory" if event["Action"] == "oom" else f"died with exit code {code}"
+                if event["Action"] == "oom":
+                    yield node, "out-of-memory", "container ran out of memory"
+                elif event["Action"] == "die":
+                    yield node, "node-lost", f"container died with exit code {attributes.get('exitCode')}"
+                elif event["Action"].endswith("unhealthy"):
+                    reason = self._last_check(event["Actor"]["ID"])
+                    if cause := lost(reason):
+                        yield node, cause, reason
 
     def _events(self, lab: str) -> Any:
-        filters = {"label": f"labctl.lab={lab}", "type": "container", "event": ["die", "oom"]}
+        filters = {"label": f"labctl.lab={lab}", "type": "container", "event": ["die", "oom", "health_status"]}
         return self._reader.events(filters=filters, decode=True)
 
 

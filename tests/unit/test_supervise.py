@@ -85,7 +85,7 @@ def test_processes_that_cannot_be_ended_are_named() -> None:
 
 def test_a_node_that_dies_stops_the_run_and_is_named_with_its_rank() -> None:
     engine = printing("labctl: rank 0 of 2 on worker-0", code=1, until=threading.Event())
-    engine.fallen = (("worker-1", "died with exit code 137"),)
+    engine.fallen = (("worker-1", "node-lost", "container died with exit code 137"),)
     ended, _ = run(engine)
     assert (ended.cause, ended.message) == ("node-lost", "worker-1 (rank 1): container died with exit code 137")
     assert engine.reaped() == EVERYWHERE
@@ -93,13 +93,13 @@ def test_a_node_that_dies_stops_the_run_and_is_named_with_its_rank() -> None:
 
 def test_a_node_of_another_run_may_die() -> None:
     engine = printing("fine")
-    engine.fallen = (("worker-7", "died with exit code 137"),)
+    engine.fallen = (("worker-7", "node-lost", "container died with exit code 137"),)
     assert run(engine)[0].cause is None
 
 
 def test_a_container_without_memory_is_out_of_memory() -> None:
     engine = printing(code=1, until=threading.Event())
-    engine.fallen = (("worker-0", "ran out of memory"),)
+    engine.fallen = (("worker-0", "out-of-memory", "container ran out of memory"),)
     assert run(engine)[0].cause == "out-of-memory"
 
 

@@ -68,6 +68,7 @@ def test_a_range_gives_two_checks() -> None:
         ("interrupted", 130),
         ("does-not-fit", 3),
         ("node-lost", 4),
+        ("device-lost", 4),
         ("rank-crashed", 4),
         ("launcher-failed", 4),
         ("out-of-memory", 4),
