@@ -218,8 +218,10 @@ def complaint(tool: tuple[str, ...], device: str, count: int) -> str | None:
     try:
         said = child.communicate(timeout=TOOL_LIMIT)[0].decode(errors="replace").splitlines()
     except subprocess.TimeoutExpired:
-        # Not waited for: a process that its driver holds cannot be ended.
         os.killpg(child.pid, signal.SIGKILL)
+        # Not for ever: a process that its driver holds cannot be ended.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.communicate(timeout=1)
         return f"{name} gives no answer within {TOOL_LIMIT} s"
     listed = [line for line in said if re.match(device, line)]
     if child.returncode == 0 and len(listed) >= count:

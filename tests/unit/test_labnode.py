@@ -179,6 +179,130 @@ def test_a_node_is_healthy_while_its_sshd_listens(monkeypatch: pytest.MonkeyPatc
         labnode.health()
 
 
+class Devices:
+    """A node's device folder and its maker's tool, as its health check meets them."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.dev, self._tools, self._patch = folder / "dev", folder / "bin", patch
+        for path in (self.dev, self._tools, folder / "state"):
+            path.mkdir()
+        patch.setenv("PATH", f"{self._tools}:/usr/bin:/bin")
+        patch.setattr(labnode, "DEV", self.dev)
+        patch.setattr(labnode, "STATE", folder / "state")
+        patch.setattr(labnode, "SECOND_LOOK", 0)
+        patch.setattr(labnode, "sshd_listens", lambda: True)
+        patch.setattr(labnode, "become_user", lambda *_: None)
+
+    def given(self, expected: str, *files: str) -> None:
+        """The node starts with these device files, and knows how many devices there should be."""
+        for name in files:
+            path = self.dev / name
+            path.parent.mkdir(exist_ok=True)
+            path.touch()
+        for name, value in (("LAB_HEALTH_DEVICES", expected), ("LAB_UID", "1000"), ("LAB_GID", "1000")):
+            self._patch.setenv(name, value)
+        labnode.record_devices()
+
+    def tool(self, name: str, script: str) -> None:
+        path = self._tools / name
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+
+    def reason(self) -> str:
+        """Why the node is unhealthy; nothing where it is healthy."""
+        try:
+            labnode.health()
+        except SystemExit as leaving:
+            return str(leaving.code)
+        return ""
+
+
+@pytest.fixture
+def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Devices:
+    return Devices(tmp_path, monkeypatch)
+
+
+GPU = "echo 'GPU 0: Stand-in (UUID: GPU-0)'"
+
+
+def test_a_node_is_healthy_while_its_tool_lists_every_device(devices: Devices) -> None:
+    devices.given("nvidia:2", "nvidia0", "nvidia1", "nvidiactl")
+    devices.tool("nvidia-smi", f"{GPU}; echo 'GPU 1: Stand-in (UUID: GPU-1)'")
+    assert devices.reason() == ""
+
+
+def test_a_tool_that_the_image_lacks_says_nothing_about_the_device(devices: Devices) -> None:
+    devices.given("nvidia:1", "nvidia0")
+    assert devices.reason() == ""
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("echo 'Failed to initialize NVML: Unknown Error'; exit 255", "`Failed to initialize NVML: Unknown Error`"),
+        (f"echo 'Unable to determine the device handle for gpu 0000:18:00.0: Unknown Error'; {GPU}", "0000:18:00.0"),
+        (GPU, "nvidia-smi lists 1 of 2 devices and ends with code 0"),
+        ("kill -SEGV $$", "nvidia-smi lists 0 of 2 devices and ends with code -11"),
+    ],
+)
+def test_a_tool_that_does_not_list_every_device_is_quoted_with_the_remedy(
+    devices: Devices, script: str, said: str
+) -> None:
+    devices.given("nvidia:2", "nvidia0", "nvidia1")
+    devices.tool("nvidia-smi", script)
+    reason = devices.reason()
+    assert reason.startswith("device lost: ")
+    assert said in reason
+    assert "`labctl up`" in reason
+    assert "\n" not in reason
+
+
+def test_a_tool_that_hangs_is_given_up_and_not_asked_again(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(labnode, "TOOL_LIMIT", 0.3)
+    monkeypatch.setattr(labnode, "QUICK", 0.3)
+    devices.given("nvidia:1", "nvidia0")
+    devices.tool("nvidia-smi", f"echo asked >> {devices.dev}/asked; exec sleep 60")
+    assert "nvidia-smi gives no answer within 0.3 s" in devices.reason()
+    assert (devices.dev / "asked").read_text() == "asked\n"
+
+
+def test_a_tool_that_fails_once_is_asked_again(devices: Devices) -> None:
+    devices.given("nvidia:1", "nvidia0")
+    devices.tool("nvidia-smi", f"{GPU}; mkdir {devices.dev}/asked || exit 0; exit 1")
+    assert devices.reason() == ""
+
+
+@pytest.mark.parametrize("kind", ["habana", "intel", "nvidia"])
+def test_a_device_file_that_is_gone_is_named(devices: Devices, kind: str) -> None:
+    name = {"habana": "accel/accel3", "intel": "dri/renderD129", "nvidia": "nvidia1"}[kind]
+    devices.given(f"{kind}:1", name)
+    assert devices.reason() == ""
+    (devices.dev / name).unlink()
+    assert f"device lost: {devices.dev / name} is gone;" in devices.reason()
+
+
+def test_a_device_file_that_may_not_be_opened_any_more_is_named(
+    devices: Devices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices.given("intel:2", "dri/renderD128", "dri/renderD129")
+    monkeypatch.setattr(labnode.os, "access", lambda path, _: not str(path).endswith("129"))
+    assert f"the lab's user may not open {devices.dev}/dri/renderD129;" in devices.reason()
+
+
+def test_files_of_other_devices_are_none_of_its_business(devices: Devices) -> None:
+    devices.given("intel:1", "dri/renderD128", "dri/card0", "nvidia0")
+    (devices.dev / "dri/card0").unlink()
+    (devices.dev / "nvidia0").unlink()
+    assert devices.reason() == ""
+
+
+@pytest.mark.parametrize(("listed", "healthy"), [("0\\n1\\n", True), ("0\\n", False)])
+def test_gaudis_are_counted_by_their_indices(devices: Devices, listed: str, healthy: bool) -> None:
+    devices.given("habana:2", "accel/accel0", "accel/accel1")
+    devices.tool("hl-smi", f'test "$*" = "-Q index -f csv,noheader" && printf "{listed}"')
+    assert (devices.reason() == "") is healthy
+
+
 # --- reach ---------------------------------------------------------------------------------------------------
 
 

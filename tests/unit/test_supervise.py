@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from builders import Failed, FakeEngine, job, lab, node, observed
+from builders import Failed, FakeEngine, devices, job, lab, node, observed
 
 from labctl import execute, supervise
+from labctl.hardware import DeviceMapping
 
 LAB = lab()
 JOB = job(LAB)
@@ -101,6 +102,53 @@ def test_a_container_without_memory_is_out_of_memory() -> None:
     engine = printing(code=1, until=threading.Event())
     engine.fallen = (("worker-0", "out-of-memory", "container ran out of memory"),)
     assert run(engine)[0].cause == "out-of-memory"
+
+
+REASON = "device lost: nvidia-smi says `Unknown Error`; `labctl up` makes this node anew"
+
+
+def test_a_device_that_is_lost_stops_the_run_with_its_own_cause() -> None:
+    engine = printing(code=1, until=threading.Event())
+    engine.fallen = (("worker-1", "device-lost", REASON),)
+    ended, _ = run(engine)
+    assert (ended.cause, ended.message) == ("device-lost", f"worker-1 (rank 1): {REASON}")
+    assert engine.reaped() == EVERYWHERE
+
+
+def with_devices(reason: str, launch: str = "") -> tuple[supervise.Ended, list[str]]:
+    """How a run ends that fails by itself on nodes with a GPU each; worker-1 says this of its health."""
+    mapping = DeviceMapping(devices=devices("0"))
+    of = lab((node(0, devices=mapping), node(1, devices=mapping)))
+
+    def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
+        if "health" in argv and "worker-1" in container and reason:
+            raise Failed(1, reason)
+        if not {"health", "reap"} & set(argv):
+            yield from filter(None, [launch])
+            raise Failed(1)
+
+    engine = FakeEngine(answer=answer, seen=observed(of))
+    ended = supervise.supervise(of, job(of), engine, lambda _: None)
+    return ended, [container for container, argv in engine.started if "health" in argv]
+
+
+def test_a_crash_of_a_rank_whose_device_is_lost_has_that_cause() -> None:
+    ended, asked = with_devices(REASON, CRASH)
+    assert ended.cause == "device-lost"
+    assert ended.message.startswith(f"worker-1 (rank 1): {REASON} (rank ")
+    assert sorted(asked) == EVERYWHERE[1:]
+
+
+@pytest.mark.parametrize("reason", ["", "Traceback: no such thing"])
+def test_a_crash_on_devices_that_answer_stays_a_crash(reason: str) -> None:
+    assert with_devices(reason, CRASH)[0].cause == "rank-crashed"
+    assert with_devices(reason)[0].cause is None
+
+
+def test_nodes_without_devices_are_not_asked_for_them() -> None:
+    engine = printing(CRASH, code=1)
+    run(engine)
+    assert not [argv for _, argv in engine.started if "health" in argv]
 
 
 def test_a_run_past_its_time_is_stopped_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
