@@ -1,0 +1,146 @@
+"""A device is lost while the lab is up: the node says so, a run on it ends for that, and `up` mends it."""
+
+from __future__ import annotations
+
+import re
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from devices.machine import Machine
+from docker.models.containers import Container
+from integration.harness import Lab, wait_until
+
+pytestmark = pytest.mark.docker
+
+# Seconds: two of the intervals that the compose file gives a node's health check.
+TWO_INTERVALS = 2 * 15
+FLAG = "/tmp/gpu-lost"  # noqa: S108
+LOST = "Failed to initialize NVML: Unknown Error"
+# As the real tool does it, until the file is there: in this node alone, where a renewed node has it no more.
+NVIDIA_SMI = f"""#!/bin/sh
+if [ -e {FLAG} ]; then
+    echo '{LOST}'
+    exit 255
+fi
+ls /dev/nvidia[0-9]* | sed 's|/dev/nvidia\\(.*\\)|GPU \\1: Stand-in (UUID: GPU-\\1)|'
+"""
+
+
+@pytest.fixture
+def nvidia(machine: Machine, machine_lab: Any) -> Lab:
+    """Two nodes with a GPU each, whose tool lists what is there."""
+    machine.configure(nvidia_hook=True)
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        machine.device(f"/dev/{name}")
+    machine.program("nvidia-smi", NVIDIA_SMI)
+    lab: Lab = machine_lab(LAB_ACCELERATOR="nvidia")
+    lab.call("up").expect(0)
+    return lab
+
+
+@pytest.fixture
+def intel(machine: Machine, machine_lab: Any) -> Lab:
+    """Two nodes with a render node each, which only a group of the machine may open."""
+    for number in (128, 129):
+        machine.device(f"/dev/dri/renderD{number}", mode=0o660, gid=991)
+        machine.file(f"/sys/class/drm/renderD{number}/device/vendor", "0x8086\n")
+    machine.file("/etc/group", f"{machine.at('/etc/group').read_text()}render:x:991:\n")
+    lab: Lab = machine_lab(LAB_ACCELERATOR="intel")
+    lab.call("up").expect(0)
+    return lab
+
+
+def found(container: Container, health: str) -> bool:
+    """Whether Docker's last check came to this."""
+    container.reload()
+    return bool(container.attrs["State"]["Health"]["Status"] == health)
+
+
+def checked(lab: Lab, *nodes: str) -> None:
+    """These nodes were found healthy."""
+    for node in nodes:
+        container = lab.containers()[node]
+        wait_until(partial(found, container, "healthy"), TWO_INTERVALS, f"{node} is healthy")
+
+
+def unhealthy_within_two_intervals(lab: Lab, lost: float, *nodes: str) -> None:
+    for node in nodes:
+        container = lab.containers()[node]
+        left = lost + TWO_INTERVALS - time.monotonic()
+        wait_until(partial(found, container, "unhealthy"), left, f"{node} is unhealthy")
+
+
+def reasons(lab: Lab) -> dict[str, str]:
+    return {node["name"]: node["reason"] for node in lab.call("status", "--json").expect(0).json["nodes"]}
+
+
+def test_a_gpu_that_is_lost_ends_the_run_on_it_and_up_makes_its_node_anew(nvidia: Lab) -> None:
+    with nvidia.stubborn_run("--json", workload="stubborn-own") as (running, run_id):
+        checked(nvidia, "worker-1")
+        nvidia.inside("worker-1", "touch", FLAG)
+        lost = time.monotonic()
+        unhealthy_within_two_intervals(nvidia, lost, "worker-1")
+        document = running.answer(15).expect(4).json
+    assert (document["verdict"], document["cause"]) == ("ERROR", "device-lost")
+    assert f"worker-1 (rank 1): device lost: nvidia-smi says `{LOST}`; `labctl up`" in document["message"]
+    assert nvidia.processes_of(run_id) == []
+
+    assert {node for node, reason in reasons(nvidia).items() if LOST in reason} == {"worker-1"}
+    shown = nvidia.call("status").expect(0).out
+    assert "UNHEALTHY" in shown
+    assert f"worker-1: device lost: nvidia-smi says `{LOST}`" in shown
+
+    before = nvidia.run_ids()
+    error = nvidia.call("run", "stubborn-own", "--json").expect(3).json["error"]
+    assert (error["node"], error["hint"], LOST in error["message"]) == ("worker-1", "labctl up", True)
+    assert nvidia.run_ids() == before
+
+    kept = nvidia.identities()
+    nvidia.call("up").expect(0)
+    assert {node for node, identity in nvidia.identities().items() if identity != kept[node]} == {"worker-1"}
+    checked(nvidia, "worker-1")
+
+
+def test_a_rank_that_crashes_over_a_lost_gpu_before_any_check_has_that_cause(nvidia: Lab) -> None:
+    folder = nvidia.path / "workloads/unlucky"
+    folder.mkdir()
+    (folder / "workload.yml").write_text(
+        "describe: loses its GPU\nlauncher: mpirun\nscript: unlucky.sh\ntimeout: 60s\n"
+    )
+    (folder / "unlucky.sh").write_text(
+        "#!/bin/bash\n[[ $HOSTNAME == worker-1 ]] || exit 0\ntouch /tmp/gpu-lost\nexit 7\n"
+    )
+    (folder / "unlucky.sh").chmod(0o755)
+    answer = nvidia.call("run", "unlucky", "--json", limit=60)
+    document = answer.expect(4).json
+    assert document["cause"] == "device-lost"
+    assert f"worker-1 (rank 1): device lost: nvidia-smi says `{LOST}`" in document["message"]
+
+
+def test_render_nodes_that_vanish_or_are_closed_are_lost(intel: Lab) -> None:
+    checked(intel, "worker-0", "worker-1")
+    lost = time.monotonic()
+    intel.inside("worker-0", "rm", "/dev/dri/renderD128", user="0")
+    intel.inside("worker-1", "chmod", "0", "/dev/dri/renderD129", user="0")
+    unhealthy_within_two_intervals(intel, lost, "worker-0", "worker-1")
+    said = reasons(intel)
+    assert said["worker-0"].startswith("device lost: /dev/dri/renderD128 is gone;")
+    assert said["worker-1"].startswith("device lost: the lab's user may not open /dev/dri/renderD129;")
+
+
+@pytest.mark.slow
+def test_a_gpu_that_the_device_cgroup_has_lost_is_lost(nvidia: Lab) -> None:
+    """What systemd does to a container with a GPU when it reads its units anew; the file stays as it was."""
+    container = nvidia.containers()["worker-0"]
+    groups = Path(f"/proc/{container.attrs['State']['Pid']}/cgroup").read_text()
+    devices = re.search(r"^\d+:devices:(.+)$", groups, re.MULTILINE)
+    if not devices:
+        pytest.skip("this kernel keeps device rules in programs (cgroup 2), not in files")
+    checked(nvidia, "worker-0")
+    lost = time.monotonic()
+    Path(f"/sys/fs/cgroup/devices{devices[1]}/devices.deny").write_text("c 1:7 rwm")
+    unhealthy_within_two_intervals(nvidia, lost, "worker-0")
+    assert reasons(nvidia)["worker-0"].startswith("device lost: the lab's user may not open /dev/nvidia")
