@@ -110,9 +110,7 @@ def test_a_rank_that_crashes_over_a_lost_gpu_before_any_check_has_that_cause(nvi
     (folder / "workload.yml").write_text(
         "describe: loses its GPU\nlauncher: mpirun\nscript: unlucky.sh\ntimeout: 60s\n"
     )
-    (folder / "unlucky.sh").write_text(
-        "#!/bin/bash\n[[ $HOSTNAME == worker-1 ]] || exit 0\ntouch /tmp/gpu-lost\nexit 7\n"
-    )
+    (folder / "unlucky.sh").write_text(f"#!/bin/bash\n[[ $HOSTNAME == worker-1 ]] || exit 0\ntouch {FLAG}\nexit 7\n")
     (folder / "unlucky.sh").chmod(0o755)
     answer = nvidia.call("run", "unlucky", "--json", limit=60)
     document = answer.expect(4).json

@@ -44,6 +44,24 @@ def test_a_stuck_container_is_made_anew(state: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("reason", "word"),
+    [
+        ("device lost: nvidia-smi says `Unknown Error`", "device-lost"),
+        ("sshd does not listen; `labctl up` makes this node anew", "node-lost"),
+    ],
+)
+def test_a_node_that_no_run_can_use_is_made_anew(reason: str, word: str) -> None:
+    text = up(lab(), observed(lab(), worker_1={"health": "unhealthy", "reason": reason}))
+    assert f"remove worker-1  [cannot be used: {word}]" in text
+    assert "[worker-1 missing]" in text
+
+
+def test_a_node_that_was_too_busy_to_be_checked_is_left_alone() -> None:
+    busy = {"health": "unhealthy", "reason": "Health check exceeded timeout (5s)"}
+    assert up(lab(), observed(lab(), worker_1=busy)) == f"#1 {REACH}"
+
+
 @pytest.mark.parametrize("state", ["exited", "created"])
 def test_a_stopped_container_is_started(state: str) -> None:
     assert up(lab(), observed(lab(), launcher={"state": state})) == (
