@@ -6,9 +6,10 @@ import re
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
+from conftest import FreshLab
+from devices import hardware
 from devices.machine import Machine
 from docker.models.containers import Container
 from integration.harness import Lab, wait_until
@@ -30,25 +31,25 @@ ls /dev/nvidia[0-9]* | sed 's|/dev/nvidia\\(.*\\)|GPU \\1: Stand-in (UUID: GPU-\
 
 
 @pytest.fixture
-def nvidia(machine: Machine, machine_lab: Any) -> Lab:
+def nvidia(machine: Machine, machine_lab: FreshLab) -> Lab:
     """Two nodes with a GPU each, whose tool lists what is there."""
     machine.configure(nvidia_hook=True)
-    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
-        machine.device(f"/dev/{name}")
+    for index in (0, 1):
+        hardware.nvidia(machine, index)
     machine.program("nvidia-smi", NVIDIA_SMI)
-    lab: Lab = machine_lab(LAB_ACCELERATOR="nvidia")
+    lab = machine_lab(LAB_ACCELERATOR="nvidia")
     lab.call("up").expect(0)
     return lab
 
 
 @pytest.fixture
-def intel(machine: Machine, machine_lab: Any) -> Lab:
+def intel(machine: Machine, machine_lab: FreshLab) -> Lab:
     """Two nodes with a render node each, which only a group of the machine may open."""
-    for number in (128, 129):
-        machine.device(f"/dev/dri/renderD{number}", mode=0o660, gid=991)
-        machine.file(f"/sys/class/drm/renderD{number}/device/vendor", "0x8086\n")
-    machine.file("/etc/group", f"{machine.at('/etc/group').read_text()}render:x:991:\n")
-    lab: Lab = machine_lab(LAB_ACCELERATOR="intel")
+    machine.configure()
+    hardware.groups(machine, render=hardware.RENDER)
+    for number in (0, 1):
+        hardware.card(machine, number, vendor="0x8086")
+    lab = machine_lab(LAB_ACCELERATOR="intel")
     lab.call("up").expect(0)
     return lab
 
