@@ -7,6 +7,7 @@ Standard library only, Python >= 3.8, so that it runs in any vendor's image:
     labnode.py health                    exit 0 when this node's sshd listens and its devices answer, else say why not
     labnode.py reach SECONDS NODE...     ssh to every node at once; one JSON line each
     labnode.py reap RUN_ID GRACE         TERM, grace, KILL to every process of a run; exit 1 if one is left
+    labnode.py signal RUN_ID NUMBER      that signal to every process of a run, as soon as there is one
 """
 
 from __future__ import annotations
@@ -53,6 +54,16 @@ TOOLS = {
 TOOL_LIMIT = 10
 # What passes within a second ends no run; a slow answer is not asked for again, because Docker waits no longer.
 SECOND_LOOK, QUICK = 1, 3
+# What a person finds at a prompt. Each command is kept at once: a node that goes down takes none of them along.
+BASHRC = r"""\
+. ~/.lab-env
+[[ $- == *i* ]] || return 0
+PS1='\u@$LAB_NAME/\h:\w\$ '
+HISTFILE=~/.kept/history-$HOSTNAME HISTSIZE=10000 HISTFILESIZE=20000 HISTCONTROL=ignoredups
+shopt -s histappend
+[[ -z $LABCTL_RESUME ]] || { unset LABCTL_RESUME; cd "$(< ~/.kept/directory-$HOSTNAME)"; } 2> /dev/null
+PROMPT_COMMAND='history -a; pwd > ~/.kept/directory-$HOSTNAME'
+"""
 # Each session has its own of these; the container's would be wrong there.
 PER_SESSION = {"HOME", "HOSTNAME", "PWD", "OLDPWD", "SHLVL", "TERM", "USER", "LOGNAME", "SHELL", "MAIL", "_"}
 
@@ -116,7 +127,7 @@ def write_session_environment() -> None:
     if secret.exists():
         lines.append(secret.read_text(encoding="utf-8", errors="surrogateescape"))
     write(HOME / ".lab-env", os.fsencode("".join(lines)))
-    write(HOME / ".bashrc", b". ~/.lab-env\n[[ -n $PS1 ]] && PS1='\\u@\\h:\\w\\$ '\n")
+    write(HOME / ".bashrc", BASHRC.encode())
     write(HOME / ".profile", b". ~/.bashrc\n")
 
 
@@ -299,6 +310,14 @@ def reap(run_id: str, grace: str) -> None:
         sys.exit(1)
 
 
+def pass_on(run_id: str, number: str) -> None:
+    """Signal every process of a run; one that is only about to start is waited for."""
+    deadline = time.monotonic() + 5
+    while not (known := processes(run_id)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    signal_all(known, signal.Signals(int(number)))
+
+
 def wait_until_gone(run_id: str, known: dict[int, str], seconds: float) -> dict[int, str]:
     """What is left of the run after so many seconds; sooner when nothing is."""
     deadline = time.monotonic() + seconds
@@ -349,5 +368,6 @@ if __name__ == "__main__":
         "health": health,
         "reach": reach,
         "reap": reap,
+        "signal": pass_on,
     }
     commands[sys.argv[1]](*sys.argv[2:])

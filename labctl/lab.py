@@ -13,6 +13,9 @@ from labctl.hardware import Device, Host, Mount
 from labctl.model import INTERFACE, Accelerator, Lab, Limits, Node, Pairs, Secret
 from labctl.settings import Settings
 
+KEPT = ".lab/kept"
+"""What shells and notebooks keep when a lab goes down, relative to the lab directory: history, last directories."""
+
 
 def build(settings: Settings, directory: Path, accelerator: Accelerator, host: Host, limits: Limits) -> Lab:
     """The lab that these settings ask for on this host.
@@ -130,7 +133,7 @@ def share_cores(host: Host, near: tuple[tuple[int, ...], ...]) -> tuple[tuple[in
 
 
 def mounts(settings: Settings, directory: Path, project: str) -> tuple[Mount, ...]:
-    """The cache, the user's clones and the results, where the DeepSpeed-Chat scripts expect them."""
+    """The cache, clones and results, where the DeepSpeed-Chat scripts expect them; and what shells keep."""
     sources = ((settings.text(clone.setting), clone.repository) for clone in clones.CLONES)
     there = (Mount(source=source, target=f"{project}/{repository}") for source, repository in sources if source)
     return (
@@ -138,6 +141,7 @@ def mounts(settings: Settings, directory: Path, project: str) -> tuple[Mount, ..
         *there,
         Mount(source=str(directory / "workloads"), target=f"{project}/workloads", read_only=True),
         Mount(source=str(directory / "runs"), target=f"{project}/runs"),
+        Mount(source=str(directory / KEPT), target="/home/lab/.kept"),
     )
 
 

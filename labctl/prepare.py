@@ -14,6 +14,7 @@ from labctl.context import Context
 from labctl.engines.local import LocalEngine
 from labctl.errors import ConfigError, HostError
 from labctl.files import make_private, write_all
+from labctl.lab import KEPT
 from labctl.model import File, Lab, Workload
 from labctl.observe import observe
 from labctl.plan import ComposeUp, Plan, RemoveContainers
@@ -80,7 +81,8 @@ def build_image(context: Context, found: Settings, *, update_lock: bool = False)
 
 def require_mounts(lab: Lab) -> None:
     """Every mount's source is there; the lab's own and the default cache are made. HostError names the others."""
-    own = {str(lab.directory / "workloads"), str(lab.directory / "runs"), str(Path.home() / ".cache/labctl")}
+    here = {str(lab.directory / name) for name in ("workloads", "runs", KEPT)}
+    own = {*here, str(Path.home() / ".cache/labctl")}
     for mount in (*lab.mounts, *(mount for node in lab.nodes for mount in node.devices.mounts)):
         if mount.source in own:
             make_private(Path(mount.source))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -51,8 +51,12 @@ def project(lab: Lab) -> str:
 
 
 def container_name(lab: Lab, node: str) -> str:
-    """The name that compose gives a node's container."""
-    return f"{project(lab)}-{node}-1"
+    return container_of(lab.name, node)
+
+
+def container_of(lab: str, node: str) -> str:
+    """The name that compose gives the container of a node, in a lab of this name."""
+    return f"{project_name(lab)}-{node}-1"
 
 
 def node_directory(node: str) -> str:
@@ -158,15 +162,19 @@ def launcher(lab: Lab, host: Host) -> Service:
         environment=environment(lab, host, accelerator),
         capabilities=LAUNCHER_CAPABILITIES,
         devices=DeviceMapping(),
-        mounts=(*lab.mounts, ssh_mount(lab, f"{node_directory(first.name)}/launcher")),
+        # An editor that is attached here changes workloads; ranks, which workers run, may not.
+        mounts=(
+            *(replace(mount, read_only=False) for mount in lab.mounts),
+            ssh_mount(lab, f"{node_directory(first.name)}/launcher"),
+        ),
         secrets=secret_paths(lab, first.name),
     )
 
 
 def environment(lab: Lab, host: Host, more: Pairs) -> Pairs:
     """The container's environment: the node's own, then the lab's, whose extra variables win."""
-    node = {"LAB_UID": str(host.uid), "LAB_GID": str(host.gid), "LAB_SSH_PORT": str(lab.ssh_port), **dict(more)}
-    return tuple({**node, **dict(lab.environment)}.items())
+    node = {"LAB_NAME": lab.name, "LAB_UID": str(host.uid), "LAB_GID": str(host.gid), "LAB_SSH_PORT": str(lab.ssh_port)}
+    return tuple({**node, **dict(more), **dict(lab.environment)}.items())
 
 
 def ssh_mount(lab: Lab, path: str) -> Mount:

@@ -87,6 +87,67 @@ def replace(argv: Sequence[str]) -> NoReturn:
         raise HostError(f"cannot run {shlex.join(argv)}: {error}") from error
 
 
+def attached(argv: Sequence[str], forward: Callable[[signal.Signals], None]) -> int:
+    """Run a program on this process's own input and output to its end; returns its code.
+
+    What would end this process meanwhile (INT, TERM, HUP, less what it was told to ignore) goes to ``forward`` instead.
+    HostError when the program is not there, or was itself ended by a signal.
+    """
+    ours = [number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if _heeded(number)]
+    before = {number: signal.signal(number, lambda number, _: forward(signal.Signals(number))) for number in ours}
+    try:
+        # In a session of its own: the terminal's signals come through here alone.
+        child = subprocess.Popen(argv, start_new_session=True)
+        before[signal.SIGWINCH] = signal.signal(signal.SIGWINCH, lambda number, _: child.send_signal(number))
+        code = child.wait()
+    except OSError as error:
+        raise HostError(f"cannot run {shlex.join(argv)}: {error}") from error
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if code < 0:
+        raise HostError(f"{argv[0]} was ended by {signal.Signals(-code).name}")
+    return code
+
+
+@contextmanager
+def begun() -> Iterator[Callable[[Sequence[str]], None]]:
+    """Hands out a function that starts a program without waiting for it; those that still run at the end are ended."""
+    children: list[subprocess.Popen[bytes]] = []
+
+    def begin(argv: Sequence[str]) -> None:
+        quiet = subprocess.DEVNULL
+        children.append(subprocess.Popen(argv, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True))
+
+    try:
+        yield begin
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+
+
+@contextmanager
+def guarded(argv: Sequence[str]) -> Iterator[None]:
+    """Run the program if the block is left by an exception, and also if this process is killed within it.
+
+    A shell waits for a word from here; that the pipe closes without one tells it of any death, SIGKILL's too.
+    """
+    quiet = subprocess.DEVNULL
+    wait = ("sh", "-c", 'read -r word || exec "$@"', "sh", *argv)
+    with subprocess.Popen(wait, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True) as guard:
+        try:
+            yield
+        except BaseException:
+            guard.communicate()
+            raise
+        guard.communicate(b"done\n")
+
+
+def _heeded(number: signal.Signals) -> bool:
+    return signal.getsignal(number) is not signal.SIG_IGN
+
+
 @contextmanager
 def _child(
     argv: Sequence[str],

@@ -19,13 +19,16 @@ RINGS: tuple[tuple[str, ...], ...] = (
     ("dotenv", "yamlfile", "hostfile", "workload", "workload_fields", "deepspeed_config", "clones",
      "settings", "setting_kinds", "metrics", "verdict", "fit", "accelerators",
      "launchers", "resources", "images", "host", "pci", "apt"),
-    ("context", "observe", "lab", "render", "job", "plan"),
-    ("shell", "files", "lock", "keys", "store", "report", "output", "initialise"),
+    ("context", "observe", "lab", "render", "job", "plan", "devcontainer"),
+    ("shell", "relay", "files", "lock", "keys", "store", "report", "output", "initialise"),
     ("engines", "vendor_tools"),
     ("execute",),
     ("supervise", "trials", "limits", "device_requests", "record", "prerequisites", "sources", "base_image", "buildx",
      "build", "setup", "doctor", "inventory", "hub", "snapshot", "cache"),
     ("inputs", "prepare", "runs"),
+    ("attach", "supervise", "limits", "record", "prerequisites", "sources", "base_image", "buildx", "build", "setup",
+     "doctor", "inventory", "hub", "snapshot", "cache"),
+    ("inputs", "prepare", "runs", "notebook"),
     ("flows",),
     ("cli",),
 )  # fmt: skip
@@ -33,7 +36,7 @@ RING = {name: number for number, ring in enumerate(RINGS) for name in ring}
 # Data in, data out: what stands left of the plan.
 PURE = ("hardware", "model", "errors", "yamlfile", "hostfile", "deepspeed_config", "workload_fields", "settings",
         "setting_kinds", "metrics", "verdict", "fit", "launchers", "lab",
-        "render", "job", "plan")  # fmt: skip
+        "render", "job", "plan", "devcontainer")  # fmt: skip
 HEAVY = {"docker", "python_on_whales", "jinja2", "yaml", "cryptography", "typer", "requests", "huggingface_hub"}
 MODULES = sorted(PACKAGE.rglob("*.py"))
 LIMIT = 300

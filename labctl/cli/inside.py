@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Annotated
 
 import typer
 
-from labctl import render, shell
+from labctl import attach, render, shell
 from labctl.cli.common import HERE, Directory, Setting, answering, context
 from labctl.containers import Container
 from labctl.context import Context
@@ -23,10 +22,11 @@ def shell_command(
     setting: Setting = None,
 ) -> None:
     with answering() as output:
-        command = enter(context(directory, output, setting), node, interactive=True)
-        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        inside = enter(context(directory, output, setting), node)
+        if not on_terminal():
             raise ConfigError("a shell needs a terminal", hint=f"labctl exec -n {node} -- COMMAND")
-        shell.replace((*command, "bash"))
+        resume = () if inside.directory else ("LABCTL_RESUME=1",)
+        sys.exit(attach.run(inside, ("bash",), terminal=True, environment=resume))
 
 
 def exec_command(
@@ -36,8 +36,8 @@ def exec_command(
     setting: Setting = None,
 ) -> None:
     with answering() as output:
-        terminal = sys.stdin.isatty() and sys.stdout.isatty()
-        shell.replace((*enter(context(directory, output, setting), node, interactive=terminal), *command))
+        inside = enter(context(directory, output, setting), node)
+        sys.exit(attach.run(inside, tuple(command), terminal=on_terminal()))
 
 
 def logs_command(
@@ -63,14 +63,17 @@ def logs_command(
         shell.replace((*lines, *((node,) if node else ())))
 
 
-def enter(where: Context, node: str, *, interactive: bool) -> tuple[str, ...]:
-    """The docker command that runs something in a node as the lab's user."""
+def on_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def enter(where: Context, node: str) -> attach.Inside:
+    """A node's running container; errors say which nodes there are, or what became of this one."""
+    name = where.settings().text("LAB_NAME")
+    if inside := attach.look(name, render.container_of(name, node)):
+        return inside
     container = container_of(where, node)
-    if container.state != "running":
-        raise HostError(f"{node} is {container.state}", hint=f"labctl logs {node}; labctl up", node=node)
-    flags = ("-it",) if interactive else ("-i",)
-    user = ("--user", f"{os.getuid()}:{os.getgid()}", "--workdir", where.settings().text("PROJECT_PATH"))
-    return ("docker", "exec", *flags, *user, container.name)
+    raise HostError(f"{node} is {container.state}", hint=f"labctl logs {node}; labctl up", node=node)
 
 
 def container_of(where: Context, node: str) -> Container:

@@ -1,0 +1,73 @@
+"""A person's command in a node: in their directory, with their signals, its own exit code, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from labctl import shell
+from labctl.execute import AGENT
+
+# Seconds between TERM and KILL for what a killed labctl has left.
+GRACE = "2"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inside:
+    """A node's running container, and where in it the person stands: None where their directory is not mounted."""
+
+    container: str
+    directory: str | None
+
+
+def look(lab: str, container: str) -> Inside | None:
+    """The container, if it runs and is the lab's. Asked of the program that is called next: the SDK takes longer."""
+    shown = shell.run(("docker", "container", "inspect", container), check=False)
+    found = json.loads(shown.out or "[]")
+    if not found or found[0]["Config"]["Labels"].get("labctl.lab") != lab or not found[0]["State"]["Running"]:
+        return None
+    mounts = ((mount["Source"], mount["Destination"]) for mount in found[0]["Mounts"] if mount["Type"] == "bind")
+    return Inside(container=container, directory=mounted_at(Path.cwd(), mounts))
+
+
+def mounted_at(directory: Path, mounts: Iterable[tuple[str, str]]) -> str | None:
+    """Where a directory of the host is in a container that has these mounts (source and target), None if nowhere."""
+    holding = [(Path(source).resolve(), target) for source, target in mounts]
+    holding = [(source, target) for source, target in holding if directory.is_relative_to(source)]
+    if not holding:
+        return None
+    source, target = max(holding, key=lambda mount: len(mount[0].parts))
+    return str(PurePosixPath(target, directory.relative_to(source)))
+
+
+def run(inside: Inside, argv: tuple[str, ...], *, terminal: bool, environment: tuple[str, ...] = ()) -> int:
+    """Run a command on this process's own input and output; returns its code, 128+n where signal n ended it.
+
+    INT, TERM and HUP reach it and all that it started. If this process is killed, they are ended.
+    HostError when the connection to it is lost.
+    """
+    mark = f"person-{secrets.token_hex(8)}"
+    agent = ("docker", "exec", "--user", user(), inside.container, *AGENT)
+    with shell.guarded((*agent, "reap", mark, GRACE)), shell.begun() as begin:
+
+        def forward(number: signal.Signals) -> None:
+            begin((*agent, "signal", mark, str(int(number))))
+
+        return shell.attached((*entering(inside, mark, terminal, environment), *argv), forward)
+
+
+def entering(inside: Inside, mark: str, terminal: bool, environment: tuple[str, ...]) -> tuple[str, ...]:
+    """The docker command that runs something in a node as the lab's user, in their directory, and marks it."""
+    variables = (word for one in (f"LABCTL_RUN_ID={mark}", *environment) for word in ("--env", one))
+    where = ("--workdir", inside.directory) if inside.directory else ()
+    flags = ("-it",) if terminal else ("-i",)
+    return ("docker", "exec", *flags, "--user", user(), *where, *variables, inside.container)
+
+
+def user() -> str:
+    return f"{os.getuid()}:{os.getgid()}"
