@@ -312,7 +312,7 @@ def reap(run_id: str, grace: str) -> None:
 
 def pass_on(run_id: str, number: str) -> None:
     """Signal every process of a run; one that is only about to start is waited for."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 2
     while not (known := processes(run_id)) and time.monotonic() < deadline:
         time.sleep(0.02)
     signal_all(known, signal.Signals(int(number)))

@@ -112,7 +112,7 @@ def attached(argv: Sequence[str], forward: Callable[[signal.Signals], None]) -> 
 
 @contextmanager
 def begun() -> Iterator[Callable[[Sequence[str]], None]]:
-    """Hands out a function that starts a program without waiting for it; those that still run at the end are ended."""
+    """Hands out a function that starts a program without waiting for it; all have ended when the block is left."""
     children: list[subprocess.Popen[bytes]] = []
 
     def begin(argv: Sequence[str]) -> None:
@@ -123,7 +123,6 @@ def begun() -> Iterator[Callable[[Sequence[str]], None]]:
         yield begin
     finally:
         for child in children:
-            child.kill()
             child.wait()
 
 
