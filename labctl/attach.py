@@ -6,13 +6,15 @@ import json
 import os
 import secrets
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from labctl import shell
 from labctl.execute import AGENT
 
+# What the agent knows a run's processes by; its value here is a mark of one command.
+RUN_VARIABLE = "LABCTL_RUN_ID"
 # Seconds between TERM and KILL for what a killed labctl has left.
 GRACE = "2"
 
@@ -51,22 +53,39 @@ def run(inside: Inside, argv: tuple[str, ...], *, terminal: bool, environment: t
     INT, TERM and HUP reach it and all that it started. If this process is killed, they are ended.
     HostError when the connection to it is lost.
     """
-    mark = f"person-{secrets.token_hex(8)}"
-    agent = ("docker", "exec", "--user", user(), inside.container, *AGENT)
-    with shell.guarded((*agent, "reap", mark, GRACE)), shell.begun() as begin:
+    mark = new_mark()
+    flags = ("-it",) if terminal else ("-i",)
+    with shell.guarded(agent(inside, "reap", mark, GRACE)), shell.begun() as begin:
 
         def forward(number: signal.Signals) -> None:
-            begin((*agent, "signal", mark, str(int(number))))
+            begin(agent(inside, "signal", mark, str(int(number))))
 
-        return shell.attached((*entering(inside, mark, terminal, environment), *argv), forward)
+        return shell.attached((*entering(inside, mark, flags, environment), *argv), forward)
 
 
-def entering(inside: Inside, mark: str, terminal: bool, environment: tuple[str, ...]) -> tuple[str, ...]:
+def follow(inside: Inside, argv: tuple[str, ...], on_line: Callable[[str], None], hidden: Mapping[str, str]) -> int:
+    """Run a command that reads nothing, handing on each line; returns its code. Its ``hidden`` variables are in no
+    argument. Whatever ends this, KeyboardInterrupt or SIGKILL, ends the command and all that it started too."""
+    mark = new_mark()
+    with shell.guarded(agent(inside, "reap", mark, GRACE)):
+        words = (*entering(inside, mark, (), tuple(hidden)), *argv)
+        return shell.stream(words, on_line, env=hidden, check=False).code
+
+
+def entering(inside: Inside, mark: str, flags: tuple[str, ...], environment: tuple[str, ...]) -> tuple[str, ...]:
     """The docker command that runs something in a node as the lab's user, in their directory, and marks it."""
-    variables = (word for one in (f"LABCTL_RUN_ID={mark}", *environment) for word in ("--env", one))
+    variables = (word for one in (f"{RUN_VARIABLE}={mark}", *environment) for word in ("--env", one))
     where = ("--workdir", inside.directory) if inside.directory else ()
-    flags = ("-it",) if terminal else ("-i",)
     return ("docker", "exec", *flags, "--user", user(), *where, *variables, inside.container)
+
+
+def agent(inside: Inside, *words: str) -> tuple[str, ...]:
+    """The command by which the node's own agent does something to what was marked."""
+    return ("docker", "exec", "--user", user(), inside.container, *AGENT, *words)
+
+
+def new_mark() -> str:
+    return f"person-{secrets.token_hex(8)}"
 
 
 def user() -> str:

@@ -24,11 +24,13 @@ from labctl import (
     runs,
     store,
 )
+from labctl import clones, execute, initialise, inventory, keys, lock, plan, prepare, render, runs, store
+from labctl import devcontainer as vscode
 from labctl import setup as host_setup
 from labctl.context import Context
 from labctl.doctor import Finding, examine
 from labctl.engines.local import LocalEngine
-from labctl.errors import HostError
+from labctl.errors import ConfigError, HostError
 from labctl.files import outdated, write_all
 from labctl.model import Lab
 from labctl.settings import Settings
@@ -82,6 +84,18 @@ def render_files(context: Context) -> tuple[Lab, tuple[str, ...]]:
     """Write every node's files; returns the lab and the paths that changed."""
     lab = prepare.load_lab(context, context.settings())
     return lab, (*write_all(lab.directory, render.render(lab)), *prepare.write_secrets(lab))
+
+
+def devcontainer(context: Context, program: str, *, force: bool = False) -> dict[str, Any]:
+    """Write what attaches VS Code to this lab; ConfigError where a person changed that file, unless forced."""
+    prepare.require_initialised(context)
+    found = context.settings()
+    path = context.directory / vscode.PATH
+    if path.exists() and not force and not vscode.is_ours(path.read_text(encoding="utf-8", errors="replace")):
+        raise ConfigError(f"{path} was not written by labctl, or was changed since", hint="labctl devcontainer --force")
+    file = vscode.render(found.text("LAB_NAME"), found.text("PROJECT_PATH"), program)
+    changed = write_all(context.directory, (file,))
+    return {"file": str(path), "folder": str(context.directory), "changed": bool(changed)}
 
 
 def build(context: Context, *, workload: str = "", update_lock: bool = False) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from labctl.cli.common import HERE, Directory, Setting, answering, context
 from labctl.containers import Container
 from labctl.context import Context
 from labctl.errors import ConfigError, HostError
+from labctl.output import say
 
 NodeOption = Annotated[str, typer.Option("--node", "-n", help="launcher, or a worker.")]
 
@@ -38,6 +39,21 @@ def exec_command(
     with answering() as output:
         inside = enter(context(directory, output, setting), node)
         sys.exit(attach.run(inside, tuple(command), terminal=on_terminal()))
+
+
+def jupyter_command(
+    node: Annotated[
+        str, typer.Option("--node", "-n", help="launcher, or a worker: they have the devices.")
+    ] = "worker-0",
+    port: Annotated[int | None, typer.Option(help="Port of 127.0.0.1; by default the first free from 8888.")] = None,
+    directory: Directory = HERE,
+    setting: Setting = None,
+) -> None:
+    with answering() as output:
+        from labctl import notebook
+
+        where = context(directory, output, setting)
+        notebook.serve(where, enter(where, node), node, port, say)
 
 
 def logs_command(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +21,22 @@ def render_command(directory: Directory = HERE, setting: Setting = None, json: J
             output,
             document,
             lambda: f"{len(lab.nodes)} nodes in {lab.directory / '.lab/nodes'}, {len(changed)} files changed",
+        )
+
+
+def devcontainer_command(
+    directory: Directory = HERE,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that a person changed.")] = False,
+    setting: Setting = None,
+    json: Json = False,
+) -> None:
+    with answering(as_json=json) as output:
+        program = str(Path(sys.argv[0]).absolute())
+        document = flows.devcontainer(context(directory, output, setting), program, force=force)
+        show(
+            output,
+            document,
+            lambda: f"{document['file']}: in VS Code, open {document['folder']} and reopen it in its container",
         )
 
 

@@ -1,0 +1,88 @@
+"""``labctl jupyter``: a notebook server in a node, on a Unix socket that only this person can reach, and a relay to it.
+
+Nothing listens on the lab's network. The token is in no argument and no file of the host: the server has it in its
+environment.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+from labctl import attach, relay, shell
+from labctl.context import Context
+from labctl.errors import ConfigError, HostError
+from labctl.files import make_private
+from labctl.lab import KEPT
+
+PORTS = range(8888, 8988)
+# The first that the image has, and its page; the last has none, but editors connect to it.
+PAGES = {"jupyter-lab": "lab", "jupyter-notebook": "tree", "jupyter-server": ""}
+NOTEBOOKS = "runs/notebooks"
+
+
+def serve(context: Context, inside: attach.Inside, node: str, port: int | None, tell: Callable[[str], None]) -> None:
+    """Serve notebooks until the person stops it (KeyboardInterrupt) or it is shut down; tells its URL once it answers.
+
+    HostError when the image has no notebook server, no port is free or the server fails; ConfigError when this node
+    has one already.
+    """
+    server = find(inside, node)
+    project = context.settings().text("PROJECT_PATH")
+    make_private(context.directory / NOTEBOOKS)
+    path = free_socket(context.directory, node)
+    token = secrets.token_urlsafe(24)
+    told: list[str] = []
+    with relay.relaying(range(port, port + 1) if port else PORTS, path) as chosen:
+
+        def follow(line: str) -> None:
+            context.line(line.replace(token, "[REDACTED]"))
+            if not told and relay.answers(path):
+                told.append(f"http://{relay.LOOPBACK}:{chosen}/{PAGES[server]}?token={token}")
+                tell(told[0])
+
+        argv = (server, *arguments(path, project, inside.directory))
+        try:
+            code = attach.follow(inside, argv, follow, hidden={"JUPYTER_TOKEN": token})
+        finally:
+            path.unlink(missing_ok=True)
+    if code:
+        raise HostError(f"{server} ended with code {code}; its last words are above", node=node)
+
+
+def find(inside: attach.Inside, node: str) -> str:
+    """The notebook server that the image has."""
+    look = ("sh", "-c", 'for name; do command -v "$name" && exit; done', "sh", *PAGES)
+    found = shell.run(("docker", "exec", "--user", attach.user(), inside.container, *look), check=False).out
+    if not found:
+        raise HostError(
+            f"the image of {node} has no Jupyter",
+            hint="`labctl build` makes labctl's image, which has it; in one of your own: pip install jupyterlab ipykernel",
+            node=node,
+        )
+    return Path(found.strip()).name
+
+
+def free_socket(directory: Path, node: str) -> Path:
+    """Where the server of this node is to listen; what a killed one left there is removed."""
+    path = directory / KEPT / f"jupyter-{node}.sock"
+    if relay.answers(path):
+        raise ConfigError(
+            f"{node} has a notebook server already", hint="use its page, or end it where it was started", node=node
+        )
+    path.unlink(missing_ok=True)
+    return path
+
+
+def arguments(path: Path, project: str, here: str | None) -> tuple[str, ...]:
+    """The server shows all that is mounted, and opens where the person stands or where notebooks are kept."""
+    return (
+        "--no-browser",
+        # The lab's user has the uid of the person who called labctl, which may be 0.
+        "--allow-root",
+        f"--ServerApp.sock=/home/lab/.kept/{path.name}",
+        "--ServerApp.sock_mode=0600",
+        f"--ServerApp.root_dir={project}",
+        f"--FileContentsManager.preferred_dir={here or f'{project}/{NOTEBOOKS}'}",
+    )
