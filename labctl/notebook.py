@@ -58,7 +58,7 @@ def find(inside: attach.Inside, node: str) -> str:
     if not found:
         raise HostError(
             f"the image of {node} has no Jupyter",
-            hint="`labctl build` makes labctl's image, which has it; in one of your own: pip install jupyterlab ipykernel",
+            hint="`labctl build` makes labctl's image, which has it; one of your own needs jupyterlab and ipykernel",
             node=node,
         )
     return Path(found.strip()).name
