@@ -13,6 +13,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
@@ -166,6 +167,26 @@ def test_reap_that_cannot_lists_what_is_left(
         labnode.reap(run.id, "0")
     assert caught.value.code == 1
     assert json.loads(capsys.readouterr().out)["pid"] == pid
+
+
+# --- signal --------------------------------------------------------------------------------------------------
+
+
+def test_a_signal_reaches_every_process_of_the_run_and_nothing_else(run: Run) -> None:
+    other = run.start(PLAIN, run_id=f"{run.id}-other")
+    grandchild = run.start(PARENT.format(before=""), PLAIN)
+    labnode.pass_on(run.id, str(int(signal.SIGTERM)))
+    assert wait_for(lambda: not alive(grandchild))
+    assert wait_for(lambda: not alive(run.children[1].pid))
+    assert alive(other)
+
+
+def test_a_signal_waits_for_a_process_that_is_about_to_start(run: Run) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(labnode.pass_on, run.id, str(int(signal.SIGTERM)))
+        with subprocess.Popen(["sleep", "60"], env={"PATH": os.environ["PATH"], "LABCTL_RUN_ID": run.id}) as late:
+            assert late.wait(LIMIT) == -signal.SIGTERM
+        sent.result(LIMIT)
 
 
 # --- health --------------------------------------------------------------------------------------------------

@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -68,11 +73,95 @@ def test_replace_of_a_missing_program() -> None:
         shell.replace(["no-such-program"])
 
 
+ATTACHED = """
+import signal, sys
+from labctl import shell
+got, pid = sys.argv[1:]
+with shell.begun() as begin:
+    forward = lambda number: begin(["sh", "-c", f"echo {number.name} > {got}; kill -{int(number)} $(cat {pid})"])
+    sys.exit(shell.attached(["sh", "-c", f"echo $$ > {pid}; exec sleep 60"], forward))
+"""
+GUARDED = """
+import sys
+from labctl import shell
+with shell.guarded(["sh", "-c", f"echo ran > {sys.argv[1]}"]):
+    print("within", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def _python(program: str, *arguments: Path, before: Sequence[str] = ()) -> subprocess.Popen[str]:
+    """A Python of its own that is to be signalled."""
+    pipe = subprocess.PIPE
+    command = [*before, sys.executable, "-c", program, *map(str, arguments)]
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_an_attached_program_is_handed_on(tmp_path: Path, number: signal.Signals) -> None:
+    got, pid = tmp_path / "got", tmp_path / "pid"
+    with _python(ATTACHED, got, pid) as caller:
+        assert _until(lambda: pid.exists() and pid.read_text(), within=10)
+        os.killpg(caller.pid, number)
+        # The stand-in ends the program itself by the signal, which is no way for it to end.
+        assert caller.wait(10) == 1
+    assert got.read_text() == f"{number.name}\n"
+    assert not _alive(int(pid.read_text()))
+
+
+def test_a_signal_that_this_process_was_told_to_ignore_is_ignored(tmp_path: Path) -> None:
+    got, pid = tmp_path / "got", tmp_path / "pid"
+    with _python(ATTACHED, got, pid, before=["nohup"]) as caller:
+        assert _until(lambda: pid.exists() and pid.read_text(), within=10)
+        caller.send_signal(signal.SIGHUP)
+        caller.send_signal(signal.SIGTERM)
+        caller.wait(10)
+    assert got.read_text() == "SIGTERM\n"
+
+
+def test_an_attached_program_gives_its_code() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    assert shell.attached(["sh", "-c", "exit 7"], print) == 7
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_what_was_begun_has_ended_when_the_block_is_left(tmp_path: Path) -> None:
+    with shell.begun() as begin:
+        begin(["sh", "-c", f"sleep 0.1; echo done > {tmp_path}/file"])
+    assert (tmp_path / "file").read_text() == "done\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_the_guard_acts_when_its_process_is_ended(tmp_path: Path, number: signal.Signals) -> None:
+    with _python(GUARDED, tmp_path / "ran") as caller:
+        assert caller.stdout
+        assert caller.stdout.readline() == "within\n"
+        os.killpg(caller.pid, number)
+        caller.wait(10)
+    assert _until((tmp_path / "ran").exists, within=10)
+
+
+def test_the_guard_rests_when_the_block_is_left_well(tmp_path: Path) -> None:
+    with shell.guarded(["touch", str(tmp_path / "ran")]):
+        pass
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_guard_has_acted_when_the_block_was_left_by_an_exception(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), shell.guarded(["touch", str(tmp_path / "ran")]):
+        raise KeyboardInterrupt
+    assert (tmp_path / "ran").exists()
+
+
 def _ends(pid: int, within: float) -> bool:
+    return _until(lambda: not _alive(pid), within)
+
+
+def _until(condition: Callable[[], object], within: float) -> bool:
     deadline = time.monotonic() + within
-    while _alive(pid) and time.monotonic() < deadline:
+    while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
-    return not _alive(pid)
+    return bool(condition())
 
 
 def _alive(pid: int) -> bool:

@@ -1,0 +1,130 @@
+"""`labctl exec`: the command's own bytes, signals and exit code, in the directory where the person stands."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from integration.harness import LABCTL, Lab, wait_until
+
+pytestmark = pytest.mark.docker
+
+NODE = "worker-1"
+
+
+@contextmanager
+def under_way(lab: Lab, seconds: int, script: str) -> Iterator[subprocess.Popen[bytes]]:
+    """`labctl exec -- bash -c SCRIPT`, once the `sleep SECONDS` that it starts is there."""
+    command = [LABCTL, "exec", "-n", NODE, "--", "bash", "-c", script]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, cwd=lab.path, env=lab.environ, stdin=pipe, stdout=pipe, start_new_session=True
+    ) as caller:
+        try:
+            wait_until(lambda: sleeping(lab, seconds), 20, "the command runs")
+            yield caller
+        finally:
+            caller.kill()
+
+
+def sleeping(lab: Lab, seconds: int) -> list[str]:
+    processes = lab.containers()[NODE].top()["Processes"]
+    return [row[-1] for row in processes if row[-1] == f"sleep {seconds}"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_command_and_its_children(lab: Lab, number: signal.Signals) -> None:
+    seconds = 81_000 + number
+    with under_way(lab, seconds, f"sleep {seconds}; true") as caller:
+        caller.send_signal(number)
+        assert caller.wait(20) == 128 + number
+    assert not sleeping(lab, seconds)
+
+
+def test_a_command_may_answer_a_signal_with_a_code_of_its_own(lab: Lab) -> None:
+    with under_way(lab, 82_000, "trap 'echo saved; exit 9' TERM; sleep 82000 & wait") as caller:
+        caller.send_signal(signal.SIGTERM)
+        assert caller.communicate(timeout=20)[0] == b"saved\n"
+        assert caller.returncode == 9
+    assert not sleeping(lab, 82_000)
+
+
+def test_a_killed_labctl_leaves_nothing_behind(lab: Lab) -> None:
+    with under_way(lab, 83_000, "trap '' TERM; sleep 83000; true") as caller:
+        os.killpg(caller.pid, signal.SIGKILL)
+        caller.wait(5)
+        wait_until(lambda: not sleeping(lab, 83_000), 20, "the command has ended")
+
+
+def test_what_a_command_leaves_in_the_background_on_purpose_stays(lab: Lab) -> None:
+    lab.call("exec", "-n", NODE, "--", "sh", "-c", "sleep 84000 > /dev/null 2>&1 &").expect(0)
+    try:
+        assert sleeping(lab, 84_000)
+    finally:
+        lab.inside(NODE, "pkill", "-f", "sleep 84000")
+
+
+@pytest.mark.parametrize(("script", "code"), [("exit 7", 7), ("kill -KILL $$", 137), ("exec no-such-program", 127)])
+def test_the_commands_own_code_comes_back(lab: Lab, script: str, code: int) -> None:
+    assert lab.call("exec", "-n", NODE, "--", "sh", "-c", script).code == code
+
+
+def test_bytes_pass_unchanged_and_as_they_come(lab: Lab) -> None:
+    data = os.urandom(1 << 20) + bytes(range(256))
+    command = [LABCTL, "exec", "-n", NODE, "--", "cat"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=lab.path, env=lab.environ, stdin=pipe, stdout=pipe) as caller:
+        assert caller.stdin
+        assert caller.stdout
+        caller.stdin.write(b"first\n")
+        caller.stdin.flush()
+        assert caller.stdout.readline() == b"first\n"
+        assert caller.communicate(data, timeout=30)[0] == data
+        assert caller.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("stands", "there"),
+    [("workloads/hello", "/workspace/workloads/hello"), ("runs", "/workspace/runs"), (".", "/workspace")],
+)
+def test_it_runs_where_the_person_stands(lab: Lab, stands: str, there: str) -> None:
+    command = [LABCTL, "exec", "-C", str(lab.path), "-n", NODE, "--", "pwd"]
+    done = subprocess.run(command, cwd=lab.path / stands, env=lab.environ, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{there}\n"
+
+
+def test_a_node_that_does_not_run_is_named_with_what_mends_it(fresh_lab: Callable[..., Lab]) -> None:
+    lab = fresh_lab(LAB_NODES="1")
+    assert "labctl up" in lab.call("exec", "--", "true").expect(3).err
+    lab.call("up").expect(0)
+    lab.containers()["worker-0"].kill()
+    answer = lab.call("exec", "-n", "worker-0", "--", "true").expect(3)
+    assert "worker-0 is exited" in answer.err
+    assert "labctl logs worker-0" in answer.err
+
+
+def test_a_change_under_workloads_is_live_in_every_node(lab: Lab) -> None:
+    """Neither a build nor an `up` between the change and its effect."""
+    script = lab.path / "workloads/live.py"
+    before = lab.identities()
+    for text in ("first", "second"):
+        script.write_text(f"print({text!r})\n")
+        for node in lab.containers():
+            assert lab.call("exec", "-n", node, "--", "python", "workloads/live.py").expect(0).out == f"{text}\n"
+    assert lab.identities() == before
+
+
+def test_an_editor_in_the_launcher_changes_workloads_and_a_worker_does_not(lab: Lab) -> None:
+    write = ("--", "sh", "-c", "echo mine > workloads/note")
+    lab.call("exec", "-n", "launcher", *write).expect(0)
+    note: Path = lab.path / "workloads/note"
+    assert (note.read_text(), note.stat().st_uid) == ("mine\n", os.getuid())
+    answer = lab.call("exec", "-n", "worker-0", *write)
+    assert answer.code != 0
+    assert "Read-only file system" in answer.err

@@ -1,0 +1,35 @@
+"""Where in a container a person stands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from labctl import attach
+
+
+@pytest.mark.parametrize(
+    ("stands", "there"),
+    [
+        ("lab/workloads", "/workspace/workloads"),
+        ("lab/workloads/opt/deep", "/workspace/workloads/opt/deep"),
+        ("lab/workloads/opt/cache/x", "/workspace/.cache/x"),
+        ("lab", None),
+        ("lab/workloads-of-another", None),
+    ],
+    ids=["a mount itself", "below a mount", "the mount nearest to it", "above the mounts", "a name that begins alike"],
+)
+def test_a_directory_is_found_by_the_mount_that_holds_it(tmp_path: Path, stands: str, there: str | None) -> None:
+    mounts = [
+        (str(tmp_path / "lab/workloads"), "/workspace/workloads"),
+        (str(tmp_path / "lab/workloads/opt/cache"), "/workspace/.cache"),
+        (str(tmp_path / "lab/runs"), "/workspace/runs"),
+    ]
+    assert attach.mounted_at(tmp_path / stands, mounts) == there
+
+
+def test_a_mount_named_through_a_link_holds_what_it_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "real/repo").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("real")
+    assert attach.mounted_at(tmp_path / "real/repo", [(str(tmp_path / "link"), "/clone")]) == "/clone/repo"
