@@ -79,6 +79,11 @@ class Running:
         self._began = time.monotonic()
 
     @property
+    def out(self) -> str:
+        """Standard output so far."""
+        return self._out.read_text(encoding="utf-8", errors="backslashreplace")
+
+    @property
     def err(self) -> str:
         """Standard error so far."""
         return self._err.read_text(encoding="utf-8", errors="backslashreplace")

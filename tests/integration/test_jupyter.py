@@ -1,0 +1,237 @@
+"""`labctl jupyter`: notebooks on a loopback port with a token, from a server that listens nowhere else."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import re
+import signal
+import socket
+import struct
+import tarfile
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from integration.harness import Lab, Running, wait_until
+
+pytestmark = pytest.mark.docker
+
+NODE = "worker-0"
+# It answers every request with its token, and starts a process as a notebook starts kernels.
+STAND_IN = """#!/usr/bin/env python
+import os, socket, subprocess, sys
+path = next(word.split("=")[1] for word in sys.argv if word.startswith("--ServerApp.sock="))
+server = socket.socket(socket.AF_UNIX)
+server.bind(path)
+server.listen()
+subprocess.Popen(["sleep", "86000"], start_new_session=True)
+print("the token is", os.environ["JUPYTER_TOKEN"], file=sys.stderr, flush=True)
+while True:
+    peer, _ = server.accept()
+    if peer.recv(65536):
+        peer.sendall(b"HTTP/1.1 200 OK\\r\\nConnection: close\\r\\n\\r\\n" + os.environ["JUPYTER_TOKEN"].encode())
+    peer.close()
+"""
+
+
+@pytest.fixture
+def small(fresh_lab: Callable[..., Lab]) -> Lab:
+    """A lab of one node whose image has no notebook server, whatever it brought."""
+    lab = fresh_lab(LAB_NODES="1")
+    lab.call("up").expect(0)
+    lab.inside(NODE, "sh", "-c", "rm -f /opt/venv/bin/jupyter*", user="root")
+    return lab
+
+
+@pytest.fixture
+def serving(small: Lab) -> Lab:
+    """The same with a stand-in for one."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        entry = tarfile.TarInfo("jupyter-lab")
+        entry.size, entry.mode = len(STAND_IN), 0o755
+        archive.addfile(entry, io.BytesIO(STAND_IN.encode()))
+    small.containers()[NODE].put_archive("/opt/venv/bin", packed.getvalue())
+    return small
+
+
+@contextmanager
+def jupyter(lab: Lab, limit: float = 20) -> Iterator[tuple[Running, str]]:
+    """`labctl jupyter` under way, and the URL that it printed."""
+    with lab.start("jupyter") as running:
+
+        def url() -> str:
+            assert running.process.poll() is None, running.err
+            return running.out.strip()
+
+        yield running, wait_until(url, limit, "the URL")
+
+
+def processes(lab: Lab) -> list[str]:
+    return [row[-1] for row in lab.containers()[NODE].top()["Processes"]]
+
+
+def get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return str(answer.read().decode())
+
+
+def test_the_url_leads_to_the_server_and_holds_its_token(serving: Lab) -> None:
+    with jupyter(serving) as (_, url):
+        found = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/lab\?token=(\S{32})", url)
+        assert found, url
+        assert int(found[1]) >= 8888
+        assert get(url) == found[2]
+
+
+def test_the_token_is_only_where_the_person_reads_it(serving: Lab) -> None:
+    with jupyter(serving) as (running, url):
+        token = url.partition("token=")[2]
+        arguments = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.parent.exists()]
+        assert any(b"jupyter-lab" in line for line in arguments)
+        assert not any(token.encode() in line for line in arguments)
+        container = serving.containers()[NODE]
+        execs = [serving.engine.api.exec_inspect(identity) for identity in container.attrs["ExecIDs"]]
+        assert execs
+        assert token not in json.dumps([container.attrs, execs]) + container.logs().decode()
+        wait_until(lambda: "the token is [REDACTED]" in running.err, 5, "the server's own words")
+        assert token not in running.err
+        kept = [path for path in serving.path.rglob("*") if path.is_file() and path.suffix != ".out"]
+        assert not [path for path in kept if token.encode() in path.read_bytes()]
+
+
+def test_nobody_else_in_the_labs_network_can_connect(serving: Lab) -> None:
+    def listening() -> str:
+        return serving.inside(NODE, "sh", "-c", "cat /proc/net/tcp /proc/net/tcp6 | awk '$4 == \"0A\" {print $2}'")
+
+    before = listening()
+    with jupyter(serving):
+        assert listening() == before
+        assert (serving.path / ".lab/kept").stat().st_mode & 0o777 == 0o700
+
+
+def test_ctrl_c_ends_the_server_its_kernels_and_the_relay(serving: Lab) -> None:
+    with jupyter(serving) as (running, url):
+        assert "sleep 86000" in processes(serving)
+        running.press(signal.SIGINT)
+        running.answer(20).expect(130)
+        assert not [line for line in processes(serving) if "sleep 86000" in line or "jupyter" in line]
+        with pytest.raises(OSError, match="refused"):
+            get(url)
+    assert not list((serving.path / ".lab/kept").glob("*.sock"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_labctl_leaves_no_server_and_the_next_one_starts(serving: Lab, number: signal.Signals) -> None:
+    with jupyter(serving) as (running, _):
+        running.press(number)
+        assert running.ends_within(10)
+        wait_until(
+            lambda: not any("sleep" in line or "jupyter" in line for line in processes(serving)), 20, "all ended"
+        )
+    with jupyter(serving) as (_, url):
+        assert get(url)
+
+
+def test_a_second_one_on_the_same_node_is_refused(serving: Lab) -> None:
+    with jupyter(serving) as (_, url):
+        assert f"{NODE} has a notebook server" in serving.call("jupyter").expect(2).err
+        assert get(url)
+
+
+def test_a_port_that_is_taken_is_refused(serving: Lab) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert f"port {port} of 127.0.0.1" in serving.call("jupyter", "--port", port).expect(3).err
+
+
+def test_an_image_without_jupyter_is_refused_with_what_to_do(small: Lab) -> None:
+    answer = small.call("jupyter").expect(3)
+    assert f"the image of {NODE} has no Jupyter" in answer.err
+    assert "labctl build" in answer.err
+    assert answer.out == ""
+
+
+# --- the real one --------------------------------------------------------------------------------------------
+
+
+def test_a_kernel_computes_over_the_relay(fresh_lab: Callable[..., Lab]) -> None:
+    lab = fresh_lab(LAB_NODES="1")
+    lab.call("up").expect(0)
+    container = lab.containers()[NODE]
+    if container.exec_run(["sh", "-c", "command -v jupyter-lab"])[0]:
+        pytest.skip("the image has no jupyter-lab")
+    with jupyter(lab, 120) as (_, url):
+        place = urlsplit(url)
+        token = place.query.removeprefix("token=")
+        kernel = f"http://{place.netloc}/api/kernels"
+        asked = urllib.request.Request(f"{kernel}?token={token}", data=b"{}", method="POST")
+        with urllib.request.urlopen(asked, timeout=60) as answer:
+            identity = json.load(answer)["id"]
+        address = ("127.0.0.1", place.port or 0)
+        with Websocket(address, f"/api/kernels/{identity}/channels?token={token}") as channel:
+            channel.send(execute("import os; print(6 * 7, os.getuid(), os.uname().nodename)"))
+            while (message := channel.receive())["msg_type"] != "stream":
+                pass
+        assert message["content"]["text"] == f"42 {os.getuid()} {NODE}\n"
+
+
+def execute(code: str) -> dict[str, Any]:
+    """A kernel's `execute_request`; jupyter-client.readthedocs.io, messaging."""
+    header = {
+        "msg_id": uuid.uuid4().hex,
+        "msg_type": "execute_request",
+        "session": "s",
+        "username": "",
+        "version": "5.3",
+    }
+    content = {"code": code, "silent": False, "store_history": False, "allow_stdin": False, "stop_on_error": True}
+    return {"header": header, "parent_header": {}, "metadata": {}, "content": content, "channel": "shell"}
+
+
+class Websocket:
+    """As much of RFC 6455 as a kernel's messages take."""
+
+    def __init__(self, address: tuple[str, int], path: str) -> None:
+        self._socket = socket.create_connection(address, 60)
+        self._stream = self._socket.makefile("rb")
+        key = base64.b64encode(os.urandom(16)).decode()
+        lines = (f"GET {path} HTTP/1.1", f"Host: {address[0]}:{address[1]}", "Connection: Upgrade", "Upgrade: websocket",
+                 "Sec-WebSocket-Version: 13", f"Sec-WebSocket-Key: {key}", "", "")  # fmt: skip
+        self._socket.sendall("\r\n".join(lines).encode())
+        assert b" 101 " in self._stream.readline()
+        while self._stream.readline().strip():
+            pass
+
+    def __enter__(self) -> Websocket:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
+        self._socket.close()
+
+    def send(self, message: dict[str, Any]) -> None:
+        """One text frame, masked with zeros."""
+        data = json.dumps(message).encode()
+        self._socket.sendall(struct.pack("!BBH4x", 0x81, 0x80 | 126, len(data)) + data)
+
+    def receive(self) -> dict[str, Any]:
+        """The next text frame."""
+        while True:
+            kind, size = struct.unpack("!BB", self._stream.read(2))
+            if size >= 126:
+                wide = {126: "!H", 127: "!Q"}[size]
+                (size,) = struct.unpack(wide, self._stream.read(struct.calcsize(wide)))
+            data = self._stream.read(size)
+            if kind == 0x81:
+                message: dict[str, Any] = json.loads(data)
+                return message
