@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import http.client
 import io
 import json
 import os
@@ -43,25 +44,21 @@ while True:
 """
 
 
-@pytest.fixture
-def small(fresh_lab: Callable[..., Lab]) -> Lab:
-    """A lab of one node whose image has no notebook server, whatever it brought."""
-    lab = fresh_lab(LAB_NODES="1")
+@pytest.fixture(scope="module")
+def serving(new_lab: Callable[[dict[str, str]], Lab], image: str) -> Iterator[Lab]:
+    """A lab with a stand-in for a notebook server in its worker, and none in its launcher."""
+    lab = new_lab({"LAB_NODES": "1"})
     lab.call("up").expect(0)
-    lab.inside(NODE, "sh", "-c", "rm -f /opt/venv/bin/jupyter*", user="root")
-    return lab
-
-
-@pytest.fixture
-def serving(small: Lab) -> Lab:
-    """The same with a stand-in for one."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         entry = tarfile.TarInfo("jupyter-lab")
         entry.size, entry.mode = len(STAND_IN), 0o755
         archive.addfile(entry, io.BytesIO(STAND_IN.encode()))
-    small.containers()[NODE].put_archive("/opt/venv/bin", packed.getvalue())
-    return small
+    for node in ("launcher", NODE):
+        lab.inside(node, "sh", "-c", "rm -f /opt/venv/bin/jupyter*", user="root")
+    lab.containers()[NODE].put_archive("/opt/venv/bin", packed.getvalue())
+    yield lab
+    lab.destroy()
 
 
 @contextmanager
@@ -81,7 +78,7 @@ def processes(lab: Lab) -> list[str]:
 
 
 def get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - http, as the URL's test says
         return str(answer.read().decode())
 
 
@@ -154,9 +151,9 @@ def test_a_port_that_is_taken_is_refused(serving: Lab) -> None:
         assert f"port {port} of 127.0.0.1" in serving.call("jupyter", "--port", port).expect(3).err
 
 
-def test_an_image_without_jupyter_is_refused_with_what_to_do(small: Lab) -> None:
-    answer = small.call("jupyter").expect(3)
-    assert f"the image of {NODE} has no Jupyter" in answer.err
+def test_an_image_without_jupyter_is_refused_with_what_to_do(serving: Lab) -> None:
+    answer = serving.call("jupyter", "--node", "launcher").expect(3)
+    assert "the image of launcher has no Jupyter" in answer.err
     assert "labctl build" in answer.err
     assert answer.out == ""
 
@@ -164,20 +161,18 @@ def test_an_image_without_jupyter_is_refused_with_what_to_do(small: Lab) -> None
 # --- the real one --------------------------------------------------------------------------------------------
 
 
-def test_a_kernel_computes_over_the_relay(fresh_lab: Callable[..., Lab]) -> None:
-    lab = fresh_lab(LAB_NODES="1")
-    lab.call("up").expect(0)
+def test_a_kernel_computes_over_the_relay(lab: Lab) -> None:
     container = lab.containers()[NODE]
     if container.exec_run(["sh", "-c", "command -v jupyter-lab"])[0]:
         pytest.skip("the image has no jupyter-lab")
     with jupyter(lab, 120) as (_, url):
         place = urlsplit(url)
         token = place.query.removeprefix("token=")
-        kernel = f"http://{place.netloc}/api/kernels"
-        asked = urllib.request.Request(f"{kernel}?token={token}", data=b"{}", method="POST")
-        with urllib.request.urlopen(asked, timeout=60) as answer:
-            identity = json.load(answer)["id"]
         address = ("127.0.0.1", place.port or 0)
+        ask = http.client.HTTPConnection(*address, timeout=60)
+        ask.request("POST", f"/api/kernels?token={token}", "{}")
+        identity = json.load(ask.getresponse())["id"]
+        ask.close()
         with Websocket(address, f"/api/kernels/{identity}/channels?token={token}") as channel:
             channel.send(execute("import os; print(6 * 7, os.getuid(), os.uname().nodename)"))
             while (message := channel.receive())["msg_type"] != "stream":
@@ -205,8 +200,9 @@ class Websocket:
         self._socket = socket.create_connection(address, 60)
         self._stream = self._socket.makefile("rb")
         key = base64.b64encode(os.urandom(16)).decode()
-        lines = (f"GET {path} HTTP/1.1", f"Host: {address[0]}:{address[1]}", "Connection: Upgrade", "Upgrade: websocket",
-                 "Sec-WebSocket-Version: 13", f"Sec-WebSocket-Key: {key}", "", "")  # fmt: skip
+        asked = {"Host": f"{address[0]}:{address[1]}", "Connection": "Upgrade", "Upgrade": "websocket",
+                 "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": key}  # fmt: skip
+        lines = (f"GET {path} HTTP/1.1", *(f"{name}: {value}" for name, value in asked.items()), "", "")
         self._socket.sendall("\r\n".join(lines).encode())
         assert b" 101 " in self._stream.readline()
         while self._stream.readline().strip():

@@ -67,7 +67,7 @@ class Screen:
 
     def leave(self) -> None:
         """End it, and wait until the terminal is gone with it."""
-        self.type("C-c")
+        self.type("C-u")
         self.type("exit", "Enter")
         wait_until(lambda: not self.tmux("list-sessions"), 20, "the shell ended")
 
