@@ -24,7 +24,6 @@ from labctl import (
     runs,
     store,
 )
-from labctl import clones, execute, initialise, inventory, keys, lock, plan, prepare, render, runs, store
 from labctl import devcontainer as vscode
 from labctl import setup as host_setup
 from labctl.context import Context
