@@ -13,6 +13,7 @@ Standard library only, Python >= 3.8, so that it runs in any vendor's image:
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -24,6 +25,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -34,6 +36,9 @@ USER = "lab"
 HOME = Path("/home/lab")
 STATE = Path("/run/lab")
 KEYS = Path("/etc/lab/ssh")
+LEASES = Path("/etc/lab/leases")
+# Seconds to wait for a device whose node is on its way out: Docker gives a container ten to stop.
+HANDOVER = 15.0
 SECRETS = Path("/run/secrets")
 # The state of a listening socket in /proc/net/tcp; proc(5).
 LISTENING = "0A"
@@ -74,15 +79,41 @@ PER_SESSION = {"HOME", "HOSTNAME", "PWD", "OLDPWD", "SHLVL", "TERM", "USER", "LO
 def start(role: str) -> NoReturn:
     uid, gid = int(os.environ["LAB_UID"]), int(os.environ["LAB_GID"])
     os.umask(0o077)
+    leases = hold_leases()
     register_user(uid, gid)
     with acting_as(uid, gid):
         write_session_environment()
         keys = {path.name: path.read_bytes() for path in KEYS.iterdir()}
     if role == "worker":
         record_devices()
-        become_sshd(keys)
+        become_sshd(keys, leases)
     else:
         become_launcher(keys, uid, gid)
+
+
+def hold_leases() -> tuple[int, ...]:
+    """Lock this node's devices, or leave if another has one; the kernel keeps a lock while its descriptor is open."""
+    deadline = time.monotonic() + HANDOVER
+    return tuple(take_lease(path, deadline) for path in sorted(LEASES.glob("*")))
+
+
+def take_lease(path: Path, deadline: float) -> int:
+    """A descriptor that holds the lock, with this node's name in the file."""
+    descriptor = os.open(path, os.O_RDWR)
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                holder = os.pread(descriptor, 500, 0).decode(errors="replace")
+                sys.exit("device {} is held by {}".format(path.name, "".join(filter(str.isprintable, holder))))
+            time.sleep(0.05)
+        else:
+            break
+    since = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, json.dumps({**json.loads(os.environ["LAB_LEASE"]), "since": since}).encode(), 0)
+    return descriptor
 
 
 def register_user(uid: int, gid: int) -> None:
@@ -138,14 +169,28 @@ def record_devices() -> None:
     write(STATE / "devices", os.fsencode("".join(f"{path}\n" for path in found)), 0o644)
 
 
-def become_sshd(keys: dict[str, bytes]) -> NoReturn:
+def become_sshd(keys: dict[str, bytes], leases: tuple[int, ...]) -> NoReturn:
     write(STATE / "ssh_host_ed25519_key", keys["ssh_host_ed25519_key"])
     write(STATE / "authorized_keys", keys["authorized_keys"], 0o644)
     Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     sshd = ["/usr/sbin/sshd", "-D", "-e", "-f", "/opt/lab/sshd_config", "-p", os.environ["LAB_SSH_PORT"]]
     mark_ready()
     os.umask(0o022)
+    if leases:
+        stay_for(sshd)
     os.execv(sshd[0], sshd)
+
+
+def stay_for(command: list[str]) -> NoReturn:
+    """Run the node's program, which closes what it inherits, and end with it.
+
+    This process keeps the leases and is the container's: whoever ends it ends the node, so no node outlives its lease.
+    """
+    child = subprocess.Popen(command)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda received, _: child.send_signal(received))
+    code = child.wait()
+    sys.exit(code if code >= 0 else 128 - code)
 
 
 def become_launcher(keys: dict[str, bytes], uid: int, gid: int) -> NoReturn:

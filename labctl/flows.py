@@ -17,6 +17,7 @@ from labctl import (
     initialise,
     inventory,
     keys,
+    leases,
     lock,
     plan,
     prepare,
@@ -123,7 +124,8 @@ def up(context: Context, *, workload: str = "", dry_run: bool = False) -> dict[s
     if found.text("LAB_ACCELERATOR") == "auto":
         context.notice(f"accelerator {lab.accelerator} ({inventory.choice(found)[1]})")
     prepare.require_mounts(lab)
-    with lock.held(lab.directory / lock.LAB, "labctl up", wait=PATIENCE, notice=context.notice):
+    own = lock.held(lab.directory / lock.LAB, "labctl up", wait=PATIENCE, notice=context.notice)
+    with own, leases.granting(lab, wait=PATIENCE, notice=context.notice):
         steps = plan_up(context, lab, engine)
         prepare.require_no_run(context, steps)
         prepare.prepare(lab, engine.image_id(lab.image))
@@ -135,6 +137,7 @@ def plan_up(context: Context, lab: Lab, engine: LocalEngine) -> plan.Plan:
     """What `up` would do now."""
     observed = engine.observe(lab.name, lab.image)
     prepare.require_own(context, lab.name, observed)
+    leases.require_free(lab)
     files = render.render(lab)
     return plan.up(lab, files, outdated(lab.directory, files), observed, keyless=keys.missing(lab))
 

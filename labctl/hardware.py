@@ -73,6 +73,8 @@ class Host:
     fabrics: tuple[Fabric, ...] = ()
     gaudinet: str | None = None
     """Path of Gaudi's network description on this host, where it has one."""
+    locks: str = "/run/lock"
+    """Where the locks of its devices lie."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,6 +95,16 @@ def owning_groups(paths: Iterable[str], root: Path = ROOT) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
+def lock_directory(root: Path = ROOT) -> str:
+    """Where everyone may put a lock file and only its owner may remove it: the same for every person on this host.
+
+    /run/lock is root's alone on some distributions, such as Fedora's; /tmp is never.
+    """
+    preferred = root / "run/lock"
+    everyones = preferred.is_dir() and preferred.stat().st_mode & 0o1777 == 0o1777
+    return str(preferred if everyones else root / "tmp")
+
+
 def has_systemd(root: Path = ROOT) -> bool:
     """Whether systemd is the running service manager. Source: sd_booted(3)."""
     return (root / "run/systemd/system").is_dir()

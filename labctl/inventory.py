@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from labctl import accelerators, host, lab
+from labctl import accelerators, host, lab, leases
 from labctl.errors import HostError, LabError
 from labctl.model import Node
 from labctl.observe import ROOT, groups, observe
@@ -25,6 +25,7 @@ def of_host(found: Settings, directory: Path, root: Path = ROOT) -> dict[str, An
     accelerator, why = choice(found, root)
     everything = accelerators.find_all(root)
     nodes, trouble = nodes_of(found, directory, root) if accelerator else ((), "")
+    locks = host.lock_directory(root)
     owners = {device.path: node.name for node in nodes for device in node.devices.devices}
     return {
         "name": "local",
@@ -34,7 +35,12 @@ def of_host(found: Settings, directory: Path, root: Path = ROOT) -> dict[str, An
         "numa": host.numa_nodes(root),
         "memory": host.memory(root),
         "devices": [
-            {"accelerator": kind, **asdict(device), "node": owners.get(device.path)}
+            {
+                "accelerator": kind,
+                **asdict(device),
+                "node": owners.get(device.path),
+                "holder": leases.holder(locks, device),
+            }
             for kind, devices in everything.items()
             for device in describe(kind, devices)
         ],

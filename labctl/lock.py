@@ -8,6 +8,7 @@ import getpass
 import json
 import os
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -20,17 +21,20 @@ from labctl.files import make_private
 # Relative to the lab directory: held by what changes the lab, and by a run.
 LAB = ".lab/lock"
 RUN = ".lab/run.lock"
+# Bytes of what a holder wrote, and characters of each word of it, that are read.
+LONGEST_TEXT = 4096
+LONGEST_WORD = 200
 
 
 @contextlib.contextmanager
 def held(
-    path: Path, purpose: str, *, wait: float = 0, notice: Callable[[str], None] = lambda _: None
+    path: Path, purpose: str, *, wait: float = 0, notice: Callable[[str], None] = lambda _: None, mode: int = 0o600
 ) -> Iterator[None]:
     """Hold the lock while the block runs; wait at most so many seconds for another holder.
 
-    Raises HostError that names the holder when it is not given up in time.
+    Raises HostError that names the holder when it is not given up in time. ``mode`` is that of the file.
     """
-    with acquired(path, time.monotonic() + wait, notice) as stream:
+    with acquired(path, time.monotonic() + wait, notice, mode) as stream:
         stream.seek(0)
         stream.truncate()
         json.dump(owner(purpose), stream)
@@ -42,11 +46,11 @@ def held(
             stream.truncate()
 
 
-def acquired(path: Path, deadline: float, notice: Callable[[str], None]) -> TextIO:
+def acquired(path: Path, deadline: float, notice: Callable[[str], None], mode: int) -> TextIO:
     """The lock's file, locked. A file that its holder removed meanwhile, as `clean` does, is nobody's lock."""
     while True:
         make_private(path.parent)
-        stream = opened(path)
+        stream = opened(path, mode)
         try:
             take(stream.fileno(), path, deadline, notice)
             if still_there(stream, path):
@@ -57,11 +61,29 @@ def acquired(path: Path, deadline: float, notice: Callable[[str], None]) -> Text
         stream.close()
 
 
-def opened(path: Path) -> TextIO:
+def opened(path: Path, mode: int) -> TextIO:
     try:
-        return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "a+")
+        while True:
+            with contextlib.suppress(FileNotFoundError):
+                return os.fdopen(os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW), "a+")
+            make(path, mode)
     except OSError as error:
-        raise HostError(f"cannot open {path}: {error.strerror}", hint=f"ls -ld {path.parent}") from error
+        raise HostError(f"cannot open {path}: {error.strerror}", hint=f"ls -ld {path.parent} {path}") from error
+
+
+def make(path: Path, mode: int) -> None:
+    """An empty file of exactly this mode, in one step; one that is there already stays as it is.
+
+    In a folder that everyone may write, no one may open another's file with O_CREAT. Source: fs.protected_regular.
+    """
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".labctl-")
+    try:
+        os.fchmod(handle, mode)
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)
+    finally:
+        os.close(handle)
+        Path(temporary).unlink()
 
 
 def still_there(stream: TextIO, path: Path) -> bool:
@@ -108,22 +130,43 @@ def user_name() -> str:
 
 def holder(path: Path) -> str:
     """Who holds a lock, in words."""
+    found = said(path)
     try:
-        found = json.loads(path.read_text())
         return (
             f"`{found['purpose']}` by {found['user']} (pid {found['pid']} on {found['host']}, since {found['since']})"
         )
-    except (OSError, ValueError, KeyError):
+    except KeyError:
         return "another labctl"
+
+
+def said(path: Path) -> dict[str, str]:
+    """What the last holder wrote of itself, fit to be printed; empty where that cannot be read."""
+    try:
+        with reading(path) as stream:
+            found = json.loads(stream.read(LONGEST_TEXT))
+        return {key: plain(str(value)) for key, value in found.items()}
+    except (OSError, ValueError, AttributeError):
+        return {}
+
+
+def plain(text: str) -> str:
+    """One short line of printable characters: the words of a lock that everyone may write are a stranger's."""
+    return "".join(character if character.isprintable() else "?" for character in text[:LONGEST_WORD])
 
 
 def is_held(path: Path) -> bool:
     """Whether some process holds the lock now."""
     try:
-        with path.open("r") as stream:
+        with reading(path) as stream:
             fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
         return False
     return False
+
+
+def reading(path: Path) -> TextIO:
+    """The file to read: never another's link, nor a pipe that would wait for a writer."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    return os.fdopen(descriptor, encoding="utf-8", errors="replace")

@@ -34,6 +34,7 @@ def observe(wanted: str, root: Path = ROOT) -> tuple[Accelerator, Host]:
         infiniband=host.infiniband(root),
         fabrics=host.fabrics(root),
         gaudinet=str(gaudinet) if gaudinet.is_file() else None,
+        locks=host.lock_directory(root),
     )
 
 

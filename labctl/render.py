@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shlex
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from labctl import resources
-from labctl.hardware import DeviceMapping, Host, Mount
+from labctl.hardware import Device, DeviceMapping, Host, Mount
 from labctl.model import File, Job, Lab, Node, Pairs, Workload
 
 # Root may not do in a container what no capability allows; these are what sshd and the node's start cannot do without.
@@ -117,6 +119,29 @@ def links_mount(lab: Lab, node: Node) -> tuple[Mount, ...]:
     return (Mount(source=str(source), target="/dev/dri/by-path", read_only=True),) if node.devices.links else ()
 
 
+def lease_path(locks: str, device: Device) -> Path:
+    """The file whose lock is a device's lease: named by PCI address, as indices may change, or by its device file."""
+    return Path(locks) / f"labctl-{lease_name(device)}.lock"
+
+
+def lease_name(device: Device) -> str:
+    return device.pci or device.path.removeprefix("/dev/").replace("/", "-")
+
+
+def lease_mounts(node: Node, host: Host) -> tuple[Mount, ...]:
+    """The locks of a node's devices and no others: the node takes all that it finds there."""
+    return tuple(
+        Mount(source=str(lease_path(host.locks, device)), target=f"/etc/lab/leases/{lease_name(device)}")
+        for device in node.devices.devices
+    )
+
+
+def lease_holder(lab: Lab, node: Node, host: Host) -> Pairs:
+    """What the node writes into the locks that it takes."""
+    holder = {"lab": lab.name, "node": node.name, "directory": str(lab.directory), "uid": host.uid}
+    return (("LAB_LEASE", json.dumps(holder)),) if node.devices.devices else ()
+
+
 def fingerprint(content: str) -> str:
     """The ``labctl.render`` label in a rendered compose file."""
     return content.split("labctl.render: ", 1)[1].split("\n", 1)[0].strip('"')
@@ -133,13 +158,16 @@ def worker(lab: Lab, node: Node, host: Host) -> Service:
         role="worker",
         slots=node.slots,
         cpuset=",".join(map(str, node.cpuset)),
-        environment=environment(lab, host, (*node.devices.environment, threads, *health)),
+        environment=environment(
+            lab, host, (*node.devices.environment, threads, *health, *lease_holder(lab, node, host))
+        ),
         capabilities=(*SSHD_CAPABILITIES, *node.devices.cap_add),
         devices=node.devices,
         mounts=(
             *lab.mounts,
             *node.devices.mounts,
             *links_mount(lab, node),
+            *lease_mounts(node, host),
             cache,
             ssh_mount(lab, f"{node_directory(node.name)}/ssh"),
         ),

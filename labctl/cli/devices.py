@@ -22,6 +22,7 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "NAME": lambda device: f"{device['name']}{' (integrated)' * device['integrated']}".strip(),
     "MEMORY": lambda device: f"{device['memory'] / (1 << 30):.0f} GiB" if device["memory"] else "",
     "NODE": lambda device: str(device["node"] or ""),
+    "HELD BY": lambda device: str(device["holder"]),
     "HEALTH": lambda device: str(device["health"]),
 }
 

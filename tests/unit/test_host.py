@@ -49,6 +49,16 @@ def test_systemd_only_where_it_runs(tmp_path: Path) -> None:
     assert host.has_systemd(tmp_path)
 
 
+def test_locks_lie_where_everyone_may_make_them_and_none_may_remove_anothers(tmp_path: Path) -> None:
+    assert host.lock_directory(tmp_path) == str(tmp_path / "tmp")
+    (tmp_path / "run/lock").mkdir(parents=True)
+    for mode in (0o755, 0o777):
+        (tmp_path / "run/lock").chmod(mode)
+        assert host.lock_directory(tmp_path) == str(tmp_path / "tmp")
+    (tmp_path / "run/lock").chmod(0o1777)
+    assert host.lock_directory(tmp_path) == str(tmp_path / "run/lock")
+
+
 def test_this_host() -> None:
     assert set(host.cpus()) == os.sched_getaffinity(0)
     assert host.memory() >= host.memory_available() > 0

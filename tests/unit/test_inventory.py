@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,20 @@ def test_devices_that_the_lab_leaves_have_no_node(tmp_path: Path) -> None:
     two_gpus(tmp_path)
     found = take(tmp_path, "LAB_NODES=1\nLAB_DEVICES=0000:af:00.0\n")
     assert [(one["id"], one["node"]) for one in found["devices"]] == [("0", None), ("1", "worker-0")]
+
+
+def test_a_device_that_a_lab_has_now_names_it(tmp_path: Path) -> None:
+    lease = Path(host.lock_directory(two_gpus(tmp_path))) / "labctl-0000:af:00.0.lock"
+    sysfs.put(lease, '{"lab": "other", "node": "worker-0", "directory": "/srv/lab", "uid": 4000000, "since": "noon"}')
+    with lease.open() as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        held = [one["holder"] for one in take(tmp_path)["devices"]]
+    assert held == ["", "lab `other` of user 4000000 (worker-0, /srv/lab, since noon)"]
+
+
+def test_a_device_whose_lab_is_gone_is_free(tmp_path: Path) -> None:
+    sysfs.put(Path(host.lock_directory(two_gpus(tmp_path))) / "labctl-0000:af:00.0.lock", '{"lab": "other"}')
+    assert [one["holder"] for one in take(tmp_path)["devices"]] == ["", ""]
 
 
 def test_what_other_makers_have_is_shown_too(tmp_path: Path) -> None:

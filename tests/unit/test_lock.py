@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -140,3 +141,20 @@ def test_a_lock_that_cannot_be_made_is_an_error_for_people(tmp_path: Path) -> No
     (tmp_path / ".lab").write_text("")
     with pytest.raises(HostError), lock.held(tmp_path / ".lab/lock", "labctl up"):
         pytest.fail("there is no lock")
+
+
+def test_a_file_that_is_there_is_not_opened_as_one_to_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With fs.protected_regular the kernel refuses that for another's file in a folder that everyone may write."""
+    path = tmp_path / "lock"
+    with lock.held(path, "labctl up", mode=0o666):
+        pass
+    really = os.open
+
+    def protected(name: str | Path, flags: int, mode: int = 0o777, **options: int) -> int:
+        if flags & os.O_CREAT and Path(name).exists():
+            raise PermissionError(13, "Permission denied")
+        return really(name, flags, mode, **options)
+
+    monkeypatch.setattr(os, "open", protected)
+    with lock.held(path, "labctl up", mode=0o666):
+        assert "labctl up" in lock.holder(path)

@@ -1,0 +1,97 @@
+"""A device has one lab at a time: its lease is a kernel lock on a file of the host, held by the container that has it.
+
+No process of labctl's holds it, so it needs no daemon; the kernel frees it when the container is gone, however it went.
+The container takes it (``labnode.py``); what is here says who has it, and keeps two from being granted at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from labctl import lock
+from labctl.errors import HostError
+from labctl.hardware import Device, Host
+from labctl.model import Lab
+from labctl.render import lease_path
+
+# Everyone on the host may take a lock, whoever was the first to need it.
+SHARED = 0o666
+GRANTING = "labctl-up.lock"
+
+
+@contextlib.contextmanager
+def granting(lab: Lab, *, wait: float, notice: Callable[[str], None]) -> Iterator[None]:
+    """Be the only one on this host that gives out devices; a lab without any does not wait.
+
+    Raises HostError where another is not done in time, or the locks cannot be made: without them, two labs would get
+    the same device and neither would know.
+    """
+    wanted = [lease_path(lab.host(node.host).locks, device) for node in lab.nodes for device in node.devices.devices]
+    if not wanted:
+        yield
+        return
+    path = Path(lab.hosts[0].locks) / GRANTING
+    with lock.held(path, f"labctl up of lab {lab.name}", wait=wait, notice=notice, mode=SHARED):
+        for missing in wanted:
+            lock.opened(missing, SHARED).close()
+        yield
+
+
+def require_free(lab: Lab) -> None:
+    """HostError that names the holder of each device that the lab would get and another lab has."""
+    pairs = [(lab.host(node.host), device) for node in lab.nodes for device in node.devices.devices]
+    taken = [(host, device) for host, device in pairs if is_foreign(lab, host, device)]
+    if taken:
+        lines = (f"device {called(device)} is held by {holder(host.locks, device)}" for host, device in taken)
+        raise HostError("\n".join(lines), hint=remedy(lab, *taken[0]))
+
+
+def holder(locks: str, device: Device) -> str:
+    """Who holds a device of the host whose locks lie in that folder, in words; empty where nobody does."""
+    path = lease_path(locks, device)
+    if not lock.is_held(path):
+        return ""
+    found = lock.said(path)
+    try:
+        owner = user_name(found["uid"])
+        return f"lab `{found['lab']}` of {owner} ({found['node']}, {found['directory']}, since {found['since']})"
+    except KeyError:
+        return "another lab"
+
+
+def is_foreign(lab: Lab, host: Host, device: Device) -> bool:
+    """Whether another lab holds a device; a lab whose directory was renamed is still the same."""
+    path = lease_path(host.locks, device)
+    if not lock.is_held(path):
+        return False
+    found = lock.said(path)
+    directory = found.get("directory", "")
+    moved = found.get("uid") == str(host.uid) and not os.path.lexists(directory)
+    return found.get("lab") != lab.name or not (directory == lock.plain(str(lab.directory)) or moved)
+
+
+def remedy(lab: Lab, host: Host, device: Device) -> str:
+    """What to type next: end the other lab where it is this person's own, or take what is free."""
+    found = lock.said(lease_path(host.locks, device))
+    own = found.get("uid") == str(host.uid) and "directory" in found
+    ways = [f"labctl down -C {shlex.quote(found['directory'])}" if own else "wait for it, or ask them"]
+    if free := [one.id for one in host.devices if not is_foreign(lab, host, one)]:
+        ways.append(f"set LAB_DEVICES={','.join(free)} in .env, which {'is' if len(free) == 1 else 'are'} free")
+    return "; or ".join(ways)
+
+
+def called(device: Device) -> str:
+    return f"{device.id} ({device.pci})" if device.pci else device.id
+
+
+def user_name(uid: str) -> str:
+    """The name of a user's number; the number where nobody here has it."""
+    try:
+        return pwd.getpwuid(int(uid)).pw_name
+    except (KeyError, ValueError, OverflowError):
+        return f"user {uid}"
