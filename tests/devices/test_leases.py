@@ -1,0 +1,167 @@
+"""Labs on one machine that want the same devices: one gets them, the others are told who has them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import FreshLab
+from integration.harness import Answer, Lab, wait_until
+
+from devices import hardware
+from devices.machine import NODE_IMAGE, Machine
+
+pytestmark = pytest.mark.docker
+
+FIRST, SECOND = "/dev/dri/renderD128", "/dev/dri/renderD129"
+UID = 1234
+
+
+@pytest.fixture
+def gpus(machine: Machine) -> None:
+    """Two Intel GPUs, and a folder for locks as Debian has it."""
+    machine.run("chmod", "1777", "/run/lock")
+    for number in (0, 1):
+        hardware.card(machine, number, vendor="0x8086")
+
+
+def wanting(*devices: str, **more: str) -> dict[str, str]:
+    """Settings of a lab of one node with these devices."""
+    return {"LAB_ACCELERATOR": "intel", "LAB_NODES": "1", "LAB_DEVICES": ",".join(devices), **more}
+
+
+def refused(answer: Answer, *, holder: Lab, device: str = FIRST) -> None:
+    answer.expect(3)
+    assert device in answer.err
+    assert f"lab `{holder.name}`" in answer.err
+    assert str(holder.path) in answer.err
+
+
+@pytest.mark.usefixtures("gpus")
+def test_a_device_is_granted_again_when_its_container_was_killed(machine_lab: FreshLab) -> None:
+    one, other = machine_lab(**wanting(FIRST)), machine_lab(**wanting(FIRST))
+    one.call("up").expect(0)
+    answer = other.call("up")
+    refused(answer, holder=one)
+    assert f"labctl down -C {one.path}" in answer.err
+    assert f"LAB_DEVICES={SECOND}" in answer.err
+    assert other.labelled() == []
+    (shown,) = other.call("devices", "--json").expect(0).json["hosts"]
+    assert [device["holder"].startswith(f"lab `{one.name}`") for device in shown["devices"]] == [True, False]
+
+    one.containers()["worker-0"].kill("SIGKILL")
+    other.call("up").expect(0)
+    refused(one.call("up"), holder=other)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("gpus")
+def test_a_node_started_by_hand_does_not_steal(machine_lab: FreshLab) -> None:
+    one, other = machine_lab(**wanting(FIRST)), machine_lab(**wanting(FIRST))
+    one.call("up").expect(0)
+    worker = one.containers()["worker-0"]
+    worker.stop()
+    other.call("up").expect(0)
+    worker.start()
+    assert worker.wait(timeout=60)["StatusCode"] == 1
+    said = worker.logs().decode().splitlines()[-1]
+    assert said.startswith("device 0000:")
+    assert other.name in said
+    assert other.containers()["worker-0"].status == "running"
+
+
+@pytest.mark.usefixtures("gpus")
+def test_a_lab_is_not_in_its_own_way(machine_lab: FreshLab) -> None:
+    one, other = machine_lab(**wanting(FIRST)), machine_lab(**wanting(FIRST))
+    one.call("up").expect(0)
+    one.call("up").expect(0)
+    one.containers()["worker-0"].restart(timeout=5)
+    one.call("up").expect(0)
+    refused(other.call("up"), holder=one)
+    made_of = one.identities()["worker-0"]
+    one.configure(wanting(FIRST, LAB_SHM_SIZE="65m", LAB_IMAGE=NODE_IMAGE))
+    one.call("up").expect(0)
+    assert one.identities()["worker-0"] != made_of
+    refused(other.call("up"), holder=one)
+    one.call("down").expect(0)
+    other.call("up").expect(0)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("gpus")
+def test_a_device_moves_from_node_to_node(machine_lab: FreshLab) -> None:
+    lab = machine_lab(**wanting(FIRST, SECOND))
+    lab.call("up").expect(0)
+    lab.configure(wanting(FIRST, SECOND, LAB_NODES="2", LAB_IMAGE=NODE_IMAGE))
+    lab.call("up").expect(0)
+    lab.configure(wanting(SECOND, FIRST, LAB_NODES="2", LAB_IMAGE=NODE_IMAGE))
+    lab.call("up").expect(0)
+    assert lab.containers()["worker-0"].labels["labctl.devices"] == SECOND
+
+
+@pytest.mark.usefixtures("gpus")
+def test_of_two_at_once_one_wins(machine_lab: FreshLab) -> None:
+    labs = machine_lab(**wanting(FIRST)), machine_lab(**wanting(FIRST))
+    with labs[0].start("up") as first, labs[1].start("up") as second:
+        answers = first.answer(120), second.answer(120)
+    winner = 0 if answers[0].code == 0 else 1
+    answers[winner].expect(0)
+    refused(answers[1 - winner], holder=labs[winner])
+    assert labs[1 - winner].labelled() == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("gpus")
+def test_labs_with_other_devices_are_left_alone(machine_lab: FreshLab) -> None:
+    machine_lab(**wanting(FIRST)).call("up").expect(0)
+    machine_lab(**wanting(SECOND)).call("up").expect(0)
+    machine_lab(LAB_NODES="1").call("up").expect(0)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("gpus")
+def test_a_lease_and_its_node_live_and_die_together(machine_lab: FreshLab) -> None:
+    one, other = machine_lab(**wanting(FIRST)), machine_lab(**wanting(FIRST))
+    one.call("up").expect(0)
+    holder = ["pkill", "-KILL", "-f", "labnode.py start"]
+    one.containers()["worker-0"].exec_run(holder, user=str(UID))
+    refused(other.call("up"), holder=one)
+    one.containers()["worker-0"].exec_run(holder, user="0")
+    wait_until(lambda: one.containers()["worker-0"].status == "exited", 10, "the node without a lease is gone")
+    other.call("up").expect(0)
+
+
+@pytest.fixture
+def theirs(machine: Machine, machine_lab: FreshLab) -> Iterator[Lab]:
+    """A lab on the same machine, wanting the same device, of a person who is not root."""
+    group = machine.at("/run/docker.sock").stat().st_gid
+    prefix = (*machine.prefix, "setpriv", f"--reuid={UID}", f"--regid={UID}", f"--groups={group}")
+    home = Path(tempfile.mkdtemp(prefix="labctl-theirs-"))
+    os.chown(home, UID, UID)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(home))
+        settings = {"LAB_IMAGE": NODE_IMAGE, **wanting(FIRST)}
+        lab = Lab.make(home / "lab", f"{machine_lab().name}-theirs", machine.engine, settings, prefix=prefix)
+    for path in (lab.path, *lab.path.rglob("*")):
+        os.chown(path, UID, UID)
+    yield lab
+    lab.destroy()
+    shutil.rmtree(home)
+
+
+@pytest.mark.usefixtures("gpus")
+def test_two_people_share_a_machine(theirs: Lab, machine_lab: FreshLab) -> None:
+    mine = machine_lab(**wanting(FIRST))
+    theirs.call("up").expect(0)
+    answer = mine.call("up")
+    refused(answer, holder=theirs)
+    assert f"of user {UID} (worker-0," in answer.err
+    theirs.containers()["worker-0"].kill("SIGKILL")
+    mine.call("up").expect(0)
+    refused(theirs.call("up"), holder=mine)
+    mine.call("down").expect(0)
+    theirs.call("up").expect(0)
