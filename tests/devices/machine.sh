@@ -28,7 +28,8 @@ layer etc /etc
 rm -rf /etc/docker /etc/cdi
 mkdir /etc/docker
 mount -t tmpfs -o mode=755 run /run
-mkdir -p /run/lock /run/stand-in/bin
+mkdir -p /run/stand-in/bin
+mkdir -m 1777 /run/lock
 mount -t tmpfs -o mode=755 driver /proc/driver
 # The first engine's mounts are of no use here, and a second one would take them for its own.
 umount --recursive --lazy /var/lib/docker 2>/dev/null || true

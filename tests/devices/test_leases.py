@@ -23,8 +23,7 @@ UID = 1234
 
 @pytest.fixture
 def gpus(machine: Machine) -> None:
-    """Two Intel GPUs, and a folder for locks as Debian has it."""
-    machine.run("chmod", "1777", "/run/lock")
+    """Two Intel GPUs."""
     for number in (0, 1):
         hardware.card(machine, number, vendor="0x8086")
 
