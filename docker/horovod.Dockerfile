@@ -1,6 +1,6 @@
 # The Horovod image: the CPU image with TensorFlow, and Horovod for TensorFlow and PyTorch over Gloo and MPI.
 #
-# `labctl build --workload mnist-horovod` builds it, and the CPU image before it; what it hands in: see cpu.Dockerfile.
+# `labctl build --workload mnist-horovod` builds it, and the CPU image before it; what it is handed: see cpu.Dockerfile.
 
 ARG BASE_IMAGE=labctl/cpu
 
@@ -10,23 +10,14 @@ FROM scratch AS wheels
 # `labctl build --update-lock`: what horovod.in comes to today beside the base image's own packages.
 FROM ${BASE_IMAGE} AS resolve
 RUN --mount=type=cache,id=labctl-pip,target=/root/.cache/pip \
-    --mount=type=bind,source=cpu.in,target=/run/sources/cpu.in \
-    --mount=type=bind,source=horovod.in,target=/run/sources/horovod.in \
     --mount=type=bind,from=wheels,target=/run/sources/wheels \
     --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     --mount=type=secret,id=ca.crt,target=/run/sources/ca.crt \
-    --mount=type=tmpfs,target=/report <<'SCRIPT'
-set -eu
-# With cpu.in, so that nothing is chosen that the base image's own packages could not live with.
-pip install --dry-run --no-build-isolation --report /report/json \
-    --requirement /run/sources/cpu.in --requirement /run/sources/horovod.in
-python > /horovod.lock <<'PYTHON'
-import json, re
-found = [package["metadata"] for package in json.load(open("/report/json"))["install"]]
-print("# What horovod.in comes to, beside cpu.lock. Update it with: labctl build --workload mnist-horovod --update-lock")
-print(*sorted(re.sub(r"[-_.]+", "-", p["name"]).lower() + "==" + p["version"] for p in found), sep="\n")
-PYTHON
-SCRIPT
+    --mount=type=bind,source=cpu.in,target=/run/sources/cpu.in \
+    --mount=type=bind,source=horovod.in,target=/run/sources/horovod.in \
+    --mount=type=bind,source=resolve.py,target=/run/sources/resolve.py \
+    python /run/sources/resolve.py /run/sources/horovod.in 'labctl build --workload mnist-horovod --update-lock' \
+        --beside /run/sources/cpu.in > /horovod.lock
 
 FROM scratch AS lock
 COPY --from=resolve /horovod.lock /
@@ -38,22 +29,16 @@ RUN --mount=type=cache,id=labctl-apt-archives,target=/var/cache/apt,sharing=lock
     --mount=type=cache,id=labctl-apt-lists,target=/var/lib/apt/lists,sharing=locked \
     --mount=type=secret,id=apt.list,target=/run/sources/apt.list \
     --mount=type=secret,id=apt.conf,target=/etc/apt/apt.conf \
-    --mount=type=secret,id=ca.crt,target=/run/sources/ca.crt <<'SCRIPT'
-set -eu
-export DEBIAN_FRONTEND=noninteractive
-apt-get update
-apt-get install --yes --no-install-recommends dataset-fashion-mnist
-SCRIPT
+    --mount=type=secret,id=ca.crt,target=/run/sources/ca.crt \
+    --mount=type=bind,source=system.sh,target=/run/sources/system.sh \
+    sh /run/sources/system.sh dataset-fashion-mnist
 RUN --mount=type=cache,id=labctl-pip,target=/root/.cache/pip \
-    --mount=type=bind,source=horovod.lock,target=/run/sources/horovod.lock \
     --mount=type=bind,from=wheels,target=/run/sources/wheels \
     --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
-    --mount=type=secret,id=ca.crt,target=/run/sources/ca.crt <<'SCRIPT'
-set -eu
-grep -v '^horovod==' /run/sources/horovod.lock > /tmp/requirements
-pip install --no-deps --requirement /tmp/requirements
-rm /tmp/requirements
-SCRIPT
+    --mount=type=secret,id=ca.crt,target=/run/sources/ca.crt \
+    --mount=type=bind,source=horovod.lock,target=/run/sources/horovod.lock \
+    --mount=type=bind,source=install.sh,target=/run/sources/install.sh \
+    sh /run/sources/install.sh /run/sources/horovod.lock
 
 
 # Compiled in a stage of its own, so that cmake and the sources stay behind.
@@ -63,12 +48,9 @@ RUN --mount=type=cache,id=labctl-apt-archives,target=/var/cache/apt,sharing=lock
     --mount=type=cache,id=labctl-apt-lists,target=/var/lib/apt/lists,sharing=locked \
     --mount=type=secret,id=apt.list,target=/run/sources/apt.list \
     --mount=type=secret,id=apt.conf,target=/etc/apt/apt.conf \
-    --mount=type=secret,id=ca.crt,target=/run/sources/ca.crt <<'SCRIPT'
-set -eu
-export DEBIAN_FRONTEND=noninteractive
-apt-get update
-apt-get install --yes --no-install-recommends cmake
-SCRIPT
+    --mount=type=secret,id=ca.crt,target=/run/sources/ca.crt \
+    --mount=type=bind,source=system.sh,target=/run/sources/system.sh \
+    sh /run/sources/system.sh cmake
 RUN --mount=type=bind,source=horovod.lock,target=/run/sources/horovod.lock \
     --mount=type=bind,from=wheels,target=/run/sources/wheels \
     --mount=type=secret,id=pip.conf,target=/etc/pip.conf \

@@ -1,4 +1,4 @@
-"""The image that the CPU image is built from: here already, pulled, or made from this host's own packages."""
+"""The image that another is built from: here already, pulled, or, plain Debian, made from this host's own packages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from labctl.prerequisites import root_prefix
 Emit = Callable[[str], None]
 
 DEBIAN = "bookworm"
-"""The release of the default base image, whatever release the host runs."""
+"""The release of the plain base image, whatever release the host runs."""
+PLAIN = f"debian:{DEBIAN}-slim"
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
@@ -27,7 +28,8 @@ def ensure(name: str, *, chosen: bool, mirror: str, directory: Path, emit: Emit)
     HostError where it can be neither pulled nor made.
     """
     made = f"labctl/base:{DEBIAN}"
-    for image in (name,) if chosen else (name, made):
+    can_make = name == PLAIN and not chosen
+    for image in (name, made) if can_make else (name,):
         if _is_here(image):
             return image
     emit(f"pulling {name}")
@@ -37,7 +39,7 @@ def ensure(name: str, *, chosen: bool, mirror: str, directory: Path, emit: Emit)
         reason = error.message.strip().splitlines()[-1:]
     else:
         return name
-    if chosen:
+    if not can_make:
         raise HostError(
             f"cannot pull {name}: {reason[0]}", hint="LAB_BASE_IMAGE may name an image that is here: docker images"
         )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from labctl import base_image, buildx, images, shell, sources
+from labctl import base_image, buildx, gaudi_releases, images, shell, sources
 from labctl.errors import HostError
 from labctl.files import make_private
 from labctl.model import Pairs
@@ -19,13 +19,14 @@ from labctl.settings import Settings
 
 Emit = Callable[[str], None]
 
-TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+TORCH_INDEXES = {"cpu": "https://download.pytorch.org/whl/cpu", "intel": "https://download.pytorch.org/whl/xpu"}
+"""Where an image's torch comes from, if not from the package index itself."""
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildRequest:
-    """What to build, and the package sources that the settings name; an empty one is this host's own."""
+    """What to build, and what the settings name of base and package sources; where empty, the image's or host's own."""
 
     image: str
     """Which of labctl's own."""
@@ -33,9 +34,8 @@ class BuildRequest:
     directory: Path
     """The lab's."""
     base_image: str = ""
-    base_chosen: bool = False
     apt_mirror: str = field(default="", repr=False)
-    torch_index: str = field(default=TORCH_INDEX, repr=False)
+    torch_index: str = field(default="", repr=False)
     pip_index: str = field(default="", repr=False)
     pip_extra_indexes: tuple[str, ...] = field(default=(), repr=False)
     pip_find_links: tuple[str, ...] = field(default=(), repr=False)
@@ -52,9 +52,8 @@ def request(settings: Settings, image: str, tag: str, directory: Path, environ: 
         tag=tag,
         directory=directory,
         base_image=settings.text("LAB_BASE_IMAGE"),
-        base_chosen=settings.origin("LAB_BASE_IMAGE") != "default",
         apt_mirror=settings.text("LAB_APT_MIRROR"),
-        torch_index=settings.text("LAB_TORCH_INDEX") or TORCH_INDEX,
+        torch_index=settings.text("LAB_TORCH_INDEX"),
         pip_index=settings.text("LAB_PIP_INDEX_URL"),
         pip_extra_indexes=tuple(settings.text("LAB_PIP_EXTRA_INDEX_URL").split()),
         pip_find_links=tuple(settings.text("LAB_PIP_FIND_LINKS").split()),
@@ -68,7 +67,7 @@ def build(request: BuildRequest, emit: Emit) -> dict[str, Any]:
     began = time.monotonic()
     _require_own(request.tag)
     inputs = images.inputs_hash(request.image)
-    wanted = sources.pins(_text(request.image, "lock"))
+    wanted = sources.pins(_text(request.image, "in")) | sources.pins(_text(request.image, "lock"))
     with _prepared(request, wanted, emit) as arguments:
         labelled = ["--load", "--tag", request.tag, "--label", f"{images.INPUTS_LABEL}={inputs}"]
         _buildx(request, [*labelled, *arguments], emit)
@@ -81,10 +80,15 @@ def build(request: BuildRequest, emit: Emit) -> dict[str, Any]:
 def update_lock(request: BuildRequest, emit: Emit) -> dict[str, Any]:
     """Resolve ``<image>.in`` anew and write the lock file beside it. HostError as ``build``."""
     lock = images.file(request.image, "lock")
+    if not lock.is_file():
+        raise HostError(
+            f"image {request.image} has no lock", hint=f"its versions are in {images.file(request.image, 'in')}"
+        )
     before = sources.pins(_text(request.image, "lock"))
-    any_version = dict.fromkeys((*before, *sources.pins(_text(request.image, "in"))))
+    # Any version but of what is asked for in one: torch 2.13.0+cpu would pass for 2.13.0, which is with CUDA.
+    wanted = dict.fromkeys(before) | sources.pins(_text(request.image, "in"))
     with (
-        _prepared(request, any_version, emit) as arguments,
+        _prepared(request, wanted, emit) as arguments,
         tempfile.TemporaryDirectory(dir=_state(request)) as folder,
     ):
         # Without the cache for that stage: what was resolved last month would come back.
@@ -112,16 +116,18 @@ def _prepared(request: BuildRequest, wanted: Mapping[str, str | None], emit: Emi
     apt_list = base_image.apt_list(release.get("ID", ""), release.get("VERSION_CODENAME", ""), request.apt_mirror)
     with tempfile.TemporaryDirectory(dir=_state(request), prefix="build-") as folder:
         handed = hand_in(request, pip_sources(request, sources.of_host()), wanted, apt_list, Path(folder))
-        yield ["--build-arg", f"BASE_IMAGE={base}", *handed]
+        yield ["--build-arg", f"BASE_IMAGE={base}", "--label", f"{images.BASE_LABEL}={base}", *handed]
 
 
 def _base(request: BuildRequest, emit: Emit) -> str:
     """The image to build on, here by now: labctl's own, built where it is missing or old, or the settings'."""
     name = images.base_of(request.image)
     if name is None:
+        if request.image == "habana" and request.base_image:
+            gaudi_releases.require_match(request.base_image)
         return base_image.ensure(
-            request.base_image or f"debian:{base_image.DEBIAN}-slim",
-            chosen=request.base_chosen,
+            request.base_image or images.base(request.image) or _gaudi_base(),
+            chosen=bool(request.base_image),
             mirror=request.apt_mirror,
             directory=_state(request),
             emit=emit,
@@ -131,6 +137,16 @@ def _base(request: BuildRequest, emit: Emit) -> str:
         emit(f"image {request.tag} is built on {tag}: building that first")
         build(replace(request, image=name, tag=tag), emit)
     return tag
+
+
+def _gaudi_base() -> str:
+    driver = gaudi_releases.driver()
+    if not driver:
+        raise HostError(
+            "which of Habana's images to build on depends on the driver, and this host has none",
+            hint=f"set LAB_BASE_IMAGE to the image of the nodes' driver, such as {gaudi_releases.newest()}",
+        )
+    return gaudi_releases.base_for(driver)
 
 
 def pip_sources(request: BuildRequest, host: sources.PipSources) -> sources.PipSources:
@@ -148,10 +164,11 @@ def hand_in(
     request: BuildRequest, pip: sources.PipSources, wanted: Mapping[str, str | None], apt_list: str, folder: Path
 ) -> list[str]:
     """Write what the build may read into a private folder; returns the arguments, which name files, never values."""
-    staged = sources.stage_wheels(_with_local_torch(pip, request.torch_index), wanted, folder / "wheels")
+    index = request.torch_index or TORCH_INDEXES.get(request.image, "")
+    staged = sources.stage_wheels(_with_local_torch(pip, index), wanted, folder / "wheels")
     certificates = sources.ca_bundle((pip.cert,), request.environ)
     # Only where torch is wanted and no wheel is here: pip would ask it for every package, and it may be out of reach.
-    torch_index = request.torch_index if "torch" in wanted.keys() - staged else ""
+    torch_index = index if "torch" in wanted.keys() - staged else ""
     secrets = {
         "pip.conf": sources.pip_conf(
             pip, torch_index=torch_index, wheels=bool(staged), certificates=bool(certificates)

@@ -11,6 +11,7 @@ from labctl import resources
 from labctl.errors import HostError
 
 INPUTS_LABEL = "labctl.inputs"
+BASE_LABEL = "labctl.base"
 
 _OWN = "labctl/"
 
@@ -32,7 +33,7 @@ def name_of(image: str) -> str | None:
 
 
 def file(name: str, kind: str) -> Path:
-    """Its ``Dockerfile``, its ``lock`` (pinned Python packages) or its ``in`` (what the lock is resolved from)."""
+    """Its ``Dockerfile``, its ``lock`` (pinned Python packages), its ``in`` (what is asked for) or its ``releases``."""
     return resources.path("docker", f"{name}.{kind}")
 
 
@@ -44,20 +45,33 @@ def dockerfile(name: str) -> Path:
     return path
 
 
+def base(name: str) -> str:
+    """The image that it is built on unless a person chooses another; empty where the host decides."""
+    found = re.search(r"^ARG BASE_IMAGE=(\S+)", dockerfile(name).read_text(encoding="utf-8"), re.MULTILINE)
+    return found[1] if found else ""
+
+
 def base_of(name: str) -> str | None:
     """Which of labctl's own images it is built on; None for another's."""
-    base = re.search(r"^ARG BASE_IMAGE=(\S+)", dockerfile(name).read_text(encoding="utf-8"), re.MULTILINE)
-    return name_of(base[1]) if base else None
+    return name_of(base(name))
+
+
+def inputs(name: str) -> tuple[Path, ...]:
+    """The files that the image comes from: its Dockerfile, and what that mounts or copies of the folder it is in."""
+    path = dockerfile(name)
+    text = path.read_text(encoding="utf-8")
+    mounted = re.findall(r"--mount=type=bind,source=([^,\s]+)", text)
+    copied = re.findall(r"^COPY (?:--chmod=\S+ )?(?!-)(\S+)", text, re.MULTILINE)
+    return (path, *(path.with_name(file) for file in sorted({*mounted, *copied})))
 
 
 def inputs_hash(name: str) -> str:
     """A hash over the files that the image, and the one it is built on, come from."""
     digest = hashlib.sha256()
-    own = (dockerfile(name), file(name, "lock"))
-    for path in (*own, resources.path("docker", "labnode.py"), resources.path("docker", "sshd_config")):
-        digest.update(path.name.encode() + b"\0" + (path.read_bytes() if path.is_file() else b"") + b"\0")
-    if base := base_of(name):
-        digest.update(inputs_hash(base).encode())
+    for path in inputs(name):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    if below := base_of(name):
+        digest.update(inputs_hash(below).encode())
     return digest.hexdigest()
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from labctl import device_requests, images, keys, lab, limits, lock, render
+from labctl import device_requests, gaudi_releases, images, keys, lab, limits, lock, render
 from labctl.containers import Observed
 from labctl.context import Context
 from labctl.engines.local import LocalEngine
@@ -34,7 +34,13 @@ def load_lab(context: Context, found: Settings, engine: LocalEngine | None = Non
 
 def image_name(found: Settings) -> str:
     """The image of the lab's nodes: the one asked for, or labctl's own for the accelerator."""
-    return found.text("LAB_IMAGE") or images.tag(observe(found.text("LAB_ACCELERATOR"))[0])
+    return found.text("LAB_IMAGE") or images.tag(accelerator(found))
+
+
+def accelerator(found: Settings) -> str:
+    """The accelerator of the lab's nodes, by name; only where the setting is auto, this host's devices tell it."""
+    wanted = found.text("LAB_ACCELERATOR")
+    return observe(wanted)[0] if wanted == "auto" else wanted
 
 
 def for_workload(found: Settings, task: Workload) -> Settings:
@@ -46,6 +52,7 @@ def for_workload(found: Settings, task: Workload) -> Settings:
 
 def ensure_image(context: Context, found: Settings, engine: LocalEngine) -> None:
     """Build the lab's image when it is not there; say so when it was built from other files than these."""
+    observe(found.text("LAB_ACCELERATOR"))  # A host without the devices is told so before minutes of building.
     image = image_name(found)
     own = images.name_of(image)
     if engine.image_id(image) is None:
@@ -53,7 +60,10 @@ def ensure_image(context: Context, found: Settings, engine: LocalEngine) -> None
             raise HostError(f"there is no image {image}", hint=f"docker pull {image}, or unset LAB_IMAGE")
         context.notice(f"image {image} is not there yet: building it (minutes, once)")
         build_image(context, found)
-    elif own and images.is_stale(engine.image_labels(image), own):
+    labels = engine.image_labels(image)
+    if accelerator(found) == "habana":
+        gaudi_releases.require_match(labels.get(images.BASE_LABEL) or image)
+    if own and images.is_stale(labels, own):
         asked = found.origin("LAB_IMAGE").partition("workload ")[2]
         command = f"labctl build --workload {asked}" if asked else "labctl build"
         context.warn(f"image {image} was built from other files than labctl's own now; `{command}` makes it anew")
@@ -74,7 +84,7 @@ def build_image(context: Context, found: Settings, *, update_lock: bool = False)
     from labctl import build
 
     tag = image_name(found)
-    image = images.name_of(tag) or observe(found.text("LAB_ACCELERATOR"))[0]
+    image = images.name_of(tag) or accelerator(found)
     request = build.request(found, image, tag, context.directory, context.environ)
     return build.update_lock(request, context.notice) if update_lock else build.build(request, context.notice)
 

@@ -145,12 +145,12 @@ def test_the_torch_index_is_asked_only_where_no_wheel_is_here(tmp_path: Path, wh
         folder = tmp_path / str(number)
         folder.mkdir()
         build.hand_in(request(tmp_path), PipSources(find_links=links), {"torch": "2.13.0+cpu"}, "", folder)
-        assert (build.TORCH_INDEX in (folder / "pip.conf").read_text()) is not bool(links)
+        assert (build.TORCH_INDEXES["cpu"] in (folder / "pip.conf").read_text()) is not bool(links)
 
 
 def test_the_torch_index_is_not_asked_for_an_image_that_adds_no_torch(tmp_path: Path) -> None:
     build.hand_in(request(tmp_path), PipSources(), {"horovod": "0.28.1"}, "", tmp_path)
-    assert build.TORCH_INDEX not in (tmp_path / "pip.conf").read_text()
+    assert build.TORCH_INDEXES["cpu"] not in (tmp_path / "pip.conf").read_text()
 
 
 def test_a_failed_build_shows_its_last_lines_without_credentials(
@@ -210,7 +210,12 @@ def docker_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "docker"
     folder.mkdir()
     for name, base in (("under", "debian:bookworm-slim"), ("over", "labctl/under")):
-        (folder / f"{name}.Dockerfile").write_text(f"# {name}\nARG BASE_IMAGE={base}\nFROM ${{BASE_IMAGE}}\n")
+        (folder / f"{name}.Dockerfile").write_text(
+            f"# {name}\nARG BASE_IMAGE={base}\nFROM ${{BASE_IMAGE}}\n"
+            f"RUN --mount=type=bind,source={name}.lock,target=/lock \\\n    true\n"
+            f"COPY --chmod=755 labnode.py /labnode.py\nCOPY --from=elsewhere /made /\n"
+        )
+        (folder / "labnode.py").touch()
         (folder / f"{name}.lock").write_text("one==1\n")
     monkeypatch.setattr(resources, "path", tmp_path.joinpath)
     return folder

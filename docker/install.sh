@@ -1,0 +1,38 @@
+#!/bin/sh
+# Installs Python packages for every user of the image:
+#
+#     install.sh NAME.lock              exactly those that it lists
+#     install.sh NAME.in [LOCK]         those that it asks for, in LOCK's versions; where the base brings a torch of its
+#                                       own, around what is there: nothing is replaced, and that torch is the one
+#
+# DeepSpeed comes last: it looks at the torch that is installed, and past pip's cache, which does not know for which torch
+# a wheel was made. Horovod is compiled by its own Dockerfile.
+set -eu
+requirements=$1
+versions=${2:-/dev/null}
+work=$(mktemp -d)
+
+case $requirements in
+*.lock)
+    set -- --no-deps
+    ;;
+*)
+    set -- --constraint "$work/constraints"
+    grep -v '^torch==' "$versions" > "$work/constraints" || true
+    if [ ! -d /opt/venv ]; then
+        # A distribution's Python takes no packages unless told so.
+        export PIP_BREAK_SYSTEM_PACKAGES=1
+        pip list --format freeze > "$work/constraints"
+    fi
+    ;;
+esac
+
+if [ -d /opt/venv ]; then own_torch='^$'; else own_torch='^torch=='; fi
+grep -vE "^deepspeed|^horovod==|$own_torch" "$requirements" > "$work/requirements"
+pip install "$@" --requirement "$work/requirements"
+if grep '^deepspeed' "$requirements" > "$work/deepspeed"; then
+    pip install "$@" --no-build-isolation --no-cache-dir --requirement "$work/deepspeed"
+fi
+rm -r "$work"
+# What a vendor put together is the vendor's.
+if [ -d /opt/venv ]; then pip check; fi
