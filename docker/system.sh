@@ -22,5 +22,5 @@ rm -f /etc/ssh/ssh_host_*
 if ! python3 -c 'import sys, importlib.util; sys.exit(importlib.util.find_spec("torch") is None)'; then
     python3 -m venv /opt/venv
 elif ! command -v python > /dev/null; then
-    ln -s python3 /usr/local/bin/python
+    ln -s "$(command -v python3)" /usr/local/bin/python
 fi

@@ -100,6 +100,47 @@ def test_every_accelerator_trains_with_the_same_versions() -> None:
     assert cpu["torch"] == f"{nvidia['torch']}+cpu"
 
 
+PIP = """\
+#!/bin/sh
+[ "$1" = list ] && { printf 'torch==2.7.1+vendor\\nnumpy==1.26.4\\n'; exit; }
+echo "pip $*" | sed 's#/tmp/[^ ]*/##g' >> "$LOG"
+for word; do case $word in */*) sed 's/^/  /' "$word" >> "$LOG";; esac; done
+"""
+
+
+def installed(tmp_path: Path, requirements: str, name: str) -> list[str]:
+    """What install.sh asks of pip where there is no /opt/venv; below each call, the files that it names."""
+    (tmp_path / "pip").write_text(PIP)
+    (tmp_path / "pip").chmod(0o755)
+    (tmp_path / name).write_text(requirements)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "LOG": f"{tmp_path}/log", "TMPDIR": "/tmp"}  # noqa: S108
+    shell.run(["sh", str(DOCKER / "install.sh"), str(tmp_path / name)], env=environment)
+    return (tmp_path / "log").read_text().splitlines()
+
+
+@pytest.mark.skipif(Path("/opt/venv").exists(), reason="this machine has what a plain base gets")
+def test_around_a_vendors_torch_nothing_that_is_there_is_replaced(tmp_path: Path) -> None:
+    there = ["  torch==2.7.1+vendor", "  numpy==1.26.4"]
+    assert installed(tmp_path, "deepspeed==1\nnumpy\ntorch==2.13.0\n", "some.in") == [
+        "pip install --constraint constraints --requirement requirements",
+        *there,
+        "  numpy",
+        "pip install --constraint constraints --no-build-isolation --no-cache-dir --requirement deepspeed",
+        *there,
+        "  deepspeed==1",
+    ]
+
+
+def test_a_lock_is_installed_as_it_is_and_deepspeed_against_its_torch(tmp_path: Path) -> None:
+    lock = "# made\ndeepspeed==1\nhorovod==2\nnumpy==3\n"
+    assert [line for line in installed(tmp_path, lock, "some.lock") if not line.startswith("  #")] == [
+        "pip install --no-deps --requirement requirements",
+        "  numpy==3",
+        "pip install --no-deps --no-build-isolation --no-cache-dir --requirement deepspeed",
+        "  deepspeed==1",
+    ]
+
+
 # --- the base ------------------------------------------------------------------------------------------------
 
 

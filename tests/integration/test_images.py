@@ -1,0 +1,57 @@
+"""The NVIDIA image, built from a plain base on a machine that has neither driver nor device."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from docker import DockerClient
+from integration.harness import Lab
+from labctl import images
+
+pytestmark = [pytest.mark.docker, pytest.mark.slow]
+
+IMAGE = images.tag("nvidia")
+REPORT = """
+import json, deepspeed, torch
+print(json.dumps({
+    "torch": torch.__version__,
+    "cuda": torch.version.cuda,
+    "available": torch.cuda.is_available(),
+    "nccl": torch.distributed.is_nccl_available(),
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def nvidia(engine: DockerClient, new_lab: Callable[[dict[str, str]], Lab]) -> str:
+    """The image as its files are now; minutes where it is not here."""
+    here = engine.images.list(filters={"reference": f"{IMAGE}:latest"})
+    if not here or images.is_stale(here[0].labels, "nvidia"):
+        new_lab({"LAB_ACCELERATOR": "nvidia", "LAB_IMAGE": IMAGE}).call("build", limit=1800).expect(0)
+    return IMAGE
+
+
+def test_its_torch_imports_and_names_its_cuda_though_the_driver_is_absent(engine: DockerClient, nvidia: str) -> None:
+    out = engine.containers.run(nvidia, ["-c", REPORT], entrypoint="python", remove=True, network_mode="none")
+    said: dict[str, Any] = json.loads(out.splitlines()[-1])
+    assert "+cpu" not in said["torch"]
+    assert said["cuda"].startswith("13.")
+    assert said["nccl"] is True
+    assert said["available"] is False
+
+
+def test_its_nodes_reach_each_other_and_run_mpi(nvidia: str, fresh_lab: Callable[..., Lab]) -> None:
+    lab = fresh_lab(LAB_IMAGE=nvidia, LAB_ACCELERATOR="cpu")
+    lab.call("up", limit=300).expect(0)
+    assert lab.call("run", "hello-mpi", "--json", limit=120).expect(0).json["verdict"] == "PASS"
+
+
+def test_without_its_devices_up_says_so_before_it_builds_anything(fresh_lab: Callable[..., Lab]) -> None:
+    lab = fresh_lab(LAB_IMAGE="", LAB_ACCELERATOR="habana")
+    answer = lab.call("up", limit=60).expect(3)
+    assert "this host has no habana device" in answer.err
+    assert "building" not in answer.err
