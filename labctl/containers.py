@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from labctl.model import Cause
 
@@ -47,6 +48,11 @@ class Observed:
     networks: tuple[tuple[str, str], ...] = ()
     """Id and name."""
     image: str | None = None
+
+    def owner_elsewhere(self, directory: Path) -> Path | None:
+        """Another directory, still there, that these containers belong to; None where there is none."""
+        owners = (Path(container.directory) for container in self.containers)
+        return next((owner for owner in owners if owner != directory and owner.is_dir()), None)
 
     def container(self, node: str) -> Container | None:
         return next((container for container in self.containers if container.node == node), None)

@@ -26,15 +26,59 @@ def ensure(lab: Lab) -> None:
 
     A worker's private host key lies only in that worker's directory, the identity only in the launcher's.
     """
-    launcher = lab.directory / node_directory(lab.nodes[0].name) / LAUNCHER
+    launcher = launcher_directory(lab)
     identity = ensure_pair(launcher / IDENTITY)
     known_hosts = []
     for node in lab.nodes:
-        ssh = lab.directory / node_directory(node.name) / "ssh"
+        ssh = ssh_directory(lab, node.name)
         public = ensure_pair(ssh / HOST_KEY)
-        write(ssh / "authorized_keys", f"restrict,pty {identity} labctl-{lab.name}\n")
-        known_hosts.append(f"[{node.name}]:{lab.ssh_port} {public}\n")
+        write(ssh / "authorized_keys", admitted(lab, identity))
+        known_hosts.append(pin(lab, node.name, public))
     write(launcher / "known_hosts", "".join(known_hosts))
+
+
+def unpinned(lab: Lab) -> frozenset[str]:
+    """Workers whose host key on disk is not the one that the launcher is told, or that do not admit the launcher's."""
+    launcher = launcher_directory(lab)
+    identity = admitted(lab, public_of(launcher / IDENTITY) or "")
+    pins = set(_text(launcher / "known_hosts").splitlines(keepends=True))
+    return frozenset(
+        node.name
+        for node in lab.nodes
+        if pin(lab, node.name, public_of(ssh_directory(lab, node.name) / HOST_KEY) or "") not in pins
+        or _text(ssh_directory(lab, node.name) / "authorized_keys") != identity
+    )
+
+
+def private(lab: Lab) -> tuple[Path, ...]:
+    """The private keys that are on disk."""
+    wanted = (launcher_directory(lab) / IDENTITY, *(ssh_directory(lab, node.name) / HOST_KEY for node in lab.nodes))
+    return tuple(path for path in wanted if path.is_file())
+
+
+def launcher_directory(lab: Lab) -> Path:
+    return lab.directory / node_directory(lab.nodes[0].name) / LAUNCHER
+
+
+def ssh_directory(lab: Lab, node: str) -> Path:
+    return lab.directory / node_directory(node) / "ssh"
+
+
+def pin(lab: Lab, node: str, public: str) -> str:
+    """A worker's line in the launcher's ``known_hosts``."""
+    return f"[{node}]:{lab.ssh_port} {public}\n"
+
+
+def admitted(lab: Lab, identity: str) -> str:
+    """What a worker's ``authorized_keys`` holds."""
+    return f"restrict,pty {identity} labctl-{lab.name}\n"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""
 
 
 def ensure_pair(path: Path) -> str:

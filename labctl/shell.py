@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, NoReturn
 
 from labctl.errors import HostError
@@ -56,6 +57,7 @@ def stream(
     on_line: Callable[[str], None],
     *,
     env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
     timeout: float | None = None,
     check: bool = True,
 ) -> Completed:
@@ -64,7 +66,7 @@ def stream(
     expired = threading.Event()
     try:
         with (
-            _child(argv, env, timeout, out=subprocess.PIPE, err=subprocess.STDOUT) as child,
+            _child(argv, env, timeout, out=subprocess.PIPE, err=subprocess.STDOUT, cwd=cwd) as child,
             _limit(child, timeout, expired),
         ):
             for line in _lines(child.stdout):
@@ -156,6 +158,7 @@ def _child(
     out: int,
     err: int,
     input: str | None = None,  # noqa: A002
+    cwd: Path | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
     """A child that is gone, with what it started, when the block is left by an exception."""
     child = subprocess.Popen(
@@ -167,6 +170,7 @@ def _child(
         encoding="utf-8",
         errors="replace",
         env=None if env is None else {**os.environ, **env},
+        cwd=cwd,
         # Without a limit it stays in the terminal's own group: Ctrl-C reaches it, and sudo can ask for a password.
         start_new_session=timeout is not None,
     )

@@ -12,6 +12,7 @@ from typing import Any
 from labctl import shell
 from labctl.containers import Container, Observed, lost
 from labctl.errors import HostError
+from labctl.hardware import DeviceMapping
 from labctl.model import Cause, Pairs
 
 LAST_LINES = 20
@@ -55,9 +56,27 @@ class LocalEngine:
         """What tells this daemon from another."""
         return str(self.information()["ID"])
 
-    def storage(self) -> str:
-        """Where the daemon keeps images, as a path on its host."""
-        return str(self.information()["DockerRootDir"])
+    def network(self, identity: str) -> dict[str, Any]:
+        """A network in full: its options, addresses, and who is on it."""
+        with _reading():
+            return dict(self._reader.inspect_network(identity))
+
+    def unused_networks(self) -> tuple[str, ...]:
+        """Names of the networks that somebody made and nothing is attached to."""
+        with _reading():
+            return tuple(sorted(one["Name"] for one in self._reader.networks(filters={"dangling": ["true"]})))
+
+    def try_network(self, lab: str) -> str:
+        """Why the daemon cannot make another network for a lab; empty when it can. What was made for it is removed."""
+        import docker
+
+        with _reading():
+            try:
+                made = self._reader.create_network(f"labctl-{lab}-{PROBE}", labels={"labctl.lab": lab})
+            except docker.errors.APIError as error:
+                return str(error.explanation or error)
+            self._reader.remove_network(made["Id"])
+        return ""
 
     def observe(self, lab: str, image: str | None = None) -> Observed:
         """The lab's containers and networks, by label, and the id of an image where one is asked about."""
@@ -122,9 +141,9 @@ class LocalEngine:
         with _acting("docker network rm"):
             self._actor.network.remove(list(networks))
 
-    def call(self, container: str, argv: tuple[str, ...], *, user: str) -> shell.Completed:
-        """Run a short program in a container to its end, whatever its exit code; HostError after two minutes."""
-        return shell.run(("docker", "exec", "--user", user, container, *argv), timeout=CALL_LIMIT, check=False)
+    def call(self, container: str, argv: tuple[str, ...], *, user: str, limit: float = CALL_LIMIT) -> shell.Completed:
+        """Run a short program in a container to its end, whatever its exit code; HostError after so many seconds."""
+        return shell.run(("docker", "exec", "--user", user, container, *argv), timeout=limit, check=False)
 
     def follow(
         self,
@@ -153,6 +172,22 @@ class LocalEngine:
         """Whether the daemon knows this device driver, by reserving these devices: it lists none."""
         wanted = f'driver={driver},"device={",".join(ids)}"'
         return self._starts(lab, image, unless="could not select device driver", gpus=wanted)
+
+    def starts(self, lab: str, image: str, mapping: DeviceMapping) -> str:
+        """Why a container with these devices does not start; empty when it does."""
+        asked = mapping.requests if mapping.driver == "cdi" else mapping.paths
+        reserved = f'driver={mapping.driver},"device={",".join(mapping.requests)}"'
+        options = {
+            "devices": list(asked),
+            "envs": dict(mapping.environment),
+            **({"runtime": mapping.runtime} if mapping.runtime else {}),
+            **({"gpus": reserved} if mapping.requests and mapping.driver != "cdi" else {}),
+        }
+        try:
+            self._starts(lab, image, unless="\0", **options)
+        except HostError as error:
+            return error.message
+        return ""
 
     def _starts(self, lab: str, image: str, *, unless: str, **options: Any) -> bool:
         """Whether a throw-away container with these options starts; not where the daemon says ``unless``.
