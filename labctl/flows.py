@@ -28,7 +28,8 @@ from labctl import (
 from labctl import devcontainer as vscode
 from labctl import setup as host_setup
 from labctl.context import Context
-from labctl.doctor import Finding, examine
+from labctl.doctor import Attempt, Examination, Finding, examine, require
+from labctl.doctor import mend as repair
 from labctl.engines.local import LocalEngine
 from labctl.errors import ConfigError, HostError
 from labctl.files import outdated, write_all
@@ -51,18 +52,26 @@ def setup(emit: Callable[[str], None], ask: Ask | None, *, yes: bool) -> bool:
     return host_setup.setup(yes=yes, ask=ask, emit=emit)
 
 
-def doctor(context: Context) -> tuple[Finding, ...]:
-    """Look at this host and this lab."""
+def doctor(context: Context, *, node: str = "") -> tuple[Finding, ...]:
+    """Look at this host and this lab, or at one node of it."""
     found = context.settings()
     prepare.require_named(context, found)
     engine = LocalEngine()
     # What would be warned of is among the findings.
     quiet = replace(context, emit=lambda _: None)
+    lacking = None
     try:
         lab = prepare.load_lab(quiet, found, engine if prepare.can_probe(found, engine) else None, anew=True)
     except HostError as error:
-        return (Finding.of_error("LAB-DEVICE-001", error),)
-    return examine(lab, engine)
+        lacking = error
+        lab = prepare.load_lab(quiet, prepare.without_devices(found))
+    look = Examination(lab=lab, settings=found, environ=context.environ, engine=engine, only=node)
+    return examine(look, lacking=lacking)
+
+
+def mend(context: Context, ask: Ask | None, *, node: str = "") -> tuple[tuple[Finding, ...], tuple[Attempt, ...]]:
+    """Run what mends and touches only labctl's own; ``ask`` is asked before each, where there is somebody to ask."""
+    return repair(context, lambda: doctor(context, node=node), ask)
 
 
 def devices(context: Context) -> dict[str, Any]:
@@ -123,7 +132,7 @@ def up(context: Context, *, workload: str = "", dry_run: bool = False) -> dict[s
     lab = prepare.load_lab(context, found, engine)
     if found.text("LAB_ACCELERATOR") == "auto":
         context.notice(f"accelerator {lab.accelerator} ({inventory.choice(found)[1]})")
-    prepare.require_mounts(lab)
+    require(Examination(lab=lab, settings=found, environ=context.environ, engine=engine), "up")
     own = lock.held(lab.directory / lock.LAB, "labctl up", wait=PATIENCE, notice=context.notice)
     with own, leases.granting(lab, wait=PATIENCE, notice=context.notice):
         steps = plan_up(context, lab, engine)
@@ -238,6 +247,7 @@ def run(context: Context, name: str, options: runs.RunOptions, ask: Ask | None =
         up(context, workload=name)
         observed = engine.observe(lab.name, lab.image)
     prepare.require_own(context, lab.name, observed)
+    require(Examination(lab=lab, settings=found, environ=context.environ, engine=engine), "run")
     runs.require_up(lab, job, observed)
     if options.launcher:
         runs.require_program(lab, job, engine)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from labctl import trials
 from labctl.engines.local import LocalEngine
-from labctl.model import Limits
+from labctl.model import Lab, Limits
 from labctl.settings import Settings
 
 
@@ -29,18 +29,16 @@ def granted(
     image: str,
     engine: LocalEngine | None,
     warn: Callable[[str], None],
-    *,
-    anew: bool = False,
 ) -> Limits:
     """The wanted limits less those that the daemon cannot give, which stay at its own default, with a warning.
 
-    What was found is kept per daemon until it is probed ``anew``, as doctor does; without an engine, limits never
-    probed are left out.
+    What was found is kept per daemon, and doctor tries again what was refused; without an engine, limits never probed
+    are left out.
     """
     limits = wanted(settings)
     pairs = [("memlock", limits.memlock), ("stack", limits.stack), ("nofile", limits.nofile)]
     asked = {f"{name}={value}": (name, value) for name, value in pairs if value is not None}
-    known: dict[str, bool] = {} if anew else trials.kept(directory, engine).get("limits", {})
+    known: dict[str, bool] = trials.kept(directory, engine).get("limits", {})
     unknown = [key for key in asked if key not in known]
     if engine and unknown:
         known |= _probe(engine, settings.text("LAB_NAME"), image, {key: asked[key] for key in unknown})
@@ -50,6 +48,16 @@ def granted(
         warn(f"this host cannot raise {', '.join(refused)} for a container: its own limit stays in force")
     given = {name: None if name in refused else value for name, value in pairs}
     return replace(limits, memlock=given["memlock"], stack=given["stack"], nofile=given["nofile"])
+
+
+def try_again(settings: Settings, lab: Lab, engine: LocalEngine, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of these limits, refused before, that this host can raise now; they are in force from the next `up`."""
+    asked = {name: int(getattr(wanted(settings), name)) for name in names}
+    granted = [name for name, value in asked.items() if engine.grants(lab.name, lab.image, ((name, value),))]
+    if granted:
+        known = trials.kept(lab.directory, engine).get("limits", {})
+        trials.keep(lab.directory, engine, limits=known | {f"{name}={asked[name]}": True for name in granted})
+    return tuple(granted)
 
 
 def _probe(engine: LocalEngine, lab: str, image: str, asked: dict[str, tuple[str, int]]) -> dict[str, bool]:

@@ -11,10 +11,10 @@ from typing import Any
 from labctl import device_requests, gaudi_releases, images, keys, lab, limits, lock, render
 from labctl.containers import Observed
 from labctl.context import Context
+from labctl.doctor.host import own_mounts
 from labctl.engines.local import LocalEngine
 from labctl.errors import ConfigError, HostError
 from labctl.files import make_private, write_all
-from labctl.lab import KEPT
 from labctl.model import File, Lab, Workload
 from labctl.observe import observe
 from labctl.plan import ComposeUp, Plan, RemoveContainers
@@ -24,11 +24,14 @@ Ask = Callable[[str], bool]
 
 
 def load_lab(context: Context, found: Settings, engine: LocalEngine | None = None, *, anew: bool = False) -> Lab:
-    """The lab that the settings describe, on this host as it is; an engine that is given is asked what it can do."""
+    """The lab that the settings describe, on this host as it is; an engine that is given is asked what it can do.
+
+    What an earlier trial said of devices is tried ``anew`` for doctor.
+    """
     accelerator, here = observe(found.text("LAB_ACCELERATOR"))
     image = image_name(found)
     here = device_requests.settled(found, accelerator, here, context.directory, image, engine, anew=anew)
-    granted = limits.granted(found, context.directory, image, engine, context.warn, anew=anew)
+    granted = limits.granted(found, context.directory, image, engine, context.warn)
     return lab.build(found, context.directory, accelerator, here, granted)
 
 
@@ -89,17 +92,11 @@ def build_image(context: Context, found: Settings, *, update_lock: bool = False)
     return build.update_lock(request, context.notice) if update_lock else build.build(request, context.notice)
 
 
-def require_mounts(lab: Lab) -> None:
-    """Every mount's source is there; the lab's own and the default cache are made. HostError names the others."""
-    here = {str(lab.directory / name) for name in ("workloads", "runs", KEPT)}
-    own = {*here, str(Path.home() / ".cache/labctl")}
-    for mount in (*lab.mounts, *(mount for node in lab.nodes for mount in node.devices.mounts)):
-        if mount.source in own:
-            make_private(Path(mount.source))
-        elif not Path(mount.source).exists():
-            raise HostError(
-                f"{mount.source}, mounted at {mount.target}, is not there", hint=f"mkdir -p {shlex.quote(mount.source)}"
-            )
+def without_devices(found: Settings) -> Settings:
+    """The settings as a CPU lab would have them, to look at a host that lacks the devices which they ask for."""
+    for key, value in (("LAB_ACCELERATOR", "cpu"), ("LAB_DEVICES", "")):
+        found = found.with_value(key, value, origin="a host without devices")
+    return found
 
 
 def can_probe(found: Settings, engine: LocalEngine) -> bool:
@@ -141,15 +138,16 @@ def forget(directory: Path) -> None:
 
 def require_own(context: Context, name: str, observed: Observed) -> None:
     """HostError when these containers belong to a lab of the same name in another directory that is still there."""
-    for container in observed.containers:
-        owner = Path(container.directory)
-        if owner != context.directory and owner.is_dir():
-            hint = f"set another LAB_NAME in .env, or: labctl down -C {shlex.quote(str(owner))}"
-            raise HostError(f"lab `{name}` belongs to {owner}", hint=hint)
+    owner = observed.owner_elsewhere(context.directory)
+    if owner:
+        hint = f"set another LAB_NAME in .env, or: labctl down -C {shlex.quote(str(owner))}"
+        raise HostError(f"lab `{name}` belongs to {owner}", hint=hint)
 
 
 def prepare(lab: Lab, image_id: str | None) -> None:
-    """Keys, secrets and caches, which no plan shows; what removed nodes had is removed with them."""
+    """Mounts, keys, secrets and caches, which no plan shows; what removed nodes had is removed with them."""
+    for source in own_mounts(lab):
+        make_private(Path(source))
     keys.ensure(lab)
     write_secrets(lab)
     prepare_caches(lab, image_id)

@@ -1,0 +1,139 @@
+"""What a node sees of itself and of its peers, for `labctl doctor`, which hands this text to the container's Python.
+
+Standard library only, Python >= 3.8:
+
+    look PORT                   one JSON line: clock, interfaces, what collectives are told, who listens on the port
+    links SECONDS BYTES RATE NODE...
+                                one JSON line per node: log in over ssh, hand so many bytes over, in so many seconds
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# linux/sockios.h
+SIOCGIFADDR, SIOCGIFMTU = 0x8915, 0x8921
+# The state of a listening socket in /proc/net/tcp; proc(5).
+LISTENING = "0A"
+TOLD = (
+    "GLOO_SOCKET_IFNAME",
+    "NCCL_SOCKET_IFNAME",
+    "HCCL_SOCKET_IFNAME",
+    "CCL_SOCKET_IFNAME",
+    "FI_TCP_IFACE",
+    "OMPI_MCA_btl_tcp_if_include",
+    "OMPI_MCA_oob_tcp_if_include",
+)
+
+
+def look(port: str) -> None:
+    seen = {
+        "time": time.time(),
+        "interfaces": {name: interface(name) for _, name in socket.if_nameindex()},
+        "told": {name: os.environ[name] for name in TOLD if os.environ.get(name)},
+        "listener": listener(int(port)),
+    }
+    print(json.dumps(seen))
+
+
+def interface(name: str) -> dict[str, object]:
+    """Its IPv4 address (empty without one) and its MTU."""
+    request = struct.pack("256s", name.encode()[:15])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        mtu = struct.unpack("16si", fcntl.ioctl(asked, SIOCGIFMTU, request)[:20])[1]
+        try:
+            address = socket.inet_ntoa(fcntl.ioctl(asked, SIOCGIFADDR, request)[20:24])
+        except OSError:
+            address = ""
+    return {"address": address, "mtu": mtu}
+
+
+def listener(port: int) -> dict[str, object] | None:
+    """Who listens on a port: pid, command, user and run, as far as this user may see; None where nobody does."""
+    inodes = set()
+    uid = ""
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[1].endswith(f":{port:04X}") and fields[3] == LISTENING:
+                    inodes.add(f"socket:[{fields[9]}]")
+                    uid = fields[7]
+    if not inodes:
+        return None
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if inodes & {os.readlink(str(link)) for link in (entry / "fd").iterdir()}:  # noqa: PTH115 - Python 3.8
+                    return {"pid": int(entry.name), "uid": uid, **process(entry)}
+    return {"pid": None, "uid": uid, "command": "", "run": ""}
+
+
+def process(entry: Path) -> dict[str, object]:
+    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    variables = (entry / "environ").read_bytes().split(b"\0")
+    run = next((word.partition(b"=")[2].decode() for word in variables if word.startswith(b"LABCTL_RUN_ID=")), "")
+    return {"command": command[:120], "run": run}
+
+
+def links(seconds: str, size: str, least: str, *nodes: str) -> None:
+    """Log in to every node at once, and a second time to those that take less than so many bytes per second."""
+    # Nodes may have come since this launcher started.
+    for name in ("config", "known_hosts"):
+        with contextlib.suppress(OSError):
+            shutil.copyfile(f"/etc/lab/ssh/{name}", Path.home() / ".ssh" / name)
+    with ThreadPoolExecutor(min(len(nodes), 32)) as pool:
+        answers = list(pool.map(lambda node: link(node, float(seconds), int(size)), nodes))
+        # On a busy machine many logins at once are slow; a slow link is so without them too.
+        slow = [answer for answer in answers if answer["name"] and (answer["rate"] or 0) < float(least)]
+        again = pool.map(lambda answer: link(answer["node"], float(seconds), int(size)), slow)
+        better = {answer["node"]: answer for answer in again if answer["rate"]}
+    for answer in answers:
+        print(json.dumps(better.get(answer["node"], answer)))
+
+
+def link(node: str, seconds: float, size: int) -> dict[str, Any]:
+    """The node's own name as it tells it, seconds until then, and bytes per second of what was sent next."""
+    began = time.monotonic()
+    limit = str(max(1, int(seconds)))
+    ssh = ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={limit}", "--", node, "uname -n; exec wc -c"]
+    child = subprocess.Popen(
+        ["timeout", "--signal=KILL", limit, *ssh], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert child.stdin
+    assert child.stdout
+    assert child.stderr
+    name = child.stdout.readline().decode().strip()
+    reached = time.monotonic()
+    with contextlib.suppress(BrokenPipeError):
+        if name:
+            child.stdin.write(bytes(size))
+            child.stdin.flush()
+    with contextlib.suppress(BrokenPipeError):
+        child.stdin.close()
+    counted = child.stdout.read().strip()
+    ended = time.monotonic()
+    said = child.stderr.read().decode(errors="replace").strip()
+    rate = size / (ended - reached) if counted == str(size).encode() else None
+    answer = {"node": node, "name": name, "seconds": round(reached - began, 3), "rate": rate, "said": said}
+    return {**answer, "code": child.wait()}
+
+
+if __name__ == "__main__":
+    commands: dict[str, Callable[..., None]] = {"look": look, "links": links}
+    commands[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,254 @@
+"""Accelerators: the runtime that hands them in, who may open them, what Gaudi asks of a host, what torch counts."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import which
+
+from labctl import execute, lab
+from labctl.containers import Container
+from labctl.doctor.finding import ANEW, Examination, Finding, as_root, error, ok, warn
+from labctl.errors import HostError
+from labctl.hardware import Host
+from labctl.model import Node
+from labctl.observe import observe
+from labctl.vendor_tools import SECONDS, describe
+
+HUGEPAGES = 15_000
+"""Pages of 2 MiB for eight Gaudis: what Intel's own cluster software reserves comes to 14 500."""
+BALANCED = ((5, 9), (5, 16))
+"""First and last kernel whose NUMA balancing Habana asks to be turned off; hccl_demo's README."""
+DAEMON = "/etc/docker/daemon.json"
+HABANA = "habana-container-runtime"
+COUNT = {
+    "nvidia": "import torch; print(torch.cuda.device_count())",
+    "habana": "import habana_frameworks.torch.hpu as hpu; print(hpu.device_count())",
+    "intel": "import torch; print(torch.xpu.device_count())",
+}
+"""How each accelerator's torch counts the devices that it can use."""
+RESET = {
+    "nvidia": "nvidia-smi --gpu-reset --id={device}",
+    "habana": "sh -c 'modprobe -r habanalabs && modprobe habanalabs'",
+    "intel": "sh -c 'modprobe -r i915 xe; modprobe -a i915 xe'",
+}
+"""How a device that nobody uses is brought to itself again."""
+TELLING = 2 * SECONDS
+"""Seconds for the maker's tool."""
+COUNTING = 30.0
+"""Seconds for that: torch alone takes several to import, and nodes share the cores."""
+
+
+def none(examination: Examination, lacking: HostError) -> Finding:
+    """The finding of a host without the devices that the settings ask for, or of an engine that cannot hand them in."""
+    settings = examination.settings
+    why = "no node can be made before this is mended"
+    found = 0
+    try:
+        accelerator, here = observe(settings.text("LAB_ACCELERATOR"), examination.root)
+        found = len(here.devices)
+        lab.nodes(settings, accelerator, here)
+    except HostError:
+        slots = int(settings.text("LAB_SLOTS") or 1)
+        fewer = ("LAB_NODES", str(found // slots)) if found >= slots else ("LAB_SLOTS", str(found))
+        fix = examination.put(*fewer) if found else examination.put("LAB_ACCELERATOR", "auto")
+        return error("LAB-DEVICE-001", lacking.message, why=why, fix=fix)
+    return error("LAB-RUNTIME-001", lacking.message, why=why, fix=register(accelerator, examination.root))
+
+
+def register(accelerator: str, root: Path) -> str:
+    """The command that lets an engine hand devices in."""
+    install = f"{as_root()}apt-get install --yes"
+    if accelerator == "nvidia":
+        commands = [f"{as_root()}nvidia-ctk runtime configure --runtime=docker", f"{as_root()}systemctl restart docker"]
+        return " && ".join([*([] if which("nvidia-ctk") else [f"{install} nvidia-container-toolkit"]), *commands])
+    program = which(HABANA)
+    wanted = json.dumps({"runtimes": {"habana": {"path": program or f"/usr/bin/{HABANA}"}}})
+    there = (root / DAEMON.lstrip("/")).exists()
+    steps = [
+        *([] if program else [f"{install} habanalabs-container-runtime"]),
+        (f"jq '. * {wanted}' {DAEMON}" if there else f"echo '{wanted}'") + " > /tmp/daemon.json",
+        f"{as_root()}install -D -m 644 /tmp/daemon.json {DAEMON}",
+        # The engine reads its runtimes anew without being started again.
+        f"{as_root()}sh -c 'kill -HUP $(cat /var/run/docker.pid)'",
+    ]
+    return " && ".join(steps)
+
+
+def starts(examination: Examination) -> Iterator[Finding]:
+    """Whether the engine starts a container with a node's devices."""
+    node = examination.lab.nodes[0]
+    if not node.devices.devices or not examination.observed.image:
+        return
+    reason = examination.engine.starts(examination.lab.name, examination.lab.image, node.devices)
+    given = ", ".join(device.id for device in node.devices.devices)
+    if reason:
+        yield error(
+            "LAB-RUNTIME-002",
+            f"a container with {given} does not start: {reason}",
+            why="no more would the nodes",
+            fix=renew(examination.lab.accelerator, node.devices.driver, examination.root),
+        )
+    else:
+        yield ok("LAB-RUNTIME-002", f"a container with {given} starts")
+
+
+def renew(accelerator: str, driver: str, root: Path) -> str:
+    """The command after which devices are handed in as they are now."""
+    if driver == "cdi":
+        return f"{as_root()}nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
+    return "labctl devices" if accelerator == "intel" else register(accelerator, root)
+
+
+def permissions(examination: Examination) -> Iterator[Finding]:
+    """Whether the containers' user may open the device files: by owner, by one of its groups, or as everybody."""
+    here = examination.lab.hosts[0]
+    closed: dict[str, str] = {}
+    checked = 0
+    for node in examination.lab.nodes:
+        for path in device_files(node):
+            checked += 1
+            reason = why_closed(examination.root / path.lstrip("/"), here, node.devices.group_add)
+            if reason:
+                closed[path] = reason
+    for path, reason in closed.items():
+        yield error(
+            "LAB-DEVICE-002",
+            f"{path} {reason}",
+            why=f"ranks run as user {here.uid} and could not open it",
+            fix=f"{as_root()}chmod a+rw {path}",
+        )
+    if checked and not closed:
+        yield ok("LAB-DEVICE-002", f"user {here.uid} may open all {checked} device files")
+
+
+def device_files(node: Node) -> tuple[str, ...]:
+    """The device files that a node's processes open."""
+    return tuple(dict.fromkeys((*(device.path for device in node.devices.devices), *node.devices.paths)))
+
+
+def why_closed(path: Path, host: Host, groups: tuple[int, ...]) -> str:
+    """Why this host's user in these groups may not read and write a file; empty when it may."""
+    try:
+        found = path.stat()
+    except OSError as failure:
+        return f"cannot be looked at: {failure.strerror}"
+    if found.st_uid == host.uid:
+        granted = found.st_mode >> 6
+    elif found.st_gid in (host.gid, *groups):
+        granted = found.st_mode >> 3
+    else:
+        granted = found.st_mode
+    if granted & 0o6 == 0o6:
+        return ""
+    return f"is {stat.filemode(found.st_mode)} of user {found.st_uid}, group {found.st_gid}"
+
+
+def health(examination: Examination) -> Iterator[Finding]:
+    """What the maker's tool says against a device, where it is installed."""
+    kind = examination.lab.accelerator
+    for node in examination.lab.nodes:
+        for device in describe(kind, node.devices.devices):
+            if device.health:
+                yield error(
+                    "LAB-DEVICE-003",
+                    f"{device.id}: {device.health}",
+                    why="ranks on it fail or hang",
+                    fix=f"labctl down && {as_root()}{RESET[kind].format(device=device.id)} && labctl up",
+                    node=node.name,
+                )
+            else:
+                yield ok("LAB-DEVICE-003", f"{device.id} {device.name}".rstrip(), node=node.name)
+
+
+# --- Gaudi ---------------------------------------------------------------------------------------------------
+
+
+def hugepages(examination: Examination) -> Iterator[Finding]:
+    """Huge pages, which Gaudi's communication takes its buffers from."""
+    if examination.lab.accelerator != "habana":
+        return
+    text = examination.read("proc/sys/vm/nr_hugepages")
+    wanted = HUGEPAGES * max(1, len(examination.lab.hosts[0].devices)) // 8
+    if int(text or 0) < wanted:
+        yield warn(
+            "LAB-GAUDI-001",
+            f"{text or 'no'} huge pages for {len(examination.lab.hosts[0].devices)} Gaudis",
+            why="the driver's buffers come from them; without, large models fail to allocate host memory",
+            fix=f"{as_root()}sysctl -w vm.nr_hugepages={wanted}",
+        )
+    else:
+        yield ok("LAB-GAUDI-001", f"{text} huge pages")
+
+
+def balancing(examination: Examination) -> Iterator[Finding]:
+    """NUMA balancing, which moves pages that Gaudi's driver has pinned on some kernels."""
+    if examination.lab.accelerator != "habana":
+        return
+    kernel = kernel_of(examination.read("proc/sys/kernel/osrelease") or os.uname().release)
+    on = examination.read("proc/sys/kernel/numa_balancing") not in ("", "0")
+    if on and BALANCED[0] <= kernel <= BALANCED[1]:
+        yield warn(
+            "LAB-GAUDI-002",
+            f"NUMA balancing is on under kernel {kernel[0]}.{kernel[1]}",
+            why="on kernels 5.9 to 5.16 it slows Gaudi down and may make it fail",
+            fix=f"{as_root()}sysctl -w kernel.numa_balancing=0",
+        )
+    else:
+        yield ok("LAB-GAUDI-002", f"NUMA balancing {'on' if on else 'off'}, which this kernel's Gaudi driver stands")
+
+
+def kernel_of(release: str) -> tuple[int, int]:
+    """``5.15.0-86-generic`` -> ``(5, 15)``."""
+    match = re.match(r"(\d+)\.(\d+)", release)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def iommu(examination: Examination) -> Iterator[Finding]:
+    """An IOMMU that translates each of Gaudi's accesses to memory, instead of passing them through."""
+    if examination.lab.accelerator != "habana":
+        return
+    words = examination.read("proc/cmdline").split()
+    translating = {"intel_iommu=on", "amd_iommu=on"} & set(words)
+    if translating and "iommu=pt" not in words:
+        root_s = as_root()
+        yield warn(
+            "LAB-GAUDI-003",
+            f"the kernel was started with {', '.join(sorted(translating))} and without iommu=pt",
+            why="each access of a device to memory is translated, which costs bandwidth; some fail",
+            fix=f"{root_s}sed -i 's/^GRUB_CMDLINE_LINUX=\"/&iommu=pt /' /etc/default/grub && {root_s}update-grub && "
+            f"{root_s}reboot",
+        )
+    else:
+        yield ok("LAB-GAUDI-003", "the IOMMU is off or passes accesses through")
+
+
+# --- within a node -------------------------------------------------------------------------------------------
+
+
+def counted(examination: Examination, one: Container) -> Iterator[Finding]:
+    """Whether the node's torch counts the devices that the node was given."""
+    node = next((node for node in examination.lab.nodes if node.name == one.node), None)
+    given = len(node.devices.devices) if node else 0
+    program = COUNT.get(examination.lab.accelerator)
+    if not given or program is None:
+        return
+    user = execute.user(examination.lab)
+    done = examination.engine.call(one.name, ("python", "-c", program), user=user, limit=COUNTING - 1)
+    last = (done.out.strip().splitlines() or [""])[-1]
+    if done.code == 0 and last == str(given):
+        yield ok("LAB-DEVICE-004", f"torch counts {given} devices", node=one.node)
+    else:
+        said = (done.err.strip().splitlines() or [""])[-1]
+        yield error(
+            "LAB-DEVICE-004",
+            f"torch counts {last or 'no'} of {given} devices{f': {said}' if done.code else ''}",
+            why="each rank needs a device of its own",
+            fix=ANEW,
+            node=one.node,
+            runnable=True,
+        )

@@ -1,0 +1,190 @@
+"""The Docker daemon and its command: answering, new enough, with its plugins, its clock, its disk, its limits."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import re
+import shlex
+import shutil
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+from labctl import limits as kernel_limits
+from labctl import shell
+from labctl.doctor.finding import GIB, LIMIT, UP, Examination, Finding, as_root, error, gib, ok, warn
+from labctl.errors import HostError
+from labctl.prerequisites import OLDEST_ENGINE, major
+
+IMAGE_SPACE = 8 * GIB
+"""What an image and its build cache take."""
+SPARE = 1 * GIB
+SKEW = 5.0
+"""Seconds between two clocks that certificates, tokens and logs put up with."""
+NODES_OF_FEW_FILES = 32
+"""Nodes from which on a launcher needs more than the usual 1024 open files."""
+DROP_IN = "/etc/systemd/system/docker.service.d/labctl.conf"
+
+
+def silent(examination: Examination, failure: HostError) -> Finding:
+    """The finding of a daemon that does not answer."""
+    address = examination.environ.get("DOCKER_HOST", "")
+    if "ermission denied" in failure.message:
+        return error(
+            "LAB-ENGINE-004",
+            failure.message,
+            why="nothing runs without the engine, and only root and members of its group may open its socket",
+            fix=join_group(),
+        )
+    where = f" (DOCKER_HOST={address})" if address else ""
+    fix = "unset DOCKER_HOST" if address else failure.hint
+    return error("LAB-ENGINE-001", failure.message + where, why="nothing runs without it", fix=fix)
+
+
+def join_group() -> str:
+    """The command that lets this person open the engine's socket from now on."""
+    try:
+        name = pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        # A number without a name cannot be put into a group.
+        return f"sudo chgrp {os.getegid()} /var/run/docker.sock"
+    try:
+        member = name in grp.getgrnam("docker").gr_mem
+    except KeyError:
+        return f"sudo groupadd docker && sudo usermod -aG docker {name} && sudo chgrp docker /var/run/docker.sock"
+    return "newgrp docker" if member else f"sudo usermod -aG docker {name} && newgrp docker"
+
+
+def version(examination: Examination) -> Iterator[Finding]:
+    """The daemon's version."""
+    found = str(examination.info["ServerVersion"])
+    if major(found) < OLDEST_ENGINE:
+        why = f"labctl asks it for what only {OLDEST_ENGINE} and newer have"
+        yield error("LAB-ENGINE-001", f"Docker Engine {found}", why=why, fix="labctl setup")
+    else:
+        yield ok("LAB-ENGINE-001", f"Docker Engine {found}")
+
+
+def compose(examination: Examination) -> Iterator[Finding]:
+    """The plugin that makes containers of the rendered files."""
+    yield from plugin(examination, "LAB-ENGINE-002", "compose", "containers are made by it")
+
+
+def buildx(examination: Examination) -> Iterator[Finding]:
+    """The plugin that builds images."""
+    yield from plugin(examination, "LAB-ENGINE-003", "buildx", "images are built by it")
+
+
+def plugin(examination: Examination, code: str, name: str, why: str) -> Iterator[Finding]:
+    done = shell.run(["docker", name, "version"], check=False, timeout=LIMIT - 1)
+    said = (done.out.strip() or done.err.strip() or "no word of it").splitlines()[0]
+    if done.code == 0:
+        yield ok(code, said)
+        return
+    folder = examination.environ.get("DOCKER_CONFIG") or f"{examination.settings.home}/.docker"
+    own = Path(folder) / f"cli-plugins/docker-{name}"
+    # A plugin of the person's own hides that of the system, also when it does not work.
+    fix = f"mv {shlex.quote(str(own))} {shlex.quote(f'{own}.broken')}" if os.path.lexists(own) else "labctl setup"
+    yield error(code, f"docker {name} does not work: {said}", why=why, fix=fix)
+
+
+def groups(examination: Examination) -> Iterator[Finding]:
+    """NVIDIA's device hook and systemd's cgroups do not go together. Source: nvidia-container-toolkit issue 48."""
+    lab = examination.lab
+    driver = str(examination.info.get("CgroupDriver", ""))
+    if lab.accelerator == "nvidia" and driver == "systemd" and lab.hosts[0].request != "cdi":
+        yield warn(
+            "LAB-ENGINE-005",
+            "cgroup driver systemd, and GPUs are handed in behind its back",
+            why="`systemctl daemon-reload` takes the GPUs from running nodes (NVML: Unknown Error); by CDI they stay",
+            fix=f"{as_root()}nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml && "
+            f"{as_root()}nvidia-ctk runtime configure --runtime=docker --cdi.enabled && "
+            f"{as_root()}systemctl restart docker",
+        )
+    else:
+        yield ok("LAB-ENGINE-005", f"cgroup driver {driver}")
+
+
+def clock(examination: Examination) -> Iterator[Finding]:
+    """The daemon's clock against this one's: they differ only where it runs on another machine."""
+    before = time.time()
+    said = str(examination.engine.information()["SystemTime"])
+    yield from judge_clock(seconds_of(said), before, time.time())
+
+
+def judge_clock(theirs: float, before: float, after: float, node: str = "local") -> Iterator[Finding]:
+    """A clock that was read between two readings of ours, all in seconds since 1970."""
+    skew = theirs - after if theirs > after else min(0.0, theirs - before)
+    whose = "the engine's clock" if node == "local" else "its clock"
+    if abs(skew) > SKEW:
+        yield warn(
+            "LAB-CLOCK-001",
+            f"{whose} is {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}",
+            why="certificates and tokens are refused, and the ranks' logs cannot be put in order",
+            fix=f"{as_root()}timedatectl set-ntp true",
+            node=node,
+        )
+    else:
+        yield ok("LAB-CLOCK-001", f"{whose} is right to {SKEW:.0f} s", node=node)
+
+
+def seconds_of(text: str) -> float:
+    """``2026-01-02T15:04:05.123456789Z`` in seconds since 1970."""
+    match = re.fullmatch(r"(\S+T[\d:]+)(?:\.(\d+))?(Z|[+-]\d\d:\d\d)", text)
+    if match is None:
+        raise HostError(f"the engine's clock says {text!r}, which is no time", hint="docker info")
+    whole, fraction, zone = match.groups()
+    # Python 3.10 reads neither nanoseconds nor Z.
+    return datetime.fromisoformat(f"{whole}.{fraction or '':0<6.6}{'+00:00' if zone == 'Z' else zone}").timestamp()
+
+
+def space(examination: Examination) -> Iterator[Finding]:
+    """The disk that images lie on, where it is one of this host's."""
+    folder = Path(str(examination.info["DockerRootDir"]))
+    if not folder.is_dir():
+        return
+    free = shutil.disk_usage(folder).free
+    needed = SPARE if examination.observed.image else IMAGE_SPACE
+    seen = f"{gib(free)} free at {folder}"
+    if free < needed:
+        yield warn(
+            "LAB-DISK-001",
+            seen,
+            why="containers write there" if examination.observed.image else "an image and its build cache take 8 GiB",
+            fix="docker builder prune --force",
+        )
+    else:
+        yield ok("LAB-DISK-001", seen)
+
+
+def limits(examination: Examination) -> Iterator[Finding]:
+    """Kernel limits that this host refused to raise, where they matter to this lab; those are tried again."""
+    lab = examination.lab
+    refused = [name for name in ("memlock", "nofile") if getattr(lab.limits, name) is None]
+    needs = {
+        "memlock": "RDMA pins memory" if lab.hosts[0].infiniband else "",
+        "nofile": "a launcher opens files for each node" if len(lab.nodes) >= NODES_OF_FEW_FILES else "",
+    }
+    missed = {name: needs[name] for name in refused if needs[name]}
+    granted = kernel_limits.try_again(examination.settings, lab, examination.engine, tuple(missed)) if missed else ()
+    for code, name, key in (("LAB-LIMIT-001", "memlock", "LimitMEMLOCK"), ("LAB-LIMIT-002", "nofile", "LimitNOFILE")):
+        if name in granted:
+            seen = f"this host can raise {name} by now, and the nodes were made when it could not"
+            yield warn(code, seen, why=missed[name], fix=UP, runnable=True)
+        elif name in missed:
+            value = "infinity" if name == "memlock" else examination.settings.text("LAB_NOFILE")
+            yield warn(
+                code,
+                f"this host cannot raise {name} for a container",
+                why=missed[name],
+                fix=f"{as_root()}mkdir -p {Path(DROP_IN).parent} && printf '[Service]\\n{key}={value}\\n' | "
+                f"{as_root()}tee -a {DROP_IN} && {as_root()}systemctl daemon-reload && "
+                f"{as_root()}systemctl restart docker && labctl doctor",
+            )
+        elif name in refused:
+            yield ok(code, f"{name} stays at this host's own limit, which does for this lab")
+        else:
+            yield ok(code, f"{name} as asked")

@@ -1,0 +1,107 @@
+"""What lies in the lab's directory: whose lab it is, its keys, its rendered files, its image."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from labctl import images, keys, plan, render
+from labctl.doctor.finding import UP, Examination, Finding, error, ok, warn
+from labctl.files import outdated
+
+
+def name(examination: Examination) -> Iterator[Finding]:
+    """Whether the containers of this name are this directory's."""
+    lab = examination.lab
+    other = examination.observed.owner_elsewhere(lab.directory)
+    if other:
+        yield error(
+            "LAB-NAME-001",
+            f"lab `{lab.name}` belongs to {other}",
+            why="two labs of one name would take each other's nodes",
+            fix=examination.put("LAB_NAME", f"{lab.name[:36].rstrip('-')}-2"),
+        )
+
+
+def image(examination: Examination) -> Iterator[Finding]:
+    """The lab's image: there, and built from the files that labctl has now."""
+    lab = examination.lab
+    own = images.name_of(lab.image)
+    if examination.observed.image is None and own:
+        why = "the first `labctl up` builds it"
+        yield warn("LAB-IMAGE-001", f"no image {lab.image}", why=why, fix="labctl build")
+    elif examination.observed.image is None:
+        fix = f"docker pull {shlex.quote(lab.image)}"
+        yield error("LAB-IMAGE-001", f"no image {lab.image}", why="nodes are made of it", fix=fix)
+    elif own and images.is_stale(examination.engine.image_labels(lab.image), own):
+        seen = f"image {lab.image} was built from other files than labctl's own now"
+        # Not for --fix to run: every lab of this host is made of that image.
+        yield warn("LAB-IMAGE-002", seen, why="nodes run old code", fix=f"labctl build && {UP}")
+    else:
+        yield ok("LAB-IMAGE-001", f"image {lab.image}")
+
+
+def private_keys(examination: Examination) -> Iterator[Finding]:
+    """The keys that the nodes were made with: on disk, pinned, and for nobody else to read."""
+    lab = examination.lab
+    if not examination.observed.containers:
+        return
+    gone = keys.missing(lab)
+    for node in examination.names:
+        if node in gone:
+            why = "without it the node cannot be made or started again"
+            yield error("LAB-KEY-001", "its private key is gone", why=why, fix=UP, node=node, runnable=True)
+    if gone:
+        return
+    unpinned = keys.unpinned(lab)
+    for node in (one for one in examination.names if one in unpinned):
+        yield error(
+            "LAB-KEY-002",
+            "its host key is not the one in the launcher's known_hosts, or it does not let the launcher's key in",
+            why="the launcher will not log in to it",
+            fix=UP,
+            node=node,
+            runnable=True,
+        )
+    if not unpinned:
+        yield ok("LAB-KEY-002", "host keys are pinned as they are")
+    yield from exposed(examination)
+
+
+def exposed(examination: Examination) -> Iterator[Finding]:
+    """Private keys that others than their owner may read."""
+    directory = examination.lab.directory
+    readable = [path for path in keys.private(examination.lab) if path.stat().st_mode & 0o077]
+    if readable:
+        shown = [str(path.relative_to(directory)) for path in readable]
+        yield warn(
+            "LAB-KEY-003",
+            f"others may read {', '.join(shown)}",
+            why="who has the key may log in to the nodes, or pass for one",
+            fix=shlex.join(("chmod", "600", *shown)),
+            runnable=True,
+        )
+
+
+def rendered(examination: Examination) -> Iterator[Finding]:
+    """Files that were changed since the nodes were made of them; changed settings are told of node by node."""
+    lab = examination.lab
+    if not examination.observed.containers or plan.not_current(lab, examination.files, examination.observed):
+        return
+    changed = [file.path for file in outdated(lab.directory, examination.files) if not by_node(examination, file.path)]
+    if changed:
+        yield warn(
+            "LAB-FILES-001",
+            f"{', '.join(changed[:3])}{' ...' if len(changed) > 3 else ''}: not what labctl wrote",
+            why="`docker compose` by hand would make other nodes than `labctl up`, which writes it anew",
+            fix="labctl render",
+            runnable=True,
+        )
+    else:
+        yield ok("LAB-FILES-001", f"files under {render.node_directory('')} are as rendered")
+
+
+def by_node(examination: Examination, path: str) -> bool:
+    """Whether a file is another node's than the one asked about."""
+    return bool(examination.only) and Path(path).parts[2] != examination.only

@@ -1,0 +1,150 @@
+"""What doctor says, and what its checks look at."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from labctl import dotenv, lock, render
+from labctl.containers import Container, Observed
+from labctl.engines.local import LocalEngine
+from labctl.model import File, Lab
+from labctl.settings import Settings
+
+HERE = "local"
+"""The node of findings that concern this host and not one of its containers."""
+LIMIT = 10.0
+"""Seconds in which a check, or a node, answers."""
+UP = "labctl up"
+ANEW = "labctl down && labctl up"
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that was looked at: code, level, node, what was seen, why it matters, and the command that mends it.
+
+    ``fix`` is typed in the lab's directory. A ``runnable`` one is simple commands with ``&&`` between, which change
+    nothing but what is labctl's own: ``--fix`` may run it.
+    """
+
+    code: str
+    level: Literal["ok", "warn", "error"]
+    node: str
+    seen: str
+    why: str = ""
+    fix: str = ""
+    runnable: bool = False
+
+
+def ok(code: str, seen: str, node: str = HERE) -> Finding:
+    return Finding(code=code, level="ok", node=node, seen=seen)
+
+
+def warn(code: str, seen: str, *, why: str, fix: str, node: str = HERE, runnable: bool = False) -> Finding:
+    """Something that a person should know of; a run may do all the same."""
+    return Finding(code=code, level="warn", node=node, seen=seen, why=why, fix=fix, runnable=runnable)
+
+
+def error(code: str, seen: str, *, why: str, fix: str, node: str = HERE, runnable: bool = False) -> Finding:
+    """Something that will stop a run."""
+    return Finding(code=code, level="error", node=node, seen=seen, why=why, fix=fix, runnable=runnable)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examination:
+    """A lab, and what is known of it and its engine; read from Docker once, when first asked for."""
+
+    lab: Lab
+    settings: Settings
+    environ: Mapping[str, str]
+    engine: LocalEngine
+    only: str = ""
+    """The one node that is asked about; empty for all."""
+    root: Path = Path("/")
+    """Where /proc, /sys and /dev are looked for."""
+
+    @cached_property
+    def info(self) -> dict[str, Any]:
+        return self.engine.information()
+
+    @cached_property
+    def observed(self) -> Observed:
+        return self.engine.observe(self.lab.name, self.lab.image)
+
+    @cached_property
+    def network(self) -> dict[str, Any] | None:
+        """The lab's network as the engine describes it; None where there is none."""
+        return next((self.engine.network(identity) for identity, _ in self.observed.networks), None)
+
+    @cached_property
+    def files(self) -> tuple[File, ...]:
+        """The lab's files as the settings say they should be."""
+        return render.render(self.lab)
+
+    @cached_property
+    def run_active(self) -> bool:
+        return lock.is_held(self.lab.directory / lock.RUN)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The lab's containers that are asked about: launcher first, then workers."""
+        every = (render.LAUNCHER, *(node.name for node in self.lab.nodes))
+        return tuple(name for name in every if self.only in ("", name))
+
+    @property
+    def running(self) -> tuple[Container, ...]:
+        """Those of them that run."""
+        found = (self.observed.container(name) for name in self.names)
+        return tuple(one for one in found if one and one.state == "running")
+
+    def read(self, path: str) -> str:
+        """A file of /proc, /sys or /etc; empty where it cannot be read."""
+        try:
+            return (self.root / path).read_text(encoding="utf-8", errors="replace").strip()
+        except OSError:
+            return ""
+
+    def put(self, key: str, value: str) -> str:
+        """The command that gives a setting another value, wherever it has its value from."""
+        written, origin = self._written(key)
+        line = f"{written}={dotenv.quote(value)}"
+        if origin.startswith(".env:"):
+            return f"sed -i {shlex.quote(f'/^{self._beginning(origin)}/c {line}')} .env"
+        if origin == "environment":
+            return f"export {written}={shlex.quote(value)}"
+        if origin == "flag":
+            return f"labctl doctor -s {shlex.quote(f'{written}={value}')}"
+        return f"printf '\\n%s\\n' {shlex.quote(line)} >> .env"
+
+    def drop(self, key: str) -> str:
+        """The command that unsets a setting."""
+        written, origin = self._written(key)
+        if origin.startswith(".env:"):
+            return f"sed -i {shlex.quote(f'/^{self._beginning(origin)}/d')} .env"
+        return f"unset {written}" if origin == "environment" else f"labctl doctor  # without -s {written}=..."
+
+    def _beginning(self, origin: str) -> str:
+        """What the line of .env begins with, so that one command does not move the line of the next."""
+        number = int(origin.rpartition(":")[2])
+        lines = (self.lab.directory / ".env").read_text(encoding="utf-8").splitlines()
+        return lines[number - 1].partition("=")[0] + "="
+
+    def _written(self, key: str) -> tuple[str, str]:
+        """The name that a setting was given under, which may be an alias, and where."""
+        everything = {**self.settings.found, **{found.key: found for found in self.settings.extra}}
+        return everything[key].key, everything[key].origin
+
+
+def as_root() -> str:
+    """What a person types before a command of root's."""
+    return "" if os.geteuid() == 0 else "sudo "
+
+
+def gib(size: float) -> str:
+    return f"{size / GIB:.1f} GiB" if size < 10 * GIB else f"{size / GIB:.0f} GiB"

@@ -1,0 +1,208 @@
+"""The lab's containers: running as the settings say, reached from the launcher, and what they see themselves."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import pwd
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from labctl import execute, plan, render, resources
+from labctl.containers import Container, lost
+from labctl.doctor.engine import judge_clock
+from labctl.doctor.finding import ANEW, LIMIT, UP, Examination, Finding, error, ok, warn
+from labctl.errors import HostError
+from labctl.settings import EXTRA
+
+PATIENCE = 4
+"""Seconds for a login from the launcher and for the bytes that are handed over then."""
+HANDED = 1 << 20
+SLOW = 1e6
+"""Bytes per second through ssh; two containers on a laptop have a hundred times as much."""
+PYTHON = ("/usr/bin/python3", "-I")
+
+
+def states(examination: Examination) -> Iterator[Finding]:
+    """Whether each container is there, runs, and was made from what the settings say now."""
+    lab, observed = examination.lab, examination.observed
+    if not observed.containers:
+        yield ok("LAB-NODE-001", f"lab {lab.name} is down")
+        return
+    fingerprints = {file.path: render.fingerprint(file.content) for file in examination.files if is_compose(file.path)}
+    for name in examination.names:
+        owner = lab.nodes[0].name if name == render.LAUNCHER else name
+        yield state(examination, name, observed.container(name), fingerprints[render.compose_path(owner)])
+    wanted = {render.LAUNCHER, *(node.name for node in lab.nodes)}
+    for one in observed.containers:
+        if one.node not in wanted and not examination.only:
+            why = "the settings ask for fewer nodes; it holds cores and memory"
+            yield warn("LAB-NODE-005", "is not in the settings", why=why, fix=UP, node=one.node, runnable=True)
+
+
+def is_compose(path: str) -> bool:
+    return path.endswith("compose.yml")
+
+
+def state(examination: Examination, name: str, one: Container | None, fingerprint: str) -> Finding:
+    """What one container is like, by what the engine says of it."""
+    lab = examination.lab
+    if one and one.state == "paused":
+        fix = f"docker unpause {one.name}"
+        why = "its processes stand still, and a run waits for them for ever"
+        return error("LAB-NODE-002", "is paused", why=why, fix=fix, node=name, runnable=True)
+    if one and (cause := lost(one.reason)):
+        why = f"a run on it would end with {cause}"
+        return error("LAB-NODE-004", f"is unhealthy: {one.reason}", why=why, fix=UP, node=name, runnable=True)
+    stuck = plan.why_stuck(lab, one, frozenset()) if one else None
+    if one is None or one.state != "running" or stuck:
+        seen = stuck or (f"is {one.state}" if one else "is missing")
+        return error("LAB-NODE-001", seen, why="a run needs every node", fix=UP, node=name, runnable=True)
+    reason = plan.why_not_current(one, fingerprint, examination.observed.image)
+    if reason and examination.observed.image:
+        why = "`labctl run` refuses a lab that is not as its settings say"
+        return error("LAB-NODE-003", f"{reason} than it was made with", why=why, fix=UP, node=name, runnable=True)
+    # The engine calls a node unhealthy that was paused, until it is checked again: then the last check said nothing.
+    if one.health == "unhealthy" and one.reason:
+        why = "a machine that is too busy, or a node that hangs"
+        return warn(
+            "LAB-NODE-006",
+            f"is unhealthy: {one.reason}",
+            why=why,
+            fix=f"docker restart -t 1 {one.name}",
+            node=name,
+            runnable=True,
+        )
+    health = "its health is not known yet" if one.health == "unhealthy" else one.health
+    return ok("LAB-NODE-001", f"runs, {health}" if health else "runs", node=name)
+
+
+# --- from the launcher ---------------------------------------------------------------------------------------
+
+
+def links(examination: Examination) -> Iterator[Finding]:
+    """Each worker as the launcher reaches it: the login, the pinned key, and how fast bytes get there."""
+    workers = tuple(one for one in examination.running if one.node != render.LAUNCHER)
+    launcher = examination.observed.container(render.LAUNCHER)
+    if not workers or launcher is None or launcher.state != "running":
+        return
+    words = ("links", str(PATIENCE), str(HANDED), str(SLOW), *(one.node for one in workers))
+    answers = {answer["node"]: answer for answer in ask(examination, launcher, *words)}
+    for one in workers:
+        yield from link(one, answers.get(one.node, {"said": "the launcher gave no answer about it", "code": 1}))
+
+
+def link(one: Container, answer: dict[str, Any]) -> Iterator[Finding]:
+    """One worker, by what the launcher says of it."""
+    if answer.get("name") != one.node:
+        yield unreached(one, answer)
+        return
+    yield ok("LAB-SSH-001", f"reached from the launcher in {answer['seconds']:.2f} s", node=one.node)
+    rate = answer["rate"]
+    if rate is None or rate < SLOW:
+        seen = f"{rate / 1e6:.2f} MB/s" if rate else f"less than {HANDED / PATIENCE / 1e6:.1f} MB/s"
+        why = "what ranks tell each other takes the same way"
+        yield warn("LAB-NET-005", f"{seen} from the launcher", why=why, fix=ANEW, node=one.node, runnable=True)
+    else:
+        yield ok("LAB-NET-005", f"{rate / 1e6:.0f} MB/s through ssh from the launcher", node=one.node)
+
+
+def unreached(one: Container, answer: dict[str, Any]) -> Finding:
+    # The node copies its pinned host key and its keys anew when it starts.
+    again = f"docker restart -t 1 {one.name}"
+    said = str(answer["said"]) or f"no answer over ssh within {PATIENCE} s"
+    if "IDENTIFICATION HAS CHANGED" in said or "verification failed" in said:
+        why = "something else than the node made by `labctl up` answers in its name; it is not trusted"
+        seen = "its host key is not the one pinned for it"
+        return error("LAB-SSH-002", seen, why=why, fix=again, node=one.node, runnable=True)
+    seen = f"not reached from the launcher: {execute.ssh_reason(said)}"
+    return error("LAB-SSH-001", seen, why="launchers start ranks over ssh", fix=again, node=one.node, runnable=True)
+
+
+# --- from within ---------------------------------------------------------------------------------------------
+
+
+def inside(examination: Examination, one: Container) -> Iterator[Finding]:
+    """A node as it sees itself: its clock, the interfaces that collectives are told, the master port."""
+    before = time.time()
+    (seen,) = ask(examination, one, "look", str(examination.lab.master_port))
+    yield from judge_clock(seen["time"], before, time.time(), one.node)
+    yield from interfaces(examination, one.node, seen)
+    if one.node == examination.lab.nodes[0].name:
+        yield master_port(examination, one, seen["listener"])
+
+
+def interfaces(examination: Examination, node: str, seen: dict[str, Any]) -> Iterator[Finding]:
+    """Whether each collective library is sent to an interface of the node that is on the lab's network."""
+    network = examination.network
+    subnets = [ipaddress.ip_network(one["Subnet"]) for one in network["IPAM"]["Config"]] if network else []
+    addresses = {name: one["address"] for name, one in seen["interfaces"].items() if one["address"]}
+    on_lab = [name for name, text in addresses.items() if any(ipaddress.ip_address(text) in net for net in subnets)]
+    if not on_lab:
+        # A node that is on no network is told of by itself.
+        return
+    wrong = {key: value for key, value in seen["told"].items() if not chooses(key, value, on_lab)}
+    for key, value in wrong.items():
+        own = any(found.key == EXTRA + key for found in examination.settings.extra)
+        yield error(
+            "LAB-NET-004",
+            f"{key}={value}, but the lab's network is on {', '.join(on_lab)}",
+            why="ranks would listen where no other node reaches them, and hang at their first collective",
+            fix=f"{examination.drop(EXTRA + key)} && {UP}" if own else ANEW,
+            node=node,
+        )
+    if not wrong:
+        yield ok("LAB-NET-004", f"collectives use {', '.join(on_lab)}, which is on the lab's network", node=node)
+
+
+def chooses(key: str, value: str, interfaces: list[str]) -> bool:
+    """Whether such a list of interfaces takes one of these; NCCL and its kin take names by how they begin."""
+    words = [word.strip() for word in value.lstrip("^=").split(",") if word.strip()]
+    by_beginning = key.startswith(("NCCL", "HCCL")) and not value.startswith(("=", "^="))
+    taken = [one for one in interfaces if any(one == word or (by_beginning and one.startswith(word)) for word in words)]
+    if value.startswith("^"):
+        return len(taken) < len(interfaces)
+    # Open MPI also takes networks, such as 172.18.0.0/16.
+    return bool(taken) or any("/" in word for word in words)
+
+
+def master_port(examination: Examination, one: Container, listener: dict[str, Any] | None) -> Finding:
+    """None of the host's ports is used; within the lab, the first node's master port must be free for a run."""
+    lab = examination.lab
+    own = f"ports {lab.ssh_port} (ssh) and {lab.master_port} (master) are the lab's own, none of the host is used"
+    if listener is None:
+        return ok("LAB-PORT-001", own, node=one.node)
+    if examination.run_active:
+        return ok("LAB-PORT-001", f"port {lab.master_port} is in use by the run under way", node=one.node)
+    if listener["run"]:
+        seen = f"port {lab.master_port} is held by what run {listener['run']} left behind; the next run ends it"
+        return ok("LAB-PORT-001", seen, node=one.node)
+    holder = f"pid {listener['pid']}: {listener['command']}" if listener["pid"] else "a process of another user"
+    end = f"labctl exec --node {one.node} -- kill {listener['pid']}" if listener["pid"] else ANEW
+    seen = f"port {lab.master_port} is taken by {holder} (user {user_name(listener['uid'])})"
+    return error("LAB-PORT-001", seen, why="the ranks of a run meet there", fix=end, node=one.node)
+
+
+def user_name(uid: str) -> str:
+    """The name on this host of a user's number; the number where it has none."""
+    try:
+        return pwd.getpwuid(int(uid)).pw_name
+    except (KeyError, ValueError):
+        return uid
+
+
+def ask(examination: Examination, one: Container, *words: str) -> list[dict[str, Any]]:
+    """What `lookaround.py` prints in a container; HostError when it fails. It is handed over, so any image will do."""
+    program = resources.path("docker", "lookaround.py").read_text(encoding="utf-8")
+    user = execute.user(examination.lab)
+    try:
+        done = examination.engine.call(one.name, (*PYTHON, "-c", program, *words), user=user, limit=LIMIT - 1)
+    except HostError as failure:
+        # Its message would show the whole program.
+        seen = f"{words[0]}: no answer within {LIMIT - 1:.0f} s"
+        raise HostError(seen, hint=f"docker restart -t 1 {one.name}", node=one.node) from failure
+    if done.code or not done.out:
+        said = (done.err.strip() or "no answer").splitlines()[-1]
+        raise HostError(f"cannot look around: {said}", hint=ANEW, node=one.node)
+    return [json.loads(line) for line in done.out.splitlines()]
