@@ -1,0 +1,85 @@
+"""What doctor finds of devices and of an engine of its own, and its mending commands typed there."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from conftest import FreshLab
+from faults.doctoring import doctor, the, type_in
+
+from devices import hardware
+from devices.machine import Machine
+
+pytestmark = pytest.mark.docker
+
+
+def test_an_engine_without_gaudi_s_runtime_is_told_of_and_gets_it(machine: Machine, machine_lab: FreshLab) -> None:
+    machine.configure()
+    before = machine.at("/etc/docker/daemon.json").read_text()
+    for index in range(2):
+        hardware.gaudi(machine, index, module=index)
+    lab = machine_lab(LAB_ACCELERATOR="habana")
+    found = the(doctor(lab), "LAB-RUNTIME-001", "local")
+    assert "habana" in found["seen"]
+    left = type_in(lab, [found["fix"]], {})
+    assert "LAB-RUNTIME-001" not in {one["code"] for one in left}
+    # What was configured before still is.
+    assert json.loads(before).items() <= json.loads(machine.at("/etc/docker/daemon.json").read_text()).items()
+    machine.stop_engine()
+    machine.configure()
+
+
+def test_a_gpu_that_its_specification_lost_is_told_of_before_a_node_fails_to_start(
+    machine: Machine, machine_lab: FreshLab
+) -> None:
+    machine.configure({"features": {"cdi": True}})
+    hardware.nvidia(machine, 0)
+    device = {"name": "0", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia7"}]}}
+    machine.file(
+        "/etc/cdi/nvidia.yaml", json.dumps({"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [device]})
+    )
+    lab = machine_lab(LAB_ACCELERATOR="nvidia", LAB_NODES="1")
+    found = the(doctor(lab), "LAB-RUNTIME-002", "local")
+    assert "/dev/nvidia7" in found["seen"]
+    assert "cdi generate" in found["fix"]
+
+
+def test_a_device_file_that_the_nodes_user_may_not_open_is_told_of_and_opened(
+    machine: Machine, machine_lab: FreshLab
+) -> None:
+    machine.configure(nvidia_hook=True)
+    hardware.nvidia(machine, 0)
+    machine.at("/dev/nvidia0").chmod(0o600)
+    machine.run("chown", "5:5", "/dev/nvidia0")
+    lab = machine_lab(LAB_ACCELERATOR="nvidia", LAB_NODES="1")
+    found = the(doctor(lab), "LAB-DEVICE-002", "local")
+    refused = lab.call("up", "--json").expect(3).json["error"]
+    assert "LAB-DEVICE-002" in refused["message"]
+    assert refused["hint"] == found["fix"]
+    assert "LAB-DEVICE-002" not in {one["code"] for one in type_in(lab, [found["fix"]], {})}
+
+
+def test_a_gpu_of_which_its_tool_says_that_it_is_lost_is_told_of(machine: Machine, machine_lab: FreshLab) -> None:
+    machine.configure(nvidia_hook=True)
+    hardware.nvidia(machine, 0)
+    machine.program(
+        "nvidia-smi", "#!/bin/sh\necho 'Unable to determine the device handle for GPU: Unknown Error'\nexit 15\n"
+    )
+    lab = machine_lab(LAB_ACCELERATOR="nvidia", LAB_NODES="1")
+    found = the(doctor(lab), "LAB-DEVICE-003", "worker-0")
+    assert "Unknown Error" in found["seen"]
+    assert "--gpu-reset" in found["fix"]
+
+
+def test_address_pools_that_are_used_up_are_told_of_and_room_is_made(machine: Machine, machine_lab: FreshLab) -> None:
+    machine.configure({"default-address-pools": [{"base": "10.201.0.0/28", "size": 29}]})
+    machine.run("docker", "network", "create", "left-over")
+    try:
+        lab = machine_lab()
+        found = the(doctor(lab), "LAB-NET-003", "local")
+        assert found["fix"] == "docker network rm left-over"
+        assert "LAB-NET-003" not in {one["code"] for one in type_in(lab, [found["fix"]], {})}
+        assert lab.networks() == []
+    finally:
+        machine.run("docker", "network", "rm", "left-over", check=False)

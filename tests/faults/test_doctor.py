@@ -1,0 +1,477 @@
+"""Faults that are planted, what `labctl doctor --json` calls each, and its mending command run as it is printed.
+
+Of a lab that is up:
+
+     1  a worker was killed                              LAB-NODE-001   labctl up
+     2  a worker was removed by hand                     LAB-NODE-001   labctl up
+     3  a worker is paused                               LAB-NODE-002   docker unpause
+     4  a setting was changed after `up`                 LAB-NODE-003   labctl up
+     5  a worker's sshd hangs                            LAB-SSH-001    docker restart
+     6  another host key answers in a worker's name      LAB-SSH-002    docker restart
+     7  known_hosts was overwritten                      LAB-KEY-002    labctl up
+     8  a worker's private key is gone                   LAB-KEY-001    labctl up
+     9  others may read a private key                    LAB-KEY-003    chmod
+    10  a program took the master port                   LAB-PORT-001   labctl exec ... kill
+    11  a worker was disconnected from the network       LAB-NET-001    docker network connect
+    12  a rendered file was edited by hand               LAB-FILES-001  labctl render
+    13  the cache directory was removed                  LAB-MOUNT-001  mkdir
+
+Of the settings and the host:
+
+    14  DOCKER_HOST leads nowhere                        LAB-ENGINE-001 unset
+    15  a broken compose plugin of one's own             LAB-ENGINE-002 mv
+    16  a broken buildx plugin of one's own              LAB-ENGINE-003 mv
+    17  the file of CA certificates is not there         LAB-CA-001     sed
+    18  the file of CA certificates holds something else LAB-CA-001     sed
+    19  a proxy's URL that names no host                 LAB-PROXY-001  sed
+    20  a proxy, and the nodes are not kept from it      LAB-PROXY-002  printf >> .env
+    21  shared memory too small for the ranks of a node  LAB-SHM-001    sed
+    22  far more ranks than cores                        LAB-HOST-002   sed
+    23  memory limits beyond the host's memory           LAB-HOST-003   sed
+    24  the name of a lab in another directory           LAB-NAME-001   sed
+    25  devices that this host has not                   LAB-DEVICE-001 sed
+    26  the cache is on a disk that is nearly full       LAB-DISK-002   mkdir && sed
+
+Slower ones:
+
+    27  collectives are sent to an interface that is not LAB-NET-004    sed && labctl up
+    28  a node that the settings do not ask for          LAB-NODE-005   labctl up
+    29  the lab's network has a larger MTU than the host LAB-NET-002    labctl down && labctl up
+    30  a link of 1 Mbit/s                               LAB-NET-005    labctl down && labctl up
+
+Found, and not mended here, as that takes another machine or person:
+
+    31  no permission to open the engine's socket        LAB-ENGINE-004
+    32  a foreign image that is not there                LAB-IMAGE-001
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+from integration.harness import LABCTL, Lab, wait_until
+
+from faults.doctoring import Environ, Found, doctor, the, type_in, wrong
+from labctl import host
+
+pytestmark = pytest.mark.docker
+
+Plant = Callable[[Lab], AbstractContextManager[Environ]]
+
+
+@pytest.fixture(scope="module")
+def patient(new_lab: Callable[[dict[str, str]], Lab], image: str) -> Iterator[Lab]:
+    """The lab that the faults are planted in, one after another."""
+    lab = new_lab({})
+    lab.call("up", limit=300).expect(0)
+    yield lab
+    lab.destroy()
+
+
+@pytest.fixture
+def healthy(patient: Lab) -> Iterator[Lab]:
+    """The lab, its .env as it was before and its nodes as that says."""
+    before = patient.path.joinpath(".env").read_text()
+    yield patient
+    if patient.path.joinpath(".env").read_text() != before:
+        patient.path.joinpath(".env").write_text(before)
+        patient.call("up").expect(0)
+
+
+# --- faults of a lab that is up ------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def killed(lab: Lab) -> Iterator[Environ]:
+    lab.containers()["worker-1"].kill()
+    wait_until(lambda: lab.containers()["worker-1"].status == "exited", 10, "the worker is down")
+    yield {}
+
+
+@contextlib.contextmanager
+def removed(lab: Lab) -> Iterator[Environ]:
+    lab.containers()["worker-1"].remove(force=True)
+    yield {}
+
+
+@contextlib.contextmanager
+def paused(lab: Lab) -> Iterator[Environ]:
+    lab.containers()["worker-1"].pause()
+    yield {}
+
+
+@contextlib.contextmanager
+def sshd_hangs(lab: Lab) -> Iterator[Environ]:
+    lab.inside("worker-1", "sh", "-c", "kill -STOP $(pgrep -o -x sshd)", user="0")
+    yield {}
+
+
+@contextlib.contextmanager
+def other_host_key(lab: Lab) -> Iterator[Environ]:
+    key = "/run/lab/ssh_host_ed25519_key"
+    made = f"rm {key} && ssh-keygen -q -t ed25519 -N '' -f {key} && kill -HUP $(pgrep -o -x sshd)"
+    lab.inside("worker-1", "sh", "-c", made, user="0")
+    yield {}
+
+
+@contextlib.contextmanager
+def other_known_hosts(lab: Lab) -> Iterator[Environ]:
+    path = lab.path / ".lab/nodes/worker-0/launcher/known_hosts"
+    first, second = path.read_text().splitlines()
+    path.write_text(f"{first}\n{second.split()[0]} {first.split(maxsplit=1)[1]}\n")
+    yield {}
+
+
+@contextlib.contextmanager
+def key_is_gone(lab: Lab) -> Iterator[Environ]:
+    (lab.path / ".lab/nodes/worker-1/ssh/ssh_host_ed25519_key").unlink()
+    yield {}
+
+
+@contextlib.contextmanager
+def key_for_all(lab: Lab) -> Iterator[Environ]:
+    (lab.path / ".lab/nodes/worker-0/launcher/id_ed25519").chmod(0o644)
+    yield {}
+
+
+@contextlib.contextmanager
+def master_port_taken(lab: Lab) -> Iterator[Environ]:
+    listen = "import socket, time; s = socket.create_server(('', 29500)); time.sleep(600)"
+    user = f"{os.getuid()}:{os.getgid()}"
+    lab.containers()["worker-0"].exec_run(["/usr/bin/python3", "-c", listen], user=user, detach=True)
+    wait_until(lambda: ":29500" in lab.inside("worker-0", "ss", "-ltn"), 10, "something listens on the master port")
+    yield {}
+
+
+@contextlib.contextmanager
+def disconnected(lab: Lab) -> Iterator[Environ]:
+    lab.networks()[0].disconnect(lab.containers()["worker-1"])
+    yield {}
+
+
+@contextlib.contextmanager
+def edited_file(lab: Lab) -> Iterator[Environ]:
+    path = lab.path / ".lab/nodes/worker-1/compose.yml"
+    path.write_text(path.read_text().replace("init: true", "init: false"))
+    yield {}
+
+
+@contextlib.contextmanager
+def changed_setting(lab: Lab) -> Iterator[Environ]:
+    write_env(lab, LAB_ENV_GREETING="hello")
+    yield {}
+
+
+@contextlib.contextmanager
+def no_cache_directory(lab: Lab) -> Iterator[Environ]:
+    shutil.rmtree(lab.path / "cache")
+    yield {}
+    (lab.path / "cache").mkdir(exist_ok=True)
+
+
+# --- faults of the settings and the host ---------------------------------------------------------------------
+
+
+def write_env(lab: Lab, **settings: str) -> None:
+    """Change these settings of .env, and leave the others."""
+    path = lab.path / ".env"
+    kept = [line for line in path.read_text().splitlines() if line.split("=")[0] not in settings]
+    path.write_text("".join(f"{line}\n" for line in (*kept, *(f"{key}={value}" for key, value in settings.items()))))
+
+
+def settings(**values: str) -> Plant:
+    """A fault that is written in .env."""
+
+    @contextlib.contextmanager
+    def plant(lab: Lab) -> Iterator[Environ]:
+        before = (lab.path / ".env").read_text()
+        write_env(lab, **values)
+        yield {}
+        (lab.path / ".env").write_text(before)
+
+    return plant
+
+
+@contextlib.contextmanager
+def dead_engine(lab: Lab) -> Iterator[Environ]:
+    yield {"DOCKER_HOST": "unix:///nonexistent/docker.sock"}
+
+
+@contextlib.contextmanager
+def broken_plugins(lab: Lab) -> Iterator[Environ]:
+    config = lab.path / "docker"
+    for name in ("compose", "buildx"):
+        plugin = config / f"cli-plugins/docker-{name}"
+        plugin.parent.mkdir(parents=True, exist_ok=True)
+        plugin.write_text("#!/bin/sh\nexit 1\n")
+        plugin.chmod(0o755)
+    yield {"DOCKER_CONFIG": str(config)}
+
+
+@contextlib.contextmanager
+def no_certificates(lab: Lab) -> Iterator[Environ]:
+    (lab.path / "ca.crt").write_text("once upon a time\n")
+    with settings(LAB_CA_CERTIFICATES=str(lab.path / "ca.crt"))(lab):
+        yield {}
+
+
+@contextlib.contextmanager
+def full_disk(lab: Lab) -> Iterator[Environ]:
+    if os.geteuid() != 0:
+        pytest.skip("to mount a small disk takes root")
+    place = lab.path / "small"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(place)], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a small disk: {mounted.stderr}")
+    try:
+        with settings(HOST_CACHE_PATH=str(place))(lab):
+            yield {}
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+CORES = len(host.cpus())
+MUCH = str(host.memory() // 2)
+UNTIDY = settings(
+    HTTP_PROXY="http:/proxy.example:3128",
+    HTTPS_PROXY="http://proxy.example:3128",
+    LAB_SLOTS="2",
+    LAB_NODES=str(4 * CORES),
+    LAB_MEMORY=MUCH,
+)
+
+Fault = tuple[str, str]
+"""Code and node."""
+PLANTED: dict[str, tuple[tuple[Plant, ...], tuple[Fault, ...]]] = {
+    "killed": ((killed,), (("LAB-NODE-001", "worker-1"),)),
+    "removed": ((removed,), (("LAB-NODE-001", "worker-1"),)),
+    "paused": ((paused,), (("LAB-NODE-002", "worker-1"),)),
+    "sshd-hangs": ((sshd_hangs,), (("LAB-SSH-001", "worker-1"),)),
+    "other-host-key": ((other_host_key,), (("LAB-SSH-002", "worker-1"),)),
+    "other-known-hosts": ((other_known_hosts,), (("LAB-KEY-002", "worker-1"),)),
+    "key-is-gone": ((key_is_gone,), (("LAB-KEY-001", "worker-1"),)),
+    "disconnected": ((disconnected,), (("LAB-NET-001", "worker-1"),)),
+    "quiet": (
+        (key_for_all, edited_file, master_port_taken, no_cache_directory),
+        (
+            ("LAB-KEY-003", "local"),
+            ("LAB-FILES-001", "local"),
+            ("LAB-PORT-001", "worker-0"),
+            ("LAB-MOUNT-001", "local"),
+        ),
+    ),
+    "dead-engine": ((dead_engine,), (("LAB-ENGINE-001", "local"),)),
+    "broken-plugins": ((broken_plugins,), (("LAB-ENGINE-002", "local"), ("LAB-ENGINE-003", "local"))),
+    "untidy-settings": (
+        (UNTIDY, no_certificates, full_disk),
+        (
+            ("LAB-PROXY-001", "local"),
+            ("LAB-PROXY-002", "local"),
+            ("LAB-SHM-001", "local"),
+            ("LAB-HOST-002", "local"),
+            ("LAB-HOST-003", "local"),
+            ("LAB-CA-001", "local"),
+            ("LAB-DISK-002", "local"),
+        ),
+    ),
+    "nothing-there": (
+        (settings(LAB_CA_CERTIFICATES="/nonexistent/ca.crt", LAB_ACCELERATOR="habana"),),
+        (("LAB-CA-001", "local"), ("LAB-DEVICE-001", "local")),
+    ),
+    "changed-setting": ((changed_setting,), (("LAB-NODE-003", "worker-1"),)),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_faults_are_found_and_the_commands_that_are_printed_mend_them(healthy: Lab, name: str) -> None:
+    plants, faults = PLANTED[name]
+    with contextlib.ExitStack() as planted:
+        environ = {key: value for plant in plants for key, value in planted.enter_context(plant(healthy)).items()}
+        findings = doctor(healthy, environ)
+        found = [the(findings, code, node) for code, node in faults]
+        left = type_in(healthy, [one["fix"] for one in found], environ)
+    assert not {code for code, _ in faults} & {one["code"] for one in left}, left
+
+
+def test_a_name_that_another_directory_has_is_found_and_mended(healthy: Lab, tmp_path: Path) -> None:
+    other = Lab.make(tmp_path / "other", healthy.name, healthy.engine, {})
+    found = the(doctor(other), "LAB-NAME-001", "local")
+    assert str(healthy.path) in found["seen"]
+    assert "LAB-NAME-001" not in {one["code"] for one in type_in(other, [found["fix"]], {})}
+
+
+# --- slower ones ---------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def wrong_interface(lab: Lab) -> Iterator[Environ]:
+    write_env(lab, LAB_ENV_GLOO_SOCKET_IFNAME="eth7")
+    lab.call("up").expect(0)
+    yield {}
+
+
+@contextlib.contextmanager
+def fewer_nodes(lab: Lab) -> Iterator[Environ]:
+    write_env(lab, LAB_NODES="1")
+    yield {}
+
+
+@contextlib.contextmanager
+def large_mtu(lab: Lab) -> Iterator[Environ]:
+    """The network was made before the default route got the MTU that it has now."""
+    lab.call("down").expect(0)
+    project = f"labctl-{lab.name}"
+    lab.engine.networks.create(
+        project,
+        driver="bridge",
+        options={"com.docker.network.driver.mtu": str(host.default_mtu() + 100)},
+        labels={
+            "labctl.lab": lab.name,
+            "com.docker.compose.network": "lab",
+            "com.docker.compose.project": project,
+        },
+    )
+    lab.call("up").expect(0)
+    yield {}
+
+
+@contextlib.contextmanager
+def slow_link(lab: Lab) -> Iterator[Environ]:
+    """What goes to the worker passes the host's end of its cable, where the kernel can hold it back."""
+    if os.geteuid() != 0 or not shutil.which("tc"):
+        pytest.skip("to slow a link down takes root and tc")
+    number = lab.inside("worker-1", "cat", "/sys/class/net/eth0/iflink").strip()
+    cable = next(name for index, name in socket.if_nameindex() if index == int(number))
+    shape = ["tc", "qdisc", "add", "dev", cable, "root", "tbf", "rate", "1mbit", "burst", "16kb", "latency", "400ms"]
+    done = subprocess.run(shape, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"this kernel cannot slow a link down: {done.stderr}")
+    yield {}
+
+
+SLOW: dict[str, tuple[Plant, Fault]] = {
+    "wrong-interface": (wrong_interface, ("LAB-NET-004", "worker-1")),
+    "fewer-nodes": (fewer_nodes, ("LAB-NODE-005", "worker-1")),
+    "large-mtu": (large_mtu, ("LAB-NET-002", "local")),
+    "slow-link": (slow_link, ("LAB-NET-005", "worker-1")),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOW)
+def test_a_slower_fault_is_found_and_the_command_that_is_printed_mends_it(healthy: Lab, name: str) -> None:
+    plant, (code, node) = SLOW[name]
+    with plant(healthy) as environ:
+        found = the(doctor(healthy, environ), code, node)
+        left = type_in(healthy, [found["fix"]], environ)
+    assert code not in {one["code"] for one in left}, left
+
+
+# --- found, and not mended here ------------------------------------------------------------------------------
+
+
+def test_a_socket_that_a_person_may_not_open_is_told_of_with_the_group_to_join(healthy: Lab) -> None:
+    if os.geteuid() != 0 or not shutil.which("setpriv"):
+        pytest.skip("to act as another person takes root and setpriv")
+    stranger = ("setpriv", "--reuid=4321", "--regid=4321", "--clear-groups")
+    if subprocess.run([*stranger, LABCTL, "--version"], capture_output=True, check=False).returncode:
+        pytest.skip("another person cannot start labctl here")
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        theirs = Lab(Path(place), healthy.name, healthy.engine, {**healthy.environ, "HOME": place}, stranger)
+        theirs.configure({})
+        found = the(doctor(theirs), "LAB-ENGINE-004", "local")
+    assert "4321" in found["fix"]
+    assert "docker.sock" in found["fix"]
+
+
+def test_an_image_that_is_not_there_is_told_of_with_how_to_get_it(healthy: Lab) -> None:
+    with settings(LAB_IMAGE="labctl-tests/no-such-image:1")(healthy):
+        found = the(doctor(healthy), "LAB-IMAGE-001", "local")
+    assert found["level"] == "error"
+    assert found["fix"] == "docker pull labctl-tests/no-such-image:1"
+
+
+# --- healthy labs, one node, --fix ---------------------------------------------------------------------------
+
+
+def codes(findings: list[Found]) -> set[str]:
+    return {one["code"] for one in wrong(findings)}
+
+
+def alarms(findings: list[Found]) -> list[Found]:
+    """What is wrong, but for an image that an earlier checkout built: that is for who runs the tests to renew."""
+    return [one for one in wrong(findings) if one["code"] != "LAB-IMAGE-002"]
+
+
+def test_a_healthy_lab_gives_no_alarm(healthy: Lab) -> None:
+    assert alarms(healthy.call("doctor", "--json").expect(0).json["findings"]) == []
+
+
+@pytest.mark.slow
+def test_a_healthy_lab_of_eight_nodes_is_examined_in_seconds_and_gives_no_alarm(fresh_lab: Callable[..., Lab]) -> None:
+    lab = fresh_lab(LAB_NODES="8")
+    lab.call("up", limit=300).expect(0)
+    answer = lab.call("doctor", "--json").expect(0)
+    assert alarms(answer.json["findings"]) == []
+    assert {one["node"] for one in answer.json["findings"] if one["code"] == "LAB-NET-005"} == {
+        f"worker-{index}" for index in range(8)
+    }
+    # It takes two seconds; the limit is for machines that do something else as well.
+    assert answer.seconds < 15
+
+
+def test_one_node_is_asked_about_without_the_others(healthy: Lab) -> None:
+    healthy.containers()["worker-0"].pause()
+    try:
+        answer = healthy.call("doctor", "--node", "worker-1", "--json").expect(0)
+        found = answer.json["findings"]
+        assert {one["node"] for one in found} == {"local", "worker-1"}
+        assert {"LAB-ENGINE-001", "LAB-NODE-001", "LAB-SSH-001"} <= {one["code"] for one in found}
+        healthy.call("doctor", "--node", "worker-0", "--json").expect(3)
+    finally:
+        healthy.containers()["worker-0"].unpause()
+    assert "worker-1" in healthy.call("doctor", "--node", "worker-7").expect(2).err
+
+
+def test_fix_runs_what_mends_and_says_so(healthy: Lab) -> None:
+    with contextlib.ExitStack() as planted:
+        for plant in (paused, key_for_all, edited_file):
+            planted.enter_context(plant(healthy))
+        asked = healthy.call("doctor", "--fix").expect(3)
+        assert "--yes" in asked.err
+        assert healthy.containers()["worker-1"].status == "paused"
+        answer = healthy.call("doctor", "--fix", "--yes", "--json").expect(0)
+    assert {"LAB-NODE-002", "LAB-KEY-003", "LAB-FILES-001"}.isdisjoint(codes(answer.json["findings"]))
+    commands = [one["command"] for one in answer.json["mended"]]
+    assert len(commands) == 3, answer.err
+    assert all(f"$ {command}" in answer.err for command in commands)
+    assert {one["code"] for one in answer.json["mended"]} == {0}
+
+
+def test_fix_leaves_the_nodes_of_a_run_alone(healthy: Lab) -> None:
+    with healthy.stubborn_run(), paused_worker(healthy):
+        refused = healthy.call("doctor", "--fix", "--yes").expect(3)
+        assert "under way" in refused.err
+        assert healthy.containers()["worker-1"].status == "paused"
+
+
+@contextlib.contextmanager
+def paused_worker(lab: Lab) -> Iterator[None]:
+    lab.containers()["worker-1"].pause()
+    try:
+        yield
+    finally:
+        lab.containers()["worker-1"].unpause()

@@ -1,0 +1,488 @@
+"""Doctor's checks on labs and hosts that are not this one; what it prints to type, typed; its list of codes."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import builders
+import pytest
+
+from labctl import doctor, settings
+from labctl.containers import Observed
+from labctl.doctor import Check, devices, engine, host, mending, network, nodes
+from labctl.doctor.finding import Examination, Finding, ok
+from labctl.doctor.together import together
+from labctl.engines.local import LocalEngine
+from labctl.errors import ConfigError, HostError
+from labctl.hardware import Device, DeviceMapping, Mount
+from labctl.model import Lab
+from labctl.shell import Completed
+
+ROOT = Path(__file__).parents[2]
+
+
+class Engine:
+    """An engine that says what it is told to."""
+
+    def __init__(self, *, observed: Observed | None = None, out: str = "", code: int = 0, **information: Any) -> None:
+        self.seen = observed or Observed()
+        self.out, self.code = out, code
+        now = time.strftime("%Y-%m-%dT%H:%M:%S.123456789Z", time.gmtime())
+        known = {
+            "ServerVersion": "26.1.5",
+            "SystemTime": now,
+            "DockerRootDir": "/nonexistent",
+            "Runtimes": {"runc": {}},
+        }
+        self.told = {**known, "CgroupDriver": "cgroupfs", **information}
+
+    def information(self) -> dict[str, Any]:
+        return self.told
+
+    def observe(self, lab: str, image: str | None = None) -> Observed:  # noqa: ARG002
+        return self.seen
+
+    def call(self, container: str, argv: tuple[str, ...], *, user: str, limit: float) -> Completed:  # noqa: ARG002
+        return Completed(argv, self.code, self.out, "it says why")
+
+    def grants(self, lab: str, image: str, limits: tuple[tuple[str, int], ...]) -> bool:  # noqa: ARG002
+        return False
+
+    def unused_networks(self) -> tuple[str, ...]:
+        return ("left-over", "other's")
+
+    def try_network(self, lab: str) -> str:  # noqa: ARG002
+        return "all predefined address pools have been fully subnetted"
+
+
+@pytest.fixture
+def examined(tmp_path: Path) -> Callable[..., Examination]:
+    """A lab under examination, changed so, with these lines in its .env and this engine."""
+
+    def make(of: Lab | None = None, *, env: str = "", told: Engine | None = None, **flags: str) -> Examination:
+        (tmp_path / ".env").write_text(env)
+        found = settings.load(tmp_path, {"HOME": str(tmp_path)}, flags)
+        lab = replace(of or builders.lab(), directory=tmp_path)
+        speaks = cast(LocalEngine, told or Engine())
+        return Examination(lab=lab, settings=found, environ={}, engine=speaks, root=tmp_path / "root")
+
+    return make
+
+
+def wrong(findings: Iterator[Finding]) -> list[str]:
+    """The codes of what is not well."""
+    return [one.code for one in findings if one.level != "ok"]
+
+
+# --- side by side --------------------------------------------------------------------------------------------
+
+
+def test_what_does_not_answer_holds_up_neither_the_others_nor_their_order() -> None:
+    never = threading.Event()
+
+    def hang() -> Iterator[str]:
+        never.wait()
+        yield "too late"
+
+    def answer(text: str) -> Callable[[], Iterator[str]]:
+        return lambda: iter((text,))
+
+    works = [(answer("a"), 5.0), *[(hang, 0.2)] * 40, (answer("b"), 5.0)]
+    began = time.monotonic()
+    answers = together(works)
+    assert [answers[0], answers[-1]] == [("a",), ("b",)]
+    assert answers[1:-1] == [None] * 40
+    assert time.monotonic() - began < 10
+    never.set()
+
+
+def test_a_mistake_in_a_check_is_not_hidden() -> None:
+    def mistaken() -> Iterator[str]:
+        yield "a"
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        together([(mistaken, 5.0)])
+
+
+def test_a_check_that_hangs_or_cannot_go_on_is_a_finding_of_its_own(
+    examined: Callable[..., Examination], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never = threading.Event()
+
+    def hangs(examination: Examination) -> Iterator[Finding]:
+        never.wait()
+        yield ok("LAB-HOST-001", "too late")
+
+    def refused(examination: Examination) -> Iterator[Finding]:
+        if examination:
+            raise HostError("it does not want to", hint="ask it again")
+        yield ok("LAB-HOST-001", "it does")
+
+    def answers(examination: Examination) -> Iterator[Finding]:
+        yield ok("LAB-HOST-001", "here")
+
+    checks = (Check(look=hangs, seconds=0.1), Check(look=refused), Check(look=answers))
+    monkeypatch.setattr(doctor, "CHECKS", checks)
+    late, unable, well = doctor.examine(examined())
+    assert (late.code, late.level) == ("LAB-CHECK-002", "warn")
+    assert "hangs" in late.seen
+    assert (unable.code, unable.fix) == ("LAB-CHECK-001", "ask it again")
+    assert "it does not want to" in unable.seen
+    assert well.seen == "here"
+    never.set()
+
+
+def test_a_node_that_the_lab_has_not_is_a_mistake_of_the_person(examined: Callable[..., Examination]) -> None:
+    with pytest.raises(ConfigError, match="worker-9"):
+        doctor.examine(replace(examined(), only="worker-9"))
+
+
+# --- commands that mend settings -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("env", "flags"),
+    [
+        ("LAB_SHM_SIZE=64m\nLAB_NODES=3\n", {}),
+        ("LAB_NODES=3\n  export LAB_SHM_SIZE='64m'  # little", {}),
+        ("LAB_NODES=3", {}),
+        ("# LAB_SHM_SIZE=1g\nLAB_ENV_X='LAB_SHM_SIZE=7'\nLAB_SHM_SIZE=64m\nLAB_NODES=3", {}),
+    ],
+)
+def test_the_command_that_changes_a_setting_changes_it_and_nothing_else(
+    examined: Callable[..., Examination], tmp_path: Path, env: str, flags: dict[str, str]
+) -> None:
+    examination = examined(env=env, **flags)
+    before = {key: value for key, value, _ in examination.settings.rows()}
+    subprocess.run(["bash", "-c", examination.put("LAB_SHM_SIZE", "2g")], cwd=tmp_path, check=True)
+    after = {key: value for key, value, _ in settings.load(tmp_path, {}, {}).rows()}
+    changed = {key for key in after if after[key] != before.get(key) and not key.startswith("HOST_")}
+    assert changed == {"LAB_SHM_SIZE"}
+    assert after["LAB_SHM_SIZE"] == "2g"
+
+
+def test_the_command_that_unsets_a_setting_leaves_its_default(
+    examined: Callable[..., Examination], tmp_path: Path
+) -> None:
+    examination = examined(env="LAB_NODES=3\nhttp_proxy=http://p.example:1\nNO_PROXY=a,b\n")
+    subprocess.run(["bash", "-c", examination.drop("HTTP_PROXY")], cwd=tmp_path, check=True)
+    assert (tmp_path / ".env").read_text() == "LAB_NODES=3\nNO_PROXY=a,b\n"
+
+
+def test_commands_of_fix_are_the_printed_ones_word_by_word() -> None:
+    printed = "labctl down && chmod 600 'a b' c && labctl up"
+    assert mending.simple_commands(printed) == [["labctl", "down"], ["chmod", "600", "a b", "c"], ["labctl", "up"]]
+
+
+# --- the host ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("proxy", "good"),
+    [
+        ("http://proxy.example:3128", True),
+        ("proxy.example:3128", True),
+        ("http://user:p@ss@proxy.example:3128/", True),
+        ("socks5h://[fd00::1]:1080", True),
+        ("http:/proxy.example:3128", False),
+        ("http//proxy.example:3128", False),
+        ("http://:3128", False),
+        ("http://proxy.example:99999", False),
+        ("ftp://proxy.example:21", False),
+    ],
+)
+def test_proxies_that_name_no_host_are_told_of(examined: Callable[..., Examination], proxy: str, good: bool) -> None:
+    examination = examined(env=f"HTTP_PROXY={proxy}\nNO_PROXY=*\n")
+    found = list(host.proxies(examination))
+    assert wrong(iter(found)) == ([] if good else ["LAB-PROXY-001"])
+    assert not any("p@ss" in one.seen + one.fix for one in found)
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "slots", "size", "level"),
+    [
+        ("cpu", 1, "64m", "ok"),
+        ("cpu", 2, "64m", "warn"),
+        ("cpu", 2, "256m", "ok"),
+        ("nvidia", 1, "64m", "ok"),
+        ("nvidia", 8, "64m", "error"),
+        ("nvidia", 8, "4g", "warn"),
+        ("nvidia", 8, "8g", "ok"),
+    ],
+)
+def test_shared_memory_is_judged_by_the_ranks_that_share_it(
+    examined: Callable[..., Examination], accelerator: str, slots: int, size: str, level: str
+) -> None:
+    of = builders.lab((builders.node(slots=slots),), accelerator=accelerator, shm_size=size)
+    (found,) = host.shared_memory(examined(of))
+    assert found.level == level
+
+
+def test_a_mount_that_up_would_make_is_no_fault_and_another_stops_it(
+    examined: Callable[..., Examination], tmp_path: Path
+) -> None:
+    own = Mount(source=str(tmp_path / "runs"), target="/workspace/runs")
+    assert wrong(host.mounts(examined(builders.lab(mounts=(own,))))) == []
+    other = Mount(source="/nonexistent/clone", target="/workspace/DeepSpeedExamples")
+    with pytest.raises(HostError, match=r"/nonexistent/clone.*LAB-MOUNT-001") as refused:
+        doctor.require(examined(builders.lab(mounts=(own, other))), "up")
+    assert refused.value.hint == "mkdir -p /nonexistent/clone"
+
+
+# --- the engine ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "seen"), [(0, None), (3, None), (-3, None), (90, "90 s ahead"), (-90, "90 s behind")]
+)
+def test_a_clock_that_is_off_is_told_of(examined: Callable[..., Examination], seconds: int, seen: str | None) -> None:
+    theirs = time.strftime("%Y-%m-%dT%H:%M:%S.5Z", time.gmtime(time.time() + seconds))
+    (found,) = engine.clock(examined(told=Engine(SystemTime=theirs)))
+    assert (found.level == "ok") == (seen is None)
+    assert (seen or "") in found.seen
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2026-01-02T15:04:05Z",
+        "2026-01-02T15:04:05.000000001Z",
+        "2026-01-02T17:04:05.0+02:00",
+        "2026-01-02T10:04:05-05:00",
+    ],
+)
+def test_the_engine_s_clock_is_read_in_all_its_spellings(text: str) -> None:
+    assert engine.seconds_of(text) == pytest.approx(1767366245, abs=0.001)
+
+
+def test_an_old_engine_is_told_of(examined: Callable[..., Examination]) -> None:
+    assert wrong(engine.version(examined(told=Engine(ServerVersion="20.10.24+dfsg1")))) == ["LAB-ENGINE-001"]
+
+
+def with_devices(accelerator: str, request: str = "reservation", **mapping: Any) -> Lab:
+    """A lab of one node with two devices."""
+    given = (Device(id="0", path="/dev/one"), Device(id="1", path="/dev/two"))
+    node = builders.node(slots=2, devices=DeviceMapping(devices=given, **mapping))
+    here = builders.host(devices=given, request=request)
+    return builders.lab((node,), accelerator=accelerator, hosts=(here,))
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "request_", "driver", "expected"),
+    [
+        ("nvidia", "reservation", "systemd", ["LAB-ENGINE-005"]),
+        ("nvidia", "runtime", "systemd", ["LAB-ENGINE-005"]),
+        ("nvidia", "cdi", "systemd", []),
+        ("nvidia", "reservation", "cgroupfs", []),
+        ("habana", "reservation", "systemd", []),
+    ],
+)
+def test_gpus_that_a_daemon_reload_would_take_away_are_told_of(
+    examined: Callable[..., Examination], accelerator: str, request_: str, driver: str, expected: list[str]
+) -> None:
+    lab = with_devices(accelerator, request_)
+    assert wrong(engine.groups(examined(lab, told=Engine(CgroupDriver=driver)))) == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, []),
+        ({"hosts": (builders.host(infiniband=("/dev/infiniband/uverbs0",)),)}, ["LAB-LIMIT-001"]),
+        ({"nodes": tuple(map(builders.node, range(32)))}, ["LAB-LIMIT-002"]),
+    ],
+)
+def test_a_limit_that_the_host_refuses_matters_where_it_is_needed(
+    examined: Callable[..., Examination], change: dict[str, Any], expected: list[str]
+) -> None:
+    base = builders.lab()
+    refused = replace(base.limits, memlock=None, nofile=None)
+    assert wrong(engine.limits(examined(replace(base, limits=refused, **change)))) == expected
+
+
+def test_networks_that_nobody_uses_are_named_when_addresses_run_out(examined: Callable[..., Examination]) -> None:
+    (found,) = network.pools(examined())
+    assert (found.code, found.level) == ("LAB-NET-003", "error")
+    assert found.fix == "docker network rm left-over 'other'\"'\"'s'"
+
+
+# --- devices -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "groups", "uid", "closed"),
+    [
+        (0o666, (), 1000, False),
+        (0o660, (), 1000, True),
+        (0o660, ("its",), 1000, False),
+        (0o640, ("its",), 1000, True),
+        (0o600, (), "its", False),
+    ],
+)
+def test_device_files_are_judged_as_the_containers_user_would_find_them(
+    tmp_path: Path, mode: int, groups: tuple[str, ...], uid: int | str, closed: bool
+) -> None:
+    path = tmp_path / "renderD128"
+    path.touch()
+    path.chmod(mode)
+    found = path.stat()
+    here = builders.host(uid=found.st_uid if uid == "its" else found.st_uid + 1, gid=found.st_gid + 1)
+    given = tuple(found.st_gid for _ in groups)
+    assert bool(devices.why_closed(path, here, given)) == closed
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"vm/nr_hugepages": "15000", "kernel/numa_balancing": "0"}, []),
+        ({"vm/nr_hugepages": "0", "kernel/numa_balancing": "0"}, ["LAB-GAUDI-001"]),
+        ({"vm/nr_hugepages": "15000", "kernel/numa_balancing": "1", "kernel/osrelease": "5.15.0-86-generic"},
+         ["LAB-GAUDI-002"]),
+        ({"vm/nr_hugepages": "15000", "kernel/numa_balancing": "1", "kernel/osrelease": "6.8.0"}, []),
+    ],
+)  # fmt: skip
+def test_what_gaudi_asks_of_a_host_is_read_off_the_kernel(
+    examined: Callable[..., Examination], files: dict[str, str], expected: list[str]
+) -> None:
+    examination = examined(with_devices("habana"))
+    for name, text in files.items():
+        path = examination.root / "proc/sys" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    found = [*devices.hugepages(examination), *devices.balancing(examination)]
+    assert wrong(iter(found)) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [("quiet", []), ("intel_iommu=on iommu=pt", []), ("quiet intel_iommu=on", ["LAB-GAUDI-003"])],
+)
+def test_an_iommu_that_translates_is_told_of_on_a_host_with_gaudis(
+    examined: Callable[..., Examination], words: str, expected: list[str]
+) -> None:
+    examination = examined(with_devices("habana"))
+    (examination.root / "proc").mkdir(parents=True)
+    (examination.root / "proc/cmdline").write_text(words)
+    assert wrong(devices.iommu(examination)) == expected
+
+
+@pytest.mark.parametrize(
+    ("out", "code", "seen"),
+    [("a banner\n2\n", 0, "counts 2 devices"), ("1\n", 0, "1 of 2"), ("", 1, "no of 2 devices: it says why")],
+)
+def test_a_node_s_torch_must_count_the_devices_it_was_given(
+    examined: Callable[..., Examination], out: str, code: int, seen: str
+) -> None:
+    (found,) = devices.counted(
+        examined(with_devices("nvidia"), told=Engine(out=out, code=code)), builders.container("worker-0")
+    )
+    assert seen in found.seen
+    assert (found.level == "ok") == (code == 0 and "2" in out)
+
+
+# --- nodes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "good"),
+    [
+        ("GLOO_SOCKET_IFNAME", "eth0", True),
+        ("GLOO_SOCKET_IFNAME", "eth", False),
+        ("GLOO_SOCKET_IFNAME", "eth1,eth0", True),
+        ("NCCL_SOCKET_IFNAME", "eth", True),
+        ("NCCL_SOCKET_IFNAME", "=eth", False),
+        ("NCCL_SOCKET_IFNAME", "^docker,lo", True),
+        ("NCCL_SOCKET_IFNAME", "^eth", False),
+        ("NCCL_SOCKET_IFNAME", "ib0", False),
+        ("OMPI_MCA_btl_tcp_if_include", "172.18.0.0/16", True),
+    ],
+)
+def test_an_interface_is_read_as_its_library_reads_it(key: str, value: str, good: bool) -> None:
+    assert nodes.chooses(key, value, ["eth0"]) is good
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({}, None),
+        ({"state": "exited"}, "LAB-NODE-001"),
+        ({"state": "dead"}, "LAB-NODE-001"),
+        ({"name": "1234_labctl-demo-worker-0-1"}, "LAB-NODE-001"),
+        ({"state": "paused", "fingerprint": "other"}, "LAB-NODE-002"),
+        ({"fingerprint": "other"}, "LAB-NODE-003"),
+        ({"image": "sha256:2222"}, "LAB-NODE-003"),
+        ({"health": "unhealthy", "reason": "device lost: /dev/nvidia0 is gone"}, "LAB-NODE-004"),
+        ({"health": "unhealthy", "reason": "Health check exceeded timeout (5s)"}, "LAB-NODE-006"),
+        ({"health": "unhealthy", "reason": ""}, None),
+    ],
+)
+def test_a_node_is_judged_by_what_the_engine_says_of_it(
+    examined: Callable[..., Examination], change: dict[str, str], code: str | None
+) -> None:
+    asked = examined()
+    told = Engine(observed=builders.observed(asked.lab, worker_0=change))
+    found = list(nodes.states(replace(asked, engine=cast(LocalEngine, told))))
+    assert wrong(iter(found)) == ([code] if code else [])
+    assert [one.node for one in found] == ["launcher", "worker-0", "worker-1"]
+
+
+def listener(**changes: Any) -> dict[str, Any]:
+    return {"pid": 17, "uid": "1000", "command": "python serve.py", "run": "", **changes}
+
+
+def test_who_took_the_master_port_is_named(examined: Callable[..., Examination]) -> None:
+    found = nodes.master_port(examined(), builders.container("worker-0"), listener())
+    assert "pid 17: python serve.py" in found.seen
+    assert found.fix == "labctl exec --node worker-0 -- kill 17"
+
+
+def test_what_a_run_left_on_the_master_port_is_no_fault(examined: Callable[..., Examination]) -> None:
+    found = nodes.master_port(examined(), builders.container("worker-0"), listener(run="20260102-150405-hello-3fa2"))
+    assert found.level == "ok"
+    assert "20260102-150405-hello-3fa2" in found.seen
+
+
+@pytest.mark.parametrize(
+    ("answer", "codes"),
+    [
+        ({"name": "worker-0", "seconds": 0.1, "rate": 5e7}, []),
+        ({"name": "worker-0", "seconds": 0.1, "rate": 1e5}, ["LAB-NET-005"]),
+        ({"name": "worker-0", "seconds": 0.1, "rate": None}, ["LAB-NET-005"]),
+        ({"name": "", "said": "ssh: connect to host worker-0 port 12345: Connection refused"}, ["LAB-SSH-001"]),
+        ({"name": "other", "said": ""}, ["LAB-SSH-001"]),
+        ({"name": "", "said": "@ REMOTE HOST IDENTIFICATION HAS CHANGED @"}, ["LAB-SSH-002"]),
+    ],
+)
+def test_a_login_is_judged_by_what_the_launcher_says_of_it(answer: dict[str, Any], codes: list[str]) -> None:
+    assert wrong(nodes.link(builders.container("worker-0"), answer)) == codes
+
+
+# --- the list of codes ---------------------------------------------------------------------------------------
+
+
+def test_the_list_of_codes_is_that_of_the_checks() -> None:
+    used = {
+        code
+        for path in (ROOT / "labctl/doctor").glob("*.py")
+        for code in re.findall(r"LAB-[A-Z]+-\d{3}", path.read_text(encoding="utf-8"))
+    }
+    listed = re.findall(
+        r"^\| `(LAB-[A-Z]+-\d{3})` \|", (ROOT / "docs/doctor.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert sorted(used) == sorted(listed)
+
+
+def test_a_finding_is_what_scripts_rely_on() -> None:
+    from dataclasses import asdict
+
+    assert list(asdict(ok("LAB-HOST-001", "well"))) == ["code", "level", "node", "seen", "why", "fix", "runnable"]
+    assert json.dumps(asdict(ok("LAB-HOST-001", "well")))
