@@ -40,6 +40,8 @@ Ask = prepare.Ask
 Rows = tuple[tuple[str, str, str], ...]
 # Seconds to wait for another `up` or `down` of the same lab.
 PATIENCE = 300
+# Seconds for an engine that is asked how it does.
+ANSWERING = 10
 
 
 def init(directory: Path) -> tuple[str, ...]:
@@ -56,7 +58,7 @@ def doctor(context: Context, *, node: str = "") -> tuple[Finding, ...]:
     """Look at this host and this lab, or at one node of it."""
     found = context.settings()
     prepare.require_named(context, found)
-    engine = LocalEngine()
+    engine = LocalEngine(seconds=ANSWERING)
     # What would be warned of is among the findings.
     quiet = replace(context, emit=lambda _: None)
     lacking = None

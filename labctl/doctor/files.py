@@ -14,7 +14,7 @@ from labctl.files import outdated
 def name(examination: Examination) -> Iterator[Finding]:
     """Whether the containers of this name are this directory's."""
     lab = examination.lab
-    other = examination.observed.owner_elsewhere(lab.directory)
+    other = examination.named.owner_elsewhere(lab.directory)
     if other:
         yield error(
             "LAB-NAME-001",

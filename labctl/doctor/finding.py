@@ -74,8 +74,15 @@ class Examination:
         return self.engine.information()
 
     @cached_property
-    def observed(self) -> Observed:
+    def named(self) -> Observed:
+        """What the engine holds of this name, whosever it is."""
         return self.engine.observe(self.lab.name, self.lab.image)
+
+    @cached_property
+    def observed(self) -> Observed:
+        """What it holds of this directory's lab: nothing where another has the name."""
+        foreign = self.named.owner_elsewhere(self.lab.directory)
+        return Observed(image=self.named.image) if foreign else self.named
 
     @cached_property
     def network(self) -> dict[str, Any] | None:

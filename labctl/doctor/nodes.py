@@ -62,7 +62,8 @@ def state(examination: Examination, name: str, one: Container | None, fingerprin
     reason = plan.why_not_current(one, fingerprint, examination.observed.image)
     if reason and examination.observed.image:
         why = "`labctl run` refuses a lab that is not as its settings say"
-        return error("LAB-NODE-003", f"{reason} than it was made with", why=why, fix=UP, node=name, runnable=True)
+        seen = f"{reason} than `labctl up` would give it now"
+        return error("LAB-NODE-003", seen, why=why, fix=UP, node=name, runnable=True)
     # The engine calls a node unhealthy that was paused, until it is checked again: then the last check said nothing.
     if one.health == "unhealthy" and one.reason:
         why = "a machine that is too busy, or a node that hangs"

@@ -22,7 +22,10 @@ CALL_LIMIT = 120
 
 
 class LocalEngine:
-    """One daemon, by the usual DOCKER_HOST or its default socket."""
+    """One daemon, by the usual DOCKER_HOST or its default socket; it is given so many seconds for an answer."""
+
+    def __init__(self, seconds: int = 30) -> None:
+        self._seconds = seconds
 
     @cached_property
     def _reader(self) -> Any:
@@ -31,7 +34,7 @@ class LocalEngine:
         import docker
 
         try:
-            return docker.from_env(timeout=30).api
+            return docker.from_env(timeout=self._seconds).api
         except (docker.errors.DockerException, requests.RequestException) as error:
             raise HostError(f"Docker Engine does not answer: {_root_cause(error)}", hint="labctl setup") from error
 
