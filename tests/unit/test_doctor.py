@@ -17,6 +17,7 @@ import pytest
 
 from labctl import doctor, settings
 from labctl.containers import Observed
+from labctl.context import Context
 from labctl.doctor import Check, devices, engine, host, mending, network, nodes
 from labctl.doctor.finding import Examination, Finding, ok
 from labctl.doctor.together import together
@@ -181,6 +182,41 @@ def test_the_command_that_unsets_a_setting_leaves_its_default(
 def test_commands_of_fix_are_the_printed_ones_word_by_word() -> None:
     printed = "labctl down && chmod 600 'a b' c && labctl up"
     assert mending.simple_commands(printed) == [["labctl", "down"], ["chmod", "600", "a b", "c"], ["labctl", "up"]]
+
+
+def test_fix_asks_before_each_command_runs_it_once_and_looks_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def finding(level: str, fix: str, *, runnable: bool = True) -> Finding:
+        return Finding(code="LAB-X-001", level=level, node="local", seen="so", why="so", fix=fix, runnable=runnable)  # type: ignore[arg-type]
+
+    there = [
+        finding("warn", "labctl render"),
+        finding("error", "sed -i x .env", runnable=False),
+        finding("error", "labctl up"),
+        finding("error", "labctl down"),
+        finding("error", "docker unpause one"),
+    ]
+    asked: list[str] = []
+    typed: list[str] = []
+
+    def type_in(context: Context, command: str) -> int:
+        typed.append(command)
+        if command != "labctl up":
+            there[:] = [one for one in there if one.fix != command]
+        return int(command == "labctl up")
+
+    def ask(question: str) -> bool:
+        asked.append(question)
+        return "down" not in question
+
+    monkeypatch.setattr(mending, "run", type_in)
+    context = Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={})
+    left, attempts = mending.mend(context, lambda: tuple(there), ask)
+    assert typed == ["labctl up", "docker unpause one", "labctl render"]
+    assert [(one.command, one.code) for one in attempts] == [(typed[0], 1), (typed[1], 0), (typed[2], 0)]
+    assert {one.fix for one in left} == {"sed -i x .env", "labctl up", "labctl down"}
+    assert len(asked) == 4
 
 
 # --- the host ------------------------------------------------------------------------------------------------
