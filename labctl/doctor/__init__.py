@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from labctl.containers import Container
-from labctl.doctor import devices, engine, files, host, network, nodes
+from labctl.doctor import devices, engine, files, gaudi, host, network, nodes
 from labctl.doctor.finding import HERE, LIMIT, Examination, Finding, warn
 from labctl.doctor.mending import Ask, Attempt, mend
 from labctl.doctor.together import together
@@ -46,11 +46,12 @@ CHECKS: tuple[Check, ...] = (
     Check(look=host.records, engine=False, lab=False, stops=("run",)),
     Check(look=host.proxies, engine=False, lab=False),
     Check(look=host.certificates, engine=False, lab=False),
-    Check(look=devices.hugepages, engine=False),
-    Check(look=devices.balancing, engine=False),
-    Check(look=devices.iommu, engine=False),
+    Check(look=gaudi.hugepages, engine=False),
+    Check(look=gaudi.balancing, engine=False),
+    Check(look=gaudi.iommu, engine=False),
     Check(look=devices.permissions, engine=False, stops=("up",)),
     Check(look=devices.health, engine=False, seconds=devices.TELLING),
+    Check(look=devices.leased, engine=False),
     Check(look=engine.compose, engine=False, lab=False),
     Check(look=engine.buildx, engine=False, lab=False),
     Check(look=engine.version, lab=False),

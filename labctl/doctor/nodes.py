@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import pwd
 import time
 from collections.abc import Iterator
 from typing import Any
 
-from labctl import execute, plan, render, resources
+from labctl import execute, leases, plan, render, resources
 from labctl.containers import Container, lost
 from labctl.doctor.engine import judge_clock
 from labctl.doctor.finding import ANEW, LIMIT, UP, Examination, Finding, error, ok, warn
@@ -181,16 +180,8 @@ def master_port(examination: Examination, one: Container, listener: dict[str, An
         return ok("LAB-PORT-001", seen, node=one.node)
     holder = f"pid {listener['pid']}: {listener['command']}" if listener["pid"] else "a process of another user"
     end = f"labctl exec --node {one.node} -- kill {listener['pid']}" if listener["pid"] else ANEW
-    seen = f"port {lab.master_port} is taken by {holder} (user {user_name(listener['uid'])})"
+    seen = f"port {lab.master_port} is taken by {holder} (user {leases.user_name(listener['uid'])})"
     return error("LAB-PORT-001", seen, why="the ranks of a run meet there", fix=end, node=one.node)
-
-
-def user_name(uid: str) -> str:
-    """The name on this host of a user's number; the number where it has none."""
-    try:
-        return pwd.getpwuid(int(uid)).pw_name
-    except (KeyError, ValueError):
-        return uid
 
 
 def ask(examination: Examination, one: Container, *words: str) -> list[dict[str, Any]]:

@@ -83,3 +83,16 @@ def test_address_pools_that_are_used_up_are_told_of_and_room_is_made(machine: Ma
         assert lab.networks() == []
     finally:
         machine.run("docker", "network", "rm", "left-over", check=False)
+
+
+def test_a_gpu_that_another_lab_has_is_told_of_with_whose_it_is_and_had_when_that_lab_is_down(
+    machine: Machine, machine_lab: FreshLab
+) -> None:
+    machine.configure(nvidia_hook=True)
+    hardware.nvidia(machine, 0)
+    first = machine_lab(LAB_ACCELERATOR="nvidia", LAB_NODES="1")
+    first.call("up").expect(0)
+    second = machine_lab(LAB_ACCELERATOR="nvidia", LAB_NODES="1")
+    found = the(doctor(second), "LAB-DEVICE-005", "worker-0")
+    assert first.name in found["seen"]
+    assert "LAB-DEVICE-005" not in {one["code"] for one in type_in(second, [found["fix"]], {})}

@@ -18,7 +18,7 @@ import pytest
 from labctl import doctor, settings
 from labctl.containers import Observed
 from labctl.context import Context
-from labctl.doctor import Check, devices, engine, host, mending, network, nodes
+from labctl.doctor import Check, devices, engine, gaudi, host, mending, network, nodes
 from labctl.doctor.finding import Examination, Finding, ok
 from labctl.doctor.together import together
 from labctl.engines.local import LocalEngine
@@ -394,7 +394,7 @@ def test_what_gaudi_asks_of_a_host_is_read_off_the_kernel(
         path = examination.root / "proc/sys" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{text}\n")
-    found = [*devices.hugepages(examination), *devices.balancing(examination)]
+    found = [*gaudi.hugepages(examination), *gaudi.balancing(examination)]
     assert wrong(iter(found)) == expected
 
 
@@ -408,7 +408,7 @@ def test_an_iommu_that_translates_is_told_of_on_a_host_with_gaudis(
     examination = examined(with_devices("habana"))
     (examination.root / "proc").mkdir(parents=True)
     (examination.root / "proc/cmdline").write_text(words)
-    assert wrong(devices.iommu(examination)) == expected
+    assert wrong(gaudi.iommu(examination)) == expected
 
 
 @pytest.mark.parametrize(
