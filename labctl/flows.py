@@ -40,8 +40,8 @@ Ask = prepare.Ask
 Rows = tuple[tuple[str, str, str], ...]
 # Seconds to wait for another `up` or `down` of the same lab.
 PATIENCE = 300
-# Seconds for an engine that is asked how it does.
-ANSWERING = 10
+# Seconds for an engine that is asked how it does: one that stores a large image is slow to answer.
+ANSWERING = 20
 
 
 def init(directory: Path) -> tuple[str, ...]:
