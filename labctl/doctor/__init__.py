@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from labctl.containers import Container
-from labctl.doctor import devices, engine, files, gaudi, host, network, nodes
+from labctl.doctor import devices, engine, files, gaudi, host, image, network, nodes
 from labctl.doctor.finding import HERE, LIMIT, Examination, Finding, warn
 from labctl.doctor.mending import Ask, Attempt, mend
 from labctl.doctor.together import together
@@ -61,7 +61,8 @@ CHECKS: tuple[Check, ...] = (
     Check(look=engine.limits),
     Check(look=devices.starts, seconds=devices.TELLING),
     Check(look=files.name, lab=False),
-    Check(look=files.image, lab=False),
+    Check(look=image.image, lab=False),
+    Check(look=image.driver),
     Check(look=network.pools, lab=False),
     Check(look=network.mtu, lab=False),
     Check(look=files.private_keys),

@@ -1,4 +1,4 @@
-"""What lies in the lab's directory: whose lab it is, its keys, its rendered files, its image."""
+"""What lies in the lab's directory: whose lab it is, its keys, its rendered files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from labctl import images, keys, plan, render
+from labctl import keys, plan, render
 from labctl.doctor.finding import UP, Examination, Finding, error, ok, warn
 from labctl.files import outdated
 
@@ -22,24 +22,6 @@ def name(examination: Examination) -> Iterator[Finding]:
             why="two labs of one name would take each other's nodes",
             fix=examination.put("LAB_NAME", f"{lab.name[:36].rstrip('-')}-2"),
         )
-
-
-def image(examination: Examination) -> Iterator[Finding]:
-    """The lab's image: there, and built from the files that labctl has now."""
-    lab = examination.lab
-    own = images.name_of(lab.image)
-    if examination.observed.image is None and own:
-        why = "the first `labctl up` builds it"
-        yield warn("LAB-IMAGE-001", f"no image {lab.image}", why=why, fix="labctl build")
-    elif examination.observed.image is None:
-        fix = f"docker pull {shlex.quote(lab.image)}"
-        yield error("LAB-IMAGE-001", f"no image {lab.image}", why="nodes are made of it", fix=fix)
-    elif own and images.is_stale(examination.engine.image_labels(lab.image), own):
-        seen = f"image {lab.image} was built from other files than labctl's own now"
-        # Not for --fix to run: every lab of this host is made of that image.
-        yield warn("LAB-IMAGE-002", seen, why="nodes run old code", fix=f"labctl build && {UP}")
-    else:
-        yield ok("LAB-IMAGE-001", f"image {lab.image}")
 
 
 def private_keys(examination: Examination) -> Iterator[Finding]:

@@ -15,10 +15,10 @@ from typing import Any, cast
 import builders
 import pytest
 
-from labctl import doctor, settings
+from labctl import doctor, images, settings
 from labctl.containers import Observed
 from labctl.context import Context
-from labctl.doctor import Check, devices, engine, gaudi, host, mending, network, nodes
+from labctl.doctor import Check, devices, engine, gaudi, host, image, mending, network, nodes
 from labctl.doctor.finding import Examination, Finding, ok
 from labctl.doctor.together import together
 from labctl.engines.local import LocalEngine
@@ -36,6 +36,7 @@ class Engine:
     def __init__(self, *, observed: Observed | None = None, out: str = "", code: int = 0, **information: Any) -> None:
         self.seen = observed or Observed()
         self.out, self.code = out, code
+        self.labels: dict[str, str] = {}
         now = time.strftime("%Y-%m-%dT%H:%M:%S.123456789Z", time.gmtime())
         known = {
             "ServerVersion": "26.1.5",
@@ -53,6 +54,9 @@ class Engine:
 
     def call(self, container: str, argv: tuple[str, ...], *, user: str, limit: float) -> Completed:  # noqa: ARG002
         return Completed(argv, self.code, self.out, "it says why")
+
+    def image_labels(self, image: str) -> dict[str, str]:  # noqa: ARG002
+        return self.labels
 
     def grants(self, lab: str, image: str, limits: tuple[tuple[str, int], ...]) -> bool:  # noqa: ARG002
         return False
@@ -423,6 +427,35 @@ def test_a_node_s_torch_must_count_the_devices_it_was_given(
     )
     assert seen in found.seen
     assert (found.level == "ok") == (code == 0 and "2" in out)
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda", "old"),
+    [("580.65.06", 13, False), ("575.57.08", 13, True), ("525.60.13", 12, False), ("470.256.02", 12, True),
+     ("470.256.02", 99, False)],
+)  # fmt: skip
+def test_a_driver_that_is_too_old_for_an_image_s_cuda_is_told_of(version: str, cuda: int, old: bool) -> None:
+    reason = image.why_too_old(version, cuda)
+    assert bool(reason) is old
+    assert not old or version in reason
+
+
+def test_the_cuda_of_labctl_s_own_image_is_known_and_has_its_driver() -> None:
+    assert image.cuda_of("labctl/nvidia") in image.DRIVERS
+    assert image.cuda_of("someone/nvidia") == 0
+
+
+@pytest.mark.parametrize(("version", "expected"), [("1.22.1", []), ("1.19.0", ["LAB-IMAGE-003"])])
+def test_a_gaudi_image_of_another_release_than_the_driver_is_told_of(
+    examined: Callable[..., Examination], version: str, expected: list[str]
+) -> None:
+    lab = with_devices("habana")
+    lab = replace(lab, hosts=(replace(lab.hosts[0], driver=version),))
+    told = Engine(observed=Observed(image="sha256:1111"))
+    told.labels = {images.BASE_LABEL: "vault.habana.ai/gaudi-docker/1.22.0/ubuntu22.04/habanalabs/pytorch:latest"}
+    found = list(image.driver(examined(lab, told=told)))
+    assert wrong(iter(found)) == expected
+    assert all(one.fix == "labctl build && labctl up" for one in found if one.level != "ok")
 
 
 # --- nodes ---------------------------------------------------------------------------------------------------

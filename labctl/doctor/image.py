@@ -1,0 +1,76 @@
+"""The lab's image: there, of labctl's own files as they are now, and of a release that this host's driver serves."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+
+from labctl import gaudi_releases, images
+from labctl.doctor.finding import UP, Examination, Finding, as_root, error, ok, warn
+
+DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
+"""Oldest driver for each CUDA. Source: CUDA's release notes, "Minimum Required Driver Version" for minor versions."""
+
+
+def image(examination: Examination) -> Iterator[Finding]:
+    """The lab's image: there, and built from the files that labctl has now."""
+    lab = examination.lab
+    own = images.name_of(lab.image)
+    if examination.observed.image is None and own:
+        why = "the first `labctl up` builds it"
+        yield warn("LAB-IMAGE-001", f"no image {lab.image}", why=why, fix="labctl build")
+    elif examination.observed.image is None:
+        fix = f"docker pull {shlex.quote(lab.image)}"
+        yield error("LAB-IMAGE-001", f"no image {lab.image}", why="nodes are made of it", fix=fix)
+    elif own and images.is_stale(examination.engine.image_labels(lab.image), own):
+        seen = f"image {lab.image} was built from other files than labctl's own now"
+        # Not for --fix to run: every lab of this host is made of that image.
+        yield warn("LAB-IMAGE-002", seen, why="nodes run old code", fix=f"labctl build && {UP}")
+    else:
+        yield ok("LAB-IMAGE-001", f"image {lab.image}")
+
+
+def driver(examination: Examination) -> Iterator[Finding]:
+    """Whether this host's driver serves what the image was built from; nothing where the image does not tell."""
+    lab, version = examination.lab, examination.lab.hosts[0].driver
+    if not version or not examination.observed.image:
+        return
+    base = examination.engine.image_labels(lab.image).get(images.BASE_LABEL, "")
+    if lab.accelerator == "habana":
+        reason = gaudi_releases.why_mismatch(version, base or lab.image) or ""
+        fix = f"{examination.drop('LAB_BASE_IMAGE')} && labctl build && {UP}"
+        if examination.settings.origin("LAB_BASE_IMAGE") == "default":
+            fix = f"labctl build && {UP}"
+    elif lab.accelerator == "nvidia" and (cuda := cuda_of(lab.image)):
+        reason = why_too_old(version, cuda)
+        wanted = DRIVERS[cuda].partition(".")[0] if reason else ""
+        fix = f"{as_root()}apt-get install --yes cuda-drivers-{wanted} && {as_root()}reboot"
+    else:
+        return
+    if reason:
+        why = "the image's libraries talk to that driver, and refuse another"
+        yield error("LAB-IMAGE-003", reason, why=why, fix=fix)
+    else:
+        yield ok("LAB-IMAGE-003", f"driver {version} serves image {lab.image}")
+
+
+def cuda_of(image: str) -> int:
+    """Major version of CUDA in labctl's own image, by its lock; 0 for another's, whose runtime asks by itself."""
+    lock = images.file("nvidia", "lock")
+    if images.name_of(image) != "nvidia" or not lock.is_file():
+        return 0
+    found = re.search(r"^nvidia-cuda-runtime\S*==(\d+)", lock.read_text(encoding="utf-8"), re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+def why_too_old(version: str, cuda: int) -> str:
+    """Why a driver cannot serve a CUDA; empty where it can, or where nothing is known of that CUDA."""
+    oldest = DRIVERS.get(cuda, "")
+    if not oldest or numbers(version) >= numbers(oldest):
+        return ""
+    return f"driver {version} is too old for the image's CUDA {cuda}, which needs {oldest} or newer"
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)))
