@@ -94,7 +94,7 @@ def test_a_lock_holds_what_was_asked_for(name: str) -> None:
 
 
 def test_every_accelerator_trains_with_the_same_versions() -> None:
-    """Of what the NVIDIA and the CPU image both have, only torch's own build differs."""
+    """The NVIDIA image has all that the CPU image has, and only its torch is another build."""
     cpu, nvidia = (sources.pins(images.file(name, "lock").read_text(encoding="utf-8")) for name in ("cpu", "nvidia"))
     assert {project for project in cpu if nvidia.get(project) != cpu[project]} == {"torch"}
     assert cpu["torch"] == f"{nvidia['torch']}+cpu"
