@@ -374,7 +374,8 @@ def wait_until_gone(run_id: str, known: dict[int, str], seconds: float) -> dict[
 
 
 def signal_all(pids: dict[int, str], number: signal.Signals) -> None:
-    for pid in pids:
+    # Parents first: a shell whose child is ended by an INT that it has not seen itself goes on.
+    for pid in sorted(pids):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 

@@ -85,6 +85,7 @@ def test_address_pools_that_are_used_up_are_told_of_and_room_is_made(machine: Ma
         machine.run("docker", "network", "rm", "left-over", check=False)
 
 
+@pytest.mark.slow
 def test_a_gpu_that_another_lab_has_is_told_of_with_whose_it_is_and_had_when_that_lab_is_down(
     machine: Machine, machine_lab: FreshLab
 ) -> None:

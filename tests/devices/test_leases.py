@@ -73,6 +73,7 @@ def test_a_node_started_by_hand_does_not_steal(machine_lab: FreshLab) -> None:
     assert other.containers()["worker-0"].status == "running"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("gpus")
 def test_a_lab_is_not_in_its_own_way(machine_lab: FreshLab) -> None:
     one, other = machine_lab(**wanting(FIRST)), machine_lab(**wanting(FIRST))
@@ -152,6 +153,7 @@ def theirs(machine: Machine, machine_lab: FreshLab) -> Iterator[Lab]:
     shutil.rmtree(home)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("gpus")
 def test_two_people_share_a_machine(theirs: Lab, machine_lab: FreshLab) -> None:
     mine = machine_lab(**wanting(FIRST))
