@@ -51,26 +51,14 @@ RUN --mount=type=cache,id=labctl-apt-archives,target=/var/cache/apt,sharing=lock
     --mount=type=secret,id=ca.crt,target=/run/sources/ca.crt \
     --mount=type=bind,source=system.sh,target=/run/sources/system.sh \
     sh /run/sources/system.sh cmake
-RUN --mount=type=bind,source=horovod.lock,target=/run/sources/horovod.lock \
+# Minutes of work: what it comes to is kept for the next build whose frameworks are the same.
+RUN --mount=type=cache,id=labctl-compiled,target=/compiled,sharing=locked \
+    --mount=type=bind,source=horovod.lock,target=/run/sources/horovod.lock \
+    --mount=type=bind,source=horovod.sh,target=/run/sources/horovod.sh \
     --mount=type=bind,from=wheels,target=/run/sources/wheels \
     --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
-    --mount=type=secret,id=ca.crt,target=/run/sources/ca.crt <<'SCRIPT'
-set -eu
-cd /tmp
-# From its source, and past pip's cache, which does not know what a wheel was compiled for.
-pip download --no-deps --no-build-isolation --no-cache-dir --no-binary horovod "$(grep '^horovod==' /run/sources/horovod.lock)"
-tar -xzf horovod-*.tar.gz
-cd horovod-*/
-# The headers of today's torch are C++17.
-sed -i 's/CMAKE_CXX_STANDARD 14/CMAKE_CXX_STANDARD 17/' CMakeLists.txt horovod/torch/CMakeLists.txt
-# horovodrun tells ssh on its command line to take any host key, which would win over the lab's ssh_config, where every
-# node's key is pinned.
-sed -i 's/StrictHostKeyChecking=no/StrictHostKeyChecking=yes/' horovod/runner/util/remote.py
-grep -q 'StrictHostKeyChecking=yes' horovod/runner/util/remote.py
-export HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1
-export MAKEFLAGS="-j$MAX_JOBS" CXXFLAGS=-w LDFLAGS=-s
-pip wheel --no-deps --no-build-isolation --no-cache-dir --wheel-dir /wheel .
-SCRIPT
+    --mount=type=secret,id=ca.crt,target=/run/sources/ca.crt \
+    MAX_JOBS="$MAX_JOBS" sh /run/sources/horovod.sh /run/sources/horovod.lock
 
 
 FROM frameworks AS lab

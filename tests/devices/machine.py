@@ -175,7 +175,8 @@ class Machine:
 
     def lab(self, path: Path, name: str, settings: dict[str, str]) -> Lab:
         """A lab on that machine, with the small node image."""
-        return Lab.make(path, name, self.engine, {"LAB_IMAGE": NODE_IMAGE, "LAB_SHM_SIZE": "512m", **settings}, prefix=self.prefix)
+        plain = {"LAB_IMAGE": NODE_IMAGE, "LAB_SHM_SIZE": "512m"}
+        return Lab.make(path, name, self.engine, {**plain, **settings}, prefix=self.prefix)
 
     def load_node(self, image: str) -> None:
         """Hand the engine a small node image: the lab's image less what is big, with this checkout's node program."""
