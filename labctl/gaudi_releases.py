@@ -57,7 +57,7 @@ def require_match(image: str) -> None:
 
 def software_of(image: str) -> str:
     """The Gaudi software's version that an image's name tells; empty where it tells none."""
-    return _version(image) if "gaudi" in image or "habana" in image else ""
+    return _version(_without_registry(image)) if "gaudi" in image or "habana" in image else ""
 
 
 def newest() -> str:
@@ -85,6 +85,12 @@ def _minors(known: dict[str, str]) -> tuple[str, ...]:
 
 def _minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
+
+
+def _without_registry(image: str) -> str:
+    """The registry's address, which may be an IP, is no part of a version. Docker tells it by a dot or a colon."""
+    first, _, rest = image.partition("/")
+    return rest if rest and ("." in first or ":" in first) else image
 
 
 def _version(text: str) -> str:
