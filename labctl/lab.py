@@ -145,6 +145,13 @@ def mounts(settings: Settings, directory: Path, project: str) -> tuple[Mount, ..
     )
 
 
+def own_mounts(lab: Lab) -> tuple[str, ...]:
+    """Those mount sources of the lab that `labctl up` makes where they are missing."""
+    here = {str(lab.directory / name) for name in ("workloads", "runs", KEPT)}
+    own = {*here, str(Path.home() / ".cache/labctl")}
+    return tuple(mount.source for mount in lab.mounts if mount.source in own)
+
+
 def environment(settings: Settings, project: str) -> Pairs:
     """What every process in a container sees; the settings' extra environment comes last and wins."""
     common = {

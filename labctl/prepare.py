@@ -11,10 +11,10 @@ from typing import Any
 from labctl import device_requests, gaudi_releases, images, keys, lab, limits, lock, render
 from labctl.containers import Observed
 from labctl.context import Context
-from labctl.doctor.host import own_mounts
 from labctl.engines.local import LocalEngine
 from labctl.errors import ConfigError, HostError
 from labctl.files import make_private, write_all
+from labctl.lab import own_mounts
 from labctl.model import File, Lab, Workload
 from labctl.observe import observe
 from labctl.plan import ComposeUp, Plan, RemoveContainers

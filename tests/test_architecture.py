@@ -24,8 +24,9 @@ RINGS: tuple[tuple[str, ...], ...] = (
     ("engines", "vendor_tools"),
     ("execute",),
     ("attach", "supervise", "trials", "limits", "device_requests", "record", "prerequisites", "sources", "base_image",
-     "gaudi_releases", "buildx", "build", "setup", "doctor", "inventory", "hub", "snapshot", "cache"),
+     "gaudi_releases", "buildx", "build", "setup", "inventory", "hub", "snapshot", "cache"),
     ("inputs", "prepare", "runs", "notebook"),
+    ("doctor",),
     ("flows",),
     ("cli",),
 )  # fmt: skip

@@ -10,8 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from labctl.doctor.finding import GIB, Examination, Finding, error, gib, ok, warn
-from labctl.lab import KEPT
-from labctl.model import Lab
+from labctl.lab import own_mounts
 from labctl.setting_kinds import in_bytes
 
 MIB = 1 << 20
@@ -108,13 +107,6 @@ def mounts(examination: Examination) -> Iterator[Finding]:
             )
         else:
             yield ok("LAB-MOUNT-001", shown)
-
-
-def own_mounts(lab: Lab) -> tuple[str, ...]:
-    """Those mount sources of the lab that `labctl up` makes where they are missing."""
-    here = {str(lab.directory / name) for name in ("workloads", "runs", KEPT)}
-    own = {*here, str(Path.home() / ".cache/labctl")}
-    return tuple(mount.source for mount in lab.mounts if mount.source in own)
 
 
 def space(examination: Examination) -> Iterator[Finding]:
