@@ -34,7 +34,12 @@ def look(lab: str, container: str) -> Inside | None:
     if not found or found[0]["Config"]["Labels"].get("labctl.lab") != lab or not found[0]["State"]["Running"]:
         return None
     mounts = ((mount["Source"], mount["Destination"]) for mount in found[0]["Mounts"] if mount["Type"] == "bind")
-    return Inside(container=container, directory=mounted_at(Path.cwd(), mounts))
+    try:
+        directory = mounted_at(Path.cwd(), mounts)
+    except FileNotFoundError:
+        # The person's directory was removed while they stood in it.
+        directory = None
+    return Inside(container=container, directory=directory)
 
 
 def mounted_at(directory: Path, mounts: Iterable[tuple[str, str]]) -> str | None:

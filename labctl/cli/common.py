@@ -24,10 +24,12 @@ HERE = Path()
 
 
 def context(directory: Path, output: Output, overrides: list[str] | None = None) -> Context:
-    """Where the command works."""
-    return Context(
-        directory=directory.resolve(), environ=os.environ, emit=output.event, flags=pairs(overrides or [], "--setting")
-    )
+    """Where the command works. ConfigError in a directory that was removed."""
+    try:
+        resolved = directory.resolve()
+    except FileNotFoundError as error:
+        raise ConfigError("this directory is not there any more", hint="cd to the lab's, or name it with -C") from error
+    return Context(directory=resolved, environ=os.environ, emit=output.event, flags=pairs(overrides or [], "--setting"))
 
 
 def pairs(words: list[str], option: str) -> dict[str, str]:

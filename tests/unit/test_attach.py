@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from labctl import attach
+from labctl import attach, shell
 
 
 @pytest.mark.parametrize(
@@ -33,3 +34,16 @@ def test_a_mount_named_through_a_link_holds_what_it_leads_to(tmp_path: Path) -> 
     (tmp_path / "real/repo").mkdir(parents=True)
     (tmp_path / "link").symlink_to("real")
     assert attach.mounted_at(tmp_path / "real/repo", [(str(tmp_path / "link"), "/clone")]) == "/clone/repo"
+
+
+def test_who_stands_in_a_directory_that_was_removed_stands_nowhere_in_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = [{"Type": "bind", "Source": str(tmp_path), "Destination": "/workspace"}]
+    node = {"Config": {"Labels": {"labctl.lab": "demo"}}, "State": {"Running": True}, "Mounts": mounts}
+    monkeypatch.setattr(shell, "run", lambda argv, **_: shell.Completed(tuple(argv), 0, json.dumps([node]), ""))
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert attach.look("demo", "demo-launcher") == attach.Inside(container="demo-launcher", directory=None)

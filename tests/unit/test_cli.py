@@ -296,6 +296,19 @@ def test_errors_with_json_are_one_document(labctl: Labctl, arguments: list[str])
     assert "Traceback" not in said.err
 
 
+def test_a_directory_that_was_removed_is_said_and_another_can_be_named(
+    labctl: Labctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    said = labctl("render")
+    assert said.code == 2
+    assert "not there any more" in said.err
+    assert labctl("render", "-C", str(labctl.directory)).code == 0
+
+
 def test_a_missing_engine_is_the_environments_fault(labctl: Labctl) -> None:
     # In a process of its own: the library leaves its socket open when nobody answers.
     program = [sys.executable, "-c", "from labctl.cli import main; main()", "status", "--json"]
