@@ -45,7 +45,9 @@ def jupyter_command(
     node: Annotated[
         str, typer.Option("--node", "-n", help="launcher, or a worker: they have the devices.")
     ] = "worker-0",
-    port: Annotated[int | None, typer.Option(help="Port of 127.0.0.1; by default the first free from 8888.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port of 127.0.0.1; by default the first free from 8888.")
+    ] = None,
     directory: Directory = HERE,
     setting: Setting = None,
 ) -> None:

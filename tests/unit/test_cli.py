@@ -123,6 +123,13 @@ def test_what_no_command_takes_is_usage(labctl: Labctl, arguments: list[str]) ->
     assert "Traceback" not in said.err
 
 
+@pytest.mark.parametrize("port", ["0", "70000", "-1"])
+def test_a_port_that_cannot_be_is_usage(labctl: Labctl, port: str) -> None:
+    said = labctl("jupyter", "--port", port)
+    assert said.code == 2
+    assert "--port" in said.err
+
+
 @pytest.mark.parametrize("arguments", [["run", "--json"], ["up", "--frobnicate", "--json"]])
 def test_usage_errors_with_json_are_one_document_too(labctl: Labctl, arguments: list[str]) -> None:
     said = labctl(*arguments)
