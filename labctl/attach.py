@@ -5,18 +5,31 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shlex
 import signal
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from labctl import shell
+from labctl.errors import HostError
 from labctl.execute import AGENT
 
 # What the agent knows a run's processes by; its value here is a mark of one command.
 RUN_VARIABLE = "LABCTL_RUN_ID"
 # Seconds between TERM and KILL for what a killed labctl has left.
 GRACE = "2"
+# Docker holds the first key back until the next, and always has such a sequence: its own begins with Ctrl-P.
+DETACH_KEYS = "ctrl-^,ctrl-_,ctrl-^,ctrl-_"
+# What docker itself ends with when it lets go of a command.
+LET_GO = 1
+# Whether what came in from outside the container, not by a process within it, has this in its environment.
+STILL_THERE = """
+for status in $(grep -ls '^PPid:[[:space:]]*0$' /proc/[0-9]*/status); do
+    grep -sqzFx -e "$1" "${status%status}environ" && exit
+done
+exit 1
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +69,19 @@ def run(inside: Inside, argv: tuple[str, ...], *, terminal: bool, environment: t
     """Run a command on this process's own input and output; returns its code, 128+n where signal n ended it.
 
     INT, TERM and HUP reach it and all that it started. If this process is killed, they are ended.
-    HostError when the connection to it is lost.
+    HostError when the connection to it is lost, also by docker's own keys for that: then they are ended too.
     """
     mark = new_mark()
-    flags = ("-it",) if terminal else ("-i",)
+    flags = ("-it", "--detach-keys", DETACH_KEYS) if terminal else ("-i",)
     with shell.guarded(agent(inside, "reap", mark, GRACE)), shell.begun() as begin:
 
         def forward(number: signal.Signals) -> None:
             begin(agent(inside, "signal", mark, str(int(number))))
 
-        return shell.attached((*entering(inside, mark, flags, environment), *argv), forward)
+        code = shell.attached((*entering(inside, mark, flags, environment), *argv), forward)
+        if terminal and code == LET_GO and still_there(inside, mark):
+            raise HostError(f"docker let go of {shlex.join(argv)} in {inside.container}; it is ended")
+        return code
 
 
 def follow(inside: Inside, argv: tuple[str, ...], on_line: Callable[[str], None], hidden: Mapping[str, str]) -> int:
@@ -82,6 +98,12 @@ def entering(inside: Inside, mark: str, flags: tuple[str, ...], environment: tup
     variables = (word for one in (f"{RUN_VARIABLE}={mark}", *environment) for word in ("--env", one))
     where = ("--workdir", inside.directory) if inside.directory else ()
     return ("docker", "exec", *flags, "--user", user(), *where, *variables, inside.container)
+
+
+def still_there(inside: Inside, mark: str) -> bool:
+    """Whether the marked command runs; what it left in the background does not count."""
+    look = ("sh", "-c", STILL_THERE, "sh", f"{RUN_VARIABLE}={mark}")
+    return shell.run(("docker", "exec", "--user", user(), inside.container, *look), check=False).code == 0
 
 
 def agent(inside: Inside, *words: str) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from integration.harness import LABCTL, Lab, wait_until
+from labctl import attach
 
 pytestmark = pytest.mark.docker
 
@@ -109,6 +110,28 @@ def test_a_terminal_that_closes_ends_the_shell_and_its_jobs(tmux: Tmux, lab: Lab
         assert not [row for row in lab.containers()["worker-1"].top()["Processes"] if row[-1] == "bash"]
     finally:
         lab.inside("worker-1", "pkill", "sleep")
+
+
+def test_keys_that_docker_would_take_for_itself_reach_the_shell(tmux: Tmux, lab: Lab) -> None:
+    screen = Screen(tmux, lab, lab.path, "worker-1")
+    screen.type("echo first-$((40 + 2))", "Enter")
+    screen.wait_for("^first-42")
+    screen.type("C-p")
+    screen.wait_for(r"^first-42\s+lab@\S+ echo first-\$")
+    screen.type("C-q", "C-c")
+    screen.type("echo then-$((40 + 3))", "Enter")
+    screen.wait_for("^then-43")
+    screen.leave()
+
+
+def test_a_shell_that_docker_lets_go_of_leaves_nothing_behind(tmux: Tmux, lab: Lab) -> None:
+    tmux("new-session", "-d", "-x", "160", "-y", "40", "bash", "--norc")
+    tmux("send-keys", f"{LABCTL} shell worker-1; echo code-$?", "Enter")
+    wait_until(lambda: f"lab@{lab.name}/worker-1" in tmux("capture-pane", "-p"), 20, "a prompt in worker-1")
+    for key in attach.DETACH_KEYS.split(","):
+        tmux("send-keys", key.replace("ctrl-", "C-"))
+    wait_until(lambda: "code-3" in tmux("capture-pane", "-p"), 20, "the environment's fault")
+    assert not [row for row in lab.containers()["worker-1"].top()["Processes"] if row[-1] == "bash"]
 
 
 def test_shell_in_a_node_that_is_not_there_says_which_are(lab: Lab) -> None:
