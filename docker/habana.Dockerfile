@@ -31,6 +31,11 @@ RUN --mount=type=cache,id=labctl-pip,target=/root/.cache/pip \
 set -eu
 release=$(python3 -c 'from importlib.metadata import version; print(*version("habana_torch_plugin").split(".")[:2], sep=".")')
 row=$(grep "^$release\." /run/sources/habana.releases | tail -n 1)
+if [ -z "$row" ]; then
+    known=$(grep -oE '^[0-9]+\.[0-9]+' /run/sources/habana.releases | uniq | paste -s -d ' ')
+    echo "the base image is of Gaudi release $release, which habana.releases does not list: known are $known" >&2
+    exit 1
+fi
 # shellcheck disable=SC2086 # a row's columns
 set -- $row
 export DEEPSPEED=$3 OPTIMUM_HABANA=$4 GIT_SSL_CAINFO=/run/sources/ca.crt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 from pathlib import Path
 
@@ -165,6 +166,17 @@ def test_a_driver_whose_image_is_not_known_is_an_error_that_names_the_releases()
     ) as caught:
         gaudi_releases.base_for("9.1.0")
     assert caught.value.hint.startswith("set LAB_BASE_IMAGE to ")
+
+
+def test_a_base_whose_release_is_not_known_ends_the_build_with_those_that_are(tmp_path: Path) -> None:
+    python = tmp_path / "python3"
+    python.write_text("#!/bin/sh\necho 9.1\n")
+    python.chmod(0o755)
+    script = text("habana").partition("<<'SCRIPT'\n")[2].partition("SCRIPT\n")[0].replace("/run/sources", str(DOCKER))
+    done = shell.run(["sh", "-c", script], env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, check=False)
+    assert done.code == 1
+    assert re.search(r"release 9\.1, .* known are 1\.17 1\.18 .*1\.24$", done.err.strip())
+    assert "parameter not set" not in done.err
 
 
 @pytest.mark.parametrize(
