@@ -44,7 +44,7 @@ SECRETS = Path("/run/secrets")
 LISTENING = "0A"
 RUN_VARIABLE = "LABCTL_RUN_ID"
 DEV = Path("/dev")
-# Which device files an accelerator's programs open.
+# Which device files an accelerator's programs open; the first pattern has one for each device.
 DEVICE_FILES = {
     "nvidia": ("nvidia[0-9]*", "nvidiactl", "nvidia-uvm"),
     "habana": ("accel/accel[0-9]*",),
@@ -55,10 +55,11 @@ TOOLS = {
     "nvidia": (("nvidia-smi", "-L"), "GPU [0-9]+:"),
     "habana": (("hl-smi", "-Q", "index", "-f", "csv,noheader"), "[0-9]+"),
 }
-# Seconds. A tool that has to load the driver first needs one or two for each device; one that hangs never answers.
+# Seconds. A tool that has to load the driver first needs a few for each device; Docker waits for no check longer.
 TOOL_LIMIT = 10
 # What passes within a second ends no run; a slow answer is not asked for again, because Docker waits no longer.
-SECOND_LOOK, QUICK = 1, 3
+SECOND_LOOK, QUICK = 1, 2
+REMEDY = "`labctl up` makes this node anew"
 # What a person finds at a prompt. Each command is kept at once: a node that goes down takes none of them along.
 BASHRC = r"""\
 . ~/.lab-env
@@ -220,20 +221,28 @@ def mark_ready() -> None:
 
 def health() -> None:
     """Whether a run can use this node; one line says what was seen and what to do. Its first words are relied on."""
-    if not sshd_listens():
-        sys.exit("sshd does not listen; `labctl up` makes this node anew")
     kind, count = devices_expected()
-    if not kind:
-        return
-    if os.getuid() == 0:
+    if kind and os.getuid() == 0:
         become_user(int(os.environ["LAB_UID"]), int(os.environ["LAB_GID"]))
     began = time.monotonic()
-    what = device_lost(kind, count)
-    if what and time.monotonic() - began < QUICK:
+    seen = trouble(kind, count)
+    if seen and time.monotonic() - began < QUICK:
         time.sleep(SECOND_LOOK)
-        what = device_lost(kind, count)
-    if what:
-        sys.exit(f"device lost: {what}; `labctl up` makes this node anew; if that does not help, `labctl doctor`")
+        seen = trouble(kind, count)
+    if seen:
+        sys.exit(seen)
+
+
+def trouble(kind: str, count: int) -> str | None:
+    """What stands against a run on this node; None when nothing does."""
+    if not sshd_listens():
+        return f"sshd does not listen; {REMEDY}"
+    try:
+        what = device_lost(kind, count) if kind else None
+    except TimeoutError as error:
+        # No word of a loss, which would end a run: a machine that is only busy is as silent.
+        return f"{error}; if that stays so, `labctl doctor`"
+    return f"device lost: {what}; {REMEDY}; if that does not help, `labctl doctor`" if what else None
 
 
 def devices_expected() -> tuple[str, int]:
@@ -250,42 +259,76 @@ def become_user(uid: int, gid: int) -> None:
 
 
 def device_lost(kind: str, count: int) -> str | None:
-    """What is wrong with the node's devices; None when nothing is.
+    """What is wrong with the node's devices; None when nothing is. TimeoutError when their maker's tool does not say.
 
     The files are not opened: a Gaudi has one opener at a time, which is to be the run. access(2) asks the device cgroup
     as well, from which GPUs vanish when systemd writes it anew: devcgroup_inode_permission() in Linux' fs/namei.c.
     """
-    for path in (STATE / "devices").read_text().splitlines():
+    given = (STATE / "devices").read_text().splitlines()
+    for path in given:
         if not Path(path).exists():
             return f"{path} is gone"
         if not os.access(path, os.R_OK | os.W_OK):
             return f"the lab's user may not open {path}"
+    pattern = DEVICE_FILES[kind][0]
+    there = sum(Path(path).match(pattern) for path in given)
+    if there < count:
+        return f"the node started with {there} of {count} device files {DEV / pattern}"
     return complaint(*TOOLS[kind], count) if kind in TOOLS else None
 
 
 def complaint(tool: tuple[str, ...], device: str, count: int) -> str | None:
-    """What the maker's tool says instead of listing every device; None when it lists them, or is not there."""
+    """What the maker's tool says instead of listing every device; None when it lists them, or is not there.
+
+    TimeoutError when it gives no answer.
+    """
     name = tool[0]
     if not shutil.which(name):
         return None
-    child = subprocess.Popen(
-        tool, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-    )
-    try:
-        said = child.communicate(timeout=TOOL_LIMIT)[0].decode(errors="replace").splitlines()
-    except subprocess.TimeoutExpired:
-        os.killpg(child.pid, signal.SIGKILL)
-        # Not for ever: a process that its driver holds cannot be ended.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.communicate(timeout=1)
-        return f"{name} gives no answer within {TOOL_LIMIT} s"
+    code, said = answer(tool)
     listed = [line for line in said if re.match(device, line)]
-    if child.returncode == 0 and len(listed) >= count:
+    if code == 0 and len(listed) >= count:
         return None
     others = [line.strip() for line in said if line.strip() and line not in listed]
     if others:
         return f"{name} says `{others[0]}`"
-    return f"{name} lists {len(listed)} of {count} devices and ends with code {child.returncode}"
+    return f"{name} lists {len(listed)} of {count} devices and ends with code {code}"
+
+
+def answer(tool: tuple[str, ...]) -> tuple[int, list[str]]:
+    """The tool's exit code and lines; TimeoutError where it is not done in time.
+
+    One at a time: a process that its driver holds outlives SIGKILL, and each check would leave one more. The tool
+    inherits the lock, so the kernel keeps it for as long as one lives.
+    """
+    late = TimeoutError(f"{tool[0]} gives no answer within {TOOL_LIMIT} s")
+    deadline = time.monotonic() + TOOL_LIMIT
+    with (STATE / "devices").open() as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise late from None
+                time.sleep(0.05)
+        child = subprocess.Popen(
+            tool,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=[lock.fileno()],
+        )
+        try:
+            said = child.communicate(timeout=max(0, deadline - time.monotonic()))[0]
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            # Not for ever: a process that its driver holds cannot be ended.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.communicate(timeout=1)
+            raise late from None
+    return child.returncode, said.decode(errors="replace").splitlines()
 
 
 def sshd_listens() -> bool:

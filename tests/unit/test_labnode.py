@@ -21,6 +21,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from labctl.containers import lost
+
 SOURCE = Path(__file__).resolve().parents[2] / "docker/labnode.py"
 LIMIT = 10.0
 """Seconds that a test waits for what must happen."""
@@ -193,11 +195,20 @@ def test_a_signal_waits_for_a_process_that_is_about_to_start(run: Run) -> None:
 
 
 def test_a_node_is_healthy_while_its_sshd_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(labnode, "SECOND_LOOK", 0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("LAB_SSH_PORT", str(server.getsockname()[1]))
         labnode.health()
     with pytest.raises(SystemExit, match="does not listen"):
         labnode.health()
+
+
+def test_an_sshd_that_listens_at_the_second_look_is_well(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter((False, True))
+    monkeypatch.setattr(labnode, "sshd_listens", lambda: next(looks))
+    devices.given("intel:1", "dri/renderD128")
+    assert devices.reason() == ""
+    assert list(looks) == []
 
 
 class Devices:
@@ -278,19 +289,54 @@ def test_a_tool_that_does_not_list_every_device_is_quoted_with_the_remedy(
     assert "\n" not in reason
 
 
-def test_a_tool_that_hangs_is_given_up_and_not_asked_again(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tool_that_hangs_is_given_up_and_is_no_lost_device(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(labnode, "TOOL_LIMIT", 0.3)
     monkeypatch.setattr(labnode, "QUICK", 0.3)
     devices.given("nvidia:1", "nvidia0")
-    devices.tool("nvidia-smi", f"echo asked >> {devices.dev}/asked; exec sleep 60")
-    assert "nvidia-smi gives no answer within 0.3 s" in devices.reason()
-    assert (devices.dev / "asked").read_text() == "asked\n"
+    devices.tool("nvidia-smi", f"echo $$ >> {devices.dev}/asked; exec sleep 60")
+    reason = devices.reason()
+    assert reason.startswith("nvidia-smi gives no answer within 0.3 s;")
+    assert lost(reason) is None
+    (pid,) = (devices.dev / "asked").read_text().split()
+    assert not alive(int(pid))
+
+
+def test_a_tool_is_not_started_while_one_that_could_not_be_ended_lives(
+    devices: Devices, monkeypatch: pytest.MonkeyPatch, run: Run
+) -> None:
+    """In a session of its own, where SIGKILL does not find it."""
+    monkeypatch.setattr(labnode, "TOOL_LIMIT", 0.3)
+    monkeypatch.setattr(labnode, "QUICK", 0.3)
+    devices.given("nvidia:1", "nvidia0")
+    devices.tool("nvidia-smi", f"setsid sleep 60 > /dev/null 2>&1 & echo $! >> {devices.dev}/asked; exec sleep 60")
+    assert "no answer" in devices.reason()
+    assert "no answer" in devices.reason()
+    (pid,) = (devices.dev / "asked").read_text().split()
+    run.pids.append(int(pid))
+    run.close()
+    devices.tool("nvidia-smi", GPU)
+    assert devices.reason() == ""
 
 
 def test_a_tool_that_fails_once_is_asked_again(devices: Devices) -> None:
     devices.given("nvidia:1", "nvidia0")
     devices.tool("nvidia-smi", f"{GPU}; mkdir {devices.dev}/asked || exit 0; exit 1")
     assert devices.reason() == ""
+
+
+@pytest.mark.parametrize(
+    ("expected", "files"),
+    [
+        ("nvidia:2", ("nvidia0", "nvidiactl", "nvidia-uvm")),
+        ("habana:2", ("accel/accel0", "accel/accel_controlD0")),
+        ("intel:2", ("dri/renderD128", "dri/card0")),
+    ],
+)
+def test_a_node_that_starts_with_fewer_devices_than_it_was_given_has_lost_them(
+    devices: Devices, expected: str, files: tuple[str, ...]
+) -> None:
+    devices.given(expected, *files)
+    assert devices.reason().startswith("device lost: the node started with 1 of 2 device files ")
 
 
 @pytest.mark.parametrize("kind", ["habana", "intel", "nvidia"])
