@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from labctl import shell
-from labctl.containers import Container, Observed, lost
+from labctl.containers import Container, Observed
+from labctl.engines import losses
 from labctl.errors import HostError
 from labctl.hardware import DeviceMapping
 from labctl.model import Cause, Pairs
@@ -219,21 +220,7 @@ class LocalEngine:
     def losses(self, lab: str) -> Iterator[tuple[str, Cause, str]]:
         """Yield (node, cause, what happened) for each container that dies or is lost to runs, from now on."""
         with contextlib.closing(self._events(lab)) as events:
-            # One that turned unhealthy a moment before gives no event any more.
-            for container in self.observe(lab).containers:
-                if cause := lost(container.reason):
-                    yield container.node, cause, container.reason
-            for event in events:
-                attributes = event["Actor"]["Attributes"]
-                node = attributes.get("labctl.node", "?")
-                if event["Action"] == "oom":
-                    yield node, "out-of-memory", "container ran out of memory"
-                elif event["Action"] == "die":
-                    yield node, "node-lost", f"container died with exit code {attributes.get('exitCode')}"
-                elif event["Action"].endswith("unhealthy"):
-                    reason = self._last_check(event["Actor"]["ID"])
-                    if cause := lost(reason):
-                        yield node, cause, reason
+            yield from losses.watch(events, partial(self.observe, lab), self._last_check)
 
     def _events(self, lab: str) -> Any:
         filters = {"label": f"labctl.lab={lab}", "type": "container", "event": ["die", "oom", "health_status"]}
