@@ -17,6 +17,8 @@ AGENT = ("/usr/bin/python3", "-I", "/opt/lab/labnode.py")
 Emit = Callable[[Event], None]
 # Seconds in which a container that is being removed is gone.
 DYING = 5
+# Seconds for a node's health check, which has shorter limits inside.
+CHECKING = 20
 
 
 def carry_out(steps: plan.Plan, lab: Lab, engine: Engine, emit: Emit) -> None:
@@ -118,10 +120,16 @@ def reap_node(lab: Lab, engine: Engine, node: str, run_id: str, grace: float) ->
 
 
 def unhealthy(lab: Lab, engine: Engine, nodes: tuple[str, ...]) -> dict[str, str]:
-    """What the health check says of those of these nodes that fail it now, asked of all at once as Docker asks it."""
+    """What the health check says of those of these nodes that fail it now, asked of all at once as Docker asks it.
+
+    Nothing of a node that does not answer.
+    """
 
     def check(node: str) -> str:
-        done = engine.call(render.container_name(lab, node), (*AGENT, "health"), user="0")
+        try:
+            done = engine.call(render.container_name(lab, node), (*AGENT, "health"), user="0", limit=CHECKING)
+        except HostError:
+            return ""
         return done.err.strip() if done.code else ""
 
     if not nodes:

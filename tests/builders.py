@@ -172,7 +172,7 @@ class FakeEngine:
     def remove_networks(self, networks: tuple[str, ...]) -> None:
         self.done.append(("remove_networks", networks))
 
-    def call(self, container: str, argv: tuple[str, ...], *, user: str) -> Completed:
+    def call(self, container: str, argv: tuple[str, ...], *, user: str, limit: float = 0) -> Completed:  # noqa: ARG002
         printed: list[str] = []
         code, err = self._execute(container, argv, printed.append, user=user)
         return Completed(argv, code, "".join(f"{line}\n" for line in printed), err)

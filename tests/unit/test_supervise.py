@@ -9,6 +9,7 @@ import pytest
 from builders import Failed, FakeEngine, devices, job, lab, node, observed
 
 from labctl import execute, supervise
+from labctl.errors import HostError
 from labctl.hardware import DeviceMapping
 
 LAB = lab()
@@ -143,6 +144,24 @@ def test_a_crash_of_a_rank_whose_device_is_lost_has_that_cause() -> None:
 def test_a_crash_on_devices_that_answer_stays_a_crash(reason: str) -> None:
     assert with_devices(reason, CRASH)[0].cause == "rank-crashed"
     assert with_devices(reason)[0].cause is None
+
+
+def test_a_node_that_does_not_answer_about_its_devices_leaves_the_verdict_as_it_is() -> None:
+    mapping = DeviceMapping(devices=devices("0"))
+    of = lab((node(0, devices=mapping), node(1, devices=mapping)))
+
+    def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
+        if "health" in argv and "worker-0" in container:
+            raise HostError("docker exec: not done within 20 s")
+        if "health" in argv:
+            raise Failed(1, REASON)
+        if "reap" not in argv:
+            yield CRASH
+            raise Failed(1)
+
+    ended = supervise.supervise(of, job(of), FakeEngine(answer=answer, seen=observed(of)), lambda _: None)
+    assert ended.cause == "device-lost"
+    assert ended.message.startswith(f"worker-1 (rank 1): {REASON}")
 
 
 def test_nodes_without_devices_are_not_asked_for_them() -> None:
