@@ -119,6 +119,7 @@ def test_a_rank_that_crashes_over_a_lost_gpu_before_any_check_has_that_cause(nvi
     assert f"worker-1 (rank 1): device lost: nvidia-smi says `{LOST}`" in document["message"]
 
 
+@pytest.mark.slow
 def test_render_nodes_that_vanish_or_are_closed_are_lost(intel: Lab) -> None:
     checked(intel, "worker-0", "worker-1")
     lost = time.monotonic()
