@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import shlex
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 
-from labctl import accelerators, clones, pci
+from labctl import accelerators, clones, pci, setting_kinds
 from labctl.errors import ConfigError, HostError
 from labctl.hardware import Device, Host, Mount
 from labctl.model import INTERFACE, Accelerator, Lab, Limits, Node, Pairs, Secret
@@ -89,8 +88,8 @@ def names_of(device: Device) -> tuple[str, ...]:
 
 def expand(word: str) -> tuple[str, ...]:
     """``0-3`` as four indices; any other word as itself."""
-    span = re.fullmatch(r"(\d{1,4})-(\d{1,4})", word)
-    return tuple(str(index) for index in range(int(span[1]), int(span[2]) + 1)) if span else (word,)
+    span = setting_kinds.span(word)
+    return tuple(str(index) for index in range(span[0], span[1] + 1)) if span else (word,)
 
 
 def default_slots(accelerator: Accelerator, devices: tuple[Device, ...], count: int) -> int:
@@ -105,10 +104,12 @@ def share_devices(
     if accelerator == "cpu":
         return ()
     if len(devices) < slots * count:
+        there, picked = len(host.devices), len(devices)
+        few = picked < there
+        has = f"LAB_DEVICES picks {picked} of {there}" if few else f"{host.name} has {there}"
         raise HostError(
-            f"{count} nodes with {slots} slots need {slots * count} {accelerator} devices, "
-            f"{host.name} has {len(devices)}",
-            hint="lower LAB_NODES or LAB_SLOTS in .env",
+            f"{count} nodes with {slots} slots need {slots * count} {accelerator} devices, {has}",
+            hint=f"lower LAB_NODES or LAB_SLOTS{', or name more in LAB_DEVICES,' if few else ''} in .env",
         )
     return devices[index * slots : (index + 1) * slots]
 
@@ -116,20 +117,23 @@ def share_devices(
 def share_cores(host: Host, near: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
     """Disjoint, nearly equal shares of the cores, for each node those near its devices as far as they go.
 
-    Where nothing is near, a share runs along the NUMA nodes. None are set apart where there are more nodes than cores,
-    or one node.
+    What is near one node fills up no other's share before its own. Where nothing is near, shares run along the NUMA
+    nodes. None are set apart where there are more nodes than cores, or one node.
     """
     count = len(near)
     if count == 1 or count > len(host.cpus):
         return ((),) * count
     edges = [round(index * len(host.cpus) / count) for index in range(count + 1)]
+    sizes = [end - start for start, end in pairwise(edges)]
     free = [core for numa in host.numa for core in numa] or list(host.cpus)
     shares = []
-    for mine, (start, end) in zip(near, pairwise(edges), strict=True):
-        share = sorted(free, key=lambda core: core not in mine)[: end - start]
-        free = [core for core in free if core not in share]
-        shares.append(tuple(sorted(share)))
-    return tuple(shares)
+    for mine, size in zip(near, sizes, strict=True):
+        shares.append([core for core in free if core in mine][:size])
+        free = [core for core in free if core not in shares[-1]]
+    rest = iter(free)
+    return tuple(
+        tuple(sorted((*share, *islice(rest, size - len(share))))) for share, size in zip(shares, sizes, strict=True)
+    )
 
 
 def mounts(settings: Settings, directory: Path, project: str) -> tuple[Mount, ...]:

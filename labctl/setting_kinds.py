@@ -51,9 +51,18 @@ def whole(low: int, high: int) -> Kind:
     return check
 
 
-devices = shaped(
-    r"[\w:./-]+(\s*,\s*[\w:./-]+)*", "must be devices with commas between", "write it like 0,1 or 0-3; labctl devices"
-)
+def span(word: str) -> tuple[int, int] | None:
+    """The first and last index of ``0-3``; None for what is no such range."""
+    match = re.fullmatch(r"(\d{1,4})-(\d{1,4})", word)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def devices(value: str) -> None:
+    if not re.fullmatch(r"[\w:./-]+(\s*,\s*[\w:./-]+)*", value):
+        raise ValueError("must be devices with commas between", "write it like 0,1 or 0-3; labctl devices")
+    for word in map(str.strip, value.split(",")):
+        if (ends := span(word)) and ends[0] > ends[1]:
+            raise ValueError(f"has the range {word}, which is empty", f"write it as {ends[1]}-{ends[0]}")
 
 
 def size(value: str) -> None:

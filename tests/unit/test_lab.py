@@ -48,6 +48,11 @@ def test_a_node_has_the_cores_near_its_devices_first() -> None:
     assert lab.share_cores(where, ((0, 1), (0, 1))) == ((0, 1, 4, 5), (2, 3, 6, 7)), "none is given twice"
 
 
+def test_no_share_is_filled_up_with_what_is_near_another_nodes_devices() -> None:
+    where = host(cpus=tuple(range(8)), numa=((0, 1), (2, 3), (4, 5), (6, 7)))
+    assert lab.share_cores(where, ((6, 7), (0, 1))) == ((2, 3, 6, 7), (0, 1, 4, 5))
+
+
 # --- devices -------------------------------------------------------------------------------------------------
 
 
@@ -67,6 +72,20 @@ def test_too_few_devices_say_how_many(tmp_path: Path, text: str, needed: int) ->
         build(tmp_path, text, "nvidia", host(devices=devices("0", "1")))
     assert f"need {needed} nvidia devices, local has 2" in caught.value.message
     assert "LAB_NODES" in caught.value.hint
+
+
+def test_too_few_picked_devices_are_not_called_what_the_host_has(tmp_path: Path) -> None:
+    with pytest.raises(HostError) as caught:
+        build(tmp_path, "LAB_NODES=2\nLAB_DEVICES=1", "nvidia", host(devices=devices("0", "1", "2")))
+    assert "LAB_DEVICES picks 1 of 3" in caught.value.message
+    assert "LAB_DEVICES" in caught.value.hint
+
+
+def test_a_range_that_runs_backwards_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(tmp_path, "LAB_DEVICES=0,3-1", "nvidia", host(devices=devices("0", "1")))
+    assert "3-1" in caught.value.message
+    assert "1-3" in caught.value.hint
 
 
 GAUDIS = tuple(
