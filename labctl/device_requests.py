@@ -48,30 +48,38 @@ def settled(
         return host
     known = trials.kept(directory, engine).get(KEY)
     devices = wanted(found, host)
+    request: Request | None
     if has_cdi(information, devices):
-        request: Request = "cdi"
+        request = "cdi"
     elif known in {"reservation", "runtime"} and not anew:
         request = known
     else:
-        # What was kept holds no more, even where nothing takes its place.
-        trials.keep(directory, engine, **{KEY: None})
         request = tried(engine, information, found.text("LAB_NAME"), image, devices)
     if request != known:
+        # What was kept holds no more, even where nothing takes its place.
         trials.keep(directory, engine, **{KEY: request})
+    if request is None:
+        raise no_way(information, devices)
     return replace(host, request=request)
 
 
 def tried(
     engine: LocalEngine, information: dict[str, Any], lab_name: str, image: str, devices: tuple[Device, ...]
-) -> Request:
-    """Reservations where the engine knows their driver, else the runtime; HostError where it has neither."""
-    ids = tuple(device.id for device in devices)
-    if engine.reserves(lab_name, image, "nvidia", ids):
+) -> Request | None:
+    """Reservations where the engine knows their driver, else the runtime; None where it has neither.
+
+    HostError where the trial fails for another reason, which says nothing of either.
+    """
+    if engine.reserves(lab_name, image, "nvidia", tuple(device.id for device in devices)):
         return "reservation"
-    if "nvidia" in runtimes(information):
-        return "runtime"
+    return "runtime" if "nvidia" in runtimes(information) else None
+
+
+def no_way(information: dict[str, Any], devices: tuple[Device, ...]) -> HostError:
+    """What is said of an engine that has none of the ways."""
+    ids = tuple(device.id for device in devices)
     folders = tuple(information.get("CDISpecDirs") or ())
-    raise HostError(
+    return HostError(
         f"the engine has no way to give a container NVIDIA GPU {', '.join(ids)}: no CDI device {CDI_KIND}={ids[0]} "
         f"({'in ' + ', '.join(folders) if folders else 'its CDI is off'}), no device driver `nvidia` for reservations, "
         f"no runtime `nvidia` (it has {', '.join(runtimes(information))})",
@@ -134,16 +142,18 @@ def cdi_devices(information: dict[str, Any]) -> Iterator[str]:
     for folder in information.get("CDISpecDirs") or ():
         for path in sorted(Path(folder).glob("*")):
             spec = read_spec(path) if path.suffix in {".json", ".yaml"} else {}
-            yield from (f"{spec.get('kind')}={device.get('name')}" for device in spec.get("devices") or ())
+            yield from (f"{spec['kind']}={device.get('name')}" for device in spec.get("devices", ()))
 
 
 def read_spec(path: Path) -> dict[str, Any]:
     """A CDI specification; empty for what is none: the engine leaves it out too."""
     import yaml
 
+    # That of many devices is long, and Python's own loader slow; JSON is YAML.
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        # JSON is YAML.
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        found = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)  # noqa: S506 - either of them is safe
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return {}
-    return found if isinstance(found, dict) else {}
+    is_one = isinstance(found, dict) and "kind" in found and isinstance(found.get("devices"), list)
+    return found if is_one and all(isinstance(device, dict) for device in found["devices"]) else {}

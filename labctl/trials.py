@@ -18,7 +18,9 @@ def kept(directory: Path, engine: LocalEngine | None) -> dict[str, Any]:
         found = json.loads((directory / FILE).read_text())
     except (OSError, ValueError):
         return {}
-    return {} if engine and found.get("daemon") != engine.identity() else dict(found)
+    if not isinstance(found, dict) or (engine and found.get("daemon") != engine.identity()):
+        return {}
+    return found
 
 
 def keep(directory: Path, engine: LocalEngine, **found: Any) -> None:

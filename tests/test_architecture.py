@@ -20,7 +20,7 @@ RINGS: tuple[tuple[str, ...], ...] = (
      "settings", "setting_kinds", "metrics", "verdict", "fit", "accelerators",
      "launchers", "resources", "images", "host", "pci", "apt"),
     ("context", "observe", "lab", "render", "job", "plan", "devcontainer"),
-    ("shell", "relay", "files", "lock", "leases", "keys", "store", "report", "output", "initialise"),
+    ("shell", "probe", "relay", "files", "lock", "leases", "keys", "store", "report", "output", "initialise"),
     ("engines", "vendor_tools"),
     ("execute",),
     ("attach", "supervise", "trials", "limits", "device_requests", "record", "prerequisites", "sources", "base_image",

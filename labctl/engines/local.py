@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from labctl import shell
+from labctl import probe, shell
 from labctl.containers import Container, Observed
 from labctl.engines import losses
 from labctl.errors import HostError
@@ -17,7 +17,6 @@ from labctl.hardware import DeviceMapping
 from labctl.model import Cause, Pairs
 
 LAST_LINES = 20
-PROBE = "probe"
 # Seconds for a program that reaches or reaps: each has a shorter limit of its own.
 CALL_LIMIT = 120
 
@@ -58,6 +57,10 @@ class LocalEngine:
 
     def identity(self) -> str:
         """What tells this daemon from another."""
+        return self._identity
+
+    @cached_property
+    def _identity(self) -> str:
         return str(self.information()["ID"])
 
     def network(self, identity: str) -> dict[str, Any]:
@@ -76,7 +79,7 @@ class LocalEngine:
 
         with _reading():
             try:
-                made = self._reader.create_network(f"labctl-{lab}-{PROBE}", labels={"labctl.lab": lab})
+                made = self._reader.create_network(f"labctl-{lab}-{probe.ROLE}", labels={"labctl.lab": lab})
             except docker.errors.APIError as error:
                 return str(error.explanation or error)
             self._reader.remove_network(made["Id"])
@@ -90,8 +93,8 @@ class LocalEngine:
             networks = self._reader.networks(filters=mark)
         found = sorted((self._with_reason(_container(one)) for one in containers), key=_node_order)
         return Observed(
-            containers=tuple(one for one in found if one.role != PROBE),
-            probes=tuple(one for one in found if one.role == PROBE),
+            containers=tuple(one for one in found if one.role != probe.ROLE),
+            probes=tuple(one for one in found if one.role == probe.ROLE),
             networks=tuple((network["Id"], network["Name"]) for network in networks),
             image=self.image_id(image) if image else None,
         )
@@ -170,52 +173,17 @@ class LocalEngine:
 
     def grants(self, lab: str, image: str, limits: tuple[tuple[str, int], ...]) -> bool:
         """Whether the daemon can start a container with these ulimits: some hosts refuse to raise them."""
-        return self._starts(lab, image, unless="rlimit", ulimit=[f"{name}={value}:{value}" for name, value in limits])
+        options = tuple(word for name, value in limits for word in ("--ulimit", f"{name}={value}:{value}"))
+        return not probe.refused(lab, image, options, because="rlimit")
 
     def reserves(self, lab: str, image: str, driver: str, ids: tuple[str, ...]) -> bool:
         """Whether the daemon knows this device driver, by reserving these devices: it lists none."""
-        wanted = f'driver={driver},"device={",".join(ids)}"'
-        return self._starts(lab, image, unless="could not select device driver", gpus=wanted)
+        options = ("--gpus", probe.reservation(driver, ids))
+        return not probe.refused(lab, image, options, because="could not select device driver")
 
     def starts(self, lab: str, image: str, mapping: DeviceMapping) -> str:
         """Why a container with these devices does not start; empty when it does."""
-        asked = mapping.requests if mapping.driver == "cdi" else mapping.paths
-        reserved = f'driver={mapping.driver},"device={",".join(mapping.requests)}"'
-        options = {
-            "devices": list(asked),
-            "envs": dict(mapping.environment),
-            **({"runtime": mapping.runtime} if mapping.runtime else {}),
-            **({"gpus": reserved} if mapping.requests and mapping.driver != "cdi" else {}),
-        }
-        try:
-            self._starts(lab, image, unless="\0", **options)
-        except HostError as error:
-            return error.message
-        return ""
-
-    def _starts(self, lab: str, image: str, *, unless: str, **options: Any) -> bool:
-        """Whether a throw-away container with these options starts; not where the daemon says ``unless``.
-
-        HostError for anything else that it says.
-        """
-        from python_on_whales.exceptions import DockerException
-
-        labels = {"labctl.lab": lab, "labctl.node": PROBE, "labctl.role": PROBE}
-        probe = None
-        try:
-            probe = self._actor.container.create(
-                image, entrypoint="/bin/true", networks=["none"], labels=labels, pull="never", **options
-            )
-            probe.start()
-        except DockerException as error:
-            said = (error.stderr or "").strip()
-            if unless in said:
-                return False
-            raise HostError(f"cannot start a container: {said}", hint="labctl doctor") from error
-        finally:
-            if probe:
-                probe.remove(force=True)
-        return True
+        return probe.refusal(lab, image, probe.device_options(mapping))
 
     def losses(self, lab: str) -> Iterator[tuple[str, Cause, str]]:
         """Yield (node, cause, what happened) for each container that dies or is lost to runs, from now on."""

@@ -37,6 +37,8 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "more.json").write_text(JSON)
     (tmp_path / "broken.yaml").write_text("devices: [")
     (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "names.json").write_text('{"kind": "nvidia.com/gpu", "devices": ["8"]}')
+    (tmp_path / "mapping.yaml").write_text("kind: nvidia.com/gpu\ndevices: {name: '9'}\n")
     (tmp_path / "notes.txt").write_text("kind: nvidia.com/gpu\ndevices: [{name: '7'}]\n")
     return tmp_path
 
@@ -46,6 +48,7 @@ def test_every_wanted_gpu_must_be_described(folder: Path) -> None:
     assert has_cdi(information, gpus("0", "1"))
     assert not has_cdi(information, gpus("0", "2"))
     assert not has_cdi(information, gpus("7"))
+    assert not has_cdi(information, gpus("9"))
 
 
 def test_an_engine_with_cdi_off_has_none(folder: Path) -> None:
@@ -68,6 +71,7 @@ class Daemon:
     runtimes: tuple[str, ...] = ("runc",)
     devices: tuple[str, ...] = ()
     driver: bool = False
+    wedged: bool = False
     trials: list[tuple[str, ...]] = field(default_factory=list)
 
     def identity(self) -> str:
@@ -79,6 +83,8 @@ class Daemon:
 
     def reserves(self, lab: str, image: str, driver: str, ids: tuple[str, ...]) -> bool:  # noqa: ARG002
         self.trials.append(ids)
+        if self.wedged:
+            raise HostError("cannot start a container: not done within 120 s")
         return self.driver
 
 
@@ -120,3 +126,18 @@ def test_what_was_kept_is_forgotten_where_a_trial_finds_nothing(tmp_path: Path) 
     mended = Daemon(runtimes=("nvidia", "runc"))
     assert settle(tmp_path, mended) == "runtime"
     assert mended.trials == [("0", "1")]
+
+
+def test_a_trial_that_comes_to_no_end_leaves_what_was_kept(tmp_path: Path) -> None:
+    settle(tmp_path, Daemon(runtimes=("nvidia", "runc")))
+    with pytest.raises(HostError, match="not done within"):
+        settle(tmp_path, Daemon(wedged=True), anew=True)
+    assert settle(tmp_path, None) == "runtime"
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "{", "7"])
+def test_what_was_kept_and_cannot_be_read_counts_as_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / ".lab").mkdir()
+    (tmp_path / ".lab/engine.json").write_text(text)
+    assert settle(tmp_path, None) == "reservation"
+    assert settle(tmp_path, Daemon(runtimes=("nvidia", "runc"))) == "runtime"

@@ -1,0 +1,69 @@
+"""Throw-away containers, by which an engine is asked for what it does not tell of itself."""
+
+from __future__ import annotations
+
+import contextlib
+
+from labctl import shell
+from labctl.errors import HostError
+from labctl.hardware import DeviceMapping
+
+ROLE = "probe"
+# Seconds. A host with many GPUs and nothing that keeps them awake wakes them first.
+PATIENCE = 120
+
+
+def refused(lab: str, image: str, options: tuple[str, ...], *, because: str) -> bool:
+    """Whether the daemon refuses to start a container with these options, in such words; HostError for any others."""
+    said = refusal(lab, image, options)
+    if said and because not in said:
+        raise HostError(f"cannot start a container: {said}", hint="labctl doctor")
+    return bool(said)
+
+
+def refusal(lab: str, image: str, options: tuple[str, ...]) -> str:
+    """What came back where a container with these options of `docker create` does not start; empty where it does."""
+    labels = (f"labctl.lab={lab}", f"labctl.node={ROLE}", f"labctl.role={ROLE}")
+    marks = tuple(word for label in labels for word in ("--label", label))
+    fixed = ("--entrypoint", "/bin/true", "--network", "none", "--pull", "never")
+    container = ""
+    try:
+        made = _docker("create", *fixed, *marks, *options, image)
+        container = made.out.strip()
+        return _complaint(made) or _complaint(_docker("start", container))
+    except HostError as error:
+        return error.message
+    finally:
+        # One that cannot be removed now goes with `down`, by its label.
+        with contextlib.suppress(HostError):
+            if container:
+                _docker("rm", "--force", container)
+
+
+def device_options(mapping: DeviceMapping) -> tuple[str, ...]:
+    """The options that hand in what a node's compose file hands in."""
+    by_name = mapping.driver == "cdi"
+    devices = (*mapping.paths, *(mapping.requests if by_name else ()))
+    reserved = () if by_name else mapping.requests
+    return (
+        *(word for device in devices for word in ("--device", device)),
+        *(word for name, value in mapping.environment for word in ("--env", f"{name}={value}")),
+        *(("--runtime", mapping.runtime) if mapping.runtime else ()),
+        *(("--gpus", reservation(mapping.driver, reserved)) if reserved else ()),
+    )
+
+
+def reservation(driver: str, ids: tuple[str, ...]) -> str:
+    """These devices in the words of ``--gpus``: fields of CSV, of which one has commas itself."""
+    return f'driver={driver},"device={",".join(ids)}"'
+
+
+def _docker(*words: str) -> shell.Completed:
+    return shell.run(("docker", *words), timeout=PATIENCE, check=False)
+
+
+def _complaint(done: shell.Completed) -> str:
+    """What a command that failed said; its last line only repeats that it did."""
+    lines = done.err.strip().splitlines()
+    kept = [line for line in lines if not line.startswith(("Error: failed to start", "See 'docker", "Run 'docker"))]
+    return "" if done.code == 0 else "\n".join(kept or lines) or f"exit code {done.code}"
