@@ -67,6 +67,8 @@ def mapping(host: Host, devices: tuple[Device, ...]) -> DeviceMapping:
     """Exactly these GPUs; InfiniBand and the right to pin memory for it only where this host has it."""
     ids = tuple(device.id for device in devices)
     by_runtime = host.request == "runtime"
+    # An image may ask for all of them, and get them where the engine's default runtime is `nvidia`.
+    visible = {"runtime": ",".join(ids), "cdi": "void"}.get(host.request)
     asked = {"reservation": ("nvidia", ids), "cdi": ("cdi", tuple(f"{CDI_KIND}={one}" for one in ids))}
     driver, requests = asked.get(host.request, ("", ()))
     return DeviceMapping(
@@ -76,7 +78,7 @@ def mapping(host: Host, devices: tuple[Device, ...]) -> DeviceMapping:
         requests=requests,
         paths=host.infiniband,
         environment=(
-            *((("NVIDIA_VISIBLE_DEVICES", ",".join(ids)),) if by_runtime else ()),
+            *((("NVIDIA_VISIBLE_DEVICES", visible),) if visible else ()),
             ("NVIDIA_DRIVER_CAPABILITIES", "compute,utility"),
             ("NCCL_SOCKET_IFNAME", INTERFACE),
         ),

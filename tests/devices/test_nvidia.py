@@ -25,7 +25,7 @@ def gpus(machine: Machine) -> None:
 
 
 def specification(ids: range) -> str:
-    """A CDI specification of these GPUs, as `nvidia-ctk cdi generate` writes it."""
+    """A CDI specification of these GPUs, as `nvidia-ctk cdi generate` writes it, less its word to the runtime."""
     devices = [
         {
             "name": str(index),
@@ -33,7 +33,7 @@ def specification(ids: range) -> str:
         }
         for index in ids
     ]
-    common = {"env": ["NVIDIA_VISIBLE_DEVICES=void"], "deviceNodes": [{"path": path} for path in sorted(COMMON)]}
+    common = {"deviceNodes": [{"path": path} for path in sorted(COMMON)]}
     return json.dumps({"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": devices, "containerEdits": common})
 
 
@@ -108,6 +108,7 @@ def test_cdi_is_preferred_and_brings_device_files_and_environment(machine: Machi
     assert gpus_in(lab, "worker-0") == {"/dev/nvidia0", "/dev/nvidia1"}
     assert gpus_in(lab, "worker-1") == {"/dev/nvidia2", "/dev/nvidia3"}
     assert variables(lab, "worker-1")["GPU_3"] == "1"
+    assert variables(lab, "worker-1")["NVIDIA_VISIBLE_DEVICES"] == "void"
     assert machine.requests() == []
     assert shown(lab) == ("cdi", "engine")
     before = lab.identities()
