@@ -9,8 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from labctl import cache as shared_cache
 from labctl import (
+    accelerators,
     clones,
     device_requests,
     execute,
@@ -25,6 +25,7 @@ from labctl import (
     runs,
     store,
 )
+from labctl import cache as shared_cache
 from labctl import devcontainer as vscode
 from labctl import setup as host_setup
 from labctl.context import Context
@@ -34,6 +35,7 @@ from labctl.engines.local import LocalEngine
 from labctl.errors import ConfigError, HostError
 from labctl.files import outdated, write_all
 from labctl.model import Lab
+from labctl.observe import ROOT
 from labctl.settings import Settings
 
 Ask = prepare.Ask
@@ -133,7 +135,11 @@ def up(context: Context, *, workload: str = "", dry_run: bool = False) -> dict[s
     prepare.ensure_image(context, found, engine)
     lab = prepare.load_lab(context, found, engine)
     if found.text("LAB_ACCELERATOR") == "auto":
-        context.notice(f"accelerator {lab.accelerator} ({inventory.choice(found)[1]})")
+        unserved = accelerators.unserved(ROOT)
+        tell = context.warn if unserved and lab.accelerator == "cpu" else context.notice
+        tell(f"accelerator {lab.accelerator} ({inventory.choice(found)[1]})")
+        for remark in unserved if lab.accelerator != "cpu" else ():
+            context.warn(remark)
     require(Examination(lab=lab, settings=found, environ=context.environ, engine=engine), "up")
     own = lock.held(lab.directory / lock.LAB, "labctl up", wait=PATIENCE, notice=context.notice)
     with own, leases.granting(lab, wait=PATIENCE, notice=context.notice):

@@ -49,11 +49,13 @@ class Maker:
     name: str
     accelerator: str = ""
     drivers: tuple[str, ...] = ()
+    files: str = ""
+    """The command that makes the first device file, where the driver leaves that to a program."""
 
 
 # By PCI vendor. Source: the PCI ID repository.
 MAKERS = {
-    "0x10de": Maker("an NVIDIA card", "nvidia", ("nvidia",)),
+    "0x10de": Maker("an NVIDIA card", "nvidia", ("nvidia",), "sudo nvidia-modprobe -c0 -u"),
     "0x1da3": Maker("a Gaudi", "habana", ("habanalabs",)),
     "0x8086": Maker("an Intel GPU", "intel", ("i915", "xe")),
     "0x1002": Maker("an AMD card"),
@@ -100,7 +102,7 @@ def detect(root: Path) -> Choice:
             return Choice(name=name, devices=devices, why=", ".join((*missed, here)))
         own = f", but for the processor's own (LAB_ACCELERATOR={name} takes it)" if found else ""
         missed.append(f"no {module.SOUGHT}{own}")
-    return Choice(name=PREFERENCE[-1], devices=(), why=", ".join(missed))
+    return Choice(name=PREFERENCE[-1], devices=(), why="; ".join((", ".join(missed), *unserved(root))))
 
 
 def cards_of(devices: tuple[Device, ...]) -> tuple[Device, ...]:
@@ -116,28 +118,44 @@ def find_all(root: Path) -> dict[str, tuple[Device, ...]]:
 
 def remarks(root: Path) -> tuple[str, ...]:
     """What is said of the cards that no lab can use: without a driver, with another's, or of another kind."""
+    return tuple(remark(card, maker) for card, maker in unused(root))
+
+
+def unserved(root: Path) -> tuple[str, ...]:
+    """What is said of those of them that `auto` would take, were they served as they should be."""
+    cards = ((card, maker) for card, maker in unused(root) if maker.accelerator and not is_npu(card, maker))
+    return tuple(remark(card, maker) for card, maker in cards if card.address != pci.INTEGRATED)
+
+
+def unused(root: Path) -> tuple[tuple[pci.Card, Maker], ...]:
+    """The cards of known makers that no device file leads to."""
     found = find_all(root)
     mapped = {device.pci for devices in found.values() for device in devices}
     # Without addresses it cannot be told which of the cards a device file is.
     unclear = {name for name, devices in found.items() if not all(device.pci for device in devices)}
-    said = (
-        remark(card, maker)
+    return tuple(
+        (card, maker)
         for card in pci.cards(root)
         if (maker := MAKERS.get(card.vendor)) and card.address not in mapped
         if not (maker.accelerator in unclear and card.driver in maker.drivers)
     )
-    return tuple(said)
+
+
+def is_npu(card: pci.Card, maker: Maker) -> bool:
+    """Whether this is no GPU but a part of Intel's processors that has the same class as a Gaudi."""
+    return maker.accelerator == "intel" and not card.display and card.driver not in maker.drivers
 
 
 def remark(card: pci.Card, maker: Maker) -> str:
     """Why a card is not among the devices."""
     if not maker.accelerator:
         return f"{maker.name} at {card.address} is left alone: labctl has no accelerator for it"
-    if maker.accelerator == "intel" and not card.display and card.driver not in maker.drivers:
+    if is_npu(card, maker):
         return f"an Intel NPU at {card.address} is left alone: it is no GPU"
     wanted = " or ".join(maker.drivers)
     if not card.driver:
         return f"{maker.name} at {card.address} has no driver; {wanted} would serve it"
     if card.driver not in maker.drivers:
         return f"{maker.name} at {card.address} is held by the driver {card.driver}, not by {wanted}"
-    return f"{maker.name} at {card.address} has its driver, {card.driver}, but no device file"
+    mended = f" (`{maker.files}` makes the first)" if maker.files else ""
+    return f"{maker.name} at {card.address} has its driver, {card.driver}, but no device file{mended}"

@@ -12,8 +12,6 @@ from labctl.model import INTERFACE
 
 SOUGHT = "Intel GPU under /dev/dri"
 VENDOR = "0x8086"
-INTEGRATED = "0000:00:02.0"
-"""Where every Intel processor has its own graphics. Source: the processors' datasheets, device 2, function 0."""
 
 
 def find(root: Path) -> tuple[Device, ...]:
@@ -43,7 +41,7 @@ def device(name: str, folder: Path, link: str) -> Device:
         cpus=pci.cpus(folder),
         link=link,
         # A discrete card may have that address in a virtual machine.
-        integrated=address == INTEGRATED and memory is None,
+        integrated=address == pci.INTEGRATED and memory is None,
         memory=memory,
     )
 

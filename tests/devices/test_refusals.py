@@ -42,6 +42,16 @@ def test_auto_takes_cpus_where_there_is_no_device_and_says_what_it_missed(
     assert all(words in said for places in LOOKED_FOR.values() for words in places)
 
 
+def test_auto_warns_where_it_takes_cpus_for_want_of_a_device_file(machine: Machine, machine_lab: FreshLab) -> None:
+    machine.configure()
+    hardware.nvidia(machine, 0)
+    machine.at("/dev/nvidia0").unlink()
+    lab = machine_lab(LAB_ACCELERATOR="auto", LAB_NODES="1")
+    (warned,) = (line for line in lab.call("up").expect(0).err.splitlines() if "accelerator cpu" in line)
+    assert "warning:" in warned
+    assert "nvidia-modprobe" in warned
+
+
 def test_auto_takes_the_device_that_is_there(machine: Machine, machine_lab: FreshLab) -> None:
     machine.configure()
     hardware.card(machine, 0, vendor="0x8086")

@@ -229,7 +229,12 @@ def test_links_that_lead_nowhere_are_no_devices(tmp_path: Path) -> None:
     [
         ("0x10de", "", "an NVIDIA card at 0000:3b:00.0 has no driver; nvidia would serve it"),
         ("0x10de", "nouveau", "an NVIDIA card at 0000:3b:00.0 is held by the driver nouveau, not by nvidia"),
-        ("0x10de", "nvidia", "an NVIDIA card at 0000:3b:00.0 has its driver, nvidia, but no device file"),
+        (
+            "0x10de",
+            "nvidia",
+            "an NVIDIA card at 0000:3b:00.0 has its driver, nvidia, but no device file "
+            "(`sudo nvidia-modprobe -c0 -u` makes the first)",
+        ),
         ("0x1da3", "", "a Gaudi at 0000:3b:00.0 has no driver; habanalabs would serve it"),
         ("0x8086", "vfio-pci", "an Intel GPU at 0000:3b:00.0 is held by the driver vfio-pci, not by i915 or xe"),
     ],
@@ -262,6 +267,27 @@ def test_auto_says_what_it_looked_for(tmp_path: Path) -> None:
     assert accelerators.choose("auto", tmp_path).why == f"{sought}, no Intel GPU under /dev/dri"
     sysfs.render_node(tmp_path, 128, "0000:03:00.0")
     assert accelerators.choose("auto", tmp_path).why == f"{sought}, found 1 (Intel GPU under /dev/dri)"
+
+
+def test_auto_says_what_it_would_have_taken(tmp_path: Path) -> None:
+    sysfs.nvidia(tmp_path, "0000:3b:00.0", 0, file=False)
+    choice = accelerators.choose("auto", tmp_path)
+    assert choice.name == "cpu"
+    assert choice.why.endswith(
+        "; an NVIDIA card at 0000:3b:00.0 has its driver, nvidia, but no device file "
+        "(`sudo nvidia-modprobe -c0 -u` makes the first)"
+    )
+    sysfs.nvidia(tmp_path, "0000:5e:00.0", 1)
+    assert accelerators.choose("auto", tmp_path).why == "found 1 (/dev/nvidia<N>)"
+    (left,) = accelerators.unserved(tmp_path)
+    assert "0000:3b:00.0" in left
+
+
+def test_what_auto_never_takes_is_not_missed(tmp_path: Path) -> None:
+    sysfs.card(tmp_path, "0000:00:02.0", "0x8086")
+    sysfs.card(tmp_path, "0000:03:00.0", "0x1002", driver="amdgpu")
+    sysfs.gaudi(tmp_path, 0, "0000:00:0b.0", driver="intel_vpu", vendor="0x8086")
+    assert accelerators.unserved(tmp_path) == ()
 
 
 @pytest.mark.parametrize(
