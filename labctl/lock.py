@@ -72,10 +72,19 @@ def opened(path: Path, mode: int) -> TextIO:
 
 
 def make(path: Path, mode: int) -> None:
-    """An empty file of exactly this mode, in one step; one that is there already stays as it is.
+    """An empty file of this mode; one that is there already stays as it is.
 
-    In a folder that everyone may write, no one may open another's file with O_CREAT. Source: fs.protected_regular.
+    In a folder of everyone no one may open another's file with O_CREAT alone. Source: fs.protected_regular.
     """
+    if mode & 0o077:
+        make_shared(path, mode)
+        return
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode))
+
+
+def make_shared(path: Path, mode: int) -> None:
+    """One that others may open too: of exactly this mode, whatever the umask, from the moment that it is there."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".labctl-")
     try:
         os.fchmod(handle, mode)

@@ -158,3 +158,14 @@ def test_a_file_that_is_there_is_not_opened_as_one_to_be_made(tmp_path: Path, mo
     monkeypatch.setattr(os, "open", protected)
     with lock.held(path, "labctl up", mode=0o666):
         assert "labctl up" in lock.holder(path)
+
+
+def test_a_labs_own_lock_needs_no_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(*_: object, **__: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", unsupported)
+    path = tmp_path / ".lab/lock"
+    with lock.held(path, "labctl up"):
+        assert lock.is_held(path)
+    assert path.stat().st_mode & 0o777 == 0o600
