@@ -94,10 +94,17 @@ def described(found: Settings, directory: Path, engine: LocalEngine) -> tuple[st
     if accelerator != "nvidia":
         ways = {"habana": "runtime habana", "intel": "device files"}
         return ways.get(accelerator, "none"), f"accelerator {accelerator}"
+    return foreseen(found, host, directory, engine)
+
+
+def foreseen(found: Settings, host: Host, directory: Path, engine: LocalEngine) -> tuple[Request, str]:
+    """How `up` would ask for GPUs as far as can be told without a trial, and who says so; no engine need answer."""
     try:
         if has_cdi(engine.information(), wanted(found, host)):
             return "cdi", "engine"
         known = trials.kept(directory, engine).get(KEY)
+        # What was true once: it says that it has none now.
+        known = None if known == "cdi" else known
     except LabError:
         known = trials.kept(directory, None).get(KEY)
     return (known, "engine, when it was tried") if known else (ASSUMED, "assumed until `labctl up` tries it")

@@ -95,7 +95,7 @@ def config(context: Context) -> tuple[Rows, Rows]:
 
 def render_files(context: Context) -> tuple[Lab, tuple[str, ...]]:
     """Write every node's files; returns the lab and the paths that changed."""
-    lab = prepare.load_lab(context, context.settings())
+    lab = prepare.foresee_lab(context, context.settings(), LocalEngine())
     return lab, (*write_all(lab.directory, render.render(lab)), *prepare.write_secrets(lab))
 
 
@@ -130,7 +130,7 @@ def up(context: Context, *, workload: str = "", dry_run: bool = False) -> dict[s
     if workload:
         found = prepare.for_workload(found, runs.choose_workload(context.directory, workload, runs.RunOptions(), found))
     if dry_run:
-        steps = plan_up(context, prepare.load_lab(context, found), engine)
+        steps = plan_up(context, prepare.foresee_lab(context, found, engine), engine)
         return {"lab": found.text("LAB_NAME"), "plan": str(steps).splitlines()}
     prepare.ensure_image(context, found, engine)
     lab = prepare.load_lab(context, found, engine)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,15 @@ def load_lab(context: Context, found: Settings, engine: LocalEngine | None = Non
     image = image_name(found)
     here = device_requests.settled(found, accelerator, here, context.directory, image, engine, anew=anew)
     granted = limits.granted(found, context.directory, image, engine, context.warn)
+    return lab.build(found, context.directory, accelerator, here, granted)
+
+
+def foresee_lab(context: Context, found: Settings, engine: LocalEngine) -> Lab:
+    """The lab as `up` would make it, as far as can be told without a trial; no engine need answer."""
+    accelerator, here = observe(found.text("LAB_ACCELERATOR"))
+    if accelerator == "nvidia":
+        here = replace(here, request=device_requests.foreseen(found, here, context.directory, engine)[0])
+    granted = limits.granted(found, context.directory, image_name(found), None, context.warn)
     return lab.build(found, context.directory, accelerator, here, granted)
 
 

@@ -99,6 +99,9 @@ def test_cdi_is_preferred_and_brings_device_files_and_environment(machine: Machi
     machine.configure(CDI, nvidia_hook=True)
     machine.file("/etc/cdi/nvidia.yaml", specification(range(4)))
     lab = machine_lab(LAB_ACCELERATOR="nvidia")
+    lab.call("render").expect(0)
+    assert "driver: cdi" in (lab.path / ".lab/nodes/worker-0/compose.yml").read_text()
+    assert shown(lab) == ("cdi", "engine")
     lab.call("up").expect(0)
     assert asked_of_the_engine(lab) == {
         "launcher": [],

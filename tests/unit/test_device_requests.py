@@ -10,7 +10,7 @@ import pytest
 from builders import host
 
 from labctl import settings
-from labctl.device_requests import has_cdi, settled
+from labctl.device_requests import foreseen, has_cdi, settled
 from labctl.engines.local import LocalEngine
 from labctl.errors import HostError
 from labctl.hardware import Device
@@ -141,3 +141,17 @@ def test_what_was_kept_and_cannot_be_read_counts_as_nothing(tmp_path: Path, text
     (tmp_path / ".lab/engine.json").write_text(text)
     assert settle(tmp_path, None) == "reservation"
     assert settle(tmp_path, Daemon(runtimes=("nvidia", "runc"))) == "runtime"
+
+
+def foresee(directory: Path, daemon: Daemon) -> str:
+    found = settings.load(directory, {}, {})
+    return foreseen(found, host(devices=gpus("0", "1")), directory, cast(LocalEngine, daemon))[0]
+
+
+def test_what_is_foreseen_is_what_is_settled_as_far_as_the_engine_tells_it(tmp_path: Path) -> None:
+    with_cdi = Daemon(devices=("0", "1"))
+    assert foresee(tmp_path, with_cdi) == settle(tmp_path, with_cdi) == "cdi"
+    without = Daemon(runtimes=("nvidia", "runc"))
+    assert foresee(tmp_path, without) == "reservation", "assumed: what was kept holds no more"
+    assert settle(tmp_path, without) == foresee(tmp_path, without) == "runtime"
+    assert without.trials == [("0", "1")]
