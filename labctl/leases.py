@@ -80,9 +80,15 @@ def remedy(lab: Lab, host: Host, device: Device) -> str:
     found = lock.said(lease_path(host.locks, device))
     own = found.get("uid") == str(host.uid) and "directory" in found
     ways = [f"labctl down -C {shlex.quote(found['directory'])}" if own else "wait for it, or ask them"]
-    if free := [one.id for one in host.devices if not is_foreign(lab, host, one)]:
+    if free := enough(lab, host):
         ways.append(f"set LAB_DEVICES={','.join(free)} in .env, which {'is' if len(free) == 1 else 'are'} free")
     return "; or ".join(ways)
+
+
+def enough(lab: Lab, host: Host) -> tuple[str, ...]:
+    """The devices of the host that no other lab has, by id; none where they are fewer than the lab needs."""
+    free = tuple(one.id for one in host.devices if not is_foreign(lab, host, one))
+    return free if len(free) >= sum(len(node.devices.devices) for node in lab.nodes) else ()
 
 
 def called(device: Device) -> str:

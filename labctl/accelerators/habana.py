@@ -62,8 +62,8 @@ def mapping(host: Host, devices: tuple[Device, ...]) -> DeviceMapping:
             ("HCCL_SOCKET_IFNAME", INTERFACE),
         ),
         cap_add=(
-            ("SYS_NICE", "Habana's runtime sets thread priorities and memory policy"),
-            *((("IPC_LOCK", "RDMA pins memory"),) if host.infiniband else ()),
+            ("SYS_NICE", "Intel's run line asks for it; ranks have no capability"),
+            *((("IPC_LOCK", "root pins memory for RDMA; ranks by memlock"),) if host.infiniband else ()),
         ),
         mounts=(
             (Mount(source=host.gaudinet, target="/etc/habanalabs/gaudinet.json", read_only=True),)

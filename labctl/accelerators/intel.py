@@ -71,6 +71,6 @@ def mapping(host: Host, devices: tuple[Device, ...]) -> DeviceMapping:
             ("CCL_SOCKET_IFNAME", INTERFACE),
             ("FI_TCP_IFACE", INTERFACE),
         ),
-        cap_add=(("IPC_LOCK", "RDMA pins memory"),) if host.infiniband else (),
+        cap_add=(("IPC_LOCK", "root pins memory for RDMA; ranks by memlock"),) if host.infiniband else (),
         group_add=host.groups,
     )

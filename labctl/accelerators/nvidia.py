@@ -82,5 +82,5 @@ def mapping(host: Host, devices: tuple[Device, ...]) -> DeviceMapping:
             ("NVIDIA_DRIVER_CAPABILITIES", "compute,utility"),
             ("NCCL_SOCKET_IFNAME", INTERFACE),
         ),
-        cap_add=(("IPC_LOCK", "RDMA pins memory"),) if host.infiniband else (),
+        cap_add=(("IPC_LOCK", "root pins memory for RDMA; ranks by memlock"),) if host.infiniband else (),
     )

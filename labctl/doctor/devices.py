@@ -181,7 +181,7 @@ def release(examination: Examination, here: Host, device: Device) -> str:
     found = lock.said(lease_path(here.locks, device))
     if found.get("uid") == str(here.uid) and "directory" in found:
         return f"labctl down -C {shlex.quote(found['directory'])}"
-    free = [one.id for one in here.devices if not leases.is_foreign(examination.lab, here, one)]
+    free = leases.enough(examination.lab, here)
     return examination.put("LAB_DEVICES", ",".join(free)) if free else "labctl devices  # and ask its holder"
 
 

@@ -132,6 +132,12 @@ def test_another_persons_lab_is_theirs_to_end(mine: Lab) -> None:
     assert "LAB_DEVICES=1" in error.hint
 
 
+def test_what_is_free_is_offered_only_where_it_is_enough(tmp_path: Path, mine: Lab) -> None:
+    with running(mine, lab="other"):
+        error = refusal(wanting(tmp_path, *CARDS))
+    assert "LAB_DEVICES" not in error.hint
+
+
 def test_the_lease_ends_with_the_container(mine: Lab) -> None:
     with running(mine, lab="other") as container:
         refusal(mine)
