@@ -174,7 +174,12 @@ def proxies(examination: Examination) -> Iterator[Finding]:
 
 def why_no_proxy_url(value: str) -> str:
     """What is wrong with a proxy's URL; empty when nothing is."""
-    parts = urlsplit(value if "//" in value else f"//{value}")
+    nowhere = "names no host; write it like http://proxy.example:3128"
+    try:
+        parts = urlsplit(value if "//" in value else f"//{value}")
+    except ValueError:
+        # Its message would show the value, and with it a password.
+        return nowhere
     if parts.scheme not in ("", "http", "https", "socks4", "socks5", "socks5h"):
         return f"has the scheme `{parts.scheme}`; a proxy's URL begins with http://"
     try:
@@ -182,7 +187,7 @@ def why_no_proxy_url(value: str) -> str:
     except ValueError:
         return "has a port that is not a number up to 65535"
     if not parts.hostname or "/" in parts.path.strip("/") or (not port and parts.path.strip("/")):
-        return "names no host; write it like http://proxy.example:3128"
+        return nowhere
     return ""
 
 

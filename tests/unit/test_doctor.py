@@ -238,6 +238,8 @@ def test_fix_asks_before_each_command_runs_it_once_and_looks_again(
         ("http://:3128", False),
         ("http://proxy.example:99999", False),
         ("ftp://proxy.example:21", False),
+        ("http://[fd00::1:3128", False),
+        ("http://user:p@ss\u2100@proxy.example:3128", False),
     ],
 )
 def test_proxies_that_name_no_host_are_told_of(examined: Callable[..., Examination], proxy: str, good: bool) -> None:
