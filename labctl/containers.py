@@ -47,6 +47,8 @@ class Observed:
     """Throw-away containers that tried the kernel's limits, of a labctl at work or one that was killed."""
     networks: tuple[tuple[str, str], ...] = ()
     """Id and name."""
+    probe_networks: tuple[tuple[str, str], ...] = ()
+    """Those of a labctl that tried whether there is room for one."""
     image: str | None = None
 
     def owner_elsewhere(self, directory: Path) -> Path | None:

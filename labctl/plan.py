@@ -169,8 +169,8 @@ def down(observed: Observed) -> Plan:
     steps: list[Step] = []
     if containers := (*observed.containers, *observed.probes):
         steps.append(RemoveContainers(containers=containers, cause="labctl down"))
-    if observed.networks:
-        steps.append(RemoveNetworks(networks=observed.networks, cause="labctl down"))
+    if networks := (*observed.networks, *observed.probe_networks):
+        steps.append(RemoveNetworks(networks=networks, cause="labctl down"))
     return Plan(tuple(steps))
 
 

@@ -87,7 +87,8 @@ class Examination:
     @cached_property
     def network(self) -> dict[str, Any] | None:
         """The lab's network as the engine describes it; None where there is none."""
-        return next((self.engine.network(identity) for identity, _ in self.observed.networks), None)
+        wanted = render.project(self.lab)
+        return next((self.engine.network(key) for key, name in self.observed.networks if name == wanted), None)
 
     @cached_property
     def files(self) -> tuple[File, ...]:

@@ -14,8 +14,8 @@ POOLS = '{"default-address-pools":[{"base":"10.200.0.0/16","size":24}]}'
 
 def pools(examination: Examination) -> Iterator[Finding]:
     """Whether the engine has addresses for the lab's network; asked only while it is not there."""
-    if examination.observed.networks:
-        yield ok("LAB-NET-003", f"network {examination.observed.networks[0][1]} is there")
+    if examination.network:
+        yield ok("LAB-NET-003", f"network {examination.network['Name']} is there")
     elif reason := examination.engine.try_network(examination.lab.name):
         yield error(
             "LAB-NET-003",
@@ -76,7 +76,7 @@ def members(examination: Examination) -> Iterator[Finding]:
 
 def missing(examination: Examination) -> Iterator[Finding]:
     """A lab that runs has its network."""
-    if examination.running and not examination.observed.networks:
+    if examination.running and examination.network is None:
         name = render.project(examination.lab)
         why = "the nodes do not reach each other"
         yield error("LAB-NET-001", f"network {name} is gone", why=why, fix=ANEW, runnable=True)

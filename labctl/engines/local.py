@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property, partial
@@ -77,12 +78,16 @@ class LocalEngine:
         """Why the daemon cannot make another network for a lab; empty when it can. What was made for it is removed."""
         import docker
 
+        name = f"labctl-{lab}-{probe.ROLE}-{secrets.token_hex(4)}"
         with _reading():
             try:
-                made = self._reader.create_network(f"labctl-{lab}-{probe.ROLE}", labels={"labctl.lab": lab})
+                self._reader.create_network(name, labels={"labctl.lab": lab, "labctl.role": probe.ROLE})
             except docker.errors.APIError as error:
                 return str(error.explanation or error)
-            self._reader.remove_network(made["Id"])
+            finally:
+                # By name: one whose making took too long is there too.
+                with contextlib.suppress(docker.errors.NotFound):
+                    self._reader.remove_network(name)
         return ""
 
     def observe(self, lab: str, image: str | None = None) -> Observed:
@@ -91,11 +96,13 @@ class LocalEngine:
         with _reading():
             containers = self._reader.containers(all=True, filters=mark)
             networks = self._reader.networks(filters=mark)
+        tried = [one for one in networks if (one["Labels"] or {}).get("labctl.role") == probe.ROLE]
         found = sorted((self._with_reason(_container(one)) for one in containers), key=_node_order)
         return Observed(
             containers=tuple(one for one in found if one.role != probe.ROLE),
             probes=tuple(one for one in found if one.role == probe.ROLE),
-            networks=tuple((network["Id"], network["Name"]) for network in networks),
+            networks=tuple((one["Id"], one["Name"]) for one in networks if one not in tried),
+            probe_networks=tuple((one["Id"], one["Name"]) for one in tried),
             image=self.image_id(image) if image else None,
         )
 

@@ -397,6 +397,15 @@ def test_a_socket_that_a_person_may_not_open_is_told_of_with_the_group_to_join(h
     assert "docker.sock" in found["fix"]
 
 
+def test_a_network_that_was_only_tried_is_not_taken_for_the_lab_s(healthy: Lab) -> None:
+    labels = {"labctl.lab": healthy.name, "labctl.role": "probe"}
+    stray = healthy.engine.networks.create(f"labctl-{healthy.name}-probe-1", labels=labels)
+    try:
+        assert {"LAB-NET-001", "LAB-NET-003"}.isdisjoint(one["code"] for one in doctor(healthy))
+    finally:
+        stray.remove()
+
+
 def test_an_image_that_is_not_there_is_told_of_with_how_to_get_it(healthy: Lab) -> None:
     with settings(LAB_IMAGE="labctl-tests/no-such-image:1")(healthy):
         found = the(doctor(healthy), "LAB-IMAGE-001", "local")

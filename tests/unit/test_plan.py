@@ -112,9 +112,11 @@ def test_down_removes_what_carries_the_label() -> None:
 
 
 def test_probes_are_left_to_the_labctl_that_is_at_work_and_removed_by_down() -> None:
-    seen = replace(observed(lab()), probes=(container("probe", role="probe"),))
+    probes = (container("probe", role="probe"),)
+    seen = replace(observed(lab()), probes=probes, probe_networks=(("id", "labctl-demo-probe-1"),))
     assert up(lab(), seen) == f"#1 {REACH}"
     assert "remove launcher, worker-0, worker-1, probe" in str(plan.down(seen))
+    assert "labctl-demo-probe-1" in str(plan.down(seen))
 
 
 def test_down_of_a_lab_that_never_was_does_nothing() -> None:
