@@ -6,13 +6,14 @@ adding one is adding a function and its line.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
 from labctl.containers import Container
 from labctl.doctor import devices, engine, files, gaudi, host, image, network, nodes
-from labctl.doctor.finding import HERE, LIMIT, Examination, Finding, warn
+from labctl.doctor.finding import HERE, LIMIT, Examination, Finding, as_root, warn
 from labctl.doctor.mending import Ask, Attempt, mend
 from labctl.doctor.together import together
 from labctl.errors import ConfigError, HostError, LabError
@@ -35,6 +36,11 @@ class Check:
     stops: tuple[str, ...] = ()
     seconds: float = LIMIT
     """How long it may take."""
+
+    @property
+    def log(self) -> str:
+        """The command that shows what it looks at from nearer."""
+        return f"{as_root()}journalctl -u docker -n 50" if self.engine else f"{as_root()}dmesg | tail -n 50"
 
 
 CHECKS: tuple[Check, ...] = (
@@ -90,10 +96,12 @@ def examine(examination: Examination, *, lacking: HostError | None = None) -> tu
     asleep = gather(examination)
     first = [*((devices.none(examination, lacking),) if lacking else ()), *((asleep,) if asleep else ())]
     checks = [check for check in CHECKS if not (asleep and check.engine) and not (lacking and check.lab)]
-    tasks = [Sight(HERE, check.look.__name__, partial(check.look, examination), check.seconds) for check in checks]
+    tasks = [
+        Sight(HERE, check.look.__name__, partial(check.look, examination), check.seconds, check.log) for check in checks
+    ]
     if not first:
         tasks += [
-            Sight(one.node, look.__name__, partial(look, examination, one), limit)
+            Sight(one.node, look.__name__, partial(look, examination, one), limit, f"labctl logs {one.node}")
             for one in examination.running
             for look, limit in INSIDE
         ]
@@ -119,6 +127,8 @@ class Sight:
     name: str
     look: Callable[[], Iterator[Finding]]
     limit: float
+    log: str
+    """The command that shows what the one looked at says of itself."""
 
     def findings(self) -> Iterator[Finding]:
         """What the check yields; a check that cannot go on is a finding too."""
@@ -127,16 +137,22 @@ class Sight:
         except LabError as failure:
             node = failure.node or self.node
             why = "what it looks at could not be asked"
-            fix = failure.hint or "labctl doctor"
+            fix = self.log if failure.hint in ("", "labctl doctor") else failure.hint
             yield warn("LAB-CHECK-001", f"{self.name}: {failure.message}", why=why, fix=fix, node=node)
+        except (OSError, ValueError) as failure:
+            # A file that may not be read, or an answer in another form than any known.
+            path = getattr(failure, "filename", None)
+            fix = f"ls -ld {shlex.quote(str(path))}" if path else self.log
+            why = "what it looks at cannot be read"
+            yield warn("LAB-CHECK-001", f"{self.name}: {failure}", why=why, fix=fix, node=self.node)
 
 
 def answered(sight: Sight, findings: tuple[Finding, ...] | None) -> tuple[Finding, ...]:
     if findings is not None:
         return findings
     seen = f"{sight.name}: no answer within {sight.limit:.0f} s"
-    fix = "labctl doctor" if sight.node == HERE else f"labctl logs {sight.node}"
-    return (warn("LAB-CHECK-002", seen, why="the host, a disk or the node hangs", fix=fix, node=sight.node),)
+    why = "the host, a disk, the engine or the node hangs"
+    return (warn("LAB-CHECK-002", seen, why=why, fix=sight.log, node=sight.node),)
 
 
 def require(examination: Examination, command: str) -> None:

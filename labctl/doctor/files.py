@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,9 +27,16 @@ def name(examination: Examination) -> Iterator[Finding]:
 
 def private_keys(examination: Examination) -> Iterator[Finding]:
     """The keys that the nodes were made with: on disk, pinned, and for nobody else to read."""
-    lab = examination.lab
     if not examination.observed.containers:
         return
+    try:
+        yield from judged(examination)
+    except PermissionError as failure:
+        yield unreadable(examination, failure)
+
+
+def judged(examination: Examination) -> Iterator[Finding]:
+    lab = examination.lab
     gone = keys.missing(lab)
     for node in examination.names:
         if node in gone:
@@ -49,6 +57,16 @@ def private_keys(examination: Examination) -> Iterator[Finding]:
     if not unpinned:
         yield ok("LAB-KEY-002", "host keys are pinned as they are")
     yield from exposed(examination)
+
+
+def unreadable(examination: Examination, failure: PermissionError) -> Finding:
+    """Keys of another user, as `sudo labctl up` leaves them."""
+    return error(
+        "LAB-KEY-001",
+        f"{failure.filename} cannot be read: {failure.strerror}",
+        why="labctl compares keys and makes nodes with them",
+        fix=f"sudo chown -R {os.getuid()}:{os.getgid()} {shlex.quote(str(examination.lab.directory / '.lab'))}",
+    )
 
 
 def exposed(examination: Examination) -> Iterator[Finding]:

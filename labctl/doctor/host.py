@@ -86,7 +86,7 @@ def mounts(examination: Examination) -> Iterator[Finding]:
     for mount in (*lab.mounts, *(mount for node in lab.nodes for mount in node.devices.mounts)):
         path = Path(mount.source)
         shown = f"{mount.source} -> {mount.target}"
-        if not path.exists():
+        if is_missing(path):
             if mount.source in own_mounts(lab):
                 yield ok("LAB-MOUNT-001", f"{shown} (made by the first `labctl up`)")
                 continue
@@ -107,6 +107,17 @@ def mounts(examination: Examination) -> Iterator[Finding]:
             )
         else:
             yield ok("LAB-MOUNT-001", shown)
+
+
+def is_missing(path: Path) -> bool:
+    """Whether it is not there, as far as can be seen; what lies in a directory that may not be searched may be."""
+    try:
+        path.stat()
+    except PermissionError:
+        return False
+    except OSError:
+        return True
+    return False
 
 
 def space(examination: Examination) -> Iterator[Finding]:

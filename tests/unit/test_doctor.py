@@ -15,10 +15,10 @@ from typing import Any, cast
 import builders
 import pytest
 
-from labctl import doctor, images, settings
+from labctl import doctor, images, keys, settings
 from labctl.containers import Observed
 from labctl.context import Context
-from labctl.doctor import Check, devices, engine, gaudi, host, image, mending, network, nodes
+from labctl.doctor import Check, devices, engine, files, gaudi, host, image, mending, network, nodes
 from labctl.doctor.finding import Examination, Finding, ok
 from labctl.doctor.together import together
 from labctl.engines.local import LocalEngine
@@ -135,13 +135,30 @@ def test_a_check_that_hangs_or_cannot_go_on_is_a_finding_of_its_own(
     def answers(examination: Examination) -> Iterator[Finding]:
         yield ok("LAB-HOST-001", "here")
 
-    checks = (Check(look=hangs, seconds=0.1), Check(look=refused), Check(look=answers))
+    def closed(examination: Examination) -> Iterator[Finding]:
+        if examination:
+            raise PermissionError(13, "Permission denied", "/a/key")
+        yield ok("LAB-HOST-001", "it may")
+
+    def garbled(examination: Examination) -> Iterator[Finding]:
+        yield from json.loads("<html>")
+
+    checks = (
+        Check(look=hangs, seconds=0.1),
+        Check(look=refused),
+        Check(look=closed),
+        Check(look=garbled),
+        Check(look=answers),
+    )
     monkeypatch.setattr(doctor, "CHECKS", checks)
-    late, unable, well = doctor.examine(examined())
+    late, unable, kept_out, nonsense, well = doctor.examine(examined())
     assert (late.code, late.level) == ("LAB-CHECK-002", "warn")
     assert "hangs" in late.seen
     assert (unable.code, unable.fix) == ("LAB-CHECK-001", "ask it again")
     assert "it does not want to" in unable.seen
+    assert (kept_out.code, kept_out.fix) == ("LAB-CHECK-001", "ls -ld /a/key")
+    assert (nonsense.code, nonsense.level) == ("LAB-CHECK-001", "warn")
+    assert "labctl doctor" not in {late.fix, nonsense.fix}
     assert well.seen == "here"
     never.set()
 
@@ -278,6 +295,22 @@ def test_a_mount_that_up_would_make_is_no_fault_and_another_stops_it(
     with pytest.raises(HostError, match=r"/nonexistent/clone.*LAB-MOUNT-001") as refused:
         doctor.require(examined(builders.lab(mounts=(own, other))), "up")
     assert refused.value.hint == "mkdir -p /nonexistent/clone"
+
+
+def test_what_may_not_be_looked_at_is_not_said_to_be_missing(
+    examined: Callable[..., Examination], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied", "/a/key")
+
+    examination = examined(told=Engine(observed=builders.observed(builders.lab())))
+    mounted = replace(examination, lab=builders.lab(mounts=(Mount(source="/closed/clone", target="/workspace/x"),)))
+    monkeypatch.setattr(keys, "missing", closed)
+    (key,) = files.private_keys(examination)
+    monkeypatch.setattr(Path, "stat", closed)
+    monkeypatch.setattr("os.access", lambda *_: False)
+    assert (key.code, "cannot be read" in key.seen) == ("LAB-KEY-001", True)
+    assert wrong(host.mounts(mounted)) == ["LAB-MOUNT-002"]
 
 
 # --- the engine ----------------------------------------------------------------------------------------------
