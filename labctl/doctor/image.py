@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from labctl import gaudi_releases, images
 from labctl.doctor.finding import UP, Examination, Finding, as_root, error, ok, warn
+from labctl.engines.local import LocalEngine
 
 DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 """Oldest driver for each CUDA. Source: CUDA's release notes, "Minimum Required Driver Version" for minor versions."""
@@ -42,7 +43,7 @@ def driver(examination: Examination) -> Iterator[Finding]:
         fix = f"{examination.drop('LAB_BASE_IMAGE')} && labctl build && {UP}"
         if examination.settings.origin("LAB_BASE_IMAGE") == "default":
             fix = f"labctl build && {UP}"
-    elif lab.accelerator == "nvidia" and (cuda := cuda_of(lab.image)):
+    elif lab.accelerator == "nvidia" and (cuda := cuda_of(lab.image, base, examination.engine)):
         reason = why_too_old(version, cuda)
         wanted = DRIVERS[cuda].partition(".")[0] if reason else ""
         fix = f"{as_root()}apt-get install --yes cuda-drivers-{wanted} && {as_root()}reboot"
@@ -55,13 +56,26 @@ def driver(examination: Examination) -> Iterator[Finding]:
         yield ok("LAB-IMAGE-003", f"driver {version} serves image {lab.image}")
 
 
-def cuda_of(image: str) -> int:
-    """Major version of CUDA in labctl's own image, by its lock; 0 for another's, whose runtime asks by itself."""
+def cuda_of(image: str, base: str, engine: LocalEngine) -> int:
+    """Major version of CUDA in labctl's own image; 0 for another's, whose runtime asks by itself, or where none tells.
+
+    On a plain base the lock tells it, on one of NVIDIA's own its CUDA_VERSION does.
+    """
     lock = images.file("nvidia", "lock")
-    if images.name_of(image) != "nvidia" or not lock.is_file():
+    if images.name_of(image) != "nvidia":
+        return 0
+    if not is_plain(base):
+        told = engine.image_variables(image).get("CUDA_VERSION", "").partition(".")[0]
+        return int(told) if told.isdecimal() else 0
+    if not lock.is_file():
         return 0
     found = re.search(r"^nvidia-cuda-runtime\S*==(\d+)", lock.read_text(encoding="utf-8"), re.MULTILINE)
     return int(found[1]) if found else 0
+
+
+def is_plain(base: str) -> bool:
+    """Whether an image is a distribution without CUDA or torch, from whatever registry."""
+    return re.search(r"(^|/)(debian|ubuntu|labctl/base)(:|@|$)", base) is not None
 
 
 def why_too_old(version: str, cuda: int) -> str:

@@ -138,6 +138,12 @@ class LocalEngine:
         with _reading():
             return dict(self._reader.inspect_image(image)["Config"].get("Labels") or {})
 
+    def image_variables(self, image: str) -> dict[str, str]:
+        """Environment variables of a local image."""
+        with _reading():
+            given = self._reader.inspect_image(image)["Config"].get("Env") or ()
+        return dict(one.partition("=")[::2] for one in given)
+
     def compose_up(self, project: str, files: tuple[Path, ...]) -> None:
         """Bring up all services of these files as one project; nothing else of that project is touched."""
         from python_on_whales import DockerClient

@@ -37,6 +37,7 @@ class Engine:
         self.seen = observed or Observed()
         self.out, self.code = out, code
         self.labels: dict[str, str] = {}
+        self.variables: dict[str, str] = {}
         now = time.strftime("%Y-%m-%dT%H:%M:%S.123456789Z", time.gmtime())
         known = {
             "ServerVersion": "26.1.5",
@@ -57,6 +58,9 @@ class Engine:
 
     def image_labels(self, image: str) -> dict[str, str]:  # noqa: ARG002
         return self.labels
+
+    def image_variables(self, image: str) -> dict[str, str]:  # noqa: ARG002
+        return self.variables
 
     def grants(self, lab: str, image: str, limits: tuple[tuple[str, int], ...]) -> bool:  # noqa: ARG002
         return False
@@ -476,8 +480,29 @@ def test_a_driver_that_is_too_old_for_an_image_s_cuda_is_told_of(version: str, c
 
 
 def test_the_cuda_of_labctl_s_own_image_is_known_and_has_its_driver() -> None:
-    assert image.cuda_of("labctl/nvidia") in image.DRIVERS
-    assert image.cuda_of("someone/nvidia") == 0
+    told = cast(LocalEngine, Engine())
+    assert image.cuda_of("labctl/nvidia", "debian:bookworm-slim", told) in image.DRIVERS
+    assert image.cuda_of("someone/nvidia", "debian:bookworm-slim", told) == 0
+
+
+@pytest.mark.parametrize(
+    ("base", "variables", "expected"),
+    [
+        ("nvcr.io/nvidia/pytorch:24.05-py3", {"CUDA_VERSION": "12.4.1.003"}, []),
+        ("nvcr.io/nvidia/pytorch:26.01-py3", {"CUDA_VERSION": "13.1.0.036"}, ["LAB-IMAGE-003"]),
+        ("registry.example/somebody/pytorch:1", {}, []),
+        ("docker.example:5000/library/debian:bookworm-slim", {}, ["LAB-IMAGE-003"]),
+        ("labctl/base:bookworm", {}, ["LAB-IMAGE-003"]),
+    ],
+)
+def test_an_nvidia_image_is_judged_by_the_cuda_of_the_base_that_it_was_built_on(
+    examined: Callable[..., Examination], base: str, variables: dict[str, str], expected: list[str]
+) -> None:
+    lab = with_devices("nvidia")
+    lab = replace(lab, image="labctl/nvidia", hosts=(replace(lab.hosts[0], driver="550.54.14"),))
+    told = Engine(observed=Observed(image="sha256:1111"))
+    told.labels, told.variables = {images.BASE_LABEL: base}, variables
+    assert wrong(image.driver(examined(lab, told=told))) == expected
 
 
 @pytest.mark.parametrize(("version", "expected"), [("1.22.1", []), ("1.19.0", ["LAB-IMAGE-003"])])
