@@ -21,12 +21,23 @@ from labctl.vendor_tools import SECONDS, describe
 
 DAEMON = "/etc/docker/daemon.json"
 HABANA = "habana-container-runtime"
+BY_FRAMEWORK = """
+try:
+    import torch
+except ModuleNotFoundError:
+    from tensorflow import config
+    print("tensorflow", len(config.list_physical_devices("{kind}")))
+else:
+    print("torch", torch.{module}.device_count())
+"""
 COUNT = {
-    "nvidia": "import torch; print(torch.cuda.device_count())",
-    "habana": "import habana_frameworks.torch.hpu as hpu; print(hpu.device_count())",
-    "intel": "import torch; print(torch.xpu.device_count())",
+    "nvidia": BY_FRAMEWORK.format(kind="GPU", module="cuda"),
+    "habana": "import habana_frameworks.torch.hpu as hpu; print('torch', hpu.device_count())",
+    "intel": BY_FRAMEWORK.format(kind="XPU", module="xpu"),
 }
-"""How each accelerator's torch counts the devices that it can use."""
+"""How each accelerator's framework counts the devices that it can use; its last line is its name and the number."""
+ABSENT = "ModuleNotFoundError"
+KILLED = 137
 RESET = {
     "nvidia": "nvidia-smi --gpu-reset --id={device}",
     "habana": "sh -c 'modprobe -r habanalabs && modprobe habanalabs'",
@@ -189,22 +200,30 @@ def release(examination: Examination, here: Host, device: Device) -> str:
 
 
 def counted(examination: Examination, one: Container) -> Iterator[Finding]:
-    """Whether the node's torch counts the devices that the node was given."""
+    """Whether the node's torch, or TensorFlow, counts the devices that the node was given; not while they work."""
     node = next((node for node in examination.lab.nodes if node.name == one.node), None)
     given = len(node.devices.devices) if node else 0
     program = COUNT.get(examination.lab.accelerator)
-    if not given or program is None:
+    if not given or program is None or examination.run_active:
         return
     user = execute.user(examination.lab)
-    done = examination.engine.call(one.name, ("python", "-c", program), user=user, limit=COUNTING - 1)
+    # What is left behind in a container when `docker exec` ends would hold the devices.
+    argv = ("timeout", "--signal=KILL", f"{COUNTING - 2:.0f}", "python", "-c", program)
+    done = examination.engine.call(one.name, argv, user=user, limit=COUNTING - 1)
     last = (done.out.strip().splitlines() or [""])[-1]
-    if done.code == 0 and last == str(given):
-        yield ok("LAB-DEVICE-004", f"torch counts {given} devices", node=one.node)
+    framework, _, count = last.partition(" ")
+    said = (done.err.strip().splitlines() or [""])[-1]
+    if done.code == KILLED:
+        seen = f"its devices were not counted within {COUNTING - 2:.0f} s"
+        raise HostError(seen, hint=f"labctl logs {one.node}", node=one.node)
+    if done.code and said.startswith(ABSENT):
+        yield ok("LAB-DEVICE-004", f"its image has nothing that counts devices ({said})", node=one.node)
+    elif done.code == 0 and count == str(given):
+        yield ok("LAB-DEVICE-004", f"{framework} counts {given} devices", node=one.node)
     else:
-        said = (done.err.strip().splitlines() or [""])[-1]
         yield error(
             "LAB-DEVICE-004",
-            f"torch counts {last or 'no'} of {given} devices{f': {said}' if done.code else ''}",
+            f"{framework or 'torch'} counts {count or 'no'} of {given} devices{f': {said}' if done.code else ''}",
             why="each rank needs a device of its own",
             fix=ANEW,
             node=one.node,

@@ -15,7 +15,7 @@ from typing import Any, cast
 import builders
 import pytest
 
-from labctl import doctor, images, keys, settings
+from labctl import doctor, images, keys, lock, settings
 from labctl.containers import Observed
 from labctl.context import Context
 from labctl.doctor import Check, devices, engine, files, gaudi, host, image, mending, network, nodes
@@ -33,9 +33,11 @@ ROOT = Path(__file__).parents[2]
 class Engine:
     """An engine that says what it is told to."""
 
-    def __init__(self, *, observed: Observed | None = None, out: str = "", code: int = 0, **information: Any) -> None:
+    def __init__(
+        self, *, observed: Observed | None = None, out: str = "", err: str = "", code: int = 0, **information: Any
+    ) -> None:
         self.seen = observed or Observed()
-        self.out, self.code = out, code
+        self.out, self.err, self.code = out, err, code
         self.labels: dict[str, str] = {}
         self.variables: dict[str, str] = {}
         now = time.strftime("%Y-%m-%dT%H:%M:%S.123456789Z", time.gmtime())
@@ -54,7 +56,7 @@ class Engine:
         return self.seen
 
     def call(self, container: str, argv: tuple[str, ...], *, user: str, limit: float) -> Completed:  # noqa: ARG002
-        return Completed(argv, self.code, self.out, "it says why")
+        return Completed(argv, self.code, self.out, self.err)
 
     def image_labels(self, image: str) -> dict[str, str]:  # noqa: ARG002
         return self.labels
@@ -455,17 +457,37 @@ def test_an_iommu_that_translates_is_told_of_on_a_host_with_gaudis(
 
 
 @pytest.mark.parametrize(
-    ("out", "code", "seen"),
-    [("a banner\n2\n", 0, "counts 2 devices"), ("1\n", 0, "1 of 2"), ("", 1, "no of 2 devices: it says why")],
+    ("out", "err", "code", "seen", "level"),
+    [
+        ("a banner\ntorch 2\n", "", 0, "torch counts 2 devices", "ok"),
+        ("tensorflow 2\n", "", 0, "tensorflow counts 2 devices", "ok"),
+        ("tensorflow 1\n", "", 0, "1 of 2", "error"),
+        ("", "no driver", 1, "no of 2 devices: no driver", "error"),
+        ("", "ModuleNotFoundError: No module named 'tensorflow'", 1, "nothing that counts", "ok"),
+    ],
 )
-def test_a_node_s_torch_must_count_the_devices_it_was_given(
-    examined: Callable[..., Examination], out: str, code: int, seen: str
+def test_a_node_s_framework_must_count_the_devices_it_was_given(
+    examined: Callable[..., Examination], out: str, err: str, code: int, seen: str, level: str
 ) -> None:
-    (found,) = devices.counted(
-        examined(with_devices("nvidia"), told=Engine(out=out, code=code)), builders.container("worker-0")
-    )
+    told = Engine(out=out, err=err, code=code)
+    (found,) = devices.counted(examined(with_devices("intel"), told=told), builders.container("worker-0"))
     assert seen in found.seen
-    assert (found.level == "ok") == (code == 0 and "2" in out)
+    assert found.level == level
+
+
+def test_devices_are_not_counted_while_a_run_has_them_nor_beyond_their_time(
+    examined: Callable[..., Examination],
+) -> None:
+    late = examined(with_devices("nvidia"), told=Engine(code=137))
+    with pytest.raises(HostError, match="not counted within"):
+        list(devices.counted(late, builders.container("worker-0")))
+    with lock.held(late.lab.directory / lock.RUN, "run one"):
+        assert not list(devices.counted(replace(late), builders.container("worker-0")))
+
+
+@pytest.mark.parametrize("accelerator", devices.COUNT)
+def test_the_programs_that_count_devices_are_python(accelerator: str) -> None:
+    compile(devices.COUNT[accelerator], "count", "exec")
 
 
 @pytest.mark.parametrize(
