@@ -6,36 +6,47 @@ import shlex
 from collections.abc import Iterator
 
 from labctl import render
-from labctl.doctor.finding import ANEW, Examination, Finding, as_root, error, ok, warn
+from labctl.doctor import daemon
+from labctl.doctor.finding import ANEW, Examination, Finding, error, ok, warn
+from labctl.errors import HostError
 
 MTU = "com.docker.network.driver.mtu"
-POOLS = '{"default-address-pools":[{"base":"10.200.0.0/16","size":24}]}'
+POOLS = {"default-address-pools": [{"base": "10.200.0.0/16", "size": 24}]}
+EXHAUSTED = "address pool"
 
 
 def pools(examination: Examination) -> Iterator[Finding]:
     """Whether the engine has addresses for the lab's network; asked only while it is not there."""
     if examination.network:
         yield ok("LAB-NET-003", f"network {examination.network['Name']} is there")
-    elif reason := examination.engine.try_network(examination.lab.name):
-        yield error(
-            "LAB-NET-003",
-            f"the engine cannot make another network: {reason}",
-            why="a lab has a network of its own; by default an engine has addresses for about 30",
-            fix=room(examination),
-        )
-    else:
+        return
+    reason = examination.engine.try_network(examination.lab.name)
+    if not reason:
         yield ok("LAB-NET-003", "the engine has addresses for another network")
+    elif EXHAUSTED in reason:
+        yield no_room(examination, reason)
+    else:
+        raise HostError(f"the engine cannot make another network: {reason}", hint="docker network ls")
 
 
-def room(examination: Examination) -> str:
-    """The command that frees addresses: networks that nothing is attached to, else wider pools."""
+def no_room(examination: Examination, reason: str) -> Finding:
+    """No addresses left: what labctl left behind goes; other people's networks are theirs to judge; else wider pools.
+
+    Source of the words: Docker Engine's "all predefined address pools have been fully subnetted".
+    """
     unused = examination.engine.unused_networks()
-    if unused:
-        return f"docker network rm {shlex.join(unused)}"
-    return (
-        f"test ! -e /etc/docker/daemon.json && {as_root()}mkdir -p /etc/docker && echo '{POOLS}' | "
-        f"{as_root()}tee /etc/docker/daemon.json && {as_root()}systemctl restart docker"
-    )
+    own = [name for name, lab in unused if lab]
+    others = [name for name, lab in unused if not lab]
+    why = "a lab has a network of its own; by default an engine has addresses for about 30"
+    if own:
+        fix = f"docker network rm {shlex.join(own)}"
+    elif others:
+        fix = f"docker network inspect {shlex.join(others)}  # and remove those that nobody needs"
+    else:
+        fix = f"{daemon.put(POOLS, examination.root)} && {daemon.restart()}"
+        why = f"{why}; {daemon.RESTART_ENDS}"
+    named = f"; of no container: {', '.join(others)}" if others else ""
+    return error("LAB-NET-003", f"the engine cannot make another network: {reason}{named}", why=why, fix=fix)
 
 
 def mtu(examination: Examination) -> Iterator[Finding]:

@@ -69,10 +69,13 @@ class LocalEngine:
         with _reading():
             return dict(self._reader.inspect_network(identity))
 
-    def unused_networks(self) -> tuple[str, ...]:
-        """Names of the networks that somebody made and nothing is attached to."""
+    def unused_networks(self) -> tuple[tuple[str, str], ...]:
+        """Networks that no container refers to, not even a stopped one: name, and the lab it was made for, if any."""
         with _reading():
-            return tuple(sorted(one["Name"] for one in self._reader.networks(filters={"dangling": ["true"]})))
+            made = self._reader.networks(filters={"type": ["custom"]})
+            held = {name for one in self._reader.containers(all=True) for name in one["NetworkSettings"]["Networks"]}
+        free = (one for one in made if held.isdisjoint((one["Name"], one["Id"])))
+        return tuple(sorted((one["Name"], (one["Labels"] or {}).get("labctl.lab", "")) for one in free))
 
     def try_network(self, lab: str) -> str:
         """Why the daemon cannot make another network for a lab; empty when it can. What was made for it is removed."""

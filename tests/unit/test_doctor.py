@@ -40,6 +40,8 @@ class Engine:
         self.out, self.err, self.code = out, err, code
         self.labels: dict[str, str] = {}
         self.variables: dict[str, str] = {}
+        self.unused: tuple[tuple[str, str], ...] = ()
+        self.no_network = ""
         now = time.strftime("%Y-%m-%dT%H:%M:%S.123456789Z", time.gmtime())
         known = {
             "ServerVersion": "26.1.5",
@@ -67,11 +69,11 @@ class Engine:
     def grants(self, lab: str, image: str, limits: tuple[tuple[str, int], ...]) -> bool:  # noqa: ARG002
         return False
 
-    def unused_networks(self) -> tuple[str, ...]:
-        return ("left-over", "other's")
+    def unused_networks(self) -> tuple[tuple[str, str], ...]:
+        return self.unused
 
     def try_network(self, lab: str) -> str:  # noqa: ARG002
-        return "all predefined address pools have been fully subnetted"
+        return self.no_network
 
 
 @pytest.fixture
@@ -390,10 +392,47 @@ def test_a_limit_that_the_host_refuses_matters_where_it_is_needed(
     assert wrong(engine.limits(examined(replace(base, limits=refused, **change)))) == expected
 
 
-def test_networks_that_nobody_uses_are_named_when_addresses_run_out(examined: Callable[..., Examination]) -> None:
-    (found,) = network.pools(examined())
-    assert (found.code, found.level) == ("LAB-NET-003", "error")
-    assert found.fix == "docker network rm left-over 'other'\"'\"'s'"
+FULL = "all predefined address pools have been fully subnetted"
+
+
+@pytest.mark.parametrize(
+    ("unused", "fix"),
+    [
+        ((("labctl-old", "old"), ("other's", "")), "docker network rm labctl-old"),
+        ((("other's", ""),), "docker network inspect 'other'\"'\"'s'  # and remove those that nobody needs"),
+    ],
+)
+def test_only_networks_of_labs_are_removed_when_addresses_run_out(
+    examined: Callable[..., Examination], unused: tuple[tuple[str, str], ...], fix: str
+) -> None:
+    told = Engine()
+    told.unused, told.no_network = unused, FULL
+    (found,) = network.pools(examined(told=told))
+    assert (found.code, found.level, found.fix) == ("LAB-NET-003", "error", fix)
+    assert "other's" in found.seen
+
+
+def test_wider_pools_are_put_beside_what_the_engine_is_told_already(examined: Callable[..., Examination]) -> None:
+    told = Engine()
+    told.no_network = FULL
+    examination = examined(told=told)
+    (fresh,) = network.pools(examination)
+    assert "default-address-pools" in fresh.fix
+    assert "jq" not in fresh.fix
+    (examination.root / "etc/docker").mkdir(parents=True)
+    (examination.root / "etc/docker/daemon.json").touch()
+    (merging,) = network.pools(examination)
+    assert 'merged=$(jq \'. * {"default-address-pools"' in merging.fix
+    assert "ends every container" in merging.why
+
+
+def test_a_network_that_cannot_be_made_for_another_reason_is_no_lack_of_addresses(
+    examined: Callable[..., Examination],
+) -> None:
+    told = Engine()
+    told.no_network = "plugin bridge not found"
+    with pytest.raises(HostError, match="plugin bridge not found"):
+        list(network.pools(examined(told=told)))
 
 
 # --- devices -------------------------------------------------------------------------------------------------
