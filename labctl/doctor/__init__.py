@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from labctl.containers import Container
@@ -94,6 +94,7 @@ def examine(examination: Examination, *, lacking: HostError | None = None) -> tu
             f"lab {examination.lab.name} has no node `{examination.only}`", hint=f"it has launcher, {known}"
         )
     asleep = gather(examination)
+    examination = replace(examination, silent=True) if asleep else examination
     first = [*((devices.none(examination, lacking),) if lacking else ()), *((asleep,) if asleep else ())]
     checks = [check for check in CHECKS if not (asleep and check.engine) and not (lacking and check.lab)]
     tasks = [

@@ -9,7 +9,7 @@ import re
 import shlex
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 
@@ -74,11 +74,14 @@ def compose(examination: Examination) -> Iterator[Finding]:
 
 
 def buildx(examination: Examination) -> Iterator[Finding]:
-    """The plugin that builds images."""
-    yield from plugin(examination, "LAB-ENGINE-003", "buildx", "images are built by it")
+    """The plugin that builds images; a lab that has its image does without."""
+    judged = error if examination.builds else warn
+    yield from plugin(examination, "LAB-ENGINE-003", "buildx", "images are built by it", judged)
 
 
-def plugin(examination: Examination, code: str, name: str, why: str) -> Iterator[Finding]:
+def plugin(
+    examination: Examination, code: str, name: str, why: str, judged: Callable[..., Finding] = error
+) -> Iterator[Finding]:
     done = shell.run(["docker", name, "version"], check=False, timeout=LIMIT - 1)
     said = (done.out.strip() or done.err.strip() or "no word of it").splitlines()[0]
     if done.code == 0:
@@ -88,7 +91,7 @@ def plugin(examination: Examination, code: str, name: str, why: str) -> Iterator
     own = Path(folder) / f"cli-plugins/docker-{name}"
     # A plugin of the person's own hides that of the system, also when it does not work.
     fix = f"mv {shlex.quote(str(own))} {shlex.quote(f'{own}.broken')}" if os.path.lexists(own) else "labctl setup"
-    yield error(code, f"docker {name} does not work: {said}", why=why, fix=fix)
+    yield judged(code, f"docker {name} does not work: {said}", why=why, fix=fix)
 
 
 def groups(examination: Examination) -> Iterator[Finding]:

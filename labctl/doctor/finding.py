@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from labctl import dotenv, lock, render
+from labctl import dotenv, images, lock, render
 from labctl.containers import Container, Observed
 from labctl.engines.local import LocalEngine
 from labctl.model import File, Lab
@@ -66,6 +66,8 @@ class Examination:
     engine: LocalEngine
     only: str = ""
     """The one node that is asked about; empty for all."""
+    silent: bool = False
+    """Whether the engine was asked and gave no answer: it is not asked again."""
     root: Path = Path("/")
     """Where /proc, /sys and /dev are looked for."""
 
@@ -94,6 +96,11 @@ class Examination:
     def files(self) -> tuple[File, ...]:
         """The lab's files as the settings say they should be."""
         return render.render(self.lab)
+
+    @property
+    def builds(self) -> bool:
+        """Whether the lab's image is labctl's to build and not there, as far as the engine tells."""
+        return not self.silent and images.name_of(self.lab.image) is not None and self.observed.image is None
 
     @cached_property
     def run_active(self) -> bool:

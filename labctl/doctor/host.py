@@ -226,7 +226,8 @@ def certificates(examination: Examination) -> Iterator[Finding]:
         return
     reason = why_no_certificates(Path(path))
     if reason:
-        yield error(
+        judged = error if examination.builds else warn
+        yield judged(
             "LAB-CA-001",
             f"LAB_CA_CERTIFICATES ({examination.settings.origin('LAB_CA_CERTIFICATES')}): {path} {reason}",
             why="the image cannot be built with it; unset, this host's own certificates are handed in",

@@ -321,6 +321,17 @@ def test_what_may_not_be_looked_at_is_not_said_to_be_missing(
     assert wrong(host.mounts(mounted)) == ["LAB-MOUNT-002"]
 
 
+@pytest.mark.parametrize(("there", "level"), [("sha256:1111", "warn"), (None, "error")])
+def test_what_only_a_build_needs_stops_only_a_lab_without_its_image(
+    examined: Callable[..., Examination], there: str | None, level: str
+) -> None:
+    told = Engine(observed=Observed(image=there))
+    lab = replace(builders.lab(), image="labctl/cpu")
+    examination = examined(lab, env="LAB_CA_CERTIFICATES=/nonexistent/ca.crt\n", told=told)
+    (found,) = host.certificates(examination)
+    assert (found.code, found.level) == ("LAB-CA-001", level)
+
+
 # --- the engine ----------------------------------------------------------------------------------------------
 
 
