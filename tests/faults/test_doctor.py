@@ -420,26 +420,25 @@ def codes(findings: list[Found]) -> set[str]:
     return {one["code"] for one in wrong(findings)}
 
 
-def alarms(findings: list[Found]) -> list[Found]:
-    """What is wrong, but for an image that an earlier checkout built: that is for who runs the tests to renew."""
-    return [one for one in wrong(findings) if one["code"] != "LAB-IMAGE-002"]
-
-
-def test_a_healthy_lab_gives_no_alarm(healthy: Lab) -> None:
-    assert alarms(healthy.call("doctor", "--json").expect(0).json["findings"]) == []
+def test_a_new_lab_gives_no_alarm(fresh_lab: Callable[..., Lab]) -> None:
+    lab = fresh_lab()
+    assert doctor(lab) == []
+    lab.call("up", limit=300).expect(0)
+    assert doctor(lab) == []
 
 
 @pytest.mark.slow
 def test_a_healthy_lab_of_eight_nodes_is_examined_in_seconds_and_gives_no_alarm(fresh_lab: Callable[..., Lab]) -> None:
     lab = fresh_lab(LAB_NODES="8")
     lab.call("up", limit=300).expect(0)
-    answer = lab.call("doctor", "--json").expect(0)
-    assert alarms(answer.json["findings"]) == []
+    answers = [lab.call("doctor", "--json").expect(0) for _ in range(3)]
+    answer = answers[-1]
+    assert [wrong(one.json["findings"]) for one in answers] == [[], [], []]
     assert {one["node"] for one in answer.json["findings"] if one["code"] == "LAB-NET-005"} == {
         f"worker-{index}" for index in range(8)
     }
-    # It takes two seconds; the limit is for machines that do something else as well.
-    assert answer.seconds < 15
+    # The best of three: the machine may do something else as well.
+    assert min(one.seconds for one in answers) < 5
 
 
 def test_one_node_is_asked_about_without_the_others(healthy: Lab) -> None:
