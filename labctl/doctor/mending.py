@@ -33,11 +33,7 @@ def mend(
 
     HostError while a run is under way: its nodes would change.
     """
-    if lock.is_held(context.directory / lock.RUN):
-        raise HostError(
-            f"{lock.holder(context.directory / lock.RUN)} is under way, and mending would change its nodes",
-            hint="wait for it, or stop it first",
-        )
+    require_no_run(context)
     attempts: list[Attempt] = []
     refused: set[str] = set()
     while True:
@@ -49,8 +45,17 @@ def mend(
         if ask is not None and not ask(f"run `{wrong.fix}`?"):
             refused.add(wrong.fix)
             continue
+        # One may have begun while the person thought it over.
+        require_no_run(context)
         context.notice(f"$ {wrong.fix}")
         attempts.append(Attempt(command=wrong.fix, code=run(context, wrong.fix)))
+
+
+def require_no_run(context: Context) -> None:
+    held = context.directory / lock.RUN
+    if lock.is_held(held):
+        seen = f"{lock.holder(held)} is under way, and mending would change its nodes"
+        raise HostError(seen, hint="wait for it, or stop it first")
 
 
 def first_to_mend(findings: tuple[Finding, ...], tried: set[str]) -> Finding | None:

@@ -61,7 +61,6 @@ def mtu(examination: Examination) -> Iterator[Finding]:
             f"the lab's network has MTU {theirs}, the default route of this host {here}",
             why="large packets are lost on the way out: downloads begin, and then stand still",
             fix=ANEW,
-            runnable=True,
         )
     else:
         yield ok("LAB-NET-002", f"MTU {theirs} on the lab's network, {here} on this host's default route")

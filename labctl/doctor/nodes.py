@@ -103,7 +103,7 @@ def link(one: Container, answer: dict[str, Any]) -> Iterator[Finding]:
     if rate is None or rate < SLOW:
         seen = f"{rate / 1e6:.2f} MB/s" if rate else f"less than {HANDED / PATIENCE / 1e6:.1f} MB/s"
         why = "what ranks tell each other takes the same way"
-        yield warn("LAB-NET-005", f"{seen} from the launcher", why=why, fix=ANEW, node=one.node, runnable=True)
+        yield warn("LAB-NET-005", f"{seen} from the launcher", why=why, fix=ANEW, node=one.node)
     else:
         yield ok("LAB-NET-005", f"{rate / 1e6:.0f} MB/s through ssh from the launcher", node=one.node)
 

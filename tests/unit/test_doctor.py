@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
@@ -246,6 +247,28 @@ def test_fix_asks_before_each_command_runs_it_once_and_looks_again(
     assert [(one.command, one.code) for one in attempts] == [(typed[0], 1), (typed[1], 0), (typed[2], 0)]
     assert {one.fix for one in left} == {"sed -i x .env", "labctl up", "labctl down"}
     assert len(asked) == 4
+
+
+def test_fix_runs_nothing_once_a_run_has_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    typed: list[str] = []
+    monkeypatch.setattr(mending, "run", lambda _, command: typed.append(command))
+    context = Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={})
+    wrong_one = Finding(code="LAB-X-001", level="error", node="local", seen="", fix="labctl up", runnable=True)
+    with contextlib.ExitStack() as run:
+
+        def ask(_: str) -> bool:
+            run.enter_context(lock.held(tmp_path / lock.RUN, "run one"))
+            return True
+
+        with pytest.raises(HostError, match="run one"):
+            mending.mend(context, lambda: (wrong_one,), ask)
+    assert typed == []
+
+
+def test_a_warning_is_no_reason_to_make_the_nodes_anew() -> None:
+    slow = {"name": "worker-0", "seconds": 0.1, "rate": 1e5}
+    (found,) = (one for one in nodes.link(builders.container("worker-0"), slow) if one.level == "warn")
+    assert not found.runnable
 
 
 # --- the host ------------------------------------------------------------------------------------------------
