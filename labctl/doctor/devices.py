@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import grp
 import shlex
 import stat
 from collections.abc import Iterator
@@ -11,6 +11,7 @@ from shutil import which
 
 from labctl import execute, lab, leases, lock
 from labctl.containers import Container
+from labctl.doctor import daemon
 from labctl.doctor.finding import ANEW, Examination, Finding, as_root, error, ok
 from labctl.errors import HostError
 from labctl.hardware import Device, Host
@@ -19,7 +20,6 @@ from labctl.observe import observe
 from labctl.render import lease_path
 from labctl.vendor_tools import SECONDS, describe
 
-DAEMON = "/etc/docker/daemon.json"
 HABANA = "habana-container-runtime"
 BY_FRAMEWORK = """
 try:
@@ -41,7 +41,6 @@ KILLED = 137
 RESET = {
     "nvidia": "nvidia-smi --gpu-reset --id={device}",
     "habana": "sh -c 'modprobe -r habanalabs && modprobe habanalabs'",
-    "intel": "sh -c 'modprobe -r i915 xe; modprobe -a i915 xe'",
 }
 """How a device that nobody uses is brought to itself again."""
 TELLING = 2 * SECONDS
@@ -64,6 +63,7 @@ def none(examination: Examination, lacking: HostError) -> Finding:
         fewer = ("LAB_NODES", str(found // slots)) if found >= slots else ("LAB_SLOTS", str(found))
         fix = examination.put(*fewer) if found else examination.put("LAB_ACCELERATOR", "auto")
         return error("LAB-DEVICE-001", lacking.message, why=why, fix=fix)
+    why = "; ".join(filter(None, (why, caution(accelerator))))
     return error("LAB-RUNTIME-001", lacking.message, why=why, fix=register(accelerator, examination.root))
 
 
@@ -71,19 +71,30 @@ def register(accelerator: str, root: Path) -> str:
     """The command that lets an engine hand devices in."""
     install = f"{as_root()}apt-get install --yes"
     if accelerator == "nvidia":
-        commands = [f"{as_root()}nvidia-ctk runtime configure --runtime=docker", f"{as_root()}systemctl restart docker"]
+        commands = [f"{as_root()}nvidia-ctk runtime configure --runtime=docker", daemon.restart()]
         return " && ".join([*([] if which("nvidia-ctk") else [f"{install} nvidia-container-toolkit"]), *commands])
     program = which(HABANA)
-    wanted = json.dumps({"runtimes": {"habana": {"path": program or f"/usr/bin/{HABANA}"}}})
-    there = (root / DAEMON.lstrip("/")).exists()
+    wanted = {"runtimes": {"habana": {"path": program or f"/usr/bin/{HABANA}"}}}
     steps = [
         *([] if program else [f"{install} habanalabs-container-runtime"]),
-        (f"jq '. * {wanted}' {DAEMON}" if there else f"echo '{wanted}'") + " > /tmp/daemon.json",
-        f"{as_root()}install -D -m 644 /tmp/daemon.json {DAEMON}",
+        daemon.put(wanted, root),
         # The engine reads its runtimes anew without being started again.
         f"{as_root()}sh -c 'kill -HUP $(cat /var/run/docker.pid)'",
     ]
     return " && ".join(steps)
+
+
+def caution(accelerator: str) -> str:
+    """What a person should know before typing that: the packages are in no archive of a distribution's."""
+    source = {
+        "nvidia": (
+            "nvidia-ctk",
+            "the package is in NVIDIA's own archive: add it first (Container Toolkit, Installing)",
+        ),
+        "habana": (HABANA, "the package is in Habana's own archive: add it first (docs.habana.ai, Installation)"),
+    }.get(accelerator)
+    said = [source[1]] if source and not which(source[0]) else []
+    return "; ".join([*said, *([daemon.RESTART_ENDS] if accelerator == "nvidia" else [])])
 
 
 def starts(examination: Examination) -> Iterator[Finding]:
@@ -97,7 +108,7 @@ def starts(examination: Examination) -> Iterator[Finding]:
         yield error(
             "LAB-RUNTIME-002",
             f"a container with {given} does not start: {reason}",
-            why="no more would the nodes",
+            why="; ".join(filter(None, ("no more would the nodes", caution(examination.lab.accelerator)))),
             fix=renew(examination.lab.accelerator, node.devices.driver, examination.root),
         )
     else:
@@ -127,10 +138,22 @@ def permissions(examination: Examination) -> Iterator[Finding]:
             "LAB-DEVICE-002",
             f"{path} {reason}",
             why=f"ranks run as user {here.uid} and could not open it",
-            fix=f"{as_root()}chmod a+rw {path}",
+            fix=join_group(examination.root / path.lstrip("/")),
         )
     if checked and not closed:
         yield ok("LAB-DEVICE-002", f"user {here.uid} may open all {checked} device files")
+
+
+def join_group(path: Path) -> str:
+    """The command that lets this person open a device file as its group, from the next login on."""
+    try:
+        group = grp.getgrgid(path.stat().st_gid).gr_name
+    except (OSError, KeyError):
+        group = "render"
+    if group == "root":
+        # Nobody should be in that group for a device's sake.
+        return f"{as_root()}chgrp render {path} && {as_root()}chmod g+rw {path} && {as_root()}usermod -aG render $USER"
+    return f"{as_root()}chmod g+rw {path} && {as_root()}usermod -aG {group} $USER && newgrp {group}"
 
 
 def device_files(node: Node) -> tuple[str, ...]:
@@ -165,11 +188,18 @@ def health(examination: Examination) -> Iterator[Finding]:
                     "LAB-DEVICE-003",
                     f"{device.id}: {device.health}",
                     why="ranks on it fail or hang",
-                    fix=f"labctl down && {as_root()}{RESET[kind].format(device=device.id)} && labctl up",
+                    fix=reset(kind, device),
                     node=node.name,
                 )
             else:
                 yield ok("LAB-DEVICE-003", f"{device.id} {device.name}".rstrip(), node=node.name)
+
+
+def reset(kind: str, device: Device) -> str:
+    """The command that brings a device to itself; none is known for one that may also show a person's screen."""
+    if kind not in RESET:
+        return f"{as_root()}dmesg | grep -i -e i915 -e xe | tail -n 50"
+    return f"labctl down && {as_root()}{RESET[kind].format(device=device.id)} && labctl up"
 
 
 def leased(examination: Examination) -> Iterator[Finding]:
@@ -181,7 +211,7 @@ def leased(examination: Examination) -> Iterator[Finding]:
                 yield error(
                     "LAB-DEVICE-005",
                     f"{leases.called(device)} is held by {leases.holder(here.locks, device)}",
-                    why="a device has one lab at a time: two would crash, or slow each other down",
+                    why="a device has one lab at a time: two would crash, or slow each other down; `down` ends its run",
                     fix=release(examination, here, device),
                     node=node.name,
                 )

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from labctl import limits as kernel_limits
 from labctl import shell
+from labctl.doctor import daemon
 from labctl.doctor.finding import GIB, LIMIT, UP, Examination, Finding, as_root, error, gib, ok, warn
 from labctl.errors import HostError
 from labctl.prerequisites import OLDEST_ENGINE, major
@@ -26,7 +27,8 @@ SKEW = 5.0
 """Seconds between two clocks that certificates, tokens and logs put up with."""
 NODES_OF_FEW_FILES = 32
 """Nodes from which on a launcher needs more than the usual 1024 open files."""
-DROP_IN = "/etc/systemd/system/docker.service.d/labctl.conf"
+DROP_INS = ("docker.service.d", "containerd.service.d")
+"""A container's limits are within those of containerd, which starts it."""
 
 
 def silent(examination: Examination, failure: HostError) -> Finding:
@@ -50,11 +52,11 @@ def join_group() -> str:
         name = pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
         # A number without a name cannot be put into a group.
-        return f"sudo chgrp {os.getegid()} /var/run/docker.sock"
+        return f"ls -l /var/run/docker.sock  # and have user {os.geteuid()} be in its group"
     try:
         member = name in grp.getgrnam("docker").gr_mem
     except KeyError:
-        return f"sudo groupadd docker && sudo usermod -aG docker {name} && sudo chgrp docker /var/run/docker.sock"
+        return f"sudo groupadd docker && sudo usermod -aG docker {name} && sudo systemctl restart docker"
     return "newgrp docker" if member else f"sudo usermod -aG docker {name} && newgrp docker"
 
 
@@ -102,7 +104,8 @@ def groups(examination: Examination) -> Iterator[Finding]:
         yield warn(
             "LAB-ENGINE-005",
             "cgroup driver systemd, and GPUs are handed in behind its back",
-            why="`systemctl daemon-reload` takes the GPUs from running nodes (NVML: Unknown Error); by CDI they stay",
+            why="`systemctl daemon-reload` takes the GPUs from running nodes (NVML: Unknown Error); by CDI they stay; "
+            + daemon.RESTART_ENDS,
             fix=f"{as_root()}nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml && "
             f"{as_root()}nvidia-ctk runtime configure --runtime=docker --cdi.enabled && "
             f"{as_root()}systemctl restart docker",
@@ -182,12 +185,23 @@ def limits(examination: Examination) -> Iterator[Finding]:
             yield warn(
                 code,
                 f"this host cannot raise {name} for a container",
-                why=missed[name],
-                fix=f"{as_root()}mkdir -p {Path(DROP_IN).parent} && printf '[Service]\\n{key}={value}\\n' | "
-                f"{as_root()}tee -a {DROP_IN} && {as_root()}systemctl daemon-reload && "
-                f"{as_root()}systemctl restart docker && labctl doctor",
+                why=f"{missed[name]}; {daemon.RESTART_ENDS}",
+                fix=raise_limit(key, value),
             )
         elif name in refused:
             yield ok(code, f"{name} stays at this host's own limit, which does for this lab")
         else:
             yield ok(code, f"{name} as asked")
+
+
+def raise_limit(key: str, value: str) -> str:
+    """The command that lets the services which start containers hand out more."""
+    folders = [f"/etc/systemd/system/{name}" for name in DROP_INS]
+    files = " ".join(f"{folder}/labctl.conf" for folder in folders)
+    steps = (
+        f"{as_root()}mkdir -p {' '.join(folders)}",
+        f"printf '[Service]\\n{key}={value}\\n' | {as_root()}tee -a {files}",
+        f"{as_root()}systemctl daemon-reload",
+        f"{as_root()}systemctl restart containerd docker",
+    )
+    return " && ".join(steps)

@@ -103,7 +103,8 @@ def mounts(examination: Examination) -> Iterator[Finding]:
                 "LAB-MOUNT-002",
                 f"{mount.source}, mounted at {mount.target}, cannot be {'read' if mount.read_only else 'written'} here",
                 why="ranks run as you: what you may not do there they may not either",
-                fix=f"sudo chown -R {os.getuid()}:{os.getgid()} {shlex.quote(mount.source)}",
+                # Not all that is below: it may be a folder that others share.
+                fix=f"sudo chown {os.getuid()}:{os.getgid()} {shlex.quote(mount.source)}",
             )
         else:
             yield ok("LAB-MOUNT-001", shown)

@@ -51,6 +51,8 @@ def driver(examination: Examination) -> Iterator[Finding]:
         return
     if reason:
         why = "the image's libraries talk to that driver, and refuse another"
+        if lab.accelerator == "nvidia":
+            why += "; the package is in NVIDIA's own archive: add it first (CUDA Installation Guide)"
         yield error("LAB-IMAGE-003", reason, why=why, fix=fix)
     else:
         yield ok("LAB-IMAGE-003", f"driver {version} serves image {lab.image}")
