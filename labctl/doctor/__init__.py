@@ -76,7 +76,7 @@ CHECKS: tuple[Check, ...] = (
     Check(look=nodes.states),
     Check(look=network.missing),
     Check(look=network.members),
-    Check(look=nodes.links),
+    Check(look=nodes.links, seconds=nodes.REACHING),
 )
 INSIDE: tuple[tuple[LookInside, float], ...] = ((nodes.inside, LIMIT), (devices.counted, devices.COUNTING))
 """Checks of each container that runs, with their seconds."""

@@ -181,8 +181,11 @@ def why_closed(path: Path, host: Host, groups: tuple[int, ...]) -> str:
 def health(examination: Examination) -> Iterator[Finding]:
     """What the maker's tool says against a device, where it is installed."""
     kind = examination.lab.accelerator
+    every = tuple(device for node in examination.lab.nodes for device in node.devices.devices)
+    # One call of the tool for all: it takes seconds.
+    described = dict(zip(every, describe(kind, every), strict=True))
     for node in examination.lab.nodes:
-        for device in describe(kind, node.devices.devices):
+        for device in map(described.__getitem__, node.devices.devices):
             if device.health:
                 yield error(
                     "LAB-DEVICE-003",

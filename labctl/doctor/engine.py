@@ -42,7 +42,8 @@ def silent(examination: Examination, failure: HostError) -> Finding:
             fix=join_group(),
         )
     where = f" (DOCKER_HOST={address})" if address else ""
-    fix = "unset DOCKER_HOST" if address else failure.hint
+    told = f"{as_root()}journalctl -u docker -n 50" if failure.hint == "labctl doctor" else failure.hint
+    fix = "unset DOCKER_HOST" if address else told
     return error("LAB-ENGINE-001", failure.message + where, why="nothing runs without it", fix=fix)
 
 

@@ -17,6 +17,8 @@ from labctl.settings import EXTRA
 
 PATIENCE = 4
 """Seconds for a login from the launcher and for the bytes that are handed over then."""
+REACHING = 20.0
+"""Seconds for all workers: a slow one is tried twice, and beyond 32 they take turns."""
 HANDED = 1 << 20
 SLOW = 1e6
 """Bytes per second through ssh; two containers on a laptop have a hundred times as much."""
@@ -88,7 +90,7 @@ def links(examination: Examination) -> Iterator[Finding]:
     if not workers or launcher is None or launcher.state != "running":
         return
     words = ("links", str(PATIENCE), str(HANDED), str(SLOW), *(one.node for one in workers))
-    answers = {answer["node"]: answer for answer in ask(examination, launcher, *words)}
+    answers = {answer["node"]: answer for answer in ask(examination, launcher, *words, limit=REACHING - 1)}
     for one in workers:
         yield from link(one, answers.get(one.node, {"said": "the launcher gave no answer about it", "code": 1}))
 
@@ -184,15 +186,15 @@ def master_port(examination: Examination, one: Container, listener: dict[str, An
     return error("LAB-PORT-001", seen, why="the ranks of a run meet there", fix=end, node=one.node)
 
 
-def ask(examination: Examination, one: Container, *words: str) -> list[dict[str, Any]]:
+def ask(examination: Examination, one: Container, *words: str, limit: float = LIMIT - 1) -> list[dict[str, Any]]:
     """What `lookaround.py` prints in a container; HostError when it fails. It is handed over, so any image will do."""
     program = resources.path("docker", "lookaround.py").read_text(encoding="utf-8")
     user = execute.user(examination.lab)
     try:
-        done = examination.engine.call(one.name, (*PYTHON, "-c", program, *words), user=user, limit=LIMIT - 1)
+        done = examination.engine.call(one.name, (*PYTHON, "-c", program, *words), user=user, limit=limit)
     except HostError as failure:
         # Its message would show the whole program.
-        seen = f"{words[0]}: no answer within {LIMIT - 1:.0f} s"
+        seen = f"{words[0]}: no answer within {limit:.0f} s"
         raise HostError(seen, hint=f"docker restart -t 1 {one.name}", node=one.node) from failure
     if done.code or not done.out:
         said = (done.err.strip() or "no answer").splitlines()[-1]

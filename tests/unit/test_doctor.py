@@ -271,6 +271,28 @@ def test_a_warning_is_no_reason_to_make_the_nodes_anew() -> None:
     assert not found.runnable
 
 
+def test_what_mends_a_hanging_engine_is_not_to_ask_again(examined: Callable[..., Examination]) -> None:
+    found = engine.silent(examined(), HostError("Docker Engine: timed out", hint="labctl doctor"))
+    assert "journalctl" in found.fix
+
+
+def test_the_makers_tool_is_called_once_for_all_nodes(
+    examined: Callable[..., Examination], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+
+    def describe(_: str, given: tuple[Device, ...]) -> tuple[Device, ...]:
+        calls.append(len(given))
+        return tuple(replace(one, health="lost" if one.id == "1" else "") for one in given)
+
+    monkeypatch.setattr(devices, "describe", describe)
+    first, second = (Device(id=name, path=f"/dev/{name}") for name in ("0", "1"))
+    workers = tuple(builders.node(i, devices=DeviceMapping(devices=(one,))) for i, one in enumerate((first, second)))
+    found = list(devices.health(examined(builders.lab(workers, accelerator="nvidia"))))
+    assert calls == [2]
+    assert [(one.node, one.level) for one in found] == [("worker-0", "ok"), ("worker-1", "error")]
+
+
 # --- the host ------------------------------------------------------------------------------------------------
 
 
