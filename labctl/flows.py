@@ -32,7 +32,7 @@ from labctl.context import Context
 from labctl.doctor import Attempt, Examination, Finding, examine, require
 from labctl.doctor import mend as repair
 from labctl.engines.local import LocalEngine
-from labctl.errors import ConfigError, HostError
+from labctl.errors import ConfigError, HostError, LabError
 from labctl.files import outdated, write_all
 from labctl.model import Lab
 from labctl.observe import ROOT
@@ -63,10 +63,11 @@ def doctor(context: Context, *, node: str = "") -> tuple[Finding, ...]:
     engine = LocalEngine(seconds=ANSWERING)
     # What would be warned of is among the findings.
     quiet = replace(context, emit=lambda _: None)
-    lacking = None
+    lacking: LabError | None = None
     try:
         lab = prepare.load_lab(quiet, found, engine if prepare.can_probe(found, engine) else None, anew=True)
-    except HostError as error:
+    except (HostError, ConfigError) as error:
+        # A mistake that has nothing to do with devices is raised anew.
         lacking = error
         lab = prepare.load_lab(quiet, prepare.without_devices(found))
     look = Examination(lab=lab, settings=found, environ=context.environ, engine=engine, only=node)

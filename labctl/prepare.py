@@ -104,7 +104,8 @@ def build_image(context: Context, found: Settings, *, update_lock: bool = False)
 
 def without_devices(found: Settings) -> Settings:
     """The settings as a CPU lab would have them, to look at a host that lacks the devices which they ask for."""
-    for key, value in (("LAB_ACCELERATOR", "cpu"), ("LAB_DEVICES", "")):
+    asked = (("LAB_IMAGE", image_name(found)), ("LAB_ACCELERATOR", "cpu"), ("LAB_DEVICES", ""))
+    for key, value in asked:
         found = found.with_value(key, value, origin="a host without devices")
     return found
 

@@ -82,7 +82,7 @@ INSIDE: tuple[tuple[LookInside, float], ...] = ((nodes.inside, LIMIT), (devices.
 """Checks of each container that runs, with their seconds."""
 
 
-def examine(examination: Examination, *, lacking: HostError | None = None) -> tuple[Finding, ...]:
+def examine(examination: Examination, *, lacking: LabError | None = None) -> tuple[Finding, ...]:
     """Every check that can be made, side by side, each with its time; findings in the order of the checks.
 
     On a host ``lacking`` the lab's devices, only what does not depend on them. ConfigError where the one node asked

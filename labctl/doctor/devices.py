@@ -13,7 +13,7 @@ from labctl import execute, lab, leases, lock
 from labctl.containers import Container
 from labctl.doctor import daemon
 from labctl.doctor.finding import ANEW, Examination, Finding, as_root, error, ok
-from labctl.errors import HostError
+from labctl.errors import ConfigError, HostError, LabError
 from labctl.hardware import Device, Host
 from labctl.model import Node
 from labctl.observe import observe
@@ -49,15 +49,17 @@ COUNTING = 30.0
 """Seconds for that: torch alone takes several to import, and nodes share the cores."""
 
 
-def none(examination: Examination, lacking: HostError) -> Finding:
+def none(examination: Examination, lacking: LabError) -> Finding:
     """The finding of a host without the devices that the settings ask for, or of an engine that cannot hand them in."""
     settings = examination.settings
     why = "no node can be made before this is mended"
     found = 0
     try:
         accelerator, here = observe(settings.text("LAB_ACCELERATOR"), examination.root)
-        found = len(here.devices)
+        found = len(lab.chosen_devices(accelerator, here, settings.text("LAB_DEVICES")))
         lab.nodes(settings, accelerator, here)
+    except ConfigError:
+        return error("LAB-DEVICE-001", lacking.message, why=why, fix=examination.drop("LAB_DEVICES"))
     except HostError:
         slots = int(settings.text("LAB_SLOTS") or 1)
         fewer = ("LAB_NODES", str(found // slots)) if found >= slots else ("LAB_SLOTS", str(found))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from labctl import execute, leases, plan, render, resources
@@ -15,6 +15,7 @@ from labctl.doctor.finding import ANEW, LIMIT, UP, Examination, Finding, error, 
 from labctl.errors import HostError
 from labctl.settings import EXTRA
 
+Subnet = ipaddress.IPv4Network | ipaddress.IPv6Network
 PATIENCE = 4
 """Seconds for a login from the launcher and for the bytes that are handed over then."""
 REACHING = 20.0
@@ -144,7 +145,8 @@ def interfaces(examination: Examination, node: str, seen: dict[str, Any]) -> Ite
     if not on_lab:
         # A node that is on no network is told of by itself.
         return
-    wrong = {key: value for key, value in seen["told"].items() if not chooses(key, value, on_lab)}
+    told = seen["told"].items()
+    wrong = {key: value for key, value in told if not chooses(key, value, on_lab, subnets)}
     for key, value in wrong.items():
         own = any(found.key == EXTRA + key for found in examination.settings.extra)
         yield error(
@@ -158,7 +160,7 @@ def interfaces(examination: Examination, node: str, seen: dict[str, Any]) -> Ite
         yield ok("LAB-NET-004", f"collectives use {', '.join(on_lab)}, which is on the lab's network", node=node)
 
 
-def chooses(key: str, value: str, interfaces: list[str]) -> bool:
+def chooses(key: str, value: str, interfaces: list[str], subnets: Sequence[Subnet] = ()) -> bool:
     """Whether such a list of interfaces takes one of these; NCCL and its kin take names by how they begin."""
     words = [word.strip() for word in value.lstrip("^=").split(",") if word.strip()]
     by_beginning = key.startswith(("NCCL", "HCCL")) and not value.startswith(("=", "^="))
@@ -166,7 +168,15 @@ def chooses(key: str, value: str, interfaces: list[str]) -> bool:
     if value.startswith("^"):
         return len(taken) < len(interfaces)
     # Open MPI also takes networks, such as 172.18.0.0/16.
-    return bool(taken) or any("/" in word for word in words)
+    return bool(taken) or any(covers(word, subnet) for word in words if "/" in word for subnet in subnets)
+
+
+def covers(word: str, subnet: Subnet) -> bool:
+    """Whether a network, as Open MPI is told of it, has addresses of the lab's."""
+    try:
+        return ipaddress.ip_network(word, strict=False).overlaps(subnet)
+    except (ValueError, TypeError):
+        return False
 
 
 def master_port(examination: Examination, one: Container, listener: dict[str, Any] | None) -> Finding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import re
 import subprocess
@@ -650,10 +651,12 @@ def test_a_gaudi_image_of_another_release_than_the_driver_is_told_of(
         ("NCCL_SOCKET_IFNAME", "^eth", False),
         ("NCCL_SOCKET_IFNAME", "ib0", False),
         ("OMPI_MCA_btl_tcp_if_include", "172.18.0.0/16", True),
+        ("OMPI_MCA_btl_tcp_if_include", "10.9.0.0/16", False),
+        ("OMPI_MCA_btl_tcp_if_include", "eth0/x", False),
     ],
 )
 def test_an_interface_is_read_as_its_library_reads_it(key: str, value: str, good: bool) -> None:
-    assert nodes.chooses(key, value, ["eth0"]) is good
+    assert nodes.chooses(key, value, ["eth0"], [ipaddress.ip_network("172.18.0.0/16")]) is good
 
 
 @pytest.mark.parametrize(
