@@ -14,7 +14,7 @@ import typer
 from labctl import flows
 from labctl.cli.common import HERE, Directory, Json, Setting, answering, context, show
 from labctl.doctor import Finding
-from labctl.errors import HostError
+from labctl.errors import ConfigError, HostError
 from labctl.output import table
 
 
@@ -54,6 +54,8 @@ def doctor_command(
     json: Json = False,
 ) -> None:
     with answering(as_json=json) as output:
+        if yes and not fix:
+            raise ConfigError("--yes is for the commands of --fix", hint="labctl doctor --fix --yes")
         here = context(directory, output, setting)
         findings, attempts = (
             flows.mend(here, None if yes else asking(), node=node) if fix else (flows.doctor(here, node=node), ())

@@ -179,7 +179,8 @@ def limits(examination: Examination) -> Iterator[Finding]:
     granted = kernel_limits.try_again(examination.settings, lab, examination.engine, tuple(missed)) if missed else ()
     for code, name, key in (("LAB-LIMIT-001", "memlock", "LimitMEMLOCK"), ("LAB-LIMIT-002", "nofile", "LimitNOFILE")):
         if name in granted:
-            seen = f"this host can raise {name} by now, and the nodes were made when it could not"
+            made = ", and the nodes were made when it could not" if examination.observed.containers else ""
+            seen = f"this host can raise {name} by now{made}"
             yield warn(code, seen, why=missed[name], fix=UP, runnable=True)
         elif name in missed:
             value = "infinity" if name == "memlock" else examination.settings.text("LAB_NOFILE")

@@ -66,8 +66,8 @@ def iommu(examination: Examination) -> Iterator[Finding]:
             "LAB-GAUDI-003",
             f"the kernel was started with {', '.join(sorted(translating))} and without iommu=pt",
             why="each access of a device to memory is translated, which costs bandwidth; some fail",
-            fix=f"{root_s}sed -i 's/^GRUB_CMDLINE_LINUX=\"/&iommu=pt /' /etc/default/grub && {root_s}update-grub && "
-            f"{root_s}reboot",
+            fix=f"{root_s}sed -i 's/^GRUB_CMDLINE_LINUX=\"/&iommu=pt /' /etc/default/grub && {root_s}update-grub"
+            "  # and start this host anew when nobody works on it",
         )
     else:
         yield ok("LAB-GAUDI-003", "the IOMMU is off or passes accesses through")

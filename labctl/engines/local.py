@@ -87,8 +87,7 @@ class LocalEngine:
                 self._reader.create_network(name, labels={"labctl.lab": lab, "labctl.role": probe.ROLE})
             except docker.errors.APIError as error:
                 return str(error.explanation or error)
-            finally:
-                # By name: one whose making took too long is there too.
+            finally:  # By name: one whose making took too long is there too.
                 with contextlib.suppress(docker.errors.NotFound):
                     self._reader.remove_network(name)
         return ""

@@ -49,4 +49,6 @@ def type_in(lab: Lab, commands: list[str], environ: Environ) -> list[Found]:
         timeout=120,
     )
     assert not done.stdout.startswith("failed"), f"{done.stdout}\n{done.stderr}"
-    return wrong(json.loads(done.stdout)["findings"])
+    left = wrong(json.loads(done.stdout)["findings"])
+    assert done.returncode == (3 if any(one["level"] == "error" for one in left) else 0), done.stderr
+    return left
