@@ -115,6 +115,13 @@ def wanted(found: Settings, host: Host) -> tuple[Device, ...]:
     return lab.chosen_devices("nvidia", host, found.text("LAB_DEVICES"))
 
 
+def require_runtime(found: Settings, engine: LocalEngine) -> None:
+    """HostError where the engine lacks what can be told without an image: before one is built for nothing."""
+    accelerator, host = observe(found.text("LAB_ACCELERATOR"))
+    if accelerator == "habana" and host.devices:
+        require_habana(engine.information())
+
+
 def require_habana(information: dict[str, Any]) -> None:
     """HostError where the engine does not know Gaudi's runtime."""
     if "habana" not in runtimes(information):

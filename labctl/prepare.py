@@ -71,6 +71,7 @@ def ensure_image(context: Context, found: Settings, engine: LocalEngine) -> None
     if engine.image_id(image) is None:
         if found.text("LAB_IMAGE") and not own:
             raise HostError(f"there is no image {image}", hint=f"docker pull {image}, or unset LAB_IMAGE")
+        device_requests.require_runtime(found, engine)
         context.notice(f"image {image} is not there yet: building it (minutes, once)")
         build_image(context, found)
     labels = engine.image_labels(image)

@@ -73,12 +73,12 @@ def members(examination: Examination) -> Iterator[Finding]:
     there = examination.network["Containers"] or {}
     for one in examination.running:
         if one.id not in there:
-            network = shlex.quote(examination.network["Name"])
             yield error(
                 "LAB-NET-001",
                 f"is not on the network {examination.network['Name']}",
                 why="no other node reaches it",
-                fix=f"docker network connect --alias {one.node} {network} {one.name}",
+                # Connected again, its interface may have another name than collectives are told.
+                fix=f"docker rm --force {one.name} && labctl up",
                 node=one.node,
                 runnable=True,
             )

@@ -12,7 +12,7 @@ Of a lab that is up:
      8  a worker's private key is gone                   LAB-KEY-001    labctl up
      9  others may read a private key                    LAB-KEY-003    chmod
     10  a program took the master port                   LAB-PORT-001   labctl exec ... kill
-    11  a worker was disconnected from the network       LAB-NET-001    docker network connect
+    11  a worker was disconnected from the network       LAB-NET-001    docker rm && labctl up
     12  a rendered file was edited by hand               LAB-FILES-001  labctl render
     13  the cache directory was removed                  LAB-MOUNT-001  mkdir
 
