@@ -75,13 +75,13 @@ def test_an_engine_without_any_way_for_nvidia_is_refused_with_what_mends_it(
     assert lab.labelled() == []
 
 
-@pytest.mark.parametrize("image", [NODE_IMAGE, "labctl/habana"], ids=["image-there", "before-any-build"])
+@pytest.mark.parametrize("wanted", [NODE_IMAGE, "labctl/habana"], ids=["image-there", "before-any-build"])
 def test_an_engine_without_gaudis_runtime_is_refused_with_what_mends_it(
-    machine: Machine, machine_lab: FreshLab, image: str
+    machine: Machine, machine_lab: FreshLab, wanted: str
 ) -> None:
     machine.configure()
     hardware.gaudi(machine, 0, module=0)
-    lab = machine_lab(LAB_ACCELERATOR="habana", LAB_NODES="1", LAB_IMAGE=image)
+    lab = machine_lab(LAB_ACCELERATOR="habana", LAB_NODES="1", LAB_IMAGE=wanted)
     said = lab.call("up").expect(3).err
     assert "no runtime `habana`" in said
     assert "habana-container-runtime" in said
