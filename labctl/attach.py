@@ -23,6 +23,17 @@ GRACE = "2"
 DETACH_KEYS = "ctrl-^,ctrl-_,ctrl-^,ctrl-_"
 # What docker itself ends with when it lets go of a command.
 LET_GO = 1
+# What docker and shells end with where a command cannot be run: it is not there, or may not be.
+NOT_RUN = (126, 127)
+# Whether a command is there; a shell's own word for that would count its builtins.
+IS_THERE = """
+case $1 in */*) [ -e "$1" ]; exit;; esac
+IFS=:
+for folder in $PATH; do
+    [ -e "$folder/$1" ] && exit
+done
+exit 1
+"""
 # Whether what came in from outside the container, not by a process within it, has this in its environment.
 STILL_THERE = """
 for status in $(grep -ls '^PPid:[[:space:]]*0$' /proc/[0-9]*/status); do
@@ -34,25 +45,30 @@ exit 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inside:
-    """A node's running container, and where in it the person stands: None where their directory is not mounted."""
+    """A node's container with its processes, and where in it the person stands: None where that is not mounted."""
 
     container: str
     directory: str | None
+    owner: str = ""
+    """The lab's directory, as its label says."""
+    paused: bool = False
 
 
 def look(lab: str, container: str) -> Inside | None:
     """The container, if it runs and is the lab's. Asked of the program that is called next: the SDK takes longer."""
     shown = shell.run(("docker", "container", "inspect", container), check=False)
     found = json.loads(shown.out or "[]")
+    # A paused one has its processes too.
     if not found or found[0]["Config"]["Labels"].get("labctl.lab") != lab or not found[0]["State"]["Running"]:
         return None
+    owner = found[0]["Config"]["Labels"].get("labctl.directory", "")
     mounts = ((mount["Source"], mount["Destination"]) for mount in found[0]["Mounts"] if mount["Type"] == "bind")
     try:
         directory = mounted_at(Path.cwd(), mounts)
     except FileNotFoundError:
         # The person's directory was removed while they stood in it.
         directory = None
-    return Inside(container=container, directory=directory)
+    return Inside(container=container, directory=directory, owner=owner, paused=found[0]["State"].get("Paused", False))
 
 
 def mounted_at(directory: Path, mounts: Iterable[tuple[str, str]]) -> str | None:
@@ -82,6 +98,13 @@ def run(inside: Inside, argv: tuple[str, ...], *, terminal: bool, environment: t
         if terminal and code == LET_GO and still_there(inside, mark):
             raise HostError(f"docker let go of {shlex.join(argv)} in {inside.container}; it is ended")
         return code
+
+
+def lacks(inside: Inside, command: str) -> bool:
+    """Whether the node has no such command, for what ended with one of NOT_RUN."""
+    where = ("--workdir", inside.directory) if inside.directory else ()
+    look = ("sh", "-c", IS_THERE, "sh", command)
+    return shell.run(("docker", "exec", "--user", user(), *where, inside.container, *look), check=False).code == 1
 
 
 def follow(inside: Inside, argv: tuple[str, ...], on_line: Callable[[str], None], hidden: Mapping[str, str]) -> int:

@@ -17,6 +17,11 @@ def lost(reason: str) -> Cause | None:
     return next((cause for words, cause in LOST.items() if reason.startswith(words)), None)
 
 
+def elsewhere(owner: str, directory: Path) -> Path | None:
+    """The directory that a container's label names, if it is another one and still there."""
+    return Path(owner) if owner and Path(owner) != directory and Path(owner).is_dir() else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
     """A container of a lab as the daemon reports it; every field but state and health comes from labels or ids."""
@@ -53,8 +58,8 @@ class Observed:
 
     def owner_elsewhere(self, directory: Path) -> Path | None:
         """Another directory, still there, that these containers belong to; None where there is none."""
-        owners = (Path(container.directory) for container in self.containers)
-        return next((owner for owner in owners if owner != directory and owner.is_dir()), None)
+        owners = (elsewhere(container.directory, directory) for container in self.containers)
+        return next(filter(None, owners), None)
 
     def container(self, node: str) -> Container | None:
         return next((container for container in self.containers if container.node == node), None)

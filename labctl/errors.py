@@ -30,6 +30,13 @@ class HostError(LabError):
     exit_code = 3
 
 
+class Unread(LabError):
+    """Nobody reads the output any more, as after ``| head``: nothing is left to be said."""
+
+    kind = "unread"
+    exit_code = 141
+
+
 class Interrupted(LabError):
     """The person stopped it; everything was cleaned up first."""
 

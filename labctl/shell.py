@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NoReturn
 
-from labctl.errors import HostError
+from labctl.errors import HostError, Unread
 
 NOT_FOUND = 127
 """The code of a program that is not there, as shells give it."""
@@ -93,7 +93,7 @@ def attached(argv: Sequence[str], forward: Callable[[signal.Signals], None]) -> 
     """Run a program on this process's own input and output to its end; returns its code.
 
     What would end this process meanwhile (INT, TERM, HUP, less what it was told to ignore) goes to ``forward`` instead.
-    HostError when the program is not there, or was itself ended by a signal.
+    HostError when the program is not there, or was itself ended by a signal; Unread when nobody reads what it prints.
     """
     ours = [number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if _heeded(number)]
     before = {number: signal.signal(number, lambda number, _: forward(signal.Signals(number))) for number in ours}
@@ -107,6 +107,8 @@ def attached(argv: Sequence[str], forward: Callable[[signal.Signals], None]) -> 
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    if code == -signal.SIGPIPE:
+        raise Unread(f"nobody reads what {argv[0]} prints")
     if code < 0:
         raise HostError(f"{argv[0]} was ended by {signal.Signals(-code).name}")
     return code

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from labctl import prepare
 from labctl.context import Context
-from labctl.errors import ConfigError, Interrupted, LabError
+from labctl.errors import ConfigError, Interrupted, LabError, Unread
 from labctl.output import Output
 
 Directory = Annotated[Path, typer.Option("--directory", "-C", help="The lab's directory, with its .env.")]
@@ -24,12 +27,38 @@ HERE = Path()
 
 
 def context(directory: Path, output: Output, overrides: list[str] | None = None) -> Context:
-    """Where the command works. ConfigError in a directory that was removed."""
+    """Where the command works. ConfigError in a directory that is not there, or was removed."""
     try:
         resolved = directory.resolve()
     except FileNotFoundError as error:
         raise ConfigError("this directory is not there any more", hint="cd to the lab's, or name it with -C") from error
+    if not resolved.is_dir():
+        raise ConfigError(f"{directory}: no such directory", hint="-C names the lab's directory; labctl init makes one")
     return Context(directory=resolved, environ=os.environ, emit=output.event, flags=pairs(overrides or [], "--setting"))
+
+
+def named(directory: Path, output: Output, overrides: list[str] | None = None) -> tuple[Context, str]:
+    """Where a command works that goes into a lab's nodes, and the lab's name.
+
+    Without -C it is the nearest directory upwards that is a lab's, as the person may stand anywhere within.
+    ConfigError where no lab is named.
+    """
+    where = context(directory, output, overrides)
+    if directory == HERE:
+        around = (where.directory, *where.directory.parents)
+        where = replace(where, directory=next(filter(names_lab, around), where.directory))
+    found = where.settings()
+    prepare.require_named(where, found)
+    return where, found.text("LAB_NAME")
+
+
+def names_lab(directory: Path) -> bool:
+    """Whether this directory's .env names a lab: code that lies within one may have a .env of its own."""
+    try:
+        text = (directory / ".env").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return re.search(r"^\s*(export\s+)?LAB_NAME\s*=", text, re.MULTILINE) is not None
 
 
 def pairs(words: list[str], option: str) -> dict[str, str]:
@@ -46,6 +75,8 @@ def answering(*, as_json: bool = False) -> Iterator[Output]:
     output = Output(as_json=as_json)
     try:
         yield output
+    except Unread:
+        sys.exit(Unread.exit_code)
     except LabError as error:
         output.error(error)
         sys.exit(error.exit_code)

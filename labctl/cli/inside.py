@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from labctl import attach, render, shell
-from labctl.cli.common import HERE, Directory, Setting, answering, context
-from labctl.containers import Container
+from labctl import attach, prepare, render, shell
+from labctl.cli.common import HERE, Directory, Setting, answering, named
+from labctl.containers import Container, elsewhere
 from labctl.context import Context
 from labctl.errors import ConfigError, HostError
 from labctl.output import say
@@ -23,7 +23,7 @@ def shell_command(
     setting: Setting = None,
 ) -> None:
     with answering() as output:
-        inside = enter(context(directory, output, setting), node)
+        inside = enter(*named(directory, output, setting), node)
         if not on_terminal():
             raise ConfigError("a shell needs a terminal", hint=f"labctl exec -n {node} -- COMMAND")
         resume = () if inside.directory else ("LABCTL_RESUME=1",)
@@ -37,8 +37,12 @@ def exec_command(
     setting: Setting = None,
 ) -> None:
     with answering() as output:
-        inside = enter(context(directory, output, setting), node)
-        sys.exit(attach.run(inside, tuple(command), terminal=on_terminal()))
+        inside = enter(*named(directory, output, setting), node)
+        code = attach.run(inside, tuple(command), terminal=on_terminal())
+        if code in attach.NOT_RUN and attach.lacks(inside, command[0]):
+            output.error(ConfigError(f"{node} has no command `{command[0]}`", node=node))
+            code = shell.NOT_FOUND
+        sys.exit(code)
 
 
 def jupyter_command(
@@ -54,8 +58,8 @@ def jupyter_command(
     with answering() as output:
         from labctl import notebook
 
-        where = context(directory, output, setting)
-        notebook.serve(where, enter(where, node), node, port, say)
+        where, name = named(directory, output, setting)
+        notebook.serve(where, enter(where, name, node), node, port, say)
 
 
 def logs_command(
@@ -65,8 +69,7 @@ def logs_command(
     setting: Setting = None,
 ) -> None:
     with answering() as output:
-        where = context(directory, output, setting)
-        name = where.settings().text("LAB_NAME")
+        where, name = named(directory, output, setting)
         plain = () if sys.stdout.isatty() else ("--ansi", "never")
         lines = (
             "docker",
@@ -77,7 +80,7 @@ def logs_command(
             "logs",
             *(("--follow",) if follow else ()),
         )
-        container_of(where, node or render.LAUNCHER)
+        container_of(where, name, node or render.LAUNCHER)
         shell.replace((*lines, *((node,) if node else ())))
 
 
@@ -85,21 +88,25 @@ def on_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def enter(where: Context, node: str) -> attach.Inside:
+def enter(where: Context, name: str, node: str) -> attach.Inside:
     """A node's running container; errors say which nodes there are, or what became of this one."""
-    name = where.settings().text("LAB_NAME")
-    if inside := attach.look(name, render.container_of(name, node)):
-        return inside
-    container = container_of(where, node)
-    raise HostError(f"{node} is {container.state}", hint=f"labctl logs {node}; labctl up", node=node)
+    inside = attach.look(name, render.container_of(name, node))
+    if not inside:
+        container = container_of(where, name, node)
+        raise HostError(f"{node} is {container.state}", hint=f"labctl logs {node}; labctl up", node=node)
+    if owner := elsewhere(inside.owner, where.directory):
+        raise prepare.foreign(name, owner)
+    if inside.paused:
+        raise HostError(f"{node} is paused", hint=f"docker unpause {inside.container}", node=node)
+    return inside
 
 
-def container_of(where: Context, node: str) -> Container:
-    """A node's container, in whatever state; HostError when there is none."""
+def container_of(where: Context, name: str, node: str) -> Container:
+    """A node's container, in whatever state; HostError when there is none, or it is another directory's."""
     from labctl.engines.local import LocalEngine
 
-    name = where.settings().text("LAB_NAME")
     observed = LocalEngine().observe(name)
+    prepare.require_own(where, name, observed)
     container = observed.container(node)
     if container:
         return container

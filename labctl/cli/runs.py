@@ -105,7 +105,7 @@ def run_command(
 
 def runs_command(directory: Directory = HERE, json: Json = False) -> None:
     with answering(as_json=json) as output:
-        found = store.listing(directory.resolve())
+        found = store.listing(context(directory, output).directory)
         rows = [
             (
                 run["run_id"],
@@ -125,7 +125,7 @@ def show_command(
     json: Json = False,
 ) -> None:
     with answering(as_json=json) as output:
-        lab = directory.resolve()
+        lab = context(directory, output).directory
         known = store.listing(lab)
         if run == "latest" and not known:
             raise ConfigError(f"no run in {lab / 'runs'} yet", hint="labctl run opt-tiny")

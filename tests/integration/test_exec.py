@@ -99,6 +99,36 @@ def test_it_runs_where_the_person_stands(lab: Lab, stands: str, there: str) -> N
     assert done.stdout == f"{there}\n"
 
 
+def test_the_lab_is_found_from_within_it(lab: Lab) -> None:
+    command = [LABCTL, "exec", "--", "pwd"]
+    stands = lab.path / "workloads/hello"
+    done = subprocess.run(command, cwd=stands, env=lab.environ, capture_output=True, text=True, check=True)
+    assert done.stdout == "/workspace/workloads/hello\n"
+
+
+def test_output_that_nobody_reads_ends_the_command_without_a_word(lab: Lab) -> None:
+    pipe = subprocess.PIPE
+    command = [LABCTL, "exec", "-n", NODE, "--", "yes"]
+    with subprocess.Popen(command, cwd=lab.path, env=lab.environ, stdin=pipe, stdout=pipe, stderr=pipe) as caller:
+        assert caller.stdout
+        assert caller.stderr
+        assert caller.stdout.readline() == b"y\n"
+        caller.stdout.close()
+        assert caller.wait(20) == 141
+        assert caller.stderr.read() == b""
+    assert not [row for row in lab.containers()[NODE].top()["Processes"] if row[-1] == "yes"]
+
+
+@pytest.mark.parametrize("command", ["no-such-program", "./no-such-program"])
+def test_a_command_that_the_node_has_not_is_said(lab: Lab, command: str) -> None:
+    answer = lab.call("exec", "-n", NODE, "--", command).expect(127)
+    assert f"{NODE} has no command `{command}`" in answer.err
+
+
+def test_a_command_that_may_not_be_run_is_not_called_missing(lab: Lab) -> None:
+    assert "no command" not in lab.call("exec", "-n", NODE, "--", "/etc/passwd").expect(126).err
+
+
 def test_a_node_that_does_not_run_is_named_with_what_mends_it(fresh_lab: Callable[..., Lab]) -> None:
     lab = fresh_lab(LAB_NODES="1")
     assert "labctl up" in lab.call("exec", "--", "true").expect(3).err

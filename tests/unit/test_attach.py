@@ -40,10 +40,12 @@ def test_who_stands_in_a_directory_that_was_removed_stands_nowhere_in_the_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mounts = [{"Type": "bind", "Source": str(tmp_path), "Destination": "/workspace"}]
-    node = {"Config": {"Labels": {"labctl.lab": "demo"}}, "State": {"Running": True}, "Mounts": mounts}
+    labels = {"labctl.lab": "demo", "labctl.directory": "/labs/demo"}
+    node = {"Config": {"Labels": labels}, "State": {"Running": True, "Paused": True}, "Mounts": mounts}
     monkeypatch.setattr(shell, "run", lambda argv, **_: shell.Completed(tuple(argv), 0, json.dumps([node]), ""))
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    assert attach.look("demo", "demo-launcher") == attach.Inside(container="demo-launcher", directory=None)
+    found = attach.look("demo", "demo-launcher")
+    assert found == attach.Inside(container="demo-launcher", directory=None, owner="/labs/demo", paused=True)

@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import container
 
-from labctl import cli
+from labctl import attach, cli, notebook, render, shell
+from labctl.containers import Observed
+from labctl.engines.local import LocalEngine
 
 SECONDS = 30
 
@@ -415,3 +418,88 @@ def test_init_writes_a_lab_that_renders(labctl: Labctl) -> None:
     }
     assert labctl("render", "-C", str(target), "-s", "LAB_ACCELERATOR=cpu", "--json").code == 0
     assert "has all of it already" in labctl("init", str(target)).out
+
+
+# --- into the nodes ------------------------------------------------------------------------------------------
+
+GOING_IN = [["exec", "--", "true"], ["shell"], ["jupyter"], ["logs"]]
+
+
+@dataclass
+class Nodes:
+    """Labs whose every node runs; ``asked`` are the names that labctl went by."""
+
+    asked: list[str]
+    owner: Path
+    paused: bool = False
+
+    def look(self, lab: str, container: str) -> attach.Inside:
+        self.asked.append(lab)
+        return attach.Inside(container=container, directory=None, owner=str(self.owner), paused=self.paused)
+
+    def observe(self, lab: str) -> Observed:
+        self.asked.append(lab)
+        return Observed(containers=(container("launcher", directory=str(self.owner)),))
+
+
+@pytest.fixture
+def nodes(labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> Nodes:
+    made = Nodes([], labctl.directory)
+    monkeypatch.setattr(attach, "look", made.look)
+    monkeypatch.setattr(attach, "run", lambda *_, **__: 0)
+    monkeypatch.setattr(LocalEngine, "observe", lambda _, lab: made.observe(lab))
+    monkeypatch.setattr(notebook, "serve", lambda *_: None)
+    monkeypatch.setattr(shell, "replace", lambda _: sys.exit(0))
+    return made
+
+
+@pytest.mark.parametrize("arguments", GOING_IN)
+def test_from_outside_any_lab_no_lab_is_entered(
+    labctl: Labctl, nodes: Nodes, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".env").unlink()
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    monkeypatch.chdir(outside)
+    said = labctl(*arguments)
+    assert (said.code, nodes.asked) == (2, [])
+    assert "outside has no .env, so it is no lab's directory" in said.err
+    assert "-C" in said.err
+
+
+@pytest.mark.parametrize("arguments", GOING_IN)
+def test_the_lab_is_that_of_the_nearest_directory_upwards(
+    labctl: Labctl, nodes: Nodes, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also past a .env of somebody's code, which names no lab."""
+    (labctl.directory / "workloads/.env").write_text("OTHER=1\n")
+    monkeypatch.chdir(labctl.directory / "workloads/hello")
+    labctl(*arguments)
+    assert nodes.asked == ["demo"]
+
+
+@pytest.mark.parametrize("arguments", GOING_IN)
+def test_the_nodes_of_another_directorys_lab_are_not_entered(
+    labctl: Labctl, nodes: Nodes, arguments: list[str], tmp_path: Path
+) -> None:
+    nodes.owner = tmp_path / "theirs"
+    nodes.owner.mkdir()
+    said = labctl(*arguments)
+    assert said.code == 3
+    assert f"lab `demo` belongs to {nodes.owner}" in said.err
+
+
+def test_a_paused_node_is_said_with_what_wakes_it(labctl: Labctl, nodes: Nodes) -> None:
+    nodes.paused = True
+    said = labctl("exec", "-n", "worker-0", "--", "true")
+    assert said.code == 3
+    assert "worker-0 is paused" in said.err
+    assert f"docker unpause {render.container_of('demo', 'worker-0')}" in said.err
+
+
+@pytest.mark.parametrize("command", sorted(set(cli.COMMANDS) - {"init", "setup"}))
+def test_a_directory_that_is_not_there_is_said(labctl: Labctl, command: str) -> None:
+    words = {"exec": ["--", "true"], "run": ["hello"], "fit": ["hello"], "cache": ["hello"]}.get(command, [])
+    said = labctl(command, "-C", "/nope", *words)
+    assert (said.code, said.out) == (2, "")
+    assert "/nope: no such directory" in said.err

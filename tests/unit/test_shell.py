@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from labctl import shell
-from labctl.errors import HostError
+from labctl.errors import HostError, Unread
 
 
 def test_run_gives_output_and_code() -> None:
@@ -123,6 +123,13 @@ def test_an_attached_program_gives_its_code() -> None:
     before = signal.getsignal(signal.SIGTERM)
     assert shell.attached(["sh", "-c", "exit 7"], print) == 7
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_an_attached_program_that_nobody_reads_any_more_is_told_from_one_that_broke() -> None:
+    with pytest.raises(Unread):
+        shell.attached(("sh", "-c", "kill -PIPE $$"), lambda _: None)
+    with pytest.raises(HostError, match="SIGKILL"):
+        shell.attached(("sh", "-c", "kill -KILL $$"), lambda _: None)
 
 
 def test_what_was_begun_has_ended_when_the_block_is_left(tmp_path: Path) -> None:
