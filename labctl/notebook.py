@@ -7,6 +7,7 @@ environment.
 from __future__ import annotations
 
 import secrets
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,10 @@ PORTS = range(8888, 8988)
 # The first that the image has, and its page; the last has none, but editors connect to it.
 PAGES = {"jupyter-lab": "lab", "jupyter-notebook": "tree", "jupyter-server": ""}
 NOTEBOOKS = "runs/notebooks"
+# What begins a line of the server's log that a person should see as it comes: an error, or worse.
+LOUD = ("[E ", "[C ")
+# Of the rest, as many lines are shown when the server fails.
+LAST = 20
 
 
 def serve(context: Context, inside: attach.Inside, node: str, port: int | None, tell: Callable[[str], None]) -> None:
@@ -34,12 +39,20 @@ def serve(context: Context, inside: attach.Inside, node: str, port: int | None, 
     path = free_socket(context.directory, node)
     token = secrets.token_urlsafe(24)
     told: list[str] = []
+    last: deque[str] = deque(maxlen=LAST)
+    context.notice(
+        f"{server} on {node}: notebooks saved in {NOTEBOOKS} stay; "
+        f"those beside the mounted folders, in {project} itself, go with the container"
+    )
     with relay.relaying(range(port, port + 1) if port else PORTS, path) as chosen:
 
         def follow(line: str) -> None:
-            context.line(line.replace(token, "[REDACTED]"))
+            last.append(line.replace(token, "[REDACTED]"))
+            if line.startswith(LOUD):
+                context.line(last.pop())
             if not told and relay.answers(path):
                 told.append(f"http://{relay.LOOPBACK}:{chosen}/{PAGES[server]}?token={token}")
+                context.notice("Ctrl-C ends it; open this:")
                 tell(told[0])
 
         argv = (server, *arguments(path, project, inside.directory))
@@ -48,7 +61,8 @@ def serve(context: Context, inside: attach.Inside, node: str, port: int | None, 
         finally:
             path.unlink(missing_ok=True)
     if code:
-        raise HostError(f"{server} ended with code {code}; its last words are above", node=node)
+        words = "".join(f"\n{line}" for line in last)
+        raise HostError(f"{server} on {node} ended with code {code}{words}", node=node)
 
 
 def find(inside: attach.Inside, node: str) -> str:

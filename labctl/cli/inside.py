@@ -11,7 +11,7 @@ from labctl import attach, prepare, render, shell
 from labctl.cli.common import HERE, Directory, Setting, answering, named
 from labctl.containers import Container, elsewhere
 from labctl.context import Context
-from labctl.errors import ConfigError, HostError
+from labctl.errors import ConfigError, HostError, Interrupted
 from labctl.output import say
 
 NodeOption = Annotated[str, typer.Option("--node", "-n", help="launcher, or a worker.")]
@@ -59,7 +59,12 @@ def jupyter_command(
         from labctl import notebook
 
         where, name = named(directory, output, setting)
-        notebook.serve(where, enter(where, name, node), node, port, say)
+        inside = enter(where, name, node)
+        try:
+            notebook.serve(where, inside, node, port, say)
+        except KeyboardInterrupt:
+            output.note("stopped")
+            sys.exit(Interrupted.exit_code)
 
 
 def logs_command(

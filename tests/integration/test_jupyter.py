@@ -35,7 +35,8 @@ server = socket.socket(socket.AF_UNIX)
 server.bind(path)
 server.listen()
 subprocess.Popen(["sleep", "86000"], start_new_session=True)
-print("the token is", os.environ["JUPYTER_TOKEN"], file=sys.stderr, flush=True)
+print("[I 1 ServerApp] serving", file=sys.stderr, flush=True)
+print("[E 1 ServerApp] the token is", os.environ["JUPYTER_TOKEN"], file=sys.stderr, flush=True)
 while True:
     peer, _ = server.accept()
     if peer.recv(65536):
@@ -120,7 +121,10 @@ def test_ctrl_c_ends_the_server_its_kernels_and_the_relay(serving: Lab) -> None:
     with jupyter(serving) as (running, url):
         assert "sleep 86000" in processes(serving)
         running.press(signal.SIGINT)
-        running.answer(20).expect(130)
+        answer = running.answer(20).expect(130)
+        assert "open this" in answer.err
+        assert answer.err.endswith("stopped\n")
+        assert "serving" not in answer.err
         assert not [line for line in processes(serving) if "sleep 86000" in line or "jupyter" in line]
         with pytest.raises(OSError, match="refused"):
             get(url)

@@ -497,6 +497,16 @@ def test_a_paused_node_is_said_with_what_wakes_it(labctl: Labctl, nodes: Nodes) 
     assert f"docker unpause {render.container_of('demo', 'worker-0')}" in said.err
 
 
+def test_ctrl_c_is_how_a_notebook_server_is_ended(
+    labctl: Labctl, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def serve(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(notebook, "serve", serve)
+    assert labctl("jupyter") == Said(130, "", "stopped\n")
+
+
 @pytest.mark.parametrize("command", sorted(set(cli.COMMANDS) - {"init", "setup"}))
 def test_a_directory_that_is_not_there_is_said(labctl: Labctl, command: str) -> None:
     words = {"exec": ["--", "true"], "run": ["hello"], "fit": ["hello"], "cache": ["hello"]}.get(command, [])
