@@ -150,14 +150,10 @@ def forget(directory: Path) -> None:
 
 def require_own(context: Context, name: str, observed: Observed) -> None:
     """HostError when these containers belong to a lab of the same name in another directory that is still there."""
-    if owner := observed.owner_elsewhere(context.directory):
-        raise foreign(name, owner)
-
-
-def foreign(name: str, owner: Path) -> HostError:
-    """What is said of a lab that is another directory's."""
-    hint = f"set another LAB_NAME in .env, or: labctl down -C {shlex.quote(str(owner))}"
-    return HostError(f"lab `{name}` belongs to {owner}", hint=hint)
+    owner = observed.owner_elsewhere(context.directory)
+    if owner:
+        hint = f"set another LAB_NAME in .env, or: labctl down -C {shlex.quote(str(owner))}"
+        raise HostError(f"lab `{name}` belongs to {owner}", hint=hint)
 
 
 def prepare(lab: Lab, image_id: str | None) -> None:

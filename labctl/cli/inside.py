@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import Annotated
 
 import typer
 
-from labctl import attach, prepare, render, shell
+from labctl import attach, render, shell
 from labctl.cli.common import HERE, Directory, Setting, answering, named
 from labctl.containers import Container, elsewhere
 from labctl.context import Context
@@ -99,8 +100,7 @@ def enter(where: Context, name: str, node: str) -> attach.Inside:
     if not inside:
         container = container_of(where, name, node)
         raise HostError(f"{node} is {container.state}", hint=f"labctl logs {node}; labctl up", node=node)
-    if owner := elsewhere(inside.owner, where.directory):
-        raise prepare.foreign(name, owner)
+    require_own(where, name, inside.owner)
     if inside.paused:
         raise HostError(f"{node} is paused", hint=f"docker unpause {inside.container}", node=node)
     return inside
@@ -111,11 +111,18 @@ def container_of(where: Context, name: str, node: str) -> Container:
     from labctl.engines.local import LocalEngine
 
     observed = LocalEngine().observe(name)
-    prepare.require_own(where, name, observed)
     container = observed.container(node)
     if container:
+        require_own(where, name, container.directory)
         return container
     if observed.containers:
         names = ", ".join(one.node for one in observed.containers)
         raise ConfigError(f"lab {name} has no node `{node}`", hint=f"it has {names}", node=node)
     raise HostError(f"lab {name} is down", hint="labctl up", node=node)
+
+
+def require_own(where: Context, name: str, directory: str) -> None:
+    """HostError for a container that another directory's lab of this name has, as its label says."""
+    if owner := elsewhere(directory, where.directory):
+        hint = f"to go into that one: -C {shlex.quote(str(owner))}; for a lab here, set another LAB_NAME in .env"
+        raise HostError(f"lab `{name}` belongs to {owner}", hint=hint)

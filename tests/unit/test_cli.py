@@ -487,6 +487,7 @@ def test_the_nodes_of_another_directorys_lab_are_not_entered(
     said = labctl(*arguments)
     assert said.code == 3
     assert f"lab `demo` belongs to {nodes.owner}" in said.err
+    assert f"-C {nodes.owner}" in said.err
 
 
 def test_a_paused_node_is_said_with_what_wakes_it(labctl: Labctl, nodes: Nodes) -> None:
