@@ -10,12 +10,17 @@ import warnings
 from collections.abc import Callable, Iterator
 from itertools import count
 
+import hypothesis
 import pytest
 from devices.machine import Machine
 from integration.harness import Lab, remove_labelled
 
 import docker
 from docker import DockerClient
+
+# What a value comes to does not depend on how busy the machine is.
+hypothesis.settings.register_profile("labctl", deadline=None)
+hypothesis.settings.load_profile("labctl")
 
 IMAGE = "labctl/cpu"
 
