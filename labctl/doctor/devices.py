@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import grp
 import shlex
 import stat
 from collections.abc import Iterator
@@ -127,35 +126,40 @@ def renew(accelerator: str, driver: str, root: Path) -> str:
 def permissions(examination: Examination) -> Iterator[Finding]:
     """Whether the containers' user may open the device files: by owner, by one of its groups, or as everybody."""
     here = examination.lab.hosts[0]
-    closed: dict[str, str] = {}
+    closed: dict[str, tuple[str, str]] = {}
     checked = 0
     for node in examination.lab.nodes:
         for path in device_files(node):
             checked += 1
             reason = why_closed(examination.root / path.lstrip("/"), here, node.devices.group_add)
             if reason:
-                closed[path] = reason
-    for path, reason in closed.items():
+                closed[path] = reason, opening(path, examination.root, node.devices.group_add)
+    for path, (reason, fix) in closed.items():
         yield error(
             "LAB-DEVICE-002",
             f"{path} {reason}",
             why=f"ranks run as user {here.uid} and could not open it",
-            fix=join_group(examination.root / path.lstrip("/")),
+            fix=fix,
         )
     if checked and not closed:
         yield ok("LAB-DEVICE-002", f"user {here.uid} may open all {checked} device files")
 
 
-def join_group(path: Path) -> str:
-    """The command that lets this person open a device file as its group, from the next login on."""
+def opening(path: str, root: Path, groups: tuple[int, ...]) -> str:
+    """The command that lets a node with these groups open a device file: as its group, else as everybody.
+
+    Everybody is what the drivers of NVIDIA, Gaudi and RDMA set by themselves; of the host's groups, a node has only
+    those of render nodes.
+    """
     try:
-        group = grp.getgrgid(path.stat().st_gid).gr_name
-    except (OSError, KeyError):
-        group = "render"
-    if group == "root":
-        # Nobody should be in that group for a device's sake.
-        return f"{as_root()}chgrp render {path} && {as_root()}chmod g+rw {path} && {as_root()}usermod -aG render $USER"
-    return f"{as_root()}chmod g+rw {path} && {as_root()}usermod -aG {group} $USER && newgrp {group}"
+        own = (root / path.lstrip("/")).stat().st_gid in groups
+    except OSError:
+        own = False
+    if own:
+        return f"{as_root()}chmod g+rw {path}"
+    if path.startswith("/dev/dri/"):
+        return f"{as_root()}chgrp render {path} && {as_root()}chmod g+rw {path}"
+    return f"{as_root()}chmod a+rw {path}"
 
 
 def device_files(node: Node) -> tuple[str, ...]:
