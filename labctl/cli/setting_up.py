@@ -69,10 +69,14 @@ def doctor_command(
 
 
 def asking() -> Callable[[str], bool]:
-    """Asks the person at the terminal; HostError where there is none."""
-    if not sys.stdin.isatty():
-        raise HostError("nobody is here to ask whether the commands may be run", hint="labctl doctor --fix --yes")
-    return lambda question: typer.confirm(question, err=True)
+    """Asks the person at the terminal; HostError where there is none and something to ask."""
+
+    def ask(question: str) -> bool:
+        if not sys.stdin.isatty():
+            raise HostError("nobody is here to ask whether the commands may be run", hint="labctl doctor --fix --yes")
+        return typer.confirm(question, err=True)
+
+    return ask
 
 
 def findings_text(findings: tuple[Finding, ...]) -> str:
