@@ -9,7 +9,8 @@ import pytest
 from docker import DockerClient
 from integration.harness import Lab
 
-pytestmark = pytest.mark.docker
+# Its image compiles for ten minutes and more where it is not there yet.
+pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
 IMAGE = "labctl/horovod"
 TWO = ("--include", "worker-0@worker-1")
