@@ -34,5 +34,7 @@ if grep '^deepspeed' "$requirements" > "$work/deepspeed"; then
     pip install "$@" --no-build-isolation --no-cache-dir --requirement "$work/deepspeed"
 fi
 rm -r "$work"
+# Tornado, which Jupyter is built on, brings the private key of its own tests.
+rm -rf "$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tornado/test"
 # What a vendor put together is the vendor's.
 if [ -d /opt/venv ]; then pip check; fi
