@@ -68,7 +68,7 @@ PS1='\u@$LAB_NAME/\h:\w\$ '
 HISTFILE=~/.kept/history-$HOSTNAME HISTSIZE=10000 HISTFILESIZE=20000 HISTCONTROL=ignoredups
 shopt -s histappend
 [[ -z $LABCTL_RESUME ]] || { unset LABCTL_RESUME; cd "$(< ~/.kept/directory-$HOSTNAME)"; } 2> /dev/null
-PROMPT_COMMAND='history -a; pwd > ~/.kept/directory-$HOSTNAME'
+PROMPT_COMMAND='history -a; (umask 077; pwd > ~/.kept/directory-$HOSTNAME)'
 """
 # Each session has its own of these; the container's would be wrong there.
 PER_SESSION = {"HOME", "HOSTNAME", "PWD", "OLDPWD", "SHLVL", "TERM", "USER", "LOGNAME", "SHELL", "MAIL", "_"}
