@@ -152,7 +152,13 @@ def test_a_second_one_on_the_same_node_is_refused(serving: Lab) -> None:
 def test_a_port_that_is_taken_is_refused(serving: Lab) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        assert f"port {port} of 127.0.0.1" in serving.call("jupyter", "--port", port).expect(3).err
+        # Another test's server may not have quite ended.
+        answer = wait_until(
+            lambda: one if (one := serving.call("jupyter", "--port", port)).code != 2 else None,
+            20,
+            "no server is there",
+        )
+        assert f"port {port} of 127.0.0.1" in answer.expect(3).err
 
 
 def test_an_image_without_jupyter_is_refused_with_what_to_do(serving: Lab) -> None:
