@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import shlex
 import signal
@@ -49,26 +48,38 @@ class Inside:
 
     container: str
     directory: str | None
+    user: str
+    """Numeric user and group of the lab's processes in it."""
+    docker: tuple[str, ...] = ("docker",)
+    """The command that reaches its daemon."""
     owner: str = ""
     """The lab's directory, as its label says."""
     paused: bool = False
 
 
-def look(lab: str, container: str) -> Inside | None:
+def look(lab: str, container: str, docker: tuple[str, ...] = ("docker",)) -> Inside | None:
     """The container, if it runs and is the lab's. Asked of the program that is called next: the SDK takes longer."""
-    shown = shell.run(("docker", "container", "inspect", container), check=False)
+    shown = shell.run((*docker, "container", "inspect", container), check=False)
     found = json.loads(shown.out or "[]")
     # A paused one has its processes too.
     if not found or found[0]["Config"]["Labels"].get("labctl.lab") != lab or not found[0]["State"]["Running"]:
         return None
     owner = found[0]["Config"]["Labels"].get("labctl.directory", "")
+    variables = dict(one.partition("=")[::2] for one in found[0]["Config"]["Env"])
     mounts = ((mount["Source"], mount["Destination"]) for mount in found[0]["Mounts"] if mount["Type"] == "bind")
     try:
         directory = mounted_at(Path.cwd(), mounts)
     except FileNotFoundError:
         # The person's directory was removed while they stood in it.
         directory = None
-    return Inside(container=container, directory=directory, owner=owner, paused=found[0]["State"].get("Paused", False))
+    return Inside(
+        container=container,
+        directory=directory,
+        user=f"{variables['LAB_UID']}:{variables['LAB_GID']}",
+        docker=docker,
+        owner=owner,
+        paused=found[0]["State"].get("Paused", False),
+    )
 
 
 def mounted_at(directory: Path, mounts: Iterable[tuple[str, str]]) -> str | None:
@@ -104,7 +115,10 @@ def lacks(inside: Inside, command: str) -> bool:
     """Whether the node has no such command, for what ended with one of NOT_RUN."""
     where = ("--workdir", inside.directory) if inside.directory else ()
     look = ("sh", "-c", IS_THERE, "sh", command)
-    return shell.run(("docker", "exec", "--user", user(), *where, inside.container, *look), check=False).code == 1
+    return (
+        shell.run((*inside.docker, "exec", "--user", inside.user, *where, inside.container, *look), check=False).code
+        == 1
+    )
 
 
 def follow(inside: Inside, argv: tuple[str, ...], on_line: Callable[[str], None], hidden: Mapping[str, str]) -> int:
@@ -120,23 +134,24 @@ def entering(inside: Inside, mark: str, flags: tuple[str, ...], environment: tup
     """The docker command that runs something in a node as the lab's user, in their directory, and marks it."""
     variables = (word for one in (f"{RUN_VARIABLE}={mark}", *environment) for word in ("--env", one))
     where = ("--workdir", inside.directory) if inside.directory else ()
-    return ("docker", "exec", *flags, "--user", user(), *where, *variables, inside.container)
+    return execute_in(inside, *flags, *where, *variables)
 
 
 def still_there(inside: Inside, mark: str) -> bool:
     """Whether the marked command runs; what it left in the background does not count."""
     look = ("sh", "-c", STILL_THERE, "sh", f"{RUN_VARIABLE}={mark}")
-    return shell.run(("docker", "exec", "--user", user(), inside.container, *look), check=False).code == 0
+    return shell.run((*execute_in(inside), *look), check=False).code == 0
 
 
 def agent(inside: Inside, *words: str) -> tuple[str, ...]:
     """The command by which the node's own agent does something to what was marked."""
-    return ("docker", "exec", "--user", user(), inside.container, *AGENT, *words)
+    return (*execute_in(inside), *AGENT, *words)
+
+
+def execute_in(inside: Inside, *options: str) -> tuple[str, ...]:
+    """The docker command that runs what follows it in a node as the lab's user."""
+    return (*inside.docker, "exec", *options, "--user", inside.user, inside.container)
 
 
 def new_mark() -> str:
     return f"person-{secrets.token_hex(8)}"
-
-
-def user() -> str:
-    return f"{os.getuid()}:{os.getgid()}"

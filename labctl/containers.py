@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from labctl.hardware import HERE
 from labctl.model import Cause
 
 # What a node's own agent says first when no run can use the node, and the word for it. A check that was only too slow
@@ -29,6 +31,7 @@ class Container:
     id: str
     name: str
     node: str
+    host: str = HERE
     role: str
     slots: int
     state: str
@@ -55,6 +58,11 @@ class Observed:
     probe_networks: tuple[tuple[str, str], ...] = ()
     """Those of a labctl that tried whether there is room for one."""
     image: str | None = None
+    images: Mapping[str, str | None] = field(default_factory=dict)
+    """The same by host, where there are several."""
+
+    def image_on(self, host: str) -> str | None:
+        return self.images.get(host, self.image)
 
     def owner_elsewhere(self, directory: Path) -> Path | None:
         """Another directory, still there, that these containers belong to; None where there is none."""

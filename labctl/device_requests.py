@@ -14,7 +14,7 @@ from typing import Any
 
 from labctl import lab, trials
 from labctl.accelerators.nvidia import CDI_KIND
-from labctl.engines.local import LocalEngine
+from labctl.engines.docker_engine import DockerEngine
 from labctl.errors import HostError, LabError
 from labctl.hardware import Device, Host, Request
 from labctl.model import Accelerator
@@ -31,7 +31,7 @@ def settled(
     host: Host,
     directory: Path,
     image: str,
-    engine: LocalEngine | None,
+    engine: DockerEngine | None,
     *,
     anew: bool = False,
 ) -> Host:
@@ -64,7 +64,7 @@ def settled(
 
 
 def tried(
-    engine: LocalEngine, information: dict[str, Any], lab_name: str, image: str, devices: tuple[Device, ...]
+    engine: DockerEngine, information: dict[str, Any], lab_name: str, image: str, devices: tuple[Device, ...]
 ) -> Request | None:
     """Reservations where the engine knows their driver, else the runtime; None where it has neither.
 
@@ -88,7 +88,7 @@ def no_way(information: dict[str, Any], devices: tuple[Device, ...]) -> HostErro
     )
 
 
-def described(found: Settings, directory: Path, engine: LocalEngine) -> tuple[str, str]:
+def described(found: Settings, directory: Path, engine: DockerEngine) -> tuple[str, str]:
     """How devices are asked for, and who says so; nothing is tried, and no engine need answer."""
     accelerator, host = observe(found.text("LAB_ACCELERATOR"))
     if accelerator != "nvidia":
@@ -97,7 +97,7 @@ def described(found: Settings, directory: Path, engine: LocalEngine) -> tuple[st
     return foreseen(found, host, directory, engine)
 
 
-def foreseen(found: Settings, host: Host, directory: Path, engine: LocalEngine) -> tuple[Request, str]:
+def foreseen(found: Settings, host: Host, directory: Path, engine: DockerEngine) -> tuple[Request, str]:
     """How `up` would ask for GPUs as far as can be told without a trial, and who says so; no engine need answer."""
     try:
         if has_cdi(engine.information(), wanted(found, host)):
@@ -115,7 +115,7 @@ def wanted(found: Settings, host: Host) -> tuple[Device, ...]:
     return lab.chosen_devices("nvidia", host, found.text("LAB_DEVICES"))
 
 
-def require_runtime(found: Settings, engine: LocalEngine) -> None:
+def require_runtime(found: Settings, engine: DockerEngine) -> None:
     """HostError where the engine lacks what can be told without an image: before one is built for nothing."""
     accelerator, host = observe(found.text("LAB_ACCELERATOR"))
     if accelerator == "habana" and host.devices:

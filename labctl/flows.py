@@ -31,7 +31,7 @@ from labctl import setup as host_setup
 from labctl.context import Context
 from labctl.doctor import Attempt, Examination, Finding, examine, require
 from labctl.doctor import mend as repair
-from labctl.engines.local import LocalEngine
+from labctl.engines.docker_engine import DockerEngine
 from labctl.errors import ConfigError, HostError, LabError
 from labctl.files import outdated, write_all
 from labctl.model import Lab
@@ -60,7 +60,7 @@ def doctor(context: Context, *, node: str = "") -> tuple[Finding, ...]:
     """Look at this host and this lab, or at one node of it."""
     found = context.settings()
     prepare.require_named(context, found)
-    engine = LocalEngine(seconds=ANSWERING)
+    engine = DockerEngine(seconds=ANSWERING)
     # What would be warned of is among the findings.
     quiet = replace(context, emit=lambda _: None)
     lacking: LabError | None = None
@@ -90,13 +90,13 @@ def config(context: Context) -> tuple[Rows, Rows]:
     accelerator, why = inventory.choice(found)
     if accelerator is None:
         return found.rows(), (("accelerator", "none", why),)
-    request = device_requests.described(found, context.directory, LocalEngine())
+    request = device_requests.described(found, context.directory, DockerEngine())
     return found.rows(), (("accelerator", accelerator, why), ("device request", *request))
 
 
 def render_files(context: Context) -> tuple[Lab, tuple[str, ...]]:
     """Write every node's files; returns the lab and the paths that changed."""
-    lab = prepare.foresee_lab(context, context.settings(), LocalEngine())
+    lab = prepare.foresee_lab(context, context.settings(), DockerEngine())
     return lab, (*write_all(lab.directory, render.render(lab)), *prepare.write_secrets(lab))
 
 
@@ -126,7 +126,7 @@ def up(context: Context, *, workload: str = "", dry_run: bool = False) -> dict[s
     With a workload, the nodes get the image that it needs.
     """
     found = context.settings()
-    engine = LocalEngine()
+    engine = DockerEngine()
     prepare.require_initialised(context)
     if workload:
         found = prepare.for_workload(found, runs.choose_workload(context.directory, workload, runs.RunOptions(), found))
@@ -151,7 +151,7 @@ def up(context: Context, *, workload: str = "", dry_run: bool = False) -> dict[s
     return describe(context, found, engine)
 
 
-def plan_up(context: Context, lab: Lab, engine: LocalEngine) -> plan.Plan:
+def plan_up(context: Context, lab: Lab, engine: DockerEngine) -> plan.Plan:
     """What `up` would do now."""
     observed = engine.observe(lab.name, lab.image)
     prepare.require_own(context, lab.name, observed)
@@ -164,10 +164,10 @@ def status(context: Context) -> dict[str, Any]:
     """What Docker says of the lab, by its labels."""
     found = context.settings()
     prepare.require_named(context, found)
-    return describe(context, found, LocalEngine())
+    return describe(context, found, DockerEngine())
 
 
-def describe(context: Context, found: Settings, engine: LocalEngine) -> dict[str, Any]:
+def describe(context: Context, found: Settings, engine: DockerEngine) -> dict[str, Any]:
     """The lab's state, nodes and latest runs in the form that scripts rely on."""
     observed = engine.observe(found.text("LAB_NAME"))
     wanted = {render.LAUNCHER, *(f"worker-{index}" for index in range(found.number("LAB_NODES")))}
@@ -196,7 +196,7 @@ def down(context: Context, *, dry_run: bool = False) -> dict[str, Any]:
     found = context.settings()
     prepare.require_named(context, found)
     if dry_run:
-        steps = plan_down(context, found, LocalEngine())
+        steps = plan_down(context, found, DockerEngine())
         return {"lab": found.text("LAB_NAME"), "plan": str(steps).splitlines()}
     with lock.held(context.directory / lock.LAB, "labctl down", wait=PATIENCE, notice=context.notice):
         return remove(context, found)
@@ -214,7 +214,7 @@ def clean(context: Context) -> dict[str, Any]:
 
 def remove(context: Context, found: Settings) -> dict[str, Any]:
     """Carry out what `down` plans; the caller holds the lock."""
-    engine = LocalEngine()
+    engine = DockerEngine()
     steps = plan_down(context, found, engine)
     if lock.is_held(context.directory / lock.RUN):
         context.warn(f"this ends {lock.holder(context.directory / lock.RUN)}")
@@ -222,7 +222,7 @@ def remove(context: Context, found: Settings) -> dict[str, Any]:
     return {"lab": found.text("LAB_NAME"), "plan": str(steps).splitlines()}
 
 
-def plan_down(context: Context, found: Settings, engine: LocalEngine) -> plan.Plan:
+def plan_down(context: Context, found: Settings, engine: DockerEngine) -> plan.Plan:
     """What `down` would do now."""
     name = found.text("LAB_NAME")
     observed = engine.observe(name)
@@ -240,7 +240,7 @@ def run(context: Context, name: str, options: runs.RunOptions, ask: Ask | None =
     found = prepare.for_workload(found, task)
     for remark in clones.remarks(task, clones.roots(found)):
         context.warn(remark)
-    engine = LocalEngine()
+    engine = DockerEngine()
     lab = prepare.load_lab(context, found)
     now = datetime.now().astimezone()
     job = runs.build_job(lab, task, options, now)

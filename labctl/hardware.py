@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+HERE = "local"
+"""The name of this machine among hosts."""
+
 Request = Literal["reservation", "cdi", "runtime"]
 """How an engine is asked for an NVIDIA GPU: a device reservation, a CDI device, or the runtime ``nvidia``."""
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from labctl import trials
-from labctl.engines.local import LocalEngine
+from labctl.engines.docker_engine import DockerEngine
 from labctl.model import Lab, Limits
 from labctl.settings import Settings
 
@@ -27,7 +27,7 @@ def granted(
     settings: Settings,
     directory: Path,
     image: str,
-    engine: LocalEngine | None,
+    engine: DockerEngine | None,
     warn: Callable[[str], None],
 ) -> Limits:
     """The wanted limits less those that the daemon cannot give, which stay at its own default, with a warning.
@@ -50,7 +50,7 @@ def granted(
     return replace(limits, memlock=given["memlock"], stack=given["stack"], nofile=given["nofile"])
 
 
-def try_again(settings: Settings, lab: Lab, engine: LocalEngine, names: tuple[str, ...]) -> tuple[str, ...]:
+def try_again(settings: Settings, lab: Lab, engine: DockerEngine, names: tuple[str, ...]) -> tuple[str, ...]:
     """Those of these limits, refused before, that this host can raise now; they are in force from the next `up`."""
     asked = {name: int(getattr(wanted(settings), name)) for name in names}
     granted = [name for name, value in asked.items() if engine.grants(lab.name, lab.image, ((name, value),))]
@@ -60,7 +60,7 @@ def try_again(settings: Settings, lab: Lab, engine: LocalEngine, names: tuple[st
     return tuple(granted)
 
 
-def _probe(engine: LocalEngine, lab: str, image: str, asked: dict[str, tuple[str, int]]) -> dict[str, bool]:
+def _probe(engine: DockerEngine, lab: str, image: str, asked: dict[str, tuple[str, int]]) -> dict[str, bool]:
     """Start a throw-away container with all of them; one by one only where that fails."""
     if engine.grants(lab, image, tuple(asked.values())):
         return dict.fromkeys(asked, True)

@@ -68,7 +68,7 @@ def serve(context: Context, inside: attach.Inside, node: str, port: int | None, 
 def find(inside: attach.Inside, node: str) -> str:
     """The notebook server that the image has."""
     look = ("sh", "-c", 'for name; do command -v "$name" && exit; done', "sh", *PAGES)
-    found = shell.run(("docker", "exec", "--user", attach.user(), inside.container, *look), check=False).out
+    found = shell.run((*attach.execute_in(inside), *look), check=False).out
     if not found:
         raise HostError(
             f"the image of {node} has no Jupyter",

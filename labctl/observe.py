@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import cast
 
 from labctl import accelerators, host
-from labctl.hardware import Device, Host
+from labctl.hardware import HERE, Device, Host
 from labctl.model import Accelerator
 
 ROOT = Path("/")
@@ -21,7 +21,7 @@ def observe(wanted: str, root: Path = ROOT) -> tuple[Accelerator, Host]:
     choice = accelerators.choose(wanted, root)
     gaudinet = root / "etc/gaudinet.json"
     return cast(Accelerator, choice.name), Host(
-        name="local",
+        name=HERE,
         cpus=host.cpus(),
         memory=host.memory(),
         mtu=host.default_mtu(),

@@ -12,7 +12,7 @@ from typing import Any
 from labctl import device_requests, gaudi_releases, images, keys, lab, limits, lock, render
 from labctl.containers import Observed
 from labctl.context import Context
-from labctl.engines.local import LocalEngine
+from labctl.engines.docker_engine import DockerEngine
 from labctl.errors import ConfigError, HostError
 from labctl.files import make_private, write_all
 from labctl.lab import own_mounts
@@ -24,7 +24,7 @@ from labctl.settings import Settings
 Ask = Callable[[str], bool]
 
 
-def load_lab(context: Context, found: Settings, engine: LocalEngine | None = None, *, anew: bool = False) -> Lab:
+def load_lab(context: Context, found: Settings, engine: DockerEngine | None = None, *, anew: bool = False) -> Lab:
     """The lab that the settings describe, on this host as it is; an engine that is given is asked what it can do.
 
     What an earlier trial said of devices is tried ``anew`` for doctor.
@@ -36,7 +36,7 @@ def load_lab(context: Context, found: Settings, engine: LocalEngine | None = Non
     return lab.build(found, context.directory, accelerator, here, granted)
 
 
-def foresee_lab(context: Context, found: Settings, engine: LocalEngine) -> Lab:
+def foresee_lab(context: Context, found: Settings, engine: DockerEngine) -> Lab:
     """The lab as `up` would make it, as far as can be told without a trial; no engine need answer."""
     accelerator, here = observe(found.text("LAB_ACCELERATOR"))
     if accelerator == "nvidia":
@@ -63,7 +63,7 @@ def for_workload(found: Settings, task: Workload) -> Settings:
     return found.with_value("LAB_IMAGE", images.tag(task.image), origin=f"workload {task.name}")
 
 
-def ensure_image(context: Context, found: Settings, engine: LocalEngine) -> None:
+def ensure_image(context: Context, found: Settings, engine: DockerEngine) -> None:
     """Build the lab's image when it is not there; say so when it was built from other files than these."""
     observe(found.text("LAB_ACCELERATOR"))  # A host without the devices is told so before minutes of building.
     image = image_name(found)
@@ -83,7 +83,7 @@ def ensure_image(context: Context, found: Settings, engine: LocalEngine) -> None
         context.warn(f"image {image} was built from other files than labctl's own now; `{command}` makes it anew")
 
 
-def offer(task: Workload, image: str, engine: LocalEngine, ask: Ask | None) -> None:
+def offer(task: Workload, image: str, engine: DockerEngine, ask: Ask | None) -> None:
     """Ask whether the lab may be brought up with the image that a workload needs; HostError unless it is agreed."""
     missing = engine.image_id(image) is None
     lacking = f"{task.name} needs image {image}, which {'is not there' if missing else 'the lab does not run'}"
@@ -111,7 +111,7 @@ def without_devices(found: Settings) -> Settings:
     return found
 
 
-def can_probe(found: Settings, engine: LocalEngine) -> bool:
+def can_probe(found: Settings, engine: DockerEngine) -> bool:
     """Whether there is an engine and an image to try limits with."""
     try:
         return engine.image_id(image_name(found)) is not None

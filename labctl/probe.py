@@ -13,31 +13,31 @@ ROLE = "probe"
 PATIENCE = 120
 
 
-def refused(lab: str, image: str, options: tuple[str, ...], *, because: str) -> bool:
+def refused(docker: tuple[str, ...], lab: str, image: str, options: tuple[str, ...], *, because: str) -> bool:
     """Whether the daemon refuses to start a container with these options, in such words; HostError for any others."""
-    said = refusal(lab, image, options)
+    said = refusal(docker, lab, image, options)
     if said and because not in said:
         raise HostError(f"cannot start a container: {said}", hint="labctl doctor")
     return bool(said)
 
 
-def refusal(lab: str, image: str, options: tuple[str, ...]) -> str:
+def refusal(docker: tuple[str, ...], lab: str, image: str, options: tuple[str, ...]) -> str:
     """What came back where a container with these options of `docker create` does not start; empty where it does."""
     labels = (f"labctl.lab={lab}", f"labctl.node={ROLE}", f"labctl.role={ROLE}")
     marks = tuple(word for label in labels for word in ("--label", label))
     fixed = ("--entrypoint", "/bin/true", "--network", "none", "--pull", "never")
     container = ""
     try:
-        made = _docker("create", *fixed, *marks, *options, image)
+        made = _run(docker, "create", *fixed, *marks, *options, image)
         container = made.out.strip()
-        return _complaint(made) or _complaint(_docker("start", container))
+        return _complaint(made) or _complaint(_run(docker, "start", container))
     except HostError as error:
         return error.message
     finally:
         # One that cannot be removed now goes with `down`, by its label.
         with contextlib.suppress(HostError):
             if container:
-                _docker("rm", "--force", container)
+                _run(docker, "rm", "--force", container)
 
 
 def device_options(mapping: DeviceMapping) -> tuple[str, ...]:
@@ -58,8 +58,8 @@ def reservation(driver: str, ids: tuple[str, ...]) -> str:
     return f'driver={driver},"device={",".join(ids)}"'
 
 
-def _docker(*words: str) -> shell.Completed:
-    return shell.run(("docker", *words), timeout=PATIENCE, check=False)
+def _run(docker: tuple[str, ...], *words: str) -> shell.Completed:
+    return shell.run((*docker, *words), timeout=PATIENCE, check=False)
 
 
 def _complaint(done: shell.Completed) -> str:

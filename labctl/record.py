@@ -8,13 +8,13 @@ from importlib import metadata
 from typing import Any
 
 from labctl import render
-from labctl.engines.local import LocalEngine
+from labctl.engines.docker_engine import DockerEngine
 from labctl.model import File, Job, Lab
 from labctl.plan import Plan
 from labctl.settings import Settings
 
 
-def before(lab: Lab, settings: Settings, job: Job, engine: LocalEngine, steps: Plan) -> tuple[File, ...]:
+def before(lab: Lab, settings: Settings, job: Job, engine: DockerEngine, steps: Plan) -> tuple[File, ...]:
     """Files for the run's directory, relative to it."""
     rendered = [
         File(path=f"rendered/{file.path.removeprefix('.lab/')}", content=file.content) for file in _rendered(lab)
@@ -49,7 +49,7 @@ def _job(job: Job) -> dict[str, Any]:
     }
 
 
-def _versions(lab: Lab, engine: LocalEngine) -> dict[str, Any]:
+def _versions(lab: Lab, engine: DockerEngine) -> dict[str, Any]:
     return {
         "labctl": metadata.version("labctl"),
         "python": platform.python_version(),

@@ -46,7 +46,7 @@ def module_name(path: Path) -> str:
 
 
 def part(name: str) -> str:
-    """``labctl.engines.local`` -> ``engines``."""
+    """``labctl.engines.docker_engine`` -> ``engines``."""
     return name.split(".")[1] if "." in name else ""
 
 

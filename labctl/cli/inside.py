@@ -108,9 +108,9 @@ def enter(where: Context, name: str, node: str) -> attach.Inside:
 
 def container_of(where: Context, name: str, node: str) -> Container:
     """A node's container, in whatever state; HostError when there is none, or it is another directory's."""
-    from labctl.engines.local import LocalEngine
+    from labctl.engines.docker_engine import DockerEngine
 
-    observed = LocalEngine().observe(name)
+    observed = DockerEngine().observe(name)
     container = observed.container(node)
     if container:
         require_own(where, name, container.directory)

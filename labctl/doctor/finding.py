@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from labctl import dotenv, images, lock, render
 from labctl.containers import Container, Observed
-from labctl.engines.local import LocalEngine
+from labctl.engines.docker_engine import DockerEngine
 from labctl.model import File, Lab
 from labctl.settings import Settings
 
@@ -63,7 +63,7 @@ class Examination:
     lab: Lab
     settings: Settings
     environ: Mapping[str, str]
-    engine: LocalEngine
+    engine: DockerEngine
     only: str = ""
     """The one node that is asked about; empty for all."""
     silent: bool = False

@@ -41,11 +41,17 @@ def test_who_stands_in_a_directory_that_was_removed_stands_nowhere_in_the_node(
 ) -> None:
     mounts = [{"Type": "bind", "Source": str(tmp_path), "Destination": "/workspace"}]
     labels = {"labctl.lab": "demo", "labctl.directory": "/labs/demo"}
-    node = {"Config": {"Labels": labels}, "State": {"Running": True, "Paused": True}, "Mounts": mounts}
+    node = {
+        "Config": {"Labels": labels, "Env": ["LAB_UID=7", "LAB_GID=8"]},
+        "State": {"Running": True, "Paused": True},
+        "Mounts": mounts,
+    }
     monkeypatch.setattr(shell, "run", lambda argv, **_: shell.Completed(tuple(argv), 0, json.dumps([node]), ""))
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
     found = attach.look("demo", "demo-launcher")
-    assert found == attach.Inside(container="demo-launcher", directory=None, owner="/labs/demo", paused=True)
+    assert found == attach.Inside(
+        container="demo-launcher", directory=None, user="7:8", owner="/labs/demo", paused=True
+    )

@@ -18,7 +18,7 @@ from builders import container
 
 from labctl import attach, cli, notebook, render, shell
 from labctl.containers import Observed
-from labctl.engines.local import LocalEngine
+from labctl.engines.docker_engine import DockerEngine
 
 SECONDS = 30
 
@@ -435,7 +435,9 @@ class Nodes:
 
     def look(self, lab: str, container: str) -> attach.Inside:
         self.asked.append(lab)
-        return attach.Inside(container=container, directory=None, owner=str(self.owner), paused=self.paused)
+        return attach.Inside(
+            container=container, directory=None, user="1000:1000", owner=str(self.owner), paused=self.paused
+        )
 
     def observe(self, lab: str) -> Observed:
         self.asked.append(lab)
@@ -447,7 +449,7 @@ def nodes(labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> Nodes:
     made = Nodes([], labctl.directory)
     monkeypatch.setattr(attach, "look", made.look)
     monkeypatch.setattr(attach, "run", lambda *_, **__: 0)
-    monkeypatch.setattr(LocalEngine, "observe", lambda _, lab: made.observe(lab))
+    monkeypatch.setattr(DockerEngine, "observe", lambda _, lab: made.observe(lab))
     monkeypatch.setattr(notebook, "serve", lambda *_: None)
     monkeypatch.setattr(shell, "replace", lambda _: sys.exit(0))
     return made

@@ -11,7 +11,7 @@ from builders import host
 
 from labctl import settings
 from labctl.device_requests import foreseen, has_cdi, settled
-from labctl.engines.local import LocalEngine
+from labctl.engines.docker_engine import DockerEngine
 from labctl.errors import HostError
 from labctl.hardware import Device
 
@@ -91,7 +91,7 @@ class Daemon:
 def settle(directory: Path, daemon: Daemon | None, *, anew: bool = False, **environ: str) -> str:
     found = settings.load(directory, environ, {})
     machine = host(devices=gpus("0", "1"))
-    engine = cast(LocalEngine, daemon) if daemon else None
+    engine = cast(DockerEngine, daemon) if daemon else None
     return settled(found, "nvidia", machine, directory, "image", engine, anew=anew).request
 
 
@@ -145,7 +145,7 @@ def test_what_was_kept_and_cannot_be_read_counts_as_nothing(tmp_path: Path, text
 
 def foresee(directory: Path, daemon: Daemon) -> str:
     found = settings.load(directory, {}, {})
-    return foreseen(found, host(devices=gpus("0", "1")), directory, cast(LocalEngine, daemon))[0]
+    return foreseen(found, host(devices=gpus("0", "1")), directory, cast(DockerEngine, daemon))[0]
 
 
 def test_what_is_foreseen_is_what_is_settled_as_far_as_the_engine_tells_it(tmp_path: Path) -> None:

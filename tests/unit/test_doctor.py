@@ -23,7 +23,7 @@ from labctl.context import Context
 from labctl.doctor import Check, devices, engine, files, gaudi, host, image, mending, network, nodes
 from labctl.doctor.finding import Examination, Finding, ok
 from labctl.doctor.together import together
-from labctl.engines.local import LocalEngine
+from labctl.engines.docker_engine import DockerEngine
 from labctl.errors import ConfigError, HostError
 from labctl.hardware import Device, DeviceMapping, Mount
 from labctl.model import Lab
@@ -86,7 +86,7 @@ def examined(tmp_path: Path) -> Callable[..., Examination]:
         (tmp_path / ".env").write_text(env)
         found = settings.load(tmp_path, {"HOME": str(tmp_path)}, flags)
         lab = replace(of or builders.lab(), directory=tmp_path)
-        speaks = cast(LocalEngine, told or Engine())
+        speaks = cast(DockerEngine, told or Engine())
         return Examination(lab=lab, settings=found, environ={}, engine=speaks, root=tmp_path / "root")
 
     return make
@@ -598,7 +598,7 @@ def test_a_driver_that_is_too_old_for_an_image_s_cuda_is_told_of(version: str, c
 
 
 def test_the_cuda_of_labctl_s_own_image_is_known_and_has_its_driver() -> None:
-    told = cast(LocalEngine, Engine())
+    told = cast(DockerEngine, Engine())
     assert image.cuda_of("labctl/nvidia", "debian:bookworm-slim", told) in image.DRIVERS
     assert image.cuda_of("someone/nvidia", "debian:bookworm-slim", told) == 0
 
@@ -679,7 +679,7 @@ def test_a_node_is_judged_by_what_the_engine_says_of_it(
 ) -> None:
     asked = examined()
     told = Engine(observed=builders.observed(asked.lab, worker_0=change))
-    found = list(nodes.states(replace(asked, engine=cast(LocalEngine, told))))
+    found = list(nodes.states(replace(asked, engine=cast(DockerEngine, told))))
     assert wrong(iter(found)) == ([code] if code else [])
     assert [one.node for one in found] == ["launcher", "worker-0", "worker-1"]
 

@@ -11,7 +11,7 @@ import pytest
 import requests
 
 from labctl.engines import losses
-from labctl.engines.local import LocalEngine
+from labctl.engines.docker_engine import DockerEngine
 
 SLOW = "Health check exceeded timeout (15s)"
 LOST = "device lost: /dev/nvidia0 is gone; `labctl up` makes this node anew"
@@ -65,7 +65,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def heard(daemon: Daemon) -> list[tuple[str, str, str]]:
-    engine = LocalEngine()
+    engine = DockerEngine()
     engine.__dict__["_reader"] = daemon
     return [(node, str(cause), what) for node, cause, what in engine.losses("demo")]
 

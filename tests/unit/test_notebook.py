@@ -12,7 +12,7 @@ from labctl.context import Context
 from labctl.errors import HostError
 from labctl.model import Event
 
-INSIDE = attach.Inside(container="labctl-demo-worker-0-1", directory=None)
+INSIDE = attach.Inside(container="labctl-demo-worker-0-1", directory=None, user="1000:1000")
 Serve = Callable[[int, list[str]], tuple[list[str], list[str]]]
 
 

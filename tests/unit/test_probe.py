@@ -38,22 +38,22 @@ def asked(docker: Path) -> list[str]:
 
 def test_a_container_that_never_starts_is_given_up_and_removed(docker: Path) -> None:
     at_start(docker, "exec sleep 60")
-    assert "not done within 1 s" in probe.refusal("demo", "image", ())
+    assert "not done within 1 s" in probe.refusal(("docker",), "demo", "image", ())
     assert asked(docker)[-1] == "rm --force c0ffee"
 
 
 def test_a_refusal_is_told_by_its_words_and_any_other_is_an_error(docker: Path) -> None:
     at_start(docker, "echo 'Error: no such driver' >&2; echo 'Error: failed to start containers: c0ffee' >&2; exit 1")
-    assert probe.refusal("demo", "image", ()) == "Error: no such driver"
-    assert probe.refused("demo", "image", (), because="such driver")
+    assert probe.refusal(("docker",), "demo", "image", ()) == "Error: no such driver"
+    assert probe.refused(("docker",), "demo", "image", (), because="such driver")
     with pytest.raises(HostError, match="cannot start a container: Error: no such driver"):
-        probe.refused("demo", "image", (), because="rlimit")
+        probe.refused(("docker",), "demo", "image", (), because="rlimit")
     assert [line for line in asked(docker) if line.startswith("rm")] == ["rm --force c0ffee"] * 3
 
 
 def test_a_removal_that_fails_hides_nothing(docker: Path) -> None:
     docker.write_text(DOCKER.replace("rm) exit", "rm) exec sleep 60"))
-    assert probe.refusal("demo", "image", ()) == ""
+    assert probe.refusal(("docker",), "demo", "image", ()) == ""
 
 
 @pytest.mark.parametrize(

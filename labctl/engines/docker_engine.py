@@ -1,4 +1,4 @@
-"""The Docker daemon that this process reaches: changed with python-on-whales, read with the docker SDK."""
+"""One Docker daemon, here or at the end of a forwarded socket: changed with python-on-whales, read with the SDK."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from labctl import probe, shell
+from labctl import hardware, probe, shell
 from labctl.containers import Container, Observed
-from labctl.engines import losses
+from labctl.engines import answers, losses
 from labctl.errors import HostError
 from labctl.hardware import DeviceMapping
 from labctl.model import Cause, Pairs
@@ -22,11 +22,25 @@ LAST_LINES = 20
 CALL_LIMIT = 120
 
 
-class LocalEngine:
-    """One daemon, by the usual DOCKER_HOST or its default socket; it is given so many seconds for an answer."""
+class DockerEngine:
+    """One daemon, by its address or else the usual DOCKER_HOST; it is given so many seconds for an answer.
 
-    def __init__(self, seconds: int = 30) -> None:
+    ``docker`` is the command that reaches it, to be followed by arguments.
+    """
+
+    def __init__(self, address: str = "", *, host: str = hardware.HERE, seconds: int = 30) -> None:
+        self._address = address
         self._seconds = seconds
+        self.host = host
+        self.docker = ("docker", "--host", address) if address else ("docker",)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return (self.host,)
+
+    def on(self, host: str) -> DockerEngine:  # noqa: ARG002
+        """The daemon of a host: there is only this one."""
+        return self
 
     @cached_property
     def _reader(self) -> Any:
@@ -35,25 +49,55 @@ class LocalEngine:
         import docker
 
         try:
+            if self._address:
+                over_ssh = self._address.startswith("ssh://")
+                return docker.DockerClient(self._address, timeout=self._seconds, use_ssh_client=over_ssh).api
             return docker.from_env(timeout=self._seconds).api
         except (docker.errors.DockerException, requests.RequestException) as error:
-            raise HostError(f"Docker Engine does not answer: {_root_cause(error)}", hint="labctl setup") from error
+            hint = "labctl setup" if self.host == hardware.HERE else f"on {self.host}: systemctl start docker"
+            raise self._error(f"Docker Engine does not answer: {answers.root_cause(error)}", hint) from error
 
     @cached_property
     def _actor(self) -> Any:
         from python_on_whales import DockerClient
 
-        return DockerClient()
+        return DockerClient(host=self._address or None)
+
+    def _error(self, message: str, hint: str = "labctl doctor") -> HostError:
+        """A failure, and on which host where that is not this machine."""
+        where = "" if self.host == hardware.HERE else self.host
+        return HostError(f"{where}: {message}" if where else message, hint=hint, node=where or None)
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        import requests
+
+        import docker
+
+        try:
+            yield
+        except (docker.errors.APIError, requests.RequestException) as error:
+            raise self._error(f"Docker Engine: {answers.root_cause(error)}") from error
+
+    @contextlib.contextmanager
+    def _acting(self, what: str) -> Iterator[None]:
+        from python_on_whales.exceptions import DockerException
+
+        try:
+            yield
+        except DockerException as error:
+            said = (error.stderr or "").strip().splitlines()[-LAST_LINES:]
+            raise self._error(f"`{what}` failed:\n" + "\n".join(said)) from error
 
     def versions(self) -> dict[str, str]:
         """Versions of the engine, its API and its kernel."""
-        with _reading():
+        with self._reading():
             version = self._reader.version()
         return {"engine": version["Version"], "api": version["ApiVersion"], "kernel": version.get("KernelVersion", "")}
 
     def information(self) -> dict[str, Any]:
         """What the daemon says of itself: ``docker info``."""
-        with _reading():
+        with self._reading():
             return dict(self._reader.info())
 
     def identity(self) -> str:
@@ -66,12 +110,12 @@ class LocalEngine:
 
     def network(self, identity: str) -> dict[str, Any]:
         """A network in full: its options, addresses, and who is on it."""
-        with _reading():
+        with self._reading():
             return dict(self._reader.inspect_network(identity))
 
     def unused_networks(self) -> tuple[tuple[str, str], ...]:
         """Networks that no container refers to, not even a stopped one: name, and the lab it was made for, if any."""
-        with _reading():
+        with self._reading():
             made = self._reader.networks(filters={"type": ["custom"]})
             held = {name for one in self._reader.containers(all=True) for name in one["NetworkSettings"]["Networks"]}
         free = (one for one in made if held.isdisjoint((one["Name"], one["Id"])))
@@ -82,7 +126,7 @@ class LocalEngine:
         import docker
 
         name = f"labctl-{lab}-{probe.ROLE}-{secrets.token_hex(4)}"
-        with _reading():
+        with self._reading():
             try:
                 self._reader.create_network(name, labels={"labctl.lab": lab, "labctl.role": probe.ROLE})
             except docker.errors.APIError as error:
@@ -95,11 +139,13 @@ class LocalEngine:
     def observe(self, lab: str, image: str | None = None) -> Observed:
         """The lab's containers and networks, by label, and the id of an image where one is asked about."""
         mark = {"label": f"labctl.lab={lab}"}
-        with _reading():
+        with self._reading():
             containers = self._reader.containers(all=True, filters=mark)
             networks = self._reader.networks(filters=mark)
         tried = [one for one in networks if (one["Labels"] or {}).get("labctl.role") == probe.ROLE]
-        found = sorted((self._with_reason(_container(one)) for one in containers), key=_node_order)
+        found = sorted(
+            (self._with_reason(answers.container_of(one, self.host)) for one in containers), key=answers.node_order
+        )
         return Observed(
             containers=tuple(one for one in found if one.role != probe.ROLE),
             probes=tuple(one for one in found if one.role == probe.ROLE),
@@ -118,7 +164,7 @@ class LocalEngine:
         """What the last health check said; nothing where the container is gone."""
         import docker
 
-        with _reading():
+        with self._reading():
             try:
                 log = self._reader.inspect_container(container)["State"]["Health"]["Log"]
             except docker.errors.NotFound:
@@ -129,7 +175,7 @@ class LocalEngine:
         """Id of a local image, None if it is not there."""
         import docker
 
-        with _reading():
+        with self._reading():
             try:
                 return str(self._reader.inspect_image(image)["Id"])
             except docker.errors.ImageNotFound:
@@ -137,12 +183,12 @@ class LocalEngine:
 
     def image_labels(self, image: str) -> dict[str, str]:
         """Labels of a local image."""
-        with _reading():
+        with self._reading():
             return dict(self._reader.inspect_image(image)["Config"].get("Labels") or {})
 
     def image_variables(self, image: str) -> dict[str, str]:
         """Environment variables of a local image."""
-        with _reading():
+        with self._reading():
             given = self._reader.inspect_image(image)["Config"].get("Env") or ()
         return dict(one.partition("=")[::2] for one in given)
 
@@ -150,22 +196,27 @@ class LocalEngine:
         """Bring up all services of these files as one project; nothing else of that project is touched."""
         from python_on_whales import DockerClient
 
-        client = DockerClient(compose_files=list(files), compose_project_name=project, compose_env_files=["/dev/null"])
-        with _acting(f"docker compose -p {project} up"):
+        client = DockerClient(
+            host=self._address or None,
+            compose_files=list(files),
+            compose_project_name=project,
+            compose_env_files=["/dev/null"],
+        )
+        with self._acting(f"docker compose -p {project} up"):
             client.compose.up(detach=True, quiet=True, pull="never", no_build=True)
 
     def remove(self, containers: tuple[str, ...]) -> None:
         """Kill and remove containers; one that is gone already is fine."""
-        with _acting("docker container rm"):
+        with self._acting("docker container rm"):
             self._actor.container.remove(list(containers), force=True)
 
     def remove_networks(self, networks: tuple[str, ...]) -> None:
-        with _acting("docker network rm"):
+        with self._acting("docker network rm"):
             self._actor.network.remove(list(networks))
 
     def call(self, container: str, argv: tuple[str, ...], *, user: str, limit: float = CALL_LIMIT) -> shell.Completed:
         """Run a short program in a container to its end, whatever its exit code; HostError after so many seconds."""
-        return shell.run(("docker", "exec", "--user", user, container, *argv), timeout=limit, check=False)
+        return shell.run((*self.docker, "exec", "--user", user, container, *argv), timeout=limit, check=False)
 
     def follow(
         self,
@@ -183,22 +234,22 @@ class LocalEngine:
         The terminal's Ctrl-C does not reach it, so that its last words are heard. HostError after ``limit`` seconds.
         """
         variables = tuple(word for name, value in environment for word in ("--env", f"{name}={value}"))
-        where = ("docker", "exec", "--user", user, "--workdir", workdir, *variables, container)
+        where = (*self.docker, "exec", "--user", user, "--workdir", workdir, *variables, container)
         return shell.stream((*where, *argv), on_line, timeout=limit, check=False).code
 
     def grants(self, lab: str, image: str, limits: tuple[tuple[str, int], ...]) -> bool:
         """Whether the daemon can start a container with these ulimits: some hosts refuse to raise them."""
         options = tuple(word for name, value in limits for word in ("--ulimit", f"{name}={value}:{value}"))
-        return not probe.refused(lab, image, options, because="rlimit")
+        return not probe.refused(self.docker, lab, image, options, because="rlimit")
 
     def reserves(self, lab: str, image: str, driver: str, ids: tuple[str, ...]) -> bool:
         """Whether the daemon knows this device driver, by reserving these devices: it lists none."""
         options = ("--gpus", probe.reservation(driver, ids))
-        return not probe.refused(lab, image, options, because="could not select device driver")
+        return not probe.refused(self.docker, lab, image, options, because="could not select device driver")
 
     def starts(self, lab: str, image: str, mapping: DeviceMapping) -> str:
         """Why a container with these devices does not start; empty when it does."""
-        return probe.refusal(lab, image, probe.device_options(mapping))
+        return probe.refusal(self.docker, lab, image, probe.device_options(mapping))
 
     def losses(self, lab: str) -> Iterator[tuple[str, Cause, str]]:
         """Yield (node, cause, what happened) for each container that dies or is lost to runs, from now on."""
@@ -208,60 +259,3 @@ class LocalEngine:
     def _events(self, lab: str) -> Any:
         filters = {"label": f"labctl.lab={lab}", "type": "container", "event": ["die", "oom", "health_status"]}
         return self._reader.events(filters=filters, decode=True)
-
-
-def _container(found: dict[str, Any]) -> Container:
-    labels = found["Labels"]
-    status = found.get("Status", "")
-    health = next(
-        (word for word in ("unhealthy", "healthy", "starting") if f"({word}" in status or f": {word}" in status), None
-    )
-    return Container(
-        id=found["Id"],
-        name=found["Names"][0].lstrip("/") if found.get("Names") else found["Id"][:12],
-        node=labels.get("labctl.node", "?"),
-        role=labels.get("labctl.role", "?"),
-        slots=int(labels.get("labctl.slots", 0)),
-        state=found["State"],
-        health=health,
-        fingerprint=labels.get("labctl.render", ""),
-        image=found["ImageID"],
-        directory=labels.get("labctl.directory", ""),
-        devices=tuple(filter(None, labels.get("labctl.devices", "").split(","))),
-    )
-
-
-def _node_order(container: Container) -> tuple[bool, str, int]:
-    """The launcher first, then the workers by number."""
-    stem, _, number = container.node.rpartition("-")
-    return (container.role != "launcher", stem, int(number) if number.isdigit() else 0)
-
-
-@contextlib.contextmanager
-def _reading() -> Iterator[None]:
-    import requests
-
-    import docker
-
-    try:
-        yield
-    except (docker.errors.APIError, requests.RequestException) as error:
-        raise HostError(f"Docker Engine: {_root_cause(error)}", hint="labctl doctor") from error
-
-
-@contextlib.contextmanager
-def _acting(what: str) -> Iterator[None]:
-    from python_on_whales.exceptions import DockerException
-
-    try:
-        yield
-    except DockerException as error:
-        said = (error.stderr or "").strip().splitlines()[-LAST_LINES:]
-        raise HostError(f"`{what}` failed:\n" + "\n".join(said), hint="labctl doctor") from error
-
-
-def _root_cause(error: BaseException) -> str:
-    """The innermost reason: requests and urllib3 wrap a refused connection three times."""
-    while error.__cause__ or error.__context__:
-        error = error.__cause__ or error.__context__  # type: ignore[assignment]
-    return str(getattr(error, "strerror", None) or error)
