@@ -7,6 +7,8 @@ from typing import Literal
 
 HERE = "local"
 """The name of this machine among hosts."""
+BRIDGED = "eth0"
+"""The interface of a lab's bridge network, as a container on it sees it."""
 
 Request = Literal["reservation", "cdi", "runtime"]
 """How an engine is asked for an NVIDIA GPU: a device reservation, a CDI device, or the runtime ``nvidia``."""
@@ -57,6 +59,18 @@ class Host:
     """A machine with a Docker daemon, as it was found. ``memory`` in bytes."""
 
     name: str
+    number: int = 0
+    """Its place among the lab's hosts."""
+    address: str = ""
+    """The IPv4 address by which nodes on other hosts reach it."""
+    interface: str = BRIDGED
+    """What nodes use to talk to each other, by its name in the containers."""
+    home: str = ""
+    """The person's home there."""
+    directory: str = ""
+    """The lab's directory there; empty where it is the lab directory itself."""
+    slots: int = 0
+    """Slots that the list of hosts gives it; 0 where it says nothing."""
     cpus: tuple[int, ...]
     memory: int
     mtu: int

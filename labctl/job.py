@@ -8,7 +8,7 @@ from dataclasses import replace
 from labctl import deepspeed_config, hostfile, launchers, render
 from labctl.errors import ConfigError
 from labctl.launchers import Launch
-from labctl.model import INTERFACE, File, Job, Lab, Node, Workload
+from labctl.model import File, Job, Lab, Node, Workload
 
 CONFIG = "ds_config.json"
 
@@ -38,7 +38,7 @@ def build(
         program=f"{directory}/rank.sh",
         master_port=lab.master_port,
         ssh_port=lab.ssh_port,
-        interface=INTERFACE,
+        interface=lab.interfaces,
         variables=(("LABCTL_RUN_ID", run_id),),
         way=launchers.way(workload.launcher),
         options=workload.launcher_arguments,

@@ -3,32 +3,48 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
+from typing import Literal
 
 from labctl import accelerators, clones, pci, setting_kinds
 from labctl.errors import ConfigError, HostError
-from labctl.hardware import Device, Host, Mount
-from labctl.model import INTERFACE, Accelerator, Lab, Limits, Node, Pairs, Secret
+from labctl.hardware import BRIDGED, Device, Host, Mount
+from labctl.model import Accelerator, Lab, Limits, Node, Pairs, Secret
 from labctl.settings import Settings
 
 KEPT = ".lab/kept"
 """What shells and notebooks keep when a lab goes down, relative to the lab directory: history, last directories."""
 
 
-def build(settings: Settings, directory: Path, accelerator: Accelerator, host: Host, limits: Limits) -> Lab:
-    """The lab that these settings ask for on this host.
+def build(
+    settings: Settings,
+    directory: Path,
+    accelerator: Accelerator,
+    hosts: tuple[Host, ...],
+    limits: Limits,
+    *,
+    network: Literal["bridge", "host"] = "bridge",
+    owner: str = "",
+) -> Lab:
+    """The lab that these settings ask for on these hosts: on one, its nodes share a bridge, else each host is a node.
 
-    Raises HostError when the host has fewer devices than the nodes ask for, ConfigError for one that is not there.
+    Raises HostError when a host has fewer devices than its nodes ask for, ConfigError for one that is not there.
     """
     project = settings.text("PROJECT_PATH")
+    if network == "bridge":
+        hosts = tuple(replace(host, interface=BRIDGED) for host in hosts)
     return Lab(
         name=settings.text("LAB_NAME"),
         directory=directory,
         accelerator=accelerator,
         image=settings.text("LAB_IMAGE") or f"labctl/{accelerator}",
-        nodes=nodes(settings, accelerator, host),
-        hosts=(host,),
+        nodes=nodes(settings, accelerator, hosts[0]) if network == "bridge" else spread(settings, accelerator, hosts),
+        hosts=hosts,
+        network=network,
+        owner=owner,
+        home=settings.home,
         ssh_port=settings.number("LAB_SSH_PORT"),
         master_port=settings.number("LAB_MASTER_PORT"),
         shm_size=settings.text("LAB_SHM_SIZE"),
@@ -45,8 +61,7 @@ def build(settings: Settings, directory: Path, accelerator: Accelerator, host: H
 def nodes(settings: Settings, accelerator: Accelerator, host: Host) -> tuple[Node, ...]:
     """``LAB_NODES`` workers that share the host's devices and cores without overlap."""
     count = settings.number("LAB_NODES")
-    devices = chosen_devices(accelerator, host, settings.text("LAB_DEVICES"))
-    slots = int(settings.text("LAB_SLOTS") or default_slots(accelerator, devices, count))
+    devices, slots = devices_and_slots(settings, accelerator, host, count)
     shares = tuple(share_devices(accelerator, host, devices, index, slots, count) for index in range(count))
     cores = share_cores(host, tuple(tuple(core for device in share for core in device.cpus) for share in shares))
     module = accelerators.get(accelerator)
@@ -60,6 +75,26 @@ def nodes(settings: Settings, accelerator: Accelerator, host: Host) -> tuple[Nod
         )
         for index in range(count)
     )
+
+
+def spread(settings: Settings, accelerator: Accelerator, hosts: tuple[Host, ...]) -> tuple[Node, ...]:
+    """A worker on each host, with all of its cores and as many of its devices as it has slots."""
+    module = accelerators.get(accelerator)
+    found = []
+    for host in hosts:
+        devices, slots = devices_and_slots(settings, accelerator, host, 1)
+        mapping = module.mapping(host, share_devices(accelerator, host, devices, 0, slots, 1))
+        found.append(Node(name=f"worker-{host.number}", host=host.name, slots=slots, devices=mapping))
+    return tuple(found)
+
+
+def devices_and_slots(
+    settings: Settings, accelerator: Accelerator, host: Host, count: int
+) -> tuple[tuple[Device, ...], int]:
+    """The devices that may be used on a host of so many nodes, and the slots of each node."""
+    devices = chosen_devices(accelerator, host, settings.text("LAB_DEVICES"))
+    asked = host.slots or settings.number("LAB_SLOTS")
+    return devices, asked or default_slots(accelerator, devices, count)
 
 
 def chosen_devices(accelerator: Accelerator, host: Host, text: str) -> tuple[Device, ...]:
@@ -166,9 +201,6 @@ def environment(settings: Settings, project: str) -> Pairs:
         "TRITON_CACHE_DIR": "/home/lab/.cache/triton",
         "TORCHINDUCTOR_CACHE_DIR": "/home/lab/.cache/torchinductor",
         "CUDA_CACHE_PATH": "/home/lab/.cache/cuda",
-        "GLOO_SOCKET_IFNAME": INTERFACE,
-        "OMPI_MCA_btl_tcp_if_include": INTERFACE,
-        "OMPI_MCA_oob_tcp_if_include": INTERFACE,
         "PYTHONUNBUFFERED": "1",
     }
     if settings.secret("HF_TOKEN"):

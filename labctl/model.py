@@ -11,8 +11,6 @@ from labctl.hardware import DeviceMapping, Host, Mount
 
 Accelerator = Literal["cpu", "nvidia", "habana", "intel"]
 Pairs = tuple[tuple[str, str], ...]
-# The lab's network as a container sees it.
-INTERFACE = "eth0"
 
 
 class Secret(str):
@@ -69,6 +67,12 @@ class Lab:
     image: str
     nodes: tuple[Node, ...]
     hosts: tuple[Host, ...]
+    network: Literal["bridge", "host"] = "bridge"
+    """One host's nodes share a bridge; where there are several hosts, a node has its host's own network."""
+    owner: str = ""
+    """Who makes it, as ``person@machine``."""
+    home: str = ""
+    """That person's home there."""
     ssh_port: int
     master_port: int
     shm_size: str
@@ -81,6 +85,15 @@ class Lab:
     """Files under ``/run/secrets``."""
     hidden: tuple[Secret, ...] = ()
     """Values that no record may show."""
+
+    @property
+    def interfaces(self) -> str:
+        """The interfaces that nodes use to talk to each other, commas between where hosts name them differently."""
+        return ",".join(dict.fromkeys(host.interface for host in self.hosts))
+
+    def host_of(self, node: str) -> Host:
+        """The host of a worker, or of the launcher, which is with the first node."""
+        return self.host(next((one.host for one in self.nodes if one.name == node), self.nodes[0].host))
 
     def host(self, name: str) -> Host:
         return next(host for host in self.hosts if host.name == name)

@@ -33,7 +33,7 @@ def load_lab(context: Context, found: Settings, engine: DockerEngine | None = No
     image = image_name(found)
     here = device_requests.settled(found, accelerator, here, context.directory, image, engine, anew=anew)
     granted = limits.granted(found, context.directory, image, engine, context.warn)
-    return lab.build(found, context.directory, accelerator, here, granted)
+    return lab.build(found, context.directory, accelerator, (here,), granted)
 
 
 def foresee_lab(context: Context, found: Settings, engine: DockerEngine) -> Lab:
@@ -42,7 +42,7 @@ def foresee_lab(context: Context, found: Settings, engine: DockerEngine) -> Lab:
     if accelerator == "nvidia":
         here = replace(here, request=device_requests.foreseen(found, here, context.directory, engine)[0])
     granted = limits.granted(found, context.directory, image_name(found), None, context.warn)
-    return lab.build(found, context.directory, accelerator, here, granted)
+    return lab.build(found, context.directory, accelerator, (here,), granted)
 
 
 def image_name(found: Settings) -> str:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shlex
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from labctl import resources
 from labctl.hardware import Device, DeviceMapping, Host, Mount
 from labctl.model import File, Job, Lab, Node, Pairs, Workload
+from labctl.templates import template
 
 # Root may not do in a container what no capability allows; these are what sshd and the node's start cannot do without.
 SSHD_CAPABILITIES = (
@@ -26,6 +24,8 @@ LAUNCHER_CAPABILITIES = (
     ("SETUID", "the entrypoint becomes the lab's user"),
 )
 LAUNCHER = "launcher"
+# By these the libraries that every lab has are told which network to use; an accelerator adds its own.
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_oob_tcp_if_include")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ def compose_path(node: str) -> str:
 def render(lab: Lab) -> tuple[File, ...]:
     """Every file that the lab's nodes get, but keys and secrets, which are made or written apart."""
     files = [file for node in lab.nodes for file in (render_node(lab, node), *links(node))]
-    config = _template("ssh_config.j2").render(lab=lab)
+    config = template("ssh_config.j2").render(lab=lab)
     return (*files, File(path=f"{node_directory(lab.nodes[0].name)}/launcher/config", content=config))
 
 
@@ -99,13 +99,14 @@ def render_node(lab: Lab, node: Node) -> File:
         "path": compose_path(node.name),
         "services": services,
         "limits": limits(lab),
+        "names": [(one.name, lab.host(one.host).address) for one in lab.nodes],
         "secrets": [(f"{service.name}-{name}", path) for service in services for name, path in service.secrets],
     }
-    template = _template("node.yml.j2")
+    page = template("node.yml.j2")
     # The label lets `up` see from the container alone whether it was made from this very text and these secrets.
     sealed = "".join(f"{name}\0{value.reveal()}\0" for name, value in lab.secrets)
-    digest = hashlib.sha256((template.render(**context, fingerprint="") + sealed).encode("utf-8", "surrogateescape"))
-    return File(path=compose_path(node.name), content=template.render(**context, fingerprint=digest.hexdigest()[:16]))
+    digest = hashlib.sha256((page.render(**context, fingerprint="") + sealed).encode("utf-8", "surrogateescape"))
+    return File(path=compose_path(node.name), content=page.render(**context, fingerprint=digest.hexdigest()[:16]))
 
 
 def links(node: Node) -> tuple[File, ...]:
@@ -114,9 +115,9 @@ def links(node: Node) -> tuple[File, ...]:
     return tuple(File(path=f"{folder}/{name}", content=target, link=True) for name, target in node.devices.links)
 
 
-def links_mount(lab: Lab, node: Node) -> tuple[Mount, ...]:
-    source = lab.directory / node_directory(node.name) / "by-path"
-    return (Mount(source=str(source), target="/dev/dri/by-path", read_only=True),) if node.devices.links else ()
+def links_mount(lab: Lab, node: Node, host: Host) -> tuple[Mount, ...]:
+    source = own_path(lab, host, f"{node_directory(node.name)}/by-path")
+    return (Mount(source=source, target="/dev/dri/by-path", read_only=True),) if node.devices.links else ()
 
 
 def lease_path(locks: str, device: Device) -> Path:
@@ -142,6 +143,25 @@ def lease_holder(lab: Lab, node: Node, host: Host) -> Pairs:
     return (("LAB_LEASE", json.dumps(holder)),) if node.devices.devices else ()
 
 
+def own_path(lab: Lab, host: Host, path: str) -> str:
+    """Where something of the lab's directory is on a host."""
+    return f"{host.directory or lab.directory}/{path}"
+
+
+def path_on(lab: Lab, host: Host, path: str) -> str:
+    """Where a path of this machine is on a host: the lab's directory and the person's home are elsewhere there."""
+    moved = ((str(lab.directory), host.directory), (lab.home, host.home))
+    for here, there in moved:
+        if here and there and (path == here or path.startswith(f"{here}/")):
+            return there + path.removeprefix(here)
+    return path
+
+
+def shared_mounts(lab: Lab, host: Host) -> tuple[Mount, ...]:
+    """What every container of the lab sees, by its path on this host."""
+    return tuple(replace(mount, source=path_on(lab, host, mount.source)) for mount in lab.mounts)
+
+
 def fingerprint(content: str) -> str:
     """The ``labctl.render`` label in a rendered compose file."""
     return content.split("labctl.render: ", 1)[1].split("\n", 1)[0].strip('"')
@@ -152,7 +172,7 @@ def worker(lab: Lab, node: Node, host: Host) -> Service:
     threads = ("OMP_NUM_THREADS", str(max(1, cores // node.slots)))
     devices = node.devices.devices
     health = (("LAB_HEALTH_DEVICES", f"{lab.accelerator}:{len(devices)}"),) if devices else ()
-    cache = Mount(source=str(lab.directory / cache_directory(node.name)), target="/home/lab/.cache")
+    cache = Mount(source=own_path(lab, host, cache_directory(node.name)), target="/home/lab/.cache")
     return Service(
         name=node.name,
         role="worker",
@@ -164,14 +184,14 @@ def worker(lab: Lab, node: Node, host: Host) -> Service:
         capabilities=(*SSHD_CAPABILITIES, *node.devices.cap_add),
         devices=node.devices,
         mounts=(
-            *lab.mounts,
+            *shared_mounts(lab, host),
             *node.devices.mounts,
-            *links_mount(lab, node),
+            *links_mount(lab, node, host),
             *lease_mounts(node, host),
             cache,
-            ssh_mount(lab, f"{node_directory(node.name)}/ssh"),
+            ssh_mount(lab, host, f"{node_directory(node.name)}/ssh"),
         ),
-        secrets=secret_paths(lab, node.name),
+        secrets=secret_paths(lab, host, node.name),
     )
 
 
@@ -190,28 +210,37 @@ def launcher(lab: Lab, host: Host) -> Service:
         environment=environment(lab, host, accelerator),
         capabilities=LAUNCHER_CAPABILITIES,
         devices=DeviceMapping(),
-        # An editor that is attached here changes workloads; ranks, which workers run, may not.
+        # An editor that is attached here changes workloads; ranks, which workers run, may not. What was sent stays.
         mounts=(
-            *(replace(mount, read_only=False) for mount in lab.mounts),
-            ssh_mount(lab, f"{node_directory(first.name)}/launcher"),
+            *(replace(mount, read_only=mount.read_only and sent(host)) for mount in shared_mounts(lab, host)),
+            ssh_mount(lab, host, f"{node_directory(first.name)}/launcher"),
         ),
-        secrets=secret_paths(lab, first.name),
+        secrets=secret_paths(lab, host, first.name),
     )
 
 
 def environment(lab: Lab, host: Host, more: Pairs) -> Pairs:
     """The container's environment: the node's own, then the lab's, whose extra variables win."""
     node = {"LAB_NAME": lab.name, "LAB_UID": str(host.uid), "LAB_GID": str(host.gid), "LAB_SSH_PORT": str(lab.ssh_port)}
-    return tuple({**node, **dict(more), **dict(lab.environment)}.items())
+    if lab.network == "host":
+        # The host's other networks have no business with the lab's sshd.
+        node["LAB_SSH_ADDRESS"] = host.address
+    network = dict.fromkeys(INTERFACE_VARIABLES, host.interface)
+    return tuple({**node, **network, **dict(more), **dict(lab.environment)}.items())
 
 
-def ssh_mount(lab: Lab, path: str) -> Mount:
-    return Mount(source=str(lab.directory / path), target="/etc/lab/ssh", read_only=True)
+def sent(host: Host) -> bool:
+    """Whether the lab's files are sent to this host, because it does not see the lab directory itself."""
+    return bool(host.directory)
 
 
-def secret_paths(lab: Lab, node: str) -> Pairs:
-    base = lab.directory / node_directory(node) / "secrets"
-    return tuple((name, str(base / name)) for name, _ in lab.secrets)
+def ssh_mount(lab: Lab, host: Host, path: str) -> Mount:
+    return Mount(source=own_path(lab, host, path), target="/etc/lab/ssh", read_only=True)
+
+
+def secret_paths(lab: Lab, host: Host, node: str) -> Pairs:
+    base = own_path(lab, host, f"{node_directory(node)}/secrets")
+    return tuple((name, f"{base}/{name}") for name, _ in lab.secrets)
 
 
 def limits(lab: Lab) -> list[tuple[str, int]]:
@@ -224,7 +253,7 @@ def render_program(lab: Lab, job: Job, script_directory: str) -> File:
     """The script that every rank of a run executes; of a workload that starts its ranks itself, the launcher."""
     workload = job.workload
     name = "start.sh.j2" if workload.launcher == "own" else "rank.sh.j2"
-    content: str = _template(name).render(
+    content: str = template(name).render(
         job=job,
         script_directory=script_directory,
         command=(*command(workload.script), *workload.arguments),
@@ -247,32 +276,3 @@ def command(script: str) -> tuple[str, ...]:
     if script.endswith(".py"):
         return ("python", "-u", script)
     return (script if "/" in script else f"./{script}",)
-
-
-@lru_cache(maxsize=4096)
-def yaml_string(value: str) -> str:
-    """A value as a double-quoted YAML string that compose reads back byte for byte: compose's ``$`` is doubled."""
-    value = value.replace("$", "$$")
-    if value.isascii() and value.isprintable():
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
-    import yaml
-
-    return str(yaml.safe_dump(value, default_style='"', width=float("inf"), allow_unicode=False)).rstrip("\n")
-
-
-@lru_cache(maxsize=1)
-def _environment() -> Any:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    # Autoescaping is for HTML; every value here goes through `q` (YAML) or `sh` (bash) instead.
-    environment = Environment(  # noqa: S701
-        loader=FileSystemLoader(resources.path("compose")), undefined=StrictUndefined, keep_trailing_newline=True
-    )
-    environment.filters["q"] = yaml_string
-    environment.filters["sh"] = shlex.quote
-    return environment
-
-
-def _template(name: str) -> Any:
-    return _environment().get_template(name)

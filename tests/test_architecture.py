@@ -18,7 +18,7 @@ RINGS: tuple[tuple[str, ...], ...] = (
     ("hardware", "model", "errors", "containers"),
     ("dotenv", "yamlfile", "hostfile", "workload", "workload_fields", "deepspeed_config", "clones",
      "settings", "setting_kinds", "metrics", "verdict", "fit", "accelerators",
-     "launchers", "resources", "images", "host", "pci", "apt"),
+     "launchers", "resources", "templates", "images", "host", "pci", "apt"),
     ("context", "observe", "lab", "render", "job", "plan", "devcontainer"),
     ("shell", "probe", "relay", "files", "lock", "leases", "keys", "store", "report", "output", "initialise"),
     ("engines", "vendor_tools"),

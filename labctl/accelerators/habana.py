@@ -8,7 +8,6 @@ from pathlib import Path
 from labctl import pci
 from labctl.hardware import Device, DeviceMapping, Host, Mount
 from labctl.host import read
-from labctl.model import INTERFACE
 
 SOUGHT = "/dev/accel/accel<N> served by habanalabs"
 
@@ -59,7 +58,7 @@ def mapping(host: Host, devices: tuple[Device, ...]) -> DeviceMapping:
             ("HABANA_VISIBLE_DEVICES", ",".join(device.id for device in devices)),
             *((("HABANA_VISIBLE_MODULES", ",".join(modules)),) if all(modules) else ()),
             ("OMPI_MCA_btl_vader_single_copy_mechanism", "none"),
-            ("HCCL_SOCKET_IFNAME", INTERFACE),
+            ("HCCL_SOCKET_IFNAME", host.interface),
         ),
         cap_add=(
             ("SYS_NICE", "Intel's run line asks for it; ranks have no capability"),

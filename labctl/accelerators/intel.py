@@ -8,7 +8,6 @@ from pathlib import Path
 from labctl import pci
 from labctl.hardware import Device, DeviceMapping, Host
 from labctl.host import read
-from labctl.model import INTERFACE
 
 SOUGHT = "Intel GPU under /dev/dri"
 VENDOR = "0x8086"
@@ -68,8 +67,8 @@ def mapping(host: Host, devices: tuple[Device, ...]) -> DeviceMapping:
         links=tuple((device.link, f"../{Path(device.path).name}") for device in devices if device.link),
         environment=(
             ("ZE_AFFINITY_MASK", ",".join(str(index) for index in range(len(devices)))),
-            ("CCL_SOCKET_IFNAME", INTERFACE),
-            ("FI_TCP_IFACE", INTERFACE),
+            ("CCL_SOCKET_IFNAME", host.interface),
+            ("FI_TCP_IFACE", host.interface),
         ),
         cap_add=(("IPC_LOCK", "root pins memory for RDMA; ranks by memlock"),) if host.infiniband else (),
         group_add=host.groups,

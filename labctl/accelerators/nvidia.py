@@ -9,7 +9,6 @@ from pathlib import Path
 from labctl import pci
 from labctl.hardware import Device, DeviceMapping, Host
 from labctl.host import read
-from labctl.model import INTERFACE
 
 SOUGHT = "/dev/nvidia<N>"
 CDI_KIND = "nvidia.com/gpu"
@@ -80,7 +79,7 @@ def mapping(host: Host, devices: tuple[Device, ...]) -> DeviceMapping:
         environment=(
             *((("NVIDIA_VISIBLE_DEVICES", visible),) if visible else ()),
             ("NVIDIA_DRIVER_CAPABILITIES", "compute,utility"),
-            ("NCCL_SOCKET_IFNAME", INTERFACE),
+            ("NCCL_SOCKET_IFNAME", host.interface),
         ),
         cap_add=(("IPC_LOCK", "root pins memory for RDMA; ranks by memlock"),) if host.infiniband else (),
     )

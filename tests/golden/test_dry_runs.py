@@ -28,7 +28,7 @@ def dry_run(name: str, scratch: Path) -> str:
     found = settings.load(scratch, clones, {})
     options = runs.RunOptions()
     task = runs.choose_workload(ROOT, f"dschat/{name}", options, found)
-    job = runs.build_job(lab.build(found, Path("/srv/lab"), "cpu", host(), Limits()), task, options, NOW)
+    job = runs.build_job(lab.build(found, Path("/srv/lab"), "cpu", (host(),), Limits()), task, options, NOW)
     return re.sub(rf"({name})-[0-9a-f]{{4}}\b", r"\1-3fa2", f"{plan.run(job)}\n")
 
 

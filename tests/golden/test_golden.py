@@ -33,7 +33,7 @@ def load_case(folder: Path, scratch: Path) -> Lab:
     facts |= {key: tuple(value) for key, value in facts.items() if isinstance(value, list)}
     facts["devices"] = tuple(Device(**device) for device in facts.get("devices", ()))
     accelerator: Any = found.text("LAB_ACCELERATOR")
-    return lab.build(found, DIRECTORY, accelerator, Host(**facts), limits.wanted(found))
+    return lab.build(found, DIRECTORY, accelerator, (Host(**facts),), limits.wanted(found))
 
 
 def load_job(folder: Path, of: Lab) -> Job | None:

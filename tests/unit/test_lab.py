@@ -18,7 +18,7 @@ from labctl.model import Lab, Secret
 def build(tmp_path: Path, text: str = "", accelerator: Any = "cpu", where: Host | None = None) -> Lab:
     (tmp_path / ".env").write_text(text, encoding="utf-8")
     found = settings.load(tmp_path, {"HOME": "/home/someone"}, {})
-    return lab.build(found, DIRECTORY, accelerator, where or host(), limits.wanted(found))
+    return lab.build(found, DIRECTORY, accelerator, (where or host(),), limits.wanted(found))
 
 
 # --- cores ---------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from builders import devices, host, lab, node
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labctl import render
+from labctl import render, templates
 from labctl.hardware import DeviceMapping, Mount
 from labctl.model import Lab, Limits, Secret
 
@@ -54,7 +54,7 @@ def read(of: Lab) -> dict[str, Any]:
 
 
 def through_yaml(value: str) -> object:
-    found = yaml.safe_load(render.yaml_string(value))
+    found = yaml.safe_load(templates.yaml_string(value))
     return found.replace("$$", "$") if isinstance(found, str) else found
 
 
@@ -64,7 +64,7 @@ def through_yaml(value: str) -> object:
 @given(TEXT)
 def test_any_text_survives_as_a_yaml_string(value: str) -> None:
     assert through_yaml(value) == value
-    assert "\n" not in render.yaml_string(value)
+    assert "\n" not in templates.yaml_string(value)
 
 
 @pytest.mark.parametrize("value", INJECTIONS)
@@ -199,7 +199,7 @@ def test_a_template_that_asks_for_what_is_not_there_fails() -> None:
     from jinja2 import UndefinedError
 
     with pytest.raises(UndefinedError):
-        render._environment().from_string("{{ nothing }}").render()
+        templates._environment().from_string("{{ nothing }}").render()
 
 
 def test_ten_times_the_nodes_is_ten_times_the_files() -> None:
