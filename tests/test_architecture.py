@@ -16,11 +16,12 @@ PACKAGE = Path(__file__).parents[1] / "labctl"
 # From the lowest ring to the highest: a module imports from its own ring and from those below it.
 RINGS: tuple[tuple[str, ...], ...] = (
     ("hardware", "model", "errors", "containers"),
-    ("dotenv", "yamlfile", "hostfile", "workload", "workload_fields", "deepspeed_config", "clones",
+    ("dotenv", "yamlfile", "hostfile", "hosts", "workload", "workload_fields", "deepspeed_config", "clones",
      "settings", "setting_kinds", "metrics", "verdict", "fit", "accelerators",
      "launchers", "resources", "templates", "images", "host", "pci", "apt"),
     ("context", "observe", "lab", "render", "job", "plan", "devcontainer"),
-    ("shell", "probe", "relay", "files", "lock", "leases", "keys", "store", "report", "output", "initialise"),
+    ("shell", "connection", "probe", "relay", "files", "lock", "leases", "keys", "store", "report", "output",
+     "initialise"),
     ("engines", "vendor_tools"),
     ("execute",),
     ("attach", "supervise", "trials", "limits", "device_requests", "record", "prerequisites", "sources", "base_image",
@@ -32,8 +33,8 @@ RINGS: tuple[tuple[str, ...], ...] = (
 )  # fmt: skip
 RING = {name: number for number, ring in enumerate(RINGS) for name in ring}
 # Data in, data out: what stands left of the plan.
-PURE = ("hardware", "model", "errors", "yamlfile", "hostfile", "deepspeed_config", "workload_fields", "settings",
-        "setting_kinds", "metrics", "verdict", "fit", "launchers", "lab",
+PURE = ("hardware", "model", "errors", "yamlfile", "hostfile", "hosts", "deepspeed_config", "workload_fields",
+        "settings", "setting_kinds", "metrics", "verdict", "fit", "launchers", "lab",
         "render", "job", "plan", "devcontainer")  # fmt: skip
 HEAVY = {"docker", "python_on_whales", "jinja2", "yaml", "cryptography", "typer", "requests", "huggingface_hub"}
 MODULES = sorted(PACKAGE.rglob("*.py"))
