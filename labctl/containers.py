@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
+from labctl.errors import HostError
 from labctl.hardware import HERE
 from labctl.model import Cause
 
@@ -48,7 +48,7 @@ class Container:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """What a daemon holds of one lab; ``image`` is the id of the image that the lab would use, None if absent."""
+    """What one daemon, or those of all hosts, hold of a lab; ``image`` is the id of the lab's image, None if absent."""
 
     containers: tuple[Container, ...] = ()
     probes: tuple[Container, ...] = ()
@@ -58,11 +58,21 @@ class Observed:
     probe_networks: tuple[tuple[str, str], ...] = ()
     """Those of a labctl that tried whether there is room for one."""
     image: str | None = None
-    images: Mapping[str, str | None] = field(default_factory=dict)
-    """The same by host, where there are several."""
+    host: str = HERE
+    parts: tuple[Observed, ...] = ()
+    """What each daemon holds, where there are several."""
+    silent: tuple[tuple[str, HostError], ...] = ()
+    """Hosts whose daemons were asked and did not answer, and what came back."""
 
-    def image_on(self, host: str) -> str | None:
-        return self.images.get(host, self.image)
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return tuple(part.host for part in self.parts) if self.parts else (self.host,)
+
+    def on(self, host: str) -> Observed:
+        """What the daemon of one host holds; nothing of one that did not answer."""
+        if host == self.host and not self.parts:
+            return self
+        return next((part for part in self.parts if part.host == host), Observed(host=host))
 
     def owner_elsewhere(self, directory: Path) -> Path | None:
         """Another directory, still there, that these containers belong to; None where there is none."""

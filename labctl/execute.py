@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import singledispatch
+from itertools import groupby
+from types import MappingProxyType
+from typing import cast
 
 from labctl import files, plan, render
 from labctl.engines import Engine
@@ -15,32 +19,114 @@ from labctl.model import Event, Lab
 
 AGENT = ("/usr/bin/python3", "-I", "/opt/lab/labnode.py")
 Emit = Callable[[Event], None]
+Failures = Mapping[str, HostError]
+"""What failed, by the name of the host."""
+# Hosts, and nodes, that are worked on at once.
+WIDTH = 32
 # Seconds in which a container that is being removed is gone.
 DYING = 5
 # Seconds for a node's health check, which has shorter limits inside.
 CHECKING = 20
 
 
-def carry_out(steps: plan.Plan, lab: Lab, engine: Engine, emit: Emit) -> None:
-    """Every step in order; HostError says which one failed, on which node, and what came back."""
-    for step in announced(steps, emit):
-        do(step, lab, engine)
+def carry_out(steps: plan.Plan, lab: Lab, engine: Engine, emit: Emit, failed: Failures = MappingProxyType({})) -> None:
+    """Every step in order, those of different hosts side by side; one that ``failed`` gets none, nor any further ones.
+
+    HostError says which step failed, on which host or node, and what came back, once the others are done.
+    """
+    lost = dict(failed)
+    for concerns_hosts, group in groupby(numbered(steps), key=lambda one: isinstance(one.step, plan.HostStep)):
+        if concerns_hosts:
+            lost |= on_hosts(group, lambda step: do(step, lab, engine), emit, lost)
+            continue
+        for one in group:
+            if step := spared(one.step, lab, lost):
+                one.announce(emit)
+                do(step, lab, engine)
+    raise_all(lost)
 
 
-def remove_all(steps: plan.Plan, engine: Engine, emit: Emit) -> None:
-    """The steps of a plan that only removes: it needs no lab on disk."""
-    for step in announced(steps, emit):
-        if isinstance(step, plan.RemoveContainers):
-            engine.remove(tuple(container.id for container in step.containers))
-        elif isinstance(step, plan.RemoveNetworks):
-            engine.remove_networks(tuple(identity for identity, _ in step.networks))
+def remove_all(steps: plan.Plan, engine: Engine, emit: Emit, failed: Failures = MappingProxyType({})) -> None:
+    """The steps of a plan that only removes: it needs no lab on disk. HostError as ``carry_out``."""
+    raise_all({**failed, **on_hosts(numbered(steps), lambda step: remove(step, engine), emit, failed)})
 
 
-def announced(steps: plan.Plan, emit: Emit) -> Iterator[plan.Step]:
-    """The steps, each said before it is handed on."""
-    for number, step in enumerate(steps.steps, 1):
-        emit(Event(kind="step", text=f"[{number}/{len(steps.steps)}] {shorten(str(step))}"))
-        yield step
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """A step of a plan and its place in it."""
+
+    step: plan.Step
+    number: int
+    of: int
+
+    def announce(self, emit: Emit) -> None:
+        emit(Event(kind="step", text=f"[{self.number}/{self.of}] {shorten(str(self.step))}"))
+
+
+def numbered(steps: plan.Plan) -> Iterator[Numbered]:
+    return (Numbered(step, number, len(steps.steps)) for number, step in enumerate(steps.steps, 1))
+
+
+def on_hosts(
+    group: Iterable[Numbered], act: Callable[[plan.HostStep], None], emit: Emit, lost: Failures
+) -> dict[str, HostError]:
+    """The steps of each host in order, all hosts at once; returns what failed where. Lost hosts are left out."""
+    queues: dict[str, list[Numbered]] = {}
+    for one in group:
+        step = cast(plan.HostStep, one.step)
+        if step.host not in lost:
+            queues.setdefault(step.host, []).append(one)
+
+    def work(queue: list[Numbered]) -> HostError | None:
+        try:
+            for one in queue:
+                one.announce(emit)
+                act(cast(plan.HostStep, one.step))
+        except HostError as error:
+            return error
+        return None
+
+    if not queues:
+        return {}
+    with ThreadPoolExecutor(min(len(queues), WIDTH)) as pool:
+        outcomes = zip(queues, pool.map(work, queues.values()), strict=True)
+        return {host: error for host, error in outcomes if error}
+
+
+def spared(step: plan.Step, lab: Lab, lost: Failures) -> plan.Step | None:
+    """The step as far as it concerns hosts that are not lost; None where nothing of it is left."""
+    if not isinstance(step, plan.Reach) or not lost:
+        return step
+    nodes = tuple(node.name for node in lab.nodes if node.name in step.nodes and node.host not in lost)
+    return replace(step, nodes=nodes) if nodes and lab.host_of(render.LAUNCHER).name not in lost else None
+
+
+def raise_all(lost: Failures) -> None:
+    """HostError that says what failed on each of these hosts; nothing where none failed."""
+    if len(lost) == 1:
+        raise next(iter(lost.values()))
+    if lost:
+        first = next(iter(lost))
+        lines = "".join(f"\n  {indented(about(host, error))}" for host, error in lost.items())
+        hint = f"{lost[first].hint}; then the same command again" if lost[first].hint else "the same command again"
+        raise HostError(f"{len(lost)} hosts failed, the others are done:{lines}", hint=hint, node=first)
+
+
+def about(host: str, error: HostError) -> str:
+    return error.message if error.message.startswith(host) else f"{host}: {error.message}"
+
+
+def indented(text: str) -> str:
+    return text.replace("\n", "\n    ")
+
+
+def remove(step: plan.HostStep, engine: Engine) -> None:
+    """Carry out a step that only removes."""
+    there = engine.on(step.host)
+    if isinstance(step, plan.RemoveContainers):
+        there.remove(tuple(container.id for container in step.containers))
+    elif isinstance(step, plan.RemoveNetworks):
+        there.remove_networks(tuple(identity for identity, _ in step.networks))
 
 
 def shorten(text: str, width: int = 110) -> str:
@@ -60,12 +146,13 @@ def _(step: plan.WriteFiles, lab: Lab, engine: Engine) -> None:  # noqa: ARG001
 
 @do.register
 def _(step: plan.RemoveContainers, lab: Lab, engine: Engine) -> None:  # noqa: ARG001
-    engine.remove(tuple(container.id for container in step.containers))
+    remove(step, engine)
 
 
 @do.register
 def _(step: plan.ComposeUp, lab: Lab, engine: Engine) -> None:
-    engine.compose_up(step.project, tuple(lab.directory / render.compose_path(node) for node in step.nodes))
+    files = tuple(lab.directory / render.compose_path(node) for node in step.nodes)
+    engine.on(step.host).compose_up(step.project, files)
 
 
 @do.register
@@ -101,7 +188,7 @@ def ssh_reason(said: str) -> str:
 def reap(lab: Lab, engine: Engine, run_id: str, grace: float) -> list[str]:
     """End a run's processes in all containers at once; returns those that could not be ended, as text."""
     nodes = (render.LAUNCHER, *(node.name for node in lab.nodes))
-    with ThreadPoolExecutor(min(len(nodes), 32)) as pool:
+    with ThreadPoolExecutor(min(len(nodes), WIDTH)) as pool:
         left = pool.map(lambda node: reap_node(lab, engine, node, run_id, grace), nodes)
     return [text for text in left if text]
 
@@ -134,18 +221,19 @@ def unhealthy(lab: Lab, engine: Engine, nodes: tuple[str, ...]) -> dict[str, str
 
     if not nodes:
         return {}
-    with ThreadPoolExecutor(min(len(nodes), 32)) as pool:
+    with ThreadPoolExecutor(min(len(nodes), WIDTH)) as pool:
         return {node: said for node, said in zip(nodes, pool.map(check, nodes), strict=True) if said}
 
 
 def agent(lab: Lab, engine: Engine, node: str, *words: str) -> list[str]:
     """What the node's own agent prints, one line each; HostError when it fails without a word."""
-    done = engine.call(render.container_name(lab, node), (*AGENT, *words), user=user(lab))
+    done = engine.call(render.container_name(lab, node), (*AGENT, *words), user=user(lab, node))
     if done.code and not done.out:
         raise HostError(f"{node}: {done.err.strip()}", hint=f"labctl logs {node}", node=node)
     return done.out.splitlines()
 
 
-def user(lab: Lab) -> str:
-    """Numeric user and group that processes in the lab's containers have: the person's own."""
-    return f"{lab.hosts[0].uid}:{lab.hosts[0].gid}"
+def user(lab: Lab, node: str = render.LAUNCHER) -> str:
+    """Numeric user and group that processes in a container of the lab have: the person's own on its host."""
+    host = lab.host_of(node)
+    return f"{host.uid}:{host.gid}"

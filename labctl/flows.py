@@ -22,6 +22,7 @@ from labctl import (
     plan,
     prepare,
     render,
+    run_request,
     runs,
     store,
 )
@@ -116,7 +117,9 @@ def build(context: Context, *, workload: str = "", update_lock: bool = False) ->
     """Build the image of the nodes, or that which a workload needs; or resolve its pinned versions anew."""
     found = context.settings()
     if workload:
-        found = prepare.for_workload(found, runs.choose_workload(context.directory, workload, runs.RunOptions(), found))
+        found = prepare.for_workload(
+            found, run_request.choose_workload(context.directory, workload, run_request.RunOptions(), found)
+        )
     return prepare.build_image(context, found, update_lock=update_lock)
 
 
@@ -129,7 +132,9 @@ def up(context: Context, *, workload: str = "", dry_run: bool = False) -> dict[s
     engine = DockerEngine()
     prepare.require_initialised(context)
     if workload:
-        found = prepare.for_workload(found, runs.choose_workload(context.directory, workload, runs.RunOptions(), found))
+        found = prepare.for_workload(
+            found, run_request.choose_workload(context.directory, workload, run_request.RunOptions(), found)
+        )
     if dry_run:
         steps = plan_up(context, prepare.foresee_lab(context, found, engine), engine)
         return {"lab": found.text("LAB_NAME"), "plan": str(steps).splitlines()}
@@ -230,20 +235,20 @@ def plan_down(context: Context, found: Settings, engine: DockerEngine) -> plan.P
     return plan.down(observed)
 
 
-def run(context: Context, name: str, options: runs.RunOptions, ask: Ask | None = None) -> dict[str, Any]:
+def run(context: Context, name: str, options: run_request.RunOptions, ask: Ask | None = None) -> dict[str, Any]:
     """Run a workload on the lab and judge it; the answer is the run's result.
 
     ``ask`` is asked whether the image that the workload needs may be built and the lab brought up with it.
     """
     found = context.settings()
-    task = runs.choose_workload(context.directory, name, options, found)
+    task = run_request.choose_workload(context.directory, name, options, found)
     found = prepare.for_workload(found, task)
     for remark in clones.remarks(task, clones.roots(found)):
         context.warn(remark)
     engine = DockerEngine()
     lab = prepare.load_lab(context, found)
     now = datetime.now().astimezone()
-    job = runs.build_job(lab, task, options, now)
+    job = run_request.build_job(lab, task, options, now)
     steps = plan.run(job)
     if options.dry_run:
         return {"lab": lab.name, "plan": str(steps).splitlines()}
@@ -270,7 +275,7 @@ def cache(context: Context, name: str, *, dry_run: bool = False) -> dict[str, An
     """Fetch ahead what a workload declares to read from the hub; no lab, engine or device is needed."""
     began = time.monotonic()
     found = context.settings()
-    wanted = runs.choose_workload(context.directory, name, runs.RunOptions(), found).cache
+    wanted = run_request.choose_workload(context.directory, name, run_request.RunOptions(), found).cache
     hub = shared_cache.reach(found, context.environ)
     items = shared_cache.fetch(context, hub, wanted, dry_run=dry_run)
     return {
@@ -282,11 +287,17 @@ def cache(context: Context, name: str, *, dry_run: bool = False) -> dict[str, An
 
 
 def fit(
-    context: Context, name: str, options: runs.RunOptions, *, nodes: int | None, slots: int | None, device: int | None
+    context: Context,
+    name: str,
+    options: run_request.RunOptions,
+    *,
+    nodes: int | None,
+    slots: int | None,
+    device: int | None,
 ) -> dict[str, Any]:
     """What memory a run of the workload takes, part by part, and whether it is there; ``device`` in bytes."""
     found = context.settings()
-    task = runs.choose_workload(context.directory, name, options, found)
+    task = run_request.choose_workload(context.directory, name, options, found)
     lab = prepare.load_lab(context, found)
     limit = found.number("LAB_MEMORY")
     return runs.how_it_fits(lab, task, limit, nodes=nodes, slots=slots, device_memory=device)

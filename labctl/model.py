@@ -11,6 +11,7 @@ from labctl.hardware import DeviceMapping, Host, Mount
 
 Accelerator = Literal["cpu", "nvidia", "habana", "intel"]
 Pairs = tuple[tuple[str, str], ...]
+LAUNCHER = "launcher"
 
 
 class Secret(str):
@@ -94,6 +95,11 @@ class Lab:
     def host_of(self, node: str) -> Host:
         """The host of a worker, or of the launcher, which is with the first node."""
         return self.host(next((one.host for one in self.nodes if one.name == node), self.nodes[0].host))
+
+    def containers_on(self, host: str) -> tuple[str, ...]:
+        """The names of what runs on a host: the launcher first where it has it, then its workers."""
+        workers = tuple(node.name for node in self.nodes if node.host == host)
+        return (LAUNCHER, *workers) if self.nodes[0].host == host else workers
 
     def host(self, name: str) -> Host:
         return next(host for host in self.hosts if host.name == name)

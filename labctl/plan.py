@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from labctl import render
 from labctl.containers import Container, Observed, lost
+from labctl.hardware import HERE, Host
 from labctl.model import File, Job, Lab
 
 
@@ -21,14 +24,27 @@ class WriteFiles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SendFiles:
+    """Send a host the files of its nodes and the workloads, as far as it does not have them."""
+
+    nodes: tuple[str, ...]
+    cause: str
+    host: str
+
+    def __str__(self) -> str:
+        return f"send files of {', '.join(self.nodes)} to {self.host}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveContainers:
     """Kill and remove these containers of the lab."""
 
     containers: tuple[Container, ...]
     cause: str
+    host: str = HERE
 
     def __str__(self) -> str:
-        return "remove " + ", ".join(container.node for container in self.containers)
+        return "remove " + ", ".join(container.node for container in self.containers) + on(self.host)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +54,10 @@ class ComposeUp:
     project: str
     nodes: tuple[str, ...]
     cause: str
+    host: str = HERE
 
     def __str__(self) -> str:
-        return f"compose up {', '.join(self.nodes)} (project {self.project})"
+        return f"compose up {', '.join(self.nodes)} (project {self.project}){on(self.host)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +78,22 @@ class RemoveNetworks:
 
     networks: tuple[tuple[str, str], ...]
     cause: str
+    host: str = HERE
 
     def __str__(self) -> str:
-        return "remove network " + ", ".join(name for _, name in self.networks)
+        return "remove network " + ", ".join(name for _, name in self.networks) + on(self.host)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveFiles:
+    """Remove what was sent to a host."""
+
+    directory: str
+    cause: str
+    host: str
+
+    def __str__(self) -> str:
+        return f"remove {self.directory} on {self.host}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +111,13 @@ class Launch:
         return f"in launcher, at most {self.job.timeout:g} s: {shlex.join(self.job.argv)}, which starts {started}"
 
 
-Step = WriteFiles | RemoveContainers | ComposeUp | Reach | RemoveNetworks | Launch
+HostStep = SendFiles | RemoveContainers | ComposeUp | RemoveNetworks | RemoveFiles
+"""What concerns one host: such steps of different hosts, one after the other in a plan, are done side by side."""
+Step = HostStep | WriteFiles | Reach | Launch
+
+
+def on(host: str) -> str:
+    return "" if host == HERE else f" on {host}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,29 +139,40 @@ def up(
     *,
     keyless: frozenset[str] = frozenset(),
 ) -> Plan:
-    """Bring the daemon to what the files say: surplus and stuck containers go, missing and changed ones come.
+    """Bring the daemons to what the files say: surplus and stuck containers go, missing and changed ones come.
 
     ``keyless`` nodes hold keys that are not on disk any more.
     """
-    workers = tuple(node.name for node in lab.nodes)
-    wanted = {render.LAUNCHER, *workers}
-    surplus = tuple(container for container in observed.containers if container.node not in wanted)
-    stuck = tuple(one for one in observed.containers if one.node in wanted and why_stuck(lab, one, keyless))
-    kept = replace(observed, containers=tuple(one for one in observed.containers if one not in stuck))
-    pending = not_current(lab, files, kept)
     steps: list[Step] = []
     if changed:
         steps.append(WriteFiles(files=changed, cause="new or changed"))
-    if surplus:
-        steps.append(RemoveContainers(containers=surplus, cause="not in .env any more"))
-    if stuck:
-        reasons = sorted({why_stuck(lab, one, keyless) or "" for one in stuck})
-        steps.append(RemoveContainers(containers=stuck, cause="cannot be used: " + ", ".join(reasons)))
-    if pending:
-        cause = "; ".join(f"{node} {why}" for node, why in pending)
-        steps.append(ComposeUp(project=render.project(lab), nodes=workers, cause=cause))
+    for host in lab.hosts:
+        steps += up_on(lab, host, files, observed.on(host.name), keyless)
+    workers = tuple(node.name for node in lab.nodes)
     steps.append(Reach(nodes=workers, seconds=60, cause="ready means that the launcher reaches every worker"))
     return Plan(tuple(steps))
+
+
+def up_on(
+    lab: Lab, host: Host, files: tuple[File, ...], observed: Observed, keyless: frozenset[str]
+) -> Iterator[HostStep]:
+    """What brings one host, of which this was observed, to what the files say."""
+    workers = tuple(node.name for node in lab.nodes if node.host == host.name)
+    wanted = lab.containers_on(host.name)
+    surplus = tuple(container for container in observed.containers if container.node not in wanted)
+    stuck = tuple(one for one in observed.containers if one.node in wanted and why_stuck(lab, one, keyless))
+    kept = replace(observed, containers=tuple(one for one in observed.containers if one not in stuck))
+    pending = not_current(lab, files, kept, wanted)
+    if render.sent(host):
+        yield SendFiles(nodes=workers, host=host.name, cause="what it does not have")
+    if surplus:
+        yield RemoveContainers(containers=surplus, host=host.name, cause="not in .env any more")
+    if stuck:
+        reasons = sorted({why_stuck(lab, one, keyless) or "" for one in stuck})
+        yield RemoveContainers(containers=stuck, host=host.name, cause="cannot be used: " + ", ".join(reasons))
+    if pending:
+        cause = "; ".join(f"{node} {why}" for node, why in pending)
+        yield ComposeUp(project=render.project(lab), nodes=workers, host=host.name, cause=cause)
 
 
 def why_stuck(lab: Lab, container: Container, keyless: frozenset[str]) -> str | None:
@@ -139,15 +186,17 @@ def why_stuck(lab: Lab, container: Container, keyless: frozenset[str]) -> str | 
     return "its keys are gone" if container.node in keyless else None
 
 
-def not_current(lab: Lab, files: tuple[File, ...], observed: Observed) -> list[tuple[str, str]]:
-    """The containers that do not serve as they are, each with the reason."""
+def not_current(
+    lab: Lab, files: tuple[File, ...], observed: Observed, wanted: tuple[str, ...]
+) -> list[tuple[str, str]]:
+    """Those of the wanted containers of one host that do not serve as they are, each with the reason."""
     content = {file.path: file.content for file in files}
     there = {container.node: container for container in observed.containers}
     pending = []
-    for name, owner in ((render.LAUNCHER, lab.nodes[0].name), *((node.name, node.name) for node in lab.nodes)):
-        reason = why_not_current(
-            there.get(name), render.fingerprint(content[render.compose_path(owner)]), observed.image
-        )
+    for name in wanted:
+        owner = lab.nodes[0].name if name == render.LAUNCHER else name
+        fingerprint = render.fingerprint(content[render.compose_path(owner)])
+        reason = why_not_current(there.get(name), fingerprint, observed.image)
         if reason:
             pending.append((name, reason))
     return pending
@@ -164,13 +213,17 @@ def why_not_current(container: Container | None, fingerprint: str, image: str | 
     return "has other settings" if container.fingerprint != fingerprint else None
 
 
-def down(observed: Observed) -> Plan:
-    """Remove all that carries the lab's label, whatever the files on disk say."""
+def down(observed: Observed, sent: Mapping[str, str] = MappingProxyType({})) -> Plan:
+    """Remove all with the lab's label, whatever the files on disk say, and what was ``sent``: folder by host."""
     steps: list[Step] = []
-    if containers := (*observed.containers, *observed.probes):
-        steps.append(RemoveContainers(containers=containers, cause="labctl down"))
-    if networks := (*observed.networks, *observed.probe_networks):
-        steps.append(RemoveNetworks(networks=networks, cause="labctl down"))
+    for host in observed.hosts:
+        there = observed.on(host)
+        if containers := (*there.containers, *there.probes):
+            steps.append(RemoveContainers(containers=containers, host=host, cause="labctl down"))
+        if networks := (*there.networks, *there.probe_networks):
+            steps.append(RemoveNetworks(networks=networks, host=host, cause="labctl down"))
+        if host in sent:
+            steps.append(RemoveFiles(directory=sent[host], host=host, cause="labctl down"))
     return Plan(tuple(steps))
 
 

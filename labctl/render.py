@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from labctl import model
 from labctl.hardware import Device, DeviceMapping, Host, Mount
 from labctl.model import File, Job, Lab, Node, Pairs, Workload
 from labctl.templates import template
@@ -23,7 +24,7 @@ LAUNCHER_CAPABILITIES = (
     ("SETGID", "the entrypoint becomes the lab's user"),
     ("SETUID", "the entrypoint becomes the lab's user"),
 )
-LAUNCHER = "launcher"
+LAUNCHER = model.LAUNCHER
 # By these the libraries that every lab has are told which network to use; an accelerator adds its own.
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_oob_tcp_if_include")
 

@@ -56,7 +56,11 @@ class Setting:
 SETTINGS: tuple[Setting, ...] = (
     Setting("LAB_NAME", "lab", "Name of the lab: lower-case letters, digits and '-', at most 40.", label),
     Setting("LAB_ACCELERATOR", "auto", f"One of {', '.join(ACCELERATORS)}; auto takes what it finds.", accelerator),
-    Setting("LAB_NODES", "2", "Nodes (worker containers) on this machine, 1 to 1000.", whole(1, 1000)),
+    Setting("LAB_HOSTS", "", "File that lists the hosts, reached over ssh; empty: this machine.", anything),
+    Setting("LAB_SHARED_DIR", "", "Directory that all hosts see under one path, with the lab below it; empty: none.",
+            host_path),
+    Setting("LAB_NODES", "2", "Nodes (worker containers) where the host is one, 1 to 1000; on several, one each.",
+            whole(1, 1000)),
     Setting("LAB_SLOTS", "", "Slots (ranks) per node, 1 to 1024; empty: decided from the devices.", whole(1, 1024)),
     Setting("LAB_DEVICES", "", "Devices to use, such as 0-3, a PCI address or module:2 of a Gaudi; empty: all.",
             devices),

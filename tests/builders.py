@@ -157,6 +157,15 @@ class FakeEngine:
     done: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
     running: threading.Event = field(default_factory=threading.Event)
 
+    connection = None
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return ("local",)
+
+    def on(self, host: str) -> FakeEngine:  # noqa: ARG002
+        return self
+
     def versions(self) -> dict[str, str]:
         return {"engine": "0", "api": "0", "kernel": "0"}
 

@@ -26,7 +26,7 @@ RINGS: tuple[tuple[str, ...], ...] = (
     ("execute",),
     ("attach", "supervise", "trials", "limits", "device_requests", "record", "prerequisites", "sources", "base_image",
      "gaudi_releases", "buildx", "build", "setup", "inventory", "hub", "snapshot", "cache"),
-    ("inputs", "prepare", "runs", "notebook"),
+    ("inputs", "prepare", "run_request", "runs", "notebook"),
     ("doctor",),
     ("flows",),
     ("cli",),

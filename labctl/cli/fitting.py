@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from labctl import fit, flows, runs, setting_kinds
+from labctl import fit, flows, run_request, setting_kinds
 from labctl.cli.common import HERE, Directory, Json, Setting, answering, context, pairs, show
 from labctl.cli.runs import complete_workload
 from labctl.errors import ConfigError, HostError
@@ -34,7 +34,7 @@ def fit_command(
     json: Json = False,
 ) -> None:
     with answering(as_json=json) as output:
-        options = runs.RunOptions(
+        options = run_request.RunOptions(
             arguments=tuple(pairs(set_ or [], "--set").items()), deepspeed_config=deepspeed_config
         )
         document = flows.fit(

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from labctl import clones, flows, launchers, runs, settings, store
+from labctl import clones, flows, launchers, run_request, settings, store
 from labctl.cli.common import HERE, Directory, DryRun, Json, Setting, answering, context, pairs, show
 from labctl.errors import ConfigError
 from labctl.output import quantity, result_text, table
@@ -79,7 +79,7 @@ def run_command(
     json: Json = False,
 ) -> None:
     with answering(as_json=json) as output:
-        options = runs.RunOptions(
+        options = run_request.RunOptions(
             rehearse=rehearse,
             timeout=parse_duration(timeout) if timeout else None,
             expect=tuple(map(parse_expectation, expect or [])),

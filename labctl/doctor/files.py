@@ -87,7 +87,9 @@ def exposed(examination: Examination) -> Iterator[Finding]:
 def rendered(examination: Examination) -> Iterator[Finding]:
     """Files that were changed since the nodes were made of them; changed settings are told of node by node."""
     lab = examination.lab
-    if not examination.observed.containers or plan.not_current(lab, examination.files, examination.observed):
+    if not examination.observed.containers or plan.not_current(
+        lab, examination.files, examination.observed, lab.containers_on(examination.observed.host)
+    ):
         return
     changed = [file.path for file in outdated(lab.directory, examination.files) if not by_node(examination, file.path)]
     if changed:

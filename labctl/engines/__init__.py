@@ -6,13 +6,24 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
+from labctl.connection import Connection
 from labctl.containers import Observed
 from labctl.model import Cause, Pairs
 from labctl.shell import Completed
 
 
 class Engine(Protocol):
-    """What labctl asks of a Docker daemon. Methods raise HostError with what came back."""
+    """What labctl asks of a Docker daemon, or of those of all hosts. Methods raise HostError with what came back."""
+
+    @property
+    def hosts(self) -> tuple[str, ...]: ...
+
+    @property
+    def connection(self) -> Connection | None:
+        """The way to the daemon's host; None for this machine's daemon, and where there are several."""
+
+    def on(self, host: str) -> Engine:
+        """The daemon of one host."""
 
     def versions(self) -> dict[str, str]: ...
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from labctl import hardware, probe, shell
+from labctl.connection import Connection
 from labctl.containers import Container, Observed
 from labctl.engines import answers, losses
 from labctl.errors import HostError
@@ -23,16 +24,18 @@ CALL_LIMIT = 120
 
 
 class DockerEngine:
-    """One daemon, by its address or else the usual DOCKER_HOST; it is given so many seconds for an answer.
+    """One daemon, at the end of a connection or by the usual DOCKER_HOST, with so many seconds for an answer.
 
-    ``docker`` is the command that reaches it, to be followed by arguments.
+    ``docker`` is the command that reaches it, to be followed by arguments; ``connection`` the way to its host, None
+    for this machine.
     """
 
-    def __init__(self, address: str = "", *, host: str = hardware.HERE, seconds: int = 30) -> None:
-        self._address = address
+    def __init__(self, connection: Connection | None = None, *, seconds: int = 30) -> None:
+        self._address = connection.address if connection else ""
         self._seconds = seconds
-        self.host = host
-        self.docker = ("docker", "--host", address) if address else ("docker",)
+        self.connection = connection
+        self.host = connection.target.name if connection else hardware.HERE
+        self.docker = ("docker", "--host", self._address) if connection else ("docker",)
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -147,6 +150,7 @@ class DockerEngine:
             (self._with_reason(answers.container_of(one, self.host)) for one in containers), key=answers.node_order
         )
         return Observed(
+            host=self.host,
             containers=tuple(one for one in found if one.role != probe.ROLE),
             probes=tuple(one for one in found if one.role == probe.ROLE),
             networks=tuple((one["Id"], one["Name"]) for one in networks if one not in tried),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from builders import host
 
-from labctl import lab, plan, runs, settings
+from labctl import lab, plan, run_request, settings
 from labctl.model import Limits
 
 ROOT = Path(__file__).parents[2]
@@ -26,9 +26,9 @@ NOW = datetime(2026, 1, 2, 15, 4, 5, tzinfo=timezone.utc)
 def dry_run(name: str, scratch: Path) -> str:
     clones = {"HOST_REPO_PATH": str(CLONES / "DeepSpeedExamples"), "HOME": "/home/someone"}
     found = settings.load(scratch, clones, {})
-    options = runs.RunOptions()
-    task = runs.choose_workload(ROOT, f"dschat/{name}", options, found)
-    job = runs.build_job(lab.build(found, Path("/srv/lab"), "cpu", (host(),), Limits()), task, options, NOW)
+    options = run_request.RunOptions()
+    task = run_request.choose_workload(ROOT, f"dschat/{name}", options, found)
+    job = run_request.build_job(lab.build(found, Path("/srv/lab"), "cpu", (host(),), Limits()), task, options, NOW)
     return re.sub(rf"({name})-[0-9a-f]{{4}}\b", r"\1-3fa2", f"{plan.run(job)}\n")
 
 

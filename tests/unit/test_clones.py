@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from labctl import clones, launchers, runs, settings
+from labctl import clones, launchers, run_request, settings
 from labctl.errors import ConfigError, HostError
 from labctl.model import Workload
 
@@ -98,17 +98,17 @@ def test_it_is_told_a_jobs_name_the_hostfile_and_where_its_log_goes() -> None:
 @pytest.mark.parametrize(
     "asked",
     [
-        runs.RunOptions(rehearse=True),
-        runs.RunOptions(arguments=(("max_steps", "5"),)),
-        runs.RunOptions(arguments=(("deepspeed.zero_optimization.stage", "3"),)),
-        runs.RunOptions(launcher="mpirun"),
+        run_request.RunOptions(rehearse=True),
+        run_request.RunOptions(arguments=(("max_steps", "5"),)),
+        run_request.RunOptions(arguments=(("deepspeed.zero_optimization.stage", "3"),)),
+        run_request.RunOptions(launcher="mpirun"),
     ],
     ids=["rehearse", "set", "deepspeed", "launcher"],
 )
-def test_a_script_with_everything_written_in_it_takes_no_changes(asked: runs.RunOptions, tmp_path: Path) -> None:
+def test_a_script_with_everything_written_in_it_takes_no_changes(asked: run_request.RunOptions, tmp_path: Path) -> None:
     found = settings.load(tmp_path, {"HOST_REPO_PATH": str(DSCHAT)}, {})
     with pytest.raises(ConfigError, match=r"^dschat/run_opt-13b "):
-        runs.choose_workload(ROOT, "dschat/run_opt-13b", asked, found)
+        run_request.choose_workload(ROOT, "dschat/run_opt-13b", asked, found)
 
 
 def test_a_gaudi_example_is_started_itself_and_rehearsed_by_a_check() -> None:
