@@ -87,7 +87,6 @@ class Host:
     """The cores of each NUMA node."""
     infiniband: tuple[str, ...] = ()
     """Character devices of RDMA, such as ``/dev/infiniband/uverbs0``."""
-    fabrics: tuple[Fabric, ...] = ()
     gaudinet: str | None = None
     """Path of Gaudi's network description on this host, where it has one."""
     locks: str = "/run/lock"

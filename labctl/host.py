@@ -1,17 +1,17 @@
-"""Facts about this host, read from /proc, /sys and /etc: no Docker, no processes."""
+"""Facts about a host, read from the /proc, /sys and /etc below a root: no Docker, no processes."""
 
 from __future__ import annotations
 
 import grp
 import os
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from labctl.hardware import Fabric
 
 ROOT = Path("/")
-"""Where /proc, /sys and /etc are looked for; tests give another."""
+"""Where /proc, /sys and /etc of this host are."""
 
 _GATEWAY = 0x2
 """RTF_GATEWAY of linux/route.h."""
@@ -32,14 +32,20 @@ def default_mtu(root: Path = ROOT) -> int:
     return int(text) if text.strip() else 1500
 
 
-def cpus() -> tuple[int, ...]:
-    """The cores that this process may use."""
-    return tuple(sorted(os.sched_getaffinity(0)))
+def cpus(root: Path = ROOT) -> tuple[int, ...]:
+    """The cores that this process may use or, on another host's files, the one that read them. Source: proc(5)."""
+    if root == ROOT:
+        return tuple(sorted(os.sched_getaffinity(0)))
+    fields = (line.partition(":") for line in read(root / "proc/self/status").splitlines())
+    allowed = next((value for name, _, value in fields if name == "Cpus_allowed_list"), "")
+    # Cores that could be plugged in later are allowed too.
+    online = set(parse_cpulist(read(root / "sys/devices/system/cpu/online")))
+    return tuple(core for core in parse_cpulist(allowed) if core in online)
 
 
 def numa_nodes(root: Path = ROOT) -> tuple[tuple[int, ...], ...]:
-    """Of the cores that this process may use, those of each NUMA node; none where the kernel names none."""
-    usable = set(cpus())
+    """Of the cores that may be used, those of each NUMA node; none where the kernel names none."""
+    usable = set(cpus(root))
     folders = sorted((root / "sys/devices/system/node").glob("node[0-9]*"), key=lambda path: int(path.name[4:]))
     shares = (tuple(core for core in parse_cpulist(read(path / "cpulist")) if core in usable) for path in folders)
     return tuple(share for share in shares if share)
@@ -84,15 +90,22 @@ def parse_os_release(text: str) -> dict[str, str]:
     return {key.strip(): "".join(shlex.split(value)) for key, _, value in pairs}
 
 
-def groups(*names: str) -> tuple[int, ...]:
-    """Numbers of those of the named groups that exist here."""
-    return tuple(sorted({entry.gr_gid for entry in grp.getgrall() if entry.gr_name in names}))
+def groups(*names: str, root: Path = ROOT) -> tuple[int, ...]:
+    """Numbers of those of the named groups that exist there. Source: group(5)."""
+    if root == ROOT:
+        numbers = {entry.gr_name: entry.gr_gid for entry in grp.getgrall()}
+    else:
+        lines = (line.split(":") for line in read(root / "etc/group").splitlines())
+        numbers = {line[0]: int(line[2]) for line in lines if len(line) > 2 and line[2].isdecimal()}
+    return tuple(sorted({numbers[name] for name in names if name in numbers}))
 
 
-def owning_groups(paths: Iterable[str], root: Path = ROOT) -> tuple[int, ...]:
-    """Numbers of the groups that these files belong to, less root's: who opens a device is decided by its number."""
-    found = {gid for path in paths if (gid := _group_of(root / path.lstrip("/")))}
-    return tuple(sorted(found))
+def group_of(path: str, root: Path = ROOT) -> int:
+    """Number of the group that a file belongs to; root's where it is gone."""
+    try:
+        return (root / path.lstrip("/")).stat().st_gid
+    except OSError:
+        return 0
 
 
 def lock_directory(root: Path = ROOT) -> str:
@@ -120,13 +133,6 @@ def _fabric(folder: Path) -> Fabric:
         numa=int(numa) if numa.isdecimal() else None,
         interface=next((path.name for path in sorted((folder / "device/net").glob("*"))), ""),
     )
-
-
-def _group_of(path: Path) -> int:
-    try:
-        return path.stat().st_gid
-    except OSError:
-        return 0
 
 
 def _default_interface(root: Path) -> str:

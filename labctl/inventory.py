@@ -31,7 +31,7 @@ def of_host(found: Settings, directory: Path, root: Path = ROOT) -> dict[str, An
         "name": "local",
         "accelerator": accelerator,
         "why": why,
-        "cpus": host.cpus(),
+        "cpus": host.cpus(root),
         "numa": host.numa_nodes(root),
         "memory": host.memory(root),
         "devices": [
@@ -52,7 +52,7 @@ def of_host(found: Settings, directory: Path, root: Path = ROOT) -> dict[str, An
             {
                 "name": node.name,
                 "slots": node.slots,
-                "cpus": node.cpuset or host.cpus(),
+                "cpus": node.cpuset or host.cpus(root),
                 "devices": [device.id for device in node.devices.devices],
             }
             for node in nodes
@@ -68,7 +68,10 @@ def choice(found: Settings, root: Path = ROOT) -> tuple[str | None, str]:
         chosen = accelerators.choose(wanted, root)
     except HostError as error:
         return None, error.message
-    return chosen.name, f"auto: {chosen.why}" if wanted == "auto" else chosen.why
+    if wanted != "auto":
+        return chosen.name, chosen.why
+    missed = accelerators.unserved(root) if chosen.name == "cpu" else ()
+    return chosen.name, f"auto: {'; '.join((chosen.why, *missed))}"
 
 
 def nodes_of(found: Settings, directory: Path, root: Path) -> tuple[tuple[Node, ...], str]:

@@ -74,7 +74,7 @@ def numa(folder: Path) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-def cpus(folder: Path) -> tuple[int, ...]:
-    """The cores near a device, of those that this process may use."""
-    usable = set(host.cpus())
+def cpus(folder: Path, root: Path) -> tuple[int, ...]:
+    """The cores near a device, of those that may be used."""
+    usable = set(host.cpus(root))
     return tuple(core for core in host.parse_cpulist(host.read(folder / "local_cpulist")) if core in usable)

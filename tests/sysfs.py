@@ -16,6 +16,12 @@ def link(path: Path, target: Path) -> None:
     path.symlink_to(target)
 
 
+def cores(root: Path, text: str) -> None:
+    """The cores of the machine, all of which may be used."""
+    put(root / "proc/self/status", f"Name:\tcat\nCpus_allowed_list:\t{text}\n")
+    put(root / "sys/devices/system/cpu/online", f"{text}\n")
+
+
 def card(
     root: Path,
     address: str,

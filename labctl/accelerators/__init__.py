@@ -102,7 +102,7 @@ def detect(root: Path) -> Choice:
             return Choice(name=name, devices=devices, why=", ".join((*missed, here)))
         own = f", but for the processor's own (LAB_ACCELERATOR={name} takes it)" if found else ""
         missed.append(f"no {module.SOUGHT}{own}")
-    return Choice(name=PREFERENCE[-1], devices=(), why="; ".join((", ".join(missed), *unserved(root))))
+    return Choice(name=PREFERENCE[-1], devices=(), why=", ".join(missed))
 
 
 def cards_of(devices: tuple[Device, ...]) -> tuple[Device, ...]:

@@ -21,10 +21,10 @@ def find(root: Path) -> tuple[Device, ...]:
     names = (re.fullmatch(r"accel(\d+)", path.name) for path in (root / "dev/accel").glob("accel*"))
     indices = sorted((match[1] for match in names if match), key=int)
     folders = ((index, root / f"sys/class/accel/accel{index}/device") for index in indices)
-    return tuple(device(index, folder) for index, folder in folders if pci.driver(folder) == "habanalabs")
+    return tuple(device(root, index, folder) for index, folder in folders if pci.driver(folder) == "habanalabs")
 
 
-def device(index: str, folder: Path) -> Device:
+def device(root: Path, index: str, folder: Path) -> Device:
     """A Gaudi by its folder in sysfs. Its status is ``operational`` while it can be used."""
     status = read(folder / "status").strip()
     return Device(
@@ -33,7 +33,7 @@ def device(index: str, folder: Path) -> Device:
         pci=pci.address_of(folder),
         module=read(folder / "module_id").strip(),
         numa=pci.numa(folder),
-        cpus=pci.cpus(folder),
+        cpus=pci.cpus(folder, root),
         name=read(folder / "device_type").strip(),
         health="" if status.lower() in ("", "operational") else f"its driver says: {status}",
     )

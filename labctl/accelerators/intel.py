@@ -20,13 +20,13 @@ def find(root: Path) -> tuple[Device, ...]:
     folders = ((match[0], root / "sys/class/drm" / match[0] / "device") for match in nodes)
     links = by_path(root)
     return tuple(
-        device(name, folder, links.get(name, ""))
+        device(root, name, folder, links.get(name, ""))
         for name, folder in folders
         if read(folder / "vendor").strip() == VENDOR
     )
 
 
-def device(name: str, folder: Path, link: str) -> Device:
+def device(root: Path, name: str, folder: Path, link: str) -> Device:
     """A GPU by its folder in sysfs. Its memory is told by xe for each tile, by i915 for the card, or by neither."""
     address = pci.address_of(folder)
     files = (*folder.glob("tile*/physical_vram_size_bytes"), *folder.glob("drm/card*/lmem_total_bytes"))
@@ -37,7 +37,7 @@ def device(name: str, folder: Path, link: str) -> Device:
         path=f"/dev/dri/{name}",
         pci=address,
         numa=pci.numa(folder),
-        cpus=pci.cpus(folder),
+        cpus=pci.cpus(folder, root),
         link=link,
         # A discrete card may have that address in a virtual machine.
         integrated=address == pci.INTEGRATED and memory is None,

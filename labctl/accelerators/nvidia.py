@@ -49,7 +49,7 @@ def device(root: Path, index: str, fields: Mapping[str, str]) -> Device:
         path=f"/dev/nvidia{fields['Device Minor']}",
         pci=fields["address"],
         numa=pci.numa(folder),
-        cpus=pci.cpus(folder),
+        cpus=pci.cpus(folder, root),
         name=fields.get("Model", ""),
         uuid="" if "?" in uuid else uuid,
     )

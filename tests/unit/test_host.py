@@ -59,6 +59,18 @@ def test_locks_lie_where_everyone_may_make_them_and_none_may_remove_anothers(tmp
     assert host.lock_directory(tmp_path) == str(tmp_path / "run/lock")
 
 
+def test_cores_that_may_be_used_are_those_that_are_there_too(tmp_path: Path) -> None:
+    put(tmp_path, "proc/self/status", "Cpus_allowed:\tff\nCpus_allowed_list:\t2-3,6-127\n")
+    put(tmp_path, "sys/devices/system/cpu/online", "0-7\n")
+    assert host.cpus(tmp_path) == (2, 3, 6, 7)
+
+
+def test_the_files_of_this_host_tell_its_cores_as_the_kernel_does(tmp_path: Path) -> None:
+    for path in ("proc/self/status", "sys/devices/system/cpu/online"):
+        put(tmp_path, path, host.read(Path("/", path)))
+    assert host.cpus(tmp_path) == host.cpus()
+
+
 def test_this_host() -> None:
     assert set(host.cpus()) == os.sched_getaffinity(0)
     assert host.memory() >= host.memory_available() > 0

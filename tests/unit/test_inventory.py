@@ -17,9 +17,8 @@ from labctl.cli.devices import host_text, ranges
 @pytest.fixture(autouse=True)
 def plain_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight cores on two NUMA nodes, no named groups and no maker's tools, whatever this machine has."""
-    monkeypatch.setattr(host, "cpus", lambda: tuple(range(8)))
-    monkeypatch.setattr(host, "groups", lambda *names: ())  # noqa: ARG005
-    monkeypatch.setattr(host, "owning_groups", lambda paths, root: (44, 109) if list(paths) else ())  # noqa: ARG005
+    sysfs.cores(tmp_path / "root", "0-7")
+    monkeypatch.setattr(host, "group_of", lambda path, root: 44 if path == "/dev/nvidia0" else 109)  # noqa: ARG005
     monkeypatch.setenv("PATH", str(tmp_path / "no-tools"))
     for node, cores in (("node0", "0-3"), ("node1", "4-7")):
         sysfs.put(tmp_path / f"root/sys/devices/system/node/{node}/cpulist", f"{cores}\n")
@@ -49,6 +48,17 @@ def test_a_bare_host_outside_a_lab(tmp_path: Path) -> None:
     assert (found["accelerator"], found["devices"], found["nodes"]) == ("cpu", [], [])
     assert found["why"].startswith("auto: no /dev/nvidia<N>, ")
     assert found["numa"] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_auto_says_what_it_would_have_taken(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    sysfs.nvidia(root, "0000:3b:00.0", 0, file=False)
+    assert inventory.choice(settings.load(tmp_path, {"HOME": "/home/someone"}, {}), root) == (
+        "cpu",
+        "auto: no /dev/nvidia<N>, no /dev/accel/accel<N> served by habanalabs, no Intel GPU under /dev/dri; "
+        "an NVIDIA card at 0000:3b:00.0 has its driver, nvidia, but no device file "
+        "(`sudo nvidia-modprobe -c0 -u` makes the first)",
+    )
 
 
 def test_each_device_names_the_node_that_gets_it(tmp_path: Path) -> None:
