@@ -1,0 +1,192 @@
+# Prints what labctl has to know of a host before it does anything there: for any POSIX sh, with coreutils, as anyone.
+# An entry is a line, `kind name`, and its own lines, each behind a tab, maybe with a number before it; empty lines do
+# not count. Paths are given without their first slash.
+# $1: the folder that holds /proc, /sys, /dev, /etc and /run; they are the host's own where it is left out.
+# What host.py, pci.py and the modules of accelerators/ read is printed here; what they come to read has to be added.
+
+LC_ALL=C
+PATH=$PATH:/usr/sbin:/sbin
+export LC_ALL PATH
+cd -P "${1:-/}" || exit 1
+root=${PWD%/}/
+
+fact() { printf 'fact %s\n\t%s\n' "$1" "$2"; }
+
+# An entry's lines, of which the last may not be ended.
+body() {
+    cat -n
+    echo
+}
+
+# Whole files.
+text() {
+    for file in "$@"; do
+        [ -f "$file" ] && [ -r "$file" ] || continue
+        printf 'file %s\n' "$file"
+        body < "$file"
+    done
+}
+
+# Files of one line. There are many, and a program for each would take its time; `read` takes a byte at a time, at which
+# cpulist of a NUMA node seems to be empty. With /dev/null there are always several, which head tells by their names.
+lines() {
+    printf 'lines\n'
+    head -n 1 /dev/null "$@" 2> /dev/null | body
+}
+
+# Files of which no more is asked than whether they are there.
+there() {
+    for file in "$@"; do
+        [ ! -f "$file" ] || printf 'file %s\n' "$file"
+    done
+}
+
+# Folders with their modes.
+folder() {
+    for folder in "$@"; do
+        [ ! -d "$folder" ] || printf 'folder %s\n\t%s\n' "$folder" "$(stat -L -c %a "$folder")"
+    done
+}
+
+# Links, and where each leads in the end.
+link() {
+    for link in "$@"; do
+        [ -h "$link" ] && real=$(readlink -f "$link") || continue
+        printf 'link %s\n\t%s\n' "$link" "${real#"$root"}"
+    done
+}
+
+# The folder of a device in sysfs, and the link that leads there. `config`, `vpd` and the like are not for reading.
+device() {
+    [ -d "$1" ] && where=$(readlink -f "$1") || return 0
+    where=${where#"$root"}
+    printf 'link %s\n\t%s\n' "$1" "$where"
+    case $devices in *" $where "*) return 0 ;; esac
+    devices="$devices $where "
+    real=
+    link "$where/driver"
+    lines "$where/class" "$where/vendor" "$where/numa_node" "$where/local_cpulist" \
+        "$where/device_type" "$where/module_id" "$where/status" \
+        "$where"/tile*/physical_vram_size_bytes "$where"/drm/card*/lmem_total_bytes "sys/module/${real##*/}/version"
+}
+
+# Sockets that are listened to. The kernel lists them before all others, of which there may be very many: 0A is
+# listening; 03, a connection that is being made, stands beside its listener in older kernels.
+listening() {
+    [ -r "$1" ] || return 0
+    printf 'file %s\n' "$1"
+    head -n 5000 "$1" | {
+        read -r header
+        while read -r slot local remote state rest; do
+            case $state in
+            0A) printf '\t%s %s %s %s %s\n' "$slot" "$local" "$remote" "$state" "$rest" ;;
+            03) ;;
+            *) break ;;
+            esac
+        done
+    }
+}
+
+# What is free where a folder is, or would be: blocks and their size.
+free() {
+    place=$2
+    case $place in /*) ;; *) return 0 ;; esac
+    until [ -e "$place" ]; do
+        place=${place%/*}
+        place=${place:-/}
+    done
+    fact "free $1" "$(stat -f -c '%a %S' "$place")"
+}
+
+# What shells print as they start may lack its last newline.
+printf '\nlabctl survey\n'
+
+# The person, and by which of its addresses ssh reached the host.
+id=$(id)
+uid=${id#uid=}
+uid=${uid%%[!0-9]*}
+fact id "$id"
+fact home "$HOME"
+fact ssh "$SSH_CONNECTION"
+
+# The system.
+text proc/self/status proc/meminfo etc/passwd
+[ -f etc/os-release ] && text etc/os-release || text usr/lib/os-release
+lines proc/sys/kernel/hostname proc/sys/kernel/osrelease proc/sys/kernel/numa_balancing proc/sys/vm/nr_hugepages \
+    proc/cmdline sys/devices/system/cpu/online sys/devices/system/node/node[0-9]*/cpulist
+there etc/docker/daemon.json etc/gaudinet.json
+folder run/lock
+if groups=$(getent group render video 2> /dev/null) && [ -n "$groups" ]; then
+    printf 'file etc/group\n'
+    printf '%s\n' "$groups" | body
+else
+    text etc/group
+fi
+
+# The network. Containers' ends of their own networks are many, and nobody's way to another host.
+set --
+for interface in sys/class/net/*; do
+    case ${interface##*/} in
+    veth*) ;;
+    *) set -- "$@" "$interface/mtu" ;;
+    esac
+done
+lines "$@"
+text proc/net/route proc/net/if_inet6
+if addresses=$(ip -o -4 addr show 2> /dev/null) && [ -n "$addresses" ]; then
+    printf 'fact addresses\n'
+    printf '%s\n' "$addresses" | body
+else
+    text proc/net/fib_trie
+fi
+listening proc/net/tcp
+listening proc/net/tcp6
+
+# The engine: who may talk to it, what its folders of CDI devices hold, where it keeps images.
+for socket in var/run/docker.sock "run/user/$uid/docker.sock"; do
+    [ -S "$socket" ] || continue
+    may=
+    [ -r "$socket" ] && [ -w "$socket" ] && may=rw
+    fact "socket /$socket" "$may"
+done
+link var/run
+text etc/cdi/*.json etc/cdi/*.yaml run/cdi/*.json run/cdi/*.yaml
+docker=/var/lib/docker
+if [ -r etc/docker/daemon.json ]; then
+    config=$(cat etc/docker/daemon.json)
+    case $config in
+    *'"data-root"'*)
+        docker=${config#*'"data-root"'}
+        docker=${docker#*'"'}
+        docker=${docker%%'"'*}
+        ;;
+    esac
+fi
+fact docker "$docker"
+free docker "$docker"
+free home "$HOME"
+
+# Device files and their groups, and what the kernel tells of the devices: display controllers and accelerators.
+printf 'nodes\n'
+stat -L -c '%g %n' dev/nvidia[0-9]* dev/accel/* dev/dri/renderD* dev/infiniband/* 2> /dev/null | body
+link dev/dri/by-path/*-render
+devices=
+for card in sys/bus/pci/devices/*; do
+    [ -r "$card/class" ] && read -r class < "$card/class" || continue
+    case $class in
+    0x03* | 0x12*) device "$card" ;;
+    esac
+done
+for card in sys/class/accel/accel*/device sys/class/drm/renderD*/device; do
+    device "$card"
+done
+text proc/driver/nvidia/version proc/driver/nvidia/gpus/*/information
+lines sys/module/nvidia/version sys/module/habanalabs/version
+for card in sys/class/infiniband/*; do
+    folder "$card" "$card"/device/net/*
+    lines "$card/ports/1/link_layer" "$card/ports/1/state" "$card/device/numa_node"
+done
+
+# Last, so that it is read as soon as it is told.
+fact clock "$(date +%s.%N)"
+printf 'end\n'
