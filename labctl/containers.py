@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +20,25 @@ def lost(reason: str) -> Cause | None:
     return next((cause for words, cause in LOST.items() if reason.startswith(words)), None)
 
 
-def elsewhere(owner: str, directory: Path) -> Path | None:
-    """The directory that a container's label names, if it is another one and still there."""
-    return Path(owner) if owner and Path(owner) != directory and Path(owner).is_dir() else None
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who has a lab: in words, and what to type to end it."""
+
+    name: str
+    remedy: str
+
+
+def elsewhere(found: str, directory: Path, owner: str = "", caller: str = "") -> Owner | None:
+    """Who has a container, by its labels, if that is not the caller in this directory.
+
+    On the caller's machine a directory that is not there any more has nothing; whether it is on another cannot be told.
+    """
+    machine = owner.rpartition("@")[2]
+    if machine and machine != caller.rpartition("@")[2]:
+        return Owner(f"{owner} ({found})", f"there, labctl down -C {shlex.quote(found)}")
+    if not found or Path(found) == directory or not Path(found).is_dir():
+        return None
+    return Owner(found, f"labctl down -C {shlex.quote(found)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +58,8 @@ class Container:
     fingerprint: str
     image: str
     directory: str
+    owner: str = ""
+    """``person@machine`` that made it."""
     devices: tuple[str, ...] = ()
     reason: str = ""
     """Why it is unhealthy: what its last health check said."""
@@ -74,9 +93,9 @@ class Observed:
             return self
         return next((part for part in self.parts if part.host == host), Observed(host=host))
 
-    def owner_elsewhere(self, directory: Path) -> Path | None:
-        """Another directory, still there, that these containers belong to; None where there is none."""
-        owners = (elsewhere(container.directory, directory) for container in self.containers)
+    def owner_elsewhere(self, directory: Path, owner: str = "") -> Owner | None:
+        """Another person or directory, still there, that these containers belong to; None where there is none."""
+        owners = (elsewhere(container.directory, directory, container.owner, owner) for container in self.containers)
         return next(filter(None, owners), None)
 
     def container(self, node: str) -> Container | None:

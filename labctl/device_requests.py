@@ -7,6 +7,7 @@ runtime.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,10 @@ from typing import Any
 
 from labctl import lab, trials
 from labctl.accelerators.nvidia import CDI_KIND
-from labctl.engines.docker_engine import DockerEngine
+from labctl.engines import Daemon
 from labctl.errors import HostError, LabError
 from labctl.hardware import Device, Host, Request
 from labctl.model import Accelerator
-from labctl.observe import observe
 from labctl.settings import Settings
 
 ASSUMED: Request = "reservation"
@@ -31,7 +31,7 @@ def settled(
     host: Host,
     directory: Path,
     image: str,
-    engine: DockerEngine | None,
+    engine: Daemon | None,
     *,
     anew: bool = False,
 ) -> Host:
@@ -40,13 +40,13 @@ def settled(
     What only a trial can tell is kept per daemon until it is tried ``anew``; without an engine, what was kept counts.
     """
     if not engine or not host.devices:
-        return replace(host, request=trials.kept(directory, None).get(KEY) or ASSUMED)
+        return replace(host, request=trials.kept(directory, host.name, None).get(KEY) or ASSUMED)
     information = engine.information()
     if accelerator == "habana":
         require_habana(information)
     if accelerator != "nvidia":
         return host
-    known = trials.kept(directory, engine).get(KEY)
+    known = trials.kept(directory, host.name, engine).get(KEY)
     devices = wanted(found, host)
     request: Request | None
     if has_cdi(information, devices):
@@ -57,14 +57,14 @@ def settled(
         request = tried(engine, information, found.text("LAB_NAME"), image, devices)
     if request != known:
         # What was kept holds no more, even where nothing takes its place.
-        trials.keep(directory, engine, **{KEY: request})
+        trials.keep(directory, host.name, engine, **{KEY: request})
     if request is None:
         raise no_way(information, devices)
     return replace(host, request=request)
 
 
 def tried(
-    engine: DockerEngine, information: dict[str, Any], lab_name: str, image: str, devices: tuple[Device, ...]
+    engine: Daemon, information: dict[str, Any], lab_name: str, image: str, devices: tuple[Device, ...]
 ) -> Request | None:
     """Reservations where the engine knows their driver, else the runtime; None where it has neither.
 
@@ -88,25 +88,26 @@ def no_way(information: dict[str, Any], devices: tuple[Device, ...]) -> HostErro
     )
 
 
-def described(found: Settings, directory: Path, engine: DockerEngine) -> tuple[str, str]:
+def described(
+    found: Settings, accelerator: Accelerator, host: Host, directory: Path, engine: Daemon | None
+) -> tuple[str, str]:
     """How devices are asked for, and who says so; nothing is tried, and no engine need answer."""
-    accelerator, host = observe(found.text("LAB_ACCELERATOR"))
     if accelerator != "nvidia":
         ways = {"habana": "runtime habana", "intel": "device files"}
         return ways.get(accelerator, "none"), f"accelerator {accelerator}"
     return foreseen(found, host, directory, engine)
 
 
-def foreseen(found: Settings, host: Host, directory: Path, engine: DockerEngine) -> tuple[Request, str]:
+def foreseen(found: Settings, host: Host, directory: Path, engine: Daemon | None) -> tuple[Request, str]:
     """How `up` would ask for GPUs as far as can be told without a trial, and who says so; no engine need answer."""
-    try:
-        if has_cdi(engine.information(), wanted(found, host)):
+    known = trials.kept(directory, host.name, None).get(KEY)
+    with contextlib.suppress(LabError):
+        if engine and has_cdi(engine.information(), wanted(found, host)):
             return "cdi", "engine"
-        known = trials.kept(directory, engine).get(KEY)
-        # What was true once: it says that it has none now.
-        known = None if known == "cdi" else known
-    except LabError:
-        known = trials.kept(directory, None).get(KEY)
+        if engine:
+            known = trials.kept(directory, host.name, engine).get(KEY)
+            # What was true once: it says that it has none now.
+            known = None if known == "cdi" else known
     return (known, "engine, when it was tried") if known else (ASSUMED, "assumed until `labctl up` tries it")
 
 
@@ -115,10 +116,9 @@ def wanted(found: Settings, host: Host) -> tuple[Device, ...]:
     return lab.chosen_devices("nvidia", host, found.text("LAB_DEVICES"))
 
 
-def require_runtime(found: Settings, engine: DockerEngine) -> None:
+def require_runtime(accelerator: Accelerator, host: Host, engine: Daemon | None) -> None:
     """HostError where the engine lacks what can be told without an image: before one is built for nothing."""
-    accelerator, host = observe(found.text("LAB_ACCELERATOR"))
-    if accelerator == "habana" and host.devices:
+    if accelerator == "habana" and host.devices and engine:
         require_habana(engine.information())
 
 

@@ -12,7 +12,7 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import cast
 
-from labctl import files, plan, render
+from labctl import files, plan, provision, render, sending
 from labctl.engines import Engine
 from labctl.errors import HostError
 from labctl.model import Event, Lab
@@ -127,6 +127,8 @@ def remove(step: plan.HostStep, engine: Engine) -> None:
         there.remove(tuple(container.id for container in step.containers))
     elif isinstance(step, plan.RemoveNetworks):
         there.remove_networks(tuple(identity for identity, _ in step.networks))
+    elif isinstance(step, plan.RemoveFiles) and there.connection:
+        sending.remove(there.connection, step.directory)
 
 
 def shorten(text: str, width: int = 110) -> str:
@@ -142,6 +144,12 @@ def do(step: object, lab: Lab, engine: Engine) -> None:  # noqa: ARG001
 @do.register
 def _(step: plan.WriteFiles, lab: Lab, engine: Engine) -> None:  # noqa: ARG001
     files.write_all(lab.directory, step.files)
+
+
+@do.register
+def _(step: plan.SendFiles, lab: Lab, engine: Engine) -> None:
+    if connection := engine.on(step.host).connection:
+        provision.send(lab, lab.host(step.host), connection, step.image)
 
 
 @do.register

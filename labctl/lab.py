@@ -6,12 +6,11 @@ import shlex
 from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Literal
 
 from labctl import accelerators, clones, pci, setting_kinds
 from labctl.errors import ConfigError, HostError
 from labctl.hardware import BRIDGED, Device, Host, Mount
-from labctl.model import Accelerator, Lab, Limits, Node, Pairs, Secret
+from labctl.model import Accelerator, Lab, Limits, Network, Node, Pairs, Secret
 from labctl.settings import Settings
 
 KEPT = ".lab/kept"
@@ -25,7 +24,7 @@ def build(
     hosts: tuple[Host, ...],
     limits: Limits,
     *,
-    network: Literal["bridge", "host"] = "bridge",
+    network: Network = "bridge",
     owner: str = "",
 ) -> Lab:
     """The lab that these settings ask for on these hosts: on one, its nodes share a bridge, else each host is a node.

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from labctl.hardware import DeviceMapping, Host, Mount
 
 Accelerator = Literal["cpu", "nvidia", "habana", "intel"]
+Network = Literal["bridge", "host"]
 Pairs = tuple[tuple[str, str], ...]
 LAUNCHER = "launcher"
 
@@ -68,7 +69,7 @@ class Lab:
     image: str
     nodes: tuple[Node, ...]
     hosts: tuple[Host, ...]
-    network: Literal["bridge", "host"] = "bridge"
+    network: Network = "bridge"
     """One host's nodes share a bridge; where there are several hosts, a node has its host's own network."""
     owner: str = ""
     """Who makes it, as ``person@machine``."""

@@ -28,6 +28,8 @@ class SendFiles:
     """Send a host the files of its nodes and the workloads, as far as it does not have them."""
 
     nodes: tuple[str, ...]
+    image: str
+    """Id of the image that they run."""
     cause: str
     host: str
 
@@ -164,7 +166,7 @@ def up_on(
     kept = replace(observed, containers=tuple(one for one in observed.containers if one not in stuck))
     pending = not_current(lab, files, kept, wanted)
     if render.sent(host):
-        yield SendFiles(nodes=workers, host=host.name, cause="what it does not have")
+        yield SendFiles(nodes=workers, image=observed.image or "", host=host.name, cause="what it does not have")
     if surplus:
         yield RemoveContainers(containers=surplus, host=host.name, cause="not in .env any more")
     if stuck:

@@ -8,13 +8,13 @@ from importlib import metadata
 from typing import Any
 
 from labctl import render
-from labctl.engines.docker_engine import DockerEngine
+from labctl.engines import Engine
 from labctl.model import File, Job, Lab
 from labctl.plan import Plan
 from labctl.settings import Settings
 
 
-def before(lab: Lab, settings: Settings, job: Job, engine: DockerEngine, steps: Plan) -> tuple[File, ...]:
+def before(lab: Lab, settings: Settings, job: Job, engine: Engine, steps: Plan) -> tuple[File, ...]:
     """Files for the run's directory, relative to it."""
     rendered = [
         File(path=f"rendered/{file.path.removeprefix('.lab/')}", content=file.content) for file in _rendered(lab)
@@ -49,13 +49,13 @@ def _job(job: Job) -> dict[str, Any]:
     }
 
 
-def _versions(lab: Lab, engine: DockerEngine) -> dict[str, Any]:
+def _versions(lab: Lab, engine: Engine) -> dict[str, Any]:
     return {
         "labctl": metadata.version("labctl"),
         "python": platform.python_version(),
         **engine.versions(),
         "image": lab.image,
-        "image_id": engine.image_id(lab.image),
+        "image_id": engine.on(lab.hosts[0].name).image_id(lab.image),
     }
 
 

@@ -20,7 +20,6 @@ from labctl import (
 from labctl.containers import Observed, lost
 from labctl.context import Context
 from labctl.engines import Engine
-from labctl.engines.docker_engine import DockerEngine
 from labctl.errors import ConfigError, HostError
 from labctl.model import Job, Lab, Rank, Result, Verdict, Workload
 from labctl.settings import Settings
@@ -98,7 +97,7 @@ def require_program(lab: Lab, task: Job, engine: Engine) -> None:
         raise HostError(f"image {lab.image} has no `{program}`, which starts `{task.launcher}`", hint=hint)
 
 
-def end_orphans(context: Context, lab: Lab, engine: DockerEngine) -> None:
+def end_orphans(context: Context, lab: Lab, engine: Engine) -> None:
     """End what is left of runs whose labctl died before them, and close their records."""
     for run in store.listing(lab.directory):
         if run["state"] == "orphaned":
@@ -108,7 +107,7 @@ def end_orphans(context: Context, lab: Lab, engine: DockerEngine) -> None:
 
 
 def launch(
-    context: Context, settings: Settings, lab: Lab, task: Job, engine: DockerEngine, steps: plan.Plan, now: datetime
+    context: Context, settings: Settings, lab: Lab, task: Job, engine: Engine, steps: plan.Plan, now: datetime
 ) -> dict[str, Any]:
     """Record, run under watch, judge; the answer is the run's result."""
     began = time.monotonic()

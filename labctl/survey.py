@@ -167,7 +167,7 @@ def facts_of(told: Told, now: float) -> Facts:
         docker_free=_space(told.facts.get("free docker", "")),
         sockets={name[7:]: may == "rw" for name, may in told.facts.items() if name.startswith("socket ")},
         ports=_ports(told),
-        network=_network(told),
+        network=network_of(told),
     )
 
 
@@ -197,7 +197,7 @@ def _ports(told: Told) -> dict[int, str]:
     }
 
 
-def _network(told: Told) -> routes.Network:
+def network_of(told: Told) -> routes.Network:
     table = routes.parse(told.files.get("proc/net/route", ""))
     addresses = (
         routes.addresses(told.facts["addresses"])

@@ -1,4 +1,4 @@
-"""What was found out about an engine by trying it, kept in the lab's directory until it is tried anew."""
+"""What was found out about engines by trying them, kept in the lab's directory until it is tried anew."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-from labctl.engines.docker_engine import DockerEngine
+from labctl.engines import Daemon
 from labctl.files import write
 
-FILE = ".lab/engine.json"
+FILES = ".lab/engines"
+"""A file for each host."""
 
 
-def kept(directory: Path, engine: DockerEngine | None) -> dict[str, Any]:
-    """What is kept of this engine, or of the last one where none is asked; empty where it was another."""
+def kept(directory: Path, host: str, engine: Daemon | None) -> dict[str, Any]:
+    """What is kept of this host's engine, or of the last one there where none is asked; empty where it was another."""
     try:
-        found = json.loads((directory / FILE).read_text())
+        found = json.loads((directory / FILES / f"{host}.json").read_text())
     except (OSError, ValueError):
         return {}
     if not isinstance(found, dict) or (engine and found.get("daemon") != engine.identity()):
@@ -23,7 +24,7 @@ def kept(directory: Path, engine: DockerEngine | None) -> dict[str, Any]:
     return found
 
 
-def keep(directory: Path, engine: DockerEngine, **found: Any) -> None:
+def keep(directory: Path, host: str, engine: Daemon, **found: Any) -> None:
     """Keep more of what was found out; of another engine nothing is kept."""
-    document = {**kept(directory, engine), "daemon": engine.identity(), **found}
-    write(directory / FILE, json.dumps(document, indent=2) + "\n")
+    document = {**kept(directory, host, engine), "daemon": engine.identity(), **found}
+    write(directory / FILES / f"{host}.json", json.dumps(document, indent=2) + "\n")

@@ -6,14 +6,17 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from labctl import job as jobs
 from labctl import plan, render
 from labctl.containers import Container, Observed
+from labctl.context import Context
+from labctl.engines import Daemon
 from labctl.hardware import Device, DeviceMapping, Host, Mount
 from labctl.model import Cause, File, Job, Lab, Limits, Node, Pairs, Workload
 from labctl.shell import Completed
+from labctl.site import Site
 
 DIRECTORY = Path("/srv/lab")
 IMAGE_ID = "sha256:1111"
@@ -158,13 +161,29 @@ class FakeEngine:
     running: threading.Event = field(default_factory=threading.Event)
 
     connection = None
+    docker = ("docker",)
+
+    def information(self) -> dict[str, Any]:
+        return {}
+
+    def identity(self) -> str:
+        return "fake"
+
+    def image_id(self, image: str) -> str | None:  # noqa: ARG002
+        return self.seen.image
+
+    def image_labels(self, image: str) -> dict[str, str]:  # noqa: ARG002
+        return {}
+
+    def reserves(self, lab: str, image: str, driver: str, ids: tuple[str, ...]) -> bool:  # noqa: ARG002
+        return True
 
     @property
     def hosts(self) -> tuple[str, ...]:
         return ("local",)
 
-    def on(self, host: str) -> FakeEngine:  # noqa: ARG002
-        return self
+    def on(self, host: str) -> Daemon:  # noqa: ARG002
+        return cast(Daemon, self)
 
     def versions(self) -> dict[str, str]:
         return {"engine": "0", "api": "0", "kernel": "0"}
@@ -224,3 +243,8 @@ class FakeEngine:
     def reaped(self) -> list[str]:
         """The containers in which the run's processes were ended, in name order."""
         return sorted({container for container, argv in self.started if "reap" in argv})
+
+
+def site(context: Context, engine: FakeEngine | None = None) -> Site:
+    """This machine as the site of the lab that a context says."""
+    return Site(settings=context.settings(), directory=context.directory, engine=engine or FakeEngine())

@@ -124,5 +124,5 @@ def container_of(where: Context, name: str, node: str) -> Container:
 def require_own(where: Context, name: str, directory: str) -> None:
     """HostError for a container that another directory's lab of this name has, as its label says."""
     if owner := elsewhere(directory, where.directory):
-        hint = f"to go into that one: -C {shlex.quote(str(owner))}; for a lab here, set another LAB_NAME in .env"
-        raise HostError(f"lab `{name}` belongs to {owner}", hint=hint)
+        hint = f"to go into that one: -C {shlex.quote(owner.name)}; for a lab here, set another LAB_NAME in .env"
+        raise HostError(f"lab `{name}` belongs to {owner.name}", hint=hint)

@@ -15,11 +15,11 @@ from labctl.files import outdated
 def name(examination: Examination) -> Iterator[Finding]:
     """Whether the containers of this name are this directory's."""
     lab = examination.lab
-    other = examination.named.owner_elsewhere(lab.directory)
+    other = examination.named.owner_elsewhere(lab.directory, lab.owner)
     if other:
         yield error(
             "LAB-NAME-001",
-            f"lab `{lab.name}` belongs to {other}",
+            f"lab `{lab.name}` belongs to {other.name}",
             why="two labs of one name would take each other's nodes",
             fix=examination.put("LAB_NAME", f"{lab.name[:36].rstrip('-')}-2"),
         )

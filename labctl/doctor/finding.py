@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from labctl import dotenv, images, lock, render
 from labctl.containers import Container, Observed
-from labctl.engines.docker_engine import DockerEngine
+from labctl.engines import Daemon
 from labctl.model import File, Lab
 from labctl.settings import Settings
 
@@ -63,7 +63,7 @@ class Examination:
     lab: Lab
     settings: Settings
     environ: Mapping[str, str]
-    engine: DockerEngine
+    engine: Daemon
     only: str = ""
     """The one node that is asked about; empty for all."""
     silent: bool = False
@@ -83,7 +83,7 @@ class Examination:
     @cached_property
     def observed(self) -> Observed:
         """What it holds of this directory's lab: nothing where another has the name."""
-        foreign = self.named.owner_elsewhere(self.lab.directory)
+        foreign = self.named.owner_elsewhere(self.lab.directory, self.lab.owner)
         return Observed(image=self.named.image) if foreign else self.named
 
     @cached_property

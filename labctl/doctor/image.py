@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from labctl import gaudi_releases, images
 from labctl.doctor.finding import UP, Examination, Finding, as_root, error, ok, warn
-from labctl.engines.docker_engine import DockerEngine
+from labctl.engines import Daemon
 
 DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 """Oldest driver for each CUDA. Source: CUDA's release notes, "Minimum Required Driver Version" for minor versions."""
@@ -58,7 +58,7 @@ def driver(examination: Examination) -> Iterator[Finding]:
         yield ok("LAB-IMAGE-003", f"driver {version} serves image {lab.image}")
 
 
-def cuda_of(image: str, base: str, engine: DockerEngine) -> int:
+def cuda_of(image: str, base: str, engine: Daemon) -> int:
     """Major version of CUDA in labctl's own image; 0 for another's, whose runtime asks by itself, or where none tells.
 
     On a plain base the lock tells it, on one of NVIDIA's own its CUDA_VERSION does.

@@ -1,39 +1,30 @@
-"""Engines: where containers run. One module each; ``local`` is the Docker daemon that this process can reach."""
+"""Engines: where containers run: one Docker daemon, or those of several hosts as one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from labctl.connection import Connection
 from labctl.containers import Observed
+from labctl.hardware import DeviceMapping
 from labctl.model import Cause, Pairs
 from labctl.shell import Completed
 
 
 class Engine(Protocol):
-    """What labctl asks of a Docker daemon, or of those of all hosts. Methods raise HostError with what came back."""
+    """What a lab asks of the daemon, or the daemons, of its hosts. Methods raise HostError with what came back."""
 
     @property
     def hosts(self) -> tuple[str, ...]: ...
 
-    @property
-    def connection(self) -> Connection | None:
-        """The way to the daemon's host; None for this machine's daemon, and where there are several."""
-
-    def on(self, host: str) -> Engine:
+    def on(self, host: str) -> Daemon:
         """The daemon of one host."""
 
     def versions(self) -> dict[str, str]: ...
 
     def observe(self, lab: str, image: str | None = None) -> Observed: ...
-
-    def compose_up(self, project: str, files: tuple[Path, ...]) -> None: ...
-
-    def remove(self, containers: tuple[str, ...]) -> None: ...
-
-    def remove_networks(self, networks: tuple[str, ...]) -> None: ...
 
     def call(self, container: str, argv: tuple[str, ...], *, user: str, limit: float = ...) -> Completed: ...
 
@@ -49,6 +40,44 @@ class Engine(Protocol):
         limit: float,
     ) -> int: ...
 
+    def losses(self, lab: str) -> Iterator[tuple[str, Cause, str]]: ...
+
+
+class Daemon(Engine, Protocol):
+    """What is asked of the daemon of one host."""
+
+    @property
+    def connection(self) -> Connection | None:
+        """The way to its host; None for this machine."""
+
+    @property
+    def docker(self) -> tuple[str, ...]:
+        """The command that reaches it, to be followed by arguments."""
+
+    def information(self) -> dict[str, Any]: ...
+
+    def identity(self) -> str: ...
+
+    def image_id(self, image: str) -> str | None: ...
+
+    def image_labels(self, image: str) -> dict[str, str]: ...
+
+    def image_variables(self, image: str) -> dict[str, str]: ...
+
+    def network(self, identity: str) -> dict[str, Any]: ...
+
+    def unused_networks(self) -> tuple[tuple[str, str], ...]: ...
+
+    def try_network(self, lab: str) -> str: ...
+
+    def starts(self, lab: str, image: str, mapping: DeviceMapping) -> str: ...
+
+    def compose_up(self, project: str, files: tuple[Path, ...]) -> None: ...
+
+    def remove(self, containers: tuple[str, ...]) -> None: ...
+
+    def remove_networks(self, networks: tuple[str, ...]) -> None: ...
+
     def grants(self, lab: str, image: str, limits: tuple[tuple[str, int], ...]) -> bool: ...
 
-    def losses(self, lab: str) -> Iterator[tuple[str, Cause, str]]: ...
+    def reserves(self, lab: str, image: str, driver: str, ids: tuple[str, ...]) -> bool: ...

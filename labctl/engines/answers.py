@@ -25,6 +25,7 @@ def container_of(found: dict[str, Any], host: str) -> Container:
         fingerprint=labels.get("labctl.render", ""),
         image=found["ImageID"],
         directory=labels.get("labctl.directory", ""),
+        owner=labels.get("labctl.owner", ""),
         devices=tuple(filter(None, labels.get("labctl.devices", "").split(","))),
     )
 

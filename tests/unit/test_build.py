@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from builders import site
 
 from labctl import apt, base_image, build, buildx, images, prepare, resources, shell, sources
 from labctl.build import BuildRequest
@@ -322,5 +323,5 @@ def test_which_image_is_built_under_which_name(
     monkeypatch.setattr(build, "build", lambda request, _: built.append(request))
     flags = {"LAB_ACCELERATOR": "cpu", "LAB_IMAGE": asked}
     context = Context(directory=tmp_path, environ={}, emit=lambda _: None, flags=flags)
-    prepare.build_image(context, context.settings())
+    prepare.build_image(context, site(context))
     assert [(one.image, one.tag) for one in built] == [(image, tag)]

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+from builders import site
 
 from labctl import base_image, build, buildx, gaudi_releases, images, observe, prepare, shell, sources
 from labctl.build import BuildRequest
@@ -338,5 +339,5 @@ def test_an_image_is_built_where_its_devices_are_not(
     monkeypatch.setattr(build, "build", lambda request, _: built.append(request))
     monkeypatch.setattr(observe, "ROOT", tmp_path)
     context = Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={"LAB_ACCELERATOR": accelerator})
-    prepare.build_image(context, context.settings())
+    prepare.build_image(context, site(context))
     assert [(one.image, one.tag) for one in built] == [(accelerator, f"labctl/{accelerator}")]

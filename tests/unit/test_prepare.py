@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from builders import lab, observed, workload
 
-from labctl import keys, lock, plan, prepare, render
+from labctl import keys, lock, plan, prepare, provision, render
 from labctl.context import Context
 from labctl.errors import ConfigError, HostError
 from labctl.model import Secret
@@ -17,14 +17,14 @@ def secrets_of(directory: Path) -> dict[str, str]:
 
 
 def test_a_secret_is_a_private_file_of_every_node(tmp_path: Path) -> None:
-    prepare.write_secrets(lab(directory=tmp_path, secrets=(("hf_token", Secret("first")),)))
+    provision.write_secrets(lab(directory=tmp_path, secrets=(("hf_token", Secret("first")),)))
     assert secrets_of(tmp_path) == {"hf_token": "first"}
     assert (tmp_path / ".lab/nodes/worker-0/secrets/hf_token").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_secret_that_is_not_set_any_more_is_removed(tmp_path: Path) -> None:
-    prepare.write_secrets(lab(directory=tmp_path, secrets=(("hf_token", Secret("a")), ("environment", Secret("b")))))
-    prepare.write_secrets(lab(directory=tmp_path, secrets=(("environment", Secret("b")),)))
+    provision.write_secrets(lab(directory=tmp_path, secrets=(("hf_token", Secret("a")), ("environment", Secret("b")))))
+    provision.write_secrets(lab(directory=tmp_path, secrets=(("environment", Secret("b")),)))
     assert secrets_of(tmp_path) == {"environment": "b"}
 
 
@@ -54,19 +54,19 @@ def test_a_lab_whose_directory_was_moved_can_still_be_taken_over(tmp_path: Path)
 
 
 def test_what_nodes_of_before_had_is_removed(tmp_path: Path) -> None:
-    prepare.prepare(lab(3, directory=tmp_path), "sha256:1")
-    prepare.prepare(lab(2, directory=tmp_path), "sha256:1")
+    provision.prepare(lab(3, directory=tmp_path), "sha256:1")
+    provision.prepare(lab(2, directory=tmp_path), "sha256:1")
     assert sorted(path.name for path in (tmp_path / ".lab/nodes").iterdir()) == ["worker-0", "worker-1"]
 
 
 def test_compiled_operators_are_kept_for_the_image_that_compiled_them(tmp_path: Path) -> None:
     compiled = tmp_path / ".lab/cache/worker-1/torch_extensions/op.so"
-    prepare.prepare(lab(directory=tmp_path), "sha256:1")
+    provision.prepare(lab(directory=tmp_path), "sha256:1")
     compiled.parent.mkdir()
     compiled.touch()
-    prepare.prepare(lab(directory=tmp_path), "sha256:1")
+    provision.prepare(lab(directory=tmp_path), "sha256:1")
     assert compiled.exists()
-    prepare.prepare(lab(directory=tmp_path), "sha256:2")
+    provision.prepare(lab(directory=tmp_path), "sha256:2")
     assert not compiled.exists()
 
 

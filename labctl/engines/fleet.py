@@ -1,0 +1,105 @@
+"""The daemons of several hosts as one engine: what concerns a container goes to the daemon that has it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+
+from labctl.containers import Observed
+from labctl.engines import Daemon
+from labctl.errors import HostError
+from labctl.model import Cause, Pairs
+from labctl.shell import Completed
+
+# Daemons that are asked at once.
+WIDTH = 32
+
+
+class Fleet:
+    """One daemon per host, by the host's name; the first is asked what is asked of one."""
+
+    def __init__(self, daemons: Mapping[str, Daemon]) -> None:
+        self._daemons = daemons
+        self._places: dict[str, str] = {}
+        """Where each container was seen last."""
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return tuple(self._daemons)
+
+    def on(self, host: str) -> Daemon:
+        if host not in self._daemons:
+            raise HostError(f"{host}: it did not answer", hint=f"ssh {host}", node=host)
+        return self._daemons[host]
+
+    def versions(self) -> dict[str, str]:
+        return next(iter(self._daemons.values())).versions()
+
+    def observe(self, lab: str, image: str | None = None) -> Observed:
+        """What all of them hold, those that do not answer left out and named in ``silent``."""
+
+        def look(daemon: Daemon) -> Observed | HostError:
+            try:
+                return daemon.observe(lab, image)
+            except HostError as error:
+                return error
+
+        with ThreadPoolExecutor(WIDTH) as pool:
+            answers = dict(zip(self._daemons, pool.map(look, self._daemons.values()), strict=True))
+        parts = tuple(one for one in answers.values() if isinstance(one, Observed))
+        self._places |= {container.name: part.host for part in parts for container in part.containers}
+        return Observed(
+            containers=tuple(chain.from_iterable(part.containers for part in parts)),
+            probes=tuple(chain.from_iterable(part.probes for part in parts)),
+            networks=tuple(chain.from_iterable(part.networks for part in parts)),
+            probe_networks=tuple(chain.from_iterable(part.probe_networks for part in parts)),
+            image=parts[0].image if parts else None,
+            parts=parts,
+            silent=tuple((host, one) for host, one in answers.items() if isinstance(one, HostError)),
+        )
+
+    def call(self, container: str, argv: tuple[str, ...], *, user: str, limit: float = 120) -> Completed:
+        return self._with(container).call(container, argv, user=user, limit=limit)
+
+    def follow(
+        self,
+        container: str,
+        argv: tuple[str, ...],
+        on_line: Callable[[str], None],
+        *,
+        user: str,
+        workdir: str,
+        environment: Pairs,
+        limit: float,
+    ) -> int:
+        there = self._with(container)
+        return there.follow(container, argv, on_line, user=user, workdir=workdir, environment=environment, limit=limit)
+
+    def losses(self, lab: str) -> Iterator[tuple[str, Cause, str]]:
+        """As one daemon's; a daemon whose events end has taken every node of its host with it."""
+        heard: queue.SimpleQueue[tuple[str, Cause, str]] = queue.SimpleQueue()
+        nodes = {part.host: [one.node for one in part.containers] for part in self.observe(lab).parts}
+
+        def listen(host: str) -> None:
+            reason = "its daemon ended"
+            try:
+                for loss in self._daemons[host].losses(lab):
+                    heard.put(loss)
+            except Exception as error:  # noqa: BLE001 - whatever breaks a stream, the host is not heard any more
+                reason = str(error)
+            for node in nodes[host]:
+                heard.put((node, "node-lost", f"host {host} does not answer any more ({reason})"))
+
+        for host in nodes:
+            threading.Thread(target=listen, args=(host,), daemon=True).start()
+        while True:
+            yield heard.get()
+
+    def _with(self, container: str) -> Daemon:
+        """The daemon that has a container; HostError where none was seen to have it."""
+        if container not in self._places:
+            raise HostError(f"no host of {', '.join(self._daemons)} has a container {container}", hint="labctl up")
+        return self._daemons[self._places[container]]

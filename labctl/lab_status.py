@@ -1,0 +1,64 @@
+"""What a lab is just now, in the form that scripts rely on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from labctl import render, store
+from labctl.containers import Observed
+from labctl.context import Context
+from labctl.site import Site
+
+
+def status_of(context: Context, where: Site) -> dict[str, Any]:
+    """The lab's state, nodes and latest runs; nodes of a host that does not answer are ``unreachable``."""
+    name = where.settings.text("LAB_NAME")
+    observed = where.engine.observe(name)
+    unreachable = unheard(where, observed)
+    up_now = {container.node for container in observed.containers if container.state == "running"}
+    there = {container.node for container in observed.containers}
+    state = "down" if not there else "up" if up_now == set(wanted(where)) == there else "partial"
+    nodes = [
+        {
+            "name": container.node,
+            "role": container.role,
+            "host": container.host,
+            "state": container.state,
+            "health": container.health,
+            "reason": container.reason,
+            "slots": container.slots,
+            "devices": list(container.devices),
+        }
+        for container in observed.containers
+    ]
+    latest = [{"run_id": run["run_id"], "state": run["state"]} for run in store.listing(context.directory, 20)]
+    return {"lab": name, "state": state, "nodes": [*nodes, *unreachable], "runs": latest}
+
+
+def wanted(where: Site) -> dict[str, str]:
+    """The containers that the settings ask for, and their hosts."""
+    if where.network == "host":
+        workers = {f"worker-{number}": target.name for number, target in enumerate(where.targets)}
+        return {render.LAUNCHER: where.targets[0].name, **workers}
+    host = where.targets[0].name if where.targets else where.engine.hosts[0]
+    names = (render.LAUNCHER, *(f"worker-{index}" for index in range(where.settings.number("LAB_NODES"))))
+    return dict.fromkeys(names, host)
+
+
+def unheard(where: Site, observed: Observed) -> list[dict[str, Any]]:
+    """What should be on hosts that do not answer."""
+    reasons = {host: error.message for host, error in {**where.failed, **dict(observed.silent)}.items()}
+    return [
+        {
+            "name": name,
+            "role": "launcher" if name == render.LAUNCHER else "worker",
+            "host": host,
+            "state": "unreachable",
+            "health": None,
+            "reason": reasons[host],
+            "slots": 0,
+            "devices": [],
+        }
+        for name, host in wanted(where).items()
+        if host in reasons
+    ]

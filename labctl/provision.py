@@ -1,0 +1,99 @@
+"""What lies on a host before its containers start: mounts, keys, secrets, caches; here, or sent there."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from labctl import keys, render, sending, tree
+from labctl.connection import Connection
+from labctl.files import make_private, write_all
+from labctl.hardware import Host
+from labctl.lab import KEPT, own_mounts
+from labctl.model import File, Lab
+
+# Seconds for the folders, and for the files of one host: workloads are small, a person's clone may not be.
+MAKING = 30
+# What a host needs beside the files: folders of the person's alone, caches that the image did not fill emptied, and
+# the files by whose locks devices are leased.
+MAKE = r"""
+umask 077
+image=$1 caches=$2 locks=$3
+shift 3
+mkdir -p -- "$@" || exit
+while [ "$caches" -gt 0 ]; do
+    if [ "$(cat "$1/image" 2> /dev/null)" != "$image" ]; then
+        find "$1" -mindepth 1 -delete
+        printf %s "$image" > "$1/image" || exit
+    fi
+    shift
+    caches=$((caches - 1))
+done
+umask 0
+for lock in $locks; do [ -e "$lock" ] || : >> "$lock" || exit; done
+"""
+
+
+def prepare(lab: Lab, image_id: str | None) -> None:
+    """Mounts, keys, secrets and caches, which no plan shows; what removed nodes had is removed with them."""
+    for source in own_mounts(lab):
+        make_private(Path(source))
+    keys.ensure(lab)
+    write_secrets(lab)
+    prepare_caches(lab, image_id)
+    drop_links(lab)
+    kept = {node.name for node in lab.nodes}
+    for folder in (render.node_directory(""), render.cache_directory("")):
+        for path in (lab.directory / folder).iterdir():
+            if path.name not in kept:
+                shutil.rmtree(path)
+
+
+def prepare_caches(lab: Lab, image_id: str | None) -> None:
+    """Each node's own cache of compiled operators, emptied where another image filled it: they fit only their torch."""
+    for node in lab.nodes:
+        path = lab.directory / render.cache_directory(node.name)
+        marker = path / "image"
+        if path.is_dir() and (not marker.is_file() or marker.read_text(encoding="utf-8") != image_id):
+            shutil.rmtree(path)
+        make_private(path)
+        marker.write_text(image_id or "", encoding="utf-8")
+
+
+def drop_links(lab: Lab) -> None:
+    """Remove the names of devices that a node had before."""
+    for node in lab.nodes:
+        kept = {name for name, _ in node.devices.links}
+        for path in (lab.directory / render.node_directory(node.name) / "by-path").glob("*"):
+            if path.name not in kept:
+                path.unlink()
+
+
+def write_secrets(lab: Lab) -> tuple[str, ...]:
+    """Each node's secrets as 0600 files that compose mounts under /run/secrets; those no longer set are removed."""
+    written: list[str] = []
+    for node in lab.nodes:
+        folder = f"{render.node_directory(node.name)}/secrets"
+        secrets = [File(path=f"{folder}/{name}", content=value.reveal()) for name, value in lab.secrets]
+        for path in set((lab.directory / folder).glob("*")) - {lab.directory / secret.path for secret in secrets}:
+            path.unlink()
+        written += write_all(lab.directory, secrets)
+    return tuple(written)
+
+
+def send(lab: Lab, host: Host, connection: Connection, image_id: str) -> None:
+    """What is the host's, to the host: folders, then the files of its nodes and the workloads, if they changed.
+
+    HostError names the host, what it lacks, and what came back.
+    """
+    nodes = [node for node in lab.nodes if node.host == host.name]
+    caches = [render.own_path(lab, host, render.cache_directory(node.name)) for node in nodes]
+    folders = [render.own_path(lab, host, path) for path in ("runs", KEPT)]
+    mounts = [render.path_on(lab, host, source) for source in own_mounts(lab)]
+    locks = [str(render.lease_path(host.locks, device)) for node in nodes for device in node.devices.devices]
+    words = (image_id, str(len(caches)), " ".join(locks), *caches, *folders, *mounts)
+    connection.run(MAKE, *words, timeout=MAKING)
+    folder = render.node_directory("").rstrip("/")
+    trees = {f"{folder}/{node.name}": tree.of(lab.directory / folder / node.name) for node in nodes}
+    trees["workloads"] = tree.of(lab.directory / "workloads")
+    sending.send(connection, host.directory, trees, alone=folder)

@@ -1,0 +1,226 @@
+"""The hosts of a lab: this machine, or those that the settings list, reached over ssh for the time of one command."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+from labctl import files, hosts, images, lab, observe, routes, survey
+from labctl.connection import Connection, connected
+from labctl.context import Context
+from labctl.engines import Daemon, Engine
+from labctl.engines.docker_engine import DockerEngine
+from labctl.engines.fleet import Fleet
+from labctl.errors import ConfigError, HostError
+from labctl.execute import WIDTH, raise_all
+from labctl.hardware import Host
+from labctl.hosts import Target
+from labctl.model import Accelerator, Lab, Limits, Network
+from labctl.settings import Settings
+
+# Seconds in which a host, and then its daemon, answers.
+REACHING = 20
+ANSWERING = 20
+TOLD = ".lab/told"
+"""What hosts told of themselves when they were last reached, relative to the lab directory: one that does not answer
+stays what it was, so that nothing changes for the others."""
+FILES = ".labctl"
+"""Where a lab's files lie on a host, below the person's home there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """The hosts and the way to them; without targets it is this machine. ``failed`` are those that do not answer."""
+
+    settings: Settings
+    directory: Path
+    engine: Engine
+    targets: tuple[Target, ...] = ()
+    """All that the list names, in its order."""
+    connections: Mapping[str, Connection] = field(default_factory=dict)
+    told: Mapping[str, survey.Told] = field(default_factory=dict)
+    """What hosts told, those that do not answer when they last did."""
+    skew: Mapping[str, float] = field(default_factory=dict)
+    """Seconds that the clocks of those that answer are ahead of this machine's."""
+    failed: Mapping[str, HostError] = field(default_factory=dict)
+
+    @property
+    def network(self) -> Network:
+        return "host" if len(self.targets) > 1 else "bridge"
+
+    @property
+    def sent(self) -> dict[str, str]:
+        """Where the lab's files lie on the hosts that answer, as far as they were sent."""
+        return {host: path for host in self.engine.hosts if self.targets and (path := self.sent_to(host))}
+
+    def sent_to(self, host: str) -> str:
+        """Where the lab's files are on a host; empty where it sees the lab directory itself."""
+        if self.settings.text("LAB_SHARED_DIR"):
+            return ""
+        return f"{self.told[host].facts['home']}/{FILES}/{self.settings.text('LAB_NAME')}"
+
+    @cached_property
+    def _seen(self) -> tuple[Accelerator, tuple[Host, ...]]:
+        return look(self)
+
+    @property
+    def accelerator(self) -> Accelerator:
+        """What all hosts have. HostError as ``look``."""
+        return self._seen[0]
+
+    @property
+    def hosts(self) -> tuple[Host, ...]:
+        """The hosts as they were found, less those that were never reached. HostError as ``look``."""
+        return self._seen[1]
+
+    @property
+    def image(self) -> str:
+        """The image of the lab's nodes: the one asked for, or labctl's own for the accelerator."""
+        wanted = self.settings.text("LAB_ACCELERATOR")
+        return self.settings.text("LAB_IMAGE") or images.tag(self.accelerator if wanted == "auto" else wanted)
+
+    def daemon(self, host: Host) -> Daemon | None:
+        """The host's engine; None where it did not answer."""
+        return self.engine.on(host.name) if host.name in self.engine.hosts else None
+
+    def lab(self, hosts: tuple[Host, ...], granted: Limits) -> Lab:
+        """The lab on these hosts, with the limits that they grant."""
+        return lab.build(
+            self.settings, self.directory, self.accelerator, hosts, granted, network=self.network, owner=owner()
+        )
+
+
+@contextmanager
+def opened(
+    context: Context, found: Settings, only: tuple[str, ...] = (), *, seconds: int = ANSWERING
+) -> Iterator[Site]:
+    """The lab's hosts, or ``only`` some, for the time of the block; daemons have so many seconds for an answer."""
+    targets = listed(context.directory, found)
+    if not targets:
+        yield Site(settings=found, directory=context.directory, engine=DockerEngine(seconds=seconds))
+        return
+    chosen = tuple(target for target in targets if not only or target.name in only)
+    with connected(chosen, survey.SCRIPT, seconds=REACHING) as (connections, unreached):
+        now = time.time()
+        daemons = {name: DockerEngine(connection, seconds=seconds) for name, connection in connections.items()}
+        failed = {**unreached, **silent(daemons)}
+        if len(failed) == len(chosen):
+            raise_all(failed)
+        for name, connection in connections.items():
+            files.write(context.directory / TOLD / name, connection.told)
+        told = {target.name: text for target in targets if (text := remembered(context.directory, target.name))}
+        yield Site(
+            settings=found,
+            directory=context.directory,
+            engine=Fleet({name: daemon for name, daemon in daemons.items() if name not in failed}),
+            targets=targets,
+            connections=connections,
+            told=told,
+            skew={name: survey.facts_of(told[name], now).skew for name in connections},
+            failed=failed,
+        )
+
+
+def listed(directory: Path, found: Settings) -> tuple[Target, ...]:
+    """The hosts that the settings list; none for this machine."""
+    name = found.text("LAB_HOSTS")
+    return hosts.read(directory / Path(name).expanduser(), name) if name else ()
+
+
+def silent(daemons: Mapping[str, DockerEngine]) -> dict[str, HostError]:
+    """The daemons that do not answer, and what came back."""
+
+    def ask(daemon: DockerEngine) -> HostError | None:
+        try:
+            daemon.identity()
+        except HostError as error:
+            return error
+        return None
+
+    with ThreadPoolExecutor(WIDTH) as pool:
+        answers = zip(daemons, pool.map(ask, daemons.values()), strict=True)
+        return {name: error for name, error in answers if error}
+
+
+def remembered(directory: Path, name: str) -> survey.Told | None:
+    """What a host told when it was last reached; None where it never was."""
+    try:
+        return survey.read((directory / TOLD / name).read_text(encoding="utf-8"), name)
+    except (OSError, HostError):
+        return None
+
+
+def look(where: Site) -> tuple[Accelerator, tuple[Host, ...]]:
+    """The accelerator, which all hosts must have, and the hosts as they were found.
+
+    A host that was never reached is left out. HostError where that is the first one, which has the launcher, or where a
+    host has no such device.
+    """
+    wanted = where.settings.text("LAB_ACCELERATOR")
+    if not where.targets:
+        accelerator, here = observe.observe(wanted)
+        return accelerator, (here,)
+    require_shared(where)
+    first = where.targets[0].name
+    if first not in where.told:
+        raise where.failed[first]
+    known = [(number, target) for number, target in enumerate(where.targets) if target.name in where.told]
+    ways = ways_of(where, [target for _, target in known])
+    seen = []
+    with tempfile.TemporaryDirectory(prefix="labctl-") as scratch:
+        for number, target in known:
+            told = where.told[target.name]
+            accelerator, host = survey.host_of(told, survey.lay_out(told, Path(scratch, str(number))), wanted)
+            wanted = accelerator
+            way = ways.get(target.name)
+            seen.append(
+                replace(
+                    host,
+                    number=number,
+                    slots=target.slots,
+                    address=way.address if way else "",
+                    interface=way.interface if way else host.interface,
+                    directory=where.sent_to(target.name),
+                )
+            )
+    return accelerator, tuple(seen)
+
+
+def ways_of(where: Site, targets: list[Target]) -> dict[str, routes.Way]:
+    """How several hosts reach each other, by name; a host alone needs nothing."""
+    if where.network == "bridge":
+        return {}
+    networks = [survey.network_of(where.told[target.name]) for target in targets]
+    asked = [
+        routes.Site(name=target.name, network=network, iface=target.iface, where=target.where)
+        for target, network in zip(targets, networks, strict=True)
+    ]
+    return dict(zip((target.name for target in targets), routes.ways(asked), strict=True))
+
+
+def require_shared(where: Site) -> None:
+    """ConfigError where the lab is not in the directory that the hosts are said to share."""
+    shared = where.settings.text("LAB_SHARED_DIR")
+    if shared and not where.directory.is_relative_to(shared):
+        raise ConfigError(
+            f"LAB_SHARED_DIR is {shared}, and the lab is in {where.directory}, which the hosts do not see",
+            hint=f"move the lab below {shared}, or unset LAB_SHARED_DIR in .env: then its files are sent",
+        )
+
+
+def owner() -> str:
+    """Who calls, and on which machine."""
+    try:
+        person = getpass.getuser()
+    except (KeyError, OSError):
+        person = str(os.getuid())
+    return f"{person}@{socket.gethostname()}"
