@@ -57,8 +57,13 @@ class Inside:
     paused: bool = False
 
 
-def look(lab: str, container: str, docker: tuple[str, ...] = ("docker",)) -> Inside | None:
-    """The container, if it runs and is the lab's. Asked of the program that is called next: the SDK takes longer."""
+def look(
+    lab: str, container: str, docker: tuple[str, ...] = ("docker",), moved: tuple[Path, str] | None = None
+) -> Inside | None:
+    """The container, if it runs and is the lab's. Asked of the program that is called next: the SDK takes longer.
+
+    ``moved`` is a directory here and where the container's host has it.
+    """
     shown = shell.run((*docker, "container", "inspect", container), check=False)
     found = json.loads(shown.out or "[]")
     # A paused one has its processes too.
@@ -68,7 +73,10 @@ def look(lab: str, container: str, docker: tuple[str, ...] = ("docker",)) -> Ins
     variables = dict(one.partition("=")[::2] for one in found[0]["Config"]["Env"])
     mounts = ((mount["Source"], mount["Destination"]) for mount in found[0]["Mounts"] if mount["Type"] == "bind")
     try:
-        directory = mounted_at(Path.cwd(), mounts)
+        here = Path.cwd()
+        if moved and here.is_relative_to(moved[0]):
+            here = moved[1] / here.relative_to(moved[0])
+        directory = mounted_at(here, mounts)
     except FileNotFoundError:
         # The person's directory was removed while they stood in it.
         directory = None

@@ -17,7 +17,7 @@ def status_of(context: Context, where: Site) -> dict[str, Any]:
     unreachable = unheard(where, observed)
     up_now = {container.node for container in observed.containers if container.state == "running"}
     there = {container.node for container in observed.containers}
-    state = "down" if not there else "up" if up_now == set(wanted(where)) == there else "partial"
+    state = "down" if not there else "up" if up_now == set(where.places) == there else "partial"
     nodes = [
         {
             "name": container.node,
@@ -35,16 +35,6 @@ def status_of(context: Context, where: Site) -> dict[str, Any]:
     return {"lab": name, "state": state, "nodes": [*nodes, *unreachable], "runs": latest}
 
 
-def wanted(where: Site) -> dict[str, str]:
-    """The containers that the settings ask for, and their hosts."""
-    if where.network == "host":
-        workers = {f"worker-{number}": target.name for number, target in enumerate(where.targets)}
-        return {render.LAUNCHER: where.targets[0].name, **workers}
-    host = where.targets[0].name if where.targets else where.engine.hosts[0]
-    names = (render.LAUNCHER, *(f"worker-{index}" for index in range(where.settings.number("LAB_NODES"))))
-    return dict.fromkeys(names, host)
-
-
 def unheard(where: Site, observed: Observed) -> list[dict[str, Any]]:
     """What should be on hosts that do not answer."""
     reasons = {host: error.message for host, error in {**where.failed, **dict(observed.silent)}.items()}
@@ -59,6 +49,6 @@ def unheard(where: Site, observed: Observed) -> list[dict[str, Any]]:
             "slots": 0,
             "devices": [],
         }
-        for name, host in wanted(where).items()
+        for name, host in where.places.items()
         if host in reasons
     ]

@@ -22,9 +22,9 @@ from labctl.engines.docker_engine import DockerEngine
 from labctl.engines.fleet import Fleet
 from labctl.errors import ConfigError, HostError
 from labctl.execute import WIDTH, raise_all
-from labctl.hardware import Host
+from labctl.hardware import HERE, Host
 from labctl.hosts import Target
-from labctl.model import Accelerator, Lab, Limits, Network
+from labctl.model import LAUNCHER, Accelerator, Lab, Limits, Network
 from labctl.settings import Settings
 
 # Seconds in which a host, and then its daemon, answers.
@@ -67,6 +67,11 @@ class Site:
         if self.settings.text("LAB_SHARED_DIR"):
             return ""
         return f"{self.told[host].facts['home']}/{FILES}/{self.settings.text('LAB_NAME')}"
+
+    @property
+    def places(self) -> dict[str, str]:
+        """The containers that the settings ask for, and their hosts."""
+        return places(self.settings, self.targets)
 
     @cached_property
     def _seen(self) -> tuple[Accelerator, tuple[Host, ...]]:
@@ -134,6 +139,14 @@ def listed(directory: Path, found: Settings) -> tuple[Target, ...]:
     """The hosts that the settings list; none for this machine."""
     name = found.text("LAB_HOSTS")
     return hosts.read(directory / Path(name).expanduser(), name) if name else ()
+
+
+def places(found: Settings, targets: tuple[Target, ...]) -> dict[str, str]:
+    """The containers that the settings ask for, by name, and the hosts that are to have them."""
+    names = [target.name for target in targets] or [HERE]
+    if len(names) == 1:
+        names *= found.number("LAB_NODES")
+    return {LAUNCHER: names[0], **{f"worker-{number}": name for number, name in enumerate(names)}}
 
 
 def silent(daemons: Mapping[str, DockerEngine]) -> dict[str, HostError]:

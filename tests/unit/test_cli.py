@@ -433,7 +433,7 @@ class Nodes:
     owner: Path
     paused: bool = False
 
-    def look(self, lab: str, container: str) -> attach.Inside:
+    def look(self, lab: str, container: str, *_: object) -> attach.Inside:
         self.asked.append(lab)
         return attach.Inside(
             container=container, directory=None, user="1000:1000", owner=str(self.owner), paused=self.paused

@@ -1,0 +1,73 @@
+"""The way into a node: its host, its daemon, its container; errors say which nodes there are, or what became of one."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from labctl import attach, hardware, render, site
+from labctl.containers import Container, elsewhere
+from labctl.context import Context
+from labctl.engines import Daemon
+from labctl.errors import ConfigError, HostError
+
+
+@contextmanager
+def entered(where: Context, name: str, node: str) -> Iterator[attach.Inside]:
+    """A node's running container, for as long as the way to its host is open."""
+    found = where.settings()
+    targets = site.listed(where.directory, found)
+    places = site.places(found, targets)
+    if targets and node not in places:
+        raise unknown(name, node, tuple(places))
+    with site.opened(where, found, only=(places.get(node, hardware.HERE),)) as there:
+        daemon = there.engine.on(places.get(node, hardware.HERE))
+        sent = there.sent.get(daemon.hosts[0])
+        container = render.container_of(name, node)
+        inside = attach.look(name, container, daemon.docker, (where.directory, sent) if sent else None)
+        if not inside:
+            state = container_of(where, name, node, daemon).state
+            raise HostError(f"{node} is {state}", hint=f"labctl logs {node}; labctl up", node=node)
+        require_own(where, name, inside.owner)
+        if inside.paused:
+            unpause = shlex.join((*daemon.docker[:1], "unpause", inside.container))
+            raise HostError(f"{node} is paused", hint=unpause, node=node)
+        yield inside
+
+
+@contextmanager
+def reached(where: Context, name: str, node: str | None) -> Iterator[tuple[Daemon, ...]]:
+    """The daemon that has a node, or all of the lab, the launcher's first."""
+    found = where.settings()
+    places = site.places(found, site.listed(where.directory, found))
+    host = places.get(node) if node else None
+    with site.opened(where, found, only=(host,) if host else ()) as there:
+        for failed in there.failed.values():
+            where.warn(failed.message)
+        daemons = tuple(there.engine.on(one) for one in there.engine.hosts)
+        container_of(where, name, node or render.LAUNCHER, daemons[0])
+        yield daemons
+
+
+def container_of(where: Context, name: str, node: str, daemon: Daemon) -> Container:
+    """A node's container, in whatever state; HostError when there is none, or it is another directory's."""
+    observed = daemon.observe(name)
+    container = observed.container(node)
+    if container:
+        require_own(where, name, container.directory)
+        return container
+    if observed.containers:
+        raise unknown(name, node, tuple(one.node for one in observed.containers))
+    raise HostError(f"lab {name} is down", hint="labctl up", node=node)
+
+
+def unknown(name: str, node: str, known: tuple[str, ...]) -> ConfigError:
+    return ConfigError(f"lab {name} has no node `{node}`", hint=f"it has {', '.join(known)}", node=node)
+
+
+def require_own(where: Context, name: str, directory: str) -> None:
+    """HostError for a container that another directory's lab of this name has, as its label says."""
+    if owner := elsewhere(directory, where.directory):
+        hint = f"to go into that one: -C {shlex.quote(owner.name)}; for a lab here, set another LAB_NAME in .env"
+        raise HostError(f"lab `{name}` belongs to {owner.name}", hint=hint)
