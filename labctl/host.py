@@ -8,13 +8,11 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
+from labctl import routes
 from labctl.hardware import Fabric
 
 ROOT = Path("/")
 """Where /proc, /sys and /etc of this host are."""
-
-_GATEWAY = 0x2
-"""RTF_GATEWAY of linux/route.h."""
 
 
 def read(path: Path) -> str:
@@ -27,7 +25,7 @@ def read(path: Path) -> str:
 
 def default_mtu(root: Path = ROOT) -> int:
     """MTU of the default route's interface; 1500 where there is none. Source: /proc/net/route, /sys/class/net."""
-    interface = _default_interface(root)
+    interface = routes.default_interface(routes.parse(read(root / "proc/net/route")))
     text = read(root / f"sys/class/net/{interface}/mtu") if interface else ""
     return int(text) if text.strip() else 1500
 
@@ -133,13 +131,6 @@ def _fabric(folder: Path) -> Fabric:
         numa=int(numa) if numa.isdecimal() else None,
         interface=next((path.name for path in sorted((folder / "device/net").glob("*"))), ""),
     )
-
-
-def _default_interface(root: Path) -> str:
-    """Interface of the default route with the lowest metric."""
-    routes = [line.split() for line in read(root / "proc/net/route").splitlines()[1:]]
-    default = [r for r in routes if len(r) > 7 and r[1] == r[7] == "00000000" and int(r[3], 16) & _GATEWAY]
-    return min(default, key=lambda route: int(route[6]))[0] if default else ""
 
 
 def _meminfo(root: Path, name: str) -> int:

@@ -53,7 +53,11 @@ class Network:
     @property
     def usable(self) -> dict[str, str]:
         """The interfaces that may lead to other hosts, and the first address of each."""
-        return {name: address for name, address in reversed(self.addresses) if not _INNER.fullmatch(name)}
+        found: dict[str, str] = {}
+        for name, address in self.addresses:
+            if not _INNER.fullmatch(name):
+                found.setdefault(name, address)
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +107,7 @@ def addresses(text: str) -> tuple[tuple[str, str], ...]:
 
 def local_addresses(trie: str, routes: Collection[Route]) -> tuple[tuple[str, str], ...]:
     """The same of /proc/net/fib_trie, which names no interfaces: that of the network which holds an address."""
-    found = re.findall(r"\|-- ([0-9.]+)\s+/32 host LOCAL", trie)
+    found = re.findall(r"\|-- ([0-9.]+)\n(?: +/\d+ .*\n)*? +/32 host LOCAL", trie)
     direct = [route for route in routes if not route.gateway]
     pairs = ((_taken(direct, int(IPv4Address(address))), address) for address in dict.fromkeys(found))
     return tuple((route.interface, address) for route, address in pairs if route and route.interface)

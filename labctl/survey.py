@@ -120,14 +120,12 @@ def lay_out(told: Told, directory: Path) -> Path:
     paths = (*told.files, *told.links, *told.links.values(), *told.folders, *told.nodes)
     if astray := next((path for path in paths if path.startswith("/") or ".." in PurePosixPath(path).parts), ""):
         raise HostError(f"{told.host} tells of a path that is none below /: `{astray}`", node=told.host)
-    directory.mkdir(parents=True, exist_ok=True)
-    for path in told.folders:
+    parents = (str(PurePosixPath(path).parent) for path in (*told.files, *told.links, *told.nodes))
+    for path in {*told.folders, *parents}:
         (directory / path).mkdir(parents=True, exist_ok=True)
     for path, text in {**told.files, **dict.fromkeys(told.nodes, "")}.items():
-        (directory / path).parent.mkdir(parents=True, exist_ok=True)
         (directory / path).write_text(text, encoding="utf-8", errors="surrogateescape")
     for path, target in told.links.items():
-        (directory / path).parent.mkdir(parents=True, exist_ok=True)
         (directory / path).symlink_to(directory / target)
     for path, mode in told.folders.items():
         (directory / path).chmod(mode | 0o700)

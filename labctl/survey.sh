@@ -48,10 +48,10 @@ folder() {
     done
 }
 
-# Links, and where each leads in the end.
+# Links that lead somewhere, and where in the end.
 link() {
     for link in "$@"; do
-        [ -h "$link" ] && real=$(readlink -f "$link") || continue
+        [ -h "$link" ] && [ -e "$link" ] && real=$(readlink -f "$link") || continue
         printf 'link %s\n\t%s\n' "$link" "${real#"$root"}"
     done
 }

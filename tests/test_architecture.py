@@ -34,7 +34,7 @@ RINGS: tuple[tuple[str, ...], ...] = (
 RING = {name: number for number, ring in enumerate(RINGS) for name in ring}
 # Data in, data out: what stands left of the plan.
 PURE = ("hardware", "model", "errors", "yamlfile", "hostfile", "hosts", "deepspeed_config", "workload_fields",
-        "settings", "setting_kinds", "metrics", "verdict", "fit", "launchers", "lab",
+        "settings", "setting_kinds", "metrics", "verdict", "fit", "launchers", "routes", "lab",
         "render", "job", "plan", "devcontainer")  # fmt: skip
 HEAVY = {"docker", "python_on_whales", "jinja2", "yaml", "cryptography", "typer", "requests", "huggingface_hub"}
 MODULES = sorted(PACKAGE.rglob("*.py"))
