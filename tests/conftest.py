@@ -13,6 +13,7 @@ from itertools import count
 import hypothesis
 import pytest
 from devices.machine import Machine
+from hosts.rack import Rack, RackLab
 from integration.harness import Lab, remove_labelled
 
 import docker
@@ -26,6 +27,7 @@ IMAGE = "labctl/cpu"
 
 NewLab = Callable[[dict[str, str]], Lab]
 FreshLab = Callable[..., Lab]
+RackLabs = Callable[..., RackLab]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -143,3 +145,34 @@ def machine_lab(machine: Machine, family: str, tmp_path_factory: pytest.TempPath
     yield make
     for lab in made:
         lab.destroy()
+
+
+# --- a rack of hosts ---
+
+
+@pytest.fixture(scope="session")
+def shared_rack(
+    engine: DockerClient, image: str, family: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Rack]:
+    """Hosts with sshd and engines of their own; none until a test asks for one."""
+    with contextlib.closing(Rack(engine, family, tmp_path_factory.mktemp("rack"), image)) as rack:
+        yield rack
+
+
+@pytest.fixture
+def rack(shared_rack: Rack) -> Iterator[Rack]:
+    """The rack, in which nothing is wrong yet."""
+    yield shared_rack
+    shared_rack.clear()
+
+
+@pytest.fixture
+def rack_lab(rack: Rack, family: str, tmp_path_factory: pytest.TempPathFactory) -> RackLabs:
+    """Makes lab directories over shared hosts for this test alone; the rack clears up after them."""
+    numbers = count()
+
+    def make(hosts: int, **settings: str) -> RackLab:
+        path = tmp_path_factory.mktemp("lab")
+        return rack.lab(path, f"{family}-rack-{next(numbers)}", rack.hosts(hosts), settings)
+
+    return make

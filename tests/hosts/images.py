@@ -1,0 +1,97 @@
+"""The image that hosts of the rack are made of, and how a host gets one of this machine's images in no time."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+from docker.errors import APIError
+from docker.models.images import Image
+
+from docker import DockerClient
+from labctl import base_image, build, buildx, settings, sources
+
+HERE = Path(__file__).parent
+NAME = "stand-in/host"
+FILES = ("host.Dockerfile", "install.sh", "boot.sh", "engine.sh", "give.sh")
+RELEASES = (base_image.DEBIAN, "trixie")
+
+
+def ensure(engine: DockerClient, directory: Path) -> str:
+    """The image's tag; it is built now unless it was before from the same files. ``directory``: a private one."""
+    digest = hashlib.sha256(b"\0".join((HERE / name).read_bytes() for name in FILES)).hexdigest()
+    tag = f"{NAME}:{digest[:12]}"
+    if not engine.images.list(filters={"reference": tag}):
+        _build(tag, directory)
+        for old in engine.images.list(NAME):
+            for other in set(old.tags) - {tag}:
+                with contextlib.suppress(APIError):
+                    engine.images.remove(other)
+    return tag
+
+
+def _build(tag: str, directory: Path) -> None:
+    """Build it with this machine's own package sources and certificates, as `labctl build` does."""
+    found = settings.load(directory, os.environ, {})
+    request = build.request(found, "cpu", tag, directory, os.environ)
+    base = base_image.ensure(
+        base_image.PLAIN, chosen=False, mirror=request.apt_mirror, directory=directory, emit=lambda _: None
+    )
+    packages = "".join(base_image.apt_list("debian", release, request.apt_mirror) for release in RELEASES)
+    handed = build.hand_in(request, build.pip_sources(request, sources.of_host()), {}, packages, directory)
+    arguments = ["--load", "--tag", tag, "--build-arg", f"BASE_IMAGE={base}", *handed]
+    buildx.run(HERE / FILES[0], arguments, dict(request.proxies), directory / "build.log", tag, lambda _: None)
+
+
+def can_be_linked(engine: DockerClient) -> bool:
+    """Whether the engine keeps images as `link` knows it; else they are to be loaded."""
+    return str(engine.info()["Driver"]) == "overlay2"
+
+
+def link(engine: DockerClient, tag: str, image: str, volume: str, known: Iterable[Image]) -> None:
+    """Give the engine that has this volume for its directory, and does not run, an image beside those it knows."""
+    wanted = engine.images.get(image)
+    repositories: dict[str, dict[str, str]] = {}
+    for name, identity in [*((name, one.id) for one in known for name in one.tags), (_named(image), wanted.id)]:
+        repositories.setdefault(name.rpartition(":")[0], {})[name] = str(identity)
+    engine.containers.run(
+        tag,
+        entrypoint="/opt/rack/give.sh",
+        command=[volume, json.dumps({"Repositories": repositories}), _hex(str(wanted.id)), *_layers(wanted)],
+        volumes={engine.info()["DockerRootDir"]: {"bind": "/engine", "mode": "rw"}},
+        network_mode="none",
+        privileged=True,
+        remove=True,
+    )
+
+
+def load(image: str, address: str) -> None:
+    """Send an image to the engine at that address, byte for byte."""
+    with subprocess.Popen(["docker", "save", image], stdout=subprocess.PIPE) as saved:
+        subprocess.run(["docker", "--host", address, "load", "--quiet"], stdin=saved.stdout, check=True, timeout=600)
+    assert saved.returncode == 0, f"docker save {image}: code {saved.returncode}"
+
+
+def _layers(image: Image) -> list[str]:
+    """The names that the engine keeps the layers under: hashes over each layer and those below it.
+
+    Source: the OCI image specification, "Layer ChainID".
+    """
+    chain: list[str] = []
+    for layer in image.attrs["RootFS"]["Layers"]:
+        below = f"sha256:{chain[-1]} {layer}" if chain else ""
+        chain.append(hashlib.sha256(below.encode()).hexdigest() if below else _hex(layer))
+    return chain
+
+
+def _named(image: str) -> str:
+    return image if ":" in image.rpartition("/")[2] else f"{image}:latest"
+
+
+def _hex(digest: str) -> str:
+    return digest.removeprefix("sha256:")
