@@ -15,6 +15,7 @@ from labctl import (
     plan,
     record,
     render,
+    run_files,
     store,
 )
 from labctl.containers import Observed, lost
@@ -116,7 +117,11 @@ def launch(
         context.notice(f"run {task.run_id}: {task.workload.describe}")
         recorder = store.Recorder(path, lab, (metric.pattern for metric in task.workload.metrics))
         try:
-            ended = supervise(lab, task, engine, lambda line: context.line(recorder.keep(line)))
+            sent = run_files.send(lab, task, engine, path)
+            try:
+                ended = supervise(lab, task, engine, lambda line: context.line(recorder.keep(line)))
+            finally:
+                run_files.fetch(lab, task, engine, path, sent, context.warn)
         finally:
             recorder.close()
         result = conclude(lab, task, ended, recorder.lines, time.monotonic() - began, now)
