@@ -8,7 +8,7 @@ runtime.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,19 @@ ASSUMED: Request = "reservation"
 KEY = "request"
 
 
+Texts = Callable[[str], Mapping[str, str]]
+"""What the files of a folder hold, by name."""
+
+
+def texts_here(folder: str) -> dict[str, str]:
+    """The files of a folder of this machine, less those that are no text."""
+    found = {}
+    for path in sorted(Path(folder).glob("*")):
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            found[path.name] = path.read_text(encoding="utf-8")
+    return found
+
+
 def settled(
     found: Settings,
     accelerator: Accelerator,
@@ -34,10 +47,12 @@ def settled(
     engine: Daemon | None,
     *,
     anew: bool = False,
+    texts: Texts = texts_here,
 ) -> Host:
     """The host with the way that its engine is to be asked for devices. HostError where the engine has none.
 
     What only a trial can tell is kept per daemon until it is tried ``anew``; without an engine, what was kept counts.
+    ``texts`` reads the folders of the engine's host.
     """
     if not engine or not host.devices:
         return replace(host, request=trials.kept(directory, host.name, None).get(KEY) or ASSUMED)
@@ -49,7 +64,7 @@ def settled(
     known = trials.kept(directory, host.name, engine).get(KEY)
     devices = wanted(found, host)
     request: Request | None
-    if has_cdi(information, devices):
+    if has_cdi(information, devices, texts):
         request = "cdi"
     elif known in {"reservation", "runtime"} and not anew:
         request = known
@@ -98,11 +113,13 @@ def described(
     return foreseen(found, host, directory, engine)
 
 
-def foreseen(found: Settings, host: Host, directory: Path, engine: Daemon | None) -> tuple[Request, str]:
+def foreseen(
+    found: Settings, host: Host, directory: Path, engine: Daemon | None, texts: Texts = texts_here
+) -> tuple[Request, str]:
     """How `up` would ask for GPUs as far as can be told without a trial, and who says so; no engine need answer."""
     known = trials.kept(directory, host.name, None).get(KEY)
     with contextlib.suppress(LabError):
-        if engine and has_cdi(engine.information(), wanted(found, host)):
+        if engine and has_cdi(engine.information(), wanted(found, host), texts):
             return "cdi", "engine"
         if engine:
             known = trials.kept(directory, host.name, engine).get(KEY)
@@ -139,13 +156,13 @@ def runtimes(information: dict[str, Any]) -> tuple[str, ...]:
     return tuple(sorted(information.get("Runtimes") or ()))
 
 
-def has_cdi(information: dict[str, Any], devices: tuple[Device, ...]) -> bool:
+def has_cdi(information: dict[str, Any], devices: tuple[Device, ...], texts: Texts = texts_here) -> bool:
     """Whether the engine has every one of these GPUs as a CDI device."""
     names = {f"{CDI_KIND}={device.id}" for device in devices}
-    return names <= set(cdi_devices(information))
+    return names <= set(cdi_devices(information, texts))
 
 
-def cdi_devices(information: dict[str, Any]) -> Iterator[str]:
+def cdi_devices(information: dict[str, Any], texts: Texts) -> Iterator[str]:
     """Full names of the CDI devices that the engine says it has, or, where it is too old to say, that its folders hold.
 
     Source: Docker Engine API 1.50 (DiscoveredDevices); CDI's SPEC.md.
@@ -154,20 +171,20 @@ def cdi_devices(information: dict[str, Any]) -> Iterator[str]:
         yield from (device["ID"] for device in discovered if device.get("Source") == "cdi")
         return
     for folder in information.get("CDISpecDirs") or ():
-        for path in sorted(Path(folder).glob("*")):
-            spec = read_spec(path) if path.suffix in {".json", ".yaml"} else {}
+        for name, text in texts(folder).items():
+            spec = read_spec(text) if name.endswith((".json", ".yaml")) else {}
             yield from (f"{spec['kind']}={device.get('name')}" for device in spec.get("devices", ()))
 
 
-def read_spec(path: Path) -> dict[str, Any]:
+def read_spec(text: str) -> dict[str, Any]:
     """A CDI specification; empty for what is none: the engine leaves it out too."""
     import yaml
 
     # That of many devices is long, and Python's own loader slow; JSON is YAML.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        found = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)  # noqa: S506 - either of them is safe
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        found = yaml.load(text, Loader=loader)  # noqa: S506 - either of them is safe
+    except yaml.YAMLError:
         return {}
     is_one = isinstance(found, dict) and "kind" in found and isinstance(found.get("devices"), list)
     return found if is_one and all(isinstance(device, dict) for device in found["devices"]) else {}

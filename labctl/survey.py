@@ -96,7 +96,7 @@ def _take(told: Told, head: str, content: list[str]) -> None:
     elif kind == "link":
         told.links[name] = value
     elif kind == "folder":
-        told.folders[name] = int(value, 8)
+        told.folders[name] = int(value or "755", 8)
     elif kind == "nodes":
         pairs = (line.split(" ", 1) for line in content)
         told.nodes.update({path: int(gid) for gid, path in pairs})
@@ -130,6 +130,15 @@ def lay_out(told: Told, directory: Path) -> Path:
     for path, mode in told.folders.items():
         (directory / path).chmod(mode | 0o700)
     return directory
+
+
+def texts_in(told: Told, folder: str) -> dict[str, str]:
+    """What a folder of the host holds, as far as it was told, by name; ``folder`` is the path that the host knows."""
+    path = folder.strip("/")
+    for link, target in told.links.items():
+        if path.startswith(f"{link}/"):
+            path = target + path.removeprefix(link)
+    return {PurePosixPath(file).name: text for file, text in told.files.items() if file.rpartition("/")[0] == path}
 
 
 def host_of(told: Told, root: Path, wanted: str) -> tuple[Accelerator, Host]:

@@ -10,13 +10,16 @@ import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import sysfs
 
 from labctl import accelerators, host, survey
+from labctl.device_requests import has_cdi
 from labctl.errors import HostError
+from labctl.hardware import Device
 from labctl.observe import observe
 from labctl.routes import Network
 
@@ -232,6 +235,19 @@ def test_facts_are_read_off_what_was_told(tmp_path: Path) -> None:
     assert (facts.network.interfaces, facts.network.reached_by) == (("eth0",), "eth0")
     _, found = survey.host_of(told, survey.lay_out(told, tmp_path), "auto")
     assert (found.uid, found.gid, found.memory, found.mtu, found.locks) == (1000, 1001, 2 << 20, 9000, "/run/lock")
+
+
+@pytest.mark.parametrize("folder", ["/etc/cdi", "/var/run/cdi"])
+def test_an_engines_folders_of_cdi_devices_are_the_hosts(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "run/cdi").mkdir(parents=True)
+    sysfs.link(tmp_path / "var/run", tmp_path / "run")
+    text = 'kind: nvidia.com/gpu\ndevices:\n- name: "0"\n  containerEdits: {}\n'
+    sysfs.put(tmp_path / folder.strip("/") / "nvidia.yaml", text)
+    told = ask(tmp_path)
+    assert survey.texts_in(told, folder) == {"nvidia.yaml": text}
+    gpus = (Device(id="0", path="/dev/nvidia0"),)
+    assert has_cdi({"CDISpecDirs": ["/nowhere", folder]}, gpus, partial(survey.texts_in, told))
+    assert not has_cdi({"CDISpecDirs": ["/nowhere"]}, gpus, partial(survey.texts_in, told))
 
 
 @pytest.mark.parametrize(
