@@ -1,5 +1,6 @@
 #!/bin/sh
-# A host starts, for the first time or again: the person and the keys if they are not there yet, then sshd and Docker.
+# A host starts, for the first time or again: the person, the keys and an image if they are not there yet, then sshd and
+# Docker. boot.sh [what give.sh takes]
 set -eu
 
 # Under cgroup v2 a group with processes of its own can hand no controllers down: they move to one of their own.
@@ -20,6 +21,7 @@ if ! id "$RACK_USER" > /dev/null 2>&1; then
     done
     echo "Port $RACK_PORT" > /etc/ssh/sshd_config.d/port.conf
     ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key
+    if [ $# != 0 ]; then /opt/rack/give.sh "$@"; fi
 fi
 
 mkdir -p /run/sshd

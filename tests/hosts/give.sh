@@ -1,21 +1,25 @@
 #!/bin/sh
-# Gives a volume, as the directory of another engine, an image of the engine whose own directory is /engine. Every file
-# is a hard link, as both engines only ever read it: no bytes are copied. give.sh VOLUME REPOSITORIES IMAGE LAYER...
+# Gives the engine here, which does not run, an image of the engine whose directory is mounted at /given: what describes
+# it is copied, and its files stay where they are, as both engines only ever read them.
+# give.sh REPOSITORIES IMAGE LAYER...
 set -eu
 umask 077
-own=/engine/image/overlay2
-data=/engine/volumes/$1/_data
-theirs=$data/image/overlay2
-repositories=$2
-image=$3
-shift 3
-mkdir -p "$data/overlay2/l" "$theirs/layerdb/sha256" "$theirs/imagedb/content/sha256"
+own=/given/image/overlay2
+here=/var/lib/docker/image/overlay2
+repositories=$1
+image=$2
+shift 2
+mkdir -p /var/lib/docker/overlay2/l $here/layerdb/sha256 $here/imagedb/content/sha256
 for layer; do
-    if [ -d "$theirs/layerdb/sha256/$layer" ]; then continue; fi
-    files=$(cat "$own/layerdb/sha256/$layer/cache-id")
-    cp --archive --link "/engine/overlay2/$files" "$data/overlay2/"
-    ln --symbolic "../$files/diff" "$data/overlay2/l/$(cat "/engine/overlay2/$files/link")"
-    cp --archive "$own/layerdb/sha256/$layer" "$theirs/layerdb/sha256/"
+    if [ -d "$here/layerdb/sha256/$layer" ]; then continue; fi
+    name=$(cat "$own/layerdb/sha256/$layer/cache-id")
+    files=/var/lib/docker/overlay2/$name
+    mkdir "$files"
+    cp "/given/overlay2/$name/link" "$files"
+    if [ -f "/given/overlay2/$name/lower" ]; then cp "/given/overlay2/$name/lower" "$files"; fi
+    ln -s "/given/overlay2/$name/diff" "$files/diff"
+    ln -s "../$name/diff" "/var/lib/docker/overlay2/l/$(cat "$files/link")"
+    cp -r "$own/layerdb/sha256/$layer" $here/layerdb/sha256/
 done
-cp --archive "$own/imagedb/content/sha256/$image" "$theirs/imagedb/content/sha256/"
-printf %s "$repositories" > "$theirs/repositories.json"
+cp "$own/imagedb/content/sha256/$image" $here/imagedb/content/sha256/
+printf %s "$repositories" > $here/repositories.json

@@ -62,26 +62,22 @@ class Host:
 
     # --- its life ---
 
-    def start(self, image: str = "") -> None:
-        """Start it for the first time, its engine with that image or empty."""
-        linked = bool(image) and images.can_be_linked(self._outer)
-        if linked:
-            images.link(self._outer, self._made_of, image, self._volume, ())
-        self._start()
-        if image and not linked:
-            images.load(image, f"unix://{self._socket}")
+    def start(self) -> None:
+        """Start it: for the first time, or after `kill`."""
+        self._container.start()
+        self._wait_for_engine()
+        wait_until(self._greets, 30, f"sshd on {self.name} greets")
         where = self.address if self.port == 22 else f"[{self.address}]:{self.port}"
         self.known = f"{where} {self.run('cat', '/etc/ssh/ssh_host_ed25519_key.pub').stdout}"
 
-    def give_image(self, image: str) -> None:
+    def give_image(self, name: str) -> None:
         """Have its engine know one of this machine's images; what runs there ends."""
-        if not images.can_be_linked(self._outer):
-            images.load(image, f"unix://{self._socket}")
-            return
-        known = self.engine.images.list()
-        self._stop_engine()
-        images.link(self._outer, self._made_of, image, self._volume, known)
-        self._start_engine()
+        if words := images.given(self._outer, name, self.engine.images.list()):
+            self._stop_engine()
+            self.run("/opt/rack/give.sh", *words)
+            self._start_engine()
+        else:
+            images.load(name, f"unix://{self._socket}")
 
     def clean(self, image: str) -> None:
         """Cured, its engine with nothing but that image, and nothing in the person's home."""
@@ -90,10 +86,10 @@ class Host:
             container.remove(force=True, v=True)
         self.engine.networks.prune()
         self.engine.volumes.prune({"all": True})
-        mine = self._outer.images.get(image).id
+        wanted = self._outer.images.get(image)
         for other in self.engine.images.list():
-            if other.id != mine:
-                self.engine.images.remove(other.id or "", force=True)
+            for name in set(other.tags or [other.id or ""]) - set(wanted.tags if other.id == wanted.id else ()):
+                self.engine.images.remove(name, force=True)
         if not self.engine.images.list():
             self.give_image(image)
         self.shell(CLEAN, self.home)
@@ -110,12 +106,12 @@ class Host:
         self,
         *argv: str,
         user: str = "root",
-        input: str | None = None,
-        check: bool = True,  # noqa: A002
+        stdin: str = "",
+        check: bool = True,
     ) -> subprocess.CompletedProcess[str]:
         """A program on the host, to its end; not over ssh."""
         inside = ["docker", "exec", "--interactive", "--user", user, self._container.name or "", *argv]
-        done = subprocess.run(inside, input=input or "", capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(inside, input=stdin, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0 or not check, f"{self.name}: {shlex.join(argv)}: {done.returncode}\n{done.stderr}"
         return done
 
@@ -144,7 +140,7 @@ class Host:
     def program(self, name: str, text: str = "") -> None:
         """Put a program on PATH, ahead of any other of that name: this text, or one kept for it (rsync)."""
         if text:
-            self.run("sh", "-c", 'cat > "$0" && chmod 755 "$0"', f"/usr/local/bin/{name}", input=text)
+            self.run("sh", "-c", 'cat > "$0" && chmod 755 "$0"', f"/usr/local/bin/{name}", stdin=text)
         else:
             self.run("ln", "-s", f"/opt/programs/{name}", "/usr/local/bin/")
         self._faults.callback(self.run, "rm", "-f", f"/usr/local/bin/{name}")
@@ -224,7 +220,7 @@ class Host:
     def kill(self) -> None:
         """The power is gone. Cured, it starts again: /run is empty, its disks are as they were."""
         self._container.kill()
-        self._faults.callback(self._start)
+        self._faults.callback(self.start)
 
     # --- how that is done ---
 
@@ -235,21 +231,8 @@ class Host:
         return self._container.client
 
     @property
-    def _made_of(self) -> str:
-        return str(self._container.attrs["Config"]["Image"])
-
-    @property
-    def _volume(self) -> str:
-        return next(str(one["Name"]) for one in self._container.attrs["Mounts"] if one["Type"] == "volume")
-
-    @property
     def _socket(self) -> Path:
         return self._directory / "docker.sock"
-
-    def _start(self) -> None:
-        self._container.start()
-        self._wait_for_engine()
-        wait_until(self._greets, 30, f"sshd on {self.name} greets")
 
     def _greets(self) -> bool:
         with contextlib.suppress(OSError), socket.create_connection((self.address, self.port), timeout=2) as stream:
@@ -278,7 +261,7 @@ class Host:
 
     def _configure_sshd(self, lines: str) -> None:
         # A file that sshd reads before its own defaults: the first value counts.
-        self.run("sh", "-c", "cat > /etc/ssh/sshd_config.d/options.conf", input=lines)
+        self.run("sh", "-c", "cat > /etc/ssh/sshd_config.d/options.conf", stdin=lines)
         self._restart_sshd()
 
     def _restart_sshd(self) -> None:

@@ -48,26 +48,18 @@ def _build(tag: str, directory: Path) -> None:
     buildx.run(HERE / FILES[0], arguments, dict(request.proxies), directory / "build.log", tag, lambda _: None)
 
 
-def can_be_linked(engine: DockerClient) -> bool:
-    """Whether the engine keeps images as `link` knows it; else they are to be loaded."""
-    return str(engine.info()["Driver"]) == "overlay2"
+def given(engine: DockerClient, name: str, known: Iterable[Image] = ()) -> list[str]:
+    """The arguments of give.sh for one of the engine's images, beside those that the other engine knows already.
 
-
-def link(engine: DockerClient, tag: str, image: str, volume: str, known: Iterable[Image]) -> None:
-    """Give the engine that has this volume for its directory, and does not run, an image beside those it knows."""
-    wanted = engine.images.get(image)
+    Empty where the engine keeps images in another way than that knows: then they are to be loaded.
+    """
+    if engine.info()["Driver"] != "overlay2":
+        return []
+    image = engine.images.get(name)
     repositories: dict[str, dict[str, str]] = {}
-    for name, identity in [*((name, one.id) for one in known for name in one.tags), (_named(image), wanted.id)]:
-        repositories.setdefault(name.rpartition(":")[0], {})[name] = str(identity)
-    engine.containers.run(
-        tag,
-        entrypoint="/opt/rack/give.sh",
-        command=[volume, json.dumps({"Repositories": repositories}), _hex(str(wanted.id)), *_layers(wanted)],
-        volumes={engine.info()["DockerRootDir"]: {"bind": "/engine", "mode": "rw"}},
-        network_mode="none",
-        privileged=True,
-        remove=True,
-    )
+    for tag, identity in [*((tag, one.id) for one in known for tag in one.tags), (_tag(name), image.id)]:
+        repositories.setdefault(tag.rpartition(":")[0], {})[tag] = str(identity)
+    return [json.dumps({"Repositories": repositories}), _hex(str(image.id)), *_layers(image)]
 
 
 def load(image: str, address: str) -> None:
@@ -89,7 +81,7 @@ def _layers(image: Image) -> list[str]:
     return chain
 
 
-def _named(image: str) -> str:
+def _tag(image: str) -> str:
     return image if ":" in image.rpartition("/")[2] else f"{image}:latest"
 
 

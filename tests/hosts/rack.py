@@ -7,20 +7,23 @@ can be done to one.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import shlex
 import shutil
 import subprocess
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 
 import pytest
 from docker.models.containers import Container
 from docker.models.networks import Network
-from docker.types import EndpointConfig, IPAMConfig, IPAMPool
+from docker.types import EndpointConfig, IPAMConfig, IPAMPool, Mount
 from integration.harness import Lab
 
 from docker import DockerClient
@@ -54,7 +57,8 @@ class Rack:
         self.key, self.other_key = _new_key(directory / "key"), _new_key(directory / "other_key")
         self._tell_ssh()
         self._image = images.ensure(engine, directory)
-        self.network = _network(engine, f"{family}-rack")
+        self._networks = contextlib.ExitStack()
+        self.network = self._networks.enter_context(_network(engine, f"{family}-rack"))
 
     # --- hosts ---
 
@@ -72,9 +76,12 @@ class Rack:
         """New hosts for this test alone, started side by side, with that image or with an empty engine."""
 
         def start(name: str, address: str) -> Host:
-            host = self._new(name, address, user=user, uid=uid, port=port)
+            words = images.given(self._engine, image) if image else []
+            host = self._new(name, address, words, user=user, uid=uid, port=port)
             self._hosts[name] = host
-            host.start(image)
+            host.start()
+            if image and not words:
+                host.give_image(image)
             return host
 
         with ThreadPoolExecutor(8) as pool:
@@ -93,7 +100,12 @@ class Rack:
     def close(self) -> None:
         """Everything is gone but the hosts' own image."""
         self._remove(list(self._hosts.values()))
-        self.network.remove()
+        self._networks.close()
+
+    @cached_property
+    def fabric(self) -> Network:
+        """A second network, for hosts that are to have two interfaces."""
+        return self._networks.enter_context(_network(self._engine, f"{self._family}-fabric"))
 
     # --- the control side ---
 
@@ -101,11 +113,32 @@ class Rack:
         """Write a hosts file."""
         path.write_text("".join(f"{host.line(**fields)}\n" for host in hosts))
 
-    def ssh(self, host: Host, *argv: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    def ssh(
+        self, host: Host, *argv: str, key: Path | None = None, stdin: str = "", check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
         """A command as a person would run it there, over ssh."""
-        words = ["ssh", "-i", str(self.key), "-p", str(host.port), f"{host.user}@{host.address}", *argv]
-        environ = {**os.environ, **self.environ}
-        return subprocess.run(words, env=environ, check=check, capture_output=True, text=True, timeout=60)
+        words = [
+            "ssh",
+            "-o",
+            "BatchMode=yes",
+            "-o",
+            "ConnectTimeout=5",
+            "-i",
+            str(key or self.key),
+            "-p",
+            str(host.port),
+        ]
+        done = subprocess.run(
+            [*words, f"{host.user}@{host.address}", *argv],
+            env={**os.environ, **self.environ},
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0 or not check, f"ssh {host.name} {shlex.join(argv)}: {done.stderr}"
+        return done
 
     def lab(self, path: Path, name: str, hosts: tuple[Host, ...], settings: dict[str, str]) -> RackLab:
         """A lab over these hosts, its directory here."""
@@ -115,11 +148,15 @@ class Rack:
 
     # --- how that is done ---
 
-    def _new(self, name: str, address: str, *, user: str, uid: int, port: int) -> Host:
+    def _new(self, name: str, address: str, given: list[str], *, user: str, uid: int, port: int) -> Host:
         directory = self._directory / name
         directory.mkdir(exist_ok=True)
+        # Not with what is mounted below it: this engine could not unmount it then.
+        mount = Mount("/given", str(self._engine.info()["DockerRootDir"]), "bind", read_only=True)
+        mount["BindOptions"] = {"NonRecursive": True}
         container = self._engine.containers.create(
             self._image,
+            command=given,
             name=f"{self._family}-{name}",
             hostname=name,
             init=True,
@@ -127,6 +164,7 @@ class Rack:
             # Empty whenever the host starts, as after a boot.
             tmpfs={"/run": "exec,mode=755"},
             volumes={str(directory): {"bind": "/witness", "mode": "rw"}},
+            mounts=[mount],
             network=self.network.name,
             networking_config={self.network.name or "": EndpointConfig("1.44", ipv4_address=address)},
             environment={
@@ -178,7 +216,8 @@ class RackLab(Lab):
             self.on(host).destroy()
 
 
-def _network(engine: DockerClient, name: str) -> Network:
+@contextlib.contextmanager
+def _network(engine: DockerClient, name: str) -> Iterator[Network]:
     """A network whose subnet is Docker's choice, but chosen: only then may a container name its own address."""
     trial = engine.networks.create(name)
     trial.reload()
@@ -190,7 +229,8 @@ def _network(engine: DockerClient, name: str) -> Network:
         options={"com.docker.network.driver.mtu": "1400"},
     )
     network.reload()
-    return network
+    yield network
+    network.remove()
 
 
 def _new_key(path: Path) -> Path:

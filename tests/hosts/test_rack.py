@@ -1,10 +1,8 @@
-"""The rack itself: every fault really does what it says, and nothing of it stays."""
+"""The rack itself: every fault really does what it says, and is gone when it is cured."""
 
 from __future__ import annotations
 
-import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
@@ -15,20 +13,145 @@ from hosts.rack import Rack
 pytestmark = pytest.mark.docker
 
 
-def says(rack: Rack, host: Host, *argv: str) -> str:
-    """What ssh or the command says when it fails."""
+def refusal(rack: Rack, host: Host, *argv: str) -> str:
+    """What comes back of a command that fails over ssh."""
     done = rack.ssh(host, *argv, check=False)
-    assert done.returncode != 0
+    assert done.returncode != 0, done.stdout
     return done.stderr
 
 
-def test_a_host_is_a_machine_with_ssh_and_docker_and_no_more(rack: Rack, engine: DockerClient, image: str) -> None:
-    first, second = rack.hosts(2)
-    assert rack.ssh(first, "id -un; hostname; docker images --quiet | wc -l").stdout.split() == ["ann", "h1", "1"]
-    assert first.run("which", "python3", "rsync", "curl", check=False).stdout == ""
-    assert first.engine.images.get(image).id == engine.images.get(image).id
-    assert len({first.engine.info()["ID"], second.engine.info()["ID"], engine.info()["ID"]}) == 3
-    assert (
-        first.engine.containers.run(image, ["-c", "echo up"], entrypoint="sh", network_mode="host", remove=True)
-        == b"up\n"
-    )
+def reachable(rack: Rack, host: Host) -> bool:
+    return rack.ssh(host, "hostname").stdout == f"{host.name}\n"
+
+
+def test_a_host_has_ssh_and_docker_and_no_more(rack: Rack, engine: DockerClient, image: str) -> None:
+    one, two = rack.hosts(2)
+    assert rack.ssh(one, "id -un; hostname; docker images --quiet | wc -l").stdout.split() == ["ann", "h1", "1"]
+    assert one.run("which", "python3", "rsync", "curl", check=False).stdout == ""
+    assert one.engine.images.get(image).id == engine.images.get(image).id
+    assert len({host.info()["ID"] for host in (one.engine, two.engine, engine)}) == 3
+    assert one.shell("cat /sys/class/net/eth0/mtu") == "1400\n"
+
+
+def test_what_a_test_left_is_gone_for_the_next(rack: Rack, image: str) -> None:
+    (host,) = rack.hosts(1)
+    host.engine.containers.run(image, ["5000"], entrypoint="sleep", network_mode="host", detach=True)
+    host.engine.networks.create("left")
+    host.engine.images.get(image).tag("left")
+    rack.ssh(host, "mkdir -p .labctl/left && touch .labctl/left/file")
+    rack.clear()
+    assert host.engine.containers.list(all=True) == []
+    assert host.engine.networks.list(["left"]) == []
+    assert [one.tags for one in host.engine.images.list()] == [[f"{image}:latest"]]
+    assert rack.ssh(host, "ls -A").stdout.split() == [".bash_logout", ".bashrc", ".profile", ".ssh"]
+
+
+def test_hosts_of_a_test_have_an_empty_engine_and_go_with_it(rack: Rack) -> None:
+    (host,) = rack.make("own", user="cy", uid=1234, port=2200)
+    assert rack.ssh(host, "id -u; docker images --quiet").stdout == "1234\n"
+    assert host.line(slots=4) == f"own address={host.address} user=cy port=2200 key={rack.key} slots=4"
+    rack.clear()
+    with pytest.raises(AssertionError, match="No such container"):
+        host.run("true")
+
+
+def test_the_keys_decide(rack: Rack) -> None:
+    (host,) = rack.hosts(1)
+    assert rack.ssh(host, "true", check=False, key=rack.other_key).returncode == 255
+    host.change_host_key()
+    assert "REMOTE HOST IDENTIFICATION HAS CHANGED" in refusal(rack, host, "true")
+    host.cure()
+    assert reachable(rack, host)
+    rack.known_hosts.write_text("")
+    assert "No ED25519 host key is known" in refusal(rack, host, "true")
+
+
+def test_dropped_packets_meet_silence(rack: Rack) -> None:
+    one, two = rack.hosts(2)
+    one.drop()
+    assert "timed out" in refusal(rack, one, "true")
+    assert one.engine.ping()
+    assert reachable(rack, two)
+    one.cure()
+    assert reachable(rack, one)
+
+
+def test_a_full_disk_takes_not_a_byte(rack: Rack) -> None:
+    (host,) = rack.hosts(1)
+    host.fill_disk()
+    assert "No space left on device" in refusal(rack, host, "head -c 4096 /dev/zero > more")
+    assert rack.ssh(host, "df --output=avail . | tail -1; echo there").stdout.split() == ["0", "there"]
+    host.cure()
+    rack.ssh(host, "head -c 1000000 /dev/zero > more")
+    rack.clear()
+    assert rack.ssh(host, "ls").stdout == ""
+
+
+def test_an_engine_with_a_small_disk_has_no_room_for_an_image(rack: Rack, image: str) -> None:
+    (host,) = rack.hosts(1)
+    host.small_engine_disk("8m")
+    assert host.engine.images.list() == []
+    sent = host.run("sh", "-c", "head -c 16000000 /dev/zero > /tmp/big; tar -c /tmp/big | docker import -", check=False)
+    assert "no space left on device" in sent.stderr
+    host.cure()
+    assert host.engine.images.get(image)
+
+
+def test_a_stopped_engine_says_so_and_starts_again(rack: Rack, image: str) -> None:
+    (host,) = rack.hosts(1)
+    host.stop_engine()
+    assert "Cannot connect to the Docker daemon" in refusal(rack, host, "docker", "version")
+    host.cure()
+    assert host.engine.images.get(image)
+
+
+def test_an_occupied_port_has_an_owner(rack: Rack) -> None:
+    (host,) = rack.hosts(1)
+    host.occupy(2222, "bob")
+    held = "ss --listening --tcp --numeric --extended --no-header sport = :2222"
+    assert f"uid:{host.run('id', '-u', 'bob').stdout.strip()} " in host.shell(held)
+    host.cure()
+    assert host.shell(held) == ""
+
+
+def test_a_clock_that_is_ahead(rack: Rack) -> None:
+    (host,) = rack.hosts(1)
+    host.clock(300)
+    assert 295 < int(rack.ssh(host, "date +%s").stdout) - time.time() < 305
+    host.cure()
+    assert abs(int(rack.ssh(host, "date +%s").stdout) - time.time()) < 5
+
+
+def test_sshd_can_be_told_to_refuse(rack: Rack) -> None:
+    (host,) = rack.hosts(1)
+    host.sshd(AllowUsers="bob")
+    assert "Permission denied" in refusal(rack, host, "true")
+    host.cure()
+    assert reachable(rack, host)
+
+
+def test_a_dead_host_comes_back_with_its_disks(rack: Rack, image: str) -> None:
+    (host,) = rack.hosts(1)
+    host.engine.containers.run(image, ["5000"], entrypoint="sleep", network_mode="host", detach=True)
+    rack.ssh(host, "echo kept > file")
+    host.kill()
+    assert refusal(rack, host, "true")
+    host.cure()
+    assert [one.status for one in host.engine.containers.list(all=True)] == ["exited"]
+    assert rack.ssh(host, "cat file").stdout == "kept\n"
+
+
+def test_traffic_is_counted_and_a_second_interface_is_another(rack: Rack) -> None:
+    one, two = rack.hosts(2)
+    before = two.traffic()
+    rack.ssh(two, "cat > /dev/null", stdin="x" * 1_000_000)
+    assert two.traffic().received - before.received > 1_000_000
+    addresses = [host.second_interface(rack.fabric) for host in (one, two)]
+    assert one.shell("ip -4 -o address show dev eth1").split()[3].startswith(f"{addresses[0]}/")
+    assert addresses[1] not in {one.address, two.address, addresses[0]}
+
+
+def test_a_program_is_there_only_where_it_was_given(rack: Rack) -> None:
+    (host,) = rack.hosts(1)
+    host.program("rsync")
+    assert "rsync  version" in rack.ssh(host, "rsync --version").stdout
