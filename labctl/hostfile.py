@@ -30,11 +30,11 @@ def parse(text: str, path: str) -> tuple[tuple[str, int], ...]:
         words = line.partition("#")[0].split()
         if not words:
             continue
-        name = _name(words[0], where)
+        name = host_name(words[0], where)
         # Host names are the same in either case, to DNS and to ssh.
         earlier = first_line.setdefault(name.lower(), number)
         if earlier != number:
-            raise ConfigError(f"{where}: duplicate host {_quote(name)}, first named on line {earlier}")
+            raise ConfigError(f"{where}: duplicate host {quote(name)}, first named on line {earlier}")
         slots[name] = _slots(words, where)
     if not slots:
         raise ConfigError(f"{path}:1: names no node", hint="write one line per node, such as `worker-0 slots=8`")
@@ -75,22 +75,23 @@ def _filter(text: str, slots: dict[str, int], option: str) -> dict[str, set[int]
     for part in filter(None, text.split("@")):
         name, colon, numbers = part.partition(":")
         if name not in slots:
-            raise ConfigError(f"{option} {_quote(text)}: no node {_quote(name)}", hint=f"there are {', '.join(slots)}")
+            raise ConfigError(f"{option} {quote(text)}: no node {quote(name)}", hint=f"there are {', '.join(slots)}")
         words = numbers.split(",") if colon else [str(number) for number in range(slots[name])]
         for word in words:
             if not re.fullmatch("[0-9]{1,4}", word) or int(word) >= slots[name]:
                 hint = f"{name} has slots 0 to {slots[name] - 1}"
-                raise ConfigError(f"{option} {_quote(text)}: {name} has no slot {_quote(word)}", hint=hint)
+                raise ConfigError(f"{option} {quote(text)}: {name} has no slot {quote(word)}", hint=hint)
             named.setdefault(name, set()).add(int(word))
     return named
 
 
-def _name(word: str, where: str) -> str:
+def host_name(word: str, where: str) -> str:
+    """The word, if it is an RFC 1123 name. ConfigError."""
     if "@" in word:
-        raise ConfigError(f"{where}: {_quote(word)} names a user; user and port belong in the ssh config")
+        raise ConfigError(f"{where}: {quote(word)} names a user; user and port belong in the ssh config")
     if len(word) > 253 or not _NAME.fullmatch(word):
         raise ConfigError(
-            f"{where}: bad host name {_quote(word)}",
+            f"{where}: bad host name {quote(word)}",
             hint="letters, digits and `-`, in parts of at most 63 joined by dots, not beginning or ending with `-`",
         )
     return word
@@ -101,19 +102,24 @@ def _slots(words: list[str], where: str) -> int:
         raise ConfigError(f"{where}: slots are missing", hint=f"write `{words[0]} slots=8`")
     key, equals, count = words[1].partition("=")
     if key != "slots" or not equals:
-        raise ConfigError(f"{where}: expected `slots=N`, found {_quote(words[1])}")
+        raise ConfigError(f"{where}: expected `slots=N`, found {quote(words[1])}")
     if len(words) > 2:
-        raise ConfigError(f"{where}: unknown word {_quote(words[2])} after the slots")
+        raise ConfigError(f"{where}: unknown word {quote(words[2])} after the slots")
+    return slot_count(count, where)
+
+
+def slot_count(count: str, where: str) -> int:
+    """The number in a text. ConfigError."""
     if not re.fullmatch("[0-9]+", count):
-        raise ConfigError(f"{where}: slots must be a number, not {_quote(count)}")
+        raise ConfigError(f"{where}: slots must be a number, not {quote(count)}")
     # Counted before it is converted: int() of thousands of digits is slow, or an error of its own.
     digits = count.lstrip("0")
     if not digits or len(digits) > 4 or int(digits) > MAX_SLOTS:
-        raise ConfigError(f"{where}: slots must be between 1 and {MAX_SLOTS}, not {_quote(count)}")
+        raise ConfigError(f"{where}: slots must be between 1 and {MAX_SLOTS}, not {quote(count)}")
     return int(digits)
 
 
-def _quote(word: str) -> str:
+def quote(word: str) -> str:
     """The word as it can be shown on a terminal: control characters escaped, cut at 80."""
     shown = word.encode("unicode_escape").decode("ascii")
     return f"`{shown[:80]}...`" if len(shown) > 80 else f"`{shown}`"

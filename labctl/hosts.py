@@ -1,9 +1,21 @@
-"""The inventory: which machines a lab runs on and how ssh reaches them. The first is the master."""
+"""The inventory: which machines a lab runs on and how ssh reaches them. The first is the master.
+
+Its forms: a host per line with ``key=value`` words (a hostfile and a plain list are such), ``MASTER_IP=`` and
+``MEMBER_IPS=`` as in an env file, and an Ansible inventory in YAML. Values become arguments of ssh: all are data.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from ipaddress import IPv6Address
 from pathlib import Path
+from typing import Any
+
+from labctl import ansible, dotenv, hostfile, yamlfile
+from labctl.errors import ConfigError
+from labctl.hostfile import host_name, quote
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,5 +39,190 @@ class Target:
 
 
 def read(path: Path, shown: str = "") -> tuple[Target, ...]:
-    """The hosts of an inventory file, called ``shown`` in errors; ConfigError, ``file:line: reason``."""
-    raise NotImplementedError(path, shown)
+    """The hosts of an inventory file, called ``shown`` in errors; ConfigError, ``file:line: reason``.
+
+    A relative ``key`` is one beside the file.
+    """
+    shown = shown or str(path)
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise ConfigError(f"{shown}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{shown}:{error.object.count(10, 0, error.start) + 1}: is not UTF-8") from error
+    if path.suffix in (".yaml", ".yml") or _looks_like_yaml(text):
+        found = _checked(_inventory(yamlfile.compose(path, shown, hint=_HINT)), shown)
+    else:
+        found = parse(text, shown)
+    return tuple(replace(one, key=_beside(path, one.key)) if one.key else one for one in found)
+
+
+def parse(text: str, shown: str) -> tuple[Target, ...]:
+    """The hosts of a text that is not YAML, in order. ConfigError as ``read``."""
+    if text.startswith("\ufeff"):
+        raise ConfigError(f"{shown}:1: begins with a byte order mark", hint="save it as UTF-8 without BOM")
+    return _checked(_seed(text, shown) if _is_assignment(_first(text)) else _lines(text, shown), shown)
+
+
+_HINT = "write one line per host, such as `node-0 address=10.0.0.5 user=lab slots=8`"
+
+
+def _looks_like_yaml(text: str) -> bool:
+    return _first(text) == "---" or _first(text).endswith(":")
+
+
+def _is_assignment(line: str) -> bool:
+    """Whether it is one of an env file: no host's name holds a ``=``."""
+    return bool(re.match(r"(?:export[ \t]+)?[A-Za-z_][A-Za-z0-9_]*=", line))
+
+
+def _first(text: str) -> str:
+    """The first line that says something."""
+    found = re.search(r"^[ \t]*([^#\s][^#\n]*)", text, re.MULTILINE)
+    return found[1].rstrip() if found else ""
+
+
+def _beside(path: Path, key: str) -> str:
+    return key if key.startswith("~") else str(path.absolute().parent / key)
+
+
+def _checked(targets: Iterable[Target], shown: str) -> tuple[Target, ...]:
+    """The targets, if there are some and no two are the same host."""
+    names: dict[str, Target] = {}
+    machines: dict[tuple[str, int], Target] = {}
+    for target in targets:
+        # Host names are the same in either case, to DNS and to ssh.
+        if (earlier := names.setdefault(target.name.lower(), target)) is not target:
+            raise ConfigError(f"{target.where}: duplicate host {quote(target.name)}, first named {_at(earlier)}")
+        machine = ((target.address or target.name).lower(), target.port)
+        if (earlier := machines.setdefault(machine, target)) is not target:
+            raise ConfigError(
+                f"{target.where}: {quote(target.name)} is the same machine as {quote(earlier.name)} {_at(earlier)}",
+                hint="name each machine once; `slots=` says how much of it is used",
+            )
+    if not names:
+        raise ConfigError(f"{shown}:1: names no host", hint=_HINT)
+    return tuple(names.values())
+
+
+def _at(target: Target) -> str:
+    return f"on line {target.where.rpartition(':')[2]}"
+
+
+# --- a host per line ---
+
+
+def _lines(text: str, shown: str) -> Iterator[Target]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        where = f"{shown}:{number}"
+        if words := _words(line, where):
+            yield _target(words[0], _assigned(words[1:], where), where)
+
+
+def _words(line: str, where: str) -> list[str]:
+    if "#" in line:
+        # A path may hold one: a comment begins with the line or after a blank.
+        line = re.split(r"(?:^|[ \t])#", line, maxsplit=1)[0]
+    line = line.removesuffix("\r").replace("\t", " ")
+    if not line.isprintable():
+        raise ConfigError(f"{where}: contains a control character: {quote(line)}")
+    return line.split()
+
+
+def _assigned(words: Iterable[str], where: str) -> ansible.Given:
+    found: ansible.Given = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise ConfigError(
+                f"{where}: expected `key=value`, found {quote(word)}", hint=f"known: {', '.join(_FIELDS)}"
+            )
+        if key in found:
+            raise ConfigError(f"{where}: {quote(key)} is given twice")
+        found[key] = value, where
+    return found
+
+
+def _inventory(root: yamlfile.Value) -> Iterator[Target]:
+    for name, where, given in ansible.hosts(root):
+        yield _target(name, given, where)
+
+
+def _target(name: str, given: ansible.Given, where: str) -> Target:
+    if "@" in name:
+        user, _, host = name.rpartition("@")
+        raise ConfigError(f"{where}: {quote(name)} names a user", hint=f"write {quote(f'{host} user={user}')}")
+    values: dict[str, Any] = {}
+    for key, (text, its_line) in given.items():
+        if key not in _FIELDS:
+            raise ConfigError(f"{where}: unknown word {quote(key)}", hint=yamlfile.hint_for(key, _FIELDS))
+        values[key] = _FIELDS[key](text, its_line)
+    return Target(name=host_name(name, where), where=where, **values)
+
+
+# --- values ---
+
+
+def _matching(key: str, pattern: str, what: str) -> Callable[[str, str], str]:
+    compiled = re.compile(pattern)
+
+    def check(text: str, where: str) -> str:
+        if not compiled.fullmatch(text) or not text.isprintable():
+            raise ConfigError(f"{where}: {key} must be {what}, not {quote(text)}")
+        return text
+
+    return check
+
+
+def _address(text: str, where: str) -> str:
+    if ":" not in text:
+        return host_name(text, where)
+    try:
+        IPv6Address(text)
+    except ValueError as error:
+        raise ConfigError(f"{where}: address must be an IP address or a name, not {quote(text)}") from error
+    return _ZONED(text, where)
+
+
+def _port(text: str, where: str) -> int:
+    if not re.fullmatch("[0-9]{1,5}", text) or not 0 < int(text) < 65536:
+        raise ConfigError(f"{where}: port must be between 1 and 65535, not {quote(text)}")
+    return int(text)
+
+
+_ZONED = _matching("address", r"[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?", "an IP address or a name")
+# Sockets have addresses of at most 107 bytes; ssh takes `%`, `${` and a colon in paths for its own signs.
+_FIELDS: dict[str, Callable[[str, str], Any]] = {
+    "address": _address,
+    "user": _matching("user", r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,254}", "a user's name"),
+    "port": _port,
+    "key": _matching("key", r"[^-\s%$][^\s%$]*", "a path without blanks, `%` and `$`"),
+    "slots": hostfile.slot_count,
+    "iface": _matching("iface", r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}", "the name of a network interface"),
+    "docker": _matching("docker", r"/[A-Za-z0-9_./@+-]{1,106}", "the absolute path of a socket"),
+}
+
+
+# --- MASTER_IP and MEMBER_IPS ---
+
+
+_MASTER, _MEMBERS = "MASTER_IP", "MEMBER_IPS"
+# What else such a file says; nothing of it is about hosts.
+_OTHER = ("TEST_CONFIGURATION", "BUILD_VERSION", "SKIP_NETWORK_SETUP", "L3_ENABLED")
+
+
+def _seed(text: str, shown: str) -> Iterator[Target]:
+    entries = {entry.key: entry for entry in dotenv.parse(text, shown)}
+    for entry in entries.values():
+        if entry.key not in (_MASTER, _MEMBERS, *_OTHER):
+            hint = yamlfile.hint_for(entry.key, (_MASTER, _MEMBERS))
+            raise ConfigError(f"{shown}:{entry.line}: unknown key {quote(entry.key)}", hint=hint)
+    if _MASTER not in entries:
+        raise ConfigError(f"{shown}:1: there is no {_MASTER}", hint=f"write {_MASTER}=10.0.0.5")
+    master, members = entries[_MASTER], entries.get(_MEMBERS)
+    addresses = [(master.value, master.line)]
+    if members and members.value.strip():
+        addresses += [(address.strip(), members.line) for address in members.value.split(",")]
+    for number, (address, line) in enumerate(addresses):
+        where = f"{shown}:{line}"
+        yield _target(f"node-{number}", {"address": (address, where)}, where)

@@ -103,7 +103,8 @@ def _unknown(directory: Path, name: str, known: list[Workload]) -> ConfigError:
 
 def _read_file(path: Path, launchers: tuple[str, ...]) -> list[_Declared]:
     folder = path.parent
-    root = compose(path, f"{folder.absolute().parent.name}/{folder.name}/{FILE}")
+    shown = f"{folder.absolute().parent.name}/{folder.name}/{FILE}"
+    root = compose(path, shown, hint="a workload needs describe, launcher, script and timeout")
     fields = schema(folder, launchers)
     common = root.read({**fields, "variants": Value.entries})
     variants: dict[str, Value] = common.pop("variants", {folder.name: root})

@@ -13,8 +13,8 @@ from typing import Any
 from labctl.errors import ConfigError
 
 
-def compose(path: Path, shown: str) -> Value:
-    """The root of a YAML file; ConfigError with ``shown:line`` for what is not YAML, not UTF-8 or empty."""
+def compose(path: Path, shown: str, hint: str = "") -> Value:
+    """The root of a YAML file; ConfigError with ``shown:line`` for what is not YAML, not UTF-8 or empty (``hint``)."""
     import yaml
 
     text = ""
@@ -34,7 +34,7 @@ def compose(path: Path, shown: str) -> Value:
     except RecursionError as error:
         raise ConfigError(f"{shown}:1: is nested too deeply") from error
     if node is None:
-        raise ConfigError(f"{shown}:1: is empty", hint="a workload needs describe, launcher, script and timeout")
+        raise ConfigError(f"{shown}:1: is empty", hint=hint)
     return Value(shown, node.start_mark.line + 1, path.name, node)
 
 

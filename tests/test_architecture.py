@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parents[1] / "labctl"
 # From the lowest ring to the highest: a module imports from its own ring and from those below it.
 RINGS: tuple[tuple[str, ...], ...] = (
     ("hardware", "model", "errors", "containers"),
-    ("dotenv", "yamlfile", "hostfile", "hosts", "workload", "workload_fields", "deepspeed_config", "clones",
+    ("dotenv", "yamlfile", "hostfile", "ansible", "hosts", "workload", "workload_fields", "deepspeed_config", "clones",
      "settings", "setting_kinds", "metrics", "verdict", "fit", "accelerators",
      "launchers", "resources", "templates", "images", "host", "pci", "apt", "routes"),
     ("context", "observe", "survey", "lab", "render", "job", "plan", "devcontainer"),
@@ -34,7 +34,7 @@ RINGS: tuple[tuple[str, ...], ...] = (
 RING = {name: number for number, ring in enumerate(RINGS) for name in ring}
 # Data in, data out: what stands left of the plan.
 PURE = ("hardware", "model", "errors", "yamlfile", "hostfile", "hosts", "deepspeed_config", "workload_fields",
-        "settings", "setting_kinds", "metrics", "verdict", "fit", "launchers", "routes", "lab",
+        "settings", "setting_kinds", "metrics", "verdict", "fit", "launchers", "routes", "lab", "ansible",
         "render", "job", "plan", "devcontainer")  # fmt: skip
 HEAVY = {"docker", "python_on_whales", "jinja2", "yaml", "cryptography", "typer", "requests", "huggingface_hub"}
 MODULES = sorted(PACKAGE.rglob("*.py"))
