@@ -2,56 +2,141 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import re
+import shlex
+import shutil
+import socket
+import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+from labctl import pipes, shell, ssh_words
+from labctl.dialing import Dialer
 from labctl.errors import HostError
 from labctl.hosts import Target
+from labctl.link import Link, remote
 from labctl.shell import Completed
+
+# With the link's own, one for rsync, and those that sshd has not quite closed yet: below the ten of its MaxSessions.
+SESSIONS = 6
+# Should it still take no further session, ssh says this, logs in by itself and goes on.
+_REFUSED = re.compile(r"^mux_client_request_session: session request failed: .*\n?", re.MULTILINE)
+# Seconds that each host is given at least, however many there are.
+PATIENCE = 3
+# Its links' files lie in this directory; a link that has just been opened ends by itself, as its input does.
+_ENDING = 'for path in "$1"/*.ctl; do ssh -F none -S "$path" -O exit host; done; rm -rf "$1"'
 
 
 class Connection:
-    """An open connection to a host; it ends with the block of ``connected``, or with this process."""
+    """A connection to a host; it ends with the block of ``connected``, or with this process however that ends."""
 
-    target: Target
-    told: str
-    """What the opening script printed."""
-    address: str
-    """Where the host's engine is reached from here, for DOCKER_HOST and the SDK's ``base_url``."""
+    def __init__(self, target: Target, stem: str, patience: float) -> None:
+        """Nothing is opened yet. Its files here begin with ``stem``, a short path; ssh tries for so many seconds."""
+        self.target = target
+        self.told = ""
+        """What the opening script printed."""
+        self.address = ""
+        """Where the host's engine is reached from here, for DOCKER_HOST and the SDK's ``base_url``."""
+        self._stem = stem
+        self._link = Link(target, stem, patience)
+        self._sessions = threading.BoundedSemaphore(SESSIONS)
+        self._numbers = itertools.count()
+        self._dialer: Dialer | None = None
+
+    def open(self, opening: str, seconds: float) -> None:
+        """Log in, run the opening script, find the engine. HostError, after so many seconds at most."""
+        deadline = time.monotonic() + seconds
+        self.told = self._link.open(opening, seconds)
+        self.address = f"unix://{self._engine(max(1.0, deadline - time.monotonic()))}"
+
+    def close(self) -> None:
+        """End it, with whatever still goes over it."""
+        self._link.close()
+        if self._dialer:
+            self._dialer.close()
 
     def argv(self, script: str, *words: str) -> tuple[str, ...]:
         """The ssh command that runs ``sh -c script sh words...`` on the host over this connection."""
-        raise NotImplementedError
+        return (*self._link.client, "--", ssh_words.destination(self.target), remote(script, words))
 
     def run(
         self,
         script: str,
         *words: str,
-        input: str | None = None,  # noqa: A002
+        input: str | None = None,  # noqa: A002 - subprocess's own name for it
         timeout: float = 60,
         check: bool = True,
     ) -> Completed:
-        """Run a script on the host to its end. HostError, which names the host, as ``shell.run`` says."""
-        raise NotImplementedError
+        """Run a script on the host to its end.
+
+        At most six at a time, others wait. HostError names the host: not done in time (it may still go on
+        over there), the connection lost and, with ``check``, a code other than 0.
+        """
+        argv = self.argv(script, *words)
+        return self._done(script, lambda: shell.run(argv, input=input, timeout=timeout, check=False), check)
 
     def send(self, script: str, *words: str, chunks: Iterable[bytes], timeout: float, check: bool = True) -> Completed:
-        """As ``run``, with these bytes for the script's input."""
-        raise NotImplementedError
+        """As ``run``, with these bytes for the script's input.
+
+        To the script an input that was cut off looks like one that ended: it must know by itself what is whole.
+        """
+        argv = self.argv(script, *words)
+        return self._done(script, lambda: pipes.feed(argv, chunks, timeout=timeout), check)
 
     def receive(
         self, script: str, *words: str, on_chunk: Callable[[bytes], object], timeout: float, check: bool = True
     ) -> Completed:
         """As ``run``, handing on the bytes that the script prints; ``out`` of what returns is empty."""
-        raise NotImplementedError
+        argv = self.argv(script, *words)
+        return self._done(script, lambda: pipes.drain(argv, on_chunk, timeout=timeout), check)
 
     def rsh(self) -> str:
         """The command for ``rsync -e``: over this connection, whatever host it is given."""
-        raise NotImplementedError
+        return shlex.join(self._link.client)
 
-    def forward(self, socket: str) -> Path:
-        """A socket here that leads to the Unix socket of this path on the host. HostError where sshd forbids it."""
-        raise NotImplementedError
+    def forward(self, path: str) -> Path:
+        """A socket here that leads to the Unix socket of this path on the host, where its sshd allows that."""
+        here = Path(f"{self._stem}-{next(self._numbers)}.sock")
+        self._link.forward(path, here)
+        return here
+
+    def _engine(self, seconds: float) -> Path:
+        """The engine's socket, forwarded, or where sshd forbids that, one that a docker command on the host serves."""
+        path = self.target.docker
+        forwarded = self.forward(path)
+        if _leads_on(forwarded, min(seconds, PATIENCE)):
+            return forwarded
+        asked = 'docker --host "unix://$1" version --format "{{.Server.Version}}"'
+        if self.run(asked, path, timeout=seconds, check=False).code != 0:
+            # Nobody listens over there: that is for whoever asks the engine to say.
+            return forwarded
+        served = Path(f"{self._stem}-dial.sock")
+        self._dialer = Dialer(served, self.argv('exec docker --host "unix://$1" system dial-stdio', path))
+        return served
+
+    def _done(self, script: str, work: Callable[[], Completed], check: bool) -> Completed:
+        what = script.strip().partition("\n")[0][:60]
+        with self._sessions:
+            try:
+                done = work()
+            except shell.OutOfTime as error:
+                raise ssh_words.error(self.target, f"`{what}` is not done in time") from error
+        done = replace(done, err=_REFUSED.sub("", done.err))
+        # The code may be ssh's own, or the script's.
+        if done.code == 255 and self._link.lost():
+            said = (self._link.said() or done.err).strip()
+            raise ssh_words.error(self.target, f"the connection was lost: {said}", ssh_words.command(self.target))
+        if check and done.code != 0:
+            last = "\n".join((done.err or done.out).rstrip().splitlines()[-20:])
+            raise ssh_words.error(self.target, f"`{what}` ended with code {done.code}\n{last}".rstrip())
+        return done
 
 
 @contextmanager
@@ -60,8 +145,69 @@ def connected(
 ) -> Iterator[tuple[dict[str, Connection], dict[str, HostError]]]:
     """Connections to the hosts that answer within so many seconds, and why the others do not; both by name, in order.
 
-    ``opening`` is a POSIX sh script that each host runs at once; at most ``bound`` hosts are asked at a time.
+    ``opening`` is a POSIX sh script that each host runs at once. At most ``bound`` hosts are asked at a time; where
+    there are more, a host that does not answer is left before it uses up the time of those behind it.
     """
-    if targets:
-        raise NotImplementedError(opening, seconds, bound)
-    yield {}, {}
+    deadline = time.monotonic() + seconds
+    patience = min(seconds, max(PATIENCE, seconds / math.ceil(max(1, len(targets)) / bound)))
+    with _private_directory() as folder, shell.guarded(("sh", "-c", _ENDING, "sh", str(folder))), _pool(bound) as pool:
+        links = [Connection(target, f"{folder}/{number}", patience) for number, target in enumerate(targets)]
+        try:
+            errors = list(pool.map(lambda link: _tried(link, opening, patience, deadline), links))
+            found = [(link.target.name, link, error) for link, error in zip(links, errors, strict=True)]
+            yield (
+                {name: link for name, link, error in found if error is None},
+                {name: error for name, _, error in found if error is not None},
+            )
+        finally:
+            for link in links:
+                link.close()
+
+
+def _tried(link: Connection, opening: str, patience: float, deadline: float) -> HostError | None:
+    """Open it; why not, where that fails."""
+    seconds = min(patience, deadline - time.monotonic())
+    if seconds <= 0:
+        return ssh_words.untried(link.target)
+    try:
+        link.open(opening, seconds)
+    except HostError as error:
+        link.close()
+        return error
+    return None
+
+
+@contextmanager
+def _pool(bound: int) -> Iterator[ThreadPoolExecutor]:
+    """Threads that nobody waits for where the block is left by an exception."""
+    pool = ThreadPoolExecutor(bound)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+@contextmanager
+def _private_directory() -> Iterator[Path]:
+    """A new directory with a short path: sockets have addresses of at most 107 bytes, and ssh adds 17 for a while."""
+    usual = tempfile.gettempdir()
+    base = usual if re.fullmatch(r"[\w/.-]{1,50}", usual) else "/tmp"  # noqa: S108 - the name within is random
+    path = Path(tempfile.mkdtemp(prefix="labctl-", dir=base))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _leads_on(path: Path, seconds: float) -> bool:
+    """Whether what is sent into the socket arrives: where sshd forbids forwarding it hangs up at once."""
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.settimeout(seconds)
+        try:
+            asking.connect(str(path))
+            asking.sendall(b"GET /_ping HTTP/1.0\r\n\r\n")
+            return asking.recv(1) != b""
+        except TimeoutError:
+            return True
+        except OSError:
+            return False

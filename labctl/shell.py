@@ -1,4 +1,7 @@
-"""The only starter of processes: argument lists, never a command line; a failure is a HostError that says what ran."""
+"""Starts processes: argument lists, never a command line; a failure is a HostError that says what ran.
+
+Nothing else does, but ``pipes``, which holds on to what goes through their pipes.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO, Any, NoReturn
 
 from labctl.errors import HostError, Unread
 
 NOT_FOUND = 127
 """The code of a program that is not there, as shells give it."""
+
+
+class OutOfTime(HostError):
+    """A program was ended because its time was up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +53,9 @@ def run(
         with _child(argv, env, timeout, input=input, out=subprocess.PIPE, err=subprocess.PIPE) as child:
             out, err = child.communicate(input, timeout=timeout)
     except FileNotFoundError as error:
-        return _missing(argv, check, error)
+        return missing(argv, check, error)
     except subprocess.TimeoutExpired as error:
-        raise _too_slow(argv, timeout) from error
+        raise too_slow(argv, timeout) from error
     return _judged(Completed(tuple(argv), child.returncode, out, err), err or out, check)
 
 
@@ -67,16 +74,16 @@ def stream(
     try:
         with (
             _child(argv, env, timeout, out=subprocess.PIPE, err=subprocess.STDOUT, cwd=cwd) as child,
-            _limit(child, timeout, expired),
+            limited(child, timeout, expired),
         ):
             for line in _lines(child.stdout):
                 tail.append(line)
                 on_line(line)
             child.wait()
     except FileNotFoundError as error:
-        return _missing(argv, check, error)
+        return missing(argv, check, error)
     if expired.is_set():
-        raise _too_slow(argv, timeout)
+        raise too_slow(argv, timeout)
     text = "\n".join(tail)
     return _judged(Completed(tuple(argv), child.returncode, text, ""), text, check)
 
@@ -180,20 +187,20 @@ def _child(
         try:
             yield child
         except BaseException:
-            _kill(child, own_session=timeout is not None)
+            kill(child, own_session=timeout is not None)
             raise
 
 
 @contextmanager
-def _limit(child: subprocess.Popen[str], timeout: float | None, expired: threading.Event) -> Iterator[None]:
-    """Kill the child when its time is up."""
+def limited(child: subprocess.Popen[Any], timeout: float | None, expired: threading.Event) -> Iterator[None]:
+    """Kill the child, which leads a session of its own, when its time is up."""
     if timeout is None:
         yield
         return
 
     def expire() -> None:
         expired.set()
-        _kill(child, own_session=True)
+        kill(child, own_session=True)
 
     timer = threading.Timer(timeout, expire)
     timer.daemon = True
@@ -204,7 +211,8 @@ def _limit(child: subprocess.Popen[str], timeout: float | None, expired: threadi
         timer.cancel()
 
 
-def _kill(child: subprocess.Popen[str], *, own_session: bool) -> None:
+def kill(child: subprocess.Popen[Any], *, own_session: bool) -> None:
+    """End the child; with all that it started, where it leads a session of its own."""
     with suppress(ProcessLookupError, PermissionError):
         if own_session:
             os.killpg(child.pid, signal.SIGKILL)
@@ -224,11 +232,12 @@ def _judged(done: Completed, said: str, check: bool) -> Completed:
     return done
 
 
-def _missing(argv: Sequence[str], check: bool, error: OSError) -> Completed:
+def missing(argv: Sequence[str], check: bool, error: OSError) -> Completed:
+    """What comes of a program that is not there: with ``check``, HostError."""
     if check:
         raise HostError(f"{argv[0]}: no such program (wanted for: {shlex.join(argv)})") from error
     return Completed(tuple(argv), NOT_FOUND, "", f"{argv[0]}: not found")
 
 
-def _too_slow(argv: Sequence[str], timeout: float | None) -> HostError:
-    return HostError(f"{shlex.join(argv)}: not done within {timeout} s")
+def too_slow(argv: Sequence[str], timeout: float | None) -> OutOfTime:
+    return OutOfTime(f"{shlex.join(argv)}: not done within {timeout} s")

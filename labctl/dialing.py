@@ -1,0 +1,34 @@
+"""A Unix socket here, each of whose connections is the input and output of a program of its own."""
+
+from __future__ import annotations
+
+import socketserver
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from labctl import pipes
+
+
+class Dialer(socketserver.ThreadingUnixStreamServer):
+    """Listens from the start, until it is closed."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, path: Path, argv: Sequence[str]) -> None:
+        self.path = path
+        self.argv = argv
+        super().__init__(str(path), _Dialled)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+class _Dialled(socketserver.BaseRequestHandler):
+    server: Dialer
+
+    def handle(self) -> None:
+        pipes.bridge(self.server.argv, self.request.fileno())

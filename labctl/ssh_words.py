@@ -1,0 +1,147 @@
+"""What ssh says of a host that it cannot reach, made plain, with the command to type next."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from labctl.errors import HostError
+from labctl.hosts import Target
+
+_CLOSED = re.compile(
+    r"kex_exchange_identification|Connection (closed|reset) by|banner exchange: .*(closed|reset)", re.IGNORECASE
+)
+
+
+def destination(target: Target) -> str:
+    """What ssh is asked for: it may be an alias of the person's own config."""
+    return target.address or target.name
+
+
+def options(target: Target) -> tuple[str, ...]:
+    """The options of ssh that the inventory asks for."""
+    user = ("-l", target.user) if target.user else ()
+    port = ("-p", str(target.port)) if target.port else ()
+    # Where a key is named the agent's others must not use up the tries that sshd grants.
+    key = ("-i", target.key, "-o", "IdentitiesOnly=yes") if target.key else ()
+    return (*user, *port, *key)
+
+
+def command(target: Target, *more: str) -> str:
+    """The command that a person types to reach the host."""
+    return shlex.join(("ssh", *options(target), *more, destination(target)))
+
+
+def named(target: Target) -> str:
+    """The host as people are told of it."""
+    return f"{target.name} ({target.address})" if target.address not in ("", target.name) else target.name
+
+
+def passing(said: str) -> bool:
+    """Whether its sshd hung up before any login, as it does while too many others are at the door (MaxStartups)."""
+    return bool(_CLOSED.search(said)) and "Permission denied" not in said
+
+
+def distrusted(said: str) -> bool:
+    """Whether the host showed another key than the one known, also where ssh went on nevertheless."""
+    return "HOST IDENTIFICATION HAS CHANGED" in said
+
+
+def silent(target: Target, seconds: float) -> HostError:
+    """It did not answer in time."""
+    return error(
+        target, f"does not answer within {seconds:.0f} s", f"ping -c 3 {destination(target)}; {command(target, '-v')}"
+    )
+
+
+def untried(target: Target) -> HostError:
+    """Its turn did not come in time."""
+    return error(target, "was not asked: hosts before it took all the time there was", command(target))
+
+
+def why(target: Target, said: str) -> HostError:
+    """The reason in what ssh said on its standard error."""
+    if distrusted(said):
+        return _changed(target, said)
+    for pattern, reason in _REASONS:
+        if found := re.search(pattern, said):
+            return reason(target, said, found)
+    last = "\n".join(said.rstrip().splitlines()[-5:])
+    return error(target, f"cannot be reached over ssh:\n{last}" if last else "hung up", command(target, "-v"))
+
+
+def error(target: Target, text: str, hint: str = "") -> HostError:
+    """An error of this host, by the name and the address that it has."""
+    return HostError(f"{named(target)}: {text}", hint=hint, node=target.name)
+
+
+def _changed(target: Target, said: str) -> HostError:
+    name = re.search(r"Host key for (\S+) has changed", said) or re.search(r'-R "([^"]+)"', said)
+    file = re.search(r"Offending \S+ key in (.+):\d+", said)
+    plain = destination(target) if target.port in (0, 22) else f"[{destination(target)}]:{target.port}"
+    forget = shlex.join(
+        ("ssh-keygen", *(("-f", file[1]) if file else ()), "-R", name[1] if name else plain),
+    )
+    return error(
+        target,
+        "shows another host key than the one known for it: it was installed anew, or somebody is in between",
+        f"if it was installed anew: {forget}; {command(target)}",
+    )
+
+
+def _unknown(target: Target, _said: str, _found: re.Match[str]) -> HostError:
+    return error(target, "shows a host key that is not known here", f"{command(target)}   (once; compare the key)")
+
+
+def _no_such_name(target: Target, _said: str, found: re.Match[str]) -> HostError:
+    where = f" in {target.where}" if target.where else ""
+    return error(
+        target, f"has no address: {found[1]}", f"write `{target.name} address=...`{where}, or a Host in ~/.ssh/config"
+    )
+
+
+def _denied(target: Target, said: str, found: re.Match[str]) -> HostError:
+    user, how = found[1] or target.user, found[2]
+    key = f"the key {target.key}" if target.key else "the keys of this account and of its agent"
+    text = f"does not let {user or 'this user'} in with {key} ({how})"
+    trouble = re.search(r"^(.*(?:not accessible|Load key|Permissions \S+ for).*)$", said, re.MULTILINE)
+    if trouble:
+        text = f"{text}: {trouble[1].strip()}"
+    if "UNPROTECTED PRIVATE KEY FILE" in said and target.key:
+        return error(target, text, f"chmod 600 {shlex.quote(target.key)}")
+    port = ("-p", str(target.port)) if target.port else ()
+    copy = ("ssh-copy-id", *(("-i", target.key) if target.key else ()), *port)
+    return error(target, text, shlex.join((*copy, f"{user}@{destination(target)}" if user else destination(target))))
+
+
+def _refused(target: Target, _said: str, found: re.Match[str]) -> HostError:
+    port = f"port {found[1]}" if found[1] else "its port"
+    return error(
+        target,
+        f"has no sshd on {port}: connection refused",
+        f"start sshd there, or say `port=` in {target.where or 'the inventory'}; {command(target, '-v')}",
+    )
+
+
+def _unreachable(target: Target, _said: str, found: re.Match[str]) -> HostError:
+    hint = f"ping -c 3 {destination(target)}; {command(target, '-v')}"
+    return error(target, f"cannot be reached: {found[0].strip().lower()}", hint)
+
+
+def _closed(target: Target, _said: str, _found: re.Match[str]) -> HostError:
+    return error(
+        target,
+        "hangs up before any login: its sshd is overrun (MaxStartups), or does not take this machine",
+        command(target, "-v"),
+    )
+
+
+_REASONS = (
+    (r"Host key verification failed|No \S+ host key is known", _unknown),
+    (r"Could not resolve hostname (.*)", _no_such_name),
+    (r"(?:(\S+)@\S+: )?Permission denied \((.*)\)", _denied),
+    (r"()(Too many authentication failures)", _denied),
+    (r"(?:port (\d+): )?Connection refused", _refused),
+    (r"(Connection|Operation) timed out|No route to host|Network is unreachable|port \d+ timed out", _unreachable),
+    (_CLOSED, _closed),
+)
