@@ -153,7 +153,7 @@ for one in $trees; do
 done
 for one in $trees; do
     split "$one"
-    [ ! -L "$target/.now" ] || mv -T "$target/.sent/before.$owner" "$target/.sent/before"
+    [ ! -L "$target/.sent/before.$owner" ] || mv -T "$target/.sent/before.$owner" "$target/.sent/before"
     mv -T "$target/.sent/now.$owner" "$target/.now"
 done
 for one in $trees; do
@@ -178,4 +178,9 @@ REMOVE = r"""
 [ -e "$1" ] || [ -L "$1" ] || exit 0
 rm -rf "$1" 2>/dev/null || { chmod -R u+rwx "$1" 2>/dev/null; rm -rf "$1"; } || exit
 rmdir "$2" 2>/dev/null || :
+"""
+
+FETCH = r"""
+cd "$1" || exit 3
+exec tar -cf - .
 """

@@ -8,29 +8,38 @@ import shlex
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from tempfile import TemporaryFile
+from typing import IO
 
 from labctl.connection import Connection
 from labctl.errors import HostError
 from labctl.hosts import Target
 from labctl.shell import Completed
 
-LIMIT = 60
+PIECE = 1 << 16
 
 
 class Nearby(Connection):
-    """``shell`` is what runs a script there; ``path`` stands for PATH there, before this machine's own."""
+    """``shell`` is what runs scripts, ``environment`` what it has besides this process's own."""
 
-    def __init__(self, *, shell: tuple[str, ...] = ("sh",), path: str = "", name: str = "gpu-1") -> None:
+    def __init__(
+        self, *, shell: tuple[str, ...] = ("sh",), name: str = "gpu-1", environment: dict[str, str] | None = None
+    ) -> None:
         self.target = Target(name=name)
         self.told = self.address = ""
         self.shell = shell
-        self.environment = {**os.environ, "PATH": f"{path}:{os.environ['PATH']}"} if path else None
+        self.environment = {**os.environ, **(environment or {})}
         self.commands = 0
-        self.received = 0
+        self.bytes = 0
 
     def argv(self, script: str, *words: str) -> tuple[str, ...]:
+        self.commands += 1
         return ("ssh", self.target.name, shlex.join((*self.shell, "-c", script, "sh", *words)))
+
+    def rsh(self) -> str:
+        # As ssh does: the words after the host's name are one text, which a shell there reads.
+        return "sh -c 'shift; exec sh -c \"$*\"' sh"
 
     def run(
         self,
@@ -40,62 +49,66 @@ class Nearby(Connection):
         timeout: float = 60,
         check: bool = True,
     ) -> Completed:
-        return self._carry(script, words, (input.encode(),) if input else (), None, check)
+        said: list[bytes] = []
+        done = self._carry(script, words, (input.encode(),) if input else (), said.append, timeout)
+        return self._judged(Completed(done.argv, done.code, b"".join(said).decode("utf-8", "replace"), done.err), check)
 
     def send(self, script: str, *words: str, chunks: Iterable[bytes], timeout: float, check: bool = True) -> Completed:
-        return self._carry(script, words, chunks, None, check)
+        return self._judged(self._carry(script, words, chunks, len, timeout), check)
 
     def receive(
         self, script: str, *words: str, on_chunk: Callable[[bytes], object], timeout: float, check: bool = True
     ) -> Completed:
-        return self._carry(script, words, (), on_chunk, check)
+        return self._judged(self._carry(script, words, (), on_chunk, timeout), check)
 
-    def rsh(self) -> str:
-        # As ssh does: the words after the host are one text for a shell there.
-        return "sh -c 'shift; exec sh -c \"$*\"' sh"
+    def _judged(self, done: Completed, check: bool) -> Completed:
+        if check and done.code != 0:
+            raise HostError(f"{self.target.name}: {done.err}", node=self.target.name)
+        return done
 
     def _carry(
         self,
         script: str,
         words: tuple[str, ...],
         chunks: Iterable[bytes],
-        on_chunk: Callable[[bytes], object] | None,
-        check: bool,
+        on_chunk: Callable[[bytes], object],
+        timeout: float,
     ) -> Completed:
-        """Feed and read at once, in a session of its own, which is gone at the end."""
+        """All is fed, then all is read: no script here says much before it has heard all."""
         self.commands += 1
         argv = (*self.shell, "-c", script, "sh", *words)
-        pipe = subprocess.PIPE
-        with subprocess.Popen(
-            argv, stdin=pipe, stdout=pipe, stderr=pipe, env=self.environment, start_new_session=True
-        ) as child:
+        with TemporaryFile() as complaints, self._child(argv, complaints, timeout) as child:
             assert child.stdin
             assert child.stdout
-            assert child.stderr
-            out: list[bytes] = []
-            err: list[bytes] = []
-            readers = [
-                threading.Thread(target=_drain, args=(child.stdout.read1, on_chunk or out.append)),
-                threading.Thread(target=_drain, args=(child.stderr.read, err.append)),
-            ]
-            timer = threading.Timer(LIMIT, lambda: os.killpg(child.pid, signal.SIGKILL))
-            for thread in (*readers, timer):
-                thread.start()
             with contextlib.suppress(BrokenPipeError), child.stdin:
                 for chunk in chunks:
-                    self.received += len(chunk)
+                    self.bytes += len(chunk)
                     child.stdin.write(chunk)
-            for thread in readers:
-                thread.join()
+            while piece := os.read(child.stdout.fileno(), PIECE):
+                on_chunk(piece)
             child.wait()
-            timer.cancel()
-        text = b"".join(out).decode("utf-8", "replace")
-        done = Completed(argv, child.returncode, text, b"".join(err).decode("utf-8", "replace"))
-        if check and done.code != 0:
-            raise HostError(f"{self.target.name}: exit code {done.code}: {done.err}", node=self.target.name)
-        return done
+            complaints.seek(0)
+            return Completed(argv, child.returncode, "", complaints.read().decode("utf-8", "replace"))
 
+    @contextlib.contextmanager
+    def _child(self, argv: tuple[str, ...], complaints: IO[bytes], timeout: float) -> Iterator[subprocess.Popen[bytes]]:
+        """In a session of its own, which is killed when its time is up or the block is left by an exception."""
+        pipe = subprocess.PIPE
+        with subprocess.Popen(
+            argv, stdin=pipe, stdout=pipe, stderr=complaints, env=self.environment, start_new_session=True
+        ) as child:
 
-def _drain(read: Callable[[], bytes], keep: Callable[[bytes], object]) -> None:
-    while piece := read():
-        keep(piece)
+            def kill() -> None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+
+            timer = threading.Timer(timeout, kill)
+            timer.daemon = True
+            timer.start()
+            try:
+                yield child
+            except BaseException:
+                kill()
+                raise
+            finally:
+                timer.cancel()

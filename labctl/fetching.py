@@ -1,0 +1,90 @@
+"""A run's results come back from its hosts: each host's directory as one stream, merged into the directory here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from labctl.connection import Connection
+from labctl.errors import HostError
+from labctl.files import make_private
+from labctl.host_scripts import FETCH
+from labctl.merging import Merge
+from labctl.sending import reason
+from labctl.tree import Tree
+
+# tar's code where files were written to while it read them, as those of a run that goes on are.
+CHANGED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What one host brought that was not here."""
+
+    files: int
+    size: int
+    """Bytes of the files."""
+    aside: tuple[str, ...]
+    """Of these files those whose place was taken: their paths below the directory here."""
+    refused: tuple[str, ...]
+    """Paths on the host of what is no file, or would lead out of the directory here."""
+
+
+def fetch(
+    connection: Connection,
+    directory: str,
+    into: Path,
+    *,
+    sent: Tree | None = None,
+    on_bytes: Callable[[int], object] = lambda _: None,
+    seconds: float = 86400,
+) -> Fetched:
+    """Merge a directory of the host into one here; other hosts' may be merged into it at the same time.
+
+    What was ``sent`` and is still the same there is left out. Where a file's place is taken by one with other content,
+    it goes to ``hosts/<host>/``; but a log that has grown replaces its beginning. ``on_bytes`` is told of bytes as they
+    come. HostError where not all came, and for what cannot be written here: whole files that came until then are kept,
+    and the beginning of a log.
+    """
+    make_private(into)
+    name = connection.target.name
+    merge = Merge(into.resolve(), name, sent.entries if sent else ())
+    reading, writing = os.pipe()
+    with ThreadPoolExecutor(1) as pool:
+        unpacked = pool.submit(_unpack, reading, merge)
+        why = _receive(connection, directory, writing, on_bytes, seconds)
+        try:
+            broke = unpacked.result()
+        except OSError as error:
+            raise HostError(f"cannot write {error.filename or into}: {error.strerror}", hint=f"df -h {into}") from error
+    if why := why or broke:
+        came = f"{merge.files} new files came before that" if merge.files else "nothing new came before that"
+        raise HostError(f"{name}: cannot fetch {directory}: {why}; {came}", hint="the same command again", node=name)
+    return Fetched(merge.files, merge.size, tuple(merge.aside), tuple(merge.refused))
+
+
+def _receive(
+    connection: Connection, directory: str, writing: int, on_bytes: Callable[[int], object], seconds: float
+) -> str:
+    """Let the host's stream flow into the pipe; returns why not all of it did, if so."""
+    try:
+        with os.fdopen(writing, "wb") as sink:
+
+            def take(piece: bytes) -> None:
+                sink.write(piece)
+                on_bytes(len(piece))
+
+            done = connection.receive(FETCH, directory, on_chunk=take, timeout=seconds, check=False)
+    except BrokenPipeError:
+        return ""  # Whoever unpacked it knows why no more is wanted.
+    except HostError as error:
+        return error.message
+    return "" if done.code in (0, CHANGED) else reason(done)
+
+
+def _unpack(reading: int, merge: Merge) -> str:
+    with os.fdopen(reading, "rb") as stream:
+        return merge.unpack(stream)

@@ -1,0 +1,189 @@
+"""Tar streams of several hosts into one directory here: nothing is lost, and nothing lands outside of it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import posixpath
+import stat
+import tarfile
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from labctl.tree import PIECE, Entry
+
+ASIDE = "hosts"
+"""Below it, and the name of its host, lies a file whose place is taken by another."""
+LOG = ".log"
+
+
+@dataclass
+class Merge:
+    """Puts one host's files into a directory, while others may do so with theirs; no link is ever followed."""
+
+    into: Path
+    host: str
+    sent: Iterable[Entry] = ()
+    """What is left out unless the host has it otherwise."""
+    files: int = 0
+    """New files so far, those aside among them."""
+    size: int = 0
+    """Bytes of these."""
+    aside: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    """What is no file or would lead out of the directory: paths as the stream has them."""
+
+    def __post_init__(self) -> None:
+        self._known = {entry.path: (entry.size, entry.content) for entry in self.sent if entry.kind == "file"}
+        self._placed: dict[str, Path] = {}
+        self._links: list[tuple[str, str]] = []
+
+    def unpack(self, stream: IO[bytes]) -> str:
+        """Take all of a stream, and of one that breaks what came; returns what is wrong with it, if anything is.
+
+        OSError for what cannot be written here.
+        """
+        try:
+            with tarfile.open(fileobj=stream, mode="r|", encoding="utf-8", errors="surrogateescape") as archive:
+                for member in archive:
+                    self._take(archive, member)
+        except tarfile.TarError as error:
+            return f"the stream broke off: {error}"
+        finally:
+            self._make_links()
+        while stream.read(PIECE):
+            pass
+        return ""
+
+    def _take(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+        path = _inside(member.name)
+        if path is None:
+            self.refused.append(member.name)
+        elif member.isdir():
+            self._folder(path)
+        elif member.issym():
+            self._links.append((path, member.linkname))
+        elif member.isreg() and (content := archive.extractfile(member)):
+            self._file(path, content, member)
+        elif member.islnk() and (first := self._placed.get(_inside(member.linkname) or "")):
+            with first.open("rb") as source:
+                self._file(path, source, member)
+        else:
+            self.refused.append(member.name)
+
+    def _folder(self, path: str) -> bool:
+        """Make a directory, and those above it; False where something else is in the way."""
+        folder = self.into
+        for part in PurePosixPath(path).parts:
+            folder /= part
+            try:
+                folder.mkdir(mode=0o700)
+            except FileExistsError:
+                if not stat.S_ISDIR(folder.lstat().st_mode):
+                    return False
+        return True
+
+    def _file(self, path: str, source: IO[bytes], member: tarfile.TarInfo) -> None:
+        """Write a file apart until it is whole; of a log its beginning will do. TarError where it breaks off."""
+        digest, size, broken = hashlib.sha256(), 0, None
+        handle, name = tempfile.mkstemp(dir=self.into, prefix=".new-")
+        new = Path(name)
+        try:
+            with os.fdopen(handle, "wb") as sink:
+                try:
+                    while piece := source.read(PIECE):
+                        digest.update(piece)
+                        size += sink.write(piece)
+                except tarfile.TarError as error:
+                    broken = error
+                os.fchmod(handle, 0o600 | member.mode & 0o100)
+            os.utime(new, (member.mtime, member.mtime))
+            if self._known.get(path) != (size, digest.hexdigest()) and (not broken or path.endswith(LOG)):
+                self._place(new, path, size)
+        finally:
+            new.unlink(missing_ok=True)
+        if broken:
+            raise broken
+
+    def _place(self, new: Path, path: str, size: int) -> None:
+        final = self.into / path
+        if self._folder(_above(path)):
+            try:
+                os.link(new, final)
+            except FileExistsError:
+                if stat.S_ISREG(final.lstat().st_mode) and self._is_same(new, final, path):
+                    if size > final.stat().st_size:
+                        new.replace(final)
+                    self._placed[path] = final
+                    return
+            else:
+                self._count(path, final, size)
+                return
+        aside = f"{ASIDE}/{self.host}/{path}"
+        if not self._folder(_above(aside)):
+            self.refused.append(path)
+            return
+        new.replace(self.into / aside)
+        self.aside.append(aside)
+        self._count(path, self.into / aside, size)
+
+    def _count(self, path: str, final: Path, size: int) -> None:
+        self._placed[path] = final
+        self.files += 1
+        self.size += size
+
+    def _is_same(self, new: Path, final: Path, path: str) -> bool:
+        """Whether they have the same content, or of a log one has the beginning of the other's."""
+        return (path.endswith(LOG) or new.stat().st_size == final.stat().st_size) and _begin_alike(new, final)
+
+    def _make_links(self) -> None:
+        """Links come last, when what they lead to is there; one that leads out, be it through others, does not stay."""
+        made = []
+        for path, target in self._links:
+            leads = posixpath.normpath(posixpath.join(_above(path), target))
+            link = None if leads.startswith(("/", "..")) else self._link(path, target)
+            if link is None:
+                self.refused.append(path)
+            else:
+                made.append((path, link))
+        for path, link in made:
+            if not Path(os.path.realpath(link)).is_relative_to(self.into):
+                link.unlink()
+                self.refused.append(path)
+
+    def _link(self, path: str, target: str) -> Path | None:
+        """Make a link, aside where its place is taken; None where that is taken too."""
+        for place in (path, f"{ASIDE}/{self.host}/{path}"):
+            link = self.into / place
+            if self._folder(_above(place)):
+                with contextlib.suppress(FileExistsError):
+                    link.symlink_to(target)
+                if link.is_symlink() and os.readlink(link) == target:  # noqa: PTH115 - a Path would tidy what it says
+                    return link
+        return None
+
+
+def _inside(name: str) -> str | None:
+    """A name in a stream as a path below the directory; None where it would lead out."""
+    path = PurePosixPath(name)
+    return None if path.is_absolute() or ".." in path.parts else str(path)
+
+
+def _above(path: str) -> str:
+    return str(PurePosixPath(path).parent)
+
+
+def _begin_alike(one: Path, other: Path) -> bool:
+    """Whether a file holds what the other does, as far as the shorter goes."""
+    left = min(one.stat().st_size, other.stat().st_size)
+    with one.open("rb") as first, other.open("rb") as second:
+        while left:
+            piece = first.read(min(left, PIECE))
+            if not piece or piece != second.read(len(piece)):
+                return False
+            left -= len(piece)
+    return True
