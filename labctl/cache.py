@@ -7,9 +7,8 @@ import json
 import re
 import shlex
 import shutil
-import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +18,7 @@ from labctl.errors import ConfigError, HostError
 from labctl.files import make_private
 from labctl.hub import Hub, Kind, Repository, Unreachable, look_up
 from labctl.model import Cache
+from labctl.progress import Progress, amount
 from labctl.settings import Settings
 from labctl.snapshot import complete, missing, to_come
 
@@ -230,49 +230,3 @@ def bring(context: Context, hub: Hub, repository: Repository, item: Item) -> Ite
         ) from error
     progress.finish()
     return replace(item, fetched_bytes=needed, state="fetched")
-
-
-@dataclass
-class Progress:
-    """Tells now and then how much of a repository is here; ``total`` and ``done`` in bytes."""
-
-    label: str
-    total: int
-    done: int
-    notice: Callable[[str], None]
-    every: float = 5.0
-    """Seconds between two lines."""
-    clock: Callable[[], float] = time.monotonic
-    _marks: list[tuple[float, int]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._marks.append((self.clock(), self.done))
-
-    def advance(self, count: int) -> None:
-        """So many bytes more are here."""
-        self.done += count
-        if self.clock() - self._marks[-1][0] >= self.every:
-            self.notice(f"{self.label}: {self._share()} % of {amount(self.total)}, {self._rate(self._marks[-1])}")
-            self._marks.append((self.clock(), self.done))
-
-    def finish(self) -> None:
-        """The last line."""
-        began, before = self._marks[0]
-        seconds = self.clock() - began
-        self.notice(
-            f"{self.label}: 100 %, {amount(self.done - before)} in {seconds:.0f} s, {self._rate(self._marks[0])}"
-        )
-
-    def _share(self) -> int:
-        return 100 * self.done // max(1, self.total)
-
-    def _rate(self, since: tuple[float, int]) -> str:
-        return f"{amount(round((self.done - since[1]) / max(self.clock() - since[0], 1e-3)))}/s"
-
-
-def amount(size: int) -> str:
-    """Bytes in the decimal units that the hub shows."""
-    for unit, name in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
-        if size >= unit:
-            return f"{size / unit:,.{0 if size >= 100 * unit else 1}f} {name}"
-    return f"{size} B"

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from labctl import flows
-from labctl.cache import amount
 from labctl.cli.common import HERE, Directory, DryRun, Json, Setting, answering, context, show
 from labctl.cli.runs import complete_workload
 from labctl.lab import proxies
 from labctl.output import table
+from labctl.progress import amount
 
 
 def cache_command(

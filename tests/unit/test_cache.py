@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from labctl import settings
-from labctl.cache import ENDPOINT, Progress, amount, names, reach, wanted_of, whole_here
+from labctl.cache import ENDPOINT, names, reach, wanted_of, whole_here
 from labctl.errors import ConfigError, HostError
 from labctl.hub import Hub, Kind, RemoteFile, Repository
 from labctl.model import Cache

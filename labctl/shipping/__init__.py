@@ -1,0 +1,130 @@
+"""The nodes' image on every host: sent from this machine, pulled, or built there; what is there already stays as it is.
+
+Nothing is needed for it on the hosts but Docker, and no registry. A host that cannot have it harms no other.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from labctl import images, shell
+from labctl.connection import Connection
+from labctl.errors import HostError
+from labctl.files import make_private
+from labctl.model import Event
+from labctl.shipping import host
+from labctl.shipping.archive import Archive, tagged
+from labctl.shipping.delivery import Emit, deliver, side_by_side
+from labctl.shipping.host import Standing
+
+Failures = dict[str, HostError]
+"""Why it is not on which host."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """The hosts that are to have it, by name; ``addresses`` where they reach each other by others than the list's."""
+
+    hosts: Mapping[str, Connection]
+    emit: Emit
+    addresses: Mapping[str, str]
+
+    def look(self, image: str) -> tuple[dict[str, Standing], Failures]:
+        """What each host has, and why some do not say."""
+        return side_by_side(lambda connection: host.look(connection, tagged(image)), self.hosts)
+
+    def notice(self, name: str, text: str) -> None:
+        self.emit(Event(kind="notice", text=f"{name}: {text}", node=name))
+
+
+def send(image: str, fleet: Fleet, directory: Path) -> Failures:
+    """Send this machine's image to the hosts that lack it; one of a registry that is not here, they pull.
+
+    ``directory`` is where a copy of it has room meanwhile. HostError where it is not here and can only be built.
+    """
+    here = described(image)
+    if here is None and images.name_of(image):
+        raise HostError(f"image {image} is not on this machine, so it cannot be sent", hint="labctl build")
+    # An image that is named by its digest alone keeps no name in an archive.
+    if here is None or "@" in image:
+        return pull(image, fleet)
+    standings, failures = fleet.look(image)
+    lacking = {name: one for name, one in standings.items() if not alike(one.image, here)}
+    if lacking:
+        with spooled(image, directory) as archive:
+            failures |= deliver(archive, archive.image(image), together(fleet, lacking), fleet.addresses, fleet.emit)
+    return failures
+
+
+def hand_out(archive: Archive, image: str, fleet: Fleet) -> Failures:
+    """Send an image of an archive to the hosts that lack it."""
+    inside = archive.image(image)
+    standings, failures = fleet.look(image)
+    lacking = {name: one for name, one in standings.items() if not one.image or one.image["Id"] not in inside.ids}
+    return failures | deliver(archive, inside, together(fleet, lacking), fleet.addresses, fleet.emit)
+
+
+def pull(image: str, fleet: Fleet) -> Failures:
+    """Have each host that lacks the image pull it; those that then have another than the first host are failures."""
+    failures = on_each_lacking(image, fleet, "pulled", lambda name: host.pull(fleet.hosts[name], image))
+    standings, _ = fleet.look(image)
+    there = {name: one.image for name, one in standings.items() if name not in failures and one.image}
+    first = next(iter(there), "")
+    return failures | {
+        name: host.failed(fleet.hosts[name], f"its {image} is another than {first}'s", "", f"docker pull {image}")
+        for name, found in there.items()
+        if not alike(found, there[first])
+    }
+
+
+def build(image: str, fleet: Fleet, build_on: Callable[[str], object]) -> Failures:
+    """Have it built on each host that lacks it, by a function that is given the host's name."""
+    return on_each_lacking(image, fleet, "built", build_on)
+
+
+def on_each_lacking(image: str, fleet: Fleet, done: str, work: Callable[[str], object]) -> Failures:
+    standings, failures = fleet.look(image)
+    lacking = {name: name for name, one in standings.items() if one.image is None}
+    for name in lacking:
+        fleet.notice(name, f"image {image} is not there: it is {done} there")
+    return failures | side_by_side(work, lacking)[1]
+
+
+def together(fleet: Fleet, standings: Mapping[str, Standing]) -> dict[str, tuple[Connection, Standing]]:
+    return {name: (fleet.hosts[name], one) for name, one in standings.items()}
+
+
+def described(image: str) -> dict[str, Any] | None:
+    """This machine's image as its engine describes it; None where image or engine are not here."""
+    found = shell.run(["docker", "image", "inspect", "--format", "{{json .}}", image], check=False)
+    return json.loads(found.out) if found.code == 0 else None
+
+
+def alike(found: Mapping[str, Any] | None, other: Mapping[str, Any]) -> bool:
+    """Whether two engines describe the same image; they give it different ids where they store images differently."""
+    if found is None or found["Id"] == other["Id"]:
+        return found is not None
+    return all(said(found, *keys) == said(other, *keys) for keys in (("RootFS", "Layers"), ("Created",), ("Config",)))
+
+
+def said(document: Any, *keys: str) -> Any:
+    """What a description says below these keys, without what it says nothing of: engines differ in that."""
+    for key in keys:
+        document = document.get(key) or {}
+    return {key: value for key, value in document.items() if value} if isinstance(document, dict) else document
+
+
+@contextmanager
+def spooled(image: str, directory: Path) -> Iterator[Archive]:
+    """This machine's image as a file, which goes with the block."""
+    make_private(directory)
+    with tempfile.TemporaryDirectory(dir=directory, prefix="image-") as folder:
+        path = Path(folder) / "image.tar"
+        shell.run(["docker", "save", "--output", str(path), image])
+        yield Archive(path)

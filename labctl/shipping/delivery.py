@@ -1,0 +1,238 @@
+"""An image from an archive here to hosts: only layers that they lack, on from where an earlier attempt stopped.
+
+Of hosts that lack the same layers, one that reaches the next by ssh itself hands on what it gets while it gets it, so
+that the bytes leave this machine once. Where it does not, or the link breaks, the next one is sent them from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TypeVar
+
+from labctl.connection import Connection
+from labctl.errors import HostError
+from labctl.model import Event
+from labctl.progress import Progress, amount
+from labctl.shipping import host
+from labctl.shipping.archive import Archive, Cargo, Image
+from labctl.shipping.host import Standing
+
+Emit = Callable[[Event], None]
+T = TypeVar("T")
+K = TypeVar("K")
+
+WIDTH = 32
+"""Hosts that are worked on at once."""
+WORTH = 32 << 20
+"""Bytes from which on it pays to ask hosts whether they reach each other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consignment:
+    """What a host is to get: from this machine, or from another host that reaches it by ``hop``."""
+
+    connection: Connection
+    standing: Standing
+    image: Image
+    cargo: Cargo
+    source: Consignment | None = None
+    hop: tuple[str, ...] = ()
+
+    @property
+    def host(self) -> str:
+        return self.connection.target.name
+
+    @property
+    def file(self) -> str:
+        """What it is called on the host; hosts may share a home."""
+        return f"{self.cargo.key[:32]}-{self.standing.label}"
+
+
+def deliver(
+    archive: Archive,
+    image: Image,
+    hosts: Mapping[str, tuple[Connection, Standing]],
+    addresses: Mapping[str, str],
+    emit: Emit,
+    *,
+    whole: bool = False,
+) -> dict[str, HostError]:
+    """Bring the image to all of these hosts, side by side; returns why it is not on which of them.
+
+    A host whose engine refuses an archive without the layers that it has gets the whole one.
+    """
+    cargoes = {
+        held: archive.cargo(image, held) for held in {0 if whole else one.held(image) for _, one in hosts.values()}
+    }
+    alone = [
+        Consignment(connection=connection, standing=one, image=image, cargo=cargoes[0 if whole else one.held(image)])
+        for connection, one in hosts.values()
+    ]
+    routed = route(alone, addresses)
+    for line in itinerary(image.name, routed):
+        emit(Event(kind="notice", text=line))
+    sources = {one.source.host for one in routed if one.source}
+    _, failures = side_by_side(
+        lambda one: bring(one, emit, keep=one.host in sources), {one.host: one for one in routed}
+    )
+    side_by_side(
+        lambda one: host.forget(one.connection, one.file),
+        {one.host: one for one in routed if one.host in sources and one.host not in failures},
+    )
+    refused = {name: hosts[name] for name, failure in failures.items() if isinstance(failure, Refused)}
+    if refused and not whole:
+        for name in refused:
+            emit(Event(kind="notice", text=f"{failures[name].message}; it is sent all layers", node=name))
+        failures = {name: one for name, one in failures.items() if name not in refused}
+        failures |= deliver(archive, image, refused, addresses, emit, whole=True)
+    return failures
+
+
+class Refused(HostError):
+    """An engine does not load an archive that is as it was sent."""
+
+
+# --- the ways ------------------------------------------------------------------------------------------------
+
+
+def route(consignments: Iterable[Consignment], addresses: Mapping[str, str]) -> tuple[Consignment, ...]:
+    """Each from the one before it that is to get the same, where that reaches it; else from here."""
+    groups: dict[str, list[Consignment]] = {}
+    for one in consignments:
+        groups.setdefault(one.cargo.key, []).append(one)
+    pairs = [pair for group in groups.values() if group[0].cargo.size >= WORTH for pair in pairwise(group)]
+
+    def hop(pair: tuple[Consignment, Consignment]) -> tuple[str, ...]:
+        before, after = pair
+        words = host.hop(after.connection, addresses.get(after.host, ""))
+        return words if host.reaches(before.connection, words, after.connection, after.standing) else ()
+
+    hops, _ = side_by_side(hop, {after.host: (before, after) for before, after in pairs})
+    found: dict[str, Consignment] = {}
+    for group in groups.values():
+        for index, one in enumerate(group):
+            words = hops.get(one.host, ())
+            found[one.host] = replace(one, source=found[group[index - 1].host], hop=words) if words else one
+    return tuple(found.values())
+
+
+def itinerary(image: str, routed: Iterable[Consignment]) -> Iterator[str]:
+    """What is sent where, for people."""
+    chains: dict[str, list[Consignment]] = {}
+    for one in routed:
+        chain = chains[one.source.host] if one.source else []
+        chains[one.host] = [*chain, one]
+        if one.source:
+            del chains[one.source.host]
+    for chain in chains.values():
+        first = chain[0]
+        few = len(first.image.layers) - first.standing.held(first.image)
+        what = f"image {image}: {amount(first.cargo.size)} with {few} of {len(first.image.layers)} layers"
+        way = "; each hands them on to the next" if len(chain) > 1 else ""
+        yield f"{what} to {' -> '.join(one.host for one in chain)}{way}"
+
+
+# --- one host ------------------------------------------------------------------------------------------------
+
+
+def bring(one: Consignment, emit: Emit, *, keep: bool) -> None:
+    """Have it on the host, loaded and found to be the same; its file there goes unless it is to be kept."""
+    supply(one, emit)
+    try:
+        host.load(one.connection, one.file)
+    except HostError as error:
+        if "no space left" in error.message.lower():
+            raise
+        intact = host.is_whole(one.connection, one.file, one.cargo)
+        host.forget(one.connection, one.file)
+        if intact:
+            raise Refused(error.message, hint=error.hint, node=one.host) from error
+        raise HostError(
+            f"{one.host}: what came of {one.image.name} is damaged, and is removed",
+            hint="the same command again sends it anew; where that repeats itself, check that host's disk",
+            node=one.host,
+        ) from error
+    found = host.look(one.connection, one.image.name).image
+    if not found or found["Id"] not in one.image.ids:
+        seen = found["Id"] if found else "none"
+        host.forget(one.connection, one.file)
+        raise Refused(
+            f"{one.host}: its engine loaded {one.image.name} as {seen}, not {min(one.image.ids)}", node=one.host
+        )
+    if not keep:
+        host.forget(one.connection, one.file)
+    emit(Event(kind="notice", text=f"{one.host}: image {one.image.name} is loaded", node=one.host))
+
+
+def supply(one: Consignment, emit: Emit) -> None:
+    """Have the file on the host, as far as it is not there yet. HostError where it does not get there."""
+    size = one.cargo.size
+    there = host.there(one.connection, one.file)
+    if there > size:
+        host.forget(one.connection, one.file)
+        there = 0
+    host.require_room(one.connection, one.standing, size, there)
+
+    def notice(text: str) -> None:
+        emit(Event(kind="notice", text=text, node=one.host))
+
+    progress = Progress(f"{one.host}: {one.image.name}", size, there, notice)
+    if one.source and there < size:
+        there = pass_on(one, one.source, there, progress)
+    if there < size:
+        progress.advance(there - progress.done)
+        host.take(one.connection, one.file, there, told(one.cargo.chunks(there), progress))
+        there = host.there(one.connection, one.file)
+    if there != size:
+        raise host.failed(
+            one.connection, "the image did not come whole", f"{amount(there)} of {amount(size)} are there"
+        )
+    progress.finish()
+
+
+def pass_on(one: Consignment, source: Consignment, there: int, progress: Progress) -> int:
+    """Have another host hand the file on; returns how much of it is there then, as links break."""
+    reason = ""
+    try:
+        host.take_from(
+            source.connection,
+            source.file,
+            one.cargo.size,
+            one.hop,
+            one.file,
+            there,
+            lambda place: progress.advance(place - progress.done),
+        )
+    except HostError as error:
+        reason = f" ({error.message})"
+    there = host.there(one.connection, one.file)
+    if there < one.cargo.size:
+        progress.notice(
+            f"{one.host}: {source.host} handed {amount(there)} of {amount(one.cargo.size)} on{reason}; "
+            "the rest comes from here"
+        )
+    return there
+
+
+def told(chunks: Iterable[bytes], progress: Progress) -> Iterator[bytes]:
+    """The chunks, each told of when it was taken."""
+    for chunk in chunks:
+        yield chunk
+        progress.advance(len(chunk))
+
+
+def side_by_side(work: Callable[[K], T], wanted: Mapping[str, K]) -> tuple[dict[str, T], dict[str, HostError]]:
+    """What came of each, by host, and what failed on which; in their order."""
+    done: dict[str, T] = {}
+    failures: dict[str, HostError] = {}
+    with ThreadPoolExecutor(min(len(wanted), WIDTH) or 1) as pool:
+        futures = {name: pool.submit(work, one) for name, one in wanted.items()}
+        for name, future in futures.items():
+            try:
+                done[name] = future.result()
+            except HostError as error:
+                failures[name] = error
+    return done, failures
