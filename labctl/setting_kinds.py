@@ -81,6 +81,18 @@ def accelerator(value: str) -> None:
         raise ValueError(reason, f"did you mean {near}?" if near else "auto takes what it finds")
 
 
+def one_of(*words: str) -> Kind:
+    """One of these words."""
+
+    def check(value: str) -> None:
+        if value not in words:
+            near = nearest(value.lower(), words)
+            raise ValueError(f"must be one of {', '.join(words)}", f"did you mean {near}?" if near else "")
+
+    return check
+
+
+image_from = one_of("send", "pull", "build")
 port = whole(1024, 65535)
 label = shaped(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?", "must be at most 40 of a-z, 0-9 and inner '-', such as lab-2")
 image = shaped(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", "must be the name of an image", "write it like debian:bookworm-slim")

@@ -32,8 +32,8 @@ set -e
 identity=$(engine info --format '{{.ID}}')
 root=$(engine info --format '{{.DockerRootDir}}')
 room() { df -Pk "$1" 2>/dev/null | tail -n 1; }
-printf '%s\\n' "$(id -u) $HOME $identity" "$(room "$HOME")" "$(room "$root")"
-engine image inspect --format '{{json .}}' "$1" 2>/dev/null || echo
+described=$(engine image inspect --format '{{json .}}' "$1" 2>/dev/null) || described=
+printf '%s\\n' "$(id -u) $HOME $identity" "$(room "$HOME")" "$(room "$root")" "$described"
 all=$(engine image ls --all --quiet --no-trunc)
 [ -z "$all" ] || engine image inspect --format '{{json .RootFS.Layers}}' $all 2>/dev/null || true
 """

@@ -13,6 +13,7 @@ from labctl.cache import ENDPOINT, names, reach, wanted_of, whole_here
 from labctl.errors import ConfigError, HostError
 from labctl.hub import Hub, Kind, RemoteFile, Repository
 from labctl.model import Cache
+from labctl.progress import Progress, amount
 from labctl.snapshot import literal, missing, to_come
 
 NAME = "facebook/opt-13b"
