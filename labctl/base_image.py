@@ -6,7 +6,7 @@ import re
 import shlex
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from labctl import apt, host, shell
@@ -22,19 +22,21 @@ PLAIN = f"debian:{DEBIAN}-slim"
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
 
-def ensure(name: str, *, chosen: bool, mirror: str, directory: Path, emit: Emit) -> str:
-    """The name of an image that is here. ``chosen``: the person named it, so none is made in its place.
+def ensure(
+    name: str, *, chosen: bool, mirror: str, directory: Path, emit: Emit, docker: Sequence[str] = ("docker",)
+) -> str:
+    """The name of an image that the engine has. ``chosen``: the person named it, so none is made in its place.
 
-    HostError where it can be neither pulled nor made.
+    ``docker`` is the command that reaches the engine. HostError where it can be neither pulled nor made.
     """
     made = f"labctl/base:{DEBIAN}"
     can_make = name == PLAIN and not chosen
     for image in (name, made) if can_make else (name,):
-        if _is_here(image):
+        if _is_there(image, docker):
             return image
     emit(f"pulling {name}")
     try:
-        shell.run(["docker", "pull", "--quiet", name], timeout=180)
+        shell.run([*docker, "pull", "--quiet", name], timeout=180)
     except HostError as error:
         reason = error.message.strip().splitlines()[-1:]
     else:
@@ -44,11 +46,11 @@ def ensure(name: str, *, chosen: bool, mirror: str, directory: Path, emit: Emit)
             f"cannot pull {name}: {reason[0]}", hint="LAB_BASE_IMAGE may name an image that is here: docker images"
         )
     emit(f"cannot pull {name} ({reason[0]}): making {made} from this host's own Debian packages instead")
-    make(made, mirror, directory, emit)
+    make(made, mirror, directory, emit, docker)
     return made
 
 
-def make(tag: str, mirror: str, directory: Path, emit: Emit) -> None:
+def make(tag: str, mirror: str, directory: Path, emit: Emit, docker: Sequence[str]) -> None:
     """Make a minimal Debian and import it. HostError where this host has not the means, or a step fails.
 
     Source: mmdebstrap(1).
@@ -82,7 +84,7 @@ def make(tag: str, mirror: str, directory: Path, emit: Emit) -> None:
             f"{work}/mirror.list",
         ]
         shell.stream(argv, lambda line: emit(f"  {line[3:]}") if line.startswith("I: ") else None)
-        shell.run(["docker", "import", f"{work}/base.tar", tag])
+        shell.run([*docker, "import", f"{work}/base.tar", tag])
 
 
 def apt_list(distribution: str, codename: str, mirror: str) -> str:
@@ -95,9 +97,9 @@ def apt_list(distribution: str, codename: str, mirror: str) -> str:
     return apt.for_release(apt.read(), distribution, release.get("VERSION_CODENAME", ""), codename)
 
 
-def release_of(image: str) -> Mapping[str, str]:
+def release_of(image: str, docker: Sequence[str]) -> Mapping[str, str]:
     """An image's own description of its distribution; empty where it has none."""
-    argv = ["docker", "run", "--rm", "--network", "none", "--entrypoint", "cat", image, "/etc/os-release"]
+    argv = [*docker, "run", "--rm", "--network", "none", "--entrypoint", "cat", image, "/etc/os-release"]
     return host.parse_os_release(shell.run(argv, check=False).out)
 
 
@@ -117,5 +119,5 @@ def _require_mmdebstrap(emit: Emit) -> None:
         shell.run([*prefix, *install])
 
 
-def _is_here(image: str) -> bool:
-    return shell.run(["docker", "image", "inspect", "--format", "{{.Id}}", image], check=False).code == 0
+def _is_there(image: str, docker: Sequence[str]) -> bool:
+    return shell.run([*docker, "image", "inspect", "--format", "{{.Id}}", image], check=False).code == 0

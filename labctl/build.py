@@ -42,6 +42,10 @@ class BuildRequest:
     ca_certificates: str = ""
     proxies: Pairs = field(default=(), repr=False)
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
+    docker: tuple[str, ...] = ("docker",)
+    """The command that reaches the engine which builds."""
+    host: str = ""
+    """Whose engine it is, where it is not this machine's."""
 
 
 def request(settings: Settings, image: str, tag: str, directory: Path, environ: Mapping[str, str]) -> BuildRequest:
@@ -65,13 +69,13 @@ def request(settings: Settings, image: str, tag: str, directory: Path, environ: 
 def build(request: BuildRequest, emit: Emit) -> dict[str, Any]:
     """Build the image; seconds when nothing changed. HostError with the log's last lines when a step fails."""
     began = time.monotonic()
-    _require_own(request.tag)
+    _require_own(request)
     inputs = images.inputs_hash(request.image)
     wanted = sources.pins(_text(request.image, "in")) | sources.pins(_text(request.image, "lock"))
     with _prepared(request, wanted, emit) as arguments:
         labelled = ["--load", "--tag", request.tag, "--label", f"{images.INPUTS_LABEL}={inputs}"]
         _buildx(request, [*labelled, *arguments], emit)
-    shown = shell.run(["docker", "image", "inspect", "--format", "{{.Id}} {{.Size}}", request.tag]).out.split()
+    shown = shell.run([*request.docker, "image", "inspect", "--format", "{{.Id}} {{.Size}}", request.tag]).out.split()
     seconds = round(time.monotonic() - began, 1)
     emit(f"image {request.tag}: {int(shown[1]) / 1e9:.2f} GB, {seconds:g} s")
     return {"image": request.tag, "id": shown[0], "size": int(shown[1]), "seconds": seconds}
@@ -112,7 +116,7 @@ def update_lock(request: BuildRequest, emit: Emit) -> dict[str, Any]:
 def _prepared(request: BuildRequest, wanted: Mapping[str, str | None], emit: Emit) -> Iterator[list[str]]:
     """The arguments that hand in base image and package sources, valid while their files are there."""
     base = _base(request, emit)
-    release = base_image.release_of(base)
+    release = base_image.release_of(base, request.docker)
     apt_list = base_image.apt_list(release.get("ID", ""), release.get("VERSION_CODENAME", ""), request.apt_mirror)
     with tempfile.TemporaryDirectory(dir=_state(request), prefix="build-") as folder:
         handed = hand_in(request, pip_sources(request, sources.of_host()), wanted, apt_list, Path(folder))
@@ -131,9 +135,10 @@ def _base(request: BuildRequest, emit: Emit) -> str:
             mirror=request.apt_mirror,
             directory=_state(request),
             emit=emit,
+            docker=request.docker,
         )
     tag = images.tag(name)
-    if images.is_stale(_labels(tag) or {}, name):
+    if images.is_stale(_labels(tag, request.docker) or {}, name):
         emit(f"image {request.tag} is built on {tag}: building that first")
         build(replace(request, image=name, tag=tag), emit)
     return tag
@@ -188,16 +193,19 @@ def hand_in(
     return arguments
 
 
-def _require_own(tag: str) -> None:
+def _require_own(request: BuildRequest) -> None:
     """HostError when the name is that of an image which labctl did not build: it is somebody's own."""
-    labels = _labels(tag)
+    labels = _labels(request.tag, request.docker)
     if labels is not None and images.INPUTS_LABEL not in labels:
-        raise HostError(f"image {tag} is here and is not labctl's; it is not replaced", hint="unset LAB_IMAGE")
+        there = f"on {request.host}" if request.host else "here"
+        raise HostError(
+            f"image {request.tag} is {there} and is not labctl's; it is not replaced", hint="unset LAB_IMAGE"
+        )
 
 
-def _labels(tag: str) -> dict[str, str] | None:
-    """An image's labels; None where it is not here."""
-    found = shell.run(["docker", "image", "inspect", "--format", "{{json .Config.Labels}}", tag], check=False)
+def _labels(tag: str, docker: tuple[str, ...]) -> dict[str, str] | None:
+    """An image's labels; None where the engine lacks it."""
+    found = shell.run([*docker, "image", "inspect", "--format", "{{json .Config.Labels}}", tag], check=False)
     return (json.loads(found.out) or {}) if found.code == 0 else None
 
 
@@ -234,9 +242,9 @@ def _state(request: BuildRequest) -> Path:
 
 
 def _buildx(request: BuildRequest, arguments: list[str], emit: Emit) -> None:
-    log = _state(request) / "build.log"
+    log = _state(request) / (f"build-{request.host}.log" if request.host else "build.log")
     environment = _proxy_environment(request)
-    buildx.run(images.dockerfile(request.image), arguments, environment, log, request.tag, emit)
+    buildx.run(images.dockerfile(request.image), arguments, environment, log, request.tag, emit, request.docker)
 
 
 def _text(image: str, kind: str) -> str:

@@ -7,7 +7,7 @@ everyone on the host could read a proxy's password, and keeps no log.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from labctl import shell
@@ -17,12 +17,18 @@ Emit = Callable[[str], None]
 
 
 def run(
-    dockerfile: Path, arguments: list[str], environment: Mapping[str, str], log: Path, what: str, emit: Emit
+    dockerfile: Path,
+    arguments: list[str],
+    environment: Mapping[str, str],
+    log: Path,
+    what: str,
+    emit: Emit,
+    docker: Sequence[str],
 ) -> None:
-    """Build from that file and the folder it is in; HostError with the log's last lines when a step fails."""
+    """Build from that file and the folder it is in, with the engine that ``docker`` reaches; HostError with the log's last lines when a step fails."""
     # The engine's own builder: another could neither see a local base image nor share its cache with the engine.
-    builder = shell.run(["docker", "context", "show"]).out.strip()
-    argv = ["docker", "buildx", "build", "--builder", builder, "--progress", "plain", "--provenance=false"]
+    builder = shell.run([*docker, "context", "show"]).out.strip()
+    argv = [*docker, "buildx", "build", "--builder", builder, "--progress", "plain", "--provenance=false"]
     argv += ["--file", str(dockerfile), *arguments, str(dockerfile.parent)]
     progress = Progress(emit)
     with log.open("w", encoding="utf-8") as file:

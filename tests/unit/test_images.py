@@ -229,7 +229,7 @@ class Builder:
         self.arguments: list[str] = []
         monkeypatch.setattr(base_image, "ensure", self._ensure)
         monkeypatch.setattr(shell, "run", lambda argv, **_: shell.Completed(tuple(argv), 0, '{"labctl.inputs": 0}', ""))
-        monkeypatch.setattr(base_image, "release_of", lambda _: {})
+        monkeypatch.setattr(base_image, "release_of", lambda *_: {})
         monkeypatch.setattr(sources, "of_host", sources.PipSources)
         monkeypatch.setattr(buildx, "run", lambda *given: self.arguments.extend(given[1]))
 
