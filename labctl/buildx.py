@@ -25,7 +25,10 @@ def run(
     emit: Emit,
     docker: Sequence[str],
 ) -> None:
-    """Build from that file and the folder it is in, with the engine that ``docker`` reaches; HostError with the log's last lines when a step fails."""
+    """Build from that file and the folder it is in, with the engine that ``docker`` reaches.
+
+    HostError with the log's last lines when a step fails.
+    """
     # The engine's own builder: another could neither see a local base image nor share its cache with the engine.
     builder = shell.run([*docker, "context", "show"]).out.strip()
     argv = [*docker, "buildx", "build", "--builder", builder, "--progress", "plain", "--provenance=false"]

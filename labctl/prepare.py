@@ -103,12 +103,17 @@ def offer(task: Workload, image: str, engine: Daemon, ask: Ask | None) -> None:
         raise HostError(lacking, hint=f"labctl build --workload {task.name} && {command}" if missing else command)
 
 
-def build_image(context: Context, where: Site, *, update_lock: bool = False) -> dict[str, Any]:
-    """Build the image of the lab's nodes, from the Dockerfile of its name or else that of the accelerator."""
+def build_image(context: Context, where: Site, *, update_lock: bool = False, on: str = "") -> dict[str, Any]:
+    """Build the image of the lab's nodes, from the Dockerfile of its name or else that of the accelerator.
+
+    With this machine's engine, or ``on`` a host with its own.
+    """
     from labctl import build
 
     image = images.name_of(where.image) or where.accelerator
     request = build.request(where.settings, image, where.image, context.directory, context.environ)
+    if on:
+        request = replace(request, host=on, docker=where.engine.on(on).docker)
     return build.update_lock(request, context.notice) if update_lock else build.build(request, context.notice)
 
 
@@ -185,6 +190,27 @@ def not_ours(context: Context, name: str, observed: Observed) -> dict[str, HostE
 
 
 def ensure_images(context: Context, where: Site) -> tuple[str, dict[str, HostError]]:
-    """The lab's image on every host, built here and sent where it lacks; its id, and what failed on which host."""
+    """The lab's image wherever nodes are to run, and what failed on which host; its id on this machine, if it is here.
+
+    Raises HostError where it cannot be had at all.
+    """
     here = DockerEngine()
-    return ensure_image(context, where, here), {}
+    if not where.targets:
+        return ensure_image(context, where, here), {}
+    from labctl import shipping
+
+    connections = {name: where.connections[name] for name in where.engine.hosts}
+    addresses = {host.name: host.address for host in where.hosts}
+    fleet = shipping.Fleet(hosts=connections, emit=context.emit, addresses=addresses)
+    how = where.settings.text("LAB_IMAGE_FROM")
+    if how == "pull":
+        return "", shipping.pull(where.image, fleet)
+    if how == "build":
+        return "", shipping.build(where.image, fleet, lambda name: build_image(context, where, on=name))
+    there = {where.engine.on(name).image_id(where.image) for name in connections}
+    brought = len(there) == 1 and None not in there
+    if not brought and images.name_of(where.image):
+        ensure_image(context, where, here)
+    if not brought or shipping.described(where.image):
+        return "", shipping.send(where.image, fleet, context.directory / ".lab")
+    return "", {}

@@ -44,14 +44,14 @@ def prepare(lab: Lab, image_id: str | None) -> None:
     drop_links(lab)
     kept = {node.name for node in lab.nodes}
     for folder in (render.node_directory(""), render.cache_directory("")):
-        for path in (lab.directory / folder).iterdir():
+        for path in (lab.directory / folder).glob("*"):
             if path.name not in kept:
                 shutil.rmtree(path)
 
 
 def prepare_caches(lab: Lab, image_id: str | None) -> None:
     """Each node's own cache of compiled operators, emptied where another image filled it: they fit only their torch."""
-    for node in lab.nodes:
+    for node in (one for one in lab.nodes if not render.sent(lab.host(one.host))):
         path = lab.directory / render.cache_directory(node.name)
         marker = path / "image"
         if path.is_dir() and (not marker.is_file() or marker.read_text(encoding="utf-8") != image_id):
