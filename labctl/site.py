@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import os
 import socket
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -189,10 +188,10 @@ def look(where: Site) -> tuple[Accelerator, tuple[Host, ...]]:
     known = [(number, target) for number, target in enumerate(where.targets) if target.name in where.told]
     ways = ways_of(where, [target for _, target in known])
     seen = []
-    with tempfile.TemporaryDirectory(prefix="labctl-") as scratch:
+    with survey.scratch() as scratch:
         for number, target in known:
             told = where.told[target.name]
-            accelerator, host = survey.host_of(told, survey.lay_out(told, Path(scratch, str(number))), wanted)
+            accelerator, host = survey.host_of(told, survey.lay_out(told, scratch / str(number)), wanted)
             wanted = accelerator
             way = ways.get(target.name)
             seen.append(
