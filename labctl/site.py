@@ -125,7 +125,9 @@ def opened(
         yield Site(
             settings=found,
             directory=context.directory,
-            engine=Fleet({name: daemon for name, daemon in daemons.items() if name not in failed}),
+            engine=Fleet(
+                {name: daemon for name, daemon in daemons.items() if name not in failed}, found.text("LAB_NAME")
+            ),
             targets=targets,
             connections=connections,
             told=told,

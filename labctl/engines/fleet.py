@@ -21,8 +21,9 @@ WIDTH = 32
 class Fleet:
     """One daemon per host, by the host's name; the first is asked what is asked of one."""
 
-    def __init__(self, daemons: Mapping[str, Daemon]) -> None:
+    def __init__(self, daemons: Mapping[str, Daemon], lab: str) -> None:
         self._daemons = daemons
+        self._lab = lab
         self._places: dict[str, str] = {}
         """Where each container was seen last."""
 
@@ -99,7 +100,9 @@ class Fleet:
             yield heard.get()
 
     def _with(self, container: str) -> Daemon:
-        """The daemon that has a container; HostError where none was seen to have it."""
+        """The daemon that has a container of the lab; HostError where none has."""
+        if container not in self._places:
+            self.observe(self._lab)
         if container not in self._places:
             raise HostError(f"no host of {', '.join(self._daemons)} has a container {container}", hint="labctl up")
         return self._daemons[self._places[container]]
