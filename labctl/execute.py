@@ -109,7 +109,7 @@ def raise_all(lost: Failures) -> None:
         first = next(iter(lost))
         lines = "".join(f"\n  {indented(about(host, error))}" for host, error in lost.items())
         hint = f"{lost[first].hint}; then the same command again" if lost[first].hint else "the same command again"
-        raise HostError(f"{len(lost)} hosts failed, the others are done:{lines}", hint=hint, node=first)
+        raise HostError(f"{len(lost)} hosts failed:{lines}", hint=hint, node=first)
 
 
 def about(host: str, error: HostError) -> str:

@@ -229,11 +229,16 @@ def losses(stop: Stop, lab: Lab, job: Job, engine: Engine) -> Iterator[None]:
     def watch() -> None:
         with contextlib.suppress(Exception):
             for node, cause, what in engine.losses(lab.name):
-                if node in concerned:
+                if node in concerned and not over.is_set():
                     stop.because(cause, f"{describe_node(node, job)}: {what}{by_whom(lab)}")
 
+    over = threading.Event()
     threading.Thread(target=watch, daemon=True).start()
-    yield
+    try:
+        yield
+    finally:
+        # The way to a host that ends from now on ends with the command.
+        over.set()
 
 
 def by_whom(lab: Lab) -> str:
