@@ -34,7 +34,10 @@ def load_lab(context: Context, where: Site, *, ask: bool = True, anew: bool = Fa
     """
     daemons = {host.name: where.daemon(host) if ask else None for host in where.hosts}
     request = partial(device_requests.settled, where.settings, where.accelerator, anew=anew)
-    hosts = tuple(request(host, context.directory, where.image, daemons[host.name]) for host in where.hosts)
+    hosts = tuple(
+        request(host, context.directory, where.image, daemons[host.name], texts=where.texts(host))
+        for host in where.hosts
+    )
     granted = limits.granted(where.settings, context.directory, where.image, daemons, context.warn)
     return where.lab(hosts, granted)
 
@@ -44,7 +47,10 @@ def foresee_lab(context: Context, where: Site) -> Lab:
     hosts = where.hosts
     if where.accelerator == "nvidia":
         request = partial(device_requests.foreseen, where.settings)
-        hosts = tuple(replace(host, request=request(host, context.directory, where.daemon(host))[0]) for host in hosts)
+        hosts = tuple(
+            replace(host, request=request(host, context.directory, where.daemon(host), where.texts(host))[0])
+            for host in hosts
+        )
     silent = dict.fromkeys(host.name for host in hosts)
     return where.lab(hosts, limits.granted(where.settings, context.directory, where.image, silent, context.warn))
 

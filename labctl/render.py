@@ -11,7 +11,7 @@ from typing import Any
 from labctl import model
 from labctl.hardware import Device, DeviceMapping, Host, Mount
 from labctl.model import File, Job, Lab, Node, Pairs, Workload
-from labctl.templates import template
+from labctl.templates import template, yaml_string
 
 # Root may not do in a container what no capability allows; these are what sshd and the node's start cannot do without.
 SSHD_CAPABILITIES = (
@@ -25,6 +25,8 @@ LAUNCHER_CAPABILITIES = (
     ("SETUID", "the entrypoint becomes the lab's user"),
 )
 LAUNCHER = model.LAUNCHER
+# What the template says in place of the digest of its own text; a value with these quotes would have them escaped.
+UNSEALED = 'labctl.render: ""'
 # By these the libraries that every lab has are told which network to use; an accelerator adds its own.
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_oob_tcp_if_include")
 
@@ -81,13 +83,22 @@ def compose_path(node: str) -> str:
 
 def render(lab: Lab) -> tuple[File, ...]:
     """Every file that the lab's nodes get, but keys and secrets, which are made or written apart."""
-    files = [file for node in lab.nodes for file in (render_node(lab, node), *links(node))]
+    names = extra_hosts(lab)
+    files = [file for node in lab.nodes for file in (render_node(lab, node, names), *links(node))]
     config = template("ssh_config.j2").render(lab=lab)
     return (*files, File(path=f"{node_directory(lab.nodes[0].name)}/launcher/config", content=config))
 
 
-def render_node(lab: Lab, node: Node) -> File:
-    """The compose file of one node; the first node's also holds the launcher."""
+def extra_hosts(lab: Lab) -> str:
+    """The names of all nodes with their addresses, one line each, for labs whose network has no DNS for them."""
+    if lab.network == "bridge":
+        return ""
+    pairs = ((node.name, lab.host(node.host).address) for node in lab.nodes)
+    return "".join(f"\n      - {yaml_string(f'{name}:{address}')}" for name, address in pairs)
+
+
+def render_node(lab: Lab, node: Node, names: str) -> File:
+    """The compose file of one node; the first node's also holds the launcher. ``names`` is what extra_hosts gives."""
     host = lab.host(node.host)
     services = [worker(lab, node, host)]
     if node is lab.nodes[0]:
@@ -100,14 +111,14 @@ def render_node(lab: Lab, node: Node) -> File:
         "path": compose_path(node.name),
         "services": services,
         "limits": limits(lab),
-        "names": [(one.name, lab.host(one.host).address) for one in lab.nodes],
+        "names": names,
         "secrets": [(f"{service.name}-{name}", path) for service in services for name, path in service.secrets],
     }
-    page = template("node.yml.j2")
+    content = template("node.yml.j2").render(context)
     # The label lets `up` see from the container alone whether it was made from this very text and these secrets.
     sealed = "".join(f"{name}\0{value.reveal()}\0" for name, value in lab.secrets)
-    digest = hashlib.sha256((page.render(**context, fingerprint="") + sealed).encode("utf-8", "surrogateescape"))
-    return File(path=compose_path(node.name), content=page.render(**context, fingerprint=digest.hexdigest()[:16]))
+    digest = hashlib.sha256((content + sealed).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    return File(path=compose_path(node.name), content=content.replace(UNSEALED, f'labctl.render: "{digest}"'))
 
 
 def links(node: Node) -> tuple[File, ...]:

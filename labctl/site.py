@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
-from labctl import files, hosts, images, lab, observe, routes, survey
+from labctl import device_requests, files, hosts, images, lab, observe, routes, survey
 from labctl.connection import Connection, connected
 from labctl.context import Context
 from labctl.engines import Daemon, Engine
@@ -95,6 +95,10 @@ class Site:
     def daemon(self, host: Host) -> Daemon | None:
         """The host's engine; None where it did not answer."""
         return self.engine.on(host.name) if host.name in self.engine.hosts else None
+
+    def texts(self, host: Host) -> device_requests.Texts:
+        """What reads the texts in a folder of a host."""
+        return partial(survey.texts_in, self.told[host.name]) if self.targets else device_requests.texts_here
 
     def lab(self, hosts: tuple[Host, ...], granted: Limits) -> Lab:
         """The lab on these hosts, with the limits that they grant."""

@@ -45,7 +45,9 @@ def _build(tag: str, directory: Path) -> None:
     packages = "".join(base_image.apt_list("debian", release, request.apt_mirror) for release in RELEASES)
     handed = build.hand_in(request, build.pip_sources(request, sources.of_host()), {}, packages, directory)
     arguments = ["--load", "--tag", tag, "--build-arg", f"BASE_IMAGE={base}", *handed]
-    buildx.run(HERE / FILES[0], arguments, dict(request.proxies), directory / "build.log", tag, lambda _: None, request.docker)
+    buildx.run(
+        HERE / FILES[0], arguments, dict(request.proxies), directory / "build.log", tag, lambda _: None, request.docker
+    )
 
 
 def given(engine: DockerClient, name: str, known: Iterable[Image] = ()) -> list[str]:
