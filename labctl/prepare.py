@@ -46,11 +46,9 @@ def foresee_lab(context: Context, where: Site) -> Lab:
     """The lab as `up` would make it, as far as can be told without a trial; no engine need answer."""
     hosts = where.hosts
     if where.accelerator == "nvidia":
-        request = partial(device_requests.foreseen, where.settings)
-        hosts = tuple(
-            replace(host, request=request(host, context.directory, where.daemon(host), where.texts(host))[0])
-            for host in hosts
-        )
+        foreseen = partial(device_requests.foreseen, where.settings)
+        requests = [foreseen(host, context.directory, where.daemon(host), where.texts(host))[0] for host in hosts]
+        hosts = tuple(replace(host, request=request) for host, request in zip(hosts, requests, strict=True))
     silent = dict.fromkeys(host.name for host in hosts)
     return where.lab(hosts, limits.granted(where.settings, context.directory, where.image, silent, context.warn))
 
