@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from labctl import ssh_words
 from labctl.connection import Connection
 from labctl.errors import HostError
 from labctl.files import make_private
@@ -50,8 +52,7 @@ def fetch(
     and the beginning of a log.
     """
     make_private(into)
-    name = connection.target.name
-    merge = Merge(into.resolve(), name, sent.entries if sent else ())
+    merge = Merge(into.resolve(), connection.target.name, sent.entries if sent else ())
     reading, writing = os.pipe()
     with ThreadPoolExecutor(1) as pool:
         unpacked = pool.submit(_unpack, reading, merge)
@@ -62,7 +63,8 @@ def fetch(
             raise HostError(f"cannot write {error.filename or into}: {error.strerror}", hint=f"df -h {into}") from error
     if why := why or broke:
         came = f"{merge.files} new files came before that" if merge.files else "nothing new came before that"
-        raise HostError(f"{name}: cannot fetch {directory}: {why}; {came}", hint="the same command again", node=name)
+        look = f"{ssh_words.command(connection.target)} ls -l {shlex.quote(directory)}"
+        raise ssh_words.error(connection.target, f"cannot fetch {directory}: {why}; {came}", look)
     return Fetched(merge.files, merge.size, tuple(merge.aside), tuple(merge.refused))
 
 
@@ -81,7 +83,7 @@ def _receive(
     except BrokenPipeError:
         return ""  # Whoever unpacked it knows why no more is wanted.
     except HostError as error:
-        return error.message
+        return error.message.removeprefix(f"{ssh_words.named(connection.target)}: ")
     return "" if done.code in (0, CHANGED) else reason(done)
 
 

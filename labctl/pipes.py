@@ -23,11 +23,12 @@ def feed(argv: Sequence[str], chunks: Iterable[bytes], *, timeout: float) -> Com
     What the chunks raise is raised here, and the program killed. HostError when it is not there or takes too long.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
-        with _child(argv, timeout, subprocess.PIPE, out, errors) as child, suppress(BrokenPipeError):
+        with _child(argv, timeout, subprocess.PIPE, out, errors) as child:
             assert child.stdin is not None  # noqa: S101 - it was asked for
-            for chunk in chunks:
-                child.stdin.write(chunk)
-            child.stdin.close()
+            # One that hears no more may still have something to say, and its code says what came of it.
+            with suppress(BrokenPipeError), child.stdin:
+                for chunk in chunks:
+                    child.stdin.write(chunk)
         return Completed(tuple(argv), child.returncode, _text(out), _text(errors))
 
 

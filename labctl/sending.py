@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 
-from labctl import packing, shell
+from labctl import packing, shell, ssh_words
 from labctl.connection import Connection
 from labctl.errors import HostError
 from labctl.host_scripts import ASK, FILL, NEW, REMOVE
@@ -44,14 +44,12 @@ def send(
     rsync, parts = _ask(connection, directory, trees, alone, seconds)
     if not parts:
         return Sent((), 0)
-    try:
-        _fill(connection, directory, parts, rsync=rsync, seconds=seconds)
-    except HostError:
-        if not rsync and not any(part.there for part in parts):
-            raise
+    done = _fill(connection, directory, parts, rsync=rsync, seconds=seconds)
+    if done.code != 0 and (rsync or any(part.there for part in parts)):
         # No hard links there, another sender meanwhile, an rsync that does not work: what is sent whole needs none.
         parts = tuple(Part(part.name, part.tree) for part in parts)
-        _fill(connection, directory, parts, rsync=False, seconds=seconds)
+        done = _fill(connection, directory, parts, rsync=False, seconds=seconds)
+    _require(done, connection, directory)
     return _sent(parts)
 
 
@@ -73,9 +71,8 @@ def remove(connection: Connection, directory: str, *, seconds: float = 120) -> N
         raise HostError(f"{directory} is not below a .labctl directory: labctl removes nothing else from a host")
     done = connection.run(REMOVE, str(path), _owned(path), timeout=seconds, check=False)
     if done.code != 0:
-        name = connection.target.name
-        hint = f"on {name}: sudo rm -r {shlex.quote(directory)}"
-        raise HostError(f"{name}: cannot remove {directory}: {reason(done)}", hint=hint, node=name)
+        hint = f"{ssh_words.command(connection.target, '-t')} sudo rm -r {shlex.quote(directory)}"
+        raise ssh_words.error(connection.target, f"cannot remove {directory}: {reason(done)}", hint)
 
 
 def _owned(path: PurePosixPath) -> str:
@@ -108,15 +105,13 @@ def _words(parts: tuple[Part, ...]) -> str:
     return " ".join(f"{number}:{part.tree.digest}:{part.name}" for number, part in enumerate(parts))
 
 
-def _fill(connection: Connection, directory: str, parts: tuple[Part, ...], *, rsync: bool, seconds: float) -> None:
+def _fill(connection: Connection, directory: str, parts: tuple[Part, ...], *, rsync: bool, seconds: float) -> Completed:
     words = (directory, _words(parts))
-    if rsync:
-        with TemporaryDirectory() as stage:
-            packing.lay_out(Path(stage), parts)
-            done = shell.run(_rsync(connection, Path(stage), words), timeout=seconds, check=False)
-    else:
-        done = connection.send(FILL, "tar", *words, chunks=packing.stream(parts), timeout=seconds, check=False)
-    _require(done, connection, directory)
+    if not rsync:
+        return connection.send(FILL, "tar", *words, chunks=packing.stream(parts), timeout=seconds, check=False)
+    with TemporaryDirectory() as stage:
+        packing.lay_out(Path(stage), parts)
+        return shell.run(_rsync(connection, Path(stage), words), timeout=seconds, check=False)
 
 
 def _rsync(connection: Connection, stage: Path, words: tuple[str, ...]) -> tuple[str, ...]:
@@ -129,18 +124,17 @@ def _rsync(connection: Connection, stage: Path, words: tuple[str, ...]) -> tuple
         *("--checksum", "--links", "--perms", "--times", "--dirs", "--no-implied-dirs", "--chmod=Du+rwx,ugo-s,-t"),
         *("--link-dest=before", "--from0", f"--files-from={stage / packing.NAMES}"),
         *("--rsh", connection.rsh(), f"--rsync-path={there}"),
-        *(f"{stage}/", f"{connection.target.name}:."),
+        *(f"{stage}/", f"{ssh_words.destination(connection.target)}:."),
     )
 
 
 def _require(done: Completed, connection: Connection, directory: str) -> None:
     """HostError unless it was done."""
     if done.code != 0:
-        name = connection.target.name
         why = reason(done)
-        full = "No space left" in why or "quota" in why
-        hint = f"on {name}: " + (f"df -h {shlex.quote(directory)}" if full else f"ls -ld {shlex.quote(directory)}")
-        raise HostError(f"{name}: cannot write {directory}: {why}", hint=hint, node=name)
+        look = "df -h" if "No space left" in why or "quota" in why else "ls -ld"
+        hint = f"{ssh_words.command(connection.target)} {look} {shlex.quote(directory)}"
+        raise ssh_words.error(connection.target, f"cannot write {directory}: {why}", hint)
 
 
 def reason(done: Completed) -> str:

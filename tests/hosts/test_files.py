@@ -1,0 +1,138 @@
+"""Files to a real host and back, over a real connection."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from hosts.host import Host
+from hosts.rack import Rack
+from labctl import fetching, packing, sending, tree
+from labctl.connection import Connection, connected
+from labctl.errors import HostError
+from labctl.hosts import Target
+
+pytestmark = pytest.mark.docker
+
+NAMES = ("a b", 'it\'s "one"', "new\nline", "-rf", "ünï", "$HOME")
+
+
+@pytest.fixture
+def host(rack: Rack) -> Host:
+    return rack.hosts(1)[0]
+
+
+@contextmanager
+def reached(host: Host) -> Iterator[Connection]:
+    target = Target(name=host.name, address=host.address, user=host.user, port=host.port, key=str(host.key))
+    with connected([target], "true", seconds=20) as (found, errors):
+        assert errors == {}
+        yield found[host.name]
+
+
+@pytest.fixture
+def connection(rack: Rack, host: Host, monkeypatch: pytest.MonkeyPatch) -> Iterator[Connection]:
+    monkeypatch.setenv("PATH", rack.environ["PATH"])
+    with reached(host) as made:
+        yield made
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    for name in NAMES:
+        (tmp_path / "source" / name).mkdir(parents=True)
+        (tmp_path / "source" / name / name).write_text(name)
+    (tmp_path / "source/key").write_text("one")
+    (tmp_path / "source/key").chmod(0o600)
+    return tmp_path / "source"
+
+
+def test_files_reach_a_host_without_python_and_come_back(
+    connection: Connection, host: Host, source: Path, tmp_path: Path
+) -> None:
+    lab = f"{host.home}/.labctl/lab"
+    files = tree.of(source)
+    sending.send_new(connection, files, f"{lab}/runs/1")
+    sending.send(connection, lab, {"workloads": files})
+    assert host.run("stat", "-c", "%a %U", f"{lab}/workloads/.now/key", user="ann").stdout == "600 ann\n"
+    assert host.run("cat", f'{lab}/workloads/it\'s "one"/it\'s "one"').stdout == 'it\'s "one"'
+
+    (source / "large").write_bytes(os.urandom(4 << 20))
+    sending.send(connection, lab, {"workloads": tree.of(source)})
+    before = host.traffic().received
+    assert sending.send(connection, lab, {"workloads": tree.of(source)}).paths == ()
+    (source / "key").write_text("two")
+    assert sending.send(connection, lab, {"workloads": tree.of(source)}).paths == ("workloads/key",)
+    assert host.traffic().received - before < 200_000
+    assert host.run("cat", f"{lab}/workloads/key").stdout == "two"
+
+    host.run("sh", "-c", f"echo loss > {lab}/runs/1/rank.log", user="ann")
+    found = fetching.fetch(connection, f"{lab}/runs/1", tmp_path / "back", sent=files)
+    assert (found.files, (tmp_path / "back/rank.log").read_text()) == (1, "loss\n")
+
+    sending.remove(connection, lab)
+    assert host.run("find", f"{host.home}/.labctl", check=False).stdout == ""
+
+
+def test_a_full_disk_is_named_and_what_was_there_still_shows(connection: Connection, host: Host, source: Path) -> None:
+    lab = f"{host.home}/.labctl/lab"
+    sending.send(connection, lab, {"workloads": tree.of(source)})
+    host.fill_disk()
+    (source / "key").write_text("two" * 1000)
+    with pytest.raises(HostError, match=rf"{host.name} .*: cannot write {lab}: .*No space left on device") as caught:
+        sending.send(connection, lab, {"workloads": tree.of(source)})
+    assert caught.value.node == host.name
+    assert "df -h" in caught.value.hint
+    assert host.run("cat", f"{lab}/workloads/key").stdout == "one"
+    host.cure()
+    sending.send(connection, lab, {"workloads": tree.of(source)})
+    assert host.run("cat", f"{lab}/workloads/key").stdout == "two" * 1000
+    assert host.run("ls", "-A", lab).stdout == "workloads\n"
+
+
+def test_what_may_not_be_written_is_named(connection: Connection, host: Host, source: Path) -> None:
+    with pytest.raises(HostError, match=r"cannot write /srv/lab: .*/srv/lab.*: Permission denied"):
+        sending.send(connection, "/srv/lab", {"workloads": tree.of(source)})
+
+
+def test_copies_whose_connection_breaks_never_show(
+    connection: Connection, host: Host, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = f"{host.home}/.labctl/lab"
+    names = [f"file-{number}" for number in range(6)]
+    (source / "large").write_bytes(os.urandom(1 << 20))
+    for name in names:
+        (source / name).write_text("old ")
+    sending.send(connection, lab, {"workloads": tree.of(source)})
+    (source / "large").write_bytes(os.urandom(1 << 20))
+    for name in names:
+        (source / name).write_text("new ")
+    new = {"workloads": tree.of(source)}
+    whole = packing.stream
+    length = sum(map(len, whole([packing.Part("", new["workloads"])])))
+    shown = ("sh", "-c", f"cd {lab}/workloads; cat file-*")
+    for cut in range(10):
+        with reached(host) as doomed, monkeypatch.context() as patched:
+
+            def breaking(
+                parts: Iterable[packing.Part], left: int = cut * length // 10, doomed: Connection = doomed
+            ) -> Iterator[bytes]:
+                for chunk in whole(parts):
+                    if left <= len(chunk):
+                        yield chunk[:left]
+                        doomed.close()
+                        return
+                    left -= len(chunk)
+                    yield chunk
+
+            patched.setattr(packing, "stream", breaking)
+            with pytest.raises(HostError, match=rf"^{host.name} "):
+                sending.send(doomed, lab, new)
+        assert host.run(*shown).stdout == "old " * len(names)
+    sending.send(connection, lab, new)
+    assert host.run(*shown).stdout == "new " * len(names)
+    assert host.run("ls", "-A", lab).stdout == "workloads\n"
