@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,6 +78,22 @@ def test_files_reach_a_host_without_python_and_come_back(
 
     sending.remove(connection, lab)
     assert host.run("find", f"{host.home}/.labctl", check=False).stdout == ""
+
+
+@pytest.mark.skipif(not shutil.which("rsync"), reason="no rsync here")
+def test_rsync_brings_only_what_changed_in_a_file(connection: Connection, host: Host, source: Path) -> None:
+    lab = f"{host.home}/.labctl/lab"
+    host.program("rsync")
+    (source / "large").write_bytes(os.urandom(8 << 20))
+    sending.send(connection, lab, {"workloads": tree.of(source)})
+    before = host.traffic().received
+    with (source / "large").open("r+b") as large:
+        large.seek(1 << 20)
+        large.write(b"changed")
+    assert sending.send(connection, lab, {"workloads": tree.of(source)}).paths == ("workloads/large",)
+    assert host.traffic().received - before < 400_000
+    changed = host.run("sha256sum", f"{lab}/workloads/large").stdout.split()[0]
+    assert changed == hashlib.sha256((source / "large").read_bytes()).hexdigest()
 
 
 def test_a_full_disk_is_named_and_what_was_there_still_shows(connection: Connection, host: Host, source: Path) -> None:
