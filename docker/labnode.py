@@ -84,7 +84,7 @@ def start(role: str) -> NoReturn:
     register_user(uid, gid)
     with acting_as(uid, gid):
         write_session_environment()
-        keys = {path.name: path.read_bytes() for path in KEYS.iterdir()}
+        keys = given_keys()
     if role == "worker":
         record_devices()
         become_sshd(keys, leases)
@@ -141,6 +141,11 @@ def acting_as(uid: int, gid: int) -> Iterator[None]:
     finally:
         os.seteuid(0)
         os.setegid(0)
+
+
+def given_keys() -> dict[str, bytes]:
+    """The files by name. Where they were sent to this host, directories with their versions lie beside them."""
+    return {path.name: path.read_bytes() for path in KEYS.iterdir() if path.is_file()}
 
 
 def write_session_environment() -> None:

@@ -93,7 +93,6 @@ def send(lab: Lab, host: Host, connection: Connection, image_id: str) -> None:
     locks = [str(render.lease_path(host.locks, device)) for node in nodes for device in node.devices.devices]
     words = (image_id, str(len(caches)), " ".join(locks), *caches, *folders, *mounts)
     connection.run(MAKE, *words, timeout=MAKING)
-    folder = render.node_directory("").rstrip("/")
-    trees = {f"{folder}/{node.name}": tree.of(lab.directory / folder / node.name) for node in nodes}
-    trees["workloads"] = tree.of(lab.directory / "workloads")
-    sending.send(connection, host.directory, trees, alone=folder)
+    names = [node.name for node in nodes]
+    trees = tree.of_lab(lab.directory, names, launcher=lab.nodes[0].host == host.name)
+    sending.send(connection, host.directory, trees, alone=render.node_directory("").rstrip("/"))

@@ -20,7 +20,9 @@ from types import ModuleType
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from nearby import Nearby
 
+from labctl import sending, tree
 from labctl.containers import lost
 
 SOURCE = Path(__file__).resolve().parents[2] / "docker/labnode.py"
@@ -389,6 +391,16 @@ def test_a_launcher_learns_of_nodes_that_came_after_it(tmp_path: Path, monkeypat
     assert caught.value.code == 0
     assert (home / ".ssh/known_hosts").read_text() == "[worker-9]:12345 key\n"
     assert (home / ".ssh/known_hosts").stat().st_mode & 0o777 == 0o600
+
+
+def test_keys_that_were_sent_to_the_host_are_found_among_their_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here/id_ed25519").write_text("key")
+    sending.send(Nearby(), str(tmp_path / "there"), {"launcher": tree.of(tmp_path / "here")})
+    monkeypatch.setattr(labnode, "KEYS", tmp_path / "there/launcher")
+    assert labnode.given_keys() == {"id_ed25519": b"key"}
 
 
 # --- the environment of sessions -----------------------------------------------------------------------------
