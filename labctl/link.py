@@ -89,18 +89,27 @@ class Link:
         mark = secrets.token_hex(8)
         command = remote(_OPENING, (mark, self.target.docker, opening))
         master = ("-o", "LogLevel=INFO", "-o", "ControlMaster=yes", "-S", self._control)
-        began = time.monotonic()
         self._master = pipes.Held((*self._ssh, *master, "--", destination(self.target), command), self._errors)
+        try:
+            told, end = self._told(self._master, mark, seconds)
+            self._judge(*end)
+        except BaseException:
+            self._master.end()
+            raise
+        return told
+
+    def _told(self, master: pipes.Held, mark: str, seconds: float) -> tuple[str, list[str]]:
+        """What the opening script printed, and the words that come after it."""
+        began = time.monotonic()
         # What the login itself prints comes before the mark.
         before: list[str] = []
         told: list[str] | None = None
-        with closing(self._master.lines(seconds)) as lines:
+        with closing(master.lines(seconds)) as lines:
             for line in lines:
                 if told is None and line == f"{mark}\n":
                     told = []
                 elif told is not None and line.startswith(f"{mark} "):
-                    self._judge(*line.split()[1:])
-                    return "".join(told).removesuffix("\n")
+                    return "".join(told).removesuffix("\n"), line.split()[1:]
                 else:
                     (before if told is None else told).append(line)
         if time.monotonic() - began >= seconds:

@@ -37,7 +37,7 @@ def drain(argv: Sequence[str], on_chunk: Callable[[bytes], object], *, timeout: 
     with tempfile.TemporaryFile() as errors:
         with _child(argv, timeout, subprocess.DEVNULL, subprocess.PIPE, errors) as child:
             assert child.stdout is not None  # noqa: S101 - it was asked for
-            while chunk := child.stdout.read(CHUNK):
+            while chunk := os.read(child.stdout.fileno(), CHUNK):
                 on_chunk(chunk)
         return Completed(tuple(argv), child.returncode, "", _text(errors))
 

@@ -1,0 +1,375 @@
+"""Connections over real sshds with the defaults, and the refusals, of real hosts; one container plays them all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from docker.models.containers import Container
+from integration.harness import wait_until
+
+import docker
+from docker import DockerClient
+from labctl.connection import Connection, connected
+from labctl.errors import HostError
+from labctl.hosts import Target
+
+pytestmark = pytest.mark.docker
+
+# By port: what sshd is told beside the common lines.
+SSHDS = {
+    2201: "MaxSessions 10\nMaxStartups 10:30:100",
+    2202: "AllowStreamLocalForwarding no\nSetEnv PATH=/engine:/usr/bin:/bin",
+    2203: "MaxStartups 3:100:3",
+    2204: "MaxSessions 1",
+}
+COMMON = """
+HostKey /host/key
+AuthorizedKeysFile /host/authorized
+StrictModes no
+PasswordAuthentication no
+PermitRootLogin yes
+"""
+# The dead socket is what a daemon leaves that was killed.
+START = """
+useradd --create-home --password '*' guest
+mkdir -p /run/sshd
+python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind("/dead.sock")'
+for config in /host/*.sshd; do /usr/sbin/sshd -f "$config"; done
+exec sleep infinity
+"""
+# What a person may have written for every host; none of it may reach the connections of a lab.
+PERSONAL = """
+    ControlMaster auto
+    ControlPath {folder}/personal-%C
+    ControlPersist yes
+    LocalForward {folder}/personal.sock /var/run/docker.sock
+    RemoteCommand uname
+    RequestTTY force
+    LogLevel QUIET
+"""
+
+
+@dataclass(frozen=True)
+class Site:
+    """The container with its sshds, and a person's ssh config that knows them."""
+
+    folder: Path
+    container: Container
+
+    @property
+    def id(self) -> str:
+        return str(self.container.id)
+
+    def host(self, port: int = 2201) -> Target:
+        published = self.container.ports[f"{port}/tcp"]
+        assert published
+        return Target(name=f"host-{port}", address="127.0.0.1", port=int(published[0]["HostPort"]), user="root")
+
+    def trust(self, key: str = "key") -> None:
+        """Know this as the key of every sshd."""
+        public = (self.folder / f"{key}.pub").read_text()
+        lines = [f"[127.0.0.1]:{self.host(port).port} {public}" for port in SSHDS]
+        (self.folder / "known").write_text("".join(lines))
+
+    def configure(self, more: str = "", key: str = "person") -> None:
+        common = f"    UserKnownHostsFile {self.folder}/known\n    IdentityFile {self.folder}/{key}\n"
+        (self.folder / "config").write_text(f"{more}\nHost *\n{common}    IdentitiesOnly yes\n")
+
+
+@pytest.fixture(scope="module")
+def shared_site(engine: DockerClient, image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("site")
+    folder.chmod(0o755)
+    for name in ("key", "person", "stranger"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
+    (folder / "authorized").write_text((folder / "person.pub").read_text())
+    for port, lines in SSHDS.items():
+        (folder / f"{port}.sshd").write_text(f"Port {port}\n{COMMON}{lines}\n")
+    container = engine.containers.run(
+        image,
+        entrypoint=["sh", "-c", START],
+        detach=True,
+        init=True,
+        ports={f"{port}/tcp": ("127.0.0.1", 0) for port in SSHDS},
+        volumes={
+            str(folder): {"bind": "/host", "mode": "ro"},
+            "/var/run/docker.sock": {"bind": "/var/run/docker.sock", "mode": "rw"},
+            str(Path(shutil.which("docker") or "").resolve()): {"bind": "/engine/docker", "mode": "ro"},
+        },
+    )
+    try:
+        # A person's ssh reads the config of their passwd entry, whatever HOME is: this one is given that of the test.
+        (folder / "bin").mkdir()
+        wrapper = folder / "bin" / "ssh"
+        wrapper.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/config "$@"\n')
+        wrapper.chmod(0o755)
+        site = Site(folder, container)
+        container.reload()
+        for port in SSHDS:
+            wait_until(lambda port=port: _greets(site.host(port).port), 30, f"an sshd on {port}")  # type: ignore[misc]
+        yield site
+    finally:
+        container.remove(force=True, v=True)
+
+
+@pytest.fixture
+def site(shared_site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.setenv("PATH", f"{shared_site.folder}/bin", prepend=os.pathsep)
+    shared_site.trust()
+    shared_site.configure()
+    return shared_site
+
+
+def _greets(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as made:
+        return made.recv(4) == b"SSH-"
+    return False
+
+
+@contextlib.contextmanager
+def one(target: Target, opening: str = ":") -> Iterator[Connection]:
+    with connected([target], opening, seconds=20) as (connections, errors):
+        assert errors == {}
+        yield connections[target.name]
+
+
+def refusal(target: Target, opening: str = ":") -> HostError:
+    with connected([target], opening, seconds=20) as (connections, errors):
+        assert connections == {}
+        assert errors[target.name].node == target.name
+        return errors[target.name]
+
+
+def commands(word: str) -> list[str]:
+    """The command lines of the processes of this machine that hold the word."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found.append(path.read_text(errors="replace"))
+    return [line for line in found if word in line]
+
+
+def test_an_opening_script_tells_of_its_host(site: Site) -> None:
+    opening = "printf 'it'\"'\"'s\\t%s\\\\n' \"$(hostname)\"; cat; echo noise >&2"
+    with one(site.host(), opening) as connection:
+        assert connection.told == f"it's\t{site.id[:12]}\\n"
+
+
+def test_thirty_scripts_at_once_all_run_where_sshd_takes_ten_sessions(site: Site) -> None:
+    with one(site.host()) as connection, ThreadPoolExecutor(30) as pool:
+        done = list(pool.map(lambda number: connection.run('sleep 0.1; echo "$1"', str(number)), range(30)))
+        assert [(each.out, each.err) for each in done] == [(f"{number}\n", "") for number in range(30)]
+
+
+def test_scripts_run_even_where_sshd_takes_a_single_session(site: Site) -> None:
+    with one(site.host(2204)) as connection:
+        assert (connection.run("echo two").out, connection.run("echo three").err) == ("two\n", "")
+
+
+def test_more_hosts_open_at_once_than_their_gate_lets_in(site: Site) -> None:
+    hosts = [replace(site.host(2203), name=f"host-{number}") for number in range(7)]
+    with connected(hosts, "echo here", seconds=30) as (connections, errors):
+        assert (errors, list(connections)) == ({}, [host.name for host in hosts])
+
+
+@pytest.mark.parametrize("port", [2201, 2202], ids=["forwarded", "forwarding forbidden"])
+def test_the_engine_is_reached_over_the_connection(site: Site, engine: DockerClient, port: int) -> None:
+    from python_on_whales import DockerClient as Whales
+
+    with one(site.host(port)) as connection:
+        with contextlib.closing(DockerClient(base_url=connection.address)) as there:
+            assert there.info()["ID"] == engine.info()["ID"]
+            assert there.containers.get(site.id).status == "running"
+        whales = Whales(host=connection.address)
+        assert whales.container.inspect(site.id).id == site.id
+        words = ("docker", "--host", connection.address, "exec", "-i", site.id, "cat")
+        assert subprocess.run(words, input=b"both ways", capture_output=True, check=True).stdout == b"both ways"
+
+
+def test_another_socket_of_the_host_is_forwarded_too(site: Site) -> None:
+    serve = (
+        "import socket; s = socket.socket(socket.AF_UNIX); s.bind('/other.sock'); s.listen(); print('on', flush=True);"
+        "s.accept()[0].sendall(b'from there')"
+    )
+    with one(site.host()) as connection, ThreadPoolExecutor(1) as pool:
+        listening = threading.Event()
+        served = pool.submit(
+            connection.receive, 'exec python3 -c "$1"', serve, on_chunk=lambda _: listening.set(), timeout=20
+        )
+        assert listening.wait(20)
+        with socket.socket(socket.AF_UNIX) as made:
+            made.connect(str(connection.forward("/other.sock")))
+            assert made.recv(100) == b"from there"
+        served.result()
+
+
+def test_bytes_pass_unchanged_in_both_directions(site: Site) -> None:
+    data = bytes(range(256)) * 4096
+    got: list[bytes] = []
+    with one(site.host()) as connection:
+        connection.send('cat > "$1"', "/root/it's here", chunks=(data[:1000], data[1000:]), timeout=20)
+        connection.receive('cat "$1"', "/root/it's here", on_chunk=got.append, timeout=20)
+    assert b"".join(got) == data
+
+
+def test_a_script_that_fails_or_takes_too_long_names_its_host(site: Site) -> None:
+    with one(site.host()) as connection:
+        with pytest.raises(
+            HostError, match=r"(?s)host-2201 \(127.0.0.1\): `ls /nowhere` ended with code 2\nls: cannot"
+        ):
+            connection.run("ls /nowhere")
+        with pytest.raises(HostError, match=r"host-2201 \(127.0.0.1\): `sleep 30` is not done in time"):
+            connection.run("sleep 30", timeout=0.5)
+        assert connection.run("exit 255", check=False).code == 255
+
+
+def test_a_connection_that_breaks_is_told_from_a_script_that_fails(site: Site) -> None:
+    with (
+        one(site.host()) as connection,
+        pytest.raises(HostError, match=r"host-2201.*the connection was lost") as caught,
+    ):
+        connection.run("kill -9 $PPID", check=False)
+    assert caught.value.node == "host-2201"
+
+
+def test_the_persons_own_config_says_how_a_host_is_reached(site: Site) -> None:
+    port = site.host().port
+    site.configure(f"Host gate\n    HostName 127.0.0.1\n    Port {port}\n    User root\n")
+    with one(Target(name="gate"), "id -un") as connection:
+        assert connection.told == "root\n"
+        assert connection.run("echo again").out == "again\n"
+
+
+def test_what_a_person_wrote_for_their_own_logins_does_not_meddle(site: Site) -> None:
+    site.configure(f"Host *{PERSONAL.format(folder=site.folder)}")
+    with one(site.host(), "echo told") as connection:
+        assert (connection.told, connection.run("echo out; echo err >&2").err) == ("told\n", "err\n")
+        with contextlib.closing(DockerClient(base_url=connection.address)) as there:
+            assert there.ping()
+    assert list(site.folder.glob("personal*")) == []
+
+
+@pytest.mark.parametrize("config", ["", "Host *\n    StrictHostKeyChecking no\n"], ids=["asking", "careless"])
+def test_another_host_key_is_never_trusted(site: Site, config: str) -> None:
+    site.trust("stranger")
+    site.configure(config)
+    error = refusal(site.host())
+    assert "shows another host key than the one known for it" in error.message
+    forget = f"ssh-keygen -f {site.folder}/known -R '[127.0.0.1]:{site.host().port}'"
+    assert forget in error.hint
+    subprocess.run(["sh", "-c", forget], check=True, capture_output=True)
+    assert str(site.host().port) not in (site.folder / "known").read_text()
+
+
+def test_an_unknown_host_key_is_for_the_person_to_compare(site: Site) -> None:
+    (site.folder / "known").write_text("")
+    error = refusal(site.host())
+    assert "shows a host key that is not known here" in error.message
+    assert error.hint.startswith(f"ssh -l root -p {site.host().port} 127.0.0.1 ")
+
+
+def test_a_key_that_the_host_does_not_take_is_named(site: Site) -> None:
+    site.configure(key="nothing")
+    stranger = f"{site.folder}/stranger"
+    error = refusal(replace(site.host(), key=stranger))
+    assert f"does not let root in with the key {stranger} (publickey" in error.message
+    assert error.hint == f"ssh-copy-id -i {stranger} -p {site.host().port} root@127.0.0.1"
+
+
+def test_a_key_that_others_may_read_is_named_with_its_cure(site: Site) -> None:
+    site.configure(key="nothing")
+    open_key = site.folder / "open"
+    shutil.copy(site.folder / "person", open_key)
+    open_key.chmod(0o644)
+    assert refusal(replace(site.host(), key=str(open_key))).hint == f"chmod 600 {open_key}"
+
+
+def test_a_user_without_a_right_to_the_engine_is_told_how_to_get_it(site: Site) -> None:
+    error = refusal(replace(site.host(), user="guest"))
+    assert "guest may not use /var/run/docker.sock" in error.message
+    assert error.hint.endswith("127.0.0.1 sudo usermod -aG docker guest")
+
+
+def test_a_host_without_an_engine_is_told_from_one_whose_engine_is_down(site: Site) -> None:
+    error = refusal(replace(site.host(), docker="/nowhere.sock"))
+    assert "has no Docker Engine: neither /nowhere.sock nor a docker command" in error.message
+    with one(replace(site.host(), docker="/dead.sock")) as connection, pytest.raises(docker.errors.DockerException):
+        DockerClient(base_url=connection.address, version="auto")
+
+
+def test_hosts_that_cannot_be_reached_are_named_within_the_limit_while_the_others_answer(site: Site) -> None:
+    with socket.socket() as silent, socket.socket() as closed:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        closed.bind(("127.0.0.1", 0))
+        targets = [
+            replace(site.host(), name="silent", port=silent.getsockname()[1]),
+            site.host(),
+            replace(site.host(), name="closed", port=closed.getsockname()[1]),
+            Target(name="nobody", address="nobody.invalid", where="hosts.txt:4"),
+            replace(site.host(2204), name="failing"),
+        ]
+        began = time.monotonic()
+        with connected(targets, '[ "$(hostname)" = none ] || [ "${SSH_CONNECTION##* }" != 2204 ]', seconds=4) as (
+            connections,
+            errors,
+        ):
+            assert time.monotonic() - began < 6
+            assert list(connections) == ["host-2201"]
+            said = {name: error.message for name, error in errors.items()}
+    assert list(said) == ["silent", "closed", "nobody", "failing"]
+    assert "does not answer within 4 s" in said["silent"]
+    assert f"has no sshd on port {targets[2].port}: connection refused" in said["closed"]
+    assert "nobody (nobody.invalid): has no address" in said["nobody"]
+    assert "cannot say what it has: code 1" in said["failing"]
+    assert "write `nobody address=...` in hosts.txt:4" in errors["nobody"].hint
+
+
+def test_hosts_that_do_not_answer_leave_time_for_those_behind_them(site: Site) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        dead = replace(site.host(), name="silent", port=silent.getsockname()[1])
+        with connected([dead, site.host()], ":", seconds=8, bound=1) as (connections, errors):
+            assert (list(connections), list(errors)) == (["host-2201"], ["silent"])
+
+
+def test_nothing_is_left_of_a_connection_when_its_block_ends(site: Site) -> None:
+    with one(site.host()) as connection:
+        folder = str(Path(connection.address.removeprefix("unix://")).parent)
+        assert commands(folder)
+    assert (commands(folder), Path(folder).exists()) == ([], False)
+
+
+OWNER = """
+import sys
+from labctl.connection import connected
+from labctl.hosts import Target
+target = Target(name="a", address="127.0.0.1", port=int(sys.argv[1]), user="root")
+with connected([target], ":", seconds=20) as (connections, errors):
+    print(connections["a"].address, flush=True)
+    connections["a"].run("exec sleep 98765")
+"""
+
+
+def test_a_killed_owner_takes_its_connection_along(site: Site) -> None:
+    words = [sys.executable, "-c", OWNER, str(site.host().port)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        folder = str(Path(owner.stdout.readline().strip().removeprefix("unix://")).parent)
+        wait_until(lambda: len(commands(folder)) > 2, 20, "the owner's script")
+        owner.send_signal(signal.SIGKILL)
+    wait_until(lambda: not commands(folder) and not Path(folder).exists(), 10, f"the end of all in {folder}")
