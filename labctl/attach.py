@@ -100,14 +100,23 @@ def mounted_at(directory: Path, mounts: Iterable[tuple[str, str]]) -> str | None
     return str(PurePosixPath(target, directory.relative_to(source)))
 
 
-def run(inside: Inside, argv: tuple[str, ...], *, terminal: bool, environment: tuple[str, ...] = ()) -> int:
+def run(
+    inside: Inside,
+    argv: tuple[str, ...],
+    *,
+    terminal: bool,
+    environment: tuple[str, ...] = (),
+    reads: bool = True,
+) -> int:
     """Run a command on this process's own input and output; returns its code, 128+n where signal n ended it.
+
+    One that ``reads`` nothing leaves what is to be read here alone.
 
     INT, TERM and HUP reach it and all that it started. If this process is killed, they are ended.
     HostError when the connection to it is lost, also by docker's own keys for that: then they are ended too.
     """
     mark = new_mark()
-    flags = ("-it", "--detach-keys", DETACH_KEYS) if terminal else ("-i",)
+    flags = ("-it", "--detach-keys", DETACH_KEYS) if terminal else ("-i",) if reads else ()
     with shell.guarded(agent(inside, "reap", mark, GRACE)), shell.begun() as begin:
 
         def forward(number: signal.Signals) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated
 
 import typer
 
-from labctl import attach, render, shell
+from labctl import attach, fanout, render, shell
 from labctl.cli.common import HERE, Directory, Setting, answering, named
 from labctl.cli.entering import entered, reached
 from labctl.errors import ConfigError, Interrupted
@@ -31,16 +32,27 @@ def shell_command(
 
 def exec_command(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="The command and its arguments.")],
-    node: NodeOption = render.LAUNCHER,
+    node: Annotated[
+        str, typer.Option("--node", "-n", help="launcher, or a worker; or workers: worker-0,worker-3.")
+    ] = render.LAUNCHER,
+    everywhere: Annotated[
+        bool, typer.Option("--all", help="On all workers at once; lines are marked with the node.")
+    ] = False,
     directory: Directory = HERE,
     setting: Setting = None,
 ) -> None:
-    with answering() as output, entered(*named(directory, output, setting), node) as inside:
-        code = attach.run(inside, tuple(command), terminal=on_terminal())
-        if code in attach.NOT_RUN and attach.lacks(inside, command[0]):
-            output.error(ConfigError(f"{node} has no command `{command[0]}`", node=node))
-            code = shell.NOT_FOUND
-        sys.exit(code)
+    with answering() as output:
+        if everywhere and node != render.LAUNCHER:
+            raise ConfigError("--all and -n: one or the other", hint=f"labctl exec --all -- {shlex.join(command)}")
+        several = everywhere or "," in node
+        with entered(*named(directory, output, setting), render.LAUNCHER if several else node) as inside:
+            if several:
+                sys.exit(fanout.run(inside, () if everywhere else tuple(node.split(",")), tuple(command)))
+            code = attach.run(inside, tuple(command), terminal=on_terminal())
+            if code in attach.NOT_RUN and attach.lacks(inside, command[0]):
+                output.error(ConfigError(f"{node} has no command `{command[0]}`", node=node))
+                code = shell.NOT_FOUND
+            sys.exit(code)
 
 
 def jupyter_command(
