@@ -18,6 +18,8 @@ for layer; do
     cp "/given/overlay2/$name/link" "$files"
     if [ -f "/given/overlay2/$name/lower" ]; then cp "/given/overlay2/$name/lower" "$files"; fi
     ln -s "/given/overlay2/$name/diff" "$files/diff"
+    # Never to be mounted for writing, as docker save would otherwise.
+    touch "$files/committed"
     ln -s "../$name/diff" "/var/lib/docker/overlay2/l/$(cat "$files/link")"
     cp -r "$own/layerdb/sha256/$layer" $here/layerdb/sha256/
 done

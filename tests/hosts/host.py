@@ -172,6 +172,15 @@ class Host:
             self.run("iptables", "--wait", "--insert", *rule)
             self._faults.callback(self.run, "iptables", "--wait", "--delete", *rule)
 
+    def slow(self, rate: str) -> None:
+        """Of what it sends, so much comes through, such as 10mbit."""
+        self.run("tc", "qdisc", "add", "dev", "eth0", "root", *shaped(rate))
+        self._faults.callback(self.run, "tc", "qdisc", "delete", "dev", "eth0", "root")
+
+    def hang_up(self) -> None:
+        """Every ssh connection ends in the middle of what it does; the next is welcome."""
+        self.shell('pgrep -x sshd | grep -vx "$(cat /run/sshd.pid)" | xargs -r kill -KILL')
+
     def fill_disk(self) -> None:
         """Not a byte more fits into the person's home directory. Cured, there is room, and what is there stays."""
         self.shell(FULL, self.home)
@@ -194,6 +203,11 @@ class Host:
         """Docker does not run; with it end the containers."""
         self._stop_engine()
         self._faults.callback(self._start_engine)
+
+    def keep_from_docker(self) -> None:
+        """The person may not talk to the engine."""
+        self.run("gpasswd", "--delete", self.user, "docker")
+        self._faults.callback(self.run, "gpasswd", "--add", self.user, "docker")
 
     def occupy(self, port: int, user: str = "bob") -> None:
         """Somebody else's program listens on the port."""
@@ -268,3 +282,8 @@ class Host:
         """Connections that are open stay so."""
         self.shell('old=$(cat /run/sshd.pid); kill "$old"; while kill -0 "$old" 2> /dev/null; do sleep 0.05; done; '
                    "/usr/sbin/sshd")  # fmt: skip
+
+
+def shaped(rate: str) -> tuple[str, ...]:
+    """What tc is told of an interface of that rate."""
+    return ("tbf", "rate", rate, "burst", "256kb", "latency", "400ms")

@@ -28,7 +28,7 @@ from integration.harness import Lab
 
 from docker import DockerClient
 from hosts import images
-from hosts.host import Host
+from hosts.host import Host, shaped
 
 FIRST_ADDRESS = 10
 CONFIG = """\
@@ -57,7 +57,7 @@ class Rack:
         self.key, self.other_key = _new_key(directory / "key"), _new_key(directory / "other_key")
         self._tell_ssh()
         self._image = images.ensure(engine, directory)
-        self._networks = contextlib.ExitStack()
+        self._faults, self._networks = contextlib.ExitStack(), contextlib.ExitStack()
         self.network = self._networks.enter_context(_network(engine, f"{family}-rack"))
 
     # --- hosts ---
@@ -91,6 +91,7 @@ class Rack:
 
     def clear(self) -> None:
         """Every fault cured, the shared hosts as they were, the others gone."""
+        self._faults.close()
         shared = [host for name, host in self._hosts.items() if name in self._shared]
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda host: host.clean(self._lab_image), shared))
@@ -99,6 +100,7 @@ class Rack:
 
     def close(self) -> None:
         """Everything is gone but the hosts' own image."""
+        self._faults.close()
         self._remove(list(self._hosts.values()))
         self._networks.close()
 
@@ -106,6 +108,12 @@ class Rack:
     def fabric(self) -> Network:
         """A second network, for hosts that are to have two interfaces."""
         return self._networks.enter_context(_network(self._engine, f"{self._family}-fabric"))
+
+    def slow_uplink(self, rate: str) -> None:
+        """Of what this side sends to all hosts together, so much comes through, such as 100mbit."""
+        bridge = f"br-{(self.network.id or '')[:12]}"
+        self._on_this_machine("tc", "qdisc", "add", "dev", bridge, "root", *shaped(rate))
+        self._faults.callback(self._on_this_machine, "tc", "qdisc", "delete", "dev", bridge, "root")
 
     # --- the control side ---
 
@@ -151,7 +159,7 @@ class Rack:
     def _new(self, name: str, address: str, given: list[str], *, user: str, uid: int, port: int) -> Host:
         directory = self._directory / name
         directory.mkdir(exist_ok=True)
-        # Not with what is mounted below it: this engine could not unmount it then.
+        # Without what is mounted below it, the file systems of other containers.
         mount = Mount("/given", str(self._engine.info()["DockerRootDir"]), "bind", read_only=True)
         mount["BindOptions"] = {"NonRecursive": True}
         container = self._engine.containers.create(
@@ -175,6 +183,12 @@ class Rack:
             },
         )
         return Host(container, directory, address=address, user=user, port=port, key=self.key)
+
+    def _on_this_machine(self, *argv: str) -> None:
+        """A program among this machine's own interfaces, which may take more than this process has."""
+        self._engine.containers.run(
+            self._image, list(argv[1:]), entrypoint=argv[0], network_mode="host", privileged=True, remove=True
+        )
 
     def _address(self) -> str:
         subnet = ipaddress.ip_network(self.network.attrs["IPAM"]["Config"][0]["Subnet"])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from integration.harness import wait_until
 
 from docker import DockerClient
 from hosts.host import Host
@@ -105,6 +107,14 @@ def test_a_stopped_engine_says_so_and_starts_again(rack: Rack, image: str) -> No
     assert host.engine.images.get(image)
 
 
+def test_who_is_not_in_the_group_may_not_use_docker(rack: Rack) -> None:
+    (host,) = rack.hosts(1)
+    host.keep_from_docker()
+    assert "permission denied" in refusal(rack, host, "docker", "version")
+    host.cure()
+    rack.ssh(host, "docker version")
+
+
 def test_an_occupied_port_has_an_owner(rack: Rack) -> None:
     (host,) = rack.hosts(1)
     host.occupy(2222, "bob")
@@ -149,6 +159,28 @@ def test_traffic_is_counted_and_a_second_interface_is_another(rack: Rack) -> Non
     addresses = [host.second_interface(rack.fabric) for host in (one, two)]
     assert one.shell("ip -4 -o address show dev eth1").split()[3].startswith(f"{addresses[0]}/")
     assert addresses[1] not in {one.address, two.address, addresses[0]}
+
+
+def test_a_slow_line_lets_through_what_it_says(rack: Rack) -> None:
+    one, two = rack.hosts(2)
+    one.slow("8mbit")
+    rack.slow_uplink("8mbit")
+    began = time.monotonic()
+    assert len(rack.ssh(one, "head -c 1200000 /dev/zero | tr '\\0' x").stdout) == 1_200_000
+    assert time.monotonic() - began > 0.8
+    began = time.monotonic()
+    rack.ssh(two, "cat > /dev/null", stdin="x" * 1_200_000)
+    assert time.monotonic() - began > 0.8
+
+
+def test_a_connection_that_is_hung_up_ends_in_the_middle(rack: Rack) -> None:
+    (host,) = rack.hosts(1)
+    with ThreadPoolExecutor(1) as pool:
+        asleep = pool.submit(rack.ssh, host, "sleep 50", check=False)
+        wait_until(lambda: host.run("pgrep", "-u", "ann", "-x", "sleep", check=False).stdout, 10, "it sleeps")
+        host.hang_up()
+        assert asleep.result(10).returncode == 255
+    assert reachable(rack, host)
 
 
 def test_a_program_is_there_only_where_it_was_given(rack: Rack) -> None:
