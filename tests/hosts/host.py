@@ -34,6 +34,13 @@ mount --bind /run/full "$1"
 umount /run/full
 head -c "${size}k" /dev/zero > "$1/filler" 2> /dev/null || true
 """
+# Not by name: the nodes of a lab run sshd too. A session is a child of sshd, and may have one of its own.
+HANG_UP = """
+for session in $(pgrep -P "$(cat /run/sshd.pid)"); do
+    pkill -KILL -P "$session" -x sshd
+    kill -KILL "$session"
+done
+"""
 CLEAN = """
 home=$1
 if mountpoint -q "$home"; then umount --lazy "$home"; fi
@@ -67,8 +74,9 @@ class Host:
         self._container.start()
         self._wait_for_engine()
         wait_until(self._greets, 30, f"sshd on {self.name} greets")
-        where = self.address if self.port == 22 else f"[{self.address}]:{self.port}"
-        self.known = f"{where} {self.run('cat', '/etc/ssh/ssh_host_ed25519_key.pub').stdout}"
+        if not self.known:
+            where = self.address if self.port == 22 else f"[{self.address}]:{self.port}"
+            self.known = f"{where} {self.run('cat', '/etc/ssh/ssh_host_ed25519_key.pub').stdout}"
 
     def give_image(self, name: str) -> None:
         """Have its engine know one of this machine's images; what runs there ends."""
@@ -86,6 +94,7 @@ class Host:
             container.remove(force=True, v=True)
         self.engine.networks.prune()
         self.engine.volumes.prune({"all": True})
+        self.engine.api.prune_builds(all=True)
         wanted = self._outer.images.get(image)
         for other in self.engine.images.list():
             for name in set(other.tags or [other.id or ""]) - set(wanted.tags if other.id == wanted.id else ()):
@@ -124,6 +133,13 @@ class Host:
         """The independent witness: the host's engine, by a socket that labctl knows nothing of."""
         return docker.DockerClient(base_url=f"unix://{self._socket}", version="1.44", timeout=60)
 
+    def has_engine(self) -> bool:
+        """Whether there is anyone to ask; the SDK drops, unclosed, a socket that it could not connect."""
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as stream:
+            stream.connect(str(self._socket))
+            return True
+        return False
+
     def line(self, **fields: object) -> str:
         """Its line of a hosts file; these fields replace or extend the plain ones, and an empty one is left out."""
         plain = {"address": self.address, "user": self.user, "port": self.port, "key": self.key}
@@ -161,7 +177,10 @@ class Host:
     # --- what goes wrong with it ---
 
     def cure(self) -> None:
-        """Take back all that went wrong, and what it was given, last first."""
+        """Take back all that went wrong, and what it was given, last first.
+
+        Some of that ends by itself where the host was killed after it: not to find it is no error.
+        """
         self._faults.close()
 
     def drop(self) -> None:
@@ -170,21 +189,21 @@ class Host:
         for chain, way in chains:
             rule = (chain, "!", way, "lo", "--jump", "DROP")
             self.run("iptables", "--wait", "--insert", *rule)
-            self._faults.callback(self.run, "iptables", "--wait", "--delete", *rule)
+            self._faults.callback(self.run, "iptables", "--wait", "--delete", *rule, check=False)
 
     def slow(self, rate: str) -> None:
         """Of what it sends, so much comes through, such as 10mbit."""
         self.run("tc", "qdisc", "add", "dev", "eth0", "root", *shaped(rate))
-        self._faults.callback(self.run, "tc", "qdisc", "delete", "dev", "eth0", "root")
+        self._faults.callback(self.run, "tc", "qdisc", "delete", "dev", "eth0", "root", check=False)
 
     def hang_up(self) -> None:
         """Every ssh connection ends in the middle of what it does; the next is welcome."""
-        self.shell('pgrep -x sshd | grep -vx "$(cat /run/sshd.pid)" | xargs -r kill -KILL')
+        self.shell(HANG_UP)
 
     def fill_disk(self) -> None:
         """Not a byte more fits into the person's home directory. Cured, there is room, and what is there stays."""
         self.shell(FULL, self.home)
-        self._faults.callback(self.shell, 'rm "$1/filler"; mount -o remount,size=4g "$1"', self.home)
+        self._faults.callback(self.shell, 'rm "$1/filler"; mount -o remount,size=4g "$1"', self.home, check=False)
 
     def small_engine_disk(self, size: str = "64m") -> None:
         """The engine has an empty disk of this size for its images and containers; cured, it has its own again."""
@@ -194,7 +213,7 @@ class Host:
 
         def undo() -> None:
             self._stop_engine()
-            self.run("umount", "/var/lib/docker")
+            self.shell("if findmnt --types tmpfs /var/lib/docker; then umount /var/lib/docker; fi")
             self._start_engine()
 
         self._faults.callback(undo)
@@ -258,17 +277,12 @@ class Host:
         self._wait_for_engine()
 
     def _wait_for_engine(self) -> None:
-        def answers() -> bool:
-            # Asked plainly: the SDK drops, unclosed, the socket that it could not connect.
-            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as stream:
-                stream.connect(str(self._socket))
-                return self.engine.ping()
-            return False
-
         try:
-            wait_until(answers, 60, f"the engine of {self.name} answers")
+            wait_until(lambda: self.has_engine() and self.engine.ping(), 60, f"the engine of {self.name} answers")
         except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.run('tail', '/var/log/dockerd.log', check=False).stdout}") from None
+            said = self._container.logs(tail=20).decode()
+            log = self.run("tail", "/var/log/dockerd.log", check=False).stdout
+            raise AssertionError(f"{error}\n{said}{log}") from None
 
     def _stop_engine(self) -> None:
         self.shell("pkill -x dockerd; timeout 30 sh -c 'while pgrep -x dockerd; do sleep 0.1; done'")

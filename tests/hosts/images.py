@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -10,7 +9,6 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-from docker.errors import APIError
 from docker.models.images import Image
 
 from docker import DockerClient
@@ -28,10 +26,6 @@ def ensure(engine: DockerClient, directory: Path) -> str:
     tag = f"{NAME}:{digest[:12]}"
     if not engine.images.list(filters={"reference": tag}):
         _build(tag, directory)
-        for old in engine.images.list(NAME):
-            for other in set(old.tags) - {tag}:
-                with contextlib.suppress(APIError):
-                    engine.images.remove(other)
     return tag
 
 

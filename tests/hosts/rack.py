@@ -208,7 +208,7 @@ class Rack:
 
 @dataclass(frozen=True)
 class RackLab(Lab):
-    """A lab over several hosts, watched through the engines of all of them."""
+    """A lab over several hosts, watched through the engines of all that have one that runs."""
 
     hosts: tuple[Host, ...] = ()
 
@@ -216,18 +216,23 @@ class RackLab(Lab):
         """What of it is on one host."""
         return Lab(self.path, self.name, host.engine, self.environ)
 
+    @property
+    def parts(self) -> list[Lab]:
+        """What of it is on each host that can be asked."""
+        return [self.on(host) for host in self.hosts if host.has_engine()]
+
     def containers(self) -> dict[str, Container]:
-        return {node: one for host in self.hosts for node, one in self.on(host).containers().items()}
+        return {node: container for part in self.parts for node, container in part.containers().items()}
 
     def networks(self) -> list[Network]:
-        return [network for host in self.hosts for network in self.on(host).networks()]
+        return [network for part in self.parts for network in part.networks()]
 
     def labelled(self) -> list[str]:
-        return [name for host in self.hosts for name in self.on(host).labelled()]
+        return [name for part in self.parts for name in part.labelled()]
 
     def destroy(self) -> None:
-        for host in self.hosts:
-            self.on(host).destroy()
+        for part in self.parts:
+            part.destroy()
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from conftest import RackLabs
 from integration.harness import wait_until
 
 from docker import DockerClient
@@ -138,6 +139,18 @@ def test_sshd_can_be_told_to_refuse(rack: Rack) -> None:
     assert "Permission denied" in refusal(rack, host, "true")
     host.cure()
     assert reachable(rack, host)
+
+
+def test_a_lab_is_watched_on_all_hosts_that_answer(rack_lab: RackLabs, image: str) -> None:
+    lab = rack_lab(2)
+    one, two = lab.hosts
+    for number, host in enumerate(lab.hosts):
+        labels = {"labctl.lab": lab.name, "labctl.node": f"worker-{number}"}
+        host.engine.containers.run(image, ["5000"], entrypoint="sleep", init=True, labels=labels, detach=True)
+    assert sorted(lab.containers()) == lab.labelled() == ["worker-0", "worker-1"]
+    assert (lab.path / "hosts.txt").read_text() == f"{one.line()}\n{two.line()}\n"
+    two.stop_engine()
+    assert lab.labelled() == ["worker-0"]
 
 
 def test_a_dead_host_comes_back_with_its_disks(rack: Rack, image: str) -> None:
