@@ -54,7 +54,7 @@ class Connection:
         """Log in, run the opening script, find the engine. HostError, after so many seconds at most."""
         deadline = time.monotonic() + seconds
         self.told = self._link.open(opening, seconds)
-        self.address = f"unix://{self._engine(max(1.0, deadline - time.monotonic()))}"
+        self.address = f"unix://{self._engine(max(0.1, deadline - time.monotonic()))}"
 
     def close(self) -> None:
         """End it, with whatever still goes over it."""
@@ -124,19 +124,24 @@ class Connection:
     def _done(self, script: str, work: Callable[[], Completed], check: bool) -> Completed:
         what = script.strip().partition("\n")[0][:60]
         with self._sessions:
+            if self._link.lost():
+                raise self._lost("")
             try:
                 done = work()
             except shell.OutOfTime as error:
                 raise ssh_words.error(self.target, f"`{what}` is not done in time") from error
         done = replace(done, err=_REFUSED.sub("", done.err))
         # The code may be ssh's own, or the script's.
-        if done.code == 255 and self._link.lost():
-            said = (self._link.said() or done.err).strip()
-            raise ssh_words.error(self.target, f"the connection was lost: {said}", ssh_words.command(self.target))
+        if done.code == 255 and self._link.lost(1):
+            raise self._lost(done.err)
         if check and done.code != 0:
             last = "\n".join((done.err or done.out).rstrip().splitlines()[-20:])
             raise ssh_words.error(self.target, f"`{what}` ended with code {done.code}\n{last}".rstrip())
         return done
+
+    def _lost(self, said: str) -> HostError:
+        why = (self._link.said() or said).strip()
+        return ssh_words.error(self.target, f"the connection was lost: {why}", ssh_words.command(self.target))
 
 
 @contextmanager

@@ -83,7 +83,7 @@ def _first(text: str) -> str:
 
 
 def _beside(path: Path, key: str) -> str:
-    return key if key.startswith("~") else str(path.absolute().parent / key)
+    return str(path.absolute().parent / Path(key).expanduser())
 
 
 def _checked(targets: Iterable[Target], shown: str) -> tuple[Target, ...]:
@@ -196,7 +196,7 @@ _FIELDS: dict[str, Callable[[str, str], Any]] = {
     "address": _address,
     "user": _matching("user", r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,254}", "a user's name"),
     "port": _port,
-    "key": _matching("key", r"[^-\s%$][^\s%$]*", "a path without blanks, `%` and `$`"),
+    "key": _matching("key", r"(?:~/)?[^-~\s%$][^\s%$]*", "a path without blanks, `%` and `$`"),
     "slots": hostfile.slot_count,
     "iface": _matching("iface", r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}", "the name of a network interface"),
     "docker": _matching("docker", r"/[A-Za-z0-9_./@+-]{1,106}", "the absolute path of a socket"),

@@ -19,6 +19,9 @@ from labctl.ssh_words import destination
 
 # Seconds before another try at a host whose sshd hung up before the login.
 PAUSES = (0.2, 0.4, 0.8, 1.6, 3.2)
+# Seconds for a login of its own that a script may need. When a host falls silent ssh sees it after nine, and a script
+# that had just begun tries this before it gives up.
+AGAIN = 5
 # What the person's own config may say of commands, forwarding and multiplexing is not meant for these.
 _OPTIONS = (
     "-T",
@@ -44,8 +47,10 @@ class Link:
     def __init__(self, target: Target, stem: str, patience: float) -> None:
         self.target = target
         self._control, self._errors = f"{stem}.ctl", Path(f"{stem}.err")
-        self._ssh = ("ssh", *_OPTIONS, "-o", f"ConnectTimeout={math.ceil(patience)}", *ssh_words.options(target))
-        self.client = (*self._ssh, "-o", "LogLevel=ERROR", "-o", "ControlMaster=no", "-S", self._control)
+        self._ssh = ("ssh", *_OPTIONS, *ssh_words.options(target))
+        self._patience = math.ceil(patience)
+        through = ("-o", "LogLevel=ERROR", "-o", "ControlMaster=no", "-S", self._control)
+        self.client = (*self._ssh, "-o", f"ConnectTimeout={AGAIN}", *through)
         """The ssh command that goes through here; where sshd takes no further session it logs in by itself."""
         self._master: pipes.Held | None = None
         self._closing = threading.Event()
@@ -75,9 +80,9 @@ class Link:
         """What this ssh said on its standard error."""
         return self._errors.read_text(encoding="utf-8", errors="replace") if self._errors.exists() else ""
 
-    def lost(self) -> bool:
-        """Whether it has ended, or does within a second."""
-        return self._master is None or self._master.ended(1)
+    def lost(self, seconds: float = 0) -> bool:
+        """Whether it has ended, or does within so many seconds."""
+        return self._master is None or self._master.ended(seconds)
 
     def close(self) -> None:
         """End it, with whatever still goes through."""
@@ -88,8 +93,10 @@ class Link:
     def _greeted(self, opening: str, seconds: float) -> str:
         mark = secrets.token_hex(8)
         command = remote(_OPENING, (mark, self.target.docker, opening))
-        master = ("-o", "LogLevel=INFO", "-o", "ControlMaster=yes", "-S", self._control)
-        self._master = pipes.Held((*self._ssh, *master, "--", destination(self.target), command), self._errors)
+        waiting = ("-o", f"ConnectTimeout={self._patience}", "-o", "LogLevel=INFO")
+        shared = ("-o", "ControlMaster=yes", "-S", self._control)
+        words = (*self._ssh, *waiting, *shared, "--", destination(self.target), command)
+        self._master = pipes.Held(words, self._errors)
         try:
             told, end = self._told(self._master, mark, seconds)
             self._judge(*end)

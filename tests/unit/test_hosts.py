@@ -133,7 +133,7 @@ def test_the_form_is_told_by_what_the_file_says(tmp_path: Path) -> None:
 def test_a_key_lies_beside_the_inventory_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "hosts.txt").write_text("a key=keys/a#1\nb key=/etc/b\nc key=~/.ssh/c\nd\n")
     keys = [one.key for one in read(tmp_path / "hosts.txt")]
-    assert keys == [str(tmp_path / "keys/a#1"), "/etc/b", "~/.ssh/c", ""]
+    assert keys == [str(tmp_path / "keys/a#1"), "/etc/b", str(Path.home() / ".ssh/c"), ""]
 
 
 @pytest.mark.parametrize(
@@ -152,6 +152,7 @@ def test_a_key_lies_beside_the_inventory_that_names_it(tmp_path: Path) -> None:
         (f"a port={'9' * 5000}", "1: port must be between"),
         ("a port=\u0661", r"1: port must be between 1 and 65535, not `\u0661`"),
         ("a key=-i", "1: key must be a path"),
+        ("a key=~root/k", "1: key must be a path"),
         ("a key=/k/%h", "1: key must be a path"),
         ("a key=${HOME}/k", "1: key must be a path"),
         ("a slots=0", "1: slots must be between 1 and 1024, not `0`"),
