@@ -259,6 +259,7 @@ def run_on(context: Context, where: Site, task: Workload, options: RunOptions, a
     if not where.targets:
         require(examination(context, where, lab), "run")
     runs.require_up(lab, job, observed)
+    runs.require_inputs(lab, job, engine)
     if options.launcher:
         runs.require_program(lab, job, engine)
     with lock.held(lab.directory / lock.RUN, f"run {job.run_id}"):

@@ -1,10 +1,11 @@
-"""Paths that a person names for a run: checked on the host before anything starts, handed on as containers see them."""
+"""Paths that a person names for a run: checked before anything starts, handed on as containers see them."""
 
 from __future__ import annotations
 
 import json
 import os
 import shlex
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
@@ -19,21 +20,32 @@ def resolve(lab: Lab, workload: Workload) -> Workload:
     Raises ConfigError for what is required and not given, is not there, is not what it should be, or lies where no
     container sees it.
     """
-    kinds = {f"--{name.replace('_', '-')}": kind for name, kind in workload.inputs}
     words = list(workload.arguments)
     _require(workload)
+    for index, option, value, kind in _given(workload):
+        inside = _resolve(lab, workload.name, option, value, kind)
+        words[index] = f"{option}={inside}" if words[index].startswith(f"{option}=") else inside
+    return replace(workload, arguments=tuple(words))
+
+
+def given(workload: Workload) -> tuple[str, ...]:
+    """The paths that a workload's inputs name."""
+    return tuple(value for _, _, value, _ in _given(workload))
+
+
+def _given(workload: Workload) -> Iterator[tuple[int, str, str, str]]:
+    """Each input that is given: the place of the word that holds its path, its option, the path, and its kind."""
+    words = workload.arguments
     # Of an argument that is given twice, the last counts: what it replaces need not be there.
     last = {word.partition("=")[0].replace("_", "-"): index for index, word in enumerate(words)}
-    for name, kind in kinds.items():
-        if name not in last:
+    for name, kind in workload.inputs:
+        if (index := last.get(f"--{name.replace('_', '-')}")) is None:
             continue
-        index = last[name]
         option, equals, value = words[index].partition("=")
         if equals:
-            words[index] = f"{option}={_resolve(lab, workload.name, option, value, kind)}"
+            yield index, option, value, kind
         elif index + 1 < len(words):
-            words[index + 1] = _resolve(lab, workload.name, option, words[index + 1], kind)
-    return replace(workload, arguments=tuple(words))
+            yield index + 1, option, words[index + 1], kind
 
 
 def _require(workload: Workload) -> None:
@@ -48,7 +60,8 @@ def _require(workload: Workload) -> None:
 
 def _resolve(lab: Lab, workload: str, option: str, value: str, kind: str) -> str:
     path = locate(lab, value)
-    problem = _problem(path, kind)
+    # What is on other hosts is looked for there, once the launcher is known to run.
+    problem = None if render.sent(lab.hosts[0]) else _problem(path, kind)
     if problem:
         hint = f"looked at {path}; a relative path is below {cache_of(lab)} (HOST_CACHE_PATH)"
         raise ConfigError(f"{workload}: {option} {shlex.quote(value)}: {problem}", hint=hint)

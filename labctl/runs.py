@@ -10,6 +10,7 @@ from labctl import (
     execute,
     fit,
     host,
+    inputs,
     lock,
     metrics,
     plan,
@@ -96,6 +97,22 @@ def require_program(lab: Lab, task: Job, engine: Engine) -> None:
         if program == "horovodrun":
             hint = "LAB_IMAGE=labctl/horovod in .env, then `labctl up`: its image has all of the CPU image too"
         raise HostError(f"image {lab.image} has no `{program}`, which starts `{task.launcher}`", hint=hint)
+
+
+def require_inputs(lab: Lab, task: Job, engine: Engine) -> None:
+    """ConfigError where a path that was named for the run is not on the launcher's host."""
+    host = lab.host_of(render.LAUNCHER)
+    paths = inputs.given(task.workload) if render.sent(host) else ()
+    if not paths:
+        return
+    look = ("sh", "-c", 'for path; do [ -e "$path" ] || echo "$path"; done', "sh", *paths)
+    absent = engine.call(render.container_name(lab, render.LAUNCHER), look, user=execute.user(lab)).out.splitlines()
+    if absent:
+        raise ConfigError(
+            f"{task.workload.name}: {host.name} has no {absent[0]} in its containers",
+            hint="HOST_CACHE_PATH and HOST_REPO_PATH are directories of the hosts: put it there on each",
+            node=host.name,
+        )
 
 
 def end_orphans(context: Context, lab: Lab, engine: Engine) -> None:
