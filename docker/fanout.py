@@ -48,6 +48,8 @@ env {variable}={mark} {command} 2>&4 3<&- 4>&-
 exit
 """
 CONFIG = Path("/home/lab/.ssh/config")
+STDOUT, STDERR = 1, 2
+OUTPUTS = {STDOUT: sys.stdout.buffer, STDERR: sys.stderr.buffer}
 AGENT = "/usr/bin/python3 -I /opt/lab/labnode.py"
 
 
@@ -60,12 +62,11 @@ def main(asked: str, *command: str) -> NoReturn:
     script = REMOTE.format(
         mark=mark,
         variable=RUN_VARIABLE,
-        directory=shlex.quote(os.getcwd()),
+        directory=shlex.quote(str(Path.cwd())),
         agent=AGENT,
         command=" ".join(map(shlex.quote, command)),
     )
-    everywhere = Everywhere([Node(name, mark) for name in nodes], script)
-    threading.Thread(target=everywhere.hand_signals_on, daemon=True).start()
+    everywhere = Everywhere(nodes, script, mark)
     everywhere.run()
     sys.exit(everywhere.report())
 
@@ -94,22 +95,18 @@ def make_room(nodes: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-class Node:
-    """A worker, the ssh session to it, and what came of it."""
+class Session:
+    """The command on one worker: the ssh session that it runs in."""
 
-    def __init__(self, name: str, mark: str) -> None:
-        self.name, self.label, self.mark = name, f"{name}: ".encode(), mark.encode()
-        self.ssh: subprocess.Popen[bytes] | None = None
+    def __init__(self, name: str, script: str, mark: str) -> None:
         self.begun = False
-        self.code: int | None = None
-        self._rest: dict[int, bytes] = {1: b"", 2: b""}
-
-    def log_in(self, script: str) -> subprocess.Popen[bytes]:
+        self._label, self._mark = f"{name}: ".encode(), mark.encode()
+        self._rest = {STDOUT: b"", STDERR: b""}
         # Sent along, the mark would be on the worker's side of this too, which must outlive the command.
-        environment = {name: value for name, value in os.environ.items() if name != RUN_VARIABLE}
+        environment = {key: value for key, value in os.environ.items() if key != RUN_VARIABLE}
         pipe = subprocess.PIPE
         self.ssh = subprocess.Popen(
-            ["/usr/bin/ssh", "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT}", "--", self.name, script],
+            ["ssh", "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT}", "--", name, script],
             stdin=pipe,
             stdout=pipe,
             stderr=pipe,
@@ -117,94 +114,116 @@ class Node:
             env=environment,
             close_fds=False,
         )
-        return self.ssh
+        assert self.ssh.stdin
+        assert self.ssh.stdout
+        assert self.ssh.stderr
+        self._stdin = self.ssh.stdin
+        self.streams = {STDOUT: self.ssh.stdout, STDERR: self.ssh.stderr}
 
     def take(self, number: int, data: bytes) -> bytes:
-        """The whole lines that this completes, marked; no data is the end. The first says that the command begins."""
+        """The lines that this completes, each marked; no data is the end. The first says that the command begins."""
         *lines, rest = (self._rest[number] + data).split(b"\n")
         if rest and (not data or len(rest) > LONGEST):
             lines, rest = [*lines, rest], b""
         self._rest[number] = rest
-        if number == 1 and not self.begun and self.mark in lines:
+        if number == STDOUT and not self.begun and self._mark in lines:
             self.begun = True
-            lines.remove(self.mark)
-        return b"".join(self.label + line + b"\n" for line in lines)
+            lines.remove(self._mark)
+        return b"".join(self._label + line + b"\n" for line in lines)
 
     def signal(self, number: int) -> None:
         """Hand a signal to the command; a login that is not through is broken off."""
-        if self.ssh and self.ssh.stdin and self.begun:
-            with contextlib.suppress(OSError, ValueError):
-                self.ssh.stdin.write(b"%d\n" % number)
-        elif self.ssh:
+        if not self.begun:
             self.ssh.kill()
+            return
+        with contextlib.suppress(OSError):
+            self._stdin.write(b"%d\n" % number)
+
+    def code(self) -> int:
+        """The command's exit code, 255 where ssh failed; waits for it."""
+        code = self.ssh.wait()
+        return code if code >= 0 else 128 - code
 
 
 class Everywhere:
-    """The command on all nodes."""
+    """The command on all nodes. A thread hands signals on: one that waits for a slow reader to take lines could not."""
 
-    def __init__(self, nodes: list[Node], script: str) -> None:
-        self.nodes, self.script = nodes, script
-        self.waiting = list(reversed(nodes))
-        self.stopped_by = 0
+    def __init__(self, nodes: list[str], script: str, mark: str) -> None:
+        self._waiting = list(reversed(nodes))
+        self._script, self._mark = script, mark
+        self._sessions: dict[str, Session] = {}
+        self._codes: dict[str, int] = {}
+        self._stopped_by = 0
         self._selector = selectors.DefaultSelector()
         self._guard = threading.Lock()
 
     def run(self) -> None:
-        """Log in to one after the other, hand on what they say, and end with the last."""
+        """Log in to one after the other and hand on what they say, until the last has ended."""
+        threading.Thread(target=self._hand_signals_on, daemon=True).start()
         logging_in = 0
         while True:
-            while logging_in < LOGINS and self.start_next():
+            while logging_in < LOGINS and self._start_next():
                 logging_in += 1
             if not self._selector.get_map():
                 return
             for key, _ in self._selector.select():
-                node, number = key.data
-                was_in = node.begun
+                name, number = key.data
+                session = self._sessions[name]
+                before = session.begun
                 data = os.read(key.fd, LONGEST)
-                write(sys.stdout.buffer if number == 1 else sys.stderr.buffer, node.take(number, data))
+                write(OUTPUTS[number], session.take(number, data))
                 if not data:
-                    self.close(key.fileobj, node)
-                if not was_in and (node.begun or node.code is not None):
+                    self._close(name, number)
+                if not before and (session.begun or name in self._codes):
                     logging_in -= 1
 
-    def start_next(self) -> bool:
+    def _start_next(self) -> bool:
         with self._guard:
-            if self.stopped_by or not self.waiting:
+            if self._stopped_by or not self._waiting:
                 return False
-            node = self.waiting.pop()
-            ssh = node.log_in(self.script)
-        for number, stream in ((1, ssh.stdout), (2, ssh.stderr)):
-            self._selector.register(stream, selectors.EVENT_READ, (node, number))
+            name = self._waiting.pop()
+            session = self._sessions[name] = Session(name, self._script, self._mark)
+        for number, stream in session.streams.items():
+            self._selector.register(stream, selectors.EVENT_READ, (name, number))
         return True
 
-    def close(self, stream: BinaryIO, node: Node) -> None:
-        """One of a node's streams has ended; with the second the node has."""
+    def _close(self, name: str, number: int) -> None:
+        """One of a node's streams has ended; with the second the command has."""
+        session = self._sessions[name]
+        stream = session.streams.pop(number)
         self._selector.unregister(stream)
         stream.close()
-        ssh = node.ssh
-        if ssh.stdout.closed and ssh.stderr.closed:
-            code = ssh.wait()
-            node.code = code if code >= 0 else 128 - code
+        if not session.streams:
+            self._codes[name] = session.code()
 
-    def hand_signals_on(self) -> None:
+    def _hand_signals_on(self) -> None:
         while True:
             number = signal.sigwait(SIGNALS)
             with self._guard:
-                self.stopped_by = number
-                for node in self.nodes:
-                    node.signal(number)
+                self._stopped_by = number
+                for session in self._sessions.values():
+                    session.signal(number)
 
     def report(self) -> int:
-        """Name the nodes that failed; the largest code."""
-        stopped = 128 + self.stopped_by if self.stopped_by else 0
-        # What was not reached because it was to end is not to blame.
-        codes = {node: stopped if stopped and not node.begun else node.code for node in self.nodes}
-        for code in sorted(set(codes.values()) - {0, stopped}):
-            for begun, what in ((True, f"ended with code {code}"), (False, "not reached")):
-                names = [node.name for node in self.nodes if codes[node] == code and node.begun is begun]
-                if names:
-                    say(f"{what}: {', '.join(names)}")
-        return max(codes.values(), default=0)
+        """Name the nodes that failed; the largest code. A node that a signal kept from beginning has that signal's."""
+        failed: dict[str, list[str]] = {}
+        stopped = 128 + self._stopped_by if self._stopped_by else 0
+        for name in sorted(self._codes, key=in_order):
+            begun = self._sessions[name].begun
+            if stopped and not begun:
+                self._codes[name] = stopped
+            if self._codes[name] not in (0, stopped):
+                what = f"ended with code {self._codes[name]}" if begun else "not reached"
+                failed.setdefault(what, []).append(name)
+        for what, names in failed.items():
+            say(f"{what}: {', '.join(names)}")
+        return max(*self._codes.values(), stopped if self._waiting else 0)
+
+
+def in_order(name: str) -> tuple[str, int]:
+    """Workers by number."""
+    stem, _, number = name.rpartition("-")
+    return stem, int(number) if number.isdigit() else 0
 
 
 def write(stream: BinaryIO, data: bytes) -> None:

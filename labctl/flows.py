@@ -155,6 +155,7 @@ def bring_up(context: Context, where: Site) -> None:
     image_id, lacking = prepare.ensure_images(context, where)
     lab = prepare.load_lab(context, where)
     prepare.tell_accelerator(context, where, lab)
+    prepare.require_room(context, where, lab)
     if not where.targets:
         require(examination(context, where, lab), "up")
     own = lock.held(lab.directory / lock.LAB, "labctl up", wait=PATIENCE, notice=context.notice)

@@ -6,11 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from labctl import trials
+from labctl import scale, trials
 from labctl.engines import Daemon
+from labctl.errors import HostError
 from labctl.hardware import HERE
 from labctl.model import Lab, Limits
 from labctl.settings import Settings
+
+NEIGHBOURS = "proc/sys/net/ipv4/neigh/default/gc_thresh3"
 
 
 def wanted(settings: Settings) -> Limits:
@@ -44,6 +47,48 @@ def granted(
         refused.update(refused_on(host, engine, settings, directory, image, asked, warn))
     given = {name: None if name in refused else value for name, value in pairs}
     return replace(limits, memlock=given["memlock"], stack=given["stack"], nofile=given["nofile"])
+
+
+def with_files(lab: Lab, daemons: Mapping[str, Daemon | None]) -> Lab:
+    """The lab with as many open files as its hosts allow, where they refused to raise that and the usual is too few."""
+    if lab.limits.nofile is not None or scale.files_needed(lab) <= scale.USUAL_FILES:
+        return lab
+    allowed = [most_files(lab, host, engine) for host, engine in daemons.items()]
+    least = min((most for most in allowed if most), default=None)
+    return replace(lab, limits=replace(lab.limits, nofile=least))
+
+
+def most_files(lab: Lab, host: str, engine: Daemon | None) -> int | None:
+    """Open files that a process in a container of this host may have at most; None where nobody asked yet."""
+    known: int | None = trials.kept(lab.directory, host, engine).get("files")
+    if known is None and engine:
+        known = engine.most_files(lab.name, lab.image)
+        trials.keep(lab.directory, host, engine, files=known)
+    return known
+
+
+def require_files(lab: Lab) -> None:
+    """HostError where a launcher of this lab would run out of files: it says how many that takes and what raises it."""
+    needed, allowed = scale.files_needed(lab), lab.limits.nofile
+    if allowed is not None and allowed < needed:
+        ranks = sum(node.slots for node in lab.nodes)
+        raise HostError(
+            f"{ranks} ranks take {needed} open files in one process, and containers here may have {allowed}",
+            hint="LAB_NOFILE in .env asks for more; `labctl doctor` says what raises it on a host that refuses",
+        )
+
+
+def neighbours_lacking(lab: Lab, root: Path) -> tuple[int, int] | None:
+    """Entries that this host's neighbour table has, and those that the lab takes, where that is more.
+
+    The kernel has one table for all containers together: arp(7), gc_thresh3.
+    """
+    try:
+        allowed = int((root / NEIGHBOURS).read_text())
+    except (OSError, ValueError):
+        return None
+    needed = scale.neighbours_needed(lab)
+    return (allowed, needed) if needed > allowed else None
 
 
 def refused_on(

@@ -39,7 +39,7 @@ def load_lab(context: Context, where: Site, *, ask: bool = True, anew: bool = Fa
         for host in where.hosts
     )
     granted = limits.granted(where.settings, context.directory, where.image, daemons, context.warn)
-    return where.lab(hosts, granted)
+    return limits.with_files(where.lab(hosts, granted), daemons)
 
 
 def foresee_lab(context: Context, where: Site) -> Lab:
@@ -50,7 +50,8 @@ def foresee_lab(context: Context, where: Site) -> Lab:
         requests = [foreseen(host, context.directory, where.daemon(host), where.texts(host))[0] for host in hosts]
         hosts = tuple(replace(host, request=request) for host, request in zip(hosts, requests, strict=True))
     silent = dict.fromkeys(host.name for host in hosts)
-    return where.lab(hosts, limits.granted(where.settings, context.directory, where.image, silent, context.warn))
+    granted = limits.granted(where.settings, context.directory, where.image, silent, context.warn)
+    return limits.with_files(where.lab(hosts, granted), silent)
 
 
 def for_workload(found: Settings, task: Workload) -> Settings:
@@ -95,6 +96,17 @@ def tell_accelerator(context: Context, where: Site, lab: Lab) -> None:
     tell(f"accelerator {lab.accelerator}{why}")
     for remark in unserved if lab.accelerator != "cpu" else ():
         context.warn(remark)
+
+
+def require_room(context: Context, where: Site, lab: Lab) -> None:
+    """HostError for a lab that is too large for what its hosts allow; a warning where not all of its nodes can talk."""
+    limits.require_files(lab)
+    if not where.targets and (lacking := limits.neighbours_lacking(lab, ROOT)):
+        table, needed = lacking
+        context.warn(
+            f"this host remembers {table} neighbours, and {len(lab.nodes)} nodes that all talk to each other take"
+            f" {needed}: connections between them will time out; `labctl doctor` says what raises it"
+        )
 
 
 def offer(task: Workload, image: str, engine: Daemon, ask: Ask | None) -> None:

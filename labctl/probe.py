@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 
 from labctl import shell
 from labctl.errors import HostError
@@ -23,12 +24,9 @@ def refused(docker: tuple[str, ...], lab: str, image: str, options: tuple[str, .
 
 def refusal(docker: tuple[str, ...], lab: str, image: str, options: tuple[str, ...]) -> str:
     """What came back where a container with these options of `docker create` does not start; empty where it does."""
-    labels = (f"labctl.lab={lab}", f"labctl.node={ROLE}", f"labctl.role={ROLE}")
-    marks = tuple(word for label in labels for word in ("--label", label))
-    fixed = ("--entrypoint", "/bin/true", "--network", "none", "--pull", "never")
     container = ""
     try:
-        made = _run(docker, "create", *fixed, *marks, *options, image)
+        made = _run(docker, "create", *_fixed(lab, "/bin/true"), *options, image)
         container = made.out.strip()
         return _complaint(made) or _complaint(_run(docker, "start", container))
     except HostError as error:
@@ -38,6 +36,15 @@ def refusal(docker: tuple[str, ...], lab: str, image: str, options: tuple[str, .
         with contextlib.suppress(HostError):
             if container:
                 _run(docker, "rm", "--force", container)
+
+
+def most_files(docker: tuple[str, ...], lab: str, image: str) -> int:
+    """How many files a process in a container may open, whatever it asks for; HostError where none starts."""
+    done = _run(docker, "run", "--rm", *_fixed(lab, "/bin/sh"), image, "-c", "ulimit -Hn")
+    if done.code:
+        raise HostError(f"cannot start a container: {_complaint(done)}", hint="labctl doctor")
+    said = done.out.strip()
+    return int(said) if said.isdigit() else sys.maxsize
 
 
 def device_options(mapping: DeviceMapping) -> tuple[str, ...]:
@@ -56,6 +63,13 @@ def device_options(mapping: DeviceMapping) -> tuple[str, ...]:
 def reservation(driver: str, ids: tuple[str, ...]) -> str:
     """These devices in the words of ``--gpus``: fields of CSV, of which one has commas itself."""
     return f'driver={driver},"device={",".join(ids)}"'
+
+
+def _fixed(lab: str, program: str) -> tuple[str, ...]:
+    """The options of every such container."""
+    labels = (f"labctl.lab={lab}", f"labctl.node={ROLE}", f"labctl.role={ROLE}")
+    marks = tuple(word for label in labels for word in ("--label", label))
+    return ("--entrypoint", program, "--network", "none", "--pull", "never", *marks)
 
 
 def _run(docker: tuple[str, ...], *words: str) -> shell.Completed:

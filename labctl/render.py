@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from labctl import model
+from labctl import model, scale
 from labctl.hardware import Device, DeviceMapping, Host, Mount
 from labctl.model import File, Job, Lab, Node, Pairs, Workload
 from labctl.templates import template, yaml_string
@@ -111,6 +111,7 @@ def render_node(lab: Lab, node: Node, names: str) -> File:
         "path": compose_path(node.name),
         "services": services,
         "limits": limits(lab),
+        "interval": scale.check_interval(lab, host),
         "names": names,
         "secrets": [(f"{service.name}-{name}", path) for service in services for name, path in service.secrets],
     }

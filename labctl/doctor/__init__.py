@@ -71,6 +71,7 @@ CHECKS: tuple[Check, ...] = (
     Check(look=image.driver),
     Check(look=network.pools, lab=False),
     Check(look=network.mtu, lab=False),
+    Check(look=network.neighbours, engine=False),
     Check(look=files.private_keys),
     Check(look=files.rendered),
     Check(look=nodes.states),

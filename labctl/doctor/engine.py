@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 
 from labctl import limits as kernel_limits
-from labctl import shell
+from labctl import scale, shell
 from labctl.doctor import daemon
 from labctl.doctor.finding import GIB, LIMIT, UP, Examination, Finding, as_root, error, gib, ok, warn
 from labctl.errors import HostError
@@ -25,8 +25,6 @@ IMAGE_SPACE = 8 * GIB
 SPARE = 1 * GIB
 SKEW = 5.0
 """Seconds between two clocks that certificates, tokens and logs put up with."""
-NODES_OF_FEW_FILES = 32
-"""Nodes from which on a launcher needs more than the usual 1024 open files."""
 DROP_INS = ("docker.service.d", "containerd.service.d")
 """A container's limits are within those of containerd, which starts it."""
 
@@ -170,10 +168,12 @@ def space(examination: Examination) -> Iterator[Finding]:
 def limits(examination: Examination) -> Iterator[Finding]:
     """Kernel limits that this host refused to raise, where they matter to this lab; those are tried again."""
     lab = examination.lab
-    refused = [name for name in ("memlock", "nofile") if getattr(lab.limits, name) is None]
+    asked = kernel_limits.wanted(examination.settings)
+    refused = [name for name in ("memlock", "nofile") if getattr(lab.limits, name) != getattr(asked, name)]
+    few_files = scale.files_needed(lab) > (lab.limits.nofile or scale.USUAL_FILES)
     needs = {
         "memlock": "RDMA pins memory" if lab.hosts[0].infiniband else "",
-        "nofile": "a launcher opens files for each node" if len(lab.nodes) >= NODES_OF_FEW_FILES else "",
+        "nofile": f"a launcher opens up to {scale.files_needed(lab)} files" if few_files else "",
     }
     missed = {name: needs[name] for name in refused if needs[name]}
     granted = kernel_limits.try_again(examination.settings, lab, examination.engine, tuple(missed)) if missed else ()
@@ -184,7 +184,9 @@ def limits(examination: Examination) -> Iterator[Finding]:
             yield warn(code, seen, why=missed[name], fix=UP, runnable=True)
         elif name in missed:
             value = "infinity" if name == "memlock" else examination.settings.text("LAB_NOFILE")
-            yield warn(
+            # An `up` refuses what is known to be too few.
+            judged = error if name == "nofile" and lab.limits.nofile else warn
+            yield judged(
                 code,
                 f"this host cannot raise {name} for a container",
                 why=f"{missed[name]}; {daemon.RESTART_ENDS}",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from labctl import render
+from labctl import limits, render
 from labctl.doctor import daemon
-from labctl.doctor.finding import ANEW, Examination, Finding, error, ok, warn
+from labctl.doctor.finding import ANEW, Examination, Finding, as_root, error, ok, warn
 from labctl.errors import HostError
 
 MTU = "com.docker.network.driver.mtu"
 POOLS = {"default-address-pools": [{"base": "10.200.0.0/16", "size": 24}]}
+SYSCTL = "/etc/sysctl.d/90-labctl.conf"
 EXHAUSTED = "address pool"
 
 
@@ -82,6 +83,26 @@ def members(examination: Examination) -> Iterator[Finding]:
                 node=one.node,
                 runnable=True,
             )
+
+
+def neighbours(examination: Examination) -> Iterator[Finding]:
+    """Whether the kernel can remember where all nodes are, when each talks to each."""
+    lacking = limits.neighbours_lacking(examination.lab, examination.root)
+    if not lacking:
+        yield ok("LAB-NET-006", "this host remembers where every node is")
+        return
+    table, needed = lacking
+    # Room for another lab, and for what is about to be forgotten: from the second value on, only for five seconds.
+    most = 1 << (2 * needed).bit_length()
+    lines = " ".join(
+        f"net.ipv4.neigh.default.gc_thresh{number}={value}" for number, value in ((2, most // 2), (3, most))
+    )
+    yield warn(
+        "LAB-NET-006",
+        f"room for {table} neighbours; {len(examination.lab.nodes)} nodes that all talk to each other take {needed}",
+        why="the kernel drops packets to those that it has forgotten: connections between nodes time out",
+        fix=f"printf '%s\\n' {lines} | {as_root()}tee {SYSCTL} && {as_root()}sysctl -p {SYSCTL}",
+    )
 
 
 def missing(examination: Examination) -> Iterator[Finding]:

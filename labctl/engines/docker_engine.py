@@ -246,6 +246,10 @@ class DockerEngine:
         options = tuple(word for name, value in limits for word in ("--ulimit", f"{name}={value}:{value}"))
         return not probe.refused(self.docker, lab, image, options, because="rlimit")
 
+    def most_files(self, lab: str, image: str) -> int:
+        """How many files a process in a container may open, whatever it asks for."""
+        return probe.most_files(self.docker, lab, image)
+
     def reserves(self, lab: str, image: str, driver: str, ids: tuple[str, ...]) -> bool:
         """Whether the daemon knows this device driver, by reserving these devices: it lists none."""
         options = ("--gpus", probe.reservation(driver, ids))
