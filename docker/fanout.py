@@ -136,12 +136,14 @@ class Session:
         if not self.begun:
             self.ssh.kill()
             return
-        with contextlib.suppress(OSError):
+        # One that has ended reads nothing more, and may be closed.
+        with contextlib.suppress(OSError, ValueError):
             self._stdin.write(b"%d\n" % number)
 
     def code(self) -> int:
         """The command's exit code, 255 where ssh failed; waits for it."""
         code = self.ssh.wait()
+        self._stdin.close()
         return code if code >= 0 else 128 - code
 
 

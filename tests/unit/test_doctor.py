@@ -438,7 +438,7 @@ def test_gpus_that_a_daemon_reload_would_take_away_are_told_of(
     [
         ({}, []),
         ({"hosts": (builders.host(infiniband=("/dev/infiniband/uverbs0",)),)}, ["LAB-LIMIT-001"]),
-        ({"nodes": tuple(map(builders.node, range(32)))}, ["LAB-LIMIT-002"]),
+        ({"nodes": tuple(builders.node(number, slots=8) for number in range(32))}, ["LAB-LIMIT-002"]),
     ],
 )
 def test_a_limit_that_the_host_refuses_matters_where_it_is_needed(
@@ -447,6 +447,29 @@ def test_a_limit_that_the_host_refuses_matters_where_it_is_needed(
     base = builders.lab()
     refused = replace(base.limits, memlock=None, nofile=None)
     assert wrong(engine.limits(examined(replace(base, limits=refused, **change)))) == expected
+
+
+def test_a_limit_that_does_for_this_lab_though_less_than_asked_is_well(examined: Callable[..., Examination]) -> None:
+    base = builders.lab(tuple(builders.node(number, slots=8) for number in range(32)))
+    levels = {
+        files: [one.level for one in engine.limits(examined(replace(base, limits=replace(base.limits, nofile=files))))]
+        for files in (1024, 20_000)
+    }
+    assert levels == {1024: ["ok", "error"], 20_000: ["ok", "ok"]}
+
+
+def test_a_table_of_neighbours_that_is_too_small_is_told_with_what_raises_it(
+    examined: Callable[..., Examination],
+) -> None:
+    look = examined(builders.lab(64))
+    file = look.root / "proc/sys/net/ipv4/neigh/default/gc_thresh3"
+    file.parent.mkdir(parents=True)
+    file.write_text("1024\n")
+    (finding,) = network.neighbours(look)
+    assert (finding.code, finding.level) == ("LAB-NET-006", "warn")
+    assert "gc_thresh3=16384" in finding.fix
+    file.write_text("16384\n")
+    assert wrong(network.neighbours(look)) == []
 
 
 FULL = "all predefined address pools have been fully subnetted"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,15 @@ def test_a_refusal_is_told_by_its_words_and_any_other_is_an_error(docker: Path) 
     with pytest.raises(HostError, match="cannot start a container: Error: no such driver"):
         probe.refused(("docker",), "demo", "image", (), because="rlimit")
     assert [line for line in asked(docker) if line.startswith("rm")] == ["rm --force c0ffee"] * 3
+
+
+@pytest.mark.parametrize(("said", "files"), [("20000", 20_000), ("unlimited", sys.maxsize)])
+def test_a_container_says_how_many_files_it_may_open(docker: Path, said: str, files: int) -> None:
+    at_start(docker, f"echo {said}")
+    assert probe.most_files(("docker",), "demo", "image") == files
+    at_start(docker, "echo 'no such image' >&2; exit 125")
+    with pytest.raises(HostError, match="no such image"):
+        probe.most_files(("docker",), "demo", "image")
 
 
 def test_a_removal_that_fails_hides_nothing(docker: Path) -> None:

@@ -1,0 +1,108 @@
+"""What grows with a lab, and what is said where a host does not allow it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import builders
+import pytest
+import yaml
+
+from labctl import limits, render, scale
+from labctl.engines import Daemon
+from labctl.errors import HostError
+from labctl.hardware import HERE
+from labctl.model import Lab
+
+
+class Allowing:
+    """A daemon whose containers may open so many files; it counts how often it was asked."""
+
+    def __init__(self, files: int) -> None:
+        self.files, self.asked = files, 0
+
+    def identity(self) -> str:
+        return "d"
+
+    def most_files(self, lab: str, image: str) -> int:  # noqa: ARG002
+        self.asked += 1
+        return self.files
+
+
+def refused(ranks: int, directory: Path) -> Lab:
+    """A lab of two nodes whose host did not raise the open files."""
+    base = builders.lab(tuple(builders.node(number, slots=ranks // 2) for number in range(2)), directory=directory)
+    return replace(base, limits=replace(base.limits, nofile=None))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "cores", "seconds"), [(1, 1, 15), (8, 2, 15), (9, 2, 30), (64, 2, 120), (64, 64, 15)]
+)
+def test_nodes_that_share_few_cores_are_checked_less_often(nodes: int, cores: int, seconds: int) -> None:
+    lab = builders.lab(nodes, hosts=(builders.host(cpus=tuple(range(cores))),))
+    assert scale.check_interval(lab, lab.hosts[0]) == seconds
+    service = yaml.safe_load(render.render(lab)[0].content)["services"]["worker-0"]
+    assert service["healthcheck"]["interval"] == f"{seconds}s"
+
+
+def test_the_only_node_of_its_host_is_checked_as_ever() -> None:
+    names = [f"host-{number}" for number in range(64)]
+    hosts = tuple(builders.host(name=name, address="10.0.0.1", cpus=(0, 1)) for name in names)
+    nodes = tuple(builders.node(number, host=name) for number, name in enumerate(names))
+    lab = builders.lab(nodes, hosts=hosts, network="host")
+    assert scale.check_interval(lab, lab.hosts[0]) == 15
+    assert scale.neighbours_needed(lab) == 65
+
+
+def test_thirty_two_nodes_of_eight_are_the_most_for_which_nobody_is_asked(tmp_path: Path) -> None:
+    few, many = refused(240, tmp_path), refused(512, tmp_path)
+    daemon = Allowing(4096)
+    daemons = {HERE: cast(Daemon, daemon)}
+    assert limits.with_files(few, daemons).limits.nofile is None
+    assert daemon.asked == 0
+    assert limits.with_files(many, daemons).limits.nofile == 4096
+    assert limits.with_files(many, daemons).limits.nofile == 4096
+    assert daemon.asked == 1
+    # Nothing is known of a daemon that was never asked.
+    assert limits.with_files(many, {"elsewhere": None}).limits.nofile is None
+
+
+def test_the_host_that_allows_least_decides(tmp_path: Path) -> None:
+    daemons = {"a": cast(Daemon, Allowing(4096)), "b": cast(Daemon, Allowing(2048))}
+    assert limits.with_files(refused(512, tmp_path), daemons).limits.nofile == 2048
+
+
+def test_ranks_that_run_out_of_files_are_refused_with_the_numbers(tmp_path: Path) -> None:
+    lab = refused(512, tmp_path)
+    limits.require_files(limits.with_files(lab, {HERE: cast(Daemon, Allowing(2112))}))
+    with pytest.raises(HostError, match=r"512 ranks take 2112 open files .* may have 1024") as said:
+        limits.require_files(
+            limits.with_files(replace(lab, directory=tmp_path / "b"), {HERE: cast(Daemon, Allowing(1024))})
+        )
+    assert "LAB_NOFILE" in said.value.hint
+
+
+@pytest.mark.parametrize(("table", "expected"), [("1024\n", (1024, 4160)), ("4160\n", None), ("", None)])
+def test_nodes_on_one_machine_need_room_in_its_table_of_neighbours(
+    tmp_path: Path, table: str, expected: tuple[int, int] | None
+) -> None:
+    file = tmp_path / limits.NEIGHBOURS
+    file.parent.mkdir(parents=True)
+    file.write_text(table)
+    assert limits.neighbours_lacking(builders.lab(64), tmp_path) == expected
+
+
+def test_where_the_kernel_shows_no_table_nothing_is_said_of_it(tmp_path: Path) -> None:
+    assert limits.neighbours_lacking(builders.lab(64), tmp_path) is None
+
+
+def test_every_node_of_many_hosts_knows_all_of_them_by_address() -> None:
+    hosts = tuple(builders.host(name=f"host-{number}", address=f"10.0.0.{number}") for number in range(3))
+    nodes = tuple(builders.node(number, host=f"host-{number}") for number in range(3))
+    files = [file for file in render.render(builders.lab(nodes, hosts=hosts, network="host")) if "compose" in file.path]
+    for file in files:
+        names = re.findall(r'- "(worker-\d:.*)"', file.content)
+        assert names[:3] == ["worker-0:10.0.0.0", "worker-1:10.0.0.1", "worker-2:10.0.0.2"]
