@@ -227,6 +227,6 @@ def ensure_images(context: Context, where: Site) -> tuple[str, dict[str, HostErr
     brought = len(there) == 1 and None not in there
     if not brought and images.name_of(where.image):
         ensure_image(context, where, here)
-    if not brought or shipping.described(where.image):
+    if not brought or shipping.here.described(where.image):
         return "", shipping.send(where.image, fleet, context.directory / ".lab")
     return "", {}

@@ -31,7 +31,7 @@ RINGS: tuple[tuple[str, ...], ...] = (
     ("shipping",),
     ("inputs", "lab_status", "prepare", "run_request", "runs", "notebook"),
     ("doctor",),
-    ("flows",),
+    ("flows", "bundle"),
     ("cli",),
 )  # fmt: skip
 RING = {name: number for number, ring in enumerate(RINGS) for name in ring}
@@ -250,7 +250,7 @@ def test_the_command_line_opens_without_heavy_libraries(code: str) -> None:
     assert loaded_by(code) & {*HEAVY, "click", "rich", "subprocess", "logging"} == set()
 
 
-@pytest.mark.parametrize("name", ["lab", "runs", "cache", "inside", "setting_up", "devices"])
+@pytest.mark.parametrize("name", ["lab", "runs", "cache", "inside", "setting_up", "devices", "bundle"])
 def test_commands_load_without_the_libraries_of_others(name: str) -> None:
     heavy = HEAVY - {"typer"}
     assert loaded_by(f"import labctl.cli.{name}") & heavy == set()

@@ -26,6 +26,7 @@ COMMANDS = {
     "render": ("lab", "write the files of every node and stop"),
     "build": ("lab", "build the lab's image, or a workload's"),
     "up": ("lab", "bring the lab up, until the launcher reaches every worker"),
+    "bundle": ("bundle", "save the lab with its image into one file, or load it, for a site without network"),
     "status": ("lab", "what runs, as Docker says"),
     "devcontainer": ("lab", "write what attaches VS Code to the launcher"),
     "shell": ("inside", "a prompt in the launcher, or in a node, in the directory where you stand"),
@@ -129,6 +130,9 @@ def application(names: set[str]) -> typer.Typer:
     for name, (module, text) in COMMANDS.items():
         if name in names:
             function = getattr(import_module(f"labctl.cli.{module}"), f"{name}_command")
+            if isinstance(function, typer.Typer):
+                app.add_typer(function, name=name, help=text[0].upper() + text[1:] + ".")
+                continue
             options = {"ignore_unknown_options": True, "allow_interspersed_args": False} if name == "exec" else {}
             app.command(name, help=text[0].upper() + text[1:] + ".", context_settings=options)(function)
     return app

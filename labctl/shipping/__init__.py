@@ -5,20 +5,16 @@ Nothing is needed for it on the hosts but Docker, and no registry. A host that c
 
 from __future__ import annotations
 
-import json
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from labctl import images, shell
+from labctl import images
 from labctl.connection import Connection
 from labctl.errors import HostError
-from labctl.files import make_private
 from labctl.model import Event
-from labctl.shipping import host
+from labctl.shipping import here, host
 from labctl.shipping.archive import Archive, tagged
 from labctl.shipping.delivery import Emit, deliver, side_by_side
 from labctl.shipping.host import Standing
@@ -44,22 +40,36 @@ class Fleet:
 
 
 def send(image: str, fleet: Fleet, directory: Path) -> Failures:
-    """Send this machine's image to the hosts that lack it; one of a registry that is not here, they pull.
+    """Send this machine's image to the hosts that lack it. One of a registry that is not here, they pull.
 
-    ``directory`` is where a copy of it has room meanwhile. HostError where it is not here and can only be built.
+    ``directory`` is where a copy of it has room meanwhile.
     """
-    here = described(image)
-    if here is None and images.name_of(image):
-        raise HostError(f"image {image} is not on this machine, so it cannot be sent", hint="labctl build")
+    own = here.described(image)
+    if own is None and images.name_of(image):
+        return absent(image, fleet)
     # An image that is named by its digest alone keeps no name in an archive.
-    if here is None or "@" in image:
+    if own is None or "@" in image:
         return pull(image, fleet)
     standings, failures = fleet.look(image)
-    lacking = {name: one for name, one in standings.items() if not alike(one.image, here)}
+    lacking = {name: one for name, one in standings.items() if not alike(one.image, own)}
     if lacking:
-        with spooled(image, directory) as archive:
+        with here.spooled(image, directory) as archive:
             failures |= deliver(archive, archive.image(image), together(fleet, lacking), fleet.addresses, fleet.emit)
     return failures
+
+
+def absent(image: str, fleet: Fleet) -> Failures:
+    """The hosts that lack an image which this machine lacks too, and which no registry has."""
+    standings, failures = fleet.look(image)
+    lacking = (name for name, one in standings.items() if one.image is None)
+    return failures | {
+        name: HostError(
+            f"{name}: image {image} is neither there nor on this machine",
+            hint="labctl build, or labctl bundle load FILE",
+            node=name,
+        )
+        for name in lacking
+    }
 
 
 def hand_out(archive: Archive, image: str, fleet: Fleet) -> Failures:
@@ -100,12 +110,6 @@ def together(fleet: Fleet, standings: Mapping[str, Standing]) -> dict[str, tuple
     return {name: (fleet.hosts[name], one) for name, one in standings.items()}
 
 
-def described(image: str) -> dict[str, Any] | None:
-    """This machine's image as its engine describes it; None where image or engine are not here."""
-    found = shell.run(["docker", "image", "inspect", "--format", "{{json .}}", image], check=False)
-    return json.loads(found.out) if found.code == 0 else None
-
-
 def alike(found: Mapping[str, Any] | None, other: Mapping[str, Any]) -> bool:
     """Whether two engines describe the same image; they give it different ids where they store images differently."""
     if found is None or found["Id"] == other["Id"]:
@@ -118,13 +122,3 @@ def said(document: Any, *keys: str) -> Any:
     for key in keys:
         document = document.get(key) or {}
     return {key: value for key, value in document.items() if value} if isinstance(document, dict) else document
-
-
-@contextmanager
-def spooled(image: str, directory: Path) -> Iterator[Archive]:
-    """This machine's image as a file, which goes with the block."""
-    make_private(directory)
-    with tempfile.TemporaryDirectory(dir=directory, prefix="image-") as folder:
-        path = Path(folder) / "image.tar"
-        shell.run(["docker", "save", "--output", str(path), image])
-        yield Archive(path)

@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from labctl.errors import HostError
+from labctl.progress import Progress
 
 PIECE = 1 << 20
 """Bytes that are read and handed on at once."""
 _LEADING = ("image.manifest.v1+json", "image.index.v1+json", "manifest.v2+json", "manifest.list.v2+json")
 """How the types of documents end that lead to others."""
 _LAYOUT = b'{"imageLayoutVersion":"1.0.0"}'
-_LAST = bytes(2 * tarfile.BLOCKSIZE)
+END = bytes(2 * tarfile.BLOCKSIZE)
+"""Of a tar archive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +139,15 @@ class Archive:
 
     def cargo(self, image: Image, held: int = 0) -> Cargo:
         """An archive of one image, less so many of its lowest layers; byte for byte the same whenever it is made."""
-        parts: list[bytes | Range] = [_header("blobs/"), _header("blobs/sha256/")]
+        parts: list[bytes | Range] = [header("blobs/"), header("blobs/sha256/")]
         for name, content in image.documents:
-            parts.append(_header(name, len(content)) + content + _padding(len(content)))
+            parts.append(header(name, len(content)) + content + padding(len(content)))
         for name in dict.fromkeys(image.layers[held:]):
             where = self._members.get(name)
             if where is None:
                 raise HostError(f"{self.path}: a layer of {image.name} is missing", hint=f"docker pull {image.name}")
-            parts += [_header(name, where.size), where, _padding(where.size)]
-        return Cargo(path=self.path, parts=(*parts, _LAST))
+            parts += [header(name, where.size), where, padding(where.size)]
+        return Cargo(path=self.path, parts=(*parts, END))
 
     def _below(self, descriptor: Mapping[str, Any]) -> tuple[str, ...]:
         """The members that a descriptor leads to: a manifest with its configuration and layers, or several of them."""
@@ -167,6 +169,13 @@ class Archive:
 def tagged(name: str) -> str:
     """An image's name with its tag, as engines and archives spell it."""
     return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
+
+
+def told(chunks: Iterable[bytes], progress: Progress) -> Iterator[bytes]:
+    """The chunks, the progress of each told when it was taken."""
+    for chunk in chunks:
+        yield chunk
+        progress.advance(len(chunk))
 
 
 def common(layers: Sequence[str], held: Iterable[Sequence[str]]) -> int:
@@ -204,13 +213,17 @@ def _json(document: object) -> bytes:
     return json.dumps(document, separators=(",", ":"), sort_keys=True).encode()
 
 
-def _header(name: str, size: int = 0) -> bytes:
+def header(name: str, size: int = 0, mode: int = 0o644, target: str = "") -> bytes:
+    """What comes before a member of a tar archive: a file, a directory (named with /) or a link with a target."""
     member = tarfile.TarInfo(name.rstrip("/"))
-    member.size = size
+    member.size, member.mode, member.linkname = size, mode, target
     if name.endswith("/"):
         member.type, member.mode = tarfile.DIRTYPE, 0o755
+    elif target:
+        member.type = tarfile.SYMTYPE
     return member.tobuf(tarfile.GNU_FORMAT)
 
 
-def _padding(size: int) -> bytes:
+def padding(size: int) -> bytes:
+    """What comes after a file of so many bytes."""
     return bytes(-size % tarfile.BLOCKSIZE)

@@ -17,7 +17,7 @@ from labctl.errors import HostError
 from labctl.model import Event
 from labctl.progress import Progress, amount
 from labctl.shipping import host
-from labctl.shipping.archive import Archive, Cargo, Image
+from labctl.shipping.archive import Archive, Cargo, Image, told
 from labctl.shipping.host import Standing
 
 Emit = Callable[[Event], None]
@@ -123,16 +123,16 @@ def itinerary(image: str, routed: Iterable[Consignment]) -> Iterator[str]:
     """What is sent where, for people."""
     chains: dict[str, list[Consignment]] = {}
     for one in routed:
-        chain = chains[one.source.host] if one.source else []
-        chains[one.host] = [*chain, one]
-        if one.source:
-            del chains[one.source.host]
+        chains[one.host] = [*(chains.pop(one.source.host) if one.source else ()), one]
+    cargoes: dict[str, list[list[Consignment]]] = {}
     for chain in chains.values():
-        first = chain[0]
-        few = len(first.image.layers) - first.standing.held(first.image)
-        what = f"image {image}: {amount(first.cargo.size)} with {few} of {len(first.image.layers)} layers"
-        way = "; each hands them on to the next" if len(chain) > 1 else ""
-        yield f"{what} to {' -> '.join(one.host for one in chain)}{way}"
+        cargoes.setdefault(chain[0].cargo.key, []).append(chain)
+    for group in cargoes.values():
+        first = group[0][0]
+        missing = len(first.image.layers) - first.standing.held(first.image)
+        what = f"image {image}: {amount(first.cargo.size)} with {missing} of {len(first.image.layers)} layers"
+        ways = ", ".join(" -> ".join(one.host for one in chain) for chain in group)
+        yield f"{what} to {ways}" + (" (each hands them on to the next)" if any(len(c) > 1 for c in group) else "")
 
 
 # --- one host ------------------------------------------------------------------------------------------------
@@ -215,13 +215,6 @@ def pass_on(one: Consignment, source: Consignment, there: int, progress: Progres
             "the rest comes from here"
         )
     return there
-
-
-def told(chunks: Iterable[bytes], progress: Progress) -> Iterator[bytes]:
-    """The chunks, each told of when it was taken."""
-    for chunk in chunks:
-        yield chunk
-        progress.advance(len(chunk))
 
 
 def side_by_side(work: Callable[[K], T], wanted: Mapping[str, K]) -> tuple[dict[str, T], dict[str, HostError]]:

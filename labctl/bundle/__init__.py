@@ -1,0 +1,106 @@
+"""A lab in one file, for a site without network: its images, settings, workloads and, where asked for, its cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from labctl import images, prepare, run_request, shipping, site
+from labctl.bundle import loading, saving, to_hosts
+from labctl.bundle.sealed import Bundle
+from labctl.cache import make_root
+from labctl.connection import Connection
+from labctl.context import Context
+from labctl.errors import HostError
+from labctl.progress import Progress
+from labctl.settings import Settings
+from labctl.shipping import Failures, Fleet, here
+from labctl.shipping.archive import Archive
+
+
+def save(
+    context: Context, file: Path, *, workloads: Iterable[str] = (), cache: bool = False, secrets: bool = False
+) -> dict[str, Any]:
+    """Write the lab in the context's directory, with the images of its nodes and of these workloads, into a file."""
+    found = context.settings()
+    prepare.require_initialised(context)
+    asked = [
+        run_request.choose_workload(context.directory, name, run_request.RunOptions(), found) for name in workloads
+    ]
+    wanted = dict.fromkeys(
+        image_of(context, one) for one in (found, *(prepare.for_workload(found, task) for task in asked))
+    )
+    folder = Path(found.text("HOST_CACHE_PATH")) if cache else None
+    if folder and not folder.is_dir():
+        raise HostError(
+            f"HOST_CACHE_PATH {folder} is not there", hint="labctl cache WORKLOAD, or leave --with-cache out"
+        )
+    for image in wanted:
+        if here.described(image) is None:
+            raise HostError(f"image {image} is not on this machine", hint="labctl build, or docker pull")
+    said = saving.write(
+        file, context.directory, found.text("LAB_NAME"), tuple(wanted), context.notice, cache=folder, secrets=secrets
+    )
+    for one in said["left_out"]:
+        context.notice(f"left out: {one['what']} ({one['why']})")
+    return said
+
+
+def load(context: Context, file: Path, *, force: bool = False) -> dict[str, Any]:
+    """Unpack a bundle into the context's directory and hand its images to this engine, or to the hosts of LAB_HOSTS.
+
+    Nothing is changed before all of the bundle was read and found whole.
+    """
+    bundle = loading.checked(file, context.notice)
+    found = loading.settings_of(bundle, context.environ, context.flags)
+    cache = Path(found.text("HOST_CACHE_PATH"))
+    files, cached = loading.of_lab(bundle, context.directory, force=force), loading.of_cache(bundle, cache)
+    loading.require_room({**files, **cached})
+    if cached:
+        make_root(cache)
+    loading.write(bundle, files)
+    fill_cache(context, bundle, cached)
+    failures = hand_out(context, bundle, found)
+    for failure in failures.values():
+        context.warn(failure.message)
+    return {
+        **{key: bundle.about[key] for key in ("lab", "images", "written", "labctl", "left_out")},
+        "directory": str(context.directory),
+        "files": [str(path.relative_to(context.directory)) for path in files],
+        "failed": [{"host": name, "message": one.message, "hint": one.hint} for name, one in failures.items()],
+    }
+
+
+def fill_cache(context: Context, bundle: Bundle, cached: Any) -> None:
+    if cached:
+        progress = Progress("cache", sum(member.size for member in cached.values()), 0, context.notice)
+        loading.write(bundle, cached, progress)
+        progress.finish()
+
+
+def hand_out(context: Context, bundle: Bundle, found: Settings) -> Failures:
+    """The images to those that run them, and the cache to hosts."""
+    archive = Archive(bundle.path)
+    with site.opened(context, found) as where:
+        if not where.targets:
+            for image in bundle.about["images"]:
+                here.load(archive, image, context.notice)
+            return {}
+        failures = dict(where.failed)
+
+        def left() -> dict[str, Connection]:
+            return {host: one for host, one in where.connections.items() if host not in failures}
+
+        for image in bundle.about["images"]:
+            failures |= shipping.hand_out(archive, image, Fleet(hosts=left(), emit=context.emit, addresses={}))
+        return failures | to_hosts.cache(bundle, found, left(), context.emit)
+
+
+def image_of(context: Context, found: Settings) -> str:
+    """The image of the lab's nodes; the hosts are asked only where their devices decide."""
+    accelerator = found.text("LAB_ACCELERATOR")
+    if found.text("LAB_IMAGE") or accelerator != "auto":
+        return found.text("LAB_IMAGE") or images.tag(accelerator)
+    with site.opened(context, found) as where:
+        return where.image

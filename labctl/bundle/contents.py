@@ -1,0 +1,141 @@
+"""What of a lab goes into a bundle, and what stays: a file that is carried about holds no keys and no secrets."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from labctl import dotenv, images, settings
+from labctl.errors import ConfigError
+
+NODES = ".lab/nodes"
+FOLDERS = ("workloads", "hostfiles", NODES)
+"""Of a lab directory, beside .env and the list of hosts."""
+SKIPPED = frozenset({"__pycache__", ".git"})
+KEY = b"PRIVATE KEY-----"
+HEAD = 200
+"""Bytes of a file in which the first line of a private key is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A file by its path in the lab directory, its content where it is not the file's own, or where a link leads."""
+
+    name: str
+    mode: int = 0o644
+    source: Path | bytes = field(default=b"", repr=False)
+    target: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What goes along, and what is left out with the reason."""
+
+    entries: tuple[Entry, ...]
+    left_out: tuple[tuple[str, str], ...]
+
+
+def of_lab(directory: Path, *, secrets: bool) -> Chosen:
+    """The lab's settings, hosts, workloads and node directories; with ``secrets`` its keys and passwords too."""
+    env = settings.load(directory, {"HOME": "/"}, {})
+    written = (directory / ".env").read_text(encoding="utf-8")
+    text, blanked = (written, ()) if secrets else without_secrets(written, env)
+    entries = [Entry(name=".env", mode=0o600, source=text.encode())]
+    left_out = [(f".env: {key}", "a secret") for key in blanked]
+    hosts = env.text("LAB_HOSTS")
+    if hosts and is_below(hosts) and (directory / hosts).is_file():
+        entries.append(Entry(name=hosts, source=directory / hosts))
+    elif hosts:
+        left_out.append((hosts, "not in the lab directory"))
+    for folder in FOLDERS:
+        for entry in walk(directory, folder):
+            reason = "leads out of the lab" if leads_out(entry) else "" if secrets else why_secret(entry)
+            if reason:
+                left_out.append((entry.name, reason))
+            else:
+                entries.append(entry)
+    unique = {entry.name: entry for entry in entries}
+    return Chosen(tuple(unique.values()), tuple(left_out))
+
+
+def of_cache(cache: Path) -> Iterator[Entry]:
+    """All of the shared cache, by paths in it, but labctl's own locks and what is on its way."""
+    for entry in walk(cache, "."):
+        if not entry.name.endswith((".lock", ".incomplete")) and not leads_out(entry):
+            yield entry
+
+
+def locks_of(names: Iterable[str]) -> dict[str, Path]:
+    """The files with the pinned versions of those images that are labctl's own, and of the ones below them."""
+    found: dict[str, Path] = {}
+    for name in names:
+        own = images.name_of(name)
+        while own:
+            if images.file(own, "lock").is_file():
+                found[f"{own}.lock"] = images.file(own, "lock")
+            own = images.base_of(own)
+    return found
+
+
+def without_secrets(text: str, env: settings.Settings) -> tuple[str, tuple[str, ...]]:
+    """A text of .env with the values left out that are never shown, and their keys."""
+    values = {f".env:{entry.line}": entry for entry in dotenv.parse(text, ".env")}
+    hidden = {
+        values[origin].line: values[origin].key
+        for _, shown, origin in env.rows()
+        if origin in values and is_secret(values[origin], shown)
+    }
+    lines = text.split("\n")
+    for line, key in hidden.items():
+        lines[line - 1] = f"# {key}: left out of the bundle"
+    return "\n".join(lines), tuple(hidden.values())
+
+
+def is_secret(entry: dotenv.Entry, shown: str) -> bool:
+    """Whether a value is one that ``config`` hides, or holds a password for a URL; a digest has an @ too."""
+    return shown == "set" != entry.value or bool(re.search(r"://\S*@", entry.value)) or is_login(entry)
+
+
+def is_login(entry: dotenv.Entry) -> bool:
+    return entry.key.lower().endswith("_proxy") and "@" in entry.value
+
+
+def walk(root: Path, folder: str) -> Iterator[Entry]:
+    """Files and links below a folder, by paths relative to the root, in order."""
+    for where, folders, files in os.walk(root / folder):
+        folders[:] = sorted(set(folders) - SKIPPED)
+        here = Path(where)
+        for name in sorted([*files, *(one for one in folders if (here / one).is_symlink())]):
+            path = here / name
+            relative = path.relative_to(root).as_posix()
+            if path.is_symlink():
+                yield Entry(name=relative, target=str(path.readlink()))
+            elif path.is_file():
+                yield Entry(name=relative, mode=path.stat().st_mode & 0o777, source=path)
+
+
+def why_secret(entry: Entry) -> str:
+    """Why a file stays here; empty where it may go."""
+    if entry.name.startswith(NODES) and "secrets" in PurePosixPath(entry.name).parts:
+        return "a secret"
+    if isinstance(entry.source, Path):
+        try:
+            with entry.source.open("rb") as file:
+                return "a private key" if KEY in file.read(HEAD) else ""
+        except OSError as error:
+            raise ConfigError(f"cannot read {entry.source}: {error.strerror}", hint=f"ls -l {entry.source}") from error
+    return ""
+
+
+def is_below(path: str) -> bool:
+    return not path.startswith(("/", "~")) and ".." not in PurePosixPath(path).parts
+
+
+def leads_out(entry: Entry) -> bool:
+    """Whether a link leads to what no bundle holds."""
+    return bool(entry.target) and (
+        entry.target.startswith("/") or os.path.normpath(Path(entry.name).parent / entry.target).startswith("..")
+    )

@@ -1,0 +1,112 @@
+"""Reads a bundle: all of it is checked before anything is changed."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from labctl import settings
+from labctl.bundle.contents import NODES
+from labctl.bundle.sealed import Bundle, Member
+from labctl.errors import ConfigError, HostError
+from labctl.files import make_private
+from labctl.progress import Progress, amount
+
+Notice = Callable[[str], None]
+LOCKS = ".lab/bundle"
+"""Where the pinned versions of the images come to lie, relative to the lab directory."""
+
+
+def checked(path: Path, notice: Notice) -> Bundle:
+    """A bundle that is whole. ConfigError where the file is none, HostError where it is damaged."""
+    bundle = Bundle(path)
+    progress = Progress(f"checking {path.name}", bundle.size, 0, notice)
+    bundle.check(progress.advance)
+    return bundle
+
+
+def settings_of(bundle: Bundle, environ: Mapping[str, str], flags: Mapping[str, str]) -> settings.Settings:
+    """The settings that will be in force in the lab's directory."""
+    with tempfile.TemporaryDirectory(prefix="labctl-") as folder:
+        copy(bundle, bundle.below("lab")[".env"], Path(folder, ".env"))
+        return settings.load(Path(folder), environ, flags)
+
+
+def of_lab(bundle: Bundle, directory: Path, *, force: bool) -> dict[Path, Member]:
+    """What is to be written for the lab, and where. ConfigError where that would change files, unless forced.
+
+    Node directories that are there stay: `labctl up` made them, with the keys that no bundle holds.
+    """
+    wanted = {directory / name: member for name, member in bundle.below("lab").items()}
+    wanted |= {directory / LOCKS / name: member for name, member in bundle.below("locks").items()}
+    if (directory / NODES).exists():
+        wanted = {path: member for path, member in wanted.items() if not path.is_relative_to(directory / NODES)}
+    missing = {path: member for path, member in wanted.items() if not holds(bundle, member, path)}
+    others = sorted(str(path.relative_to(directory)) for path in missing if os.path.lexists(path))
+    if others and not force:
+        few = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
+        raise ConfigError(
+            f"{directory} has other content than the bundle: {few}",
+            hint="load it into another directory, or --force to replace those files",
+        )
+    return missing
+
+
+def of_cache(bundle: Bundle, cache: Path) -> dict[Path, Member]:
+    """What the cache lacks of the bundle's; what is there already stays as it is."""
+    wanted = {cache / name: member for name, member in bundle.below("cache").items()}
+    return {path: member for path, member in wanted.items() if not os.path.lexists(path)}
+
+
+def require_room(wanted: Mapping[Path, Member]) -> None:
+    """HostError where a disk has less room than these files take."""
+    needed: dict[int, int] = {}
+    for path, member in wanted.items():
+        disk = next(parent for parent in path.parents if parent.exists())
+        number = disk.stat().st_dev
+        needed[number] = needed.get(number, 0) + member.size
+        free = shutil.disk_usage(disk).free
+        if needed[number] > free:
+            raise HostError(
+                f"{disk} has {amount(free)} free, and more is to come", hint=f"df -h {shlex.quote(str(disk))}"
+            )
+
+
+def write(bundle: Bundle, wanted: Mapping[Path, Member], progress: Progress | None = None) -> None:
+    """Write these files, each at once or not at all. HostError names the one that cannot be written."""
+    for path, member in wanted.items():
+        make_private(path.parent)
+        try:
+            copy(bundle, member, path)
+        except OSError as error:
+            raise HostError(
+                f"cannot write {path}: {error.strerror}", hint=f"ls -ld {path.parent}; df -h {path.parent}"
+            ) from error
+        if progress:
+            progress.advance(member.size)
+
+
+def copy(bundle: Bundle, member: Member, path: Path) -> None:
+    """Put a member at a path, in place of another file."""
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".new-") as folder:
+        new = Path(folder, "file")
+        if member.target:
+            new.symlink_to(member.target)
+        else:
+            with new.open("wb") as stream:
+                stream.writelines(bundle.chunks(member))
+            new.chmod(member.mode & 0o777)
+        new.replace(path)
+
+
+def holds(bundle: Bundle, member: Member, path: Path) -> bool:
+    """Whether a path is as the bundle has it."""
+    if member.target:
+        return path.is_symlink() and str(path.readlink()) == member.target
+    if path.is_symlink() or not path.is_file() or path.stat().st_size != member.size:
+        return False
+    return path.read_bytes() == b"".join(bundle.chunks(member))

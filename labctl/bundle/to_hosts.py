@@ -1,0 +1,79 @@
+"""A bundle's cache onto hosts: what they lack of it, which is theirs only once it is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from labctl.bundle.sealed import Bundle, Member
+from labctl.connection import Connection
+from labctl.model import Event
+from labctl.progress import Progress
+from labctl.settings import Settings
+from labctl.shipping import Failures
+from labctl.shipping.archive import END, Cargo, Range, header, padding, told
+from labctl.shipping.delivery import Emit, side_by_side
+from labctl.shipping.host import ASKING, MOVING, failed
+
+# $1: the cache, below the home unless it begins with /.
+_FOLDER = 'umask 077; cd && mkdir -p "$1" && cd "$1" || exit 1\n'
+_LIST = _FOLDER + "find . -name .labctl-coming -prune -o ! -type d -print\n"
+_UNPACK = (
+    _FOLDER
+    + """
+rm -rf .labctl-coming && mkdir .labctl-coming && tar -xf - -C .labctl-coming && cd .labctl-coming || exit 1
+find . -type d -exec sh -c 'for one; do mkdir -p "../$one"; done' sh {} + || exit 1
+find . ! -type d -exec sh -c 'for one; do mv -f "$one" "../$one" || exit 1; done' sh {} + || exit 1
+cd .. && rm -rf .labctl-coming
+"""
+)
+
+
+def cache(bundle: Bundle, found: Settings, hosts: Mapping[str, Connection], emit: Emit) -> Failures:
+    """Bring the bundle's cache to hosts, side by side; returns why it is not on which of them."""
+    members = bundle.below("cache")
+    if not members:
+        return {}
+    folder = place(found)
+
+    def bring(connection: Connection) -> None:
+        listed = connection.run(_LIST, folder, timeout=ASKING, check=False)
+        if listed.code != 0:
+            raise failed(connection, f"cannot use its cache {folder}", listed.err, "ls -ld ~/.cache/labctl; df -h")
+        there = {line.removeprefix("./") for line in listed.out.splitlines()}
+        lacking = {name: member for name, member in members.items() if name not in there}
+        if lacking:
+            unpack(connection, folder, cargo(bundle, lacking), emit)
+
+    return side_by_side(bring, hosts)[1]
+
+
+def place(found: Settings) -> str:
+    """HOST_CACHE_PATH as a host understands it: relative to the person's home there, where it is below it here."""
+    path = Path(found.text("HOST_CACHE_PATH"))
+    return str(path.relative_to(found.home)) if path.is_relative_to(found.home) else str(path)
+
+
+def cargo(bundle: Bundle, members: Mapping[str, Member]) -> Cargo:
+    """A tar archive of these members."""
+    parts: list[bytes | Range] = []
+    for name, member in members.items():
+        parts.append(header(name, member.size, member.mode, member.target))
+        if not member.target:
+            parts += [Range(member.offset, member.size), padding(member.size)]
+    return Cargo(path=bundle.path, parts=(*parts, END))
+
+
+def unpack(connection: Connection, folder: str, cargo: Cargo, emit: Emit) -> None:
+    """Send an archive into a folder. HostError where it does not come whole."""
+    host = connection.target.name
+
+    def notice(text: str) -> None:
+        emit(Event(kind="notice", text=text, node=host))
+
+    progress = Progress(f"{host}: cache", cargo.size, 0, notice)
+    chunks = told(cargo.chunks(), progress)
+    done = connection.send(_UNPACK, folder, chunks=chunks, timeout=MOVING, check=False)
+    if done.code != 0:
+        raise failed(connection, "the cache did not come whole", done.err, "df -h")
+    progress.finish()
