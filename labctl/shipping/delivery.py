@@ -17,7 +17,7 @@ from labctl.errors import HostError
 from labctl.model import Event
 from labctl.progress import Progress, amount
 from labctl.shipping import host
-from labctl.shipping.archive import Archive, Cargo, Image, told
+from labctl.shipping.archive import Archive, Cargo, Image, tagged, told
 from labctl.shipping.host import Standing
 
 Emit = Callable[[Event], None]
@@ -142,7 +142,7 @@ def bring(one: Consignment, emit: Emit, *, keep: bool) -> None:
     """Have it on the host, loaded and found to be the same; its file there goes unless it is to be kept."""
     supply(one, emit)
     try:
-        host.load(one.connection, one.file)
+        found = host.load(one.connection, one.file, tagged(one.image.name))
     except HostError as error:
         if "no space left" in error.message.lower():
             raise
@@ -155,12 +155,10 @@ def bring(one: Consignment, emit: Emit, *, keep: bool) -> None:
             hint="the same command again sends it anew; where that repeats itself, check that host's disk",
             node=one.host,
         ) from error
-    found = host.look(one.connection, one.image.name).image
-    if not found or found["Id"] not in one.image.ids:
-        seen = found["Id"] if found else "none"
+    if found not in one.image.ids:
         host.forget(one.connection, one.file)
         raise Refused(
-            f"{one.host}: its engine loaded {one.image.name} as {seen}, not {min(one.image.ids)}", node=one.host
+            f"{one.host}: its engine loaded {one.image.name} as {found}, not {min(one.image.ids)}", node=one.host
         )
     if not keep:
         host.forget(one.connection, one.file)

@@ -20,6 +20,8 @@ ASKING = 120
 """Seconds for an engine to say what it has: one that stores a large image is slow to answer."""
 MOVING = 24 * 3600
 """Seconds for bytes to move and be stored: a connection that is cut ends it much sooner."""
+STALLED = 10
+"""Seconds after which who writes a file and brings nothing counts as cut off."""
 
 _ENGINE = 'socket=$1; shift; engine() { docker --host "unix://$socket" "$@"; }\n'
 _FOLDER = "umask 077; folder=$HOME/.labctl/images\n"
@@ -29,18 +31,17 @@ _LOOK = (
     _ENGINE
     + """
 set -e
-identity=$(engine info --format '{{.ID}}')
-root=$(engine info --format '{{.DockerRootDir}}')
+both=$(engine info --format '{{.ID}} {{.DockerRootDir}}')
 room() { df -Pk "$1" 2>/dev/null | tail -n 1; }
 described=$(engine image inspect --format '{{json .}}' "$1" 2>/dev/null) || described=
-printf '%s\\n' "$(id -u) $HOME $identity" "$(room "$HOME")" "$(room "$root")" "$described"
+printf '%s\\n' "$(id -u) $HOME ${both%% *}" "$(room "$HOME")" "$(room "${both#* }")" "$described"
 all=$(engine image ls --all --quiet --no-trunc)
 [ -z "$all" ] || engine image inspect --format '{{json .RootFS.Layers}}' $all 2>/dev/null || true
 """
 )
 
-# How much of a file is there. Another attempt that writes to it is let finish; one that was cut off, and so brings
-# nothing more, is ended. What nobody asked for in a week goes.
+# How much of a file is there. Another attempt that writes to it is let finish; one that brings nothing for so many
+# seconds, as it was cut off, is ended. What nobody asked for in a week goes.
 _THERE = (
     _FOLDER
     + """
@@ -51,7 +52,7 @@ writes() { [ -n "$writer" ] && [ "$(readlink "/proc/$writer/fd/1")" = "$(pwd -P)
 writer=$(cat "$1.writer" 2>/dev/null)
 while writes "$1"; do
     before=$(size "$1")
-    sleep 10
+    sleep "$2"
     [ "$(size "$1")" != "$before" ] || kill "$writer" 2>/dev/null || true
 done
 size "$1"
@@ -90,7 +91,13 @@ exec 4>&1
 """
 )
 
-_LOAD = _ENGINE + _FOLDER + 'engine load --quiet --input "$folder/$1"\n'
+_LOAD = (
+    _ENGINE
+    + _FOLDER
+    + """
+engine load --quiet --input "$folder/$1" >&2 && engine image inspect --format '{{.Id}}' "$2"
+"""
+)
 _DIGEST = _FOLDER + 'sha256sum < "$folder/$1"\n'
 _FORGET = (
     _FOLDER
@@ -164,7 +171,7 @@ def require_room(connection: Connection, standing: Standing, size: int, there: i
 
 def there(connection: Connection, name: str) -> int:
     """How many bytes of a file are there."""
-    done = connection.run(_THERE, name, timeout=MOVING, check=False)
+    done = connection.run(_THERE, name, str(STALLED), timeout=MOVING, check=False)
     if done.code != 0:
         raise failed(connection, "cannot look into ~/.labctl/images", done.err, "ls -la ~/.labctl/images")
     return int(done.out)
@@ -221,11 +228,12 @@ def reaches(source: Connection, next_hop: tuple[str, ...], target: Connection, s
     return done.code == 0 and done.out.strip() == standing.identity
 
 
-def load(connection: Connection, name: str) -> None:
-    """Have the engine load a file. HostError with its own words."""
-    done = connection.run(_LOAD, connection.target.docker, name, timeout=MOVING, check=False)
+def load(connection: Connection, name: str, image: str) -> str:
+    """Have the engine load a file; returns what it then calls the image. HostError with its own words."""
+    done = connection.run(_LOAD, connection.target.docker, name, image, timeout=MOVING, check=False)
     if done.code != 0:
-        raise failed(connection, "its engine did not load the image", done.err or done.out, "df -h; docker info")
+        raise failed(connection, "its engine did not load the image", done.err, "df -h; docker info")
+    return done.out.strip()
 
 
 def is_whole(connection: Connection, name: str, cargo: Cargo) -> bool:
