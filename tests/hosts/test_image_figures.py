@@ -1,0 +1,124 @@
+"""What it takes to bring an image to one, two and four hosts: seconds, and bytes through each host's interface.
+
+``pytest -m slow -s tests/hosts/test_image_figures.py`` shows the figures.
+"""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from docker import DockerClient
+from hosts.host import Host
+from hosts.rack import Rack
+from labctl import shipping
+from labctl.connection import connected
+from labctl.hosts import Target
+from labctl.shipping import Fleet, here
+
+pytestmark = [pytest.mark.docker, pytest.mark.slow]
+
+SIZE = 100_000_000
+"""Of each of the image's two layers, in bytes."""
+UPLINK = "200mbit"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Seconds until the image is on every host, and bytes that each host received and sent."""
+
+    seconds: float
+    received: tuple[int, ...]
+    sent: tuple[int, ...]
+
+    @property
+    def from_here(self) -> int:
+        """Bytes that left this machine: what hosts sent, others of them received."""
+        return sum(self.received) - sum(self.sent)
+
+
+Send = Callable[[str, str, tuple[Host, ...]], Figure]
+
+
+class Image:
+    """An image of two layers that cannot be compressed; ``change`` makes the upper one anew."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self._folder = name, folder
+        (folder / "Dockerfile").write_text('FROM scratch\nCOPY one /one\nCOPY two /two\nENTRYPOINT ["/none"]\n')
+        (folder / "one").write_bytes(secrets.token_bytes(SIZE))
+        self.change()
+
+    def change(self) -> None:
+        (self._folder / "two").write_bytes(secrets.token_bytes(SIZE))
+        argv = ["docker", "build", "--quiet", "--tag", self.name, str(self._folder)]
+        subprocess.run(argv, check=True, capture_output=True)
+
+
+@pytest.fixture
+def figures_image(engine: DockerClient, family: str, tmp_path: Path) -> Iterator[Image]:
+    made = Image(f"{family}/figures:latest", tmp_path)
+    yield made
+    engine.images.remove(made.name, force=True)
+
+
+@pytest.fixture
+def send(rack: Rack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Send:
+    for key, value in rack.environ.items():
+        monkeypatch.setenv(key, value)
+
+    def send(what: str, image: str, hosts: tuple[Host, ...]) -> Figure:
+        targets = [
+            Target(name=host.name, address=host.address, user=host.user, port=host.port, key=str(host.key))
+            for host in hosts
+        ]
+        before = [host.traffic() for host in hosts]
+        with connected(targets, "true", seconds=30) as (connections, failures):
+            began = time.monotonic()
+            fleet = Fleet(hosts=connections, emit=lambda _: None, addresses={})
+            assert failures | shipping.send(image, fleet, tmp_path) == {}
+            seconds = time.monotonic() - began
+        traffic = [(host.traffic(), was) for host, was in zip(hosts, before, strict=True)]
+        figure = Figure(
+            seconds=seconds,
+            received=tuple(now.received - was.received for now, was in traffic),
+            sent=tuple(now.sent - was.sent for now, was in traffic),
+        )
+        mine = here.described(image)
+        assert mine
+        assert {host.engine.images.get(image).id for host in hosts} == {mine["Id"]}
+        with capsys.disabled():
+            each = ", ".join(f"{received / 1e6:.1f}" for received in figure.received)
+            print(f"\n{what}: {seconds:.1f} s, {figure.from_here / 1e6:.1f} MB from here, MB to each host: {each}")  # noqa: T201
+        return figure
+
+    return send
+
+
+def introduce(rack: Rack, hosts: tuple[Host, ...]) -> None:
+    """Let the person go from host to host, as clusters with a common home do."""
+    known = rack.known_hosts.read_text()
+    for host in hosts:
+        host.run(
+            "sh", "-c", "cat > ~/.ssh/id_ed25519 && chmod 600 ~/.ssh/*", user=host.user, stdin=rack.key.read_text()
+        )
+        host.run("sh", "-c", "cat > ~/.ssh/known_hosts", user=host.user, stdin=known)
+
+
+def test_sending_to_many_hosts_takes_little_more_than_to_one(rack: Rack, send: Send, figures_image: Image) -> None:
+    one, two, four = rack.make("a"), rack.make("b", "c"), rack.make("d", "e", "f", "g")
+    seven = (*one, *two, *four)
+    introduce(rack, seven)
+    rack.slow_uplink(UPLINK)
+    figures = [send(f"{len(hosts)} hosts", figures_image.name, hosts) for hosts in (one, two, four)]
+    assert all(figure.from_here < 1.1 * figures[0].from_here for figure in figures)
+    assert figures[2].seconds / figures[0].seconds <= 1.5
+    figures_image.change()
+    changed = send("one layer changed, 4 hosts", figures_image.name, four)
+    assert all(SIZE < received < 1.05 * SIZE for received in changed.received)
