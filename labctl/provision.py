@@ -9,7 +9,7 @@ from labctl import keys, render, sending, tree
 from labctl.connection import Connection
 from labctl.files import make_private, write_all
 from labctl.hardware import Host
-from labctl.lab import KEPT, own_mounts
+from labctl.lab import own_mounts
 from labctl.model import File, Lab
 
 # Seconds for the folders, and for the files of one host: workloads are small, a person's clone may not be.
@@ -88,11 +88,16 @@ def send(lab: Lab, host: Host, connection: Connection, image_id: str) -> None:
     """
     nodes = [node for node in lab.nodes if node.host == host.name]
     caches = [render.own_path(lab, host, render.cache_directory(node.name)) for node in nodes]
-    folders = [render.own_path(lab, host, path) for path in ("runs", KEPT)]
-    mounts = [render.path_on(lab, host, source) for source in own_mounts(lab)]
+    sources = [mount.source for mount in lab.mounts if mount.source in own_mounts(lab) or is_below(mount.source, lab)]
+    mounts = [render.path_on(lab, host, source) for source in sources if source != str(lab.directory / "workloads")]
     locks = [str(render.lease_path(host.locks, device)) for node in nodes for device in node.devices.devices]
-    words = (image_id, str(len(caches)), " ".join(locks), *caches, *folders, *mounts)
+    words = (image_id, str(len(caches)), " ".join(locks), *caches, *mounts)
     connection.run(MAKE, *words, timeout=MAKING)
     names = [node.name for node in nodes]
     trees = tree.of_lab(lab.directory, names, launcher=lab.nodes[0].host == host.name)
     sending.send(connection, host.directory, trees, alone=render.node_directory("").rstrip("/"))
+
+
+def is_below(source: str, lab: Lab) -> bool:
+    """Whether a path is in the lab's directory, which is labctl's own on a host."""
+    return Path(source).is_relative_to(lab.directory)

@@ -17,6 +17,8 @@ WIDTH = 32
 # Seconds for the files of a run; what a workload wrote may be large.
 SENDING = 120
 FETCHING = 3600
+# Paths that a warning names.
+SHOWN = 3
 
 
 def send(lab: Lab, job: Job, engine: Engine, path: Path) -> tree.Tree:
@@ -30,10 +32,16 @@ def fetch(lab: Lab, job: Job, engine: Engine, path: Path, sent: tree.Tree, warn:
     """What ranks wrote on their hosts, back into the run's directory; a host that does not give it is warned of."""
 
     def bring(connection: Connection, there: str) -> None:
+        host = connection.target.name
         try:
-            fetching.fetch(connection, there, path, sent=sent, seconds=FETCHING)
+            came = fetching.fetch(connection, there, path, sent=sent, seconds=FETCHING)
         except HostError as error:
             warn(error.message)
+            return
+        if came.aside:
+            warn(f"{host}: another host wrote the same names: see {', '.join(came.aside[:SHOWN])} in {path}")
+        if came.refused:
+            warn(f"{host}: not fetched, because it is no file of the run: {', '.join(came.refused[:SHOWN])}")
 
     on_hosts(lab, job, engine, bring)
 

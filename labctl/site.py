@@ -62,10 +62,13 @@ class Site:
         return {host: path for host in self.engine.hosts if self.targets and (path := self.sent_to(host))}
 
     def sent_to(self, host: str) -> str:
-        """Where the lab's files are on a host; empty where it sees the lab directory itself."""
+        """Where the lab's files are on a host; empty where it sees the lab directory itself.
+
+        Hosts may share a home: each has a directory of its own in it.
+        """
         if self.settings.text("LAB_SHARED_DIR"):
             return ""
-        return f"{self.told[host].facts['home']}/{FILES}/{self.settings.text('LAB_NAME')}"
+        return f"{self.told[host].facts['home']}/{FILES}/{self.settings.text('LAB_NAME')}.{host}"
 
     @property
     def places(self) -> dict[str, str]:

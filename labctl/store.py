@@ -19,6 +19,8 @@ SCHEMA = 1
 RESULT = "result.json"
 OUTPUT = "output.log"
 LOCK = "run.lock"
+# Where ranks and scripts write themselves, and where what came from several hosts lies apart.
+LOGS = ("*.log", "ranks/*.log", "hosts/*/*.log", "hosts/*/ranks/*.log")
 RANK_REPORTED = re.compile(r"labctl: rank (\d+) of \d+ on (\S+)$")
 # DeepSpeed's launcher on each node says which ranks it is about to start there; deepspeed/launcher/launch.py.
 RANKS_STARTED = re.compile(r"^(\S+): .*\bglobal_rank_mapping=defaultdict\(<class 'list'>, (\{.*\})\)$")
@@ -68,7 +70,7 @@ class Recorder:
 
 def redact_ranks(path: Path, hidden: tuple[Secret, ...]) -> None:
     """Take secrets out of the logs that ranks and scripts wrote themselves."""
-    for log in (*path.glob("*.log"), *path.glob("ranks/*.log")):
+    for log in (log for place in LOGS for log in path.glob(place)):
         # A workload may leave anything under such a name.
         if log.is_symlink() or not log.is_file():
             continue
