@@ -238,6 +238,8 @@ def environment(lab: Lab, host: Host, more: Pairs) -> Pairs:
     if lab.network == "host":
         # The host's other networks have no business with the lab's sshd.
         node["LAB_SSH_ADDRESS"] = host.address
+        # The first node has the launcher's address: Open MPI would take it for the launcher and start its ranks there.
+        node["OMPI_MCA_if_base_do_not_resolve"] = "1"
     network = dict.fromkeys(INTERFACE_VARIABLES, host.interface)
     return tuple({**node, **network, **dict(more), **dict(lab.environment)}.items())
 

@@ -18,26 +18,37 @@ import yaml
 from labctl import hostfile, job, lab, launchers, limits, plan, render, settings, workload
 from labctl.containers import Observed
 from labctl.hardware import Device, Host
-from labctl.model import Accelerator, Job, Lab
+from labctl.model import Accelerator, Job, Lab, Network
 
 HERE = Path(__file__).parent
 DIRECTORY = Path("/srv/lab")
-CASES = tuple(f"{accelerator}-{size}" for accelerator in get_args(Accelerator) for size in ("1-node", "3-nodes"))
+ON_HOSTS = ("cpu-3-hosts", "nvidia-3-hosts")
+"""A node on each of several hosts; the others are labs on one machine."""
+CASES = (
+    *(f"{accelerator}-{size}" for accelerator in get_args(Accelerator) for size in ("1-node", "3-nodes")),
+    *ON_HOSTS,
+)
 COMPOSE_FILES = sorted(HERE.glob("*/expected/nodes/*/compose.yml"))
 
 
 def load_case(folder: Path, scratch: Path) -> Lab:
     shutil.copyfile(folder / "case.env", scratch / ".env")
     found = settings.load(scratch, {"HOME": "/home/someone"}, {})
-    facts: dict[str, Any] = json.loads((folder / "host.json").read_text(encoding="utf-8"))
-    facts |= {key: tuple(value) for key, value in facts.items() if isinstance(value, list)}
-    facts["devices"] = tuple(Device(**device) for device in facts.get("devices", ()))
+    facts = json.loads((folder / "host.json").read_text(encoding="utf-8"))
+    hosts = tuple(map(load_host, facts)) if isinstance(facts, list) else (load_host(facts),)
     accelerator: Any = found.text("LAB_ACCELERATOR")
-    return lab.build(found, DIRECTORY, accelerator, (Host(**facts),), limits.wanted(found))
+    network: Network = "host" if len(hosts) > 1 else "bridge"
+    return lab.build(found, DIRECTORY, accelerator, hosts, limits.wanted(found), network=network)
+
+
+def load_host(facts: dict[str, Any]) -> Host:
+    facts = {key: tuple(value) if isinstance(value, list) else value for key, value in facts.items()}
+    return Host(**{**facts, "devices": tuple(Device(**device) for device in facts.get("devices", ()))})
 
 
 def load_job(folder: Path, of: Lab) -> Job | None:
-    """The run that a case with a folder of workloads describes."""
+    """The run that a case with a folder of workloads describes; on several hosts, the same as on one machine."""
+    folder = folder.with_name(folder.name.replace("-hosts", "-nodes"))
     if not (folder / "workloads").is_dir():
         return None
     name = next((folder / "workloads").iterdir()).name
@@ -96,12 +107,14 @@ def test_expected_files_hold_no_secret(case: str, tmp_path: Path) -> None:
 
 # --- what every compose file must and must not say -----------------------------------------------------------
 
-# No privileged, ports, network_mode, ipc or pid here: a key that is not listed does not pass.
+# No privileged, ports, ipc or pid here: a key that is not listed does not pass.
 SERVICE_KEYS = {
-    *("image", "command", "hostname", "init", "restart", "working_dir", "labels", "environment", "networks"),
+    *("image", "command", "hostname", "init", "restart", "working_dir", "labels", "environment"),
     *("shm_size", "pids_limit", "mem_limit", "cpuset", "ulimits", "security_opt", "cap_drop", "cap_add", "runtime"),
     *("deploy", "devices", "group_add", "tmpfs", "volumes", "secrets", "healthcheck", "logging"),
 }
+BRIDGE_KEYS = {"networks"}
+HOST_KEYS = {"network_mode", "extra_hosts"}
 CAPABILITIES = {"AUDIT_WRITE", "SETGID", "SETUID", "SYS_CHROOT", "SYS_NICE", "IPC_LOCK"}
 
 
@@ -118,12 +131,18 @@ def services(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def test_there_is_a_compose_file_for_every_node_of_every_case() -> None:
-    assert len(COMPOSE_FILES) == 4 * (1 + 3)
+    assert len(COMPOSE_FILES) == 4 * (1 + 3) + 2 * 3
+
+
+def on_hosts(path: Path) -> bool:
+    return path.parts[-5] in ON_HOSTS
 
 
 def test_services_are_confined(compose_file: Path) -> None:
     for name, service in services(compose_file):
-        assert set(service) <= SERVICE_KEYS, name
+        network = HOST_KEYS if on_hosts(compose_file) else BRIDGE_KEYS
+        assert network <= set(service) <= SERVICE_KEYS | network, name
+        assert service.get("network_mode", "host") == "host"
         assert service["cap_drop"] == ["ALL"]
         assert set(service["cap_add"]) <= CAPABILITIES
         assert service["security_opt"] == ["no-new-privileges:true"]
@@ -162,7 +181,8 @@ def test_every_service_names_its_lab_node_and_role(compose_file: Path) -> None:
         assert labels["labctl.lab"] == lab_name
         assert labels["labctl.node"] == service["hostname"] == name
         assert labels["labctl.role"] == ("launcher" if name == "launcher" else "worker")
-    assert document["networks"]["lab"]["labels"] == {"labctl.lab": lab_name}
+    networks = {} if on_hosts(compose_file) else {"lab": {"labctl.lab": lab_name}}
+    assert {name: one["labels"] for name, one in document.get("networks", {}).items()} == networks
 
 
 def test_a_secret_is_a_file_below_the_nodes_own_directory(compose_file: Path) -> None:
@@ -170,7 +190,8 @@ def test_a_secret_is_a_file_below_the_nodes_own_directory(compose_file: Path) ->
     node = compose_file.parent.name
     for secret in document.get("secrets", {}).values():
         assert set(secret) == {"file"}
-        assert secret["file"].startswith(f"/srv/lab/.lab/nodes/{node}/secrets/")
+        directory = "/home/someone/.labctl/gpu-3" if on_hosts(compose_file) else "/srv/lab"
+        assert secret["file"].startswith(f"{directory}/.lab/nodes/{node}/secrets/")
 
 
 def compose_available() -> bool:

@@ -1,0 +1,96 @@
+"""The same .env on one machine and on several hosts: what is rendered differs in what hosts are, and nowhere else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+HERE = Path(__file__).parent
+DIRECTORY = "/srv/lab"
+PAIRS = (("cpu-3-nodes", "cpu-3-hosts"), ("nvidia-3-nodes", "nvidia-3-hosts"))
+# One machine: a bridge network, by its own name and MTU. Several: their own network, and names without a DNS server.
+NETWORK = {
+    *("networks", "services.*.networks", "services.*.network_mode", "services.*.extra_hosts"),
+    "services.*.environment.LAB_SSH_ADDRESS",
+    *(f"services.*.environment.{name}" for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")),
+    *(f"services.*.environment.OMPI_MCA_{name}_tcp_if_include" for name in ("btl", "oob")),
+    "services.*.environment.OMPI_MCA_if_base_do_not_resolve",
+}
+# Nodes of one machine share its cores and devices; a host has its own, and a person may have other ids there.
+MACHINE = {
+    *("services.*.cpuset", "services.*.environment.OMP_NUM_THREADS"),
+    *("services.*.environment.LAB_UID", "services.*.environment.LAB_GID", "services.*.tmpfs"),
+    *("services.*.labels.labctl.devices", "services.*.deploy.resources.reservations.devices"),
+    "services.*.volumes./etc/lab/leases",
+}
+# What was sent is changed where it came from, by editors in the launcher too.
+SENT = {"services.*.volumes./workspace/workloads.read_only"}
+# A digest of the rest.
+FINGERPRINT = {"services.*.labels.labctl.render"}
+
+
+def differences(one: Any, other: Any, path: str = "") -> Iterator[str]:
+    """Where two documents differ: the shortest keys that are not in both, or whose values are not the same."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in one.keys() | other.keys():
+            yield from differences(one.get(key), other.get(key), f"{path}.{key}" if path else key)
+    elif one != other:
+        yield path
+
+
+def document(path: Path, directory: str) -> dict[str, Any]:
+    """A compose file with the lab's directory by one name, and mounts by their targets."""
+    found: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8").replace(directory, DIRECTORY))
+    for service in found["services"].values():
+        service["volumes"] = {volume["target"]: volume for volume in service["volumes"]}
+    return found
+
+
+def shortened(path: str) -> str:
+    """Without the service's name, and without what only tells one device from another."""
+    services, _, rest = path.partition(".")
+    kind = f"{services}.*.{rest.partition('.')[2]}" if rest else path
+    return "services.*.volumes./etc/lab/leases" if ".volumes./etc/lab/leases/" in kind else kind
+
+
+def found_in(here: str, there: str) -> set[str]:
+    hosts = json.loads((HERE / there / "host.json").read_text(encoding="utf-8"))
+    return {
+        shortened(path)
+        for number, host in enumerate(hosts)
+        for path in differences(
+            document(HERE / here / f"expected/nodes/worker-{number}/compose.yml", DIRECTORY),
+            document(HERE / there / f"expected/nodes/worker-{number}/compose.yml", host["directory"]),
+        )
+    }
+
+
+def settings(case: str) -> list[str]:
+    """The lines of a case's .env that say something."""
+    return [line for line in (HERE / case / "case.env").read_text(encoding="utf-8").splitlines() if line[0] != "#"]
+
+
+@pytest.mark.parametrize(("here", "there"), PAIRS)
+def test_the_settings_are_the_same_but_for_the_hosts(here: str, there: str) -> None:
+    assert settings(there) == [*settings(here), "LAB_HOSTS=hosts.txt"]
+
+
+def test_compose_files_differ_only_in_what_the_hosts_are() -> None:
+    assert set.union(*(found_in(*pair) for pair in PAIRS)) == NETWORK | MACHINE | SENT | FINGERPRINT
+
+
+def others(case: str) -> dict[str, str]:
+    """All but the compose files and the plan, by path: the launcher's ssh config, and what a run is started with."""
+    root = HERE / case / "expected"
+    paths = (path for path in root.rglob("*") if path.is_file() and path.name not in ("compose.yml", "plan-up.txt"))
+    return {path.relative_to(root).as_posix(): path.read_text(encoding="utf-8") for path in paths}
+
+
+@pytest.mark.parametrize(("here", "there"), PAIRS)
+def test_all_else_is_the_same_but_for_the_name_of_the_interface(here: str, there: str) -> None:
+    assert {path: text.replace("ens3", "eth0") for path, text in others(there).items()} == others(here)
