@@ -181,8 +181,8 @@ def become_sshd(keys: dict[str, bytes], leases: tuple[int, ...]) -> NoReturn:
     Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     sshd = ["/usr/sbin/sshd", "-D", "-e", "-f", "/opt/lab/sshd_config", "-p", os.environ["LAB_SSH_PORT"]]
     # On its host's own network a node listens where the other nodes look for it, and nowhere else.
-    address = os.environ.get("LAB_SSH_ADDRESS")
-    sshd += ["-o", f"ListenAddress={address}"] if address else []
+    for address in os.environ.get("LAB_SSH_ADDRESS", "").split():
+        sshd += ["-o", f"ListenAddress={address}"]
     mark_ready()
     os.umask(0o022)
     if leases:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from labctl import render
+from labctl import program, render
 from labctl.errors import ConfigError
 from labctl.model import File, Lab, Workload
 
@@ -126,7 +126,7 @@ def place_script(lab: Lab, workload: Workload, run_directory: str) -> tuple[Work
     """
     path = Path(workload.script)
     if not path.is_absolute():
-        return workload, render.workload_directory(lab, workload), ()
+        return workload, program.workload_directory(lab, workload), ()
     if not path.is_file():
         raise ConfigError(f"{workload.name}: there is no script {path}")
     if path.suffix != ".py" and not os.access(path, os.X_OK):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from labctl import deepspeed_config, hostfile, launchers, render
+from labctl import deepspeed_config, hostfile, launchers, program
 from labctl.errors import ConfigError
 from labctl.launchers import Launch
 from labctl.model import File, Job, Lab, Node, Workload
@@ -60,8 +60,8 @@ def build(
         timeout=timeout,
         directory=directory,
     )
-    folder = script_directory or render.workload_directory(lab, workload)
-    return replace(job, files=(*job.files, render.render_program(lab, job, folder)))
+    folder = script_directory or program.workload_directory(lab, workload)
+    return replace(job, files=(*job.files, program.render_program(lab, job, folder)))
 
 
 def choose(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from labctl import model, scale
 from labctl.hardware import Device, DeviceMapping, Host, Mount
-from labctl.model import File, Job, Lab, Node, Pairs, Workload
+from labctl.model import File, Lab, Node, Pairs
 from labctl.templates import template, yaml_string
 
 # Root may not do in a container what no capability allows; these are what sshd and the node's start cannot do without.
@@ -25,6 +26,8 @@ LAUNCHER_CAPABILITIES = (
     ("SETUID", "the entrypoint becomes the lab's user"),
 )
 LAUNCHER = model.LAUNCHER
+# A loopback address beside the usual one, which the kernel answers to all the same.
+BESIDE = "127.0.0.2"
 # What the template says in place of the digest of its own text; a value with these quotes would have them escaped.
 UNSEALED = 'labctl.render: ""'
 # By these the libraries that every lab has are told which network to use; an accelerator adds its own.
@@ -89,15 +92,24 @@ def render(lab: Lab) -> tuple[File, ...]:
     return (*files, File(path=f"{node_directory(lab.nodes[0].name)}/launcher/config", content=config))
 
 
-def extra_hosts(lab: Lab) -> str:
-    """The names of all nodes with their addresses, one line each, for labs whose network has no DNS for them."""
+def extra_hosts(lab: Lab) -> dict[str, str]:
+    """The names of all nodes with their addresses, one line each, for labs whose network has no DNS for them; by role.
+
+    The launcher has the first node's address. Open MPI and Horovod would take that node for the machine they run on
+    and start its ranks in the launcher, so there it goes by an address that no interface has.
+    """
     if lab.network == "bridge":
-        return ""
-    pairs = ((node.name, lab.host(node.host).address) for node in lab.nodes)
-    return "".join(f"\n      - {yaml_string(f'{name}:{address}')}" for name, address in pairs)
+        return {}
+    first, *others = ((node.name, lab.host(node.host).address) for node in lab.nodes)
+    rest = "".join(name_line(*pair) for pair in others)
+    return {"worker": name_line(*first) + rest, LAUNCHER: name_line(first[0], BESIDE) + rest}
 
 
-def render_node(lab: Lab, node: Node, names: str) -> File:
+def name_line(name: str, address: str) -> str:
+    return f"\n      - {yaml_string(f'{name}:{address}')}"
+
+
+def render_node(lab: Lab, node: Node, names: Mapping[str, str]) -> File:
     """The compose file of one node; the first node's also holds the launcher. ``names`` is what extra_hosts gives."""
     host = lab.host(node.host)
     services = [worker(lab, node, host)]
@@ -237,9 +249,7 @@ def environment(lab: Lab, host: Host, more: Pairs) -> Pairs:
     node = {"LAB_NAME": lab.name, "LAB_UID": str(host.uid), "LAB_GID": str(host.gid), "LAB_SSH_PORT": str(lab.ssh_port)}
     if lab.network == "host":
         # The host's other networks have no business with the lab's sshd.
-        node["LAB_SSH_ADDRESS"] = host.address
-        # The first node has the launcher's address: Open MPI would take it for the launcher and start its ranks there.
-        node["OMPI_MCA_if_base_do_not_resolve"] = "1"
+        node["LAB_SSH_ADDRESS"] = f"{host.address} {BESIDE}" if host.name == lab.nodes[0].host else host.address
     network = dict.fromkeys(INTERFACE_VARIABLES, host.interface)
     return tuple({**node, **network, **dict(more), **dict(lab.environment)}.items())
 
@@ -262,32 +272,3 @@ def limits(lab: Lab) -> list[tuple[str, int]]:
     """The ulimits that the engine was found to grant."""
     wanted = (("memlock", lab.limits.memlock), ("stack", lab.limits.stack), ("nofile", lab.limits.nofile))
     return [(name, value) for name, value in wanted if value is not None]
-
-
-def render_program(lab: Lab, job: Job, script_directory: str) -> File:
-    """The script that every rank of a run executes; of a workload that starts its ranks itself, the launcher."""
-    workload = job.workload
-    name = "start.sh.j2" if workload.launcher == "own" else "rank.sh.j2"
-    content: str = template(name).render(
-        job=job,
-        script_directory=script_directory,
-        command=(*command(workload.script), *workload.arguments),
-        prepare=(*command(workload.prepare), *workload.arguments) if workload.prepare else (),
-        prepare_directory=workload_directory(lab, workload),
-        environment=workload.environment,
-        master_port=lab.master_port,
-        ssh_port=lab.ssh_port,
-    )
-    return File(path="rank.sh", content=content, mode=0o755)
-
-
-def workload_directory(lab: Lab, workload: Workload) -> str:
-    """Where a workload's folder is in the containers."""
-    return f"{lab.project_path}/workloads/{workload.directory.name}"
-
-
-def command(script: str) -> tuple[str, ...]:
-    """How a script is started: Python by the image's own interpreter, anything else by itself."""
-    if script.endswith(".py"):
-        return ("python", "-u", script)
-    return (script if "/" in script else f"./{script}",)

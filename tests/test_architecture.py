@@ -19,7 +19,7 @@ RINGS: tuple[tuple[str, ...], ...] = (
     ("dotenv", "yamlfile", "hostfile", "ansible", "hosts", "workload", "workload_fields", "deepspeed_config", "clones",
      "settings", "setting_kinds", "metrics", "verdict", "fit", "accelerators",
      "launchers", "resources", "templates", "images", "progress", "host", "pci", "apt", "routes"),
-    ("context", "observe", "survey", "lab", "scale", "render", "job", "plan", "devcontainer"),
+    ("context", "observe", "survey", "lab", "scale", "render", "program", "job", "plan", "devcontainer"),
     ("shell", "pipes", "dialing", "ssh_words", "link", "connection", "probe", "relay", "files", "lock", "leases",
      "keys", "store", "report", "output", "initialise", "tree", "packing", "merging",
      "host_scripts", "sending", "fetching", "provision"),
@@ -38,7 +38,7 @@ RING = {name: number for number, ring in enumerate(RINGS) for name in ring}
 # Data in, data out: what stands left of the plan.
 PURE = ("hardware", "model", "errors", "yamlfile", "hostfile", "hosts", "deepspeed_config", "workload_fields",
         "settings", "setting_kinds", "metrics", "verdict", "fit", "launchers", "routes", "lab", "ansible",
-        "scale", "render", "job", "plan", "devcontainer")  # fmt: skip
+        "scale", "render", "program", "job", "plan", "devcontainer")  # fmt: skip
 HEAVY = {"docker", "python_on_whales", "jinja2", "yaml", "cryptography", "typer", "requests", "huggingface_hub"}
 MODULES = sorted(PACKAGE.rglob("*.py"))
 LIMIT = 300

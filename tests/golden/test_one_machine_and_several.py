@@ -19,7 +19,6 @@ NETWORK = {
     "services.*.environment.LAB_SSH_ADDRESS",
     *(f"services.*.environment.{name}" for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")),
     *(f"services.*.environment.OMPI_MCA_{name}_tcp_if_include" for name in ("btl", "oob")),
-    "services.*.environment.OMPI_MCA_if_base_do_not_resolve",
 }
 # Nodes of one machine share its cores and devices; a host has its own, and a person may have other ids there.
 MACHINE = {

@@ -30,7 +30,7 @@ def test_a_secret_that_is_not_set_any_more_is_removed(tmp_path: Path) -> None:
 
 def test_a_changed_secret_renews_the_containers_and_is_not_in_the_text() -> None:
     before, after = (
-        render.render_node(one, one.nodes[0], "").content
+        render.render_node(one, one.nodes[0], {}).content
         for one in (lab(secrets=(("hf_token", Secret(value)),)) for value in ("CANARY-1", "CANARY-2"))
     )
     assert render.fingerprint(before) != render.fingerprint(after)

@@ -49,7 +49,7 @@ INJECTIONS = [
 
 def read(of: Lab) -> dict[str, Any]:
     """The first node's compose file as YAML says it."""
-    document: dict[str, Any] = yaml.safe_load(render.render_node(of, of.nodes[0], "").content)
+    document: dict[str, Any] = yaml.safe_load(render.render_node(of, of.nodes[0], {}).content)
     return document
 
 
@@ -116,7 +116,7 @@ def test_the_network_has_the_hosts_mtu_and_the_labs_name() -> None:
 
 def test_the_fingerprint_changes_with_the_file_and_with_nothing_else() -> None:
     def label(of: Lab) -> str:
-        return render.fingerprint(render.render_node(of, of.nodes[0], "").content)
+        return render.fingerprint(render.render_node(of, of.nodes[0], {}).content)
 
     assert label(lab(2)) == label(lab(2))
     assert label(lab(2)) != label(lab(2, shm_size="9g"))
@@ -150,7 +150,7 @@ def test_secrets_are_files_of_the_node_and_never_text() -> None:
     text = "".join(file.content for file in render.render(of))
     assert "CANARY" not in text
     assert "[REDACTED]" not in text
-    document = yaml.safe_load(render.render_node(of, of.nodes[1], "").content)
+    document = yaml.safe_load(render.render_node(of, of.nodes[1], {}).content)
     assert document["secrets"] == {
         "worker-1-hf_token": {"file": "/srv/lab/.lab/nodes/worker-1/secrets/hf_token"},
     }
