@@ -48,6 +48,7 @@ def line(row: dict[str, Any]) -> str:
     return (
         f"{row['name']:<34} {row['labctl']:>9.3f} {row['raw']:>9.3f} {row['unit']:<10}"
         f" {row['ratio']:>6.3f} (goal {row['goal']:g}, {verdict}; {row['low']:.3f} to {row['high']:.3f})"
+        + (f", peak memory {row['peak']:.0f} MiB" if "peak" in row else "")
     )
 
 
@@ -141,11 +142,73 @@ def rendering(runs: int) -> dict[str, Any]:
     return compare(runs, lambda: timed(10_000, 1), lambda: timed(1_000, 10), 1.1)
 
 
+def fan_out(nodes: int, goal: float) -> Callable[[int], dict[str, Any]]:
+    """`labctl exec --all -- true` / pdsh in the launcher: each logs in over ssh and tells which node failed."""
+
+    def bench(runs: int) -> dict[str, Any]:
+        with lab(nodes) as here:
+            typed = ["pdsh", "-S", "-R", "ssh", "-f", str(nodes), "-w", f"worker-[0-{nodes - 1}]", "true"]
+            raw = [*enter(here, "launcher", "/workspace"), *typed]
+            ours = [LABCTL, "exec", "--all", "--", "true"]
+            return compare(runs, lambda: seconds(ours, here), lambda: seconds(raw, here), goal)
+
+    return bench
+
+
+def planned(nodes: int, limit: float, *command: str) -> Callable[[int], dict[str, Any]]:
+    """The whole of a dry run / so many seconds, as no other tool does the same; and the most memory that one took."""
+
+    def bench(runs: int) -> dict[str, Any]:
+        peaks: list[float] = []
+        argv = [LABCTL, *command, "--dry-run", "--setting", f"LAB_NODES={nodes}"]
+        with initialised() as here:
+            return compare(runs, lambda: with_peak(argv, here, peaks), lambda: limit, 1.0) | {"peak": max(peaks)}
+
+    return bench
+
+
+def with_peak(argv: list[str], here: Path, peaks: list[float]) -> float:
+    """Seconds that a command takes; its peak of resident memory, in MiB, goes to the list."""
+    began = time.perf_counter()
+    child = subprocess.Popen(argv, cwd=here, stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode:
+        sys.exit(f"{' '.join(argv)} ended with {child.returncode}")
+    peaks.append(used.ru_maxrss / 1024)
+    return time.perf_counter() - began
+
+
+def rendering_hosts(runs: int) -> dict[str, Any]:
+    """Rendering a node on each of 1,000 hosts, each with the addresses of all / two seconds."""
+    from builders import host, node
+    from builders import lab as build_lab
+
+    from labctl import render
+
+    names = [f"host-{number}" for number in range(1_000)]
+    hosts = tuple(host(name=name, address=f"10.0.{number >> 8}.{number & 255}") for number, name in enumerate(names))
+    nodes = tuple(node(number, host=name) for number, name in enumerate(names))
+
+    def timed() -> float:
+        began = time.perf_counter()
+        assert len(render.render(build_lab(nodes, hosts=hosts, network="host"))) == len(names) + 1
+        return time.perf_counter() - began
+
+    return compare(runs, timed, lambda: 2.0, 1.0)
+
+
 BENCHMARKS: list[tuple[str, float, Callable[[int], dict[str, Any]]]] = [
     ("labctl --help", 1.5, help_text),
     ("render 10,000 nodes", 1.1, rendering),
     *[(f"up, {nodes} nodes", 1.10, up(nodes, 1.10)) for nodes in (2, 8, 32)],
     *[(f"repeated up, {nodes} nodes", 1.0, repeated_up(nodes, 1.0)) for nodes in (2, 8, 32)],
+    ("up --dry-run, 128 nodes / 2 s", 1.0, planned(128, 2.0, "up")),
+    ("up --dry-run, 1,000 nodes / 5 s", 1.0, planned(1_000, 5.0, "up")),
+    ("run --dry-run, 128 nodes / 2 s", 1.0, planned(128, 2.0, "run", "hello-mpi")),
+    ("run --dry-run, 1,000 nodes / 5 s", 1.0, planned(1_000, 5.0, "run", "hello-mpi")),
+    ("render 1,000 hosts / 2 s", 1.0, rendering_hosts),
+    ("true on 100 nodes / pdsh -f 100", 1.2, fan_out(100, 1.2)),
     ("run to the first rank's line", 1.05, first_rank),
     ("opt-tiny throughput", 0.99, throughput),
 ]
@@ -214,15 +277,24 @@ def until(argv: list[str], pattern: str, here: Path) -> float:
 @contextmanager
 def lab(nodes: int) -> Iterator[Path]:
     """A lab directory with its nodes up; removed afterwards."""
-    here = Path(tempfile.mkdtemp(prefix=f"bench{nodes}-"))
-    capture([LABCTL, "init", str(here)])
-    env = here / ".env"
-    env.write_text(re.sub(r"^LAB_NODES=.*$", f"LAB_NODES={nodes}", env.read_text(), flags=re.MULTILINE))
+    with initialised() as here:
+        env = here / ".env"
+        env.write_text(re.sub(r"^LAB_NODES=.*$", f"LAB_NODES={nodes}", env.read_text(), flags=re.MULTILINE))
+        try:
+            capture([LABCTL, "up"], here)
+            yield here
+        finally:
+            capture([LABCTL, "down"], here)
+
+
+@contextmanager
+def initialised() -> Iterator[Path]:
+    """A lab directory, of which nothing is up; removed afterwards."""
+    here = Path(tempfile.mkdtemp(prefix="bench-"))
     try:
-        capture([LABCTL, "up"], here)
+        capture([LABCTL, "init", str(here)])
         yield here
     finally:
-        capture([LABCTL, "down"], here)
         shutil.rmtree(here)
 
 
