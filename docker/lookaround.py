@@ -5,6 +5,11 @@ Standard library only, Python >= 3.8:
     look PORT                   one JSON line: clock, interfaces, what collectives are told, who listens on the port
     links SECONDS BYTES RATE NODE...
                                 one JSON line per node: log in over ssh, hand so many bytes over, in so many seconds
+    collect ADDRESS PEERS BYTES SECONDS
+                                a line with a port of the address; then, once so many peers have handed over so many
+                                bytes each, a JSON line: what went through each interface meanwhile
+    hand OWN ADDRESS PORT BYTES SECONDS
+                                hand bytes over from the own address; a JSON line as above
 """
 
 from __future__ import annotations
@@ -134,6 +139,61 @@ def link(node: str, seconds: float, size: int) -> dict[str, Any]:
     return {**answer, "code": child.wait()}
 
 
+def collect(address: str, peers: str, size: str, seconds: str) -> None:
+    deadline = time.monotonic() + float(seconds)
+    with socket.create_server((address, 0), backlog=int(peers)) as server:
+        print(server.getsockname()[1], flush=True)
+        before = counters()
+        got = 0
+        with contextlib.suppress(socket.timeout):
+            for _ in range(int(peers)):
+                server.settimeout(max(0.1, deadline - time.monotonic()))
+                with server.accept()[0] as peer:
+                    got += take(peer, int(size), deadline)
+    print(json.dumps({"bytes": got, **grown(before, counters())}), flush=True)
+
+
+def take(peer: socket.socket, size: int, deadline: float) -> int:
+    """Read so many bytes and say so; how many came."""
+    got = 0
+    while got < size:
+        peer.settimeout(max(0.1, deadline - time.monotonic()))
+        part = peer.recv(1 << 16)
+        if not part:
+            break
+        got += len(part)
+    peer.sendall(b"!")
+    return got
+
+
+def hand(own: str, address: str, port: str, size: str, seconds: str) -> None:
+    before = counters()
+    with socket.create_connection((address, int(port)), float(seconds), (own, 0)) as peer:
+        peer.sendall(bytes(int(size)))
+        whole = peer.recv(1) == b"!"
+    print(json.dumps({"bytes": int(size) if whole else 0, **grown(before, counters())}))
+
+
+def counters() -> dict[str, tuple[int, int]]:
+    """Bytes received and sent by each interface. Source: Documentation/ABI/testing/sysfs-class-net-statistics."""
+    found = {}
+    for path in Path("/sys/class/net").iterdir():
+        with contextlib.suppress(OSError):
+            numbers = [int((path / f"statistics/{name}_bytes").read_text()) for name in ("rx", "tx")]
+            found[path.name] = (numbers[0], numbers[1])
+    return found
+
+
+def grown(before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]) -> dict[str, Any]:
+    """What each interface received and sent between, and for each the ones that it is made of or part of."""
+    through = {name: [after[name][way] - before[name][way] for way in (0, 1)] for name in before if name in after}
+    kin = {
+        name: [path.name.split("_", 1)[1] for path in Path("/sys/class/net", name).glob("[lu]*er_*")]
+        for name in through
+    }
+    return {"through": through, "kin": kin}
+
+
 if __name__ == "__main__":
-    commands: dict[str, Callable[..., None]] = {"look": look, "links": links}
+    commands: dict[str, Callable[..., None]] = {"look": look, "links": links, "collect": collect, "hand": hand}
     commands[sys.argv[1]](*sys.argv[2:])

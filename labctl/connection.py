@@ -42,6 +42,8 @@ class Connection:
         self.target = target
         self.told = ""
         """What the opening script printed."""
+        self.told_at = 0.0
+        """When it had printed all that, by this machine's clock, in seconds since 1970."""
         self.address = ""
         """Where the host's engine is reached from here, for DOCKER_HOST and the SDK's ``base_url``."""
         self._stem = stem
@@ -54,6 +56,7 @@ class Connection:
         """Log in, run the opening script, find the engine. HostError, after so many seconds at most."""
         deadline = time.monotonic() + seconds
         self.told = self._link.open(opening, seconds)
+        self.told_at = time.time()
         self.address = f"unix://{self._engine(max(0.1, deadline - time.monotonic()))}"
 
     def close(self) -> None:

@@ -66,6 +66,15 @@ class Container:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Listener:
+    """A worker of any lab whose sshd listens to a port of the host itself."""
+
+    port: int
+    lab: str
+    container: Container
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     """What one daemon, or those of all hosts, hold of a lab; ``image`` is the id of the lab's image, None if absent."""
 

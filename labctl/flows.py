@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,12 @@ from typing import Any
 from labctl import cache as shared_cache
 from labctl import (
     clones,
-    device_requests,
     execute,
     initialise,
-    inventory,
     keys,
     leases,
     lock,
+    overview,
     plan,
     prepare,
     provision,
@@ -29,14 +28,12 @@ from labctl import (
 from labctl import devcontainer as vscode
 from labctl import setup as host_setup
 from labctl.context import Context
-from labctl.doctor import Attempt, Examination, Finding, examine, require
+from labctl.doctor import Attempt, Finding, require, visit
 from labctl.doctor import mend as repair
-from labctl.engines.docker_engine import DockerEngine
-from labctl.errors import ConfigError, HostError, LabError
+from labctl.errors import ConfigError
 from labctl.files import outdated, write_all
 from labctl.lab_status import status_of
 from labctl.model import Lab, Workload
-from labctl.observe import observe
 from labctl.run_request import RunOptions, build_job, choose_workload
 from labctl.settings import Settings
 from labctl.site import Site
@@ -45,8 +42,6 @@ Ask = prepare.Ask
 Rows = tuple[tuple[str, str, str], ...]
 # Seconds to wait for another `up` or `down` of the same lab.
 PATIENCE = 300
-# Seconds for an engine that is asked how it does: one that stores a large image is slow to answer.
-ANSWERING = 20
 
 
 def init(directory: Path) -> tuple[str, ...]:
@@ -60,26 +55,8 @@ def setup(emit: Callable[[str], None], ask: Ask | None, *, yes: bool) -> bool:
 
 
 def doctor(context: Context, *, node: str = "") -> tuple[Finding, ...]:
-    """Look at this host and this lab, or at one node of it."""
-    found = context.settings()
-    prepare.require_named(context, found)
-    # What would be warned of is among the findings.
-    quiet = replace(context, emit=lambda _: None)
-    with site.opened(context, found, seconds=ANSWERING) as where:
-        lacking: LabError | None = None
-        try:
-            lab = prepare.load_lab(quiet, where, ask=prepare.can_probe(where), anew=True)
-        except (HostError, ConfigError) as error:
-            # A mistake that has nothing to do with devices is raised anew.
-            lacking = error
-            lab = prepare.load_lab(quiet, prepare.without_devices(where), ask=False)
-        return examine(examination(context, where, lab, only=node), lacking=lacking)
-
-
-def examination(context: Context, where: Site, lab: Lab, *, only: str = "") -> Examination:
-    return Examination(
-        lab=lab, settings=where.settings, environ=context.environ, engine=where.engine.on(lab.hosts[0].name), only=only
-    )
+    """Look at the hosts and this lab, or at one node of it and its host."""
+    return visit.findings(context, node=node)
 
 
 def mend(context: Context, ask: Ask | None, *, node: str = "") -> tuple[tuple[Finding, ...], tuple[Attempt, ...]]:
@@ -88,19 +65,13 @@ def mend(context: Context, ask: Ask | None, *, node: str = "") -> tuple[tuple[Fi
 
 
 def devices(context: Context) -> dict[str, Any]:
-    """What this host has for a lab; works without an engine, and where no lab is."""
-    return {"hosts": [inventory.of_host(context.settings(), context.directory)]}
+    """What each host has for a lab; works without an engine, and where no lab is."""
+    return {"hosts": overview.devices(context)}
 
 
 def config(context: Context) -> tuple[Rows, Rows]:
-    """The settings in force with their origins, and what follows from them on this host with the reason."""
-    found = context.settings()
-    accelerator, why = inventory.choice(found)
-    if accelerator is None:
-        return found.rows(), (("accelerator", "none", why),)
-    chosen, here = observe(accelerator)
-    request = device_requests.described(found, chosen, here, context.directory, DockerEngine())
-    return found.rows(), (("accelerator", accelerator, why), ("device request", *request))
+    """The settings in force with their origins, and what follows from them on the hosts with the reason."""
+    return context.settings().rows(), overview.decided(context)
 
 
 def render_files(context: Context) -> tuple[Lab, tuple[str, ...]]:
@@ -151,13 +122,14 @@ def up(context: Context, *, workload: str = "", dry_run: bool = False) -> dict[s
 
 
 def bring_up(context: Context, where: Site) -> None:
-    """Image, lab, plan, containers."""
+    """Hosts that can take part, image, lab, plan, containers."""
+    where = visit.admitted(context, where)
     image_id, lacking = prepare.ensure_images(context, where)
     lab = prepare.load_lab(context, where)
     prepare.tell_accelerator(context, where, lab)
     prepare.require_room(context, where, lab)
     if not where.targets:
-        require(examination(context, where, lab), "up")
+        require(visit.local(context, where, lab), "up")
     own = lock.held(lab.directory / lock.LAB, "labctl up", wait=PATIENCE, notice=context.notice)
     with own, leases.granting(lab, wait=PATIENCE, notice=context.notice):
         steps, failed = plan_up(context, lab, where)
@@ -258,7 +230,7 @@ def run_on(context: Context, where: Site, task: Workload, options: RunOptions, a
         observed = engine.observe(lab.name, lab.image)
     prepare.require_own(context, lab.name, observed)
     if not where.targets:
-        require(examination(context, where, lab), "run")
+        require(visit.local(context, where, lab), "run")
     runs.require_up(lab, job, observed)
     runs.require_inputs(lab, job, engine)
     if options.launcher:

@@ -1,4 +1,4 @@
-"""What this host has for a lab, of every accelerator: as the kernel shows it, and the makers' tools' words.
+"""What a host has for a lab, of every accelerator: as the kernel shows it, and the makers' tools' words.
 
 No engine is asked.
 """
@@ -11,10 +11,11 @@ from typing import Any
 
 from labctl import accelerators, host, lab, leases
 from labctl.errors import HostError, LabError
+from labctl.hardware import HERE
 from labctl.model import Node
-from labctl.observe import ROOT, groups, observe
+from labctl.observe import ROOT, Person, groups, observe
 from labctl.settings import Settings
-from labctl.vendor_tools import describe
+from labctl.vendor_tools import Run, describe, run_here
 
 
 def of_host(found: Settings, directory: Path, root: Path = ROOT) -> dict[str, Any]:
@@ -22,13 +23,32 @@ def of_host(found: Settings, directory: Path, root: Path = ROOT) -> dict[str, An
 
     ``accelerator`` is null where none of the wanted kind is here. Memory in bytes.
     """
+    accelerator, _ = choice(found, root)
+    nodes, trouble = nodes_of(found, directory, root) if accelerator else ((), "")
+    return described(found, nodes, trouble, root=root)
+
+
+def described(
+    found: Settings,
+    nodes: tuple[Node, ...],
+    trouble: str,
+    *,
+    name: str = HERE,
+    root: Path = ROOT,
+    person: Person | None = None,
+    run: Run = run_here,
+) -> dict[str, Any]:
+    """A host whose files are below ``root``, and the lab's ``nodes`` on it; ``trouble`` is why there are none.
+
+    ``run`` runs the makers' tools there. Who holds a device is told of this machine's alone.
+    """
     accelerator, why = choice(found, root)
     everything = accelerators.find_all(root)
-    nodes, trouble = nodes_of(found, directory, root) if accelerator else ((), "")
     locks = host.lock_directory(root)
     owners = {device.path: node.name for node in nodes for device in node.devices.devices}
+    every = tuple(device for devices in everything.values() for device in devices)
     return {
-        "name": "local",
+        "name": name,
         "accelerator": accelerator,
         "why": why,
         "cpus": host.cpus(root),
@@ -39,13 +59,13 @@ def of_host(found: Settings, directory: Path, root: Path = ROOT) -> dict[str, An
                 "accelerator": kind,
                 **asdict(device),
                 "node": owners.get(device.path),
-                "holder": leases.holder(locks, device),
+                "holder": leases.holder(locks, device) if name == HERE else "",
             }
             for kind, devices in everything.items()
-            for device in describe(kind, devices)
+            for device in describe(kind, devices, run)
         ],
         "drivers": {kind: accelerators.get(kind).driver(root) for kind in everything},
-        "groups": groups(tuple(device for devices in everything.values() for device in devices), root),
+        "groups": groups(every, root, person),
         "infiniband": host.infiniband(root),
         "fabrics": [asdict(fabric) for fabric in host.fabrics(root)],
         "nodes": [

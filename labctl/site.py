@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import os
 import socket
-import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -95,6 +94,12 @@ class Site:
         wanted = self.settings.text("LAB_ACCELERATOR")
         return self.settings.text("LAB_IMAGE") or images.tag(self.accelerator if wanted == "auto" else wanted)
 
+    def without(self, failed: Mapping[str, HostError]) -> Site:
+        """The site where these hosts have failed too: nothing more is asked of them."""
+        left = {name: self.engine.on(name) for name in self.engine.hosts if name not in failed}
+        fleet = Fleet(left, self.settings.text("LAB_NAME"))
+        return replace(self, engine=fleet, failed={**self.failed, **failed})
+
     def daemon(self, host: Host) -> Daemon | None:
         """The host's engine; None where it did not answer."""
         return self.engine.on(host.name) if host.name in self.engine.hosts else None
@@ -112,19 +117,21 @@ class Site:
 
 @contextmanager
 def opened(
-    context: Context, found: Settings, only: tuple[str, ...] = (), *, seconds: int = ANSWERING
+    context: Context, found: Settings, only: tuple[str, ...] = (), *, seconds: int = ANSWERING, demand: bool = True
 ) -> Iterator[Site]:
-    """The lab's hosts, or ``only`` some, for the time of the block; daemons have so many seconds for an answer."""
+    """The lab's hosts, or ``only`` some, for the time of the block; daemons have so many seconds for an answer.
+
+    HostError where none of them answers, unless that is not what is to be had (``demand``).
+    """
     targets = listed(context.directory, found)
     if not targets:
         yield Site(settings=found, directory=context.directory, engine=DockerEngine(seconds=seconds))
         return
     chosen = tuple(target for target in targets if not only or target.name in only)
     with connected(chosen, survey.SCRIPT, seconds=REACHING) as (connections, unreached):
-        now = time.time()
         daemons = {name: DockerEngine(connection, seconds=seconds) for name, connection in connections.items()}
         failed = {**unreached, **silent(daemons)}
-        if len(failed) == len(chosen):
+        if demand and len(failed) == len(chosen):
             raise_all(failed)
         for name, connection in connections.items():
             files.write(context.directory / TOLD / name, connection.told)
@@ -138,7 +145,7 @@ def opened(
             targets=targets,
             connections=connections,
             told=told,
-            skew={name: survey.facts_of(told[name], now).skew for name in connections},
+            skew={name: survey.facts_of(told[name], one.told_at).skew for name, one in connections.items()},
             failed=failed,
         )
 

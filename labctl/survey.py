@@ -157,13 +157,17 @@ def host_of(told: Told, root: Path, wanted: str) -> tuple[Accelerator, Host]:
 
     Raises HostError, which names it, when it has no device of the wanted kind.
     """
-    uid, _, gid = _person(told)
-    person = observe.Person(uid, gid, lambda path: told.nodes.get(path.lstrip("/"), 0))
     try:
-        accelerator, found = observe.observe(wanted, root, person)
+        accelerator, found = observe.observe(wanted, root, person_of(told))
     except HostError as error:
         raise HostError(error.message, hint=error.hint, node=told.host) from error
     return accelerator, replace(found, name=told.host, home=told.facts["home"])
+
+
+def person_of(told: Told) -> observe.Person:
+    """Who one is on the host."""
+    uid, _, gid = _person(told)
+    return observe.Person(uid, gid, lambda path: told.nodes.get(path.lstrip("/"), 0))
 
 
 def facts_of(told: Told, now: float) -> Facts:

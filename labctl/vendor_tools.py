@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from labctl import pci, shell
 from labctl.errors import HostError
 from labctl.hardware import Device
 
+Run = Callable[[Sequence[str], float], shell.Completed]
+"""Runs a program on the host that has the devices, for so many seconds, whatever its exit code."""
 SECONDS = 10
 """A healthy tool takes one or two, on a host of eight GPUs without persistence mode a few more."""
 MIB = 1 << 20
@@ -57,13 +59,17 @@ TOOLS = {
 }
 
 
-def describe(accelerator: str, devices: tuple[Device, ...]) -> tuple[Device, ...]:
+def run_here(argv: Sequence[str], seconds: float) -> shell.Completed:
+    return shell.run(argv, timeout=seconds, check=False)
+
+
+def describe(accelerator: str, devices: tuple[Device, ...], run: Run = run_here) -> tuple[Device, ...]:
     """The devices with what their maker's tool says of them; a tool that fails or hangs is said in their health."""
     tool = TOOLS.get(accelerator)
     if tool is None or not devices:
         return devices
     try:
-        done = shell.run(tool.argv, timeout=SECONDS, check=False)
+        done = run(tool.argv, SECONDS)
     except (HostError, OSError) as error:
         # Too slow, or a file that is no program.
         return tuple(replace(device, health=str(error)) for device in devices)

@@ -29,7 +29,7 @@ RINGS: tuple[tuple[str, ...], ...] = (
      "gaudi_releases", "buildx", "build", "setup", "inventory", "hub", "snapshot", "cache", "site", "run_files",
      "fanout"),
     ("shipping",),
-    ("inputs", "lab_status", "prepare", "run_request", "runs", "notebook"),
+    ("inputs", "overview", "lab_status", "prepare", "run_request", "runs", "notebook"),
     ("doctor",),
     ("flows", "bundle"),
     ("cli",),

@@ -1,4 +1,4 @@
-"""What is wrong here, and what mends it: every check of the host, the engine and the lab, side by side.
+"""What is wrong here, and what mends it: every check of the hosts, their engines and the lab, side by side.
 
 ``CHECKS`` is the list of them, in the order of their findings. A check is a function that looks and yields findings;
 adding one is adding a function and its line.
@@ -10,15 +10,17 @@ import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
 from labctl.containers import Container
-from labctl.doctor import devices, engine, files, gaudi, host, image, network, nodes
-from labctl.doctor.finding import HERE, LIMIT, Examination, Finding, as_root, warn
+from labctl.doctor import devices, engine, files, gaudi, host, hosts, image, network, nodes, traffic
+from labctl.doctor.finding import LIMIT, Examination, Finding, warn
 from labctl.doctor.mending import Ask, Attempt, mend
 from labctl.doctor.together import together
 from labctl.errors import ConfigError, HostError, LabError
+from labctl.hardware import HERE
 
-__all__ = ["Ask", "Attempt", "Examination", "Finding", "examine", "mend", "require"]
+__all__ = ["Ask", "Attempt", "Examination", "Finding", "examine", "mend", "refused", "require"]
 
 Look = Callable[[Examination], Iterator[Finding]]
 LookInside = Callable[[Examination, Container], Iterator[Finding]]
@@ -29,6 +31,8 @@ class Check:
     """A check, and where it applies: ``stops`` names the commands that call it, because what it finds stops them."""
 
     look: Look
+    of: Literal["machine", "host", "lab"] = "host"
+    """Where there are hosts: this machine, which labctl runs on, each of them, or what they have in common."""
     engine: bool = True
     """Whether it needs a daemon that answers."""
     lab: bool = True
@@ -37,30 +41,34 @@ class Check:
     seconds: float = LIMIT
     """How long it may take."""
 
-    @property
-    def log(self) -> str:
+    def log(self, examination: Examination) -> str:
         """The command that shows what it looks at from nearer."""
-        return f"{as_root()}journalctl -u docker -n 50" if self.engine else f"{as_root()}dmesg | tail -n 50"
+        place = examination.place
+        return place.there(f"{place.sudo}{'journalctl -u docker -n 50' if self.engine else 'dmesg | tail -n 50'}")
 
 
 CHECKS: tuple[Check, ...] = (
     Check(look=host.cores, engine=False),
     Check(look=host.memory, engine=False),
-    Check(look=host.shared_memory, engine=False, stops=("up",)),
+    Check(look=host.shared_memory, of="machine", engine=False, stops=("up",)),
     Check(look=host.mounts, engine=False, stops=("up",)),
     Check(look=host.space, engine=False, lab=False),
-    Check(look=host.records, engine=False, lab=False, stops=("run",)),
-    Check(look=host.proxies, engine=False, lab=False),
-    Check(look=host.certificates, engine=False, lab=False),
+    Check(look=host.records, of="machine", engine=False, lab=False, stops=("run",)),
+    Check(look=host.proxies, of="machine", engine=False, lab=False),
+    Check(look=host.certificates, of="machine", engine=False, lab=False),
     Check(look=gaudi.hugepages, engine=False),
     Check(look=gaudi.balancing, engine=False),
     Check(look=gaudi.iommu, engine=False),
     Check(look=devices.permissions, engine=False, stops=("up",)),
     Check(look=devices.health, engine=False, seconds=devices.TELLING),
     Check(look=devices.leased, engine=False),
-    Check(look=engine.compose, engine=False, lab=False),
-    Check(look=engine.buildx, engine=False, lab=False),
-    Check(look=engine.version, lab=False),
+    Check(look=engine.compose, of="machine", engine=False, lab=False),
+    Check(look=engine.buildx, of="machine", engine=False, lab=False),
+    Check(look=engine.version, lab=False, stops=("up",)),
+    Check(look=hosts.ssh_port, stops=("up",)),
+    Check(look=hosts.master_port, stops=("up",)),
+    Check(look=hosts.room, engine=False, stops=("up",)),
+    Check(look=hosts.alike, of="lab"),
     Check(look=engine.groups),
     Check(look=engine.clock, lab=False),
     Check(look=engine.space, lab=False),
@@ -72,53 +80,75 @@ CHECKS: tuple[Check, ...] = (
     Check(look=network.pools, lab=False),
     Check(look=network.mtu, lab=False),
     Check(look=network.neighbours, engine=False),
-    Check(look=files.private_keys),
-    Check(look=files.rendered),
+    Check(look=files.private_keys, of="lab"),
+    Check(look=files.rendered, of="lab"),
     Check(look=nodes.states),
     Check(look=network.missing),
     Check(look=network.members),
-    Check(look=nodes.links, seconds=nodes.REACHING),
+    Check(look=nodes.links, of="lab", seconds=nodes.REACHING),
+    Check(look=traffic.interfaces, of="lab", seconds=traffic.LIMIT),
 )
+ASKING = 30.0
+"""Seconds for what a host's engine is asked before the checks."""
 INSIDE: tuple[tuple[LookInside, float], ...] = ((nodes.inside, LIMIT), (devices.counted, devices.COUNTING))
 """Checks of each container that runs, with their seconds."""
 
 
-def examine(examination: Examination, *, lacking: LabError | None = None) -> tuple[Finding, ...]:
+def examine(
+    examination: Examination, *, lacking: LabError | None = None, first: tuple[Finding, ...] = ()
+) -> tuple[Finding, ...]:
     """Every check that can be made, side by side, each with its time; findings in the order of the checks.
 
-    On a host ``lacking`` the lab's devices, only what does not depend on them. ConfigError where the one node asked
-    about is none of the lab's.
+    On hosts ``lacking`` the lab's devices, only what does not depend on them; ``first`` are findings that there are
+    already. ConfigError where the one node asked about is none of the lab's.
     """
     if examination.only and not examination.names:
         known = ", ".join(node.name for node in examination.lab.nodes)
         raise ConfigError(
             f"lab {examination.lab.name} has no node `{examination.only}`", hint=f"it has launcher, {known}"
         )
-    asleep = gather(examination)
-    examination = replace(examination, silent=True) if asleep else examination
-    first = [*((devices.none(examination, lacking),) if lacking else ()), *((asleep,) if asleep else ())]
-    checks = [check for check in CHECKS if not (asleep and check.engine) and not (lacking and check.lab)]
+    asked = examination.hosts or (examination,)
+    failures = together([(partial(gather, one), ASKING) for one in asked])
+    pairs = tuple(zip(asked, failures, strict=True))
+    asleep = [finding for one, failed in pairs for finding in silence(one, failed)]
+    each = tuple(one if failed == () else replace(one, silent=True) for one, failed in pairs)
+    silent = all(one.silent for one in each)
+    whole = replace(examination, hosts=each, silent=silent) if examination.hosts else each[0]
     tasks = [
-        Sight(HERE, check.look.__name__, partial(check.look, examination), check.seconds, check.log) for check in checks
+        Sight(one.name, check.look.__name__, partial(check.look, one), check.seconds, check.log(one))
+        for check in CHECKS
+        for one in (each if check.of == "host" else (whole,))
+        if not (lacking and check.lab) and not (check.engine and one.silent)
     ]
-    if not first:
-        tasks += [
-            Sight(one.node, look.__name__, partial(look, examination, one), limit, f"labctl logs {one.node}")
-            for one in examination.running
-            for look, limit in INSIDE
-        ]
+    tasks += [
+        Sight(one.node, look.__name__, partial(look, on, one), limit, f"labctl logs {one.node}")
+        for on in each
+        if not (lacking or on.silent)
+        for one in on.running
+        for look, limit in INSIDE
+    ]
     found = together([(task.findings, task.limit) for task in tasks])
     seen = [one for task, findings in zip(tasks, found, strict=True) for one in answered(task, findings)]
-    return (*first, *(one for one in seen if one.node == HERE or examination.only in ("", one.node)))
+    about = {HERE, *(one.name for one in each)}
+    unable = [devices.none(examination.host(lacking.node), lacking)] if lacking else []
+    return (*first, *unable, *asleep, *(one for one in seen if one.node in about or examination.only in ("", one.node)))
 
 
-def gather(examination: Examination) -> Finding | None:
-    """Ask the engine once what many checks want to know; the finding of an engine that does not answer."""
+def gather(examination: Examination) -> Iterator[HostError]:
+    """Ask the engine once what many checks want to know; why not, where it does not answer."""
+    if examination.silent:
+        return
     try:
         _ = examination.info, examination.observed, examination.network
     except HostError as failure:
-        return engine.silent(examination, failure)
-    return None
+        yield failure
+
+
+def silence(examination: Examination, failures: tuple[HostError, ...] | None) -> Iterator[Finding]:
+    """The finding of an engine that was asked and does not answer."""
+    if failures is None:
+        failures = (HostError(f"{examination.name}: its engine does not answer within {ASKING:.0f} s"),)
+    yield from (engine.silent(examination, failure) for failure in failures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +165,9 @@ class Sight:
     def findings(self) -> Iterator[Finding]:
         """What the check yields; a check that cannot go on is a finding too."""
         try:
-            yield from self.look()
+            for finding in self.look():
+                # What a check finds of the host that it looks at.
+                yield replace(finding, node=self.node) if finding.node == HERE else finding
         except LabError as failure:
             node = failure.node or self.node
             why = "what it looks at could not be asked"
@@ -158,10 +190,43 @@ def answered(sight: Sight, findings: tuple[Finding, ...] | None) -> tuple[Findin
 
 
 def require(examination: Examination, command: str) -> None:
-    """HostError for the first thing found that will stop the command; only checks that take no time are made."""
+    """HostError for the first thing found that will stop the command; only checks that take no time are made.
+
+    Where the lab has hosts, only what concerns this machine: those are looked at by ``refused``.
+    """
     for check in CHECKS:
-        if command in check.stops:
-            for finding in check.look(examination):
-                if finding.level == "error":
-                    message = f"{finding.seen} ({finding.code}): {finding.why}"
-                    raise HostError(message, hint=finding.fix, node=None if finding.node == HERE else finding.node)
+        if command in check.stops and not (examination.hosts and check.of == "host"):
+            for finding in stopping(check, examination):
+                raise finding
+
+
+def refused(examination: Examination, command: str) -> dict[str, HostError]:
+    """The hosts that cannot take part in the command, and the first reason of each; looked at side by side."""
+
+    def reasons(one: Examination) -> Iterator[HostError]:
+        for check in (check for check in CHECKS if command in check.stops and check.of == "host"):
+            try:
+                yield from stopping(check, one)
+            except HostError as failure:
+                yield failure
+
+    each = [one for one in examination.hosts if not one.silent]
+    found = together([(partial(reasons, one), ASKING) for one in each])
+    late = (HostError(f"it was not looked at within {ASKING:.0f} s", hint="labctl doctor"),)
+    pairs = [
+        (one, answers[0])
+        for one, answers in zip(each, (late if f is None else f for f in found), strict=True)
+        if answers
+    ]
+    return {
+        one.name: HostError(f"{one.name}: {why.message.removeprefix(f'{one.name}: ')}", hint=why.hint, node=one.name)
+        for one, why in pairs
+    }
+
+
+def stopping(check: Check, examination: Examination) -> Iterator[HostError]:
+    """What a check finds that will stop a command."""
+    for finding in check.look(examination):
+        if finding.level == "error":
+            message = f"{finding.seen} ({finding.code}): {finding.why}"
+            yield HostError(message, hint=finding.fix, node=None if finding.node == HERE else finding.node)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import stat
 from collections.abc import Iterator
-from pathlib import Path
-from shutil import which
 
 from labctl import execute, lab, leases, lock
 from labctl.containers import Container
 from labctl.doctor import daemon
-from labctl.doctor.finding import ANEW, Examination, Finding, as_root, error, ok
+from labctl.doctor.finding import ANEW, Examination, Finding, error, ok
+from labctl.doctor.place import Mode
 from labctl.errors import ConfigError, HostError, LabError
-from labctl.hardware import Device, Host
+from labctl.hardware import HERE, Device, Host
 from labctl.model import Node
 from labctl.observe import observe
 from labctl.render import lease_path
@@ -64,28 +64,31 @@ def none(examination: Examination, lacking: LabError) -> Finding:
         fewer = ("LAB_NODES", str(found // slots)) if found >= slots else ("LAB_SLOTS", str(found))
         fix = examination.put(*fewer) if found else examination.put("LAB_ACCELERATOR", "auto")
         return error("LAB-DEVICE-001", lacking.message, why=why, fix=fix)
-    why = "; ".join(filter(None, (why, caution(accelerator))))
-    return error("LAB-RUNTIME-001", lacking.message, why=why, fix=register(accelerator, examination.root))
+    why = "; ".join(filter(None, (why, caution(examination, accelerator))))
+    fix = examination.place.there(register(examination, accelerator))
+    return error("LAB-RUNTIME-001", lacking.message, why=why, fix=fix)
 
 
-def register(accelerator: str, root: Path) -> str:
-    """The command that lets an engine hand devices in."""
-    install = f"{as_root()}apt-get install --yes"
+def register(examination: Examination, accelerator: str) -> str:
+    """The command that, typed on the host, lets its engine hand devices in."""
+    place = examination.place
+    install = f"{place.sudo}apt-get install --yes"
     if accelerator == "nvidia":
-        commands = [f"{as_root()}nvidia-ctk runtime configure --runtime=docker", daemon.restart()]
-        return " && ".join([*([] if which("nvidia-ctk") else [f"{install} nvidia-container-toolkit"]), *commands])
-    program = which(HABANA)
-    wanted = {"runtimes": {"habana": {"path": program or f"/usr/bin/{HABANA}"}}}
+        commands = [f"{place.sudo}nvidia-ctk runtime configure --runtime=docker", daemon.restart(examination)]
+        return " && ".join([*([] if place.has("nvidia-ctk") else [f"{install} nvidia-container-toolkit"]), *commands])
+    program = place.has(HABANA)
+    path = shutil.which(HABANA) if program and place.connection is None else ""
+    wanted = {"runtimes": {"habana": {"path": path or f"/usr/bin/{HABANA}"}}}
     steps = [
         *([] if program else [f"{install} habanalabs-container-runtime"]),
-        daemon.put(wanted, root),
+        daemon.put(examination, wanted),
         # The engine reads its runtimes anew without being started again.
-        f"{as_root()}sh -c 'kill -HUP $(cat /var/run/docker.pid)'",
+        f"{place.sudo}sh -c 'kill -HUP $(cat /var/run/docker.pid)'",
     ]
     return " && ".join(steps)
 
 
-def caution(accelerator: str) -> str:
+def caution(examination: Examination, accelerator: str) -> str:
     """What a person should know before typing that: the packages are in no archive of a distribution's."""
     source = {
         "nvidia": (
@@ -94,46 +97,49 @@ def caution(accelerator: str) -> str:
         ),
         "habana": (HABANA, "the package is in Habana's own archive: add it first (docs.habana.ai, Installation)"),
     }.get(accelerator)
-    said = [source[1]] if source and not which(source[0]) else []
+    said = [source[1]] if source and not examination.place.has(source[0]) else []
     return "; ".join([*said, *([daemon.RESTART_ENDS] if accelerator == "nvidia" else [])])
 
 
 def starts(examination: Examination) -> Iterator[Finding]:
     """Whether the engine starts a container with a node's devices."""
-    node = examination.lab.nodes[0]
+    node = examination.nodes[0]
     if not node.devices.devices or not examination.observed.image:
         return
-    reason = examination.engine.starts(examination.lab.name, examination.lab.image, node.devices)
+    reason = examination.daemon.starts(examination.lab.name, examination.lab.image, node.devices)
     given = ", ".join(device.id for device in node.devices.devices)
     if reason:
         yield error(
             "LAB-RUNTIME-002",
             f"a container with {given} does not start: {reason}",
-            why="; ".join(filter(None, ("no more would the nodes", caution(examination.lab.accelerator)))),
-            fix=renew(examination.lab.accelerator, node.devices.driver, examination.root),
+            why="; ".join(filter(None, ("no more would the nodes", caution(examination, examination.lab.accelerator)))),
+            fix=renew(examination, node.devices.driver),
         )
     else:
         yield ok("LAB-RUNTIME-002", f"a container with {given} starts")
 
 
-def renew(accelerator: str, driver: str, root: Path) -> str:
+def renew(examination: Examination, driver: str) -> str:
     """The command after which devices are handed in as they are now."""
+    place = examination.place
     if driver == "cdi":
-        return f"{as_root()}nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
-    return "labctl devices" if accelerator == "intel" else register(accelerator, root)
+        return place.there(f"{place.sudo}nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml")
+    accelerator = examination.lab.accelerator
+    return "labctl devices" if accelerator == "intel" else place.there(register(examination, accelerator))
 
 
 def permissions(examination: Examination) -> Iterator[Finding]:
     """Whether the containers' user may open the device files: by owner, by one of its groups, or as everybody."""
-    here = examination.lab.hosts[0]
+    here = examination.here
     closed: dict[str, tuple[str, str]] = {}
-    checked = 0
-    for node in examination.lab.nodes:
-        for path in device_files(node):
-            checked += 1
-            reason = why_closed(examination.root / path.lstrip("/"), here, node.devices.group_add)
-            if reason:
-                closed[path] = reason, opening(path, examination.root, node.devices.group_add)
+    given = {path: node.devices.group_add for node in examination.nodes for path in device_files(node)}
+    modes = examination.place.modes(tuple(given), examination.root)
+    for path, groups in given.items():
+        if reason := why_closed(modes[path], here, groups):
+            closed[path] = (
+                reason,
+                examination.place.there(opening(examination.place.sudo, path, modes[path], groups)),
+            )
     for path, (reason, fix) in closed.items():
         yield error(
             "LAB-DEVICE-002",
@@ -141,25 +147,21 @@ def permissions(examination: Examination) -> Iterator[Finding]:
             why=f"ranks run as user {here.uid} and could not open it",
             fix=fix,
         )
-    if checked and not closed:
-        yield ok("LAB-DEVICE-002", f"user {here.uid} may open all {checked} device files")
+    if given and not closed:
+        yield ok("LAB-DEVICE-002", f"user {here.uid} may open all {len(given)} device files")
 
 
-def opening(path: str, root: Path, groups: tuple[int, ...]) -> str:
+def opening(sudo: str, path: str, found: Mode | str, groups: tuple[int, ...]) -> str:
     """The command that lets a node with these groups open a device file: as its group, else as everybody.
 
     Everybody is what the drivers of NVIDIA, Gaudi and RDMA set by themselves; of the host's groups, a node has only
     those of render nodes.
     """
-    try:
-        own = (root / path.lstrip("/")).stat().st_gid in groups
-    except OSError:
-        own = False
-    if own:
-        return f"{as_root()}chmod g+rw {path}"
+    if isinstance(found, Mode) and found.gid in groups:
+        return f"{sudo}chmod g+rw {path}"
     if path.startswith("/dev/dri/"):
-        return f"{as_root()}chgrp render {path} && {as_root()}chmod g+rw {path}"
-    return f"{as_root()}chmod a+rw {path}"
+        return f"{sudo}chgrp render {path} && {sudo}chmod g+rw {path}"
+    return f"{sudo}chmod a+rw {path}"
 
 
 def device_files(node: Node) -> tuple[str, ...]:
@@ -167,52 +169,53 @@ def device_files(node: Node) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*(device.path for device in node.devices.devices), *node.devices.paths)))
 
 
-def why_closed(path: Path, host: Host, groups: tuple[int, ...]) -> str:
+def why_closed(found: Mode | str, host: Host, groups: tuple[int, ...]) -> str:
     """Why this host's user in these groups may not read and write a file; empty when it may."""
-    try:
-        found = path.stat()
-    except OSError as failure:
-        return f"cannot be looked at: {failure.strerror}"
-    if found.st_uid == host.uid:
-        granted = found.st_mode >> 6
-    elif found.st_gid in (host.gid, *groups):
-        granted = found.st_mode >> 3
+    if isinstance(found, str):
+        return found
+    if found.uid == host.uid:
+        granted = found.mode >> 6
+    elif found.gid in (host.gid, *groups):
+        granted = found.mode >> 3
     else:
-        granted = found.st_mode
+        granted = found.mode
     if granted & 0o6 == 0o6:
         return ""
-    return f"is {stat.filemode(found.st_mode)} of user {found.st_uid}, group {found.st_gid}"
+    return f"is {stat.filemode(found.mode)} of user {found.uid}, group {found.gid}"
 
 
 def health(examination: Examination) -> Iterator[Finding]:
     """What the maker's tool says against a device, where it is installed."""
     kind = examination.lab.accelerator
-    every = tuple(device for node in examination.lab.nodes for device in node.devices.devices)
+    every = tuple(device for node in examination.nodes for device in node.devices.devices)
     # One call of the tool for all: it takes seconds.
-    described = dict(zip(every, describe(kind, every), strict=True))
-    for node in examination.lab.nodes:
+    described = dict(zip(every, describe(kind, every, examination.place.run), strict=True))
+    for node in examination.nodes:
         for device in map(described.__getitem__, node.devices.devices):
             if device.health:
                 yield error(
                     "LAB-DEVICE-003",
                     f"{device.id}: {device.health}",
                     why="ranks on it fail or hang",
-                    fix=reset(kind, device),
+                    fix=reset(examination, device),
                     node=node.name,
                 )
             else:
                 yield ok("LAB-DEVICE-003", f"{device.id} {device.name}".rstrip(), node=node.name)
 
 
-def reset(kind: str, device: Device) -> str:
+def reset(examination: Examination, device: Device) -> str:
     """The command that brings a device to itself; none is known for one that may also show a person's screen."""
+    kind, place = examination.lab.accelerator, examination.place
     if kind not in RESET:
-        return f"{as_root()}dmesg | grep -i -e i915 -e xe | tail -n 50"
-    return f"labctl down && {as_root()}{RESET[kind].format(device=device.id)} && labctl up"
+        return place.there(f"{place.sudo}dmesg | grep -i -e i915 -e xe | tail -n 50")
+    return f"labctl down && {place.there(f'{place.sudo}{RESET[kind].format(device=device.id)}')} && labctl up"
 
 
 def leased(examination: Examination) -> Iterator[Finding]:
-    """Whether another lab has a device that this one would get."""
+    """Whether another lab has a device that this one would get; only this machine's locks can be looked at."""
+    if examination.name != HERE:
+        return
     for node in examination.lab.nodes:
         here = examination.lab.host(node.host)
         for device in node.devices.devices:
@@ -248,7 +251,7 @@ def counted(examination: Examination, one: Container) -> Iterator[Finding]:
     user = execute.user(examination.lab)
     # What is left behind in a container when `docker exec` ends would hold the devices.
     argv = ("timeout", "--signal=KILL", f"{COUNTING - 2:.0f}", "python", "-c", program)
-    done = examination.engine.call(one.name, argv, user=user, limit=COUNTING - 1)
+    done = examination.daemon.call(one.name, argv, user=user, limit=COUNTING - 1)
     last = (done.out.strip().splitlines() or [""])[-1]
     framework, _, count = last.partition(" ")
     said = (done.err.strip().splitlines() or [""])[-1]

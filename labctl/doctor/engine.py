@@ -7,7 +7,6 @@ import os
 import pwd
 import re
 import shlex
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -16,8 +15,9 @@ from pathlib import Path
 from labctl import limits as kernel_limits
 from labctl import scale, shell
 from labctl.doctor import daemon
-from labctl.doctor.finding import GIB, LIMIT, UP, Examination, Finding, as_root, error, gib, ok, warn
+from labctl.doctor.finding import GIB, LIMIT, UP, Examination, Finding, error, gib, ok, warn
 from labctl.errors import HostError
+from labctl.hardware import HERE
 from labctl.prerequisites import OLDEST_ENGINE, major
 
 IMAGE_SPACE = 8 * GIB
@@ -31,6 +31,11 @@ DROP_INS = ("docker.service.d", "containerd.service.d")
 
 def silent(examination: Examination, failure: HostError) -> Finding:
     """The finding of a daemon that does not answer."""
+    place = examination.place
+    if place.name != HERE:
+        why = "none of its nodes is reached without it"
+        fix = place.there(f"{place.sudo}systemctl start docker")
+        return error("LAB-ENGINE-001", failure.message, why=why, fix=fix)
     address = examination.environ.get("DOCKER_HOST", "")
     if "ermission denied" in failure.message:
         return error(
@@ -40,7 +45,7 @@ def silent(examination: Examination, failure: HostError) -> Finding:
             fix=join_group(),
         )
     where = f" (DOCKER_HOST={address})" if address else ""
-    told = f"{as_root()}journalctl -u docker -n 50" if failure.hint == "labctl doctor" else failure.hint
+    told = f"{place.sudo}journalctl -u docker -n 50" if failure.hint == "labctl doctor" else failure.hint
     fix = "unset DOCKER_HOST" if address else told
     return error("LAB-ENGINE-001", failure.message + where, why="nothing runs without it", fix=fix)
 
@@ -64,7 +69,10 @@ def version(examination: Examination) -> Iterator[Finding]:
     found = str(examination.info["ServerVersion"])
     if major(found) < OLDEST_ENGINE:
         why = f"labctl asks it for what only {OLDEST_ENGINE} and newer have"
-        yield error("LAB-ENGINE-001", f"Docker Engine {found}", why=why, fix="labctl setup")
+        local = examination.name == HERE
+        asked = f"docker version  # and install Docker Engine {OLDEST_ENGINE} or newer there"
+        fix = "labctl setup" if local else examination.place.there(asked)
+        yield error("LAB-ENGINE-001", f"Docker Engine {found}", why=why, fix=fix)
     else:
         yield ok("LAB-ENGINE-001", f"Docker Engine {found}")
 
@@ -99,41 +107,50 @@ def groups(examination: Examination) -> Iterator[Finding]:
     """NVIDIA's device hook and systemd's cgroups do not go together. Source: nvidia-container-toolkit issue 48."""
     lab = examination.lab
     driver = str(examination.info.get("CgroupDriver", ""))
-    if lab.accelerator == "nvidia" and driver == "systemd" and lab.hosts[0].request != "cdi":
+    if lab.accelerator == "nvidia" and driver == "systemd" and examination.here.request != "cdi":
+        sudo = examination.place.sudo
         yield warn(
             "LAB-ENGINE-005",
             "cgroup driver systemd, and GPUs are handed in behind its back",
             why="`systemctl daemon-reload` takes the GPUs from running nodes (NVML: Unknown Error); by CDI they stay; "
             + daemon.RESTART_ENDS,
-            fix=f"{as_root()}nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml && "
-            f"{as_root()}nvidia-ctk runtime configure --runtime=docker --cdi.enabled && "
-            f"{as_root()}systemctl restart docker",
+            fix=examination.place.there(
+                f"{sudo}nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml && "
+                f"{sudo}nvidia-ctk runtime configure --runtime=docker --cdi.enabled && "
+                f"{sudo}systemctl restart docker"
+            ),
         )
     else:
         yield ok("LAB-ENGINE-005", f"cgroup driver {driver}")
 
 
 def clock(examination: Examination) -> Iterator[Finding]:
-    """The daemon's clock against this one's: they differ only where it runs on another machine."""
+    """The daemon's clock against this one's, which differ only where it runs on another machine; or a host's own."""
+    if examination.name != HERE:
+        yield judge_skew(examination, examination.place.skew, examination.name)
+        return
     before = time.time()
-    said = str(examination.engine.information()["SystemTime"])
-    yield from judge_clock(seconds_of(said), before, time.time())
+    said = str(examination.daemon.information()["SystemTime"])
+    yield judge_clock(examination, seconds_of(said), before, time.time())
 
 
-def judge_clock(theirs: float, before: float, after: float, node: str = "local") -> Iterator[Finding]:
+def judge_clock(examination: Examination, theirs: float, before: float, after: float, node: str = HERE) -> Finding:
     """A clock that was read between two readings of ours, all in seconds since 1970."""
-    skew = theirs - after if theirs > after else min(0.0, theirs - before)
-    whose = "the engine's clock" if node == "local" else "its clock"
+    return judge_skew(examination, theirs - after if theirs > after else min(0.0, theirs - before), node)
+
+
+def judge_skew(examination: Examination, skew: float, node: str) -> Finding:
+    """So many seconds that a clock is ahead."""
+    whose = "the engine's clock" if node == HERE else "its clock"
     if abs(skew) > SKEW:
-        yield warn(
+        return warn(
             "LAB-CLOCK-001",
             f"{whose} is {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}",
             why="certificates and tokens are refused, and the ranks' logs cannot be put in order",
-            fix=f"{as_root()}timedatectl set-ntp true",
+            fix=examination.place.there(f"{examination.place.sudo}timedatectl set-ntp true"),
             node=node,
         )
-    else:
-        yield ok("LAB-CLOCK-001", f"{whose} is right to {SKEW:.0f} s", node=node)
+    return ok("LAB-CLOCK-001", f"{whose} is right to {SKEW:.0f} s", node=node)
 
 
 def seconds_of(text: str) -> float:
@@ -149,9 +166,9 @@ def seconds_of(text: str) -> float:
 def space(examination: Examination) -> Iterator[Finding]:
     """The disk that images lie on, where it is one of this host's."""
     folder = Path(str(examination.info["DockerRootDir"]))
-    if not folder.is_dir():
+    if examination.name == HERE and not folder.is_dir():
         return
-    free = shutil.disk_usage(folder).free
+    free = examination.place.free(folder)
     needed = SPARE if examination.observed.image else IMAGE_SPACE
     seen = f"{gib(free)} free at {folder}"
     if free < needed:
@@ -159,7 +176,7 @@ def space(examination: Examination) -> Iterator[Finding]:
             "LAB-DISK-001",
             seen,
             why="containers write there" if examination.observed.image else "an image and its build cache take 8 GiB",
-            fix="docker builder prune --force",
+            fix=examination.place.there("docker builder prune --force"),
         )
     else:
         yield ok("LAB-DISK-001", seen)
@@ -172,11 +189,11 @@ def limits(examination: Examination) -> Iterator[Finding]:
     refused = [name for name in ("memlock", "nofile") if getattr(lab.limits, name) != getattr(asked, name)]
     few_files = scale.files_needed(lab) > (lab.limits.nofile or scale.USUAL_FILES)
     needs = {
-        "memlock": "RDMA pins memory" if lab.hosts[0].infiniband else "",
+        "memlock": "RDMA pins memory" if examination.here.infiniband else "",
         "nofile": f"a launcher opens up to {scale.files_needed(lab)} files" if few_files else "",
     }
     missed = {name: needs[name] for name in refused if needs[name]}
-    granted = kernel_limits.try_again(examination.settings, lab, examination.engine, tuple(missed)) if missed else ()
+    granted = kernel_limits.try_again(examination.settings, lab, examination.daemon, tuple(missed)) if missed else ()
     for code, name, key in (("LAB-LIMIT-001", "memlock", "LimitMEMLOCK"), ("LAB-LIMIT-002", "nofile", "LimitNOFILE")):
         if name in granted:
             made = ", and the nodes were made when it could not" if examination.observed.containers else ""
@@ -190,7 +207,7 @@ def limits(examination: Examination) -> Iterator[Finding]:
                 code,
                 f"this host cannot raise {name} for a container",
                 why=f"{missed[name]}; {daemon.RESTART_ENDS}",
-                fix=raise_limit(key, value),
+                fix=examination.place.there(raise_limit(examination.place.sudo, key, value)),
             )
         elif name in refused:
             yield ok(code, f"{name} stays at this host's own limit, which does for this lab")
@@ -198,14 +215,14 @@ def limits(examination: Examination) -> Iterator[Finding]:
             yield ok(code, f"{name} as asked")
 
 
-def raise_limit(key: str, value: str) -> str:
+def raise_limit(sudo: str, key: str, value: str) -> str:
     """The command that lets the services which start containers hand out more."""
     folders = [f"/etc/systemd/system/{name}" for name in DROP_INS]
     files = " ".join(f"{folder}/labctl.conf" for folder in folders)
     steps = (
-        f"{as_root()}mkdir -p {' '.join(folders)}",
-        f"printf '[Service]\\n{key}={value}\\n' | {as_root()}tee -a {files}",
-        f"{as_root()}systemctl daemon-reload",
-        f"{as_root()}systemctl restart containerd docker",
+        f"{sudo}mkdir -p {' '.join(folders)}",
+        f"printf '[Service]\\n{key}={value}\\n' | {sudo}tee -a {files}",
+        f"{sudo}systemctl daemon-reload",
+        f"{sudo}systemctl restart containerd docker",
     )
     return " && ".join(steps)

@@ -88,7 +88,7 @@ def rendered(examination: Examination) -> Iterator[Finding]:
     """Files that were changed since the nodes were made of them; changed settings are told of node by node."""
     lab = examination.lab
     if not examination.observed.containers or plan.not_current(
-        lab, examination.files, examination.observed, lab.containers_on(examination.observed.host)
+        lab, examination.files, examination.observed, (render.LAUNCHER, *(node.name for node in lab.nodes))
     ):
         return
     changed = [file.path for file in outdated(lab.directory, examination.files) if not by_node(examination, file.path)]

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from labctl import dotenv, images, lock, render
 from labctl.containers import Container, Observed
-from labctl.engines import Daemon
-from labctl.model import File, Lab
+from labctl.doctor.place import Place
+from labctl.engines import Daemon, Engine
+from labctl.hardware import HERE, Host
+from labctl.model import File, Lab, Node
 from labctl.settings import Settings
 
-HERE = "local"
-"""The node of findings that concern this host and not one of its containers."""
 LIMIT = 10.0
 """Seconds in which a check, or a node, answers."""
 UP = "labctl up"
@@ -28,6 +27,8 @@ GIB = 1 << 30
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """One thing that was looked at: code, level, node, what was seen, why it matters, and the command that mends it.
+
+    ``node`` is a container's, or the host that it concerns: ``local`` is this machine.
 
     ``fix`` is typed in the lab's directory. A ``runnable`` one is simple commands with ``&&`` between, which change
     nothing but what is labctl's own: ``--fix`` may run it.
@@ -58,22 +59,56 @@ def error(code: str, seen: str, *, why: str, fix: str, node: str = HERE, runnabl
 
 @dataclass(frozen=True, kw_only=True)
 class Examination:
-    """A lab, and what is known of it and its engine; read from Docker once, when first asked for."""
+    """A lab on one host or on all, and what is known of it and the engine; read from Docker once, when asked for."""
 
     lab: Lab
     settings: Settings
     environ: Mapping[str, str]
-    engine: Daemon
+    engine: Engine
+    """Of one host; of all of them where the lab as a whole is looked at."""
+    place: Place = field(default_factory=Place)
+    """The host that is looked at."""
+    hosts: tuple[Examination, ...] = ()
+    """Of the lab as a whole: an examination of each of its hosts that ssh reached; none where it is on this machine."""
     only: str = ""
     """The one node that is asked about; empty for all."""
     silent: bool = False
     """Whether the engine was asked and gave no answer: it is not asked again."""
     root: Path = Path("/")
-    """Where /proc, /sys and /dev are looked for."""
+    """Where /proc, /sys and /dev are looked for: those of another host are laid out."""
+
+    @property
+    def name(self) -> str:
+        """The host that is looked at; ``local`` where it is this machine, also for a lab that is on others."""
+        return self.place.name
+
+    @property
+    def here(self) -> Host:
+        """What it has for the lab."""
+        return self.lab.hosts[0] if self.name == HERE else self.lab.host(self.name)
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The lab's nodes on it."""
+        return tuple(node for node in self.lab.nodes if self.name in (HERE, node.host))
+
+    def at(self, node: str) -> Examination:
+        """The examination of the host that has a node."""
+        host = self.lab.host_of(node).name
+        return next((one for one in self.hosts if one.name == host), self)
+
+    def host(self, name: str | None) -> Examination:
+        """The examination of the host of this name; of the first where it is none of them."""
+        return next((one for one in self.hosts if one.name == name), (*self.hosts, self)[0])
+
+    @property
+    def daemon(self) -> Daemon:
+        """The host's own engine."""
+        return self.engine.on(self.name)
 
     @cached_property
     def info(self) -> dict[str, Any]:
-        return self.engine.information()
+        return self.daemon.information()
 
     @cached_property
     def named(self) -> Observed:
@@ -90,7 +125,7 @@ class Examination:
     def network(self) -> dict[str, Any] | None:
         """The lab's network as the engine describes it; None where there is none."""
         wanted = render.project(self.lab)
-        return next((self.engine.network(key) for key, name in self.observed.networks if name == wanted), None)
+        return next((self.daemon.network(key) for key, name in self.observed.networks if name == wanted), None)
 
     @cached_property
     def files(self) -> tuple[File, ...]:
@@ -109,7 +144,8 @@ class Examination:
     @property
     def names(self) -> tuple[str, ...]:
         """The lab's containers that are asked about: launcher first, then workers."""
-        every = (render.LAUNCHER, *(node.name for node in self.lab.nodes))
+        workers = (node.name for node in self.lab.nodes)
+        every = (render.LAUNCHER, *workers) if self.name == HERE else self.lab.containers_on(self.name)
         return tuple(name for name in every if self.only in ("", name))
 
     @property
@@ -154,11 +190,6 @@ class Examination:
         """The name that a setting was given under, which may be an alias, and where."""
         everything = {**self.settings.found, **{found.key: found for found in self.settings.extra}}
         return everything[key].key, everything[key].origin
-
-
-def as_root() -> str:
-    """What a person types before a command of root's."""
-    return "" if os.geteuid() == 0 else "sudo "
 
 
 def gib(size: float) -> str:

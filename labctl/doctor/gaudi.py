@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 
-from labctl.doctor.finding import Examination, Finding, as_root, ok, warn
+from labctl.doctor.finding import Examination, Finding, ok, warn
 
 HUGEPAGES = 15_000
 """Pages of 2 MiB for eight Gaudis: what Intel's own cluster software reserves comes to 14 500."""
@@ -19,13 +19,13 @@ def hugepages(examination: Examination) -> Iterator[Finding]:
     if examination.lab.accelerator != "habana":
         return
     text = examination.read("proc/sys/vm/nr_hugepages")
-    wanted = HUGEPAGES * max(1, len(examination.lab.hosts[0].devices)) // 8
+    wanted = HUGEPAGES * max(1, len(examination.here.devices)) // 8
     if int(text or 0) < wanted:
         yield warn(
             "LAB-GAUDI-001",
-            f"{text or 'no'} huge pages for {len(examination.lab.hosts[0].devices)} Gaudis",
+            f"{text or 'no'} huge pages for {len(examination.here.devices)} Gaudis",
             why="the driver's buffers come from them; without, large models fail to allocate host memory",
-            fix=f"{as_root()}sysctl -w vm.nr_hugepages={wanted}",
+            fix=examination.place.there(f"{examination.place.sudo}sysctl -w vm.nr_hugepages={wanted}"),
         )
     else:
         yield ok("LAB-GAUDI-001", f"{text} huge pages")
@@ -42,7 +42,7 @@ def balancing(examination: Examination) -> Iterator[Finding]:
             "LAB-GAUDI-002",
             f"NUMA balancing is on under kernel {kernel[0]}.{kernel[1]}",
             why="on kernels 5.9 to 5.16 it slows Gaudi down and may make it fail",
-            fix=f"{as_root()}sysctl -w kernel.numa_balancing=0",
+            fix=examination.place.there(f"{examination.place.sudo}sysctl -w kernel.numa_balancing=0"),
         )
     else:
         yield ok("LAB-GAUDI-002", f"NUMA balancing {'on' if on else 'off'}, which this kernel's Gaudi driver stands")
@@ -61,13 +61,15 @@ def iommu(examination: Examination) -> Iterator[Finding]:
     words = examination.read("proc/cmdline").split()
     translating = {"intel_iommu=on", "amd_iommu=on"} & set(words)
     if translating and "iommu=pt" not in words:
-        root_s = as_root()
+        sudo = examination.place.sudo
         yield warn(
             "LAB-GAUDI-003",
             f"the kernel was started with {', '.join(sorted(translating))} and without iommu=pt",
             why="each access of a device to memory is translated, which costs bandwidth; some fail",
-            fix=f"{root_s}sed -i 's/^GRUB_CMDLINE_LINUX=\"/&iommu=pt /' /etc/default/grub && {root_s}update-grub"
-            "  # and start this host anew when nobody works on it",
+            fix=examination.place.there(
+                f"{sudo}sed -i 's/^GRUB_CMDLINE_LINUX=\"/&iommu=pt /' /etc/default/grub && {sudo}update-grub"
+                "  # and start this host anew when nobody works on it"
+            ),
         )
     else:
         yield ok("LAB-GAUDI-003", "the IOMMU is off or passes accesses through")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from labctl import render
 from labctl.doctor.finding import GIB, Examination, Finding, error, gib, ok, warn
+from labctl.hardware import HERE
 from labctl.lab import own_mounts
 from labctl.setting_kinds import in_bytes
 
@@ -26,14 +26,14 @@ RECORD_SPACE = 64 * MIB
 
 def cores(examination: Examination) -> Iterator[Finding]:
     """Cores, and whether they are enough for the ranks of a CPU lab."""
-    lab, here = examination.lab, examination.lab.hosts[0]
-    ranks = sum(node.slots for node in lab.nodes)
+    lab, here, on_it = examination.lab, examination.here, examination.nodes
+    ranks = sum(node.slots for node in on_it)
     seen = f"{len(here.cpus)} cores, {gib(here.memory)} memory, accelerator {lab.accelerator}"
     yield ok("LAB-HOST-001", seen)
     if lab.accelerator == "cpu" and ranks > RANKS_PER_CORE * len(here.cpus):
-        slots = lab.nodes[0].slots
+        slots = on_it[0].slots
         key, fits = ("LAB_NODES", RANKS_PER_CORE * len(here.cpus) // slots)
-        if not fits:
+        if not fits or lab.network == "host":
             key, fits = ("LAB_SLOTS", RANKS_PER_CORE * len(here.cpus))
         yield warn(
             "LAB-HOST-002",
@@ -45,15 +45,15 @@ def cores(examination: Examination) -> Iterator[Finding]:
 
 def memory(examination: Examination) -> Iterator[Finding]:
     """Whether the nodes' memory limits are within what the host has."""
-    lab, here = examination.lab, examination.lab.hosts[0]
-    if lab.memory is None:
+    lab, here, on_it = examination.lab, examination.here, examination.nodes
+    if lab.memory is None or not on_it:
         return
-    asked = in_bytes(lab.memory) * len(lab.nodes)
+    asked = in_bytes(lab.memory) * len(on_it)
     if asked > here.memory:
-        fits = max(64, here.memory * 9 // 10 // len(lab.nodes) // MIB)
+        fits = max(64, here.memory * 9 // 10 // len(on_it) // MIB)
         yield warn(
             "LAB-HOST-003",
-            f"{len(lab.nodes)} nodes may take {lab.memory} each, {gib(asked)}; the host has {gib(here.memory)}",
+            f"{len(on_it)} nodes may take {lab.memory} each, {gib(asked)}; the host has {gib(here.memory)}",
             why="the kernel would kill processes of any of them, or of others, before a limit is met",
             fix=examination.put("LAB_MEMORY", f"{fits}m"),
         )
@@ -82,49 +82,43 @@ def shared_memory(examination: Examination) -> Iterator[Finding]:
 
 def mounts(examination: Examination) -> Iterator[Finding]:
     """The directories that containers see: there, and writable where they are written to."""
-    lab = examination.lab
-    for mount in (*lab.mounts, *(mount for node in lab.nodes for mount in node.devices.mounts)):
-        path = Path(mount.source)
-        shown = f"{mount.source} -> {mount.target}"
-        if is_missing(path):
-            if mount.source in own_mounts(lab):
+    lab, place = examination.lab, examination.place
+    own = {render.path_on(lab, examination.here, source) for source in own_mounts(lab)}
+    cache = render.path_on(lab, examination.here, examination.settings.text("HOST_CACHE_PATH"))
+    devices = (mount for node in examination.nodes for mount in node.devices.mounts)
+    every = (*render.shared_mounts(lab, examination.here), *devices)
+    rights = place.rights([mount.source for mount in every])
+    for mount in every:
+        shown, may = f"{mount.source} -> {mount.target}", rights[mount.source]
+        if not may:
+            if mount.source in own:
                 yield ok("LAB-MOUNT-001", f"{shown} (made by the first `labctl up`)")
                 continue
-            is_cache = mount.source == examination.settings.text("HOST_CACHE_PATH")
             yield error(
                 "LAB-MOUNT-001",
                 f"{mount.source}, mounted at {mount.target}, is not there",
                 why="its nodes would not start",
-                fix=f"mkdir -p {shlex.quote(mount.source)}",
-                runnable=is_cache,
+                fix=place.there(f"mkdir -p {shlex.quote(mount.source)}"),
+                runnable=mount.source == cache,
             )
-        elif not os.access(path, os.R_OK | (0 if mount.read_only else os.W_OK)):
+        elif not set("r" if mount.read_only else "rw") <= set(may):
             yield warn(
                 "LAB-MOUNT-002",
                 f"{mount.source}, mounted at {mount.target}, cannot be {'read' if mount.read_only else 'written'} here",
                 why="ranks run as you: what you may not do there they may not either",
                 # Not all that is below: it may be a folder that others share.
-                fix=f"sudo chown {os.getuid()}:{os.getgid()} {shlex.quote(mount.source)}",
+                fix=place.there(
+                    f"sudo chown {examination.here.uid}:{examination.here.gid} {shlex.quote(mount.source)}"
+                ),
             )
         else:
             yield ok("LAB-MOUNT-001", shown)
 
 
-def is_missing(path: Path) -> bool:
-    """Whether it is not there, as far as can be seen; what lies in a directory that may not be searched may be."""
-    try:
-        path.stat()
-    except PermissionError:
-        return False
-    except OSError:
-        return True
-    return False
-
-
 def space(examination: Examination) -> Iterator[Finding]:
     """Disk for the cache of models and data."""
-    cache = Path(examination.settings.text("HOST_CACHE_PATH"))
-    free = free_at(cache)
+    cache = Path(render.path_on(examination.lab, examination.here, examination.settings.text("HOST_CACHE_PATH")))
+    free = examination.place.free(cache)
     if free < CACHE_SPACE:
         yield warn(
             "LAB-DISK-002",
@@ -139,7 +133,7 @@ def space(examination: Examination) -> Iterator[Finding]:
 def records(examination: Examination) -> Iterator[Finding]:
     """Disk for the records of runs: without it no run can begin."""
     directory = examination.lab.directory
-    free = free_at(directory)
+    free = examination.place.free(directory)
     if free < RECORD_SPACE:
         yield error(
             "LAB-DISK-003",
@@ -149,20 +143,17 @@ def records(examination: Examination) -> Iterator[Finding]:
         )
 
 
-def free_at(path: Path) -> int:
-    """Bytes free on the file system that a path is, or would be, on."""
-    there = next(parent for parent in (path, *path.parents) if parent.exists())
-    return shutil.disk_usage(there).free
-
-
 def roomier(examination: Examination, full: Path) -> str:
     """The command that makes room: the cache elsewhere, where a usual place has it, else a list of what is large."""
+    listing = f"du -xah {shlex.quote(str(full))} | sort -h | tail -20  # remove what you can spare of these"
+    if examination.name != HERE:
+        return examination.place.there(listing)
     home = Path(examination.settings.home)
     places = (home / ".cache/labctl", examination.lab.directory / "cache", Path("/var/tmp/labctl-cache"))  # noqa: S108
     for place in places:
-        if place != full and free_at(place) > 2 * CACHE_SPACE:
+        if place != full and examination.place.free(place) > 2 * CACHE_SPACE:
             return f"mkdir -p {shlex.quote(str(place))} && {examination.put('HOST_CACHE_PATH', str(place))}"
-    return f"du -xah {shlex.quote(str(full))} | sort -h | tail -20  # remove what you can spare of these"
+    return listing
 
 
 def proxies(examination: Examination) -> Iterator[Finding]:

@@ -7,8 +7,9 @@ import shlex
 from collections.abc import Iterator
 
 from labctl import gaudi_releases, images
-from labctl.doctor.finding import UP, Examination, Finding, as_root, error, ok, warn
+from labctl.doctor.finding import UP, Examination, Finding, error, ok, warn
 from labctl.engines import Daemon
+from labctl.hardware import HERE
 
 DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 """Oldest driver for each CUDA. Source: CUDA's release notes, "Minimum Required Driver Version" for minor versions."""
@@ -18,13 +19,15 @@ def image(examination: Examination) -> Iterator[Finding]:
     """The lab's image: there, and built from the files that labctl has now."""
     lab = examination.lab
     own = images.name_of(lab.image)
-    if examination.observed.image is None and own:
+    if examination.observed.image is None and examination.name != HERE:
+        yield warn("LAB-IMAGE-001", f"no image {lab.image}", why="the next `labctl up` brings it", fix=UP)
+    elif examination.observed.image is None and own:
         why = "the first `labctl up` builds it"
         yield warn("LAB-IMAGE-001", f"no image {lab.image}", why=why, fix="labctl build")
     elif examination.observed.image is None:
-        fix = f"docker pull {shlex.quote(lab.image)}"
+        fix = examination.place.there(f"docker pull {shlex.quote(lab.image)}")
         yield error("LAB-IMAGE-001", f"no image {lab.image}", why="nodes are made of it", fix=fix)
-    elif own and images.is_stale(examination.engine.image_labels(lab.image), own):
+    elif own and images.is_stale(examination.daemon.image_labels(lab.image), own):
         seen = f"image {lab.image} was built from other files than labctl's own now"
         # Not for --fix to run: every lab of this host is made of that image.
         yield warn("LAB-IMAGE-002", seen, why="nodes run old code", fix=f"labctl build && {UP}")
@@ -34,19 +37,19 @@ def image(examination: Examination) -> Iterator[Finding]:
 
 def driver(examination: Examination) -> Iterator[Finding]:
     """Whether this host's driver serves what the image was built from; nothing where the image does not tell."""
-    lab, version = examination.lab, examination.lab.hosts[0].driver
+    lab, version = examination.lab, examination.here.driver
     if not version or not examination.observed.image:
         return
-    base = examination.engine.image_labels(lab.image).get(images.BASE_LABEL, "")
+    base = examination.daemon.image_labels(lab.image).get(images.BASE_LABEL, "")
     if lab.accelerator == "habana":
         reason = gaudi_releases.why_mismatch(version, base or lab.image) or ""
         fix = f"{examination.drop('LAB_BASE_IMAGE')} && labctl build && {UP}"
         if examination.settings.origin("LAB_BASE_IMAGE") == "default":
             fix = f"labctl build && {UP}"
-    elif lab.accelerator == "nvidia" and (cuda := cuda_of(lab.image, base, examination.engine)):
-        reason = why_too_old(version, cuda)
+    elif lab.accelerator == "nvidia" and (cuda := cuda_of(lab.image, base, examination.daemon)):
+        reason, sudo = why_too_old(version, cuda), examination.place.sudo
         wanted = DRIVERS[cuda].partition(".")[0] if reason else ""
-        fix = f"{as_root()}apt-get install --yes cuda-drivers-{wanted} && {as_root()}reboot"
+        fix = examination.place.there(f"{sudo}apt-get install --yes cuda-drivers-{wanted} && {sudo}reboot")
     else:
         return
     if reason:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from labctl import limits, render
 from labctl.doctor import daemon
-from labctl.doctor.finding import ANEW, Examination, Finding, as_root, error, ok, warn
+from labctl.doctor.finding import ANEW, Examination, Finding, error, ok, warn
 from labctl.errors import HostError
 
 MTU = "com.docker.network.driver.mtu"
@@ -18,10 +18,12 @@ EXHAUSTED = "address pool"
 
 def pools(examination: Examination) -> Iterator[Finding]:
     """Whether the engine has addresses for the lab's network; asked only while it is not there."""
+    if examination.lab.network == "host":
+        return
     if examination.network:
         yield ok("LAB-NET-003", f"network {examination.network['Name']} is there")
         return
-    reason = examination.engine.try_network(examination.lab.name)
+    reason = examination.daemon.try_network(examination.lab.name)
     if not reason:
         yield ok("LAB-NET-003", "the engine has addresses for another network")
     elif EXHAUSTED in reason:
@@ -35,16 +37,18 @@ def no_room(examination: Examination, reason: str) -> Finding:
 
     Source of the words: Docker Engine's "all predefined address pools have been fully subnetted".
     """
-    unused = examination.engine.unused_networks()
+    unused = examination.daemon.unused_networks()
     own = [name for name, lab in unused if lab]
     others = [name for name, lab in unused if not lab]
     why = "a lab has a network of its own; by default an engine has addresses for about 30"
     if own:
-        fix = f"docker network rm {shlex.join(own)}"
+        fix = examination.place.there(f"docker network rm {shlex.join(own)}")
     elif others:
-        fix = f"docker network inspect {shlex.join(others)}  # and remove those that nobody needs"
+        fix = examination.place.there(
+            f"docker network inspect {shlex.join(others)}  # and remove those that nobody needs"
+        )
     else:
-        fix = f"{daemon.put(POOLS, examination.root)} && {daemon.restart()}"
+        fix = examination.place.there(f"{daemon.put(examination, POOLS)} && {daemon.restart(examination)}")
         why = f"{why}; {daemon.RESTART_ENDS}"
     named = f"; of no container: {', '.join(others)}" if others else ""
     return error("LAB-NET-003", f"the engine cannot make another network: {reason}{named}", why=why, fix=fix)
@@ -54,7 +58,7 @@ def mtu(examination: Examination) -> Iterator[Finding]:
     """Whether packets of the lab's network fit through the way out of this host."""
     if examination.network is None:
         return
-    here = examination.lab.hosts[0].mtu
+    here = examination.here.mtu
     theirs = int((examination.network["Options"] or {}).get(MTU, 1500))
     if theirs > here:
         yield warn(
@@ -79,7 +83,7 @@ def members(examination: Examination) -> Iterator[Finding]:
                 f"is not on the network {examination.network['Name']}",
                 why="no other node reaches it",
                 # Connected again, its interface may have another name than collectives are told.
-                fix=f"docker rm --force {one.name} && labctl up",
+                fix=f"{examination.place.there(f'docker rm --force {one.name}')} && labctl up",
                 node=one.node,
                 runnable=True,
             )
@@ -91,7 +95,7 @@ def neighbours(examination: Examination) -> Iterator[Finding]:
     if not lacking:
         yield ok("LAB-NET-006", "this host remembers where every node is")
         return
-    table, needed = lacking
+    (table, needed), sudo = lacking, examination.place.sudo
     # Room for another lab, and for what is about to be forgotten: from the second value on, only for five seconds.
     most = 1 << (2 * needed).bit_length()
     lines = " ".join(
@@ -101,13 +105,15 @@ def neighbours(examination: Examination) -> Iterator[Finding]:
         "LAB-NET-006",
         f"room for {table} neighbours; {len(examination.lab.nodes)} nodes that all talk to each other take {needed}",
         why="the kernel drops packets to those that it has forgotten: connections between nodes time out",
-        fix=f"printf '%s\\n' {lines} | {as_root()}tee {SYSCTL} && {as_root()}sysctl -p {SYSCTL}",
+        fix=examination.place.there(
+            f"printf '%s\\n' {lines} | {sudo}tee {SYSCTL} && {sudo}sysctl -p {SYSCTL}",
+        ),
     )
 
 
 def missing(examination: Examination) -> Iterator[Finding]:
     """A lab that runs has its network."""
-    if examination.running and examination.network is None:
+    if examination.lab.network == "bridge" and examination.running and examination.network is None:
         name = render.project(examination.lab)
         why = "the nodes do not reach each other"
         yield error("LAB-NET-001", f"network {name} is gone", why=why, fix=ANEW, runnable=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ipaddress
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from labctl import execute, leases, plan, render, resources
@@ -36,7 +37,7 @@ def states(examination: Examination) -> Iterator[Finding]:
     for name in examination.names:
         owner = lab.nodes[0].name if name == render.LAUNCHER else name
         yield state(examination, name, observed.container(name), fingerprints[render.compose_path(owner)])
-    wanted = {render.LAUNCHER, *(node.name for node in lab.nodes)}
+    wanted = replace(examination, only="").names
     for one in observed.containers:
         if one.node not in wanted and not examination.only:
             why = "the settings ask for fewer nodes; it holds cores and memory"
@@ -51,7 +52,7 @@ def state(examination: Examination, name: str, one: Container | None, fingerprin
     """What one container is like, by what the engine says of it."""
     lab = examination.lab
     if one and one.state == "paused":
-        fix = f"docker unpause {one.name}"
+        fix = examination.place.there(f"docker unpause {one.name}")
         why = "its processes stand still, and a run waits for them for ever"
         return error("LAB-NODE-002", "is paused", why=why, fix=fix, node=name, runnable=True)
     if one and (cause := lost(one.reason)):
@@ -73,7 +74,7 @@ def state(examination: Examination, name: str, one: Container | None, fingerprin
             "LAB-NODE-006",
             f"is unhealthy: {one.reason}",
             why=why,
-            fix=f"docker restart -t 1 {one.name}",
+            fix=examination.place.there(f"docker restart -t 1 {one.name}"),
             node=name,
             runnable=True,
         )
@@ -93,13 +94,14 @@ def links(examination: Examination) -> Iterator[Finding]:
     words = ("links", str(PATIENCE), str(HANDED), str(SLOW), *(one.node for one in workers))
     answers = {answer["node"]: answer for answer in ask(examination, launcher, *words, limit=REACHING - 1)}
     for one in workers:
-        yield from link(one, answers.get(one.node, {"said": "the launcher gave no answer about it", "code": 1}))
+        answer = answers.get(one.node, {"said": "the launcher gave no answer about it", "code": 1})
+        yield from link(one, answer, examination.at(one.node).place.there)
 
 
-def link(one: Container, answer: dict[str, Any]) -> Iterator[Finding]:
-    """One worker, by what the launcher says of it."""
+def link(one: Container, answer: dict[str, Any], there: Callable[[str], str] = str) -> Iterator[Finding]:
+    """One worker, by what the launcher says of it; ``there`` makes a command one that is run on its host."""
     if answer.get("name") != one.node:
-        yield unreached(one, answer)
+        yield unreached(one, answer, there)
         return
     yield ok("LAB-SSH-001", f"reached from the launcher in {answer['seconds']:.2f} s", node=one.node)
     rate = answer["rate"]
@@ -111,9 +113,9 @@ def link(one: Container, answer: dict[str, Any]) -> Iterator[Finding]:
         yield ok("LAB-NET-005", f"{rate / 1e6:.0f} MB/s through ssh from the launcher", node=one.node)
 
 
-def unreached(one: Container, answer: dict[str, Any]) -> Finding:
+def unreached(one: Container, answer: dict[str, Any], there: Callable[[str], str]) -> Finding:
     # The node copies its pinned host key and its keys anew when it starts.
-    again = f"docker restart -t 1 {one.name}"
+    again = there(f"docker restart -t 1 {one.name}")
     said = str(answer["said"]) or f"no answer over ssh within {PATIENCE} s"
     if "IDENTIFICATION HAS CHANGED" in said or "verification failed" in said:
         why = "something else than the node made by `labctl up` answers in its name; it is not trusted"
@@ -130,7 +132,7 @@ def inside(examination: Examination, one: Container) -> Iterator[Finding]:
     """A node as it sees itself: its clock, the interfaces that collectives are told, the master port."""
     before = time.time()
     (seen,) = ask(examination, one, "look", str(examination.lab.master_port))
-    yield from judge_clock(seen["time"], before, time.time(), one.node)
+    yield judge_clock(examination, seen["time"], before, time.time(), one.node)
     yield from interfaces(examination, one.node, seen)
     if one.node == examination.lab.nodes[0].name:
         yield master_port(examination, one, seen["listener"])
@@ -142,6 +144,13 @@ def interfaces(examination: Examination, node: str, seen: dict[str, Any]) -> Ite
     subnets = [ipaddress.ip_network(one["Subnet"]) for one in network["IPAM"]["Config"]] if network else []
     addresses = {name: one["address"] for name, one in seen["interfaces"].items() if one["address"]}
     on_lab = [name for name, text in addresses.items() if any(ipaddress.ip_address(text) in net for net in subnets)]
+    if examination.lab.network == "host":
+        address = examination.here.address
+        on_lab = [name for name, text in addresses.items() if text == address]
+        if not on_lab:
+            seen_now = ", ".join(f"{name} {text}" for name, text in addresses.items())
+            why = "the other nodes look for it there"
+            yield error("LAB-NET-004", f"has no address {address} any more: {seen_now}", why=why, fix=UP, node=node)
     if not on_lab:
         # A node that is on no network is told of by itself.
         return
@@ -180,9 +189,10 @@ def covers(word: str, subnet: Subnet) -> bool:
 
 
 def master_port(examination: Examination, one: Container, listener: dict[str, Any] | None) -> Finding:
-    """None of the host's ports is used; within the lab, the first node's master port must be free for a run."""
+    """Within the lab the first node's master port must be free for a run; on a bridge none of the host's is used."""
     lab = examination.lab
-    own = f"ports {lab.ssh_port} (ssh) and {lab.master_port} (master) are the lab's own, none of the host is used"
+    whose = "the lab's own, none of the host is used" if lab.network == "bridge" else "there for the lab"
+    own = f"ports {lab.ssh_port} (ssh) and {lab.master_port} (master) are {whose}"
     if listener is None:
         return ok("LAB-PORT-001", own, node=one.node)
     if examination.run_active:
@@ -191,21 +201,27 @@ def master_port(examination: Examination, one: Container, listener: dict[str, An
         seen = f"port {lab.master_port} is held by what run {listener['run']} left behind; the next run ends it"
         return ok("LAB-PORT-001", seen, node=one.node)
     holder = f"pid {listener['pid']}: {listener['command']}" if listener["pid"] else "a process of another user"
-    end = f"labctl exec --node {one.node} -- kill {listener['pid']}" if listener["pid"] else ANEW
+    elsewhere = ANEW if lab.network == "bridge" else examination.put("LAB_MASTER_PORT", str(lab.master_port + 1))
+    end = f"labctl exec --node {one.node} -- kill {listener['pid']}" if listener["pid"] else elsewhere
     seen = f"port {lab.master_port} is taken by {holder} (user {leases.user_name(listener['uid'])})"
     return error("LAB-PORT-001", seen, why="the ranks of a run meet there", fix=end, node=one.node)
 
 
+def program() -> str:
+    """What is handed to a container's Python, so that any image will do."""
+    return resources.path("docker", "lookaround.py").read_text(encoding="utf-8")
+
+
 def ask(examination: Examination, one: Container, *words: str, limit: float = LIMIT - 1) -> list[dict[str, Any]]:
-    """What `lookaround.py` prints in a container; HostError when it fails. It is handed over, so any image will do."""
-    program = resources.path("docker", "lookaround.py").read_text(encoding="utf-8")
-    user = execute.user(examination.lab)
+    """What `lookaround.py` prints in a container; HostError when it fails."""
+    user = execute.user(examination.lab, one.node)
     try:
-        done = examination.engine.call(one.name, (*PYTHON, "-c", program, *words), user=user, limit=limit)
+        done = examination.engine.call(one.name, (*PYTHON, "-c", program(), *words), user=user, limit=limit)
     except HostError as failure:
         # Its message would show the whole program.
         seen = f"{words[0]}: no answer within {limit:.0f} s"
-        raise HostError(seen, hint=f"docker restart -t 1 {one.name}", node=one.node) from failure
+        again = examination.at(one.node).place.there(f"docker restart -t 1 {one.name}")
+        raise HostError(seen, hint=again, node=one.node) from failure
     if done.code or not done.out:
         said = (done.err.strip() or "no answer").splitlines()[-1]
         raise HostError(f"cannot look around: {said}", hint=ANEW, node=one.node)

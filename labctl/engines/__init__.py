@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from labctl.connection import Connection
-from labctl.containers import Observed
+from labctl.containers import Listener, Observed
 from labctl.hardware import DeviceMapping
 from labctl.model import Cause, Pairs
 from labctl.shell import Completed
@@ -63,6 +63,8 @@ class Daemon(Engine, Protocol):
     def image_labels(self, image: str) -> dict[str, str]: ...
 
     def image_variables(self, image: str) -> dict[str, str]: ...
+
+    def listeners(self) -> tuple[Listener, ...]: ...
 
     def network(self, identity: str) -> dict[str, Any]: ...
 

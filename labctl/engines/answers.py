@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from labctl.containers import Container
+from labctl.containers import Container, Listener
 
 
 def container_of(found: dict[str, Any], host: str) -> Container:
@@ -28,6 +29,13 @@ def container_of(found: dict[str, Any], host: str) -> Container:
         owner=labels.get("labctl.owner", ""),
         devices=tuple(filter(None, labels.get("labctl.devices", "").split(","))),
     )
+
+
+def listener_of(found: dict[str, Any], environment: Mapping[str, str], host: str) -> Listener:
+    """By what the container was made with, where its sshd listens; port 0 where that is not to be told."""
+    port = environment.get("LAB_SSH_PORT", "")
+    container = container_of(found, host)
+    return Listener(port=int(port) if port.isdecimal() else 0, lab=found["Labels"]["labctl.lab"], container=container)
 
 
 def node_order(container: Container) -> tuple[bool, str, int]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from labctl import hardware, probe, shell
 from labctl.connection import Connection
-from labctl.containers import Container, Observed
+from labctl.containers import Container, Listener, Observed
 from labctl.engines import answers, losses
 from labctl.errors import HostError
 from labctl.hardware import DeviceMapping
@@ -110,6 +110,23 @@ class DockerEngine:
     @cached_property
     def _identity(self) -> str:
         return str(self.information()["ID"])
+
+    def listeners(self) -> tuple[Listener, ...]:
+        """The workers, of whatever lab, whose sshd listens on this host's own network."""
+        with self._reading():
+            found = self._reader.containers(filters={"label": ["labctl.lab", "labctl.role=worker"]})
+            there = (one for one in found if one["HostConfig"]["NetworkMode"] == "host")
+            return tuple(answers.listener_of(one, self._environment(one["Id"]), self.host) for one in there)
+
+    def _environment(self, container: str) -> dict[str, str]:
+        """A container's variables; none of one that is gone."""
+        import docker
+
+        try:
+            given = self._reader.inspect_container(container)["Config"]["Env"] or ()
+        except docker.errors.NotFound:
+            return {}
+        return dict(one.partition("=")[::2] for one in given)
 
     def network(self, identity: str) -> dict[str, Any]:
         """A network in full: its options, addresses, and who is on it."""

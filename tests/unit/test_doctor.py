@@ -22,6 +22,7 @@ from labctl.containers import Observed
 from labctl.context import Context
 from labctl.doctor import Check, devices, engine, files, gaudi, host, image, mending, network, nodes
 from labctl.doctor.finding import Examination, Finding, ok
+from labctl.doctor.place import Place
 from labctl.doctor.together import together
 from labctl.engines.docker_engine import DockerEngine
 from labctl.errors import ConfigError, HostError
@@ -52,6 +53,9 @@ class Engine:
             "Runtimes": {"runc": {}},
         }
         self.told = {**known, "CgroupDriver": "cgroupfs", **information}
+
+    def on(self, host: str) -> Engine:  # noqa: ARG002
+        return self
 
     def information(self) -> dict[str, Any]:
         return self.told
@@ -282,7 +286,7 @@ def test_the_makers_tool_is_called_once_for_all_nodes(
 ) -> None:
     calls: list[int] = []
 
-    def describe(_: str, given: tuple[Device, ...]) -> tuple[Device, ...]:
+    def describe(_: str, given: tuple[Device, ...], run: object) -> tuple[Device, ...]:
         calls.append(len(given))
         return tuple(replace(one, health="lost" if one.id == "1" else "") for one in given)
 
@@ -537,7 +541,7 @@ def test_device_files_are_judged_as_the_containers_user_would_find_them(
     found = path.stat()
     here = builders.host(uid=found.st_uid if uid == "its" else found.st_uid + 1, gid=found.st_gid + 1)
     given = tuple(found.st_gid for _ in groups)
-    assert bool(devices.why_closed(path, here, given)) == closed
+    assert bool(devices.why_closed(Place().modes([str(path)], Path("/"))[str(path)], here, given)) == closed
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,138 @@
+"""Where doctor looks: this machine, or a host that is reached over ssh; and how a command is typed for there."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from labctl import shell, ssh_words, survey
+from labctl.connection import Connection
+from labctl.hardware import HERE
+from labctl.hosts import Target
+from labctl.shell import Completed
+
+SECONDS = 8.0
+"""Seconds for a look at files of a host."""
+# Owner, group and mode of each file, a line each; an empty one for a file that is not to be seen.
+MODES = r"""for path; do stat -L -c '%u %g %f' -- "$path" 2> /dev/null || echo; done"""
+# What may be done with each: a word of r and w, `-` for nothing, an empty line for what is not there.
+RIGHTS = r"""
+for path; do
+    may=
+    [ ! -e "$path" ] || may=-
+    [ ! -r "$path" ] || may=r
+    [ ! -w "$path" ] || may=${may}w
+    echo "$may"
+done
+"""
+FREE = r"""
+place=$1
+until [ -e "$place" ]; do place=${place%/*}; place=${place:-/}; done
+stat -f -c '%a %S' -- "$place"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """Who a file belongs to, by number, and what they may do with it."""
+
+    uid: int
+    gid: int
+    mode: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A machine that is looked at. Without a connection it is this one."""
+
+    name: str = HERE
+    target: Target = field(default_factory=lambda: Target(name=HERE))
+    connection: Connection | None = None
+    facts: survey.Facts | None = None
+    """What the host told as the connection was opened."""
+    skew: float = 0.0
+    """Seconds that its clock is ahead of this machine's."""
+    busy: frozenset[int] = frozenset()
+    """TCP ports that are listened to on any host of the lab."""
+
+    @property
+    def sudo(self) -> str:
+        """What a person types there before a command of root's."""
+        uid = self.facts.uid if self.facts else os.geteuid()
+        return "" if uid == 0 else "sudo "
+
+    def there(self, command: str) -> str:
+        """What to type here so that a command is run there; what comes after its ``#`` is for people."""
+        if self.name == HERE:
+            return command
+        command, mark, remark = command.partition("  # ")
+        return f"{ssh_words.command(self.target, *self._terminal(command))} {shlex.quote(command)}{mark}{remark}"
+
+    def _terminal(self, command: str) -> tuple[str, ...]:
+        """A password is asked for at a terminal."""
+        return ("-t",) if "sudo " in command else ()
+
+    def has(self, program: str) -> bool:
+        """Whether a program is on the PATH there."""
+        if self.connection is None:
+            return shutil.which(program) is not None
+        return self.connection.run('command -v "$1"', program, timeout=SECONDS, check=False).code == 0
+
+    def run(self, argv: Sequence[str], seconds: float) -> Completed:
+        """A program there, to its end, whatever its code; 127 where there is none of that name."""
+        if self.connection is None:
+            return shell.run(argv, timeout=seconds, check=False)
+        return self.connection.run('exec "$@"', *argv, timeout=seconds, check=False)
+
+    def modes(self, paths: Sequence[str], root: Path) -> Mapping[str, Mode | str]:
+        """Of each file its owner and mode, or why they cannot be told; ``root`` is where this machine's are."""
+        if self.connection is None:
+            return {path: _mode(root / path.lstrip("/")) for path in paths}
+        lines = self._lines(MODES, paths)
+        words = ((path, line.split()) for path, line in zip(paths, lines, strict=True))
+        return {
+            path: Mode(int(found[0]), int(found[1]), int(found[2], 16)) if found else "is not there"
+            for path, found in words
+        }
+
+    def rights(self, paths: Sequence[str]) -> Mapping[str, str]:
+        """What the person may do with each path: ``r``, ``w``, both or ``-``; empty where it is not there."""
+        if self.connection is None:
+            return {path: _rights(Path(path)) for path in paths}
+        return dict(zip(paths, self._lines(RIGHTS, paths), strict=True))
+
+    def free(self, path: Path) -> int:
+        """Bytes free on the file system that a path is, or would be, on."""
+        if self.connection is None:
+            there = next(parent for parent in (path, *path.parents) if parent.exists())
+            return shutil.disk_usage(there).free
+        blocks, size = self.connection.run(FREE, str(path), timeout=SECONDS).out.split()
+        return int(blocks) * int(size)
+
+    def _lines(self, script: str, paths: Sequence[str]) -> list[str]:
+        if not paths or self.connection is None:
+            return []
+        return self.connection.run(script, *paths, timeout=SECONDS).out.split("\n")[: len(paths)]
+
+
+def _mode(path: Path) -> Mode | str:
+    try:
+        found = path.stat()
+    except OSError as failure:
+        return f"cannot be looked at: {failure.strerror}"
+    return Mode(found.st_uid, found.st_gid, found.st_mode)
+
+
+def _rights(path: Path) -> str:
+    """What lies in a directory that may not be searched may be there."""
+    try:
+        path.stat()
+    except PermissionError:
+        return "-"
+    except OSError:
+        return ""
+    return "".join(letter for letter, may in (("r", os.R_OK), ("w", os.W_OK)) if os.access(path, may)) or "-"

@@ -1,0 +1,132 @@
+"""The way to what doctor looks at: the lab and its hosts, of which none need answer; and who may take part in `up`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from labctl import prepare, site, survey
+from labctl.context import Context
+from labctl.doctor import examine, refused, require
+from labctl.doctor.finding import Examination, Finding, error
+from labctl.doctor.hosts import unreached
+from labctl.doctor.place import Place
+from labctl.engines.docker_engine import DockerEngine
+from labctl.errors import ConfigError, HostError, LabError
+from labctl.execute import raise_all
+from labctl.hardware import HERE
+from labctl.model import Lab
+from labctl.site import Site
+
+ANSWERING = 20
+"""Seconds for an engine that is asked how it does: one that stores a large image is slow to answer."""
+SKEW = 30.0
+"""Seconds between clocks that a person is told of before work begins."""
+
+
+def findings(context: Context, *, node: str = "") -> tuple[Finding, ...]:
+    """What is found of the hosts and the lab, or of one node and its host."""
+    found = context.settings()
+    prepare.require_named(context, found)
+    # What would be warned of is among the findings.
+    quiet = replace(context, emit=lambda _: None)
+    only = ways_to(context, node)
+    with site.opened(context, found, only, seconds=ANSWERING, demand=False) as where:
+        away = tuple(
+            unreached(target, where.failed[target.name])
+            for target in where.targets
+            if target.name in where.failed and target.name not in where.connections
+        )
+        try:
+            lab, lacking = seen_as(quiet, where)
+        except HostError as failure:
+            known = any(failure is one for one in where.failed.values())
+            return away if known and away else (*away, impossible(failure))
+        if not where.targets:
+            return examine(local(context, where, lab, only=node), lacking=lacking)
+        with examined(context, where, lab, only=node) as whole:
+            return examine(whole, lacking=lacking, first=away)
+
+
+def ways_to(context: Context, node: str) -> tuple[str, ...]:
+    """The host of a node, where the others are known from before; else all, as addresses are found among them."""
+    found = context.settings()
+    targets = site.listed(context.directory, found)
+    host = site.places(found, targets).get(node)
+    known = all(site.remembered(context.directory, target.name) for target in targets)
+    return (host,) if targets and host and known else ()
+
+
+def seen_as(quiet: Context, where: Site) -> tuple[Lab, LabError | None]:
+    """The lab; without devices where the hosts lack those that the settings ask for, and what says so."""
+    try:
+        return prepare.load_lab(quiet, where, ask=prepare.can_probe(where), anew=True), None
+    except (HostError, ConfigError) as lacking:
+        # A mistake that has nothing to do with devices is raised anew.
+        return prepare.load_lab(quiet, prepare.without_devices(where), ask=False), lacking
+
+
+def impossible(failure: HostError) -> Finding:
+    return error(
+        "LAB-HOST-007",
+        failure.message,
+        why="the lab cannot be laid over these hosts, so there is nothing more to look at",
+        fix=failure.hint,
+        node=failure.node or HERE,
+    )
+
+
+def local(context: Context, where: Site, lab: Lab, *, only: str = "") -> Examination:
+    """A lab on this machine."""
+    return Examination(
+        lab=lab, settings=where.settings, environ=context.environ, engine=where.engine.on(HERE), only=only
+    )
+
+
+@contextmanager
+def examined(context: Context, where: Site, lab: Lab, *, only: str = "") -> Iterator[Examination]:
+    """The lab as a whole and on each host that ssh reaches; their files are laid out for the time of the block."""
+    whole = Examination(lab=lab, settings=where.settings, environ=context.environ, engine=where.engine, only=only)
+    facts = {name: survey.facts_of(where.told[name], one.told_at) for name, one in where.connections.items()}
+    busy = frozenset(port for one in facts.values() for port in one.ports)
+    targets = {target.name: target for target in where.targets}
+    with survey.scratch() as scratch:
+        hosts = tuple(
+            replace(
+                whole,
+                engine=DockerEngine(connection, seconds=ANSWERING),
+                root=survey.lay_out(where.told[name], scratch / str(number)),
+                place=Place(
+                    name=name,
+                    target=targets[name],
+                    connection=connection,
+                    facts=facts[name],
+                    skew=where.skew[name],
+                    busy=busy,
+                ),
+            )
+            for number, (name, connection) in enumerate(where.connections.items())
+            if name in {host.name for host in lab.hosts}
+        )
+        yield replace(whole, hosts=hosts)
+
+
+def admitted(context: Context, where: Site) -> Site:
+    """The site with those hosts failed that cannot take part in `up`, before anything is done on any.
+
+    A clock that is off stops nothing, and is told of. HostError where no host is left.
+    """
+    if not where.targets:
+        return where
+    for name, skew in where.skew.items():
+        if abs(skew) > SKEW:
+            way = "ahead" if skew > 0 else "behind"
+            context.warn(f"{name}: its clock is {abs(skew):.0f} s {way}; `labctl doctor` says how to set it")
+    with examined(context, where, prepare.foresee_lab(context, where)) as whole:
+        require(whole, "up")
+        failed = refused(whole, "up")
+    failed = {name: why for name, why in failed.items() if name not in where.failed}
+    if not set(where.engine.hosts) - set(failed):
+        raise_all({**where.failed, **failed})
+    return where.without(failed)

@@ -1,0 +1,86 @@
+"""What the hosts of a lab have for it, and what its settings come to on them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from labctl import device_requests, execute, inventory, prepare, site, survey
+from labctl.context import Context
+from labctl.engines.docker_engine import DockerEngine
+from labctl.errors import HostError, LabError
+from labctl.model import Node
+from labctl.observe import observe
+from labctl.settings import Settings
+from labctl.site import Site
+from labctl.vendor_tools import Run
+
+Rows = tuple[tuple[str, str, str], ...]
+
+
+def devices(context: Context) -> list[dict[str, Any]]:
+    """Each host in the form that scripts rely on; those that do not answer are left out, with a warning."""
+    found = context.settings()
+    if not found.text("LAB_HOSTS"):
+        return [inventory.of_host(found, context.directory)]
+    with site.opened(context, found, demand=False) as where:
+        if not where.connections:
+            execute.raise_all(where.failed)
+        for error in where.failed.values():
+            context.warn(error.message)
+        return each(context, where)
+
+
+def each(context: Context, where: Site) -> list[dict[str, Any]]:
+    """Those that ssh reaches, in the order of the list."""
+    nodes, trouble = nodes_of(context, where)
+    with survey.scratch() as scratch:
+        return [
+            inventory.described(
+                where.settings,
+                tuple(node for node in nodes if node.host == name),
+                trouble,
+                name=name,
+                root=survey.lay_out(where.told[name], scratch / str(number)),
+                person=survey.person_of(where.told[name]),
+                run=tool_on(where, name),
+            )
+            for number, name in enumerate(where.connections)
+        ]
+
+
+def nodes_of(context: Context, where: Site) -> tuple[tuple[Node, ...], str]:
+    """The lab's nodes, or why there can be none."""
+    try:
+        return prepare.foresee_lab(context, where).nodes, ""
+    except LabError as error:
+        return (), error.message
+
+
+def tool_on(where: Site, name: str) -> Run:
+    """Runs a maker's tool on a host."""
+    connection = where.connections[name]
+    return lambda argv, seconds: connection.run('exec "$@"', *argv, timeout=seconds, check=False)
+
+
+def decided(context: Context) -> Rows:
+    """What the settings leave to be found out, and the reason."""
+    found = context.settings()
+    if found.text("LAB_HOSTS"):
+        return (("accelerator", *on_hosts(context, found)),)
+    accelerator, why = inventory.choice(found)
+    if accelerator is None:
+        return (("accelerator", "none", why),)
+    chosen, here = observe(accelerator)
+    request = device_requests.described(found, chosen, here, context.directory, DockerEngine())
+    return ("accelerator", accelerator, why), ("device request", *request)
+
+
+def on_hosts(context: Context, found: Settings) -> tuple[str, str]:
+    """The accelerator of the hosts that are listed, as far as they answer."""
+    try:
+        with site.opened(context, found, demand=False) as where:
+            said = f"{where.settings.text('LAB_ACCELERATOR')}: on {', '.join(host.name for host in where.hosts)}"
+            unheard = f"; {', '.join(where.failed)} did not answer" if where.failed else ""
+            return where.accelerator, said + unheard
+    except HostError as error:
+        return "none", error.message
