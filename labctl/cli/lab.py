@@ -10,6 +10,7 @@ import typer
 
 from labctl import flows
 from labctl.cli.common import HERE, Directory, DryRun, Json, Setting, answering, context, show
+from labctl.hardware import HERE as THIS_MACHINE
 from labctl.output import table
 
 
@@ -93,13 +94,23 @@ def plan_text(document: dict[str, Any]) -> str:
 
 
 def status_text(document: dict[str, Any]) -> str:
+    nodes = document["nodes"]
+    several = any(node["host"] != THIS_MACHINE for node in nodes)
+    heads = ("NODE", *(("HOST",) if several else ()), "ROLE", "STATE", "HEALTH", "SLOTS")
     rows = [
-        (node["name"], node["role"], node["state"], health_word(node["health"]), node["slots"] or "-")
-        for node in document["nodes"]
+        (
+            node["name"],
+            *((node["host"],) if several else ()),
+            node["role"],
+            node["state"],
+            health_word(node["health"]),
+            node["slots"] or "-",
+        )
+        for node in nodes
     ]
-    nodes = table(("NODE", "ROLE", "STATE", "HEALTH", "SLOTS"), rows) if rows else "no containers"
-    reasons = "".join(f"\n{node['name']}: {node['reason']}" for node in document["nodes"] if node["reason"])
-    return f"lab {document['lab']}: {document['state']}\n{nodes}{reasons}"
+    shown = table(heads, rows) if rows else "no containers"
+    reasons = "".join(f"\n{node['name']}: {node['reason']}" for node in nodes if node["reason"])
+    return f"lab {document['lab']}: {document['state']}\n{shown}{reasons}"
 
 
 def health_word(health: str | None) -> str:
