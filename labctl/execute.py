@@ -129,6 +129,8 @@ def remove(step: plan.HostStep, engine: Engine) -> None:
         there.remove_networks(tuple(identity for identity, _ in step.networks))
     elif isinstance(step, plan.RemoveFiles) and there.connection:
         sending.remove(there.connection, step.directory)
+    elif isinstance(step, plan.RemoveImage):
+        there.remove_image(step.image)
 
 
 def shorten(text: str, width: int = 110) -> str:

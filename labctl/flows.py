@@ -156,15 +156,18 @@ def status(context: Context) -> dict[str, Any]:
         return status_of(context, where)
 
 
-def down(context: Context, *, dry_run: bool = False) -> dict[str, Any]:
-    """Remove the lab's containers and network; works without the state directory, twice, or on a lab never made."""
+def down(context: Context, *, images: bool = False, dry_run: bool = False) -> dict[str, Any]:
+    """Remove the lab's containers and network; works without the state directory, twice, or on a lab never made.
+
+    With ``images``, hosts lose the lab's image too.
+    """
     found = context.settings()
     prepare.require_named(context, found)
     with site.opened(context, found) as where:
         if dry_run:
-            return {"lab": found.text("LAB_NAME"), "plan": str(plan_down(context, where)).splitlines()}
+            return {"lab": found.text("LAB_NAME"), "plan": str(plan_down(context, where, images)).splitlines()}
         with lock.held(context.directory / lock.LAB, "labctl down", wait=PATIENCE, notice=context.notice):
-            return remove(context, where)
+            return remove(context, where, images)
 
 
 def clean(context: Context) -> dict[str, Any]:
@@ -180,21 +183,21 @@ def clean(context: Context) -> dict[str, Any]:
         return answer
 
 
-def remove(context: Context, where: Site) -> dict[str, Any]:
+def remove(context: Context, where: Site, images: bool = False) -> dict[str, Any]:
     """Carry out what `down` plans; the caller holds the lock."""
-    steps = plan_down(context, where)
+    steps = plan_down(context, where, images)
     if lock.is_held(context.directory / lock.RUN):
         context.warn(f"this ends {lock.holder(context.directory / lock.RUN)}")
     execute.remove_all(steps, where.engine, context.emit, where.failed)
     return {"lab": where.settings.text("LAB_NAME"), "plan": str(steps).splitlines()}
 
 
-def plan_down(context: Context, where: Site) -> plan.Plan:
+def plan_down(context: Context, where: Site, images: bool) -> plan.Plan:
     """What `down` would do now."""
-    name = where.settings.text("LAB_NAME")
-    observed = where.engine.observe(name)
+    name, image = where.settings.text("LAB_NAME"), prepare.image_of_hosts(where) if images else ""
+    observed = where.engine.observe(name, image)
     prepare.require_own(context, name, observed)
-    return plan.down(observed, where.sent)
+    return plan.down(observed, where.sent, image)
 
 
 def run(context: Context, name: str, options: RunOptions, ask: Ask | None = None) -> dict[str, Any]:

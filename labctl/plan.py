@@ -99,6 +99,18 @@ class RemoveFiles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveImage:
+    """Remove the lab's image from a host, unless a container there that is not the lab's still uses it."""
+
+    image: str
+    cause: str
+    host: str
+
+    def __str__(self) -> str:
+        return f"remove image {self.image} on {self.host}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     """Execute the job's command in the launcher until it ends, is stopped, or its time is up."""
 
@@ -113,7 +125,7 @@ class Launch:
         return f"in launcher, at most {self.job.timeout:g} s: {shlex.join(self.job.argv)}, which starts {started}"
 
 
-HostStep = SendFiles | RemoveContainers | ComposeUp | RemoveNetworks | RemoveFiles
+HostStep = SendFiles | RemoveContainers | ComposeUp | RemoveNetworks | RemoveFiles | RemoveImage
 """What concerns one host: such steps of different hosts, one after the other in a plan, are done side by side."""
 Step = HostStep | WriteFiles | Reach | Launch
 
@@ -215,8 +227,11 @@ def why_not_current(container: Container | None, fingerprint: str, image: str | 
     return "has other settings" if container.fingerprint != fingerprint else None
 
 
-def down(observed: Observed, sent: Mapping[str, str] = MappingProxyType({})) -> Plan:
-    """Remove all with the lab's label, whatever the files on disk say, and what was ``sent``: folder by host."""
+def down(observed: Observed, sent: Mapping[str, str] = MappingProxyType({}), image: str = "") -> Plan:
+    """Remove all with the lab's label, whatever the files on disk say, and what was ``sent``: folder by host.
+
+    With an ``image``, the one that was observed goes too.
+    """
     steps: list[Step] = []
     for host in observed.hosts:
         there = observed.on(host)
@@ -226,6 +241,8 @@ def down(observed: Observed, sent: Mapping[str, str] = MappingProxyType({})) -> 
             steps.append(RemoveNetworks(networks=networks, host=host, cause="labctl down"))
         if host in sent:
             steps.append(RemoveFiles(directory=sent[host], host=host, cause="labctl down"))
+        if image and there.image:
+            steps.append(RemoveImage(image=image, host=host, cause="labctl down --images"))
     return Plan(tuple(steps))
 
 

@@ -176,6 +176,14 @@ def require_no_run(context: Context, steps: Plan) -> None:
         raise HostError(f"{holder} is active, and this would change its nodes", hint="wait for it, or stop it first")
 
 
+def image_of_hosts(where: Site) -> str:
+    """The image that hosts were given; ConfigError on this machine, where it is what a person built."""
+    if not where.targets:
+        hint = f"docker image rm {where.image}"
+        raise ConfigError("--images removes the image from the hosts of a lab, and LAB_HOSTS lists none", hint=hint)
+    return where.image
+
+
 def forget(directory: Path) -> None:
     """Remove keys, secrets and rendered files. HostError for what cannot go."""
     try:

@@ -200,6 +200,9 @@ class FakeEngine:
     def remove_networks(self, networks: tuple[str, ...]) -> None:
         self.done.append(("remove_networks", networks))
 
+    def remove_image(self, image: str) -> None:
+        self.done.append(("remove_image", (image,)))
+
     def call(self, container: str, argv: tuple[str, ...], *, user: str, limit: float = 0) -> Completed:  # noqa: ARG002
         printed: list[str] = []
         code, err = self._execute(container, argv, printed.append, user=user)

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from labctl import flows
+from labctl import flows, hardware
 from labctl.cli.common import HERE, Directory, DryRun, Json, Setting, answering, context, show
-from labctl.hardware import HERE as THIS_MACHINE
 from labctl.output import table
 
 
@@ -72,10 +71,17 @@ def status_command(directory: Directory = HERE, setting: Setting = None, json: J
 
 
 def down_command(
-    directory: Directory = HERE, setting: Setting = None, dry_run: DryRun = False, json: Json = False
+    directory: Directory = HERE,
+    images: Annotated[
+        bool,
+        typer.Option("--images", help="The hosts of LAB_HOSTS lose the lab's image too, where nothing else uses it."),
+    ] = False,
+    setting: Setting = None,
+    dry_run: DryRun = False,
+    json: Json = False,
 ) -> None:
     with answering(as_json=json) as output:
-        document = flows.down(context(directory, output, setting), dry_run=dry_run)
+        document = flows.down(context(directory, output, setting), images=images, dry_run=dry_run)
         show(output, document, lambda: plan_text(document) if dry_run else f"lab {document['lab']} is down")
 
 
@@ -94,23 +100,18 @@ def plan_text(document: dict[str, Any]) -> str:
 
 
 def status_text(document: dict[str, Any]) -> str:
-    nodes = document["nodes"]
-    several = any(node["host"] != THIS_MACHINE for node in nodes)
-    heads = ("NODE", *(("HOST",) if several else ()), "ROLE", "STATE", "HEALTH", "SLOTS")
+    elsewhere = any(node["host"] != hardware.HERE for node in document["nodes"])
     rows = [
         (
-            node["name"],
-            *((node["host"],) if several else ()),
-            node["role"],
-            node["state"],
-            health_word(node["health"]),
-            node["slots"] or "-",
+            *((node["name"], node["host"]) if elsewhere else (node["name"],)),
+            *(node["role"], node["state"], health_word(node["health"]), node["slots"] or "-"),
         )
-        for node in nodes
+        for node in document["nodes"]
     ]
-    shown = table(heads, rows) if rows else "no containers"
-    reasons = "".join(f"\n{node['name']}: {node['reason']}" for node in nodes if node["reason"])
-    return f"lab {document['lab']}: {document['state']}\n{shown}{reasons}"
+    columns = ("NODE", *(("HOST",) if elsewhere else ()), "ROLE", "STATE", "HEALTH", "SLOTS")
+    nodes = table(columns, rows) if rows else "no containers"
+    reasons = "".join(f"\n{node['name']}: {node['reason']}" for node in document["nodes"] if node["reason"])
+    return f"lab {document['lab']}: {document['state']}\n{nodes}{reasons}"
 
 
 def health_word(health: str | None) -> str:

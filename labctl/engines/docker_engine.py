@@ -235,6 +235,11 @@ class DockerEngine:
         with self._acting("docker network rm"):
             self._actor.network.remove(list(networks))
 
+    def remove_image(self, image: str) -> None:
+        """Remove an image; HostError where a container uses it."""
+        with self._acting(f"docker image rm {image}"):
+            self._actor.image.remove(image)
+
     def call(self, container: str, argv: tuple[str, ...], *, user: str, limit: float = CALL_LIMIT) -> shell.Completed:
         """Run a short program in a container to its end, whatever its exit code; HostError after so many seconds."""
         return shell.run((*self.docker, "exec", "--user", user, container, *argv), timeout=limit, check=False)

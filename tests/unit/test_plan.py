@@ -134,6 +134,12 @@ def test_down_does_not_ask_whose_the_containers_are() -> None:
     assert str(plan.down(seen)) == "#1 remove worker-9  [labctl down]"
 
 
+def test_down_leaves_images_unless_asked_and_takes_none_that_is_not_there() -> None:
+    on_hosts = Observed(parts=(Observed(host="red", image=IMAGE_ID), Observed(host="blue")))
+    assert str(plan.down(on_hosts)) == "nothing to do"
+    assert str(plan.down(on_hosts, image="labctl/cpu")) == "#1 remove image labctl/cpu on red  [labctl down --images]"
+
+
 def test_run_reaches_writes_launches() -> None:
     directory = "/workspace/runs/20260102-150405-hello-3fa2"
     assert str(plan.run(job(entries=(("worker-1", 1),)))) == (

@@ -1,0 +1,103 @@
+"""A lab from nothing to nothing over several hosts, each with Docker and sshd and no more."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from integration.harness import Answer
+
+from hosts.host import Host
+from hosts.rack import Rack, RackLab
+
+pytestmark = pytest.mark.docker
+
+RackLabs = Callable[..., RackLab]
+LISTED = 'cd "$1" && find . -printf "%m %p %l\\n" | sort'
+PLAIN = r"\.ssh|\.bash.*|\.profile|\.cache"
+"""What a home has before any lab; and the person's own cache, with what was fetched, outlives all labs."""
+NEW = 'find "$1" /tmp -mindepth 1 -maxdepth 1'
+
+
+def left(host: Host) -> list[str]:
+    """What is on a host beside images that was not there when it started."""
+    containers = [one.name or "" for one in host.engine.containers.list(all=True)]
+    networks = [one.name or "" for one in host.engine.networks.list() if one.name not in ("bridge", "host", "none")]
+    volumes = [one.name for one in host.engine.volumes.list()]
+    files = [
+        path for path in host.shell(NEW, host.home).splitlines() if not re.fullmatch(PLAIN, path.rpartition("/")[2])
+    ]
+    return [*containers, *networks, *volumes, *files]
+
+
+def modes(host: Host, lab: RackLab) -> dict[str, int]:
+    """Every file and folder below the lab's directory on a host, with its mode."""
+    lines = host.shell(LISTED, f"{host.home}/.labctl/{lab.name}.{host.name}").splitlines()
+    return {path: int(mode, 8) for mode, path, *target in (line.split(" ", 2) for line in lines) if not any(target)}
+
+
+def passed(lab: RackLab, answer: Answer, ranks: int) -> dict[str, Any]:
+    """The result of a run that passed, with the log of every rank, of whatever host, in its record here."""
+    result: dict[str, Any] = answer.expect(0).json
+    assert (result["verdict"], result["world_size"]) == ("PASS", ranks)
+    record = lab.path / "runs" / result["run_id"]
+    for rank in result["ranks"]:
+        assert f"rank {rank['rank']} of {ranks} on {rank['node']}" in said(record, rank["rank"])
+    return result
+
+
+def said(record: Path, rank: int) -> str:
+    return (record / f"ranks/rank-{rank}.log").read_text()
+
+
+def test_a_host_gets_the_keys_of_its_own_nodes_and_gives_all_back(rack_lab: RackLabs) -> None:
+    lab = rack_lab(2)
+    lab.call("up").expect(0)
+    found = {host.name: modes(host, lab) for host in lab.hosts}
+    names = {name: [path.rpartition("/")[2] for path in paths] for name, paths in found.items()}
+    private = {
+        name: sorted(one for one in there if one.endswith("ed25519_key") or one.startswith("id_"))
+        for name, there in names.items()
+    }
+    assert private == {"h1": ["id_ed25519", "ssh_host_ed25519_key"], "h2": ["ssh_host_ed25519_key"]}
+    for name, other in (("h1", "worker-1"), ("h2", "worker-0")):
+        assert not [path for path in found[name] if f"nodes/{other}" in path]
+        assert not [path for path, mode in found[name].items() if "/nodes/" in path and mode & 0o077]
+    assert f"{lab.hosts[1].home}/.labctl" in left(lab.hosts[1])
+    lab.call("down").expect(0)
+    assert [left(host) for host in lab.hosts] == [[], []]
+    assert all(host.engine.images.list() for host in lab.hosts)
+
+
+def test_down_takes_the_image_along_where_nothing_else_uses_it(rack_lab: RackLabs, image: str) -> None:
+    lab = rack_lab(2)
+    one, two = lab.hosts
+    one.engine.containers.create(image, name="neighbour")
+    answer = lab.call("down", "--images").expect(3)
+    assert "h1: `docker image rm" in answer.err
+    assert one.engine.images.list()
+    assert two.engine.images.list() == []
+
+
+@pytest.mark.slow
+def test_four_hosts_from_nothing_to_nothing(rack: Rack, family: str, image: str, tmp_path: Path) -> None:
+    hosts = rack.make("a", "b", "c", "d")
+    assert [host.engine.images.list() for host in hosts] == [[], [], [], []]
+    lab = rack.lab(tmp_path, f"{family}-four", hosts, {"LAB_SHM_SIZE": "256m", "LAB_IMAGE": image})
+    lab.call("up", limit=900).expect(0)
+
+    trained = lab.call("run", "opt-tiny", "--include", "worker-1@worker-3", "--set", "steps=20", "--json", limit=600)
+    result = passed(lab, trained, 2)
+    assert [rank["node"] for rank in result["ranks"]] == ["worker-1", "worker-3"]
+    assert result["metrics"]["throughput"]["value"] > 0
+    (tmp_path / "two").write_text("worker-0 slots=1\nworker-2 slots=1\n")
+    passed(lab, lab.call("run", "hello-mpi", "--hostfile", "two", "--json"), 2)
+    everywhere = passed(lab, lab.call("run", "hello-mpi", "--json"), 4)
+    assert [rank["node"] for rank in everywhere["ranks"]] == [f"worker-{number}" for number in range(4)]
+
+    lab.call("down", "--images").expect(0)
+    assert [left(host) for host in hosts] == [[], [], [], []]
+    assert [host.engine.images.list() for host in hosts] == [[], [], [], []]
