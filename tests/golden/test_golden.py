@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -190,8 +191,8 @@ def test_a_secret_is_a_file_below_the_nodes_own_directory(compose_file: Path) ->
     node = compose_file.parent.name
     for secret in document.get("secrets", {}).values():
         assert set(secret) == {"file"}
-        directory = "/home/someone/.labctl/gpu-3" if on_hosts(compose_file) else "/srv/lab"
-        assert secret["file"].startswith(f"{directory}/.lab/nodes/{node}/secrets/")
+        directory = r"/home/someone/\.labctl/gpu-3\.gpu-[abc]" if on_hosts(compose_file) else "/srv/lab"
+        assert re.fullmatch(rf"{directory}/\.lab/nodes/{node}/secrets/\w+", secret["file"])
 
 
 def compose_available() -> bool:

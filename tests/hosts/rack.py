@@ -150,7 +150,9 @@ class Rack:
 
     def lab(self, path: Path, name: str, hosts: tuple[Host, ...], settings: dict[str, str]) -> RackLab:
         """A lab over these hosts, its directory here."""
-        here = Lab.make(path, name, hosts[0].engine, {"LAB_HOSTS": "hosts.txt", **settings})
+        # The cache is the person's own on each host: a folder of this machine is none of theirs.
+        plain = {"LAB_HOSTS": "hosts.txt", "HOST_CACHE_PATH": ""}
+        here = Lab.make(path, name, hosts[0].engine, {**plain, **settings})
         self.inventory(path / "hosts.txt", *hosts)
         return RackLab(path, name, here.engine, {**here.environ, **self.environ}, hosts=hosts)
 

@@ -1,0 +1,60 @@
+"""A lab on this machine and one on several hosts: the same test, word for word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from integration.harness import Lab
+
+from hosts.rack import RackLab
+
+pytestmark = pytest.mark.docker
+
+WHERE = ("one machine", "several hosts")
+RANKS = [{"rank": 0, "node": "worker-0"}, {"rank": 1, "node": "worker-1"}]
+
+
+@pytest.fixture(params=WHERE)
+def lab(request: pytest.FixtureRequest) -> Lab:
+    """A lab of two nodes, not up yet: here, or each on a host of its own."""
+    if request.param == "one machine":
+        fresh_lab: Callable[[], Lab] = request.getfixturevalue("fresh_lab")
+        return fresh_lab()
+    rack_lab: Callable[[int], RackLab] = request.getfixturevalue("rack_lab")
+    return rack_lab(2)
+
+
+def test_a_lab_lives_and_ends_alike(lab: Lab) -> None:
+    lab.call("up").expect(0)
+    before = lab.identities()
+    assert sorted(before) == ["launcher", "worker-0", "worker-1"]
+    assert "compose up" not in lab.call("up").expect(0).err
+    assert lab.identities() == before
+
+    status = lab.call("status", "--json").expect(0).json
+    assert status["state"] == "up"
+    assert [(node["name"], node["role"], node["state"]) for node in status["nodes"]] == [
+        ("launcher", "launcher", "running"),
+        ("worker-0", "worker", "running"),
+        ("worker-1", "worker", "running"),
+    ]
+    assert lab.call("exec", "-n", "worker-1", "--", "hostname").expect(0).out == "worker-1\n"
+    assert lab.call("exec", "--", "ssh", "worker-1", "exit 7").expect(7)
+    assert "worker-1" in lab.call("logs", "worker-1").expect(0).out
+
+    passed = lab.call("run", "hello-mpi", "--json").expect(0).json
+    assert (passed["verdict"], passed["ranks"]) == ("PASS", RANKS)
+    record = lab.path / "runs" / passed["run_id"]
+    for rank in (0, 1):
+        assert f"hello from rank {rank} of 2 on worker-{rank}" in (record / f"ranks/rank-{rank}.log").read_text()
+
+    failed = lab.call("run", "crash", "--launcher", "mpirun", "--json").expect(4).json
+    assert (failed["verdict"], failed["cause"], failed["ranks"]) == ("ERROR", "rank-crashed", RANKS)
+    assert "rank 1" in failed["message"]
+    assert lab.processes_of(failed["run_id"]) == []
+
+    lab.call("down").expect(0)
+    assert lab.labelled() == []
+    assert lab.call("status", "--json").expect(0).json["state"] == "down"
+    lab.call("down").expect(0)
