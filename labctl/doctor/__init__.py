@@ -148,7 +148,8 @@ def silence(examination: Examination, failures: tuple[HostError, ...] | None) ->
     """The finding of an engine that was asked and does not answer."""
     if failures is None:
         failures = (HostError(f"{examination.name}: its engine does not answer within {ASKING:.0f} s"),)
-    yield from (engine.silent(examination, failure) for failure in failures)
+    for failure in failures:
+        yield replace(engine.silent(examination, failure), node=examination.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,16 +82,17 @@ def shared_memory(examination: Examination) -> Iterator[Finding]:
 
 def mounts(examination: Examination) -> Iterator[Finding]:
     """The directories that containers see: there, and writable where they are written to."""
-    lab, place = examination.lab, examination.place
-    own = {render.path_on(lab, examination.here, source) for source in own_mounts(lab)}
-    cache = render.path_on(lab, examination.here, examination.settings.text("HOST_CACHE_PATH"))
+    lab, place, here = examination.lab, examination.place, examination.here
+    own = {render.path_on(lab, here, source) for source in own_mounts(lab)}
+    cache = render.path_on(lab, here, examination.settings.text("HOST_CACHE_PATH"))
     devices = (mount for node in examination.nodes for mount in node.devices.mounts)
-    every = (*render.shared_mounts(lab, examination.here), *devices)
+    every = (*render.shared_mounts(lab, here), *devices)
     rights = place.rights([mount.source for mount in every])
     for mount in every:
         shown, may = f"{mount.source} -> {mount.target}", rights[mount.source]
         if not may:
-            if mount.source in own:
+            # What lies below the lab's directory on another host is labctl's own there.
+            if mount.source in own or (here.directory and mount.source.startswith(f"{here.directory}/")):
                 yield ok("LAB-MOUNT-001", f"{shown} (made by the first `labctl up`)")
                 continue
             yield error(

@@ -1,0 +1,111 @@
+"""What is wrong with one host is told of by its name, before anything is done there; the others go on."""
+
+from __future__ import annotations
+
+import ipaddress
+
+import pytest
+from conftest import RackLabs
+from faults.doctoring import doctor, the, type_in
+
+from hosts.rack import Rack
+
+pytestmark = pytest.mark.docker
+
+SSH_PORT = 12345
+STALE = "LAB-IMAGE-002"
+"""Of the image that these hosts were given; not theirs to answer for."""
+
+
+def test_what_one_host_lacks_is_told_by_name_and_the_others_get_their_nodes(rack: Rack, rack_lab: RackLabs) -> None:
+    lab = rack_lab(2)
+    one, two = lab.hosts
+    two.occupy(SSH_PORT, "bob")
+    two.clock(300)
+    two.fill_disk()
+    found = doctor(lab)
+    assert {finding["node"] for finding in found if finding["code"] != STALE} == {"h2"}
+    assert "user bob" in the(found, "LAB-PORT-002", "h2")["seen"]
+    assert "300 s ahead" in the(found, "LAB-CLOCK-001", "h2")["seen"]
+    full = the(found, "LAB-DISK-004", "h2")
+    # What mends a host is typed here and done there.
+    assert full["fix"].startswith("ssh ")
+    assert two.address in full["fix"]
+    assert not any(finding["runnable"] for finding in found)
+
+    refused = lab.call("up", "--json").expect(3)
+    error = refused.json["error"]
+    assert (error["node"], "user bob" in error["message"], "LAB_SSH_PORT=" in error["hint"]) == ("h2", True, True)
+    assert "h2: its clock is 300 s ahead" in refused.err
+    assert [node for node, container in lab.containers().items() if container.status == "running"] == [
+        "launcher",
+        "worker-0",
+    ]
+    assert rack.ssh(two, "ls -A .labctl", check=False).stdout == ""
+    assert {node: container.status for node, container in lab.on(one).containers().items()} == {
+        "launcher": "running",
+        "worker-0": "running",
+    }
+
+
+def test_a_port_is_told_by_the_lab_that_has_it_and_another_is_found(rack_lab: RackLabs, image: str) -> None:
+    lab = rack_lab(2)
+    labels = {"lab": "other", "node": "worker-7", "role": "worker", "owner": "cy@desk", "directory": "/home/cy/lab"}
+    lab.hosts[1].engine.containers.run(
+        image,
+        ["60"],
+        entrypoint="sleep",
+        network_mode="host",
+        environment={"LAB_SSH_PORT": str(SSH_PORT)},
+        labels={f"labctl.{name}": value for name, value in labels.items()},
+        detach=True,
+    )
+    found = the(doctor(lab), "LAB-PORT-002", "h2")
+    assert "worker-7 of lab `other`" in found["seen"]
+    assert "cy@desk" in found["seen"]
+    assert "LAB-PORT-002" not in {one["code"] for one in type_in(lab, [found["fix"]], {})}
+
+
+def test_hosts_that_do_not_answer_are_findings_beside_those_of_the_others(rack: Rack, rack_lab: RackLabs) -> None:
+    lab = rack_lab(2)
+    one, two = lab.hosts
+    nobody = str(ipaddress.ip_network(rack.network.attrs["IPAM"]["Config"][0]["Subnet"])[-2])
+    one.stop_engine()
+    lines = [one.line(), two.line(address=nobody)]
+    (lab.path / "hosts.txt").write_text("\n".join(lines))
+    found = doctor(lab)
+    assert "Docker Engine does not answer" in the(found, "LAB-ENGINE-001", "h1")["seen"]
+    assert "systemctl start docker" in the(found, "LAB-ENGINE-001", "h1")["fix"]
+    assert "cannot be reached" in the(found, "LAB-HOST-004", "h2")["seen"]
+
+
+def test_bytes_take_the_interface_that_was_chosen_or_doctor_says_so(rack: Rack, rack_lab: RackLabs) -> None:
+    lab = rack_lab(2)
+    one, two = lab.hosts
+    lab.call("up").expect(0)
+    before = two.traffic()
+    answer = lab.call("doctor", "--json").expect(0)
+    assert two.traffic().sent - before.sent > 4 << 20
+    findings = answer.json["findings"]
+    proofs = {finding["node"]: finding["level"] for finding in findings if finding["code"] == "LAB-NET-007"}
+    assert proofs == {"worker-0": "ok", "worker-1": "ok"}
+    assert {finding["code"] for finding in findings if finding["level"] != "ok"} <= {STALE}
+
+    # The other node is told to use an interface by which it does not reach the first.
+    for host in (one, two):
+        host.second_interface(rack.fabric)
+    (lab.path / "hosts.txt").write_text(f"{one.line(iface='eth1')}\n{two.line(iface='eth0')}\n")
+    lab.call("up").expect(0)
+    astray = the(doctor(lab), "LAB-NET-007", "worker-1")
+    assert "through eth1, not through eth0" in astray["seen"]
+
+
+def test_devices_and_settings_are_those_of_the_hosts(rack_lab: RackLabs) -> None:
+    lab = rack_lab(2)
+    told = lab.call("devices", "--json").expect(0).json["hosts"]
+    assert [(host["name"], [node["name"] for node in host["nodes"]]) for host in told] == [
+        ("h1", ["worker-0"]),
+        ("h2", ["worker-1"]),
+    ]
+    decided = lab.call("config", "--json").expect(0).json["decided"]
+    assert [(one["value"], "h1, h2" in one["why"]) for one in decided] == [("cpu", True)]
