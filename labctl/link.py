@@ -133,7 +133,8 @@ class Link:
             raise ssh_words.error(self.target, f"cannot say what it has: code {code}\n{last}".rstrip())
         if engine == "absent":
             hint = f"`labctl setup` there installs it; or say `docker=` in {self.target.where or 'the inventory'}"
-            raise ssh_words.error(self.target, f"has no Docker Engine: neither {path} nor a docker command", hint)
+            text = f"has no Docker Engine: neither {path} nor a docker command; without it a host cannot have nodes"
+            raise ssh_words.error(self.target, text, hint)
         if engine == "denied":
             hint = f"{ssh_words.command(self.target, '-t')} sudo usermod -aG docker {user}"
             raise ssh_words.error(self.target, f"{user} may not use {path}", hint)

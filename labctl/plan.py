@@ -25,16 +25,21 @@ class WriteFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendFiles:
-    """Send a host the files of its nodes and the workloads, as far as it does not have them."""
+    """Make a host's folders, and send it the files of its nodes and the workloads, as far as it does not have them.
+
+    To a host that sees the lab directory itself, nothing is sent.
+    """
 
     nodes: tuple[str, ...]
     image: str
     """Id of the image that they run."""
+    shared: bool = False
     cause: str
     host: str
 
     def __str__(self) -> str:
-        return f"send files of {', '.join(self.nodes)} to {self.host}"
+        nodes = ", ".join(self.nodes)
+        return f"make folders of {nodes} on {self.host}" if self.shared else f"send files of {nodes} to {self.host}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,8 +182,9 @@ def up_on(
     stuck = tuple(one for one in observed.containers if one.node in wanted and why_stuck(lab, one, keyless))
     kept = replace(observed, containers=tuple(one for one in observed.containers if one not in stuck))
     pending = not_current(lab, files, kept, wanted)
-    if render.sent(host):
-        yield SendFiles(nodes=workers, image=observed.image or "", host=host.name, cause="what it does not have")
+    if host.name != HERE:
+        image, cause = observed.image or "", "what it does not have"
+        yield SendFiles(nodes=workers, image=image, shared=not render.sent(host), host=host.name, cause=cause)
     if surplus:
         yield RemoveContainers(containers=surplus, host=host.name, cause="not in .env any more")
     if stuck:

@@ -8,7 +8,7 @@ from pathlib import Path
 from labctl import keys, render, sending, tree
 from labctl.connection import Connection
 from labctl.files import make_private, write_all
-from labctl.hardware import Host
+from labctl.hardware import HERE, Host
 from labctl.lab import own_mounts
 from labctl.model import File, Lab
 
@@ -51,7 +51,7 @@ def prepare(lab: Lab, image_id: str | None) -> None:
 
 def prepare_caches(lab: Lab, image_id: str | None) -> None:
     """Each node's own cache of compiled operators, emptied where another image filled it: they fit only their torch."""
-    for node in (one for one in lab.nodes if not render.sent(lab.host(one.host))):
+    for node in (one for one in lab.nodes if one.host == HERE):
         path = lab.directory / render.cache_directory(node.name)
         marker = path / "image"
         if path.is_dir() and (not marker.is_file() or marker.read_text(encoding="utf-8") != image_id):
@@ -84,6 +84,7 @@ def write_secrets(lab: Lab) -> tuple[str, ...]:
 def send(lab: Lab, host: Host, connection: Connection, image_id: str) -> None:
     """What is the host's, to the host: folders, then the files of its nodes and the workloads, if they changed.
 
+    No files where it sees the lab directory itself.
     HostError names the host, what it lacks, and what came back.
     """
     nodes = [node for node in lab.nodes if node.host == host.name]
@@ -93,6 +94,8 @@ def send(lab: Lab, host: Host, connection: Connection, image_id: str) -> None:
     locks = [str(render.lease_path(host.locks, device)) for node in nodes for device in node.devices.devices]
     words = (image_id, str(len(caches)), " ".join(locks), *caches, *mounts)
     connection.run(MAKE, *words, timeout=MAKING)
+    if not render.sent(host):
+        return
     names = [node.name for node in nodes]
     trees = tree.of_lab(lab.directory, names, launcher=lab.nodes[0].host == host.name)
     sending.send(connection, host.directory, trees, alone=render.node_directory("").rstrip("/"))

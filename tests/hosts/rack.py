@@ -71,13 +71,22 @@ class Rack:
         return tuple(self._hosts[name] for name in names)
 
     def make(
-        self, *names: str, image: str = "", user: str = "ann", uid: int = 1000, port: int = 22
+        self,
+        *names: str,
+        image: str = "",
+        user: str = "ann",
+        uid: int = 1000,
+        port: int = 22,
+        shared: Path | None = None,
     ) -> tuple[Host, ...]:
-        """New hosts for this test alone, started side by side, with that image or with an empty engine."""
+        """New hosts for this test alone, started side by side, with that image or with an empty engine.
+
+        They see this machine's ``shared`` directory under the same path.
+        """
 
         def start(name: str, address: str) -> Host:
             words = images.given(self._engine, image) if image else []
-            host = self._new(name, address, words, user=user, uid=uid, port=port)
+            host = self._new(name, address, words, user=user, uid=uid, port=port, shared=shared)
             self._hosts[name] = host
             host.start()
             if image and not words:
@@ -158,7 +167,9 @@ class Rack:
 
     # --- how that is done ---
 
-    def _new(self, name: str, address: str, given: list[str], *, user: str, uid: int, port: int) -> Host:
+    def _new(
+        self, name: str, address: str, given: list[str], *, user: str, uid: int, port: int, shared: Path | None
+    ) -> Host:
         directory = self._directory / name
         directory.mkdir(exist_ok=True)
         # Without what is mounted below it, the file systems of other containers.
@@ -173,7 +184,10 @@ class Rack:
             privileged=True,
             # Empty whenever the host starts, as after a boot.
             tmpfs={"/run": "exec,mode=755"},
-            volumes={str(directory): {"bind": "/witness", "mode": "rw"}},
+            volumes={
+                str(directory): {"bind": "/witness", "mode": "rw"},
+                **({str(shared): {"bind": str(shared), "mode": "rw"}} if shared else {}),
+            },
             mounts=[mount],
             network=self.network.name,
             networking_config={self.network.name or "": EndpointConfig("1.44", ipv4_address=address)},

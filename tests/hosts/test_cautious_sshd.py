@@ -1,0 +1,32 @@
+"""Many nodes on a host whose sshd grants few sessions and few logins at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from hosts.rack import RackLab
+
+pytestmark = [pytest.mark.docker, pytest.mark.slow]
+
+LIMITS = {"MaxSessions": 10, "MaxStartups": "10:30:100"}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "more"),
+    [(30, {}), (12, {"AllowStreamLocalForwarding": "no"})],
+    ids=["over a forwarded socket", "where sshd forbids that"],
+)
+def test_up_brings_many_nodes_up_on_one_host(
+    rack_lab: Callable[..., RackLab], nodes: int, more: dict[str, str]
+) -> None:
+    lab = rack_lab(1, LAB_NODES=str(nodes), LAB_SHM_SIZE="16m")
+    (host,) = lab.hosts
+    host.sshd(**LIMITS, **more)
+    lab.call("up", limit=600).expect(0)
+    assert sorted(lab.containers()) == sorted(["launcher", *(f"worker-{number}" for number in range(nodes))])
+    answer = lab.call("run", "ssh-check", "--json", limit=300).expect(0).json
+    assert (answer["verdict"], answer["world_size"]) == ("PASS", nodes)
+    lab.call("down", limit=300).expect(0)
+    assert lab.labelled() == []

@@ -1,0 +1,34 @@
+"""LAB_SHARED_DIR: hosts that see the lab's directory under its own path, as over NFS, are sent nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hosts.rack import Rack
+
+pytestmark = pytest.mark.docker
+
+
+def test_results_appear_in_place_and_are_the_persons_own(rack: Rack, family: str, image: str, tmp_path: Path) -> None:
+    hosts = rack.make("n1", "n2", image=image, uid=os.getuid() or 1000, shared=tmp_path)
+    (tmp_path / "lab").mkdir()
+    lab = rack.lab(tmp_path / "lab", f"{family}-shared", hosts, {"LAB_SHARED_DIR": str(tmp_path)})
+    # Over NFS a person has the same number everywhere.
+    rack.inventory(lab.path / "hosts.txt", *hosts, user="ann" if os.getuid() else "root")
+    assert "send files" not in lab.call("up").expect(0).err
+    assert lab.inside("worker-1", "id", "-u") == f"{os.getuid()}\n"
+
+    result = lab.call("run", "hello-mpi", "--json").expect(0).json
+    record = lab.path / "runs" / result["run_id"]
+    assert "hello from rank 1 of 2 on worker-1" in (record / "ranks/rank-1.log").read_text()
+    assert not (record / "hosts").exists()
+    lab.inside("worker-1", "touch", f"/workspace/runs/{result['run_id']}/made-on-worker-1")
+    assert (record / "made-on-worker-1").stat().st_uid == os.getuid()
+
+    lab.call("down").expect(0)
+    assert lab.labelled() == []
+    assert (record / "result.json").is_file()
+    assert [host.shell('ls -A "$1" /root', host.home).count(".labctl") for host in hosts] == [0, 0]
