@@ -6,13 +6,10 @@ The engine keeps and refuses images as Docker's classic store does: by chains of
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
 import os
 import subprocess
 import sys
-import tarfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -133,32 +130,3 @@ class FakeHost(Connection):
         argv = ("sh", "-c", script, "sh", *words)
         done = subprocess.run(argv, input=data, capture_output=True, env=environ, timeout=60, check=False)
         return Completed(argv, done.returncode, done.stdout.decode(), done.stderr.decode())
-
-
-def image_archive(path: Path, name: str, layers: Iterable[bytes], **config: object) -> Path:
-    """An archive as `docker save` writes it, of an image with layers of this content."""
-    contents = list(layers)
-    diffs = ["sha256:" + hashlib.sha256(one).hexdigest() for one in contents]
-    configuration = json.dumps({"config": config, "rootfs": {"type": "layers", "diff_ids": diffs}}).encode()
-    members = [(_blob(one), one) for one in (*contents, configuration)]
-    manifest = {"config": _descriptor(configuration), "layers": [_descriptor(one) for one in contents]}
-    described = json.dumps(manifest).encode()
-    kind = "application/vnd.oci.image.manifest.v1+json"
-    index = {"schemaVersion": 2, "manifests": [{**_descriptor(described), "mediaType": kind}]}
-    listed = [{"Config": _blob(configuration), "RepoTags": [name], "Layers": [_blob(one) for one in contents]}]
-    members += [(_blob(described), described), ("index.json", json.dumps(index).encode())]
-    members.append(("manifest.json", json.dumps(listed).encode()))
-    with tarfile.open(path, "w") as tar:
-        for member, content in dict(members).items():
-            information = tarfile.TarInfo(member)
-            information.size = len(content)
-            tar.addfile(information, io.BytesIO(content))
-    return path
-
-
-def _blob(content: bytes) -> str:
-    return f"blobs/sha256/{hashlib.sha256(content).hexdigest()}"
-
-
-def _descriptor(content: bytes) -> dict[str, object]:
-    return {"mediaType": "", "digest": _blob(content).replace("blobs/", "").replace("/", ":"), "size": len(content)}

@@ -166,7 +166,10 @@ def _members(path: Path) -> Iterator[Member]:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
     except tarfile.ReadError as error:
-        raise HostError(f"{path} is damaged, or is no bundle: {error}", hint=AGAIN) from error
+        with path.open("rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+        hint = "gunzip it first" if packed else AGAIN
+        raise HostError(f"{path} is damaged, or is no bundle: {error}", hint=hint) from error
 
 
 def _known(path: Path, member: Member) -> str:

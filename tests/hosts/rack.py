@@ -124,6 +124,15 @@ class Rack:
         self._on_this_machine("tc", "qdisc", "add", "dev", bridge, "root", *shaped(rate))
         self._faults.callback(self._on_this_machine, "tc", "qdisc", "delete", "dev", bridge, "root")
 
+    def introduce(self, *hosts: Host) -> None:
+        """The person goes from host to host without being asked, as where hosts have a home in common."""
+        known, key = self.known_hosts.read_text(), self.key.read_text()
+        for host in hosts:
+            host.run("sh", "-c", "cat > ~/.ssh/known_hosts", user=host.user, stdin=known)
+            host.run("sh", "-c", "umask 077; cat > ~/.ssh/id_ed25519", user=host.user, stdin=key)
+            private = f"{host.home}/.ssh/known_hosts {host.home}/.ssh/id_ed25519"
+            self._faults.callback(host.shell, f"rm -f {private}", check=False)
+
     # --- the control side ---
 
     def inventory(self, path: Path, *hosts: Host, **fields: object) -> None:

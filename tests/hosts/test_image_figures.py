@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-import secrets
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from imagefile import LoadedImage
 
 from docker import DockerClient
 from hosts.host import Host
@@ -46,26 +45,11 @@ class Figure:
 Send = Callable[[str, str, tuple[Host, ...]], Figure]
 
 
-class Image:
-    """An image of two layers that cannot be compressed; ``change`` makes the upper one anew."""
-
-    def __init__(self, name: str, folder: Path) -> None:
-        self.name, self._folder = name, folder
-        (folder / "Dockerfile").write_text('FROM scratch\nCOPY one /one\nCOPY two /two\nENTRYPOINT ["/none"]\n')
-        (folder / "one").write_bytes(secrets.token_bytes(SIZE))
-        self.change()
-
-    def change(self) -> None:
-        (self._folder / "two").write_bytes(secrets.token_bytes(SIZE))
-        argv = ["docker", "build", "--quiet", "--tag", self.name, str(self._folder)]
-        subprocess.run(argv, check=True, capture_output=True)
-
-
 @pytest.fixture
-def figures_image(engine: DockerClient, family: str, tmp_path: Path) -> Iterator[Image]:
-    made = Image(f"{family}/figures:latest", tmp_path)
+def figures_image(engine: DockerClient, family: str, tmp_path: Path) -> Iterator[LoadedImage]:
+    made = LoadedImage(engine, f"{family}/figures:latest", tmp_path / "figures.tar", SIZE)
     yield made
-    engine.images.remove(made.name, force=True)
+    made.remove()
 
 
 @pytest.fixture
@@ -101,20 +85,12 @@ def send(rack: Rack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     return send
 
 
-def introduce(rack: Rack, hosts: tuple[Host, ...]) -> None:
-    """Let the person go from host to host, as clusters with a common home do."""
-    known = rack.known_hosts.read_text()
-    for host in hosts:
-        host.run(
-            "sh", "-c", "cat > ~/.ssh/id_ed25519 && chmod 600 ~/.ssh/*", user=host.user, stdin=rack.key.read_text()
-        )
-        host.run("sh", "-c", "cat > ~/.ssh/known_hosts", user=host.user, stdin=known)
-
-
-def test_sending_to_many_hosts_takes_little_more_than_to_one(rack: Rack, send: Send, figures_image: Image) -> None:
+def test_sending_to_many_hosts_takes_little_more_than_to_one(
+    rack: Rack, send: Send, figures_image: LoadedImage
+) -> None:
     one, two, four = rack.make("a"), rack.make("b", "c"), rack.make("d", "e", "f", "g")
     seven = (*one, *two, *four)
-    introduce(rack, seven)
+    rack.introduce(*seven)
     rack.slow_uplink(UPLINK)
     figures = [send(f"{len(hosts)} hosts", figures_image.name, hosts) for hosts in (one, two, four)]
     assert all(figure.from_here < 1.1 * figures[0].from_here for figure in figures)

@@ -15,7 +15,8 @@ from concurrent.futures import TimeoutError as NotYet
 from pathlib import Path
 
 import pytest
-from fakehost import FakeHost, image_archive
+from fakehost import FakeHost
+from imagefile import image_archive
 from integration.harness import wait_until
 
 from labctl import shipping

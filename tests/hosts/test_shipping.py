@@ -1,0 +1,107 @@
+"""Images to real hosts over real connections."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from imagefile import LoadedImage
+from integration.harness import wait_until
+
+from docker import DockerClient
+from hosts.host import Host
+from hosts.rack import Rack
+from labctl import shipping
+from labctl.connection import connected
+from labctl.hosts import Target
+from labctl.shipping import Failures, Fleet, delivery
+
+pytestmark = pytest.mark.docker
+
+SIZE = 4_000_000
+"""Of a layer, in bytes."""
+
+
+@pytest.fixture
+def small(engine: DockerClient, family: str, tmp_path: Path) -> Iterator[LoadedImage]:
+    made = LoadedImage(engine, f"{family}/small:latest", tmp_path / "small.tar", SIZE)
+    yield made
+    made.remove()
+
+
+class Sender:
+    """Sends to hosts as the control side does, and keeps what it said."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.said: list[str] = []
+
+    def __call__(self, image: LoadedImage, *hosts: Host) -> Failures:
+        targets = [
+            Target(name=host.name, address=host.address, user=host.user, port=host.port, key=str(host.key))
+            for host in hosts
+        ]
+        with connected(targets, "true", seconds=30) as (connections, failures):
+            fleet = Fleet(hosts=connections, emit=lambda event: self.said.append(event.text), addresses={})
+            return failures | shipping.send(image.name, fleet, self._folder)
+
+
+@pytest.fixture
+def send(rack: Rack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sender:
+    monkeypatch.setenv("PATH", rack.environ["PATH"])
+    return Sender(tmp_path)
+
+
+def has(host: Host, image: LoadedImage) -> bool:
+    """Whether its engine has that very image, and nothing is left of how it came."""
+    return host.engine.images.get(image.name).id == image.id and host.shell("ls -A ~ann/.labctl 2>&1 || :") == MISSING
+
+
+MISSING = "ls: cannot access '/home/ann/.labctl': No such file or directory\n"
+
+
+def test_an_image_and_then_its_changed_layer_go_from_host_to_host(
+    rack: Rack, small: LoadedImage, send: Sender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "WORTH", 0)
+    hosts = one, two = rack.hosts(2)
+    rack.introduce(*hosts)
+    assert send(small, *hosts) == {}
+    assert "(each hands them on to the next)" in send.said[0]
+    assert has(one, small)
+    assert has(two, small)
+    small.change()
+    before = two.traffic()
+    assert send(small, *hosts) == {}
+    assert SIZE < two.traffic().received - before.received < 1.2 * SIZE
+    assert has(one, small)
+    assert has(two, small)
+
+
+def test_a_host_that_is_cut_off_goes_on_where_it_stopped(rack: Rack, small: LoadedImage, send: Sender) -> None:
+    one, two = rack.hosts(2)
+    rack.slow_uplink("16mbit")
+    part = "cat ~ann/.labctl/images/* 2> /dev/null | wc -c"
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(send, small, one, two)
+        wait_until(lambda: int(one.shell(part)) > SIZE // 4, 60, "some of it is there")
+        one.hang_up()
+        failures = sending.result(120)
+    assert list(failures) == ["h1"]
+    assert failures["h1"].node == "h1"
+    assert has(two, small)
+    before = one.traffic()
+    assert send(small, one, two) == {}
+    assert one.traffic().received - before.received < 1.9 * SIZE
+    assert has(one, small)
+
+
+def test_a_host_without_room_is_named_and_the_other_has_the_image(rack: Rack, small: LoadedImage, send: Sender) -> None:
+    one, two = rack.hosts(2)
+    one.small_engine_disk("8m")
+    failures = send(small, one, two)
+    assert list(failures) == ["h1"]
+    assert "h1: no room for the image: 16." in failures["h1"].message
+    assert has(two, small)

@@ -1,0 +1,83 @@
+"""Images as files, made without an engine."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import secrets
+import tarfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from docker import DockerClient
+
+
+class LoadedImage:
+    """An image that this machine's engine has, of two layers of random bytes; ``change`` makes the upper one anew."""
+
+    def __init__(self, engine: DockerClient, name: str, path: Path, size: int) -> None:
+        self.name, self._engine, self._path, self._size = name, engine, path, size
+        self._lower = layer("one", size)
+        self.change()
+
+    def change(self) -> None:
+        self.remove()
+        image_archive(self._path, self.name, [self._lower, layer("two", self._size)], Entrypoint=["/none"])
+        with self._path.open("rb") as archive:
+            self._engine.images.load(archive)
+        self._path.unlink()
+
+    @property
+    def id(self) -> str:
+        return str(self._engine.images.get(self.name).id)
+
+    def remove(self) -> None:
+        for one in self._engine.images.list(self.name):
+            self._engine.images.remove(one.id or "", force=True)
+
+
+def layer(name: str, size: int) -> bytes:
+    """A layer with a file of that name and size."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as tar:
+        member = tarfile.TarInfo(name)
+        member.size = size
+        tar.addfile(member, io.BytesIO(secrets.token_bytes(size)))
+    return stream.getvalue()
+
+
+def image_archive(path: Path, name: str, layers: Iterable[bytes], **config: object) -> Path:
+    """An archive as `docker save` writes it, of an image with layers of this content."""
+    contents = list(layers)
+    diffs = ["sha256:" + hashlib.sha256(one).hexdigest() for one in contents]
+    rootfs = {"type": "layers", "diff_ids": diffs}
+    platform = {"architecture": "amd64", "os": "linux"}
+    configuration = json.dumps({**platform, "config": config, "rootfs": rootfs}).encode()
+    members = [(_blob(one), one) for one in (*contents, configuration)]
+    kind = "application/vnd.oci.image.manifest.v1+json"
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": kind,
+        "config": _descriptor(configuration),
+        "layers": [_descriptor(one) for one in contents],
+    }
+    described = json.dumps(manifest).encode()
+    index = {"schemaVersion": 2, "manifests": [{**_descriptor(described), "mediaType": kind}]}
+    listed = [{"Config": _blob(configuration), "RepoTags": [name], "Layers": [_blob(one) for one in contents]}]
+    members += [(_blob(described), described), ("index.json", json.dumps(index).encode())]
+    members.append(("manifest.json", json.dumps(listed).encode()))
+    with tarfile.open(path, "w") as tar:
+        for member, content in dict(members).items():
+            information = tarfile.TarInfo(member)
+            information.size = len(content)
+            tar.addfile(information, io.BytesIO(content))
+    return path
+
+
+def _blob(content: bytes) -> str:
+    return f"blobs/sha256/{hashlib.sha256(content).hexdigest()}"
+
+
+def _descriptor(content: bytes) -> dict[str, object]:
+    return {"mediaType": "", "digest": _blob(content).replace("blobs/", "").replace("/", ":"), "size": len(content)}

@@ -1,0 +1,342 @@
+"""A lab in one file: what goes in, what stays here, and that nothing is changed by a file that is not whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakehost import FakeHost
+from imagefile import image_archive
+
+from labctl import bundle, shell
+from labctl.bundle import contents, loading, to_hosts
+from labctl.bundle.sealed import Bundle, Sealer
+from labctl.context import Context
+from labctl.errors import ConfigError, HostError
+from labctl.shell import Completed
+from labctl.shipping import here
+
+NAME = "lab/node:latest"
+KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n"
+CANARY = "s3cr3t-canary"
+ENV = f"""\
+# A comment
+LAB_NAME=demo
+LAB_IMAGE={NAME}
+LAB_ACCELERATOR=cpu
+LAB_BASE_IMAGE=debian@sha256:abc
+HF_TOKEN={CANARY}
+LAB_ENV_API_KEY={CANARY}
+LAB_ENV_ADDRESS=me@example.com
+LAB_PIP_INDEX_URL=https://me:{CANARY}@index.example/simple
+HTTPS_PROXY=me:{CANARY}@proxy.example:3128
+LAB_HOSTS=hosts.txt
+"""
+
+
+@pytest.fixture(autouse=True)
+def _engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that saves one image, and loads whatever it is given."""
+    made = image_archive(tmp_path / "saved.tar", NAME, [b"l" * 3000])
+
+    def run(argv: Any, **_: object) -> Completed:
+        assert argv[:3] == ["docker", "save", "--output"]
+        shutil.copy(made, argv[3])
+        return Completed(tuple(argv), 0, "", "")
+
+    monkeypatch.setattr(shell, "run", run)
+    monkeypatch.setattr(here, "described", lambda _: {"Id": "here"})
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Path:
+    """A lab directory with something of everything."""
+    files = {
+        ".env": ENV,
+        "hosts.txt": "h1\nh2\n",
+        "hostfiles/two": "worker-0 slots=1\n",
+        "workloads/mine/train.py": "print()\n",
+        "workloads/mine/key.pem": KEY,
+        "workloads/mine/__pycache__/x.pyc": "x",
+        ".lab/nodes/worker-0/compose.yml": "services: {}\n",
+        ".lab/nodes/worker-0/ssh/ssh_host_ed25519_key": KEY,
+        ".lab/nodes/worker-0/secrets/hf_token": CANARY,
+        ".lab/lock": "",
+        "runs/1/result.json": "{}",
+        "other.txt": "not of the lab",
+    }
+    root = tmp_path / "lab"
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    (root / "workloads/mine/train.py").chmod(0o755)
+    (root / "workloads/mine/same.py").symlink_to("train.py")
+    (root / "workloads/mine/far").symlink_to("/etc/passwd")
+    return root
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    root = tmp_path / "cache"
+    snapshot = root / "huggingface/hub/models--m/snapshots/1"
+    snapshot.mkdir(parents=True)
+    (snapshot.parents[1] / "blobs").mkdir()
+    (snapshot.parents[1] / "blobs/b").write_text("weights")
+    (snapshot / "model").symlink_to("../../blobs/b")
+    (root / ".labctl.lock").write_text("")
+    return root
+
+
+def context(directory: Path, **flags: str) -> Context:
+    return Context(directory=directory, environ={"HOME": "/home/me"}, emit=lambda _: None, flags=flags)
+
+
+@pytest.fixture
+def file(lab: Path, tmp_path: Path) -> Path:
+    bundle.save(context(lab), tmp_path / "lab.bundle")
+    return tmp_path / "lab.bundle"
+
+
+def unpacked(file: Path, directory: Path, *, force: bool = False) -> list[str]:
+    """Unpack the lab; the files that were written."""
+    whole = loading.checked(file, lambda _: None)
+    wanted = loading.of_lab(whole, directory, force=force)
+    loading.write(whole, wanted)
+    return [str(path.relative_to(directory)) for path in wanted]
+
+
+def tree(directory: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(directory)): str(path.readlink()) if path.is_symlink() else path.read_text()
+        for path in sorted(directory.rglob("*"))
+        if path.is_symlink() or path.is_file()
+    }
+
+
+# --- what goes in --------------------------------------------------------------------------------------------
+
+
+def test_the_lab_comes_out_as_it_went_in_less_keys_and_secrets(lab: Path, file: Path, tmp_path: Path) -> None:
+    unpacked(file, tmp_path / "out")
+    came = tree(tmp_path / "out")
+    assert CANARY not in "".join(came.values())
+    assert "PRIVATE KEY" not in "".join(came.values())
+    env = came.pop(".env")
+    assert came == {name: text for name, text in tree(lab).items() if name in came}
+    assert sorted(came) == [
+        ".lab/nodes/worker-0/compose.yml",
+        "hostfiles/two",
+        "hosts.txt",
+        "workloads/mine/same.py",
+        "workloads/mine/train.py",
+    ]
+    assert os.access(tmp_path / "out/workloads/mine/train.py", os.X_OK)
+    hidden = ("HF_TOKEN", "LAB_ENV_API_KEY", "LAB_PIP_INDEX_URL", "HTTPS_PROXY")
+    expected = [
+        next((f"# {key}: left out of the bundle" for key in hidden if line.startswith(key)), line)
+        for line in ENV.split("\n")
+    ]
+    assert env.split("\n") == expected
+
+
+def test_what_is_left_out_is_said(lab: Path, tmp_path: Path) -> None:
+    said = bundle.save(context(lab), tmp_path / "lab.bundle")
+    assert {one["what"]: one["why"] for one in said["left_out"]} == {
+        ".env: HF_TOKEN": "a secret",
+        ".env: LAB_ENV_API_KEY": "a secret",
+        ".env: LAB_PIP_INDEX_URL": "a secret",
+        ".env: HTTPS_PROXY": "a secret",
+        "workloads/mine/far": "leads out of the lab",
+        "workloads/mine/key.pem": "a private key",
+        ".lab/nodes/worker-0/secrets/hf_token": "a secret",
+        ".lab/nodes/worker-0/ssh/ssh_host_ed25519_key": "a private key",
+    }
+
+
+def test_secrets_go_along_when_they_are_asked_for(lab: Path, tmp_path: Path) -> None:
+    bundle.save(context(lab), tmp_path / "lab.bundle", secrets=True)
+    unpacked(tmp_path / "lab.bundle", tmp_path / "out")
+    came = tree(tmp_path / "out")
+    assert came[".env"] == ENV
+    assert came[".lab/nodes/worker-0/secrets/hf_token"] == CANARY
+    assert (tmp_path / "lab.bundle").stat().st_mode & 0o077 == 0
+
+
+def test_the_pinned_versions_of_labctls_own_images_go_along() -> None:
+    assert list(contents.locks_of(["labctl/horovod", "labctl/cpu", NAME])) == ["horovod.lock", "cpu.lock"]
+
+
+def test_a_bundle_is_an_image_archive_too(file: Path) -> None:
+    with tarfile.open(file) as tar:
+        manifest = tar.extractfile("manifest.json")
+        assert manifest
+        assert json.load(manifest)[0]["RepoTags"] == [NAME]
+
+
+def test_a_save_that_fails_leaves_the_file_that_was_there(
+    lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lab.bundle").write_text("before")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Sealer, "add", full)
+    with pytest.raises(HostError, match="No space left on device"):
+        bundle.save(context(lab), tmp_path / "lab.bundle")
+    assert (tmp_path / "lab.bundle").read_text() == "before"
+    assert list(tmp_path.glob(".lab.bundle*")) == []
+
+
+def test_an_image_that_is_not_here_is_said(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(here, "described", lambda _: None)
+    with pytest.raises(HostError, match=f"image {NAME} is not on this machine"):
+        bundle.save(context(lab), tmp_path / "lab.bundle")
+
+
+# --- what is not whole ---------------------------------------------------------------------------------------
+
+
+def test_a_file_that_was_cut_off_changes_nothing(file: Path, tmp_path: Path) -> None:
+    with tarfile.open(file) as tar:
+        last = tar.getmembers()[-1]
+    end = last.offset_data + last.size
+    whole = file.read_bytes()
+    for place in (0, 1, 600, *(end * tenth // 10 for tenth in range(1, 10)), last.offset, end - 1):
+        file.write_bytes(whole[:place])
+        with pytest.raises(HostError, match=r"lab\.bundle (was cut off|is damaged)"):
+            bundle.load(context(tmp_path / "out"), file)
+    assert not (tmp_path / "out").exists()
+
+
+def contents_of(file: Path) -> Iterator[int]:
+    """A place within each member."""
+    with tarfile.open(file) as tar:
+        yield from (member.offset_data + member.size // 2 for member in tar if member.size)
+
+
+def test_a_changed_byte_in_any_member_changes_nothing(file: Path, tmp_path: Path) -> None:
+    whole = bytearray(file.read_bytes())
+    for place in list(contents_of(file)):
+        whole[place] ^= 1
+        file.write_bytes(whole)
+        whole[place] ^= 1
+        with pytest.raises(HostError, match="is damaged"):
+            bundle.load(context(tmp_path / "out"), file)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"\x1f\x8b" + b"x" * 5000, b"x" * 5000], ids=["empty", "gzip", "other"])
+def test_what_is_no_bundle_is_said(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(HostError, match=r"is no bundle") as caught:
+        Bundle(tmp_path / "file")
+    assert caught.value.hint
+
+
+def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        Bundle(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [("lab/../../x", ""), ("lab/x", "/etc/passwd"), ("lab/x", "../../other"), ("lab/x", "../cache/x")],
+)
+def test_nothing_leads_out_of_a_bundle(tmp_path: Path, name: str, target: str) -> None:
+    path = image_archive(tmp_path / "evil", NAME, [b"l"])
+    with Sealer(path, {}) as sealer:
+        sealer.link(name, target) if target else sealer.add(name, b"x")
+    with pytest.raises(HostError, match="leads out of the bundle"):
+        loading.checked(path, lambda _: None)
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    path = image_archive(tmp_path / "evil", NAME, [b"l"])
+    with Sealer(path, {}) as sealer:
+        sealer.link("lab/a", "b")
+        sealer.add("lab/a/x", b"x")
+    with pytest.raises(HostError, match="leads out of the bundle"):
+        loading.checked(path, lambda _: None)
+
+
+# --- where it goes -------------------------------------------------------------------------------------------
+
+
+def test_a_second_load_writes_nothing(file: Path, tmp_path: Path) -> None:
+    assert len(unpacked(file, tmp_path / "out")) == 6
+    assert unpacked(file, tmp_path / "out") == []
+
+
+def test_other_content_is_not_overwritten_unless_forced(file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (out / "workloads/mine").mkdir(parents=True)
+    (out / "workloads/mine/train.py").write_text("mine\n")
+    with pytest.raises(ConfigError, match=r"has other content than the bundle: workloads/mine/train.py") as caught:
+        bundle.load(context(out), file)
+    assert "--force" in caught.value.hint
+    assert tree(out) == {"workloads/mine/train.py": "mine\n"}
+    assert "workloads/mine/train.py" in unpacked(file, out, force=True)
+
+
+def test_node_directories_that_were_rendered_since_stay(file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    unpacked(file, out)
+    (out / ".lab/nodes/worker-0/compose.yml").write_text("rendered anew")
+    assert unpacked(file, out) == []
+
+
+def test_the_cache_goes_along_and_what_is_there_stays(lab: Path, cache: Path, tmp_path: Path) -> None:
+    file = tmp_path / "lab.bundle"
+    bundle.save(context(lab, HOST_CACHE_PATH=str(cache)), file, cache=True)
+    there = tmp_path / "there"
+    (there / "huggingface/hub/models--m/blobs").mkdir(parents=True)
+    (there / "huggingface/hub/models--m/blobs/b").write_text("kept")
+    whole = loading.checked(file, lambda _: None)
+    loading.write(whole, loading.of_cache(whole, there))
+    assert tree(there) == {
+        "huggingface/hub/models--m/blobs/b": "kept",
+        "huggingface/hub/models--m/snapshots/1/model": "../../blobs/b",
+    }
+
+
+def test_no_room_is_said_before_anything_is_written(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10}))
+    with pytest.raises(HostError, match="has 10 B free"):
+        bundle.load(context(tmp_path / "out"), file)
+    assert not (tmp_path / "out").exists()
+
+
+def test_hosts_get_what_they_lack_of_the_cache(lab: Path, cache: Path, tmp_path: Path) -> None:
+    file = tmp_path / "lab.bundle"
+    bundle.save(context(lab, HOST_CACHE_PATH=str(cache)), file, cache=True)
+    whole = loading.checked(file, lambda _: None)
+    found = context(lab, HOST_CACHE_PATH="~/my cache").settings()
+    hosts = {name: FakeHost(tmp_path / "rack", name) for name in ("h1", "h2")}
+    assert to_hosts.cache(whole, found, hosts, lambda _: None) == {}
+    sent = hosts["h1"].sent
+    expected = {name: text for name, text in tree(cache).items() if name != ".labctl.lock"}
+    for host in hosts.values():
+        assert tree(host.home / "my cache") == expected
+    assert to_hosts.cache(whole, found, hosts, lambda _: None) == {}
+    assert hosts["h1"].sent == sent
+
+
+def test_a_host_that_cannot_take_the_cache_harms_no_other(lab: Path, cache: Path, tmp_path: Path) -> None:
+    file = tmp_path / "lab.bundle"
+    bundle.save(context(lab, HOST_CACHE_PATH=str(cache)), file, cache=True)
+    hosts = {name: FakeHost(tmp_path / "rack", name) for name in ("h1", "h2")}
+    (hosts["h1"].home / "c").write_text("a file")
+    found = context(lab, HOST_CACHE_PATH="~/c").settings()
+    failures = to_hosts.cache(loading.checked(file, lambda _: None), found, hosts, lambda _: None)
+    assert {name: one.node for name, one in failures.items()} == {"h1": "h1"}
+    assert "h1: cannot use its cache c: " in failures["h1"].message
+    assert (hosts["h2"].home / "c/huggingface").is_dir()
