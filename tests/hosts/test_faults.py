@@ -1,0 +1,162 @@
+"""One host has a trouble: it is named in time, the others are unharmed, and after the cure `up` converges."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from integration.harness import Answer, wait_until
+
+from docker import DockerClient
+from hosts.host import Host
+from hosts.rack import Rack, RackLab
+from labctl import site
+
+pytestmark = pytest.mark.docker
+
+SSH_PORT = 12345
+# What `up` takes beside waiting for a host that does not answer, on a busy machine.
+WORK = 30
+# A host that is gone is told of within so many seconds: 3 x 3 of silence, and 5 for processes that do not heed TERM.
+LOST = 15
+
+
+@pytest.fixture(scope="module")
+def lab(shared_rack: Rack, family: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RackLab]:
+    """A lab over three hosts that is up; each test leaves it so."""
+    made = shared_rack.lab(tmp_path_factory.mktemp("lab"), f"{family}-faults", shared_rack.hosts(3), {})
+    made.call("up").expect(0)
+    yield made
+    shared_rack.clear()
+
+
+def identities(lab: RackLab) -> dict[str, str]:
+    """Node -> container id, of those that run."""
+    return {node: str(one.id) for node, one in lab.containers().items() if one.status == "running"}
+
+
+def refused(lab: RackLab, host: str, words: str) -> Answer:
+    """What `up` answers: host and reason, in time."""
+    answer = lab.call("up", "--json").expect(3)
+    error = answer.json["error"]
+    assert error["node"] == host
+    assert words.lower() in error["message"].lower()
+    assert error["hint"]
+    assert answer.seconds < site.REACHING + WORK
+    return answer
+
+
+def converges(lab: RackLab, kept: dict[str, str]) -> None:
+    """After the cure: all of it is up, and what ran all the time is what it was."""
+    lab.call("up").expect(0)
+    assert lab.call("status", "--json").json["state"] == "up"
+    assert {node: identity for node, identity in identities(lab).items() if node in kept} == kept
+
+
+def unharmed(lab: RackLab, but: str) -> dict[str, str]:
+    return {node: identity for node, identity in identities(lab).items() if node != but}
+
+
+@pytest.mark.parametrize(
+    ("trouble", "words"),
+    [
+        pytest.param(Host.drop, "does not answer", id="unreachable", marks=pytest.mark.slow),
+        pytest.param(Host.stop_engine, "Docker", id="daemon-down"),
+        pytest.param(Host.change_host_key, "host key", id="host-key-changed"),
+        pytest.param(Host.keep_from_docker, "docker", id="no-right-to-docker", marks=pytest.mark.slow),
+    ],
+)
+def test_a_host_in_trouble_is_named_and_the_others_are_unharmed(
+    lab: RackLab, trouble: Callable[[Host], None], words: str
+) -> None:
+    kept = unharmed(lab, but="worker-1")
+    host = lab.hosts[1]
+    trouble(host)
+    try:
+        refused(lab, "h2", words)
+        assert {node: one.status for node, one in lab.on(lab.hosts[0]).containers().items()} == {
+            "launcher": "running",
+            "worker-0": "running",
+        }
+    finally:
+        host.cure()
+    converges(lab, kept)
+
+
+def test_a_key_that_a_host_does_not_take_is_named(lab: RackLab, shared_rack: Rack) -> None:
+    kept = identities(lab)
+    hosts = lab.path / "hosts.txt"
+    right = hosts.read_text()
+    one, two, three = lab.hosts
+    hosts.write_text(f"{one.line()}\n{two.line()}\n{three.line(key=shared_rack.other_key)}\n")
+    try:
+        refused(lab, "h3", "does not let ann in with the key")
+    finally:
+        hosts.write_text(right)
+    converges(lab, kept)
+
+
+def test_a_host_with_another_persons_lab_of_this_name_is_left_alone(lab: RackLab, image: str) -> None:
+    """The container has the labels of a lab that was made on another machine."""
+    kept = identities(lab)
+    labels = {"lab": lab.name, "node": "worker-9", "role": "worker", "owner": "bob@desk", "directory": "/home/bob/lab"}
+    engine: DockerClient = lab.hosts[2].engine
+    theirs = engine.containers.run(
+        image, ["600"], entrypoint="sleep", detach=True, labels={f"labctl.{name}": one for name, one in labels.items()}
+    )
+    try:
+        refused(lab, "h3", "bob@desk")
+        theirs.reload()
+        assert theirs.status == "running"
+    finally:
+        theirs.remove(force=True)
+    converges(lab, kept)
+
+
+@pytest.mark.slow
+def test_down_names_a_host_that_it_cannot_reach_and_cleans_the_others(lab: RackLab) -> None:
+    lab.hosts[1].drop()
+    try:
+        assert lab.call("down", "--json").expect(3).json["error"]["node"] == "h2"
+        assert lab.on(lab.hosts[0]).containers() == lab.on(lab.hosts[2]).containers() == {}
+        shown = {node["name"]: node["state"] for node in lab.call("status", "--json").json["nodes"]}
+        assert shown == {"worker-1": "unreachable"}
+    finally:
+        lab.hosts[1].cure()
+    lab.call("down").expect(0)
+    assert lab.labelled() == []
+    lab.call("up").expect(0)
+
+
+def ranks_up(lab: RackLab) -> str | None:
+    """The id of the run whose three ranks have said that they run."""
+    logs = {path: path.read_text() for path in lab.path.glob("runs/*/output.log")}
+    return next((path.parent.name for path, text in logs.items() if text.count("does not listen") == 3), None)
+
+
+def left_of(lab: RackLab, run_id: str) -> list[str]:
+    """Processes of a run in the containers that run, seen as their own user."""
+    search = ["sh", "-c", 'grep -slaF -- "$0" /proc/[0-9]*/environ', f"LABCTL_RUN_ID={run_id}"]
+    running = {node: one for node, one in lab.containers().items() if one.status == "running"}
+    return [node for node, one in running.items() if one.exec_run(search, user="1000:1000").output]
+
+
+def test_a_host_that_dies_ends_the_run_and_up_heals_it_once_it_is_back(lab: RackLab) -> None:
+    kept = unharmed(lab, but="worker-2")
+    host = lab.hosts[2]
+    with lab.start("run", "stubborn", "--json") as run:
+        run_id = wait_until(lambda: ranks_up(lab), 90, "three ranks run")
+        assert left_of(lab, run_id) == ["launcher", "worker-0", "worker-1", "worker-2"]
+        host.kill()
+        began = time.monotonic()
+        try:
+            result = run.answer(60).expect(4).json
+            ended = time.monotonic()
+            assert left_of(lab, run_id) == []
+        finally:
+            host.cure()
+    assert (result["verdict"], result["cause"]) == ("ERROR", "node-lost")
+    assert "h3" in result["message"]
+    assert ended - began < LOST
+    converges(lab, kept)
