@@ -1,0 +1,206 @@
+"""Doctor's checks of several hosts, on hosts that are not there: ports, room, what is odd, where bytes went."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import builders
+import pytest
+
+from labctl import doctor, settings, survey
+from labctl.containers import Listener, Observed
+from labctl.doctor import Check, hosts, traffic
+from labctl.doctor.finding import Examination, Finding, error, ok
+from labctl.doctor.place import Place
+from labctl.engines.docker_engine import DockerEngine
+from labctl.errors import HostError
+from labctl.hosts import Target
+from labctl.routes import Network
+
+
+@dataclass
+class Daemon:
+    """What the engine of one host says."""
+
+    seen: Observed
+    listening: tuple[Listener, ...] = ()
+
+    def on(self, host: str) -> Daemon:  # noqa: ARG002
+        return self
+
+    def observe(self, lab: str, image: str | None = None) -> Observed:  # noqa: ARG002
+        return self.seen
+
+    def information(self) -> dict[str, Any]:
+        return {"ServerVersion": "26.1.5"}
+
+    def listeners(self) -> tuple[Listener, ...]:
+        return self.listening
+
+
+def facts(**changes: Any) -> survey.Facts:
+    plain = survey.Facts(
+        user="ann",
+        uid=1000,
+        gid=1000,
+        home="/home/ann",
+        hostname="h2",
+        distribution="Debian",
+        kernel="6.1",
+        skew=0.0,
+        home_free=1 << 40,
+        docker="/var/lib/docker",
+        docker_free=None,
+        sockets={},
+        ports={},
+        network=Network(),
+    )
+    return replace(plain, **changes)
+
+
+@pytest.fixture
+def second(tmp_path: Path) -> Callable[..., Examination]:
+    """The second host of a lab of two under examination: what it told, and which workers listen there."""
+
+    def make(*listening: Listener, up: bool = False, first: bool = False, **told: Any) -> Examination:
+        names = ("h1", "h2")
+        here = tuple(
+            replace(
+                builders.host(), name=name, number=number, address=f"10.0.0.{number}", interface="eth0", directory="/x"
+            )
+            for number, name in enumerate(names)
+        )
+        nodes = tuple(replace(builders.node(number), host=name) for number, name in enumerate(names))
+        of = replace(builders.lab(nodes), hosts=here, network="host", directory=tmp_path, owner="ann@here")
+        (tmp_path / ".env").write_text("LAB_HOSTS=hosts.txt\n")
+        found = settings.load(tmp_path, {"HOME": str(tmp_path)}, {})
+        name = names[0] if first else names[1]
+        seen = Observed(host=name, containers=(builders.container("worker-0", host=name),) if up else ())
+        engine = cast(DockerEngine, Daemon(seen, listening))
+        place = Place(name=name, target=Target(name=name, user="ann"), facts=facts(**told))
+        return Examination(lab=of, settings=found, environ={}, engine=engine, place=place, root=tmp_path / "root")
+
+    return make
+
+
+def listener(examination_lab: str, **changes: str) -> Listener:
+    return Listener(
+        port=builders.lab().ssh_port, lab=examination_lab, container=builders.container("worker-1", **changes)
+    )
+
+
+def levels(findings: Any) -> list[tuple[str, str]]:
+    return [(one.code, one.level) for one in findings]
+
+
+def test_a_port_that_nobody_has_is_free_and_this_labs_own_is_its_own(second: Callable[..., Examination]) -> None:
+    port, name = builders.lab().ssh_port, builders.lab().name
+    assert levels(hosts.ssh_port(second())) == [("LAB-PORT-002", "ok")]
+    own = listener(name, owner="ann@here", directory="")
+    assert levels(hosts.ssh_port(second(own, ports={port: "root"}))) == [("LAB-PORT-002", "ok")]
+
+
+def test_a_port_is_told_by_its_owner_and_another_free_one_is_offered(second: Callable[..., Examination]) -> None:
+    port = builders.lab().ssh_port
+    (found,) = hosts.ssh_port(second(ports={port: "bob"}))
+    assert (found.level, "user bob" in found.seen, f"LAB_SSH_PORT={port + 1}" in found.fix) == ("error", True, True)
+    (found,) = hosts.ssh_port(second(listener("other", owner="cy@desk", directory="/lab"), ports={port: "root"}))
+    assert found.level == "error"
+    assert "worker-1 of lab `other` (cy@desk (/lab)" in found.seen
+    # The own node is there, and somebody else had the port before it.
+    own = listener(builders.lab().name, owner="ann@here", directory="")
+    assert levels(hosts.ssh_port(second(own, ports={port: "bob"}))) == [("LAB-PORT-002", "error")]
+
+
+@pytest.mark.parametrize(
+    ("first", "up", "user", "expected"),
+    [
+        (True, False, "", ["ok"]),
+        (True, False, "bob", ["error"]),
+        # What ranks of this person left behind, the next run ends.
+        (True, True, "ann", []),
+        (True, True, "bob", ["error"]),
+        (False, False, "bob", []),
+    ],
+)
+def test_the_master_port_is_that_of_the_first_host(
+    second: Callable[..., Examination], first: bool, up: bool, user: str, expected: list[str]
+) -> None:
+    ports = {builders.lab().master_port: user} if user else {}
+    found = list(hosts.master_port(second(first=first, up=up, ports=ports)))
+    assert [one.level for one in found] == expected
+
+
+def test_room_for_the_files_is_that_of_the_home_directory(second: Callable[..., Examination]) -> None:
+    assert levels(hosts.room(second())) == [("LAB-DISK-004", "ok")]
+    (found,) = hosts.room(second(home_free=1 << 20))
+    assert (found.level, found.fix.startswith("ssh -l ann h2 ")) == ("error", True)
+
+
+def test_the_odd_host_out_is_the_one_that_is_named() -> None:
+    found = list(hosts.odd("LAB-HOST-005", "engine", {"a": "1", "b": "2", "c": "2", "d": None}, "so", str.upper))
+    assert [(one.node, one.level, one.fix) for one in found] == [("a", "warn", "A")]
+    assert levels(hosts.odd("LAB-HOST-005", "engine", {"a": "1", "b": "1"}, "so", str)) == [("LAB-HOST-005", "ok")]
+
+
+@pytest.mark.parametrize(
+    ("through", "kin", "astray"),
+    [
+        ({"eth0": 4300, "eth1": 10}, [], []),
+        ({"eth0": 10, "eth1": 4300}, [], ["eth1"]),
+        ({"bond0": 4300, "eth0": 4300}, [], []),
+        ({"eth0": 3000, "eth1": 10}, [], ["none"]),
+        ({"eth0": 10, "br0": 4300, "eth1": 4200}, ["br0"], ["eth1"]),
+    ],
+)
+def test_bytes_that_took_another_interface_are_seen_in_its_counters(
+    through: dict[str, int], kin: list[str], astray: list[str]
+) -> None:
+    chosen = next(iter(through))
+    answer = {"through": {name: [0, size] for name, size in through.items()}, "kin": {chosen: kin}}
+    tally = traffic.Tally(replace(builders.host(), interface=chosen), traffic.SENT, 4096, answer)
+    assert tally.astray == astray
+
+
+def test_a_host_that_cannot_take_part_is_named_and_no_other(
+    second: Callable[..., Examination], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look(examination: Examination) -> Any:
+        if examination.name == "h2":
+            yield error("LAB-PORT-002", "port is taken", why="so", fix="do that")
+        yield ok("LAB-PORT-002", "well")
+
+    def broken(examination: Examination) -> Any:
+        if examination.name == "h1":
+            raise HostError("h1: it hung up", hint="ssh h1")
+        yield ok("LAB-DISK-004", "well")
+
+    monkeypatch.setattr(doctor, "CHECKS", (Check(look=look, stops=("up",)), Check(look=broken, stops=("up",))))
+    whole = replace(second(), place=Place(), hosts=(second(first=True), second()))
+    failed = doctor.refused(whole, "up")
+    assert {name: (why.node, why.hint) for name, why in failed.items()} == {
+        "h1": ("h1", "ssh h1"),
+        "h2": ("h2", "do that"),
+    }
+    assert failed["h1"].message == "h1: it hung up"
+    doctor.require(whole, "up")
+
+
+def test_findings_of_a_host_bear_its_name_and_its_commands_are_run_there(
+    second: Callable[..., Examination], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look(examination: Examination) -> Any:
+        yield Finding(
+            code="X", level="warn", node="local", seen="so", fix=examination.place.there("sudo sysctl -w a=1")
+        )
+
+    monkeypatch.setattr(doctor, "CHECKS", (Check(look=look),))
+    whole = replace(second(), place=Place(), hosts=(second(first=True), second()))
+    found = doctor.examine(whole)
+    assert [(one.node, one.fix) for one in found] == [
+        ("h1", "ssh -l ann -t h1 'sudo sysctl -w a=1'"),
+        ("h2", "ssh -l ann -t h2 'sudo sysctl -w a=1'"),
+    ]
