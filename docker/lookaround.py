@@ -8,8 +8,8 @@ Standard library only, Python >= 3.8:
     collect ADDRESS PEERS BYTES SECONDS
                                 a line with a port of the address; then, once so many peers have handed over so many
                                 bytes each, a JSON line: what went through each interface meanwhile
-    hand OWN ADDRESS PORT BYTES SECONDS
-                                hand bytes over from the own address; a JSON line as above
+    hand ADDRESS PORT BYTES SECONDS
+                                hand bytes over, leaving the way to the kernel as collectives do; a JSON line as above
 """
 
 from __future__ import annotations
@@ -144,34 +144,35 @@ def collect(address: str, peers: str, size: str, seconds: str) -> None:
     with socket.create_server((address, 0), backlog=int(peers)) as server:
         print(server.getsockname()[1], flush=True)
         before = counters()
-        got = 0
-        with contextlib.suppress(socket.timeout):
+        with contextlib.suppress(OSError):
             for _ in range(int(peers)):
                 server.settimeout(max(0.1, deadline - time.monotonic()))
                 with server.accept()[0] as peer:
-                    got += take(peer, int(size), deadline)
-    print(json.dumps({"bytes": got, **grown(before, counters())}), flush=True)
+                    take(peer, int(size), deadline)
+    print(json.dumps({"said": "", **grown(before, counters())}), flush=True)
 
 
-def take(peer: socket.socket, size: int, deadline: float) -> int:
-    """Read so many bytes and say so; how many came."""
+def take(peer: socket.socket, size: int, deadline: float) -> None:
+    """Read so many bytes and say so."""
     got = 0
     while got < size:
         peer.settimeout(max(0.1, deadline - time.monotonic()))
         part = peer.recv(1 << 16)
         if not part:
-            break
+            return
         got += len(part)
     peer.sendall(b"!")
-    return got
 
 
-def hand(own: str, address: str, port: str, size: str, seconds: str) -> None:
-    before = counters()
-    with socket.create_connection((address, int(port)), float(seconds), (own, 0)) as peer:
-        peer.sendall(bytes(int(size)))
-        whole = peer.recv(1) == b"!"
-    print(json.dumps({"bytes": int(size) if whole else 0, **grown(before, counters())}))
+def hand(address: str, port: str, size: str, seconds: str) -> None:
+    before, said = counters(), ""
+    try:
+        with socket.create_connection((address, int(port)), float(seconds)) as peer:
+            peer.sendall(bytes(int(size)))
+            said = "" if peer.recv(1) == b"!" else "it hung up"
+    except OSError as error:
+        said = str(error)
+    print(json.dumps({"said": said, **grown(before, counters())}))
 
 
 def counters() -> dict[str, tuple[int, int]]:

@@ -62,7 +62,17 @@ def interfaces(examination: Examination) -> Iterator[Finding]:
         return
     if workers[0].node != lab.nodes[0].name:
         return
-    for tally, node in tallies(examination, workers):
+    counted = tallies(examination, workers)
+    lost = {node: said for tally, node in counted if (said := tally.answer["said"])}
+    for node, said in lost.items():
+        yield error(
+            "LAB-NET-007",
+            f"no bytes get from it to {workers[0].node} at {examination.lab.host_of(workers[0].node).address}: {said}",
+            why="ranks find each other there, on ports that the kernel picks: a firewall between the hosts, or no route",
+            fix=f"{examination.at(node).place.there('ip route')}  # and let the hosts talk to each other on all ports",
+            node=node,
+        )
+    for tally, node in counted if not lost else ():
         chosen = tally.host.interface
         if tally.astray:
             yield error(
@@ -91,7 +101,7 @@ def tallies(examination: Examination, workers: tuple[Container, ...]) -> list[tu
         )
 
     def hand(one: Container) -> dict[str, Any]:
-        words = ("hand", lab.host_of(one.node).address, to.address, port, str(HANDED), str(SECONDS))
+        words = ("hand", to.address, port, str(HANDED), str(SECONDS))
         return ask(examination, one, *words, limit=SECONDS + 5)[0]
 
     with ThreadPoolExecutor(WIDTH) as pool:
