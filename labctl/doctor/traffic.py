@@ -21,8 +21,8 @@ from labctl.hardware import Host
 
 HANDED = 4 << 20
 """Bytes from each node: far more than what else goes on while they are sent."""
-SECONDS = 10
-LIMIT = 2.0 * SECONDS
+SECONDS = 15
+LIMIT = 3.0 * SECONDS
 WIDTH = 32
 RECEIVED, SENT = 0, 1
 
@@ -68,7 +68,7 @@ def interfaces(examination: Examination) -> Iterator[Finding]:
         yield error(
             "LAB-NET-007",
             f"no bytes get from it to {workers[0].node} at {examination.lab.host_of(workers[0].node).address}: {said}",
-            why="ranks find each other there, on ports that the kernel picks: a firewall between the hosts, or no route",
+            why="ranks find each other there, on ports that the kernel picks: a firewall, or no route",
             fix=f"{examination.at(node).place.there('ip route')}  # and let the hosts talk to each other on all ports",
             node=node,
         )
@@ -97,12 +97,12 @@ def tallies(examination: Examination, workers: tuple[Container, ...]) -> list[tu
         words = ("collect", to.address, str(len(others)), str(HANDED), str(SECONDS))
         argv, user = (*PYTHON, "-c", program(), *words), execute.user(lab, first.node)
         return examination.engine.follow(
-            first.name, argv, lines.put, user=user, workdir="/", environment=(), limit=SECONDS + 5
+            first.name, argv, lines.put, user=user, workdir="/", environment=(), limit=SECONDS + 10
         )
 
     def hand(one: Container) -> dict[str, Any]:
         words = ("hand", to.address, port, str(HANDED), str(SECONDS))
-        return ask(examination, one, *words, limit=SECONDS + 5)[0]
+        return ask(examination, one, *words, limit=SECONDS + 10)[0]
 
     with ThreadPoolExecutor(WIDTH) as pool:
         collecting = pool.submit(collect)
