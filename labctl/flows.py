@@ -45,7 +45,7 @@ PATIENCE = 300
 
 
 def init(directory: Path) -> tuple[str, ...]:
-    """Write .env, hostfiles and workloads where they are missing."""
+    """Write .env, hosts.txt, hostfiles and workloads where they are missing."""
     return initialise.initialise(directory)
 
 

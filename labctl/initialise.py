@@ -1,4 +1,4 @@
-"""``labctl init``: a lab directory with .env, hostfiles and workloads, from what labctl ships and what is here."""
+"""``labctl init``: .env, hosts.txt, hostfiles and workloads for a lab, from what labctl ships and what is here."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from labctl import resources
 from labctl.errors import ConfigError
 from labctl.files import make_private, write
 
+HOSTS = "hosts.txt"
+"""The list of hosts, which says nothing until a person does and sets LAB_HOSTS."""
+
 
 def initialise(directory: Path) -> tuple[str, ...]:
     """Write what is missing; returns the paths that were written. What is there is left as it is."""
@@ -18,6 +21,10 @@ def initialise(directory: Path) -> tuple[str, ...]:
         raise ConfigError(f"{directory} is a file", hint="labctl init DIRECTORY")
     make_private(directory)
     written = [name for name in ("hostfiles", "workloads") if copy_tree(name, directory)]
+    hosts = directory / HOSTS
+    if not hosts.exists():
+        write(hosts, resources.path("hosts.example").read_text(encoding="utf-8"))
+        written.append(HOSTS)
     env = directory / ".env"
     if not env.exists():
         write(env, env_text(directory))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # name -> (module with a function of that name, one line of help)
 COMMANDS = {
-    "init": ("setting_up", "write .env, hostfiles and workloads into a directory"),
+    "init": ("setting_up", "write .env, hosts.txt, hostfiles and workloads into a directory"),
     "setup": ("setting_up", "make this host able to run a lab: Docker Engine, buildx, compose"),
     "doctor": ("setting_up", "check host, engine and lab; each finding says what mends it"),
     "devices": ("devices", "accelerators, cores and fabrics of this host, and the node that gets each"),

@@ -414,7 +414,7 @@ def test_init_writes_a_lab_that_renders(labctl: Labctl) -> None:
     assert document == {
         "schema": 1,
         "directory": str(target),
-        "written": ["hostfiles", "workloads", ".env"],
+        "written": ["hostfiles", "workloads", "hosts.txt", ".env"],
     }
     assert labctl("render", "-C", str(target), "-s", "LAB_ACCELERATOR=cpu", "--json").code == 0
     assert "has all of it already" in labctl("init", str(target)).out

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from labctl import hostfile, initialise, launchers, setting_kinds, settings, workload
+from labctl import hostfile, hosts, initialise, launchers, setting_kinds, settings, workload
 from labctl.errors import ConfigError
 
 
@@ -16,7 +16,7 @@ def content(directory: Path) -> dict[str, bytes]:
 
 def test_a_lab_directory_has_settings_hostfiles_and_workloads(tmp_path: Path) -> None:
     lab = tmp_path / "new/lab"
-    assert set(initialise.initialise(lab)) == {".env", "hostfiles", "workloads"}
+    assert set(initialise.initialise(lab)) == {".env", "hosts.txt", "hostfiles", "workloads"}
     assert (lab / ".env").stat().st_mode & 0o777 == 0o600
     assert "opt-tiny" in {one.name for one in workload.load_all(lab / "workloads", launchers.names())}
     found = [path for path in (lab / "hostfiles").rglob("*") if path.is_file()]
@@ -33,6 +33,17 @@ def test_its_settings_are_read_without_a_warning(tmp_path: Path) -> None:
     assert found.text("LAB_NAME") == initialise.lab_name(tmp_path)
 
 
+def test_the_list_of_hosts_is_one_once_its_examples_are_no_comments(tmp_path: Path) -> None:
+    initialise.initialise(tmp_path)
+    text = (tmp_path / "hosts.txt").read_text()
+    with pytest.raises(ConfigError, match="names no host"):
+        hosts.parse(text, "hosts.txt")
+    assert [one.name for one in hosts.parse(re.sub(r"^#(?=\w)", "", text, flags=re.MULTILINE), "hosts.txt")] == [
+        "red",
+        "blue",
+    ]
+
+
 def test_a_second_time_writes_nothing(tmp_path: Path) -> None:
     initialise.initialise(tmp_path)
     before = content(tmp_path)
@@ -43,7 +54,7 @@ def test_a_second_time_writes_nothing(tmp_path: Path) -> None:
 def test_what_is_there_is_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("LAB_NAME=mine\n")
     (tmp_path / "workloads/own").mkdir(parents=True)
-    assert initialise.initialise(tmp_path) == ("hostfiles",)
+    assert initialise.initialise(tmp_path) == ("hostfiles", "hosts.txt")
     assert (tmp_path / ".env").read_text() == "LAB_NAME=mine\n"
     assert [path.name for path in (tmp_path / "workloads").iterdir()] == ["own"]
 
