@@ -1,0 +1,47 @@
+"""A lab carried in one file to hosts that reach no network but their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from docker import DockerClient
+from hosts.host import Host
+from hosts.rack import Rack, RackLab
+
+pytestmark = [pytest.mark.docker, pytest.mark.slow]
+
+LIMIT = 900
+ALONE = """
+for table in "$@"; do iptables --wait --append OUTPUT --destination "$table" --jump ACCEPT; done
+iptables --wait --append OUTPUT --jump REJECT
+"""
+
+
+def set_apart(host: Host, network: str) -> None:
+    """It reaches itself and its own network, and nothing else."""
+    host.shell(ALONE, "127.0.0.0/8", network)
+    assert "registry-1.docker.io" in host.shell("timeout 20 docker pull --quiet debian 2>&1 || :")
+
+
+def test_a_lab_comes_up_and_trains_where_no_registry_is(
+    rack: Rack, engine: DockerClient, image: str, family: str, tmp_path: Path
+) -> None:
+    hosts = rack.make("a", "b")
+    for host in hosts:
+        set_apart(host, rack.network.attrs["IPAM"]["Config"][0]["Subnet"])
+    origin = rack.lab(tmp_path / "origin", f"{family}-bundled", hosts, {})
+    file = tmp_path / "lab.bundle"
+    origin.call("bundle", "save", str(file), limit=LIMIT).expect(0)
+    lab = RackLab(tmp_path / "site", origin.name, origin.engine, origin.environ, hosts=hosts)
+    origin.call("bundle", "load", str(file), str(lab.path), limit=LIMIT).expect(0)
+    file.unlink()
+    mine = engine.images.get(image).id
+    assert [host.engine.images.get(image).id for host in hosts] == [mine, mine]
+    lab.call("up", limit=LIMIT).expect(0)
+    result = lab.call("run", "opt-tiny", "--set", "steps=40", "--json", limit=LIMIT).expect(0)
+    assert result.json["verdict"] == "PASS"
+    assert {rank["node"] for rank in result.json["ranks"]} == {"worker-0", "worker-1"}
+    lab.call("down").expect(0)
+    assert lab.labelled() == []
