@@ -39,6 +39,7 @@ def build(
         master_port=lab.master_port,
         ssh_port=lab.ssh_port,
         interface=lab.interfaces,
+        addresses=lab.addresses,
         variables=(("LABCTL_RUN_ID", run_id),),
         way=launchers.way(workload.launcher),
         options=workload.launcher_arguments,

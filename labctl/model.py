@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any, Literal
 
@@ -92,6 +93,15 @@ class Lab:
     def interfaces(self) -> str:
         """The interfaces that nodes use to talk to each other, commas between where hosts name them differently."""
         return ",".join(dict.fromkeys(host.interface for host in self.hosts))
+
+    @property
+    def addresses(self) -> str:
+        """The same for Open MPI, which takes no two names: the smallest network that has all hosts' addresses."""
+        if "," not in self.interfaces:
+            return self.interfaces
+        numbers = [int(IPv4Address(host.address)) for host in self.hosts]
+        differing = (min(numbers) ^ max(numbers)).bit_length()
+        return str(IPv4Network((min(numbers), 32 - differing), strict=False))
 
     def host_of(self, node: str) -> Host:
         """The host of a worker, or of the launcher, which is with the first node."""

@@ -30,8 +30,8 @@ LAUNCHER = model.LAUNCHER
 BESIDE = "127.0.0.2"
 # What the template says in place of the digest of its own text; a value with these quotes would have them escaped.
 UNSEALED = 'labctl.render: ""'
-# By these the libraries that every lab has are told which network to use; an accelerator adds its own.
-INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_oob_tcp_if_include")
+# By these Open MPI is told which network to use; an accelerator adds variables for its own libraries.
+OPEN_MPI_NETWORK = ("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_oob_tcp_if_include")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,7 +250,7 @@ def environment(lab: Lab, host: Host, more: Pairs) -> Pairs:
     if lab.network == "host":
         # The host's other networks have no business with the lab's sshd.
         node["LAB_SSH_ADDRESS"] = f"{host.address} {BESIDE}" if host.name == lab.nodes[0].host else host.address
-    network = dict.fromkeys(INTERFACE_VARIABLES, host.interface)
+    network = {"GLOO_SOCKET_IFNAME": host.interface, **dict.fromkeys(OPEN_MPI_NETWORK, lab.addresses)}
     return tuple({**node, **network, **dict(more), **dict(lab.environment)}.items())
 
 

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from labctl import fetching, render, sending, tree
-from labctl.connection import Connection
 from labctl.engines import Engine
 from labctl.errors import HostError
+from labctl.hardware import Host
 from labctl.model import LAUNCHER, Job, Lab
 
 # Hosts that are worked on at once.
@@ -24,35 +24,45 @@ SHOWN = 3
 def send(lab: Lab, job: Job, engine: Engine, path: Path) -> tree.Tree:
     """The run's directory, to each of its hosts; returns what that is. HostError where one does not get it."""
     files = tree.of(path)
-    on_hosts(lab, job, engine, lambda connection, there: sending.send_new(connection, files, there, seconds=SENDING))
+    hosts = dict.fromkeys(lab.host_of(name).name for name in (LAUNCHER, *(node.name for node in job.nodes)))
+
+    def give(host: Host) -> None:
+        if connection := engine.on(host.name).connection:
+            sending.send_new(connection, files, directory_on(lab, host, job.run_id), seconds=SENDING)
+
+    on_each(tuple(lab.host(name) for name in hosts), give)
     return files
 
 
-def fetch(lab: Lab, job: Job, engine: Engine, path: Path, sent: tree.Tree, warn: Callable[[str], None]) -> None:
-    """What ranks wrote on their hosts, back into the run's directory; a host that does not give it is warned of."""
+def fetch(
+    lab: Lab, run_id: str, engine: Engine, path: Path, warn: Callable[[str], None], sent: tree.Tree | None = None
+) -> None:
+    """What ranks wrote on the lab's hosts, back into the run's directory; a host that does not give it is warned of."""
 
-    def bring(connection: Connection, there: str) -> None:
-        host = connection.target.name
+    def bring(host: Host) -> None:
         try:
+            connection = engine.on(host.name).connection
+            there = directory_on(lab, host, run_id)
+            if not connection or connection.run('[ -d "$1" ]', there, check=False).code:
+                return
             came = fetching.fetch(connection, there, path, sent=sent, seconds=FETCHING)
         except HostError as error:
             warn(error.message)
             return
         if came.aside:
-            warn(f"{host}: another host wrote the same names: see {', '.join(came.aside[:SHOWN])} in {path}")
+            warn(f"{host.name}: another host wrote the same names: see {', '.join(came.aside[:SHOWN])} in {path}")
         if came.refused:
-            warn(f"{host}: not fetched, because it is no file of the run: {', '.join(came.refused[:SHOWN])}")
+            warn(f"{host.name}: not fetched, because it is no file of the run: {', '.join(came.refused[:SHOWN])}")
 
-    on_hosts(lab, job, engine, bring)
+    on_each(lab.hosts, bring)
 
 
-def on_hosts(lab: Lab, job: Job, engine: Engine, act: Callable[[Connection, str], object]) -> None:
-    """Do something with the run's directory on each host that does not see it here, on all at once."""
-    names = dict.fromkeys(lab.host_of(name).name for name in (LAUNCHER, *(node.name for node in job.nodes)))
-    hosts = [lab.host(name) for name in names if render.sent(lab.host(name))]
-    if not hosts:
-        return
-    connections = [engine.on(host.name).connection for host in hosts]
-    directories = [render.own_path(lab, host, f"runs/{job.run_id}") for host in hosts]
-    with ThreadPoolExecutor(min(len(hosts), WIDTH)) as pool:
-        list(pool.map(act, (one for one in connections if one), directories))
+def directory_on(lab: Lab, host: Host, run_id: str) -> str:
+    return render.own_path(lab, host, f"runs/{run_id}")
+
+
+def on_each(hosts: tuple[Host, ...], act: Callable[[Host], object]) -> None:
+    """Do something for each of these hosts that does not see the run's directory here, for all at once."""
+    if apart := [host for host in hosts if render.sent(host)]:
+        with ThreadPoolExecutor(min(len(apart), WIDTH)) as pool:
+            list(pool.map(act, apart))

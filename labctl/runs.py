@@ -121,6 +121,7 @@ def end_orphans(context: Context, lab: Lab, engine: Engine) -> None:
         if run["state"] == "orphaned":
             context.notice(f"run {run['run_id']} was left behind: ending it")
             execute.reap(lab, engine, run["run_id"], grace=0)
+            run_files.fetch(lab, run["run_id"], engine, store.directory(lab.directory, run["run_id"]), context.warn)
             store.abandon(lab, run["run_id"])
 
 
@@ -138,7 +139,7 @@ def launch(
             try:
                 ended = supervise(lab, task, engine, lambda line: context.line(recorder.keep(line)))
             finally:
-                run_files.fetch(lab, task, engine, path, sent, context.warn)
+                run_files.fetch(lab, task.run_id, engine, path, context.warn, sent)
         finally:
             recorder.close()
         result = conclude(lab, task, ended, recorder.lines, time.monotonic() - began, now)

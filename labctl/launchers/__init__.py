@@ -37,7 +37,9 @@ class Launch:
     master_port: int
     ssh_port: int
     interface: str
-    """The lab's network interface, by its name in the containers."""
+    """The lab's network interface, by its name in the containers; several with commas between where hosts differ."""
+    addresses: str
+    """The same for Open MPI: the name, or the network of all hosts' addresses."""
     variables: Pairs
     """What must be in the environment on every node before the program starts; no blanks in the values."""
     way: str = ""
@@ -143,6 +145,15 @@ def first_slots_only(launcher: str, launch: Launch) -> None:
         )
 
 
+def one_interface_only(launcher: str, launch: Launch) -> None:
+    """ConfigError where hosts name their interfaces differently: some launchers take one name for all."""
+    if "," in launch.interface:
+        raise ConfigError(
+            f"{launcher} takes one name for the network interface of all hosts, and they have {launch.interface}",
+            hint="use --launcher deepspeed, torchrun or mpirun, or give the interfaces one name on the hosts",
+        )
+
+
 def hostfile(launch: Launch) -> File:
     """The nodes in the dialect that most launchers read, in the run's directory."""
     return File(path="hostfile", content=format_hostfile(launch.entries), mode=0o644)
@@ -152,6 +163,6 @@ def open_mpi_options(launch: Launch) -> tuple[str, ...]:
     """The lab's network for Open MPI; workers hold no private key, so the launcher starts all daemons itself."""
     return (
         "--mca", "plm_rsh_no_tree_spawn", "1",
-        "--mca", "btl_tcp_if_include", launch.interface,
-        "--mca", "oob_tcp_if_include", launch.interface,
+        "--mca", "btl_tcp_if_include", launch.addresses,
+        "--mca", "oob_tcp_if_include", launch.addresses,
     )  # fmt: skip

@@ -7,7 +7,7 @@ is off; it hands the launcher's whole environment to every rank.
 
 from __future__ import annotations
 
-from labctl.launchers import Launch, first_slots_only, hostfile
+from labctl.launchers import Launch, first_slots_only, hostfile, one_interface_only
 from labctl.model import File
 
 WAYS = ("gloo", "mpi")
@@ -30,14 +30,15 @@ RESERVED = frozenset({
 
 
 def check(launch: Launch) -> None:
-    """Slots cannot be chosen by number."""
+    """Slots cannot be chosen by number, nor interfaces by host."""
     first_slots_only("horovod", launch)
+    one_interface_only("horovod", launch)
 
 
 def argv(launch: Launch) -> tuple[str, ...]:
     """The command for the launcher container."""
     # Workers hold no private key, so Open MPI's daemons are all started from the launcher.
-    mpi = "--mpi-args=-mca plm_rsh_no_tree_spawn 1 -mca oob_tcp_if_include " + launch.interface
+    mpi = "--mpi-args=-mca plm_rsh_no_tree_spawn 1 -mca oob_tcp_if_include " + launch.addresses
     return (
         "horovodrun",
         "-np", str(launch.ranks),

@@ -6,7 +6,7 @@ from the lab's ssh configuration.
 
 from __future__ import annotations
 
-from labctl.launchers import Launch, first_slots_only
+from labctl.launchers import Launch, first_slots_only, one_interface_only
 from labctl.model import File
 
 WAYS = ("hydra",)
@@ -24,8 +24,9 @@ RESERVED = frozenset({"-machinefile", "-f", "-hosts", "-n", "-np", "-bootstrap",
 
 
 def check(launch: Launch) -> None:
-    """Slots cannot be chosen by number."""
+    """Slots cannot be chosen by number, nor interfaces by host."""
     first_slots_only("impi", launch)
+    one_interface_only("impi", launch)
 
 
 def argv(launch: Launch) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ LAUNCH = Launch(
     master_port=29600,
     ssh_port=3022,
     interface="lab0",
+    addresses="lab0",
     variables=(("LABCTL_RUN_ID", "r1"),),
 )
 

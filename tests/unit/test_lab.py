@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from builders import DIRECTORY, devices, host
+from builders import lab as small
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -179,3 +180,11 @@ def test_secret_variables_reach_bash_byte_for_byte() -> None:
     script = exports.reveal() + "".join(f'printf "%s\\0" "$V{index}"\n' for index in range(len(values)))
     done = subprocess.run(["bash", "--norc"], input=script.encode(), capture_output=True, check=True)
     assert done.stdout.decode().split("\0")[:-1] == values
+
+
+def test_open_mpi_is_told_a_network_where_hosts_name_their_interfaces_differently() -> None:
+    same = tuple(host(name=f"h{number}", address=f"10.0.1.{number}", interface="ens3") for number in (4, 7))
+    assert small(2, hosts=same).addresses == "ens3"
+    differing = (same[0], host(name="h7", address="10.0.1.7", interface="bond0"))
+    of = small(2, hosts=differing)
+    assert (of.interfaces, of.addresses) == ("ens3,bond0", "10.0.1.4/30")
