@@ -98,6 +98,6 @@ def test_four_hosts_from_nothing_to_nothing(rack: Rack, family: str, image: str,
     everywhere = passed(lab, lab.call("run", "hello-mpi", "--json"), 4)
     assert [rank["node"] for rank in everywhere["ranks"]] == [f"worker-{number}" for number in range(4)]
 
-    lab.call("down", "--images").expect(0)
+    lab.call("down", "--images", limit=600).expect(0)
     assert [left(host) for host in hosts] == [[], [], [], []]
     assert [host.engine.images.list() for host in hosts] == [[], [], [], []]
