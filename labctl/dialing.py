@@ -15,6 +15,8 @@ class Dialer(socketserver.ThreadingUnixStreamServer):
 
     daemon_threads = True
     block_on_close = False
+    # Who comes to a Unix socket whose queue is full is turned away, and compose comes once for each node, all at once.
+    request_queue_size = 1024
 
     def __init__(self, path: Path, argv: Sequence[str]) -> None:
         self.path = path
