@@ -53,6 +53,8 @@ def send(image: str, fleet: Fleet, directory: Path) -> Failures:
     standings, failures = fleet.look(image)
     lacking = {name: one for name, one in standings.items() if not alike(one.image, own)}
     if lacking:
+        many = "1 host lacks" if len(lacking) == 1 else f"{len(lacking)} hosts lack"
+        fleet.emit(Event(kind="notice", text=f"{many} image {image}, or layers of it: reading it here"))
         with here.spooled(image, directory) as archive:
             failures |= deliver(archive, archive.image(image), together(fleet, lacking), fleet.addresses, fleet.emit)
     return failures

@@ -37,7 +37,11 @@ class Consignment:
     connection: Connection
     standing: Standing
     image: Image
+    held: int
+    """How many of the lowest layers it has."""
     cargo: Cargo
+    pace: float = 5.0
+    """Seconds between two lines about it."""
     source: Consignment | None = None
     hop: tuple[str, ...] = ()
 
@@ -64,31 +68,32 @@ def deliver(
 
     A host whose engine refuses an archive without the layers that it has gets the whole one.
     """
-    cargoes = {
-        held: archive.cargo(image, held) for held in {0 if whole else one.held(image) for _, one in hosts.values()}
-    }
+    held = {name: 0 if whole else one.held(image) for name, (_, one) in hosts.items()}
+    cargoes = {count: archive.cargo(image, count) for count in set(held.values())}
+    pace = max(5.0, len(hosts))
     alone = [
-        Consignment(connection=connection, standing=one, image=image, cargo=cargoes[0 if whole else one.held(image)])
-        for connection, one in hosts.values()
+        Consignment(
+            connection=connection, standing=one, image=image, held=held[name], cargo=cargoes[held[name]], pace=pace
+        )
+        for name, (connection, one) in hosts.items()
     ]
-    routed = route(alone, addresses)
-    for line in itinerary(image.name, routed):
+    routed = {one.host: one for one in route(alone, addresses)}
+    for line in itinerary(image, routed.values()):
         emit(Event(kind="notice", text=line))
-    sources = {one.source.host for one in routed if one.source}
-    _, failures = side_by_side(
-        lambda one: bring(one, emit, keep=one.host in sources), {one.host: one for one in routed}
-    )
+    sources = {one.source.host: one.source for one in routed.values() if one.source}
+    _, failures = side_by_side(lambda one: bring(one, emit, keep=one.host in sources), routed)
     side_by_side(
         lambda one: host.forget(one.connection, one.file),
-        {one.host: one for one in routed if one.host in sources and one.host not in failures},
+        {name: one for name, one in sources.items() if name not in failures},
     )
-    refused = {name: hosts[name] for name, failure in failures.items() if isinstance(failure, Refused)}
-    if refused and not whole:
-        for name in refused:
-            emit(Event(kind="notice", text=f"{failures[name].message}; it is sent all layers", node=name))
-        failures = {name: one for name, one in failures.items() if name not in refused}
-        failures |= deliver(archive, image, refused, addresses, emit, whole=True)
-    return failures
+    refused = {name for name, failure in failures.items() if isinstance(failure, Refused) and held[name]}
+    if not refused:
+        return failures
+    for name in refused:
+        emit(Event(kind="notice", text=f"{failures[name].message}; it is sent all layers", node=name))
+    others = {name: failure for name, failure in failures.items() if name not in refused}
+    again = {name: one for name, one in hosts.items() if name in refused}
+    return others | deliver(archive, image, again, addresses, emit, whole=True)
 
 
 class Refused(HostError):
@@ -119,7 +124,7 @@ def route(consignments: Iterable[Consignment], addresses: Mapping[str, str]) -> 
     return tuple(found.values())
 
 
-def itinerary(image: str, routed: Iterable[Consignment]) -> Iterator[str]:
+def itinerary(image: Image, routed: Iterable[Consignment]) -> Iterator[str]:
     """What is sent where, for people."""
     chains: dict[str, list[Consignment]] = {}
     for one in routed:
@@ -129,8 +134,8 @@ def itinerary(image: str, routed: Iterable[Consignment]) -> Iterator[str]:
         cargoes.setdefault(chain[0].cargo.key, []).append(chain)
     for group in cargoes.values():
         first = group[0][0]
-        missing = len(first.image.layers) - first.standing.held(first.image)
-        what = f"image {image}: {amount(first.cargo.size)} with {missing} of {len(first.image.layers)} layers"
+        missing = f"{len(image.layers) - first.held} of {len(image.layers)} layers"
+        what = f"image {image.name}: {amount(first.cargo.size)} with {missing}"
         ways = ", ".join(" -> ".join(one.host for one in chain) for chain in group)
         yield f"{what} to {ways}" + (" (each hands them on to the next)" if any(len(c) > 1 for c in group) else "")
 
@@ -177,7 +182,7 @@ def supply(one: Consignment, emit: Emit) -> None:
     def notice(text: str) -> None:
         emit(Event(kind="notice", text=text, node=one.host))
 
-    progress = Progress(f"{one.host}: {one.image.name}", size, there, notice)
+    progress = Progress(f"{one.host}: {one.image.name}", size, there, notice, every=one.pace)
     if one.source and there < size:
         there = pass_on(one, one.source, there, progress)
     if there < size:
@@ -219,11 +224,15 @@ def side_by_side(work: Callable[[K], T], wanted: Mapping[str, K]) -> tuple[dict[
     """What came of each, by host, and what failed on which; in their order."""
     done: dict[str, T] = {}
     failures: dict[str, HostError] = {}
-    with ThreadPoolExecutor(min(len(wanted), WIDTH) or 1) as pool:
+    pool = ThreadPoolExecutor(WIDTH)
+    try:
         futures = {name: pool.submit(work, one) for name, one in wanted.items()}
         for name, future in futures.items():
             try:
                 done[name] = future.result()
             except HostError as error:
                 failures[name] = error
+    finally:
+        # Who is stopped by Ctrl-C waits for nobody: what still runs ends with its connection.
+        pool.shutdown(wait=False, cancel_futures=True)
     return done, failures

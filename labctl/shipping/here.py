@@ -29,7 +29,10 @@ def described(image: str) -> dict[str, Any] | None:
 def spooled(image: str, directory: Path) -> Iterator[Archive]:
     """An image as a file, which goes with the block. HostError where there is no room for it."""
     make_private(directory)
-    with tempfile.TemporaryDirectory(dir=directory, prefix="image-") as folder:
+    with (
+        tempfile.TemporaryDirectory(dir=directory, prefix="image-") as folder,
+        shell.guarded(("rm", "-rf", folder)),
+    ):
         path = Path(folder) / "image.tar"
         shell.run(["docker", "save", "--output", str(path), image])
         yield Archive(path)

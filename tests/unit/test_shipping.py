@@ -9,6 +9,8 @@ import os
 import signal
 import subprocess
 import tarfile
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
@@ -200,6 +202,30 @@ def test_an_engine_that_wants_all_layers_gets_them(rack: Rack) -> None:
     assert rack.hand_out(archive, hosts) == {}
     assert [one.images for one in hosts.values()] == [[NAME]] * 2
     assert any("no such file or directory; it is sent all layers" in line for line in rack.said)
+
+
+def test_an_engine_that_refuses_the_whole_image_is_not_sent_it_again(rack: Rack) -> None:
+    hosts = rack.hosts("h1")
+    (hosts["h1"].engine / "broken").touch()
+    archive = rack.archive(BASE)
+    (failure,) = rack.hand_out(archive, hosts).values()
+    assert failure.message == ("h1: its engine did not load the image: write /var/lib/docker: input/output error")
+    assert hosts["h1"].sent == archive.cargo(archive.image("lab/node")).size
+
+
+def test_who_is_stopped_waits_for_no_host() -> None:
+    held = threading.Event()
+
+    def work(name: str) -> None:
+        if name == "h1":
+            raise KeyboardInterrupt
+        held.wait(60)
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        delivery.side_by_side(work, {"h1": "h1", "h2": "h2"})
+    held.set()
+    assert time.monotonic() - began < 30
 
 
 def test_a_host_that_cannot_have_it_harms_no_other(rack: Rack) -> None:
