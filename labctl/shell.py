@@ -21,6 +21,8 @@ from labctl.errors import HostError, Unread
 
 NOT_FOUND = 127
 """The code of a program that is not there, as shells give it."""
+# Seconds for what is to be done when this process is gone.
+GUARDING = 60
 
 
 class OutOfTime(HostError):
@@ -141,17 +143,27 @@ def begun() -> Iterator[Callable[[Sequence[str]], None]]:
 def guarded(argv: Sequence[str]) -> Iterator[None]:
     """Run the program if the block is left by an exception, and also if this process is killed within it.
 
-    A shell waits for a word from here; that the pipe closes without one tells it of any death, SIGKILL's too.
+    A shell waits for a word from here; that the pipe closes without one tells it of any death, SIGKILL's too. Those
+    that began within the block, and have a minute each, hold the pipe too: what they need is there until they are done.
     """
     quiet = subprocess.DEVNULL
-    wait = ("sh", "-c", 'read -r word || exec "$@"', "sh", *argv)
-    with subprocess.Popen(wait, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True) as guard:
+    wait = ("sh", "-c", f'read -r word && [ "$word" = done ] || exec timeout {GUARDING} "$@"', "sh", *argv)
+    with subprocess.Popen(
+        wait, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True, close_fds=False
+    ) as guard:
+        held_by_guards(guard)
         try:
             yield
         except BaseException:
-            guard.communicate()
+            guard.communicate(b"now\n")
             raise
         guard.communicate(b"done\n")
+
+
+def held_by_guards(child: subprocess.Popen[bytes]) -> None:
+    """Have the guards that begin from now on hold the input of a child open until they are done."""
+    assert child.stdin is not None  # noqa: S101 - it was asked for
+    os.set_inheritable(child.stdin.fileno(), True)
 
 
 def _heeded(number: signal.Signals) -> bool:

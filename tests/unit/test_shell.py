@@ -89,6 +89,15 @@ with shell.guarded(["sh", "-c", f"echo ran > {sys.argv[1]}"]):
     sys.stdin.readline()
 """
 
+NESTED = """
+import sys
+from labctl import shell
+with shell.guarded(["sh", "-c", f"echo outer >> {sys.argv[1]}"]):
+    with shell.guarded(["sh", "-c", f"sleep 0.5; echo inner >> {sys.argv[1]}"]):
+        print("within", flush=True)
+        sys.stdin.readline()
+"""
+
 
 def _python(program: str, *arguments: Path, before: Sequence[str] = ()) -> subprocess.Popen[str]:
     """A Python of its own that is to be signalled."""
@@ -146,6 +155,16 @@ def test_the_guard_acts_when_its_process_is_ended(tmp_path: Path, number: signal
         os.killpg(caller.pid, number)
         caller.wait(10)
     assert _until((tmp_path / "ran").exists, within=10)
+
+
+def test_a_guard_waits_for_those_that_began_after_it(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    with _python(NESTED, ran) as caller:
+        assert caller.stdout
+        assert caller.stdout.readline() == "within\n"
+        caller.kill()
+    assert _until(lambda: ran.exists() and "outer" in ran.read_text(), within=10)
+    assert ran.read_text() == "inner\nouter\n"
 
 
 def test_the_guard_rests_when_the_block_is_left_well(tmp_path: Path) -> None:
