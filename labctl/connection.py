@@ -121,7 +121,8 @@ class Connection:
             # Nobody listens over there: that is for whoever asks the engine to say.
             return forwarded
         served = Path(f"{self._stem}-dial.sock")
-        self._dialer = Dialer(served, self.argv('exec docker --host "unix://$1" system dial-stdio', path))
+        dial = self.argv('exec docker --host "unix://$1" system dial-stdio', path)
+        self._dialer = Dialer(served, dial, self._sessions)
         return served
 
     def _done(self, script: str, work: Callable[[], Completed], check: bool) -> Completed:
@@ -199,7 +200,7 @@ def _pool(bound: int) -> Iterator[ThreadPoolExecutor]:
 def _private_directory() -> Iterator[Path]:
     """A new directory with a short path: sockets have addresses of at most 107 bytes, and ssh adds 17 for a while."""
     usual = tempfile.gettempdir()
-    base = usual if re.fullmatch(r"[\w/.-]{1,50}", usual) else "/tmp"  # noqa: S108 - the name within is random
+    base = usual if re.fullmatch(r"[\w/.-]{1,50}", usual, re.ASCII) else "/tmp"  # noqa: S108 - the name within is random
     path = Path(tempfile.mkdtemp(prefix="labctl-", dir=base))
     try:
         yield path

@@ -8,11 +8,11 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from labctl.shell import Completed, kill, limited, missing, too_slow
+from labctl.shell import Completed, held_by_guards, kill, limited, missing, too_slow
 
 CHUNK = 1 << 16
 
@@ -42,16 +42,23 @@ def drain(argv: Sequence[str], on_chunk: Callable[[bytes], object], *, timeout: 
         return Completed(tuple(argv), child.returncode, "", _text(errors))
 
 
-def bridge(argv: Sequence[str], descriptor: int) -> None:
-    """Run a program on this descriptor, its input and its output, to its end."""
-    with subprocess.Popen(
-        argv, stdin=descriptor, stdout=descriptor, stderr=subprocess.DEVNULL, start_new_session=True
-    ) as child:
-        child.wait()
+def bridge(argv: Sequence[str], descriptor: int, gate: AbstractContextManager[object], seconds: float) -> None:
+    """Run a program on this descriptor, its input and its output, to its end: for so many seconds within the gate."""
+    with gate:
+        child = subprocess.Popen(
+            argv, stdin=descriptor, stdout=descriptor, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(seconds)
+    with child:
+        pass
 
 
 class Held:
-    """A program beside this one. Its input is a pipe that closes with this process, however that ends."""
+    """A program beside this one. Its input is a pipe that closes with this process, however that ends.
+
+    Guards that have begun meanwhile are done before it closes.
+    """
 
     def __init__(self, argv: Sequence[str], errors: Path) -> None:
         """Start it; what it says on its standard error goes to the file. HostError when it is not there."""
@@ -61,6 +68,7 @@ class Held:
                 self._child = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=sink, start_new_session=True)
         except FileNotFoundError as error:
             missing(argv, check=True, error=error)
+        held_by_guards(self._child)
 
     def lines(self, seconds: float) -> Generator[str, None, None]:
         """Its output as it comes, line ends kept; it is killed if somebody still waits for more after so long."""

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.docker
 # By port: what sshd is told beside the common lines.
 SSHDS = {
     2201: "MaxSessions 10\nMaxStartups 10:30:100",
-    2202: "AllowStreamLocalForwarding no\nSetEnv PATH=/engine:/usr/bin:/bin",
+    2202: "AllowStreamLocalForwarding no\nSetEnv PATH=/engine:/usr/bin:/bin\nMaxSessions 10\nMaxStartups 10:30:100",
     2203: "MaxStartups 3:100:3",
     2204: "MaxSessions 1",
 }
@@ -197,6 +197,15 @@ def test_the_engine_is_reached_over_the_connection(site: Site, engine: DockerCli
         assert whales.container.inspect(site.id).id == site.id
         words = ("docker", "--host", connection.address, "exec", "-i", site.id, "cat")
         assert subprocess.run(words, input=b"both ways", capture_output=True, check=True).stdout == b"both ways"
+
+
+def test_thirty_calls_at_once_reach_the_engine_where_forwarding_is_forbidden(site: Site, engine: DockerClient) -> None:
+    def ask(host: str) -> str:
+        words = ["docker", "--host", host, "version", "--format", "{{.Server.Version}}"]
+        return subprocess.run(words, capture_output=True, text=True, check=False).stdout
+
+    with one(site.host(2202)) as connection, ThreadPoolExecutor(30) as pool:
+        assert set(pool.map(ask, [connection.address] * 30)) == {f"{engine.version()['Version']}\n"}
 
 
 def test_another_socket_of_the_host_is_forwarded_too(site: Site) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -76,7 +77,7 @@ def test_the_program_is_killed_when_what_feeds_it_fails(tmp_path: Path) -> None:
 
 
 def test_what_is_held_ends_as_soon_as_it_is_let_go(tmp_path: Path) -> None:
-    held = pipes.Held(["sh", "-c", "echo on; echo off >&2; trap '' TERM; cat"], tmp_path / "errors")
+    held = pipes.Held(["sh", "-c", "echo off >&2; trap '' TERM; echo on; cat"], tmp_path / "errors")
     with contextlib.closing(held.lines(20)) as lines:
         assert next(lines) == "on\n"
     assert not held.ended()
@@ -85,7 +86,7 @@ def test_what_is_held_ends_as_soon_as_it_is_let_go(tmp_path: Path) -> None:
 
 
 def test_each_connection_to_a_dialer_is_a_program_of_its_own(tmp_path: Path) -> None:
-    with contextlib.closing(Dialer(tmp_path / "s", ["sh", "-c", "echo $$; cat"])) as dialer:
+    with contextlib.closing(Dialer(tmp_path / "s", ["sh", "-c", "echo $$; cat"], threading.Semaphore(2))) as dialer:
         with _dialled(dialer.path) as first, _dialled(dialer.path) as second:
             programs = {int(first.readline()), int(second.readline())}
             second.write(b"there and back\n")
