@@ -54,6 +54,8 @@ class Inside:
     """The command that reaches its daemon."""
     owner: str = ""
     """The lab's directory, as its label says."""
+    maker: str = ""
+    """``person@machine`` that made it, as its label says."""
     paused: bool = False
 
 
@@ -86,6 +88,7 @@ def look(
         user=f"{variables['LAB_UID']}:{variables['LAB_GID']}",
         docker=docker,
         owner=owner,
+        maker=found[0]["Config"]["Labels"].get("labctl.owner", ""),
         paused=found[0]["State"].get("Paused", False),
     )
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class LabError(Exception):
     """A failure with a message for people, a hint of what to type next, and the exit code that scripts see."""
@@ -42,3 +45,14 @@ class Interrupted(LabError):
 
     kind = "interrupted"
     exit_code = 130
+
+
+@contextmanager
+def on_host(name: str) -> Iterator[None]:
+    """What fails within is said of this host, unless it says itself where."""
+    try:
+        yield
+    except HostError as error:
+        if error.node or name == "local":
+            raise
+        raise HostError(f"{name}: {error.message}", hint=error.hint, node=name) from error

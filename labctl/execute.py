@@ -12,9 +12,10 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import cast
 
-from labctl import files, plan, provision, render, sending
+from labctl import files, laid, plan, provision, render, sending
 from labctl.engines import Engine
-from labctl.errors import HostError
+from labctl.errors import HostError, LabError
+from labctl.hardware import HERE
 from labctl.model import Event, Lab
 
 AGENT = ("/usr/bin/python3", "-I", "/opt/lab/labnode.py")
@@ -41,8 +42,13 @@ def carry_out(steps: plan.Plan, lab: Lab, engine: Engine, emit: Emit, failed: Fa
             continue
         for one in group:
             if step := spared(one.step, lab, lost):
-                one.announce(emit)
-                do(step, lab, engine)
+                replace(one, step=step).announce(emit)
+                try:
+                    do(step, lab, engine)
+                except HostError as error:
+                    if not lost:
+                        raise
+                    lost[lab.host_of(error.node).name if error.node else HERE] = error
     raise_all(lost)
 
 
@@ -84,6 +90,8 @@ def on_hosts(
                 act(cast(plan.HostStep, one.step))
         except HostError as error:
             return error
+        except (LabError, OSError) as error:
+            return HostError(f"{one.step.host}: {error}", node=one.step.host)  # type: ignore[union-attr]
         return None
 
     if not queues:
@@ -151,6 +159,7 @@ def _(step: plan.WriteFiles, lab: Lab, engine: Engine) -> None:  # noqa: ARG001
 @do.register
 def _(step: plan.SendFiles, lab: Lab, engine: Engine) -> None:
     if connection := engine.on(step.host).connection:
+        laid.note(lab.directory, step.host)
         provision.send(lab, lab.host(step.host), connection, step.image)
 
 

@@ -15,6 +15,7 @@ from labctl import (
     execute,
     initialise,
     keys,
+    laid,
     leases,
     lock,
     overview,
@@ -123,8 +124,10 @@ def up(context: Context, *, workload: str = "", dry_run: bool = False) -> dict[s
 
 def bring_up(context: Context, where: Site) -> None:
     """Hosts that can take part, image, lab, plan, containers."""
+    prepare.tell_left_over(context, where)
     where = visit.admitted(context, where)
     image_id, lacking = prepare.ensure_images(context, where)
+    where = where.without(lacking) if lacking else where
     lab = prepare.load_lab(context, where)
     prepare.tell_accelerator(context, where, lab)
     prepare.require_room(context, where, lab)
@@ -135,7 +138,7 @@ def bring_up(context: Context, where: Site) -> None:
         steps, failed = plan_up(context, lab, where)
         prepare.require_no_run(context, steps)
         provision.prepare(lab, image_id)
-        execute.carry_out(steps, lab, where.engine, context.emit, {**failed, **lacking})
+        execute.carry_out(steps, lab, where.engine, context.emit, failed)
 
 
 def plan_up(context: Context, lab: Lab, where: Site) -> tuple[plan.Plan, execute.Failures]:
@@ -165,7 +168,7 @@ def down(context: Context, *, images: bool = False, dry_run: bool = False) -> di
     prepare.require_named(context, found)
     with site.opened(context, found) as where:
         if dry_run:
-            return {"lab": found.text("LAB_NAME"), "plan": str(plan_down(context, where, images)).splitlines()}
+            return {"lab": found.text("LAB_NAME"), "plan": str(plan_down(context, where, images)[0]).splitlines()}
         with lock.held(context.directory / lock.LAB, "labctl down", wait=PATIENCE, notice=context.notice):
             return remove(context, where, images)
 
@@ -185,19 +188,21 @@ def clean(context: Context) -> dict[str, Any]:
 
 def remove(context: Context, where: Site, images: bool = False) -> dict[str, Any]:
     """Carry out what `down` plans; the caller holds the lock."""
-    steps = plan_down(context, where, images)
+    steps, failed = plan_down(context, where, images)
     if lock.is_held(context.directory / lock.RUN):
         context.warn(f"this ends {lock.holder(context.directory / lock.RUN)}")
-    execute.remove_all(steps, where.engine, context.emit, where.failed)
+    prepare.tell_left_over(context, where)
+    execute.remove_all(steps, where.engine, context.emit, failed)
+    laid.forget(context.directory, where.engine.hosts)
     return {"lab": where.settings.text("LAB_NAME"), "plan": str(steps).splitlines()}
 
 
-def plan_down(context: Context, where: Site, images: bool) -> plan.Plan:
-    """What `down` would do now."""
+def plan_down(context: Context, where: Site, images: bool) -> tuple[plan.Plan, execute.Failures]:
+    """What `down` would do now, and what is wrong with hosts that cannot take part."""
     name, image = where.settings.text("LAB_NAME"), prepare.image_of_hosts(where) if images else ""
     observed = where.engine.observe(name, image)
-    prepare.require_own(context, name, observed)
-    return plan.down(observed, where.sent, image)
+    failed = {**where.failed, **dict(observed.silent), **prepare.not_ours(context, name, observed)}
+    return plan.down(observed, where.sent, image), failed
 
 
 def run(context: Context, name: str, options: RunOptions, ask: Ask | None = None) -> dict[str, Any]:
@@ -231,9 +236,8 @@ def run_on(context: Context, where: Site, task: Workload, options: RunOptions, a
         prepare.offer(task, lab.image, engine.on(lab.hosts[0].name), ask)
         bring_up(context, where)
         observed = engine.observe(lab.name, lab.image)
-    prepare.require_own(context, lab.name, observed)
-    if not where.targets:
-        require(visit.local(context, where, lab), "run")
+    runs.require_hosts(lab, job, {**where.failed, **prepare.not_ours(context, lab.name, observed)})
+    require(visit.local(context, where, lab), "run")
     runs.require_up(lab, job, observed)
     runs.require_inputs(lab, job, engine)
     if options.launcher:

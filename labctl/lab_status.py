@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from labctl import render, store
-from labctl.containers import Observed
+from labctl.containers import Observed, elsewhere
 from labctl.context import Context
-from labctl.site import Site
+from labctl.site import Site, owner
 
 
 def status_of(context: Context, where: Site) -> dict[str, Any]:
     """The lab's state, nodes and latest runs; nodes of a host that does not answer are ``unreachable``."""
     name = where.settings.text("LAB_NAME")
-    observed = where.engine.observe(name)
+    observed = ours(context, where.engine.observe(name), owner())
     unreachable = unheard(where, observed)
     up_now = {container.node for container in observed.containers if container.state == "running"}
     there = {container.node for container in observed.containers}
@@ -33,6 +34,18 @@ def status_of(context: Context, where: Site) -> dict[str, Any]:
     ]
     latest = [{"run_id": run["run_id"], "state": run["state"]} for run in store.listing(context.directory, 20)]
     return {"lab": name, "state": state, "nodes": [*nodes, *unreachable], "runs": latest}
+
+
+def ours(context: Context, observed: Observed, caller: str) -> Observed:
+    """What was observed, less the nodes that somebody made on another machine under the same name; who is said."""
+    theirs = {
+        container.id: found
+        for container in observed.containers
+        if (found := elsewhere("", context.directory, container.owner, caller))
+    }
+    for host, found in {one.host: theirs[one.id] for one in observed.containers if one.id in theirs}.items():
+        context.warn(f"{host} has a lab of this name that is not yours: {found.name}")
+    return replace(observed, containers=tuple(one for one in observed.containers if one.id not in theirs))
 
 
 def unheard(where: Site, observed: Observed) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from labctl import lock
 from labctl.errors import HostError
-from labctl.hardware import Device, Host
+from labctl.hardware import HERE, Device, Host
 from labctl.model import Lab
 from labctl.render import lease_path
 
@@ -31,7 +31,7 @@ def granting(lab: Lab, *, wait: float, notice: Callable[[str], None]) -> Iterato
     Raises HostError where another is not done in time, or the locks cannot be made: without them, two labs would get
     the same device and neither would know.
     """
-    wanted = [lease_path(lab.host(node.host).locks, device) for node in lab.nodes for device in node.devices.devices]
+    wanted = [lease_path(host.locks, device) for host, device in handed_out_here(lab)]
     if not wanted:
         yield
         return
@@ -42,10 +42,14 @@ def granting(lab: Lab, *, wait: float, notice: Callable[[str], None]) -> Iterato
         yield
 
 
+def handed_out_here(lab: Lab) -> list[tuple[Host, Device]]:
+    """The devices of this machine that the lab's nodes get; on other hosts the nodes themselves look at the locks."""
+    return [(lab.host(node.host), device) for node in lab.nodes if node.host == HERE for device in node.devices.devices]
+
+
 def require_free(lab: Lab) -> None:
     """HostError that names the holder of each device that the lab would get and another lab has."""
-    pairs = [(lab.host(node.host), device) for node in lab.nodes for device in node.devices.devices]
-    taken = [(host, device) for host, device in pairs if is_foreign(lab, host, device)]
+    taken = [(host, device) for host, device in handed_out_here(lab) if is_foreign(lab, host, device)]
     if taken:
         lines = (f"device {called(device)} is held by {holder(host.locks, device)}" for host, device in taken)
         raise HostError("\n".join(lines), hint=remedy(lab, *taken[0]))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from labctl import scale, trials
 from labctl.engines import Daemon
-from labctl.errors import HostError
+from labctl.errors import HostError, on_host
 from labctl.hardware import HERE
 from labctl.model import Lab, Limits
 from labctl.settings import Settings
@@ -43,8 +43,11 @@ def granted(
     pairs = [("memlock", limits.memlock), ("stack", limits.stack), ("nofile", limits.nofile)]
     asked = {f"{name}={value}": (name, value) for name, value in pairs if value is not None}
     refused: set[str] = set()
-    for host, engine in daemons.items():
-        refused.update(refused_on(host, engine, settings, directory, image, asked, warn))
+    # A host that does not answer and was never asked takes nothing from those that do.
+    heard = {host: engine for host, engine in daemons.items() if engine or trials.kept(directory, host, None)}
+    for host, engine in (heard or daemons).items():
+        with on_host(host):
+            refused.update(refused_on(host, engine, settings, directory, image, asked, warn))
     given = {name: None if name in refused else value for name, value in pairs}
     return replace(limits, memlock=given["memlock"], stack=given["stack"], nofile=given["nofile"])
 
@@ -53,7 +56,10 @@ def with_files(lab: Lab, daemons: Mapping[str, Daemon | None]) -> Lab:
     """The lab with as many open files as its hosts allow, where they refused to raise that and the usual is too few."""
     if lab.limits.nofile is not None or scale.files_needed(lab) <= scale.USUAL_FILES:
         return lab
-    allowed = [most_files(lab, host, engine) for host, engine in daemons.items()]
+    allowed = []
+    for host, engine in daemons.items():
+        with on_host(host):
+            allowed.append(most_files(lab, host, engine))
     least = min((most for most in allowed if most), default=None)
     return replace(lab, limits=replace(lab.limits, nofile=least))
 

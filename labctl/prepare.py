@@ -5,17 +5,18 @@ from __future__ import annotations
 import shlex
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from labctl import accelerators, device_requests, gaudi_releases, images, inventory, limits, lock, site
+from labctl import accelerators, device_requests, gaudi_releases, images, inventory, laid, limits, lock, site
 from labctl.containers import Observed
 from labctl.context import Context
 from labctl.engines import Daemon
 from labctl.engines.docker_engine import DockerEngine
-from labctl.errors import ConfigError, HostError
+from labctl.errors import ConfigError, HostError, on_host
 from labctl.hardware import HERE
 from labctl.model import Lab, Workload
 from labctl.observe import ROOT
@@ -34,12 +35,12 @@ def load_lab(context: Context, where: Site, *, ask: bool = True, anew: bool = Fa
     """
     daemons = {host.name: where.daemon(host) if ask else None for host in where.hosts}
     request = partial(device_requests.settled, where.settings, where.accelerator, anew=anew)
-    hosts = tuple(
-        request(host, context.directory, where.image, daemons[host.name], texts=where.texts(host))
-        for host in where.hosts
-    )
+    hosts = []
+    for host in where.hosts:
+        with on_host(host.name):
+            hosts.append(request(host, context.directory, where.image, daemons[host.name], texts=where.texts(host)))
     granted = limits.granted(where.settings, context.directory, where.image, daemons, context.warn)
-    return limits.with_files(where.lab(hosts, granted), daemons)
+    return limits.with_files(where.lab(tuple(hosts), granted), daemons)
 
 
 def foresee_lab(context: Context, where: Site) -> Lab:
@@ -84,6 +85,21 @@ def ensure_image(context: Context, where: Site, here: DockerEngine) -> str:
         command = f"labctl build --workload {asked}" if asked else "labctl build"
         context.warn(f"image {image} was built from other files than labctl's own now; `{command}` makes it anew")
     return here.image_id(image) or ""
+
+
+def tell_left_over(context: Context, where: Site) -> None:
+    """Hosts that are not listed any more, and this machine where others are listed now, keep what they got."""
+    names = laid.left_over(context.directory, (target.name for target in where.targets))
+    if names:
+        context.warn(
+            f"{', '.join(names)} still {'has' if len(names) == 1 else 'have'} nodes of this lab and "
+            f"{'is' if len(names) == 1 else 'are'} not in LAB_HOSTS any more: list them again and `labctl down` first"
+        )
+    if where.targets:
+        with suppress(HostError):
+            here = DockerEngine().observe(where.settings.text("LAB_NAME"))
+            if any(container.directory == str(context.directory) for container in here.containers):
+                context.warn("this machine still has nodes of this lab: `labctl down -s LAB_HOSTS=` removes them")
 
 
 def tell_accelerator(context: Context, where: Site, lab: Lab) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -23,6 +24,7 @@ from labctl.containers import Observed, lost
 from labctl.context import Context
 from labctl.engines import Engine
 from labctl.errors import ConfigError, HostError
+from labctl.hardware import HERE
 from labctl.model import Job, Lab, Rank, Result, Verdict, Workload
 from labctl.settings import Settings
 from labctl.supervise import Ended, supervise
@@ -42,7 +44,7 @@ def why_not_fit(lab: Lab, task: Job, limit: int) -> str | None:
     except ConfigError:
         # A model whose memory is not known may run all the same.
         return None
-    reason = fit.check(training, fit.Capacity(device=None, host=node_memory(len(task.nodes), limit)))
+    reason = fit.check(training, fit.Capacity(device=None, host=node_memory(lab, len(task.nodes), limit)))
     return f"{task.workload.name} {reason}; --rehearse runs the same path shrunk" if reason else None
 
 
@@ -57,13 +59,18 @@ def how_it_fits(
     accelerator = "device" if device_memory and lab.accelerator == "cpu" else lab.accelerator
     training = fit.of(task, accelerator, slots or max(node.slots for node in lab.nodes), count)
     elsewhere = accelerator != "cpu" and bool(nodes or slots)
-    capacity = fit.Capacity(device=device_memory, host=None if elsewhere else node_memory(count, limit))
+    capacity = fit.Capacity(device=device_memory, host=None if elsewhere else node_memory(lab, count, limit))
     return {"workload": task.name, "nodes": count, **fit.document(training, capacity)}
 
 
-def node_memory(nodes: int, limit: int) -> int:
-    """Bytes for each of the nodes that share this host; ``limit`` is that of a node, 0 for none."""
-    share = host.memory_available() // nodes
+def node_memory(lab: Lab, nodes: int, limit: int) -> int:
+    """Bytes for each of so many nodes; ``limit`` is that of a node, 0 for none.
+
+    Those of one host share what it has: here what is free now, elsewhere what is built in.
+    """
+    here = lab.hosts[0].name == HERE
+    has = host.memory_available() if here else min(one.memory for one in lab.hosts)
+    share = has // nodes if lab.network == "bridge" else has
     return min(share, limit or share)
 
 
@@ -75,6 +82,13 @@ def not_up(lab: Lab, task: Job, observed: Observed) -> list[tuple[str, str]]:
     return [
         one for there, wanted in hosts for one in plan.not_current(lab, files, there, wanted) if one[0] in concerned
     ]
+
+
+def require_hosts(lab: Lab, task: Job, failed: Mapping[str, HostError]) -> None:
+    """HostError of the first host of the run that has failed."""
+    for name in (render.LAUNCHER, *(node.name for node in task.nodes)):
+        if error := failed.get(lab.host_of(name).name):
+            raise error
 
 
 def require_up(lab: Lab, task: Job, observed: Observed) -> None:

@@ -29,10 +29,11 @@ def entered(where: Context, name: str, node: str) -> Iterator[attach.Inside]:
         if not inside:
             state = container_of(where, name, node, daemon).state
             raise HostError(f"{node} is {state}", hint=f"labctl logs {node}; labctl up", node=node)
-        require_own(where, name, inside.owner)
+        require_own(where, name, inside.owner, inside.maker)
         if inside.paused:
-            unpause = shlex.join((*daemon.docker[:1], "unpause", inside.container))
-            raise HostError(f"{node} is paused", hint=unpause, node=node)
+            host = daemon.hosts[0]
+            where_to = "" if host == hardware.HERE else f"on {host}: "
+            raise HostError(f"{node} is paused", hint=f"{where_to}docker unpause {inside.container}", node=node)
         yield inside
 
 
@@ -40,13 +41,17 @@ def entered(where: Context, name: str, node: str) -> Iterator[attach.Inside]:
 def reached(where: Context, name: str, node: str | None) -> Iterator[tuple[Daemon, ...]]:
     """The daemon that has a node, or all of the lab, the launcher's first."""
     found = where.settings()
-    places = site.places(found, site.listed(where.directory, found))
+    targets = site.listed(where.directory, found)
+    places = site.places(found, targets)
+    if targets and node and node not in places:
+        raise unknown(name, node, tuple(places))
     host = places.get(node) if node else None
     with site.opened(where, found, only=(host,) if host else ()) as there:
         for failed in there.failed.values():
             where.warn(failed.message)
         daemons = tuple(there.engine.on(one) for one in there.engine.hosts)
-        container_of(where, name, node or render.LAUNCHER, daemons[0])
+        if node or not there.targets:
+            container_of(where, name, node or render.LAUNCHER, daemons[0])
         yield daemons
 
 
@@ -55,7 +60,7 @@ def container_of(where: Context, name: str, node: str, daemon: Daemon) -> Contai
     observed = daemon.observe(name)
     container = observed.container(node)
     if container:
-        require_own(where, name, container.directory)
+        require_own(where, name, container.directory, container.owner)
         return container
     if observed.containers:
         raise unknown(name, node, tuple(one.node for one in observed.containers))
@@ -66,8 +71,9 @@ def unknown(name: str, node: str, known: tuple[str, ...]) -> ConfigError:
     return ConfigError(f"lab {name} has no node `{node}`", hint=f"it has {', '.join(known)}", node=node)
 
 
-def require_own(where: Context, name: str, directory: str) -> None:
-    """HostError for a container that another directory's lab of this name has, as its label says."""
-    if owner := elsewhere(directory, where.directory):
-        hint = f"to go into that one: -C {shlex.quote(owner.name)}; for a lab here, set another LAB_NAME in .env"
+def require_own(where: Context, name: str, directory: str, maker: str) -> None:
+    """HostError for a container that another person's or directory's lab of this name has, as its labels say."""
+    if owner := elsewhere(directory, where.directory, maker, site.owner()):
+        way = f"to go into that one: -C {shlex.quote(directory)}" if owner.name == directory else "it is theirs"
+        hint = f"{way}; for a lab here, set another LAB_NAME in .env"
         raise HostError(f"lab `{name}` belongs to {owner.name}", hint=hint)

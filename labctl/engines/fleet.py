@@ -85,7 +85,7 @@ class Fleet:
         nodes = {part.host: [one.node for one in part.containers] for part in self.observe(lab).parts}
 
         def listen(host: str) -> None:
-            reason = "its daemon ended"
+            reason = "the connection to it ended"
             try:
                 for loss in self._daemons[host].losses(lab):
                     heard.put(loss)
