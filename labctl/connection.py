@@ -12,7 +12,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from labctl.errors import HostError
 from labctl.hosts import Target
 from labctl.link import Link, remote
 from labctl.shell import Completed
+from labctl.side_by_side import WIDTH, pool
 
 # With the link's own, one for rsync, and those that sshd has not quite closed yet: below the ten of its MaxSessions.
 SESSIONS = 6
@@ -150,7 +150,7 @@ class Connection:
 
 @contextmanager
 def connected(
-    targets: Sequence[Target], opening: str, *, seconds: float, bound: int = 32
+    targets: Sequence[Target], opening: str, *, seconds: float, bound: int = WIDTH
 ) -> Iterator[tuple[dict[str, Connection], dict[str, HostError]]]:
     """Connections to the hosts that answer within so many seconds, and why the others do not; both by name, in order.
 
@@ -159,10 +159,14 @@ def connected(
     """
     deadline = time.monotonic() + seconds
     patience = min(seconds, max(PATIENCE, seconds / math.ceil(max(1, len(targets)) / bound)))
-    with _private_directory() as folder, shell.guarded(("sh", "-c", _ENDING, "sh", str(folder))), _pool(bound) as pool:
+    with (
+        _private_directory() as folder,
+        shell.guarded(("sh", "-c", _ENDING, "sh", str(folder))),
+        pool(bound) as threads,
+    ):
         links = [Connection(target, f"{folder}/{number}", patience) for number, target in enumerate(targets)]
         try:
-            errors = list(pool.map(lambda link: _tried(link, opening, patience, deadline), links))
+            errors = list(threads.map(lambda link: _tried(link, opening, patience, deadline), links))
             found = [(link.target.name, link, error) for link, error in zip(links, errors, strict=True)]
             yield (
                 {name: link for name, link, error in found if error is None},
@@ -184,16 +188,6 @@ def _tried(link: Connection, opening: str, patience: float, deadline: float) -> 
         link.close()
         return error
     return None
-
-
-@contextmanager
-def _pool(bound: int) -> Iterator[ThreadPoolExecutor]:
-    """Threads that nobody waits for where the block is left by an exception."""
-    pool = ThreadPoolExecutor(bound)
-    try:
-        yield pool
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
 
 
 @contextmanager

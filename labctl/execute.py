@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import singledispatch
 from itertools import groupby
@@ -17,13 +16,12 @@ from labctl.engines import Engine
 from labctl.errors import HostError, LabError
 from labctl.hardware import HERE
 from labctl.model import Event, Lab
+from labctl.side_by_side import pool
 
 AGENT = ("/usr/bin/python3", "-I", "/opt/lab/labnode.py")
 Emit = Callable[[Event], None]
 Failures = Mapping[str, HostError]
 """What failed, by the name of the host."""
-# Hosts, and nodes, that are worked on at once.
-WIDTH = 32
 # Seconds in which a container that is being removed is gone.
 DYING = 5
 # Seconds for a node's health check, which has shorter limits inside.
@@ -96,8 +94,8 @@ def on_hosts(
 
     if not queues:
         return {}
-    with ThreadPoolExecutor(min(len(queues), WIDTH)) as pool:
-        outcomes = zip(queues, pool.map(work, queues.values()), strict=True)
+    with pool(len(queues)) as threads:
+        outcomes = zip(queues, threads.map(work, queues.values()), strict=True)
         return {host: error for host, error in outcomes if error}
 
 
@@ -207,8 +205,8 @@ def ssh_reason(said: str) -> str:
 def reap(lab: Lab, engine: Engine, run_id: str, grace: float) -> list[str]:
     """End a run's processes in all containers at once; returns those that could not be ended, as text."""
     nodes = (render.LAUNCHER, *(node.name for node in lab.nodes))
-    with ThreadPoolExecutor(min(len(nodes), WIDTH)) as pool:
-        left = pool.map(lambda node: reap_node(lab, engine, node, run_id, grace), nodes)
+    with pool(len(nodes)) as threads:
+        left = threads.map(lambda node: reap_node(lab, engine, node, run_id, grace), nodes)
     return [text for text in left if text]
 
 
@@ -240,8 +238,8 @@ def unhealthy(lab: Lab, engine: Engine, nodes: tuple[str, ...]) -> dict[str, str
 
     if not nodes:
         return {}
-    with ThreadPoolExecutor(min(len(nodes), WIDTH)) as pool:
-        return {node: said for node, said in zip(nodes, pool.map(check, nodes), strict=True) if said}
+    with pool(len(nodes)) as threads:
+        return {node: said for node, said in zip(nodes, threads.map(check, nodes), strict=True) if said}
 
 
 def agent(lab: Lab, engine: Engine, node: str, *words: str) -> list[str]:

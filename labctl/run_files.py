@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from labctl import fetching, render, sending, tree
@@ -11,9 +10,8 @@ from labctl.engines import Engine
 from labctl.errors import HostError
 from labctl.hardware import Host
 from labctl.model import LAUNCHER, Job, Lab
+from labctl.side_by_side import pool
 
-# Hosts that are worked on at once.
-WIDTH = 32
 # Seconds for the files of a run; what a workload wrote may be large.
 SENDING = 120
 FETCHING = 3600
@@ -64,5 +62,5 @@ def directory_on(lab: Lab, host: Host, run_id: str) -> str:
 def on_each(hosts: tuple[Host, ...], act: Callable[[Host], object]) -> None:
     """Do something for each of these hosts that does not see the run's directory here, for all at once."""
     if apart := [host for host in hosts if render.sent(host)]:
-        with ThreadPoolExecutor(min(len(apart), WIDTH)) as pool:
-            list(pool.map(act, apart))
+        with pool(len(apart)) as threads:
+            list(threads.map(act, apart))

@@ -6,7 +6,6 @@ import getpass
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -19,11 +18,12 @@ from labctl.engines import Daemon, Engine
 from labctl.engines.docker_engine import DockerEngine
 from labctl.engines.fleet import Fleet
 from labctl.errors import ConfigError, HostError
-from labctl.execute import WIDTH, raise_all
+from labctl.execute import raise_all
 from labctl.hardware import HERE, Host
 from labctl.hosts import Target
 from labctl.model import LAUNCHER, Accelerator, Lab, Limits, Network
 from labctl.settings import Settings
+from labctl.side_by_side import pool
 
 # Seconds in which a host, and then its daemon, answers.
 REACHING = 20
@@ -174,8 +174,8 @@ def silent(daemons: Mapping[str, DockerEngine]) -> dict[str, HostError]:
             return error
         return None
 
-    with ThreadPoolExecutor(WIDTH) as pool:
-        answers = zip(daemons, pool.map(ask, daemons.values()), strict=True)
+    with pool() as threads:
+        answers = zip(daemons, threads.map(ask, daemons.values()), strict=True)
         return {name: error for name, error in answers if error}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated
 
 import typer
@@ -14,6 +13,7 @@ from labctl.cli.common import HERE, Directory, Setting, answering, named
 from labctl.cli.entering import entered, reached
 from labctl.errors import ConfigError, Interrupted
 from labctl.output import say
+from labctl.side_by_side import pool
 
 NodeOption = Annotated[str, typer.Option("--node", "-n", help="launcher, or a worker.")]
 
@@ -94,8 +94,8 @@ def logs_command(
             asked = [(*daemon.docker, *words, *((node,) if node else ())) for daemon in daemons]
             if not daemons[0].connection:
                 shell.replace(asked[0])
-            with ThreadPoolExecutor(len(asked)) as pool:
-                list(pool.map(lambda argv: shell.stream(argv, say), asked))
+            with pool(len(asked)) as threads:
+                list(threads.map(lambda argv: shell.stream(argv, say), asked))
 
 
 def on_terminal() -> bool:

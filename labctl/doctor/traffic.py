@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import queue
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +17,12 @@ from labctl.doctor.finding import Examination, Finding, error, ok
 from labctl.doctor.nodes import PYTHON, ask, program
 from labctl.errors import HostError
 from labctl.hardware import Host
+from labctl.side_by_side import pool
 
 HANDED = 4 << 20
 """Bytes from each node: far more than what else goes on while they are sent."""
 SECONDS = 15
 LIMIT = 3.0 * SECONDS
-WIDTH = 32
 RECEIVED, SENT = 0, 1
 
 
@@ -104,10 +103,10 @@ def tallies(examination: Examination, workers: tuple[Container, ...]) -> list[tu
         words = ("hand", to.address, port, str(HANDED), str(SECONDS))
         return ask(examination, one, *words, limit=SECONDS + 10)[0]
 
-    with ThreadPoolExecutor(WIDTH) as pool:
-        collecting = pool.submit(collect)
+    with pool(len(workers)) as threads:
+        collecting = threads.submit(collect)
         port = heard(lines, first)
-        sent = list(pool.map(hand, others))
+        sent = list(threads.map(hand, others))
         collecting.result()
     received = json.loads(heard(lines, first))
     return [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 
 from labctl.containers import Observed
@@ -13,9 +12,7 @@ from labctl.engines import Daemon
 from labctl.errors import HostError
 from labctl.model import Cause, Pairs
 from labctl.shell import Completed
-
-# Daemons that are asked at once.
-WIDTH = 32
+from labctl.side_by_side import pool
 
 
 class Fleet:
@@ -48,8 +45,8 @@ class Fleet:
             except HostError as error:
                 return error
 
-        with ThreadPoolExecutor(WIDTH) as pool:
-            answers = dict(zip(self._daemons, pool.map(look, self._daemons.values()), strict=True))
+        with pool() as threads:
+            answers = dict(zip(self._daemons, threads.map(look, self._daemons.values()), strict=True))
         parts = tuple(one for one in answers.values() if isinstance(one, Observed))
         self._places |= {container.name: part.host for part in parts for container in part.containers}
         return Observed(

@@ -7,7 +7,6 @@ that the bytes leave this machine once. Where it does not, or the link breaks, t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeVar
@@ -19,13 +18,12 @@ from labctl.progress import Progress, amount
 from labctl.shipping import host
 from labctl.shipping.archive import Archive, Cargo, Image, tagged, told
 from labctl.shipping.host import Standing
+from labctl.side_by_side import pool
 
 Emit = Callable[[Event], None]
 T = TypeVar("T")
 K = TypeVar("K")
 
-WIDTH = 32
-"""Hosts that are worked on at once."""
 WORTH = 32 << 20
 """Bytes from which on it pays to ask hosts whether they reach each other."""
 
@@ -224,15 +222,11 @@ def side_by_side(work: Callable[[K], T], wanted: Mapping[str, K]) -> tuple[dict[
     """What came of each, by host, and what failed on which; in their order."""
     done: dict[str, T] = {}
     failures: dict[str, HostError] = {}
-    pool = ThreadPoolExecutor(WIDTH)
-    try:
-        futures = {name: pool.submit(work, one) for name, one in wanted.items()}
+    with pool(len(wanted)) as threads:
+        futures = {name: threads.submit(work, one) for name, one in wanted.items()}
         for name, future in futures.items():
             try:
                 done[name] = future.result()
             except HostError as error:
                 failures[name] = error
-    finally:
-        # Who is stopped by Ctrl-C waits for nobody: what still runs ends with its connection.
-        pool.shutdown(wait=False, cancel_futures=True)
     return done, failures

@@ -382,3 +382,55 @@ def test_a_killed_owner_takes_its_connection_along(site: Site) -> None:
         wait_until(lambda: len(commands(folder)) > 2, 20, "the owner's script")
         owner.send_signal(signal.SIGKILL)
     wait_until(lambda: not commands(folder) and not Path(folder).exists(), 10, f"the end of all in {folder}")
+
+
+GUARDED = """
+import sys
+from labctl import shell
+from labctl.connection import connected
+from labctl.hosts import Target
+target = Target(name="a", address="127.0.0.1", port=int(sys.argv[1]), user="root")
+with connected([target], ":", seconds=20) as (connections, errors):
+    docker = ("docker", "--host", connections["a"].address)
+    with shell.guarded([*docker, "exec", sys.argv[2], "touch", sys.argv[3]]):
+        print("within", flush=True)
+        sys.stdin.readline()
+"""
+
+
+def test_what_a_killed_owner_still_has_to_do_on_a_host_is_done_before_its_connection_ends(site: Site) -> None:
+    words = [sys.executable, "-c", GUARDED, str(site.host().port), site.id, "/reached"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "within\n"
+        owner.kill()
+    wait_until(lambda: site.container.exec_run(["test", "-e", "/reached"]).exit_code == 0, 20, "what was to be done")
+
+
+SLOW = """
+import sys, time
+from labctl.connection import connected
+from labctl.hosts import Target
+from labctl.side_by_side import pool
+targets = [Target(name=name, address="127.0.0.1", port=int(sys.argv[1]), user="root") for name in "ab"]
+def chunks():
+    sys.stdout.write("sending\\n")
+    sys.stdout.flush()
+    while True:
+        yield bytes(1 << 16)
+with connected(targets, ":", seconds=20) as (connections, errors), pool() as threads:
+    send = lambda connection: connection.send("exec sleep 60", chunks=chunks(), timeout=300)
+    list(threads.map(send, connections.values()))
+"""
+
+
+def test_ctrl_c_ends_what_is_being_sent(site: Site) -> None:
+    words = [sys.executable, "-c", SLOW, str(site.host().port)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as owner:
+        assert owner.stdout is not None
+        try:
+            assert [owner.stdout.readline() for _ in "ab"] == ["sending\n"] * 2
+            owner.send_signal(signal.SIGINT)
+            assert owner.wait(20) != 0
+        finally:
+            owner.kill()
