@@ -34,7 +34,7 @@ _OPENING = """
 state=ready user=$(id -un 2>/dev/null)
 [ -S "$2" ] || command -v docker >/dev/null 2>&1 || state=absent
 [ ! -S "$2" ] || [ -w "$2" ] || state=denied
-printf '%s\\n' "$1"
+printf '\\n%s\\n' "$1"
 sh -c "$3" </dev/null
 printf '\\n%s %s %s %s\\n' "$1" "$?" "$state" "${user:-somebody}"
 exec cat >/dev/null
@@ -114,6 +114,8 @@ class Link:
         with closing(master.lines(seconds)) as lines:
             for line in lines:
                 if told is None and line == f"{mark}\n":
+                    if noise := "".join(before).strip():
+                        raise ssh_words.talkative(self.target, noise)
                     told = []
                 elif told is not None and line.startswith(f"{mark} "):
                     return "".join(told).removesuffix("\n"), line.split()[1:]

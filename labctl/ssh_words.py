@@ -54,6 +54,12 @@ def silent(target: Target, seconds: float) -> HostError:
     )
 
 
+def talkative(target: Target, said: str) -> HostError:
+    """Its login shell prints this whatever it is asked to run, and so into the answer to every command."""
+    text = f"prints `{said.splitlines()[0][:80]}` before commands that come in by ssh"
+    return error(target, text, f"on {target.name}: move that behind `case $- in *i*)` in its .bashrc, or its like")
+
+
 def untried(target: Target) -> HostError:
     """Its turn did not come in time."""
     return error(target, "was not asked: hosts before it took all the time there was", command(target))
@@ -114,6 +120,14 @@ def _denied(target: Target, said: str, found: re.Match[str]) -> HostError:
     return error(target, text, shlex.join((*copy, f"{user}@{destination(target)}" if user else destination(target))))
 
 
+def _strange_shell(target: Target, _said: str, found: re.Match[str]) -> HostError:
+    return error(
+        target,
+        f"has a login shell that does not read commands as POSIX shells do, as csh and tcsh: it says `{found[0]}`",
+        f"{command(target, '-t')} chsh -s /bin/sh",
+    )
+
+
 def _refused(target: Target, _said: str, found: re.Match[str]) -> HostError:
     port = f"port {found[1]}" if found[1] else "its port"
     return error(
@@ -143,5 +157,6 @@ _REASONS = (
     (r"()(Too many authentication failures)", _denied),
     (r"(?:port (\d+): )?Connection refused", _refused),
     (r"(Connection|Operation) timed out|No route to host|Network is unreachable|port \d+ timed out", _unreachable),
+    (r"Unmatched ['\"`].*", _strange_shell),
     (_CLOSED, _closed),
 )

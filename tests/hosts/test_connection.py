@@ -312,6 +312,16 @@ def test_a_user_without_a_right_to_the_engine_is_told_how_to_get_it(site: Site) 
     assert error.hint.endswith("127.0.0.1 sudo usermod -aG docker guest")
 
 
+def test_a_login_shell_that_prints_before_commands_is_named(site: Site) -> None:
+    site.container.exec_run(["sh", "-c", "cp /root/.bashrc /root/kept; echo 'printf Welcome' > /root/.bashrc"])
+    try:
+        error = refusal(site.host())
+    finally:
+        site.container.exec_run(["mv", "/root/kept", "/root/.bashrc"])
+    assert "prints `Welcome` before commands that come in by ssh" in error.message
+    assert "case $- in *i*)" in error.hint
+
+
 def test_a_host_without_an_engine_is_told_from_one_whose_engine_is_down(site: Site) -> None:
     error = refusal(replace(site.host(), docker="/nowhere.sock"))
     assert "has no Docker Engine: neither /nowhere.sock nor a docker command" in error.message
@@ -408,12 +418,14 @@ def test_what_a_killed_owner_still_has_to_do_on_a_host_is_done_before_its_connec
 
 
 SLOW = """
-import sys, time
+import sys
 from labctl.connection import connected
 from labctl.hosts import Target
 from labctl.side_by_side import pool
 targets = [Target(name=name, address="127.0.0.1", port=int(sys.argv[1]), user="root") for name in "ab"]
 def chunks():
+    # More than a pipe holds: by then ssh takes it.
+    yield bytes(1 << 18)
     sys.stdout.write("sending\\n")
     sys.stdout.flush()
     while True:

@@ -89,3 +89,9 @@ def test_words_reach_the_script_unchanged_through_a_login_shell(shell: str, word
     line = remote('printf "%s\\0" "$@"', words)
     done = subprocess.run([shell, "-c", line], capture_output=True, check=True)
     assert done.stdout.decode().split("\0")[:-1] == (words or [""])
+
+
+def test_a_login_shell_that_cannot_read_a_script_is_named() -> None:
+    error = ssh_words.why(Target(name="a"), "Unmatched '.\n")
+    assert "as csh and tcsh: it says `Unmatched '.`" in error.message
+    assert error.hint == "ssh -t a chsh -s /bin/sh"
