@@ -53,8 +53,7 @@ class DockerEngine:
 
         try:
             if self._address:
-                over_ssh = self._address.startswith("ssh://")
-                return docker.DockerClient(self._address, timeout=self._seconds, use_ssh_client=over_ssh).api
+                return docker.DockerClient(self._address, timeout=self._seconds).api
             return docker.from_env(timeout=self._seconds).api
         except (docker.errors.DockerException, requests.RequestException) as error:
             hint = "labctl setup" if self.host == hardware.HERE else f"on {self.host}: systemctl start docker"
