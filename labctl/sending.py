@@ -118,13 +118,14 @@ def _rsync(connection: Connection, stage: Path, words: tuple[str, ...]) -> tuple
     """The command that fills by rsync; the host's end of it is started by the script that fills by tar."""
     # The last word of the ssh command is what the host's shell reads; rsync adds its own arguments to that.
     there = connection.argv(FILL, "rsync", *words)[-1]
+    name = ssh_words.destination(connection.target)
     return (
         "rsync",
         # Contents are compared, as a date may lie; of a directory no more is sent than what is named.
         *("--checksum", "--links", "--perms", "--times", "--dirs", "--no-implied-dirs", "--chmod=Du+rwx,ugo-s,-t"),
         *("--link-dest=before", "--from0", f"--files-from={stage / packing.NAMES}"),
         *("--rsh", connection.rsh(), f"--rsync-path={there}"),
-        *(f"{stage}/", f"{ssh_words.destination(connection.target)}:."),
+        *(f"{stage}/", f"[{name}]:." if ":" in name else f"{name}:."),
     )
 
 
