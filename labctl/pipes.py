@@ -69,6 +69,7 @@ class Held:
         except FileNotFoundError as error:
             missing(argv, check=True, error=error)
         held_by_guards(self._child)
+        self._told_to_end = False
 
     def lines(self, seconds: float) -> Generator[str, None, None]:
         """Its output as it comes, line ends kept; it is killed if somebody still waits for more after so long."""
@@ -85,7 +86,10 @@ class Held:
         return True
 
     def end(self, seconds: float = 2) -> None:
-        """End it with all that it started: politely first."""
+        """End it with all that it started: politely first, and once, as its number may be another's afterwards."""
+        if self._told_to_end:
+            return
+        self._told_to_end = True
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._child.pid, signal.SIGTERM)
         if not self.ended(seconds):
