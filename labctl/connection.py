@@ -104,16 +104,16 @@ class Connection:
         """The command for ``rsync -e``: over this connection, whatever host it is given."""
         return shlex.join(self._link.client)
 
-    def forward(self, path: str) -> Path:
+    def forward(self, path: str, seconds: float = 10) -> Path:
         """A socket here that leads to the Unix socket of this path on the host, where its sshd allows that."""
         here = Path(f"{self._stem}-{next(self._numbers)}.sock")
-        self._link.forward(path, here)
+        self._link.forward(path, here, seconds)
         return here
 
     def _engine(self, seconds: float) -> Path:
         """The engine's socket, forwarded, or where sshd forbids that, one that a docker command on the host serves."""
         path = self.target.docker
-        forwarded = self.forward(path)
+        forwarded = self.forward(path, seconds)
         if _leads_on(forwarded, min(seconds, PATIENCE)):
             return forwarded
         asked = 'docker --host "unix://$1" version --format "{{.Server.Version}}"'
@@ -187,6 +187,9 @@ def _tried(link: Connection, opening: str, patience: float, deadline: float) -> 
     except HostError as error:
         link.close()
         return error
+    except OSError as error:
+        link.close()
+        return ssh_words.error(link.target, f"cannot be asked: {error.strerror}", "ulimit -n 8192")
     return None
 
 

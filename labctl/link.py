@@ -69,10 +69,13 @@ class Link:
                     raise
         return self._greeted(opening, deadline - time.monotonic())
 
-    def forward(self, path: str, here: Path) -> None:
-        """Make a socket here that leads to that of this path on the host."""
+    def forward(self, path: str, here: Path, seconds: float) -> None:
+        """Make a socket here that leads to that of this path on the host. HostError names the host."""
         words = ("ssh", "-F", "none", "-S", self._control, "-O", "forward", "-L", f"{here}:{path}", "host")
-        done = shell.run(words, timeout=10, check=False)
+        try:
+            done = shell.run(words, timeout=seconds, check=False)
+        except shell.OutOfTime as error:
+            raise ssh_words.silent(self.target, seconds) from error
         if done.code != 0:
             raise ssh_words.error(self.target, f"its socket {path} cannot be forwarded: {done.err.strip()}")
 
