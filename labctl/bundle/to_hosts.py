@@ -17,14 +17,20 @@ from labctl.shipping.host import ASKING, MOVING, failed
 
 # $1: the cache, below the home unless it begins with /.
 _FOLDER = 'umask 077; cd && mkdir -p "$1" && cd "$1" || exit 1\n'
-_LIST = _FOLDER + "find . -name .labctl-coming -prune -o ! -type d -print\n"
+_LIST = _FOLDER + "find . -name '.labctl-coming.*' -prune -o ! -type d -print\n"
+# Hosts may share the cache: each unpacks in a directory of its own, which goes with it. One that was killed within it
+# leaves it; what nobody wrote to in two days goes.
 _UNPACK = (
     _FOLDER
     + """
-rm -rf .labctl-coming && mkdir .labctl-coming && tar -xf - -C .labctl-coming && cd .labctl-coming || exit 1
-find . -type d -exec sh -c 'for one; do mkdir -p "../$one"; done' sh {} + || exit 1
+find . -maxdepth 1 -name '.labctl-coming.*' -mtime +1 -exec rm -rf {} +
+coming=$(mktemp -d ./.labctl-coming.XXXXXX) || exit 1
+cache=$PWD
+trap 'cd "$cache" && rm -rf "$coming"' EXIT
+trap 'exit 1' HUP INT PIPE TERM
+tar -xf - -C "$coming" && cd "$coming" || exit 1
+find . -type d -exec sh -c 'for one; do mkdir -p "../$one" || exit 1; done' sh {} + || exit 1
 find . ! -type d -exec sh -c 'for one; do mv -f "$one" "../$one" || exit 1; done' sh {} + || exit 1
-cd .. && rm -rf .labctl-coming
 """
 )
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import tarfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -340,3 +341,33 @@ def test_a_host_that_cannot_take_the_cache_harms_no_other(lab: Path, cache: Path
     assert {name: one.node for name, one in failures.items()} == {"h1": "h1"}
     assert "h1: cannot use its cache c: " in failures["h1"].message
     assert (hosts["h2"].home / "c/huggingface").is_dir()
+
+
+def test_hosts_that_share_a_cache_may_unpack_into_it_at_once(lab: Path, cache: Path, tmp_path: Path) -> None:
+    for number in range(60):
+        (cache / f"file-{number}").write_text(f"{number}" * 1000)
+    file = tmp_path / "lab.bundle"
+    bundle.save(context(lab, HOST_CACHE_PATH=str(cache)), file, cache=True)
+    whole = loading.checked(file, lambda _: None)
+    shared = tmp_path / "shared"
+    hosts = {f"h{number}": FakeHost(tmp_path / "rack", f"h{number}") for number in range(4)}
+    for host in hosts.values():
+        (host.home / "c").symlink_to(shared)
+    shared.mkdir()
+    found = context(lab, HOST_CACHE_PATH="~/c").settings()
+    assert to_hosts.cache(whole, found, hosts, lambda _: None) == {}
+    assert tree(shared) == {name: text for name, text in tree(cache).items() if name != ".labctl.lock"}
+    assert list(shared.glob(".labctl-coming*")) == []
+
+
+def test_a_cache_that_is_cut_off_leaves_nothing_of_it(lab: Path, cache: Path, tmp_path: Path) -> None:
+    file = tmp_path / "lab.bundle"
+    bundle.save(context(lab, HOST_CACHE_PATH=str(cache)), file, cache=True)
+    whole = loading.checked(file, lambda _: None)
+    cargo = to_hosts.cargo(whole, whole.below("cache"))
+    host = FakeHost(tmp_path / "rack", "h1")
+    (host.home / "c").mkdir()
+    cut = replace(cargo, parts=cargo.parts[:2])
+    with pytest.raises(HostError, match="the cache did not come whole"):
+        to_hosts.unpack(host, "c", cut, lambda _: None)
+    assert list((host.home / "c").iterdir()) == []
