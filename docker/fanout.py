@@ -219,7 +219,7 @@ class Everywhere:
                 failed.setdefault(what, []).append(name)
         for what, names in failed.items():
             say(f"{what}: {', '.join(names)}")
-        return max(*self._codes.values(), stopped if self._waiting else 0)
+        return max([*self._codes.values(), stopped if self._waiting else 0])
 
 
 def in_order(name: str) -> tuple[str, int]:

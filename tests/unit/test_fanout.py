@@ -109,3 +109,9 @@ def test_more_nodes_than_open_files_allow_are_refused_with_the_numbers(
         fanout.make_room(400)
     assert ended.value.code == 3
     assert "400 nodes at once take 1232 open files, and a process here may have 1024" in capsys.readouterr().err
+
+
+def test_a_signal_before_the_first_login_is_the_result() -> None:
+    everywhere = fanout.Everywhere(["worker-0"], "", MARK)
+    everywhere._stopped_by = 15
+    assert everywhere.report() == 128 + 15
