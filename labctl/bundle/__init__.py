@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from labctl import images, prepare, run_request, shipping, site
 from labctl.bundle import loading, saving, to_hosts
-from labctl.bundle.sealed import Bundle
+from labctl.bundle.sealed import Bundle, Member
 from labctl.cache import make_root
 from labctl.connection import Connection
 from labctl.context import Context
@@ -59,8 +59,8 @@ def load(context: Context, file: Path, *, force: bool = False) -> dict[str, Any]
     loading.require_room({**files, **cached})
     if cached:
         make_root(cache)
-    loading.write(bundle, files)
-    fill_cache(context, bundle, cached)
+    loading.write(bundle, files, context.directory)
+    fill_cache(context, bundle, cached, cache)
     failures = hand_out(context, bundle, found)
     for failure in failures.values():
         context.warn(failure.message)
@@ -72,10 +72,10 @@ def load(context: Context, file: Path, *, force: bool = False) -> dict[str, Any]
     }
 
 
-def fill_cache(context: Context, bundle: Bundle, cached: Any) -> None:
+def fill_cache(context: Context, bundle: Bundle, cached: Mapping[Path, Member], cache: Path) -> None:
     if cached:
         progress = Progress("cache", sum(member.size for member in cached.values()), 0, context.notice)
-        loading.write(bundle, cached, progress)
+        loading.write(bundle, cached, cache, progress)
         progress.finish()
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from labctl import dotenv, images, settings
+from labctl.bundle.sealed import climbs_late
 from labctl.errors import ConfigError
 
 NODES = ".lab/nodes"
@@ -137,5 +138,7 @@ def is_below(path: str) -> bool:
 def leads_out(entry: Entry) -> bool:
     """Whether a link leads to what no bundle holds."""
     return bool(entry.target) and (
-        entry.target.startswith("/") or os.path.normpath(Path(entry.name).parent / entry.target).startswith("..")
+        entry.target.startswith("/")
+        or climbs_late(entry.target)
+        or os.path.normpath(Path(entry.name).parent / entry.target).startswith("..")
     )

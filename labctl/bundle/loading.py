@@ -53,13 +53,18 @@ def of_lab(bundle: Bundle, directory: Path, *, force: bool) -> dict[Path, Member
             f"{directory} has other content than the bundle: {few}",
             hint="load it into another directory, or --force to replace those files",
         )
+    for path in missing:
+        require_no_link(path, directory)
     return missing
 
 
 def of_cache(bundle: Bundle, cache: Path) -> dict[Path, Member]:
     """What the cache lacks of the bundle's; what is there already stays as it is."""
     wanted = {cache / name: member for name, member in bundle.below("cache").items()}
-    return {path: member for path, member in wanted.items() if not os.path.lexists(path)}
+    missing = {path: member for path, member in wanted.items() if not os.path.lexists(path)}
+    for path in missing:
+        require_no_link(path, cache)
+    return missing
 
 
 def require_room(wanted: Mapping[Path, Member]) -> None:
@@ -76,9 +81,21 @@ def require_room(wanted: Mapping[Path, Member]) -> None:
             )
 
 
-def write(bundle: Bundle, wanted: Mapping[Path, Member], progress: Progress | None = None) -> None:
+def require_no_link(path: Path, root: Path) -> None:
+    """HostError where the way from a root to a path goes through a link: that may lead anywhere."""
+    for parent in path.parents:
+        if parent == root:
+            return
+        if parent.is_symlink():
+            raise HostError(
+                f"cannot write {path}: {parent} is a link", hint=f"put a directory in its place: ls -ld {parent}"
+            )
+
+
+def write(bundle: Bundle, wanted: Mapping[Path, Member], root: Path, progress: Progress | None = None) -> None:
     """Write these files, each at once or not at all. HostError names the one that cannot be written."""
     for path, member in wanted.items():
+        require_no_link(path, root)
         make_private(path.parent)
         try:
             copy(bundle, member, path)

@@ -13,7 +13,8 @@ import re
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import dropwhile
+from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from labctl.errors import ConfigError, HostError
@@ -188,14 +189,23 @@ def _sealed(said: Mapping[str, Any]) -> bytes:
 
 
 def _is_inside(name: str, target: str) -> bool:
-    """Whether a name, and where a link of that name leads, stay below the member's folder of the bundle."""
+    """Whether a name, and where a link of that name leads, stay below the member's folder of the bundle.
+
+    Names are compared, so no link may climb after it went through what may itself be a link.
+    """
     folder = "/".join(name.split("/")[:2])
     end = posixpath.normpath(posixpath.join(posixpath.dirname(name), target)) if target else posixpath.normpath(name)
     return (
         posixpath.normpath(name) == name
         and not name.startswith(("/", "../"))
+        and not climbs_late(target)
         and (not name.startswith(OURS) or f"{end}/".startswith(f"{folder}/"))
     )
+
+
+def climbs_late(target: str) -> bool:
+    """Whether a link leads up again after it went down: where that is, only the directories themselves know."""
+    return ".." in dropwhile(lambda part: part == "..", PurePosixPath(target).parts)
 
 
 def _parents(name: str) -> Iterator[str]:

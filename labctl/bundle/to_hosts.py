@@ -29,7 +29,11 @@ cache=$PWD
 trap 'cd "$cache" && rm -rf "$coming"' EXIT
 trap 'exit 1' HUP INT PIPE TERM
 tar -xf - -C "$coming" && cd "$coming" || exit 1
-find . -type d -exec sh -c 'for one; do mkdir -p "../$one" || exit 1; done' sh {} + || exit 1
+find . -type d -exec sh -c '
+for one; do
+    if [ -L "../$one" ]; then echo "${one#./} is a link" >&2; exit 1; fi
+    mkdir -p "../$one" || exit 1
+done' sh {} + || exit 1
 find . ! -type d -exec sh -c 'for one; do mv -f "$one" "../$one" || exit 1; done' sh {} + || exit 1
 """
 )

@@ -15,7 +15,7 @@ import pytest
 from fakehost import FakeHost
 from imagefile import image_archive
 
-from labctl import bundle, shell
+from labctl import bundle, images, shell
 from labctl.bundle import contents, loading, to_hosts
 from labctl.bundle.sealed import Bundle, Sealer
 from labctl.context import Context
@@ -79,6 +79,7 @@ def lab(tmp_path: Path) -> Path:
     (root / "workloads/mine/train.py").chmod(0o755)
     (root / "workloads/mine/same.py").symlink_to("train.py")
     (root / "workloads/mine/far").symlink_to("/etc/passwd")
+    (root / "workloads/mine/round").symlink_to("far/../train.py")
     return root
 
 
@@ -108,7 +109,7 @@ def unpacked(file: Path, directory: Path, *, force: bool = False) -> list[str]:
     """Unpack the lab; the files that were written."""
     whole = loading.checked(file, lambda _: None)
     wanted = loading.of_lab(whole, directory, force=force)
-    loading.write(whole, wanted)
+    loading.write(whole, wanted, directory)
     return [str(path.relative_to(directory)) for path in wanted]
 
 
@@ -154,6 +155,7 @@ def test_what_is_left_out_is_said(lab: Path, tmp_path: Path) -> None:
         ".env: LAB_PIP_INDEX_URL": "a secret",
         ".env: HTTPS_PROXY": "a secret",
         "workloads/mine/far": "leads out of the lab",
+        "workloads/mine/round": "leads out of the lab",
         "workloads/mine/key.pem": "a private key",
         ".lab/nodes/worker-0/secrets/hf_token": "a secret",
         ".lab/nodes/worker-0/ssh/ssh_host_ed25519_key": "a private key",
@@ -248,7 +250,14 @@ def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "target"),
-    [("lab/../../x", ""), ("lab/x", "/etc/passwd"), ("lab/x", "../../other"), ("lab/x", "../cache/x")],
+    [
+        ("lab/../../x", ""),
+        ("lab/x", "/etc/passwd"),
+        ("lab/x", "../../other"),
+        ("lab/x", "../cache/x"),
+        ("lab/w/p", "d/.."),
+        ("lab/w/p", "../w/./d/../x"),
+    ],
 )
 def test_nothing_leads_out_of_a_bundle(tmp_path: Path, name: str, target: str) -> None:
     path = image_archive(tmp_path / "evil", NAME, [b"l"])
@@ -265,6 +274,20 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
         sealer.add("lab/a/x", b"x")
     with pytest.raises(HostError, match="leads out of the bundle"):
         loading.checked(path, lambda _: None)
+
+
+@pytest.mark.parametrize("name", ["workloads", ".lab"])
+def test_nothing_is_written_through_a_link_that_is_there(lab: Path, tmp_path: Path, name: str) -> None:
+    (lab / ".env").write_text(f"LAB_NAME=demo\nLAB_IMAGE={images.tag('cpu')}\nLAB_ACCELERATOR=cpu\n")
+    bundle.save(context(lab), tmp_path / "lab.bundle")
+    outside, out = tmp_path / "outside", tmp_path / "out"
+    outside.mkdir()
+    out.mkdir()
+    (out / name).symlink_to(outside)
+    with pytest.raises(HostError, match=f"cannot write {out}/{name}/.* is a link"):
+        bundle.load(context(out), tmp_path / "lab.bundle")
+    assert list(outside.iterdir()) == []
+    assert [path.name for path in out.iterdir()] == [name]
 
 
 # --- where it goes -------------------------------------------------------------------------------------------
@@ -300,7 +323,7 @@ def test_the_cache_goes_along_and_what_is_there_stays(lab: Path, cache: Path, tm
     (there / "huggingface/hub/models--m/blobs").mkdir(parents=True)
     (there / "huggingface/hub/models--m/blobs/b").write_text("kept")
     whole = loading.checked(file, lambda _: None)
-    loading.write(whole, loading.of_cache(whole, there))
+    loading.write(whole, loading.of_cache(whole, there), there)
     assert tree(there) == {
         "huggingface/hub/models--m/blobs/b": "kept",
         "huggingface/hub/models--m/snapshots/1/model": "../../blobs/b",
@@ -371,3 +394,16 @@ def test_a_cache_that_is_cut_off_leaves_nothing_of_it(lab: Path, cache: Path, tm
     with pytest.raises(HostError, match="the cache did not come whole"):
         to_hosts.unpack(host, "c", cut, lambda _: None)
     assert list((host.home / "c").iterdir()) == []
+
+
+def test_a_hosts_cache_is_not_filled_through_its_links(lab: Path, cache: Path, tmp_path: Path) -> None:
+    file = tmp_path / "lab.bundle"
+    bundle.save(context(lab, HOST_CACHE_PATH=str(cache)), file, cache=True)
+    host, outside = FakeHost(tmp_path / "rack", "h1"), tmp_path / "outside"
+    (host.home / "c").mkdir()
+    outside.mkdir()
+    (host.home / "c/huggingface").symlink_to(outside)
+    found = context(lab, HOST_CACHE_PATH="~/c").settings()
+    failures = to_hosts.cache(loading.checked(file, lambda _: None), found, {"h1": host}, lambda _: None)
+    assert "huggingface is a link" in failures["h1"].message
+    assert list(outside.iterdir()) == []
