@@ -11,6 +11,7 @@ import tarfile
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain, count, dropwhile
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -19,6 +20,8 @@ from labctl.tree import PIECE, Entry
 ASIDE = "hosts"
 """Below it, and the name of its host, lies a file whose place is taken by another."""
 LOG = ".log"
+LATEST = 1 << 33
+"""Seconds since 1970, in the 23rd century: file systems have no date for what some streams say."""
 
 
 @dataclass
@@ -101,7 +104,8 @@ class Merge:
                 except tarfile.TarError as error:
                     broken = error
                 os.fchmod(handle, 0o600 | member.mode & 0o100)
-            os.utime(new, (member.mtime, member.mtime))
+            when = member.mtime if 0 <= member.mtime <= LATEST else 0
+            os.utime(new, (when, when))
             if self._known.get(path) != (size, digest.hexdigest()) and (not broken or path.endswith(LOG)):
                 self._place(new, path, size)
         finally:
@@ -110,26 +114,29 @@ class Merge:
             raise broken
 
     def _place(self, new: Path, path: str, size: int) -> None:
-        final = self.into / path
-        if self._folder(_above(path)):
-            try:
-                os.link(new, final)
-            except FileExistsError:
-                if stat.S_ISREG(final.lstat().st_mode) and self._is_same(new, final, path):
-                    if size > final.stat().st_size:
-                        new.replace(final)
-                    self._placed[path] = final
-                    return
-            else:
-                self._count(path, final, size)
-                return
+        if self._folder(_above(path)) and self._put(new, path, path, size):
+            return
         aside = f"{ASIDE}/{self.host}/{path}"
         if not self._folder(_above(aside)):
             self.refused.append(path)
             return
-        new.replace(self.into / aside)
-        self.aside.append(aside)
-        self._count(path, self.into / aside, size)
+        names = chain([aside], (f"{aside}.{number}" for number in count(2)))
+        self.aside.append(next(name for name in names if self._put(new, path, name, size)))
+
+    def _put(self, new: Path, path: str, place: str, size: int) -> bool:
+        """Give a file its place; False where another's content has it."""
+        final = self.into / place
+        try:
+            os.link(new, final)
+        except FileExistsError:
+            if not stat.S_ISREG(final.lstat().st_mode) or not self._is_same(new, final, path):
+                return False
+            if size > final.stat().st_size:
+                new.replace(final)
+            self._placed[path] = final
+        else:
+            self._count(path, final, size)
+        return True
 
     def _count(self, path: str, final: Path, size: int) -> None:
         self._placed[path] = final
@@ -145,7 +152,7 @@ class Merge:
         made = []
         for path, target in self._links:
             leads = posixpath.normpath(posixpath.join(_above(path), target))
-            link = None if leads.startswith(("/", "..")) else self._link(path, target)
+            link = None if leads.startswith(("/", "..")) or _climbs_late(target) else self._link(path, target)
             if link is None:
                 self.refused.append(path)
             else:
@@ -171,6 +178,11 @@ def _inside(name: str) -> str | None:
     """A name in a stream as a path below the directory; None where it would lead out."""
     path = PurePosixPath(name)
     return None if path.is_absolute() or ".." in path.parts else str(path)
+
+
+def _climbs_late(target: str) -> bool:
+    """Whether a link leads up after it went down, which may be through a link that comes later."""
+    return ".." in dropwhile(lambda part: part == "..", PurePosixPath(target).parts)
 
 
 def _above(path: str) -> str:

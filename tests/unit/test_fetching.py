@@ -192,6 +192,7 @@ FILE, LINK, HARD, FOLDER, PIPE = tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTY
         [("deep/link", LINK, "../../secret")],
         [("q", LINK, "."), ("link", LINK, "q/r/../../../secret"), ("r", FOLDER, "")],
         [("q", LINK, "deep/er"), ("deep/er", FOLDER, ""), ("link", LINK, "q/../../../secret")],
+        [("deep", FOLDER, ""), ("link", LINK, "deep/../secret")],
         [("hard", HARD, "{outside}/secret")],
         [("hard", HARD, "../secret")],
         [("pipe", PIPE, "")],
@@ -226,3 +227,35 @@ def test_a_link_that_is_there_already_is_never_written_through(tmp_path: Path) -
     merge.unpack(packed(("folder/file", FILE, "x")))
     assert list(outside.iterdir()) == []
     assert (into / "hosts/h1/folder/file").read_text() == "x"
+
+
+def test_links_of_two_hosts_do_not_lead_out_together(tmp_path: Path) -> None:
+    into = tmp_path / "outside/into"
+    into.mkdir(parents=True)
+    (into.parent / "secret").write_text("theirs")
+    one, two = merging.Merge(into, "h1"), merging.Merge(into, "h2")
+    one.unpack(packed(("a", LINK, "d/../secret")))
+    two.unpack(packed(("d", LINK, ".")))
+    assert one.refused == ["a"]
+    assert [path.name for path in into.iterdir()] == ["d"]
+
+
+def test_every_content_that_a_file_aside_had_is_kept(run: Path, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    for text in ("one", "two", "two", "three"):
+        fetching.fetch(Nearby(name="h1"), str(write(there, job=text)), run)
+    found = texts(run)
+    assert [found[f"hosts/h1/job{end}"] for end in ("", ".2", ".3")] == ["one", "two", "three"]
+    assert len(list((run / "hosts/h1").iterdir())) == 3
+
+
+@pytest.mark.parametrize("when", ["1e30", "nan", "inf", "-5"])
+def test_a_date_that_no_file_can_have_is_none(tmp_path: Path, when: str) -> None:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", pax_headers={"mtime": when}, format=tarfile.PAX_FORMAT) as archive:
+        member = tarfile.TarInfo("file")
+        member.mtime = 7
+        archive.addfile(member)
+    stream.seek(0)
+    merging.Merge(tmp_path, "h1").unpack(stream)
+    assert (tmp_path / "file").stat().st_mtime == 0
