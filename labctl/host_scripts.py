@@ -66,9 +66,11 @@ enter() {
     done
 }
 
-# Nothing remains in $1 but the version that counts, the one before, and what living senders have.
+# Nothing remains in $1 but the version that counts, the one before, and what living senders have. Of a node's directory
+# none before remains: a key or secret that was taken away is gone.
 settle() {
     enter "$1" "$1/.now"
+    case $1 in */.lab/nodes/*) rm -f "$1/.sent/before" ;; esac
     before=$(readlink "$1/.sent/before" || :)
     for path in "$1"/.sent/*.*; do
         # In this order: a sender that is no more will not make its version count after this look.

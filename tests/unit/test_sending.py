@@ -208,6 +208,19 @@ def test_several_trees_go_in_one_command_and_one_may_lie_in_anothers_directory(h
     assert names(nodes) == {"b"}
 
 
+def test_of_a_node_no_key_or_secret_of_before_stays(host: Nearby, tmp_path: Path) -> None:
+    node, there = tmp_path / "node", tmp_path / "lab/.lab/nodes/worker-0"
+    (node / "secrets").mkdir(parents=True)
+    (node / "compose.yml").write_text("x")
+    for value in ("first", "second", ""):
+        (node / "secrets/hf_token").write_text(value) if value else (node / "secrets/hf_token").unlink()
+        send(host, node, tmp_path / "lab", ".lab/nodes/worker-0")
+        assert shown(there) == all_of(node)
+        found = [path.read_text() for path in there.rglob("*") if path.is_file() and path.name == "hf_token"]
+        assert set(found) == ({value} if value else set())
+        assert len(versions(there)) == 1
+
+
 class CutOff(Nearby):
     """A connection that breaks after so many bytes; with ``kill`` the host's side dies with it."""
 
