@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from labctl import images, prepare, run_request, shipping, site
+from labctl import images, lock, prepare, run_request, shipping, site
 from labctl.bundle import loading, saving, to_hosts
 from labctl.bundle.sealed import Bundle, Member
 from labctl.cache import make_root
@@ -59,11 +59,10 @@ def load(context: Context, file: Path, *, force: bool = False) -> dict[str, Any]
     loading.require_room({**files, **cached})
     if cached:
         make_root(cache)
-    loading.write(bundle, files, context.directory)
+    with lock.held(context.directory / lock.LAB, "labctl bundle load"):
+        loading.write(bundle, files, context.directory)
     fill_cache(context, bundle, cached, cache)
     failures = hand_out(context, bundle, found)
-    for failure in failures.values():
-        context.warn(failure.message)
     return {
         **{key: bundle.about[key] for key in ("lab", "images", "written", "labctl", "left_out")},
         "directory": str(context.directory),

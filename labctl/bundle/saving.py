@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
@@ -45,8 +47,7 @@ def write(
         "secrets": secrets,
         "left_out": [{"what": what, "why": why} for what, why in chosen.left_out],
     }
-    partial = path.with_name(f".{path.name}.partial")
-    try:
+    with beside(path) as partial:
         notice(f"writing {', '.join(images)}")
         shell.run(["docker", "save", "--output", str(partial), *images])
         partial.chmod(0o600)
@@ -59,14 +60,23 @@ def write(
                 put_cache(sealer, cache, notice)
         size = partial.stat().st_size
         partial.replace(path)
+    notice(f"{path}: {amount(size)}")
+    return {"file": str(path), "bytes": size, **about}
+
+
+@contextmanager
+def beside(path: Path) -> Iterator[Path]:
+    """A name near a file's for this process alone, under which it is written until it is whole; it goes in any case."""
+    try:
+        with (
+            tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder,
+            shell.guarded(("rm", "-rf", folder)),
+        ):
+            yield Path(folder, "partial")
     except OSError as error:
         raise HostError(
             f"cannot write {path}: {error.strerror}", hint=f"df -h {shlex.quote(str(path.parent))}"
         ) from error
-    finally:
-        partial.unlink(missing_ok=True)
-    notice(f"{path}: {amount(size)}")
-    return {"file": str(path), "bytes": size, **about}
 
 
 def put(sealer: Sealer, folder: str, entry: Entry) -> None:

@@ -73,6 +73,12 @@ def saved_text(document: dict[str, Any]) -> str:
 
 def loaded_text(document: dict[str, Any], directory: Path) -> str:
     went = "" if directory == HERE else f"cd {shlex.quote(str(directory))} && "
-    failed = [f"{one['host']}: {one['message']}\n  {one['hint']}" for one in document["failed"]]
+    failed = [failed_text(**one) for one in document["failed"]]
     done = f"lab {document['lab']} is in {document['directory']}, {len(document['files'])} files written"
     return "\n".join([done, *failed, f"next: {went}labctl up"])
+
+
+def failed_text(host: str, message: str, hint: str) -> str:
+    """Most messages begin with their host's name already."""
+    named = message if message.startswith(host) else f"{host}: {message}"
+    return f"{named}\n  {hint}" if hint else named
