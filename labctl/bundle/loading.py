@@ -11,7 +11,7 @@ from pathlib import Path
 
 from labctl import settings
 from labctl.bundle.contents import NODES
-from labctl.bundle.sealed import Bundle, Member
+from labctl.bundle.sealed import AGAIN, Bundle, Member
 from labctl.errors import ConfigError, HostError
 from labctl.files import make_private
 from labctl.progress import Progress, amount
@@ -26,7 +26,22 @@ def checked(path: Path, notice: Notice) -> Bundle:
     bundle = Bundle(path)
     progress = Progress(f"checking {path.name}", bundle.size, 0, notice)
     bundle.check(progress.advance)
+    require_lab(bundle)
     return bundle
+
+
+def require_lab(bundle: Bundle) -> None:
+    """HostError unless it says all that is asked of it, and holds a lab's settings."""
+    about, env = bundle.about, bundle.below("lab").get(".env")
+    images, left_out = about.get("images"), about.get("left_out")
+    if (
+        not all(isinstance(about.get(key), str) for key in ("lab", "written", "labctl"))
+        or not (isinstance(images, list) and all(isinstance(one, str) for one in images))
+        or not isinstance(left_out, list)
+    ):
+        raise HostError(f"{bundle.path} does not say which lab it holds", hint=AGAIN)
+    if env is None or env.target:
+        raise HostError(f"{bundle.path} holds no .env: it is not a lab's", hint=AGAIN)
 
 
 def settings_of(bundle: Bundle, environ: Mapping[str, str], flags: Mapping[str, str]) -> settings.Settings:
@@ -126,4 +141,5 @@ def holds(bundle: Bundle, member: Member, path: Path) -> bool:
         return path.is_symlink() and str(path.readlink()) == member.target
     if path.is_symlink() or not path.is_file() or path.stat().st_size != member.size:
         return False
-    return path.read_bytes() == b"".join(bundle.chunks(member))
+    with path.open("rb") as file:
+        return all(file.read(len(piece)) == piece for piece in bundle.chunks(member))

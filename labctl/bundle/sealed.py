@@ -92,12 +92,15 @@ class Bundle:
         text = b"".join(self.chunks(seal))
         try:
             self.about: dict[str, Any] = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise HostError(f"{path} is damaged: {SEAL} cannot be read", hint=AGAIN) from error
-        if text != _sealed({key: value for key, value in self.about.items() if key != "seal"}):
+        if not isinstance(self.about, dict) or text != _sealed(self.about):
             raise HostError(f"{path} is damaged: {SEAL} is not as it was written", hint=AGAIN)
-        if self.about["schema"] != SCHEMA:
-            raise ConfigError(f"{path} was written by another labctl ({self.about['labctl']})", hint="use that one")
+        if self.about.get("schema") != SCHEMA:
+            writer = self.about.get("labctl", "of a version that it does not say")
+            raise ConfigError(f"{path} was written by another labctl ({writer})", hint="use that one")
+        if not all(isinstance(self.about.get(key), dict) for key in ("sha256", "links")):
+            raise HostError(f"{path} is no bundle: {SEAL} does not name what it holds", hint=AGAIN)
 
     @property
     def size(self) -> int:
@@ -111,12 +114,7 @@ class Bundle:
 
     def chunks(self, member: Member) -> Iterator[bytes]:
         """What a file holds."""
-        with self.path.open("rb") as file:
-            file.seek(member.offset)
-            left = member.size
-            while left and (piece := file.read(min(PIECE, left))):
-                left -= len(piece)
-                yield piece
+        return _pieces(self.path, member)
 
     def sum_of(self, member: Member) -> str:
         """The SHA-256 that a file had when it was added."""
@@ -177,13 +175,24 @@ def _known(path: Path, member: Member) -> str:
     """A sum: Docker's blobs are named by theirs."""
     if named := _BLOB.fullmatch(member.name):
         return named[1]
+    digest = hashlib.sha256()
+    for piece in _pieces(path, member):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def _pieces(path: Path, member: Member) -> Iterator[bytes]:
     with path.open("rb") as file:
         file.seek(member.offset)
-        return hashlib.sha256(file.read(member.size)).hexdigest()
+        left = member.size
+        while left and (piece := file.read(min(PIECE, left))):
+            left -= len(piece)
+            yield piece
 
 
 def _sealed(said: Mapping[str, Any]) -> bytes:
     """The last member: JSON with its own sum, so that a changed letter of it shows."""
+    said = {key: value for key, value in said.items() if key != "seal"}
     text = json.dumps(said, indent=1, sort_keys=True)
     return json.dumps({**said, "seal": hashlib.sha256(text.encode()).hexdigest()}, indent=1, sort_keys=True).encode()
 

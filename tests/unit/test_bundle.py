@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -15,9 +16,10 @@ import pytest
 from fakehost import FakeHost
 from imagefile import image_archive
 
-from labctl import bundle, images, shell
+from labctl import bundle, images, lock, shell
 from labctl.bundle import contents, loading, to_hosts
 from labctl.bundle.sealed import Bundle, Sealer
+from labctl.cli.bundle import loaded_text
 from labctl.context import Context
 from labctl.errors import ConfigError, HostError
 from labctl.shell import Completed
@@ -243,6 +245,49 @@ def test_what_is_no_bundle_is_said(tmp_path: Path, content: bytes) -> None:
     assert caught.value.hint
 
 
+ABOUT = {"lab": "x", "written": "today", "labctl": "1", "images": [NAME], "left_out": []}
+
+
+@pytest.mark.parametrize(
+    ("about", "files", "said"),
+    [
+        (ABOUT, {}, "holds no .env"),
+        ({}, {"lab/.env": b""}, "does not say which lab"),
+        ({**ABOUT, "images": "one"}, {"lab/.env": b""}, "does not say which lab"),
+        ({**ABOUT, "schema": 2}, {"lab/.env": b""}, "written by another labctl"),
+        ({**ABOUT, "schema": None}, {"lab/.env": b""}, "written by another labctl"),
+    ],
+)
+def test_a_whole_bundle_of_no_lab_is_said(
+    tmp_path: Path, about: dict[str, Any], files: dict[str, bytes], said: str
+) -> None:
+    path = image_archive(tmp_path / "odd", NAME, [b"l"])
+    with Sealer(path, about) as sealer:
+        for name, content in files.items():
+            sealer.add(name, content)
+    with pytest.raises((ConfigError, HostError), match=said):
+        bundle.load(context(tmp_path / "out"), path)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("seal", [b"[]", b"{}", b"null", b"[" * 100_000])
+def test_a_seal_of_another_kind_is_said(tmp_path: Path, seal: bytes) -> None:
+    path = image_archive(tmp_path / "odd", NAME, [b"l"])
+    with tarfile.open(path, "a") as tar:
+        member = tarfile.TarInfo("labctl/bundle.json")
+        member.size = len(seal)
+        tar.addfile(member, io.BytesIO(seal))
+    with pytest.raises(HostError, match="is damaged"):
+        Bundle(path)
+
+
+def test_a_load_waits_for_nobody_who_changes_the_lab(file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with lock.held(out / lock.LAB, "labctl up"), pytest.raises(HostError, match=r"`labctl up` by .* holds"):
+        bundle.load(context(out), file)
+    assert sorted(tree(out)) == [".lab/lock"]
+
+
 def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         Bundle(tmp_path / "file")
@@ -407,3 +452,12 @@ def test_a_hosts_cache_is_not_filled_through_its_links(lab: Path, cache: Path, t
     failures = to_hosts.cache(loading.checked(file, lambda _: None), found, {"h1": host}, lambda _: None)
     assert "huggingface is a link" in failures["h1"].message
     assert list(outside.iterdir()) == []
+
+
+def test_a_host_that_failed_is_named_once() -> None:
+    failed = [
+        {"host": "h1", "message": "h1: its engine is down", "hint": "on h1: df -h"},
+        {"host": "h2", "message": "it has no room", "hint": ""},
+    ]
+    text = loaded_text({"lab": "x", "directory": "/lab", "files": [], "failed": failed}, Path("/lab"))
+    assert text.splitlines()[1:-1] == ["h1: its engine is down", "  on h1: df -h", "h2: it has no room"]
