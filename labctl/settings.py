@@ -240,13 +240,18 @@ def _unknown_in(environ: Mapping[str, str]) -> Iterator[str]:
             yield f"environment: unknown key {key}, not read ({_hint_for_unknown(key)})"
 
 
+def sounds_secret(key: str) -> bool:
+    """Whether what a key is set to is never shown."""
+    setting = _BY_NAME.get(key)
+    return setting.secret if setting else bool(_SECRET_NAME.search(key.removeprefix(EXTRA)))
+
+
 def _name(found: Found) -> str:
     return found.key.removeprefix(EXTRA)
 
 
 def _is_secret(found: Found) -> bool:
-    setting = _BY_NAME.get(found.key)
-    return setting.secret if setting else bool(_SECRET_NAME.search(_name(found)))
+    return sounds_secret(found.key)
 
 
 def _shown(found: Found) -> str:

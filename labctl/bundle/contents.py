@@ -16,9 +16,16 @@ NODES = ".lab/nodes"
 FOLDERS = ("workloads", "hostfiles", NODES)
 """Of a lab directory, beside .env and the list of hosts."""
 SKIPPED = frozenset({"__pycache__", ".git"})
-KEY = b"PRIVATE KEY-----"
-HEAD = 200
-"""Bytes of a file in which the first line of a private key is."""
+PASSWORDS = frozenset({".env", ".netrc", ".git-credentials", ".pypirc"})
+"""Names of files of other programs that hold passwords and tokens."""
+TOKENS = frozenset({"huggingface/token", "huggingface/stored_tokens"})
+"""Where a login to the hub leaves its token in a cache."""
+KEY = re.compile(rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY( BLOCK)?-----|^PuTTY-User-Key-File", re.MULTILINE)
+HEAD = 1 << 20
+"""Bytes of a file in which a private key begins: before it may stand what it is for, or a document around it."""
+ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)[ \t]*=[ \t]*\S")
+LOGIN = re.compile(r"://\S*@|_proxy=\S*@|\bhf_[A-Za-z0-9]{8}", re.IGNORECASE)
+"""A URL with a password, and a token of the hub."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +70,9 @@ def of_lab(directory: Path, *, secrets: bool) -> Chosen:
 
 
 def of_cache(cache: Path) -> Iterator[Entry]:
-    """All of the shared cache, by paths in it, but labctl's own locks and what is on its way."""
+    """All of the shared cache, by paths in it, but labctl's own locks, what is on its way and logins."""
     for entry in walk(cache, "."):
-        if not entry.name.endswith((".lock", ".incomplete")) and not leads_out(entry):
+        if not entry.name.endswith((".lock", ".incomplete")) and entry.name not in TOKENS and not leads_out(entry):
             yield entry
 
 
@@ -90,14 +97,22 @@ def without_secrets(text: str, env: settings.Settings) -> tuple[str, tuple[str, 
         if origin in values and is_secret(values[origin], shown)
     }
     lines = text.split("\n")
-    for line, key in hidden.items():
-        lines[line - 1] = f"# {key}: left out of the bundle"
+    for number, line in enumerate(lines, start=1):
+        if number not in hidden and tells_secret(line.partition("#")[2]):
+            hidden[number] = values[f".env:{number}"].key if f".env:{number}" in values else f"line {number}"
+    for number, key in hidden.items():
+        lines[number - 1] = f"# {key}: left out of the bundle"
     return "\n".join(lines), tuple(hidden.values())
 
 
 def is_secret(entry: dotenv.Entry, shown: str) -> bool:
     """Whether a value is one that ``config`` hides, or holds a password for a URL; a digest has an @ too."""
     return shown == "set" != entry.value or bool(re.search(r"://\S*@", entry.value)) or is_login(entry)
+
+
+def tells_secret(comment: str) -> bool:
+    """Whether a comment holds what looks like a secret: a setting that was switched off, as a rule."""
+    return bool(LOGIN.search(comment)) or any(settings.sounds_secret(key) for key in ASSIGNED.findall(comment))
 
 
 def is_login(entry: dotenv.Entry) -> bool:
@@ -122,10 +137,12 @@ def why_secret(entry: Entry) -> str:
     """Why a file stays here; empty where it may go."""
     if entry.name.startswith(NODES) and "secrets" in PurePosixPath(entry.name).parts:
         return "a secret"
+    if PurePosixPath(entry.name).name in PASSWORDS:
+        return "it may hold passwords"
     if isinstance(entry.source, Path):
         try:
             with entry.source.open("rb") as file:
-                return "a private key" if KEY in file.read(HEAD) else ""
+                return "a private key" if KEY.search(file.read(HEAD)) else ""
         except OSError as error:
             raise ConfigError(f"cannot read {entry.source}: {error.strerror}", hint=f"ls -l {entry.source}") from error
     return ""

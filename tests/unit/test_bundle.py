@@ -28,6 +28,7 @@ from labctl.shipping import here
 NAME = "lab/node:latest"
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n"
 CANARY = "s3cr3t-canary"
+STAYS = (".labctl.lock", "huggingface/token")
 ENV = f"""\
 # A comment
 LAB_NAME=demo
@@ -40,6 +41,10 @@ LAB_ENV_ADDRESS=me@example.com
 LAB_PIP_INDEX_URL=https://me:{CANARY}@index.example/simple
 HTTPS_PROXY=me:{CANARY}@proxy.example:3128
 LAB_HOSTS=hosts.txt
+#HF_TOKEN=
+# HF_TOKEN={CANARY}
+#LAB_PIP_INDEX_URL=https://me:{CANARY}@index.example/simple
+LAB_SHM_SIZE=1g # with the token: hf_{CANARY.replace("-", "0")}
 """
 
 
@@ -66,6 +71,10 @@ def lab(tmp_path: Path) -> Path:
         "hostfiles/two": "worker-0 slots=1\n",
         "workloads/mine/train.py": "print()\n",
         "workloads/mine/key.pem": KEY,
+        "workloads/mine/late.pem": "Bag Attributes\n" * 100 + KEY,
+        "workloads/mine/account.json": json.dumps({"private_key": KEY}),
+        "workloads/mine/.env": f"PASSWORD={CANARY}",
+        "workloads/mine/.netrc": f"password {CANARY}",
         "workloads/mine/__pycache__/x.pyc": "x",
         ".lab/nodes/worker-0/compose.yml": "services: {}\n",
         ".lab/nodes/worker-0/ssh/ssh_host_ed25519_key": KEY,
@@ -94,6 +103,7 @@ def cache(tmp_path: Path) -> Path:
     (snapshot.parents[1] / "blobs/b").write_text("weights")
     (snapshot / "model").symlink_to("../../blobs/b")
     (root / ".labctl.lock").write_text("")
+    (root / "huggingface/token").write_text(CANARY)
     return root
 
 
@@ -146,6 +156,7 @@ def test_the_lab_comes_out_as_it_went_in_less_keys_and_secrets(lab: Path, file: 
         next((f"# {key}: left out of the bundle" for key in hidden if line.startswith(key)), line)
         for line in ENV.split("\n")
     ]
+    expected[12:15] = [f"# {what}: left out of the bundle" for what in ("line 13", "line 14", "LAB_SHM_SIZE")]
     assert env.split("\n") == expected
 
 
@@ -158,7 +169,14 @@ def test_what_is_left_out_is_said(lab: Path, tmp_path: Path) -> None:
         ".env: HTTPS_PROXY": "a secret",
         "workloads/mine/far": "leads out of the lab",
         "workloads/mine/round": "leads out of the lab",
+        ".env: line 14": "a secret",
+        ".env: line 13": "a secret",
+        ".env: LAB_SHM_SIZE": "a secret",
+        "workloads/mine/.env": "it may hold passwords",
+        "workloads/mine/.netrc": "it may hold passwords",
+        "workloads/mine/account.json": "a private key",
         "workloads/mine/key.pem": "a private key",
+        "workloads/mine/late.pem": "a private key",
         ".lab/nodes/worker-0/secrets/hf_token": "a secret",
         ".lab/nodes/worker-0/ssh/ssh_host_ed25519_key": "a private key",
     }
@@ -392,7 +410,7 @@ def test_hosts_get_what_they_lack_of_the_cache(lab: Path, cache: Path, tmp_path:
     hosts = {name: FakeHost(tmp_path / "rack", name) for name in ("h1", "h2")}
     assert to_hosts.cache(whole, found, hosts, lambda _: None) == {}
     sent = hosts["h1"].sent
-    expected = {name: text for name, text in tree(cache).items() if name != ".labctl.lock"}
+    expected = {name: text for name, text in tree(cache).items() if name not in STAYS}
     for host in hosts.values():
         assert tree(host.home / "my cache") == expected
     assert to_hosts.cache(whole, found, hosts, lambda _: None) == {}
@@ -424,7 +442,7 @@ def test_hosts_that_share_a_cache_may_unpack_into_it_at_once(lab: Path, cache: P
     shared.mkdir()
     found = context(lab, HOST_CACHE_PATH="~/c").settings()
     assert to_hosts.cache(whole, found, hosts, lambda _: None) == {}
-    assert tree(shared) == {name: text for name, text in tree(cache).items() if name != ".labctl.lock"}
+    assert tree(shared) == {name: text for name, text in tree(cache).items() if name not in STAYS}
     assert list(shared.glob(".labctl-coming*")) == []
 
 
