@@ -62,7 +62,7 @@ def unharmed(lab: RackLab, but: str) -> dict[str, str]:
     ("trouble", "words"),
     [
         pytest.param(Host.drop, "does not answer", id="unreachable", marks=pytest.mark.slow),
-        pytest.param(Host.stop_engine, "Docker", id="daemon-down"),
+        pytest.param(Host.stop_engine, "Docker", id="daemon-down", marks=pytest.mark.slow),
         pytest.param(Host.change_host_key, "host key", id="host-key-changed"),
         pytest.param(Host.keep_from_docker, "docker", id="no-right-to-docker", marks=pytest.mark.slow),
     ],
