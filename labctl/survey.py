@@ -82,9 +82,20 @@ def read(text: str, name: str) -> Told:
             hint=f"ssh {name} 'uname -a; df -h /tmp'",
             node=name,
         )
-    for head, content in entries[: heads.index("end")]:
-        _take(told, head, content)
+    with _making_sense(name):
+        for head, content in entries[: heads.index("end")]:
+            _take(told, head, content)
     return told
+
+
+@contextmanager
+def _making_sense(name: str) -> Iterator[None]:
+    """HostError, which names the host, where what it told cannot be used."""
+    try:
+        yield
+    except (ValueError, LookupError, OSError) as error:
+        text = f"{name} tells what cannot be used: {type(error).__name__}: {error}"
+        raise HostError(text, hint=f"ssh {name} id", node=name) from error
 
 
 def _take(told: Told, head: str, content: list[str]) -> None:
@@ -131,6 +142,12 @@ def lay_out(told: Told, directory: Path) -> Path:
     paths = (*told.files, *told.links, *told.links.values(), *told.folders, *told.nodes)
     if astray := next((path for path in paths if path.startswith("/") or ".." in PurePosixPath(path).parts), ""):
         raise HostError(f"{told.host} tells of a path that is none below /: `{astray}`", node=told.host)
+    with _making_sense(told.host):
+        _lay_out(told, directory)
+    return directory
+
+
+def _lay_out(told: Told, directory: Path) -> None:
     parents = (str(PurePosixPath(path).parent) for path in (*told.files, *told.links, *told.nodes))
     for path in {*told.folders, *parents}:
         (directory / path).mkdir(parents=True, exist_ok=True)
@@ -140,7 +157,6 @@ def lay_out(told: Told, directory: Path) -> Path:
         (directory / path).symlink_to(directory / target)
     for path, mode in told.folders.items():
         (directory / path).chmod(mode | 0o700)
-    return directory
 
 
 def texts_in(told: Told, folder: str) -> dict[str, str]:
@@ -158,10 +174,11 @@ def host_of(told: Told, root: Path, wanted: str) -> tuple[Accelerator, Host]:
     Raises HostError, which names it, when it has no device of the wanted kind.
     """
     try:
-        accelerator, found = observe.observe(wanted, root, person_of(told))
+        with _making_sense(told.host):
+            accelerator, found = observe.observe(wanted, root, person_of(told))
+            return accelerator, replace(found, name=told.host, home=told.facts["home"])
     except HostError as error:
         raise HostError(error.message, hint=error.hint, node=told.host) from error
-    return accelerator, replace(found, name=told.host, home=told.facts["home"])
 
 
 def person_of(told: Told) -> observe.Person:
@@ -171,7 +188,15 @@ def person_of(told: Told) -> observe.Person:
 
 
 def facts_of(told: Told, now: float) -> Facts:
-    """The rest of what was told; ``now`` is this machine's clock when the last of it came in, in seconds."""
+    """The rest of what was told; ``now`` is this machine's clock when the last of it came in, in seconds.
+
+    HostError where it makes no sense.
+    """
+    with _making_sense(told.host):
+        return _facts(told, now)
+
+
+def _facts(told: Told, now: float) -> Facts:
     uid, user, gid = _person(told)
     release = host.parse_os_release(told.files.get("etc/os-release") or told.files.get("usr/lib/os-release", ""))
     clock = re.match(r"\d+(\.\d+)?", told.facts.get("clock", ""))

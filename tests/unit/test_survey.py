@@ -273,6 +273,22 @@ def test_no_path_leads_out_of_the_folder(tmp_path: Path, entry: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "entry",
+    ["folder a\n\tabc", "nodes\n\tx", "file a\n\tx\nfolder a\n\t755", "fact id\n\tuid=1(a) gid=1(a)"],
+    ids=["mode", "group", "file and folder", "no home"],
+)
+def test_a_host_that_tells_what_cannot_be_is_named(tmp_path: Path, entry: str) -> None:
+    def use() -> None:
+        told = survey.read(f"labctl survey\n{entry}\nend\n", "gpu-1")
+        survey.lay_out(told, tmp_path / "root")
+        survey.facts_of(told, 0)
+
+    with pytest.raises(HostError, match="gpu-1 tells what cannot be used") as caught:
+        use()
+    assert caught.value.node == "gpu-1"
+
+
 def test_a_host_without_the_wanted_devices_is_named(tmp_path: Path) -> None:
     told = survey.read(TOLD, "gpu-1")
     with pytest.raises(HostError, match="no nvidia device") as caught:
