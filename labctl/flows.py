@@ -237,7 +237,8 @@ def run_on(context: Context, where: Site, task: Workload, options: RunOptions, a
         bring_up(context, where)
         observed = engine.observe(lab.name, lab.image)
     runs.require_hosts(lab, job, {**where.failed, **prepare.not_ours(context, lab.name, observed)})
-    require(visit.local(context, where, lab), "run")
+    if not where.targets:
+        require(visit.local(context, where, lab), "run")
     runs.require_up(lab, job, observed)
     runs.require_inputs(lab, job, engine)
     if options.launcher:

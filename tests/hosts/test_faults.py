@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from integration.harness import Answer, wait_until
+from integration.harness import Answer, Running, wait_until
 
 from docker import DockerClient
 from hosts.host import Host
@@ -129,8 +129,9 @@ def test_down_names_a_host_that_it_cannot_reach_and_cleans_the_others(lab: RackL
     lab.call("up").expect(0)
 
 
-def ranks_up(lab: RackLab) -> str | None:
+def ranks_up(lab: RackLab, run: Running) -> str | None:
     """The id of the run whose three ranks have said that they run."""
+    assert run.process.poll() is None, run.out + run.err
     logs = {path: path.read_text() for path in lab.path.glob("runs/*/output.log")}
     return next((path.parent.name for path, text in logs.items() if text.count("does not listen") == 3), None)
 
@@ -146,7 +147,7 @@ def test_a_host_that_dies_ends_the_run_and_up_heals_it_once_it_is_back(lab: Rack
     kept = unharmed(lab, but="worker-2")
     host = lab.hosts[2]
     with lab.start("run", "stubborn", "--json") as run:
-        run_id = wait_until(lambda: ranks_up(lab), 90, "three ranks run")
+        run_id = wait_until(lambda: ranks_up(lab, run), 90, "three ranks run")
         assert left_of(lab, run_id) == ["launcher", "worker-0", "worker-1", "worker-2"]
         host.kill()
         began = time.monotonic()
