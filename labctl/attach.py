@@ -109,11 +109,12 @@ def run(
     *,
     terminal: bool,
     environment: tuple[str, ...] = (),
+    hidden: Mapping[str, str] | None = None,
     reads: bool = True,
 ) -> int:
     """Run a command on this process's own input and output; returns its code, 128+n where signal n ended it.
 
-    One that ``reads`` nothing leaves what is to be read here alone.
+    One that ``reads`` nothing leaves what is to be read here alone. Its ``hidden`` variables are in no argument.
 
     INT, TERM and HUP reach it and all that it started. If this process is killed, they are ended.
     HostError when the connection to it is lost, also by docker's own keys for that: then they are ended too.
@@ -125,7 +126,8 @@ def run(
         def forward(number: signal.Signals) -> None:
             begin(agent(inside, "signal", mark, str(int(number))))
 
-        code = shell.attached((*entering(inside, mark, flags, environment), *argv), forward)
+        words = (*entering(inside, mark, flags, (*environment, *(hidden or ()))), *argv)
+        code = shell.attached(words, forward, env=hidden)
         if terminal and code == LET_GO and still_there(inside, mark):
             raise HostError(f"docker let go of {shlex.join(argv)} in {inside.container}; it is ended")
         return code

@@ -98,8 +98,10 @@ def replace(argv: Sequence[str]) -> NoReturn:
         raise HostError(f"cannot run {shlex.join(argv)}: {error}") from error
 
 
-def attached(argv: Sequence[str], forward: Callable[[signal.Signals], None]) -> int:
-    """Run a program on this process's own input and output to its end; returns its code.
+def attached(
+    argv: Sequence[str], forward: Callable[[signal.Signals], None], *, env: Mapping[str, str] | None = None
+) -> int:
+    """Run a program on this process's own input and output to its end; returns its code. ``env`` as ``run``.
 
     What would end this process meanwhile (INT, TERM, HUP, less what it was told to ignore) goes to ``forward`` instead.
     HostError when the program is not there, or was itself ended by a signal; Unread when nobody reads what it prints.
@@ -108,7 +110,7 @@ def attached(argv: Sequence[str], forward: Callable[[signal.Signals], None]) -> 
     before = {number: signal.signal(number, lambda number, _: forward(signal.Signals(number))) for number in ours}
     try:
         # In a session of its own: the terminal's signals come through here alone.
-        child = subprocess.Popen(argv, start_new_session=True)
+        child = subprocess.Popen(argv, start_new_session=True, env=None if env is None else {**os.environ, **env})
         before[signal.SIGWINCH] = signal.signal(signal.SIGWINCH, lambda number, _: child.send_signal(number))
         code = child.wait()
     except OSError as error:
