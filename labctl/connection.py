@@ -143,6 +143,10 @@ class Connection:
             raise ssh_words.error(self.target, f"`{what}` ended with code {done.code}\n{last}".rstrip())
         return done
 
+    def why_lost(self) -> str:
+        """What ssh said of the connection if it has ended, or does within a second; empty while it stands."""
+        return self._lost("").message if self._link.lost(1) else ""
+
     def _lost(self, said: str) -> HostError:
         why = (self._link.said() or said).strip()
         return ssh_words.error(self.target, f"the connection was lost: {why}", ssh_words.command(self.target))

@@ -19,13 +19,13 @@ from labctl.ssh_words import destination
 
 # Seconds before another try at a host whose sshd hung up before the login.
 PAUSES = (0.2, 0.4, 0.8, 1.6, 3.2)
-# Seconds for a login of its own that a script may need. When a host falls silent ssh sees it after nine, and a script
+# Seconds for a login of its own that a script may need. When a host falls silent ssh sees it after eight, and a script
 # that had just begun tries this before it gives up.
 AGAIN = 5
 # What the person's own config may say of commands, forwarding and multiplexing is not meant for these.
 _OPTIONS = (
     "-T",
-    *("-o", "BatchMode=yes", "-o", "ConnectionAttempts=1", "-o", "ServerAliveInterval=3"),
+    *("-o", "BatchMode=yes", "-o", "ConnectionAttempts=1", "-o", "ServerAliveInterval=2"),
     *("-o", "ServerAliveCountMax=3", "-o", "ClearAllForwardings=yes", "-o", "ForwardAgent=no", "-o", "ForwardX11=no"),
     *("-o", "RemoteCommand=none", "-o", "PermitLocalCommand=no", "-o", "ControlPersist=no"),
 )

@@ -88,6 +88,8 @@ class Fleet:
                     heard.put(loss)
             except Exception as error:  # noqa: BLE001 - whatever breaks a stream, the host is not heard any more
                 reason = str(error)
+            way = self._daemons[host].connection
+            reason = (way.why_lost() if way else "") or reason
             for node in nodes[host]:
                 heard.put((node, "node-lost", f"host {host} does not answer any more ({reason})"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 from integration.harness import Answer, Running, wait_until
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.docker
 SSH_PORT = 12345
 # What `up` takes beside waiting for a host that does not answer, on a busy machine.
 WORK = 30
-# A host that is gone is told of within so many seconds: 3 x 3 of silence, and 5 for processes that do not heed TERM.
+# A host that is gone is told of within so many seconds: 4 x 2 of silence, and 5 for processes that do not heed TERM.
 LOST = 15
 
 
@@ -129,11 +130,11 @@ def test_down_names_a_host_that_it_cannot_reach_and_cleans_the_others(lab: RackL
     lab.call("up").expect(0)
 
 
-def ranks_up(lab: RackLab, run: Running) -> str | None:
-    """The id of the run whose three ranks have said that they run."""
+def ranks_up(lab: RackLab, run: Running, before: set[str]) -> str | None:
+    """The id of a new run whose three ranks have said that they run."""
     assert run.process.poll() is None, run.out + run.err
-    logs = {path: path.read_text() for path in lab.path.glob("runs/*/output.log")}
-    return next((path.parent.name for path, text in logs.items() if text.count("does not listen") == 3), None)
+    logs = {path.parent.name: path.read_text() for path in lab.path.glob("runs/*/output.log")}
+    return next((name for name in logs.keys() - before if logs[name].count("does not listen") == 3), None)
 
 
 def left_of(lab: RackLab, run_id: str) -> list[str]:
@@ -143,21 +144,48 @@ def left_of(lab: RackLab, run_id: str) -> list[str]:
     return [node for node, one in running.items() if one.exec_run(search, user="1000:1000").output]
 
 
-def test_a_host_that_dies_ends_the_run_and_up_heals_it_once_it_is_back(lab: RackLab) -> None:
-    kept = unharmed(lab, but="worker-2")
-    host = lab.hosts[2]
+@pytest.mark.parametrize(
+    ("number", "trouble"),
+    [
+        pytest.param(2, Host.kill, id="a-workers-host-dies"),
+        pytest.param(2, Host.drop, id="a-workers-host-falls-silent", marks=pytest.mark.slow),
+        pytest.param(2, Host.stop_engine, id="a-workers-engine-stops", marks=pytest.mark.slow),
+        pytest.param(0, Host.kill, id="the-launchers-host-dies", marks=pytest.mark.slow),
+        pytest.param(0, Host.drop, id="the-launchers-host-falls-silent", marks=pytest.mark.slow),
+    ],
+)
+def test_a_host_that_is_lost_ends_the_run_and_up_heals_it_once_it_is_back(
+    lab: RackLab, number: int, trouble: Callable[[Host], None]
+) -> None:
+    kept = identities(lab)
+    host = lab.hosts[number]
+    others = replace(lab, hosts=tuple(one for one in lab.hosts if one is not host))
+    before = set(lab.run_ids())
     with lab.start("run", "stubborn", "--json") as run:
-        run_id = wait_until(lambda: ranks_up(lab, run), 90, "three ranks run")
+        run_id = wait_until(lambda: ranks_up(lab, run, before), 90, "three ranks run")
         assert left_of(lab, run_id) == ["launcher", "worker-0", "worker-1", "worker-2"]
-        host.kill()
+        trouble(host)
         began = time.monotonic()
         try:
             result = run.answer(60).expect(4).json
             ended = time.monotonic()
-            assert left_of(lab, run_id) == []
+            assert left_of(others, run_id) == []
         finally:
             host.cure()
     assert (result["verdict"], result["cause"]) == ("ERROR", "node-lost")
-    assert "h3" in result["message"]
+    assert f"worker-{number}" in result["message"] or f"host {host.name}" in result["message"]
     assert ended - began < LOST
     converges(lab, kept)
+    lab.call("run", "hello").expect(0)
+    assert left_of(lab, run_id) == []
+
+
+def test_ctrl_c_ends_a_run_on_all_hosts(lab: RackLab) -> None:
+    before = set(lab.run_ids())
+    with lab.start("run", "stubborn", "--json") as run:
+        run_id = wait_until(lambda: ranks_up(lab, run, before), 90, "three ranks run")
+        run.press()
+        began = time.monotonic()
+        assert run.answer(60).expect(130).json["cause"] == "interrupted"
+    assert time.monotonic() - began < LOST
+    assert left_of(lab, run_id) == []
