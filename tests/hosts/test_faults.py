@@ -141,7 +141,7 @@ def left_of(lab: RackLab, run_id: str) -> list[str]:
     """Processes of a run in the containers that run, seen as their own user."""
     search = ["sh", "-c", 'grep -slaF -- "$0" /proc/[0-9]*/environ', f"LABCTL_RUN_ID={run_id}"]
     running = {node: one for node, one in lab.containers().items() if one.status == "running"}
-    return [node for node, one in running.items() if one.exec_run(search, user="1000:1000").output]
+    return sorted(node for node, one in running.items() if one.exec_run(search, user="1000:1000").output)
 
 
 @pytest.mark.parametrize(
