@@ -33,8 +33,8 @@ LONGEST = 1 << 16
 # Pipes to each node, and what this program opens besides.
 FILES_PER_NODE, FILES = 3, 32
 # A worker's side. What reads the pipe hands signals on, and ends the command when the pipe closes before it: so it does
-# when the launcher's side dies in any way. No exec, or the code of a command that a signal ended would be lost, and no
-# word of this shell's about such a command: its code is told anyway.
+# when the launcher's side dies in any way. The shell stays, or the code of a command that a signal ended would be lost,
+# and has no word of its own about such a command: its code is told anyway.
 REMOTE = """
 echo {mark}
 cd -- {directory} || exit
@@ -44,7 +44,7 @@ exec 3<&0 < /dev/null
     kill -0 $$ && exec {agent} reap {mark} 2
 }} > /dev/null 2>&1 &
 exec 4>&2 2> /dev/null
-env {variable}={mark} {command} 2>&4 3<&- 4>&-
+({variable}={mark} exec -- {command} 2>&4 3<&- 4>&-)
 exit
 """
 CONFIG = Path("/home/lab/.ssh/config")
