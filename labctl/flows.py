@@ -116,7 +116,8 @@ def up(context: Context, *, workload: str = "", dry_run: bool = False) -> dict[s
     prepare.require_initialised(context)
     with site.opened(context, settings_for(context, workload)) as where:
         if dry_run:
-            steps, _ = plan_up(context, prepare.foresee_lab(context, where), where)
+            steps, failed = plan_up(context, prepare.foresee_lab(context, where), where)
+            tell_failed(context, failed)
             return {"lab": where.settings.text("LAB_NAME"), "plan": str(steps).splitlines()}
         bring_up(context, where)
         return status_of(context, where)
@@ -141,6 +142,12 @@ def bring_up(context: Context, where: Site) -> None:
         execute.carry_out(steps, lab, where.engine, context.emit, failed)
 
 
+def tell_failed(context: Context, failed: execute.Failures) -> None:
+    """What a plan leaves out, and why."""
+    for error in failed.values():
+        context.warn(error.message)
+
+
 def plan_up(context: Context, lab: Lab, where: Site) -> tuple[plan.Plan, execute.Failures]:
     """What `up` would do now, and what is wrong with hosts that cannot take part."""
     observed = where.engine.observe(lab.name, lab.image)
@@ -148,7 +155,7 @@ def plan_up(context: Context, lab: Lab, where: Site) -> tuple[plan.Plan, execute
     leases.require_free(lab)
     files = render.render(lab)
     changed = outdated(lab.directory, files)
-    return plan.up(lab, files, changed, observed, keyless=keys.missing(lab)), failed
+    return plan.up(lab, files, changed, observed, keyless=keys.missing(lab), failed=failed), failed
 
 
 def status(context: Context) -> dict[str, Any]:
@@ -168,7 +175,9 @@ def down(context: Context, *, images: bool = False, dry_run: bool = False) -> di
     prepare.require_named(context, found)
     with site.opened(context, found) as where:
         if dry_run:
-            return {"lab": found.text("LAB_NAME"), "plan": str(plan_down(context, where, images)[0]).splitlines()}
+            steps, failed = plan_down(context, where, images)
+            tell_failed(context, failed)
+            return {"lab": found.text("LAB_NAME"), "plan": str(steps).splitlines()}
         with lock.held(context.directory / lock.LAB, "labctl down", wait=PATIENCE, notice=context.notice):
             return remove(context, where, images)
 
@@ -202,7 +211,7 @@ def plan_down(context: Context, where: Site, images: bool) -> tuple[plan.Plan, e
     name, image = where.settings.text("LAB_NAME"), prepare.image_of_hosts(where) if images else ""
     observed = where.engine.observe(name, image)
     failed = {**where.failed, **dict(observed.silent), **prepare.not_ours(context, name, observed)}
-    return plan.down(observed, where.sent, image), failed
+    return plan.down(observed, where.sent, image, failed), failed
 
 
 def run(context: Context, name: str, options: RunOptions, ask: Ask | None = None) -> dict[str, Any]:

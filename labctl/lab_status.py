@@ -14,7 +14,9 @@ from labctl.site import Site, owner
 def status_of(context: Context, where: Site) -> dict[str, Any]:
     """The lab's state, nodes and latest runs; nodes of a host that does not answer are ``unreachable``."""
     name = where.settings.text("LAB_NAME")
-    observed = ours(context, where.engine.observe(name), owner())
+    observed = where.engine.observe(name)
+    if where.targets:
+        observed = ours(context, observed, owner())
     unreachable = unheard(where, observed)
     up_now = {container.node for container in observed.containers if container.state == "running"}
     there = {container.node for container in observed.containers}
@@ -37,11 +39,11 @@ def status_of(context: Context, where: Site) -> dict[str, Any]:
 
 
 def ours(context: Context, observed: Observed, caller: str) -> Observed:
-    """What was observed, less the nodes that somebody made on another machine under the same name; who is said."""
+    """What was observed, less what somebody else or another directory made under the same name; who is said."""
     theirs = {
         container.id: found
         for container in observed.containers
-        if (found := elsewhere("", context.directory, container.owner, caller))
+        if (found := elsewhere(container.directory, context.directory, container.owner, caller))
     }
     for host, found in {one.host: theirs[one.id] for one in observed.containers if one.id in theirs}.items():
         context.warn(f"{host} has a lab of this name that is not yours: {found.name}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -157,15 +157,16 @@ def up(
     observed: Observed,
     *,
     keyless: frozenset[str] = frozenset(),
+    failed: Collection[str] = (),
 ) -> Plan:
     """Bring the daemons to what the files say: surplus and stuck containers go, missing and changed ones come.
 
-    ``keyless`` nodes hold keys that are not on disk any more.
+    ``keyless`` nodes hold keys that are not on disk any more; hosts that have ``failed`` are left as they are.
     """
     steps: list[Step] = []
     if changed:
         steps.append(WriteFiles(files=changed, cause="new or changed"))
-    for host in lab.hosts:
+    for host in (one for one in lab.hosts if one.name not in failed):
         steps += up_on(lab, host, files, observed.on(host.name), keyless)
     workers = tuple(node.name for node in lab.nodes)
     steps.append(Reach(nodes=workers, seconds=60, cause="ready means that the launcher reaches every worker"))
@@ -233,13 +234,18 @@ def why_not_current(container: Container | None, fingerprint: str, image: str | 
     return "has other settings" if container.fingerprint != fingerprint else None
 
 
-def down(observed: Observed, sent: Mapping[str, str] = MappingProxyType({}), image: str = "") -> Plan:
+def down(
+    observed: Observed,
+    sent: Mapping[str, str] = MappingProxyType({}),
+    image: str = "",
+    failed: Collection[str] = (),
+) -> Plan:
     """Remove all with the lab's label, whatever the files on disk say, and what was ``sent``: folder by host.
 
-    With an ``image``, the one that was observed goes too.
+    With an ``image``, the one that was observed goes too. Hosts that have ``failed`` are left as they are.
     """
     steps: list[Step] = []
-    for host in observed.hosts:
+    for host in (one for one in observed.hosts if one not in failed):
         there = observed.on(host)
         if containers := (*there.containers, *there.probes):
             steps.append(RemoveContainers(containers=containers, host=host, cause="labctl down"))

@@ -20,12 +20,16 @@ SHOWN = 3
 
 
 def send(lab: Lab, job: Job, engine: Engine, path: Path) -> tree.Tree:
-    """The run's directory, to each of its hosts; returns what that is. HostError where one does not get it."""
-    files = tree.of(path)
+    """The run's directory, to each of its hosts; returns what that is. HostError where one does not get it.
+
+    The workloads go along: what was edited since `up` is what runs, as it is on this machine.
+    """
+    files, workloads = tree.of(path), tree.of(lab.directory / "workloads")
     hosts = dict.fromkeys(lab.host_of(name).name for name in (LAUNCHER, *(node.name for node in job.nodes)))
 
     def give(host: Host) -> None:
         if connection := engine.on(host.name).connection:
+            sending.send(connection, host.directory, {"workloads": workloads}, seconds=SENDING)
             sending.send_new(connection, files, directory_on(lab, host, job.run_id), seconds=SENDING)
 
     on_each(tuple(lab.host(name) for name in hosts), give)

@@ -49,6 +49,11 @@ def test_a_lab_lives_and_ends_alike(lab: Lab) -> None:
     for rank in (0, 1):
         assert f"hello from rank {rank} of 2 on worker-{rank}" in (record / f"ranks/rank-{rank}.log").read_text()
 
+    program = lab.path / "workloads/hello/hello.py"
+    program.write_text(f'{program.read_text()}\nprint("as it was edited", flush=True)\n')
+    edited = lab.call("run", "hello", "--json").expect(0).json
+    assert (lab.path / "runs" / edited["run_id"] / "output.log").read_text().count("as it was edited") == 2
+
     failed = lab.call("run", "crash", "--launcher", "mpirun", "--json").expect(4).json
     assert (failed["verdict"], failed["cause"], failed["ranks"]) == ("ERROR", "rank-crashed", RANKS)
     assert "rank 1" in failed["message"]
