@@ -16,7 +16,7 @@ from labctl.engines import Engine
 from labctl.errors import HostError, LabError
 from labctl.hardware import HERE
 from labctl.model import Event, Lab
-from labctl.side_by_side import pool
+from labctl.side_by_side import attempt, pool
 
 AGENT = ("/usr/bin/python3", "-I", "/opt/lab/labnode.py")
 Emit = Callable[[Event], None]
@@ -77,26 +77,21 @@ def on_hosts(
     """The steps of each host in order, all hosts at once; returns what failed where. Lost hosts are left out."""
     queues: dict[str, list[Numbered]] = {}
     for one in group:
-        step = cast(plan.HostStep, one.step)
-        if step.host not in lost:
-            queues.setdefault(step.host, []).append(one)
+        host = cast(plan.HostStep, one.step).host
+        if host not in lost:
+            queues.setdefault(host, []).append(one)
 
-    def work(queue: list[Numbered]) -> HostError | None:
+    def work(host: str) -> None:
         try:
-            for one in queue:
+            for one in queues[host]:
                 one.announce(emit)
                 act(cast(plan.HostStep, one.step))
-        except HostError as error:
-            return error
+        except HostError:
+            raise
         except (LabError, OSError) as error:
-            return HostError(f"{one.step.host}: {error}", node=one.step.host)  # type: ignore[union-attr]
-        return None
+            raise HostError(f"{host}: {error}", node=host) from error
 
-    if not queues:
-        return {}
-    with pool(len(queues)) as threads:
-        outcomes = zip(queues, threads.map(work, queues.values()), strict=True)
-        return {host: error for host, error in outcomes if error}
+    return attempt(work, {host: host for host in queues})[1]
 
 
 def spared(step: plan.Step, lab: Lab, lost: Failures) -> plan.Step | None:

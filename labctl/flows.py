@@ -128,7 +128,7 @@ def bring_up(context: Context, where: Site) -> None:
     prepare.tell_left_over(context, where)
     where = visit.admitted(context, where)
     image_id, lacking = prepare.ensure_images(context, where)
-    where = where.without(lacking) if lacking else where
+    where = where.without(lacking)
     lab = prepare.load_lab(context, where)
     prepare.tell_accelerator(context, where, lab)
     prepare.require_room(context, where, lab)

@@ -14,6 +14,7 @@ from labctl.tree import PIECE, Entry, Kind, Tree
 LISTS: tuple[tuple[str, Kind], ...] = (("dirs", "dir"), ("files", "file"), ("links", "link"))
 NAMES = "names"
 END = bytes(2 * tarfile.BLOCKSIZE)
+"""Of a tar archive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +38,9 @@ def stream(parts: Iterable[Part]) -> Iterator[bytes]:
     for number, part in enumerate(parts):
         for name, kind in LISTS:
             names = part.tree.names[kind]
-            yield _header(f"{number}/{name}", tarfile.REGTYPE, 0o600, size=len(names))
-            yield _padded(names)
-        yield _header(f"{number}/tree", tarfile.DIRTYPE, 0o700)
+            yield header(f"{number}/{name}", tarfile.REGTYPE, 0o600, size=len(names))
+            yield names + padding(len(names))
+        yield header(f"{number}/tree", tarfile.DIRTYPE, 0o700)
         for entry in part.tree.entries:
             yield from _member(part, entry, f"{number}/tree/{entry.path}")
     yield END
@@ -47,11 +48,11 @@ def stream(parts: Iterable[Part]) -> Iterator[bytes]:
 
 def _member(part: Part, entry: Entry, name: str) -> Iterator[bytes]:
     if entry.kind == "dir":
-        yield _header(name, tarfile.DIRTYPE, entry.mode)
+        yield header(name, tarfile.DIRTYPE, entry.mode)
     elif entry.kind == "link":
-        yield _header(name, tarfile.SYMTYPE, entry.mode, link=entry.content)
+        yield header(name, tarfile.SYMTYPE, entry.mode, link=entry.content)
     elif entry in part.there:
-        yield _header(name, tarfile.LNKTYPE, entry.mode, link=f"before/{name}")
+        yield header(name, tarfile.LNKTYPE, entry.mode, link=f"before/{name}")
     else:
         yield from _file(part.tree.root / entry.path, entry, name)
 
@@ -61,22 +62,23 @@ def _file(path: Path, entry: Entry, name: str) -> Iterator[bytes]:
     left = entry.size
     try:
         with path.open("rb", buffering=0) as source:
-            yield _header(name, tarfile.REGTYPE, entry.mode, size=left, time=os.fstat(source.fileno()).st_mtime)
+            yield header(name, tarfile.REGTYPE, entry.mode, size=left, time=os.fstat(source.fileno()).st_mtime)
             while left and (piece := source.read(min(left, PIECE))):
                 left -= len(piece)
                 yield piece
     except OSError as error:
         raise HostError(f"cannot read {path}: {error.strerror}", hint="the same command again") from error
     yield bytes(left)
-    yield bytes(-entry.size % tarfile.BLOCKSIZE)
+    yield padding(entry.size)
 
 
-def _padded(content: bytes) -> bytes:
-    return content + bytes(-len(content) % tarfile.BLOCKSIZE)
+def padding(size: int) -> bytes:
+    """What comes after a file of so many bytes in a tar archive."""
+    return bytes(-size % tarfile.BLOCKSIZE)
 
 
-def _header(name: str, kind: bytes, mode: int, *, size: int = 0, link: str = "", time: float = 0) -> bytes:
-    """In GNU's format, which holds a name of any length as the bytes that it is."""
+def header(name: str, kind: bytes, mode: int, *, size: int = 0, link: str = "", time: float = 0) -> bytes:
+    """What comes before a member, in GNU's format, which holds a name of any length as the bytes that it is."""
     member = tarfile.TarInfo(name)
     member.type, member.mode, member.size, member.linkname, member.mtime = kind, mode, size, link, int(time)
     return member.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import TypeVar
+
+from labctl.errors import HostError
+
+T = TypeVar("T")
+K = TypeVar("K")
 
 # Hosts, and nodes, that are worked on at once.
 WIDTH = 32
@@ -24,3 +30,17 @@ def pool(width: int = WIDTH) -> Iterator[ThreadPoolExecutor]:
         threads.shutdown(wait=False, cancel_futures=True)
         raise
     threads.shutdown()
+
+
+def attempt(work: Callable[[K], T], wanted: Mapping[str, K]) -> tuple[dict[str, T], dict[str, HostError]]:
+    """What came of each, by host, and what failed on which; in their order."""
+    done: dict[str, T] = {}
+    failures: dict[str, HostError] = {}
+    with pool(len(wanted)) as threads:
+        futures = {name: threads.submit(work, one) for name, one in wanted.items()}
+        for name, future in futures.items():
+            try:
+                done[name] = future.result()
+            except HostError as error:
+                failures[name] = error
+    return done, failures

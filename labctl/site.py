@@ -23,7 +23,7 @@ from labctl.hardware import HERE, Host
 from labctl.hosts import Target
 from labctl.model import LAUNCHER, Accelerator, Lab, Limits, Network
 from labctl.settings import Settings
-from labctl.side_by_side import pool
+from labctl.side_by_side import attempt
 
 # Seconds in which a host, and then its daemon, answers.
 REACHING = 20
@@ -47,8 +47,6 @@ class Site:
     connections: Mapping[str, Connection] = field(default_factory=dict)
     told: Mapping[str, survey.Told] = field(default_factory=dict)
     """What hosts told, those that do not answer when they last did."""
-    skew: Mapping[str, float] = field(default_factory=dict)
-    """Seconds that the clocks of those that answer are ahead of this machine's."""
     failed: Mapping[str, HostError] = field(default_factory=dict)
 
     @property
@@ -75,6 +73,11 @@ class Site:
         return places(self.settings, self.targets)
 
     @cached_property
+    def facts(self) -> dict[str, survey.Facts]:
+        """What else is to be known of the hosts that ssh reaches."""
+        return {name: survey.facts_of(self.told[name], one.told_at) for name, one in self.connections.items()}
+
+    @cached_property
     def _seen(self) -> tuple[Accelerator, tuple[Host, ...]]:
         return look(self)
 
@@ -96,6 +99,8 @@ class Site:
 
     def without(self, failed: Mapping[str, HostError]) -> Site:
         """The site where these hosts have failed too: nothing more is asked of them."""
+        if not failed:
+            return self
         left = {name: self.engine.on(name) for name in self.engine.hosts if name not in failed}
         fleet = Fleet(left, self.settings.text("LAB_NAME"))
         return replace(self, engine=fleet, failed={**self.failed, **failed})
@@ -128,14 +133,18 @@ def opened(
         yield Site(settings=found, directory=context.directory, engine=DockerEngine(seconds=seconds))
         return
     chosen = tuple(target for target in targets if not only or target.name in only)
-    with connected(chosen, survey.SCRIPT, seconds=REACHING) as (connections, unreached):
+    with connected(chosen, survey.SCRIPT, seconds=REACHING) as (reached, unreached):
+        heard, garbled = attempt(lambda one: survey.read(one.told, one.target.name), reached)
+        connections = {name: reached[name] for name in heard}
         daemons = {name: DockerEngine(connection, seconds=seconds) for name, connection in connections.items()}
-        failed = {**unreached, **silent(daemons)}
+        _, silent = attempt(DockerEngine.identity, daemons)
+        failed = {**unreached, **garbled, **silent}
         if demand and len(failed) == len(chosen):
             raise_all(failed)
         for name, connection in connections.items():
             files.write(context.directory / TOLD / name, connection.told)
-        told = {target.name: text for target in targets if (text := remembered(context.directory, target.name))}
+        earlier = {name: remembered(context.directory, name) for name in (one.name for one in targets)}
+        told = {name: one for name, one in earlier.items() if one}
         yield Site(
             settings=found,
             directory=context.directory,
@@ -144,8 +153,7 @@ def opened(
             ),
             targets=targets,
             connections=connections,
-            told=told,
-            skew={name: survey.facts_of(told[name], one.told_at).skew for name, one in connections.items()},
+            told={**told, **heard},
             failed=failed,
         )
 
@@ -162,21 +170,6 @@ def places(found: Settings, targets: tuple[Target, ...]) -> dict[str, str]:
     if len(names) == 1:
         names *= found.number("LAB_NODES")
     return {LAUNCHER: names[0], **{f"worker-{number}": name for number, name in enumerate(names)}}
-
-
-def silent(daemons: Mapping[str, DockerEngine]) -> dict[str, HostError]:
-    """The daemons that do not answer, and what came back."""
-
-    def ask(daemon: DockerEngine) -> HostError | None:
-        try:
-            daemon.identity()
-        except HostError as error:
-            return error
-        return None
-
-    with pool() as threads:
-        answers = zip(daemons, threads.map(ask, daemons.values()), strict=True)
-        return {name: error for name, error in answers if error}
 
 
 def remembered(directory: Path, name: str) -> survey.Told | None:

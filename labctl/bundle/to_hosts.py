@@ -8,12 +8,14 @@ from pathlib import Path
 from labctl.bundle.sealed import Bundle, Member
 from labctl.connection import Connection
 from labctl.model import Event
+from labctl.packing import END, padding
 from labctl.progress import Progress
 from labctl.settings import Settings
 from labctl.shipping import Failures
-from labctl.shipping.archive import END, Cargo, Range, header, padding, told
-from labctl.shipping.delivery import Emit, side_by_side
+from labctl.shipping.archive import Cargo, Range, member_header, told
+from labctl.shipping.delivery import Emit
 from labctl.shipping.host import ASKING, MOVING, failed
+from labctl.side_by_side import attempt
 
 # $1: the cache, below the home unless it begins with /.
 _FOLDER = 'umask 077; cd && mkdir -p "$1" && cd "$1" || exit 1\n'
@@ -55,7 +57,7 @@ def cache(bundle: Bundle, found: Settings, hosts: Mapping[str, Connection], emit
         if lacking:
             unpack(connection, folder, cargo(bundle, lacking), emit)
 
-    return side_by_side(bring, hosts)[1]
+    return attempt(bring, hosts)[1]
 
 
 def place(found: Settings) -> str:
@@ -68,7 +70,7 @@ def cargo(bundle: Bundle, members: Mapping[str, Member]) -> Cargo:
     """A tar archive of these members."""
     parts: list[bytes | Range] = []
     for name, member in members.items():
-        parts.append(header(name, member.size, member.mode, member.target))
+        parts.append(member_header(name, member.size, member.mode, member.target))
         if not member.target:
             parts += [Range(member.offset, member.size), padding(member.size)]
     return Cargo(path=bundle.path, parts=(*parts, END))

@@ -54,8 +54,6 @@ class Place:
     connection: Connection | None = None
     facts: survey.Facts | None = None
     """What the host told as the connection was opened."""
-    skew: float = 0.0
-    """Seconds that its clock is ahead of this machine's."""
     busy: frozenset[int] = frozenset()
     """TCP ports that are listened to on any host of the lab."""
 

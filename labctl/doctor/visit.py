@@ -88,8 +88,7 @@ def local(context: Context, where: Site, lab: Lab, *, only: str = "") -> Examina
 def examined(context: Context, where: Site, lab: Lab, *, only: str = "") -> Iterator[Examination]:
     """The lab as a whole and on each host that ssh reaches; their files are laid out for the time of the block."""
     whole = Examination(lab=lab, settings=where.settings, environ=context.environ, engine=where.engine, only=only)
-    facts = {name: survey.facts_of(where.told[name], one.told_at) for name, one in where.connections.items()}
-    busy = frozenset(port for one in facts.values() for port in one.ports)
+    busy = frozenset(port for one in where.facts.values() for port in one.ports)
     targets = {target.name: target for target in where.targets}
     with survey.scratch() as scratch:
         hosts = tuple(
@@ -101,8 +100,7 @@ def examined(context: Context, where: Site, lab: Lab, *, only: str = "") -> Iter
                     name=name,
                     target=targets[name],
                     connection=connection,
-                    facts=facts[name],
-                    skew=where.skew[name],
+                    facts=where.facts[name],
                     busy=busy,
                 ),
             )
@@ -119,10 +117,10 @@ def admitted(context: Context, where: Site) -> Site:
     """
     if not where.targets:
         return where
-    for name, skew in where.skew.items():
-        if abs(skew) > SKEW:
-            way = "ahead" if skew > 0 else "behind"
-            context.warn(f"{name}: its clock is {abs(skew):.0f} s {way}; `labctl doctor` says how to set it")
+    for name, facts in where.facts.items():
+        if abs(facts.skew) > SKEW:
+            way = "ahead" if facts.skew > 0 else "behind"
+            context.warn(f"{name}: its clock is {abs(facts.skew):.0f} s {way}; `labctl doctor` says how to set it")
     with examined(context, where, prepare.foresee_lab(context, where)) as whole:
         require(whole, "up")
         failed = refused(whole, "up")

@@ -12,6 +12,9 @@ from labctl.hardware import DeviceMapping
 from labctl.model import Cause, Pairs
 from labctl.shell import Completed
 
+CALL_LIMIT = 120
+"""Seconds for a program that reaches or reaps: each has a shorter limit of its own."""
+
 
 class Engine(Protocol):
     """What a lab asks of the daemon, or the daemons, of its hosts. Methods raise HostError with what came back."""

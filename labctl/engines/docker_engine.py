@@ -13,14 +13,12 @@ from typing import Any
 from labctl import hardware, probe, shell
 from labctl.connection import Connection
 from labctl.containers import Container, Listener, Observed
-from labctl.engines import answers, losses
+from labctl.engines import CALL_LIMIT, answers, losses
 from labctl.errors import HostError
 from labctl.hardware import DeviceMapping
 from labctl.model import Cause, Pairs
 
 LAST_LINES = 20
-# Seconds for a program that reaches or reaps: each has a shorter limit of its own.
-CALL_LIMIT = 120
 
 
 class DockerEngine:

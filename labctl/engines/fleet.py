@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 
 from labctl.containers import Observed
-from labctl.engines import Daemon
+from labctl.engines import CALL_LIMIT, Daemon
 from labctl.errors import HostError
 from labctl.model import Cause, Pairs
 from labctl.shell import Completed
-from labctl.side_by_side import pool
+from labctl.side_by_side import attempt
 
 
 class Fleet:
@@ -38,16 +38,8 @@ class Fleet:
 
     def observe(self, lab: str, image: str | None = None) -> Observed:
         """What all of them hold, those that do not answer left out and named in ``silent``."""
-
-        def look(daemon: Daemon) -> Observed | HostError:
-            try:
-                return daemon.observe(lab, image)
-            except HostError as error:
-                return error
-
-        with pool() as threads:
-            answers = dict(zip(self._daemons, threads.map(look, self._daemons.values()), strict=True))
-        parts = tuple(one for one in answers.values() if isinstance(one, Observed))
+        answers, silent = attempt(lambda daemon: daemon.observe(lab, image), self._daemons)
+        parts = tuple(answers.values())
         self._places |= {container.name: part.host for part in parts for container in part.containers}
         return Observed(
             containers=tuple(chain.from_iterable(part.containers for part in parts)),
@@ -56,10 +48,10 @@ class Fleet:
             probe_networks=tuple(chain.from_iterable(part.probe_networks for part in parts)),
             image=parts[0].image if parts else None,
             parts=parts,
-            silent=tuple((host, one) for host, one in answers.items() if isinstance(one, HostError)),
+            silent=tuple(silent.items()),
         )
 
-    def call(self, container: str, argv: tuple[str, ...], *, user: str, limit: float = 120) -> Completed:
+    def call(self, container: str, argv: tuple[str, ...], *, user: str, limit: float = CALL_LIMIT) -> Completed:
         return self._with(container).call(container, argv, user=user, limit=limit)
 
     def follow(

@@ -16,8 +16,9 @@ from labctl.errors import HostError
 from labctl.model import Event
 from labctl.shipping import here, host
 from labctl.shipping.archive import Archive, tagged
-from labctl.shipping.delivery import Emit, deliver, side_by_side
+from labctl.shipping.delivery import Emit, deliver
 from labctl.shipping.host import Standing
+from labctl.side_by_side import attempt
 
 Failures = dict[str, HostError]
 """Why it is not on which host."""
@@ -33,7 +34,7 @@ class Fleet:
 
     def look(self, image: str) -> tuple[dict[str, Standing], Failures]:
         """What each host has, and why some do not say."""
-        return side_by_side(lambda connection: host.look(connection, tagged(image)), self.hosts)
+        return attempt(lambda connection: host.look(connection, tagged(image)), self.hosts)
 
     def notice(self, name: str, text: str) -> None:
         self.emit(Event(kind="notice", text=f"{name}: {text}", node=name))
@@ -105,7 +106,7 @@ def on_each_lacking(image: str, fleet: Fleet, done: str, work: Callable[[str], o
     lacking = {name: name for name, one in standings.items() if one.image is None}
     for name in lacking:
         fleet.notice(name, f"image {image} is not there: it is {done} there")
-    return failures | side_by_side(work, lacking)[1]
+    return failures | attempt(work, lacking)[1]
 
 
 def together(fleet: Fleet, standings: Mapping[str, Standing]) -> dict[str, tuple[Connection, Standing]]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from labctl import packing
 from labctl.errors import HostError
 from labctl.progress import Progress
 
@@ -23,8 +24,6 @@ PIECE = 1 << 20
 _LEADING = ("image.manifest.v1+json", "image.index.v1+json", "manifest.v2+json", "manifest.list.v2+json")
 """How the types of documents end that lead to others."""
 _LAYOUT = b'{"imageLayoutVersion":"1.0.0"}'
-END = bytes(2 * tarfile.BLOCKSIZE)
-"""Of a tar archive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,15 +138,15 @@ class Archive:
 
     def cargo(self, image: Image, held: int = 0) -> Cargo:
         """An archive of one image, less so many of its lowest layers; byte for byte the same whenever it is made."""
-        parts: list[bytes | Range] = [header("blobs/"), header("blobs/sha256/")]
+        parts: list[bytes | Range] = [member_header("blobs/"), member_header("blobs/sha256/")]
         for name, content in image.documents:
-            parts.append(header(name, len(content)) + content + padding(len(content)))
+            parts.append(member_header(name, len(content)) + content + packing.padding(len(content)))
         for name in dict.fromkeys(image.layers[held:]):
             where = self._members.get(name)
             if where is None:
                 raise HostError(f"{self.path}: a layer of {image.name} is missing", hint=f"docker pull {image.name}")
-            parts += [header(name, where.size), where, padding(where.size)]
-        return Cargo(path=self.path, parts=(*parts, END))
+            parts += [member_header(name, where.size), where, packing.padding(where.size)]
+        return Cargo(path=self.path, parts=(*parts, packing.END))
 
     def _below(self, descriptor: Mapping[str, Any]) -> tuple[str, ...]:
         """The members that a descriptor leads to: a manifest with its configuration and layers, or several of them."""
@@ -213,17 +212,9 @@ def _json(document: object) -> bytes:
     return json.dumps(document, separators=(",", ":"), sort_keys=True).encode()
 
 
-def header(name: str, size: int = 0, mode: int = 0o644, target: str = "") -> bytes:
+def member_header(name: str, size: int = 0, mode: int = 0o644, target: str = "") -> bytes:
     """What comes before a member of a tar archive: a file, a directory (named with /) or a link with a target."""
-    member = tarfile.TarInfo(name.rstrip("/"))
-    member.size, member.mode, member.linkname = size, mode, target
     if name.endswith("/"):
-        member.type, member.mode = tarfile.DIRTYPE, 0o755
-    elif target:
-        member.type = tarfile.SYMTYPE
-    return member.tobuf(tarfile.GNU_FORMAT)
-
-
-def padding(size: int) -> bytes:
-    """What comes after a file of so many bytes."""
-    return bytes(-size % tarfile.BLOCKSIZE)
+        return packing.header(name.rstrip("/"), tarfile.DIRTYPE, 0o755, size=size, link=target)
+    kind = tarfile.SYMTYPE if target else tarfile.REGTYPE
+    return packing.header(name, kind, mode, size=size, link=target)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TypeVar
 
 from labctl.connection import Connection
 from labctl.errors import HostError
@@ -18,11 +17,9 @@ from labctl.progress import Progress, amount
 from labctl.shipping import host
 from labctl.shipping.archive import Archive, Cargo, Image, tagged, told
 from labctl.shipping.host import Standing
-from labctl.side_by_side import pool
+from labctl.side_by_side import attempt
 
 Emit = Callable[[Event], None]
-T = TypeVar("T")
-K = TypeVar("K")
 
 WORTH = 32 << 20
 """Bytes from which on it pays to ask hosts whether they reach each other."""
@@ -79,8 +76,8 @@ def deliver(
     for line in itinerary(image, routed.values()):
         emit(Event(kind="notice", text=line))
     sources = {one.source.host: one.source for one in routed.values() if one.source}
-    _, failures = side_by_side(lambda one: bring(one, emit, keep=one.host in sources), routed)
-    side_by_side(
+    _, failures = attempt(lambda one: bring(one, emit, keep=one.host in sources), routed)
+    attempt(
         lambda one: host.forget(one.connection, one.file),
         {name: one for name, one in sources.items() if name not in failures},
     )
@@ -113,7 +110,7 @@ def route(consignments: Iterable[Consignment], addresses: Mapping[str, str]) -> 
         words = host.hop(after.connection, addresses.get(after.host, ""))
         return words if host.reaches(before.connection, words, after.connection, after.standing) else ()
 
-    hops, _ = side_by_side(hop, {after.host: (before, after) for before, after in pairs})
+    hops, _ = attempt(hop, {after.host: (before, after) for before, after in pairs})
     found: dict[str, Consignment] = {}
     for group in groups.values():
         for index, one in enumerate(group):
@@ -216,17 +213,3 @@ def pass_on(one: Consignment, source: Consignment, there: int, progress: Progres
             "the rest comes from here"
         )
     return there
-
-
-def side_by_side(work: Callable[[K], T], wanted: Mapping[str, K]) -> tuple[dict[str, T], dict[str, HostError]]:
-    """What came of each, by host, and what failed on which; in their order."""
-    done: dict[str, T] = {}
-    failures: dict[str, HostError] = {}
-    with pool(len(wanted)) as threads:
-        futures = {name: threads.submit(work, one) for name, one in wanted.items()}
-        for name, future in futures.items():
-            try:
-                done[name] = future.result()
-            except HostError as error:
-                failures[name] = error
-    return done, failures

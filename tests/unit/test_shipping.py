@@ -26,6 +26,7 @@ from labctl.connection import Connection
 from labctl.errors import HostError
 from labctl.shipping import Failures, Fleet, alike, delivery, here, host
 from labctl.shipping.archive import Archive, common, tagged
+from labctl.side_by_side import attempt
 
 BASE, TOP, OTHER = (letter * 5000 for letter in (b"b", b"t", b"o"))
 NAME = "lab/node:latest"
@@ -223,7 +224,7 @@ def test_who_is_stopped_waits_for_no_host() -> None:
 
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        delivery.side_by_side(work, {"h1": "h1", "h2": "h2"})
+        attempt(work, {"h1": "h1", "h2": "h2"})
     held.set()
     assert time.monotonic() - began < 30
 
