@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import signal
 import threading
 import time
@@ -13,6 +12,7 @@ from types import FrameType
 
 from labctl import execute, lock, render
 from labctl.containers import lost
+from labctl.crashes import Crashes
 from labctl.engines import Engine
 from labctl.errors import HostError
 from labctl.model import Cause, Job, Lab
@@ -26,15 +26,6 @@ CRASH_GRACE = 5
 
 # How a run ends when its ranks notice that a device is gone before the node's health check does.
 SYMPTOMS: tuple[Cause | None, ...] = (None, "rank-crashed", "launcher-failed")
-
-RANK_CRASHED = re.compile(r"labctl: rank (\d+) on (\S+) exited with code (\d+)")
-# Who said a line, as pdsh marks it (`worker-0: `), Open MPI (`[1,0]<stdout>:`) or Horovod (`[0]<stderr>:`).
-SPEAKER = re.compile(r"(?:\[(?:\d+,)?(\d+)\](?:<std\w+>:)? ?|(\S+): )(.*)")
-# What DeepSpeed's launcher says on the node where a rank failed; deepspeed/launcher/launch.py.
-DEEPSPEED_CRASHED = re.compile(r"^(\S+): .*\[launch\.py:.* exits with return code = (-?\d+)")
-# What is said about a rank, not by it.
-REMARK = re.compile(r"labctl: |.*\[launch\.py:")
-OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|can't allocate memory", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,59 +111,29 @@ def follow(lab: Lab, job: Job, engine: Engine, stop: Stop, on_line: Callable[[st
 
 
 class CrashWatch:
-    """Notices a rank that reports its own failure, and stops the run if the others do not end by themselves.
-
-    The ranks of a script that starts them itself report nothing; there it is DeepSpeed that says so.
-    """
+    """Notices a rank that fails, and stops the run if the others do not end by themselves."""
 
     def __init__(self, stop: Stop, *, starts_itself: bool = False) -> None:
         self._stop = stop
-        self._starts_itself = starts_itself
+        self._crashes = Crashes(starts_itself=starts_itself)
         self._timer: threading.Timer | None = None
-        self._memory = False
-        self._last: dict[str, str] = {}
 
     def look_at(self, line: str) -> None:
-        self._memory = self._memory or bool(OUT_OF_MEMORY.search(line))
-        crashed = self._crash_in(line)
-        if not crashed:
-            speaker = SPEAKER.match(line)
-            if speaker and speaker[3].strip() and not REMARK.match(speaker[3]):
-                self._last[speaker[2] or f"rank {speaker[1]}"] = speaker[3].strip()
-            return
-        if self._timer:
-            return
-        who, node, code = crashed
-        cause: Cause = "out-of-memory" if self._memory else "rank-crashed"
-        last = self._last.get(node) or self._last.get(who)
-        said = f": {last}" if last else ""
-        message = f"{who} on {node} exited with code {code}{signal_name(code)}{said}"
-        self._timer = threading.Timer(CRASH_GRACE, self._stop.because, (cause, message))
-        self._timer.daemon = True
-        self._timer.start()
-        self._reason = (cause, message)
+        self._crashes.look_at(line)
+        if self._crashes.reason and not self._timer:
+            self._timer = threading.Timer(CRASH_GRACE, self._tell)
+            self._timer.daemon = True
+            self._timer.start()
 
-    def _crash_in(self, line: str) -> tuple[str, str, int] | None:
-        """Who crashed, on which node, with which code."""
-        if crashed := RANK_CRASHED.search(line):
-            return f"rank {crashed[1]}", crashed[2], int(crashed[3])
-        if self._starts_itself and (crashed := DEEPSPEED_CRASHED.search(line)):
-            code = int(crashed[2])
-            return "a rank", crashed[1], code if code > 0 else 128 - code
-        return None
+    def _tell(self) -> None:
+        if reason := self._crashes.reason:
+            self._stop.because(reason.cause, str(reason))
 
     def close(self) -> None:
         """At the end of the output: the reason stands even when the others ended by themselves."""
         if self._timer:
             self._timer.cancel()
-            self._stop.because(*self._reason)
-
-
-def signal_name(code: int) -> str:
-    """What a shell's exit code above 128 means."""
-    with contextlib.suppress(ValueError):
-        return f" ({signal.Signals(code - 128).name})" if code > 128 else ""
-    return ""
+        self._tell()
 
 
 def explain(exit_code: int, seconds: float, lab: Lab, job: Job, engine: Engine) -> tuple[Cause | None, str]:

@@ -18,7 +18,7 @@ RINGS: tuple[tuple[str, ...], ...] = (
     ("hardware", "model", "errors", "containers"),
     ("dotenv", "yamlfile", "hostfile", "ansible", "hosts", "workload", "workload_fields", "deepspeed_config", "clones",
      "settings", "setting_kinds", "metrics", "verdict", "fit", "accelerators",
-     "launchers", "resources", "templates", "images", "progress", "host", "pci", "apt", "routes"),
+     "launchers", "crashes", "resources", "templates", "images", "progress", "host", "pci", "apt", "routes"),
     ("context", "observe", "survey", "lab", "scale", "render", "program", "job", "plan", "devcontainer"),
     ("side_by_side", "shell", "pipes", "dialing", "ssh_words", "link", "connection", "probe", "relay", "files", "laid",
      "lock",
@@ -38,7 +38,7 @@ RINGS: tuple[tuple[str, ...], ...] = (
 RING = {name: number for number, ring in enumerate(RINGS) for name in ring}
 # Data in, data out: what stands left of the plan.
 PURE = ("hardware", "model", "errors", "yamlfile", "hostfile", "hosts", "deepspeed_config", "workload_fields",
-        "settings", "setting_kinds", "metrics", "verdict", "fit", "launchers", "routes", "lab", "ansible",
+        "settings", "setting_kinds", "metrics", "verdict", "fit", "launchers", "crashes", "routes", "lab", "ansible",
         "scale", "render", "program", "job", "plan", "devcontainer")  # fmt: skip
 HEAVY = {"docker", "python_on_whales", "jinja2", "yaml", "cryptography", "typer", "requests", "huggingface_hub"}
 MODULES = sorted(PACKAGE.rglob("*.py"))

@@ -278,6 +278,33 @@ def test_last_words_are_found_under_the_marks_of_every_launcher(stop: supervise.
     assert stop.message == "rank 1 on worker-1 exited with code 9: ValueError: no such data"
 
 
+LOST = "worker-0: RuntimeError: [pair.cc:553] Connection closed by peer [192.168.80.3]:3994. Check the remote worker."
+NOTICED = "worker-0: labctl: rank 0 on worker-0 exited with code 1"
+
+
+@pytest.mark.parametrize("noticed_first", [True, False])
+def test_a_rank_that_lost_its_peer_is_not_the_reason_where_the_peer_tells_its_own(
+    stop: supervise.Stop, *, noticed_first: bool
+) -> None:
+    watch = supervise.CrashWatch(stop)
+    watch.look_at("worker-1: ValueError: no such data")
+    watch.look_at(LOST)
+    for line in (NOTICED, CRASH) if noticed_first else (CRASH, NOTICED):
+        watch.look_at(line)
+    watch.close()
+    stop.wait()
+    assert stop.message == "rank 1 on worker-1 exited with code 9: ValueError: no such data"
+
+
+def test_a_rank_that_lost_its_peer_is_the_reason_where_no_other_says_one(stop: supervise.Stop) -> None:
+    watch = supervise.CrashWatch(stop)
+    watch.look_at(LOST)
+    watch.look_at(NOTICED)
+    watch.close()
+    stop.wait()
+    assert stop.message == f"rank 0 on worker-0 exited with code 1: {LOST.removeprefix('worker-0: ')}"
+
+
 FAILED = "worker-1: [2026-01-02 15:04:05] [ERROR] [launch.py:341:sigkill_handler] [] exits with return code = "
 
 
@@ -338,11 +365,6 @@ def test_words_alone_stop_nothing(stop: supervise.Stop) -> None:
     watch.look_at("warning: out of memory is near")
     watch.close()
     assert stop.cause is None
-
-
-@pytest.mark.parametrize(("code", "name"), [(1, ""), (137, " (SIGKILL)"), (139, " (SIGSEGV)"), (255, ""), (128, "")])
-def test_codes_above_128_are_signals(code: int, name: str) -> None:
-    assert supervise.signal_name(code) == name
 
 
 # --- why it failed -------------------------------------------------------------------------------------------
