@@ -241,16 +241,16 @@ def ensure_images(context: Context, where: Site) -> tuple[str, dict[str, HostErr
 
     connections = {name: where.connections[name] for name in where.engine.hosts}
     addresses = {host.name: host.address for host in where.hosts}
-    fleet = shipping.Fleet(hosts=connections, emit=context.emit, addresses=addresses)
+    receivers = shipping.Receivers(hosts=connections, emit=context.emit, addresses=addresses)
     how = where.settings.text("LAB_IMAGE_FROM")
     if how == "pull":
-        return "", shipping.pull(where.image, fleet)
+        return "", shipping.pull(where.image, receivers)
     if how == "build":
-        return "", shipping.build(where.image, fleet, lambda name: build_image(context, where, on=name))
+        return "", shipping.build(where.image, receivers, lambda name: build_image(context, where, on=name))
     there = {where.engine.on(name).image_id(where.image) for name in connections}
     brought = len(there) == 1 and None not in there
     if not brought and images.name_of(where.image):
         ensure_image(context, where, here)
     if not brought or shipping.here.described(where.image):
-        return "", shipping.send(where.image, fleet, context.directory / ".lab")
+        return "", shipping.send(where.image, receivers, context.directory / ".lab")
     return "", {}

@@ -61,7 +61,7 @@ class Network:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class Peer:
     """A host among the others; ``iface`` is what the inventory asks for, ``where`` the ``file:line`` of it."""
 
     name: str
@@ -127,93 +127,93 @@ def reached(connection: str, addresses: Collection[tuple[str, str]], inet6: str)
 # --- choosing --------------------------------------------------------------------------------------------------
 
 
-def ways(sites: Sequence[Site]) -> tuple[Way, ...]:
+def ways(peers: Sequence[Peer]) -> tuple[Way, ...]:
     """The interface of each host that routes to all the others, and its address there; what ``iface=`` says stands.
 
     The others' addresses are first those that ssh reached: a master that was reached from outside has another among
     the hosts, so what comes out is tried a second time. Raises ConfigError for an ``iface=`` that is not to be had,
     HostError where no interface leads to all the others.
     """
-    known = _distinct(sites, tuple(_asked(site) if site.iface else _met(site) for site in sites))
-    found = _distinct(sites, _leaving(sites, known))
-    for site, way, again in zip(sites, found, _leaving(sites, found), strict=True):
+    known = _distinct(peers, tuple(_asked(peer) if peer.iface else _met(peer) for peer in peers))
+    found = _distinct(peers, _leaving(peers, known))
+    for peer, way, again in zip(peers, found, _leaving(peers, found), strict=True):
         if way != again:
             raise HostError(
-                f"{site.name} reaches the others where ssh did by {way.interface}, but where they reach each other by "
+                f"{peer.name} reaches the others where ssh did by {way.interface}, but where they reach each other by "
                 f"{again.interface}: one interface is needed for both",
-                hint=_advice(site),
-                node=site.name,
+                hint=_advice(peer),
+                node=peer.name,
             )
     return found
 
 
-def _asked(site: Site) -> Way:
-    if address := site.network.usable.get(site.iface):
-        return Way(site.iface, address)
-    there = site.iface in site.network.interfaces
+def _asked(peer: Peer) -> Way:
+    if address := peer.network.usable.get(peer.iface):
+        return Way(peer.iface, address)
+    there = peer.iface in peer.network.interfaces
     reason = "has no IPv4 address" if there else "is not there"
-    if _INNER.fullmatch(site.iface):
+    if _INNER.fullmatch(peer.iface):
         reason = "leads to no other host"
-    where = f"{site.where}: " if site.where else ""
+    where = f"{peer.where}: " if peer.where else ""
     raise ConfigError(
-        f"{where}iface={site.iface}: on {site.name} it {reason}", hint=f"{site.name} has {_has(site)}", node=site.name
+        f"{where}iface={peer.iface}: on {peer.name} it {reason}", hint=f"{peer.name} has {_has(peer)}", node=peer.name
     )
 
 
-def _met(site: Site) -> Way:
+def _met(peer: Peer) -> Way:
     """Where ssh reached a host, unless that is no address of its own or none that others could use."""
-    network, usable = site.network, site.network.usable
+    network, usable = peer.network, peer.network.usable
     likely = (network.reached_by, default_interface(network.routes), *(usable if len(usable) == 1 else ()))
     interface = next((name for name in likely if name in usable), "")
     if not interface:
         raise HostError(
-            f"cannot tell by which address the other hosts reach {site.name}: ssh reached it at "
+            f"cannot tell by which address the other hosts reach {peer.name}: ssh reached it at "
             f"{network.reached or 'an unknown address'}, and it has no default route",
-            hint=_advice(site),
-            node=site.name,
+            hint=_advice(peer),
+            node=peer.name,
         )
     direct = (interface, network.reached) in network.addresses
     return Way(interface, network.reached if direct else usable[interface])
 
 
-def _leaving(sites: Sequence[Site], known: Sequence[Way]) -> tuple[Way, ...]:
+def _leaving(peers: Sequence[Peer], known: Sequence[Way]) -> tuple[Way, ...]:
     """For each host the way by which it reaches these ways of the others."""
-    names = {int(IPv4Address(way.address)): site.name for site, way in zip(sites, known, strict=True)}
+    names = {int(IPv4Address(way.address)): peer.name for peer, way in zip(peers, known, strict=True)}
     numbers = sorted(names)
     return tuple(
-        way if site.iface or len(sites) == 1 else _way_out(site, way, numbers, names)
-        for site, way in zip(sites, known, strict=True)
+        way if peer.iface or len(peers) == 1 else _way_out(peer, way, numbers, names)
+        for peer, way in zip(peers, known, strict=True)
     )
 
 
-def _way_out(site: Site, way: Way, numbers: Sequence[int], names: dict[int, str]) -> Way:
-    taken = dict(interfaces(site.network.routes, numbers, int(IPv4Address(way.address))))
+def _way_out(peer: Peer, way: Way, numbers: Sequence[int], names: dict[int, str]) -> Way:
+    taken = dict(interfaces(peer.network.routes, numbers, int(IPv4Address(way.address))))
     called = {name: f"{names[number]} ({IPv4Address(number)})" for name, number in taken.items()}
     if "" in taken:
-        raise HostError(f"{site.name} has no route to {called['']}", hint=_advice(site), node=site.name)
+        raise HostError(f"{peer.name} has no route to {called['']}", hint=_advice(peer), node=peer.name)
     if inner := next(filter(_INNER.fullmatch, taken), ""):
         raise HostError(
-            f"{site.name} would look for {called[inner]} on {inner}, a network of its own containers",
-            hint=f"ssh {site.name} docker network ls; remove the network, or give it other addresses",
-            node=site.name,
+            f"{peer.name} would look for {called[inner]} on {inner}, a network of its own containers",
+            hint=f"ssh {peer.name} docker network ls; remove the network, or give it other addresses",
+            node=peer.name,
         )
     if len(taken) > 1:
         each = ", ".join(f"{peer} by {name}" for name, peer in called.items())
         raise HostError(
-            f"{site.name} reaches the other hosts by different interfaces, {each}: collectives use one",
-            hint=_advice(site),
-            node=site.name,
+            f"{peer.name} reaches the other hosts by different interfaces, {each}: collectives use one",
+            hint=_advice(peer),
+            node=peer.name,
         )
     (interface,) = taken
     if interface == way.interface:
         return way
-    if interface not in site.network.usable:
+    if interface not in peer.network.usable:
         raise HostError(
-            f"{site.name} reaches the other hosts by {interface}, which has no IPv4 address",
-            hint=_advice(site),
-            node=site.name,
+            f"{peer.name} reaches the other hosts by {interface}, which has no IPv4 address",
+            hint=_advice(peer),
+            node=peer.name,
         )
-    return Way(interface, site.network.usable[interface])
+    return Way(interface, peer.network.usable[interface])
 
 
 def interfaces(routes: Sequence[Route], numbers: Sequence[int], own: int) -> Iterator[tuple[str, int]]:
@@ -239,26 +239,26 @@ def _taken(routes: Collection[Route], number: int) -> Route | None:
     return min(fitting, key=lambda route: route.rank, default=None)
 
 
-def _distinct(sites: Sequence[Site], found: tuple[Way, ...]) -> tuple[Way, ...]:
-    owners: dict[str, Site] = {}
-    for site, way in zip(sites, found, strict=True):
-        first = owners.setdefault(way.address, site)
-        if first is not site:
+def _distinct(peers: Sequence[Peer], found: tuple[Way, ...]) -> tuple[Way, ...]:
+    owners: dict[str, Peer] = {}
+    for peer, way in zip(peers, found, strict=True):
+        first = owners.setdefault(way.address, peer)
+        if first is not peer:
             raise HostError(
-                f"{first.name} and {site.name} both have the address {way.address}: one host under two names, or a "
+                f"{first.name} and {peer.name} both have the address {way.address}: one host under two names, or a "
                 "network that each has for itself",
-                hint=f"name a host once; {_advice(site)}",
-                node=site.name,
+                hint=f"name a host once; {_advice(peer)}",
+                node=peer.name,
             )
     return found
 
 
-def _advice(site: Site) -> str:
-    return f"write iface= for {site.name} at {site.where or 'its line'}; it has {_has(site)}"
+def _advice(peer: Peer) -> str:
+    return f"write iface= for {peer.name} at {peer.where or 'its line'}; it has {_has(peer)}"
 
 
-def _has(site: Site) -> str:
+def _has(peer: Peer) -> str:
     """A host's interfaces that may lead to others, with their addresses."""
-    usable = site.network.usable
-    named = (*usable, *(name for name in site.network.interfaces if name not in usable and not _INNER.fullmatch(name)))
+    usable = peer.network.usable
+    named = (*usable, *(name for name in peer.network.interfaces if name not in usable and not _INNER.fullmatch(name)))
     return ", ".join(f"{name} ({usable.get(name, 'no IPv4 address')})" for name in named) or "no interface"

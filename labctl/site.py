@@ -222,7 +222,7 @@ def ways_of(where: Site, targets: list[Target]) -> dict[str, routes.Way]:
         return {}
     networks = [survey.network_of(where.told[target.name]) for target in targets]
     asked = [
-        routes.Site(name=target.name, network=network, iface=target.iface, where=target.where)
+        routes.Peer(name=target.name, network=network, iface=target.iface, where=target.where)
         for target, network in zip(targets, networks, strict=True)
     ]
     return dict(zip((target.name for target in targets), routes.ways(asked), strict=True))

@@ -15,7 +15,7 @@ from labctl.context import Context
 from labctl.errors import HostError
 from labctl.progress import Progress
 from labctl.settings import Settings
-from labctl.shipping import Failures, Fleet, here
+from labctl.shipping import Failures, Receivers, here
 from labctl.shipping.archive import Archive
 
 
@@ -92,7 +92,7 @@ def hand_out(context: Context, bundle: Bundle, found: Settings) -> Failures:
             return {host: one for host, one in where.connections.items() if host not in failures}
 
         for image in bundle.about["images"]:
-            failures |= shipping.hand_out(archive, image, Fleet(hosts=left(), emit=context.emit, addresses={}))
+            failures |= shipping.hand_out(archive, image, Receivers(hosts=left(), emit=context.emit, addresses={}))
         return failures | to_hosts.cache(bundle, found, left(), context.emit)
 
 

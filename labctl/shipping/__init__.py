@@ -25,7 +25,7 @@ Failures = dict[str, HostError]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
+class Receivers:
     """The hosts that are to have it, by name; ``addresses`` where they reach each other by others than the list's."""
 
     hosts: Mapping[str, Connection]
@@ -40,30 +40,32 @@ class Fleet:
         self.emit(Event(kind="notice", text=f"{name}: {text}", node=name))
 
 
-def send(image: str, fleet: Fleet, directory: Path) -> Failures:
+def send(image: str, receivers: Receivers, directory: Path) -> Failures:
     """Send this machine's image to the hosts that lack it. One of a registry that is not here, they pull.
 
     ``directory`` is where a copy of it has room meanwhile.
     """
     own = here.described(image)
     if own is None and images.name_of(image):
-        return absent(image, fleet)
+        return absent(image, receivers)
     # An image that is named by its digest alone keeps no name in an archive.
     if own is None or "@" in image:
-        return pull(image, fleet)
-    standings, failures = fleet.look(image)
+        return pull(image, receivers)
+    standings, failures = receivers.look(image)
     lacking = {name: one for name, one in standings.items() if not alike(one.image, own)}
     if lacking:
         many = "1 host lacks" if len(lacking) == 1 else f"{len(lacking)} hosts lack"
-        fleet.emit(Event(kind="notice", text=f"{many} image {image}, or layers of it: reading it here"))
+        receivers.emit(Event(kind="notice", text=f"{many} image {image}, or layers of it: reading it here"))
         with here.spooled(image, directory) as archive:
-            failures |= deliver(archive, archive.image(image), together(fleet, lacking), fleet.addresses, fleet.emit)
+            failures |= deliver(
+                archive, archive.image(image), together(receivers, lacking), receivers.addresses, receivers.emit
+            )
     return failures
 
 
-def absent(image: str, fleet: Fleet) -> Failures:
+def absent(image: str, receivers: Receivers) -> Failures:
     """The hosts that lack an image which this machine lacks too, and which no registry has."""
-    standings, failures = fleet.look(image)
+    standings, failures = receivers.look(image)
     lacking = (name for name, one in standings.items() if one.image is None)
     return failures | {
         name: HostError(
@@ -75,42 +77,42 @@ def absent(image: str, fleet: Fleet) -> Failures:
     }
 
 
-def hand_out(archive: Archive, image: str, fleet: Fleet) -> Failures:
+def hand_out(archive: Archive, image: str, receivers: Receivers) -> Failures:
     """Send an image of an archive to the hosts that lack it."""
     inside = archive.image(image)
-    standings, failures = fleet.look(image)
+    standings, failures = receivers.look(image)
     lacking = {name: one for name, one in standings.items() if not one.image or one.image["Id"] not in inside.ids}
-    return failures | deliver(archive, inside, together(fleet, lacking), fleet.addresses, fleet.emit)
+    return failures | deliver(archive, inside, together(receivers, lacking), receivers.addresses, receivers.emit)
 
 
-def pull(image: str, fleet: Fleet) -> Failures:
+def pull(image: str, receivers: Receivers) -> Failures:
     """Have each host that lacks the image pull it; those that then have another than the first host are failures."""
-    failures = on_each_lacking(image, fleet, "pulled", lambda name: host.pull(fleet.hosts[name], image))
-    standings, _ = fleet.look(image)
+    failures = on_each_lacking(image, receivers, "pulled", lambda name: host.pull(receivers.hosts[name], image))
+    standings, _ = receivers.look(image)
     there = {name: one.image for name, one in standings.items() if name not in failures and one.image}
     first = next(iter(there), "")
     return failures | {
-        name: host.failed(fleet.hosts[name], f"its {image} is another than {first}'s", "", f"docker pull {image}")
+        name: host.failed(receivers.hosts[name], f"its {image} is another than {first}'s", "", f"docker pull {image}")
         for name, found in there.items()
         if not alike(found, there[first])
     }
 
 
-def build(image: str, fleet: Fleet, build_on: Callable[[str], object]) -> Failures:
+def build(image: str, receivers: Receivers, build_on: Callable[[str], object]) -> Failures:
     """Have it built on each host that lacks it, by a function that is given the host's name."""
-    return on_each_lacking(image, fleet, "built", build_on)
+    return on_each_lacking(image, receivers, "built", build_on)
 
 
-def on_each_lacking(image: str, fleet: Fleet, done: str, work: Callable[[str], object]) -> Failures:
-    standings, failures = fleet.look(image)
+def on_each_lacking(image: str, receivers: Receivers, done: str, work: Callable[[str], object]) -> Failures:
+    standings, failures = receivers.look(image)
     lacking = {name: name for name, one in standings.items() if one.image is None}
     for name in lacking:
-        fleet.notice(name, f"image {image} is not there: it is {done} there")
+        receivers.notice(name, f"image {image} is not there: it is {done} there")
     return failures | attempt(work, lacking)[1]
 
 
-def together(fleet: Fleet, standings: Mapping[str, Standing]) -> dict[str, tuple[Connection, Standing]]:
-    return {name: (fleet.hosts[name], one) for name, one in standings.items()}
+def together(receivers: Receivers, standings: Mapping[str, Standing]) -> dict[str, tuple[Connection, Standing]]:
+    return {name: (receivers.hosts[name], one) for name, one in standings.items()}
 
 
 def alike(found: Mapping[str, Any] | None, other: Mapping[str, Any]) -> bool:

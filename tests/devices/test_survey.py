@@ -47,7 +47,7 @@ def test_where_a_host_is_on_the_network_is_as_docker_has_it(engine: DockerClient
     finally:
         container.remove(force=True)
     assert (facts.uid, facts.gid, facts.home, facts.sockets) == (1234, 4321, "/workspace", {})
-    here = routes.Site(name="gpu-1", network=facts.network)
+    here = routes.Peer(name="gpu-1", network=facts.network)
     assert routes.ways([here]) == (routes.Way("eth0", network["IPAddress"]),)
     beside = replace(here.network, addresses=(("eth0", network["Gateway"]),), reached=network["Gateway"])
-    assert routes.ways([here, routes.Site(name="gpu-2", network=beside)])[0] == routes.Way("eth0", network["IPAddress"])
+    assert routes.ways([here, routes.Peer(name="gpu-2", network=beside)])[0] == routes.Way("eth0", network["IPAddress"])

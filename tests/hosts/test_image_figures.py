@@ -19,7 +19,7 @@ from hosts.rack import Rack
 from labctl import shipping
 from labctl.connection import connected
 from labctl.hosts import Target
-from labctl.shipping import Fleet, here
+from labctl.shipping import Receivers, here
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
@@ -65,8 +65,8 @@ def send(rack: Rack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
         before = [host.traffic() for host in hosts]
         with connected(targets, "true", seconds=30) as (connections, failures):
             began = time.monotonic()
-            fleet = Fleet(hosts=connections, emit=lambda _: None, addresses={})
-            assert failures | shipping.send(image, fleet, tmp_path) == {}
+            receivers = Receivers(hosts=connections, emit=lambda _: None, addresses={})
+            assert failures | shipping.send(image, receivers, tmp_path) == {}
             seconds = time.monotonic() - began
         traffic = [(host.traffic(), was) for host, was in zip(hosts, before, strict=True)]
         figure = Figure(

@@ -16,7 +16,7 @@ from hosts.rack import Rack
 from labctl import shipping
 from labctl.connection import connected
 from labctl.hosts import Target
-from labctl.shipping import Failures, Fleet, delivery
+from labctl.shipping import Failures, Receivers, delivery
 
 pytestmark = pytest.mark.docker
 
@@ -44,8 +44,8 @@ class Sender:
             for host in hosts
         ]
         with connected(targets, "true", seconds=30) as (connections, failures):
-            fleet = Fleet(hosts=connections, emit=lambda event: self.said.append(event.text), addresses={})
-            return failures | shipping.send(image.name, fleet, self._folder)
+            receivers = Receivers(hosts=connections, emit=lambda event: self.said.append(event.text), addresses={})
+            return failures | shipping.send(image.name, receivers, self._folder)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from labctl import routes
 from labctl.errors import ConfigError, LabError
-from labctl.routes import Network, Site, Way
+from labctl.routes import Network, Peer, Way
 
 HEAD = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n"
 # Of a machine with Docker, as its kernel wrote it.
@@ -70,7 +70,7 @@ def table(*lines: str) -> tuple[routes.Route, ...]:
     return routes.parse(text)
 
 
-def site(name: str, *addresses: str, ssh: str = "", iface: str = "", more: tuple[str, ...] = ()) -> Site:
+def peer(name: str, *addresses: str, ssh: str = "", iface: str = "", more: tuple[str, ...] = ()) -> Peer:
     """A host with ``eth0 10.0.0.5/24`` and the like, the routes to these, and more; ssh reached its first address."""
     pairs = tuple((word[0], word[1].partition("/")[0]) for word in map(str.split, addresses))
     direct = (f"{word[0]} {IPv4Network(word[1], strict=False)}" for word in map(str.split, addresses))
@@ -82,18 +82,18 @@ def site(name: str, *addresses: str, ssh: str = "", iface: str = "", more: tuple
         reached=ssh,
         reached_by=next((interface for interface, address in pairs if address == ssh), ""),
     )
-    return Site(name=name, network=network, iface=iface, where=f"hosts.txt:{name.rpartition('-')[2]}")
+    return Peer(name=name, network=network, iface=iface, where=f"hosts.txt:{name.rpartition('-')[2]}")
 
 
-def rack(count: int, *patterns: str, **changes: object) -> list[Site]:
+def rack(count: int, *patterns: str, **changes: object) -> list[Peer]:
     """Hosts ``gpu-0`` and so on, in whose addresses ``{}`` is the host's number."""
-    made = [site(f"gpu-{i}", *(pattern.format(i + 10) for pattern in patterns)) for i in range(count)]
+    made = [peer(f"gpu-{i}", *(pattern.format(i + 10) for pattern in patterns)) for i in range(count)]
     return [replace(one, **changes) for one in made]  # type: ignore[arg-type]
 
 
-def failure(sites: list[Site]) -> LabError:
+def failure(peers: list[Peer]) -> LabError:
     with pytest.raises(LabError) as caught:
-        routes.ways(sites)
+        routes.ways(peers)
     return caught.value
 
 
@@ -154,35 +154,35 @@ def test_hosts_of_one_network_meet_on_it() -> None:
 
 @pytest.mark.parametrize("interface", ["bond0", "bond0.100", "enp65s0f0np0", "br-lan", "vmbr0"])
 def test_an_interface_of_any_kind_that_people_made_counts(interface: str) -> None:
-    sites = rack(4, f"{interface} 10.0.0.{{}}/24", "usb0 169.254.3.1/24")
-    assert {way.interface for way in routes.ways(sites)} == {interface}
+    peers = rack(4, f"{interface} 10.0.0.{{}}/24", "usb0 169.254.3.1/24")
+    assert {way.interface for way in routes.ways(peers)} == {interface}
 
 
 def test_hosts_may_call_their_interfaces_differently() -> None:
-    sites = [site("a", "eno1 10.0.0.1/24"), site("b", "enp5s0 10.0.0.2/24")]
-    assert [way.interface for way in routes.ways(sites)] == ["eno1", "enp5s0"]
+    peers = [peer("a", "eno1 10.0.0.1/24"), peer("b", "enp5s0 10.0.0.2/24")]
+    assert [way.interface for way in routes.ways(peers)] == ["eno1", "enp5s0"]
 
 
 def test_the_longest_prefix_wins_and_then_the_lowest_metric() -> None:
     more = ("eth1 default 50", "eth0 default 600")
-    sites = [
-        site("a", "eth0 10.0.0.1/16", "eth1 10.0.1.1/24", ssh="10.0.1.1", more=more),
-        site("b", "eth1 10.0.1.2/24"),
+    peers = [
+        peer("a", "eth0 10.0.0.1/16", "eth1 10.0.1.1/24", ssh="10.0.1.1", more=more),
+        peer("b", "eth1 10.0.1.2/24"),
     ]
-    assert routes.ways(sites)[0] == Way("eth1", "10.0.1.1")
-    far = [site("a", "eth0 10.0.0.1/24", "eth1 10.1.0.1/24", more=more), site("b", "eth0 10.7.0.2/24", more=more[1:])]
+    assert routes.ways(peers)[0] == Way("eth1", "10.0.1.1")
+    far = [peer("a", "eth0 10.0.0.1/24", "eth1 10.1.0.1/24", more=more), peer("b", "eth0 10.7.0.2/24", more=more[1:])]
     assert routes.ways(far) == (Way("eth1", "10.1.0.1"), Way("eth0", "10.7.0.2"))
 
 
 def test_what_is_asked_for_stands_and_the_others_follow_it() -> None:
-    sites = rack(16, "eno1 10.0.0.{}/24", "ib0 10.8.0.{}/24", iface="ib0")
-    assert routes.ways(sites) == tuple(Way("ib0", f"10.8.0.{i + 10}") for i in range(16))
-    assert routes.ways([*sites[:-1], replace(sites[-1], iface="")])[-1] == Way("ib0", "10.8.0.25")
+    peers = rack(16, "eno1 10.0.0.{}/24", "ib0 10.8.0.{}/24", iface="ib0")
+    assert routes.ways(peers) == tuple(Way("ib0", f"10.8.0.{i + 10}") for i in range(16))
+    assert routes.ways([*peers[:-1], replace(peers[-1], iface="")])[-1] == Way("ib0", "10.8.0.25")
 
 
 def test_a_master_reached_from_outside_meets_the_others_inside() -> None:
-    master = site("a-1", "eth1 203.0.113.5/24", "eth0 10.0.0.1/24", more=("eth1 default 0",))
-    workers = [site(f"b-{i}", f"eth0 10.0.0.{i}/24", more=("eth0 default 0",)) for i in (2, 3)]
+    master = peer("a-1", "eth1 203.0.113.5/24", "eth0 10.0.0.1/24", more=("eth1 default 0",))
+    workers = [peer(f"b-{i}", f"eth0 10.0.0.{i}/24", more=("eth0 default 0",)) for i in (2, 3)]
     assert [(way.interface, way.address) for way in routes.ways([master, *workers])] == [
         ("eth0", "10.0.0.1"),
         ("eth0", "10.0.0.2"),
@@ -192,13 +192,13 @@ def test_a_master_reached_from_outside_meets_the_others_inside() -> None:
 
 @pytest.mark.parametrize("ssh", ["127.0.0.1", "::1", "172.17.0.1", "203.0.113.9"])
 def test_where_ssh_went_a_way_that_others_cannot_the_default_route_tells(ssh: str) -> None:
-    here = site("a", "eth9 10.9.0.1/24", "eth0 10.0.0.1/24", ssh=ssh, more=("eth0 default 0",))
-    assert routes.ways([here, site("b", "eth0 10.0.0.2/24")])[0] == Way("eth0", "10.0.0.1")
+    here = peer("a", "eth9 10.9.0.1/24", "eth0 10.0.0.1/24", ssh=ssh, more=("eth0 default 0",))
+    assert routes.ways([here, peer("b", "eth0 10.0.0.2/24")])[0] == Way("eth0", "10.0.0.1")
 
 
 def test_a_rack_without_a_way_out_has_its_only_network() -> None:
-    sites = [site("a", "eth0 10.0.0.1/24", ssh="127.0.0.1"), site("b", "eth0 10.0.0.2/24")]
-    assert routes.ways(sites)[0] == Way("eth0", "10.0.0.1")
+    peers = [peer("a", "eth0 10.0.0.1/24", ssh="127.0.0.1"), peer("b", "eth0 10.0.0.2/24")]
+    assert routes.ways(peers)[0] == Way("eth0", "10.0.0.1")
 
 
 def test_a_host_alone_needs_no_route() -> None:
@@ -214,30 +214,30 @@ def test_a_host_alone_needs_no_route() -> None:
      ("lo", "leads to no other host")],
 )  # fmt: skip
 def test_an_interface_that_is_not_to_be_had_is_named_with_its_line(iface: str, reason: str) -> None:
-    sites = rack(3, "eth0 10.0.0.{}/24", "eth1 10.1.0.{}/24")
-    network = replace(sites[1].network, interfaces=(*sites[1].network.interfaces, "eth2"))
-    error = failure([sites[0], replace(sites[1], iface=iface, network=network), sites[2]])
+    peers = rack(3, "eth0 10.0.0.{}/24", "eth1 10.1.0.{}/24")
+    network = replace(peers[1].network, interfaces=(*peers[1].network.interfaces, "eth2"))
+    error = failure([peers[0], replace(peers[1], iface=iface, network=network), peers[2]])
     assert isinstance(error, ConfigError)
     assert error.message == f"hosts.txt:1: iface={iface}: on gpu-1 it {reason}"
     assert error.hint == "gpu-1 has eth0 (10.0.0.11), eth1 (10.1.0.11), eth2 (no IPv4 address)"
 
 
 def test_different_interfaces_to_different_hosts_are_told_apart() -> None:
-    a = site("a-1", "eth0 10.0.0.1/24", "eth1 10.1.0.1/24")
-    error = failure([a, site("b-2", "eth0 10.0.0.2/24"), site("c-3", "eth0 10.1.0.3/24")])
+    a = peer("a-1", "eth0 10.0.0.1/24", "eth1 10.1.0.1/24")
+    error = failure([a, peer("b-2", "eth0 10.0.0.2/24"), peer("c-3", "eth0 10.1.0.3/24")])
     assert (error.kind, error.node) == ("environment", "a-1")
     assert "b-2 (10.0.0.2) by eth0, c-3 (10.1.0.3) by eth1" in error.message
     assert error.hint == "write iface= for a-1 at hosts.txt:1; it has eth0 (10.0.0.1), eth1 (10.1.0.1)"
 
 
 def test_a_host_that_another_has_no_route_to_is_named() -> None:
-    error = failure([site("a", "eth0 10.0.0.1/24"), site("b", "eth0 10.5.0.2/24")])
+    error = failure([peer("a", "eth0 10.0.0.1/24"), peer("b", "eth0 10.5.0.2/24")])
     assert error.message == "a has no route to b (10.5.0.2)"
 
 
 def test_a_network_of_containers_that_hides_a_host_is_named() -> None:
-    sites = [site("a", "eth0 10.0.0.1/24", more=("br-0123456789ab 10.0.0.128/25",)), site("b", "eth0 10.0.0.200/24")]
-    error = failure(sites)
+    peers = [peer("a", "eth0 10.0.0.1/24", more=("br-0123456789ab 10.0.0.128/25",)), peer("b", "eth0 10.0.0.200/24")]
+    error = failure(peers)
     assert error.message.startswith("a would look for b (10.0.0.200) on br-0123456789ab")
     assert "docker network ls" in error.hint
 
@@ -250,15 +250,15 @@ def test_one_address_on_two_hosts_joins_none() -> None:
 
 
 def test_a_host_that_cannot_be_placed_is_asked_for_its_interface() -> None:
-    error = failure([site("a", "eth0 10.0.0.1/24", "eth1 10.1.0.1/24", ssh="127.0.0.1"), site("b", "eth0 10.0.0.2/24")])
+    error = failure([peer("a", "eth0 10.0.0.1/24", "eth1 10.1.0.1/24", ssh="127.0.0.1"), peer("b", "eth0 10.0.0.2/24")])
     assert "ssh reached it at 127.0.0.1" in error.message
     assert error.hint.startswith("write iface= for a")
 
 
 def test_networks_that_contradict_each_other_are_refused() -> None:
     # By where ssh reached b, a leaves by eth0; by where a and b then say they are, by eth1.
-    a = site("a", "eth0 10.0.0.1/24", "eth1 10.1.0.1/24")
-    b = site("b", "eth0 10.0.0.2/24", "eth1 10.1.0.2/24", more=("eth1 10.0.0.1/32",))
+    a = peer("a", "eth0 10.0.0.1/24", "eth1 10.1.0.1/24")
+    b = peer("b", "eth0 10.0.0.2/24", "eth1 10.1.0.2/24", more=("eth1 10.0.0.1/32",))
     error = failure([a, b])
     assert "by eth0" in error.message
     assert "by eth1" in error.message
@@ -297,7 +297,7 @@ def test_every_address_leaves_by_the_route_that_fits_it_best(
 
 def test_a_thousand_hosts_with_full_tables_take_less_than_a_second() -> None:
     more = ("eth0 default 100", *(f"cali{i} 10.244.0.{i}/32" for i in range(60)))
-    sites = [site(f"gpu-{i}", f"eth0 10.0.{i // 250}.{i % 250 + 1}/16", more=more) for i in range(1000)]
+    peers = [peer(f"gpu-{i}", f"eth0 10.0.{i // 250}.{i % 250 + 1}/16", more=more) for i in range(1000)]
     began = time.process_time()
-    assert len(routes.ways(sites)) == 1000
+    assert len(routes.ways(peers)) == 1000
     assert time.process_time() - began < 1

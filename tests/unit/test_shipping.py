@@ -24,7 +24,7 @@ from integration.harness import wait_until
 from labctl import shipping
 from labctl.connection import Connection
 from labctl.errors import HostError
-from labctl.shipping import Failures, Fleet, alike, delivery, here, host
+from labctl.shipping import Failures, Receivers, alike, delivery, here, host
 from labctl.shipping.archive import Archive, common, tagged
 from labctl.side_by_side import attempt
 
@@ -46,8 +46,8 @@ class Rack:
         return Archive(image_archive(self.path / "image.tar", name, layers, **config))
 
     def hand_out(self, archive: Archive, hosts: dict[str, FakeHost]) -> Failures:
-        fleet = Fleet(hosts=hosts, emit=lambda event: self.said.append(event.text), addresses={})
-        return shipping.hand_out(archive, "lab/node", fleet)
+        receivers = Receivers(hosts=hosts, emit=lambda event: self.said.append(event.text), addresses={})
+        return shipping.hand_out(archive, "lab/node", receivers)
 
 
 @pytest.fixture
@@ -276,8 +276,10 @@ def test_a_host_that_is_not_reached_by_another_is_sent_the_image_from_here(rack:
 def test_a_way_that_leads_to_another_machine_is_not_taken(rack: Rack) -> None:
     """A name may mean one machine here and another one there."""
     hosts = rack.hosts("h1", "h2", "other")
-    fleet = Fleet(hosts={name: hosts[name] for name in ("h1", "h2")}, emit=lambda _: None, addresses={"h2": "other"})
-    assert shipping.hand_out(rack.archive(BASE), "lab/node", fleet) == {}
+    receivers = Receivers(
+        hosts={name: hosts[name] for name in ("h1", "h2")}, emit=lambda _: None, addresses={"h2": "other"}
+    )
+    assert shipping.hand_out(rack.archive(BASE), "lab/node", receivers) == {}
     assert (bool(hosts["h2"].sent), hosts["other"].staged) == (True, [])
 
 
@@ -298,8 +300,8 @@ def test_where_a_link_breaks_the_rest_comes_from_here(rack: Rack, monkeypatch: p
 # --- from elsewhere ------------------------------------------------------------------------------------------
 
 
-def fleet_of(hosts: dict[str, FakeHost]) -> Fleet:
-    return Fleet(hosts=hosts, emit=lambda _: None, addresses={})
+def fleet_of(hosts: dict[str, FakeHost]) -> Receivers:
+    return Receivers(hosts=hosts, emit=lambda _: None, addresses={})
 
 
 def test_hosts_pull_what_is_of_a_registry_and_not_here(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
