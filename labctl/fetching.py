@@ -33,6 +33,8 @@ class Fetched:
     """Of these files those whose place was taken: their paths below the directory here."""
     refused: tuple[str, ...]
     """Paths on the host of what is no file, or would lead out of the directory here."""
+    whole: bool
+    """Nothing there is lacking here: none was refused, and none was written to meanwhile."""
 
 
 def fetch(
@@ -56,7 +58,7 @@ def fetch(
     reading, writing = os.pipe()
     with ThreadPoolExecutor(1) as pool:
         unpacked = pool.submit(_unpack, reading, merge)
-        why = _receive(connection, directory, writing, on_bytes, seconds)
+        why, steady = _receive(connection, directory, writing, on_bytes, seconds)
         try:
             broke = unpacked.result()
         except OSError as error:
@@ -65,13 +67,13 @@ def fetch(
         came = f"{merge.files} new files came before that" if merge.files else "nothing new came before that"
         look = f"{ssh_words.command(connection.target)} ls -l {shlex.quote(directory)}"
         raise ssh_words.error(connection.target, f"cannot fetch {directory}: {why}; {came}", look)
-    return Fetched(merge.files, merge.size, tuple(merge.aside), tuple(merge.refused))
+    return Fetched(merge.files, merge.size, tuple(merge.aside), tuple(merge.refused), steady and not merge.refused)
 
 
 def _receive(
     connection: Connection, directory: str, writing: int, on_bytes: Callable[[int], object], seconds: float
-) -> str:
-    """Let the host's stream flow into the pipe; returns why not all of it did, if so."""
+) -> tuple[str, bool]:
+    """Let the host's stream flow into the pipe; returns why not all of it did, if so, and whether nothing changed."""
     try:
         with os.fdopen(writing, "wb") as sink:
 
@@ -81,10 +83,10 @@ def _receive(
 
             done = connection.receive(FETCH, directory, on_chunk=take, timeout=seconds, check=False)
     except BrokenPipeError:
-        return ""  # Whoever unpacked it knows why no more is wanted.
+        return "", False  # Whoever unpacked it knows why no more is wanted.
     except HostError as error:
-        return error.message.removeprefix(f"{ssh_words.named(connection.target)}: ")
-    return "" if done.code in (0, CHANGED) else reason(done)
+        return error.message.removeprefix(f"{ssh_words.named(connection.target)}: "), False
+    return "" if done.code in (0, CHANGED) else reason(done), done.code == 0
 
 
 def _unpack(reading: int, merge: Merge) -> str:

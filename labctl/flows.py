@@ -14,7 +14,7 @@ from labctl import (
     clones,
     execute,
     initialise,
-    keys,
+    lacking,
     laid,
     leases,
     lock,
@@ -155,7 +155,9 @@ def plan_up(context: Context, lab: Lab, where: Site) -> tuple[plan.Plan, execute
     leases.require_free(lab)
     files = render.render(lab)
     changed = outdated(lab.directory, files)
-    return plan.up(lab, files, changed, observed, keyless=keys.missing(lab), failed=failed), failed
+    lacks, unasked = lacking.find(lab, where.connections, changed, failed)
+    failed |= unasked
+    return plan.up(lab, files, changed, observed, unsent=lacks.hosts, unusable=lacks.containers, failed=failed), failed
 
 
 def status(context: Context) -> dict[str, Any]:

@@ -56,6 +56,16 @@ require() { [ "$(digest "$work/$1")" = "$2" ] || fail "what came is not what was
 # number:digest:name
 split() { number=${1%%:*} target=$directory/${1##*:} digest=${1#*:} digest=${digest%%:*}; }
 
+# Whether what $target has for now is the version of this digest, and unharmed.
+current() {
+    now=$(readlink "$target/.now") || now=
+    version=$target/${now%/tree}
+    case $now in
+    ".sent/$digest."*) [ "$(digest "$version" 2>/dev/null)" = "$digest" ] ;;
+    *) false ;;
+    esac
+}
+
 # Each name of the tree $2 leads through .now.
 enter() {
     for path in "$2"/* "$2"/.[!.]* "$2"/..?*; do
@@ -108,18 +118,33 @@ done
 for one in $trees; do
     split "$one"
     printf '\000end\000'
-    now=$(readlink "$target/.now") || continue
-    version=$target/${now%/tree}
-    case $now in
-    ".sent/$digest."*)
-        if [ "$(digest "$version" 2>/dev/null)" = "$digest" ]; then
-            settle "$target"
-            printf same
-            continue
-        fi
-        ;;
-    esac
-    describe "$version" 2>/dev/null || :
+    if current; then
+        settle "$target"
+        printf same
+    elif [ -n "$now" ]; then
+        describe "$version" 2>/dev/null || :
+    fi
+done
+"""
+)
+
+# Says a word of each tree and changes nothing: same; other; gone, where there is no such directory.
+LOOK = (
+    COMMON
+    + r"""
+directory=$1 trees=$2
+for one in $trees; do
+    split "$one"
+    said=other
+    if current; then
+        said=same
+        for path in "$version"/tree/* "$version"/tree/.[!.]* "$version"/tree/..?*; do
+            if [ -e "$path" ] || [ -L "$path" ]; then [ -L "$target/${path##*/}" ] || said=other; fi
+        done
+    elif [ ! -d "$target" ]; then
+        said=gone
+    fi
+    echo "$said"
 done
 """
 )

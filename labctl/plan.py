@@ -27,19 +27,20 @@ class WriteFiles:
 class SendFiles:
     """Make a host's folders, and send it the files of its nodes and the workloads, as far as it does not have them.
 
-    To a host that sees the lab directory itself, nothing is sent.
+    A host that shows the files as they are to be gets the folders alone.
     """
 
     nodes: tuple[str, ...]
     image: str
     """Id of the image that they run."""
-    shared: bool = False
+    folders: bool = False
+    """Nothing is to be sent."""
     cause: str
     host: str
 
     def __str__(self) -> str:
         nodes = ", ".join(self.nodes)
-        return f"make folders of {nodes} on {self.host}" if self.shared else f"send files of {nodes} to {self.host}"
+        return f"make folders of {nodes} on {self.host}" if self.folders else f"send files of {nodes} to {self.host}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,47 +157,49 @@ def up(
     changed: tuple[File, ...],
     observed: Observed,
     *,
-    keyless: frozenset[str] = frozenset(),
+    unsent: Collection[str] = (),
+    unusable: Mapping[str, str] = MappingProxyType({}),
     failed: Collection[str] = (),
 ) -> Plan:
     """Bring the daemons to what the files say: surplus and stuck containers go, missing and changed ones come.
 
-    ``keyless`` nodes hold keys that are not on disk any more; hosts that have ``failed`` are left as they are.
+    ``unsent`` hosts do not show the files as they are to be, ``unusable`` containers have lost theirs, with the reason;
+    hosts that have ``failed`` are left as they are.
     """
     steps: list[Step] = []
     if changed:
         steps.append(WriteFiles(files=changed, cause="new or changed"))
     for host in (one for one in lab.hosts if one.name not in failed):
-        steps += up_on(lab, host, files, observed.on(host.name), keyless)
+        steps += up_on(lab, host, files, observed.on(host.name), unusable, sends=host.name in unsent)
     workers = tuple(node.name for node in lab.nodes)
     steps.append(Reach(nodes=workers, seconds=60, cause="ready means that the launcher reaches every worker"))
     return Plan(tuple(steps))
 
 
 def up_on(
-    lab: Lab, host: Host, files: tuple[File, ...], observed: Observed, keyless: frozenset[str]
+    lab: Lab, host: Host, files: tuple[File, ...], observed: Observed, unusable: Mapping[str, str], *, sends: bool
 ) -> Iterator[HostStep]:
     """What brings one host, of which this was observed, to what the files say."""
     workers = tuple(node.name for node in lab.nodes if node.host == host.name)
     wanted = lab.containers_on(host.name)
     surplus = tuple(container for container in observed.containers if container.node not in wanted)
-    stuck = tuple(one for one in observed.containers if one.node in wanted and why_stuck(lab, one, keyless))
+    stuck = tuple(one for one in observed.containers if one.node in wanted and why_stuck(lab, one, unusable))
     kept = replace(observed, containers=tuple(one for one in observed.containers if one not in stuck))
     pending = not_current(lab, files, kept, wanted)
-    if host.name != HERE:
-        image, cause = observed.image or "", "what it does not have"
-        yield SendFiles(nodes=workers, image=image, shared=not render.sent(host), host=host.name, cause=cause)
     if surplus:
         yield RemoveContainers(containers=surplus, host=host.name, cause="not in .env any more")
     if stuck:
-        reasons = sorted({why_stuck(lab, one, keyless) or "" for one in stuck})
+        reasons = sorted({why_stuck(lab, one, unusable) or "" for one in stuck})
         yield RemoveContainers(containers=stuck, host=host.name, cause="cannot be used: " + ", ".join(reasons))
+    if host.name != HERE and (sends or surplus or pending):
+        image, cause = observed.image or "", "what it does not have"
+        yield SendFiles(nodes=workers, image=image, folders=not sends, host=host.name, cause=cause)
     if pending:
         cause = "; ".join(f"{node} {why}" for node, why in pending)
         yield ComposeUp(project=render.project(lab), nodes=workers, host=host.name, cause=cause)
 
 
-def why_stuck(lab: Lab, container: Container, keyless: frozenset[str]) -> str | None:
+def why_stuck(lab: Lab, container: Container, unusable: Mapping[str, str]) -> str | None:
     """Why compose could not make a container serve by itself; None when it could."""
     if container.state in ("paused", "dead", "removing"):
         return container.state
@@ -204,7 +207,7 @@ def why_stuck(lab: Lab, container: Container, keyless: frozenset[str]) -> str | 
         return "left by an interrupted renewal"
     if cause := lost(container.reason):
         return cause
-    return "its keys are gone" if container.node in keyless else None
+    return unusable.get(container.node)
 
 
 def not_current(

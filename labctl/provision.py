@@ -12,6 +12,7 @@ from labctl.hardware import HERE, Host
 from labctl.lab import own_mounts
 from labctl.model import File, Lab
 
+WORKLOADS = "workloads"
 # Seconds for the folders, and for the files of one host: workloads are small, a person's clone may not be.
 MAKING = 30
 # What a host needs beside the files: folders of the person's alone, caches that the image did not fill emptied, and
@@ -90,15 +91,21 @@ def send(lab: Lab, host: Host, connection: Connection, image_id: str) -> None:
     nodes = [node for node in lab.nodes if node.host == host.name]
     caches = [render.own_path(lab, host, render.cache_directory(node.name)) for node in nodes]
     sources = [mount.source for mount in lab.mounts if mount.source in own_mounts(lab) or is_below(mount.source, lab)]
-    mounts = [render.path_on(lab, host, source) for source in sources if source != str(lab.directory / "workloads")]
+    mounts = [render.path_on(lab, host, source) for source in sources if source != str(lab.directory / WORKLOADS)]
     locks = [str(render.lease_path(host.locks, device)) for node in nodes for device in node.devices.devices]
     words = (image_id, str(len(caches)), " ".join(locks), *caches, *mounts)
     connection.run(MAKE, *words, timeout=MAKING)
     if not render.sent(host):
         return
-    names = [node.name for node in nodes]
-    trees = tree.of_lab(lab.directory, names, launcher=lab.nodes[0].host == host.name)
-    sending.send(connection, host.directory, trees, alone=render.node_directory("").rstrip("/"))
+    files = trees(lab, host, tree.of(lab.directory / WORKLOADS))
+    sending.send(connection, host.directory, files, alone=render.node_directory("").rstrip("/"))
+
+
+def trees(lab: Lab, host: Host, workloads: tree.Tree) -> dict[str, tree.Tree]:
+    """What a host gets, by where it lies below the lab's directory on both sides."""
+    names = [node.name for node in lab.nodes if node.host == host.name]
+    nodes = tree.of_nodes(lab.directory, names, launcher=lab.nodes[0].host == host.name)
+    return {WORKLOADS: workloads, **nodes}
 
 
 def is_below(source: str, lab: Lab) -> bool:

@@ -15,6 +15,7 @@ from labctl.side_by_side import pool
 # Seconds for the files of a run; what a workload wrote may be large.
 SENDING = 120
 FETCHING = 3600
+IS_THERE = '[ ! -d "$1" ] || echo yes'
 # Paths that a warning names.
 SHOWN = 3
 
@@ -39,22 +40,31 @@ def send(lab: Lab, job: Job, engine: Engine, path: Path) -> tree.Tree:
 def fetch(
     lab: Lab, run_id: str, engine: Engine, path: Path, warn: Callable[[str], None], sent: tree.Tree | None = None
 ) -> None:
-    """What ranks wrote on the lab's hosts, back into the run's directory; a host that does not give it is warned of."""
+    """What ranks wrote on the lab's hosts, back into the run's directory, and off the hosts once all of it is here.
+
+    A host that does not give it keeps it, and is warned of.
+    """
 
     def bring(host: Host) -> None:
+        there = directory_on(lab, host, run_id)
+        kept = f"what {host.name} has of the run stays there in {there}"
         try:
             connection = engine.on(host.name).connection
-            there = directory_on(lab, host, run_id)
-            if not connection or connection.run('[ -d "$1" ]', there, check=False).code:
+            if not connection or not connection.run(IS_THERE, there).out:
                 return
             came = fetching.fetch(connection, there, path, sent=sent, seconds=FETCHING)
+            if came.whole:
+                sending.remove(connection, there)
         except HostError as error:
-            warn(error.message)
+            warn(f"{error.message}; {kept}")
             return
         if came.aside:
             warn(f"{host.name}: another host wrote the same names: see {', '.join(came.aside[:SHOWN])} in {path}")
         if came.refused:
-            warn(f"{host.name}: not fetched, because it is no file of the run: {', '.join(came.refused[:SHOWN])}")
+            why = f"not fetched, because it is no file of the run: {', '.join(came.refused[:SHOWN])}"
+            warn(f"{host.name}: {why}; {kept}")
+        elif not came.whole:
+            warn(f"{host.name}: files changed while they were fetched; {kept}")
 
     on_each(lab.hosts, bring)
 

@@ -9,15 +9,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
+from typing import Literal, cast
 
 from labctl import packing, shell, ssh_words
 from labctl.connection import Connection
 from labctl.errors import HostError
-from labctl.host_scripts import ASK, FILL, NEW, REMOVE
+from labctl.host_scripts import ASK, FILL, LOOK, NEW, REMOVE
 from labctl.packing import Part
 from labctl.shell import Completed
 from labctl.tree import Tree, parse
 
+Shown = Literal["same", "other", "gone"]
+"""What a host shows of a tree: that very one; another, or a part; or there is no directory for it."""
 NAME = re.compile(r"[\w.-]+(/[\w.-]+)*", re.ASCII)
 
 
@@ -28,6 +31,15 @@ class Sent:
     paths: tuple[str, ...]
     size: int
     """Bytes of the files among them."""
+
+
+def shown(
+    connection: Connection, directory: str, trees: Mapping[str, Tree], *, seconds: float = 600
+) -> dict[str, Shown]:
+    """What ``directory/<name>`` of the host shows of the tree of that name; nothing is changed there."""
+    words = _words(tuple(Part(name, tree) for name, tree in trees.items()))
+    said = connection.run(LOOK, directory, words, timeout=seconds).out.split()
+    return {name: cast(Shown, word) for name, word in zip(trees, said, strict=True)}
 
 
 def send(

@@ -145,14 +145,14 @@ def _file(path: str, place: str) -> Entry:
     return Entry(path, "file", mode, size, digest.hexdigest())
 
 
-def of_lab(directory: Path, nodes: Sequence[str], *, launcher: bool) -> dict[str, Tree]:
-    """What a host with these nodes of a lab gets, by where it lies below the lab's directory on both sides.
+def of_nodes(directory: Path, nodes: Sequence[str], *, launcher: bool) -> dict[str, Tree]:
+    """What a host with these nodes of a lab gets for them, by where it lies below the lab's directory on both sides.
 
     The first node's directory holds the launcher's files and its private key; only the ``launcher``'s host gets them.
     They are a tree of their own because the running launcher is to see new ones: a mount that is below a tree's
     directory shows for ever what lay there when its container started.
     """
-    trees = {"workloads": of(directory / "workloads")}
+    trees = {}
     for node in nodes:
         folder = render.node_directory(node)
         names = {path.name for path in (directory / folder).iterdir()}

@@ -23,7 +23,7 @@ RINGS: tuple[tuple[str, ...], ...] = (
     ("side_by_side", "shell", "pipes", "dialing", "ssh_words", "link", "connection", "probe", "relay", "files", "laid",
      "lock",
      "leases", "keys", "store", "report", "output", "initialise", "tree", "packing", "merging",
-     "host_scripts", "sending", "fetching", "provision"),
+     "host_scripts", "sending", "fetching", "provision", "lacking"),
     ("engines", "vendor_tools"),
     ("execute",),
     ("attach", "supervise", "trials", "limits", "device_requests", "record", "prerequisites", "sources", "base_image",

@@ -58,7 +58,7 @@ def state(examination: Examination, name: str, one: Container | None, fingerprin
     if one and (cause := lost(one.reason)):
         why = f"a run on it would end with {cause}"
         return error("LAB-NODE-004", f"is unhealthy: {one.reason}", why=why, fix=UP, node=name, runnable=True)
-    stuck = plan.why_stuck(lab, one, frozenset()) if one else None
+    stuck = plan.why_stuck(lab, one, {}) if one else None
     if one is None or one.state != "running" or stuck:
         seen = stuck or (f"is {one.state}" if one else "is missing")
         return error("LAB-NODE-001", seen, why="a run needs every node", fix=UP, node=name, runnable=True)

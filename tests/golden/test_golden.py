@@ -63,7 +63,7 @@ def rendered(folder: Path, scratch: Path) -> dict[str, str]:
     of = load_case(folder, scratch)
     files = render.render(of)
     found = {file.path.removeprefix(".lab/"): file.content for file in files}
-    found["plan-up.txt"] = f"{plan.up(of, files, files, Observed())}\n"
+    found["plan-up.txt"] = f"{plan.up(of, files, files, Observed(), unsent=[host.name for host in of.hosts])}\n"
     if task := load_job(folder, of):
         found |= {f"run/{file.path}": file.content for file in task.files}
         found["run/argv.txt"] = "".join(f"{word}\n" for word in task.argv)

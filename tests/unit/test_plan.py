@@ -100,7 +100,7 @@ def test_a_container_that_an_interrupted_renewal_left_under_another_name_is_made
 
 
 def test_nodes_whose_keys_are_gone_are_made_anew() -> None:
-    text = str(plan.up(lab(), render.render(lab()), (), observed(lab()), keyless=frozenset({"worker-0"})))
+    text = str(plan.up(lab(), render.render(lab()), (), observed(lab()), unusable={"worker-0": "its keys are gone"}))
     assert "remove worker-0  [cannot be used: its keys are gone]" in text
     assert "[worker-0 missing]" in text
 

@@ -192,7 +192,7 @@ def test_several_trees_go_in_one_command_and_one_may_lie_in_anothers_directory(h
     (lab / "workloads").mkdir()
     there = tmp_path / "there"
 
-    sending.send(host, str(there), tree.of_lab(lab, ("a",), launcher=True), alone=".lab/nodes")
+    sending.send(host, str(there), tree.of_nodes(lab, ("a",), launcher=True), alone=".lab/nodes")
     assert host.commands == 2
     nodes = there / ".lab/nodes"
     assert (nodes / "a/launcher/id").read_text() == "a/launcher/id"
@@ -200,11 +200,11 @@ def test_several_trees_go_in_one_command_and_one_may_lie_in_anothers_directory(h
     assert shown(there / "workloads") == {}
     assert not (nodes / "b").exists()
 
-    sending.send(host, str(there), tree.of_lab(lab, ("a", "b"), launcher=False), alone=".lab/nodes")
+    sending.send(host, str(there), tree.of_nodes(lab, ("a", "b"), launcher=False), alone=".lab/nodes")
     assert (nodes / "b/ssh/key").read_text() == "b/ssh/key"
     assert not (nodes / "a/launcher").exists(), "a private key stays only on the launcher's host"
 
-    sending.send(host, str(there), tree.of_lab(lab, ("b",), launcher=False), alone=".lab/nodes")
+    sending.send(host, str(there), tree.of_nodes(lab, ("b",), launcher=False), alone=".lab/nodes")
     assert names(nodes) == {"b"}
 
 

@@ -1,0 +1,72 @@
+"""What the hosts of a lab lack of its files, found before anything is done about it: they are asked, not changed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from labctl import keys, render, sending, tree
+from labctl.connection import Connection
+from labctl.errors import HostError
+from labctl.hardware import Host
+from labctl.model import LAUNCHER, File, Lab
+from labctl.provision import WORKLOADS, trees
+from labctl.sending import Shown
+from labctl.side_by_side import attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Lacking:
+    """What files are to be sent, and what it means for containers."""
+
+    hosts: frozenset[str]
+    """Those that do not show the lab's files as they are to be."""
+    containers: Mapping[str, str]
+    """Those that have lost files which they mounted when they started, each with the reason."""
+
+
+def find(
+    lab: Lab, connections: Mapping[str, Connection], changed: tuple[File, ...], failed: Collection[str]
+) -> tuple[Lacking, dict[str, HostError]]:
+    """What hosts lack that have not ``failed``, and why some do not say it; ``changed`` files are not written yet."""
+    keyless = keys.missing(lab)
+    lost = dict.fromkeys(keyless, "its keys are gone")
+    renewed = {node.name for node in lab.nodes if any(is_of(node.name, file) for file in changed)}
+    hosts = {host.name: host for host in lab.hosts if render.sent(host) and host.name not in failed}
+    if not hosts:
+        return Lacking(frozenset(), lost), {}
+    path = lab.directory / WORKLOADS
+    workloads = tree.of(path) if path.is_dir() else tree.Tree(path, ())
+
+    def look(host: Host) -> dict[str, Shown]:
+        """Nothing of a host whose nodes lack keys: those are made anew, and so are the nodes."""
+        if not keyless.isdisjoint(lab.containers_on(host.name)):
+            return {}
+        return sending.shown(connections[host.name], host.directory, trees(lab, host, workloads))
+
+    shown, mute = attempt(look, hosts)
+    # The launcher knows the keys of all.
+    touched = {lab.host_of(node).name for node in (*renewed, *([LAUNCHER] if keyless else ()))}
+    unsent = frozenset(name for name, found in shown.items() if name in touched or set(found.values()) != {"same"})
+    for name, found in shown.items():
+        lost.update((node, "has other files") for node in bereft(lab, name, found) if node not in renewed)
+    return Lacking(unsent, lost), mute
+
+
+def is_of(node: str, file: File) -> bool:
+    return file.path.startswith(f"{render.node_directory(node)}/")
+
+
+def bereft(lab: Lab, host: str, shown: Mapping[str, Shown]) -> Iterator[str]:
+    """The containers of a host that would not see what is sent now.
+
+    A directory that a container has mounted as a whole shows what is sent into it, as long as nobody removed it. Of a
+    node's own directory containers have mounted parts, which stay what they were.
+    """
+    first = lab.nodes[0].name
+    mounting = {WORKLOADS: lab.containers_on(host), first: (first, LAUNCHER)}
+    for folder, what in shown.items():
+        name = PurePosixPath(folder).name
+        if what == "gone" or (what == "other" and name not in (WORKLOADS, LAUNCHER)):
+            yield from mounting.get(name, (name,))
