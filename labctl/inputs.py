@@ -13,6 +13,8 @@ from labctl import program, render
 from labctl.errors import ConfigError
 from labctl.model import File, Lab, Workload
 
+RUNS = "runs"
+
 
 def resolve(lab: Lab, workload: Workload) -> Workload:
     """The workload with its inputs as paths in the containers.
@@ -31,6 +33,14 @@ def resolve(lab: Lab, workload: Workload) -> Workload:
 def given(workload: Workload) -> tuple[str, ...]:
     """The paths that a workload's inputs name."""
     return tuple(value for _, _, value, _ in _given(workload))
+
+
+def earlier(lab: Lab, workload: Workload) -> tuple[str, ...]:
+    """The runs of which its inputs name something, by id."""
+    runs = lab.directory / RUNS
+    places = (locate(lab, path) for path in given(workload))
+    inside = (place.relative_to(runs) for place in places if place.is_relative_to(runs))
+    return tuple(sorted({path.parts[0] for path in inside if path.parts}))
 
 
 def _given(workload: Workload) -> Iterator[tuple[int, str, str, str]]:
@@ -60,8 +70,9 @@ def _require(workload: Workload) -> None:
 
 def _resolve(lab: Lab, workload: str, option: str, value: str, kind: str) -> str:
     path = locate(lab, value)
-    # What is on other hosts is looked for there, once the launcher is known to run.
-    problem = None if render.sent(lab.hosts[0]) else _problem(path, kind)
+    # What is on other hosts is looked for there, once the launcher is known to run; but runs are all here.
+    elsewhere = render.sent(lab.hosts[0]) and not path.is_relative_to(lab.directory / RUNS)
+    problem = None if elsewhere else _problem(path, kind)
     if problem:
         hint = f"looked at {path}; a relative path is below {cache_of(lab)} (HOST_CACHE_PATH)"
         raise ConfigError(f"{workload}: {option} {shlex.quote(value)}: {problem}", hint=hint)

@@ -15,6 +15,8 @@ from labctl.provision import WORKLOADS, trees
 from labctl.sending import Shown
 from labctl.side_by_side import attempt
 
+LOST: dict[Shown, str] = {"other": "has other files", "gone": "its files are gone"}
+
 
 @dataclass(frozen=True, slots=True)
 class Lacking:
@@ -31,13 +33,10 @@ def find(
 ) -> tuple[Lacking, dict[str, HostError]]:
     """What hosts lack that have not ``failed``, and why some do not say it; ``changed`` files are not written yet."""
     keyless = keys.missing(lab)
-    lost = dict.fromkeys(keyless, "its keys are gone")
     renewed = {node.name for node in lab.nodes if any(is_of(node.name, file) for file in changed)}
     hosts = {host.name: host for host in lab.hosts if render.sent(host) and host.name not in failed}
-    if not hosts:
-        return Lacking(frozenset(), lost), {}
     path = lab.directory / WORKLOADS
-    workloads = tree.of(path) if path.is_dir() else tree.Tree(path, ())
+    workloads = tree.of(path) if hosts and path.is_dir() else tree.Tree(path, ())
 
     def look(host: Host) -> dict[str, Shown]:
         """Nothing of a host whose nodes lack keys: those are made anew, and so are the nodes."""
@@ -49,17 +48,16 @@ def find(
     # The launcher knows the keys of all.
     touched = {lab.host_of(node).name for node in (*renewed, *([LAUNCHER] if keyless else ()))}
     unsent = frozenset(name for name, found in shown.items() if name in touched or set(found.values()) != {"same"})
-    for name, found in shown.items():
-        lost.update((node, "has other files") for node in bereft(lab, name, found) if node not in renewed)
-    return Lacking(unsent, lost), mute
+    lost = {node: why for name, found in shown.items() for node, why in bereft(lab, name, found) if node not in renewed}
+    return Lacking(unsent, {**lost, **dict.fromkeys(keyless, "its keys are gone")}), mute
 
 
 def is_of(node: str, file: File) -> bool:
     return file.path.startswith(f"{render.node_directory(node)}/")
 
 
-def bereft(lab: Lab, host: str, shown: Mapping[str, Shown]) -> Iterator[str]:
-    """The containers of a host that would not see what is sent now.
+def bereft(lab: Lab, host: str, shown: Mapping[str, Shown]) -> Iterator[tuple[str, str]]:
+    """The containers of a host that would not see what is sent now, and why.
 
     A directory that a container has mounted as a whole shows what is sent into it, as long as nobody removed it. Of a
     node's own directory containers have mounted parts, which stay what they were.
@@ -69,4 +67,4 @@ def bereft(lab: Lab, host: str, shown: Mapping[str, Shown]) -> Iterator[str]:
     for folder, what in shown.items():
         name = PurePosixPath(folder).name
         if what == "gone" or (what == "other" and name not in (WORKLOADS, LAUNCHER)):
-            yield from mounting.get(name, (name,))
+            yield from ((node, LOST[what]) for node in mounting.get(name, (name,)))

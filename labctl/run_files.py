@@ -13,27 +13,30 @@ from labctl.model import LAUNCHER, Job, Lab
 from labctl.side_by_side import pool
 
 # Seconds for the files of a run; what a workload wrote may be large.
-SENDING = 120
-FETCHING = 3600
+SECONDS = 3600
 IS_THERE = '[ ! -d "$1" ] || echo yes'
 # Paths that a warning names.
 SHOWN = 3
 
 
-def send(lab: Lab, job: Job, engine: Engine, path: Path) -> tree.Tree:
+def send(lab: Lab, job: Job, engine: Engine, path: Path, earlier: tuple[str, ...] = ()) -> tree.Tree:
     """The run's directory, to each of its hosts; returns what that is. HostError where one does not get it.
 
-    The workloads go along: what was edited since `up` is what runs, as it is on this machine.
+    The workloads go along: what was edited since `up` is what runs, as it is on this machine. So do the ``earlier``
+    runs whose results it reads; they stay there.
     """
-    files, workloads = tree.of(path), tree.of(lab.directory / "workloads")
-    hosts = dict.fromkeys(lab.host_of(name).name for name in (LAUNCHER, *(node.name for node in job.nodes)))
+    files = tree.of(path)
+    names = dict.fromkeys(lab.host_of(name).name for name in (LAUNCHER, *(node.name for node in job.nodes)))
+    hosts = tuple(lab.host(name) for name in names if render.sent(lab.host(name)))
+    folders = ("workloads", *(f"runs/{run}" for run in earlier)) if hosts else ()
+    trees = {folder: tree.of(lab.directory / folder) for folder in folders}
 
     def give(host: Host) -> None:
         if connection := engine.on(host.name).connection:
-            sending.send(connection, host.directory, {"workloads": workloads}, seconds=SENDING)
-            sending.send_new(connection, files, directory_on(lab, host, job.run_id), seconds=SENDING)
+            sending.send(connection, host.directory, trees, seconds=SECONDS)
+            sending.send_new(connection, files, directory_on(lab, host, job.run_id), seconds=SECONDS)
 
-    on_each(tuple(lab.host(name) for name in hosts), give)
+    on_each(hosts, give)
     return files
 
 
@@ -52,7 +55,7 @@ def fetch(
             connection = engine.on(host.name).connection
             if not connection or not connection.run(IS_THERE, there).out:
                 return
-            came = fetching.fetch(connection, there, path, sent=sent, seconds=FETCHING)
+            came = fetching.fetch(connection, there, path, sent=sent, seconds=SECONDS)
             if came.whole:
                 sending.remove(connection, there)
         except HostError as error:

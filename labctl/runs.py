@@ -116,7 +116,9 @@ def require_program(lab: Lab, task: Job, engine: Engine) -> None:
 def require_inputs(lab: Lab, task: Job, engine: Engine) -> None:
     """ConfigError where a path that was named for the run is not on the launcher's host."""
     host = lab.host_of(render.LAUNCHER)
-    paths = inputs.given(task.workload) if render.sent(host) else ()
+    runs = lab.directory / inputs.RUNS
+    named = inputs.given(task.workload) if render.sent(host) else ()
+    paths = tuple(path for path in named if not inputs.locate(lab, path).is_relative_to(runs))
     if not paths:
         return
     look = ("sh", "-c", 'for path; do [ -e "$path" ] || echo "$path"; done', "sh", *paths)
@@ -155,7 +157,7 @@ def launch(
         context.notice(f"run {task.run_id}: {task.workload.describe}")
         recorder = store.Recorder(path, lab, (metric.pattern for metric in task.workload.metrics))
         try:
-            sent = run_files.send(lab, task, engine, path)
+            sent = run_files.send(lab, task, engine, path, inputs.earlier(lab, task.workload))
             try:
                 ended = supervise(lab, task, engine, lambda line: context.line(recorder.keep(line)))
             finally:
