@@ -167,12 +167,19 @@ def test_a_host_that_is_lost_ends_the_run_and_up_heals_it_once_it_is_back(
         trouble(host)
         began = time.monotonic()
         try:
-            result = run.answer(60).expect(4).json
+            answer = run.answer(60).expect(4)
+            result = answer.json
             ended = time.monotonic()
             assert left_of(others, run_id) == []
         finally:
             host.cure()
     assert (result["verdict"], result["cause"]) == ("ERROR", "node-lost")
+    kept_there = {one.name: f"{one.home}/.labctl/{lab.name}.{one.name}/runs/{run_id}" for one in lab.hosts}
+    # Where no more than the engine failed, ssh brings the files.
+    stays = trouble is not Host.stop_engine
+    assert (f"what {host.name} has of the run stays there in {kept_there[host.name]}" in answer.err) is stays
+    assert bool(host.shell('[ ! -e "$1" ] || echo there', kept_there[host.name])) is stays
+    assert [one.shell('[ ! -e "$1" ] || echo there', kept_there[one.name]) for one in others.hosts] == ["", ""]
     assert f"worker-{number}" in result["message"] or f"host {host.name}" in result["message"]
     assert ended - began < LOST
     converges(lab, kept)

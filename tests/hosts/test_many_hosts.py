@@ -72,6 +72,29 @@ def test_a_host_gets_the_keys_of_its_own_nodes_and_gives_all_back(rack_lab: Rack
     assert all(host.engine.images.list() for host in lab.hosts)
 
 
+def test_up_sends_to_the_host_that_lacks_files_and_renews_only_what_mounted_them(rack_lab: RackLabs) -> None:
+    lab = rack_lab(2)
+    lab.call("up").expect(0)
+    before = lab.identities()
+    directory = f"{lab.hosts[1].home}/.labctl/{lab.name}.h2"
+
+    lab.hosts[1].shell('rm "$1/workloads/.now"', directory)
+    assert lab.call("up", "--dry-run", "--json").expect(0).json["plan"][:-1] == [
+        "#1 send files of worker-1 to h2  [what it does not have]"
+    ]
+    assert lab.hosts[1].shell('ls -A "$1/workloads"', directory).count(".now") == 0
+    lab.call("up").expect(0)
+    assert lab.identities() == before
+
+    lab.hosts[1].shell('rm -r "$1"', directory)
+    lab.call("up").expect(0)
+    after = lab.identities()
+    assert {node for node in before if after[node] != before[node]} == {"worker-1"}
+    passed(lab, lab.call("run", "hello-mpi", "--json"), 2)
+    runs = [f"{host.home}/.labctl/{lab.name}.{host.name}/runs" for host in lab.hosts]
+    assert [host.shell('ls -A "$1"', path) for host, path in zip(lab.hosts, runs, strict=True)] == ["", ""]
+
+
 def test_down_takes_the_image_along_where_nothing_else_uses_it(rack_lab: RackLabs, image: str) -> None:
     lab = rack_lab(2)
     one, two = lab.hosts

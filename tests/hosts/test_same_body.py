@@ -29,7 +29,9 @@ def test_a_lab_lives_and_ends_alike(lab: Lab) -> None:
     lab.call("up").expect(0)
     before = lab.identities()
     assert sorted(before) == ["launcher", "worker-0", "worker-1"]
-    assert "compose up" not in lab.call("up").expect(0).err
+    (step,) = lab.call("up", "--dry-run", "--json").expect(0).json["plan"]
+    assert step.startswith("#1 reach worker-0, worker-1 over ssh")
+    assert "[1/1] reach" in lab.call("up").expect(0).err
     assert lab.identities() == before
 
     status = lab.call("status", "--json").expect(0).json

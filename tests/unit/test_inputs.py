@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from builders import lab, workload
+from builders import host, lab, workload
 
 from labctl import inputs
 from labctl.errors import ConfigError
@@ -85,6 +85,19 @@ def test_a_model_is_a_directory_with_its_configuration(of: Lab, tmp_path: Path) 
 def test_a_path_is_a_file_or_a_directory(of: Lab, tmp_path: Path, name: str) -> None:
     (tmp_path / "cache/text.json").touch()
     assert resolved(of, "path", "--data-path", name) == ("--data-path", f"/workspace/.cache/{name}")
+
+
+def test_what_an_earlier_run_made_is_looked_for_here_whatever_hosts_read_it(of: Lab) -> None:
+    runs = Mount(source=str(of.directory / "runs"), target="/workspace/runs")
+    elsewhere = replace(of, mounts=(*of.mounts, runs), hosts=(host(directory="/home/ann/.labctl/demo"),))
+    given = ("--data-path", f"{RUN}/reward")
+    task = workload(inputs=(("data-path", "path"),), arguments=given)
+    with pytest.raises(ConfigError, match="no such file or directory"):
+        inputs.resolve(elsewhere, task)
+    assert inputs.earlier(elsewhere, task) == ("r1",)
+    assert (
+        inputs.earlier(elsewhere, workload(inputs=(("data-path", "path"),), arguments=("--data-path", "mnist"))) == ()
+    )
 
 
 def test_an_input_that_is_required_must_be_given(of: Lab) -> None:

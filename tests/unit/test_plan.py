@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from builders import IMAGE_ID, container, job, lab, node, observed, up
+from builders import IMAGE_ID, container, host, job, lab, node, observed, up
 
 from labctl import plan, render
 from labctl.containers import Observed
+from labctl.model import Lab
 
 REACH = "reach worker-0, worker-1 over ssh within 60 s  [ready means that the launcher reaches every worker]"
 
@@ -103,6 +104,39 @@ def test_nodes_whose_keys_are_gone_are_made_anew() -> None:
     text = str(plan.up(lab(), render.render(lab()), (), observed(lab()), unusable={"worker-0": "its keys are gone"}))
     assert "remove worker-0  [cannot be used: its keys are gone]" in text
     assert "[worker-0 missing]" in text
+
+
+def on_a_host() -> tuple[Lab, Observed]:
+    """A lab on one host that is reached by ssh, and what is there once it is up."""
+    of = lab((node(0, host="red"), node(1, host="red")), hosts=(host(name="red", directory="/home/ann/.labctl/demo"),))
+    return of, replace(observed(of), host="red")
+
+
+def test_a_host_that_has_all_files_gets_none() -> None:
+    assert up(*on_a_host()) == f"#1 {REACH}"
+
+
+def test_files_go_to_a_host_that_lacks_them_and_only_folders_are_made_for_its_containers_otherwise() -> None:
+    of, seen = on_a_host()
+    send = "#1 send files of worker-0, worker-1 to red  [what it does not have]"
+    assert str(plan.up(of, render.render(of), (), seen, unsent=("red",))) == f"{send}\n#2 {REACH}"
+    fewer = replace(seen, containers=seen.containers[:2])
+    assert up(of, fewer) == (
+        "#1 make folders of worker-0, worker-1 on red  [what it does not have]\n"
+        "#2 compose up worker-0, worker-1 (project labctl-demo) on red  [worker-1 missing]\n"
+        f"#3 {REACH}"
+    )
+
+
+def test_containers_whose_files_are_gone_are_removed_before_others_are_sent() -> None:
+    of, seen = on_a_host()
+    lost = {"worker-1": "its files are gone"}
+    assert str(plan.up(of, render.render(of), (), seen, unsent=("red",), unusable=lost)) == (
+        "#1 remove worker-1 on red  [cannot be used: its files are gone]\n"
+        "#2 send files of worker-0, worker-1 to red  [what it does not have]\n"
+        "#3 compose up worker-0, worker-1 (project labctl-demo) on red  [worker-1 missing]\n"
+        f"#4 {REACH}"
+    )
 
 
 def test_down_removes_what_carries_the_label() -> None:

@@ -184,6 +184,19 @@ def test_what_was_changed_on_the_host_is_mended(host: Nearby, source: Path, tmp_
     assert shown(place) == all_of(source)
 
 
+def test_to_look_changes_nothing_and_tells_what_is_there(host: Nearby, source: Path, tmp_path: Path) -> None:
+    lab, trees = tmp_path / "lab", {"workloads": tree.of(source), "other": tree.of(source / "open")}
+    assert sending.shown(host, str(lab), trees) == {"workloads": "gone", "other": "gone"}
+    assert not lab.exists()
+    sending.send(host, str(lab), trees)
+    (lab / "workloads/-rf").unlink()
+    before = all_of(lab)
+    assert sending.shown(host, str(lab), trees) == {"workloads": "other", "other": "same"}
+    assert all_of(lab) == before
+    sending.send(host, str(lab), trees)
+    assert set(sending.shown(host, str(lab), trees).values()) == {"same"}
+
+
 def test_several_trees_go_in_one_command_and_one_may_lie_in_anothers_directory(host: Nearby, tmp_path: Path) -> None:
     lab = tmp_path / "lab"
     for name in ("a/compose.yml", "a/ssh/key", "a/launcher/id", "b/compose.yml", "b/ssh/key"):
@@ -407,6 +420,7 @@ def test_busybox_is_enough_of_a_host(source: Path, tmp_path: Path) -> None:
         host.commands = 0
     send(host, source, tmp_path / "lab")
     assert host.commands == 2
+    assert sending.shown(host, str(tmp_path / "lab"), {"workloads": tree.of(source)}) == {"workloads": "same"}
     sending.remove(host, "/.labctl/no/such")
 
 

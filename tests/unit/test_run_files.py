@@ -1,0 +1,105 @@
+"""A run's directory on its way to hosts and back: hosts that are directories of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import builders
+import pytest
+from nearby import Nearby
+
+from labctl import run_files
+from labctl.engines import Engine
+from labctl.model import Lab
+
+RUN = "20260102-150405-hello-3fa2"
+
+
+class Way:
+    """An engine as far as it leads to hosts."""
+
+    def __init__(self, **connections: Nearby) -> None:
+        self._connections = connections
+
+    def on(self, host: str) -> Any:
+        class There:
+            connection = self._connections[host]
+
+        return There()
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    directory = str(tmp_path / "red/.labctl/demo")
+    host = builders.host(name="red", directory=directory)
+    lab = builders.lab((builders.node(0, host="red"),), hosts=(host,), directory=tmp_path / "here")
+    (lab.directory / "workloads").mkdir(parents=True)
+    (lab.directory / "runs" / RUN).mkdir(parents=True)
+    (lab.directory / "runs" / RUN / "hostfile").write_text("worker-0 slots=1")
+    return lab
+
+
+def there(lab: Lab, run: str = RUN) -> Path:
+    return Path(lab.hosts[0].directory) / "runs" / run
+
+
+def fetched(lab: Lab, red: Nearby) -> list[str]:
+    """What is warned of."""
+    warned: list[str] = []
+    run_files.fetch(lab, RUN, cast(Engine, Way(red=red)), lab.directory / "runs" / RUN, warned.append)
+    return warned
+
+
+def sent(lab: Lab, *earlier: str) -> None:
+    path = lab.directory / "runs" / RUN
+    run_files.send(lab, builders.job(lab, run_id=RUN), cast(Engine, Way(red=Nearby())), path, earlier)
+
+
+def test_a_host_keeps_nothing_of_a_run_that_came_back(lab: Lab) -> None:
+    sent(lab)
+    (there(lab) / "loss").write_text("1")
+    assert fetched(lab, Nearby()) == []
+    assert (lab.directory / "runs" / RUN / "loss").read_text() == "1"
+    assert list(there(lab).parent.iterdir()) == []
+    assert fetched(lab, Nearby()) == []
+
+
+def test_what_did_not_come_back_stays_and_is_told_of(lab: Lab) -> None:
+    sent(lab)
+    (there(lab) / "loss").write_text("1")
+    (there(lab) / "secret").symlink_to("/etc/passwd")
+    (warning,) = fetched(lab, Nearby(name="red"))
+    assert "not fetched, because it is no file of the run: secret; what red has of the run stays" in warning
+    assert str(there(lab)) in warning
+    assert (there(lab) / "loss").exists()
+
+
+class TarSays(Nearby):
+    """Its tar ends with this code, after a whole archive."""
+
+    code = 0
+
+    def receive(self, script: str, *words: str, **options: Any) -> Any:
+        return super().receive(script.replace("exec tar", "tar") + f"exit {self.code}", *words, **options)
+
+
+@pytest.mark.parametrize(("code", "word"), [(1, "files changed while they were fetched"), (2, "cannot fetch")])
+def test_a_directory_of_which_tar_complains_stays(lab: Lab, code: int, word: str) -> None:
+    sent(lab)
+    host = TarSays(name="red")
+    host.code = code
+    (warning,) = fetched(lab, host)
+    assert word in warning
+    assert f"stays there in {there(lab)}" in warning
+    assert (there(lab) / "hostfile").exists()
+
+
+def test_a_run_that_reads_an_earlier_one_has_it_on_its_host(lab: Lab) -> None:
+    model = lab.directory / "runs/20260101-000000-reward-0000/reward"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    sent(lab, model.parent.name)
+    assert (there(lab, model.parent.name) / "reward/config.json").read_text() == "{}"
+    fetched(lab, Nearby())
+    assert [path.name for path in there(lab).parent.iterdir()] == [model.parent.name]
