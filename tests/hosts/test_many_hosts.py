@@ -76,23 +76,23 @@ def test_up_sends_to_the_host_that_lacks_files_and_renews_only_what_mounted_them
     lab = rack_lab(2)
     lab.call("up").expect(0)
     before = lab.identities()
-    directory = f"{lab.hosts[1].home}/.labctl/{lab.name}.h2"
+    one, two = (f"{host.home}/.labctl/{lab.name}.{host.name}" for host in lab.hosts)
+    lab.hosts[0].shell('rm "$1/workloads/.now"', one)
+    lab.hosts[1].shell('rm -r "$1"', two)
 
-    lab.hosts[1].shell('rm "$1/workloads/.now"', directory)
     assert lab.call("up", "--dry-run", "--json").expect(0).json["plan"][:-1] == [
-        "#1 send files of worker-1 to h2  [what it does not have]"
+        "#1 send files of worker-0 to h1  [what it does not have]",
+        "#2 remove worker-1 on h2  [cannot be used: its files are gone]",
+        "#3 send files of worker-1 to h2  [what it does not have]",
+        f"#4 compose up worker-1 (project labctl-{lab.name}) on h2  [worker-1 missing]",
     ]
-    assert lab.hosts[1].shell('ls -A "$1/workloads"', directory).count(".now") == 0
-    lab.call("up").expect(0)
-    assert lab.identities() == before
-
-    lab.hosts[1].shell('rm -r "$1"', directory)
+    assert lab.hosts[0].shell('ls -A "$1/workloads"', one).count(".now") == 0
+    assert lab.hosts[1].shell('[ -e "$1" ] || echo gone', two) == "gone\n"
     lab.call("up").expect(0)
     after = lab.identities()
     assert {node for node in before if after[node] != before[node]} == {"worker-1"}
     passed(lab, lab.call("run", "hello-mpi", "--json"), 2)
-    runs = [f"{host.home}/.labctl/{lab.name}.{host.name}/runs" for host in lab.hosts]
-    assert [host.shell('ls -A "$1"', path) for host, path in zip(lab.hosts, runs, strict=True)] == ["", ""]
+    assert [host.shell('ls -A "$1/runs"', path) for host, path in zip(lab.hosts, (one, two), strict=True)] == ["", ""]
 
 
 def test_down_takes_the_image_along_where_nothing_else_uses_it(rack_lab: RackLabs, image: str) -> None:
