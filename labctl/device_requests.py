@@ -55,7 +55,7 @@ def settled(
     ``texts`` reads the folders of the engine's host.
     """
     if not engine or not host.devices:
-        return replace(host, request=trials.kept(directory, host.name, None).get(KEY) or ASSUMED)
+        return remembered(host, directory)
     information = engine.information()
     if accelerator == "habana":
         require_habana(information)
@@ -76,6 +76,11 @@ def settled(
     if request is None:
         raise no_way(information, devices)
     return replace(host, request=request)
+
+
+def remembered(host: Host, directory: Path) -> Host:
+    """The host with the way that was found when its engine was last asked."""
+    return replace(host, request=trials.kept(directory, host.name, None).get(KEY) or ASSUMED)
 
 
 def tried(
@@ -133,9 +138,9 @@ def wanted(found: Settings, host: Host) -> tuple[Device, ...]:
     return lab.chosen_devices("nvidia", host, found.text("LAB_DEVICES"))
 
 
-def require_runtime(accelerator: Accelerator, host: Host, engine: Daemon | None) -> None:
+def require_runtime(accelerator: Accelerator, host: Host, engine: Daemon) -> None:
     """HostError where the engine lacks what can be told without an image: before one is built for nothing."""
-    if accelerator == "habana" and host.devices and engine:
+    if accelerator == "habana" and host.devices:
         require_habana(engine.information())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Container, Iterator
 from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
@@ -26,10 +27,12 @@ def build(
     *,
     network: Network = "bridge",
     owner: str = "",
+    lacking: Container[str] = (),
 ) -> Lab:
     """The lab that these settings ask for on these hosts: on one, its nodes share a bridge, else each host is a node.
 
-    Raises HostError when a host has fewer devices than its nodes ask for, ConfigError for one that is not there.
+    Raises HostError when a host has fewer devices than its nodes ask for, ConfigError for one that is not there; nodes
+    of several hosts, some of which are known to be ``lacking`` in that, have no devices there.
     """
     project = settings.text("PROJECT_PATH")
     if network == "bridge":
@@ -39,7 +42,9 @@ def build(
         directory=directory,
         accelerator=accelerator,
         image=settings.text("LAB_IMAGE") or f"labctl/{accelerator}",
-        nodes=nodes(settings, accelerator, hosts[0]) if network == "bridge" else spread(settings, accelerator, hosts),
+        nodes=nodes(settings, accelerator, hosts[0])
+        if network == "bridge"
+        else tuple(spread(settings, accelerator, hosts, lacking)),
         hosts=hosts,
         network=network,
         owner=owner,
@@ -76,15 +81,23 @@ def nodes(settings: Settings, accelerator: Accelerator, host: Host) -> tuple[Nod
     )
 
 
-def spread(settings: Settings, accelerator: Accelerator, hosts: tuple[Host, ...]) -> tuple[Node, ...]:
-    """A worker on each host, with all of its cores and as many of its devices as it has slots."""
-    module = accelerators.get(accelerator)
-    found = []
+def spread(
+    settings: Settings, accelerator: Accelerator, hosts: tuple[Host, ...], lacking: Container[str]
+) -> Iterator[Node]:
+    """A worker on each host; on those that are lacking it has no devices."""
     for host in hosts:
-        devices, slots = devices_and_slots(settings, accelerator, host, 1)
-        mapping = module.mapping(host, share_devices(accelerator, host, devices, 0, slots, 1))
-        found.append(Node(name=f"worker-{host.number}", host=host.name, slots=slots, devices=mapping))
-    return tuple(found)
+        if host.name in lacking:
+            slots = host.slots or settings.number("LAB_SLOTS") or 1
+            yield Node(name=f"worker-{host.number}", host=host.name, slots=slots)
+        else:
+            yield node_of(settings, accelerator, host)
+
+
+def node_of(settings: Settings, accelerator: Accelerator, host: Host) -> Node:
+    """The worker of one of several hosts, with all of its cores and as many of its devices as it has slots."""
+    devices, slots = devices_and_slots(settings, accelerator, host, 1)
+    mapping = accelerators.get(accelerator).mapping(host, share_devices(accelerator, host, devices, 0, slots, 1))
+    return Node(name=f"worker-{host.number}", host=host.name, slots=slots, devices=mapping)
 
 
 def devices_and_slots(

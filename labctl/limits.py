@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from labctl import scale, trials
 from labctl.engines import Daemon
-from labctl.errors import HostError, on_host
-from labctl.hardware import HERE
+from labctl.errors import HostError
 from labctl.model import Lab, Limits
 from labctl.settings import Settings
 
@@ -27,50 +27,56 @@ def wanted(settings: Settings) -> Limits:
     )
 
 
-def granted(
-    settings: Settings,
-    directory: Path,
-    image: str,
-    daemons: Mapping[str, Daemon | None],
-    warn: Callable[[str], None],
-) -> Limits:
-    """The wanted limits less those that some host's daemon cannot give, which stay at its own default, with a warning.
-
-    What was found is kept per daemon, and doctor tries again what was refused; without an engine, limits never probed
-    are left out.
-    """
+def pairs(settings: Settings) -> dict[str, tuple[str, int]]:
+    """Those of the wanted limits that a daemon may refuse, by the word under which its answer is kept."""
     limits = wanted(settings)
-    pairs = [("memlock", limits.memlock), ("stack", limits.stack), ("nofile", limits.nofile)]
-    asked = {f"{name}={value}": (name, value) for name, value in pairs if value is not None}
-    refused: set[str] = set()
-    # A host that does not answer and was never asked takes nothing from those that do.
-    heard = {host: engine for host, engine in daemons.items() if engine or trials.kept(directory, host, None)}
-    for host, engine in (heard or daemons).items():
-        with on_host(host):
-            refused.update(refused_on(host, engine, settings, directory, image, asked, warn))
-    given = {name: None if name in refused else value for name, value in pairs}
-    return replace(limits, memlock=given["memlock"], stack=given["stack"], nofile=given["nofile"])
+    asked = (("memlock", limits.memlock), ("stack", limits.stack), ("nofile", limits.nofile))
+    return {f"{name}={value}": (name, value) for name, value in asked if value is not None}
 
 
-def with_files(lab: Lab, daemons: Mapping[str, Daemon | None]) -> Lab:
-    """The lab with as many open files as its hosts allow, where they refused to raise that and the usual is too few."""
-    if lab.limits.nofile is not None or scale.files_needed(lab) <= scale.USUAL_FILES:
+def probe(settings: Settings, directory: Path, image: str, host: str, engine: Daemon) -> tuple[str, ...]:
+    """Ask a daemon for those limits that it was never asked for, and keep what it says; the names of those it refuses.
+
+    What was found is kept per daemon, and doctor tries again what was refused.
+    """
+    asked = pairs(settings)
+    known: dict[str, bool] = trials.kept(directory, host, engine).get("limits", {})
+    unknown = {key: pair for key, pair in asked.items() if key not in known}
+    if not unknown:
+        return ()
+    known |= _probe(engine, settings.text("LAB_NAME"), image, unknown)
+    trials.keep(directory, host, engine, limits=known)
+    return tuple(name for key, (name, _) in asked.items() if not known[key])
+
+
+def granted(settings: Settings, directory: Path, hosts: Collection[str]) -> Limits:
+    """The wanted limits less those that some host's daemon refused or was never asked for: its own default stays."""
+    # A host that was never asked for any takes nothing from those that were.
+    heard = [host for host in hosts if trials.kept(directory, host, None)] or hosts
+    known = [trials.kept(directory, host, None).get("limits", {}) for host in heard]
+    refused = [name for key, (name, _) in pairs(settings).items() if not all(one.get(key) for one in known)]
+    left_out: dict[str, Any] = dict.fromkeys(refused)
+    return replace(wanted(settings), **left_out)
+
+
+def with_files(lab: Lab) -> Lab:
+    """The lab with as many open files as its hosts are known to allow, where that matters."""
+    if not lacks_files(lab):
         return lab
-    allowed = []
-    for host, engine in daemons.items():
-        with on_host(host):
-            allowed.append(most_files(lab, host, engine))
+    allowed = [trials.kept(lab.directory, host.name, None).get("files") for host in lab.hosts]
     least = min((most for most in allowed if most), default=None)
     return replace(lab, limits=replace(lab.limits, nofile=least))
 
 
-def most_files(lab: Lab, host: str, engine: Daemon | None) -> int | None:
-    """Open files that a process in a container of this host may have at most; None where nobody asked yet."""
-    known: int | None = trials.kept(lab.directory, host, engine).get("files")
-    if known is None and engine:
-        known = engine.most_files(lab.name, lab.image)
-        trials.keep(lab.directory, host, engine, files=known)
-    return known
+def lacks_files(lab: Lab) -> bool:
+    """Whether hosts refused to raise the number of open files, and the usual is too few."""
+    return lab.limits.nofile is None and scale.files_needed(lab) > scale.USUAL_FILES
+
+
+def ask_files(lab: Lab, host: str, engine: Daemon) -> None:
+    """Find out, once, how many open files a process in a container of this host may have at most."""
+    if trials.kept(lab.directory, host, engine).get("files") is None:
+        trials.keep(lab.directory, host, engine, files=engine.most_files(lab.name, lab.image))
 
 
 def require_files(lab: Lab) -> None:
@@ -95,28 +101,6 @@ def neighbours_lacking(lab: Lab, root: Path) -> tuple[int, int] | None:
         return None
     needed = scale.neighbours_needed(lab)
     return (allowed, needed) if needed > allowed else None
-
-
-def refused_on(
-    host: str,
-    engine: Daemon | None,
-    settings: Settings,
-    directory: Path,
-    image: str,
-    asked: dict[str, tuple[str, int]],
-    warn: Callable[[str], None],
-) -> list[str]:
-    """The names of those limits that one host cannot give, or was never asked for."""
-    known: dict[str, bool] = trials.kept(directory, host, engine).get("limits", {})
-    unknown = [key for key in asked if key not in known]
-    if engine and unknown:
-        known |= _probe(engine, settings.text("LAB_NAME"), image, {key: asked[key] for key in unknown})
-        trials.keep(directory, host, engine, limits=known)
-    refused = [name for key, (name, _) in asked.items() if not known.get(key)]
-    if engine and unknown and refused:
-        who = "this host" if host == HERE else host
-        warn(f"{who} cannot raise {', '.join(refused)} for a container: its own limit stays in force")
-    return refused
 
 
 def try_again(settings: Settings, lab: Lab, engine: Daemon, names: tuple[str, ...]) -> tuple[str, ...]:

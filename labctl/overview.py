@@ -27,18 +27,18 @@ def devices(context: Context) -> list[dict[str, Any]]:
             execute.raise_all(where.failed)
         for error in where.failed.values():
             context.warn(error.message)
-        return each(context, where)
+        return each(where)
 
 
-def each(context: Context, where: Site) -> list[dict[str, Any]]:
+def each(where: Site) -> list[dict[str, Any]]:
     """Those that ssh reaches, in the order of the list."""
-    nodes, trouble = nodes_of(context, where)
+    nodes, troubles = nodes_of(where)
     with survey.scratch() as scratch:
         return [
             inventory.described(
                 where.settings,
                 tuple(node for node in nodes if node.host == name),
-                trouble,
+                troubles.get(name, ""),
                 name=name,
                 root=survey.lay_out(where.told[name], scratch / str(number)),
                 person=survey.person_of(where.told[name]),
@@ -48,12 +48,14 @@ def each(context: Context, where: Site) -> list[dict[str, Any]]:
         ]
 
 
-def nodes_of(context: Context, where: Site) -> tuple[tuple[Node, ...], str]:
-    """The lab's nodes, or why there can be none."""
+def nodes_of(where: Site) -> tuple[tuple[Node, ...], dict[str, str]]:
+    """The lab's nodes, and on which hosts there can be none and why."""
     try:
-        return prepare.foresee_lab(context, where).nodes, ""
+        lab, able = prepare.foresee_lab(where)
     except LabError as error:
-        return (), error.message
+        return (), dict.fromkeys(where.connections, error.message)
+    troubles = {name: error.message for name, error in able.failed.items() if name not in where.failed}
+    return tuple(node for node in lab.nodes if node.host not in troubles), troubles
 
 
 def tool_on(where: Site, name: str) -> Run:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import cast
 
 from labctl import device_requests, files, hosts, images, lab, observe, routes, survey
 from labctl.connection import Connection, connected
@@ -17,7 +18,7 @@ from labctl.context import Context
 from labctl.engines import Daemon, Engine
 from labctl.engines.docker_engine import DockerEngine
 from labctl.engines.fleet import Fleet
-from labctl.errors import ConfigError, HostError
+from labctl.errors import ConfigError, HostError, LabError
 from labctl.execute import raise_all
 from labctl.hardware import HERE, Host
 from labctl.hosts import Target
@@ -33,6 +34,15 @@ TOLD = ".lab/told"
 stays what it was, so that nothing changes for the others."""
 FILES = ".labctl"
 """Where a lab's files lie on a host, below the person's home there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What was found on the hosts, and what some of them lack for their nodes."""
+
+    accelerator: Accelerator
+    hosts: tuple[Host, ...]
+    lacking: Mapping[str, HostError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,18 +88,18 @@ class Site:
         return {name: survey.facts_of(self.told[name], one.told_at) for name, one in self.connections.items()}
 
     @cached_property
-    def _seen(self) -> tuple[Accelerator, tuple[Host, ...]]:
+    def _seen(self) -> Seen:
         return look(self)
 
     @property
     def accelerator(self) -> Accelerator:
-        """What all hosts have. HostError as ``look``."""
-        return self._seen[0]
+        """What the hosts have. Errors as ``look``."""
+        return self._seen.accelerator
 
     @property
     def hosts(self) -> tuple[Host, ...]:
-        """The hosts as they were found, less those that were never reached. HostError as ``look``."""
-        return self._seen[1]
+        """The hosts as they were found, less those that were never reached. Errors as ``look``."""
+        return self._seen.hosts
 
     @property
     def image(self) -> str:
@@ -97,11 +107,17 @@ class Site:
         wanted = self.settings.text("LAB_ACCELERATOR")
         return self.settings.text("LAB_IMAGE") or images.tag(self.accelerator if wanted == "auto" else wanted)
 
+    def equipped(self) -> Site:
+        """The site where hosts have failed, too, that lack what their nodes are to have. Errors as ``look``."""
+        return self.without({name: why for name, why in self._seen.lacking.items() if name not in self.failed})
+
     def without(self, failed: Mapping[str, HostError]) -> Site:
-        """The site where these hosts have failed too: nothing more is asked of them."""
+        """The site where these hosts have failed too: nothing more is asked of them. HostError where none is left."""
         if not failed:
             return self
         left = {name: self.engine.on(name) for name in self.engine.hosts if name not in failed}
+        if not left:
+            raise_all({**self.failed, **failed})
         fleet = Fleet(left, self.settings.text("LAB_NAME"))
         return replace(self, engine=fleet, failed={**self.failed, **failed})
 
@@ -116,7 +132,14 @@ class Site:
     def lab(self, hosts: tuple[Host, ...], granted: Limits) -> Lab:
         """The lab on these hosts, with the limits that they grant."""
         return lab.build(
-            self.settings, self.directory, self.accelerator, hosts, granted, network=self.network, owner=owner()
+            self.settings,
+            self.directory,
+            self.accelerator,
+            hosts,
+            granted,
+            network=self.network,
+            owner=owner(),
+            lacking=self._seen.lacking,
         )
 
 
@@ -180,16 +203,16 @@ def remembered(directory: Path, name: str) -> survey.Told | None:
         return None
 
 
-def look(where: Site) -> tuple[Accelerator, tuple[Host, ...]]:
+def look(where: Site) -> Seen:
     """The accelerator, which all hosts must have, and the hosts as they were found.
 
-    A host that was never reached is left out. HostError where that is the first one, which has the launcher, or where a
-    host has no such device.
+    A host that was never reached is left out. HostError where that is the first one, which has the launcher. Where
+    all of them lack the devices that the settings ask for, the settings are wrong: the error is that of the first.
     """
     wanted = where.settings.text("LAB_ACCELERATOR")
     if not where.targets:
         accelerator, here = observe.observe(wanted)
-        return accelerator, (here,)
+        return Seen(accelerator=accelerator, hosts=(here,))
     require_shared(where)
     first = where.targets[0].name
     if first not in where.told:
@@ -197,23 +220,39 @@ def look(where: Site) -> tuple[Accelerator, tuple[Host, ...]]:
     known = [(number, target) for number, target in enumerate(where.targets) if target.name in where.told]
     ways = ways_of(where, [target for _, target in known])
     seen = []
+    lacking: dict[str, LabError] = {}
     with survey.scratch() as scratch:
         for number, target in known:
             told = where.told[target.name]
-            accelerator, host = survey.host_of(told, survey.lay_out(told, scratch / str(number)), wanted)
-            wanted = accelerator
+            root = survey.lay_out(told, scratch / str(number))
+            try:
+                wanted, host = survey.host_of(told, root, wanted)
+            except HostError as error:
+                lacking[target.name] = error
+                host = survey.host_of(told, root, "cpu")[1]
             way = ways.get(target.name)
-            seen.append(
-                replace(
-                    host,
-                    number=number,
-                    slots=target.slots,
-                    address=way.address if way else "",
-                    interface=way.interface if way else host.interface,
-                    directory=where.sent_to(target.name),
-                )
+            host = replace(
+                host,
+                number=number,
+                slots=target.slots,
+                address=way.address if way else "",
+                interface=way.interface if way else host.interface,
+                directory=where.sent_to(target.name),
             )
-    return accelerator, tuple(seen)
+            if where.network == "host" and target.name not in lacking:
+                try:
+                    lab.node_of(where.settings, cast(Accelerator, wanted), host)
+                except LabError as error:
+                    lacking[target.name] = error
+            seen.append(host)
+    if len(lacking) == len(seen):
+        raise next(iter(lacking.values()))
+    return Seen(accelerator=cast(Accelerator, wanted), hosts=tuple(seen), lacking=named(lacking))
+
+
+def named(lacking: Mapping[str, LabError]) -> dict[str, HostError]:
+    """What each of these hosts lacks, as the host's failure."""
+    return {name: HostError(f"{name}: {why.message}", hint=why.hint, node=name) for name, why in lacking.items()}
 
 
 def ways_of(where: Site, targets: list[Target]) -> dict[str, routes.Way]:

@@ -7,9 +7,10 @@ adding one is adding a function and its line.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Literal
 
 from labctl.containers import Container
@@ -95,12 +96,16 @@ INSIDE: tuple[tuple[LookInside, float], ...] = ((nodes.inside, LIMIT), (devices.
 
 
 def examine(
-    examination: Examination, *, lacking: LabError | None = None, first: tuple[Finding, ...] = ()
+    examination: Examination,
+    *,
+    lacking: Mapping[str, LabError] = MappingProxyType({}),
+    first: tuple[Finding, ...] = (),
 ) -> tuple[Finding, ...]:
     """Every check that can be made, side by side, each with its time; findings in the order of the checks.
 
-    On hosts ``lacking`` the lab's devices, only what does not depend on them; ``first`` are findings that there are
-    already. ConfigError where the one node asked about is none of the lab's.
+    On hosts that are ``lacking`` the lab's devices, and on this machine for one that has none at all, only what does
+    not depend on them; ``first`` are findings that there are already. ConfigError where the one node asked about is
+    none of the lab's.
     """
     if examination.only and not examination.names:
         known = ", ".join(node.name for node in examination.lab.nodes)
@@ -118,19 +123,19 @@ def examine(
         Sight(one.name, check.look.__name__, partial(check.look, one), check.seconds, check.log(one))
         for check in CHECKS
         for one in (each if check.of == "host" else (whole,))
-        if not (lacking and check.lab) and not (check.engine and one.silent)
+        if not (one.name in lacking and check.lab) and not (check.engine and one.silent)
     ]
     tasks += [
         Sight(one.node, look.__name__, partial(look, on, one), limit, f"labctl logs {one.node}")
         for on in each
-        if not (lacking or on.silent)
+        if not (on.name in lacking or on.silent)
         for one in on.running
         for look, limit in INSIDE
     ]
     found = together([(task.findings, task.limit) for task in tasks])
     seen = [one for task, findings in zip(tasks, found, strict=True) for one in answered(task, findings)]
     about = {HERE, *(one.name for one in each)}
-    unable = [devices.none(examination.host(lacking.node), lacking)] if lacking else []
+    unable = [devices.none(examination.host(error.node), error) for error in dict.fromkeys(lacking.values())]
     return (*first, *unable, *asleep, *(one for one in seen if one.node in about or examination.only in ("", one.node)))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -14,7 +14,6 @@ from labctl.doctor.hosts import unreached
 from labctl.doctor.place import Place
 from labctl.engines.docker_engine import DockerEngine
 from labctl.errors import ConfigError, HostError, LabError
-from labctl.execute import raise_all
 from labctl.hardware import HERE
 from labctl.model import Lab
 from labctl.site import Site
@@ -58,13 +57,15 @@ def ways_to(context: Context, node: str) -> tuple[str, ...]:
     return (host,) if targets and host and known else ()
 
 
-def seen_as(quiet: Context, where: Site) -> tuple[Lab, LabError | None]:
-    """The lab; without devices where the hosts lack those that the settings ask for, and what says so."""
+def seen_as(quiet: Context, where: Site) -> tuple[Lab, Mapping[str, LabError]]:
+    """The lab, and what says of which hosts that they lack devices; it has none where all of them do."""
     try:
-        return prepare.load_lab(quiet, where, ask=prepare.can_probe(where), anew=True), None
+        lab, able = prepare.load_lab(quiet, where, ask=prepare.can_probe(where), anew=True)
+        return lab, {name: why for name, why in able.failed.items() if name not in where.failed}
     except (HostError, ConfigError) as lacking:
         # A mistake that has nothing to do with devices is raised anew.
-        return prepare.load_lab(quiet, prepare.without_devices(where), ask=False), lacking
+        lab, _ = prepare.load_lab(quiet, prepare.without_devices(where), ask=False)
+        return lab, dict.fromkeys((HERE, *(host.name for host in lab.hosts)), lacking)
 
 
 def impossible(failure: HostError) -> Finding:
@@ -121,10 +122,8 @@ def admitted(context: Context, where: Site) -> Site:
         if abs(facts.skew) > SKEW:
             way = "ahead" if facts.skew > 0 else "behind"
             context.warn(f"{name}: its clock is {abs(facts.skew):.0f} s {way}; `labctl doctor` says how to set it")
-    with examined(context, where, prepare.foresee_lab(context, where)) as whole:
+    lab, where = prepare.foresee_lab(where)
+    with examined(context, where, lab) as whole:
         require(whole, "up")
         failed = refused(whole, "up")
-    failed = {name: why for name, why in failed.items() if name not in where.failed}
-    if not set(where.engine.hosts) - set(failed):
-        raise_all({**where.failed, **failed})
-    return where.without(failed)
+    return where.without({name: why for name, why in failed.items() if name not in where.failed})

@@ -32,10 +32,19 @@ class Allowing:
         return self.files
 
 
-def refused(ranks: int, directory: Path) -> Lab:
-    """A lab of two nodes whose host did not raise the open files."""
-    base = builders.lab(tuple(builders.node(number, slots=ranks // 2) for number in range(2)), directory=directory)
+def refused(ranks: int, directory: Path, *names: str) -> Lab:
+    """A lab of two nodes whose host, or hosts, did not raise the open files."""
+    hosts = tuple(builders.host(name=name) for name in names or (HERE,))
+    nodes = tuple(builders.node(number, slots=ranks // 2) for number in range(2))
+    base = builders.lab(nodes, hosts=hosts, directory=directory)
     return replace(base, limits=replace(base.limits, nofile=None))
+
+
+def asked(lab: Lab, *daemons: Allowing) -> Lab:
+    """The lab once the daemons of its hosts were asked."""
+    for host, daemon in zip(lab.hosts, daemons, strict=True):
+        limits.ask_files(lab, host.name, cast(Daemon, daemon))
+    return limits.with_files(lab)
 
 
 @pytest.mark.parametrize(
@@ -60,28 +69,24 @@ def test_the_only_node_of_its_host_is_checked_as_ever() -> None:
 def test_thirty_two_nodes_of_eight_are_the_most_for_which_nobody_is_asked(tmp_path: Path) -> None:
     few, many = refused(240, tmp_path), refused(512, tmp_path)
     daemon = Allowing(4096)
-    daemons = {HERE: cast(Daemon, daemon)}
-    assert limits.with_files(few, daemons).limits.nofile is None
-    assert daemon.asked == 0
-    assert limits.with_files(many, daemons).limits.nofile == 4096
-    assert limits.with_files(many, daemons).limits.nofile == 4096
-    assert daemon.asked == 1
+    assert not limits.lacks_files(few)
+    assert limits.lacks_files(many)
     # Nothing is known of a daemon that was never asked.
-    assert limits.with_files(many, {"elsewhere": None}).limits.nofile is None
+    assert limits.with_files(many).limits.nofile is None
+    assert [asked(many, daemon).limits.nofile, asked(many, daemon).limits.nofile] == [4096, 4096]
+    assert daemon.asked == 1
 
 
 def test_the_host_that_allows_least_decides(tmp_path: Path) -> None:
-    daemons = {"a": cast(Daemon, Allowing(4096)), "b": cast(Daemon, Allowing(2048))}
-    assert limits.with_files(refused(512, tmp_path), daemons).limits.nofile == 2048
+    lab = refused(512, tmp_path, "a", "b")
+    assert asked(lab, Allowing(4096), Allowing(2048)).limits.nofile == 2048
 
 
 def test_ranks_that_run_out_of_files_are_refused_with_the_numbers(tmp_path: Path) -> None:
     lab = refused(512, tmp_path)
-    limits.require_files(limits.with_files(lab, {HERE: cast(Daemon, Allowing(2112))}))
+    limits.require_files(asked(lab, Allowing(2112)))
     with pytest.raises(HostError, match=r"512 ranks take 2112 open files .* may have 1024") as said:
-        limits.require_files(
-            limits.with_files(replace(lab, directory=tmp_path / "b"), {HERE: cast(Daemon, Allowing(1024))})
-        )
+        limits.require_files(asked(replace(lab, directory=tmp_path / "b"), Allowing(1024)))
     assert "LAB_NOFILE" in said.value.hint
 
 
