@@ -17,6 +17,7 @@ from labctl import (
     lacking,
     laid,
     leases,
+    loading,
     lock,
     overview,
     plan,
@@ -78,7 +79,7 @@ def config(context: Context) -> tuple[Rows, Rows]:
 def render_files(context: Context) -> tuple[Lab, tuple[str, ...]]:
     """Write every node's files; returns the lab and the paths that changed."""
     with site.opened(context, context.settings()) as where:
-        lab, able = prepare.foresee_lab(where)
+        lab, able = loading.foresee_lab(where)
         tell_failed(context, able.failed)
     return lab, (*write_all(lab.directory, render.render(lab)), *provision.write_secrets(lab))
 
@@ -117,7 +118,7 @@ def up(context: Context, *, workload: str = "", dry_run: bool = False) -> dict[s
     prepare.require_initialised(context)
     with site.opened(context, settings_for(context, workload)) as where:
         if dry_run:
-            steps, failed = plan_up(context, *prepare.foresee_lab(where))
+            steps, failed = plan_up(context, *loading.foresee_lab(where))
             tell_failed(context, failed)
             return {"lab": where.settings.text("LAB_NAME"), "plan": str(steps).splitlines()}
         bring_up(context, where)
@@ -130,7 +131,7 @@ def bring_up(context: Context, where: Site) -> None:
     where = visit.admitted(context, where)
     image_id, lacking = prepare.ensure_images(context, where)
     where = where.without(lacking)
-    lab, where = prepare.load_lab(context, where)
+    lab, where = loading.load_lab(context, where)
     prepare.tell_accelerator(context, where, lab)
     prepare.require_room(context, where, lab)
     if not where.targets:
@@ -233,7 +234,7 @@ def run(context: Context, name: str, options: RunOptions, ask: Ask | None = None
 
 def run_on(context: Context, where: Site, task: Workload, options: RunOptions, ask: Ask | None) -> dict[str, Any]:
     """Job, what must hold before it, launch."""
-    lab, where = prepare.load_lab(context, where, ask=False)
+    lab, where = loading.load_lab(context, where, ask=False)
     engine = where.engine
     now = datetime.now().astimezone()
     job = build_job(lab, task, options, now)
@@ -283,6 +284,6 @@ def fit(
     found = context.settings()
     task = choose_workload(context.directory, name, options, found)
     with site.opened(context, found) as where:
-        lab, _ = prepare.load_lab(context, where, ask=False)
+        lab, _ = loading.load_lab(context, where, ask=False)
     limit = found.number("LAB_MEMORY")
     return runs.how_it_fits(lab, task, limit, nodes=nodes, slots=slots, device_memory=device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from labctl import device_requests, execute, inventory, prepare, site, survey
+from labctl import device_requests, execute, inventory, loading, site, survey
 from labctl.context import Context
 from labctl.engines.docker_engine import DockerEngine
 from labctl.errors import HostError, LabError
@@ -51,7 +51,7 @@ def each(where: Site) -> list[dict[str, Any]]:
 def nodes_of(where: Site) -> tuple[tuple[Node, ...], dict[str, str]]:
     """The lab's nodes, and on which hosts there can be none and why."""
     try:
-        lab, able = prepare.foresee_lab(where)
+        lab, able = loading.foresee_lab(where)
     except LabError as error:
         return (), dict.fromkeys(where.connections, error.message)
     troubles = {name: error.message for name, error in able.failed.items() if name not in where.failed}

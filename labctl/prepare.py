@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from labctl import accelerators, device_requests, gaudi_releases, images, inventory, laid, limits, lock, site
+from labctl import accelerators, device_requests, gaudi_releases, images, inventory, laid, limits, loading, lock, site
 from labctl.containers import Observed
 from labctl.context import Context
 from labctl.engines import Daemon
 from labctl.engines.docker_engine import DockerEngine
-from labctl.errors import ConfigError, HostError, on_host
-from labctl.hardware import HERE, Host
+from labctl.errors import ConfigError, HostError
+from labctl.hardware import HERE
 from labctl.model import Lab, Workload
 from labctl.observe import ROOT
 from labctl.plan import ComposeUp, Plan, RemoveContainers
@@ -26,79 +26,6 @@ from labctl.side_by_side import attempt
 from labctl.site import Site
 
 Ask = Callable[[str], bool]
-T = TypeVar("T")
-
-
-def load_lab(context: Context, where: Site, *, ask: bool = True, anew: bool = False) -> tuple[Lab, Site]:
-    """The lab that the settings describe, on its hosts as they are; and the site less those that cannot be part of it.
-
-    Their engines are asked what they can do, side by side, unless what was found out before is to count; what an
-    earlier trial said of devices is tried ``anew`` for doctor.
-    """
-    where = where.equipped()
-    hosts = {host.name: device_requests.remembered(host, where.directory) for host in where.hosts}
-    if ask:
-        settled, where = of_engines(where, partial(settled_on, where, anew=anew))
-        hosts |= settled
-        refused, where = of_engines(where, partial(limits_refused, where))
-        for name, those in refused.items():
-            if those:
-                who = "this host" if name == HERE else name
-                context.warn(f"{who} cannot raise {', '.join(those)} for a container: its own limit stays in force")
-    lab = lab_on(where, tuple(hosts.values()))
-    if ask and limits.lacks_files(lab):
-        _, where = of_engines(where, lambda host, engine: limits.ask_files(lab, host.name, engine))
-    return limits.with_files(lab), where
-
-
-def foresee_lab(where: Site) -> tuple[Lab, Site]:
-    """The lab as `up` would make it, as far as can be told without a trial, and the site as ``load_lab``.
-
-    No engine need answer.
-    """
-    where = where.equipped()
-    hosts = where.hosts
-    if where.accelerator == "nvidia":
-        foreseen, _ = attempt(partial(foreseen_on, where), by_name(hosts))
-        hosts = tuple(foreseen.values())
-    return limits.with_files(lab_on(where, hosts)), where
-
-
-def lab_on(where: Site, hosts: tuple[Host, ...]) -> Lab:
-    """The lab on these hosts, with the limits that they are known to grant."""
-    return where.lab(hosts, limits.granted(where.settings, where.directory, [host.name for host in hosts]))
-
-
-def settled_on(where: Site, host: Host, engine: Daemon, *, anew: bool) -> Host:
-    found, texts = where.settings, where.texts(host)
-    return device_requests.settled(
-        found, where.accelerator, host, where.directory, where.image, engine, anew=anew, texts=texts
-    )
-
-
-def foreseen_on(where: Site, host: Host) -> Host:
-    engine, texts = where.daemon(host), where.texts(host)
-    request, _ = device_requests.foreseen(where.settings, host, where.directory, engine, texts)
-    return replace(host, request=request)
-
-
-def limits_refused(where: Site, host: Host, engine: Daemon) -> tuple[str, ...]:
-    return limits.probe(where.settings, where.directory, where.image, host.name, engine)
-
-
-def of_engines(where: Site, ask: Callable[[Host, Daemon], T]) -> tuple[dict[str, T], Site]:
-    """What comes of asking all engines side by side, by host; and the site less those where that failed."""
-
-    def work(host: Host) -> T:
-        with on_host(host.name):
-            return ask(host, where.engine.on(host.name))
-
-    done, failed = attempt(work, by_name(host for host in where.hosts if where.daemon(host)))
-    return done, where.without(failed)
-
-
-def by_name(hosts: Iterable[Host]) -> dict[str, Host]:
-    return {host.name: host for host in hosts}
 
 
 def for_workload(found: Settings, task: Workload) -> Settings:
@@ -119,7 +46,7 @@ def ensure_image(context: Context, where: Site, here: DockerEngine) -> str:
     if here.image_id(image) is None:
         if found.text("LAB_IMAGE") and not own:
             raise HostError(f"there is no image {image}", hint=f"docker pull {image}, or unset LAB_IMAGE")
-        of_engines(where, partial(device_requests.require_runtime, accelerator))
+        loading.of_engines(where, partial(device_requests.require_runtime, accelerator))
         context.notice(f"image {image} is not there yet: building it (minutes, once)")
         build_image(context, where)
     labels = here.image_labels(image)
@@ -210,7 +137,9 @@ def without_devices(where: Site) -> Site:
 
 def can_probe(where: Site) -> bool:
     """Whether there is an engine on every host and an image to try limits with."""
-    found, failed = attempt(lambda host: where.engine.on(host.name).image_id(where.image), by_name(where.hosts))
+    found, failed = attempt(
+        lambda name: where.engine.on(name).image_id(where.image), {one.name: one.name for one in where.hosts}
+    )
     return not failed and None not in found.values()
 
 

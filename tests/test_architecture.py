@@ -30,7 +30,7 @@ RINGS: tuple[tuple[str, ...], ...] = (
      "gaudi_releases", "buildx", "build", "setup", "inventory", "hub", "snapshot", "cache", "site", "run_files",
      "fanout"),
     ("shipping",),
-    ("inputs", "overview", "lab_status", "prepare", "run_request", "runs", "notebook"),
+    ("inputs", "loading", "overview", "lab_status", "prepare", "run_request", "runs", "notebook"),
     ("doctor",),
     ("flows", "bundle"),
     ("cli",),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
-from labctl import prepare, site, survey
+from labctl import loading, prepare, site, survey
 from labctl.context import Context
 from labctl.doctor import examine, refused, require
 from labctl.doctor.finding import Examination, Finding, error
@@ -60,11 +60,11 @@ def ways_to(context: Context, node: str) -> tuple[str, ...]:
 def seen_as(quiet: Context, where: Site) -> tuple[Lab, Mapping[str, LabError]]:
     """The lab, and what says of which hosts that they lack devices; it has none where all of them do."""
     try:
-        lab, able = prepare.load_lab(quiet, where, ask=prepare.can_probe(where), anew=True)
+        lab, able = loading.load_lab(quiet, where, ask=prepare.can_probe(where), anew=True)
         return lab, {name: why for name, why in able.failed.items() if name not in where.failed}
     except (HostError, ConfigError) as lacking:
         # A mistake that has nothing to do with devices is raised anew.
-        lab, _ = prepare.load_lab(quiet, prepare.without_devices(where), ask=False)
+        lab, _ = loading.load_lab(quiet, prepare.without_devices(where), ask=False)
         return lab, dict.fromkeys((HERE, *(host.name for host in lab.hosts)), lacking)
 
 
@@ -122,7 +122,7 @@ def admitted(context: Context, where: Site) -> Site:
         if abs(facts.skew) > SKEW:
             way = "ahead" if facts.skew > 0 else "behind"
             context.warn(f"{name}: its clock is {abs(facts.skew):.0f} s {way}; `labctl doctor` says how to set it")
-    lab, where = prepare.foresee_lab(where)
+    lab, where = loading.foresee_lab(where)
     with examined(context, where, lab) as whole:
         require(whole, "up")
         failed = refused(whole, "up")

@@ -19,6 +19,11 @@ from labctl.hardware import DeviceMapping
 from labctl.model import Cause, Pairs
 
 LAST_LINES = 20
+# Seconds for a command that changes something, and for each container that it makes or removes: a busy disk, and many
+# GPUs that wake, take minutes; a daemon that hangs takes for ever.
+CHANGING, EACH = 300, 10
+# Seconds until a command that does not heed that its time is up is killed; and what timeout(1) then ends with.
+GRACE, LATE = 10, (124, 137)
 
 
 class DockerEngine:
@@ -57,11 +62,12 @@ class DockerEngine:
             hint = "labctl setup" if self.host == hardware.HERE else f"on {self.host}: systemctl start docker"
             raise self._error(f"Docker Engine does not answer: {answers.root_cause(error)}", hint) from error
 
-    @cached_property
-    def _actor(self) -> Any:
+    def _actor(self, seconds: int, **options: Any) -> Any:
+        """Changes things, each in so many seconds; in the foreground, so that the terminal's Ctrl-C reaches it."""
         from python_on_whales import DockerClient
 
-        return DockerClient(host=self._address or None)
+        limited = ["timeout", "--foreground", f"--kill-after={GRACE}", str(seconds), "docker"]
+        return DockerClient(client_call=limited, host=self._address or None, **options)
 
     def _error(self, message: str, hint: str = "labctl doctor") -> HostError:
         """A failure, and on which host where that is not this machine."""
@@ -80,12 +86,18 @@ class DockerEngine:
             raise self._error(f"Docker Engine: {answers.root_cause(error)}") from error
 
     @contextlib.contextmanager
-    def _acting(self, what: str) -> Iterator[None]:
+    def _acting(self, what: str, containers: int = 0, **options: Any) -> Iterator[Any]:
+        """What acts, in time for so many containers; HostError for what fails, and for what is not done by then."""
         from python_on_whales.exceptions import DockerException
 
+        seconds = CHANGING + EACH * containers
         try:
-            yield
+            yield self._actor(seconds, **options)
         except DockerException as error:
+            if error.return_code in LATE:
+                restart = "systemctl restart docker, where it hangs; then the same command again"
+                hint = f"on {self.host}: {restart}" if self.connection else f"sudo {restart}"
+                raise self._error(f"`{what}` was not done by Docker Engine within {seconds} s", hint) from error
             said = (error.stderr or "").strip().splitlines()[-LAST_LINES:]
             raise self._error(f"`{what}` failed:\n" + "\n".join(said)) from error
 
@@ -212,30 +224,27 @@ class DockerEngine:
 
     def compose_up(self, project: str, files: tuple[Path, ...]) -> None:
         """Bring up all services of these files as one project; nothing else of that project is touched."""
-        from python_on_whales import DockerClient
-
-        client = DockerClient(
-            host=self._address or None,
-            compose_files=list(files),
-            compose_project_name=project,
-            compose_env_files=["/dev/null"],
-        )
-        with self._acting(f"docker compose -p {project} up"):
-            client.compose.up(detach=True, quiet=True, pull="never", no_build=True)
+        options = {
+            "compose_files": list(files),
+            "compose_project_name": project,
+            "compose_env_files": ["/dev/null"],
+        }
+        with self._acting(f"docker compose -p {project} up", len(files), **options) as actor:
+            actor.compose.up(detach=True, quiet=True, pull="never", no_build=True)
 
     def remove(self, containers: tuple[str, ...]) -> None:
         """Kill and remove containers; one that is gone already is fine."""
-        with self._acting("docker container rm"):
-            self._actor.container.remove(list(containers), force=True)
+        with self._acting("docker container rm", len(containers)) as actor:
+            actor.container.remove(list(containers), force=True)
 
     def remove_networks(self, networks: tuple[str, ...]) -> None:
-        with self._acting("docker network rm"):
-            self._actor.network.remove(list(networks))
+        with self._acting("docker network rm") as actor:
+            actor.network.remove(list(networks))
 
     def remove_image(self, image: str) -> None:
         """Remove an image; HostError where a container uses it."""
-        with self._acting(f"docker image rm {image}"):
-            self._actor.image.remove(image)
+        with self._acting(f"docker image rm {image}") as actor:
+            actor.image.remove(image)
 
     def call(self, container: str, argv: tuple[str, ...], *, user: str, limit: float = CALL_LIMIT) -> shell.Completed:
         """Run a short program in a container to its end, whatever its exit code; HostError after so many seconds."""
