@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -23,6 +23,7 @@ from labctl.execute import raise_all
 from labctl.hardware import HERE, Host
 from labctl.hosts import Target
 from labctl.model import LAUNCHER, Accelerator, Lab, Limits, Network
+from labctl.once import once
 from labctl.settings import Settings
 from labctl.side_by_side import attempt
 
@@ -82,12 +83,12 @@ class Site:
         """The containers that the settings ask for, and their hosts."""
         return places(self.settings, self.targets)
 
-    @cached_property
+    @once
     def facts(self) -> dict[str, survey.Facts]:
         """What else is to be known of the hosts that ssh reaches."""
         return {name: survey.facts_of(self.told[name], one.told_at) for name, one in self.connections.items()}
 
-    @cached_property
+    @once
     def _seen(self) -> Seen:
         return look(self)
 

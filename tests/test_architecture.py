@@ -18,7 +18,7 @@ RINGS: tuple[tuple[str, ...], ...] = (
     ("hardware", "model", "errors", "containers"),
     ("dotenv", "yamlfile", "hostfile", "ansible", "hosts", "workload", "workload_fields", "deepspeed_config", "clones",
      "settings", "setting_kinds", "metrics", "verdict", "fit", "accelerators",
-     "launchers", "crashes", "resources", "templates", "images", "progress", "host", "pci", "apt", "routes"),
+     "launchers", "crashes", "once", "resources", "templates", "images", "progress", "host", "pci", "apt", "routes"),
     ("context", "observe", "survey", "lab", "scale", "render", "program", "job", "plan", "devcontainer"),
     ("side_by_side", "shell", "pipes", "dialing", "ssh_words", "link", "connection", "probe", "relay", "files", "laid",
      "lock",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +14,7 @@ from labctl.doctor.place import Place
 from labctl.engines import Daemon, Engine
 from labctl.hardware import HERE, Host
 from labctl.model import File, Lab, Node
+from labctl.once import once
 from labctl.settings import Settings
 
 LIMIT = 10.0
@@ -106,28 +106,28 @@ class Examination:
         """The host's own engine."""
         return self.engine.on(self.name)
 
-    @cached_property
+    @once
     def info(self) -> dict[str, Any]:
         return self.daemon.information()
 
-    @cached_property
+    @once
     def named(self) -> Observed:
         """What the engine holds of this name, whosever it is."""
         return self.engine.observe(self.lab.name, self.lab.image)
 
-    @cached_property
+    @once
     def observed(self) -> Observed:
         """What it holds of this directory's lab: nothing where another has the name."""
         foreign = self.named.owner_elsewhere(self.lab.directory, self.lab.owner)
         return Observed(image=self.named.image) if foreign else self.named
 
-    @cached_property
+    @once
     def network(self) -> dict[str, Any] | None:
         """The lab's network as the engine describes it; None where there is none."""
         wanted = render.project(self.lab)
         return next((self.daemon.network(key) for key, name in self.observed.networks if name == wanted), None)
 
-    @cached_property
+    @once
     def files(self) -> tuple[File, ...]:
         """The lab's files as the settings say they should be."""
         return render.render(self.lab)
@@ -137,7 +137,7 @@ class Examination:
         """Whether the lab's image is labctl's to build and not there, as far as the engine tells."""
         return not self.silent and images.name_of(self.lab.image) is not None and self.observed.image is None
 
-    @cached_property
+    @once
     def run_active(self) -> bool:
         return lock.is_held(self.lab.directory / lock.RUN)
 

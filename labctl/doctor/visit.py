@@ -124,6 +124,7 @@ def admitted(context: Context, where: Site) -> Site:
             context.warn(f"{name}: its clock is {abs(facts.skew):.0f} s {way}; `labctl doctor` says how to set it")
     lab, where = loading.foresee_lab(where)
     with examined(context, where, lab) as whole:
-        require(whole, "up")
-        failed = refused(whole, "up")
-    return where.without({name: why for name, why in failed.items() if name not in where.failed})
+        # Nothing is asked of an engine that has just not answered.
+        left = replace(whole, hosts=tuple(one for one in whole.hosts if one.name in where.engine.hosts))
+        require(left, "up")
+        return where.without(refused(left, "up"))

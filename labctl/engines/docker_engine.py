@@ -6,7 +6,7 @@ import contextlib
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from labctl.engines import CALL_LIMIT, answers, losses
 from labctl.errors import HostError
 from labctl.hardware import DeviceMapping
 from labctl.model import Cause, Pairs
+from labctl.once import once
 
 LAST_LINES = 20
 # Seconds for a command that changes something, and for each container that it makes or removes: a busy disk, and many
@@ -48,7 +49,7 @@ class DockerEngine:
         """The daemon of a host: there is only this one."""
         return self
 
-    @cached_property
+    @once
     def _reader(self) -> Any:
         import requests
 
@@ -59,8 +60,10 @@ class DockerEngine:
                 return docker.DockerClient(self._address, timeout=self._seconds).api
             return docker.from_env(timeout=self._seconds).api
         except (docker.errors.DockerException, requests.RequestException) as error:
-            hint = "labctl setup" if self.host == hardware.HERE else f"on {self.host}: systemctl start docker"
-            raise self._error(f"Docker Engine does not answer: {answers.root_cause(error)}", hint) from error
+            why = answers.root_cause(error)
+            start = "restart" if "timed out" in why else "start"
+            hint = "labctl setup" if self.host == hardware.HERE else f"on {self.host}: systemctl {start} docker"
+            raise self._error(f"Docker Engine does not answer: {why}", hint) from error
 
     def _actor(self, seconds: int, **options: Any) -> Any:
         """Changes things, each in so many seconds; in the foreground, so that the terminal's Ctrl-C reaches it."""
@@ -116,7 +119,7 @@ class DockerEngine:
         """What tells this daemon from another."""
         return self._identity
 
-    @cached_property
+    @once
     def _identity(self) -> str:
         return str(self.information()["ID"])
 
