@@ -33,7 +33,8 @@ class Output:
             self.note(event.text)
 
     def note(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)  # noqa: T201
+        # In one piece: what hosts report side by side would have its line ends moved.
+        print(f"{text}\n", end="", file=sys.stderr, flush=True)  # noqa: T201
 
     def answer(self, document: dict[str, Any], text: str) -> None:
         """The command's answer: the document with --json, else the text."""

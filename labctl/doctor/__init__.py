@@ -135,7 +135,10 @@ def examine(
     found = together([(task.findings, task.limit) for task in tasks])
     seen = [one for task, findings in zip(tasks, found, strict=True) for one in answered(task, findings)]
     about = {HERE, *(one.name for one in each)}
-    unable = [devices.none(examination.host(error.node), error) for error in dict.fromkeys(lacking.values())]
+    unable = [
+        replace(devices.none(examination.host(error.node), error), node=error.node or HERE)
+        for error in dict.fromkeys(lacking.values())
+    ]
     return (*first, *unable, *asleep, *(one for one in seen if one.node in about or examination.only in ("", one.node)))
 
 

@@ -6,6 +6,7 @@ import shlex
 import shutil
 import stat
 from collections.abc import Iterator
+from dataclasses import replace
 
 from labctl import execute, lab, leases, lock
 from labctl.containers import Container
@@ -52,18 +53,26 @@ def none(examination: Examination, lacking: LabError) -> Finding:
     """The finding of a host without the devices that the settings ask for, or of an engine that cannot hand them in."""
     settings = examination.settings
     why = "no node can be made before this is mended"
-    found = 0
+    found, spread = 0, examination.lab.network == "host"
     try:
         accelerator, here = observe(settings.text("LAB_ACCELERATOR"), examination.root)
         found = len(lab.chosen_devices(accelerator, here, settings.text("LAB_DEVICES")))
-        lab.nodes(settings, accelerator, here)
+        if spread:
+            lab.node_of(settings, accelerator, replace(here, slots=examination.here.slots))
+        else:
+            lab.nodes(settings, accelerator, here)
     except ConfigError:
         return error("LAB-DEVICE-001", lacking.message, why=why, fix=examination.drop("LAB_DEVICES"))
     except HostError:
         slots = int(settings.text("LAB_SLOTS") or 1)
         fewer = ("LAB_NODES", str(found // slots)) if found >= slots else ("LAB_SLOTS", str(found))
         fix = examination.put(*fewer) if found else examination.put("LAB_ACCELERATOR", "auto")
+        if spread and not found:
+            fix = examination.place.there(f"{examination.place.sudo}dmesg | tail -n 50  # or take it out of LAB_HOSTS")
         return error("LAB-DEVICE-001", lacking.message, why=why, fix=fix)
+    if accelerator == "cpu":
+        log = examination.place.there(f"{examination.place.sudo}journalctl -u docker -n 50")
+        return error("LAB-RUNTIME-001", lacking.message, why=why, fix=log)
     why = "; ".join(filter(None, (why, caution(examination, accelerator))))
     fix = examination.place.there(register(examination, accelerator))
     return error("LAB-RUNTIME-001", lacking.message, why=why, fix=fix)

@@ -98,8 +98,8 @@ class DockerEngine:
             yield self._actor(seconds, **options)
         except DockerException as error:
             if error.return_code in LATE:
-                restart = "systemctl restart docker, where it hangs; then the same command again"
-                hint = f"on {self.host}: {restart}" if self.connection else f"sudo {restart}"
+                there = f"on {self.host}: " if self.connection else "sudo "
+                hint = f"{there}systemctl restart docker, where it hangs; then the same command again"
                 raise self._error(f"`{what}` was not done by Docker Engine within {seconds} s", hint) from error
             said = (error.stderr or "").strip().splitlines()[-LAST_LINES:]
             raise self._error(f"`{what}` failed:\n" + "\n".join(said)) from error
@@ -227,11 +227,7 @@ class DockerEngine:
 
     def compose_up(self, project: str, files: tuple[Path, ...]) -> None:
         """Bring up all services of these files as one project; nothing else of that project is touched."""
-        options = {
-            "compose_files": list(files),
-            "compose_project_name": project,
-            "compose_env_files": ["/dev/null"],
-        }
+        options = {"compose_files": files, "compose_project_name": project, "compose_env_files": ["/dev/null"]}
         with self._acting(f"docker compose -p {project} up", len(files), **options) as actor:
             actor.compose.up(detach=True, quiet=True, pull="never", no_build=True)
 

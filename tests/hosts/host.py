@@ -223,6 +223,11 @@ class Host:
         self._stop_engine()
         self._faults.callback(self._start_engine)
 
+    def hang_engine(self) -> None:
+        """Docker takes what it is asked, and never answers."""
+        self.run("pkill", "-STOP", "-x", "dockerd")
+        self._faults.callback(self.run, "pkill", "-CONT", "-x", "dockerd", check=False)
+
     def keep_from_docker(self) -> None:
         """The person may not talk to the engine."""
         self.run("gpasswd", "--delete", self.user, "docker")
