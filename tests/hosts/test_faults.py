@@ -43,6 +43,7 @@ def refused(lab: RackLab, host: str, words: str) -> Answer:
     error = answer.json["error"]
     assert error["node"] == host
     assert words.lower() in error["message"].lower()
+    assert "hosts failed" not in error["message"]
     assert error["hint"]
     assert answer.seconds < site.REACHING + WORK
     return answer
