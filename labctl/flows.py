@@ -163,10 +163,10 @@ def plan_up(context: Context, lab: Lab, where: Site) -> tuple[plan.Plan, execute
 
 
 def status(context: Context) -> dict[str, Any]:
-    """What Docker says of the lab, by its labels."""
+    """What Docker says of the lab, by its labels; hosts that do not answer are named in it."""
     found = context.settings()
     prepare.require_named(context, found)
-    with site.opened(context, found) as where:
+    with site.opened(context, found, demand=False) as where:
         return status_of(context, where)
 
 

@@ -1,7 +1,8 @@
 """The inventory: which machines a lab runs on and how ssh reaches them. The first is the master.
 
 Its forms: a host per line with ``key=value`` words (a hostfile and a plain list are such), ``MASTER_IP=`` and
-``MEMBER_IPS=`` as in an env file, and an Ansible inventory in YAML. Values become arguments of ssh: all are data.
+``MEMBER_IPS=`` as in an env file, and an Ansible inventory in YAML. In each, ``user@host:port`` says what it says to
+ssh. Values become arguments of ssh: all are data.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from ipaddress import IPv6Address
+from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from typing import Any
 
 from labctl import ansible, dotenv, hostfile, yamlfile
 from labctl.errors import ConfigError
+from labctl.hardware import HERE
 from labctl.hostfile import host_name, quote
 
 
@@ -47,9 +49,12 @@ def read(path: Path, shown: str = "") -> tuple[Target, ...]:
     try:
         text = path.read_bytes().decode("utf-8")
     except OSError as error:
-        raise ConfigError(f"{shown}: cannot be read: {error.strerror}") from error
+        hint = f"LAB_HOSTS names a file; in it, {_HINT}"
+        raise ConfigError(f"{shown}: cannot be read: {error.strerror}", hint=hint) from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{shown}:{error.object.count(10, 0, error.start) + 1}: is not UTF-8") from error
+        raise ConfigError(
+            f"{shown}:{error.object.count(10, 0, error.start) + 1}: is not UTF-8", hint="save it as UTF-8"
+        ) from error
     if path.suffix in (".yaml", ".yml") or _looks_like_yaml(text):
         found = _checked(_inventory(yamlfile.compose(path, shown, hint=_HINT)), shown)
     else:
@@ -65,6 +70,7 @@ def parse(text: str, shown: str) -> tuple[Target, ...]:
 
 
 _HINT = "write one line per host, such as `node-0 address=10.0.0.5 user=lab slots=8`"
+_ONCE = "name each machine once; `slots=` says how much of it is used"
 
 
 def _looks_like_yaml(text: str) -> bool:
@@ -93,12 +99,14 @@ def _checked(targets: Iterable[Target], shown: str) -> tuple[Target, ...]:
     for target in targets:
         # Host names are the same in either case, to DNS and to ssh.
         if (earlier := names.setdefault(target.name.lower(), target)) is not target:
-            raise ConfigError(f"{target.where}: duplicate host {quote(target.name)}, first named {_at(earlier)}")
+            raise ConfigError(
+                f"{target.where}: duplicate host {quote(target.name)}, first named {_at(earlier)}", hint=_ONCE
+            )
         machine = ((target.address or target.name).lower(), target.port)
         if (earlier := machines.setdefault(machine, target)) is not target:
             raise ConfigError(
                 f"{target.where}: {quote(target.name)} is the same machine as {quote(earlier.name)} {_at(earlier)}",
-                hint="name each machine once; `slots=` says how much of it is used",
+                hint=_ONCE,
             )
     if not names:
         raise ConfigError(f"{shown}:1: names no host", hint=_HINT)
@@ -116,7 +124,12 @@ def _lines(text: str, shown: str) -> Iterator[Target]:
     for number, line in enumerate(text.split("\n"), start=1):
         where = f"{shown}:{number}"
         if words := _words(line, where):
-            yield _target(words[0], _assigned(words[1:], where), where)
+            if re.fullmatch(r"\[.+\]", line.strip()):
+                raise ConfigError(
+                    f"{where}: {quote(words[0])} begins a group, as in an Ansible inventory of the INI form",
+                    hint=f"ansible-inventory -i {shown} --list --yaml > hosts.yaml, and LAB_HOSTS=hosts.yaml in .env",
+                )
+            yield _target(words[0], _assigned(words, where), where)
 
 
 def _words(line: str, where: str) -> list[str]:
@@ -125,22 +138,37 @@ def _words(line: str, where: str) -> list[str]:
         line = re.split(r"(?:^|[ \t])#", line, maxsplit=1)[0]
     line = line.removesuffix("\r").replace("\t", " ")
     if not line.isprintable():
-        raise ConfigError(f"{where}: contains a control character: {quote(line)}")
+        raise ConfigError(f"{where}: contains a control character: {quote(line)}", hint="write the line anew")
     return line.split()
 
 
-def _assigned(words: Iterable[str], where: str) -> ansible.Given:
+def _assigned(line: list[str], where: str) -> ansible.Given:
+    """What the words after the name say."""
     found: ansible.Given = {}
-    for word in words:
+    for word in line[1:]:
         key, equals, value = word.partition("=")
         if not equals:
-            raise ConfigError(
-                f"{where}: expected `key=value`, found {quote(word)}", hint=f"known: {', '.join(_FIELDS)}"
-            )
+            raise ConfigError(f"{where}: expected `key=value`, found {quote(word)}", hint=_meant(word, line[0]))
         if key in found:
-            raise ConfigError(f"{where}: {quote(key)} is given twice")
+            raise ConfigError(f"{where}: {quote(key)} is given twice", hint="leave one of them out")
         found[key] = value, where
     return found
+
+
+def _meant(word: str, name: str) -> str:
+    """What to write for a word that says nothing as it is."""
+    if _is_ip(word) or "@" in word or ":" in word:
+        return f"write `address={word}`"
+    if _is_ip(name) and word not in _FIELDS:
+        return f"the name comes first: `{word} address={name}`"
+    return f"write no blank around `=`; known: {', '.join(_FIELDS)}"
+
+
+def _is_ip(word: str) -> bool:
+    try:
+        return bool(ip_address(word))
+    except ValueError:
+        return False
 
 
 def _inventory(root: yamlfile.Value) -> Iterator[Target]:
@@ -149,15 +177,42 @@ def _inventory(root: yamlfile.Value) -> Iterator[Target]:
 
 
 def _target(name: str, given: ansible.Given, where: str) -> Target:
-    if "@" in name:
-        user, _, host = name.rpartition("@")
-        raise ConfigError(f"{where}: {quote(name)} names a user", hint=f"write {quote(f'{host} user={user}')}")
+    if name == HERE:
+        raise ConfigError(f"{where}: {quote(name)} is this machine's name here", hint="call the host something else")
+    name, given = _apart(name, given, where)
+    if "address" in given:
+        address, its_line = given["address"]
+        address, given = _apart(address, given, its_line)
+        given["address"] = address, its_line
     values: dict[str, Any] = {}
     for key, (text, its_line) in given.items():
         if key not in _FIELDS:
-            raise ConfigError(f"{where}: unknown word {quote(key)}", hint=yamlfile.hint_for(key, _FIELDS))
+            raise ConfigError(f"{its_line}: unknown word {quote(key)}", hint=_known(key))
         values[key] = _FIELDS[key](text, its_line)
+    if _is_ip(name) and ":" in name:
+        hint = f"write `node-0 address={name}`, with a name of your own"
+        raise ConfigError(f"{where}: the host at {quote(name)} has no name", hint=hint)
     return Target(name=host_name(name, where), where=where, **values)
+
+
+def _apart(word: str, given: ansible.Given, where: str) -> tuple[str, ansible.Given]:
+    """The host of ``user@host:port``, as ssh and scp write it, and all that is given with what else the word gives."""
+    if "@" not in word and ":" not in word:
+        return word, given
+    user, at, rest = word.rpartition("@")
+    # More than one colon makes it an IPv6 address, unless that is in brackets.
+    found = re.fullmatch(r"(\[[^][]*\]|[^][:]*):([^:]*)", rest)
+    said = {**({"user": user} if at else {}), **({"port": found[2]} if found else {})}
+    if twice := next((key for key in said if key in given), ""):
+        raise ConfigError(
+            f"{where}: {quote(word)} gives a {twice}, and so does `{twice}=`", hint="leave one of them out"
+        )
+    return found[1].strip("[]") if found else rest, {**given, **{key: (text, where) for key, text in said.items()}}
+
+
+def _known(key: str) -> str:
+    """What to write for a key that is none."""
+    return f"write `{ansible.VARIABLES[key]}=`" if key in ansible.VARIABLES else yamlfile.hint_for(key, _FIELDS)
 
 
 # --- values ---
@@ -180,7 +235,8 @@ def _address(text: str, where: str) -> str:
     try:
         IPv6Address(text)
     except ValueError as error:
-        raise ConfigError(f"{where}: address must be an IP address or a name, not {quote(text)}") from error
+        hint = "write an IPv6 address with a port as `[fe80::1]:22`" if "[" in text or "]" in text else ""
+        raise ConfigError(f"{where}: address must be an IP address or a name, not {quote(text)}", hint=hint) from error
     return _ZONED(text, where)
 
 

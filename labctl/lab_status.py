@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from labctl import render, store
 from labctl.containers import Observed, elsewhere
 from labctl.context import Context
+from labctl.errors import HostError
 from labctl.site import Site, owner
 
 
 def status_of(context: Context, where: Site) -> dict[str, Any]:
-    """The lab's state, nodes and latest runs; nodes of a host that does not answer are ``unreachable``."""
+    """The lab's state, nodes and latest runs; nodes of a host that does not answer are ``unreachable``.
+
+    Where nothing of it was seen and a host does not answer, its state is ``unknown``.
+    """
     name = where.settings.text("LAB_NAME")
     observed = where.engine.observe(name)
     if where.targets:
         observed = ours(context, observed, owner())
-    unreachable = unheard(where, observed)
+    silent = {**where.failed, **dict(observed.silent)}
+    unreachable = unheard(where, silent)
     up_now = {container.node for container in observed.containers if container.state == "running"}
     there = {container.node for container in observed.containers}
-    state = "down" if not there else "up" if up_now == set(where.places) == there else "partial"
+    nothing = "unknown" if silent else "down"
+    state = nothing if not there else "up" if up_now == set(where.places) == there else "partial"
     nodes = [
         {
             "name": container.node,
@@ -35,7 +42,13 @@ def status_of(context: Context, where: Site) -> dict[str, Any]:
         for container in observed.containers
     ]
     latest = [{"run_id": run["run_id"], "state": run["state"]} for run in store.listing(context.directory, 20)]
-    return {"lab": name, "state": state, "nodes": [*nodes, *unreachable], "runs": latest}
+    return {
+        "lab": name,
+        "state": state,
+        "nodes": [*nodes, *unreachable],
+        "runs": latest,
+        "unreachable": [{"host": host, "message": error.message, "hint": error.hint} for host, error in silent.items()],
+    }
 
 
 def ours(context: Context, observed: Observed, caller: str) -> Observed:
@@ -50,9 +63,8 @@ def ours(context: Context, observed: Observed, caller: str) -> Observed:
     return replace(observed, containers=tuple(one for one in observed.containers if one.id not in theirs))
 
 
-def unheard(where: Site, observed: Observed) -> list[dict[str, Any]]:
+def unheard(where: Site, silent: Mapping[str, HostError]) -> list[dict[str, Any]]:
     """What should be on hosts that do not answer."""
-    reasons = {host: error.message for host, error in {**where.failed, **dict(observed.silent)}.items()}
     return [
         {
             "name": name,
@@ -60,10 +72,10 @@ def unheard(where: Site, observed: Observed) -> list[dict[str, Any]]:
             "host": host,
             "state": "unreachable",
             "health": None,
-            "reason": reasons[host],
+            "reason": silent[host].message,
             "slots": 0,
             "devices": [],
         }
         for name, host in where.places.items()
-        if host in reasons
+        if host in silent
     ]

@@ -78,11 +78,23 @@ def decided(context: Context) -> Rows:
 
 
 def on_hosts(context: Context, found: Settings) -> tuple[str, str]:
-    """The accelerator of the hosts that are listed, as far as they answer."""
-    try:
-        with site.opened(context, found, demand=False) as where:
-            said = f"{where.settings.text('LAB_ACCELERATOR')}: on {', '.join(host.name for host in where.hosts)}"
-            unheard = f"; {', '.join(where.failed)} did not answer" if where.failed else ""
-            return where.accelerator, said + unheard
-    except HostError as error:
-        return "none", error.message
+    """The accelerator of the hosts that are listed, as far as they answer or did when they were last reached."""
+    wanted = found.text("LAB_ACCELERATOR")
+    with site.opened(context, found, demand=False) as where:
+        silent = [one.message for one in where.failed.values()]
+        try:
+            names = [host.name for host in where.hosts]
+            chosen: str = where.accelerator
+        except HostError as error:
+            if error not in where.failed.values():
+                return "none", "; ".join((error.message, *silent))
+            names, chosen = [], "unknown" if wanted == "auto" else wanted
+        heard = ", ".join(name for name in names if name in where.connections)
+        before = ", ".join(name for name in names if name not in where.connections)
+        parts = (
+            f"on {heard}" if heard else "",
+            f"on {before} when last reached" if before else "",
+            *silent,
+            "`labctl doctor` says what to type" if silent else "",
+        )
+        return chosen, f"{wanted}: {'; '.join(filter(None, parts))}"

@@ -11,6 +11,7 @@ from labctl.containers import Container, elsewhere
 from labctl.context import Context
 from labctl.engines import Daemon
 from labctl.errors import ConfigError, HostError
+from labctl.execute import raise_all
 
 
 @contextmanager
@@ -39,7 +40,10 @@ def entered(where: Context, name: str, node: str) -> Iterator[attach.Inside]:
 
 @contextmanager
 def reached(where: Context, name: str, node: str | None) -> Iterator[tuple[Daemon, ...]]:
-    """The daemon that has a node, or all of the lab, the launcher's first."""
+    """The daemon that has a node, or all of the lab, the launcher's first.
+
+    Hosts that do not answer are told of at once; after the block HostError, as not all of it was there.
+    """
     found = where.settings()
     targets = site.listed(where.directory, found)
     places = site.places(found, targets)
@@ -53,6 +57,7 @@ def reached(where: Context, name: str, node: str | None) -> Iterator[tuple[Daemo
         if node or not there.targets:
             container_of(where, name, node or render.LAUNCHER, daemons[0])
         yield daemons
+        raise_all(there.failed)
 
 
 def container_of(where: Context, name: str, node: str, daemon: Daemon) -> Container:

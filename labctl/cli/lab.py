@@ -10,7 +10,8 @@ import typer
 
 from labctl import flows, hardware
 from labctl.cli.common import HERE, Directory, DryRun, Json, Setting, answering, context, show
-from labctl.output import table
+from labctl.errors import HostError
+from labctl.output import Output, table
 
 
 def render_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:
@@ -61,13 +62,16 @@ def up_command(
 ) -> None:
     with answering(as_json=json) as output:
         document = flows.up(context(directory, output, setting), workload=workload, dry_run=dry_run)
-        show(output, document, lambda: plan_text(document) if dry_run else status_text(document))
+        if dry_run:
+            show(output, document, lambda: plan_text(document))
+        else:
+            show_status(output, document)
 
 
 def status_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:
     with answering(as_json=json) as output:
         document = flows.status(context(directory, output, setting))
-        show(output, document, lambda: status_text(document))
+        show_status(output, document)
 
 
 def down_command(
@@ -99,6 +103,13 @@ def plan_text(document: dict[str, Any]) -> str:
     return "\n".join(document["plan"])
 
 
+def show_status(output: Output, document: dict[str, Any]) -> None:
+    """The answer; it ends with the code of a host that failed where one does not answer, as not all of it was seen."""
+    show(output, document, lambda: status_text(document))
+    if document["unreachable"]:
+        sys.exit(HostError.exit_code)
+
+
 def status_text(document: dict[str, Any]) -> str:
     elsewhere = any(node["host"] != hardware.HERE for node in document["nodes"])
     rows = [
@@ -110,8 +121,10 @@ def status_text(document: dict[str, Any]) -> str:
     ]
     columns = ("NODE", *(("HOST",) if elsewhere else ()), "ROLE", "STATE", "HEALTH", "SLOTS")
     nodes = table(columns, rows) if rows else "no containers"
-    reasons = "".join(f"\n{node['name']}: {node['reason']}" for node in document["nodes"] if node["reason"])
-    return f"lab {document['lab']}: {document['state']}\n{nodes}{reasons}"
+    seen = (node for node in document["nodes"] if node["state"] != "unreachable")
+    reasons = "".join(f"\n{node['name']}: {node['reason']}" for node in seen if node["reason"])
+    unreachable = "".join(f"\n{one['message']}\n  hint: {one['hint']}" for one in document["unreachable"])
+    return f"lab {document['lab']}: {document['state']}\n{nodes}{reasons}{unreachable}"
 
 
 def health_word(health: str | None) -> str:

@@ -112,13 +112,13 @@ def examine(
         raise ConfigError(
             f"lab {examination.lab.name} has no node `{examination.only}`", hint=f"it has launcher, {known}"
         )
-    asked = examination.hosts or (examination,)
+    asked = (examination,) if examination.local else examination.hosts
     failures = together([(partial(gather, one), ASKING) for one in asked])
     pairs = tuple(zip(asked, failures, strict=True))
     asleep = [finding for one, failed in pairs for finding in silence(one, failed)]
     each = tuple(one if failed == () else replace(one, silent=True) for one, failed in pairs)
     silent = all(one.silent for one in each)
-    whole = replace(examination, hosts=each, silent=silent) if examination.hosts else each[0]
+    whole = each[0] if examination.local else replace(examination, hosts=each, silent=silent)
     tasks = [
         Sight(one.name, check.look.__name__, partial(check.look, one), check.seconds, check.log(one))
         for check in CHECKS
@@ -135,9 +135,11 @@ def examine(
     found = together([(task.findings, task.limit) for task in tasks])
     seen = [one for task, findings in zip(tasks, found, strict=True) for one in answered(task, findings)]
     about = {HERE, *(one.name for one in each)}
+    # Of a host that does not answer no more is claimed than that.
     unable = [
         replace(devices.none(examination.host(error.node), error), node=error.node or HERE)
         for error in dict.fromkeys(lacking.values())
+        if each and error.node in (None, *about)
     ]
     return (*first, *unable, *asleep, *(one for one in seen if one.node in about or examination.only in ("", one.node)))
 
@@ -204,7 +206,7 @@ def require(examination: Examination, command: str) -> None:
     Where the lab has hosts, only what concerns this machine: those are looked at by ``refused``.
     """
     for check in CHECKS:
-        if command in check.stops and not (examination.hosts and check.of == "host"):
+        if command in check.stops and (examination.local or check.of != "host"):
             for finding in stopping(check, examination):
                 raise finding
 

@@ -69,7 +69,7 @@ class Examination:
     place: Place = field(default_factory=Place)
     """The host that is looked at."""
     hosts: tuple[Examination, ...] = ()
-    """Of the lab as a whole: an examination of each of its hosts that ssh reached; none where it is on this machine."""
+    """Of the lab as a whole: an examination of each of its hosts that ssh reached."""
     only: str = ""
     """The one node that is asked about; empty for all."""
     silent: bool = False
@@ -81,6 +81,11 @@ class Examination:
     def name(self) -> str:
         """The host that is looked at; ``local`` where it is this machine, also for a lab that is on others."""
         return self.place.name
+
+    @property
+    def local(self) -> bool:
+        """Whether the lab is on this machine, not on hosts that are listed."""
+        return self.lab.hosts[0].name == HERE
 
     @property
     def here(self) -> Host:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from labctl import loading, prepare, site, survey
 from labctl.context import Context
 from labctl.doctor import examine, refused, require
-from labctl.doctor.finding import Examination, Finding, error
+from labctl.doctor.finding import Examination, Finding, error, ok
 from labctl.doctor.hosts import unreached
 from labctl.doctor.place import Place
 from labctl.engines.docker_engine import DockerEngine
@@ -40,8 +40,9 @@ def findings(context: Context, *, node: str = "") -> tuple[Finding, ...]:
         try:
             lab, lacking = seen_as(quiet, where)
         except HostError as failure:
-            known = any(failure is one for one in where.failed.values())
-            return away if known and away else (*away, impossible(failure))
+            if any(failure is one for one in where.failed.values()):
+                return everyone(where)
+            return (*away, impossible(failure))
         if not where.targets:
             return examine(local(context, where, lab, only=node), lacking=lacking)
         with examined(context, where, lab, only=node) as whole:
@@ -66,6 +67,18 @@ def seen_as(quiet: Context, where: Site) -> tuple[Lab, Mapping[str, LabError]]:
         # A mistake that has nothing to do with devices is raised anew.
         lab, _ = loading.load_lab(quiet, prepare.without_devices(where), ask=False)
         return lab, dict.fromkeys((HERE, *(host.name for host in lab.hosts)), lacking)
+
+
+def everyone(where: Site) -> tuple[Finding, ...]:
+    """Whether each host answers: no more can be told before the first one was reached once."""
+    first = where.targets[0].name
+    return tuple(
+        unreached(target, where.failed[target.name])
+        if target.name in where.failed
+        else ok("LAB-HOST-004", f"answers; what it has is looked at once {first} was reached", node=target.name)
+        for target in where.targets
+        if target.name in where.failed or target.name in where.connections
+    )
 
 
 def impossible(failure: HostError) -> Finding:

@@ -75,6 +75,42 @@ def test_the_master_is_the_first_of_master_and_members(text: str) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "host"),
+    [
+        ("ann@red:2222 slots=8", ("red", "", "ann", 2222)),
+        ("red:2222", ("red", "", "", 2222)),
+        ("ann@10.0.0.5", ("10.0.0.5", "", "ann", 0)),
+        ("red address=ann@10.0.0.5:2222", ("red", "10.0.0.5", "ann", 2222)),
+        ("red address=ann@[fe80::1%eth0]:2222", ("red", "fe80::1%eth0", "ann", 2222)),
+        ("red address=ann@fe80::1", ("red", "fe80::1", "ann", 0)),
+        ("MASTER_IP=ann@10.0.0.5:2222", ("node-0", "10.0.0.5", "ann", 2222)),
+    ],
+)
+def test_user_and_port_may_stand_with_the_host_as_ssh_has_it(text: str, host: tuple[str, str, str, int]) -> None:
+    (one,) = hosts(text)
+    assert (one.name, one.address, one.user, one.port) == host
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("red 10.0.0.5", "write `address=10.0.0.5`"),
+        ("red ann@10.0.0.5:22", "write `address=ann@10.0.0.5:22`"),
+        ("10.0.0.5 red", "the name comes first: `red address=10.0.0.5`"),
+        ("red user = ann", "write no blank around `=`"),
+        ("red ansible_host=10.0.0.5", "write `address=`"),
+        ("fe80::1", "write `node-0 address=fe80::1`"),
+        ("red address=[fe80::1]", "write an IPv6 address with a port as `[fe80::1]:22`"),
+        ("[gpus:vars]\nred", "ansible-inventory -i hosts.txt --list --yaml > hosts.yaml"),
+    ],
+)
+def test_what_was_mistyped_is_told_as_it_should_be_written(text: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match="hosts.txt:1: ") as caught:
+        hosts(text)
+    assert caught.value.hint.startswith(hint)
+
+
 @pytest.mark.parametrize("members", ["", "MEMBER_IPS=\n"])
 def test_a_master_may_be_alone(members: str) -> None:
     assert [one.name for one in hosts(f"MASTER_IP=10.0.0.5\n{members}")] == ["node-0"]
@@ -163,7 +199,13 @@ def test_a_key_lies_beside_the_inventory_that_names_it(tmp_path: Path) -> None:
         ("a slot=8", "1: unknown word `slot`"),
         ("a 8", "1: expected `key=value`, found `8`"),
         ("a user=x user=y", "1: `user` is given twice"),
-        ("lab@a", "1: `lab@a` names a user"),
+        ("lab@a user=me", "1: `lab@a` gives a user, and so does `user=`"),
+        ("a address=b:22 port=22", "1: `b:22` gives a port, and so does `port=`"),
+        ("a:ssh", "1: port must be between 1 and 65535, not `ssh`"),
+        ("@a", "1: user must be a user's name, not ``"),
+        ("-l@a", "1: user must be a user's name, not `-l`"),
+        ("lab@-oProxyCommand=x", "1: bad host name `-oProxyCommand=x`"),
+        ("local", "1: `local` is this machine's name here"),
         ("a_b", "1: bad host name `a_b`"),
         ("a\x1b[31m", "1: contains a control character"),
         ("a\x00", "1: contains a control character"),
