@@ -77,7 +77,7 @@ class _Inventory:
 
     def take_group(self, name: str, value: Value, above: tuple[str, ...]) -> None:
         if name in above:
-            raise value.error(f"group `{name}` holds itself")
+            raise value.error(f"group `{name}` holds itself", hint="take it out of the `children` below it")
         group = self.groups.setdefault(name, _Group())
         if name != _ALL:
             group.parents.add(above[-1] if above else _ALL)
@@ -107,7 +107,8 @@ class _Inventory:
     def depth(self, name: str, where: str, below: tuple[str, ...] = ()) -> int:
         """How many groups stand above this one, by the longest way."""
         if name in below:
-            raise ConfigError(f"{where}: group `{name}` of this host holds itself")
+            reason = f"group `{name}` of this host holds itself"
+            raise ConfigError(f"{where}: {reason}", hint=f"of {', '.join(below)}, take one out of another's `children`")
         if name not in self._depths:
             parents = self.groups[name].parents
             self._depths[name] = 1 + max(self.depth(parent, where, (*below, name)) for parent in parents)

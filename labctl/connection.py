@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import math
 import re
@@ -83,7 +84,7 @@ class Connection:
         over there), the connection lost and, with ``check``, a code other than 0.
         """
         argv = self.argv(script, *words)
-        return self._done(script, lambda: shell.run(argv, input=input, timeout=timeout, check=False), check)
+        return self._done(script, lambda: shell.run(argv, input=input, timeout=timeout, check=False), timeout, check)
 
     def send(self, script: str, *words: str, chunks: Iterable[bytes], timeout: float, check: bool = True) -> Completed:
         """As ``run``, with these bytes for the script's input.
@@ -91,14 +92,14 @@ class Connection:
         To the script an input that was cut off looks like one that ended: it must know by itself what is whole.
         """
         argv = self.argv(script, *words)
-        return self._done(script, lambda: pipes.feed(argv, chunks, timeout=timeout), check)
+        return self._done(script, lambda: pipes.feed(argv, chunks, timeout=timeout), timeout, check)
 
     def receive(
         self, script: str, *words: str, on_chunk: Callable[[bytes], object], timeout: float, check: bool = True
     ) -> Completed:
         """As ``run``, handing on the bytes that the script prints; ``out`` of what returns is empty."""
         argv = self.argv(script, *words)
-        return self._done(script, lambda: pipes.drain(argv, on_chunk, timeout=timeout), check)
+        return self._done(script, lambda: pipes.drain(argv, on_chunk, timeout=timeout), timeout, check)
 
     def rsh(self) -> str:
         """The command for ``rsync -e``: over this connection, whatever host it is given."""
@@ -125,7 +126,7 @@ class Connection:
         self._dialer = Dialer(served, dial, self._sessions)
         return served
 
-    def _done(self, script: str, work: Callable[[], Completed], check: bool) -> Completed:
+    def _done(self, script: str, work: Callable[[], Completed], seconds: float, check: bool) -> Completed:
         what = script.strip().partition("\n")[0][:60]
         with self._sessions:
             if self._link.lost():
@@ -133,7 +134,7 @@ class Connection:
             try:
                 done = work()
             except shell.OutOfTime as error:
-                raise ssh_words.error(self.target, f"`{what}` is not done in time") from error
+                raise ssh_words.error(self.target, f"`{what}` is not done within {seconds:.3g} s") from error
         done = replace(done, err=_REFUSED.sub("", done.err))
         # The code may be ssh's own, or the script's.
         if done.code == 255 and self._link.lost(1):
@@ -149,7 +150,7 @@ class Connection:
 
     def _lost(self, said: str) -> HostError:
         why = (self._link.said() or said).strip()
-        return ssh_words.error(self.target, f"the connection was lost: {why}", ssh_words.command(self.target))
+        return ssh_words.error(self.target, f"the connection was lost{f': {why}' if why else ''}")
 
 
 @contextmanager
@@ -159,8 +160,11 @@ def connected(
     """Connections to the hosts that answer within so many seconds, and why the others do not; both by name, in order.
 
     ``opening`` is a POSIX sh script that each host runs at once. At most ``bound`` hosts are asked at a time; where
-    there are more, a host that does not answer is left before it uses up the time of those behind it.
+    there are more, a host that does not answer is left before it uses up the time of those behind it. HostError where
+    there is no ssh here.
     """
+    if not shutil.which("ssh"):
+        raise HostError("this machine has no ssh, and hosts are reached by it", hint="apt-get install openssh-client")
     deadline = time.monotonic() + seconds
     patience = min(seconds, max(PATIENCE, seconds / math.ceil(max(1, len(targets)) / bound)))
     with (
@@ -193,7 +197,8 @@ def _tried(link: Connection, opening: str, patience: float, deadline: float) -> 
         return error
     except OSError as error:
         link.close()
-        return ssh_words.error(link.target, f"cannot be asked: {error.strerror}", "ulimit -n 8192")
+        hint = "ulimit -n 8192" if error.errno == errno.EMFILE else f"df -h {tempfile.gettempdir()}; labctl doctor"
+        return ssh_words.error(link.target, f"cannot be asked from here: {error.strerror}", hint)
     return None
 
 

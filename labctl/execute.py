@@ -109,7 +109,10 @@ def raise_all(lost: Failures) -> None:
     if lost:
         first = next(iter(lost))
         lines = "".join(f"\n  {indented(about(host, error))}" for host, error in lost.items())
-        hint = f"{lost[first].hint}; then the same command again" if lost[first].hint else "the same command again"
+        advice = lost[first].hint
+        if advice and len({error.hint for error in lost.values()}) > 1:
+            advice = f"{advice} (for {first}; `labctl doctor` says what for each)"
+        hint = f"{advice}; then the same command again" if advice else "the same command again"
         raise HostError(f"{len(lost)} hosts failed:{lines}", hint=hint, node=first)
 
 

@@ -77,7 +77,8 @@ class Link:
         except shell.OutOfTime as error:
             raise ssh_words.silent(self.target, seconds) from error
         if done.code != 0:
-            raise ssh_words.error(self.target, f"its socket {path} cannot be forwarded: {done.err.strip()}")
+            said = done.err.strip() or f"code {done.code}"
+            raise ssh_words.error(self.target, f"its socket {path} cannot be forwarded: {said}")
 
     def said(self) -> str:
         """What this ssh said on its standard error."""

@@ -87,7 +87,7 @@ def on_hosts(context: Context, found: Settings) -> tuple[str, str]:
             chosen: str = where.accelerator
         except HostError as error:
             if error not in where.failed.values():
-                return "none", "; ".join((error.message, *silent))
+                return "none", "; ".join((execute.about(error.node or "", error), *silent))
             names, chosen = [], "unknown" if wanted == "auto" else wanted
         heard = ", ".join(name for name in names if name in where.connections)
         before = ", ".join(name for name in names if name not in where.connections)

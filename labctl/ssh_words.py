@@ -77,8 +77,8 @@ def why(target: Target, said: str) -> HostError:
 
 
 def error(target: Target, text: str, hint: str = "") -> HostError:
-    """An error of this host, by the name and the address that it has."""
-    return HostError(f"{named(target)}: {text}", hint=hint, node=target.name)
+    """An error of this host, by the name and the address that it has; without a hint of its own, how to get there."""
+    return HostError(f"{named(target)}: {text}", hint=hint or command(target), node=target.name)
 
 
 def _changed(target: Target, said: str) -> HostError:
@@ -113,11 +113,17 @@ def _denied(target: Target, said: str, found: re.Match[str]) -> HostError:
     trouble = re.search(r"^(.*(?:not accessible|Load key|Permissions \S+ for).*)$", said, re.MULTILINE)
     if trouble:
         text = f"{text}: {trouble[1].strip()}"
+    path = shlex.quote(target.key)
     if "UNPROTECTED PRIVATE KEY FILE" in said and target.key:
-        return error(target, text, f"chmod 600 {shlex.quote(target.key)}")
+        return error(target, text, f"chmod 600 {path}")
+    if "not accessible: No such file" in said and target.key:
+        where = target.where or "the inventory"
+        return error(target, text, f"say another `key=` in {where}, or make this one: ssh-keygen -t ed25519 -f {path}")
     port = ("-p", str(target.port)) if target.port else ()
-    copy = ("ssh-copy-id", *(("-i", target.key) if target.key else ()), *port)
-    return error(target, text, shlex.join((*copy, f"{user}@{destination(target)}" if user else destination(target))))
+    login = f"{user}@{destination(target)}" if user else destination(target)
+    copy = shlex.join(("ssh-copy-id", *(("-i", target.key) if target.key else ()), *port, login))
+    add = shlex.join(("ssh-add", *((target.key,) if target.key else ())))
+    return error(target, text, f"{copy}; or where the key has a passphrase: {add}")
 
 
 def _strange_shell(target: Target, _said: str, found: re.Match[str]) -> HostError:

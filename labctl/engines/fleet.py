@@ -30,7 +30,7 @@ class Fleet:
 
     def on(self, host: str) -> Daemon:
         if host not in self._daemons:
-            raise HostError(f"{host}: it did not answer", hint=f"ssh {host}", node=host)
+            raise HostError(f"{host}: it did not answer", hint="labctl doctor", node=host)
         return self._daemons[host]
 
     def versions(self) -> dict[str, str]:

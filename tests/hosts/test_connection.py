@@ -240,7 +240,7 @@ def test_a_script_that_fails_or_takes_too_long_names_its_host(site: Site) -> Non
             HostError, match=r"(?s)host-2201 \(127.0.0.1\): `ls /nowhere` ended with code 2\nls: cannot"
         ):
             connection.run("ls /nowhere")
-        with pytest.raises(HostError, match=r"host-2201 \(127.0.0.1\): `sleep 30` is not done in time"):
+        with pytest.raises(HostError, match=r"host-2201 \(127.0.0.1\): `sleep 30` is not done within [0-9.]+ s"):
             connection.run("sleep 30", timeout=0.5)
         assert connection.run("exit 255", check=False).code == 255
 
@@ -295,7 +295,21 @@ def test_a_key_that_the_host_does_not_take_is_named(site: Site) -> None:
     stranger = f"{site.folder}/stranger"
     error = refusal(replace(site.host(), key=stranger))
     assert f"does not let root in with the key {stranger} (publickey" in error.message
-    assert error.hint == f"ssh-copy-id -i {stranger} -p {site.host().port} root@127.0.0.1"
+    copy = f"ssh-copy-id -i {stranger} -p {site.host().port} root@127.0.0.1"
+    assert error.hint == f"{copy}; or where the key has a passphrase: ssh-add {stranger}"
+
+
+def test_a_key_that_is_not_here_is_told_from_one_that_the_host_does_not_take(site: Site) -> None:
+    site.configure(key="nothing")
+    error = refusal(replace(site.host(), key="/nowhere/key", where="hosts.txt:1"))
+    assert "not accessible: No such file" in error.message
+    assert error.hint.startswith("say another `key=` in hosts.txt:1, or make this one: ssh-keygen ")
+
+
+def test_a_machine_without_ssh_says_so(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(HostError, match="this machine has no ssh"), connected([site.host()], ":", seconds=5):
+        pytest.fail("it connected")
 
 
 def test_a_key_that_others_may_read_is_named_with_its_cure(site: Site) -> None:

@@ -106,7 +106,7 @@ def test_user_and_port_may_stand_with_the_host_as_ssh_has_it(text: str, host: tu
     ],
 )
 def test_what_was_mistyped_is_told_as_it_should_be_written(text: str, hint: str) -> None:
-    with pytest.raises(ConfigError, match="hosts.txt:1: ") as caught:
+    with pytest.raises(ConfigError, match=r"hosts\.txt:1: ") as caught:
         hosts(text)
     assert caught.value.hint.startswith(hint)
 
