@@ -10,7 +10,7 @@ import contextlib
 import os
 import pwd
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from labctl import lock
@@ -22,6 +22,18 @@ from labctl.render import lease_path
 # Everyone on the host may take a lock, whoever was the first to need it.
 SHARED = 0o666
 GRANTING = "labctl-up.lock"
+
+
+Lease = Mapping[str, str]
+"""What the holder of a device's lock says of itself."""
+
+
+def user_name(uid: str) -> str:
+    """The name of a user's number; the number where nobody here has it."""
+    try:
+        return pwd.getpwuid(int(uid)).pw_name
+    except (KeyError, ValueError, OverflowError):
+        return f"user {uid}"
 
 
 @contextlib.contextmanager
@@ -49,59 +61,60 @@ def handed_out_here(lab: Lab) -> list[tuple[Host, Device]]:
 
 def require_free(lab: Lab) -> None:
     """HostError that names the holder of each device that the lab would get and another lab has."""
-    taken = [(host, device) for host, device in handed_out_here(lab) if is_foreign(lab, host, device)]
+    wanted = handed_out_here(lab)
+    held = {device: lease(host.locks, device) for host, device in wanted}
+    taken = [(host, device) for host, device in wanted if is_foreign(lab, host, held[device])]
     if taken:
-        lines = (f"device {called(device)} is held by {holder(host.locks, device)}" for host, device in taken)
-        raise HostError("\n".join(lines), hint=remedy(lab, *taken[0]))
+        lines = (f"device {called(device)} is held by {in_words(held[device])}" for _, device in taken)
+        host, device = taken[0]
+        raise HostError("\n".join(lines), hint=remedy(lab, host, held[device]))
+
+
+def lease(locks: str, device: Device) -> Lease | None:
+    """Of a device of this machine, whose locks lie in that folder; None where nobody holds it."""
+    path = lease_path(locks, device)
+    return lock.said(path) if lock.is_held(path) else None
 
 
 def holder(locks: str, device: Device) -> str:
-    """Who holds a device of the host whose locks lie in that folder, in words; empty where nobody does."""
-    path = lease_path(locks, device)
-    if not lock.is_held(path):
+    """Who holds a device of this machine, in words; empty where nobody does."""
+    return in_words(lease(locks, device))
+
+
+def in_words(found: Lease | None, named: Callable[[str], str] = user_name) -> str:
+    """Who holds it, with the name of a user's number as that host has it; empty where nobody does."""
+    if found is None:
         return ""
-    found = lock.said(path)
     try:
-        owner = user_name(found["uid"])
+        owner = named(found["uid"])
         return f"lab `{found['lab']}` of {owner} ({found['node']}, {found['directory']}, since {found['since']})"
     except KeyError:
         return "another lab"
 
 
-def is_foreign(lab: Lab, host: Host, device: Device) -> bool:
-    """Whether another lab holds a device; a lab whose directory was renamed is still the same."""
-    path = lease_path(host.locks, device)
-    if not lock.is_held(path):
+def is_foreign(lab: Lab, host: Host, found: Lease | None) -> bool:
+    """Whether it is another lab that holds a device; a lab whose directory was renamed is still the same."""
+    if found is None:
         return False
-    found = lock.said(path)
     directory = found.get("directory", "")
     moved = found.get("uid") == str(host.uid) and not os.path.lexists(directory)
     return found.get("lab") != lab.name or not (directory == lock.plain(str(lab.directory)) or moved)
 
 
-def remedy(lab: Lab, host: Host, device: Device) -> str:
+def remedy(lab: Lab, host: Host, found: Lease | None) -> str:
     """What to type next: end the other lab where it is this person's own, or take what is free."""
-    found = lock.said(lease_path(host.locks, device))
-    own = found.get("uid") == str(host.uid) and "directory" in found
-    ways = [f"labctl down -C {shlex.quote(found['directory'])}" if own else "wait for it, or ask them"]
+    own = found and found.get("uid") == str(host.uid) and "directory" in found
+    ways = [f"labctl down -C {shlex.quote(found['directory'])}" if found and own else "wait for it, or ask them"]
     if free := enough(lab, host):
         ways.append(f"set LAB_DEVICES={','.join(free)} in .env, which {'is' if len(free) == 1 else 'are'} free")
     return "; or ".join(ways)
 
 
 def enough(lab: Lab, host: Host) -> tuple[str, ...]:
-    """The devices of the host that no other lab has, by id; none where they are fewer than the lab needs."""
-    free = tuple(one.id for one in host.devices if not is_foreign(lab, host, one))
+    """The devices of this machine that no other lab has, by id; none where they are fewer than the lab needs."""
+    free = tuple(one.id for one in host.devices if not is_foreign(lab, host, lease(host.locks, one)))
     return free if len(free) >= sum(len(node.devices.devices) for node in lab.nodes) else ()
 
 
 def called(device: Device) -> str:
     return f"{device.id} ({device.pci})" if device.pci else device.id
-
-
-def user_name(uid: str) -> str:
-    """The name of a user's number; the number where nobody here has it."""
-    try:
-        return pwd.getpwuid(int(uid)).pw_name
-    except (KeyError, ValueError, OverflowError):
-        return f"user {uid}"

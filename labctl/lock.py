@@ -152,9 +152,16 @@ def said(path: Path) -> dict[str, str]:
     """What the last holder wrote of itself, fit to be printed; empty where that cannot be read."""
     try:
         with reading(path) as stream:
-            found = json.loads(stream.read(LONGEST_TEXT))
-        return {key: plain(str(value)) for key, value in found.items()}
-    except (OSError, ValueError, AttributeError):
+            return words(stream.read(LONGEST_TEXT))
+    except OSError:
+        return {}
+
+
+def words(text: str) -> dict[str, str]:
+    """What a holder wrote, fit to be printed; empty where it makes no sense."""
+    try:
+        return {key: plain(str(value)) for key, value in json.loads(text).items()}
+    except (ValueError, AttributeError):
         return {}
 
 

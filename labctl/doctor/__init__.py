@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from labctl.containers import Container
-from labctl.doctor import devices, engine, files, gaudi, host, hosts, image, network, nodes, traffic
+from labctl.doctor import devices, engine, files, gaudi, host, hosts, image, leased, network, nodes, traffic
 from labctl.doctor.finding import LIMIT, Examination, Finding, warn
 from labctl.doctor.mending import Ask, Attempt, mend
 from labctl.doctor.together import together
@@ -62,7 +62,7 @@ CHECKS: tuple[Check, ...] = (
     Check(look=gaudi.iommu, engine=False),
     Check(look=devices.permissions, engine=False, stops=("up",)),
     Check(look=devices.health, engine=False, seconds=devices.TELLING),
-    Check(look=devices.leased, engine=False),
+    Check(look=leased.leased, engine=False),
     Check(look=engine.compose, of="machine", engine=False, lab=False),
     Check(look=engine.buildx, of="machine", engine=False, lab=False),
     Check(look=engine.version, lab=False, stops=("up",)),

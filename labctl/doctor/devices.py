@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import stat
 from collections.abc import Iterator
 from dataclasses import replace
 
-from labctl import execute, lab, leases, lock
+from labctl import execute, lab
 from labctl.containers import Container
 from labctl.doctor import daemon
 from labctl.doctor.finding import ANEW, Examination, Finding, error, ok
 from labctl.doctor.place import Mode
 from labctl.errors import ConfigError, HostError, LabError
-from labctl.hardware import HERE, Device, Host
+from labctl.hardware import Device, Host
 from labctl.model import Node
 from labctl.observe import observe
-from labctl.render import lease_path
 from labctl.vendor_tools import SECONDS, describe
 
 HABANA = "habana-container-runtime"
@@ -219,32 +217,6 @@ def reset(examination: Examination, device: Device) -> str:
     if kind not in RESET:
         return place.there(f"{place.sudo}dmesg | grep -i -e i915 -e xe | tail -n 50")
     return f"labctl down && {place.there(f'{place.sudo}{RESET[kind].format(device=device.id)}')} && labctl up"
-
-
-def leased(examination: Examination) -> Iterator[Finding]:
-    """Whether another lab has a device that this one would get; only this machine's locks can be looked at."""
-    if examination.name != HERE:
-        return
-    for node in examination.lab.nodes:
-        here = examination.lab.host(node.host)
-        for device in node.devices.devices:
-            if leases.is_foreign(examination.lab, here, device):
-                yield error(
-                    "LAB-DEVICE-005",
-                    f"{leases.called(device)} is held by {leases.holder(here.locks, device)}",
-                    why="a device has one lab at a time: two would crash, or slow each other down; `down` ends its run",
-                    fix=release(examination, here, device),
-                    node=node.name,
-                )
-
-
-def release(examination: Examination, here: Host, device: Device) -> str:
-    """The command that gets a device to this lab: end the lab that has it, if it is one's own, or take others."""
-    found = lock.said(lease_path(here.locks, device))
-    if found.get("uid") == str(here.uid) and "directory" in found:
-        return f"labctl down -C {shlex.quote(found['directory'])}"
-    free = leases.enough(examination.lab, here)
-    return examination.put("LAB_DEVICES", ",".join(free)) if free else "labctl devices  # and ask its holder"
 
 
 # --- within a node -------------------------------------------------------------------------------------------

@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from labctl import shell, ssh_words, survey
+from labctl import leases, lock, shell, ssh_words, survey
 from labctl.connection import Connection
-from labctl.hardware import HERE
+from labctl.hardware import HERE, Device
 from labctl.hosts import Target
+from labctl.render import lease_path
 from labctl.shell import Completed
 
 SECONDS = 8.0
@@ -34,6 +35,20 @@ place=$1
 until [ -e "$place" ]; do place=${place%/*}; place=${place:-/}; done
 stat -f -c '%a %S' -- "$place"
 """
+
+
+# Of each lock that somebody holds what its holder wrote, a line each that begins with `held`; an empty one for others.
+# Never another's link, nor a pipe that would wait for a writer.
+LOCKS = r"""
+command -v flock > /dev/null || exit 127
+for path; do
+    if [ -f "$path" ] && [ ! -h "$path" ] && [ -r "$path" ] && { flock -n -s 9 9< "$path"; [ $? = 1 ]; }; then
+        printf 'held '
+        head -c "$LONGEST" < "$path" | tr -cd '\040-\176'
+    fi
+    echo
+done
+""".replace("$LONGEST", str(lock.LONGEST_TEXT))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +125,21 @@ class Place:
             return shutil.disk_usage(there).free
         blocks, size = self.connection.run(FREE, str(path), timeout=SECONDS).out.split()
         return int(blocks) * int(size)
+
+    def leases(self, locks: str, devices: Sequence[Device]) -> Mapping[Device, leases.Lease]:
+        """Of these devices those that a lab holds; ``locks`` is the folder of their locks there.
+
+        Of a host whose flock(1) is missing, none: it cannot be asked.
+        """
+        if self.connection is None:
+            found = {device: leases.lease(locks, device) for device in devices}
+            return {device: lease for device, lease in found.items() if lease is not None}
+        if not devices:
+            return {}
+        paths = [str(lease_path(locks, device)) for device in devices]
+        done = self.connection.run(LOCKS, *paths, timeout=SECONDS, check=False)
+        told = zip(devices, done.out.split("\n"), strict=False)
+        return {device: lock.words(text[5:]) for device, text in told if text.startswith("held ")}
 
     def _lines(self, script: str, paths: Sequence[str]) -> list[str]:
         if not paths or self.connection is None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
+import os
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,14 +15,18 @@ import builders
 import pytest
 
 from labctl import doctor, settings, survey
+from labctl.connection import Connection
 from labctl.containers import Listener, Observed
-from labctl.doctor import Check, hosts, traffic
+from labctl.doctor import Check, hosts, leased, traffic
 from labctl.doctor.finding import Examination, Finding, error, ok
 from labctl.doctor.place import Place
 from labctl.engines.docker_engine import DockerEngine
 from labctl.errors import HostError
+from labctl.hardware import Device, DeviceMapping
 from labctl.hosts import Target
+from labctl.render import lease_path
 from labctl.routes import Network
+from labctl.shell import Completed
 
 
 @dataclass
@@ -39,6 +47,15 @@ class Daemon:
 
     def listeners(self) -> tuple[Listener, ...]:
         return self.listening
+
+
+class Shell:
+    """A connection to a host that is this machine."""
+
+    def run(self, script: str, *words: str, timeout: float, check: bool) -> Completed:
+        argv = ("sh", "-c", script, "sh", *words)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout, check=check)
+        return Completed(argv, done.returncode, done.stdout, done.stderr)
 
 
 def facts(**changes: Any) -> survey.Facts:
@@ -204,3 +221,64 @@ def test_findings_of_a_host_bear_its_name_and_its_commands_are_run_there(
         ("h1", "ssh -l ann -t h1 'sudo sysctl -w a=1'"),
         ("h2", "ssh -l ann -t h2 'sudo sysctl -w a=1'"),
     ]
+
+
+@pytest.fixture
+def leasing(second: Callable[..., Examination], tmp_path: Path) -> Examination:
+    """The second host, whose node wants both of its devices; it tells of its locks as it does over ssh."""
+    found = second()
+    cards = (Device(id="0", path="/dev/nvidia0"), Device(id="1", path="/dev/nvidia1"))
+    first, here = found.lab.hosts
+    here = replace(here, devices=cards, locks=str(tmp_path), uid=1000)
+    worker = replace(found.lab.nodes[1], devices=DeviceMapping(devices=cards))
+    of = replace(found.lab, hosts=(first, here), nodes=(found.lab.nodes[0], worker))
+    (tmp_path / "root/etc").mkdir(parents=True)
+    (tmp_path / "root/etc/passwd").write_text("root:x:0:0::/:/bin/sh\nbob:x:4000:4000::/:/bin/sh\n")
+    return replace(found, lab=of, place=replace(found.place, connection=cast(Connection, Shell())))
+
+
+def test_a_device_of_a_host_that_another_lab_has_is_told_with_its_holder(leasing: Examination, tmp_path: Path) -> None:
+    device = leasing.here.devices[1]
+    holder = {"lab": "other", "node": "worker-3", "directory": "/srv/\x1b[2J", "uid": 4000, "since": "noon"}
+    with lease_path(str(tmp_path), device).open("w") as stream:
+        json.dump(holder, stream)
+        stream.flush()
+        assert list(leased.leased(leasing)) == []
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        (found,) = leased.leased(leasing)
+        mine = replace(leasing, lab=replace(leasing.lab, name="other", directory=Path("/srv/\x1b[2J")))
+        assert list(leased.leased(mine)) == []
+    assert (found.code, found.level, found.node) == ("LAB-DEVICE-005", "error", "worker-1")
+    assert found.seen == "1 is held by lab `other` of bob (worker-3, /srv/?[2J, since noon)"
+    assert found.fix == "ssh -l ann h2 'docker ps --filter label=labctl.lab=other'  # and ask its holder"
+    assert list(leased.leased(leasing)) == []
+
+
+def test_ones_own_other_lab_is_ended_where_it_is(leasing: Examination, tmp_path: Path) -> None:
+    with lease_path(str(tmp_path), leasing.here.devices[0]).open("w") as stream:
+        json.dump({"lab": "other", "node": "worker-0", "directory": str(tmp_path), "uid": 1000, "since": ""}, stream)
+        stream.flush()
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        (found,) = leased.leased(leasing)
+    assert found.fix == f"labctl down -C {tmp_path}"
+
+
+def test_a_pipe_in_the_place_of_a_hosts_lock_keeps_nobody_waiting(leasing: Examination, tmp_path: Path) -> None:
+    os.mkfifo(lease_path(str(tmp_path), leasing.here.devices[0]))
+    assert list(leased.leased(leasing)) == []
+
+
+def test_nothing_is_claimed_of_hosts_where_none_answers(
+    second: Callable[..., Examination], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look(examination: Examination) -> Any:
+        yield ok("X", f"{examination.name} looked at")
+
+    checks = tuple(Check(look=look, of=of, engine=engine) for of in ("host", "machine") for engine in (True, False))
+    monkeypatch.setattr(doctor, "CHECKS", checks)
+    whole = replace(second(), place=Place(), hosts=())
+    away = error("LAB-HOST-004", "h1: does not answer", why="so", fix="ssh h1", node="h1")
+    found = doctor.examine(whole, first=(away,))
+    assert [(one.node, one.seen) for one in found] == [("h1", "h1: does not answer"), ("local", "local looked at")]
+    lacking = HostError("h2 has no device", node="h2")
+    assert doctor.examine(whole, first=(away,), lacking=lacking) == (away,)
