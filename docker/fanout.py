@@ -47,6 +47,7 @@ exec 4>&2 2> /dev/null
 ({variable}={mark} exec -- {command} 2>&4 3<&- 4>&-)
 exit
 """
+LOST = "not reached"
 CONFIG = Path("/home/lab/.ssh/config")
 STDOUT, STDERR = 1, 2
 OUTPUTS = {STDOUT: sys.stdout.buffer, STDERR: sys.stderr.buffer}
@@ -215,10 +216,12 @@ class Everywhere:
             if stopped and not begun:
                 self._codes[name] = stopped
             if self._codes[name] not in (0, stopped):
-                what = f"ended with code {self._codes[name]}" if begun else "not reached"
+                what = f"ended with code {self._codes[name]}" if begun else LOST
                 failed.setdefault(what, []).append(name)
         for what, names in failed.items():
             say(f"{what}: {', '.join(names)}")
+        if unreached := failed.get(LOST):
+            say(f"hint: labctl doctor --node {unreached[0]}")
         return max([*self._codes.values(), stopped if self._waiting else 0])
 
 

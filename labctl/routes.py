@@ -194,7 +194,7 @@ def _way_out(peer: Peer, way: Way, numbers: Sequence[int], names: dict[int, str]
     if inner := next(filter(_INNER.fullmatch, taken), ""):
         raise HostError(
             f"{peer.name} would look for {called[inner]} on {inner}, a network of its own containers",
-            hint=f"ssh {peer.name} docker network ls; remove the network, or give it other addresses",
+            hint=f"on {peer.name}: docker network ls; remove the network, or give it other addresses",
             node=peer.name,
         )
     if len(taken) > 1:

@@ -79,7 +79,7 @@ def read(text: str, name: str) -> Told:
         last = f"it ends with `{lines[-1][:80]}`" if text else "it printed nothing"
         raise HostError(
             f"{name} did not tell all of what it was asked by ssh: {last}",
-            hint=f"ssh {name} 'uname -a; df -h /tmp'",
+            hint=f"on {name}: uname -a; df -h /tmp",
             node=name,
         )
     with _making_sense(name):
@@ -95,7 +95,7 @@ def _making_sense(name: str) -> Iterator[None]:
         yield
     except (ValueError, LookupError, OSError) as error:
         text = f"{name} tells what cannot be used: {type(error).__name__}: {error}"
-        raise HostError(text, hint=f"ssh {name} id", node=name) from error
+        raise HostError(text, hint=f"on {name}: id", node=name) from error
 
 
 def _take(told: Told, head: str, content: list[str]) -> None:
@@ -222,7 +222,7 @@ def _person(told: Told) -> tuple[int, str, int]:
     """Number and name of the user, number of the group. Source: id(1), whose form POSIX fixes."""
     match = re.match(r"uid=(\d+)(?:\((.*?)\))? gid=(\d+)", told.facts.get("id", ""))
     if not match:
-        raise HostError(f"{told.host} does not tell who one is there", hint=f"ssh {told.host} id", node=told.host)
+        raise HostError(f"{told.host} does not tell who one is there", hint=f"on {told.host}: id", node=told.host)
     return int(match[1]), match[2] or "", int(match[3])
 
 

@@ -78,7 +78,7 @@ def interfaces(examination: Examination) -> Iterator[Finding]:
                 "LAB-NET-007",
                 f"bytes between the hosts went through {', '.join(tally.astray)}, not through {chosen}",
                 why=f"collectives are told {chosen}: they would be slower than it is, or not find each other",
-                fix=f"ssh {tally.host.name} ip route  # and write iface= for each host in the list of hosts",
+                fix=examination.at(node).place.there("ip route  # and write iface= for each host in the list of hosts"),
                 node=node,
             )
         else:

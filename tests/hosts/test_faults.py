@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ipaddress
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from integration.harness import Answer, Running, wait_until
@@ -56,6 +59,10 @@ def converges(lab: RackLab, kept: dict[str, str]) -> None:
     assert {node: identity for node, identity in identities(lab).items() if node in kept} == kept
 
 
+def states(status: Any) -> dict[str, str]:
+    return {node["name"]: node["state"] for node in status["nodes"]}
+
+
 def unharmed(lab: RackLab, but: str) -> dict[str, str]:
     return {node: identity for node, identity in identities(lab).items() if node != but}
 
@@ -78,6 +85,9 @@ def test_a_host_in_trouble_is_named_and_the_others_are_unharmed(
     trouble(host)
     try:
         refused(lab, "h2", words)
+        seen = lab.call("status", "--json").expect(3).json
+        assert states(seen) == {**dict.fromkeys(kept, "running"), "worker-1": "unreachable"}
+        assert [(one["host"], words.lower() in one["message"].lower()) for one in seen["unreachable"]] == [("h2", True)]
         assert {node: one.status for node, one in lab.on(lab.hosts[0]).containers().items()} == {
             "launcher": "running",
             "worker-0": "running",
@@ -117,14 +127,71 @@ def test_a_host_with_another_persons_lab_of_this_name_is_left_alone(lab: RackLab
     converges(lab, kept)
 
 
+@contextmanager
+def away(lab: RackLab, shared_rack: Rack, *numbers: int) -> Iterator[None]:
+    """These of the lab's hosts have addresses at which nobody is."""
+    hosts = lab.path / "hosts.txt"
+    right = hosts.read_text()
+    nobody = list(ipaddress.ip_network(shared_rack.network.attrs["IPAM"]["Config"][0]["Subnet"]))[-5:]
+    lines = [
+        host.line(address=str(nobody[number])) if number in numbers else host.line()
+        for number, host in enumerate(lab.hosts)
+    ]
+    hosts.write_text("\n".join(lines))
+    try:
+        yield
+    finally:
+        hosts.write_text(right)
+
+
+def test_a_host_that_does_not_answer_is_named_by_all_that_looks_and_the_others_are_shown(
+    lab: RackLab, shared_rack: Rack
+) -> None:
+    with away(lab, shared_rack, 1):
+        shown = lab.call("status").expect(3).out
+        assert "worker-1  h2    worker    unreachable" in shown
+        assert "cannot be reached" in shown
+        assert "hint: ping -c 3" in shown
+        (decided,) = lab.call("config", "--json").expect(0).json["decided"]
+        assert decided["value"] == "cpu"
+        assert "on h1, h3; on h2 when last reached; h2 (" in decided["why"]
+        found = lab.call("doctor", "--node", "worker-1", "--json").expect(3).json["findings"]
+        assert [(one["node"], one["code"]) for one in found if one["level"] != "ok"] == [("h2", "LAB-HOST-004")]
+        assert {one["node"] for one in found} == {"h2", "local"}
+        for words in (("logs", "worker-1"), ("exec", "-n", "worker-1", "--", "true"), ("logs",)):
+            answer = lab.call(*words).expect(3)
+            assert "h2 (" in answer.err
+            assert "hint: " in answer.err
+        assert "worker-2-1  | " in answer.out
+        lab.call("exec", "-n", "worker-2", "--", "true").expect(0)
+
+
+def test_where_no_host_answers_each_is_named_and_nothing_is_claimed_of_any(lab: RackLab, shared_rack: Rack) -> None:
+    with away(lab, shared_rack, 0, 1, 2):
+        seen = lab.call("status", "--json").expect(3).json
+        assert (seen["state"], set(states(seen).values())) == ("unknown", {"unreachable"})
+        assert [one["host"] for one in seen["unreachable"]] == ["h1", "h2", "h3"]
+        found = lab.call("doctor", "--json").expect(3).json["findings"]
+        assert [one["node"] for one in found if one["level"] == "error"] == ["h1", "h2", "h3"]
+        of_hosts = {"LAB-HOST-001", "LAB-ENGINE-001", "LAB-MOUNT-001", "LAB-DISK-002", "LAB-NET-006"}
+        assert not of_hosts & {one["code"] for one in found}
+        for path in (lab.path / ".lab/told").iterdir():
+            path.unlink()
+        (decided,) = lab.call("config", "-s", "LAB_ACCELERATOR=auto", "--json").expect(0).json["decided"]
+        assert decided["value"] == "unknown"
+        assert all(f"{name} (" in decided["why"] for name in ("h1", "h2", "h3"))
+    # What they told is on record again.
+    lab.call("status").expect(0)
+
+
 @pytest.mark.slow
 def test_down_names_a_host_that_it_cannot_reach_and_cleans_the_others(lab: RackLab) -> None:
     lab.hosts[1].drop()
     try:
         assert lab.call("down", "--json").expect(3).json["error"]["node"] == "h2"
         assert lab.on(lab.hosts[0]).containers() == lab.on(lab.hosts[2]).containers() == {}
-        shown = {node["name"]: node["state"] for node in lab.call("status", "--json").json["nodes"]}
-        assert shown == {"worker-1": "unreachable"}
+        shown = lab.call("status", "--json").expect(3).json
+        assert (shown["state"], states(shown)) == ("unknown", {"worker-1": "unreachable"})
     finally:
         lab.hosts[1].cure()
     lab.call("down").expect(0)

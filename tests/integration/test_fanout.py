@@ -111,7 +111,7 @@ def test_a_node_that_is_not_reached_is_named_and_the_others_go_on(lab: Lab) -> N
     answer = lab.call("exec", "--all", "--", "hostname").expect(255)
     assert answer.out == "worker-1: worker-1\n"
     assert "worker-0: ssh: " in answer.err
-    assert answer.err.endswith("not reached: worker-0\n")
+    assert answer.err.endswith("not reached: worker-0\nhint: labctl doctor --node worker-0\n")
 
 
 def test_a_node_that_is_not_there_is_said_before_anything_runs(lab: Lab) -> None:

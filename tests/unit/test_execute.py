@@ -122,3 +122,15 @@ def test_a_step_that_nobody_knows_is_a_bug() -> None:
 def test_long_steps_are_cut_for_the_screen() -> None:
     assert execute.shorten("x" * 110) == "x" * 110
     assert execute.shorten("x" * 111) == "x" * 107 + "..."
+
+
+def test_hosts_that_fail_are_all_named_and_what_to_type_is_said_for_each() -> None:
+    lost = {
+        "red": HostError("red: is silent", hint="ping red", node="red"),
+        "blue": HostError("no room\nat all", hint="df", node="blue"),
+    }
+    with pytest.raises(HostError) as caught:
+        execute.raise_all(lost)
+    assert caught.value.message == "2 hosts failed:\n  red: is silent\n  blue: no room\n    at all"
+    assert caught.value.hint == "ping red (for red; `labctl doctor` says what for each); then the same command again"
+    assert caught.value.node == "red"

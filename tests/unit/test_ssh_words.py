@@ -43,7 +43,12 @@ lab@10.0.0.5: Permission denied (publickey).
         (
             "lab@10.0.0.5: Permission denied (publickey,password).",
             "does not let lab in with the key /k/lab (publickey,password)",
-            "ssh-copy-id -i /k/lab -p 2222 lab@10.0.0.5",
+            "ssh-copy-id -i /k/lab -p 2222 lab@10.0.0.5; or where the key has a passphrase: ssh-add /k/lab",
+        ),
+        (
+            "Warning: Identity file /k/lab not accessible: No such file or directory.\nlab@h: Permission denied (x).",
+            "not accessible: No such file",
+            "say another `key=` in hosts.txt:3, or make this one: ssh-keygen -t ed25519 -f /k/lab",
         ),
         (UNPROTECTED, "Permissions 0644 for '/k/lab' are too open", "chmod 600 /k/lab"),
         (
