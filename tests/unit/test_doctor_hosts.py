@@ -280,5 +280,5 @@ def test_nothing_is_claimed_of_hosts_where_none_answers(
     away = error("LAB-HOST-004", "h1: does not answer", why="so", fix="ssh h1", node="h1")
     found = doctor.examine(whole, first=(away,))
     assert [(one.node, one.seen) for one in found] == [("h1", "h1: does not answer"), ("local", "local looked at")]
-    lacking = HostError("h2 has no device", node="h2")
+    lacking = dict.fromkeys(("local", "h1", "h2"), HostError("h2 has no device", node="h2"))
     assert doctor.examine(whole, first=(away,), lacking=lacking) == (away,)
