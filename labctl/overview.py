@@ -83,17 +83,20 @@ def on_hosts(context: Context, found: Settings) -> tuple[str, str]:
     with site.opened(context, found, demand=False) as where:
         silent = [one.message for one in where.failed.values()]
         try:
-            names = [host.name for host in where.hosts]
+            able = where.equipped()
+            names = [host.name for host in where.hosts if host.name not in able.failed or host.name in where.failed]
+            lacking = [one.message for name, one in able.failed.items() if name not in where.failed]
             chosen: str = where.accelerator
         except HostError as error:
             if error not in where.failed.values():
                 return "none", "; ".join((execute.about(error.node or "", error), *silent))
-            names, chosen = [], "unknown" if wanted == "auto" else wanted
+            names, lacking, chosen = [], [], "unknown" if wanted == "auto" else wanted
         heard = ", ".join(name for name in names if name in where.connections)
         before = ", ".join(name for name in names if name not in where.connections)
         parts = (
             f"on {heard}" if heard else "",
             f"on {before} when last reached" if before else "",
+            *lacking,
             *silent,
             "`labctl doctor` says what to type" if silent else "",
         )
