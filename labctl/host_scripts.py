@@ -1,9 +1,10 @@
-"""What runs on a host to put trees there and take them away: POSIX sh with coreutils or busybox, xargs, sed and tar.
+"""What runs on a host to put trees there and take them away: POSIX sh with coreutils, find, xargs, sed and tar.
 
 Below a directory that shows a tree lie ``.sent/<digest>.<sender>/``, the versions of the tree; ``.now``, a link to the
 one that counts; and for each name in the tree a link through ``.now``. So one rename makes every name show the new
 version, also in containers that have the directory mounted. A version is filled beside all that, in ``.part.<sender>``,
 with hard links for what did not change, and takes its place once the host itself has found in it what was read here.
+Whoever had entered a directory before stands in its version of then, which therefore stays a while.
 A sender is a process of the host: while it lives, nobody clears what is its own.
 """
 
@@ -76,17 +77,18 @@ enter() {
     done
 }
 
-# Nothing remains in $1 but the version that counts, the one before, and what living senders have. Of a node's directory
-# none before remains: a key or secret that was taken away is gone.
+# Nothing remains in $1 but the version that counts, what living senders have, and those that a run or a shell may stand
+# in: that counted in the last 30 days. Of a node's directory none does: a key or secret that was taken away is gone.
 settle() {
     enter "$1" "$1/.now"
-    case $1 in */.lab/nodes/*) rm -f "$1/.sent/before" ;; esac
-    before=$(readlink "$1/.sent/before" || :)
     for path in "$1"/.sent/*.*; do
         # In this order: a sender that is no more will not make its version count after this look.
         alive "${path##*.}" && continue
         case $(readlink "$1/.now") in ".sent/${path##*/}/tree") continue ;; esac
-        case $before in ".sent/${path##*/}/tree") continue ;; esac
+        case $1 in
+        */.lab/nodes/*) ;;
+        *) [ -z "$(find "$path" -prune -type d -mtime -30 2>/dev/null)" ] || continue ;;
+        esac
         rm -rf "$path"
     done
     for path in "$directory"/.part.*; do
@@ -175,12 +177,12 @@ trap '' HUP INT PIPE TERM
 for one in $trees; do
     split "$one"
     mv "$number" "$target/.sent/$digest.$owner"
-    [ ! -L "$target/.now" ] || ln -s "$(readlink "$target/.now")" "$target/.sent/before.$owner"
     ln -s ".sent/$digest.$owner/tree" "$target/.sent/now.$owner"
 done
 for one in $trees; do
     split "$one"
-    [ ! -L "$target/.sent/before.$owner" ] || mv -T "$target/.sent/before.$owner" "$target/.sent/before"
+    # The date of a version is the last on which it counted.
+    touch -c "$target/.now/.." || :
     mv -T "$target/.sent/now.$owner" "$target/.now"
 done
 for one in $trees; do

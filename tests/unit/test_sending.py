@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
@@ -21,6 +22,7 @@ TOOLS = (
     "cat",
     "chmod",
     "cut",
+    "find",
     "ln",
     "mkdir",
     "mv",
@@ -32,10 +34,11 @@ TOOLS = (
     "sha256sum",
     "stat",
     "tar",
+    "touch",
     "xargs",
 )
 # What changes anything on the host, for the test that ends a sender before each such step.
-CHANGES = ("ln", "mkdir", "mv", "rm", "tar")
+CHANGES = ("ln", "mkdir", "mv", "rm", "tar", "touch")
 NAMES = ("a b", 'it\'s "one"', "new\nline\n", "-rf", "ünï", "back\\slash", ".hidden", "..two", "*", "$HOME", "x" * 200)
 BUSYBOX = shutil.which("busybox")
 
@@ -120,6 +123,13 @@ def versions(place: Path) -> list[str]:
     return sorted(path.name for path in (place / ".sent").iterdir() if not path.is_symlink())
 
 
+def age(place: Path, days: float) -> None:
+    """Let all that was sent until now be so old."""
+    then = time.time() - days * 86400
+    for version in (place / ".sent").iterdir():
+        os.utime(version, (then, then), follow_symlinks=False)
+
+
 def send(host: Nearby, source: Path, directory: Path, name: str = "workloads") -> sending.Sent:
     return sending.send(host, str(directory), {name: tree.of(source)})
 
@@ -165,14 +175,32 @@ def test_only_what_changed_travels_and_the_rest_stays_the_same_file(host: Nearby
     assert all_of(held) == before, "a container that still has the version before sees it as it was"
 
 
-def test_names_that_went_are_gone_and_one_older_version_is_kept(host: Nearby, source: Path, tmp_path: Path) -> None:
-    place = tmp_path / "lab/workloads"
-    for number in range(4):
+def test_names_that_went_are_gone(host: Nearby, source: Path, tmp_path: Path) -> None:
+    for number in range(3):
         (source / f"only-{number}").write_text("x")
         (source / f"only-{number - 1}").unlink(missing_ok=True)
         send(host, source, tmp_path / "lab")
-    assert names(place) == {*names(source), ".now", ".sent"}
-    assert len(versions(place)) == 2
+    assert names(tmp_path / "lab/workloads") == {*names(source), ".now", ".sent"}
+
+
+def test_who_stands_in_what_was_sent_keeps_it_whatever_is_sent_for_a_month(
+    host: Nearby, source: Path, tmp_path: Path
+) -> None:
+    place, before = tmp_path / "lab/workloads", all_of(source)
+    send(host, source, tmp_path / "lab")
+    age(place, 100)
+    stood_in = (place / "names").resolve().parent
+    for text in ("two", "three", "four"):
+        (source / "key").write_text(text)
+        send(host, source, tmp_path / "lab")
+        assert all_of(stood_in) == before
+    age(place, 28)
+    send(host, source, tmp_path / "lab")
+    assert len(versions(place)) == 4
+    age(place, 32)
+    send(host, source, tmp_path / "lab")
+    assert len(versions(place)) == 1
+    assert shown(place) == all_of(source)
 
 
 def test_what_was_changed_on_the_host_is_mended(host: Nearby, source: Path, tmp_path: Path) -> None:
@@ -319,7 +347,9 @@ def test_a_sender_killed_before_any_step_leaves_the_old_or_the_new(host: Nearby,
             break
     assert number > 10
     assert seen == {False, True}
-    assert len(versions(lab / "workloads")) <= 2
+    age(lab / "workloads", 32)
+    send(host, trees[number % 2], lab)
+    assert len(list((lab / "workloads/.sent").iterdir())) == 1
 
 
 def test_two_senders_at_once_do_not_break_each_other(host: Nearby, source: Path, tmp_path: Path) -> None:
