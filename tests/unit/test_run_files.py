@@ -75,6 +75,14 @@ def test_what_did_not_come_back_stays_and_is_told_of(lab: Lab) -> None:
     assert (there(lab) / "loss").exists()
 
 
+def test_a_host_that_does_not_say_whether_it_has_the_run_is_told_of(lab: Lab) -> None:
+    sent(lab)
+    (warning,) = fetched(lab, Nearby(name="red", shell=("sh", "-c", "echo 'fork: out of memory' >&2; exit 254")))
+    assert warning.startswith("red: fork: out of memory")
+    assert f"what red has of the run stays there in {there(lab)}" in warning
+    assert (there(lab) / "hostfile").exists()
+
+
 class TarSays(Nearby):
     """Its tar ends with this code, after a whole archive."""
 
