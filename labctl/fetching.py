@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,8 +19,9 @@ from labctl.merging import Merge
 from labctl.sending import reason
 from labctl.tree import Tree
 
-# tar's code where files were written to while it read them, as those of a run that goes on are.
-CHANGED = 1
+# What GNU's tar says, with code 1, of files that were written to while it read them, as those of a run that goes on.
+# Of other tars that is the code of every error.
+_CHANGED = re.compile(r"(?m)(: file changed as we read it|: File removed before we read it|; padding with zeros)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,8 @@ def _receive(
         return "", False  # Whoever unpacked it knows why no more is wanted.
     except HostError as error:
         return error.message.removeprefix(f"{ssh_words.named(connection.target)}: "), False
-    return "" if done.code in (0, CHANGED) else reason(done), done.code == 0
+    changed = done.code == 1 and _CHANGED.search(done.err)
+    return "" if done.code == 0 or changed else reason(done), done.code == 0
 
 
 def _unpack(reading: int, merge: Merge) -> str:

@@ -77,28 +77,42 @@ def test_what_did_not_come_back_stays_and_is_told_of(lab: Lab) -> None:
 
 def test_a_host_that_does_not_say_whether_it_has_the_run_is_told_of(lab: Lab) -> None:
     sent(lab)
-    (warning,) = fetched(lab, Nearby(name="red", shell=("sh", "-c", "echo 'fork: out of memory' >&2; exit 254")))
+    host = Nearby(name="red")
+    host.shell = ("sh", "-c", "echo 'fork: out of memory' >&2; exit 254")
+    (warning,) = fetched(lab, host)
     assert warning.startswith("red: fork: out of memory")
     assert f"what red has of the run stays there in {there(lab)}" in warning
     assert (there(lab) / "hostfile").exists()
 
 
 class TarSays(Nearby):
-    """Its tar ends with this code, after a whole archive."""
+    """Its tar ends with this code and these words, after a whole archive."""
 
-    code = 0
+    code, words = 0, ""
 
     def receive(self, script: str, *words: str, **options: Any) -> Any:
-        return super().receive(script.replace("exec tar", "tar") + f"exit {self.code}", *words, **options)
+        says = f"\nprintf '%s\\n' \"tar: {self.words}\" >&2; exit {self.code}"
+        return super().receive(script.replace("exec tar", "tar") + says, *words, **options)
 
 
-@pytest.mark.parametrize(("code", "word"), [(1, "files changed while they were fetched"), (2, "cannot fetch")])
-def test_a_directory_of_which_tar_complains_stays(lab: Lab, code: int, word: str) -> None:
+@pytest.mark.parametrize(
+    ("code", "words", "warned"),
+    [
+        (1, "./sock: socket ignored\ntar: ./a.log: file changed as we read it", "files changed while"),
+        (1, "./a: File removed before we read it", "files changed while"),
+        (1, "./a: File shrank by 10 bytes; padding with zeros", "files changed while"),
+        # What busybox says.
+        (1, "can't open './a': Permission denied", "cannot fetch {there}: tar: can't open './a': Permission denied"),
+        (1, "./a changed as we read it: Permission denied", "cannot fetch {there}: tar: ./a changed"),
+        (2, "./a: Cannot open: Permission denied", "cannot fetch {there}: tar: ./a: Cannot open: Permission denied"),
+    ],
+)
+def test_a_directory_of_which_tar_complains_stays(lab: Lab, code: int, words: str, warned: str) -> None:
     sent(lab)
     host = TarSays(name="red")
-    host.code = code
+    host.code, host.words = code, words
     (warning,) = fetched(lab, host)
-    assert word in warning
+    assert warned.format(there=there(lab)) in warning
     assert f"stays there in {there(lab)}" in warning
     assert (there(lab) / "hostfile").exists()
 
