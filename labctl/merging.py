@@ -106,12 +106,21 @@ class Merge:
                 os.fchmod(handle, 0o600 | member.mode & 0o100)
             when = member.mtime if 0 <= member.mtime <= LATEST else 0
             os.utime(new, (when, when))
-            if self._known.get(path) != (size, digest.hexdigest()) and (not broken or path.endswith(LOG)):
+            if self._known.get(path) == (size, digest.hexdigest()):
+                self._leave(new, path)
+            elif not broken or path.endswith(LOG):
                 self._place(new, path, size)
         finally:
             new.unlink(missing_ok=True)
         if broken:
             raise broken
+
+    def _leave(self, new: Path, path: str) -> None:
+        """Leave out what is as it was sent; hard links to it find it here, unless somebody changed it here."""
+        final = self.into / path
+        here = self._folder(_above(path)) and not final.is_symlink() and final.is_file()
+        if here and self._is_same(new, final, path):
+            self._placed[path] = final
 
     def _place(self, new: Path, path: str, size: int) -> None:
         if self._folder(_above(path)) and self._put(new, path, path, size):

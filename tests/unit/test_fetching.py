@@ -74,6 +74,14 @@ def test_what_was_sent_is_left_out_unless_it_was_changed_there(run: Path, tmp_pa
     }
 
 
+def test_a_hard_link_to_what_was_sent_brings_its_content(run: Path) -> None:
+    merge = merging.Merge(run, "h1", tree.of(run).entries)
+    write(run, rank="changed here")
+    merge.unpack(packed(("job", FILE, "{}"), ("kept", HARD, "job"), ("rank", FILE, "#!/bin/bash"), ("r", HARD, "rank")))
+    assert texts(run) == {"rank": "changed here", "job": "{}", "kept": "{}", "ranks/own.log": "here"}
+    assert (merge.files, merge.aside, merge.refused) == (1, [], ["r"])
+
+
 def test_hosts_at_once_lose_nothing_of_each_other(run: Path, tmp_path: Path) -> None:
     names = [f"h{number}" for number in range(8)]
     for name in names:
