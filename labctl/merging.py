@@ -20,6 +20,8 @@ from labctl.tree import PIECE, Entry
 ASIDE = "hosts"
 """Below it, and the name of its host, lies a file whose place is taken by another."""
 LOG = ".log"
+# What tarfile raises of headers that make no sense: ValueError of their numbers, RecursionError of too many in a row.
+_BROKEN = (tarfile.TarError, ValueError, RecursionError)
 LATEST = 1 << 33
 """Seconds since 1970, in the 23rd century: file systems have no date for what some streams say."""
 
@@ -54,7 +56,7 @@ class Merge:
             with tarfile.open(fileobj=stream, mode="r|", encoding="utf-8", errors="surrogateescape") as archive:
                 for member in archive:
                     self._take(archive, member)
-        except tarfile.TarError as error:
+        except _BROKEN as error:
             return f"the stream broke off: {error}"
         finally:
             self._make_links()
@@ -68,7 +70,7 @@ class Merge:
             self.refused.append(member.name)
         elif member.isdir():
             self._folder(path)
-        elif member.issym():
+        elif member.issym() and _possible(member.linkname):
             self._links.append((path, member.linkname))
         elif member.isreg() and (content := archive.extractfile(member)):
             self._file(path, content, member)
@@ -186,7 +188,12 @@ class Merge:
 def _inside(name: str) -> str | None:
     """A name in a stream as a path below the directory; None where it would lead out."""
     path = PurePosixPath(name)
-    return None if path.is_absolute() or ".." in path.parts else str(path)
+    return None if path.is_absolute() or ".." in path.parts or "\0" in name else str(path)
+
+
+def _possible(target: str) -> bool:
+    """Whether there can be a link to it."""
+    return target != "" and "\0" not in target
 
 
 def _climbs_late(target: str) -> bool:

@@ -257,6 +257,45 @@ def test_every_content_that_a_file_aside_had_is_kept(run: Path, tmp_path: Path) 
     assert len(list((run / "hosts/h1").iterdir())) == 3
 
 
+def odd(kind: bytes = FILE, **headers: str) -> bytes:
+    """A stream with a file, and with an entry that has these headers; ``__`` stands for a dot."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        archive.addfile(tarfile.TarInfo("first"))
+        member = tarfile.TarInfo("odd")
+        member.type, member.pax_headers = kind, {name.replace("__", "."): text for name, text in headers.items()}
+        archive.addfile(member)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        odd(GNU__sparse__map="0,1,a"),
+        odd(GNU__sparse__major="1", GNU__sparse__minor="0", GNU__sparse__realsize="9"),
+        odd()[:512] + packed(("x" * 200, FILE, "")).getvalue()[:1024] * 3000,
+    ],
+    ids=["numbers", "sparse", "many"],
+)
+def test_headers_that_make_no_sense_are_a_broken_stream(run: Path, tmp_path: Path, stream: bytes) -> None:
+    write(tmp_path, bin__tar="#!/bin/sh\nexec cat stream\n")
+    (tmp_path / "bin/tar").chmod(0o755)
+    (tmp_path / "stream").write_bytes(stream)
+    host = Nearby(environment={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"})
+    with pytest.raises(HostError, match=r"gpu-1: cannot fetch \S+: the stream broke off: .*; 1 new files came"):
+        fetching.fetch(host, str(tmp_path), run)
+    assert (run / "first").exists()
+
+
+@pytest.mark.parametrize(
+    "stream", [odd(path="a\0b"), odd(LINK, linkpath="a\0b"), odd(LINK), odd(HARD, linkpath="a\0b")]
+)
+def test_what_no_file_can_be_called_is_refused(tmp_path: Path, stream: bytes) -> None:
+    merge = merging.Merge(tmp_path, "h1")
+    assert merge.unpack(io.BytesIO(stream)) == ""
+    assert (len(merge.refused), merge.files) == (1, 1)
+
+
 @pytest.mark.parametrize("when", ["1e30", "nan", "inf", "-5"])
 def test_a_date_that_no_file_can_have_is_none(tmp_path: Path, when: str) -> None:
     stream = io.BytesIO()
