@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from labctl import shell
 from labctl.errors import HostError
 from labctl.model import File
 
@@ -87,3 +89,14 @@ def replace(path: Path, data: bytes, mode: int) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder for many small files, in memory where it can be; gone after the block, also where this is killed."""
+    memory = Path("/dev/shm")  # noqa: S108 - a folder of a random name below it, for its owner alone
+    with (
+        tempfile.TemporaryDirectory(prefix="labctl-", dir=memory if os.access(memory, os.W_OK) else None) as folder,
+        shell.guarded(("rm", "-rf", folder)),
+    ):
+        yield Path(folder)

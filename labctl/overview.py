@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from labctl import device_requests, execute, inventory, loading, site, survey
+from labctl import device_requests, execute, files, inventory, loading, site, survey
 from labctl.context import Context
 from labctl.engines.docker_engine import DockerEngine
 from labctl.errors import HostError, LabError
@@ -33,7 +33,7 @@ def devices(context: Context) -> list[dict[str, Any]]:
 def each(where: Site) -> list[dict[str, Any]]:
     """Those that ssh reaches, in the order of the list."""
     nodes, troubles = nodes_of(where)
-    with survey.scratch() as scratch:
+    with files.scratch() as scratch:
         return [
             inventory.described(
                 where.settings,

@@ -222,7 +222,7 @@ def look(where: Site) -> Seen:
     ways = ways_of(where, [target for _, target in known])
     seen = []
     lacking: dict[str, LabError] = {}
-    with survey.scratch() as scratch:
+    with files.scratch() as scratch:
         for number, target in known:
             told = where.told[target.name]
             root = survey.lay_out(told, scratch / str(number))

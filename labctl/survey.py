@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -124,14 +122,6 @@ def _one_line_each(content: list[str]) -> Iterator[tuple[str, str]]:
             path = match[1]
         elif line and path != "/dev/null":
             yield path, f"{line}\n"
-
-
-@contextmanager
-def scratch() -> Iterator[Path]:
-    """A folder to lay hosts out in, gone after the block: in memory where it can be, for they are many small files."""
-    memory = Path("/dev/shm")  # noqa: S108 - a folder of a random name below it, for its owner alone
-    with tempfile.TemporaryDirectory(prefix="labctl-", dir=memory if os.access(memory, os.W_OK) else None) as folder:
-        yield Path(folder)
 
 
 def lay_out(told: Told, directory: Path) -> Path:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
-from labctl import loading, prepare, site, survey
+from labctl import files, loading, prepare, site, survey
 from labctl.context import Context
 from labctl.doctor import examine, refused, require
 from labctl.doctor.finding import Examination, Finding, error, ok
@@ -104,7 +104,7 @@ def examined(context: Context, where: Site, lab: Lab, *, only: str = "") -> Iter
     whole = Examination(lab=lab, settings=where.settings, environ=context.environ, engine=where.engine, only=only)
     busy = frozenset(port for one in where.facts.values() for port in one.ports)
     targets = {target.name: target for target in where.targets}
-    with survey.scratch() as scratch:
+    with files.scratch() as scratch:
         hosts = tuple(
             replace(
                 whole,
