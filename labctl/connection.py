@@ -31,8 +31,14 @@ SESSIONS = 6
 _REFUSED = re.compile(r"^mux_client_request_session: session request failed: .*\n?", re.MULTILINE)
 # Seconds that each host is given at least, however many there are.
 PATIENCE = 3
-# Its links' files lie in this directory; a link that has just been opened ends by itself, as its input does.
-_ENDING = 'for path in "$1"/*.ctl; do ssh -F none -S "$path" -O exit host; done; rm -rf "$1"'
+# Its links' files lie in this directory. One that still dials hears of nothing; its number may be another's by now.
+_ENDING = """
+for path in "$1"/*.ctl; do ssh -F none -S "$path" -O exit host; done
+for path in "$1"/*.pid; do
+    read -r pid <"$path" && grep -qF "$1/" "/proc/$pid/cmdline" && kill -TERM "-$pid"
+done
+rm -rf "$1"
+"""
 
 
 class Connection:

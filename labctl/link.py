@@ -46,7 +46,7 @@ class Link:
 
     def __init__(self, target: Target, stem: str, patience: float) -> None:
         self.target = target
-        self._control, self._errors = f"{stem}.ctl", Path(f"{stem}.err")
+        self._control, self._errors, self._number = f"{stem}.ctl", Path(f"{stem}.err"), Path(f"{stem}.pid")
         self._ssh = ("ssh", *_OPTIONS, *ssh_words.options(target))
         self._patience = math.ceil(patience)
         through = ("-o", "LogLevel=ERROR", "-o", "ControlMaster=no", "-S", self._control)
@@ -101,6 +101,7 @@ class Link:
         shared = ("-o", "ControlMaster=yes", "-S", self._control)
         words = (*self._ssh, *waiting, *shared, "--", destination(self.target), command)
         self._master = pipes.Held(words, self._errors)
+        self._number.write_text(f"{self._master.number}\n", encoding="ascii")
         try:
             told, end = self._told(self._master, mark, seconds)
             self._judge(*end)

@@ -69,6 +69,8 @@ class Held:
         except FileNotFoundError as error:
             missing(argv, check=True, error=error)
         held_by_guards(self._child)
+        self.number = self._child.pid
+        """Of the process, and of the group that it leads."""
         self._told_to_end = False
 
     def lines(self, seconds: float) -> Generator[str, None, None]:

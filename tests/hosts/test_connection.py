@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -406,6 +407,29 @@ def test_a_killed_owner_takes_its_connection_along(site: Site) -> None:
         wait_until(lambda: len(commands(folder)) > 2, 20, "the owner's script")
         owner.send_signal(signal.SIGKILL)
     wait_until(lambda: not commands(folder) and not Path(folder).exists(), 10, f"the end of all in {folder}")
+
+
+DIALLING = """
+import sys
+from labctl.connection import connected
+from labctl.hosts import Target
+with connected([Target(name="a", address="127.0.0.1", port=int(sys.argv[1]), user=sys.argv[2])], ":", seconds=60):
+    pass
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_an_owner_killed_while_it_dials_leaves_nothing(number: signal.Signals) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        word = f"dials-{secrets.token_hex(8)}"
+        words = [sys.executable, "-c", DIALLING, str(silent.getsockname()[1]), word]
+        with subprocess.Popen(words, stderr=subprocess.DEVNULL) as owner:
+            dialled, _ = silent.accept()
+            owner.send_signal(number)
+        with dialled:
+            wait_until(lambda: not commands(word), 10, "the end of its ssh")
 
 
 GUARDED = """
