@@ -123,7 +123,11 @@ def _fill(connection: Connection, directory: str, parts: tuple[Part, ...], *, rs
         return connection.send(FILL, "tar", *words, chunks=packing.stream(parts), timeout=seconds, check=False)
     with TemporaryDirectory() as stage:
         packing.lay_out(Path(stage), parts)
-        return shell.run(_rsync(connection, Path(stage), words), timeout=seconds, check=False)
+        try:
+            return shell.run(_rsync(connection, Path(stage), words), timeout=seconds, check=False)
+        except shell.OutOfTime as error:
+            text = f"cannot write {directory}: rsync is not done within {seconds:.0f} s"
+            raise ssh_words.error(connection.target, text) from error
 
 
 def _rsync(connection: Connection, stage: Path, words: tuple[str, ...]) -> tuple[str, ...]:

@@ -479,3 +479,16 @@ def test_rsync_is_used_where_both_ends_have_it(source: Path, tmp_path: Path, too
     (source / "key").write_text("key three")
     send(host, source, tmp_path / "lab")
     assert shown(place) == all_of(source)
+
+
+def test_an_rsync_that_takes_too_long_is_told_of_in_a_line(
+    source: Path, tmp_path: Path, tools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = shutil.copytree(tools, tmp_path / "both", symlinks=True)
+    (both / "rsync").write_text("#!/bin/sh\nexec sleep 60\n")
+    (both / "rsync").chmod(0o755)
+    monkeypatch.setenv("PATH", str(both), prepend=os.pathsep)
+    with pytest.raises(HostError) as caught:
+        sending.send(Nearby(), str(tmp_path / "lab"), {"workloads": tree.of(source)}, seconds=1)
+    assert caught.value.message == f"gpu-1: cannot write {tmp_path}/lab: rsync is not done within 1 s"
+    assert caught.value.node == "gpu-1"
