@@ -6,6 +6,7 @@ import math
 import random
 import re
 import secrets
+import shlex
 import threading
 import time
 from collections.abc import Sequence
@@ -123,7 +124,7 @@ class Link:
                         raise ssh_words.talkative(self.target, noise)
                     told = []
                 elif told is not None and line.startswith(f"{mark} "):
-                    return "".join(told).removesuffix("\n"), line.split()[1:]
+                    return "".join(told).removesuffix("\n"), line.split(maxsplit=3)[1:]
                 else:
                     (before if told is None else told).append(line)
         if time.monotonic() - began >= seconds:
@@ -132,7 +133,7 @@ class Link:
 
     def _judge(self, code: str, engine: str, user: str) -> None:
         """HostError if the host cannot be used, by the code of the opening script and what was seen of the engine."""
-        path = self.target.docker
+        path, user = self.target.docker, user.rstrip()
         if ssh_words.distrusted(self.said()):
             raise ssh_words.why(self.target, self.said())
         if code != "0":
@@ -143,7 +144,7 @@ class Link:
             text = f"has no Docker Engine: neither {path} nor a docker command; without it a host cannot have nodes"
             raise ssh_words.error(self.target, text, hint)
         if engine == "denied":
-            hint = f"{ssh_words.command(self.target, '-t')} sudo usermod -aG docker {user}"
+            hint = f"{ssh_words.command(self.target, '-t')} sudo usermod -aG docker {shlex.quote(shlex.quote(user))}"
             raise ssh_words.error(self.target, f"{user} may not use {path}", hint)
 
 

@@ -1,0 +1,71 @@
+"""What labctl makes of what ssh does, by a stand-in for ssh that runs the commands of a host here."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from labctl.hosts import Target
+from labctl.link import Link
+
+SSH = """#!/bin/sh
+for last; do :; done
+cd {folder}
+case "$*" in
+*"-O forward"*) exit ;;
+*ControlMaster=yes*) ;;
+*) exec sh -c "$last" ;;
+esac
+{login}
+"""
+
+Login = Callable[[str], None]
+Program = Callable[[str, str], None]
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
+    """Puts a program on the PATH."""
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin", prepend=os.pathsep)
+
+    def write(name: str, text: str) -> None:
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+
+    return write
+
+
+@pytest.fixture
+def login(program: Program, tmp_path: Path) -> Login:
+    """Says what a login does, as a script; its ``$last`` is the command."""
+    return lambda text: program("ssh", SSH.format(folder=tmp_path, login=text))
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Iterator[Target]:
+    with socket.socket(socket.AF_UNIX) as engine:
+        engine.bind(f"{tmp_path}/engine")
+        yield Target(name="red", docker=f"{tmp_path}/engine")
+
+
+@contextmanager
+def opened(target: Target, stem: Path, seconds: float = 10) -> Iterator[str]:
+    """What the opening script told."""
+    link = Link(target, str(stem), seconds)
+    try:
+        yield link.open("printf told", seconds)
+    finally:
+        link.close()
+
+
+def test_a_users_name_may_have_blanks(login: Login, program: Program, target: Target, tmp_path: Path) -> None:
+    login('exec sh -c "$last"')
+    program("id", "#!/bin/sh\necho 'CORP\\john doe'\n")
+    with opened(target, tmp_path / "0") as told:
+        assert told == "told"
