@@ -155,7 +155,7 @@ class Connection:
         return self._lost("").message if self._link.lost(1) else ""
 
     def _lost(self, said: str) -> HostError:
-        why = (self._link.said() or said).strip()
+        why = "\n".join((self._link.said_since() or said).strip().splitlines()[-5:])
         return ssh_words.error(self.target, f"the connection was lost{f': {why}' if why else ''}")
 
 

@@ -54,6 +54,7 @@ class Link:
         self.client = (*self._ssh, "-o", f"ConnectTimeout={AGAIN}", *through)
         """The ssh command that goes through here; where sshd takes no further session it logs in by itself."""
         self._master: pipes.Held | None = None
+        self._greeting = ""
         self._closing = threading.Event()
 
     def open(self, opening: str, seconds: float) -> str:
@@ -85,6 +86,10 @@ class Link:
         """What this ssh said on its standard error."""
         return self._errors.read_text(encoding="utf-8", errors="replace") if self._errors.exists() else ""
 
+    def said_since(self) -> str:
+        """What it said after it had logged in: not the banner of the host's sshd, nor what scripts say at login."""
+        return self.said().removeprefix(self._greeting)
+
     def lost(self, seconds: float = 0) -> bool:
         """Whether it has ended, or does within so many seconds."""
         return self._master is None or self._master.ended(seconds)
@@ -106,6 +111,7 @@ class Link:
         try:
             told, end = self._told(self._master, mark, seconds)
             self._judge(*end)
+            self._greeting = self.said()
         except BaseException:
             self._master.end()
             raise

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from labctl.connection import Connection
 from labctl.hosts import Target
 from labctl.link import Link
 
@@ -69,3 +70,31 @@ def test_a_users_name_may_have_blanks(login: Login, program: Program, target: Ta
     program("id", "#!/bin/sh\necho 'CORP\\john doe'\n")
     with opened(target, tmp_path / "0") as told:
         assert told == "told"
+
+
+@pytest.mark.parametrize(
+    ("last", "why"),
+    [
+        ("echo Timeout, server red not responding. >&2", ": Timeout, server red not responding."),
+        (":", ""),
+    ],
+)
+def test_why_a_connection_was_lost_is_told_without_the_banner(
+    login: Login, target: Target, tmp_path: Path, last: str, why: str
+) -> None:
+    os.mkfifo(tmp_path / "cut")
+    login(f"""
+printf 'Authorized users only.\\nAll else is recorded.\\n' >&2
+sh -c "$last" &
+read -r _ <cut
+{last}
+exit 255
+""")
+    connection = Connection(target, f"{tmp_path}/0", 5)
+    try:
+        connection.open(":", 10)
+        assert connection.why_lost() == ""
+        (tmp_path / "cut").write_text("now\n")
+        assert connection.why_lost() == f"red: the connection was lost{why}"
+    finally:
+        connection.close()
