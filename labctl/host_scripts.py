@@ -33,6 +33,7 @@ describe() (
     xargs -0r stat -c %f <../dirs
     xargs -0r stat -c '%f %s' <../files
     xargs -0r sha256sum <../files | sed -n 's/^\\\{0,1\}\([0-9a-f]\{64\}\) .*/\1/p'
+    xargs -0r stat -c %s <../links
     xargs -0r -n 1 readlink <../links
 )
 digest() { describe "$1" | sha256sum | cut -d ' ' -f 1; }

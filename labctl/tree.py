@@ -59,7 +59,10 @@ class Tree:
         lines = (
             *(f"{stat.S_IFDIR | entry.mode:x}" for entry in dirs),
             *(f"{stat.S_IFREG | entry.mode:x} {entry.size}" for entry in files),
-            *(entry.content for entry in (*files, *links)),
+            *(entry.content for entry in files),
+            # Their lengths first: where one leads may hold line ends.
+            *(str(len(os.fsencode(entry.content))) for entry in links),
+            *(entry.content for entry in links),
         )
         return b"".join(names + b"\0" for names in self.names.values()) + b"".join(
             os.fsencode(line) + b"\n" for line in lines
@@ -81,16 +84,17 @@ def parse(description: bytes) -> frozenset[Entry]:
         names.append(tuple(os.fsdecode(name[2:]) for name in listed.split(b"\0") if name))
     dirs, files, links = names
     lines = [os.fsdecode(line) for line in description.split(b"\n")[:-1]]
-    if len(lines) != len(dirs) + 2 * len(files) + len(links):
+    if len(lines) != len(dirs) + 2 * len(files) + 2 * len(links):
         return frozenset()
     told = iter(lines)
     modes = {path: int(next(told), 16) & 0o7777 for path in dirs}
     facts = {path: next(told).split() for path in files}
+    targets = lines[len(lines) - len(links) :]
     return frozenset(
         (
             *(Entry(path, "dir", mode, 0, "") for path, mode in modes.items()),
             *(Entry(path, "file", int(facts[path][0], 16) & 0o7777, int(facts[path][1]), next(told)) for path in files),
-            *(Entry(path, "link", 0o777, 0, next(told)) for path in links),
+            *(Entry(path, "link", 0o777, 0, target) for path, target in zip(links, targets, strict=True)),
         )
     )
 

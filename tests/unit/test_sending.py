@@ -403,6 +403,16 @@ def test_a_tree_is_read_back_from_the_hosts_description_of_it(source: Path) -> N
     assert tree.parse(b"") == frozenset()
 
 
+def test_links_whose_targets_hold_line_ends_are_told_apart(host: Nearby, tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    for targets in (("x\ny", "z"), ("x", "y\nz")):
+        for name, target in zip("ab", targets, strict=True):
+            (tmp_path / "source" / name).unlink(missing_ok=True)
+            (tmp_path / "source" / name).symlink_to(target)
+        send(host, tmp_path / "source", tmp_path / "lab")
+        assert shown(tmp_path / "lab/workloads") == all_of(tmp_path / "source")
+
+
 def test_a_name_that_hosts_need_is_refused(source: Path) -> None:
     (source / ".now").touch()
     with pytest.raises(ConfigError, match="hosts keep that name for labctl"):
