@@ -60,16 +60,21 @@ class Link:
     def open(self, opening: str, seconds: float) -> str:
         """Log in and run the opening script; returns what that printed. HostError, after so many seconds at most."""
         deadline = time.monotonic() + seconds
-        for pause in PAUSES:
+        pauses = iter(PAUSES)
+        refused: HostError | None = None
+        while True:
             try:
                 return self._greeted(opening, deadline - time.monotonic())
-            except HostError:
+            except HostError as error:
+                # A last try may have had next to no time: why the one before failed says more.
+                if refused and time.monotonic() >= deadline:
+                    raise refused from error
                 # Others may be at the door too, as where one gate leads to all hosts.
-                wait = pause * random.uniform(0.5, 1.5)  # noqa: S311 - only so that not all come back at once
+                wait = next(pauses, math.inf) * random.uniform(0.5, 1.5)  # noqa: S311 - so that not all come back at once
                 late = time.monotonic() + wait > deadline
                 if late or not ssh_words.passing(self.said()) or self._closing.wait(wait):
                     raise
-        return self._greeted(opening, deadline - time.monotonic())
+                refused = error
 
     def forward(self, path: str, here: Path, seconds: float) -> None:
         """Make a socket here that leads to that of this path on the host. HostError names the host."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from labctl.connection import Connection
+from labctl.errors import HostError
 from labctl.hosts import Target
 from labctl.link import Link
 
@@ -98,3 +99,17 @@ exit 255
         assert connection.why_lost() == f"red: the connection was lost{why}"
     finally:
         connection.close()
+
+
+def test_a_host_that_hung_up_and_then_says_nothing_until_the_time_is_up_has_hung_up(
+    login: Login, target: Target, tmp_path: Path
+) -> None:
+    login("""
+[ ! -e tried ] || exec sleep 60
+touch tried
+echo 'kex_exchange_identification: Connection closed by remote host' >&2
+exit 255
+""")
+    with pytest.raises(HostError, match="red: hangs up before any login"), opened(target, tmp_path / "0", 1):
+        pass
+    assert (tmp_path / "tried").exists()
