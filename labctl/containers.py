@@ -28,14 +28,15 @@ class Owner:
     remedy: str
 
 
-def elsewhere(found: str, directory: Path, owner: str = "", caller: str = "") -> Owner | None:
-    """Who has a container, by its labels, if that is not the caller in this directory.
+def elsewhere(found: str, directory: Path, owner: str = "", caller: str = "", host: str = HERE) -> Owner | None:
+    """Who has a container of a host, by its labels, if that is not the caller in this directory.
 
-    On the caller's machine a directory that is not there any more has nothing; whether it is on another cannot be told.
+    A directory that is not there any more has nothing: that of anybody on this machine, of the caller on other hosts.
+    Whether others' are there cannot be told from here, as other machines may have this one's name.
     """
-    machine = owner.rpartition("@")[2]
-    if machine and machine != caller.rpartition("@")[2]:
-        return Owner(f"{owner} ({found})", f"there, labctl down -C {shlex.quote(found)}")
+    machine, here = owner.rpartition("@")[2], caller.rpartition("@")[2]
+    if owner and (machine != here if host == HERE else owner != caller):
+        return Owner(f"{owner} ({found})", f"as {owner}: labctl down -C {shlex.quote(found)}")
     if not found or Path(found) == directory or not Path(found).is_dir():
         return None
     return Owner(found, f"labctl down -C {shlex.quote(found)}")
@@ -104,7 +105,7 @@ class Observed:
 
     def owner_elsewhere(self, directory: Path, owner: str = "") -> Owner | None:
         """Another person or directory, still there, that these containers belong to; None where there is none."""
-        owners = (elsewhere(container.directory, directory, container.owner, owner) for container in self.containers)
+        owners = (elsewhere(one.directory, directory, one.owner, owner, one.host) for one in self.containers)
         return next(filter(None, owners), None)
 
     def container(self, node: str) -> Container | None:

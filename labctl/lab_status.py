@@ -56,7 +56,7 @@ def ours(context: Context, observed: Observed, caller: str) -> Observed:
     theirs = {
         container.id: found
         for container in observed.containers
-        if (found := elsewhere(container.directory, context.directory, container.owner, caller))
+        if (found := elsewhere(container.directory, context.directory, container.owner, caller, container.host))
     }
     for host, found in {one.host: theirs[one.id] for one in observed.containers if one.id in theirs}.items():
         context.warn(f"{host} has a lab of this name that is not yours: {found.name}")

@@ -30,7 +30,7 @@ def entered(where: Context, name: str, node: str) -> Iterator[attach.Inside]:
         if not inside:
             state = container_of(where, name, node, daemon).state
             raise HostError(f"{node} is {state}", hint=f"labctl logs {node}; labctl up", node=node)
-        require_own(where, name, inside.owner, inside.maker)
+        require_own(where, name, inside.owner, inside.maker, daemon.hosts[0])
         if inside.paused:
             host = daemon.hosts[0]
             where_to = "" if host == hardware.HERE else f"on {host}: "
@@ -65,7 +65,7 @@ def container_of(where: Context, name: str, node: str, daemon: Daemon) -> Contai
     observed = daemon.observe(name)
     container = observed.container(node)
     if container:
-        require_own(where, name, container.directory, container.owner)
+        require_own(where, name, container.directory, container.owner, container.host)
         return container
     if observed.containers:
         raise unknown(name, node, tuple(one.node for one in observed.containers))
@@ -76,9 +76,9 @@ def unknown(name: str, node: str, known: tuple[str, ...]) -> ConfigError:
     return ConfigError(f"lab {name} has no node `{node}`", hint=f"it has {', '.join(known)}", node=node)
 
 
-def require_own(where: Context, name: str, directory: str, maker: str) -> None:
+def require_own(where: Context, name: str, directory: str, maker: str, host: str) -> None:
     """HostError for a container that another person's or directory's lab of this name has, as its labels say."""
-    if owner := elsewhere(directory, where.directory, maker, site.owner()):
+    if owner := elsewhere(directory, where.directory, maker, site.owner(), host):
         way = f"to go into that one: -C {shlex.quote(directory)}" if owner.name == directory else "it is theirs"
         hint = f"{way}; for a lab here, set another LAB_NAME in .env"
         raise HostError(f"lab `{name}` belongs to {owner.name}", hint=hint)

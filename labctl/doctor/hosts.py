@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 
 from labctl import ssh_words
-from labctl.containers import Listener, elsewhere
+from labctl.containers import Container, Listener, Owner, elsewhere
 from labctl.doctor.finding import GIB, UP, Examination, Finding, error, gib, ok, warn
 from labctl.errors import HostError
 from labctl.hosts import Target
+from labctl.model import Lab
 
 ROOM = GIB // 64
 """What the lab's own files, keys and workloads of a usual size take."""
@@ -51,12 +52,17 @@ def ssh_port(examination: Examination) -> Iterator[Finding]:
 
 def is_foreign(examination: Examination, one: Listener) -> bool:
     lab, found = examination.lab, one.container
-    return one.lab != lab.name or elsewhere(found.directory, lab.directory, found.owner, lab.owner) is not None
+    return one.lab != lab.name or owner_of(found, lab) is not None
+
+
+def owner_of(found: Container, lab: Lab) -> Owner | None:
+    """Who has a container, if that is not this lab."""
+    return elsewhere(found.directory, lab.directory, found.owner, lab.owner, found.host)
 
 
 def worker(one: Listener, examination: Examination) -> str:
     """A node of another lab, and how to end that where it is known."""
-    owner = elsewhere(one.container.directory, examination.lab.directory, one.container.owner, examination.lab.owner)
+    owner = owner_of(one.container, examination.lab)
     whose = f" ({owner.name}; to end it: {owner.remedy})" if owner else ""
     return f"{one.container.node} of lab `{one.lab}`{whose}"
 

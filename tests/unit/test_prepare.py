@@ -9,6 +9,7 @@ from builders import lab, observed, workload
 from labctl import keys, lock, plan, prepare, provision, render
 from labctl.context import Context
 from labctl.errors import ConfigError, HostError
+from labctl.hardware import HERE
 from labctl.model import Secret
 
 
@@ -51,6 +52,26 @@ def test_a_lab_of_the_same_name_in_another_directory_is_left_alone(tmp_path: Pat
 
 def test_a_lab_whose_directory_was_moved_can_still_be_taken_over(tmp_path: Path) -> None:
     prepare.require_own(at(Path("/srv/lab")), "demo", observed(lab(), worker_0={"directory": str(tmp_path / "gone")}))
+
+
+@pytest.mark.parametrize(
+    ("host", "made_by", "theirs"),
+    [
+        ("h1", "bob@here", True),
+        ("h1", "ann@desk", True),
+        ("h1", "ann@here", False),
+        (HERE, "bob@here", False),
+        (HERE, "ann@desk", True),
+    ],
+)
+def test_a_host_may_have_the_lab_of_somebody_whose_directory_is_not_on_this_machine(
+    tmp_path: Path, host: str, made_by: str, theirs: bool
+) -> None:
+    """Another control machine may have this one's name."""
+    lost = {"directory": str(tmp_path / "gone"), "owner": made_by, "host": host}
+    owner = observed(lab(), worker_0=lost).owner_elsewhere(tmp_path, "ann@here")
+    assert (owner is not None) == theirs
+    assert owner is None or made_by in owner.name
 
 
 def test_what_nodes_of_before_had_is_removed(tmp_path: Path) -> None:
