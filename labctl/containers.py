@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISDIR
 
 from labctl.errors import HostError
 from labctl.hardware import HERE
@@ -37,9 +38,19 @@ def elsewhere(found: str, directory: Path, owner: str = "", caller: str = "", ho
     machine, here = owner.rpartition("@")[2], caller.rpartition("@")[2]
     if owner and (machine != here if host == HERE else owner != caller):
         return Owner(f"{owner} ({found})", f"as {owner}: labctl down -C {shlex.quote(found)}")
-    if not found or Path(found) == directory or not Path(found).is_dir():
+    if not found or Path(found) == directory or not is_there(Path(found)):
         return None
     return Owner(found, f"labctl down -C {shlex.quote(found)}")
+
+
+def is_there(directory: Path) -> bool:
+    """Whether it is on this machine; what others do not let one look into is."""
+    try:
+        return S_ISDIR(directory.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ import pytest
 from builders import lab, observed, workload
 
 from labctl import keys, lock, plan, prepare, provision, render
+from labctl.containers import elsewhere
 from labctl.context import Context
 from labctl.errors import ConfigError, HostError
 from labctl.hardware import HERE
@@ -52,6 +53,16 @@ def test_a_lab_of_the_same_name_in_another_directory_is_left_alone(tmp_path: Pat
 
 def test_a_lab_whose_directory_was_moved_can_still_be_taken_over(tmp_path: Path) -> None:
     prepare.require_own(at(Path("/srv/lab")), "demo", observed(lab(), worker_0={"directory": str(tmp_path / "gone")}))
+
+
+def test_a_directory_behind_a_home_that_is_closed_is_somebodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, **_: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    owner = elsewhere("/home/bob/lab", tmp_path)
+    assert owner is not None
+    assert owner.name == "/home/bob/lab"
 
 
 @pytest.mark.parametrize(
