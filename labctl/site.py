@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-from labctl import device_requests, files, hosts, images, lab, observe, routes, survey
+from labctl import device_requests, files, hosts, images, lab, observe, render, routes, survey
 from labctl.connection import Connection, connected
 from labctl.context import Context
 from labctl.engines import Daemon, Engine
@@ -119,8 +119,8 @@ class Site:
         left = {name: self.engine.on(name) for name in self.engine.hosts if name not in failed}
         if not left:
             raise_all({**self.failed, **failed})
-        fleet = Fleet(left, self.settings.text("LAB_NAME"))
-        return replace(self, engine=fleet, failed={**self.failed, **failed})
+        engine = fleet(self.settings, self.targets, left)
+        return replace(self, engine=engine, failed={**self.failed, **failed})
 
     def daemon(self, host: Host) -> Daemon | None:
         """The host's engine; None where it did not answer."""
@@ -169,12 +169,11 @@ def opened(
             files.write(context.directory / TOLD / name, connection.told)
         earlier = {name: remembered(context.directory, name) for name in (one.name for one in targets)}
         told = {name: one for name, one in earlier.items() if one}
+        answering = {name: daemon for name, daemon in daemons.items() if name not in failed}
         yield Site(
             settings=found,
             directory=context.directory,
-            engine=Fleet(
-                {name: daemon for name, daemon in daemons.items() if name not in failed}, found.text("LAB_NAME")
-            ),
+            engine=fleet(found, targets, answering),
             targets=targets,
             connections=connections,
             told={**told, **heard},
@@ -194,6 +193,12 @@ def places(found: Settings, targets: tuple[Target, ...]) -> dict[str, str]:
     if len(names) == 1:
         names *= found.number("LAB_NODES")
     return {LAUNCHER: names[0], **{f"worker-{number}": name for number, name in enumerate(names)}}
+
+
+def fleet(found: Settings, targets: tuple[Target, ...], daemons: Mapping[str, Daemon]) -> Fleet:
+    """These daemons as one engine."""
+    name = found.text("LAB_NAME")
+    return Fleet(daemons, {render.container_of(name, node): host for node, host in places(found, targets).items()})
 
 
 def remembered(directory: Path, name: str) -> survey.Told | None:

@@ -214,9 +214,9 @@ def program() -> str:
 
 def ask(examination: Examination, one: Container, *words: str, limit: float = LIMIT - 1) -> list[dict[str, Any]]:
     """What `lookaround.py` prints in a container; HostError when it fails."""
-    user = execute.user(examination.lab, one.node)
+    there, user = examination.engine.on(one.host), execute.user(examination.lab, one.node)
     try:
-        done = examination.engine.call(one.name, (*PYTHON, "-c", program(), *words), user=user, limit=limit)
+        done = there.call(one.name, (*PYTHON, "-c", program(), *words), user=user, limit=limit)
     except HostError as failure:
         # Its message would show the whole program.
         seen = f"{words[0]}: no answer within {limit:.0f} s"

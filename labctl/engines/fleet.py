@@ -16,13 +16,14 @@ from labctl.side_by_side import attempt
 
 
 class Fleet:
-    """One daemon per host, by the host's name; the first is asked what is asked of one."""
+    """One daemon per host, by the host's name; the first is asked what is asked of one.
 
-    def __init__(self, daemons: Mapping[str, Daemon], lab: str) -> None:
+    ``places`` are the lab's containers and their hosts: others may have some of the same names still, or for ever.
+    """
+
+    def __init__(self, daemons: Mapping[str, Daemon], places: Mapping[str, str]) -> None:
         self._daemons = daemons
-        self._lab = lab
-        self._places: dict[str, str] = {}
-        """Where each container was seen last."""
+        self._places = places
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -40,7 +41,6 @@ class Fleet:
         """What all of them hold, those that do not answer left out and named in ``silent``."""
         answers, silent = attempt(lambda daemon: daemon.observe(lab, image), self._daemons)
         parts = tuple(answers.values())
-        self._places |= {container.name: part.host for part in parts for container in part.containers}
         return Observed(
             containers=tuple(chain.from_iterable(part.containers for part in parts)),
             probes=tuple(chain.from_iterable(part.probes for part in parts)),
@@ -91,9 +91,5 @@ class Fleet:
             yield heard.get()
 
     def _with(self, container: str) -> Daemon:
-        """The daemon that has a container of the lab; HostError where none has."""
-        if container not in self._places:
-            self.observe(self._lab)
-        if container not in self._places:
-            raise HostError(f"no host of {', '.join(self._daemons)} has a container {container}", hint="labctl up")
-        return self._daemons[self._places[container]]
+        """The daemon that has a container of the lab; HostError where its host does not answer."""
+        return self.on(self._places[container])

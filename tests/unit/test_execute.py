@@ -3,12 +3,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 from builders import Failed, FakeEngine, container, lab, observed
 
 from labctl import execute, plan, render
 from labctl.containers import Observed
+from labctl.engines import Daemon
+from labctl.engines.fleet import Fleet
 from labctl.errors import HostError
 from labctl.model import Event
 
@@ -112,6 +115,16 @@ def test_down_needs_no_lab_on_disk() -> None:
         ("remove", ("id-launcher", "id-worker-0", "id-worker-1")),
         ("remove_networks", ("id-network",)),
     ]
+
+
+def test_programs_start_where_a_container_belongs_whoever_else_has_one_of_its_name() -> None:
+    """As a host has that is the second one now and was the first, until its launcher is removed."""
+    stale = Observed(host="h2", containers=(container("launcher", host="h2"),))
+    first, second = FakeEngine(seen=observed(lab())), FakeEngine(seen=stale)
+    fleet = Fleet({"h1": cast(Daemon, first), "h2": cast(Daemon, second)}, {"labctl-demo-launcher-1": "h1"})
+    fleet.observe("demo")
+    fleet.call("labctl-demo-launcher-1", ("true",), user="1000:1000")
+    assert (first.started, second.started) == ([("labctl-demo-launcher-1", ("true",))], [])
 
 
 def test_a_step_that_nobody_knows_is_a_bug() -> None:

@@ -74,7 +74,7 @@ def opened(context: Context) -> Open:
         return Site(
             settings=found,
             directory=context.directory,
-            engine=Fleet(cast(dict[str, Daemon], daemons), "demo"),
+            engine=Fleet(cast(dict[str, Daemon], daemons), {}),
             targets=tuple(Target(name=name) for name in NAMES),
             told={name: told(number, gpus[number] if gpus else ()) for number, name in enumerate(NAMES)},
         )
