@@ -177,9 +177,9 @@ def _inventory(root: yamlfile.Value) -> Iterator[Target]:
 
 
 def _target(name: str, given: ansible.Given, where: str) -> Target:
+    name, given = _apart(name, given, where)
     if name == HERE:
         raise ConfigError(f"{where}: {quote(name)} is this machine's name here", hint="call the host something else")
-    name, given = _apart(name, given, where)
     if "address" in given:
         address, its_line = given["address"]
         address, given = _apart(address, given, its_line)

@@ -206,6 +206,7 @@ def test_a_key_lies_beside_the_inventory_that_names_it(tmp_path: Path) -> None:
         ("-l@a", "1: user must be a user's name, not `-l`"),
         ("lab@-oProxyCommand=x", "1: bad host name `-oProxyCommand=x`"),
         ("local", "1: `local` is this machine's name here"),
+        ("lab@local:22", "1: `local` is this machine's name here"),
         ("a_b", "1: bad host name `a_b`"),
         ("a\x1b[31m", "1: contains a control character"),
         ("a\x00", "1: contains a control character"),
