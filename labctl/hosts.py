@@ -104,13 +104,16 @@ def _checked(targets: Iterable[Target], shown: str) -> tuple[Target, ...]:
             )
         machine = ((target.address or target.name).lower(), target.port)
         if (earlier := machines.setdefault(machine, target)) is not target:
-            raise ConfigError(
-                f"{target.where}: {quote(target.name)} is the same machine as {quote(earlier.name)} {_at(earlier)}",
-                hint=_ONCE,
-            )
+            raise same(target, earlier)
     if not names:
         raise ConfigError(f"{shown}:1: names no host", hint=_HINT)
     return tuple(names.values())
+
+
+def same(target: Target, earlier: Target) -> ConfigError:
+    """What is wrong with two names for one machine."""
+    text = f"{target.where}: {quote(target.name)} is the same machine as {quote(earlier.name)} {_at(earlier)}"
+    return ConfigError(text, hint=_ONCE)
 
 
 def _at(target: Target) -> str:

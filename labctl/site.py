@@ -150,7 +150,8 @@ def opened(
 ) -> Iterator[Site]:
     """The lab's hosts, or ``only`` some, for the time of the block; daemons have so many seconds for an answer.
 
-    HostError where none of them answers, unless that is not what is to be had (``demand``).
+    HostError where none of them answers, unless that is not what is to be had (``demand``); ConfigError where two of
+    them are one machine.
     """
     targets = listed(context.directory, found)
     if not targets:
@@ -161,7 +162,8 @@ def opened(
         heard, garbled = attempt(lambda one: survey.read(one.told, one.target.name), reached)
         connections = {name: reached[name] for name in heard}
         daemons = {name: DockerEngine(connection, seconds=seconds) for name, connection in connections.items()}
-        _, silent = attempt(DockerEngine.identity, daemons)
+        engines, silent = attempt(DockerEngine.identity, daemons)
+        survey.require_apart(chosen, heard, engines)
         failed = {**unreached, **garbled, **silent}
         if demand and len(failed) == len(chosen):
             raise_all(failed)

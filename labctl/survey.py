@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
-from labctl import host, observe, routes
+from labctl import host, hosts, observe, routes
 from labctl.errors import HostError
 from labctl.hardware import Host
 from labctl.model import Accelerator
@@ -122,6 +122,18 @@ def _one_line_each(content: list[str]) -> Iterator[tuple[str, str]]:
             path = match[1]
         elif line and path != "/dev/null":
             yield path, f"{line}\n"
+
+
+def require_apart(targets: Iterable[hosts.Target], told: Mapping[str, Told], engines: Mapping[str, str]) -> None:
+    """ConfigError where two names lead to one machine; of those that answer, ``engines`` are the engines' identities.
+
+    Copies of a machine may have one such identity, and hosts that are containers one kernel: no two have both.
+    """
+    machines: dict[tuple[str, str], hosts.Target] = {}
+    for target in (one for one in targets if one.name in engines):
+        machine = engines[target.name], told[target.name].files.get("proc/sys/kernel/random/boot_id", "")
+        if (earlier := machines.setdefault(machine, target)) is not target:
+            raise hosts.same(target, earlier)
 
 
 def lay_out(told: Told, directory: Path) -> Path:

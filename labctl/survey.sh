@@ -113,7 +113,7 @@ fact ssh "$SSH_CONNECTION"
 text proc/self/status proc/meminfo etc/passwd
 [ -f etc/os-release ] && text etc/os-release || text usr/lib/os-release
 lines proc/sys/kernel/hostname proc/sys/kernel/osrelease proc/sys/kernel/numa_balancing proc/sys/vm/nr_hugepages \
-    proc/sys/net/ipv4/neigh/default/gc_thresh3 \
+    proc/sys/kernel/random/boot_id proc/sys/net/ipv4/neigh/default/gc_thresh3 \
     proc/cmdline sys/devices/system/cpu/online sys/devices/system/node/node[0-9]*/cpulist
 there etc/docker/daemon.json etc/gaudinet.json
 folder run/lock

@@ -110,6 +110,19 @@ def test_a_key_that_a_host_does_not_take_is_named(lab: RackLab, shared_rack: Rac
     converges(lab, kept)
 
 
+def test_one_machine_by_two_names_is_refused_before_anything_is_done(lab: RackLab) -> None:
+    kept = identities(lab)
+    hosts = lab.path / "hosts.txt"
+    right = hosts.read_text()
+    hosts.write_text(f"{right}\nh2-again {lab.hosts[1].line(port='').partition(' ')[2]}\n")
+    try:
+        error = lab.call("up", "--json").expect(2).json["error"]
+        assert "`h2-again` is the same machine as `h2` on line 2" in error["message"]
+    finally:
+        hosts.write_text(right)
+    assert identities(lab) == kept
+
+
 def test_a_host_with_another_persons_lab_of_this_name_is_left_alone(lab: RackLab, image: str) -> None:
     """The container has the labels of a lab that was made on another machine."""
     kept = identities(lab)

@@ -18,8 +18,9 @@ import sysfs
 
 from labctl import accelerators, host, survey
 from labctl.device_requests import has_cdi
-from labctl.errors import HostError
+from labctl.errors import ConfigError, HostError
 from labctl.hardware import Device
+from labctl.hosts import parse
 from labctl.observe import observe
 from labctl.routes import Network
 
@@ -294,3 +295,18 @@ def test_a_host_without_the_wanted_devices_is_named(tmp_path: Path) -> None:
     with pytest.raises(HostError, match="no nvidia device") as caught:
         survey.host_of(told, survey.lay_out(told, tmp_path), "nvidia")
     assert caught.value.node == "gpu-1"
+
+
+def test_two_names_of_one_machine_are_refused_with_both(tmp_path: Path) -> None:
+    """A copy of a machine has its engine's identity, a host that is a container its neighbour's kernel."""
+
+    def booted(name: str, boot: str) -> survey.Told:
+        root = tmp_path / name
+        sysfs.put(root / "proc/sys/kernel/random/boot_id", f"{boot}\n")
+        return ask(root)
+
+    hosts = parse("a\nb\nc\nd address=10.0.0.5\n", "hosts.txt")
+    heard = {"a": booted("a", "1"), "b": booted("b", "2"), "c": booted("c", "1"), "d": booted("d", "2")}
+    survey.require_apart(hosts, heard, {"a": "X", "b": "X", "c": "Y"})
+    with pytest.raises(ConfigError, match=r"^hosts\.txt:4: `d` is the same machine as `b` on line 2$"):
+        survey.require_apart(hosts, heard, {"a": "X", "b": "X", "c": "Y", "d": "X"})
