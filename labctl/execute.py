@@ -154,9 +154,10 @@ def _(step: plan.WriteFiles, lab: Lab, engine: Engine) -> None:  # noqa: ARG001
 
 @do.register
 def _(step: plan.SendFiles, lab: Lab, engine: Engine) -> None:
-    if connection := engine.on(step.host).connection:
-        laid.note(lab.directory, step.host)
-        provision.send(lab, lab.host(step.host), connection, step.image)
+    there = engine.on(step.host)
+    if there.connection:
+        laid.note(lab.directory, step.host, there.identity())
+        provision.send(lab, lab.host(step.host), there.connection, step.image)
 
 
 @do.register

@@ -206,7 +206,7 @@ def remove(context: Context, where: Site, images: bool = False) -> dict[str, Any
         context.warn(f"this ends {lock.holder(context.directory / lock.RUN)}")
     prepare.tell_left_over(context, where)
     execute.remove_all(steps, where.engine, context.emit, failed)
-    laid.forget(context.directory, where.engine.hosts)
+    laid.forget(context.directory, prepare.machines(where).values())
     return {"lab": where.settings.text("LAB_NAME"), "plan": str(steps).splitlines()}
 
 
@@ -215,7 +215,7 @@ def plan_down(context: Context, where: Site, images: bool) -> tuple[plan.Plan, e
     name, image = where.settings.text("LAB_NAME"), prepare.image_of_hosts(where) if images else ""
     observed = where.engine.observe(name, image)
     failed = {**where.failed, **dict(observed.silent), **prepare.not_ours(context, name, observed)}
-    return plan.down(observed, where.sent, image, failed), failed
+    return plan.down(observed, prepare.sent(context, where), image, failed), failed
 
 
 def run(context: Context, name: str, options: RunOptions, ask: Ask | None = None) -> dict[str, Any]:

@@ -239,11 +239,11 @@ def why_not_current(container: Container | None, fingerprint: str, image: str | 
 
 def down(
     observed: Observed,
-    sent: Mapping[str, str] = MappingProxyType({}),
+    sent: Mapping[str, Collection[str]] = MappingProxyType({}),
     image: str = "",
     failed: Collection[str] = (),
 ) -> Plan:
-    """Remove all with the lab's label, whatever the files on disk say, and what was ``sent``: folder by host.
+    """Remove all with the lab's label, whatever the files on disk say, and what was ``sent``: folders by host.
 
     With an ``image``, the one that was observed goes too. Hosts that have ``failed`` are left as they are.
     """
@@ -254,8 +254,8 @@ def down(
             steps.append(RemoveContainers(containers=containers, host=host, cause="labctl down"))
         if networks := (*there.networks, *there.probe_networks):
             steps.append(RemoveNetworks(networks=networks, host=host, cause="labctl down"))
-        if host in sent:
-            steps.append(RemoveFiles(directory=sent[host], host=host, cause="labctl down"))
+        folders = sent.get(host, ())
+        steps += (RemoveFiles(directory=directory, host=host, cause="labctl down") for directory in folders)
         if image and there.image:
             steps.append(RemoveImage(image=image, host=host, cause="labctl down --images"))
     return Plan(tuple(steps))

@@ -59,13 +59,33 @@ def ensure_image(context: Context, where: Site, here: DockerEngine) -> str:
     return here.image_id(image) or ""
 
 
+def machines(where: Site) -> dict[str, str]:
+    """Which machine each host is that the list names; empty for one that does not answer."""
+    names = (target.name for target in where.targets)
+    return {name: where.engine.on(name).identity() if name in where.engine.hosts else "" for name in names}
+
+
+def sent(context: Context, where: Site) -> dict[str, tuple[str, ...]]:
+    """Where the lab's files lie on the hosts that answer, by their names now and those that they had."""
+    former = laid.former(context.directory, machines(where))
+    sent_by = {host: (host, *former.get(host, ())) for host in where.sent}
+    return {host: tuple(where.sent_to(host, name) for name in names) for host, names in sent_by.items()}
+
+
 def tell_left_over(context: Context, where: Site) -> None:
     """Hosts that are not listed any more, and this machine where others are listed now, keep what they got."""
-    names = laid.left_over(context.directory, (target.name for target in where.targets))
+    listed = machines(where)
+    left = laid.left_over(context.directory, listed)
+    names = tuple(dict.fromkeys(one.host for one in left if one.host not in listed))
     if names:
         context.warn(
             f"{', '.join(names)} still {'has' if len(names) == 1 else 'have'} nodes of this lab and "
             f"{'is' if len(names) == 1 else 'are'} not in LAB_HOSTS any more: list them again and `labctl down` first"
+        )
+    for one in (one for one in left if one.host in listed):
+        context.warn(
+            f"{one.host} is another machine than the one of this name that still has nodes of this lab: list that one,"
+            f" too, by another name, and `labctl down`; or, where it is gone for good, rm '{one.path}'"
         )
     if where.targets:
         with suppress(HostError):

@@ -69,14 +69,14 @@ class Site:
         """Where the lab's files lie on the hosts that answer, as far as they were sent."""
         return {host: path for host in self.engine.hosts if self.targets and (path := self.sent_to(host))}
 
-    def sent_to(self, host: str) -> str:
-        """Where the lab's files are on a host; empty where it sees the lab directory itself.
+    def sent_to(self, host: str, name: str = "") -> str:
+        """Where the lab's files are on a host, of this name when they were sent; empty where it sees the lab directory.
 
         Hosts may share a home: each has a directory of its own in it.
         """
         if self.settings.text("LAB_SHARED_DIR"):
             return ""
-        return f"{self.told[host].facts['home']}/{FILES}/{self.settings.text('LAB_NAME')}.{host}"
+        return f"{self.told[host].facts['home']}/{FILES}/{self.settings.text('LAB_NAME')}.{name or host}"
 
     @property
     def places(self) -> dict[str, str]:

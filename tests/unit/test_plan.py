@@ -163,6 +163,14 @@ def test_down_removes_a_network_that_was_left_alone() -> None:
     )
 
 
+def test_down_removes_what_was_sent_to_a_host_by_whatever_name() -> None:
+    seen = Observed(parts=(Observed(host="h1"), Observed(host="h2")))
+    assert str(plan.down(seen, {"h2": ("/home/ann/.labctl/demo.h2", "/home/ann/.labctl/demo.old")})) == (
+        "#1 remove /home/ann/.labctl/demo.h2 on h2  [labctl down]\n"
+        "#2 remove /home/ann/.labctl/demo.old on h2  [labctl down]"
+    )
+
+
 def test_down_does_not_ask_whose_the_containers_are() -> None:
     seen = Observed(containers=(container("worker-9", directory="/elsewhere"),))
     assert str(plan.down(seen)) == "#1 remove worker-9  [labctl down]"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from builders import lab, observed, workload
 
-from labctl import keys, lock, plan, prepare, provision, render
+from labctl import keys, laid, lock, plan, prepare, provision, render
 from labctl.containers import elsewhere
 from labctl.context import Context
 from labctl.errors import ConfigError, HostError
@@ -83,6 +83,37 @@ def test_a_host_may_have_the_lab_of_somebody_whose_directory_is_not_on_this_mach
     owner = observed(lab(), worker_0=lost).owner_elsewhere(tmp_path, "ann@here")
     assert (owner is not None) == theirs
     assert owner is None or made_by in owner.name
+
+
+@pytest.mark.parametrize(
+    ("listed", "left", "former"),
+    [
+        ({"h1": "X"}, [], ()),
+        ({"h1": ""}, [], ()),
+        ({"h2": "Y"}, ["h1"], ()),
+        # Another machine has its name.
+        ({"h1": "Y"}, ["h1"], ()),
+        # The machine has another name.
+        ({"h2": "X"}, [], ("h1",)),
+        ({"h1": "Y", "h2": "X"}, [], ("h1",)),
+    ],
+)
+def test_a_machine_that_has_nodes_is_known_whatever_it_is_called_now(
+    tmp_path: Path, listed: dict[str, str], left: list[str], former: tuple[str, ...]
+) -> None:
+    laid.note(tmp_path, "h1", "X")
+    assert [one.host for one in laid.left_over(tmp_path, listed)] == left
+    assert laid.former(tmp_path, listed).get("h2", ()) == former
+    laid.forget(tmp_path, ["Y"])
+    assert [one.host for one in laid.left_over(tmp_path, {})] == ["h1"]
+    laid.forget(tmp_path, ["X"])
+    assert laid.left_over(tmp_path, {}) == ()
+
+
+def test_an_engine_says_nothing_that_leads_out_of_the_notes(tmp_path: Path) -> None:
+    laid.note(tmp_path, "h1", "../../x")
+    assert laid.left_over(tmp_path, {}) == (laid.Laid("h1", "../../x"),)
+    assert {path.parent for path in tmp_path.rglob("*") if path.is_file()} == {tmp_path / laid.FILES}
 
 
 def test_what_nodes_of_before_had_is_removed(tmp_path: Path) -> None:
