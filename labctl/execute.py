@@ -50,9 +50,14 @@ def carry_out(steps: plan.Plan, lab: Lab, engine: Engine, emit: Emit, failed: Fa
     raise_all(lost)
 
 
-def remove_all(steps: plan.Plan, engine: Engine, emit: Emit, failed: Failures = MappingProxyType({})) -> None:
-    """The steps of a plan that only removes: it needs no lab on disk. HostError as ``carry_out``."""
-    raise_all({**failed, **on_hosts(numbered(steps), lambda step: remove(step, engine), emit, failed)})
+def remove_all(steps: plan.Plan, engine: Engine, emit: Emit, failed: Failures = MappingProxyType({})) -> Failures:
+    """The steps of a plan that only removes: it needs no lab on disk. Returns what failed where, and did before."""
+
+    def act(step: plan.HostStep) -> None:
+        if stays := remove(step, engine):
+            emit(Event(kind="warning", text=f"{step.host}: {stays}"))
+
+    return {**failed, **on_hosts(numbered(steps), act, emit, failed)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +129,8 @@ def indented(text: str) -> str:
     return text.replace("\n", "\n    ")
 
 
-def remove(step: plan.HostStep, engine: Engine) -> None:
-    """Carry out a step that only removes."""
+def remove(step: plan.HostStep, engine: Engine) -> str:
+    """Carry out a step that only removes; returns what stays, as others use it."""
     there = engine.on(step.host)
     if isinstance(step, plan.RemoveContainers):
         there.remove(tuple(container.id for container in step.containers))
@@ -134,7 +139,15 @@ def remove(step: plan.HostStep, engine: Engine) -> None:
     elif isinstance(step, plan.RemoveFiles) and there.connection:
         sending.remove(there.connection, step.directory)
     elif isinstance(step, plan.RemoveImage):
-        there.remove_image(step.image)
+        try:
+            there.remove_image(step.image)
+        except HostError as error:
+            # Docker's word for an image that a container uses.
+            _, conflict, why = error.message.partition("conflict: ")
+            if not conflict:
+                raise
+            return f"image {step.image} stays: {why}"
+    return ""
 
 
 def shorten(text: str, width: int = 110) -> str:

@@ -205,8 +205,10 @@ def remove(context: Context, where: Site, images: bool = False) -> dict[str, Any
     if lock.is_held(context.directory / lock.RUN):
         context.warn(f"this ends {lock.holder(context.directory / lock.RUN)}")
     prepare.tell_left_over(context, where)
-    execute.remove_all(steps, where.engine, context.emit, failed)
-    laid.forget(context.directory, prepare.machines(where).values())
+    failed = execute.remove_all(steps, where.engine, context.emit, failed)
+    done = [machine for host, machine in prepare.machines(where).items() if host not in failed]
+    laid.forget(context.directory, done)
+    execute.raise_all(failed)
     return {"lab": where.settings.text("LAB_NAME"), "plan": str(steps).splitlines()}
 
 

@@ -117,6 +117,30 @@ def test_down_needs_no_lab_on_disk() -> None:
     ]
 
 
+class Removing(FakeEngine):
+    """An engine that refuses to remove images, in these words."""
+
+    words = ""
+
+    def remove_image(self, image: str) -> None:
+        raise HostError(f"h1: `docker image rm {image}` failed:\nError response from daemon: {self.words}", node="h1")
+
+
+def test_an_image_that_a_container_uses_stays_and_is_no_failure() -> None:
+    engine, events = Removing(), list[Event]()
+    steps = plan.down(Observed(host="h1", image="sha256:1"), image="labctl/cpu")
+    engine.words = (
+        'conflict: unable to remove repository reference "labctl/cpu" (must force) - '
+        "container f970c0067a97 is using its referenced image 9ee0058fd941"
+    )
+    assert execute.remove_all(steps, engine, events.append) == {}
+    (warning,) = (event.text for event in events if event.kind == "warning")
+    assert warning.startswith("h1: image labctl/cpu stays: ")
+    assert "container f970c0067a97" in warning
+    engine.words = "read-only file system"
+    assert set(execute.remove_all(steps, engine, events.append)) == {"h1"}
+
+
 def test_programs_start_where_a_container_belongs_whoever_else_has_one_of_its_name() -> None:
     """As a host has that is the second one now and was the first, until its launcher is removed."""
     stale = Observed(host="h2", containers=(container("launcher", host="h2"),))

@@ -10,7 +10,8 @@ from typing import cast
 import builders
 import pytest
 
-from labctl import loading, render, survey
+from labctl import flows, laid, loading, prepare, render, survey
+from labctl.containers import Observed
 from labctl.context import Context
 from labctl.engines import Daemon
 from labctl.engines.fleet import Fleet
@@ -145,3 +146,19 @@ def test_what_all_hosts_lack_is_one_mistake(context: Context, opened: Open) -> N
 def test_a_host_that_does_not_answer_and_lacks_devices_is_told_not_to_answer(opened: Open) -> None:
     silent = opened((0,), (), (0,), LAB_ACCELERATOR="nvidia").without({"h1": HostError("h1: timed out", node="h1")})
     assert loading.foresee_lab(silent)[1].failed["h1"].message == "h1: timed out"
+
+
+def test_down_forgets_the_hosts_that_have_nothing_any_more(
+    context: Context, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare, "DockerEngine", builders.FakeEngine)
+    engines = tuple(Engine() for _ in NAMES)
+    for name, engine in zip(NAMES, engines, strict=True):
+        node = builders.container("worker-0", host=name, directory=str(context.directory))
+        engine.seen = Observed(host=name, containers=(node,))
+        monkeypatch.setattr(engine, "identity", lambda name=name: f"engine of {name}")
+        laid.note(context.directory, name, f"engine of {name}")
+    monkeypatch.setattr(engines[1], "remove", lambda _: refuse())
+    with pytest.raises(HostError, match="cannot start a container"):
+        flows.remove(context, opened(engines=engines))
+    assert [one.host for one in laid.left_over(context.directory, {})] == ["h1"]
