@@ -32,13 +32,16 @@ class Owner:
 def elsewhere(found: str, directory: Path, owner: str = "", caller: str = "", host: str = HERE) -> Owner | None:
     """Who has a container of a host, by its labels, if that is not the caller in this directory.
 
-    A directory that is not there any more has nothing: that of anybody on this machine, of the caller on other hosts.
-    Whether others' are there cannot be told from here, as other machines may have this one's name.
+    Who works in this directory has its lab, under whatever name. One that is not there any more has nothing: that of
+    anybody on this machine, of the caller on other hosts. Whether others' are there cannot be told from here, as other
+    machines may have this one's name.
     """
     machine, here = owner.rpartition("@")[2], caller.rpartition("@")[2]
+    if Path(found) == directory and machine in ("", here):
+        return None
     if owner and (machine != here if host == HERE else owner != caller):
         return Owner(f"{owner} ({found})", f"as {owner}: labctl down -C {shlex.quote(found)}")
-    if not found or Path(found) == directory or not is_there(Path(found)):
+    if not found or not is_there(Path(found)):
         return None
     return Owner(found, f"labctl down -C {shlex.quote(found)}")
 

@@ -85,6 +85,13 @@ def test_a_host_may_have_the_lab_of_somebody_whose_directory_is_not_on_this_mach
     assert owner is None or made_by in owner.name
 
 
+def test_who_works_in_its_directory_has_a_lab_on_hosts_under_whatever_name(tmp_path: Path) -> None:
+    here = {"directory": str(tmp_path), "owner": "root@here", "host": "red"}
+    there = here | {"owner": "root@there"}
+    assert observed(lab(), worker_0=here).owner_elsewhere(tmp_path, "ann@here") is None
+    assert observed(lab(), worker_0=there).owner_elsewhere(tmp_path, "ann@here") is not None
+
+
 @pytest.mark.parametrize(
     ("listed", "left", "former"),
     [
