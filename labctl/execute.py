@@ -255,10 +255,11 @@ def unhealthy(lab: Lab, engine: Engine, nodes: tuple[str, ...]) -> dict[str, str
 
 
 def agent(lab: Lab, engine: Engine, node: str, *words: str) -> list[str]:
-    """What the node's own agent prints, one line each; HostError when it fails without a word."""
+    """What the node's own agent prints, one line each; HostError when it fails without an answer."""
     done = engine.call(render.container_name(lab, node), (*AGENT, *words), user=user(lab, node))
     if done.code and not done.out:
-        raise HostError(f"{node}: {done.err.strip()}", hint=f"labctl logs {node}", node=node)
+        said = done.err.strip() or f"{AGENT[-1]} {words[0]} ended with code {done.code} and without a word"
+        raise HostError(f"{node}: {said}", hint=f"labctl status; labctl logs {node}", node=node)
     return done.out.splitlines()
 
 

@@ -22,14 +22,14 @@ CHANGED_KEY = """\
 Host key verification failed."""
 
 
-def answers(*documents: dict[str, object], code: int = 0) -> FakeEngine:
-    """An engine whose containers print these documents and end with that code."""
+def answers(*documents: dict[str, object], code: int = 0, said: str = "what it complained of") -> FakeEngine:
+    """An engine whose containers print these documents and end with that code, in such words where it is not 0."""
 
     def answer(name: str, argv: tuple[str, ...]) -> Iterator[str]:
         for document in documents:
             yield json.dumps(document)
         if code:
-            raise Failed(code, "what it complained of")
+            raise Failed(code, said)
 
     return FakeEngine(answer=answer)
 
@@ -71,6 +71,12 @@ def test_an_agent_that_breaks_says_what_it_complained_of() -> None:
         execute.reach(lab(), answers(code=1), ("worker-0",), 60)
     assert caught.value.message == "launcher: what it complained of"
     assert caught.value.node == "launcher"
+
+
+def test_an_agent_that_ends_without_a_word_is_told_by_its_code() -> None:
+    with pytest.raises(HostError, match=r"^launcher: .*labnode.py reach ended with code 137") as caught:
+        execute.reach(lab(), answers(code=137, said=""), ("worker-0",), 60)
+    assert caught.value.hint == "labctl status; labctl logs launcher"
 
 
 @pytest.mark.parametrize("said", ["", "\n \n"])
