@@ -17,6 +17,7 @@ from labctl.bundle.contents import Entry
 from labctl.bundle.sealed import Sealer
 from labctl.errors import ConfigError, HostError
 from labctl.progress import Progress, amount
+from labctl.shipping.host import STORING
 
 Notice = Callable[[str], None]
 
@@ -49,7 +50,7 @@ def write(
     }
     with beside(path) as partial:
         notice(f"writing {', '.join(images)}")
-        shell.run(["docker", "save", "--output", str(partial), *images])
+        shell.run(["docker", "save", "--output", str(partial), *images], timeout=STORING)
         partial.chmod(0o600)
         with Sealer(partial, about) as sealer:
             for entry in chosen.entries:

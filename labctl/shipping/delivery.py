@@ -144,7 +144,8 @@ def bring(one: Consignment, emit: Emit, *, keep: bool) -> None:
     try:
         found = host.load(one.connection, one.file, tagged(one.image.name))
     except HostError as error:
-        if "no space left" in error.message.lower():
+        # What came is whole: it is kept for the next attempt.
+        if any(why in error.message.lower() for why in ("no space left", "is not done in time")):
             raise
         intact = host.is_whole(one.connection, one.file, one.cargo)
         host.forget(one.connection, one.file)

@@ -14,14 +14,12 @@ from labctl.errors import HostError
 from labctl.files import make_private
 from labctl.progress import Progress
 from labctl.shipping.archive import Archive, told
-
-STORING = 3600
-"""Seconds of silence that an engine is given while it stores an image."""
+from labctl.shipping.host import ASKING, STORING
 
 
 def described(image: str) -> dict[str, Any] | None:
     """An image as the engine describes it; None where image or engine are not here."""
-    found = shell.run(["docker", "image", "inspect", "--format", "{{json .}}", image], check=False)
+    found = shell.run(["docker", "image", "inspect", "--format", "{{json .}}", image], timeout=ASKING, check=False)
     return json.loads(found.out) if found.code == 0 else None
 
 
@@ -34,7 +32,7 @@ def spooled(image: str, directory: Path) -> Iterator[Archive]:
         shell.guarded(("rm", "-rf", folder)),
     ):
         path = Path(folder) / "image.tar"
-        shell.run(["docker", "save", "--output", str(path), image])
+        shell.run(["docker", "save", "--output", str(path), image], timeout=STORING)
         yield Archive(path)
 
 

@@ -18,6 +18,8 @@ from labctl.shipping.archive import Cargo, Image, common
 
 ASKING = 120
 """Seconds for an engine to say what it has: one that stores a large image is slow to answer."""
+STORING = 3600
+"""Seconds for an engine to store an image, or to hand one out."""
 MOVING = 24 * 3600
 """Seconds for bytes to move and be stored: a connection that is cut ends it much sooner."""
 STALLED = 10
@@ -92,7 +94,8 @@ exec 4>&1
 )
 
 _LOAD = (
-    _ENGINE
+    "# docker load\n"
+    + _ENGINE
     + _FOLDER
     + """
 engine load --quiet --input "$folder/$1" >&2 && engine image inspect --format '{{.Id}}' "$2"
@@ -230,7 +233,7 @@ def reaches(source: Connection, next_hop: tuple[str, ...], target: Connection, s
 
 def load(connection: Connection, name: str, image: str) -> str:
     """Have the engine load a file; returns what it then calls the image. HostError with its own words."""
-    done = connection.run(_LOAD, connection.target.docker, name, image, timeout=MOVING, check=False)
+    done = connection.run(_LOAD, connection.target.docker, name, image, timeout=STORING, check=False)
     if done.code != 0:
         raise failed(connection, "its engine did not load the image", done.err, "df -h; docker info")
     return done.out.strip()

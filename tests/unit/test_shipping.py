@@ -15,15 +15,17 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fakehost import FakeHost
 from imagefile import image_archive
 from integration.harness import wait_until
 
-from labctl import shipping
+from labctl import shipping, ssh_words
 from labctl.connection import Connection
 from labctl.errors import HostError
+from labctl.shell import Completed
 from labctl.shipping import Failures, Receivers, alike, delivery, here, host
 from labctl.shipping.archive import Archive, common, tagged
 from labctl.side_by_side import attempt
@@ -212,6 +214,35 @@ def test_an_engine_that_refuses_the_whole_image_is_not_sent_it_again(rack: Rack)
     (failure,) = rack.hand_out(archive, hosts).values()
     assert failure.message == ("h1: its engine did not load the image: write /var/lib/docker: input/output error")
     assert hosts["h1"].sent == archive.cargo(archive.image("lab/node")).size
+
+
+def test_an_engine_that_never_stores_the_image_is_given_up_and_what_came_is_kept(
+    rack: Rack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(self: FakeHost, script: str, *words: str, timeout: float = 60, **options: Any) -> Completed:
+        if "engine load" not in script:
+            return usual(self, script, *words, **options)
+        limits.append(timeout)
+        raise ssh_words.error(self.target, "`docker load` is not done in time")
+
+    usual, limits = FakeHost.run, list[float]()
+    monkeypatch.setattr(FakeHost, "run", run)
+    hosts = rack.hosts("h1")
+    (failure,) = rack.hand_out(rack.archive(BASE), hosts).values()
+    assert (failure.message, limits) == ("h1: `docker load` is not done in time", [host.STORING])
+    assert len(hosts["h1"].staged) == 1
+
+
+def test_an_engine_here_that_never_hands_the_image_out_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docker = tmp_path / "docker"
+    docker.write_text("#!/bin/sh\nexec sleep 60\n")
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(here, "STORING", 0.1)
+    with pytest.raises(HostError, match=r"docker save .*: not done within"), here.spooled("image", tmp_path / "lab"):
+        pass
 
 
 def test_who_is_stopped_waits_for_no_host() -> None:
