@@ -13,7 +13,7 @@ from typing import cast
 
 from labctl import files, laid, plan, provision, render, sending
 from labctl.engines import Engine
-from labctl.errors import HostError, LabError
+from labctl.errors import HostError
 from labctl.hardware import HERE
 from labctl.model import Event, Lab
 from labctl.side_by_side import attempt, pool
@@ -87,14 +87,9 @@ def on_hosts(
             queues.setdefault(host, []).append(one)
 
     def work(host: str) -> None:
-        try:
-            for one in queues[host]:
-                one.announce(emit)
-                act(cast(plan.HostStep, one.step))
-        except HostError:
-            raise
-        except (LabError, OSError) as error:
-            raise HostError(f"{host}: {error}", node=host) from error
+        for one in queues[host]:
+            one.announce(emit)
+            act(cast(plan.HostStep, one.step))
 
     return attempt(work, {host: host for host in queues})[1]
 

@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
-from labctl.errors import HostError
+from labctl.errors import ConfigError, HostError
+from labctl.hardware import HERE
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -33,9 +34,13 @@ def pool(width: int = WIDTH) -> Iterator[ThreadPoolExecutor]:
 
 
 def attempt(work: Callable[[K], T], wanted: Mapping[str, K]) -> tuple[dict[str, T], dict[str, HostError]]:
-    """What came of each, by host, and what failed on which; in their order."""
+    """What came of each, by host, and what failed on which; in their order.
+
+    Any other exception than those that hosts, files and settings cause is a bug: it is raised once all are done.
+    """
     done: dict[str, T] = {}
     failures: dict[str, HostError] = {}
+    bugs: list[Exception] = []
     with pool(len(wanted)) as threads:
         futures = {name: threads.submit(work, one) for name, one in wanted.items()}
         for name, future in futures.items():
@@ -43,4 +48,11 @@ def attempt(work: Callable[[K], T], wanted: Mapping[str, K]) -> tuple[dict[str, 
                 done[name] = future.result()
             except HostError as error:
                 failures[name] = error
+            except (ConfigError, OSError) as error:
+                said = str(error) if name == HERE else f"{name}: {error}"
+                failures[name] = HostError(said, hint=getattr(error, "hint", ""), node=name)
+            except Exception as error:  # noqa: BLE001 - the others are not left in the middle for it
+                bugs.append(error)
+    if bugs:
+        raise bugs[0]
     return done, failures
