@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
-from labctl.errors import LabError
+from labctl.errors import LabError, Unread
 
 if TYPE_CHECKING:
     # Printing needs no more of it than its shape.
@@ -33,20 +34,19 @@ class Output:
             self.note(event.text)
 
     def note(self, text: str) -> None:
-        # In one piece: what hosts report side by side would have its line ends moved.
-        print(f"{text}\n", end="", file=sys.stderr, flush=True)  # noqa: T201
+        write(text, sys.stderr)
 
     def answer(self, document: dict[str, Any], text: str) -> None:
         """The command's answer: the document with --json, else the text."""
         shown = json.dumps({"schema": 1, **document}, indent=2, allow_nan=False) if self.as_json else text
         if shown:
-            print(shown, flush=True)  # noqa: T201
+            say(shown)
 
     def error(self, error: LabError) -> None:
         """What went wrong and what to type next."""
         if self.as_json:
             document = {"kind": error.kind, "message": error.message, "hint": error.hint, "node": error.node}
-            print(json.dumps({"schema": 1, "error": document}, indent=2), flush=True)  # noqa: T201
+            say(json.dumps({"schema": 1, "error": document}, indent=2))
             return
         self.note(f"{color('error:', RED)} {error.message}")
         if error.hint:
@@ -54,8 +54,18 @@ class Output:
 
 
 def say(text: str) -> None:
-    """Plain text for stdout."""
-    print(text, flush=True)  # noqa: T201
+    """Plain text for stdout. Unread as ``write``."""
+    write(text, sys.stdout)
+
+
+def write(text: str, stream: TextIO) -> None:
+    """The text and its line end, in one piece: hosts are worked on side by side. Unread where nobody reads it."""
+    try:
+        print(f"{text}\n", end="", file=stream, flush=True)
+    except BrokenPipeError as error:
+        # What is left in the buffer would fail once more as Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        raise Unread("nobody reads what labctl prints") from error
 
 
 def color(text: str, code: str) -> str:

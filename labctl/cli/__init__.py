@@ -10,7 +10,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from labctl.errors import ConfigError, Interrupted
+from labctl.errors import ConfigError, Interrupted, Unread
 from labctl.output import Output, say
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ def main() -> None:
     """The console script."""
     try:
         sys.exit(dispatch(sys.argv[1:]))
+    except Unread:
+        sys.exit(Unread.exit_code)
     except KeyboardInterrupt:
         sys.exit(Interrupted.exit_code)
 

@@ -500,6 +500,20 @@ def test_a_paused_node_is_said_with_what_wakes_it(labctl: Labctl, nodes: Nodes) 
     assert f"docker unpause {render.container_of('demo', 'worker-0')}" in said.err
 
 
+@pytest.mark.parametrize(
+    ("words", "unread"),
+    [("--help", "out"), ("config --json", "out"), ("down -C /nope", "err"), ("up --json --x", "out")],
+)
+def test_what_nobody_reads_ends_quietly_as_sigpipe_does(labctl: Labctl, words: str, unread: str) -> None:
+    program = [sys.executable, "-c", "from labctl.cli import main; main()", *words.split()]
+    reads, writes = os.pipe()
+    os.close(reads)
+    out, err = (writes, subprocess.PIPE) if unread == "out" else (subprocess.PIPE, writes)
+    done = subprocess.run(program, stdout=out, stderr=err, cwd=labctl.directory, timeout=SECONDS, check=False)
+    os.close(writes)
+    assert (done.returncode, done.stdout or b"", done.stderr or b"") == (141, b"", b"")
+
+
 def test_ctrl_c_is_how_a_notebook_server_is_ended(
     labctl: Labctl, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

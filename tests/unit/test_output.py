@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import pytest
 
 from labctl.errors import HostError
 from labctl.model import Event
-from labctl.output import Output, quantity, result_text, table
+from labctl.output import Output, quantity, result_text, say, table
 
 ERROR = HostError("no engine", hint="labctl setup", node="worker-1")
 RESULT: dict[str, Any] = {
@@ -90,3 +92,20 @@ def test_a_result_shows_loss_throughput_ranks_and_verdict() -> None:
         "verdict    FAIL (criteria): Missed 1 of 2 criteria.",
         "files      /srv/lab/runs/r1",
     ]
+
+
+def test_a_line_is_written_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Pieces(io.StringIO):
+        def write(self, text: str) -> int:
+            pieces.extend([text] if text else [])
+            return len(text)
+
+    pieces: list[str] = []
+    for stream in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, stream, Pieces())
+    output = Output(as_json=True)
+    output.note("a")
+    say("b")
+    output.answer({}, "")
+    output.error(ERROR)
+    assert [(piece[0], piece[-1]) for piece in pieces] == [("a", "\n"), ("b", "\n"), ("{", "\n"), ("{", "\n")]
