@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any
 
 from labctl.errors import HostError, Unread
 
@@ -88,14 +88,6 @@ def stream(
         raise too_slow(argv, timeout)
     text = "\n".join(tail)
     return _judged(Completed(tuple(argv), child.returncode, text, ""), text, check)
-
-
-def replace(argv: Sequence[str]) -> NoReturn:
-    """Become an interactive program. HostError when it is not there."""
-    try:
-        os.execvp(argv[0], list(argv))  # noqa: S606 - an argument list; no shell is wanted
-    except OSError as error:
-        raise HostError(f"cannot run {shlex.join(argv)}: {error}") from error
 
 
 def attached(

@@ -18,13 +18,13 @@ WIDTH = 32
 
 
 @contextmanager
-def pool(width: int = WIDTH) -> Iterator[ThreadPoolExecutor]:
-    """At most so many threads, never more than WIDTH. All work is done when the block ends.
+def pool(width: int = WIDTH, *, endless: bool = False) -> Iterator[ThreadPoolExecutor]:
+    """At most so many threads, never more than WIDTH unless their work is ``endless``. All is done when the block ends.
 
     Where an exception leaves it, as Ctrl-C does, nobody waits: what has not begun never does, and what runs ends with
     the connection that it uses.
     """
-    threads = ThreadPoolExecutor(max(1, min(width, WIDTH)))
+    threads = ThreadPoolExecutor(max(1, width if endless else min(width, WIDTH)))
     try:
         yield threads
     except BaseException:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from concurrent.futures import as_completed
 from typing import Annotated
 
 import typer
@@ -11,7 +12,9 @@ import typer
 from labctl import attach, fanout, render, shell
 from labctl.cli.common import HERE, Directory, Setting, answering, named
 from labctl.cli.entering import entered, reached
-from labctl.errors import ConfigError, Interrupted
+from labctl.engines import Daemon
+from labctl.errors import ConfigError, HostError, Interrupted, on_host
+from labctl.execute import raise_all
 from labctl.output import say
 from labctl.side_by_side import pool
 
@@ -88,14 +91,35 @@ def logs_command(
 ) -> None:
     with answering() as output:
         where, name = named(directory, output, setting)
-        plain = () if sys.stdout.isatty() else ("--ansi", "never")
-        words = ("compose", *plain, "-p", render.project_name(name), "logs", *(("--follow",) if follow else ()))
-        with reached(where, name, node) as daemons:
-            asked = [(*daemon.docker, *words, *((node,) if node else ())) for daemon in daemons]
-            if not daemons[0].connection:
-                shell.replace(asked[0])
-            with pool(len(asked)) as threads:
-                list(threads.map(lambda argv: shell.stream(argv, say), asked))
+        colors = "always" if sys.stdout.isatty() else "never"
+        which = (*(("--follow",) if follow else ()), *((node,) if node else ()))
+        words = ("compose", "--ansi", colors, "-p", render.project_name(name), "logs", *which)
+        try:
+            with reached(where, name, node) as daemons:
+                show_logs(daemons, words, endless=follow)
+        except KeyboardInterrupt:
+            sys.exit(Interrupted.exit_code)
+
+
+def show_logs(daemons: tuple[Daemon, ...], words: tuple[str, ...], *, endless: bool) -> None:
+    """What the docker command prints on all hosts, as it comes. HostError where it fails, once all have ended."""
+
+    def show(daemon: Daemon) -> None:
+        with on_host(daemon.hosts[0]):
+            shell.stream((*daemon.docker, *words), say)
+
+    if len(daemons) == 1:
+        show(daemons[0])
+        return
+    lost = {}
+    with pool(len(daemons), endless=endless) as threads:
+        asked = {threads.submit(show, daemon): daemon.hosts[0] for daemon in daemons}
+        for one in as_completed(asked):
+            try:
+                one.result()
+            except HostError as error:
+                lost[asked[one]] = error
+    raise_all(lost)
 
 
 def on_terminal() -> bool:

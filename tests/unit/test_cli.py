@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from builders import container
 
 from labctl import attach, cli, notebook, render, shell
+from labctl.cli import inside
 from labctl.containers import Observed
 from labctl.engines.docker_engine import DockerEngine
+from labctl.errors import HostError
+from labctl.side_by_side import WIDTH
 
 SECONDS = 30
 
@@ -451,7 +458,7 @@ def nodes(labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> Nodes:
     monkeypatch.setattr(attach, "run", lambda *_, **__: 0)
     monkeypatch.setattr(DockerEngine, "observe", lambda _, lab: made.observe(lab))
     monkeypatch.setattr(notebook, "serve", lambda *_: None)
-    monkeypatch.setattr(shell, "replace", lambda _: sys.exit(0))
+    monkeypatch.setattr(shell, "stream", lambda *_: None)
     return made
 
 
@@ -498,6 +505,65 @@ def test_a_paused_node_is_said_with_what_wakes_it(labctl: Labctl, nodes: Nodes) 
     assert said.code == 3
     assert "worker-0 is paused" in said.err
     assert f"docker unpause {render.container_of('demo', 'worker-0')}" in said.err
+
+
+@pytest.fixture
+def followed(monkeypatch: pytest.MonkeyPatch) -> list[SimpleNamespace]:
+    """The daemons of more hosts than are worked on at once."""
+    names = [f"h{number}" for number in range(WIDTH + 8)]
+    daemons = [SimpleNamespace(docker=("docker", "--host", one), hosts=(one,), connection=one) for one in names]
+    monkeypatch.setattr(inside, "reached", lambda *_: contextlib.nullcontext(tuple(daemons)))
+    return daemons
+
+
+def test_the_logs_of_every_host_are_followed_at_once(
+    labctl: Labctl, followed: list[SimpleNamespace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    all_at_once = threading.Barrier(len(followed), timeout=10)
+
+    def stream(argv: tuple[str, ...], on_line: Callable[[str], None]) -> None:
+        all_at_once.wait()
+        on_line(f"from {argv[2]}")
+
+    monkeypatch.setattr(shell, "stream", stream)
+    said = labctl("logs", "-f")
+    assert (said.code, set(said.out.splitlines())) == (0, {f"from {one.hosts[0]}" for one in followed})
+
+
+def test_a_host_whose_logs_cannot_be_had_is_named_once_those_of_the_others_are_here(
+    labctl: Labctl, followed: list[SimpleNamespace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stream(argv: tuple[str, ...], on_line: Callable[[str], None]) -> None:
+        if argv[2] == "h0":
+            raise HostError("docker compose logs: exit code 1")
+        on_line(f"from {argv[2]}")
+
+    monkeypatch.setattr(shell, "stream", stream)
+    said = labctl("logs")
+    assert (said.code, len(said.out.splitlines())) == (3, len(followed) - 1)
+    assert "error: h0: docker compose logs: exit code 1" in said.err
+
+
+def test_logs_that_nobody_reads_any_more_end_quietly_though_other_hosts_are_silent(
+    labctl: Labctl, followed: list[SimpleNamespace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = threading.Event()
+
+    def stream(argv: tuple[str, ...], on_line: Callable[[str], None]) -> None:
+        if argv[2] != "h3":
+            ended.wait(10)
+            return
+        reads, writes = os.pipe()
+        os.close(reads)
+        with os.fdopen(writes, "w") as unread:
+            monkeypatch.setattr(sys, "stdout", unread)
+            on_line("from h3")
+
+    monkeypatch.setattr(shell, "stream", stream)
+    began = time.monotonic()
+    said = labctl("logs", "-f")
+    ended.set()
+    assert (said.code, said.err, time.monotonic() - began < 5) == (141, "", True)
 
 
 @pytest.mark.parametrize(

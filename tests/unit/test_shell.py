@@ -68,11 +68,6 @@ def test_stream_ends_the_child_when_the_reader_fails() -> None:
     assert time.monotonic() - began < 5
 
 
-def test_replace_of_a_missing_program() -> None:
-    with pytest.raises(HostError, match="cannot run no-such-program"):
-        shell.replace(["no-such-program"])
-
-
 ATTACHED = """
 import signal, sys
 from labctl import shell
