@@ -24,6 +24,9 @@ Emit = Callable[[Event], None]
 WORTH = 32 << 20
 """Bytes from which on it pays to ask hosts whether they reach each other."""
 
+TURNS = 8
+"""How often another attempt is waited for that brings a host the same file."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consignment:
@@ -181,10 +184,12 @@ def supply(one: Consignment, emit: Emit) -> None:
     progress = Progress(f"{one.host}: {one.image.name}", size, there, notice, every=one.pace)
     if one.source and there < size:
         there = pass_on(one, one.source, there, progress)
-    if there < size:
+    mine, turns = False, 0
+    while there < size and not mine and turns < TURNS:
         progress.advance(there - progress.done)
-        host.take(one.connection, one.file, there, told(one.cargo.chunks(there), progress))
+        mine = host.take(one.connection, one.file, there, told(one.cargo.chunks(there), progress))
         there = host.there(one.connection, one.file)
+        turns += 1
     if there != size:
         raise host.failed(
             one.connection, "the image did not come whole", f"{amount(there)} of {amount(size)} are there"

@@ -42,16 +42,23 @@ all=$(engine image ls --all --quiet --no-trunc)
 """
 )
 
+# Whether an attempt writes to a file. Each leaves a mark, a link made in one step with the number of its process; as
+# none is removed before the file is, there is no mistaking whose turn it is: the next mark's, where nobody writes.
+_WRITES = (
+    'writes() { mark=0; while writer=$(readlink "$1.writer.$mark"); do '
+    '[ "$(readlink "/proc/$writer/fd/1")" != "$(pwd -P)/$1" ] || return 0; '
+    "mark=$((mark + 1)); done; return 1; } 2>/dev/null; "
+)
+
 # How much of a file is there. Another attempt that writes to it is let finish; one that brings nothing for so many
 # seconds, as it was cut off, is ended. What nobody asked for in a week goes.
 _THERE = (
     _FOLDER
+    + _WRITES
     + """
 cd "$folder" 2>/dev/null || { echo 0; exit; }
-find . -type f -mtime +7 -exec rm -f {} +
+find . ! -type d -mtime +7 -exec rm -f {} +
 size() { wc -c 2>/dev/null < "$1" || echo 0; }
-writes() { [ -n "$writer" ] && [ "$(readlink "/proc/$writer/fd/1")" = "$(pwd -P)/$1" ]; }
-writer=$(cat "$1.writer" 2>/dev/null)
 while writes "$1"; do
     before=$(size "$1")
     sleep "$2"
@@ -61,11 +68,15 @@ size "$1"
 """
 )
 
-# Append to the file what comes, which begins at that place of it.
+OTHERS = 75
+# Append to the file what comes, which begins at that place of it. OTHERS: the code where another attempt did, or does.
 _TAKE = (
-    'umask 077; mkdir -p "$HOME/.labctl/images" && cd "$HOME/.labctl/images" && touch "$1" || exit 1; '
-    '[ "$(wc -c < "$1")" -eq "$2" ] || { echo "$1 changed meanwhile" >&2; exit 1; }; '
-    'echo $$ > "$1.writer" && exec cat >> "$1"'
+    'umask 077; mkdir -p "$HOME/.labctl/images" && cd "$HOME/.labctl/images" && exec >> "$1" || exit 1; '
+    + _WRITES
+    + f'! writes "$1" || exit {OTHERS}; '
+    f'ln -s $$ "$1.writer.$mark" || {{ [ ! -L "$1.writer.$mark" ] || exit {OTHERS}; exit 1; }}; '
+    f'[ "$(wc -c < "$1")" -eq "$2" ] || exit {OTHERS}; '
+    "exec cat"
 )
 
 # Hand a file that is still growing on to a program, from that place on, and say how far that is. It gives up where
@@ -93,19 +104,21 @@ exec 4>&1
 """
 )
 
+# A file that is gone was loaded by another attempt, which removed it then.
 _LOAD = (
     "# docker load\n"
     + _ENGINE
     + _FOLDER
     + """
-engine load --quiet --input "$folder/$1" >&2 && engine image inspect --format '{{.Id}}' "$2"
+engine load --quiet --input "$folder/$1" >&2 || [ ! -e "$folder/$1" ] || exit
+engine image inspect --format '{{.Id}}' "$2"
 """
 )
 _DIGEST = _FOLDER + 'sha256sum < "$folder/$1"\n'
 _FORGET = (
     _FOLDER
     + """
-rm -f "$folder/$1" "$folder/$1.writer"
+rm -f "$folder/$1" "$folder/$1.writer"*
 rmdir "$folder" "$HOME/.labctl" 2>/dev/null || true
 """
 )
@@ -180,11 +193,12 @@ def there(connection: Connection, name: str) -> int:
     return int(done.out)
 
 
-def take(connection: Connection, name: str, at: int, chunks: Iterable[bytes]) -> None:
-    """Append bytes to a file that has so many."""
+def take(connection: Connection, name: str, at: int, chunks: Iterable[bytes]) -> bool:
+    """Append bytes to a file that has so many; False where another attempt writes to it, or did meanwhile."""
     done = connection.send(_TAKE, name, str(at), chunks=chunks, timeout=MOVING, check=False)
-    if done.code != 0:
+    if done.code not in (0, OTHERS):
         raise failed(connection, "the image did not come whole", done.err, "df -h ~")
+    return done.code == 0
 
 
 def take_from(

@@ -171,8 +171,8 @@ def test_what_was_cut_off_goes_on_where_it_stopped(rack: Rack, monkeypatch: pyte
     hosts = rack.hosts("h1")
     archive = rack.archive(BASE, TOP)
 
-    def cut(one: Connection, name: str, at: int, chunks: Iterator[bytes]) -> None:
-        take(one, name, at, iter([b"".join(chunks)[:7000]]))
+    def cut(one: Connection, name: str, at: int, chunks: Iterator[bytes]) -> bool:
+        return take(one, name, at, iter([b"".join(chunks)[:7000]]))
 
     take = host.take
     with monkeypatch.context() as patch:
@@ -401,7 +401,7 @@ def test_an_attempt_that_goes_on_is_let_finish(rack: Rack, monkeypatch: pytest.M
     (one,) = rack.hosts("h1").values()
     with writer(one, "file") as other, ThreadPoolExecutor(1) as pool:
         assert other.stdin
-        wait_until((one.home / ".labctl/images/file.writer").exists, 20, "it has begun")
+        wait_until((one.home / ".labctl/images/file.writer.0").is_symlink, 20, "it has begun")
         size = pool.submit(host.there, one, "file")
         for _ in range(15):
             other.stdin.write(b"x")
@@ -411,3 +411,41 @@ def test_an_attempt_that_goes_on_is_let_finish(rack: Rack, monkeypatch: pytest.M
         other.stdin.close()
         assert size.result(20) == 15
         assert other.wait(5) == 0
+
+
+def test_one_of_two_attempts_writes(rack: Rack) -> None:
+    (one,) = rack.hosts("h1").values()
+    with writer(one, "file") as other:
+        wait_until((one.home / ".labctl/images/file.writer.0").is_symlink, 20, "it has begun")
+        assert not host.take(one, "file", 0, [b"of the second"])
+        other.communicate(b"of the first")
+    assert one.staged[0].read_bytes() == b"of the first"
+    assert not host.take(one, "file", 0, [b"of the second"])
+    assert host.take(one, "file", 12, [b", and the rest"])
+    assert one.staged[0].read_bytes() == b"of the first, and the rest"
+
+
+def test_an_attempt_that_comes_second_goes_on_with_what_the_first_has_brought(
+    rack: Rack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (one,) = rack.hosts("h1").values()
+    archive = rack.archive(BASE, TOP)
+
+    def second(there: FakeHost, name: str, at: int, chunks: Iterator[bytes]) -> bool:
+        if not firsts:
+            with writer(there, name) as first:
+                first.communicate(b"".join(archive.cargo(archive.image("lab/node")).chunks()))
+            firsts.append(first)
+        return take(there, name, at, chunks)
+
+    take, firsts = host.take, list[object]()
+    monkeypatch.setattr(host, "take", second)
+    assert rack.hand_out(archive, {"h1": one}) == {}
+    assert (one.images, one.staged) == ([NAME], [])
+
+
+def test_what_another_attempt_has_loaded_and_removed_meanwhile_is_there(rack: Rack) -> None:
+    (one,) = rack.hosts("h1").values()
+    archive = rack.archive(BASE)
+    assert rack.hand_out(archive, {"h1": one}) == {}
+    assert host.load(one, "gone", NAME) in archive.image("lab/node").ids
