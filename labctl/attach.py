@@ -20,6 +20,8 @@ RUN_VARIABLE = "LABCTL_RUN_ID"
 GRACE = "2"
 # Docker holds the first key back until the next, and always has such a sequence: its own begins with Ctrl-P.
 DETACH_KEYS = "ctrl-^,ctrl-_,ctrl-^,ctrl-_"
+# Seconds for docker to say what a container is.
+LOOKING = 60
 # What docker itself ends with when it lets go of a command.
 LET_GO = 1
 # What docker and shells end with where a command cannot be run: it is not there, or may not be.
@@ -60,13 +62,19 @@ class Inside:
 
 
 def look(
-    lab: str, container: str, docker: tuple[str, ...] = ("docker",), moved: tuple[Path, str] | None = None
+    lab: str,
+    container: str,
+    docker: tuple[str, ...] = ("docker",),
+    moved: tuple[Path, str] | None = None,
 ) -> Inside | None:
     """The container, if it runs and is the lab's. Asked of the program that is called next: the SDK takes longer.
 
     ``moved`` is a directory here and where the container's host has it.
+    HostError with docker's own words where it does not say.
     """
-    shown = shell.run((*docker, "container", "inspect", container), check=False)
+    shown = shell.run((*docker, "container", "inspect", container), timeout=LOOKING, check=False)
+    if shown.code and "no such container" not in shown.err.lower():
+        raise HostError(f"docker container inspect {container}: {shown.err.strip()}", hint="labctl doctor")
     found = json.loads(shown.out or "[]")
     # A paused one has its processes too.
     if not found or found[0]["Config"]["Labels"].get("labctl.lab") != lab or not found[0]["State"]["Running"]:

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +88,12 @@ def stream(
         raise too_slow(argv, timeout)
     text = "\n".join(tail)
     return _judged(Completed(tuple(argv), child.returncode, text, ""), text, check)
+
+
+def without(names: Iterable[str], argv: Sequence[str]) -> tuple[str, ...]:
+    """The words that run a program without these variables, should this process's environment have any of them."""
+    unset = [word for name in names if name in os.environ for word in ("-u", name)]
+    return ("env", *unset, *argv) if unset else tuple(argv)
 
 
 def attached(

@@ -26,7 +26,13 @@ def entered(where: Context, name: str, node: str) -> Iterator[attach.Inside]:
         daemon = there.engine.on(places.get(node, hardware.HERE))
         sent = there.sent.get(daemon.hosts[0])
         container = render.container_of(name, node)
-        inside = attach.look(name, container, daemon.docker, (where.directory, sent) if sent else None)
+        moved = (where.directory, sent) if sent else None
+        try:
+            inside = attach.look(name, container, daemon.docker, moved)
+        except HostError:
+            # Where the daemon does not answer at all, it is told with what to do about that.
+            daemon.observe(name)
+            raise
         if not inside:
             state = container_of(where, name, node, daemon).state
             raise HostError(f"{node} is {state}", hint=f"labctl logs {node}; labctl up", node=node)

@@ -20,6 +20,8 @@ from labctl.model import Cause, Pairs
 from labctl.once import once
 
 LAST_LINES = 20
+# What a person's environment says of another daemon than that at the end of a connection.
+OF_ANOTHER = ("DOCKER_TLS", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "DOCKER_CONTEXT", "DOCKER_API_VERSION")
 # Seconds for a command that changes something, and for each container that it makes or removes: a busy disk, and many
 # GPUs that wake, take minutes; a daemon that hangs takes for ever.
 CHANGING, EACH = 300, 10
@@ -39,7 +41,8 @@ class DockerEngine:
         self._seconds = seconds
         self.connection = connection
         self.host = connection.target.name if connection else hardware.HERE
-        self.docker = ("docker", "--host", self._address) if connection else ("docker",)
+        self._program = shell.without(OF_ANOTHER, ["docker"]) if connection else ("docker",)
+        self.docker = (*self._program, "--host", self._address) if connection else self._program
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -69,7 +72,7 @@ class DockerEngine:
         """Changes things, each in so many seconds; in the foreground, so that the terminal's Ctrl-C reaches it."""
         from python_on_whales import DockerClient
 
-        limited = ["timeout", "--foreground", f"--kill-after={GRACE}", str(seconds), "docker"]
+        limited = ["timeout", "--foreground", f"--kill-after={GRACE}", str(seconds), *self._program]
         return DockerClient(client_call=limited, host=self._address or None, **options)
 
     def _error(self, message: str, hint: str = "labctl doctor") -> HostError:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from labctl import attach, shell
+from labctl.errors import HostError
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,22 @@ def test_a_mount_named_through_a_link_holds_what_it_leads_to(tmp_path: Path) -> 
     (tmp_path / "real/repo").mkdir(parents=True)
     (tmp_path / "link").symlink_to("real")
     assert attach.mounted_at(tmp_path / "real/repo", [(str(tmp_path / "link"), "/clone")]) == "/clone/repo"
+
+
+def fails(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    """Docker commands that end with these words."""
+    monkeypatch.setattr(shell, "run", lambda argv, **_: shell.Completed(tuple(argv), 1, "[]\n", said))
+
+
+def test_a_container_that_is_not_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    fails(monkeypatch, "Error response from daemon: No such container: demo-launcher")
+    assert attach.look("demo", "demo-launcher") is None
+
+
+def test_where_docker_does_not_say_what_a_container_is_its_own_words_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    fails(monkeypatch, "Failed to initialize: open ca.pem: no such file")
+    with pytest.raises(HostError, match=r"docker container inspect demo-launcher: Failed to initialize: open ca.pem"):
+        attach.look("demo", "demo-launcher")
 
 
 def test_who_stands_in_a_directory_that_was_removed_stands_nowhere_in_the_node(

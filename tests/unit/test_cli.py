@@ -440,7 +440,7 @@ class Nodes:
     owner: Path
     paused: bool = False
 
-    def look(self, lab: str, container: str, *_: object) -> attach.Inside:
+    def look(self, lab: str, container: str, *_: object, **__: object) -> attach.Inside:
         self.asked.append(lab)
         return attach.Inside(
             container=container, directory=None, user="1000:1000", owner=str(self.owner), paused=self.paused
@@ -497,6 +497,17 @@ def test_the_nodes_of_another_directorys_lab_are_not_entered(
     assert said.code == 3
     assert f"lab `demo` belongs to {nodes.owner}" in said.err
     assert f"-C {nodes.owner}" in said.err
+
+
+def test_a_docker_command_that_fails_is_heard_where_the_engine_answers(
+    labctl: Labctl, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look(*_: object, **__: object) -> None:
+        raise HostError("docker container inspect demo-launcher: open ca.pem")
+
+    monkeypatch.setattr(attach, "look", look)
+    said = labctl("exec", "--", "true")
+    assert (said.code, said.err.splitlines()[0]) == (3, "error: docker container inspect demo-launcher: open ca.pem")
 
 
 def test_a_paused_node_is_said_with_what_wakes_it(labctl: Labctl, nodes: Nodes) -> None:

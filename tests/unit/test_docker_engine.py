@@ -1,4 +1,4 @@
-"""What a daemon is given time for: the docker command is a program that never ends."""
+"""What a daemon is given time for, and what its docker command is told: that is a program of these tests."""
 
 from __future__ import annotations
 
@@ -55,3 +55,14 @@ def test_what_a_daemon_never_gets_done_ends_with_the_hosts_name(
 def test_a_command_that_does_not_heed_its_time_is_killed(hang: Callable[[str], DockerEngine]) -> None:
     with pytest.raises(HostError, match="was not done by Docker Engine within"):
         hang(DEAF).remove(("one",))
+
+
+def test_what_the_environment_says_of_another_daemon_is_kept_from_a_hosts(
+    hang: Callable[[str], DockerEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "DOCKER_CONTEXT", "DOCKER_TLS", "DOCKER_API_VERSION"):
+        monkeypatch.setenv(name, "1")
+    engine = hang("#!/bin/sh\n! env | grep ^DOCKER_ >&2\n")
+    monkeypatch.setattr(docker_engine, "CHANGING", 30)
+    engine.remove(("one",))
+    assert engine.call("one", ("true",), user="0").err == ""
