@@ -66,10 +66,12 @@ def look(
     container: str,
     docker: tuple[str, ...] = ("docker",),
     moved: tuple[Path, str] | None = None,
+    *,
+    apart: bool = False,
 ) -> Inside | None:
     """The container, if it runs and is the lab's. Asked of the program that is called next: the SDK takes longer.
 
-    ``moved`` is a directory here and where the container's host has it.
+    ``moved`` is a directory here and where the container's host has it, ``apart`` whether that is another machine.
     HostError with docker's own words where it does not say.
     """
     shown = shell.run((*docker, "container", "inspect", container), timeout=LOOKING, check=False)
@@ -86,7 +88,7 @@ def look(
         here = Path.cwd()
         if moved and here.is_relative_to(moved[0]):
             here = moved[1] / here.relative_to(moved[0])
-        directory = mounted_at(here, mounts)
+        directory = mounted_at(here, mounts, apart=apart)
     except FileNotFoundError:
         # The person's directory was removed while they stood in it.
         directory = None
@@ -101,9 +103,12 @@ def look(
     )
 
 
-def mounted_at(directory: Path, mounts: Iterable[tuple[str, str]]) -> str | None:
-    """Where a directory of the host is in a container that has these mounts (source and target), None if nowhere."""
-    holding = [(Path(source).resolve(), target) for source, target in mounts]
+def mounted_at(directory: Path, mounts: Iterable[tuple[str, str]], *, apart: bool = False) -> str | None:
+    """Where a directory of the host is in a container that has these mounts (source and target), None if nowhere.
+
+    Links on the way to a source are this machine's, unless the host stands ``apart``.
+    """
+    holding = [(Path(source) if apart else Path(source).resolve(), target) for source, target in mounts]
     holding = [(source, target) for source, target in holding if directory.is_relative_to(source)]
     if not holding:
         return None

@@ -28,7 +28,7 @@ def entered(where: Context, name: str, node: str) -> Iterator[attach.Inside]:
         container = render.container_of(name, node)
         moved = (where.directory, sent) if sent else None
         try:
-            inside = attach.look(name, container, daemon.docker, moved)
+            inside = attach.look(name, container, daemon.docker, moved, apart=bool(daemon.connection))
         except HostError:
             # Where the daemon does not answer at all, it is told with what to do about that.
             daemon.observe(name)

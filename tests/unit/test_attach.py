@@ -37,6 +37,14 @@ def test_a_mount_named_through_a_link_holds_what_it_leads_to(tmp_path: Path) -> 
     assert attach.mounted_at(tmp_path / "real/repo", [(str(tmp_path / "link"), "/clone")]) == "/clone/repo"
 
 
+def test_links_of_this_machine_are_not_those_of_another(tmp_path: Path) -> None:
+    """Where /home is a link here, it is a directory there."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "home").symlink_to("real")
+    there = tmp_path / "home/.labctl/demo/workloads"
+    assert attach.mounted_at(there / "opt", [(str(there), "/workspace")], apart=True) == "/workspace/opt"
+
+
 def fails(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
     """Docker commands that end with these words."""
     monkeypatch.setattr(shell, "run", lambda argv, **_: shell.Completed(tuple(argv), 1, "[]\n", said))
