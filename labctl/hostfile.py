@@ -110,7 +110,7 @@ def _slots(words: list[str], where: str) -> int:
 
 def slot_count(count: str, where: str) -> int:
     """The number in a text. ConfigError."""
-    if not re.fullmatch("[0-9]+", count):
+    if not (count.isascii() and count.isdecimal()):
         raise ConfigError(f"{where}: slots must be a number, not {quote(count)}")
     # Counted before it is converted: int() of thousands of digits is slow, or an error of its own.
     digits = count.lstrip("0")

@@ -127,7 +127,7 @@ def _lines(text: str, shown: str) -> Iterator[Target]:
     for number, line in enumerate(text.split("\n"), start=1):
         where = f"{shown}:{number}"
         if words := _words(line, where):
-            if re.fullmatch(r"\[.+\]", line.strip()):
+            if words[0].startswith("[") and re.fullmatch(r"\[.+\]", line.strip()):
                 raise ConfigError(
                     f"{where}: {quote(words[0])} begins a group, as in an Ansible inventory of the INI form",
                     hint=f"ansible-inventory -i {shown} --list --yaml > hosts.yaml, and LAB_HOSTS=hosts.yaml in .env",
@@ -139,8 +139,7 @@ def _words(line: str, where: str) -> list[str]:
     if "#" in line:
         # A path may hold one: a comment begins with the line or after a blank.
         line = re.split(r"(?:^|[ \t])#", line, maxsplit=1)[0]
-    line = line.removesuffix("\r").replace("\t", " ")
-    if not line.isprintable():
+    if not line.isprintable() and not (line := line.removesuffix("\r").replace("\t", " ")).isprintable():
         raise ConfigError(f"{where}: contains a control character: {quote(line)}", hint="write the line anew")
     return line.split()
 
@@ -180,19 +179,20 @@ def _inventory(root: yamlfile.Value) -> Iterator[Target]:
 
 
 def _target(name: str, given: ansible.Given, where: str) -> Target:
-    name, given = _apart(name, given, where)
+    if "@" in name or ":" in name:
+        name, given = _apart(name, given, where)
     if name == HERE:
         raise ConfigError(f"{where}: {quote(name)} is this machine's name here", hint="call the host something else")
-    if "address" in given:
-        address, its_line = given["address"]
+    address, its_line = given.get("address", ("", ""))
+    if "@" in address or ":" in address:
         address, given = _apart(address, given, its_line)
         given["address"] = address, its_line
     values: dict[str, Any] = {}
     for key, (text, its_line) in given.items():
-        if key not in _FIELDS:
+        if not (check := _FIELDS.get(key)):
             raise ConfigError(f"{its_line}: unknown word {quote(key)}", hint=_known(key))
-        values[key] = _FIELDS[key](text, its_line)
-    if _is_ip(name) and ":" in name:
+        values[key] = check(text, its_line)
+    if ":" in name and _is_ip(name):
         hint = f"write `node-0 address={name}`, with a name of your own"
         raise ConfigError(f"{where}: the host at {quote(name)} has no name", hint=hint)
     return Target(name=host_name(name, where), where=where, **values)
@@ -200,8 +200,6 @@ def _target(name: str, given: ansible.Given, where: str) -> Target:
 
 def _apart(word: str, given: ansible.Given, where: str) -> tuple[str, ansible.Given]:
     """The host of ``user@host:port``, as ssh and scp write it, and all that is given with what else the word gives."""
-    if "@" not in word and ":" not in word:
-        return word, given
     user, at, rest = word.rpartition("@")
     # More than one colon makes it an IPv6 address, unless that is in brackets.
     found = re.fullmatch(r"(\[[^][]*\]|[^][:]*):([^:]*)", rest)

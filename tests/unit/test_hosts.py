@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import cProfile
 import re
 import time
 from pathlib import Path
@@ -284,9 +285,20 @@ def test_nothing_is_taken_that_ssh_could_take_for_an_option(text: str) -> None:
             assert " " not in word
 
 
+def lines(count: int) -> str:
+    return "".join(f"node-{number} address=10.0.0.{number}.x user=lab slots=8\n" for number in range(count))
+
+
 def test_a_hundred_thousand_lines_are_read_in_a_moment() -> None:
-    text = "".join(f"node-{number} address=10.0.0.{number}.x slots=8\n" for number in range(100_000))
+    text = lines(100_000)
     began = time.process_time()
     assert len(hosts(text)) == 100_000
     # Half a second where the processor is free; what grows with the square of the lines takes minutes.
     assert time.process_time() - began < 3
+
+
+def test_a_line_costs_few_calls() -> None:
+    """As many as a hundred thousand lines may cost to be read in well under a second, whatever else runs here."""
+    text, costs = lines(1000), cProfile.Profile()
+    costs.runcall(hosts, text)
+    assert sum(one.callcount for one in costs.getstats()) / 1000 < 40
