@@ -27,15 +27,14 @@ def entered(where: Context, name: str, node: str) -> Iterator[attach.Inside]:
         sent = there.sent.get(daemon.hosts[0])
         container = render.container_of(name, node)
         moved = (where.directory, sent) if sent else None
+        inside, unsaid = None, None
         try:
             inside = attach.look(name, container, daemon.docker, moved, apart=bool(daemon.connection))
-        except HostError:
-            # Where the daemon does not answer at all, it is told with what to do about that.
-            daemon.observe(name)
-            raise
+        except HostError as error:
+            unsaid = error
         if not inside:
             state = container_of(where, name, node, daemon).state
-            raise HostError(f"{node} is {state}", hint=f"labctl logs {node}; labctl up", node=node)
+            raise unsaid or HostError(f"{node} is {state}", hint=f"labctl logs {node}; labctl up", node=node)
         require_own(where, name, inside.owner, inside.maker, daemon.hosts[0])
         if inside.paused:
             host = daemon.hosts[0]

@@ -23,6 +23,7 @@ from builders import container
 from labctl import attach, cli, notebook, render, shell
 from labctl.cli import inside
 from labctl.containers import Observed
+from labctl.engines import answers
 from labctl.engines.docker_engine import DockerEngine
 from labctl.errors import HostError
 from labctl.side_by_side import WIDTH
@@ -508,6 +509,23 @@ def test_a_docker_command_that_fails_is_heard_where_the_engine_answers(
     monkeypatch.setattr(attach, "look", look)
     said = labctl("exec", "--", "true")
     assert (said.code, said.err.splitlines()[0]) == (3, "error: docker container inspect demo-launcher: open ca.pem")
+
+
+def test_where_the_engine_does_not_answer_either_its_own_reason_is_told(
+    labctl: Labctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look(*_: object, **__: object) -> None:
+        raise HostError("docker container inspect demo-launcher: cannot connect")
+
+    def observe(*_: object) -> None:
+        try:
+            Path("no.sock").read_bytes()
+        except FileNotFoundError as error:
+            raise HostError(answers.root_cause(error)) from error
+
+    monkeypatch.setattr(attach, "look", look)
+    monkeypatch.setattr(DockerEngine, "observe", observe)
+    assert "No such file or directory\n" in labctl("exec", "--", "true").err
 
 
 def test_a_paused_node_is_said_with_what_wakes_it(labctl: Labctl, nodes: Nodes) -> None:
