@@ -16,6 +16,7 @@ from labctl.engines import Engine
 from labctl.errors import HostError
 from labctl.hardware import HERE
 from labctl.model import Event, Lab
+from labctl.progress import waiting_for
 from labctl.side_by_side import attempt, pool
 
 AGENT = ("/usr/bin/python3", "-I", "/opt/lab/labnode.py")
@@ -89,9 +90,11 @@ def on_hosts(
     def work(host: str) -> None:
         for one in queues[host]:
             one.announce(emit)
-            act(cast(plan.HostStep, one.step))
+            with busy(host):
+                act(cast(plan.HostStep, one.step))
 
-    return attempt(work, {host: host for host in queues})[1]
+    with waiting_for("still at it", lambda text: emit(Event(kind="notice", text=text))) as busy:
+        return attempt(work, {host: host for host in queues})[1]
 
 
 def spared(step: plan.Step, lab: Lab, lost: Failures) -> plan.Step | None:

@@ -1,10 +1,17 @@
-"""How far a transfer of bytes is: a line now and then, in the units that people read."""
+"""How far long work is: a line now and then, in the units that people read."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+
+PACE = 10.0
+"""Seconds between two lines of what cannot say how far it is."""
+At = Callable[[str], AbstractContextManager[None]]
+"""The time that this one is at something."""
 
 
 @dataclass
@@ -43,6 +50,53 @@ class Progress:
 
     def _rate(self, since: tuple[float, int]) -> str:
         return f"{amount(round((self.done - since[1]) / max(self.clock() - since[0], 1e-3)))}/s"
+
+
+@contextmanager
+def waiting(notice: Callable[[str], None], said: Callable[[float], str]) -> Iterator[None]:
+    """Tell now and then what is to be said of a block that lasts, if anything; ``said`` is given the seconds so far."""
+    began, over = time.monotonic(), threading.Event()
+
+    def tell() -> None:
+        while not over.wait(PACE):
+            if text := said(time.monotonic() - began):
+                notice(text)
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@contextmanager
+def waiting_for(doing: str, notice: Callable[[str], None]) -> Iterator[At]:
+    """Tell now and then who is at something, each of them in the block that is handed out, and for how long."""
+    began: dict[str, float] = {}
+
+    @contextmanager
+    def at(name: str) -> Iterator[None]:
+        began[name] = time.monotonic()
+        try:
+            yield
+        finally:
+            del began[name]
+
+    def said(_: float) -> str:
+        now = dict(began)
+        return f"{listed(now)}: {doing}, {time.monotonic() - min(now.values()):.0f} s" if now else ""
+
+    with waiting(notice, said):
+        yield at
+
+
+def listed(names: Iterable[str], most: int = 8) -> str:
+    """Names with commas, of many the first ones and how many more there are."""
+    every = tuple(names)
+    more = f" and {len(every) - most} more" if len(every) > most else ""
+    return ", ".join(every[:most]) + more
 
 
 def amount(size: int) -> str:

@@ -36,11 +36,15 @@ def save(
         raise HostError(
             f"HOST_CACHE_PATH {folder} is not there", hint="labctl cache WORKLOAD, or leave --with-cache out"
         )
+    size = 0
     for image in wanted:
-        if here.described(image) is None:
+        described = here.described(image)
+        if described is None:
             raise HostError(f"image {image} is not on this machine", hint="labctl build, or docker pull")
+        size += described["Size"]
+    name = found.text("LAB_NAME")
     said = saving.write(
-        file, context.directory, found.text("LAB_NAME"), tuple(wanted), context.notice, cache=folder, secrets=secrets
+        file, context.directory, name, tuple(wanted), size, context.notice, cache=folder, secrets=secrets
     )
     for one in said["left_out"]:
         context.notice(f"left out: {one['what']} ({one['why']})")

@@ -17,7 +17,7 @@ from labctl.bundle.contents import Entry
 from labctl.bundle.sealed import Sealer
 from labctl.errors import ConfigError, HostError
 from labctl.progress import Progress, amount
-from labctl.shipping.host import STORING
+from labctl.shipping import here
 
 Notice = Callable[[str], None]
 
@@ -27,14 +27,16 @@ def write(
     directory: Path,
     lab: str,
     images: tuple[str, ...],
+    size: int,
     notice: Notice,
     *,
     cache: Path | None = None,
     secrets: bool = False,
 ) -> dict[str, Any]:
-    """Write the bundle of the lab in that directory with these images, and with a cache; returns what is in it.
+    """Write the bundle of the lab in that directory with these images, of so many bytes, and with a cache.
 
-    HostError where an image is not here or the disk is full. A file of that name is replaced by a whole one or stays.
+    Returns what is in it. HostError where an image is not here or the disk is full. A file of that name is replaced by
+    a whole one or stays.
     """
     if path.is_dir():
         raise ConfigError(f"{path} is a directory", hint=f"name a file in it: {shlex.quote(str(path / 'lab.bundle'))}")
@@ -50,7 +52,7 @@ def write(
     }
     with beside(path) as partial:
         notice(f"writing {', '.join(images)}")
-        shell.run(["docker", "save", "--output", str(partial), *images], timeout=STORING)
+        here.save(images, partial, size, notice)
         partial.chmod(0o600)
         with Sealer(partial, about) as sealer:
             for entry in chosen.entries:

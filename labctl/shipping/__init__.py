@@ -53,10 +53,14 @@ def send(image: str, receivers: Receivers, directory: Path) -> Failures:
         return pull(image, receivers)
     standings, failures = receivers.look(image)
     lacking = {name: one for name, one in standings.items() if not alike(one.image, own)}
+
+    def notice(text: str) -> None:
+        receivers.emit(Event(kind="notice", text=text))
+
     if lacking:
         many = "1 host lacks" if len(lacking) == 1 else f"{len(lacking)} hosts lack"
-        receivers.emit(Event(kind="notice", text=f"{many} image {image}, or layers of it: reading it here"))
-        with here.spooled(image, directory) as archive:
+        notice(f"{many} image {image}, or layers of it: reading it here")
+        with here.spooled(image, directory, own["Size"], notice) as archive:
             failures |= deliver(
                 archive, archive.image(image), together(receivers, lacking), receivers.addresses, receivers.emit
             )

@@ -13,7 +13,7 @@ from itertools import pairwise
 from labctl.connection import Connection
 from labctl.errors import HostError
 from labctl.model import Event
-from labctl.progress import Progress, amount
+from labctl.progress import At, Progress, amount, waiting_for
 from labctl.shipping import host
 from labctl.shipping.archive import Archive, Cargo, Image, tagged, told
 from labctl.shipping.host import Standing
@@ -79,7 +79,8 @@ def deliver(
     for line in itinerary(image, routed.values()):
         emit(Event(kind="notice", text=line))
     sources = {one.source.host: one.source for one in routed.values() if one.source}
-    _, failures = attempt(lambda one: bring(one, emit, keep=one.host in sources), routed)
+    with waiting_for("loading", lambda text: emit(Event(kind="notice", text=text))) as loading:
+        _, failures = attempt(lambda one: bring(one, loading, emit, keep=one.host in sources), routed)
     attempt(
         lambda one: host.forget(one.connection, one.file),
         {name: one for name, one in sources.items() if name not in failures},
@@ -141,11 +142,12 @@ def itinerary(image: Image, routed: Iterable[Consignment]) -> Iterator[str]:
 # --- one host ------------------------------------------------------------------------------------------------
 
 
-def bring(one: Consignment, emit: Emit, *, keep: bool) -> None:
+def bring(one: Consignment, loading: At, emit: Emit, *, keep: bool) -> None:
     """Have it on the host, loaded and found to be the same; its file there goes unless it is to be kept."""
     supply(one, emit)
     try:
-        found = host.load(one.connection, one.file, tagged(one.image.name))
+        with loading(one.host):
+            found = host.load(one.connection, one.file, tagged(one.image.name))
     except HostError as error:
         # What came is whole: it is kept for the next attempt.
         if any(why in error.message.lower() for why in ("no space left", "is not done in time")):

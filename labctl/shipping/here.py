@@ -12,7 +12,7 @@ from typing import Any
 from labctl import shell
 from labctl.errors import HostError
 from labctl.files import make_private
-from labctl.progress import Progress
+from labctl.progress import Progress, amount, waiting
 from labctl.shipping.archive import Archive, told
 from labctl.shipping.host import ASKING, STORING
 
@@ -24,16 +24,36 @@ def described(image: str) -> dict[str, Any] | None:
 
 
 @contextmanager
-def spooled(image: str, directory: Path) -> Iterator[Archive]:
-    """An image as a file, which goes with the block. HostError where there is no room for it."""
+def spooled(image: str, directory: Path, size: int, notice: Callable[[str], None]) -> Iterator[Archive]:
+    """An image as a file, which goes with the block. ``size`` as ``save``; HostError where there is no room for it."""
     make_private(directory)
     with (
         tempfile.TemporaryDirectory(dir=directory, prefix="image-") as folder,
         shell.guarded(("rm", "-rf", folder)),
     ):
         path = Path(folder) / "image.tar"
-        shell.run(["docker", "save", "--output", str(path), image], timeout=STORING)
+        save((image,), path, size, notice)
         yield Archive(path)
+
+
+def save(images: tuple[str, ...], path: Path, size: int, notice: Callable[[str], None]) -> None:
+    """Write images, of so many bytes, as one archive. The engine gathers all of them before the first byte comes."""
+
+    def said(seconds: float) -> str:
+        there = written(path.parent)
+        so_far = f"{amount(there)} of about {amount(size)}" if there else "Docker gathers it"
+        return f"reading {', '.join(images)}: {so_far}, {seconds:.0f} s"
+
+    with waiting(notice, said):
+        shell.run(["docker", "save", "--output", str(path), *images], timeout=STORING)
+
+
+def written(folder: Path) -> int:
+    """Bytes of the files in a folder: docker writes one under a name of its own, and then renames it."""
+    try:
+        return sum(path.stat().st_size for path in folder.iterdir())
+    except FileNotFoundError:
+        return 0
 
 
 def load(archive: Archive, name: str, notice: Callable[[str], None]) -> bool:
@@ -50,7 +70,12 @@ def load(archive: Archive, name: str, notice: Callable[[str], None]) -> bool:
     progress = Progress(name, cargo.size, 0, notice)
     try:
         api: Any = docker.from_env(timeout=STORING).api
-        said = [line.get("error", "") for line in api.load_image(told(cargo.chunks(), progress))]
+
+        def storing(seconds: float) -> str:
+            return f"{name}: Docker stores it, {seconds:.0f} s so far" if progress.done == cargo.size else ""
+
+        with waiting(notice, storing):
+            said = [line.get("error", "") for line in api.load_image(told(cargo.chunks(), progress))]
     except (docker.errors.DockerException, requests.RequestException) as error:
         raise HostError(f"Docker Engine did not load {name}: {error}", hint="labctl setup; df -h") from error
     if any(said):

@@ -59,7 +59,7 @@ def _engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return Completed(tuple(argv), 0, "", "")
 
     monkeypatch.setattr(shell, "run", run)
-    monkeypatch.setattr(here, "described", lambda _: {"Id": "here"})
+    monkeypatch.setattr(here, "described", lambda _: {"Id": "here", "Size": 3000})
 
 
 @pytest.fixture

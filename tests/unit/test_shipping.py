@@ -22,7 +22,7 @@ from fakehost import FakeHost
 from imagefile import image_archive
 from integration.harness import wait_until
 
-from labctl import shipping, ssh_words
+from labctl import progress, shell, shipping, ssh_words
 from labctl.connection import Connection
 from labctl.errors import HostError
 from labctl.shell import Completed
@@ -197,6 +197,33 @@ def test_what_came_damaged_is_not_loaded_and_is_sent_anew_the_next_time(rack: Ra
     assert rack.hand_out(archive, hosts) == {}
 
 
+def test_who_still_loads_is_told_now_and_then(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*words: Any) -> str:
+        told = {"h1, h2: loading, 0 s", "h2, h1: loading, 0 s"}
+        wait_until(lambda: told.intersection(rack.said), 30, "a line of both hosts")
+        return str(loaded(*words))
+
+    loaded = host.load
+    monkeypatch.setattr(progress, "PACE", 0.01)
+    monkeypatch.setattr(host, "load", load)
+    assert rack.hand_out(rack.archive(BASE), rack.hosts("h1", "h2")) == {}
+
+
+def test_reading_an_image_says_how_far_it_is(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docker writes under a name of its own."""
+
+    def run(argv: list[str], **_: object) -> None:
+        Path(argv[3]).with_name(".docker_temp_1").write_bytes(bytes(4000))
+        wait_until(
+            lambda: "reading lab/node: 4.0 kB of about 8.0 kB, 0 s" in rack.said, 30, "a line of how much is there"
+        )
+
+    monkeypatch.setattr(progress, "PACE", 0.01)
+    monkeypatch.setattr(shell, "run", run)
+    (rack.path / "spool").mkdir()
+    here.save(("lab/node",), rack.path / "spool/image.tar", 8000, rack.said.append)
+
+
 def test_an_engine_that_wants_all_layers_gets_them(rack: Rack) -> None:
     hosts = rack.hosts("h1", "h2")
     rack.hand_out(rack.archive(BASE), hosts)
@@ -241,7 +268,10 @@ def test_an_engine_here_that_never_hands_the_image_out_is_given_up(
     docker.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(here, "STORING", 0.1)
-    with pytest.raises(HostError, match=r"docker save .*: not done within"), here.spooled("image", tmp_path / "lab"):
+    with (
+        pytest.raises(HostError, match=r"docker save .*: not done within"),
+        here.spooled("image", tmp_path / "lab", 0, print),
+    ):
         pass
 
 
