@@ -118,7 +118,7 @@ def up(context: Context, *, workload: str = "", dry_run: bool = False) -> dict[s
     prepare.require_initialised(context)
     with site.opened(context, settings_for(context, workload)) as where:
         if dry_run:
-            steps, failed = plan_up(context, *loading.foresee_lab(where))
+            steps, failed = foresee_up(context, where)
             tell_failed(context, failed)
             return {"lab": where.settings.text("LAB_NAME"), "plan": str(steps).splitlines()}
         bring_up(context, where)
@@ -160,6 +160,14 @@ def plan_up(context: Context, lab: Lab, where: Site) -> tuple[plan.Plan, execute
     lacks, unasked = lacking.find(lab, where.connections, changed, failed)
     failed |= unasked
     return plan.up(lab, files, changed, observed, unsent=lacks.hosts, unusable=lacks.containers, failed=failed), failed
+
+
+def foresee_up(context: Context, where: Site) -> tuple[plan.Plan, execute.Failures]:
+    """As ``plan_up`` of the lab that `up` would make now, with the image that it would bring first."""
+    lab, where = loading.foresee_lab(where)
+    steps, failed = plan_up(context, lab, where)
+    brought = prepare.foresee_images(context, where.without(failed))
+    return plan.Plan((*brought.steps, *steps.steps)), failed
 
 
 def status(context: Context) -> dict[str, Any]:

@@ -24,6 +24,17 @@ class WriteFiles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BringImage:
+    """Have the nodes' image on hosts. It is only foreseen: `up` does that before it plans, as the rest hangs on it."""
+
+    words: str
+    cause: str
+
+    def __str__(self) -> str:
+        return self.words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SendFiles:
     """Make a host's folders, and send it the files of its nodes and the workloads, as far as it does not have them.
 
@@ -133,7 +144,7 @@ class Launch:
 
 HostStep = SendFiles | RemoveContainers | ComposeUp | RemoveNetworks | RemoveFiles | RemoveImage
 """What concerns one host: such steps of different hosts, one after the other in a plan, are done side by side."""
-Step = HostStep | WriteFiles | Reach | Launch
+Step = HostStep | BringImage | WriteFiles | Reach | Launch
 
 
 def on(host: str) -> str:

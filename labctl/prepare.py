@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from labctl import accelerators, device_requests, gaudi_releases, images, inventory, laid, limits, loading, lock, site
 from labctl.containers import Observed
@@ -20,10 +20,14 @@ from labctl.errors import ConfigError, HostError
 from labctl.hardware import HERE
 from labctl.model import Lab, Workload
 from labctl.observe import ROOT
-from labctl.plan import ComposeUp, Plan, RemoveContainers
+from labctl.plan import BringImage, ComposeUp, Plan, RemoveContainers
 from labctl.settings import Settings
 from labctl.side_by_side import attempt
 from labctl.site import Site
+
+if TYPE_CHECKING:
+    # It is only needed where there are hosts.
+    from labctl.shipping import Receivers
 
 Ask = Callable[[str], bool]
 
@@ -221,6 +225,25 @@ def not_ours(context: Context, name: str, observed: Observed) -> dict[str, HostE
     return found
 
 
+def foresee_images(context: Context, where: Site) -> Plan:
+    """What `up` would do so that every host has the image, as far as that can be told without doing it."""
+    if not where.targets:
+        return Plan(())
+    from labctl import shipping
+
+    words = shipping.foreseen(where.image, where.settings.text("LAB_IMAGE_FROM"), receivers_of(context, where))
+    return Plan((BringImage(words=words, cause="what nodes are made of"),) if words else ())
+
+
+def receivers_of(context: Context, where: Site) -> Receivers:
+    """The hosts that answer, as those who get an image."""
+    from labctl.shipping import Receivers
+
+    connections = {name: where.connections[name] for name in where.engine.hosts}
+    addresses = {host.name: host.address for host in where.hosts}
+    return Receivers(hosts=connections, emit=context.emit, addresses=addresses)
+
+
 def ensure_images(context: Context, where: Site) -> tuple[str, dict[str, HostError]]:
     """The lab's image wherever nodes are to run, and what failed on which host; its id on this machine, if it is here.
 
@@ -231,17 +254,16 @@ def ensure_images(context: Context, where: Site) -> tuple[str, dict[str, HostErr
         return ensure_image(context, where, here), {}
     from labctl import shipping
 
-    connections = {name: where.connections[name] for name in where.engine.hosts}
-    addresses = {host.name: host.address for host in where.hosts}
-    receivers = shipping.Receivers(hosts=connections, emit=context.emit, addresses=addresses)
+    receivers = receivers_of(context, where)
     how = where.settings.text("LAB_IMAGE_FROM")
     if how == "pull":
         return "", shipping.pull(where.image, receivers)
     if how == "build":
         return "", shipping.build(where.image, receivers, lambda name: build_image(context, where, on=name))
-    there, silent = attempt(lambda name: where.engine.on(name).image_id(where.image), {one: one for one in connections})
+    asked = {name: name for name in receivers.hosts}
+    there, silent = attempt(lambda name: where.engine.on(name).image_id(where.image), asked)
     where = where.without(silent)
-    receivers = replace(receivers, hosts={name: connections[name] for name in there})
+    receivers = receivers_of(context, where)
     brought = len(set(there.values())) == 1 and None not in there.values()
     if not brought and images.name_of(where.image):
         ensure_image(context, where, here)

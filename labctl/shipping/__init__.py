@@ -14,6 +14,7 @@ from labctl import images
 from labctl.connection import Connection
 from labctl.errors import HostError
 from labctl.model import Event
+from labctl.progress import amount, listed
 from labctl.shipping import here, host
 from labctl.shipping.archive import Archive, tagged
 from labctl.shipping.delivery import Emit, deliver
@@ -38,6 +39,24 @@ class Receivers:
 
     def notice(self, name: str, text: str) -> None:
         self.emit(Event(kind="notice", text=f"{name}: {text}", node=name))
+
+
+def foreseen(image: str, how: str, receivers: Receivers) -> str:
+    """What would be done for the hosts that lack the image, of which some may not say; empty where none does.
+
+    ``how`` is what LAB_IMAGE_FROM says.
+    """
+    standings, _ = receivers.look(image)
+    own = here.described(image) if how == "send" else None
+    lacking = [name for name, one in standings.items() if not (alike(one.image, own) if own else one.image)]
+    if not lacking:
+        return ""
+    names = listed(lacking)
+    if own and "@" not in image:
+        return f"send image {image} ({amount(own['Size'])} or less) to {names}"
+    if how == "send" and images.name_of(image):
+        return f"build image {image} here and send it to {names}"
+    return f"{'build' if how == 'build' else 'pull'} image {image} on {names}"
 
 
 def send(image: str, receivers: Receivers, directory: Path) -> Failures:
