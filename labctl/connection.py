@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from labctl.dialing import Dialer
 from labctl.errors import HostError
 from labctl.hosts import Target
 from labctl.link import Link, remote
+from labctl.progress import listed
 from labctl.shell import Completed
 from labctl.side_by_side import WIDTH, pool
 
@@ -29,7 +31,7 @@ from labctl.side_by_side import WIDTH, pool
 SESSIONS = 6
 # Should it still take no further session, ssh says this, logs in by itself and goes on.
 _REFUSED = re.compile(r"^mux_client_request_session: session request failed: .*\n?", re.MULTILINE)
-# Seconds that each host is given at least, however many there are.
+# Seconds that each host is given at least, however many there are, and after which a person is told of those that wait.
 PATIENCE = 3
 # Its links' files lie in this directory. One that still dials hears of nothing; its number may be another's by now.
 _ENDING = """
@@ -161,13 +163,18 @@ class Connection:
 
 @contextmanager
 def connected(
-    targets: Sequence[Target], opening: str, *, seconds: float, bound: int = WIDTH
+    targets: Sequence[Target],
+    opening: str,
+    *,
+    seconds: float,
+    bound: int = WIDTH,
+    waits: Callable[[str], object] = len,
 ) -> Iterator[tuple[dict[str, Connection], dict[str, HostError]]]:
     """Connections to the hosts that answer within so many seconds, and why the others do not; both by name, in order.
 
     ``opening`` is a POSIX sh script that each host runs at once. At most ``bound`` hosts are asked at a time; where
-    there are more, a host that does not answer is left before it uses up the time of those behind it. HostError where
-    there is no ssh here.
+    there are more, a host that does not answer is left before it uses up the time of those behind it. ``waits`` is told
+    once who makes the others wait. HostError where there is no ssh here.
     """
     if not shutil.which("ssh"):
         raise HostError("this machine has no ssh, and hosts are reached by it", hint="apt-get install openssh-client")
@@ -180,7 +187,11 @@ def connected(
     ):
         links = [Connection(target, f"{folder}/{number}", patience) for number, target in enumerate(targets)]
         try:
-            errors = list(threads.map(lambda link: _tried(link, opening, patience, deadline), links))
+            trials = [threads.submit(_tried, link, opening, patience, deadline) for link in links]
+            late = wait(trials, PATIENCE).not_done
+            if slow := [ssh_words.named(one) for one, trial in zip(targets, trials, strict=True) if trial in late]:
+                waits(f"waiting for {listed(slow)}")
+            errors = [trial.result() for trial in trials]
             found = [(link.target.name, link, error) for link, error in zip(links, errors, strict=True)]
             yield (
                 {name: link for name, link, error in found if error is None},

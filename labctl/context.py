@@ -32,5 +32,8 @@ class Context:
     def notice(self, text: str) -> None:
         self.emit(Event(kind="notice", text=text))
 
+    def waits(self, text: str) -> None:
+        self.emit(Event(kind="waiting", text=text))
+
     def line(self, text: str) -> None:
         self.emit(Event(kind="line", text=text))

@@ -221,7 +221,7 @@ class Job:
 class Event:
     """Something that happened while a plan was carried out."""
 
-    kind: Literal["step", "line", "notice", "warning"]
+    kind: Literal["step", "line", "notice", "warning", "waiting"]
     text: str
     node: str | None = None
 

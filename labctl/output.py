@@ -30,7 +30,7 @@ class Output:
             self.note(f"{DIM}  | {PLAIN}{event.text}" if sys.stderr.isatty() else event.text)
         elif event.kind == "warning":
             self.note(f"{color('warning:', YELLOW)} {event.text}")
-        else:
+        elif event.kind != "waiting" or not self.as_json:
             self.note(event.text)
 
     def note(self, text: str) -> None:

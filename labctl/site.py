@@ -158,7 +158,7 @@ def opened(
         yield Site(settings=found, directory=context.directory, engine=DockerEngine(seconds=seconds))
         return
     chosen = tuple(target for target in targets if not only or target.name in only)
-    with connected(chosen, survey.SCRIPT, seconds=REACHING) as (reached, unreached):
+    with connected(chosen, survey.SCRIPT, seconds=REACHING, waits=context.waits) as (reached, unreached):
         heard, garbled = attempt(lambda one: survey.read(one.told, one.target.name), reached)
         connections = {name: reached[name] for name in heard}
         daemons = {name: DockerEngine(connection, seconds=seconds) for name, connection in connections.items()}

@@ -356,12 +356,12 @@ def test_hosts_that_cannot_be_reached_are_named_within_the_limit_while_the_other
             Target(name="nobody", address="nobody.invalid", where="hosts.txt:4"),
             replace(site.host(2204), name="failing"),
         ]
+        opening = '[ "$(hostname)" = none ] || [ "${SSH_CONNECTION##* }" != 2204 ]'
+        waits: list[str] = []
         began = time.monotonic()
-        with connected(targets, '[ "$(hostname)" = none ] || [ "${SSH_CONNECTION##* }" != 2204 ]', seconds=4) as (
-            connections,
-            errors,
-        ):
+        with connected(targets, opening, seconds=4, waits=waits.append) as (connections, errors):
             assert time.monotonic() - began < 6
+            assert waits == ["waiting for silent (127.0.0.1)"]
             assert list(connections) == ["host-2201"]
             said = {name: error.message for name, error in errors.items()}
     assert list(said) == ["silent", "closed", "nobody", "failing"]

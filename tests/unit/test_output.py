@@ -60,6 +60,12 @@ def test_an_error_for_people_has_its_hint_and_leaves_stdout_alone(capsys: pytest
     assert capsys.readouterr() == ("", "error: no engine\nhint: labctl setup\n")
 
 
+def test_that_a_host_is_waited_for_is_told_to_people_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    for output in (Output(), Output(as_json=True)):
+        output.event(Event(kind="waiting", text="waiting for h3"))
+    assert capsys.readouterr() == ("", "waiting for h3\n")
+
+
 def test_no_colors_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     output = Output()
     for kind in ("step", "line", "notice", "warning"):
