@@ -33,7 +33,7 @@ def save_command(
     setting: Setting = None,
     json: Json = False,
 ) -> None:
-    with answering(as_json=json) as output:
+    with answering(as_json=json, stopped="nothing was written; the same command again begins anew") as output:
         where = context(directory, output, setting)
         document = bundle.save(where, file, workloads=workload or (), cache=with_cache, secrets=with_secrets)
         show(output, document, lambda: saved_text(document))
@@ -49,7 +49,7 @@ def load_command(
     setting: Setting = None,
     json: Json = False,
 ) -> None:
-    with answering(as_json=json) as output:
+    with answering(as_json=json, stopped="the same command again goes on") as output:
         if directory.exists() and not directory.is_dir():
             raise ConfigError(f"{directory} is a file", hint="labctl bundle load FILE DIRECTORY")
         where = Context(

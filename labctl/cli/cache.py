@@ -23,7 +23,7 @@ def cache_command(
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    with answering(as_json=json) as output:
+    with answering(as_json=json, stopped="the same command again goes on") as output:
         asked = context(directory, output, setting)
         # The hub's library takes these from the process's environment alone; the proxies may come from .env.
         known = replace(asked, emit=lambda _: None).settings()

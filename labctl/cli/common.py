@@ -70,8 +70,11 @@ def pairs(words: list[str], option: str) -> dict[str, str]:
 
 
 @contextmanager
-def answering(*, as_json: bool = False) -> Iterator[Output]:
-    """Run a command: its failures become a message, a hint and the exit code that design promises."""
+def answering(*, as_json: bool = False, stopped: str = "") -> Iterator[Output]:
+    """Run a command: its failures become a message, a hint and the exit code that design promises.
+
+    The hint after Ctrl-C, where there is something to be said, is what is true of a command that was ``stopped``.
+    """
     output = Output(as_json=as_json)
     try:
         yield output
@@ -81,9 +84,7 @@ def answering(*, as_json: bool = False) -> Iterator[Output]:
         output.error(error)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        output.error(
-            Interrupted("stopped by Ctrl-C", hint="the same command again goes on; `labctl down` removes the lab")
-        )
+        output.error(Interrupted("stopped by Ctrl-C", hint=stopped))
         sys.exit(Interrupted.exit_code)
 
 

@@ -48,7 +48,7 @@ def build_command(
     setting: Setting = None,
     json: Json = False,
 ) -> None:
-    with answering(as_json=json) as output:
+    with answering(as_json=json, stopped="the same command again goes on") as output:
         document = flows.build(context(directory, output, setting), workload=workload, update_lock=update_lock)
         show(output, document, lambda: "\n".join(f"{key:<8} {value}" for key, value in document.items()))
 
@@ -60,7 +60,7 @@ def up_command(
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    with answering(as_json=json) as output:
+    with answering(as_json=json, stopped="the same command again goes on; `labctl down` removes the lab") as output:
         document = flows.up(context(directory, output, setting), workload=workload, dry_run=dry_run)
         if dry_run:
             show(output, document, lambda: plan_text(document))
@@ -84,13 +84,13 @@ def down_command(
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    with answering(as_json=json) as output:
+    with answering(as_json=json, stopped="the same command again does the rest") as output:
         document = flows.down(context(directory, output, setting), images=images, dry_run=dry_run)
         show(output, document, lambda: plan_text(document) if dry_run else f"lab {document['lab']} is down")
 
 
 def clean_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:
-    with answering(as_json=json) as output:
+    with answering(as_json=json, stopped="the same command again does the rest") as output:
         document = flows.clean(context(directory, output, setting))
         show(
             output,

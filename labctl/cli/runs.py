@@ -78,7 +78,7 @@ def run_command(
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    with answering(as_json=json) as output:
+    with answering(as_json=json, stopped="the same command again begins anew; `labctl down` removes the lab") as output:
         options = run_request.RunOptions(
             rehearse=rehearse,
             timeout=parse_duration(timeout) if timeout else None,

@@ -626,3 +626,27 @@ def test_a_directory_that_is_not_there_is_said(labctl: Labctl, command: str) -> 
     said = labctl(command, *which, "-C", "/nope", *words.get(command, []))
     assert (said.code, said.out) == (2, "")
     assert "/nope: no such directory" in said.err
+
+
+# --- Ctrl-C --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flow", "hint"),
+    [
+        (["up"], "flows.up", "the same command again goes on; `labctl down` removes the lab"),
+        (["down"], "flows.down", "the same command again does the rest"),
+        (["bundle", "save", "x"], "bundle.save", "nothing was written; the same command again begins anew"),
+        (["status"], "flows.status", ""),
+    ],
+)
+def test_ctrl_c_says_what_is_true_of_the_command(
+    labctl: Labctl, monkeypatch: pytest.MonkeyPatch, arguments: list[str], flow: str, hint: str
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"labctl.{flow}", stop)
+    said = labctl(*arguments)
+    assert (said.code, said.out) == (130, "")
+    assert said.err.splitlines() == ["error: stopped by Ctrl-C", *([f"hint: {hint}"] if hint else [])]
