@@ -128,7 +128,7 @@ def up(context: Context, *, workload: str = "", dry_run: bool = False) -> dict[s
 def bring_up(context: Context, where: Site) -> None:
     """Hosts that can take part, image, lab, plan, containers."""
     prepare.tell_left_over(context, where)
-    where = visit.admitted(context, where)
+    where = visit.admitted(context, prepare.without_others(context, where))
     image_id, lacking = prepare.ensure_images(context, where)
     where = where.without(lacking)
     lab, where = loading.load_lab(context, where)
@@ -166,8 +166,7 @@ def foresee_up(context: Context, where: Site) -> tuple[plan.Plan, execute.Failur
     """As ``plan_up`` of the lab that `up` would make now, with the image that it would bring first."""
     lab, where = loading.foresee_lab(where)
     steps, failed = plan_up(context, lab, where)
-    brought = prepare.foresee_images(context, where.without(failed))
-    return plan.Plan((*brought.steps, *steps.steps)), failed
+    return plan.Plan((*prepare.foresee_images(context, where.without(failed)), *steps.steps)), failed
 
 
 def status(context: Context) -> dict[str, Any]:

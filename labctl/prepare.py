@@ -225,14 +225,23 @@ def not_ours(context: Context, name: str, observed: Observed) -> dict[str, HostE
     return found
 
 
-def foresee_images(context: Context, where: Site) -> Plan:
+def without_others(context: Context, where: Site) -> Site:
+    """The site less the hosts that have another person's or directory's lab of this name. HostError as ``not_ours``.
+
+    To be known before all else: such a lab holds the ports, too.
+    """
+    name = where.settings.text("LAB_NAME")
+    return where.without(not_ours(context, name, where.engine.observe(name)))
+
+
+def foresee_images(context: Context, where: Site) -> tuple[BringImage, ...]:
     """What `up` would do so that every host has the image, as far as that can be told without doing it."""
     if not where.targets:
-        return Plan(())
+        return ()
     from labctl import shipping
 
     words = shipping.foreseen(where.image, where.settings.text("LAB_IMAGE_FROM"), receivers_of(context, where))
-    return Plan((BringImage(words=words, cause="what nodes are made of"),) if words else ())
+    return (BringImage(words=words, cause="what nodes are made of"),) if words else ()
 
 
 def receivers_of(context: Context, where: Site) -> Receivers:

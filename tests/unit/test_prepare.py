@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import lab, observed, workload
+from builders import FakeEngine, lab, observed, site, workload
 
-from labctl import keys, laid, lock, plan, prepare, provision, render
+from labctl import flows, keys, laid, lock, plan, prepare, provision, render
 from labctl.containers import elsewhere
 from labctl.context import Context
+from labctl.doctor import visit
 from labctl.errors import ConfigError, HostError
 from labctl.hardware import HERE
 from labctl.model import Secret
@@ -49,6 +51,21 @@ def test_a_lab_of_the_same_name_in_another_directory_is_left_alone(tmp_path: Pat
         prepare.require_own(at(Path("/srv/lab")), "demo", seen)
     assert str(tmp_path) in caught.value.message
     assert "LAB_NAME" in caught.value.hint
+
+
+def test_up_names_who_has_the_lab_before_what_only_follows_from_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def port_is_taken(*_: object) -> None:
+        raise HostError("port 12345 is taken")
+
+    context = replace(at(tmp_path), environ={"LAB_NAME": "demo"})
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    engine = FakeEngine(seen=observed(lab(), worker_0={"directory": str(theirs)}))
+    monkeypatch.setattr(visit, "admitted", port_is_taken)
+    with pytest.raises(HostError, match="lab `demo` belongs to"):
+        flows.bring_up(context, site(context, engine))
 
 
 def test_a_lab_whose_directory_was_moved_can_still_be_taken_over(tmp_path: Path) -> None:
