@@ -72,10 +72,13 @@ def select(
 def _filter(text: str, slots: dict[str, int], option: str) -> dict[str, set[int]]:
     """The slots that an inclusion or exclusion names, by node."""
     named: dict[str, set[int]] = {}
-    for part in filter(None, text.split("@")):
+    # Without slots, which have commas of their own, nodes may be told apart by commas too.
+    for part in filter(None, re.split("@" if ":" in text else "[@,]", text)):
         name, colon, numbers = part.partition(":")
         if name not in slots:
-            raise ConfigError(f"{option} {quote(text)}: no node {quote(name)}", hint=f"there are {', '.join(slots)}")
+            form = "; `@` stands between nodes, `,` between slots: worker-0@worker-1:0,2" if "," in part else ""
+            hint = f"there are {', '.join(slots)}{form}"
+            raise ConfigError(f"{option} {quote(text)}: no node {quote(name)}", hint=hint)
         words = numbers.split(",") if colon else [str(number) for number in range(slots[name])]
         for word in words:
             if not re.fullmatch("[0-9]{1,4}", word) or int(word) >= slots[name]:

@@ -43,6 +43,14 @@ def entered(where: Context, name: str, node: str) -> Iterator[attach.Inside]:
         yield inside
 
 
+def meant(where: Context, word: str, *more: str) -> str:
+    """What to type where the first word of a command is the name of a node; nothing where it is none."""
+    found = where.settings()
+    if word not in site.places(found, site.listed(where.directory, found)):
+        return ""
+    return f"labctl exec -n {word} -- {shlex.join(one for one in more if one != '--') or 'COMMAND'}"
+
+
 @contextmanager
 def reached(where: Context, name: str, node: str | None) -> Iterator[tuple[Daemon, ...]]:
     """The daemon that has a node, or all of the lab, the launcher's first.

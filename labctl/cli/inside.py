@@ -11,7 +11,7 @@ import typer
 
 from labctl import attach, fanout, render, shell
 from labctl.cli.common import HERE, Directory, Setting, answering, named
-from labctl.cli.entering import entered, reached
+from labctl.cli.entering import entered, meant, reached
 from labctl.engines import Daemon
 from labctl.errors import ConfigError, HostError, Interrupted, on_host
 from labctl.execute import raise_all
@@ -48,12 +48,14 @@ def exec_command(
         if everywhere and node != render.LAUNCHER:
             raise ConfigError("--all and -n: one or the other", hint=f"labctl exec --all -- {shlex.join(command)}")
         several = everywhere or "," in node
-        with entered(*named(directory, output, setting), render.LAUNCHER if several else node) as inside:
+        where, name = named(directory, output, setting)
+        with entered(where, name, render.LAUNCHER if several else node) as inside:
             if several:
                 sys.exit(fanout.run(inside, () if everywhere else tuple(node.split(",")), tuple(command)))
             code = attach.run(inside, tuple(command), terminal=on_terminal())
             if code in attach.NOT_RUN and attach.lacks(inside, command[0]):
-                output.error(ConfigError(f"{node} has no command `{command[0]}`", node=node))
+                hint = meant(where, *command)
+                output.error(ConfigError(f"{node} has no command `{command[0]}`", hint=hint, node=node))
                 code = shell.NOT_FOUND
             sys.exit(code)
 

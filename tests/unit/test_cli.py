@@ -238,6 +238,7 @@ BAD_RUNS: dict[str, tuple[list[str], str]] = {
     "launcher option": (["--launcher-arg=--bind_cores"], "unknown deepspeed option `--bind_cores`"),
     "launcher's own": (["--launcher-arg=--hostfile"], "is set by labctl"),
     "node": (["--include", "worker-7"], "no node `worker-7`"),
+    "commas": (["--include", "worker-0,worker-1:0"], "`@` stands between nodes"),
     "slot": (["--include", "worker-0:1"], "worker-0 has no slot `1`"),
     "nothing left": (["--exclude", "worker-0@worker-1"], "leaves no slot"),
     "both": (["--include", "worker-0", "--exclude", "worker-1"], "given at once"),
@@ -461,6 +462,16 @@ def nodes(labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> Nodes:
     monkeypatch.setattr(notebook, "serve", lambda *_: None)
     monkeypatch.setattr(shell, "stream", lambda *_: None)
     return made
+
+
+@pytest.mark.usefixtures("nodes")
+def test_a_nodes_name_where_a_command_belongs_is_told_with_what_was_meant(
+    labctl: Labctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attach, "run", lambda *_, **__: 127)
+    monkeypatch.setattr(attach, "lacks", lambda *_: True)
+    assert labctl("exec", "worker-0", "--", "id", "-u").err.endswith("hint: labctl exec -n worker-0 -- id -u\n")
+    assert "hint" not in labctl("exec", "worker-7", "--", "id").err
 
 
 @pytest.mark.parametrize("arguments", GOING_IN)

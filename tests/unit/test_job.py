@@ -55,6 +55,12 @@ def test_nodes_can_be_left_out() -> None:
     ]
 
 
+def test_whole_nodes_may_have_commas_between_them() -> None:
+    of = lab((node(0, slots=2), node(1, slots=2), node(2, slots=1)))
+    assert choose(of, include="worker-0,worker-2") == choose(of, include="worker-0@worker-2")
+    assert choose(of, exclude="worker-0,worker-2") == choose(of, exclude="worker-0@worker-2")
+
+
 def test_slots_by_number_go_to_deepspeed_in_its_own_words() -> None:
     of = lab((node(0, slots=2), node(1, slots=4)))
     chosen = choose(of, include="worker-1:1,3")
