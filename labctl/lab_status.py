@@ -41,11 +41,12 @@ def status_of(context: Context, where: Site) -> dict[str, Any]:
         }
         for container in observed.containers
     ]
+    place = {node: number for number, node in enumerate(where.places)}
     latest = [{"run_id": run["run_id"], "state": run["state"]} for run in store.listing(context.directory, 20)]
     return {
         "lab": name,
         "state": state,
-        "nodes": [*nodes, *unreachable],
+        "nodes": sorted((*nodes, *unreachable), key=lambda node: place.get(node["name"], len(place))),
         "runs": latest,
         "unreachable": [{"host": host, "message": error.message, "hint": error.hint} for host, error in silent.items()],
     }

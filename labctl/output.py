@@ -103,6 +103,8 @@ def result_text(result: dict[str, Any], files: Path) -> str:
         rows.append(("seconds", quantity(result["seconds"])))
     cause = f" ({result['cause']})" if result["cause"] else ""
     rows.append(("verdict", f"{result['verdict']}{cause}: {result['message']}"))
+    if result["cause"] == "node-lost":
+        rows.append(("next", "`labctl up` makes the node anew"))
     rows.append(("files", str(files)))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}} {text}" for name, text in rows)

@@ -81,9 +81,9 @@ class Fleet:
             except Exception as error:  # noqa: BLE001 - whatever breaks a stream, the host is not heard any more
                 reason = str(error)
             way = self._daemons[host].connection
-            reason = (way.why_lost() if way else "") or reason
+            lost = (way.why_lost() if way else "") or f"{host} does not answer any more ({reason})"
             for node in nodes[host]:
-                heard.put((node, "node-lost", f"host {host} does not answer any more ({reason})"))
+                heard.put((node, "node-lost", f"host {lost}"))
 
         for host in nodes:
             threading.Thread(target=listen, args=(host,), daemon=True).start()

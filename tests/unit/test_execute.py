@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -155,6 +156,23 @@ def test_programs_start_where_a_container_belongs_whoever_else_has_one_of_its_na
     fleet.observe("demo")
     fleet.call("labctl-demo-launcher-1", ("true",), user="1000:1000")
     assert (first.started, second.started) == ([("labctl-demo-launcher-1", ("true",))], [])
+
+
+@pytest.mark.parametrize(
+    ("said", "what"),
+    [
+        ("h1 (10.0.0.5): the connection was lost: Timeout", "host h1 (10.0.0.5): the connection was lost: Timeout"),
+        ("", "host h1 does not answer any more (the connection to it ended)"),
+    ],
+)
+def test_a_host_that_is_lost_is_told_once(said: str, what: str) -> None:
+    class Silent(FakeEngine):
+        connection = cast(None, SimpleNamespace(why_lost=lambda: said))
+
+    engine = Silent(seen=Observed(host="h1", containers=(container("worker-0", host="h1"),)))
+    engine.running.set()
+    fleet = Fleet({"h1": cast(Daemon, engine)}, {})
+    assert next(fleet.losses("demo")) == ("worker-0", "node-lost", what)
 
 
 def test_a_step_that_nobody_knows_is_a_bug() -> None:

@@ -100,6 +100,11 @@ def test_a_result_shows_loss_throughput_ranks_and_verdict() -> None:
     ]
 
 
+def test_the_result_of_a_run_that_lost_a_node_says_what_is_next() -> None:
+    text = result_text({**RESULT, "cause": "node-lost"}, Path("/srv/lab/runs/r1"))
+    assert text.splitlines()[-2] == "next       `labctl up` makes the node anew"
+
+
 def test_a_line_is_written_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     class Pieces(io.StringIO):
         def write(self, text: str) -> int:

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+from builders import FakeEngine, container
+
+from labctl.containers import Observed
+from labctl.context import Context
+from labctl.engines import Daemon
+from labctl.engines.fleet import Fleet
+from labctl.errors import HostError
+from labctl.hosts import Target
+from labctl.lab_status import status_of
+from labctl.site import Site
+
+
+def test_nodes_are_in_their_order_also_where_a_host_does_not_answer(tmp_path: Path) -> None:
+    def daemon(host: str, *nodes: str) -> Daemon:
+        return cast(Daemon, FakeEngine(seen=Observed(host=host, containers=tuple(container(one) for one in nodes))))
+
+    context = Context(directory=tmp_path, environ={"LAB_NAME": "demo"}, emit=lambda _: None, flags={})
+    where = Site(
+        settings=context.settings(),
+        directory=tmp_path,
+        engine=Fleet({"h0": daemon("h0", "launcher", "worker-0"), "h2": daemon("h2", "worker-2", "worker-7")}, {}),
+        targets=tuple(Target(name=name) for name in ("h0", "h1", "h2")),
+        failed={"h1": HostError("h1: silent", node="h1")},
+    )
+    nodes = [(node["name"], node["state"] == "unreachable") for node in status_of(context, where)["nodes"]]
+    assert nodes == [
+        ("launcher", False),
+        ("worker-0", False),
+        ("worker-1", True),
+        ("worker-2", False),
+        ("worker-7", False),
+    ]
