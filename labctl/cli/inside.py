@@ -18,6 +18,7 @@ from labctl.execute import raise_all
 from labctl.output import say
 from labctl.side_by_side import pool
 
+ERASE = "\033[2K"
 NodeOption = Annotated[str, typer.Option("--node", "-n", help="launcher, or a worker.")]
 
 
@@ -105,10 +106,11 @@ def logs_command(
 
 def show_logs(daemons: tuple[Daemon, ...], words: tuple[str, ...], *, endless: bool) -> None:
     """What the docker command prints on all hosts, as it comes. HostError where it fails, once all have ended."""
+    tell = say if sys.stdout.isatty() else say_plain
 
     def show(daemon: Daemon) -> None:
         with on_host(daemon.hosts[0]):
-            shell.stream((*daemon.docker, *words), say)
+            shell.stream((*daemon.docker, *words), tell)
 
     if len(daemons) == 1:
         show(daemons[0])
@@ -122,6 +124,11 @@ def show_logs(daemons: tuple[Daemon, ...], words: tuple[str, ...], *, endless: b
             except HostError as error:
                 lost[asked[one]] = error
     raise_all(lost)
+
+
+def say_plain(line: str) -> None:
+    """A line of docker compose, which erases the one before on a terminal, and elsewhere too, whatever it is told."""
+    say(line.removeprefix(ERASE))
 
 
 def on_terminal() -> bool:

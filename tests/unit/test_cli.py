@@ -570,6 +570,12 @@ def test_the_logs_of_every_host_are_followed_at_once(
     assert (said.code, set(said.out.splitlines())) == (0, {f"from {one.hosts[0]}" for one in followed})
 
 
+@pytest.mark.usefixtures("followed")
+def test_logs_that_go_into_a_file_have_no_control_characters(labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shell, "stream", lambda _, on_line: on_line("\033[2Kworker-0  | listening"))
+    assert set(labctl("logs").out.splitlines()) == {"worker-0  | listening"}
+
+
 def test_a_host_whose_logs_cannot_be_had_is_named_once_those_of_the_others_are_here(
     labctl: Labctl, followed: list[SimpleNamespace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
