@@ -183,6 +183,8 @@ def supply(one: Consignment, emit: Emit) -> None:
     def notice(text: str) -> None:
         emit(Event(kind="notice", text=text, node=one.host))
 
+    if there:
+        notice(f"{one.host}: {amount(there)} of {amount(size)} are there already")
     progress = Progress(f"{one.host}: {one.image.name}", size, there, notice, every=one.pace)
     if one.source and there < size:
         there = pass_on(one, one.source, there, progress)
