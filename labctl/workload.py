@@ -93,12 +93,10 @@ def _clashes(declared: Iterable[_Declared]) -> list[ConfigError]:
 def _unknown(directory: Path, name: str, known: list[Workload]) -> ConfigError:
     if not known:
         return ConfigError(f"{directory}: no workload is declared here", hint="`labctl init` writes some")
-    nearest = get_close_matches(name, [workload.name for workload in known], n=1, cutoff=0)[0]
-    place = next(workload.declared for workload in known if workload.name == nearest)
-    return ConfigError(
-        f"{place}: no workload `{name}`; the nearest declared is `{nearest}`, here",
-        hint="`labctl workloads` lists them",
-    )
+    by_name = {workload.name.lower(): workload for workload in known}
+    near = [by_name[one] for one in get_close_matches(name.lower(), by_name, n=1)]
+    nearest = "".join(f"the nearest is `{one.name}` ({one.declared}); " for one in near)
+    return ConfigError(f"no workload `{name}`", hint=f"{nearest}`labctl workloads` lists them")
 
 
 def _read_file(path: Path, launchers: tuple[str, ...]) -> list[_Declared]:

@@ -278,8 +278,8 @@ def test_what_cannot_be_run_as_asked_is_refused_and_nothing_is_launched(labctl: 
 def test_an_unknown_workload_says_where_the_nearest_is(labctl: Labctl) -> None:
     said = labctl("run", "helo", "--json")
     assert said.code == 2
-    assert re.match(r"workloads/hello/workload\.yml:\d+: no workload `helo`", said.document["error"]["message"])
-    assert "`hello`" in said.document["error"]["message"]
+    assert said.document["error"]["message"] == "no workload `helo`"
+    assert re.match(r"the nearest is `hello` \(workloads/hello/workload\.yml:\d+\)", said.document["error"]["hint"])
 
 
 def test_a_bad_declaration_says_file_and_line(labctl: Labctl) -> None:
