@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import cast
 
 from labctl import files, laid, plan, provision, render, sending
+from labctl.connection import Connection
 from labctl.engines import Engine
 from labctl.errors import HostError
 from labctl.hardware import HERE
@@ -21,6 +22,8 @@ from labctl.side_by_side import attempt, pool
 
 AGENT = ("/usr/bin/python3", "-I", "/opt/lab/labnode.py")
 Emit = Callable[[Event], None]
+Bring = Callable[[Connection, str], None]
+"""Fetches what is only on a host, from a directory there that is to be removed."""
 Failures = Mapping[str, HostError]
 """What failed, by the name of the host."""
 # Seconds in which a container that is being removed is gone.
@@ -51,11 +54,16 @@ def carry_out(steps: plan.Plan, lab: Lab, engine: Engine, emit: Emit, failed: Fa
     raise_all(lost)
 
 
-def remove_all(steps: plan.Plan, engine: Engine, emit: Emit, failed: Failures = MappingProxyType({})) -> Failures:
-    """The steps of a plan that only removes: it needs no lab on disk. Returns what failed where, and did before."""
+def remove_all(
+    steps: plan.Plan, engine: Engine, emit: Emit, bring: Bring, failed: Failures = MappingProxyType({})
+) -> Failures:
+    """The steps of a plan that only removes: it needs no lab on disk. Returns what failed where, and did before.
+
+    The files of a host go once ``bring`` has fetched what is not here.
+    """
 
     def act(step: plan.HostStep) -> None:
-        if stays := remove(step, engine):
+        if stays := remove(step, engine, bring):
             emit(Event(kind="warning", text=f"{step.host}: {stays}"))
 
     return {**failed, **on_hosts(numbered(steps), act, emit, failed)}
@@ -127,14 +135,15 @@ def indented(text: str) -> str:
     return text.replace("\n", "\n    ")
 
 
-def remove(step: plan.HostStep, engine: Engine) -> str:
+def remove(step: plan.HostStep, engine: Engine, bring: Bring) -> str:
     """Carry out a step that only removes; returns what stays, as others use it."""
     there = engine.on(step.host)
     if isinstance(step, plan.RemoveContainers):
-        there.remove(tuple(container.id for container in step.containers))
+        remove_containers(step, engine)
     elif isinstance(step, plan.RemoveNetworks):
         there.remove_networks(tuple(identity for identity, _ in step.networks))
     elif isinstance(step, plan.RemoveFiles) and there.connection:
+        bring(there.connection, step.directory)
         sending.remove(there.connection, step.directory)
     elif isinstance(step, plan.RemoveImage):
         try:
@@ -146,6 +155,10 @@ def remove(step: plan.HostStep, engine: Engine) -> str:
                 raise
             return f"image {step.image} stays: {why}"
     return ""
+
+
+def remove_containers(step: plan.RemoveContainers, engine: Engine) -> None:
+    engine.on(step.host).remove(tuple(container.id for container in step.containers))
 
 
 def shorten(text: str, width: int = 110) -> str:
@@ -173,7 +186,7 @@ def _(step: plan.SendFiles, lab: Lab, engine: Engine) -> None:
 
 @do.register
 def _(step: plan.RemoveContainers, lab: Lab, engine: Engine) -> None:  # noqa: ARG001
-    remove(step, engine)
+    remove_containers(step, engine)
 
 
 @do.register

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from labctl import (
     prepare,
     provision,
     render,
+    run_files,
     runs,
     site,
 )
@@ -34,6 +36,7 @@ from labctl.doctor import Attempt, Finding, require, visit
 from labctl.doctor import mend as repair
 from labctl.errors import ConfigError
 from labctl.files import outdated, write_all
+from labctl.lab import hidden
 from labctl.lab_status import status_of
 from labctl.model import Lab, Workload
 from labctl.run_request import RunOptions, build_job, choose_workload
@@ -212,7 +215,9 @@ def remove(context: Context, where: Site, images: bool = False) -> dict[str, Any
     if lock.is_held(context.directory / lock.RUN):
         context.warn(f"this ends {lock.holder(context.directory / lock.RUN)}")
     prepare.tell_left_over(context, where)
-    failed = execute.remove_all(steps, where.engine, context.emit, failed)
+    secret = hidden(where.settings)
+    bring = partial(run_files.fetch_left, lab=context.directory, hidden=secret, notice=context.notice)
+    failed = execute.remove_all(steps, where.engine, context.emit, bring, failed)
     done = [machine for host, machine in prepare.machines(where).items() if host not in failed]
     laid.forget(context.directory, done)
     execute.raise_all(failed)

@@ -105,7 +105,7 @@ class RemoveNetworks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveFiles:
-    """Remove what was sent to a host."""
+    """Remove what was sent to a host, once what runs left there is fetched."""
 
     directory: str
     cause: str

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
-from labctl import fetching, render, sending, tree
+from labctl import fetching, lock, render, sending, ssh_words, store, tree
+from labctl.connection import Connection
 from labctl.engines import Engine
 from labctl.errors import HostError
 from labctl.hardware import Host
-from labctl.model import LAUNCHER, Job, Lab
+from labctl.model import LAUNCHER, Job, Lab, Secret
 from labctl.side_by_side import pool
 
 # Seconds for the files of a run; what a workload wrote may be large.
 SECONDS = 3600
+# Seconds for a run whose nodes were removed to end.
+ENDING = 300
 IS_THERE = '[ ! -d "$1" ] || echo yes'
+# The runs of which something lies below a directory, but for copies of earlier ones, which were sent.
+LEFT = r"""
+for path in "$1"/runs/*; do
+    [ ! -d "$path" ] || [ -L "$path" ] || [ -L "$path/.now" ] || printf '%s\n' "${path##*/}"
+done
+"""
 # Paths that a warning names.
 SHOWN = 3
 
@@ -70,6 +80,36 @@ def fetch(
             warn(f"{host.name}: files changed while they were fetched; {kept}")
 
     on_each(lab.hosts, bring)
+
+
+def fetch_left(
+    connection: Connection, directory: str, lab: Path, hidden: tuple[Secret, ...], notice: Callable[[str], None]
+) -> None:
+    """What runs have left in the lab's directory on a host, as where it did not answer when they ended, to here.
+
+    HostError where not all of a run comes: its directory stays there.
+    """
+    name = connection.target.name
+    # One that is under way fetches its own as it ends.
+    with lock.held(lab / lock.RUN, f"fetch from {name}", wait=ENDING, notice=notice):
+        pass
+    for run in connection.run(LEFT, directory).out.splitlines():
+        there, path = f"{directory}/runs/{run}", store.directory(lab, run)
+        remedy = f"{ssh_words.command(connection.target)} rm -r {shlex.quote(there)}  # if nobody needs it"
+        kept = f"what {name} has of run {run} stays there in {there}"
+        if run.startswith(".") or not run:
+            raise HostError(f"{name}: {directory}/runs has what is no run's directory", hint=remedy, node=name)
+        try:
+            came = fetching.fetch(connection, there, path, seconds=SECONDS)
+        except HostError as error:
+            raise HostError(f"{error.message}; {kept}", hint=error.hint, node=name) from error
+        finally:
+            store.redact_ranks(path, hidden)
+        notice(f"{name}: fetched what it still had of run {run}")
+        if not came.whole:
+            lacks = f"not {', '.join(came.refused[:SHOWN])}" if came.refused else "files changed meanwhile"
+            raise HostError(f"{name}: fetched run {run}, but {lacks}; {kept}", hint=remedy, node=name)
+        sending.remove(connection, there)
 
 
 def directory_on(lab: Lab, host: Host, run_id: str) -> str:

@@ -134,11 +134,14 @@ def require_inputs(lab: Lab, task: Job, engine: Engine) -> None:
 def end_orphans(context: Context, lab: Lab, engine: Engine) -> None:
     """End what is left of runs whose labctl died before them, and close their records.
 
-    And of the last one, if it lost a node: one whose host could not be reached may have its ranks still.
+    And of the last one, if it lost a node: one whose host could not be reached may have its ranks and results still.
     """
     runs = store.listing(lab.directory)
     if runs and runs[0].get("cause") == "node-lost":
         execute.reap(lab, engine, runs[0]["run_id"], grace=0)
+        path = store.directory(lab.directory, runs[0]["run_id"])
+        run_files.fetch(lab, runs[0]["run_id"], engine, path, context.warn)
+        store.redact_ranks(path, lab.hidden)
     for run in runs:
         if run["state"] == "orphaned":
             context.notice(f"run {run['run_id']} was left behind: ending it")

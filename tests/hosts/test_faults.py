@@ -267,6 +267,7 @@ def test_a_host_that_is_lost_ends_the_run_and_up_heals_it_once_it_is_back(
     converges(lab, kept)
     lab.call("run", "hello").expect(0)
     assert left_of(lab, run_id) == []
+    assert host.shell('[ ! -e "$1" ] || echo there', kept_there[host.name]) == ""
 
 
 def test_ctrl_c_ends_a_run_on_all_hosts(lab: RackLab) -> None:

@@ -19,6 +19,7 @@ RackLabs = Callable[..., RackLab]
 LISTED = 'cd "$1" && find . -printf "%m %p %l\\n" | sort'
 PLAIN = r"\.ssh|\.bash.*|\.profile|\.cache"
 """What a home has before any lab; and the person's own cache, with what was fetched, outlives all labs."""
+RUN = "/workspace/runs/20260102-150405-hello-3fa2"
 NEW = 'find "$1" /tmp -mindepth 1 -maxdepth 1'
 
 
@@ -67,7 +68,16 @@ def test_a_host_gets_the_keys_of_its_own_nodes_and_gives_all_back(rack_lab: Rack
         assert not [path for path in found[name] if f"nodes/{other}" in path]
         assert not [path for path, mode in found[name].items() if "/nodes/" in path and mode & 0o077]
     assert f"{lab.hosts[1].home}/.labctl" in left(lab.hosts[1])
+
+    kept = f"{lab.hosts[1].home}/.labctl/{lab.name}.h2/runs/20260102-150405-hello-3fa2"
+    lab.inside("worker-1", "sh", "-c", f"mkdir {RUN}; echo 1 > {RUN}/loss; mkfifo {RUN}/pipe", user="1000:1000")
+    answer = lab.call("down").expect(3)
+    assert f"h2: fetched run {Path(RUN).name}, but not ./pipe; what h2 has of run" in answer.err
+    assert f"stays there in {kept}" in answer.err
+    assert (lab.labelled(), left(lab.hosts[0])) == ([], [])
+    lab.hosts[1].shell('rm "$1/pipe"', kept)
     lab.call("down").expect(0)
+    assert (lab.path / "runs" / Path(RUN).name / "loss").read_text() == "1\n"
     assert [left(host) for host in lab.hosts] == [[], []]
     assert all(host.engine.images.list() for host in lab.hosts)
 

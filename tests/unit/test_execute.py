@@ -4,12 +4,14 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from builders import Failed, FakeEngine, container, lab, observed
+from nearby import Nearby
 
 from labctl import execute, plan, render
+from labctl.connection import Connection
 from labctl.containers import Observed
 from labctl.engines import Daemon
 from labctl.engines.fleet import Fleet
@@ -115,9 +117,13 @@ def test_a_step_that_fails_ends_the_plan(tmp_path: Path) -> None:
         execute.carry_out(plan.up(of, render.render(of), (), Observed()), of, engine, lambda _: None)
 
 
+def nothing(connection: Connection, there: str) -> None:
+    """Nothing is fetched."""
+
+
 def test_down_needs_no_lab_on_disk() -> None:
     engine = FakeEngine()
-    execute.remove_all(plan.down(observed(lab())), engine, lambda _: None)
+    execute.remove_all(plan.down(observed(lab())), engine, lambda _: None, nothing)
     assert engine.done == [
         ("remove", ("id-launcher", "id-worker-0", "id-worker-1")),
         ("remove_networks", ("id-network",)),
@@ -140,12 +146,12 @@ def test_an_image_that_a_container_uses_stays_and_is_no_failure() -> None:
         'conflict: unable to remove repository reference "labctl/cpu" (must force) - '
         "container f970c0067a97 is using its referenced image 9ee0058fd941"
     )
-    assert execute.remove_all(steps, engine, events.append) == {}
+    assert execute.remove_all(steps, engine, events.append, nothing) == {}
     (warning,) = (event.text for event in events if event.kind == "warning")
     assert warning.startswith("h1: image labctl/cpu stays: ")
     assert "container f970c0067a97" in warning
     engine.words = "read-only file system"
-    assert set(execute.remove_all(steps, engine, events.append)) == {"h1"}
+    assert set(execute.remove_all(steps, engine, events.append, nothing)) == {"h1"}
 
 
 def test_programs_start_where_a_container_belongs_whoever_else_has_one_of_its_name() -> None:
@@ -173,6 +179,23 @@ def test_a_host_that_is_lost_is_told_once(said: str, what: str) -> None:
     engine.running.set()
     fleet = Fleet({"h1": cast(Daemon, engine)}, {})
     assert next(fleet.losses("demo")) == ("worker-0", "node-lost", what)
+
+
+def test_a_hosts_files_are_removed_once_what_is_only_there_is_here(tmp_path: Path) -> None:
+    directory = tmp_path / ".labctl/demo"
+    directory.mkdir(parents=True)
+    engine = FakeEngine()
+    engine.connection = cast(Any, Nearby(name="red"))
+    steps = plan.Plan((plan.RemoveFiles(directory=str(directory), cause="labctl down", host="red"),))
+    seen: list[bool] = []
+
+    def fail(connection: Connection, there: str) -> None:
+        raise HostError("red: cannot fetch")
+
+    assert set(execute.remove_all(steps, engine, lambda _: None, fail)) == {"red"}
+    assert directory.exists()
+    execute.remove_all(steps, engine, lambda _: None, lambda _, there: seen.append(Path(there).exists()))
+    assert (seen, directory.exists()) == ([True], False)
 
 
 def test_a_step_that_nobody_knows_is_a_bug() -> None:

@@ -11,7 +11,8 @@ from nearby import Nearby
 
 from labctl import run_files
 from labctl.engines import Engine
-from labctl.model import Lab
+from labctl.errors import HostError
+from labctl.model import Lab, Secret
 
 RUN = "20260102-150405-hello-3fa2"
 
@@ -125,3 +126,48 @@ def test_a_run_that_reads_an_earlier_one_has_it_on_its_host(lab: Lab) -> None:
     assert (there(lab, model.parent.name) / "reward/config.json").read_text() == "{}"
     fetched(lab, Nearby())
     assert [path.name for path in there(lab).parent.iterdir()] == [model.parent.name]
+
+
+def left(lab: Lab, red: Nearby) -> list[str]:
+    """What is said as a host's directory is about to be removed."""
+    said: list[str] = []
+    run_files.fetch_left(red, lab.hosts[0].directory, lab.directory, (Secret("hf_secret"),), said.append)
+    return said
+
+
+def test_what_runs_left_on_a_host_comes_here_without_secrets_and_copies_of_earlier_runs_do_not(lab: Lab) -> None:
+    model = lab.directory / "runs/20260101-000000-reward-0000"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    sent(lab, model.name)
+    (model / "config.json").unlink()
+    (there(lab) / "ranks").mkdir()
+    (there(lab) / "ranks/rank-1.log").write_text("token hf_secret\n")
+    (there(lab).parent / "elsewhere").symlink_to(lab.directory)
+    assert left(lab, Nearby(name="red")) == [f"red: fetched what it still had of run {RUN}"]
+    assert (lab.directory / "runs" / RUN / "ranks/rank-1.log").read_text() == "token [REDACTED]\n"
+    assert (list(model.iterdir()), there(lab).exists()) == ([], False)
+    assert left(lab, Nearby()) == []
+
+
+def test_what_runs_left_stays_there_where_not_all_of_it_comes(lab: Lab) -> None:
+    sent(lab)
+    (there(lab) / "loss").write_text("1")
+    (there(lab) / "secret").symlink_to("/etc/passwd")
+    lacks = rf"but not secret; what red has of run {RUN} stays there in {there(lab)}$"
+    with pytest.raises(HostError, match=lacks) as caught:
+        left(lab, Nearby(name="red"))
+    assert caught.value.hint == f"ssh red rm -r {there(lab)}  # if nobody needs it"
+    assert ((lab.directory / "runs" / RUN / "loss").read_text(), there(lab).exists()) == ("1", True)
+    broken = TarSays(name="red")
+    broken.code = 2
+    with pytest.raises(HostError, match=rf"cannot fetch \S+: .*; what red has of run {RUN} stays there"):
+        left(lab, broken)
+    assert there(lab).exists()
+
+
+def test_a_name_that_would_lead_out_of_the_runs_is_not_fetched(lab: Lab) -> None:
+    sent(lab)
+    (there(lab).parent / "\n..").mkdir()
+    with pytest.raises(HostError, match=r"red: \S+/runs has what is no run's directory"):
+        left(lab, Nearby(name="red"))
