@@ -52,6 +52,7 @@ CHECKS: tuple[Check, ...] = (
     Check(look=host.cores, engine=False),
     Check(look=host.memory, engine=False),
     Check(look=host.shared_memory, of="machine", engine=False, stops=("up",)),
+    Check(look=hosts.shared, engine=False, lab=False, stops=("up",)),
     Check(look=host.mounts, engine=False, stops=("up",)),
     Check(look=host.space, engine=False, lab=False),
     Check(look=host.records, of="machine", engine=False, lab=False, stops=("run",)),

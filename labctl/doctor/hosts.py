@@ -6,11 +6,13 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from itertools import count
+from tempfile import NamedTemporaryFile
 
 from labctl import ssh_words
 from labctl.containers import Container, Listener, Owner, elsewhere
 from labctl.doctor.finding import GIB, UP, Examination, Finding, error, gib, ok, warn
 from labctl.errors import HostError
+from labctl.hardware import HERE
 from labctl.hosts import Target
 from labctl.model import Lab
 
@@ -27,6 +29,27 @@ def unreached(target: Target, failure: HostError) -> Finding:
         fix=failure.hint or ssh_words.command(target, "-v"),
         node=target.name,
     )
+
+
+# --- the lab's directory -----------------------------------------------------------------------------------------
+
+
+def shared(examination: Examination) -> Iterator[Finding]:
+    """Whether the host sees the directory that all are said to share: a file that is made here is looked for there."""
+    directory = examination.settings.text("LAB_SHARED_DIR")
+    if not directory or examination.place.name == HERE:
+        return
+    with NamedTemporaryFile(dir=examination.lab.directory, prefix=".seen-") as marker:
+        seen = examination.place.rights((marker.name,))[marker.name]
+    if seen:
+        yield ok("LAB-HOST-008", f"sees {directory} as it is here")
+    else:
+        yield error(
+            "LAB-HOST-008",
+            f"does not see {directory}",
+            why="LAB_SHARED_DIR is to be the same directory on all hosts, as over NFS",
+            fix=f"{examination.drop('LAB_SHARED_DIR')}  # the lab's files are sent then; or mount it there",
+        )
 
 
 # --- ports -------------------------------------------------------------------------------------------------------

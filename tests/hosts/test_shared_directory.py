@@ -12,12 +12,23 @@ from hosts.rack import Rack
 pytestmark = pytest.mark.docker
 
 
-def test_results_appear_in_place_and_are_the_persons_own(rack: Rack, family: str, image: str, tmp_path: Path) -> None:
+def test_results_appear_in_place_and_are_the_persons_own(
+    rack: Rack, family: str, image: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     hosts = rack.make("n1", "n2", image=image, uid=os.getuid() or 1000, shared=tmp_path)
     (tmp_path / "lab").mkdir()
     lab = rack.lab(tmp_path / "lab", f"{family}-shared", hosts, {"LAB_SHARED_DIR": str(tmp_path)})
     # Over NFS a person has the same number everywhere.
     rack.inventory(lab.path / "hosts.txt", *hosts, user="ann" if os.getuid() else "root")
+
+    # This machine's own, which no host sees.
+    own = tmp_path_factory.mktemp("own")
+    apart = rack.lab(own, f"{family}-apart", hosts, {"LAB_SHARED_DIR": str(own)})
+    refused = apart.call("up").expect(3).err
+    for name in ("n1", "n2"):
+        assert f"{name}: does not see {own} (LAB-HOST-008): LAB_SHARED_DIR is to be the same directory" in refused
+    assert [host.shell('[ ! -e "$1" ] || echo made', str(own)) for host in hosts] == ["", ""]
+
     assert "send files" not in lab.call("up").expect(0).err
     assert lab.inside("worker-1", "id", "-u") == f"{os.getuid()}\n"
 

@@ -52,7 +52,7 @@ class Daemon:
 class Shell:
     """A connection to a host that is this machine."""
 
-    def run(self, script: str, *words: str, timeout: float, check: bool) -> Completed:
+    def run(self, script: str, *words: str, timeout: float, check: bool = True) -> Completed:
         argv = ("sh", "-c", script, "sh", *words)
         done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout, check=check)
         return Completed(argv, done.returncode, done.stdout, done.stderr)
@@ -149,6 +149,27 @@ def test_the_master_port_is_that_of_the_first_host(
     ports = {builders.lab().master_port: user} if user else {}
     found = list(hosts.master_port(second(first=first, up=up, ports=ports)))
     assert [one.level for one in found] == expected
+
+
+class Elsewhere(Shell):
+    """A host that has other files than this machine."""
+
+    def run(self, script: str, *words: str, timeout: float, check: bool = True) -> Completed:
+        return super().run(script, *(f"/elsewhere{word}" for word in words), timeout=timeout, check=check)
+
+
+@pytest.mark.parametrize(("host", "level"), [(Shell(), "ok"), (Elsewhere(), "error")])
+def test_a_directory_that_hosts_are_said_to_share_is_looked_for_there(
+    second: Callable[..., Examination], tmp_path: Path, host: Shell, level: str
+) -> None:
+    plain = second()
+    place = replace(plain.place, connection=cast(Connection, host))
+    shared = plain.settings.with_value("LAB_SHARED_DIR", str(tmp_path), origin=".env:2")
+    assert list(hosts.shared(plain)) == []
+    (tmp_path / ".env").write_text(f"LAB_HOSTS=hosts.txt\nLAB_SHARED_DIR={tmp_path}\n")
+    before = sorted(tmp_path.iterdir())
+    (found,) = hosts.shared(replace(plain, place=place, settings=shared))
+    assert (found.level, str(tmp_path) in found.seen, sorted(tmp_path.iterdir())) == (level, True, before)
 
 
 def test_room_for_the_files_is_that_of_the_home_directory(second: Callable[..., Examination]) -> None:
