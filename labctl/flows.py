@@ -272,6 +272,7 @@ def run_on(context: Context, where: Site, task: Workload, options: RunOptions, a
         runs.require_program(lab, job, engine)
     with lock.held(lab.directory / lock.RUN, f"run {job.run_id}"):
         runs.end_orphans(context, lab, engine)
+        runs.require_port(lab, job, engine, where.facts)
         execute.do(steps.steps[0], lab, engine)
         return runs.launch(context, where.settings, lab, job, engine, steps, now)
 

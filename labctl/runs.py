@@ -19,6 +19,7 @@ from labctl import (
     render,
     run_files,
     store,
+    survey,
 )
 from labctl.containers import Observed, lost
 from labctl.context import Context
@@ -111,6 +112,30 @@ def require_program(lab: Lab, task: Job, engine: Engine) -> None:
         if program == "horovodrun":
             hint = "LAB_IMAGE=labctl/horovod in .env, then `labctl up`: its image has all of the CPU image too"
         raise HostError(f"image {lab.image} has no `{program}`, which starts `{task.launcher}`", hint=hint)
+
+
+def require_port(lab: Lab, task: Job, engine: Engine, facts: Mapping[str, survey.Facts]) -> None:
+    """HostError where somebody listens to the port at which the ranks meet, if that is one of a host's own.
+
+    ``facts`` are what the hosts told before; what runs of this lab had left behind may have been ended since.
+    """
+    host, port = lab.host_of(task.nodes[0].name).name, lab.master_port
+    there = engine.on(host)
+    if lab.network != "host" or port not in facts[host].ports or there.connection is None:
+        return
+    told = survey.read(there.connection.run(survey.SCRIPT).out, host)
+    user = survey.facts_of(told, time.time()).ports.get(port)
+    if user is None:
+        return
+    others = sorted({f"`{one.lab}`" for one in there.listeners() if one.lab != lab.name})
+    whose = f"; on this host there is lab {', '.join(others)}, too" if others else ""
+    busy = {port, lab.ssh_port}.union(*(one.ports for one in facts.values()))
+    free = next(number for number in range(port + 1 if port < 65000 else 20000, 65536) if number not in busy)
+    raise HostError(
+        f"{host}: port {port} (LAB_MASTER_PORT), at which the ranks meet, is taken by a program of user {user}{whose}",
+        hint=f"wait for it to end, or LAB_MASTER_PORT={free} in .env: two labs on the same hosts need a port each",
+        node=host,
+    )
 
 
 def require_inputs(lab: Lab, task: Job, engine: Engine) -> None:

@@ -140,6 +140,20 @@ def test_a_host_with_another_persons_lab_of_this_name_is_left_alone(lab: RackLab
     converges(lab, kept)
 
 
+def test_a_run_is_refused_where_another_has_the_port_at_which_its_ranks_meet(lab: RackLab) -> None:
+    lab.hosts[1].occupy(29500)
+    try:
+        # There nobody meets.
+        lab.call("run", "hello", "--include", "worker-0@worker-2").expect(0)
+        error = lab.call("run", "hello", "--include", "worker-1@worker-2", "--json").expect(3).json["error"]
+        assert error["node"] == "h2"
+        assert "h2: port 29500 (LAB_MASTER_PORT)" in error["message"]
+        assert "taken by a program of user bob" in error["message"]
+        assert "LAB_MASTER_PORT=29501" in error["hint"]
+    finally:
+        lab.hosts[1].cure()
+
+
 @contextmanager
 def away(lab: RackLab, shared_rack: Rack, *numbers: int) -> Iterator[None]:
     """These of the lab's hosts have addresses at which nobody is."""
