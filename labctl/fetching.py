@@ -45,18 +45,20 @@ def fetch(
     into: Path,
     *,
     sent: Tree | None = None,
+    turn: Callable[[], object] = lambda: None,
     on_bytes: Callable[[int], object] = lambda _: None,
     seconds: float = 86400,
 ) -> Fetched:
     """Merge a directory of the host into one here; other hosts' may be merged into it at the same time.
 
     What was ``sent`` and is still the same there is left out. Where a file's place is taken by one with other content,
-    it goes to ``hosts/<host>/``; but a log that has grown replaces its beginning. ``on_bytes`` is told of bytes as they
-    come. HostError where not all came, and for what cannot be written here: whole files that came until then are kept,
-    and the beginning of a log.
+    it goes to ``hosts/<host>/``; but a log that has grown replaces its beginning. Places are taken once ``turn``
+    returns, which waits for the hosts that come before. ``on_bytes`` is told of bytes as they come.
+    HostError where not all came, and for what cannot be written here: whole files that came until then are kept, and
+    the beginning of a log.
     """
     make_private(into)
-    merge = Merge(into.resolve(), connection.target.name, sent.entries if sent else ())
+    merge = Merge(into.resolve(), connection.target.name, sent.entries if sent else (), turn)
     reading, writing = os.pipe()
     with ThreadPoolExecutor(1) as pool:
         unpacked = pool.submit(_unpack, reading, merge)

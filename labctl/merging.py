@@ -6,11 +6,13 @@ import contextlib
 import hashlib
 import os
 import posixpath
+import shutil
 import stat
 import tarfile
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, count, dropwhile
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -34,6 +36,8 @@ class Merge:
     host: str
     sent: Iterable[Entry] = ()
     """What is left out unless the host has it otherwise."""
+    turn: Callable[[], object] = lambda: None
+    """Returns when what came may take its places: when the hosts that come before have taken theirs."""
     files: int = 0
     """New files so far, those aside among them."""
     size: int = 0
@@ -44,39 +48,46 @@ class Merge:
 
     def __post_init__(self) -> None:
         self._known = {entry.path: (entry.size, entry.content) for entry in self.sent if entry.kind == "file"}
-        self._placed: dict[str, Path] = {}
+        self._came: dict[str, Path] = {}
+        self._waiting: list[Callable[[], object]] = []
         self._links: list[tuple[str, str]] = []
 
     def unpack(self, stream: IO[bytes]) -> str:
         """Take all of a stream, and of one that breaks what came; returns what is wrong with it, if anything is.
 
-        OSError for what cannot be written here.
+        Files lie apart until all hosts that come before have their places. OSError for what cannot be written here.
         """
-        try:
-            with tarfile.open(fileobj=stream, mode="r|", encoding="utf-8", errors="surrogateescape") as archive:
-                for member in archive:
-                    self._take(archive, member)
-        except _BROKEN as error:
-            return f"the stream broke off: {error}"
-        finally:
-            self._make_links()
-        while stream.read(PIECE):
-            pass
+        for killed in self.into.glob(f".new-????????.{self.host}"):
+            shutil.rmtree(killed, ignore_errors=True)
+        with tempfile.TemporaryDirectory(dir=self.into, prefix=".new-", suffix=f".{self.host}") as apart:
+            try:
+                with tarfile.open(fileobj=stream, mode="r|", encoding="utf-8", errors="surrogateescape") as archive:
+                    for member in archive:
+                        self._take(archive, member, apart)
+                while stream.read(PIECE):
+                    pass
+            except _BROKEN as error:
+                return f"the stream broke off: {error}"
+            finally:
+                self.turn()
+                for place in self._waiting:
+                    place()
+                self._make_links()
         return ""
 
-    def _take(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+    def _take(self, archive: tarfile.TarFile, member: tarfile.TarInfo, apart: str) -> None:
         path = _inside(member.name)
         if path is None:
             self.refused.append(member.name)
         elif member.isdir():
-            self._folder(path)
+            self._waiting.append(partial(self._folder, path))
         elif member.issym() and _possible(member.linkname):
             self._links.append((path, member.linkname))
         elif member.isreg() and (content := archive.extractfile(member)):
-            self._file(path, content, member)
-        elif member.islnk() and (first := self._placed.get(_inside(member.linkname) or "")):
+            self._file(path, content, member, apart)
+        elif member.islnk() and (first := self._came.get(_inside(member.linkname) or "")):
             with first.open("rb") as source:
-                self._file(path, source, member)
+                self._file(path, source, member, apart)
         else:
             self.refused.append(member.name)
 
@@ -92,37 +103,26 @@ class Merge:
                     return False
         return True
 
-    def _file(self, path: str, source: IO[bytes], member: tarfile.TarInfo) -> None:
+    def _file(self, path: str, source: IO[bytes], member: tarfile.TarInfo, apart: str) -> None:
         """Write a file apart until it is whole; of a log its beginning will do. TarError where it breaks off."""
         digest, size, broken = hashlib.sha256(), 0, None
-        handle, name = tempfile.mkstemp(dir=self.into, prefix=".new-")
+        handle, name = tempfile.mkstemp(dir=apart)
         new = Path(name)
-        try:
-            with os.fdopen(handle, "wb") as sink:
-                try:
-                    while piece := source.read(PIECE):
-                        digest.update(piece)
-                        size += sink.write(piece)
-                except tarfile.TarError as error:
-                    broken = error
-                os.fchmod(handle, 0o600 | member.mode & 0o100)
-            when = member.mtime if 0 <= member.mtime <= LATEST else 0
-            os.utime(new, (when, when))
-            if self._known.get(path) == (size, digest.hexdigest()):
-                self._leave(new, path)
-            elif not broken or path.endswith(LOG):
-                self._place(new, path, size)
-        finally:
-            new.unlink(missing_ok=True)
+        with os.fdopen(handle, "wb") as sink:
+            try:
+                while piece := source.read(PIECE):
+                    digest.update(piece)
+                    size += sink.write(piece)
+            except tarfile.TarError as error:
+                broken = error
+            os.fchmod(handle, 0o600 | member.mode & 0o100)
+        when = member.mtime if 0 <= member.mtime <= LATEST else 0
+        os.utime(new, (when, when))
+        self._came[path] = new
+        if self._known.get(path) != (size, digest.hexdigest()) and (not broken or path.endswith(LOG)):
+            self._waiting.append(partial(self._place, new, path, size))
         if broken:
             raise broken
-
-    def _leave(self, new: Path, path: str) -> None:
-        """Leave out what is as it was sent; hard links to it find it here, unless somebody changed it here."""
-        final = self.into / path
-        here = self._folder(_above(path)) and not final.is_symlink() and final.is_file()
-        if here and self._is_same(new, final, path):
-            self._placed[path] = final
 
     def _place(self, new: Path, path: str, size: int) -> None:
         if self._folder(_above(path)) and self._put(new, path, path, size):
@@ -144,15 +144,10 @@ class Merge:
                 return False
             if size > final.stat().st_size:
                 new.replace(final)
-            self._placed[path] = final
         else:
-            self._count(path, final, size)
+            self.files += 1
+            self.size += size
         return True
-
-    def _count(self, path: str, final: Path, size: int) -> None:
-        self._placed[path] = final
-        self.files += 1
-        self.size += size
 
     def _is_same(self, new: Path, final: Path, path: str) -> bool:
         """Whether they have the same content, or of a log one has the beginning of the other's."""

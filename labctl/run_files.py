@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 
 from labctl import fetching, lock, render, sending, ssh_words, store, tree
 from labctl.connection import Connection
@@ -55,8 +56,17 @@ def fetch(
 ) -> None:
     """What ranks wrote on the lab's hosts, back into the run's directory, and off the hosts once all of it is here.
 
-    A host that does not give it keeps it, and is warned of.
+    A host that does not give it keeps it, and is warned of. Of files that several wrote the first host's stands.
     """
+    done = {host.name: Event() for host in lab.hosts if render.sent(host)}
+    turns = dict(zip(done, (lambda: True, *(one.wait for one in done.values())), strict=False))
+
+    def in_turn(host: Host) -> None:
+        try:
+            bring(host)
+        finally:
+            turns[host.name]()
+            done[host.name].set()
 
     def bring(host: Host) -> None:
         there = directory_on(lab, host, run_id)
@@ -65,7 +75,7 @@ def fetch(
             connection = engine.on(host.name).connection
             if not connection or not connection.run(IS_THERE, there).out:
                 return
-            came = fetching.fetch(connection, there, path, sent=sent, seconds=SECONDS)
+            came = fetching.fetch(connection, there, path, sent=sent, turn=turns[host.name], seconds=SECONDS)
             if came.whole:
                 sending.remove(connection, there)
         except HostError as error:
@@ -79,7 +89,7 @@ def fetch(
         elif not came.whole:
             warn(f"{host.name}: files changed while they were fetched; {kept}")
 
-    on_each(lab.hosts, bring)
+    on_each(lab.hosts, in_turn)
 
 
 def fetch_left(

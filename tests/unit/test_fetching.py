@@ -78,8 +78,14 @@ def test_a_hard_link_to_what_was_sent_brings_its_content(run: Path) -> None:
     merge = merging.Merge(run, "h1", tree.of(run).entries)
     write(run, rank="changed here")
     merge.unpack(packed(("job", FILE, "{}"), ("kept", HARD, "job"), ("rank", FILE, "#!/bin/bash"), ("r", HARD, "rank")))
-    assert texts(run) == {"rank": "changed here", "job": "{}", "kept": "{}", "ranks/own.log": "here"}
-    assert (merge.files, merge.aside, merge.refused) == (1, [], ["r"])
+    assert texts(run) == {
+        "rank": "changed here",
+        "job": "{}",
+        "kept": "{}",
+        "r": "#!/bin/bash",
+        "ranks/own.log": "here",
+    }
+    assert (merge.files, merge.aside, merge.refused) == (2, [], [])
 
 
 def test_hosts_at_once_lose_nothing_of_each_other(run: Path, tmp_path: Path) -> None:
@@ -96,6 +102,14 @@ def test_hosts_at_once_lose_nothing_of_each_other(run: Path, tmp_path: Path) -> 
         assert found[f"only_{name}"] == found[f"ranks/{name}.log"] == name
         assert found.get(f"hosts/{name}/other/file", first) == name
     assert len([path for path in found if path.endswith("other/file")]) == len(names)
+
+
+def test_what_a_killed_labctl_left_half_fetched_goes(run: Path, tmp_path: Path) -> None:
+    before = texts(run)
+    write(run / ".new-abcd1234.h1", file="half")
+    others = write(run / ".new-abcd1234.x.h1", file="on its way")
+    fetching.fetch(Nearby(name="h1"), str(write(tmp_path / "there", job="{}")), run)
+    assert texts(run) == {**before, f"{others.name}/file": "on its way"}
 
 
 def test_a_log_that_has_grown_replaces_its_beginning(run: Path, tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any, cast
 
 import builders
@@ -64,6 +66,41 @@ def test_a_host_keeps_nothing_of_a_run_that_came_back(lab: Lab) -> None:
     assert (lab.directory / "runs" / RUN / "loss").read_text() == "1"
     assert list(there(lab).parent.iterdir()) == []
     assert fetched(lab, Nearby()) == []
+
+
+class Ordered(Nearby):
+    """Its files come once those of another have, and then ``came`` is set."""
+
+    def __init__(self, name: str, after: Event, came: Event) -> None:
+        super().__init__(name=name)
+        self.after, self.came = after, came
+
+    def receive(self, script: str, *words: str, **options: Any) -> Any:
+        assert self.after.wait(20)
+        try:
+            return super().receive(script, *words, **options)
+        finally:
+            self.came.set()
+
+
+def test_of_a_file_that_several_hosts_wrote_the_first_ones_stands_whoever_comes_first(lab: Lab, tmp_path: Path) -> None:
+    names = ("red", "blue", "green")
+    hosts = tuple(builders.host(name=name, directory=str(tmp_path / name)) for name in names)
+    lab = replace(lab, hosts=hosts)
+    for name in names:
+        there = tmp_path / name / "runs" / RUN
+        (there / "model").mkdir(parents=True)
+        (there / "model/same.txt").write_text(name)
+        (there / "link").symlink_to(f"only-{name}")
+    begun, second, third, end = Event(), Event(), Event(), Event()
+    begun.set()
+    way = Way(
+        green=Ordered("green", begun, second), blue=Ordered("blue", second, third), red=Ordered("red", third, end)
+    )
+    path = lab.directory / "runs" / RUN
+    run_files.fetch(lab, RUN, cast(Engine, way), path, lambda _: None)
+    texts = [(path / part / "model/same.txt").read_text() for part in ("", "hosts/blue", "hosts/green")]
+    assert (texts, (path / "link").readlink()) == (["red", "blue", "green"], Path("only-red"))
 
 
 def test_what_did_not_come_back_stays_and_is_told_of(lab: Lab) -> None:
