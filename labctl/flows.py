@@ -83,7 +83,7 @@ def render_files(context: Context) -> tuple[Lab, tuple[str, ...]]:
     """Write every node's files; returns the lab and the paths that changed."""
     with site.opened(context, context.settings()) as where:
         lab, able = loading.foresee_lab(where)
-        tell_failed(context, able.failed)
+        prepare.tell_failed(context, able.failed)
     return lab, (*write_all(lab.directory, render.render(lab)), *provision.write_secrets(lab))
 
 
@@ -122,7 +122,7 @@ def up(context: Context, *, workload: str = "", dry_run: bool = False) -> dict[s
     with site.opened(context, settings_for(context, workload)) as where:
         if dry_run:
             steps, failed = foresee_up(context, where)
-            tell_failed(context, failed)
+            prepare.tell_failed(context, failed)
             return {"lab": where.settings.text("LAB_NAME"), "plan": str(steps).splitlines()}
         bring_up(context, where)
         return status_of(context, where)
@@ -145,12 +145,6 @@ def bring_up(context: Context, where: Site) -> None:
         prepare.require_no_run(context, steps)
         provision.prepare(lab, image_id)
         execute.carry_out(steps, lab, where.engine, context.emit, failed)
-
-
-def tell_failed(context: Context, failed: execute.Failures) -> None:
-    """What a plan leaves out, and why."""
-    for error in failed.values():
-        context.warn(error.message)
 
 
 def plan_up(context: Context, lab: Lab, where: Site) -> tuple[plan.Plan, execute.Failures]:
@@ -190,7 +184,7 @@ def down(context: Context, *, images: bool = False, dry_run: bool = False) -> di
     with site.opened(context, found) as where:
         if dry_run:
             steps, failed = plan_down(context, where, images)
-            tell_failed(context, failed)
+            prepare.tell_failed(context, failed)
             return {"lab": found.text("LAB_NAME"), "plan": str(steps).splitlines()}
         with lock.held(context.directory / lock.LAB, "labctl down", wait=PATIENCE, notice=context.notice):
             return remove(context, where, images)

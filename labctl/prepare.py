@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -96,6 +96,12 @@ def tell_left_over(context: Context, where: Site) -> None:
             here = DockerEngine().observe(where.settings.text("LAB_NAME"))
             if any(container.directory == str(context.directory) for container in here.containers):
                 context.warn("this machine still has nodes of this lab: `labctl down -s LAB_HOSTS=` removes them")
+
+
+def tell_failed(context: Context, failed: Mapping[str, HostError]) -> None:
+    """What a plan leaves out, and why."""
+    for error in failed.values():
+        context.warn(error.message)
 
 
 def tell_accelerator(context: Context, where: Site, lab: Lab) -> None:
