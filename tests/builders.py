@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from labctl import job as jobs
-from labctl import plan, render
+from labctl import plan, render, survey
 from labctl.containers import Container, Observed
 from labctl.context import Context
 from labctl.engines import Daemon
 from labctl.hardware import Device, DeviceMapping, Host, Mount
 from labctl.model import Cause, File, Job, Lab, Limits, Node, Pairs, Workload
+from labctl.routes import Network
 from labctl.shell import Completed
 from labctl.site import Site
 
@@ -24,6 +25,27 @@ IMAGE_ID = "sha256:1111"
 
 def host(**changes: Any) -> Host:
     return replace(Host(name="local", cpus=(0, 1, 2, 3), memory=8 << 30, mtu=1500, uid=1000, gid=1000), **changes)
+
+
+def facts(**changes: Any) -> survey.Facts:
+    """What the second host of two told as its connection was opened."""
+    plain = survey.Facts(
+        user="ann",
+        uid=1000,
+        gid=1000,
+        home="/home/ann",
+        hostname="h2",
+        distribution="Debian",
+        kernel="6.1",
+        skew=0.0,
+        home_free=1 << 40,
+        docker="/var/lib/docker",
+        docker_free=None,
+        sockets={},
+        ports={},
+        network=Network(),
+    )
+    return replace(plain, **changes)
 
 
 def devices(*names: str) -> tuple[Device, ...]:

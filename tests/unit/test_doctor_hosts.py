@@ -14,7 +14,7 @@ from typing import Any, cast
 import builders
 import pytest
 
-from labctl import doctor, settings, survey
+from labctl import doctor, settings
 from labctl.connection import Connection
 from labctl.containers import Listener, Observed
 from labctl.doctor import Check, hosts, leased, traffic
@@ -25,7 +25,6 @@ from labctl.errors import HostError
 from labctl.hardware import Device, DeviceMapping
 from labctl.hosts import Target
 from labctl.render import lease_path
-from labctl.routes import Network
 from labctl.shell import Completed
 
 
@@ -58,26 +57,6 @@ class Shell:
         return Completed(argv, done.returncode, done.stdout, done.stderr)
 
 
-def facts(**changes: Any) -> survey.Facts:
-    plain = survey.Facts(
-        user="ann",
-        uid=1000,
-        gid=1000,
-        home="/home/ann",
-        hostname="h2",
-        distribution="Debian",
-        kernel="6.1",
-        skew=0.0,
-        home_free=1 << 40,
-        docker="/var/lib/docker",
-        docker_free=None,
-        sockets={},
-        ports={},
-        network=Network(),
-    )
-    return replace(plain, **changes)
-
-
 @pytest.fixture
 def second(tmp_path: Path) -> Callable[..., Examination]:
     """The second host of a lab of two under examination: what it told, and which workers listen there."""
@@ -97,7 +76,7 @@ def second(tmp_path: Path) -> Callable[..., Examination]:
         name = names[0] if first else names[1]
         seen = Observed(host=name, containers=(builders.container("worker-0", host=name),) if up else ())
         engine = cast(DockerEngine, Daemon(seen, listening))
-        place = Place(name=name, target=Target(name=name, user="ann"), facts=facts(**told))
+        place = Place(name=name, target=Target(name=name, user="ann"), facts=builders.facts(**told))
         return Examination(lab=of, settings=found, environ={}, engine=engine, place=place, root=tmp_path / "root")
 
     return make

@@ -14,29 +14,8 @@ from labctl.containers import Listener
 from labctl.engines import Engine
 from labctl.errors import HostError
 from labctl.model import Lab
-from labctl.routes import Network
 
 PORT = builders.lab().master_port
-
-
-def facts(**changes: Any) -> survey.Facts:
-    plain = survey.Facts(
-        user="ann",
-        uid=1000,
-        gid=1000,
-        home="/home/ann",
-        hostname="h1",
-        distribution="Debian",
-        kernel="6.1",
-        skew=0.0,
-        home_free=None,
-        docker="/var/lib/docker",
-        docker_free=None,
-        sockets={},
-        ports={},
-        network=Network(),
-    )
-    return replace(plain, **changes)
 
 
 class Busy(builders.FakeEngine):
@@ -66,7 +45,7 @@ def lab() -> Lab:
 
 
 def ask(lab: Lab, engine: Busy, *before: int) -> None:
-    told = {"h1": facts(ports=dict.fromkeys(before, "root")), "h2": facts(ports={PORT + 1: "cy"})}
+    told = {"h1": builders.facts(ports=dict.fromkeys(before, "root")), "h2": builders.facts(ports={PORT + 1: "cy"})}
     runs.require_port(lab, builders.job(lab), cast(Engine, engine), told)
 
 
