@@ -142,7 +142,8 @@ class Connection:
             try:
                 done = work()
             except shell.OutOfTime as error:
-                raise ssh_words.error(self.target, f"`{what}` is not done within {seconds:.3g} s") from error
+                told = ssh_words.error(self.target, f"`{what}` is not done within {seconds:.3g} s")
+                raise shell.OutOfTime(told.message, hint=told.hint, node=told.node) from error
         done = replace(done, err=_REFUSED.sub("", done.err))
         # The code may be ssh's own, or the script's.
         if done.code == 255 and self._link.lost(1):

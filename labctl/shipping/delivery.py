@@ -14,6 +14,7 @@ from labctl.connection import Connection
 from labctl.errors import HostError
 from labctl.model import Event
 from labctl.progress import At, Progress, amount, waiting_for
+from labctl.shell import OutOfTime
 from labctl.shipping import host
 from labctl.shipping.archive import Archive, Cargo, Image, tagged, told
 from labctl.shipping.host import Standing
@@ -150,7 +151,7 @@ def bring(one: Consignment, loading: At, emit: Emit, *, keep: bool) -> None:
             found = host.load(one.connection, one.file, tagged(one.image.name))
     except HostError as error:
         # What came is whole: it is kept for the next attempt.
-        if any(why in error.message.lower() for why in ("no space left", "is not done in time")):
+        if isinstance(error, OutOfTime) or "no space left" in error.message.lower():
             raise
         intact = host.is_whole(one.connection, one.file, one.cargo)
         host.forget(one.connection, one.file)

@@ -23,6 +23,7 @@ from integration.harness import wait_until
 
 import docker
 from docker import DockerClient
+from labctl import shell
 from labctl.connection import Connection, connected
 from labctl.errors import HostError
 from labctl.hosts import Target
@@ -241,7 +242,7 @@ def test_a_script_that_fails_or_takes_too_long_names_its_host(site: Site) -> Non
             HostError, match=r"(?s)host-2201 \(127.0.0.1\): `ls /nowhere` ended with code 2\nls: cannot"
         ):
             connection.run("ls /nowhere")
-        with pytest.raises(HostError, match=r"host-2201 \(127.0.0.1\): `sleep 30` is not done within [0-9.]+ s"):
+        with pytest.raises(shell.OutOfTime, match=r"host-2201 \(127.0.0.1\): `sleep 30` is not done within [0-9.]+ s"):
             connection.run("sleep 30", timeout=0.5)
         assert connection.run("exit 255", check=False).code == 255
 

@@ -22,7 +22,7 @@ from fakehost import FakeHost
 from imagefile import image_archive
 from integration.harness import wait_until
 
-from labctl import progress, shell, shipping, ssh_words
+from labctl import progress, shell, shipping
 from labctl.connection import Connection
 from labctl.errors import HostError
 from labctl.shell import Completed
@@ -252,7 +252,7 @@ def test_an_engine_that_never_stores_the_image_is_given_up_and_what_came_is_kept
         if "engine load" not in script:
             return usual(self, script, *words, **options)
         limits.append(timeout)
-        raise ssh_words.error(self.target, "`docker load` is not done in time")
+        raise shell.OutOfTime("h1: `docker load` is not done in time")
 
     usual, limits = FakeHost.run, list[float]()
     monkeypatch.setattr(FakeHost, "run", run)
