@@ -130,7 +130,7 @@ def require_port(lab: Lab, task: Job, engine: Engine, facts: Mapping[str, survey
     others = sorted({f"`{one.lab}`" for one in there.listeners() if one.lab != lab.name})
     whose = f"; on this host there is lab {', '.join(others)}, too" if others else ""
     busy = {port, lab.ssh_port}.union(*(one.ports for one in facts.values()))
-    free = next(number for number in range(port + 1 if port < 65000 else 20000, 65536) if number not in busy)
+    free = survey.free_port(port, busy)
     raise HostError(
         f"{host}: port {port} (LAB_MASTER_PORT), at which the ranks meet, is taken by a program of user {user}{whose}",
         hint=f"wait for it to end, or LAB_MASTER_PORT={free} in .env: two labs on the same hosts need a port each",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path, PurePosixPath
 
 from labctl import host, hosts, observe, routes
@@ -84,6 +85,11 @@ def read(text: str, name: str) -> Told:
         for head, content in entries[: heads.index("end")]:
             _take(told, head, content)
     return told
+
+
+def free_port(after: int, busy: Collection[int]) -> int:
+    """A TCP port that is not ``busy``: the next one, where programs may choose."""
+    return next(number for number in count(after + 1 if after < 65000 else 20000) if number not in busy)
 
 
 @contextmanager

@@ -5,10 +5,9 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from itertools import count
 from tempfile import NamedTemporaryFile
 
-from labctl import ssh_words
+from labctl import ssh_words, survey
 from labctl.containers import Container, Listener, Owner, elsewhere
 from labctl.doctor.finding import GIB, UP, Examination, Finding, error, gib, ok, warn
 from labctl.errors import HostError
@@ -106,12 +105,11 @@ def master_port(examination: Examination) -> Iterator[Finding]:
 def taken(examination: Examination, code: str, key: str, port: int, owner: str) -> Finding:
     """``owner`` is who listens there, in words."""
     used = {*examination.place.busy, examination.lab.ssh_port, examination.lab.master_port}
-    free = next(number for number in count(port + 1 if port < 65000 else 20000) if number not in used)
     return error(
         code,
         f"port {port} is taken by {owner}",
         why="nodes on several hosts have no network of their own, and two programs cannot listen at one port",
-        fix=examination.put(key, str(free)),
+        fix=examination.put(key, str(survey.free_port(port, used))),
     )
 
 
