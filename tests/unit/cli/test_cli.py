@@ -655,7 +655,7 @@ def test_a_directory_that_is_not_there_is_said(labctl: Labctl, command: str) -> 
     [
         (["up"], "flows.up", "the same command again goes on; `labctl down` removes the lab"),
         (["down"], "flows.down", "the same command again does the rest"),
-        (["bundle", "save", "x"], "bundle.save", "nothing was written; the same command again begins anew"),
+        (["bundle", "save", "x"], "bundle.save_bundle", "nothing was written; the same command again begins anew"),
         (["status"], "flows.status", ""),
     ],
 )
