@@ -173,7 +173,7 @@ def launch(
     began = time.monotonic()
     path = store.create(lab, task.run_id, task.files, store.before(lab, settings, task, engine, steps))
     with filelock.held(path / store.LOCK, f"run {task.run_id}"):
-        context.notice(f"run {task.run_id}: {task.workload.describe}")
+        context.notice(f"run {task.run_id}: {task.workload.description}")
         recorder = store.Recorder(path, lab, (metric.pattern for metric in task.workload.metrics))
         try:
             sent = artifacts.send(lab, task, engine, path, inputs.earlier(lab, task.workload))
