@@ -96,6 +96,8 @@ def require_up(lab: Lab, task: Job, observed: ObservedState) -> None:
 
 def require_program(lab: Lab, task: Job, engine: Backend) -> None:
     """HostError where the lab's image lacks the launcher program that a person asked for."""
+    if task.launcher == "script":
+        return
     program = task.argv[0]
     found = engine.call(naming.container_name(lab, model.LAUNCHER), ("which", program), user=agent.user(lab))
     if found.code:
