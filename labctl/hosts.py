@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from labctl import ansible, dotenv, hostfile, yamlfile
-from labctl.errors import ConfigError
+from labctl.errors import ConfigError, did_you_mean
 from labctl.hardware import HERE
 from labctl.hostfile import host_name, quote
 
@@ -213,7 +213,7 @@ def _apart(word: str, given: ansible.Given, where: str) -> tuple[str, ansible.Gi
 
 def _known(key: str) -> str:
     """What to write for a key that is none."""
-    return f"write `{ansible.VARIABLES[key]}=`" if key in ansible.VARIABLES else yamlfile.hint_for(key, _FIELDS)
+    return f"write `{ansible.VARIABLES[key]}=`" if key in ansible.VARIABLES else did_you_mean(key, _FIELDS)
 
 
 # --- values ---
@@ -272,7 +272,7 @@ def _seed(text: str, shown: str) -> Iterator[Target]:
     entries = {entry.key: entry for entry in dotenv.parse(text, shown)}
     for entry in entries.values():
         if entry.key not in (_MASTER, _MEMBERS, *_OTHER):
-            hint = yamlfile.hint_for(entry.key, (_MASTER, _MEMBERS))
+            hint = did_you_mean(entry.key, (_MASTER, _MEMBERS))
             raise ConfigError(f"{shown}:{entry.line}: unknown key {quote(entry.key)}", hint=hint)
     if _MASTER not in entries:
         raise ConfigError(f"{shown}:1: there is no {_MASTER}", hint=f"write {_MASTER}=10.0.0.5")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import get_args
 
+from labctl.errors import nearest
 from labctl.model import Accelerator
 
 ACCELERATORS = ("auto", *get_args(Accelerator))
@@ -14,13 +15,6 @@ _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 Kind = Callable[[str], None]
 """Refuses a value with ``ValueError(reason)`` or ``ValueError(reason, hint)``, without showing it."""
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The known word that this one was most likely meant to be; empty where none is near."""
-    from difflib import get_close_matches
-
-    return next(iter(get_close_matches(word, known, n=1, cutoff=0.7)), "")
 
 
 def in_bytes(text: str) -> int:

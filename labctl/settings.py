@@ -9,7 +9,7 @@ from os.path import lexists
 from pathlib import Path
 
 from labctl import dotenv
-from labctl.errors import ConfigError
+from labctl.errors import ConfigError, nearest
 from labctl.model import Pairs, Secret
 from labctl.setting_kinds import (
     ACCELERATORS,
@@ -24,7 +24,6 @@ from labctl.setting_kinds import (
     in_bytes,
     label,
     memlock,
-    nearest,
     port,
     proxy,
     size,
@@ -209,7 +208,7 @@ def _check(found: Found, home: str) -> None:
 
 
 def _hint_for_unknown(key: str) -> str:
-    near = nearest(key.upper(), _BY_NAME)
+    near = nearest(key.upper(), _BY_NAME, cutoff=0.7)
     otherwise = f"env.example lists every key; {EXTRA}{key}=... would hand {key} to workloads"
     return f"did you mean {near}?" if near else otherwise
 

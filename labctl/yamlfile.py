@@ -6,11 +6,10 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from labctl.errors import ConfigError
+from labctl.errors import ConfigError, did_you_mean
 
 
 def compose(path: Path, shown: str, hint: str = "") -> Value:
@@ -66,7 +65,7 @@ class Value:
             if key.id != "scalar":
                 raise value.error(f"a key of `{self.name}` must be text")
             if known is not None and value.name not in known:
-                raise value.error(f"unknown key `{value.name}`", hint=hint_for(value.name, known))
+                raise value.error(f"unknown key `{value.name}`", hint=did_you_mean(value.name, known))
             if value.name in entries:
                 raise value.error(f"duplicate key `{value.name}`, first on line {entries[value.name].line}")
             entries[value.name] = value
@@ -100,7 +99,7 @@ class Value:
     def choice(self, known: Iterable[str]) -> str:
         text = self.text()
         if text not in known:
-            raise self.error(f"unknown {self.name} `{text}`", hint=hint_for(text, known))
+            raise self.error(f"unknown {self.name} `{text}`", hint=did_you_mean(text, known))
         return text
 
     def data(self) -> Any:
@@ -122,12 +121,6 @@ class Value:
 
 Schema = dict[str, Callable[[Value], Any]]
 _KINDS = {"scalar": "text", "sequence": "a list", "mapping": "a mapping"}
-
-
-def hint_for(word: str, known: Iterable[str]) -> str:
-    """The nearest known spelling, or all of them."""
-    close = get_close_matches(word, known, n=1)
-    return f"did you mean `{close[0]}`?" if close else f"known: {', '.join(known)}"
 
 
 def finite(text: str) -> float | None:
