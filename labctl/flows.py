@@ -39,7 +39,7 @@ from labctl.files import outdated, write_all
 from labctl.lab import hidden
 from labctl.lab_status import status_of
 from labctl.model import Lab, Workload
-from labctl.run_request import RunOptions, build_job, choose_workload
+from labctl.run_request import RunOptions, build_job, choose_workload, unknown
 from labctl.settings import Settings
 from labctl.site import Site
 
@@ -234,7 +234,7 @@ def run(context: Context, name: str, options: RunOptions, ask: Ask | None = None
     found = context.settings()
     task = choose_workload(context.directory, name, options, found)
     found = prepare.for_workload(found, task)
-    for remark in clones.remarks(task, clones.roots(found)):
+    for remark in (*clones.remarks(task, clones.roots(found)), *unknown(task, options)):
         context.warn(remark)
     with site.opened(context, found) as where:
         return run_on(context, where, task, options, ask)

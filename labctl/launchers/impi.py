@@ -20,7 +20,10 @@ OPTIONS = {
     "-print-rank-map": 0,
     "-verbose": 0,
 }
-RESERVED = frozenset({"-machinefile", "-f", "-hosts", "-n", "-np", "-bootstrap", "-iface", "-prepend-rank"})
+RESERVED = frozenset({
+    "-machinefile", "-f", "-host", "-hostfile", "-hosts", "-launcher", "-n", "-np", "-bootstrap", "-iface",
+     "-prepend-rank",
+})  # fmt: skip
 
 
 def check(launch: Launch) -> None:
