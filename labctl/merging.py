@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import posixpath
 import shutil
 import stat
 import tarfile
@@ -13,10 +12,11 @@ import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, count, dropwhile
+from itertools import chain, count
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+from labctl.resources import is_below, leads_out
 from labctl.tree import PIECE, Entry
 
 ASIDE = "hosts"
@@ -157,8 +157,7 @@ class Merge:
         """Links come last, when what they lead to is there; one that leads out, be it through others, does not stay."""
         made = []
         for path, target in self._links:
-            leads = posixpath.normpath(posixpath.join(_above(path), target))
-            link = None if leads.startswith(("/", "..")) or _climbs_late(target) else self._link(path, target)
+            link = None if leads_out(path, target) else self._link(path, target)
             if link is None:
                 self.refused.append(path)
             else:
@@ -182,18 +181,12 @@ class Merge:
 
 def _inside(name: str) -> str | None:
     """A name in a stream as a path below the directory; None where it would lead out."""
-    path = PurePosixPath(name)
-    return None if path.is_absolute() or ".." in path.parts or "\0" in name else str(path)
+    return str(PurePosixPath(name)) if is_below(name) and "\0" not in name else None
 
 
 def _possible(target: str) -> bool:
     """Whether there can be a link to it."""
     return target != "" and "\0" not in target
-
-
-def _climbs_late(target: str) -> bool:
-    """Whether a link leads up after it went down, which may be through a link that comes later."""
-    return ".." in dropwhile(lambda part: part == "..", PurePosixPath(target).parts)
 
 
 def _above(path: str) -> str:

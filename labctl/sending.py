@@ -16,6 +16,7 @@ from labctl.connection import Connection
 from labctl.errors import HostError
 from labctl.host_scripts import ASK, FILL, LOOK, NEW, REMOVE
 from labctl.packing import Part
+from labctl.resources import is_below
 from labctl.shell import Completed
 from labctl.tree import Tree, parse
 
@@ -51,7 +52,7 @@ def send(
     HostError, with all as it was, for what the host refuses, or when it is not done within so many seconds.
     """
     for name in trees:
-        if not NAME.fullmatch(name) or ".." in name.split("/"):
+        if not NAME.fullmatch(name) or not is_below(name):
             raise ValueError(name)
     rsync, parts = _ask(connection, directory, trees, alone, seconds)
     if not parts:

@@ -13,11 +13,11 @@ import re
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import dropwhile
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO, Any
 
 from labctl.errors import ConfigError, HostError
+from labctl.resources import climbs_late
 
 OURS = "labctl/"
 """What the names of labctl's members begin with; the others are Docker's."""
@@ -210,11 +210,6 @@ def _is_inside(name: str, target: str) -> bool:
         and not climbs_late(target)
         and (not name.startswith(OURS) or f"{end}/".startswith(f"{folder}/"))
     )
-
-
-def climbs_late(target: str) -> bool:
-    """Whether a link leads up again after it went down: where that is, only the directories themselves know."""
-    return ".." in dropwhile(lambda part: part == "..", PurePosixPath(target).parts)
 
 
 def _parents(name: str) -> Iterator[str]:
