@@ -40,7 +40,19 @@ RING = {name: number for number, ring in enumerate(RINGS) for name in ring}
 PURE = ("hardware", "model", "errors", "yamlfile", "hostfile", "hosts", "deepspeed_config", "workload_fields",
         "settings", "setting_kinds", "metrics", "verdict", "fit", "launchers", "crashes", "routes", "lab", "ansible",
         "scale", "render", "program", "job", "plan", "devcontainer")  # fmt: skip
-HEAVY = {"docker", "python_on_whales", "jinja2", "yaml", "cryptography", "typer", "requests", "huggingface_hub"}
+HEAVY = {
+    "docker",
+    "python_on_whales",
+    "jinja2",
+    "yaml",
+    "cryptography",
+    "typer",
+    "requests",
+    "huggingface_hub",
+    "dotenv",
+    "filelock",
+    "packaging",
+}
 MODULES = sorted(PACKAGE.rglob("*.py"))
 LIMIT = 300
 
