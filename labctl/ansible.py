@@ -1,12 +1,19 @@
-"""An Ansible inventory in YAML: its hosts, and what its variables say of how they are reached."""
+"""An Ansible inventory: its hosts, and what its variables say of how they are reached.
+
+Plain YAML is read here, with a line for each error; what it takes Ansible to resolve is left to `ansible-inventory`
+where that is installed, and refused elsewhere.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from labctl import shell
 from labctl.errors import ConfigError
 from labctl.yamlfile import Value
 
@@ -22,10 +29,55 @@ VARIABLES = {
     "labctl_iface": "iface",
     "labctl_docker": "docker",
 }
+_KNOWN = f"known: {', '.join(VARIABLES)}; what else ssh needs belongs in ~/.ssh/config"
 # They change how a host is reached: to pass over them could be to reach another one.
 _REFUSED = re.compile("ansible_(connection|password|private_key_file|ssh_.*)|labctl_.*")
+# They change which variables a host gets.
+_MERGING = ("<<", "ansible_group_priority")
+_INSTALL = "install ansible-core: labctl then asks its ansible-inventory"
 _ALL = "all"
 _SECTIONS = ("hosts", "vars", "children")
+
+
+class NeedsAnsible(ConfigError):
+    """An inventory has what only Ansible resolves."""
+
+
+def require_alone(path: Path, shown: str) -> None:
+    """NeedsAnsible where variables lie in files beside an inventory."""
+    for name in ("group_vars", "host_vars"):
+        if (path.parent / name).is_dir():
+            raise NeedsAnsible(f"{shown}:1: {name} beside it holds more variables of its hosts", hint=_INSTALL)
+
+
+def resolved(path: Path, shown: str, text: str) -> Iterator[tuple[str, str, Given]]:
+    """As ``hosts``, by `ansible-inventory`; none where that is not installed. A line is the first that has the name."""
+    # Neither an executable file nor a plugin's configuration is run as one.
+    only = {"ANSIBLE_INVENTORY_ENABLED": "yaml,ini", "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "true"}
+    # Seconds; it takes about one.
+    done = shell.run(("ansible-inventory", "--list", "-i", str(path)), check=False, timeout=60, env=only)
+    if done.code == shell.NOT_FOUND:
+        return
+    if done.code:
+        raise ConfigError(f"{shown}:1: ansible-inventory cannot read it: {' '.join(done.err.split())[:300]}")
+    groups = json.loads(done.out)
+    lines: dict[str, int] = {}
+    for number, line in enumerate(text.split("\n"), start=1):
+        for word in re.findall(r"[^\s\"'{},:=]+", line.partition("#")[0]):
+            lines.setdefault(word, number)
+    for name in dict.fromkeys(_members(groups, _ALL)):
+        where = f"{shown}:{lines.get(name, 1)}"
+        given = groups["_meta"]["hostvars"].get(name, {})
+        if refused := next(filter(_REFUSED.fullmatch, given.keys() - VARIABLES), ""):
+            raise ConfigError(f"{where}: `{refused}` is not understood here", hint=_KNOWN)
+        yield name, where, {VARIABLES[key]: (str(value), where) for key, value in given.items() if key in VARIABLES}
+
+
+def _members(groups: dict[str, Any], name: str) -> Iterator[str]:
+    group = groups.get(name, {})
+    yield from group.get("hosts", ())
+    for child in group.get("children", ()):
+        yield from _members(groups, child)
 
 
 def hosts(root: Value) -> Iterator[tuple[str, str, Given]]:
@@ -92,6 +144,8 @@ class _Inventory:
 
     def take_hosts(self, value: Value, group: str) -> None:
         for name, content in _entries(value):
+            if "[" in name:
+                raise NeedsAnsible(f"{content.path}:{content.line}: bad host name `{name}`, a range", hint=_INSTALL)
             host = self.hosts.setdefault(name, _Host(f"{content.path}:{content.line}"))
             host.groups.add(group)
             host.said |= _variables(content)
@@ -118,13 +172,13 @@ class _Inventory:
 def _variables(value: Value) -> Given:
     said: Given = {}
     for name, content in _entries(value):
+        where = f"{content.path}:{content.line}"
+        if name in _MERGING or (name in VARIABLES and "{{" in str(content.node.value)):
+            raise NeedsAnsible(f"{where}: `{name}` is not understood here", hint=_INSTALL)
         if name in VARIABLES:
-            said[VARIABLES[name]] = content.text(), f"{content.path}:{content.line}"
+            said[VARIABLES[name]] = content.text(), where
         elif _REFUSED.fullmatch(name):
-            raise content.error(
-                f"`{name}` is not understood here",
-                hint=f"known: {', '.join(VARIABLES)}; what else ssh needs belongs in ~/.ssh/config",
-            )
+            raise content.error(f"`{name}` is not understood here", hint=_KNOWN)
     return said
 
 

@@ -55,10 +55,16 @@ def read(path: Path, shown: str = "") -> tuple[Target, ...]:
         raise ConfigError(
             f"{shown}:{error.object.count(10, 0, error.start) + 1}: is not UTF-8", hint="save it as UTF-8"
         ) from error
-    if path.suffix in (".yaml", ".yml") or _looks_like_yaml(text):
-        found = _checked(_inventory(yamlfile.compose(path, shown, hint=_HINT)), shown)
-    else:
-        found = parse(text, shown)
+    try:
+        if path.suffix in (".yaml", ".yml") or _looks_like_yaml(text):
+            ansible.require_alone(path, shown)
+            found = _inventory(ansible.hosts(yamlfile.compose(path, shown, hint=_HINT)), shown)
+        else:
+            found = parse(text, shown)
+    except ansible.NeedsAnsible:
+        if not (listed := list(ansible.resolved(path, shown, text))):
+            raise
+        found = _inventory(listed, shown)
     return tuple(replace(one, key=_beside(path, one.key)) if one.key else one for one in found)
 
 
@@ -124,14 +130,15 @@ def _at(target: Target) -> str:
 
 
 def _lines(text: str, shown: str) -> Iterator[Target]:
+    if group := re.search(r"^[ \t]*(\[[^\n]+\])[ \t\r]*$", text, re.MULTILINE):
+        raise ansible.NeedsAnsible(
+            f"{shown}:{text.count(chr(10), 0, group.start()) + 1}: {quote(group[1])} begins a group, as in an Ansible "
+            "inventory of the INI form",
+            hint=f"ansible-inventory -i {shown} --list --yaml > hosts.yaml, and LAB_HOSTS=hosts.yaml in .env",
+        )
     for number, line in enumerate(text.split("\n"), start=1):
         where = f"{shown}:{number}"
         if words := _words(line, where):
-            if words[0].startswith("[") and re.fullmatch(r"\[.+\]", line.strip()):
-                raise ConfigError(
-                    f"{where}: {quote(words[0])} begins a group, as in an Ansible inventory of the INI form",
-                    hint=f"ansible-inventory -i {shown} --list --yaml > hosts.yaml, and LAB_HOSTS=hosts.yaml in .env",
-                )
             yield _target(words[0], _assigned(words, where), where)
 
 
@@ -173,9 +180,8 @@ def _is_ip(word: str) -> bool:
         return False
 
 
-def _inventory(root: yamlfile.Value) -> Iterator[Target]:
-    for name, where, given in ansible.hosts(root):
-        yield _target(name, given, where)
+def _inventory(listed: Iterable[tuple[str, str, ansible.Given]], shown: str) -> tuple[Target, ...]:
+    return _checked((_target(name, given, where) for name, where, given in listed), shown)
 
 
 def _target(name: str, given: ansible.Given, where: str) -> Target:

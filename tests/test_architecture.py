@@ -16,11 +16,11 @@ PACKAGE = Path(__file__).parents[1] / "labctl"
 # From the lowest ring to the highest: a module imports from its own ring and from those below it.
 RINGS: tuple[tuple[str, ...], ...] = (
     ("hardware", "model", "errors", "containers"),
-    ("dotenv", "yamlfile", "hostfile", "ansible", "hosts", "workload", "workload_fields", "deepspeed_config", "clones",
-     "settings", "setting_kinds", "metrics", "verdict", "fit", "accelerators",
+    ("shell", "dotenv", "yamlfile", "hostfile", "ansible", "hosts", "workload", "workload_fields", "deepspeed_config",
+     "clones", "settings", "setting_kinds", "metrics", "verdict", "fit", "accelerators",
      "launchers", "crashes", "once", "resources", "templates", "images", "progress", "host", "pci", "apt", "routes"),
     ("context", "observe", "survey", "lab", "scale", "render", "program", "job", "plan", "devcontainer"),
-    ("side_by_side", "shell", "pipes", "dialing", "ssh_words", "link", "connection", "probe", "relay", "files", "laid",
+    ("side_by_side", "pipes", "dialing", "ssh_words", "link", "connection", "probe", "relay", "files", "laid",
      "lock",
      "leases", "keys", "store", "report", "output", "initialise", "tree", "packing", "merging",
      "host_scripts", "sending", "fetching", "provision", "lacking"),
@@ -38,7 +38,7 @@ RINGS: tuple[tuple[str, ...], ...] = (
 RING = {name: number for number, ring in enumerate(RINGS) for name in ring}
 # Data in, data out: what stands left of the plan.
 PURE = ("hardware", "model", "errors", "yamlfile", "hostfile", "hosts", "deepspeed_config", "workload_fields",
-        "settings", "setting_kinds", "metrics", "verdict", "fit", "launchers", "crashes", "routes", "lab", "ansible",
+        "settings", "setting_kinds", "metrics", "verdict", "fit", "launchers", "crashes", "routes", "lab",
         "scale", "render", "program", "job", "plan", "devcontainer")  # fmt: skip
 HEAVY = {
     "docker",
