@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,6 @@ VARIABLES = {
 _KNOWN = f"known: {', '.join(VARIABLES)}; what else ssh needs belongs in ~/.ssh/config"
 # They change how a host is reached: to pass over them could be to reach another one.
 _REFUSED = re.compile("ansible_(connection|password|private_key_file|ssh_.*)|labctl_.*")
-# They change which variables a host gets.
-_MERGING = ("<<", "ansible_group_priority")
 _INSTALL = "install ansible-core: labctl then asks its ansible-inventory"
 _ALL = "all"
 _SECTIONS = ("hosts", "vars", "children")
@@ -173,7 +171,7 @@ def _variables(value: Value) -> Given:
     said: Given = {}
     for name, content in _entries(value):
         where = f"{content.path}:{content.line}"
-        if name in _MERGING or (name in VARIABLES and "{{" in str(content.node.value)):
+        if name in ("<<", "ansible_group_priority") or (name in VARIABLES and "{{" in str(content.node.value)):
             raise NeedsAnsible(f"{where}: `{name}` is not understood here", hint=_INSTALL)
         if name in VARIABLES:
             said[VARIABLES[name]] = content.text(), where
@@ -182,7 +180,7 @@ def _variables(value: Value) -> Given:
     return said
 
 
-def _entries(value: Value, known: Iterable[str] | None = None) -> Iterable[tuple[str, Value]]:
+def _entries(value: Value, known: Collection[str] | None = None) -> Iterable[tuple[str, Value]]:
     return () if _is_nothing(value.node) else value.entries(known).items()
 
 

@@ -19,7 +19,6 @@ from labctl.errors import ConfigError
 _PORTABLE = re.compile(r"[A-Za-z0-9_./:@%+,=-]*")
 _ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n", "\r": r"\r", "\t": r"\t"})
 _KEY = r"(?:export[ \t]+)?(?P<key>[A-Za-z_][A-Za-z0-9_]*)"
-_SINGLE_QUOTED = rf"{_KEY}='(?P<value>[^']*)'"
 _UNCLOSED = "the {} quote of {{key}} is not closed on this line"
 _ONE_LINE = 'a line break inside a value is written \\n: {key}="first\\nsecond"'
 _LINE_ENDS = "end lines with LF or CRLF"
@@ -37,11 +36,7 @@ _REFUSED = (
     (r"[^=]*$", "no '='", "write KEY=value; a comment begins with #"),
     (rf"{_KEY}\s+=", "blanks before '='", "write KEY=value without blanks around '='"),
     (r"(export[ \t]+)?=", "no key before '='", "write KEY=value"),
-    (
-        rf"(?!{_KEY}=)",
-        "what stands before '=' is not a key",
-        "a key is letters, digits and _, and does not begin with a digit",
-    ),
+    (rf"(?!{_KEY}=)", "what stands before '=' is not a key", "a key is letters, digits and _, and no digit first"),
     (rf"{_KEY}='[^']*$", _UNCLOSED.format("single"), _ONE_LINE),
     (rf'{_KEY}="[^"\\]*(\\.[^"\\]*)*\\?$', _UNCLOSED.format("double"), _ONE_LINE),
     (
@@ -54,11 +49,7 @@ _REFUSED = (
         "unknown escape \\{found} in double quotes",
         'known are \\\\ \\" \\n \\r \\t; in single quotes a backslash is literal',
     ),
-    (
-        rf"""{_KEY}=[^\s'"]+['"]""",
-        "a quote inside the bare value of {key}",
-        "quote the whole value: {key}='...' or \"...\"",
-    ),
+    (rf"""{_KEY}=[^\s'"]+['"]""", "a quote inside the bare value of {key}", "quote the whole value: {key}='...'"),
     (rf"{_KEY}=[ \t]+[^# \t]", "blanks after '='", _NO_BLANKS),
     (rf"""{_KEY}=[^\s'"]+[ \t]+[^# \t]""", "blanks in the bare value of {key}", _QUOTE_BLANKS),
     (rf"""{_KEY}=[^\s'"]*(?P<found>[^\S \t])""", "a blank (U+{code:04X}) in the bare value of {key}", _QUOTE_BLANKS),
@@ -109,7 +100,7 @@ def parse(text: str, path: str) -> tuple[Entry, ...]:
             continue
         binding = next(parse_stream(StringIO(line)))
         # In single quotes python-dotenv takes a backslash for an escape.
-        literal = re.match(_SINGLE_QUOTED, line)
+        literal = re.match(rf"{_KEY}='(?P<value>[^']*)'", line)
         key, value = literal.group("key", "value") if literal else (binding.key or "", binding.value or "")
         if key in entries:
             reason = f"duplicate key {key}, first on line {entries[key].line}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 
@@ -54,9 +54,8 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     return next(iter(get_close_matches(word, known, n=1, cutoff=cutoff)), "")
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, known: Collection[str]) -> str:
     """A hint: the nearest known spelling, or all of them."""
-    known = tuple(known)
     near = nearest(word, known)
     return f"did you mean `{near}`?" if near else f"known: {', '.join(known) or 'none'}"
 

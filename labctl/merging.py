@@ -81,7 +81,7 @@ class Merge:
             self.refused.append(member.name)
         elif member.isdir():
             self._waiting.append(partial(self._folder, path))
-        elif member.issym() and _possible(member.linkname):
+        elif member.issym() and member.linkname and "\0" not in member.linkname:
             self._links.append((path, member.linkname))
         elif member.isreg() and (content := archive.extractfile(member)):
             self._file(path, content, member, apart)
@@ -182,11 +182,6 @@ class Merge:
 def _inside(name: str) -> str | None:
     """A name in a stream as a path below the directory; None where it would lead out."""
     return str(PurePosixPath(name)) if is_below(name) and "\0" not in name else None
-
-
-def _possible(target: str) -> bool:
-    """Whether there can be a link to it."""
-    return target != "" and "\0" not in target
 
 
 def _above(path: str) -> str:

@@ -14,13 +14,9 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import unquote, urljoin, urlsplit
 
 from labctl import shell
-
-if TYPE_CHECKING:
-    from packaging.version import Version
 
 CA_BUNDLES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
 
@@ -114,7 +110,7 @@ def pins(lock: str) -> dict[str, str | None]:
     return {canonicalize_name(project): version or None for project, version in found}
 
 
-def project_of(filename: str) -> tuple[str, Version | None]:
+def project_of(filename: str) -> tuple[str, object]:
     """Normalized project and version of a wheel or source archive; ``("", None)`` for any other file."""
     from packaging.utils import parse_sdist_filename, parse_wheel_filename
 

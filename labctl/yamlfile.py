@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ class Value:
                 raise self.error(f"`{self.name}` has no `{key}`")
         return {key: schema[key](value) for key, value in entries.items()}
 
-    def entries(self, known: Iterable[str] | None = None) -> dict[str, Value]:
+    def entries(self, known: Collection[str] | None = None) -> dict[str, Value]:
         self._must_be("mapping")
         entries: dict[str, Value] = {}
         for key, node in self.node.value:
@@ -96,7 +96,7 @@ class Value:
             raise self.error(f"`{self.name}` must be a whole number, not `{text}`")
         return int(text.replace("_", ""))
 
-    def choice(self, known: Iterable[str]) -> str:
+    def choice(self, known: Collection[str]) -> str:
         text = self.text()
         if text not in known:
             raise self.error(f"unknown {self.name} `{text}`", hint=did_you_mean(text, known))

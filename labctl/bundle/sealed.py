@@ -13,7 +13,7 @@ import re
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from labctl.errors import ConfigError, HostError
@@ -127,7 +127,9 @@ class Bundle:
         if odd:
             raise HostError(f"{self.path} is damaged: {odd[0]} is missing, or was added", hint=AGAIN)
         for name, member in self.members.items():
-            if not _is_inside(name, member.target) or any(parent in links for parent in _parents(name)):
+            if not _is_inside(name, member.target) or any(
+                str(parent) in links for parent in PurePosixPath(name).parents
+            ):
                 raise HostError(f"{self.path}: {name} leads out of the bundle", hint="do not use this file")
             if name in links:
                 if member.target != links[name]:
@@ -210,8 +212,3 @@ def _is_inside(name: str, target: str) -> bool:
         and not climbs_late(target)
         and (not name.startswith(OURS) or f"{end}/".startswith(f"{folder}/"))
     )
-
-
-def _parents(name: str) -> Iterator[str]:
-    while name := posixpath.dirname(name):
-        yield name

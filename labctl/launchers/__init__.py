@@ -110,9 +110,8 @@ def check(text: str, launch: Launch) -> None:
 def unknown_options(text: str, words: Iterable[str]) -> list[str]:
     """A warning for each option that is not in the launcher's ``OPTIONS``: it is passed on, with the words after it.
 
-    ConfigError for an option that labctl sets, also abbreviated; for one without its values; and for a stray word,
-    which the launcher would take for the program. Some launchers hand the words to a shell on every node, so they hold
-    nothing that a shell would interpret.
+    ConfigError for an option that labctl sets, also abbreviated; for one without its values; for a stray word, which
+    would be taken for the program; and for characters that a shell would interpret: some launchers use one.
     """
     module, launcher, left, warnings = get(text), name(text), list(words), []
     for word in left:

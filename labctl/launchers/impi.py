@@ -21,8 +21,7 @@ OPTIONS = {
     "-verbose": 0,
 }
 RESERVED = frozenset({
-    "-machinefile", "-f", "-host", "-hostfile", "-hosts", "-launcher", "-n", "-np", "-bootstrap", "-iface",
-     "-prepend-rank",
+    "-machinefile", "-f", "-host", "-hostfile", "-hosts", "-n", "-np", "-bootstrap", "-iface", "-prepend-rank",
 })  # fmt: skip
 
 
