@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 
 import pytest
-from builders import lab
+from support.builders import lab
 
 from labctl.model import Secret
 

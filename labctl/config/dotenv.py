@@ -1,0 +1,125 @@
+"""One strict dialect of ``.env``: nothing is expanded, nothing is guessed, every error names its line.
+
+Blank lines, ``# comment`` lines and ``KEY=VALUE``, optionally after ``export``. A bare value has neither blanks nor
+quotes; in single quotes everything is literal; in double quotes the escapes are \\ \" \n \r \t and no others. ``$`` is
+an ordinary character everywhere. A comment begins with ``#`` at the start of a line, after a blank, or after a quote.
+python-dotenv reads the lines; what it would guess at, or what other readers take differently, is refused first.
+"""
+
+from __future__ import annotations
+
+import re
+import stat
+from dataclasses import dataclass, field
+from io import StringIO
+from pathlib import Path
+
+from labctl.errors import ConfigError
+
+_PORTABLE = re.compile(r"[A-Za-z0-9_./:@%+,=-]*")
+_ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n", "\r": r"\r", "\t": r"\t"})
+_KEY = r"(?:export[ \t]+)?(?P<key>[A-Za-z_][A-Za-z0-9_]*)"
+_UNCLOSED = "the {} quote of {{key}} is not closed on this line"
+_ONE_LINE = 'a line break inside a value is written \\n: {key}="first\\nsecond"'
+_LINE_ENDS = "end lines with LF or CRLF"
+_NO_BLANKS = "write {key}=value without blanks around '='"
+_QUOTE_BLANKS = "a value with blanks must be quoted: {key}='...'"
+# Not in comments either: a file with lone carriage returns as line ends would be one long comment.
+_REFUSED_ANYWHERE = (
+    ("\ufeff", "begins with a byte order mark", "save the file as UTF-8 without BOM"),
+    (r"[^\0]*\0", "a NUL inside the line", _LINE_ENDS),
+    (r"[^\r]*\r", "a carriage return inside the line", _LINE_ENDS),
+)
+# The first that matches is the reason. None of them shows a value, nor a key that is none: either may be a secret.
+_REFUSED = (
+    (rf"{_KEY}[ \t]*:(\s|$)", "a colon where '=' belongs", "write KEY=value, not KEY: value"),
+    (r"[^=]*$", "no '='", "write KEY=value; a comment begins with #"),
+    (rf"{_KEY}\s+=", "blanks before '='", "write KEY=value without blanks around '='"),
+    (r"(export[ \t]+)?=", "no key before '='", "write KEY=value"),
+    (rf"(?!{_KEY}=)", "what stands before '=' is not a key", "a key is letters, digits and _, and no digit first"),
+    (rf"{_KEY}='[^']*$", _UNCLOSED.format("single"), _ONE_LINE),
+    (rf'{_KEY}="[^"\\]*(\\.[^"\\]*)*\\?$', _UNCLOSED.format("double"), _ONE_LINE),
+    (
+        rf"""{_KEY}=('[^']*'|"[^"\\]*(\\.[^"\\]*)*")[ \t]*[^# \t]""",
+        "text after the closing quote",
+        'after it only a # comment may follow; inside double quotes a quote is written \\"',
+    ),
+    (
+        rf'{_KEY}="[^"\\]*(\\[\\"nrt][^"\\]*)*\\(?P<found>[^\\"nrt])',
+        "unknown escape \\{found} in double quotes",
+        'known are \\\\ \\" \\n \\r \\t; in single quotes a backslash is literal',
+    ),
+    (rf"""{_KEY}=[^\s'"]+['"]""", "a quote inside the bare value of {key}", "quote the whole value: {key}='...'"),
+    (rf"{_KEY}=[ \t]+[^# \t]", "blanks after '='", _NO_BLANKS),
+    (rf"""{_KEY}=[^\s'"]+[ \t]+[^# \t]""", "blanks in the bare value of {key}", _QUOTE_BLANKS),
+    (rf"""{_KEY}=[^\s'"]*(?P<found>[^\S \t])""", "a blank (U+{code:04X}) in the bare value of {key}", _QUOTE_BLANKS),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One assignment and the line it stands on."""
+
+    key: str
+    value: str = field(repr=False)
+    line: int
+
+
+def read(path: Path, *, shown: str = "") -> tuple[Entry, ...]:
+    """The entries of a file, called ``shown`` in errors. ConfigError where unreadable or writable by everyone."""
+    shown = shown or str(path)
+    try:
+        everyone_writes = path.stat().st_mode & stat.S_IWOTH
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{shown}: cannot be read: {error.strerror}") from None
+    if everyone_writes:
+        raise ConfigError(f"{shown}: everyone on this machine may write to it", hint=f"chmod o-w {shown}")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{shown}:{line}: not UTF-8 text", hint=f"save {shown} as UTF-8") from None
+    return parse(text, shown)
+
+
+def parse(text: str, path: str) -> tuple[Entry, ...]:
+    """The entries of a text, in order. ConfigError ``path:line: reason``, which never shows a value."""
+    from dotenv.parser import parse_stream
+
+    entries: dict[str, Entry] = {}
+    # Not splitlines(): it also breaks at U+0085, U+2028 and others, which may stand inside a value.
+    for number, whole in enumerate(text.split("\n"), start=1):
+        line = whole.removesuffix("\r").strip(" \t")
+        nothing = line[:1] in ("", "#")
+        for pattern, reason, hint in (*_REFUSED_ANYWHERE, *(() if nothing else _REFUSED)):
+            if match := re.match(pattern, line):
+                words = {"code": ord(match.groupdict().get("found") or "\0"), **match.groupdict()}
+                raise ConfigError(f"{path}:{number}: {reason.format(**words)}", hint=hint.format(**words))
+        if nothing:
+            continue
+        binding = next(parse_stream(StringIO(line)))
+        # In single quotes python-dotenv takes a backslash for an escape.
+        literal = re.match(rf"{_KEY}='(?P<value>[^']*)'", line)
+        key, value = literal.group("key", "value") if literal else (binding.key or "", binding.value or "")
+        if key in entries:
+            reason = f"duplicate key {key}, first on line {entries[key].line}"
+            raise ConfigError(f"{path}:{number}: {reason}", hint="keep one of the two")
+        entries[key] = Entry(key, value, number)
+    return tuple(entries.values())
+
+
+def quote(value: str) -> str:
+    """Text that ``parse`` reads back as exactly this value. ValueError on NUL and on lone surrogates."""
+    if "\0" in value or not is_utf8(value):
+        raise ValueError("a value cannot hold NUL or lone surrogates")
+    if _PORTABLE.fullmatch(value):
+        return value
+    if not any(character in value for character in "'\r\n"):
+        return f"'{value}'"
+    return f'"{value.translate(_ESCAPED)}"'
+
+
+def is_utf8(value: str) -> bool:
+    """Whether UTF-8 can say it: lone surrogates, such as undecodable bytes of the process environment, it cannot."""
+    return not any("\ud800" <= character <= "\udfff" for character in value)
