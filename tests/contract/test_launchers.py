@@ -37,7 +37,7 @@ def argv(name: str, **changes: Any) -> tuple[str, ...]:
 
 def test_all_launchers_are_known_with_their_ways() -> None:
     assert NAMES == (
-        "deepspeed", "deepspeed:openmpi", "horovod", "horovod:mpi", "impi", "mpirun", "own", "torchrun",
+        "deepspeed", "deepspeed:openmpi", "horovod", "horovod:mpi", "impi", "mpirun", "script", "torchrun",
     )  # fmt: skip
 
 
@@ -94,12 +94,12 @@ def test_nodes_come_in_the_hostfiles_order_with_their_slots(name: str) -> None:
     assert second in ("worker-0 slots=2", "worker-0:2")
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - {"own", "torchrun", "deepspeed"}))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"script", "torchrun", "deepspeed"}))
 def test_the_labs_interface_is_named(name: str) -> None:
     assert "lab0" in " ".join(argv(name))
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - {"own"}))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"script"}))
 def test_an_option_of_the_launcher_reaches_it(name: str) -> None:
     option, values = next(iter(launchers.get(name).OPTIONS.items()))
     words = (option, *("1" for _ in range(values)))
@@ -109,7 +109,7 @@ def test_an_option_of_the_launcher_reaches_it(name: str) -> None:
     assert shown.index(option) < shown.index(LAUNCH.program)
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - {"own"}))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"script"}))
 def test_an_unknown_option_reaches_the_launcher_with_a_warning(name: str) -> None:
     words = ("--tune", "tuned.conf", "--tuned-by=me")
     launchers.check(name, launch(name, options=words))
@@ -120,18 +120,18 @@ def test_an_unknown_option_reaches_the_launcher_with_a_warning(name: str) -> Non
 
 
 @pytest.mark.parametrize("word", ["stray", "node-0"])
-@pytest.mark.parametrize("name", sorted(set(NAMES) - {"own"}))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"script"}))
 def test_a_stray_word_is_refused(name: str, word: str) -> None:
     with pytest.raises(ConfigError, match=f"unknown .* option `{word}`"):
         launchers.check(name, launch(name, options=(word,)))
 
 
 def test_a_script_of_its_own_ranks_has_no_options() -> None:
-    with pytest.raises(ConfigError, match=r"unknown own option `--no-such-thing`"):
-        launchers.check("own", launch("own", options=("--no-such-thing",)))
+    with pytest.raises(ConfigError, match=r"unknown script option `--no-such-thing`"):
+        launchers.check("script", launch("script", options=("--no-such-thing",)))
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - {"own"}))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"script"}))
 def test_what_labctl_sets_cannot_be_set(name: str) -> None:
     for option in launchers.get(name).RESERVED:
         with pytest.raises(ConfigError, match="set by labctl"):
