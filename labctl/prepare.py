@@ -246,7 +246,7 @@ def foresee_images(context: Context, where: Site) -> tuple[BringImage, ...]:
         return ()
     from labctl import shipping
 
-    words = shipping.foreseen(where.image, where.settings.text("LAB_IMAGE_FROM"), receivers_of(context, where))
+    words = shipping.preview(where.image, where.settings.text("LAB_IMAGE_FROM"), receivers_of(context, where))
     return (BringImage(words=words, cause="what nodes are made of"),) if words else ()
 
 

@@ -13,6 +13,7 @@ from labctl.cache import make_root
 from labctl.connection import Connection
 from labctl.context import Context
 from labctl.errors import HostError
+from labctl.files import require_room, room_at
 from labctl.progress import Progress
 from labctl.settings import Settings
 from labctl.shipping import Failures, Receivers, here
@@ -60,7 +61,8 @@ def load(context: Context, file: Path, *, force: bool = False) -> dict[str, Any]
     found = loading.settings_of(bundle, context.environ, context.flags)
     cache = Path(found.text("HOST_CACHE_PATH"))
     files, cached = loading.of_lab(bundle, context.directory, force=force), loading.of_cache(bundle, cache)
-    loading.require_room({**files, **cached})
+    wanted = {**files, **cached}
+    require_room("the bundle", [(room_at(path), member.size) for path, member in wanted.items()])
     if cached:
         make_root(cache)
     with lock.held(context.directory / lock.LAB, "labctl bundle load"):

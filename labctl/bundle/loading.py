@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
-import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,7 +12,7 @@ from labctl.bundle.contents import NODES
 from labctl.bundle.sealed import AGAIN, Bundle, Member
 from labctl.errors import ConfigError, HostError
 from labctl.files import make_private
-from labctl.progress import Progress, amount
+from labctl.progress import Progress
 
 Notice = Callable[[str], None]
 LOCKS = ".lab/bundle"
@@ -80,20 +78,6 @@ def of_cache(bundle: Bundle, cache: Path) -> dict[Path, Member]:
     for path in missing:
         require_no_link(path, cache)
     return missing
-
-
-def require_room(wanted: Mapping[Path, Member]) -> None:
-    """HostError where a disk has less room than these files take."""
-    needed: dict[int, int] = {}
-    for path, member in wanted.items():
-        disk = next(parent for parent in path.parents if parent.exists())
-        number = disk.stat().st_dev
-        needed[number] = needed.get(number, 0) + member.size
-        free = shutil.disk_usage(disk).free
-        if needed[number] > free:
-            raise HostError(
-                f"{disk} has {amount(free)} free, and more is to come", hint=f"df -h {shlex.quote(str(disk))}"
-            )
 
 
 def require_no_link(path: Path, root: Path) -> None:

@@ -12,7 +12,7 @@ from labctl.packing import END, padding
 from labctl.progress import Progress
 from labctl.settings import Settings
 from labctl.shipping import Failures
-from labctl.shipping.archive import Cargo, Range, member_header, told
+from labctl.shipping.archive import ArchiveStream, Range, member_header, report
 from labctl.shipping.delivery import Emit
 from labctl.shipping.host import ASKING, MOVING, failed
 from labctl.side_by_side import attempt
@@ -66,17 +66,17 @@ def place(found: Settings) -> str:
     return str(path.relative_to(found.home)) if path.is_relative_to(found.home) else str(path)
 
 
-def cargo(bundle: Bundle, members: Mapping[str, Member]) -> Cargo:
+def cargo(bundle: Bundle, members: Mapping[str, Member]) -> ArchiveStream:
     """A tar archive of these members."""
     parts: list[bytes | Range] = []
     for name, member in members.items():
         parts.append(member_header(name, member.size, member.mode, member.target))
         if not member.target:
             parts += [Range(member.offset, member.size), padding(member.size)]
-    return Cargo(path=bundle.path, parts=(*parts, END))
+    return ArchiveStream(path=bundle.path, parts=(*parts, END))
 
 
-def unpack(connection: Connection, folder: str, cargo: Cargo, emit: Emit) -> None:
+def unpack(connection: Connection, folder: str, cargo: ArchiveStream, emit: Emit) -> None:
     """Send an archive into a folder. HostError where it does not come whole."""
     host = connection.target.name
 
@@ -84,7 +84,7 @@ def unpack(connection: Connection, folder: str, cargo: Cargo, emit: Emit) -> Non
         emit(Event(kind="notice", text=text, node=host))
 
     progress = Progress(f"{host}: cache", cargo.size, 0, notice)
-    chunks = told(cargo.chunks(), progress)
+    chunks = report(cargo.chunks(), progress)
     done = connection.send(_UNPACK, folder, chunks=chunks, timeout=MOVING, check=False)
     if done.code != 0:
         raise failed(connection, "the cache did not come whole", done.err, "df -h")

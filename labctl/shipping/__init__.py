@@ -1,6 +1,6 @@
-"""The nodes' image on every host: sent from this machine, pulled, or built there; what is there already stays as it is.
+"""Distributes the nodes' image to hosts: sent from this machine, pulled, or built there. A host that has it is skipped.
 
-Nothing is needed for it on the hosts but Docker, and no registry. A host that cannot have it harms no other.
+Hosts need Docker for it and no registry. The failure of one host does not affect the others.
 """
 
 from __future__ import annotations
@@ -18,37 +18,35 @@ from labctl.progress import amount, listed
 from labctl.shipping import here, host
 from labctl.shipping.archive import Archive, tagged
 from labctl.shipping.delivery import Emit, deliver
-from labctl.shipping.host import Standing
+from labctl.shipping.host import HostImageState
 from labctl.side_by_side import attempt
 
 Failures = dict[str, HostError]
-"""Why it is not on which host."""
+"""By host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receivers:
-    """The hosts that are to have it, by name; ``addresses`` where they reach each other by others than the list's."""
+    """The hosts that are to have an image; ``addresses`` if they reach each other by others than the inventory's."""
 
     hosts: Mapping[str, Connection]
     emit: Emit
     addresses: Mapping[str, str]
 
-    def look(self, image: str) -> tuple[dict[str, Standing], Failures]:
-        """What each host has, and why some do not say."""
-        return attempt(lambda connection: host.look(connection, tagged(image)), self.hosts)
+    def image_states(self, image: str) -> tuple[dict[str, HostImageState], Failures]:
+        """What each host has, and which did not answer."""
+        return attempt(lambda connection: host.image_state(connection, tagged(image)), self.hosts)
 
-    def notice(self, name: str, text: str) -> None:
-        self.emit(Event(kind="notice", text=f"{name}: {text}", node=name))
+    def deliver(self, archive: Archive, image: str, names: Mapping[str, HostImageState]) -> Failures:
+        hosts = {name: (self.hosts[name], state) for name, state in names.items()}
+        return deliver(archive, archive.image(image), hosts, self.addresses, self.emit)
 
 
-def foreseen(image: str, how: str, receivers: Receivers) -> str:
-    """What would be done for the hosts that lack the image, of which some may not say; empty where none does.
-
-    ``how`` is what LAB_IMAGE_FROM says.
-    """
-    standings, _ = receivers.look(image)
+def preview(image: str, how: str, receivers: Receivers) -> str:
+    """What would be done for the hosts without the image; empty if nothing. ``how`` is the value of LAB_IMAGE_FROM."""
+    states, _ = receivers.image_states(image)
     own = here.described(image) if how == "send" else None
-    lacking = [name for name, one in standings.items() if not (alike(one.image, own) if own else one.image)]
+    lacking = [name for name, state in states.items() if not (alike(state.image, own) if own else state.image)]
     if not lacking:
         return ""
     names = listed(lacking)
@@ -60,93 +58,77 @@ def foreseen(image: str, how: str, receivers: Receivers) -> str:
 
 
 def send(image: str, receivers: Receivers, directory: Path) -> Failures:
-    """Send this machine's image to the hosts that lack it. One of a registry that is not here, they pull.
+    """Send this machine's image to the hosts without it. If it is not here, they pull it.
 
-    ``directory`` is where a copy of it has room meanwhile.
+    ``directory`` holds a copy of it meanwhile.
     """
     own = here.described(image)
-    if own is None and images.name_of(image):
-        return absent(image, receivers)
-    # An image that is named by its digest alone keeps no name in an archive.
-    if own is None or "@" in image:
+    # An image that is named by its digest keeps no name in an archive.
+    if (own is None and not images.name_of(image)) or "@" in image:
         return pull(image, receivers)
-    standings, failures = receivers.look(image)
-    lacking = {name: one for name, one in standings.items() if not alike(one.image, own)}
+    states, failures = receivers.image_states(image)
+    if own is None:
+        hint = "labctl build, or labctl bundle load FILE"
+        return failures | {
+            name: HostError(f"{name}: image {image} not found, nor on this machine", hint=hint, node=name)
+            for name, state in states.items()
+            if state.image is None
+        }
+    lacking = {name: state for name, state in states.items() if not alike(state.image, own)}
+    if not lacking:
+        return failures
 
     def notice(text: str) -> None:
         receivers.emit(Event(kind="notice", text=text))
 
-    if lacking:
-        many = "1 host lacks" if len(lacking) == 1 else f"{len(lacking)} hosts lack"
-        notice(f"{many} image {image}, or layers of it: reading it here")
-        with here.spooled(image, directory, own["Size"], notice) as archive:
-            failures |= deliver(
-                archive, archive.image(image), together(receivers, lacking), receivers.addresses, receivers.emit
-            )
-    return failures
-
-
-def absent(image: str, receivers: Receivers) -> Failures:
-    """The hosts that lack an image which this machine lacks too, and which no registry has."""
-    standings, failures = receivers.look(image)
-    lacking = (name for name, one in standings.items() if one.image is None)
-    return failures | {
-        name: HostError(
-            f"{name}: image {image} is neither there nor on this machine",
-            hint="labctl build, or labctl bundle load FILE",
-            node=name,
-        )
-        for name in lacking
-    }
+    notice(f"reading image {image} for {listed(lacking)}")
+    with here.spooled(image, directory, own["Size"], notice) as archive:
+        return failures | receivers.deliver(archive, image, lacking)
 
 
 def hand_out(archive: Archive, image: str, receivers: Receivers) -> Failures:
-    """Send an image of an archive to the hosts that lack it."""
-    inside = archive.image(image)
-    standings, failures = receivers.look(image)
-    lacking = {name: one for name, one in standings.items() if not one.image or one.image["Id"] not in inside.ids}
-    return failures | deliver(archive, inside, together(receivers, lacking), receivers.addresses, receivers.emit)
+    """Send an image of an archive to the hosts without it."""
+    ids = archive.image(image).ids
+    states, failures = receivers.image_states(image)
+    lacking = {name: state for name, state in states.items() if not state.image or state.image["Id"] not in ids}
+    return failures | receivers.deliver(archive, image, lacking)
 
 
 def pull(image: str, receivers: Receivers) -> Failures:
-    """Have each host that lacks the image pull it; those that then have another than the first host are failures."""
-    failures = on_each_lacking(image, receivers, "pulled", lambda name: host.pull(receivers.hosts[name], image))
-    standings, _ = receivers.look(image)
-    there = {name: one.image for name, one in standings.items() if name not in failures and one.image}
-    first = next(iter(there), "")
+    """Have each host without the image pull it; those that then have another image than the first host are failures."""
+    failures = build(image, receivers, lambda name: host.pull(receivers.hosts[name], image), "pulling")
+    states, _ = receivers.image_states(image)
+    found = {name: state.image for name, state in states.items() if name not in failures and state.image}
+    first = next(iter(found), "")
     return failures | {
-        name: host.failed(receivers.hosts[name], f"its {image} is another than {first}'s", "", f"docker pull {image}")
-        for name, found in there.items()
-        if not alike(found, there[first])
+        name: host.failed(
+            receivers.hosts[name], f"image {image} differs from the one on {first}", "", f"docker pull {image}"
+        )
+        for name, one in found.items()
+        if not alike(one, found[first])
     }
 
 
-def build(image: str, receivers: Receivers, build_on: Callable[[str], object]) -> Failures:
-    """Have it built on each host that lacks it, by a function that is given the host's name."""
-    return on_each_lacking(image, receivers, "built", build_on)
-
-
-def on_each_lacking(image: str, receivers: Receivers, done: str, work: Callable[[str], object]) -> Failures:
-    standings, failures = receivers.look(image)
-    lacking = {name: name for name, one in standings.items() if one.image is None}
+def build(image: str, receivers: Receivers, build_on: Callable[[str], object], doing: str = "building") -> Failures:
+    """Have it built on each host without it, by a function that is given the host's name."""
+    states, failures = receivers.image_states(image)
+    lacking = {name: name for name, state in states.items() if state.image is None}
     for name in lacking:
-        receivers.notice(name, f"image {image} is not there: it is {done} there")
-    return failures | attempt(work, lacking)[1]
-
-
-def together(receivers: Receivers, standings: Mapping[str, Standing]) -> dict[str, tuple[Connection, Standing]]:
-    return {name: (receivers.hosts[name], one) for name, one in standings.items()}
+        receivers.emit(Event(kind="notice", text=f"{name}: image {image} not found; {doing} it", node=name))
+    return failures | attempt(build_on, lacking)[1]
 
 
 def alike(found: Mapping[str, Any] | None, other: Mapping[str, Any]) -> bool:
-    """Whether two engines describe the same image; they give it different ids where they store images differently."""
+    """Whether two engines describe the same image; they give it different ids if they store images differently."""
     if found is None or found["Id"] == other["Id"]:
         return found is not None
-    return all(said(found, *keys) == said(other, *keys) for keys in (("RootFS", "Layers"), ("Created",), ("Config",)))
+    return all(
+        _filled(found, *keys) == _filled(other, *keys) for keys in (("RootFS", "Layers"), ("Created",), ("Config",))
+    )
 
 
-def said(document: Any, *keys: str) -> Any:
-    """What a description says below these keys, without what it says nothing of: engines differ in that."""
+def _filled(document: Any, *keys: str) -> Any:
+    """What a description has below these keys, without empty values: engines differ in those."""
     for key in keys:
         document = document.get(key) or {}
     return {key: value for key, value in document.items() if value} if isinstance(document, dict) else document
