@@ -1,16 +1,17 @@
-"""One ``docker buildx build``: its log kept, its progress told, credentials in neither.
+"""Runs ``docker buildx build``, with a log and short progress, neither of which shows credentials.
 
-It is started here and not through python-on-whales, which puts the values of build arguments on the command line, where
-everyone on the host could read a proxy's password, and keeps no log.
+Not through python-on-whales, which puts the values of build arguments on the command line, where everyone on the host
+could read a proxy's password, and keeps no log.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from labctl import shell
+from labctl.engines.docker_engine import DockerEngine
 from labctl.errors import HostError
 
 Emit = Callable[[str], None]
@@ -23,15 +24,12 @@ def run(
     log: Path,
     what: str,
     emit: Emit,
-    docker: Sequence[str],
+    engine: DockerEngine,
 ) -> None:
-    """Build from that file and the folder it is in, with the engine that ``docker`` reaches.
-
-    HostError with the log's last lines when a step fails.
-    """
+    """Build from a Dockerfile and its folder. HostError with the log's last lines if a step fails."""
     # The engine's own builder: another could neither see a local base image nor share its cache with the engine.
-    builder = shell.run([*docker, "context", "show"]).out.strip()
-    argv = [*docker, "buildx", "build", "--builder", builder, "--progress", "plain", "--provenance=false"]
+    argv = [*engine.docker, "buildx", "build", "--builder", engine.context(), "--progress", "plain"]
+    argv.append("--provenance=false")
     argv += ["--file", str(dockerfile), *arguments, str(dockerfile.parent)]
     progress = Progress(emit)
     with log.open("w", encoding="utf-8") as file:
@@ -58,7 +56,7 @@ def hide_credentials(line: str) -> str:
 
 
 class Progress:
-    """BuildKit's plain progress, told as one line when a step begins to work and one when it is done."""
+    """Reports BuildKit's plain progress as one line when a step starts and one when it is done."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
@@ -73,9 +71,9 @@ class Progress:
         if named := re.match(r"\[(?!internal|context)([^\]]+)\]|(exporting)", text):
             self._names.setdefault(number, named[1] or named[2])
         elif number in self._names:
-            self._told(number, text)
+            self._report(number, text)
 
-    def _told(self, number: str, text: str) -> None:
+    def _report(self, number: str, text: str) -> None:
         name = self._names[number]
         if ended := re.match(r"DONE (\S+?)s|(CACHED)", text):
             self._emit(f"  {name}: {'cached' if ended[2] else f'{ended[1]} s'}")

@@ -147,7 +147,7 @@ def build_image(context: Context, where: Site, *, update_lock: bool = False, on:
     image = images.name_of(where.image) or where.accelerator
     request = build.request(where.settings, image, where.image, context.directory, context.environ)
     if on:
-        request = replace(request, host=on, docker=where.engine.on(on).docker)
+        request = replace(request, engine=DockerEngine(where.engine.on(on).connection))
     return build.update_lock(request, context.notice) if update_lock else build.build(request, context.notice)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from labctl import shell
+from labctl.engines.docker_engine import DockerEngine
 from labctl.errors import HostError
 from labctl.files import make_private
 from labctl.progress import Progress, amount, waiting
@@ -18,13 +19,9 @@ from labctl.shipping.host import ASKING, STORING
 
 def described(image: str) -> dict[str, Any] | None:
     """``docker image inspect``; None if image or engine are not here."""
-    import requests
-
-    import docker
-
     try:
-        return dict(docker.from_env(timeout=ASKING).api.inspect_image(image))
-    except (docker.errors.DockerException, requests.RequestException):
+        return DockerEngine(seconds=ASKING).image(image)
+    except HostError:
         return None
 
 
