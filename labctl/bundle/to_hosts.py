@@ -17,28 +17,7 @@ from labctl.shipping.delivery import Emit
 from labctl.shipping.host import ASKING, MOVING, failed
 from labctl.side_by_side import attempt
 
-# $1: the cache, below the home unless it begins with /.
-_FOLDER = 'umask 077; cd && mkdir -p "$1" && cd "$1" || exit 1\n'
-_LIST = _FOLDER + "find . -name '.labctl-coming.*' -prune -o ! -type d -print\n"
-# Hosts may share the cache: each unpacks in a directory of its own, which goes with it. One that was killed within it
-# leaves it; what nobody wrote to in two days goes.
-_UNPACK = (
-    _FOLDER
-    + """
-find . -maxdepth 1 -name '.labctl-coming.*' -mtime +1 -exec rm -rf {} +
-coming=$(mktemp -d ./.labctl-coming.XXXXXX) || exit 1
-cache=$PWD
-trap 'cd "$cache" && rm -rf "$coming"' EXIT
-trap 'exit 1' HUP INT PIPE TERM
-tar -xf - -C "$coming" && cd "$coming" || exit 1
-find . -type d -exec sh -c '
-for one; do
-    if [ -L "../$one" ]; then echo "${one#./} is a link" >&2; exit 1; fi
-    mkdir -p "../$one" || exit 1
-done' sh {} + || exit 1
-find . ! -type d -exec sh -c 'for one; do mv -f "$one" "../$one" || exit 1; done' sh {} + || exit 1
-"""
-)
+SCRIPT = Path(__file__).with_name("cache.sh").read_text(encoding="utf-8")
 
 
 def cache(bundle: Bundle, found: Settings, hosts: Mapping[str, Connection], emit: Emit) -> Failures:
@@ -49,7 +28,7 @@ def cache(bundle: Bundle, found: Settings, hosts: Mapping[str, Connection], emit
     folder = place(found)
 
     def bring(connection: Connection) -> None:
-        listed = connection.run(_LIST, folder, timeout=ASKING, check=False)
+        listed = connection.run(SCRIPT, folder, "list", timeout=ASKING, check=False)
         if listed.code != 0:
             raise failed(connection, f"cannot use its cache {folder}", listed.err, "ls -ld ~/.cache/labctl; df -h")
         there = {line.removeprefix("./") for line in listed.out.splitlines()}
@@ -85,7 +64,7 @@ def unpack(connection: Connection, folder: str, cargo: ArchiveStream, emit: Emit
 
     progress = Progress(f"{host}: cache", cargo.size, 0, notice)
     chunks = report(cargo.chunks(), progress)
-    done = connection.send(_UNPACK, folder, chunks=chunks, timeout=MOVING, check=False)
+    done = connection.send(SCRIPT, folder, "unpack", chunks=chunks, timeout=MOVING, check=False)
     if done.code != 0:
         raise failed(connection, "the cache did not come whole", done.err, "df -h")
     progress.finish()

@@ -13,12 +13,12 @@ from datetime import datetime
 from pathlib import Path
 
 from labctl import limits as kernel_limits
-from labctl import scale, shell
+from labctl import scale
 from labctl.doctor import daemon
 from labctl.doctor.finding import GIB, LIMIT, UP, Examination, Finding, error, gib, ok, warn
 from labctl.errors import HostError
 from labctl.hardware import HERE
-from labctl.prerequisites import OLDEST_ENGINE, major
+from labctl.prerequisites import OLDEST_ENGINE, major, plugin_version
 
 IMAGE_SPACE = 8 * GIB
 """What an image and its build cache take."""
@@ -91,16 +91,15 @@ def buildx(examination: Examination) -> Iterator[Finding]:
 def plugin(
     examination: Examination, code: str, name: str, why: str, judged: Callable[..., Finding] = error
 ) -> Iterator[Finding]:
-    done = shell.run(["docker", name, "version"], check=False, timeout=LIMIT - 1)
-    said = (done.out.strip() or done.err.strip() or "no word of it").splitlines()[0]
-    if done.code == 0:
-        yield ok(code, said)
+    version, reason = plugin_version(name, LIMIT - 1)
+    if version:
+        yield ok(code, version.splitlines()[0])
         return
     folder = examination.environ.get("DOCKER_CONFIG") or f"{examination.settings.home}/.docker"
     own = Path(folder) / f"cli-plugins/docker-{name}"
     # A plugin of the person's own hides that of the system, also when it does not work.
     fix = f"mv {shlex.quote(str(own))} {shlex.quote(f'{own}.broken')}" if os.path.lexists(own) else "labctl setup"
-    yield judged(code, f"docker {name} does not work: {said}", why=why, fix=fix)
+    yield judged(code, f"docker {name} does not work: {reason.splitlines()[0]}", why=why, fix=fix)
 
 
 def groups(examination: Examination) -> Iterator[Finding]:

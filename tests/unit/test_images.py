@@ -324,9 +324,7 @@ def test_a_lock_is_made_anew_without_torch_for_another_device(
 
     monkeypatch.setattr(buildx, "run", run)
     pip = sources.PipSources(find_links=(str(wheels),))
-    request = BuildRequest(
-        image="nvidia", tag="mine", directory=tmp_path / "lab", pip=sources.PipSources(find_links=links)
-    )
+    request = BuildRequest(image="nvidia", tag="mine", directory=tmp_path / "lab", pip=pip)
     with pytest.raises(HostError, match="far enough"):
         build.update_lock(request, print)
     assert staged == ["torch-2.13.0-cp311-cp311-linux_x86_64.whl"]
