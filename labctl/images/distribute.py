@@ -1,0 +1,329 @@
+"""Uploads an image archive to hosts: only layers that they do not have, resumed where an earlier upload stopped.
+
+Of hosts that need the same layers, one that reaches the next by ssh relays what it receives, so that the bytes leave
+this machine once. If it does not, or the connection breaks, the rest is uploaded from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from labctl.errors import HostError
+from labctl.hosts.ssh import Connection
+from labctl.images import catalog, local, remote
+from labctl.images.archive import Archive, ArchiveStream, Image, report, tagged
+from labctl.images.remote import HostImageState
+from labctl.model import Event
+from labctl.system.parallel import attempt
+from labctl.system.process import ProcessTimeout
+from labctl.system.progress import At, Progress, amount, listed, waiting_for
+
+Emit = Callable[[Event], None]
+
+WORTH = 32 << 20
+"""Bytes from which on it pays to ask hosts whether they reach each other."""
+TURNS = 8
+"""How often to wait for another upload of the same file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """What a host is to receive: from this machine, or relayed by the host of ``source``."""
+
+    connection: Connection
+    state: HostImageState
+    image: Image
+    held: int
+    """How many of the lowest layers the host has."""
+    stream: ArchiveStream
+    address: str
+    """Where other hosts reach it; empty: the inventory's."""
+    pace: float
+    """Seconds between two progress lines."""
+    source: Transfer | None = None
+
+    @property
+    def host(self) -> str:
+        return self.connection.target.name
+
+    @property
+    def file(self) -> str:
+        """Its name on the host; hosts may share a home."""
+        return f"{self.stream.key[:32]}-{self.state.label}"
+
+
+class ImageRejected(HostError):
+    """An engine does not load an archive that arrived intact."""
+
+
+def deliver(
+    archive: Archive,
+    image: Image,
+    hosts: Mapping[str, tuple[Connection, HostImageState]],
+    addresses: Mapping[str, str],
+    emit: Emit,
+    *,
+    whole: bool = False,
+) -> dict[str, HostError]:
+    """Upload the image to all hosts in parallel and load it; returns the failures by host.
+
+    A host whose engine rejects an archive without the layers that it has gets the whole one.
+    """
+    held = {name: 0 if whole else state.held(image) for name, (_, state) in hosts.items()}
+    streams = {count: archive.stream(image, count) for count in set(held.values())}
+    direct = (
+        Transfer(
+            connection=connection,
+            state=state,
+            image=image,
+            held=held[name],
+            stream=streams[held[name]],
+            address=addresses.get(name, ""),
+            pace=max(5.0, len(hosts)),
+        )
+        for name, (connection, state) in hosts.items()
+    )
+    transfers = find_routes(tuple(direct))
+    for line in describe_routes(transfers.values()):
+        emit(Event(kind="notice", text=line))
+    sources = {one.source.host for one in transfers.values() if one.source}
+    with waiting_for("loading", lambda text: emit(Event(kind="notice", text=text))) as loading:
+        _, failures = attempt(lambda one: install(one, loading, emit, keep=one.host in sources), transfers)
+    kept = {name: transfers[name] for name in sources if name not in failures}
+    attempt(lambda one: remote.remove(one.connection, one.file), kept)
+    rejected = {name for name, failure in failures.items() if isinstance(failure, ImageRejected) and held[name]}
+    if not rejected:
+        return failures
+    for name in rejected:
+        emit(Event(kind="notice", text=f"{failures.pop(name).message}; sending all layers", node=name))
+    again = {name: one for name, one in hosts.items() if name in rejected}
+    return failures | deliver(archive, image, again, addresses, emit, whole=True)
+
+
+def find_routes(direct: Iterable[Transfer]) -> dict[str, Transfer]:
+    """By host; each has for its source the one before it with the same stream, if that reaches it by ssh."""
+    groups: dict[str, list[Transfer]] = {}
+    for one in direct:
+        groups.setdefault(one.stream.key, []).append(one)
+    large = (group for group in groups.values() if group[0].stream.size >= WORTH)
+    pairs = {after.host: (before, after) for group in large for before, after in pairwise(group)}
+    reached, _ = attempt(
+        lambda pair: remote.reaches(pair[0].connection, pair[1].connection, pair[1].address, pair[1].state), pairs
+    )
+    routed: dict[str, Transfer] = {}
+    for one in (one for group in groups.values() for one in group):
+        source = routed[pairs[one.host][0].host] if reached.get(one.host) else None
+        routed[one.host] = replace(one, source=source)
+    return routed
+
+
+def describe_routes(transfers: Iterable[Transfer]) -> Iterator[str]:
+    """What is sent where, for people."""
+    chains: dict[str, list[Transfer]] = {}
+    for one in transfers:
+        chains[one.host] = [*(chains.pop(one.source.host) if one.source else ()), one]
+    routes: dict[str, list[str]] = {}
+    for first, *others in chains.values():
+        count = len(first.image.layers)
+        what = f"image {first.image.name}: {amount(first.stream.size)} with {count - first.held} of {count} layers"
+        routes.setdefault(what, []).append(" -> ".join(one.host for one in (first, *others)))
+    for what, ways in routes.items():
+        yield f"{what} to {', '.join(ways)}" + (
+            " (each relays to the next)" if any(" -> " in way for way in ways) else ""
+        )
+
+
+def install(one: Transfer, loading: At, emit: Emit, *, keep: bool) -> None:
+    """Upload the image, load it and compare its id; the uploaded file is removed unless others are relayed it."""
+    upload(one, emit)
+    try:
+        with loading(one.host):
+            found = remote.load(one.connection, one.file, tagged(one.image.name))
+    except HostError as error:
+        # What arrived is whole: keep it for the next attempt.
+        if isinstance(error, ProcessTimeout) or "no space left" in error.message.lower():
+            raise
+        intact = remote.is_whole(one.connection, one.file, one.stream)
+        remote.remove(one.connection, one.file)
+        if intact:
+            raise ImageRejected(error.message, hint=error.hint, node=one.host) from error
+        raise HostError(
+            f"{one.host}: the upload of {one.image.name} was damaged, and is removed",
+            hint="re-run to send it again; if that fails too, check that host's disk",
+            node=one.host,
+        ) from error
+    if found not in one.image.ids or not keep:
+        remote.remove(one.connection, one.file)
+    if found not in one.image.ids:
+        raise ImageRejected(
+            f"{one.host}: its engine loaded {one.image.name} as {found}, not {min(one.image.ids)}", node=one.host
+        )
+    emit(Event(kind="notice", text=f"{one.host}: image {one.image.name} is loaded", node=one.host))
+
+
+def upload(one: Transfer, emit: Emit) -> None:
+    """Have the whole archive on the host, from its source and from here. HostError if it does not get there."""
+
+    def notice(text: str) -> None:
+        emit(Event(kind="notice", text=text, node=one.host))
+
+    size, received = one.stream.size, remote.size(one.connection, one.file)
+    if received > size:
+        remote.remove(one.connection, one.file)
+        received = 0
+    remote.require_room_for(one.connection, one.state, size, received)
+    if received:
+        notice(f"{one.host}: resuming after {amount(received)} of {amount(size)}")
+    progress = Progress(f"{one.host}: {one.image.name}", size, received, notice, every=one.pace)
+    if one.source and received < size:
+        received = relay(one, one.source, received, progress)
+    for _ in range(TURNS):
+        if received >= size:
+            break
+        progress.advance(received - progress.done)
+        ours = remote.append(one.connection, one.file, received, report(one.stream.chunks(received), progress))
+        received = remote.size(one.connection, one.file)
+        if ours:
+            break
+    if received != size:
+        raise remote.failed(one.connection, "the image is incomplete", f"{amount(received)} of {amount(size)} received")
+    progress.finish()
+
+
+def relay(one: Transfer, source: Transfer, received: int, progress: Progress) -> int:
+    """Have the source host pass the file on; returns how much has arrived when it is done or its connection broke."""
+    reason = ""
+    hop = remote.ssh_hop(one.connection, one.address, "append", one.file, str(received))
+    try:
+        remote.relay(
+            source.connection,
+            source.file,
+            one.stream.size,
+            received,
+            hop,
+            lambda offset: progress.advance(offset - progress.done),
+        )
+    except HostError as error:
+        reason = f" ({error.message})"
+    received = remote.size(one.connection, one.file)
+    if received < one.stream.size:
+        share = f"{amount(received)} of {amount(one.stream.size)}"
+        progress.notice(f"{one.host}: {source.host} relayed {share}{reason}; sending the rest from here")
+    return received
+
+
+Failures = dict[str, HostError]
+"""By host."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageTargets:
+    """The hosts that are to have an image; ``addresses`` if they reach each other by others than the inventory's."""
+
+    hosts: Mapping[str, Connection]
+    emit: Emit
+    addresses: Mapping[str, str]
+
+    def image_states(self, image: str) -> tuple[dict[str, HostImageState], Failures]:
+        """What each host has, and which did not answer."""
+        return attempt(lambda connection: remote.image_state(connection, tagged(image)), self.hosts)
+
+    def deliver(self, archive: Archive, image: str, names: Mapping[str, HostImageState]) -> Failures:
+        hosts = {name: (self.hosts[name], state) for name, state in names.items()}
+        return deliver(archive, archive.image(image), hosts, self.addresses, self.emit)
+
+
+def preview(image: str, how: str, receivers: ImageTargets) -> str:
+    """What would be done for the hosts without the image; empty if nothing. ``how`` is the value of LAB_IMAGE_FROM."""
+    states, _ = receivers.image_states(image)
+    own = local.described(image) if how == "send" else None
+    lacking = [name for name, state in states.items() if not (alike(state.image, own) if own else state.image)]
+    if not lacking:
+        return ""
+    names = listed(lacking)
+    if own and "@" not in image:
+        return f"send image {image} ({amount(own['Size'])} or less) to {names}"
+    if how == "send" and catalog.name_of(image):
+        return f"build image {image} here and send it to {names}"
+    return f"{'build' if how == 'build' else 'pull'} image {image} on {names}"
+
+
+def send(image: str, receivers: ImageTargets, directory: Path) -> Failures:
+    """Send this machine's image to the hosts without it. If it is not here, they pull it.
+
+    ``directory`` holds a copy of it meanwhile.
+    """
+    own = local.described(image)
+    # An image that is named by its digest keeps no name in an archive.
+    if (own is None and not catalog.name_of(image)) or "@" in image:
+        return pull(image, receivers)
+    states, failures = receivers.image_states(image)
+    if own is None:
+        hint = "labctl build, or labctl bundle load FILE"
+        return failures | {
+            name: HostError(f"{name}: image {image} not found, nor on this machine", hint=hint, node=name)
+            for name, state in states.items()
+            if state.image is None
+        }
+    lacking = {name: state for name, state in states.items() if not alike(state.image, own)}
+    if not lacking:
+        return failures
+
+    def notice(text: str) -> None:
+        receivers.emit(Event(kind="notice", text=text))
+
+    notice(f"reading image {image} for {listed(lacking)}")
+    with local.spooled(image, directory, own["Size"], notice) as archive:
+        return failures | receivers.deliver(archive, image, lacking)
+
+
+def hand_out(archive: Archive, image: str, receivers: ImageTargets) -> Failures:
+    """Send an image of an archive to the hosts without it."""
+    ids = archive.image(image).ids
+    states, failures = receivers.image_states(image)
+    lacking = {name: state for name, state in states.items() if not state.image or state.image["Id"] not in ids}
+    return failures | receivers.deliver(archive, image, lacking)
+
+
+def pull(image: str, receivers: ImageTargets) -> Failures:
+    """Have each host without the image pull it; those that then have another image than the first host are failures."""
+    failures = build(image, receivers, lambda name: remote.pull(receivers.hosts[name], image), "pulling")
+    states, _ = receivers.image_states(image)
+    found = {name: state.image for name, state in states.items() if name not in failures and state.image}
+    first = next(iter(found), "")
+    return failures | {
+        name: remote.failed(
+            receivers.hosts[name], f"image {image} differs from the one on {first}", "", f"docker pull {image}"
+        )
+        for name, one in found.items()
+        if not alike(one, found[first])
+    }
+
+
+def build(image: str, receivers: ImageTargets, build_on: Callable[[str], object], doing: str = "building") -> Failures:
+    """Have it built on each host without it, by a function that is given the host's name."""
+    states, failures = receivers.image_states(image)
+    lacking = {name: name for name, state in states.items() if state.image is None}
+    for name in lacking:
+        receivers.emit(Event(kind="notice", text=f"{name}: image {image} not found; {doing} it", node=name))
+    return failures | attempt(build_on, lacking)[1]
+
+
+def alike(found: Mapping[str, Any] | None, other: Mapping[str, Any]) -> bool:
+    """Whether two engines describe the same image; they give it different ids if they store images differently."""
+    if found is None or found["Id"] == other["Id"]:
+        return found is not None
+    return all(
+        _filled(found, *keys) == _filled(other, *keys) for keys in (("RootFS", "Layers"), ("Created",), ("Config",))
+    )
+
+
+def _filled(document: Any, *keys: str) -> Any:
+    """What a description has below these keys, without empty values: engines differ in those."""
+    for key in keys:
+        document = document.get(key) or {}
+    return {key: value for key, value in document.items() if value} if isinstance(document, dict) else document

@@ -1,0 +1,176 @@
+"""Runs ``remote.sh`` on a host that receives an image; the host needs a shell, coreutils and Docker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from labctl.errors import HostError
+from labctl.hosts.ssh import Connection, remote
+from labctl.images.archive import ArchiveStream, Image, common
+from labctl.system.files import Room, require_room
+
+ASKING = 120
+"""Seconds for an engine to say what it has: one that stores a large image is slow to answer."""
+STORING = 3600
+"""Seconds for an engine to store an image, or to read one out."""
+MOVING = 24 * 3600
+"""Seconds for bytes to move and be stored: a connection that is cut ends it much sooner."""
+STALLED = 10
+"""Seconds without a byte after which another upload of the same file counts as dead."""
+IN_USE = 75
+"""Exit code of ``append`` where another upload has written to the file."""
+SCRIPT = Path(__file__).with_name("remote.sh").read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostImageState:
+    """What a host has of an image."""
+
+    identity: str
+    """User, home and engine id: equal where two addresses lead to the same place."""
+    home: Room | None
+    root: Room | None
+    """Docker's disk; None if unknown."""
+    image: dict[str, Any] | None
+    """``docker image inspect``; None if the host does not have the image."""
+    layers: tuple[tuple[str, ...], ...]
+    """Layers of every image on the host."""
+
+    def held(self, image: Image) -> int:
+        """How many of an image's lowest layers the host has."""
+        return common(image.diffs, self.layers)
+
+    @property
+    def label(self) -> str:
+        """A few characters for file names, as hosts may share a home."""
+        return "".join(filter(str.isalnum, self.identity.split()[-1]))[:12]
+
+
+def image_state(connection: Connection, image: str) -> HostImageState:
+    """What the host has of an image. HostError if its engine does not answer."""
+    socket = connection.target.docker
+    out = _run(connection, "its engine does not list its images", "state", socket, image, fix="systemctl start docker")
+    identity, home, root, described, *layers = out.splitlines()
+    return HostImageState(
+        identity=identity,
+        home=_room(home),
+        root=_room(root),
+        image=json.loads(described) if described else None,
+        layers=tuple(tuple(json.loads(line) or ()) for line in layers),
+    )
+
+
+def require_room_for(connection: Connection, state: HostImageState, size: int, received: int) -> None:
+    """HostError if a disk is too small for an archive of ``size`` bytes, some of them received.
+
+    During `docker load` it is there three times: as sent, as the engine unpacks it, and as layers.
+    """
+    needed = [(room, count) for room, count in ((state.home, size - received), (state.root, 2 * size)) if room]
+    require_room("the image", needed, connection.target.name)
+
+
+def size(connection: Connection, file: str) -> int:
+    """Bytes of a file that the host received so far."""
+    fix = "ls -la ~/.labctl/images"
+    return int(_run(connection, "cannot read ~/.labctl/images", "size", file, str(STALLED), timeout=MOVING, fix=fix))
+
+
+def append(connection: Connection, file: str, offset: int, chunks: Iterable[bytes]) -> bool:
+    """Append bytes to a file that has ``offset`` bytes; False if another upload writes to it, or did meanwhile."""
+    words = ("append", file, str(offset))
+    done = connection.send(_script("append"), *words, chunks=chunks, timeout=MOVING, check=False)
+    if done.code not in (0, IN_USE):
+        raise failed(connection, "the image is incomplete", done.err, "df -h ~")
+    return done.code == 0
+
+
+def relay(
+    source: Connection, file: str, size: int, offset: int, hop: tuple[str, ...], on_progress: Callable[[int], None]
+) -> None:
+    """Have a host pipe its file, as it grows, into a program; ``on_progress`` gets the offset that it has reached."""
+    rest = b""
+
+    def read(chunk: bytes) -> None:
+        nonlocal rest
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines[-1:]:
+            on_progress(int(line))
+
+    words = ("relay", file, str(size), str(offset), *hop)
+    done = source.receive(_script("relay"), *words, on_chunk=read, timeout=MOVING, check=False)
+    if done.code != 0:
+        raise failed(source, "cannot relay the image", done.err)
+
+
+def ssh_hop(connection: Connection, address: str, *words: str) -> tuple[str, ...]:
+    """The ssh command by which another host runs the script on this one, as its own user and ssh configuration say."""
+    target = connection.target
+    options = ["BatchMode=yes", "ConnectTimeout=5", "ServerAliveInterval=3", "ServerAliveCountMax=3"]
+    plain = [word for option in (*options, "ClearAllForwardings=yes", "ForwardAgent=no") for word in ("-o", option)]
+    named = [
+        word for flag, value in (("-l", target.user), ("-p", str(target.port or ""))) if value for word in (flag, value)
+    ]
+    return ("ssh", "-T", *plain, *named, "--", address or target.address or target.name, remote(SCRIPT, words))
+
+
+def reaches(source: Connection, target: Connection, address: str, state: HostImageState) -> bool:
+    """Whether a host reaches another by ssh without a prompt, and that address leads to the same user and engine."""
+    hop = ssh_hop(target, address, "identity", target.target.docker)
+    done = source.run(_script("reach"), "reach", *hop, timeout=ASKING, check=False)
+    return done.code == 0 and done.out.strip() == state.identity
+
+
+def load(connection: Connection, file: str, image: str) -> str:
+    """Have the engine load a file; returns the id that it gives the image. HostError with the engine's own words."""
+    words = ("load", connection.target.docker, file, image)
+    return _run(
+        connection, "its engine did not load the image", *words, timeout=STORING, fix="df -h; docker info"
+    ).strip()
+
+
+def is_whole(connection: Connection, file: str, stream: ArchiveStream) -> bool:
+    """Whether a file on the host equals what was sent."""
+    done = connection.run(_script("digest"), "digest", file, timeout=MOVING, check=False)
+    return done.out.split()[:1] == [stream.digest()]
+
+
+def remove(connection: Connection, file: str) -> None:
+    """Remove a file; the folder goes with the last."""
+    connection.run(_script("remove"), "remove", file, timeout=ASKING, check=False)
+
+
+def pull(connection: Connection, image: str) -> None:
+    """Have the engine pull an image."""
+    words = ("pull", connection.target.docker, image)
+    _run(connection, f"cannot pull {image}", *words, timeout=MOVING, fix=f"docker pull {image}")
+
+
+def failed(connection: Connection, what: str, stderr: str, command: str = "") -> HostError:
+    """A failure of a host: what was tried, what came back, and what to type there."""
+    host = connection.target.name
+    last = " ".join(stderr.strip().splitlines()[-3:])
+    return HostError(
+        f"{host}: {what}" + (f": {last}" if last else ""), hint=f"on {host}: {command}" if command else "", node=host
+    )
+
+
+def _run(connection: Connection, failure: str, *words: str, timeout: float = ASKING, fix: str) -> str:
+    done = connection.run(_script(words[0]), *words, timeout=timeout, check=False)
+    if done.code != 0:
+        raise failed(connection, failure, done.err, fix)
+    return done.out
+
+
+def _script(command: str) -> str:
+    # A connection calls a script by its first line in its errors.
+    return f"# image {command}\n{SCRIPT}"
+
+
+def _room(line: str) -> Room | None:
+    """A line of ``df -Pk``."""
+    words = line.split()
+    return Room(words[0], int(words[3]) * 1024) if len(words) >= 6 else None
