@@ -1,7 +1,8 @@
-"""Uploads an image archive to hosts: only layers that they do not have, resumed where an earlier upload stopped.
+"""Distributes the nodes' image to hosts: sent from this machine, pulled, or built there. A host that has it is skipped.
 
-Of hosts that need the same layers, one that reaches the next by ssh relays what it receives, so that the bytes leave
-this machine once. If it does not, or the connection breaks, the rest is uploaded from here.
+Hosts need Docker for it and no registry. The failure of one host does not affect the others. Only layers that a host
+does not have are sent, resumed where an earlier upload stopped. Of hosts that need the same layers, one that reaches
+the next by ssh relays what it receives, so that the bytes leave this machine once.
 """
 
 from __future__ import annotations
@@ -28,6 +29,21 @@ WORTH = 32 << 20
 """Bytes from which on it pays to ask hosts whether they reach each other."""
 TURNS = 8
 """How often to wait for another upload of the same file."""
+Failures = dict[str, HostError]
+"""By host."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageTargets:
+    """The hosts that are to have an image; ``addresses`` if they reach each other by others than the inventory's."""
+
+    hosts: Mapping[str, Connection]
+    emit: Emit
+    addresses: Mapping[str, str]
+
+    def image_states(self, image: str) -> tuple[dict[str, HostImageState], Failures]:
+        """What each host has, and which did not answer."""
+        return attempt(lambda connection: remote.image_state(connection, tagged(image)), self.hosts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,33 +77,28 @@ class ImageRejected(HostError):
 
 
 def deliver(
-    archive: Archive,
-    image: Image,
-    hosts: Mapping[str, tuple[Connection, HostImageState]],
-    addresses: Mapping[str, str],
-    emit: Emit,
-    *,
-    whole: bool = False,
-) -> dict[str, HostError]:
-    """Upload the image to all hosts in parallel and load it; returns the failures by host.
+    archive: Archive, image: Image, states: Mapping[str, HostImageState], targets: ImageTargets, *, whole: bool = False
+) -> Failures:
+    """Upload the image to these hosts in parallel and load it.
 
     A host whose engine rejects an archive without the layers that it has gets the whole one.
     """
-    held = {name: 0 if whole else state.held(image) for name, (_, state) in hosts.items()}
+    emit = targets.emit
+    held = {name: 0 if whole else state.held(image) for name, state in states.items()}
     streams = {count: archive.stream(image, count) for count in set(held.values())}
-    direct = (
+    direct = [
         Transfer(
-            connection=connection,
+            connection=targets.hosts[name],
             state=state,
             image=image,
             held=held[name],
             stream=streams[held[name]],
-            address=addresses.get(name, ""),
-            pace=max(5.0, len(hosts)),
+            address=targets.addresses.get(name, ""),
+            pace=max(5.0, len(states)),
         )
-        for name, (connection, state) in hosts.items()
-    )
-    transfers = find_routes(tuple(direct))
+        for name, state in states.items()
+    ]
+    transfers = find_routes(direct)
     for line in describe_routes(transfers.values()):
         emit(Event(kind="notice", text=line))
     sources = {one.source.host for one in transfers.values() if one.source}
@@ -100,8 +111,8 @@ def deliver(
         return failures
     for name in rejected:
         emit(Event(kind="notice", text=f"{failures.pop(name).message}; sending all layers", node=name))
-    again = {name: one for name, one in hosts.items() if name in rejected}
-    return failures | deliver(archive, image, again, addresses, emit, whole=True)
+    again = {name: state for name, state in states.items() if name in rejected}
+    return failures | deliver(archive, image, again, targets, whole=True)
 
 
 def find_routes(direct: Iterable[Transfer]) -> dict[str, Transfer]:
@@ -216,30 +227,9 @@ def relay(one: Transfer, source: Transfer, received: int, progress: Progress) ->
     return received
 
 
-Failures = dict[str, HostError]
-"""By host."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageTargets:
-    """The hosts that are to have an image; ``addresses`` if they reach each other by others than the inventory's."""
-
-    hosts: Mapping[str, Connection]
-    emit: Emit
-    addresses: Mapping[str, str]
-
-    def image_states(self, image: str) -> tuple[dict[str, HostImageState], Failures]:
-        """What each host has, and which did not answer."""
-        return attempt(lambda connection: remote.image_state(connection, tagged(image)), self.hosts)
-
-    def deliver(self, archive: Archive, image: str, names: Mapping[str, HostImageState]) -> Failures:
-        hosts = {name: (self.hosts[name], state) for name, state in names.items()}
-        return deliver(archive, archive.image(image), hosts, self.addresses, self.emit)
-
-
-def preview(image: str, how: str, receivers: ImageTargets) -> str:
+def preview(image: str, how: str, targets: ImageTargets) -> str:
     """What would be done for the hosts without the image; empty if nothing. ``how`` is the value of LAB_IMAGE_FROM."""
-    states, _ = receivers.image_states(image)
+    states, _ = targets.image_states(image)
     own = local.described(image) if how == "send" else None
     lacking = [name for name, state in states.items() if not (alike(state.image, own) if own else state.image)]
     if not lacking:
@@ -252,7 +242,7 @@ def preview(image: str, how: str, receivers: ImageTargets) -> str:
     return f"{'build' if how == 'build' else 'pull'} image {image} on {names}"
 
 
-def send(image: str, receivers: ImageTargets, directory: Path) -> Failures:
+def send(image: str, targets: ImageTargets, directory: Path) -> Failures:
     """Send this machine's image to the hosts without it. If it is not here, they pull it.
 
     ``directory`` holds a copy of it meanwhile.
@@ -260,8 +250,8 @@ def send(image: str, receivers: ImageTargets, directory: Path) -> Failures:
     own = local.described(image)
     # An image that is named by its digest keeps no name in an archive.
     if (own is None and not catalog.name_of(image)) or "@" in image:
-        return pull(image, receivers)
-    states, failures = receivers.image_states(image)
+        return pull(image, targets)
+    states, failures = targets.image_states(image)
     if own is None:
         hint = "labctl build, or labctl bundle load FILE"
         return failures | {
@@ -274,42 +264,42 @@ def send(image: str, receivers: ImageTargets, directory: Path) -> Failures:
         return failures
 
     def notice(text: str) -> None:
-        receivers.emit(Event(kind="notice", text=text))
+        targets.emit(Event(kind="notice", text=text))
 
     notice(f"reading image {image} for {listed(lacking)}")
     with local.spooled(image, directory, own["Size"], notice) as archive:
-        return failures | receivers.deliver(archive, image, lacking)
+        return failures | deliver(archive, archive.image(image), lacking, targets)
 
 
-def hand_out(archive: Archive, image: str, receivers: ImageTargets) -> Failures:
+def hand_out(archive: Archive, image: str, targets: ImageTargets) -> Failures:
     """Send an image of an archive to the hosts without it."""
     ids = archive.image(image).ids
-    states, failures = receivers.image_states(image)
+    states, failures = targets.image_states(image)
     lacking = {name: state for name, state in states.items() if not state.image or state.image["Id"] not in ids}
-    return failures | receivers.deliver(archive, image, lacking)
+    return failures | deliver(archive, archive.image(image), lacking, targets)
 
 
-def pull(image: str, receivers: ImageTargets) -> Failures:
+def pull(image: str, targets: ImageTargets) -> Failures:
     """Have each host without the image pull it; those that then have another image than the first host are failures."""
-    failures = build(image, receivers, lambda name: remote.pull(receivers.hosts[name], image), "pulling")
-    states, _ = receivers.image_states(image)
+    failures = build(image, targets, lambda name: remote.pull(targets.hosts[name], image), "pulling")
+    states, _ = targets.image_states(image)
     found = {name: state.image for name, state in states.items() if name not in failures and state.image}
     first = next(iter(found), "")
     return failures | {
         name: remote.failed(
-            receivers.hosts[name], f"image {image} differs from the one on {first}", "", f"docker pull {image}"
+            targets.hosts[name], f"image {image} differs from the one on {first}", "", f"docker pull {image}"
         )
         for name, one in found.items()
         if not alike(one, found[first])
     }
 
 
-def build(image: str, receivers: ImageTargets, build_on: Callable[[str], object], doing: str = "building") -> Failures:
+def build(image: str, targets: ImageTargets, build_on: Callable[[str], object], doing: str = "building") -> Failures:
     """Have it built on each host without it, by a function that is given the host's name."""
-    states, failures = receivers.image_states(image)
+    states, failures = targets.image_states(image)
     lacking = {name: name for name, state in states.items() if state.image is None}
     for name in lacking:
-        receivers.emit(Event(kind="notice", text=f"{name}: image {image} not found; {doing} it", node=name))
+        targets.emit(Event(kind="notice", text=f"{name}: image {image} not found; {doing} it", node=name))
     return failures | attempt(build_on, lacking)[1]
 
 
