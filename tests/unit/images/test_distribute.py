@@ -50,8 +50,8 @@ class Rack:
         return Archive(image_archive(self.path / "image.tar", name, layers, **config))
 
     def hand_out(self, archive: Archive, hosts: dict[str, FakeHost]) -> Failures:
-        receivers = ImageTargets(hosts=hosts, emit=lambda event: self.said.append(event.text), addresses={})
-        return distribute.hand_out(archive, "lab/node", receivers)
+        targets = ImageTargets(hosts=hosts, emit=lambda event: self.said.append(event.text), addresses={})
+        return distribute.hand_out(archive, "lab/node", targets)
 
 
 @pytest.fixture
@@ -341,10 +341,10 @@ def test_a_host_that_is_not_reached_by_another_is_sent_the_image_from_here(rack:
 def test_a_way_that_leads_to_another_machine_is_not_taken(rack: Rack) -> None:
     """A name may mean one machine here and another one there."""
     hosts = rack.hosts("h1", "h2", "other")
-    receivers = ImageTargets(
+    targets = ImageTargets(
         hosts={name: hosts[name] for name in ("h1", "h2")}, emit=lambda _: None, addresses={"h2": "other"}
     )
-    assert distribute.hand_out(rack.archive(BASE), "lab/node", receivers) == {}
+    assert distribute.hand_out(rack.archive(BASE), "lab/node", targets) == {}
     assert (bool(hosts["h2"].sent), hosts["other"].staged) == (True, [])
 
 
