@@ -65,8 +65,8 @@ def send(rack: Rack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
         before = [host.traffic() for host in hosts]
         with connected(targets, "true", seconds=30) as (connections, failures):
             began = time.monotonic()
-            targets = ImageTargets(hosts=connections, emit=lambda _: None, addresses={})
-            assert failures | distribute.send(image, targets, tmp_path) == {}
+            receivers = ImageTargets(hosts=connections, emit=lambda _: None, addresses={})
+            assert failures | distribute.send(image, receivers, tmp_path) == {}
             seconds = time.monotonic() - began
         traffic = [(host.traffic(), was) for host, was in zip(hosts, before, strict=True)]
         figure = Figure(
