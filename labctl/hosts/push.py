@@ -16,7 +16,7 @@ from typing import Literal, cast
 from labctl.errors import HostError
 from labctl.hosts import ssh_errors
 from labctl.hosts.manifest import PIECE, Entry, Kind, Tree, parse
-from labctl.hosts.ssh import Connection
+from labctl.hosts.ssh import Connection, SshConnection
 from labctl.system import process
 from labctl.system.files import is_below
 from labctl.system.process import CompletedProcess
@@ -423,7 +423,7 @@ def _rsync(connection: Connection, stage: Path, words: tuple[str, ...]) -> tuple
         # Contents are compared, as a date may lie; of a directory no more is sent than what is named.
         *("--checksum", "--links", "--perms", "--times", "--dirs", "--no-implied-dirs", "--chmod=Du+rwx,ugo-s,-t"),
         *("--link-dest=before", "--from0", f"--files-from={stage / NAMES}"),
-        *("--rsh", connection.rsh(), f"--rsync-path={there}"),
+        *("--rsh", cast(SshConnection, connection).rsh(), f"--rsync-path={there}"),
         *(f"{stage}/", f"[{name}]:." if ":" in name else f"{name}:."),
     )
 

@@ -23,7 +23,7 @@ from labctl.engines.docker import DockerEngine
 from labctl.engines.multi import MultiHostEngine
 from labctl.errors import ConfigError, HostError, LabError, on_host, raise_all
 from labctl.hosts import facts as survey
-from labctl.hosts.ssh import Connection, connected
+from labctl.hosts.ssh import SshConnection, connected
 from labctl.images import catalog
 from labctl.lab import capabilities, device_requests, spec
 from labctl.model import HERE, LAUNCHER, Accelerator, Host, Lab, Limits, Network
@@ -59,7 +59,7 @@ class Cluster:
     engine: Backend
     targets: tuple[InventoryHost, ...] = ()
     """All that the list names, in its order."""
-    connections: Mapping[str, Connection] = field(default_factory=dict)
+    connections: Mapping[str, SshConnection] = field(default_factory=dict)
     told: Mapping[str, survey.HostDump] = field(default_factory=dict)
     """What hosts told, those that do not answer when they last did."""
     failed: Mapping[str, HostError] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class Cluster:
     @once
     def facts(self) -> dict[str, survey.HostFacts]:
         """What else is to be known of the hosts that ssh reaches."""
-        return {name: survey.facts_of(self.told[name], one.told_at) for name, one in self.connections.items()}
+        return {name: survey.facts_of(self.told[name], one.output_at) for name, one in self.connections.items()}
 
     @once
     def _seen(self) -> Seen:
@@ -163,7 +163,7 @@ def opened(
         return
     chosen = tuple(target for target in targets if not only or target.name in only)
     with connected(chosen, survey.SCRIPT, seconds=REACHING, waits=context.waits) as (reached, unreached):
-        heard, garbled = attempt(lambda one: survey.read(one.told, one.target.name), reached)
+        heard, garbled = attempt(lambda one: survey.read(one.output, one.target.name), reached)
         connections = {name: reached[name] for name in heard}
         daemons = {name: DockerEngine(connection, seconds=seconds) for name, connection in connections.items()}
         engines, silent = attempt(DockerEngine.identity, daemons)
@@ -172,7 +172,7 @@ def opened(
         if demand and len(failed) == len(chosen):
             raise_all(failed)
         for name, connection in connections.items():
-            files.write(context.directory / TOLD / name, connection.told)
+            files.write(context.directory / TOLD / name, connection.output)
         earlier = {name: remembered(context.directory, name) for name in (one.name for one in targets)}
         told = {name: one for name, one in earlier.items() if one}
         answering = {name: daemon for name, daemon in daemons.items() if name not in failed}

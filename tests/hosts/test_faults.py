@@ -104,7 +104,7 @@ def test_a_key_that_a_host_does_not_take_is_named(lab: RackLab, shared_rack: Rac
     one, two, three = lab.hosts
     hosts.write_text(f"{one.line()}\n{two.line()}\n{three.line(key=shared_rack.other_key)}\n")
     try:
-        refused(lab, "h3", "does not let ann in with the key")
+        refused(lab, "h3", "permission denied for ann with the key")
     finally:
         hosts.write_text(right)
     converges(lab, kept)

@@ -16,7 +16,7 @@ from support.rack.rack import Rack
 from labctl.config.inventory import InventoryHost
 from labctl.errors import HostError
 from labctl.hosts import manifest, pull, push
-from labctl.hosts.ssh import Connection, connected
+from labctl.hosts.ssh import SshConnection, connected
 
 pytestmark = pytest.mark.docker
 
@@ -29,7 +29,7 @@ def host(rack: Rack) -> Host:
 
 
 @contextmanager
-def reached(host: Host) -> Iterator[Connection]:
+def reached(host: Host) -> Iterator[SshConnection]:
     target = InventoryHost(name=host.name, address=host.address, user=host.user, port=host.port, key=str(host.key))
     with connected([target], "true", seconds=20) as (found, errors):
         assert errors == {}
@@ -37,7 +37,7 @@ def reached(host: Host) -> Iterator[Connection]:
 
 
 @pytest.fixture
-def connection(rack: Rack, host: Host, monkeypatch: pytest.MonkeyPatch) -> Iterator[Connection]:
+def connection(rack: Rack, host: Host, monkeypatch: pytest.MonkeyPatch) -> Iterator[SshConnection]:
     monkeypatch.setenv("PATH", rack.environ["PATH"])
     with reached(host) as made:
         yield made
@@ -54,7 +54,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def test_files_reach_a_host_without_python_and_come_back(
-    connection: Connection, host: Host, source: Path, tmp_path: Path
+    connection: SshConnection, host: Host, source: Path, tmp_path: Path
 ) -> None:
     lab = f"{host.home}/.labctl/lab"
     files = manifest.of(source)
@@ -81,7 +81,7 @@ def test_files_reach_a_host_without_python_and_come_back(
 
 
 @pytest.mark.skipif(not shutil.which("rsync"), reason="no rsync here")
-def test_rsync_brings_only_what_changed_in_a_file(connection: Connection, host: Host, source: Path) -> None:
+def test_rsync_brings_only_what_changed_in_a_file(connection: SshConnection, host: Host, source: Path) -> None:
     lab = f"{host.home}/.labctl/lab"
     host.program("rsync")
     (source / "large").write_bytes(os.urandom(8 << 20))
@@ -96,7 +96,9 @@ def test_rsync_brings_only_what_changed_in_a_file(connection: Connection, host: 
     assert changed == hashlib.sha256((source / "large").read_bytes()).hexdigest()
 
 
-def test_a_full_disk_is_named_and_what_was_there_still_shows(connection: Connection, host: Host, source: Path) -> None:
+def test_a_full_disk_is_named_and_what_was_there_still_shows(
+    connection: SshConnection, host: Host, source: Path
+) -> None:
     lab = f"{host.home}/.labctl/lab"
     push.send(connection, lab, {"workloads": manifest.of(source)})
     host.fill_disk()
@@ -112,13 +114,13 @@ def test_a_full_disk_is_named_and_what_was_there_still_shows(connection: Connect
     assert host.run("ls", "-A", lab).stdout == "workloads\n"
 
 
-def test_what_may_not_be_written_is_named(connection: Connection, host: Host, source: Path) -> None:
+def test_what_may_not_be_written_is_named(connection: SshConnection, host: Host, source: Path) -> None:
     with pytest.raises(HostError, match=r"cannot write /srv/lab: .*/srv/lab.*: Permission denied"):
         push.send(connection, "/srv/lab", {"workloads": manifest.of(source)})
 
 
 def test_copies_whose_connection_breaks_never_show(
-    connection: Connection, host: Host, source: Path, monkeypatch: pytest.MonkeyPatch
+    connection: SshConnection, host: Host, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lab = f"{host.home}/.labctl/lab"
     names = [f"file-{number}" for number in range(6)]
@@ -137,7 +139,7 @@ def test_copies_whose_connection_breaks_never_show(
         with reached(host) as doomed, monkeypatch.context() as patched:
 
             def breaking(
-                parts: Iterable[push.Part], left: int = cut * length // 10, doomed: Connection = doomed
+                parts: Iterable[push.Part], left: int = cut * length // 10, doomed: SshConnection = doomed
             ) -> Iterator[bytes]:
                 for chunk in whole(parts):
                     if left <= len(chunk):
