@@ -16,10 +16,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from labctl import accelerators
 from labctl.config.settings import Settings
 from labctl.errors import HostError
 from labctl.images import base as base_image
-from labctl.images import catalog, gaudi, package_sources
+from labctl.images import catalog, package_sources
 from labctl.model import Pairs
 from labctl.system import process
 from labctl.system.files import make_private
@@ -205,10 +206,11 @@ def _base(request: BuildRequest, emit: Emit) -> str:
     """The image to build on, here by now: labctl's own, built where it is missing or old, or the settings'."""
     name = catalog.base_of(request.image)
     if name is None:
-        if request.image == "habana" and request.base_image:
-            gaudi.require_match(request.base_image)
+        vendor = accelerators.modules().get(request.image)
+        if vendor and request.base_image:
+            vendor.require_image(request.base_image)
         return base_image.ensure(
-            request.base_image or catalog.base(request.image) or _gaudi_base(),
+            request.base_image or catalog.base(request.image) or (vendor.base_image() if vendor else ""),
             chosen=bool(request.base_image),
             mirror=request.apt_mirror,
             directory=_state(request),
@@ -220,16 +222,6 @@ def _base(request: BuildRequest, emit: Emit) -> str:
         emit(f"image {request.tag} is built on {tag}: building that first")
         build(replace(request, image=name, tag=tag), emit)
     return tag
-
-
-def _gaudi_base() -> str:
-    driver = gaudi.driver()
-    if not driver:
-        raise HostError(
-            "which of Habana's images to build on depends on the driver, and this host has none",
-            hint=f"set LAB_BASE_IMAGE to the image of the nodes' driver, such as {gaudi.newest()}",
-        )
-    return gaudi.base_for(driver)
 
 
 def pip_sources(request: BuildRequest, host: package_sources.PipSources) -> package_sources.PipSources:
