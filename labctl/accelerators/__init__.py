@@ -171,7 +171,7 @@ class AcceleratorModule:
         ways = self.engine.ways
         way = host.request if host.request in ways else ways[-1] if ways else None
         ids = tuple(device.id for device in devices)
-        driver, requests = "", ()
+        driver, requests = "", tuple[str, ...]()
         if way == "reservation":
             driver, requests = self.engine.driver, ids
         elif way == "cdi":

@@ -142,17 +142,17 @@ def installed_release(root: Path = Path("/")) -> str:
 
 
 def base_image() -> str:
-    """Habana's image for this host's driver."""
+    """Habana's PyTorch image for this host's driver. HostError if there is none."""
     if release := installed_release():
         return base_for(release)
     raise HostError(
-        "which of Habana's images to build on depends on the driver, and this host has none",
+        "the base image for Gaudi depends on the driver, and this host has none",
         hint=f"set LAB_BASE_IMAGE to the image of the nodes' driver, such as {_image(*_torch_of()[-1])}",
     )
 
 
 def base_for(release: str) -> str:
-    """Habana's PyTorch image for a driver; HostError for one whose release is not known."""
+    """Habana's PyTorch image for a driver. HostError if its release is not known."""
     known = _torch_of()
     same = [row for row in known if _minor(row[0]) == _minor(release)]
     if not same:
@@ -165,11 +165,11 @@ def base_for(release: str) -> str:
 
 
 def why_mismatch(release: str, image: str) -> str:
-    """Why an image of Habana's cannot serve under a driver; empty where it can, or where its name tells no release.
+    """Why an image of Habana's cannot run under a driver; empty if it can, or if its name has no release.
 
     A patch release apart is no mismatch.
     """
-    # The registry's address, which may be an IP, is no part of a version. Docker tells it by a dot or a colon.
+    # Docker tells a registry, whose address may look like a version, by a dot or a colon.
     first, _, rest = image.partition("/")
     name = rest if rest and ("." in first or ":" in first) else image
     software = _version(name) if "gaudi" in image or "habana" in image else ""
@@ -181,7 +181,7 @@ def why_mismatch(release: str, image: str) -> str:
 
 
 def require_image(image: str) -> None:
-    """HostError where an image cannot serve under this host's driver; a host without one cannot tell."""
+    """HostError if an image cannot run under this host's driver; nothing is known on a host without one."""
     release = installed_release()
     if why := release and why_mismatch(release, image):
         raise HostError(why, hint="unset LAB_BASE_IMAGE and LAB_IMAGE, then: labctl build")
