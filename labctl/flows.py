@@ -8,7 +8,7 @@ from dataclasses import asdict
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from labctl import cache as shared_cache
 from labctl import (
@@ -32,8 +32,6 @@ from labctl import (
 from labctl import devcontainer as vscode
 from labctl import setup as host_setup
 from labctl.context import Context
-from labctl.doctor import Attempt, Finding, require, visit
-from labctl.doctor import mend as repair
 from labctl.errors import ConfigError
 from labctl.files import outdated, write_all
 from labctl.lab import hidden
@@ -42,6 +40,10 @@ from labctl.model import Lab, Workload
 from labctl.run_request import RunOptions, build_job, choose_workload
 from labctl.settings import Settings
 from labctl.site import Site
+
+if TYPE_CHECKING:
+    from labctl.doctor.examination import Finding
+    from labctl.doctor.fix import AppliedFix
 
 Ask = prepare.Ask
 Rows = tuple[tuple[str, str, str], ...]
@@ -60,13 +62,19 @@ def setup(emit: Callable[[str], None], ask: Ask | None, *, yes: bool) -> bool:
 
 
 def doctor(context: Context, *, node: str = "") -> tuple[Finding, ...]:
-    """Look at the hosts and this lab, or at one node of it and its host."""
-    return visit.findings(context, node=node)
+    """Diagnose hosts, Docker and the lab, or one node of it and its host."""
+    from labctl.doctor import run as checks
+
+    return checks.findings(context, node=node)
 
 
-def mend(context: Context, ask: Ask | None, *, node: str = "") -> tuple[tuple[Finding, ...], tuple[Attempt, ...]]:
-    """Run what mends and touches only labctl's own; ``ask`` is asked before each, where there is somebody to ask."""
-    return repair(context, lambda: doctor(context, node=node), ask)
+def doctor_fix(
+    context: Context, ask: Ask | None, *, node: str = ""
+) -> tuple[tuple[Finding, ...], tuple[AppliedFix, ...]]:
+    """Apply fixes that only change labctl's own resources, asking before each unless ``ask`` is None."""
+    from labctl.doctor import fix
+
+    return fix.apply_fixes(context, lambda: doctor(context, node=node), ask)
 
 
 def devices(context: Context) -> dict[str, Any]:
@@ -130,15 +138,19 @@ def up(context: Context, *, workload: str = "", dry_run: bool = False) -> dict[s
 
 def bring_up(context: Context, where: Site) -> None:
     """Hosts that can take part, image, lab, plan, containers."""
+    from labctl.doctor.run import preflight
+
     prepare.tell_left_over(context, where)
-    where = visit.admitted(context, prepare.without_others(context, where))
+    where = prepare.without_others(context, where)
+    if where.targets:
+        where = preflight(context, *loading.foresee_lab(where), "up")
     image_id, lacking = prepare.ensure_images(context, where)
     where = where.without(lacking)
     lab, where = loading.load_lab(context, where)
     prepare.tell_accelerator(context, where, lab)
     prepare.require_room(context, where, lab)
     if not where.targets:
-        require(visit.local(context, where, lab), "up")
+        preflight(context, lab, where, "up")
     own = lock.held(lab.directory / lock.LAB, "labctl up", wait=PATIENCE, notice=context.notice)
     with own, leases.granting(lab, wait=PATIENCE, notice=context.notice):
         steps, failed = plan_up(context, lab, where)
@@ -242,6 +254,8 @@ def run(context: Context, name: str, options: RunOptions, ask: Ask | None = None
 
 def run_on(context: Context, where: Site, task: Workload, options: RunOptions, ask: Ask | None) -> dict[str, Any]:
     """Job, what must hold before it, launch."""
+    from labctl.doctor.run import preflight
+
     lab, where = loading.load_lab(context, where, ask=False)
     engine = where.engine
     now = datetime.now().astimezone()
@@ -259,7 +273,7 @@ def run_on(context: Context, where: Site, task: Workload, options: RunOptions, a
         observed = engine.observe(lab.name, lab.image)
     runs.require_hosts(lab, job, {**where.failed, **prepare.not_ours(context, lab.name, observed)})
     if not where.targets:
-        require(visit.local(context, where, lab), "run")
+        preflight(context, lab, where, "run")
     runs.require_up(lab, job, observed)
     runs.require_inputs(lab, job, engine)
     if options.launcher:

@@ -151,28 +151,6 @@ def build_image(context: Context, where: Site, *, update_lock: bool = False, on:
     return build.update_lock(request, context.notice) if update_lock else build.build(request, context.notice)
 
 
-def without_devices(where: Site) -> Site:
-    """The site as a CPU lab would have it, to look at hosts that lack the devices which the settings ask for."""
-    found = where.settings
-    wanted = found.text("LAB_ACCELERATOR")
-    asked = (
-        ("LAB_IMAGE", found.text("LAB_IMAGE") or images.tag(wanted)),
-        ("LAB_ACCELERATOR", "cpu"),
-        ("LAB_DEVICES", ""),
-    )
-    for key, value in asked:
-        found = found.with_value(key, value, origin="a host without devices")
-    return replace(where, settings=found)
-
-
-def can_probe(where: Site) -> bool:
-    """Whether there is an engine on every host and an image to try limits with."""
-    found, failed = attempt(
-        lambda name: where.engine.on(name).image_id(where.image), {one.name: one.name for one in where.hosts}
-    )
-    return not failed and None not in found.values()
-
-
 def require_initialised(context: Context) -> None:
     """ConfigError in a directory that is no lab's: `up` there would make folders that nobody asked for."""
     if not (context.directory / ".env").exists():

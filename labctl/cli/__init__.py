@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "init": ("setting_up", "write .env, hosts.txt, hostfiles and workloads into a directory"),
     "setup": ("setting_up", "make this host able to run a lab: Docker Engine, buildx, compose"),
-    "doctor": ("setting_up", "check host, engine and lab; each finding says what mends it"),
+    "doctor": ("setting_up", "diagnose hosts, Docker and the lab, and suggest fixes"),
     "devices": ("devices", "accelerators, cores and fabrics of this host, and the node that gets each"),
     "config": ("setting_up", "the settings in force and where each came from"),
     "render": ("lab", "write the files of every node and stop"),

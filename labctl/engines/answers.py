@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from labctl.containers import Container, Listener
+from labctl.containers import Container, HostPortUser
 
 
 def container_of(found: dict[str, Any], host: str) -> Container:
@@ -31,11 +31,13 @@ def container_of(found: dict[str, Any], host: str) -> Container:
     )
 
 
-def listener_of(found: dict[str, Any], environment: Mapping[str, str], host: str) -> Listener:
+def listener_of(found: dict[str, Any], environment: Mapping[str, str], host: str) -> HostPortUser:
     """By what the container was made with, where its sshd listens; port 0 where that is not to be told."""
     port = environment.get("LAB_SSH_PORT", "")
     container = container_of(found, host)
-    return Listener(port=int(port) if port.isdecimal() else 0, lab=found["Labels"]["labctl.lab"], container=container)
+    return HostPortUser(
+        port=int(port) if port.isdecimal() else 0, lab=found["Labels"]["labctl.lab"], container=container
+    )
 
 
 def node_order(container: Container) -> tuple[bool, str, int]:

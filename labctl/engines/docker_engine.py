@@ -12,7 +12,7 @@ from typing import Any
 
 from labctl import hardware, probe, shell
 from labctl.connection import Connection
-from labctl.containers import Container, Listener, Observed
+from labctl.containers import Container, HostPortUser, Observed
 from labctl.engines import CALL_LIMIT, answers, losses
 from labctl.errors import HostError
 from labctl.hardware import DeviceMapping
@@ -27,6 +27,8 @@ OF_ANOTHER = ("DOCKER_TLS", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "DOCKER_CON
 CHANGING, EACH = 300, 10
 # Seconds until a command that does not heed that its time is up is killed; and what timeout(1) then ends with.
 GRACE, LATE = 10, (124, 137)
+# Seconds for a plugin of the docker command to print its version.
+PLUGIN = 9
 
 
 class DockerEngine:
@@ -118,6 +120,17 @@ class DockerEngine:
         with self._reading():
             return dict(self._reader.info())
 
+    def plugin_version(self, name: str) -> str:
+        """The version that a plugin of the docker command prints, ``compose`` or ``buildx``. HostError if it fails."""
+        from python_on_whales.exceptions import DockerException
+
+        try:
+            said = str(getattr(self._actor(PLUGIN), name).version())
+        except DockerException as error:
+            reason = (error.stdout or "").strip() or (error.stderr or "").strip() or "no output"
+            raise self._error(f"docker {name} does not work: {reason.splitlines()[0]}") from error
+        return said.strip().splitlines()[0]
+
     def identity(self) -> str:
         """What tells this daemon from another."""
         return self._identity
@@ -126,7 +139,7 @@ class DockerEngine:
     def _identity(self) -> str:
         return str(self.information()["ID"])
 
-    def listeners(self) -> tuple[Listener, ...]:
+    def listeners(self) -> tuple[HostPortUser, ...]:
         """The workers, of whatever lab, whose sshd listens on this host's own network."""
         with self._reading():
             found = self._reader.containers(filters={"label": ["labctl.lab", "labctl.role=worker"]})

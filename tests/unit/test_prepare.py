@@ -10,7 +10,7 @@ from builders import FakeEngine, lab, observed, site, workload
 from labctl import flows, keys, laid, lock, plan, prepare, provision, render
 from labctl.containers import elsewhere
 from labctl.context import Context
-from labctl.doctor import visit
+from labctl.doctor import run as doctor_run
 from labctl.errors import ConfigError, HostError
 from labctl.hardware import HERE
 from labctl.model import Secret
@@ -63,7 +63,7 @@ def test_up_names_who_has_the_lab_before_what_only_follows_from_that(
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     engine = FakeEngine(seen=observed(lab(), worker_0={"directory": str(theirs)}))
-    monkeypatch.setattr(visit, "admitted", port_is_taken)
+    monkeypatch.setattr(doctor_run, "preflight", port_is_taken)
     with pytest.raises(HostError, match="lab `demo` belongs to"):
         flows.bring_up(context, site(context, engine))
 

@@ -10,7 +10,7 @@ import pytest
 from nearby import Nearby
 
 from labctl import runs, survey
-from labctl.containers import Listener
+from labctl.containers import HostPortUser
 from labctl.engines import Engine
 from labctl.errors import HostError
 from labctl.model import Lab
@@ -29,9 +29,9 @@ class Busy(builders.FakeEngine):
         plain = "labctl survey\nfact id\n\tuid=1000(ann) gid=1000(ann)\nfact home\n\t/\nfact docker\n\t/\n"
         monkeypatch.setattr(survey, "SCRIPT", f"printf '%s' '{plain}file proc/net/tcp\n{lines}end\n'")
 
-    def listeners(self) -> tuple[Listener, ...]:
+    def listeners(self) -> tuple[HostPortUser, ...]:
         return tuple(
-            Listener(port=1, lab=lab, container=builders.container("worker-0")) for lab in ("demo", self.others)
+            HostPortUser(port=1, lab=lab, container=builders.container("worker-0")) for lab in ("demo", self.others)
         )
 
 
