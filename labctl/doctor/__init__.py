@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Literal
 
-from labctl.containers import Container
 from labctl.doctor.examination import (
     COUNT_SECONDS,
     LIMIT,
@@ -21,6 +20,7 @@ from labctl.doctor.examination import (
     CheckContext,
     Finding,
 )
+from labctl.engines.state import Container
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from labctl import dotenv, images, lock, render
-from labctl.containers import Container, Observed
+from labctl import model, naming
+from labctl.compose import render
+from labctl.config import dotenv
+from labctl.config.settings import Settings
 from labctl.doctor.host_access import HostAccess
-from labctl.engines import Daemon, Engine
-from labctl.hardware import HERE, Host
-from labctl.model import File, Lab, Node
-from labctl.once import once
-from labctl.settings import Settings
+from labctl.engines import Backend, Daemon
+from labctl.engines.state import Container, ObservedState
+from labctl.images import catalog
+from labctl.model import HERE, File, Host, Lab, Node
+from labctl.system import filelock
+from labctl.system.cached import once
 
 LIMIT = 10.0
 """Seconds that a check may take. The longer ones: vendors' tools, logins to all workers, importing torch, traffic."""
@@ -75,7 +78,7 @@ class CheckContext:
     lab: Lab
     settings: Settings
     environ: Mapping[str, str]
-    engine: Engine
+    engine: Backend
     """Of one host; of all of them where the lab as a whole is examined."""
     access: HostAccess = field(default_factory=HostAccess)
     """The host that is examined."""
@@ -122,20 +125,20 @@ class CheckContext:
         return self.daemon.information()
 
     @once
-    def named(self) -> Observed:
+    def named(self) -> ObservedState:
         """What the engine has under this lab's name, whoever owns it."""
         return self.engine.observe(self.lab.name, self.lab.image)
 
     @once
-    def observed(self) -> Observed:
+    def observed(self) -> ObservedState:
         """What the engine has of this lab: nothing where another directory owns the name."""
         foreign = self.named.owner_elsewhere(self.lab.directory, self.lab.owner)
-        return Observed(image=self.named.image) if foreign else self.named
+        return ObservedState(image=self.named.image) if foreign else self.named
 
     @once
     def network(self) -> dict[str, Any] | None:
         """`docker network inspect` of the lab's network; None where it does not exist."""
-        wanted = render.project(self.lab)
+        wanted = naming.project(self.lab)
         return next((self.daemon.network(key) for key, name in self.observed.networks if name == wanted), None)
 
     @once
@@ -146,17 +149,17 @@ class CheckContext:
     @property
     def builds(self) -> bool:
         """Whether the lab's image is labctl's own and missing, as far as the engine tells."""
-        return not self.silent and images.name_of(self.lab.image) is not None and self.observed.image is None
+        return not self.silent and catalog.name_of(self.lab.image) is not None and self.observed.image is None
 
     @once
     def run_active(self) -> bool:
-        return lock.is_held(self.lab.directory / lock.RUN)
+        return filelock.is_held(self.lab.directory / filelock.RUN)
 
     @property
     def names(self) -> tuple[str, ...]:
         """The lab's containers to examine: launcher first, then workers."""
         workers = (node.name for node in self.lab.nodes)
-        every = (render.LAUNCHER, *workers) if self.name == HERE else self.lab.containers_on(self.name)
+        every = (model.LAUNCHER, *workers) if self.name == HERE else self.lab.containers_on(self.name)
         return tuple(name for name in every if self.only in ("", name))
 
     @property

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from labctl import lock, shell
-from labctl.context import Context
+from labctl.config.context import Context
 from labctl.doctor.examination import Finding
 from labctl.errors import HostError
+from labctl.system import filelock, process
 
 LONGEST = 900.0
 """Seconds for a command; the longest brings a large lab up."""
@@ -51,9 +51,9 @@ def apply_fixes(
 
 
 def require_no_run(context: Context) -> None:
-    held = context.directory / lock.RUN
-    if lock.is_held(held):
-        message = f"{lock.holder(held)} is active, and fixes would change its nodes"
+    held = context.directory / filelock.RUN
+    if filelock.is_held(held):
+        message = f"{filelock.holder(held)} is active, and fixes would change its nodes"
         raise HostError(message, hint="wait for it, or stop it first")
 
 
@@ -62,7 +62,7 @@ def run(context: Context, command: str) -> int:
     # The labctl that runs, whatever is on the person's PATH.
     env = {**context.flags, "PATH": f"{Path(sys.executable).parent}:{context.environ.get('PATH', '')}"}
     for argv in simple_commands(command):
-        done = shell.stream(argv, context.line, env=env, cwd=context.directory, timeout=LONGEST, check=False)
+        done = process.stream(argv, context.line, env=env, cwd=context.directory, timeout=LONGEST, check=False)
         if done.code:
             context.warn(f"{shlex.join(argv)}: exit code {done.code}")
             return done.code

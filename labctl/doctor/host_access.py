@@ -9,12 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from labctl import leases, lock, shell, ssh_words, survey
-from labctl.connection import Connection
-from labctl.hardware import HERE, Device
-from labctl.hosts import Target
-from labctl.render import lease_path
-from labctl.shell import Completed
+from labctl.accelerators import leases
+from labctl.config.inventory import InventoryHost
+from labctl.hosts import facts as survey
+from labctl.hosts import ssh_errors
+from labctl.hosts.ssh import Connection
+from labctl.model import HERE, Device
+from labctl.naming import lease_path
+from labctl.system import filelock, process
+from labctl.system.process import CompletedProcess
 
 SECONDS = 8.0
 # Owner, group, mode and access (r, w, rw or -) of each file, a line each; an empty line where it cannot be read.
@@ -42,7 +45,7 @@ for path; do
     fi
     echo
 done
-""".replace("$LONGEST", str(lock.LONGEST_TEXT))
+""".replace("$LONGEST", str(filelock.LONGEST_TEXT))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +65,9 @@ class HostAccess:
     """A machine that is examined. Without a connection it is this one."""
 
     name: str = HERE
-    target: Target = field(default_factory=lambda: Target(name=HERE))
+    target: InventoryHost = field(default_factory=lambda: InventoryHost(name=HERE))
     connection: Connection | None = None
-    facts: survey.Facts | None = None
+    facts: survey.HostFacts | None = None
     used_ports: frozenset[int] = frozenset()
     """TCP ports that are in use on any host of the lab."""
 
@@ -80,7 +83,7 @@ class HostAccess:
             return command
         command, mark, comment = command.partition("  # ")
         terminal = ("-t",) if "sudo " in command else ()
-        return f"{ssh_words.command(self.target, *terminal)} {shlex.quote(command)}{mark}{comment}"
+        return f"{ssh_errors.command(self.target, *terminal)} {shlex.quote(command)}{mark}{comment}"
 
     def has(self, program: str) -> bool:
         """Whether a program is on the PATH there."""
@@ -88,10 +91,10 @@ class HostAccess:
             return shutil.which(program) is not None
         return self.connection.run('command -v "$1"', program, timeout=SECONDS, check=False).code == 0
 
-    def run(self, argv: Sequence[str], seconds: float) -> Completed:
+    def run(self, argv: Sequence[str], seconds: float) -> CompletedProcess:
         """Run a program there, whatever its exit code; 127 where it is not found."""
         if self.connection is None:
-            return shell.run(argv, timeout=seconds, check=False)
+            return process.run(argv, timeout=seconds, check=False)
         return self.connection.run('exec "$@"', *argv, timeout=seconds, check=False)
 
     def files(self, paths: Sequence[str], root: Path = Path("/")) -> Mapping[str, FileStatus]:
@@ -121,7 +124,7 @@ class HostAccess:
         paths = [str(lease_path(locks, device)) for device in devices]
         lines = self.connection.run(LOCKS, *paths, timeout=SECONDS, check=False).out.split("\n")
         held = zip(devices, lines, strict=False)
-        return {device: lock.words(text[5:]) for device, text in held if text.startswith("held ")}
+        return {device: filelock.words(text[5:]) for device, text in held if text.startswith("held ")}
 
 
 def _status(path: Path) -> FileStatus:

@@ -9,18 +9,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 
-from labctl import files, images, loading, prepare, site, survey
-from labctl.containers import Container
-from labctl.context import Context
+from labctl.config.context import Context
+from labctl.deploy.preflight import require_named
 from labctl.doctor import CHECKS, NODE_CHECKS, Check
 from labctl.doctor.examination import CheckContext, Finding, error, ok, warn
 from labctl.doctor.host_access import HostAccess
-from labctl.engines.docker_engine import DockerEngine
+from labctl.engines.docker import DockerEngine
+from labctl.engines.state import Container
 from labctl.errors import ConfigError, HostError, LabError
-from labctl.hardware import HERE
-from labctl.model import Lab
-from labctl.side_by_side import attempt, run_with_deadlines
-from labctl.site import Site
+from labctl.hosts.facts import lay_out
+from labctl.images import catalog
+from labctl.lab.cluster import Cluster, listed, load_lab, opened, places, remembered
+from labctl.model import HERE, Lab
+from labctl.system.files import scratch as temporary_directory
+from labctl.system.parallel import attempt, run_with_deadlines
 
 ENGINE_SECONDS = 30.0
 """For what is asked of a host's engine before the checks, and for the preflight of a host."""
@@ -33,17 +35,17 @@ SKEW = 30.0
 def findings(context: Context, *, node: str = "") -> tuple[Finding, ...]:
     """Examine the hosts and the lab, or one node and its host."""
     settings = context.settings()
-    prepare.require_named(context, settings)
-    targets = site.listed(context.directory, settings)
-    host = site.places(settings, targets).get(node)
+    require_named(context, settings)
+    targets = listed(context.directory, settings)
+    host = places(settings, targets).get(node)
     # The other hosts are needed too where their addresses are not known from before.
-    known = all(site.remembered(context.directory, target.name) for target in targets)
+    known = all(remembered(context.directory, target.name) for target in targets)
     only = (host,) if targets and host and known else ()
-    with site.opened(context, settings, only, seconds=ANSWERING, demand=False) as cluster:
+    with opened(context, settings, only, seconds=ANSWERING, demand=False) as cluster:
         unreached = tuple(name for name in cluster.failed if name not in cluster.connections)
         try:
             # Its warnings are among the findings.
-            lab, lacking = load_lab(replace(context, emit=lambda _: None), cluster)
+            lab, lacking = lab_to_examine(replace(context, emit=lambda _: None), cluster)
         except HostError as failure:
             if any(failure is one for one in cluster.failed.values()):
                 first = cluster.targets[0].name
@@ -59,33 +61,33 @@ def findings(context: Context, *, node: str = "") -> tuple[Finding, ...]:
             return examine(ctx, lacking=lacking, first=unreachable(cluster, unreached))
 
 
-def unreachable(cluster: Site, names: tuple[str, ...]) -> tuple[Finding, ...]:
+def unreachable(cluster: Cluster, names: tuple[str, ...]) -> tuple[Finding, ...]:
     from labctl.doctor.checks.hosts import unreachable as finding
 
     return tuple(finding(target, cluster.failed[target.name]) for target in cluster.targets if target.name in names)
 
 
-def load_lab(context: Context, cluster: Site) -> tuple[Lab, Mapping[str, LabError]]:
+def lab_to_examine(context: Context, cluster: Cluster) -> tuple[Lab, Mapping[str, LabError]]:
     """The lab, and the hosts that lack devices for it; where all of them do, the lab without devices."""
     try:
-        lab, able = loading.load_lab(context, cluster, ask=can_probe(cluster), anew=True)
+        lab, able = load_lab(context, cluster, ask=can_probe(cluster), anew=True)
         return lab, {name: why for name, why in able.failed.items() if name not in cluster.failed}
     except (HostError, ConfigError) as lacking:
         # An error that has nothing to do with devices is raised again.
-        lab, _ = loading.load_lab(context, without_devices(cluster), ask=False)
+        lab, _ = load_lab(context, without_devices(cluster), ask=False)
         return lab, dict.fromkeys((HERE, *(host.name for host in lab.hosts)), lacking)
 
 
-def without_devices(cluster: Site) -> Site:
+def without_devices(cluster: Cluster) -> Cluster:
     """The cluster as a CPU lab would have it, to examine hosts without the devices that the settings ask for."""
     settings = cluster.settings
-    image = settings.text("LAB_IMAGE") or images.tag(settings.text("LAB_ACCELERATOR"))
+    image = settings.text("LAB_IMAGE") or catalog.tag(settings.text("LAB_ACCELERATOR"))
     for key, value in (("LAB_IMAGE", image), ("LAB_ACCELERATOR", "cpu"), ("LAB_DEVICES", "")):
         settings = settings.with_value(key, value, origin="a host without devices")
     return replace(cluster, settings=settings)
 
 
-def can_probe(cluster: Site) -> bool:
+def can_probe(cluster: Cluster) -> bool:
     """Whether every host has an engine, and the image to try limits with."""
     hosts = {one.name: one.name for one in cluster.hosts}
     found, failed = attempt(lambda name: cluster.engine.on(name).image_id(cluster.image), hosts)
@@ -93,12 +95,12 @@ def can_probe(cluster: Site) -> bool:
 
 
 @contextmanager
-def check_context(context: Context, cluster: Site, lab: Lab, *, only: str = "") -> Iterator[CheckContext]:
+def check_context(context: Context, cluster: Cluster, lab: Lab, *, only: str = "") -> Iterator[CheckContext]:
     """The lab as a whole, and each host that ssh reaches with its /proc, /sys and /etc in a temporary directory."""
     whole = CheckContext(lab=lab, settings=cluster.settings, environ=context.environ, engine=cluster.engine, only=only)
     used = frozenset(port for one in cluster.facts.values() for port in one.ports)
     targets = {target.name: target for target in cluster.targets}
-    with files.scratch() as scratch:
+    with temporary_directory() as scratch:
 
         def on_host(number: int, name: str) -> CheckContext:
             connection = cluster.connections[name]
@@ -109,7 +111,7 @@ def check_context(context: Context, cluster: Site, lab: Lab, *, only: str = "") 
                 facts=cluster.facts[name],
                 used_ports=used,
             )
-            root = survey.lay_out(cluster.told[name], scratch / str(number))
+            root = lay_out(cluster.told[name], scratch / str(number))
             return replace(whole, engine=DockerEngine(connection, seconds=ANSWERING), root=root, access=access)
 
         names = {host.name for host in lab.hosts}
@@ -117,7 +119,7 @@ def check_context(context: Context, cluster: Site, lab: Lab, *, only: str = "") 
         yield replace(whole, hosts=tuple(hosts))
 
 
-def preflight(context: Context, lab: Lab, cluster: Site, command: str) -> Site:
+def preflight(context: Context, lab: Lab, cluster: Cluster, command: str) -> Cluster:
     """Check what can stop a command, before it changes anything: the cluster without the hosts that fail.
 
     HostError for this machine, and where no host is left. A clock that is off is only warned of.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from labctl.launchers import Launch, first_slots_only, hostfile
+from labctl.launchers import LaunchSpec, first_slots_only, hostfile
 from labctl.model import File
 
 WAYS = ("script",)
@@ -15,16 +15,16 @@ OPTIONS: Mapping[str, int] = {}
 RESERVED: frozenset[str] = frozenset()
 
 
-def check(launch: Launch) -> None:
+def check(launch: LaunchSpec) -> None:
     """Slots cannot be chosen by number."""
     first_slots_only("own", launch)
 
 
-def argv(launch: Launch) -> tuple[str, ...]:
+def argv(launch: LaunchSpec) -> tuple[str, ...]:
     """The program itself."""
     return (launch.program,)
 
 
-def files(launch: Launch) -> tuple[File, ...]:
+def files(launch: LaunchSpec) -> tuple[File, ...]:
     """The hostfile, relative to the run's directory."""
     return (hostfile(launch),)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakehub import REVISION, FakeHub, blob_of, serving
-from integration.harness import wait_until
+from support.fakehub import REVISION, FakeHub, blob_of, serving
+from support.harness import wait_until
 
 LABCTL = str(Path(sys.executable).with_name("labctl"))
 SECONDS = 60

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from labctl import hostfile, launchers
+from labctl import launchers
+from labctl.config import hostfile
 from labctl.errors import ConfigError
-from labctl.launchers import Launch
+from labctl.launchers import LaunchSpec
 
 NAMES = launchers.known()
-LAUNCH = Launch(
+LAUNCH = LaunchSpec(
     entries=(("worker-1", 4), ("worker-0", 2)),
     directory="/workspace/runs/r1",
     program="/workspace/runs/r1/rank.sh",
@@ -26,7 +27,7 @@ LAUNCH = Launch(
 )
 
 
-def launch(name: str, **changes: Any) -> Launch:
+def launch(name: str, **changes: Any) -> LaunchSpec:
     return replace(LAUNCH, way=launchers.way(name), entries=(("worker-1", 2), ("worker-0", 2)), **changes)
 
 
@@ -171,7 +172,7 @@ def test_ranks_are_bound_only_as_a_person_asks(asked: tuple[str, ...]) -> None:
 # --- deepspeed -----------------------------------------------------------------------------------------------
 
 
-def deepspeed_files(given: Launch = LAUNCH) -> dict[str, str]:
+def deepspeed_files(given: LaunchSpec = LAUNCH) -> dict[str, str]:
     return {file.path: file.content for file in launchers.get("deepspeed").files(given)}
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from conftest import FreshLab
-from devices import hardware
-from devices.machine import Machine
 from docker.models.containers import Container
-from integration.harness import Lab, wait_until
+from support.harness import Lab, wait_until
+from support.machine import hardware
+from support.machine.machine import Machine
 
 pytestmark = pytest.mark.docker
 

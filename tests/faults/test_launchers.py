@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from integration.harness import Answer, Lab
+from support.harness import Answer, Lab
 
 pytestmark = pytest.mark.docker
 

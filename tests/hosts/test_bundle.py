@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.rack.host import Host
+from support.rack.rack import Rack, RackLab
 
 from docker import DockerClient
-from hosts.host import Host
-from hosts.rack import Rack, RackLab
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 

@@ -7,10 +7,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from fakehub import REVISION, FakeHub, serving
+from support.fakehub import REVISION, FakeHub, serving
+from support.harness import LABCTL, NOT_INHERITED
 
 from docker import DockerClient
-from integration.harness import LABCTL, NOT_INHERITED
 
 pytestmark = pytest.mark.docker
 OPT = Path(__file__).resolve().parents[2] / "workloads/opt"

@@ -12,17 +12,18 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from labctl import execute, lab
-from labctl import leases as device_leases
-from labctl.containers import Container
+from labctl.accelerators import leases as device_leases
+from labctl.accelerators.detect import observe
+from labctl.accelerators.leases import Lease
+from labctl.accelerators.vendor_tools import describe
 from labctl.doctor.checks import engine
 from labctl.doctor.examination import COUNT_SECONDS, RECREATE, CheckContext, Finding, error, ok, warn
 from labctl.doctor.host_access import FileStatus
+from labctl.engines import agent
+from labctl.engines.state import Container
 from labctl.errors import ConfigError, HostError, LabError
-from labctl.hardware import Host
-from labctl.leases import Lease
-from labctl.observe import observe
-from labctl.vendor_tools import describe
+from labctl.lab import spec
+from labctl.model import Host
 
 HABANA = "habana-container-runtime"
 BY_FRAMEWORK = """
@@ -58,11 +59,11 @@ def missing(ctx: CheckContext, why: LabError) -> Finding:
     impact, found = "no node can be created", 0
     try:
         accelerator, host = observe(settings.text("LAB_ACCELERATOR"), ctx.root)
-        found = len(lab.chosen_devices(accelerator, host, settings.text("LAB_DEVICES")))
+        found = len(spec.chosen_devices(accelerator, host, settings.text("LAB_DEVICES")))
         if spread:
-            lab.node_of(settings, accelerator, replace(host, slots=ctx.host.slots))
+            spec.node_of(settings, accelerator, replace(host, slots=ctx.host.slots))
         else:
-            lab.nodes(settings, accelerator, host)
+            spec.nodes(settings, accelerator, host)
     except ConfigError:
         return error("LAB-DEVICE-001", why.message, impact=impact, fix=ctx.unset_setting("LAB_DEVICES"))
     except HostError:
@@ -271,7 +272,7 @@ def framework_count(ctx: CheckContext, container: Container) -> Iterator[Finding
         return
     # A program that outlives `docker exec` would keep the devices in use.
     argv = ("timeout", "--signal=KILL", f"{COUNT_SECONDS - 2:.0f}", "python", "-c", program)
-    done = ctx.daemon.call(container.name, argv, user=execute.user(ctx.lab), limit=COUNT_SECONDS - 1)
+    done = ctx.daemon.call(container.name, argv, user=agent.user(ctx.lab), limit=COUNT_SECONDS - 1)
     if done.code == KILLED:
         message = f"its devices were not counted within {COUNT_SECONDS - 2:.0f} s"
         raise HostError(message, hint=f"labctl logs {name}", node=name)

@@ -14,12 +14,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from labctl import limits as kernel_limits
-from labctl import scale
+from labctl.compose import render
 from labctl.doctor.examination import GIB, UP, CheckContext, Finding, Level, error, gib, ok, problem, warn
 from labctl.errors import HostError
-from labctl.hardware import HERE
-from labctl.prerequisites import OLDEST_ENGINE, major
+from labctl.lab import capabilities as kernel_limits
+from labctl.model import HERE
+from labctl.setup.requirements import OLDEST_ENGINE, major
 
 DAEMON = "/etc/docker/daemon.json"
 RESTART_ENDS = "restarting Docker ends every container of this host"
@@ -178,11 +178,13 @@ def space(ctx: CheckContext) -> Iterator[Finding]:
 
 def limits(ctx: CheckContext) -> Iterator[Finding]:
     """Kernel limits that this host refused to raise, where they matter to this lab; those are tried again."""
-    lab, asked, needed = ctx.lab, kernel_limits.wanted(ctx.settings), scale.files_needed(ctx.lab)
+    lab, asked, needed = ctx.lab, kernel_limits.wanted(ctx.settings), render.files_needed(ctx.lab)
     refused = [name for name in ("memlock", "nofile") if getattr(lab.limits, name) != getattr(asked, name)]
     needs = {
         "memlock": "RDMA pins memory" if ctx.host.infiniband else "",
-        "nofile": f"a launcher opens up to {needed} files" if needed > (lab.limits.nofile or scale.USUAL_FILES) else "",
+        "nofile": f"a launcher opens up to {needed} files"
+        if needed > (lab.limits.nofile or render.USUAL_FILES)
+        else "",
     }
     missed = {name: needs[name] for name in refused if needs[name]}
     granted = kernel_limits.try_again(ctx.settings, lab, ctx.daemon, tuple(missed)) if missed else ()

@@ -7,10 +7,11 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from labctl import keys as ssh_keys
-from labctl import plan, render
+from labctl import model, naming
+from labctl.compose import ssh_keys
+from labctl.deploy import plan
 from labctl.doctor.examination import UP, CheckContext, Finding, error, ok, warn
-from labctl.files import outdated
+from labctl.system.files import outdated
 
 
 def lab_name(ctx: CheckContext) -> Iterator[Finding]:
@@ -59,13 +60,13 @@ def keys(ctx: CheckContext) -> Iterator[Finding]:
 
 def rendered(ctx: CheckContext) -> Iterator[Finding]:
     """Files that were changed since the nodes were created; changed settings are a finding of each node."""
-    nodes = (render.LAUNCHER, *(node.name for node in ctx.lab.nodes))
+    nodes = (model.LAUNCHER, *(node.name for node in ctx.lab.nodes))
     if not ctx.observed.containers or plan.not_current(ctx.lab, ctx.files, ctx.observed, nodes):
         return
     paths = [file.path for file in outdated(ctx.lab.directory, ctx.files)]
     changed = [path for path in paths if not ctx.only or Path(path).parts[2] == ctx.only]
     if not changed:
-        yield ok("LAB-FILES-001", f"files under {render.node_directory('')} are as rendered")
+        yield ok("LAB-FILES-001", f"files under {naming.node_directory('')} are as rendered")
         return
     summary = f"{', '.join(changed[:3])}{' ...' if len(changed) > 3 else ''}: changed since labctl wrote it"
     impact = "`docker compose` by hand would create other nodes than `labctl up`, which overwrites it"

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from labctl import render
+from labctl import naming
+from labctl.compose import render
+from labctl.config.settings import in_bytes
 from labctl.doctor.examination import GIB, CheckContext, Finding, error, gib, ok, problem, warn
-from labctl.hardware import HERE
-from labctl.lab import own_mounts
-from labctl.setting_kinds import in_bytes
+from labctl.lab.spec import own_mounts
+from labctl.model import HERE
 
 MIB = 1 << 20
 RANKS_PER_CORE = 4
@@ -77,8 +78,8 @@ def shared_memory(ctx: CheckContext) -> Iterator[Finding]:
 def mounts(ctx: CheckContext) -> Iterator[Finding]:
     """The directories that containers mount: there, and writable where they are written to."""
     lab, host = ctx.lab, ctx.host
-    own = {render.path_on(lab, host, source) for source in own_mounts(lab)}
-    cache = render.path_on(lab, host, ctx.settings.text("HOST_CACHE_PATH"))
+    own = {naming.path_on(lab, host, source) for source in own_mounts(lab)}
+    cache = naming.path_on(lab, host, ctx.settings.text("HOST_CACHE_PATH"))
     devices = (mount for node in ctx.nodes for mount in node.devices.mounts)
     every = (*render.shared_mounts(lab, host), *devices)
     status = ctx.access.files([mount.source for mount in every])
@@ -104,7 +105,7 @@ def mounts(ctx: CheckContext) -> Iterator[Finding]:
 
 def cache_space(ctx: CheckContext) -> Iterator[Finding]:
     """Disk for the cache of models and data."""
-    cache = Path(render.path_on(ctx.lab, ctx.host, ctx.settings.text("HOST_CACHE_PATH")))
+    cache = Path(naming.path_on(ctx.lab, ctx.host, ctx.settings.text("HOST_CACHE_PATH")))
     free = ctx.access.free(cache)
     if free >= CACHE_SPACE:
         yield ok("LAB-DISK-002", f"{gib(free)} free at {cache} for models and data")

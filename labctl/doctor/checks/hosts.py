@@ -6,22 +6,23 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from tempfile import NamedTemporaryFile
 
-from labctl import ssh_words, survey
-from labctl.containers import HostPortUser, elsewhere
+from labctl.config.inventory import InventoryHost
 from labctl.doctor.checks.host import largest
 from labctl.doctor.examination import GIB, UP, CheckContext, Finding, error, gib, ok, warn
+from labctl.engines.state import HostPortUser, elsewhere
 from labctl.errors import HostError
-from labctl.hardware import HERE
-from labctl.hosts import Target
+from labctl.hosts import ssh_errors
+from labctl.model import HERE
+from labctl.system import routing
 
 HOME_SPACE = GIB // 64
 """What the lab's own files, keys and workloads of a usual size take."""
 
 
-def unreachable(target: Target, failure: HostError) -> Finding:
+def unreachable(target: InventoryHost, failure: HostError) -> Finding:
     """The finding of a host that ssh does not reach, or where labctl cannot do anything."""
     impact = "its nodes cannot be created, used or examined; other hosts are not affected"
-    fix = failure.hint or ssh_words.command(target, "-v")
+    fix = failure.hint or ssh_errors.command(target, "-v")
     return error("LAB-HOST-004", failure.message, impact=impact, fix=fix, node=target.name)
 
 
@@ -80,7 +81,7 @@ def master_port(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def port_in_use(ctx: CheckContext, code: str, key: str, port: int, owner: str) -> Finding:
-    free = survey.free_port(port, {*ctx.access.used_ports, ctx.lab.ssh_port, ctx.lab.master_port})
+    free = routing.free_port(port, {*ctx.access.used_ports, ctx.lab.ssh_port, ctx.lab.master_port})
     impact = "nodes on several hosts use the hosts' network, and two programs cannot listen on one port"
     fix = ctx.set_setting(key, str(free))
     return error(code, f"port {port} is in use by {owner}", impact=impact, fix=fix)

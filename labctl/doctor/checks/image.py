@@ -6,10 +6,10 @@ import re
 import shlex
 from collections.abc import Iterator
 
-from labctl import gaudi_releases, images
 from labctl.doctor.examination import UP, CheckContext, Finding, error, ok, warn
 from labctl.engines import Daemon
-from labctl.hardware import HERE
+from labctl.images import catalog, gaudi
+from labctl.model import HERE
 
 DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 """Oldest driver for each CUDA. Source: CUDA's release notes, "Minimum Required Driver Version" for minor versions."""
@@ -17,7 +17,7 @@ DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 
 def image(ctx: CheckContext) -> Iterator[Finding]:
     """The lab's image: there, and built from the files that labctl has now."""
-    name, own = ctx.lab.image, images.name_of(ctx.lab.image)
+    name, own = ctx.lab.image, catalog.name_of(ctx.lab.image)
     absent = f"image {name} not found"
     if ctx.observed.image is None and ctx.name != HERE:
         yield warn("LAB-IMAGE-001", absent, impact="the next `labctl up` delivers it", fix=UP)
@@ -26,7 +26,7 @@ def image(ctx: CheckContext) -> Iterator[Finding]:
     elif ctx.observed.image is None:
         fix = ctx.access.command(f"docker pull {shlex.quote(name)}")
         yield error("LAB-IMAGE-001", absent, impact="nodes are created from it", fix=fix)
-    elif own and images.is_stale(ctx.daemon.image_labels(name), own):
+    elif own and catalog.is_stale(ctx.daemon.image_labels(name), own):
         # Not for --fix: every lab of this host uses that image.
         yield warn(
             "LAB-IMAGE-002", f"image {name} is out of date", impact="nodes run old code", fix=f"labctl build && {UP}"
@@ -40,10 +40,10 @@ def driver(ctx: CheckContext) -> Iterator[Finding]:
     lab, version = ctx.lab, ctx.host.driver
     if not version or not ctx.observed.image:
         return
-    base = ctx.daemon.image_labels(lab.image).get(images.BASE_LABEL, "")
+    base = ctx.daemon.image_labels(lab.image).get(catalog.BASE_LABEL, "")
     impact = "the image's libraries do not work with another driver"
     if lab.accelerator == "habana":
-        reason, fix = gaudi_releases.why_mismatch(version, base or lab.image), f"labctl build && {UP}"
+        reason, fix = gaudi.why_mismatch(version, base or lab.image), f"labctl build && {UP}"
         if ctx.settings.origin("LAB_BASE_IMAGE") != "default":
             fix = f"{ctx.unset_setting('LAB_BASE_IMAGE')} && {fix}"
     elif lab.accelerator == "nvidia" and (cuda := cuda_of(lab.image, base, ctx.daemon)):
@@ -63,8 +63,8 @@ def cuda_of(image: str, base: str, engine: Daemon) -> int:
 
     On a distribution's image the lock file has it, on one of NVIDIA's own its CUDA_VERSION.
     """
-    lock = images.file("nvidia", "lock")
-    if images.name_of(image) != "nvidia":
+    lock = catalog.file("nvidia", "lock")
+    if catalog.name_of(image) != "nvidia":
         return 0
     if not re.search(r"(^|/)(debian|ubuntu|labctl/base)(:|@|$)", base):
         version = engine.image_variables(image).get("CUDA_VERSION", "").partition(".")[0]

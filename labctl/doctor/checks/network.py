@@ -9,14 +9,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from labctl import execute, limits, render
-from labctl.containers import Container
+from labctl import naming
 from labctl.doctor.checks import engine
 from labctl.doctor.checks.nodes import PYTHON, ask, program
 from labctl.doctor.examination import RECREATE, TRAFFIC_SECONDS, CheckContext, Finding, error, ok, warn
+from labctl.engines import agent
+from labctl.engines.state import Container
 from labctl.errors import HostError
-from labctl.hardware import Host
-from labctl.side_by_side import pool
+from labctl.lab import capabilities
+from labctl.model import Host
+from labctl.system.parallel import pool
 
 MTU = "com.docker.network.driver.mtu"
 POOLS = {"default-address-pools": [{"base": "10.200.0.0/16", "size": 24}]}
@@ -87,13 +89,13 @@ def members(ctx: CheckContext) -> Iterator[Finding]:
 def missing(ctx: CheckContext) -> Iterator[Finding]:
     """Whether a running lab has its network."""
     if ctx.lab.network == "bridge" and ctx.running and ctx.network is None:
-        summary, impact = f"network {render.project(ctx.lab)} not found", "the nodes do not reach each other"
+        summary, impact = f"network {naming.project(ctx.lab)} not found", "the nodes do not reach each other"
         yield error("LAB-NET-001", summary, impact=impact, fix=RECREATE, auto_fixable=True)
 
 
 def arp_table(ctx: CheckContext) -> Iterator[Finding]:
     """Whether the kernel's ARP table has room for nodes that all talk to each other."""
-    lacking = limits.neighbours_lacking(ctx.lab, ctx.root)
+    lacking = capabilities.neighbours_lacking(ctx.lab, ctx.root)
     if not lacking:
         yield ok("LAB-NET-006", "ARP table is large enough")
         return
@@ -178,7 +180,7 @@ def measure(ctx: CheckContext, workers: tuple[Container, ...]) -> list[tuple[Int
 
     def collect() -> int:
         words = ("collect", to.address, str(len(others)), str(SENT_BYTES), str(SECONDS))
-        argv, user = (*PYTHON, "-c", program(), *words), execute.user(lab, first.node)
+        argv, user = (*PYTHON, "-c", program(), *words), agent.user(lab, first.node)
         limit = SECONDS + 10
         return ctx.engine.follow(first.name, argv, lines.put, user=user, workdir="/", environment=(), limit=limit)
 

@@ -10,12 +10,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from labctl import execute, leases, plan, render, resources
-from labctl.containers import Container, lost
+from labctl import model, naming
+from labctl.accelerators import leases
+from labctl.config.settings import EXTRA
+from labctl.deploy import plan
 from labctl.doctor.checks.engine import judge_clock
 from labctl.doctor.examination import LIMIT, RECREATE, SSH_SECONDS, UP, CheckContext, Finding, error, ok, warn
+from labctl.engines import agent
+from labctl.engines.state import Container, lost
 from labctl.errors import HostError
-from labctl.settings import EXTRA
+from labctl.hosts import ssh_errors
+from labctl.system import files
 
 Subnet = ipaddress.IPv4Network | ipaddress.IPv6Network
 PATIENCE = 4
@@ -34,8 +39,8 @@ def states(ctx: CheckContext) -> Iterator[Finding]:
         return
     content = {file.path: file.content for file in ctx.files}
     for name in ctx.names:
-        owner = lab.nodes[0].name if name == render.LAUNCHER else name
-        fingerprint = render.fingerprint(content[render.compose_path(owner)])
+        owner = lab.nodes[0].name if name == model.LAUNCHER else name
+        fingerprint = naming.fingerprint(content[naming.compose_path(owner)])
         yield state(ctx, name, observed.container(name), fingerprint)
     wanted = replace(ctx, only="").names
     for one in observed.containers:
@@ -76,8 +81,8 @@ def state(ctx: CheckContext, name: str, one: Container | None, fingerprint: str)
 
 def ssh(ctx: CheckContext) -> Iterator[Finding]:
     """Each worker as the launcher reaches it: login, pinned host key, and throughput."""
-    workers = tuple(one for one in ctx.running if one.node != render.LAUNCHER)
-    launcher = ctx.observed.container(render.LAUNCHER)
+    workers = tuple(one for one in ctx.running if one.node != model.LAUNCHER)
+    launcher = ctx.observed.container(model.LAUNCHER)
     if not workers or launcher is None or launcher.state != "running":
         return
     words = ("links", str(PATIENCE), str(SENT_BYTES), str(SLOW), *(one.node for one in workers))
@@ -108,7 +113,7 @@ def unreached(one: Container, stderr: str, command: Callable[[str], str]) -> Fin
     if "IDENTIFICATION HAS CHANGED" in stderr or "verification failed" in stderr:
         impact = "something else than the node created by `labctl up` may answer in its name; it is not trusted"
         return wrong("LAB-SSH-002", "its host key is not the one pinned for it", impact=impact)
-    summary = f"not reached from the launcher: {execute.ssh_reason(stderr)}"
+    summary = f"not reached from the launcher: {ssh_errors.ssh_reason(stderr)}"
     return wrong("LAB-SSH-001", summary, impact="launchers start ranks over ssh")
 
 
@@ -192,12 +197,12 @@ def master_port(ctx: CheckContext, one: Container, listener: dict[str, Any] | No
 
 def program() -> str:
     """A program for a container's Python, so that it works in any image."""
-    return resources.path("docker", "lookaround.py").read_text(encoding="utf-8")
+    return files.path("docker", "lookaround.py").read_text(encoding="utf-8")
 
 
 def ask(ctx: CheckContext, one: Container, *words: str, limit: float = LIMIT - 1) -> list[dict[str, Any]]:
     """What `lookaround.py` prints in a container; HostError when it fails."""
-    daemon, user = ctx.engine.on(one.host), execute.user(ctx.lab, one.node)
+    daemon, user = ctx.engine.on(one.host), agent.user(ctx.lab, one.node)
     try:
         done = daemon.call(one.name, (*PYTHON, "-c", program(), *words), user=user, limit=limit)
     except HostError as failure:

@@ -16,22 +16,24 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-import builders
 import pytest
+from support import builders
 
-from labctl import images, keys, lock, settings
-from labctl.containers import Observed
-from labctl.context import Context
+from labctl.compose import ssh_keys
+from labctl.config import settings
+from labctl.config.context import Context
 from labctl.doctor import CHECKS, NODE_CHECKS, Check, fix, run
 from labctl.doctor.checks import devices, engine, files, host, image, network, nodes
 from labctl.doctor.examination import CheckContext, Finding, Level, ok, problem
 from labctl.doctor.host_access import HostAccess
-from labctl.engines.docker_engine import DockerEngine
+from labctl.engines.docker import DockerEngine
+from labctl.engines.state import ObservedState
 from labctl.errors import ConfigError, HostError
-from labctl.hardware import Device, DeviceMapping, Mount
-from labctl.model import Lab
-from labctl.shell import Completed
-from labctl.side_by_side import run_with_deadlines
+from labctl.images import catalog
+from labctl.model import Device, DeviceMapping, Lab, Mount
+from labctl.system import filelock
+from labctl.system.parallel import run_with_deadlines
+from labctl.system.process import CompletedProcess
 
 ROOT = Path(__file__).parents[3]
 
@@ -40,9 +42,9 @@ class Engine:
     """An engine that says what it is told to."""
 
     def __init__(
-        self, *, observed: Observed | None = None, out: str = "", err: str = "", code: int = 0, **information: Any
+        self, *, observed: ObservedState | None = None, out: str = "", err: str = "", code: int = 0, **information: Any
     ) -> None:
-        self.seen = observed or Observed()
+        self.seen = observed or ObservedState()
         self.out, self.err, self.code = out, err, code
         self.labels: dict[str, str] = {}
         self.variables: dict[str, str] = {}
@@ -63,11 +65,11 @@ class Engine:
     def information(self) -> dict[str, Any]:
         return self.told
 
-    def observe(self, lab: str, image: str | None = None) -> Observed:  # noqa: ARG002
+    def observe(self, lab: str, image: str | None = None) -> ObservedState:  # noqa: ARG002
         return self.seen
 
-    def call(self, container: str, argv: tuple[str, ...], *, user: str, limit: float) -> Completed:  # noqa: ARG002
-        return Completed(argv, self.code, self.out, self.err)
+    def call(self, container: str, argv: tuple[str, ...], *, user: str, limit: float) -> CompletedProcess:  # noqa: ARG002
+        return CompletedProcess(argv, self.code, self.out, self.err)
 
     def image_labels(self, image: str) -> dict[str, str]:  # noqa: ARG002
         return self.labels
@@ -261,7 +263,7 @@ def test_fix_runs_nothing_once_a_run_has_begun(tmp_path: Path, monkeypatch: pyte
     with contextlib.ExitStack() as run:
 
         def ask(_: str) -> bool:
-            run.enter_context(lock.held(tmp_path / lock.RUN, "run one"))
+            run.enter_context(filelock.held(tmp_path / filelock.RUN, "run one"))
             return True
 
         with pytest.raises(HostError, match="run one"):
@@ -362,7 +364,7 @@ def test_what_may_not_be_looked_at_is_not_said_to_be_missing(
 
     examination = examined(told=Engine(observed=builders.observed(builders.lab())))
     mounted = replace(examination, lab=builders.lab(mounts=(Mount(source="/closed/clone", target="/workspace/x"),)))
-    monkeypatch.setattr(keys, "missing", closed)
+    monkeypatch.setattr(ssh_keys, "missing", closed)
     (key,) = files.keys(examination)
     monkeypatch.setattr(Path, "stat", closed)
     monkeypatch.setattr("os.access", lambda *_: False)
@@ -374,7 +376,7 @@ def test_what_may_not_be_looked_at_is_not_said_to_be_missing(
 def test_what_only_a_build_needs_stops_only_a_lab_without_its_image(
     examined: Callable[..., CheckContext], there: str | None, level: str
 ) -> None:
-    told = Engine(observed=Observed(image=there))
+    told = Engine(observed=ObservedState(image=there))
     lab = replace(builders.lab(), image="labctl/cpu")
     examination = examined(lab, env="LAB_CA_CERTIFICATES=/nonexistent/ca.crt\n", told=told)
     (found,) = host.certificates(examination)
@@ -603,7 +605,7 @@ def test_devices_are_not_counted_while_a_run_has_them_nor_beyond_their_time(
     late = examined(with_devices("nvidia"), told=Engine(code=137))
     with pytest.raises(HostError, match="not counted within"):
         list(devices.framework_count(late, builders.container("worker-0")))
-    with lock.held(late.lab.directory / lock.RUN, "run one"):
+    with filelock.held(late.lab.directory / filelock.RUN, "run one"):
         assert not list(devices.framework_count(replace(late), builders.container("worker-0")))
 
 
@@ -644,8 +646,8 @@ def test_an_nvidia_image_is_judged_by_the_cuda_of_the_base_that_it_was_built_on(
 ) -> None:
     lab = with_devices("nvidia")
     lab = replace(lab, image="labctl/nvidia", hosts=(replace(lab.hosts[0], driver="550.54.14"),))
-    told = Engine(observed=Observed(image="sha256:1111"))
-    told.labels, told.variables = {images.BASE_LABEL: base}, variables
+    told = Engine(observed=ObservedState(image="sha256:1111"))
+    told.labels, told.variables = {catalog.BASE_LABEL: base}, variables
     assert wrong(image.driver(examined(lab, told=told))) == expected
 
 
@@ -655,8 +657,8 @@ def test_a_gaudi_image_of_another_release_than_the_driver_is_told_of(
 ) -> None:
     lab = with_devices("habana")
     lab = replace(lab, hosts=(replace(lab.hosts[0], driver=version),))
-    told = Engine(observed=Observed(image="sha256:1111"))
-    told.labels = {images.BASE_LABEL: "vault.habana.ai/gaudi-docker/1.22.0/ubuntu22.04/habanalabs/pytorch:latest"}
+    told = Engine(observed=ObservedState(image="sha256:1111"))
+    told.labels = {catalog.BASE_LABEL: "vault.habana.ai/gaudi-docker/1.22.0/ubuntu22.04/habanalabs/pytorch:latest"}
     found = list(image.driver(examined(lab, told=told)))
     assert wrong(iter(found)) == expected
     assert all(one.fix == "labctl build && labctl up" for one in found if one.level != "ok")

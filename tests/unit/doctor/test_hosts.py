@@ -11,35 +11,35 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-import builders
 import pytest
+from support import builders
 
-from labctl import settings
-from labctl.connection import Connection
-from labctl.containers import HostPortUser, Observed
+from labctl.config import settings
+from labctl.config.inventory import InventoryHost
 from labctl.doctor import Check, run
 from labctl.doctor.checks import devices, host, hosts, network
 from labctl.doctor.examination import CheckContext, Finding, error, ok
 from labctl.doctor.host_access import HostAccess
-from labctl.engines.docker_engine import DockerEngine
+from labctl.engines.docker import DockerEngine
+from labctl.engines.state import HostPortUser, ObservedState
 from labctl.errors import HostError
-from labctl.hardware import Device, DeviceMapping
-from labctl.hosts import Target
-from labctl.render import lease_path
-from labctl.shell import Completed
+from labctl.hosts.ssh import Connection
+from labctl.model import Device, DeviceMapping
+from labctl.naming import lease_path
+from labctl.system.process import CompletedProcess
 
 
 @dataclass
 class Daemon:
     """What the engine of one host says."""
 
-    seen: Observed
+    seen: ObservedState
     listening: tuple[HostPortUser, ...] = ()
 
     def on(self, host: str) -> Daemon:  # noqa: ARG002
         return self
 
-    def observe(self, lab: str, image: str | None = None) -> Observed:  # noqa: ARG002
+    def observe(self, lab: str, image: str | None = None) -> ObservedState:  # noqa: ARG002
         return self.seen
 
     def information(self) -> dict[str, Any]:
@@ -52,10 +52,10 @@ class Daemon:
 class Shell:
     """A connection to a host that is this machine."""
 
-    def run(self, script: str, *words: str, timeout: float, check: bool = True) -> Completed:
+    def run(self, script: str, *words: str, timeout: float, check: bool = True) -> CompletedProcess:
         argv = ("sh", "-c", script, "sh", *words)
         done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout, check=check)
-        return Completed(argv, done.returncode, done.stdout, done.stderr)
+        return CompletedProcess(argv, done.returncode, done.stdout, done.stderr)
 
 
 @pytest.fixture
@@ -75,9 +75,9 @@ def second(tmp_path: Path) -> Callable[..., CheckContext]:
         (tmp_path / ".env").write_text("LAB_HOSTS=hosts.txt\n")
         found = settings.load(tmp_path, {"HOME": str(tmp_path)}, {})
         name = names[0] if first else names[1]
-        seen = Observed(host=name, containers=(builders.container("worker-0", host=name),) if up else ())
+        seen = ObservedState(host=name, containers=(builders.container("worker-0", host=name),) if up else ())
         engine = cast(DockerEngine, Daemon(seen, listening))
-        place = HostAccess(name=name, target=Target(name=name, user="ann"), facts=builders.facts(**told))
+        place = HostAccess(name=name, target=InventoryHost(name=name, user="ann"), facts=builders.facts(**told))
         return CheckContext(lab=of, settings=found, environ={}, engine=engine, access=place, root=tmp_path / "root")
 
     return make
@@ -132,7 +132,7 @@ def test_the_master_port_is_that_of_the_first_host(
 class Elsewhere(Shell):
     """A host that has other files than this machine."""
 
-    def run(self, script: str, *words: str, timeout: float, check: bool = True) -> Completed:
+    def run(self, script: str, *words: str, timeout: float, check: bool = True) -> CompletedProcess:
         return super().run(script, *(f"/elsewhere{word}" for word in words), timeout=timeout, check=check)
 
 
