@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from labctl import model, naming
+from labctl import naming
 from labctl.compose import render
 from labctl.config import dotenv
 from labctl.config.settings import Settings
@@ -16,7 +16,7 @@ from labctl.doctor.host_access import HostAccess
 from labctl.engines import Backend, Daemon
 from labctl.engines.state import Container, ObservedState
 from labctl.images import catalog
-from labctl.model import HERE, File, Host, Lab, Node
+from labctl.model import HERE, LAUNCHER, File, Host, Lab, Node
 from labctl.system import filelock
 from labctl.system.cached import once
 
@@ -159,7 +159,7 @@ class CheckContext:
     def names(self) -> tuple[str, ...]:
         """The lab's containers to examine: launcher first, then workers."""
         workers = (node.name for node in self.lab.nodes)
-        every = (model.LAUNCHER, *workers) if self.name == HERE else self.lab.containers_on(self.name)
+        every = (LAUNCHER, *workers) if self.name == HERE else self.lab.containers_on(self.name)
         return tuple(name for name in every if self.only in ("", name))
 
     @property

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from labctl.accelerators import leases
 from labctl.config.inventory import InventoryHost
-from labctl.hosts import facts as survey
 from labctl.hosts import ssh_errors
+from labctl.hosts.facts import HostFacts
 from labctl.hosts.ssh import Connection
 from labctl.model import HERE, Device
 from labctl.naming import lease_path
@@ -67,7 +67,7 @@ class HostAccess:
     name: str = HERE
     target: InventoryHost = field(default_factory=lambda: InventoryHost(name=HERE))
     connection: Connection | None = None
-    facts: survey.HostFacts | None = None
+    facts: HostFacts | None = None
     used_ports: frozenset[int] = frozenset()
     """TCP ports that are in use on any host of the lab."""
 

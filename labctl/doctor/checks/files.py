@@ -7,10 +7,11 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from labctl import model, naming
+from labctl import naming
 from labctl.compose import ssh_keys
 from labctl.deploy import plan
 from labctl.doctor.examination import UP, CheckContext, Finding, error, ok, warn
+from labctl.model import LAUNCHER
 from labctl.system.files import outdated
 
 
@@ -60,7 +61,7 @@ def keys(ctx: CheckContext) -> Iterator[Finding]:
 
 def rendered(ctx: CheckContext) -> Iterator[Finding]:
     """Files that were changed since the nodes were created; changed settings are a finding of each node."""
-    nodes = (model.LAUNCHER, *(node.name for node in ctx.lab.nodes))
+    nodes = (LAUNCHER, *(node.name for node in ctx.lab.nodes))
     if not ctx.observed.containers or plan.not_current(ctx.lab, ctx.files, ctx.observed, nodes):
         return
     paths = [file.path for file in outdated(ctx.lab.directory, ctx.files)]

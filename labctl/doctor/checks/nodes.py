@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from labctl import model, naming
+from labctl import naming
 from labctl.accelerators import leases
 from labctl.config.settings import EXTRA
 from labctl.deploy import plan
@@ -20,6 +20,7 @@ from labctl.engines import agent
 from labctl.engines.state import Container, lost
 from labctl.errors import HostError
 from labctl.hosts import ssh_errors
+from labctl.model import LAUNCHER
 from labctl.system import files
 
 Subnet = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -39,7 +40,7 @@ def states(ctx: CheckContext) -> Iterator[Finding]:
         return
     content = {file.path: file.content for file in ctx.files}
     for name in ctx.names:
-        owner = lab.nodes[0].name if name == model.LAUNCHER else name
+        owner = lab.nodes[0].name if name == LAUNCHER else name
         fingerprint = naming.fingerprint(content[naming.compose_path(owner)])
         yield state(ctx, name, observed.container(name), fingerprint)
     wanted = replace(ctx, only="").names
@@ -81,8 +82,8 @@ def state(ctx: CheckContext, name: str, one: Container | None, fingerprint: str)
 
 def ssh(ctx: CheckContext) -> Iterator[Finding]:
     """Each worker as the launcher reaches it: login, pinned host key, and throughput."""
-    workers = tuple(one for one in ctx.running if one.node != model.LAUNCHER)
-    launcher = ctx.observed.container(model.LAUNCHER)
+    workers = tuple(one for one in ctx.running if one.node != LAUNCHER)
+    launcher = ctx.observed.container(LAUNCHER)
     if not workers or launcher is None or launcher.state != "running":
         return
     words = ("links", str(PATIENCE), str(SENT_BYTES), str(SLOW), *(one.node for one in workers))
