@@ -28,7 +28,7 @@ from labctl.lab.cluster import Cluster
 from labctl.lab.spec import hidden
 from labctl.lab.status import status_of
 from labctl.model import Lab, Workload
-from labctl.runs import artifacts
+from labctl.runs import artifacts, store
 from labctl.runs import run as runs
 from labctl.runs.request import RunOptions, build_job, choose_workload
 from labctl.setup import install as host_setup
@@ -129,7 +129,7 @@ def up(context: Context, *, workload: str = "", dry_run: bool = False) -> dict[s
             preflight.tell_failed(context, failed)
             return {"lab": where.settings.text("LAB_NAME"), "plan": str(steps).splitlines()}
         bring_up(context, where)
-        return status_of(context, where)
+        return with_runs(context, status_of(context, where))
 
 
 def bring_up(context: Context, where: Cluster) -> None:
@@ -179,7 +179,13 @@ def status(context: Context) -> dict[str, Any]:
     found = context.settings()
     preflight.require_named(context, found)
     with cluster.opened(context, found, demand=False) as where:
-        return status_of(context, where)
+        return with_runs(context, status_of(context, where))
+
+
+def with_runs(context: Context, status: dict[str, Any]) -> dict[str, Any]:
+    """The lab's status with its latest runs."""
+    latest = [{"run_id": run["run_id"], "state": run["state"]} for run in store.listing(context.directory, 20)]
+    return {**status, "runs": latest}
 
 
 def down(context: Context, *, images: bool = False, dry_run: bool = False) -> dict[str, Any]:

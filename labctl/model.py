@@ -260,12 +260,12 @@ class Metric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Criterion:
-    """What a metric must satisfy: at least ``min``, at most ``max``, or fallen by the share ``drop`` (0.2 is 20 %)."""
+    """What a metric must satisfy: at least ``min``, at most ``max``, or fallen by a share, ``decrease`` (0.2: 20 %)."""
 
     metric: str
     min: float | None = None
     max: float | None = None
-    drop: float | None = None
+    decrease: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,7 +291,7 @@ class Workload:
     """A script, in its directory or by absolute path, under a launcher; and how to judge it. ``timeout`` in seconds."""
 
     name: str
-    describe: str
+    description: str
     declared: str
     """``file:line`` of its declaration."""
     directory: Path
@@ -308,7 +308,7 @@ class Workload:
     """A script that one rank of each node runs before the ranks start."""
     inputs: Pairs = ()
     """Arguments that are paths on the host, and what must be there: directory, file, path (either) or model."""
-    requires: tuple[str, ...] = ()  # inputs that a run, but no rehearsal, must be given
+    required_inputs: tuple[str, ...] = ()  # inputs that a run, but no rehearsal, must be given
     deepspeed: Mapping[str, Any] | None = None
     cache: Cache = Cache()
     memory: Memory | None = None

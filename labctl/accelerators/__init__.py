@@ -63,8 +63,9 @@ MAKERS = {
 
 
 def names() -> tuple[str, ...]:
-    """The accelerators that labctl knows, by the files in this folder."""
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
+    """The accelerators that labctl knows: the modules in this folder that are not helpers of all."""
+    modules = {module.name for module in pkgutil.iter_modules(__path__)}
+    return tuple(sorted(modules - {"detect", "leases", "vendor_tools"}))
 
 
 def get(name: str) -> AcceleratorModule:

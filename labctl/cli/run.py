@@ -37,12 +37,20 @@ def workloads_command(directory: Directory = HERE, json: Json = False) -> None:
             output.error(error) if not json else None
         document = {
             "workloads": [
-                {"name": one.name, "launcher": one.launcher, "describe": one.describe, "declared": one.declared}
+                {
+                    "name": one.name,
+                    "launcher": one.launcher,
+                    "description": one.description,
+                    "source": one.declared,
+                    # Deprecated: description and source by their names of before.
+                    "describe": one.description,
+                    "declared": one.declared,
+                }
                 for one in known
             ],
             "errors": [error.message for error in errors],
         }
-        rows = [(one.name, one.launcher, one.describe) for one in known]
+        rows = [(one.name, one.launcher, one.description) for one in known]
         show(output, document, lambda: table(("WORKLOAD", "LAUNCHER", "WHAT"), rows))
         if errors:
             sys.exit(ConfigError.exit_code)

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from labctl.model import LAUNCHER, DeviceMapping, File, Host, Lab, Mount, Node, Pairs
@@ -55,9 +56,10 @@ def neighbours_needed(lab: Lab) -> int:
     return nodes_on_a_host(lab) * (len(lab.nodes) + 1)
 
 
-def template(name: str) -> Any:
-    """A template by its file name; ``render`` it with what it names."""
-    return _environment().get_template(name)
+@lru_cache
+def template(path: Path) -> Any:
+    """A template file; ``render`` it with what it names."""
+    return _environment().from_string(path.read_text(encoding="utf-8"))
 
 
 @lru_cache(maxsize=4096)
@@ -74,12 +76,10 @@ def yaml_string(value: str) -> str:
 
 @lru_cache(maxsize=1)
 def _environment() -> Any:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from jinja2 import Environment, StrictUndefined
 
     # Autoescaping is for HTML; every value here goes through `q` (YAML) or `sh` (bash) instead.
-    environment = Environment(  # noqa: S701
-        loader=FileSystemLoader(files.path("compose")), undefined=StrictUndefined, keep_trailing_newline=True
-    )
+    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)  # noqa: S701
     environment.filters["q"] = yaml_string
     environment.filters["sh"] = shlex.quote
     return environment
@@ -123,7 +123,7 @@ def render(lab: Lab) -> tuple[File, ...]:
     """Every file that the lab's nodes get, but keys and secrets, which are made or written apart."""
     names = extra_hosts(lab)
     files = [file for node in lab.nodes for file in (render_node(lab, node, names), *links(node))]
-    config = template("ssh_config.j2").render(lab=lab)
+    config = template(Path(__file__).with_name("ssh_config.j2")).render(lab=lab)
     return (*files, File(path=f"{node_directory(lab.nodes[0].name)}/launcher/config", content=config))
 
 
@@ -162,7 +162,7 @@ def render_node(lab: Lab, node: Node, names: Mapping[str, str]) -> File:
         "names": names,
         "secrets": [(f"{service.name}-{name}", path) for service in services for name, path in service.secrets],
     }
-    content = template("node.yml.j2").render(context)
+    content = template(files.path("compose", "node.yml.j2")).render(context)
     # The label lets `up` see from the container alone whether it was made from this very text and these secrets.
     sealed = "".join(f"{name}\0{value.reveal()}\0" for name, value in lab.secrets)
     digest = hashlib.sha256((content + sealed).encode("utf-8", "surrogateescape")).hexdigest()[:16]

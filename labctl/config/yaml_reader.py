@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -50,26 +50,32 @@ class Value:
     def error(self, reason: str, hint: str = "") -> ConfigError:
         return ConfigError(f"{self.path}:{self.line}: {reason}", hint=hint)
 
-    def read(self, schema: Schema, required: Iterable[str] = ()) -> dict[str, Any]:
-        """The mapping with each key read as the schema says; other keys are errors."""
-        entries = self.entries(schema)
+    def read(
+        self, schema: Schema, required: Iterable[str] = (), former: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """The mapping with each key read as the schema says; other keys are errors.
+
+        ``former`` maps former names of keys, which are still taken, to the names of today.
+        """
+        entries = self.entries(schema, former)
         for key in required:
             if key not in entries:
                 raise self.error(f"`{self.name}` has no `{key}`")
         return {key: schema[key](value) for key, value in entries.items()}
 
-    def entries(self, known: Iterable[str] | None = None) -> dict[str, Value]:
+    def entries(self, known: Iterable[str] | None = None, former: Mapping[str, str] | None = None) -> dict[str, Value]:
         self._must_be("mapping")
         entries: dict[str, Value] = {}
         for key, node in self.node.value:
             value = Value(self.path, key.start_mark.line + 1, str(key.value), node)
             if key.id != "scalar":
                 raise value.error(f"a key of `{self.name}` must be text")
-            if known is not None and value.name not in known:
-                raise value.error(f"unknown key `{value.name}`", hint=hint_for(value.name, known))
-            if value.name in entries:
-                raise value.error(f"duplicate key `{value.name}`, first on line {entries[value.name].line}")
-            entries[value.name] = value
+            name = (former or {}).get(value.name, value.name)
+            if known is not None and name not in known:
+                raise value.error(f"unknown key `{name}`", hint=hint_for(name, known))
+            if name in entries:
+                raise value.error(f"duplicate key `{name}`, first on line {entries[name].line}")
+            entries[name] = value
         return entries
 
     def items(self) -> list[Value]:

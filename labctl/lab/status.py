@@ -11,11 +11,10 @@ from labctl.config.context import Context
 from labctl.engines.state import ObservedState, elsewhere
 from labctl.errors import HostError
 from labctl.lab.cluster import Cluster, owner
-from labctl.runs import store
 
 
 def status_of(context: Context, where: Cluster) -> dict[str, Any]:
-    """The lab's state, nodes and latest runs; nodes of a host that does not answer are ``unreachable``.
+    """The lab's state and nodes; nodes of a host that does not answer are ``unreachable``.
 
     Where nothing of it was seen and a host does not answer, its state is ``unknown``.
     """
@@ -43,12 +42,10 @@ def status_of(context: Context, where: Cluster) -> dict[str, Any]:
         for container in observed.containers
     ]
     place = {node: number for number, node in enumerate(where.places)}
-    latest = [{"run_id": run["run_id"], "state": run["state"]} for run in store.listing(context.directory, 20)]
     return {
         "lab": name,
         "state": state,
         "nodes": sorted((*nodes, *unreachable), key=lambda node: place.get(node["name"], len(place))),
-        "runs": latest,
         "unreachable": [{"host": host, "message": error.message, "hint": error.hint} for host, error in silent.items()],
     }
 

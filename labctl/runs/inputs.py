@@ -62,7 +62,7 @@ def _given(workload: Workload) -> Iterator[tuple[int, str, str, str]]:
 def _require(workload: Workload) -> None:
     """ConfigError for an input that must be given and is not."""
     given = {word.partition("=")[0].replace("_", "-") for word in workload.arguments}
-    for name in workload.requires:
+    for name in workload.required_inputs:
         if f"--{name.replace('_', '-')}" not in given:
             raise ConfigError(
                 f"{workload.name} needs a path of yours for --{name}", hint=f"--set {name}=PATH, or --rehearse"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 from labctl import launchers
 from labctl.compose.render import template
@@ -17,13 +18,14 @@ from labctl.workloads import deepspeed_config
 def render_program(lab: Lab, job: Job, script_directory: str) -> File:
     """The script that every rank of a run executes; of a workload that starts its ranks itself, the launcher."""
     workload = job.workload
-    name = "start.sh.j2" if workload.launcher == "own" else "rank.sh.j2"
-    content: str = template(name).render(
+    name = "start.sh.j2" if workload.launcher == "script" else "rank.sh.j2"
+    content: str = template(Path(__file__).with_name(name)).render(
         job=job,
         script_directory=script_directory,
         command=(*command(workload.script), *workload.arguments),
         prepare=(*command(workload.prepare), *workload.arguments) if workload.prepare else (),
         prepare_directory=workload_directory(lab, workload),
+        common=f"{lab.project_path}/workloads/common",
         environment=workload.environment,
         master_port=lab.master_port,
         ssh_port=lab.ssh_port,

@@ -13,10 +13,11 @@ from labctl.errors import ConfigError
 from labctl.model import Criterion, Job, Lab, Pairs, Workload
 from labctl.runs import inputs, job, store
 from labctl.workloads import deepspeed_config, external
+from labctl.workloads.schema import launcher_name
 
 DEEPSPEED = "deepspeed."
 # The launcher of scripts that start their ranks by themselves.
-OWN = "own"
+SCRIPT = "script"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +49,10 @@ def choose_workload(directory: Path, name: str, options: RunOptions, found: Sett
         if criterion.metric not in known:
             hint = f"it has {', '.join(sorted(known))}"
             raise ConfigError(f"--expect: {name} has no metric `{criterion.metric}`", hint=hint)
-    launcher = options.launcher or chosen.launcher
+    launcher = launcher_name(options.launcher) or chosen.launcher
     launchers.get(launcher)
-    if launcher != chosen.launcher and OWN in (launchers.name(launcher), chosen.launcher):
-        itself = "starts its ranks by itself" if chosen.launcher == OWN else "does not start its ranks by itself"
+    if launcher != chosen.launcher and SCRIPT in (launchers.name(launcher), chosen.launcher):
+        itself = "starts its ranks by itself" if chosen.launcher == SCRIPT else "does not start its ranks by itself"
         raise ConfigError(f"{name} {itself}, so it cannot run under `{launcher}`", hint="leave out --launcher")
     same = launchers.name(launcher) == launchers.name(chosen.launcher)
     given = ((key, value) for key, value in options.arguments if not _of_deepspeed(key))

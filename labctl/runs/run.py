@@ -96,6 +96,8 @@ def require_up(lab: Lab, task: Job, observed: ObservedState) -> None:
 
 def require_program(lab: Lab, task: Job, engine: Backend) -> None:
     """HostError where the lab's image lacks the launcher program that a person asked for."""
+    if task.launcher == "script":
+        return
     program = task.argv[0]
     found = engine.call(naming.container_name(lab, model.LAUNCHER), ("which", program), user=agent.user(lab))
     if found.code:
@@ -173,7 +175,7 @@ def launch(
     began = time.monotonic()
     path = store.create(lab, task.run_id, task.files, store.before(lab, settings, task, engine, steps))
     with filelock.held(path / store.LOCK, f"run {task.run_id}"):
-        context.notice(f"run {task.run_id}: {task.workload.describe}")
+        context.notice(f"run {task.run_id}: {task.workload.description}")
         recorder = store.Recorder(path, lab, (metric.pattern for metric in task.workload.metrics))
         try:
             sent = artifacts.send(lab, task, engine, path, inputs.earlier(lab, task.workload))

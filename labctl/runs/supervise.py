@@ -170,7 +170,7 @@ def supervise(lab: Lab, job: Job, engine: Backend, on_line: Callable[[str], None
 
 def follow(lab: Lab, job: Job, engine: Backend, stop: RunStopper, on_line: Callable[[str], None]) -> int:
     """Stream the command's output to its end; returns its exit code."""
-    crash = CrashWatch(stop, starts_itself=job.launcher == "own")
+    crash = CrashWatch(stop, starts_itself=job.launcher == "script")
 
     def look_at(line: str) -> None:
         on_line(line)

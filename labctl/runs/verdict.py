@@ -67,7 +67,7 @@ def _absent(criterion: Criterion, metric: dict[str, Any] | None) -> str | None:
     """Why the criterion cannot be judged, or None: its numbers are there and finite."""
     if metric is None:
         return f"The output gave no {criterion.metric}, which the criteria need."
-    needed = ["first", "last"] if criterion.drop is not None else [_final(metric)]
+    needed = ["first", "last"] if criterion.decrease is not None else [_final(metric)]
     if all(metric.get(key) is not None for key in needed):
         return None
     return f"The metric {criterion.metric} is {metric.get('note', 'incomplete')}, so its criteria cannot be judged."
@@ -86,12 +86,12 @@ def _checks(criterion: Criterion, metric: dict[str, Any]) -> list[CriterionResul
     if criterion.max is not None:
         value = metric[_final(metric)]
         checks.append(_check(f"{name} <= {criterion.max:g} {unit}", value, passed=value <= criterion.max))
-    if criterion.drop is not None:
+    if criterion.decrease is not None:
         first, last = metric["first"], metric["last"]
         fall = (first - last) / abs(first) if first else None
         value = None if fall is None else 100 * fall
-        passed = fall is not None and fall >= criterion.drop
-        checks.append(_check(f"{name} falls by {100 * criterion.drop:g} %", value, passed=passed))
+        passed = fall is not None and fall >= criterion.decrease
+        checks.append(_check(f"{name} falls by {100 * criterion.decrease:g} %", value, passed=passed))
     return checks
 
 

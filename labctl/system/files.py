@@ -1,4 +1,4 @@
-"""Where the files that come with labctl are: templates, Dockerfiles, workloads, hostfiles."""
+"""Where the files that come with labctl are: the compose template, Dockerfiles, workloads, hostfiles."""
 
 from __future__ import annotations
 

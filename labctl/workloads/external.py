@@ -93,7 +93,7 @@ def load(
     given = (*filter(None, [script]), *declared.arguments)
     path = locate(clone, given[0] if given else "", clones.get(clone.family))
     if script:
-        declared = replace(declared, name=name, describe=str(path))
+        declared = replace(declared, name=name, description=str(path))
     if clone is DSCHAT:
         return replace(declared, arguments=(path.name,))
     if rehearse:
@@ -139,7 +139,7 @@ def list_all(
         clone, root = FAMILIES.get(one.name), clones.get(one.name)
         if clone and root:
             paths = {name: path_of(clone, root, name) for name in scripts(clone, root)}
-            found += [replace(one, name=f"{one.name}/{name}", describe=str(path)) for name, path in paths.items()]
+            found += [replace(one, name=f"{one.name}/{name}", description=str(path)) for name, path in paths.items()]
     return tuple(found), errors
 
 

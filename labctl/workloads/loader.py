@@ -17,7 +17,7 @@ from labctl.config.yaml_reader import Value, compose, hint_for
 from labctl.errors import ConfigError
 from labctl.model import Cache, Criterion, Metric, Workload
 from labctl.workloads import deepspeed_config
-from labctl.workloads.schema import NAME, schema
+from labctl.workloads.schema import FORMER_KEYS, NAME, schema
 
 FILE = "workload.yml"
 
@@ -102,28 +102,31 @@ def _unknown(directory: Path, name: str, known: list[Workload]) -> ConfigError:
 def _read_file(path: Path, launchers: tuple[str, ...]) -> list[_Declared]:
     folder = path.parent
     shown = f"{folder.absolute().parent.name}/{folder.name}/{FILE}"
-    root = compose(path, shown, hint="a workload needs describe, launcher, script and timeout")
+    root = compose(path, shown, hint="a workload needs description, launcher, script and timeout")
     fields = schema(folder, launchers)
-    common = root.read({**fields, "variants": Value.entries})
+    common = root.read({**fields, "variants": Value.entries}, former=FORMER_KEYS)
     variants: dict[str, Value] = common.pop("variants", {folder.name: root})
     if not variants:
         raise root.error("`variants` declares no workload")
-    return [_declare(name, folder, at, common, {} if at is root else at.read(fields)) for name, at in variants.items()]
+    return [
+        _declare(name, folder, at, common, {} if at is root else at.read(fields, former=FORMER_KEYS))
+        for name, at in variants.items()
+    ]
 
 
 def _declare(name: str, folder: Path, at: Value, common: dict[str, Any], own: dict[str, Any]) -> _Declared:
     if not NAME.fullmatch(name):
         raise at.error(f"bad workload name `{name}`", hint="letters, digits, `.`, `_` and `-`, at most 63")
     fields = {**common, **own}
-    for key in ("describe", "launcher", "script", "timeout"):
+    for key in ("description", "launcher", "script", "timeout"):
         if key not in fields:
             raise at.error(f"workload `{name}` has no `{key}`")
-    if fields["launcher"] == "own" and "prepare" in fields:
+    if fields["launcher"] == "script" and "prepare" in fields:
         raise at.error(f"workload `{name}` starts its ranks itself, so nothing runs its `prepare` on the nodes")
     metrics: dict[str, Metric] = _merged("metrics", common, own)
     workload = Workload(
         name=name,
-        describe=fields["describe"],
+        description=fields["description"],
         declared=f"{at.path}:{at.line}",
         directory=folder,
         launcher=fields["launcher"],
@@ -133,7 +136,7 @@ def _declare(name: str, folder: Path, at: Value, common: dict[str, Any], own: di
         prepare=fields.get("prepare", ""),
         arguments=(*common.get("arguments", ()), *own.get("arguments", ())),
         inputs=tuple(_merged("inputs", common, own).items()),
-        requires=fields.get("requires", ()),
+        required_inputs=fields.get("required_inputs", ()),
         deepspeed=_merged_deepspeed(common, own),
         environment=tuple(_merged("environment", common, own).items()),
         timeout=fields["timeout"],
@@ -149,7 +152,7 @@ def _declare(name: str, folder: Path, at: Value, common: dict[str, Any], own: di
     smaller["deepspeed"] = _merged_deepspeed({"deepspeed": workload.deepspeed}, smaller)
     if "criteria" in smaller:
         smaller["criteria"] = _resolve(smaller["criteria"], metrics)
-    return _Declared(workload, replace(workload, memory=None, requires=(), **smaller))
+    return _Declared(workload, replace(workload, memory=None, required_inputs=(), **smaller))
 
 
 def _merged(key: str, common: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
@@ -169,6 +172,6 @@ def _resolve(criteria: Iterable[tuple[Value, Criterion]], metrics: dict[str, Met
         metric = metrics.get(criterion.metric)
         if metric is None:
             raise at.error(f"no metric `{criterion.metric}`", hint=hint_for(criterion.metric, metrics))
-        if criterion.drop is not None and metric.reduce != "first-last":
-            raise at.error(f"`drop` needs a first and a last: give metric `{metric.name}` `reduce: first-last`")
+        if criterion.decrease is not None and metric.reduce != "first-last":
+            raise at.error(f"`decrease` needs a first and a last: give metric `{metric.name}` `reduce: first-last`")
     return tuple(criterion for _, criterion in criteria)

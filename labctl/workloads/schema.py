@@ -13,6 +13,8 @@ from labctl.workloads import deepspeed_config
 
 NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 TASKS = ("sft", "reward", "rlhf")
+FORMER_KEYS = {"describe": "description", "requires": "required_inputs", "drop": "decrease"}
+"""Names that workload.yml had before, still taken, and those of today."""
 INPUT_KINDS = ("directory", "file", "model", "path")
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -45,15 +47,15 @@ def parse_expectation(text: str) -> Criterion:
 def schema(folder: Path, launchers: tuple[str, ...]) -> Schema:
     """What a workload in this folder may declare, be it common to all variants or one's own."""
     return {
-        "describe": Value.text,
-        "launcher": lambda value: value.choice(launchers),
+        "description": Value.text,
+        "launcher": lambda value: _launcher(value, launchers),
         "launcher_arguments": _words,
         "image": _image,
         "script": lambda value: _script(value, folder),
         "prepare": lambda value: _script(value, folder),
         "arguments": _words,
         "inputs": _inputs,
-        "requires": _words,
+        "required_inputs": _words,
         "deepspeed": _deepspeed,
         "environment": _environment,
         "timeout": _timeout,
@@ -63,6 +65,15 @@ def schema(folder: Path, launchers: tuple[str, ...]) -> Schema:
         "memory": _memory,
         "rehearse": _rehearse,
     }
+
+
+def _launcher(value: Value, known: tuple[str, ...]) -> str:
+    return launcher_name(value.text()) if launcher_name(value.text()) in known else value.choice(known)
+
+
+def launcher_name(text: str) -> str:
+    """The launcher `script` by its name of before, `own`, too."""
+    return "script" if text == "own" else text
 
 
 def _script(value: Value, folder: Path) -> str:
@@ -155,14 +166,14 @@ def _criteria(value: Value) -> tuple[tuple[Value, Criterion], ...]:
 
 
 def _criterion(value: Value) -> Criterion:
-    fields: Schema = {"metric": Value.text, "min": Value.number, "max": Value.number, "drop": Value.number}
-    criterion = Criterion(**value.read(fields, required=("metric",)))
-    if criterion.min is None and criterion.max is None and criterion.drop is None:
-        raise value.error("a criterion needs `min`, `max` or `drop`")
+    fields: Schema = {"metric": Value.text, "min": Value.number, "max": Value.number, "decrease": Value.number}
+    criterion = Criterion(**value.read(fields, required=("metric",), former=FORMER_KEYS))
+    if criterion.min is None and criterion.max is None and criterion.decrease is None:
+        raise value.error("a criterion needs `min`, `max` or `decrease`")
     if criterion.min is not None and criterion.max is not None and criterion.min > criterion.max:
         raise value.error("`min` is above `max`")
-    if criterion.drop is not None and not 0 < criterion.drop <= 1:
-        raise value.error("`drop` is a share, above 0 and at most 1")
+    if criterion.decrease is not None and not 0 < criterion.decrease <= 1:
+        raise value.error("`decrease` is a share, above 0 and at most 1")
     return criterion
 
 

@@ -37,7 +37,7 @@ def argv(name: str, **changes: Any) -> tuple[str, ...]:
 
 def test_all_launchers_are_known_with_their_ways() -> None:
     assert NAMES == (
-        "deepspeed", "deepspeed:openmpi", "horovod", "horovod:mpi", "impi", "mpirun", "own", "torchrun",
+        "deepspeed", "deepspeed:openmpi", "horovod", "horovod:mpi", "impi", "mpirun", "script", "torchrun",
     )  # fmt: skip
 
 
@@ -94,12 +94,12 @@ def test_nodes_come_in_the_hostfiles_order_with_their_slots(name: str) -> None:
     assert second in ("worker-0 slots=2", "worker-0:2")
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - {"own", "torchrun", "deepspeed"}))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"script", "torchrun", "deepspeed"}))
 def test_the_labs_interface_is_named(name: str) -> None:
     assert "lab0" in " ".join(argv(name))
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - {"own"}))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"script"}))
 def test_an_option_of_the_launcher_reaches_it(name: str) -> None:
     option, values = next(iter(launchers.get(name).OPTIONS.items()))
     words = (option, *("1" for _ in range(values)))
@@ -115,7 +115,7 @@ def test_an_unknown_option_is_refused(name: str) -> None:
         launchers.check(name, launch(name, options=("--no-such-thing",)))
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - {"own"}))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"script"}))
 def test_what_labctl_sets_cannot_be_set(name: str) -> None:
     for option in launchers.get(name).RESERVED:
         with pytest.raises(ConfigError, match="set by labctl"):

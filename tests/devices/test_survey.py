@@ -29,7 +29,9 @@ def test_a_machines_devices_are_told_as_they_are(machine: Machine, tmp_path: Pat
     root = survey.lay_out(told, tmp_path / "root")
     for wanted in ("auto", "intel"):
         accelerator, found = survey.host_of(told, root, wanted)
-        there = machine.run(sys.executable, "-c", f"from labctl.observe import observe; print(observe({wanted!r}))")
+        there = machine.run(
+            sys.executable, "-c", f"from labctl.accelerators.detect import observe; print(observe({wanted!r}))"
+        )
         assert repr((accelerator, replace(found, name="local", home=""))) == there.stdout.strip()
     assert [device.module for device in survey.host_of(told, root, "auto")[1].devices] == ["7", "6"]
     assert hardware.RENDER in found.groups

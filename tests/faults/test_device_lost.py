@@ -109,7 +109,7 @@ def test_a_rank_that_crashes_over_a_lost_gpu_before_any_check_has_that_cause(nvi
     folder = nvidia.path / "workloads/unlucky"
     folder.mkdir()
     (folder / "workload.yml").write_text(
-        "describe: loses its GPU\nlauncher: mpirun\nscript: unlucky.sh\ntimeout: 60s\n"
+        "description: loses its GPU\nlauncher: mpirun\nscript: unlucky.sh\ntimeout: 60s\n"
     )
     (folder / "unlucky.sh").write_text(f"#!/bin/bash\n[[ $HOSTNAME == worker-1 ]] || exit 0\ntouch {FLAG}\nexit 7\n")
     (folder / "unlucky.sh").chmod(0o755)

@@ -393,7 +393,7 @@ def test_nothing_is_left_of_a_connection_when_its_block_ends(site: Site) -> None
 
 OWNER = """
 import sys
-from labctl.connection import connected
+from labctl.hosts.ssh import connected
 from labctl.hosts import Target
 target = Target(name="a", address="127.0.0.1", port=int(sys.argv[1]), user="root")
 with connected([target], ":", seconds=20) as (connections, errors):
@@ -414,7 +414,7 @@ def test_a_killed_owner_takes_its_connection_along(site: Site) -> None:
 
 DIALLING = """
 import sys
-from labctl.connection import connected
+from labctl.hosts.ssh import connected
 from labctl.hosts import Target
 with connected([Target(name="a", address="127.0.0.1", port=int(sys.argv[1]), user=sys.argv[2])], ":", seconds=60):
     pass
@@ -438,7 +438,7 @@ def test_an_owner_killed_while_it_dials_leaves_nothing(number: signal.Signals) -
 GUARDED = """
 import sys
 from labctl import shell
-from labctl.connection import connected
+from labctl.hosts.ssh import connected
 from labctl.hosts import Target
 target = Target(name="a", address="127.0.0.1", port=int(sys.argv[1]), user="root")
 with connected([target], ":", seconds=20) as (connections, errors):
@@ -460,7 +460,7 @@ def test_what_a_killed_owner_still_has_to_do_on_a_host_is_done_before_its_connec
 
 SLOW = """
 import sys
-from labctl.connection import connected
+from labctl.hosts.ssh import connected
 from labctl.hosts import Target
 from labctl.side_by_side import pool
 targets = [Target(name=name, address="127.0.0.1", port=int(sys.argv[1]), user="root") for name in "ab"]

@@ -84,7 +84,7 @@ def lab(nodes: int | tuple[Node, ...] = 2, **changes: Any) -> Lab:
 def workload(**changes: Any) -> Workload:
     base = Workload(
         name="hello",
-        describe="says hello",
+        description="says hello",
         declared="workloads/hello/workload.yml:1",
         directory=DIRECTORY / "workloads/hello",
         launcher="deepspeed",

@@ -236,7 +236,14 @@ CONFIGS = {
 BAD_RUNS: dict[str, tuple[list[str], str]] = {
     "launcher": (["--launcher", "slurm"], "unknown launcher `slurm`"),
     "way": (["--launcher", "horovod:nccl"], "unknown launcher `horovod:nccl`"),
-    "launcher that starts nothing": (["--launcher", "own"], "does not start its ranks by itself"),
+    "launcher that starts nothing": (
+        ["--launcher", "script"],
+        "does not start its ranks by itself, so it cannot run under `script`",
+    ),
+    "the same by its name of before": (
+        ["--launcher", "own"],
+        "does not start its ranks by itself, so it cannot run under `script`",
+    ),
     "launcher option": (["--launcher-arg=--bind_cores"], "unknown deepspeed option `--bind_cores`"),
     "launcher's own": (["--launcher-arg=--hostfile"], "is set by labctl"),
     "node": (["--include", "worker-7"], "no node `worker-7`"),
@@ -404,7 +411,10 @@ def test_arguments_of_a_person_come_last_in_the_launch(labctl: Labctl) -> None:
 
 def test_workloads_lists_what_can_be_run_and_what_is_broken(labctl: Labctl) -> None:
     document = labctl("workloads", "--json").document
-    assert [one["name"] for one in document["workloads"]] == ["hello"]
+    (one,) = document["workloads"]
+    assert (one["name"], one["launcher"], one["description"]) == ("hello", "deepspeed", "hello")
+    assert one["source"] == "workloads/hello/workload.yml:1"
+    assert (one["describe"], one["declared"]) == (one["description"], one["source"])
     broken = labctl.directory / "workloads/broken"
     broken.mkdir()
     (broken / "workload.yml").write_text("launcher: slurm\n")
@@ -655,7 +665,7 @@ def test_a_directory_that_is_not_there_is_said(labctl: Labctl, command: str) -> 
     [
         (["up"], "flows.up", "the same command again goes on; `labctl down` removes the lab"),
         (["down"], "flows.down", "the same command again does the rest"),
-        (["bundle", "save", "x"], "bundle.save", "nothing was written; the same command again begins anew"),
+        (["bundle", "save", "x"], "bundle.save_bundle", "nothing was written; the same command again begins anew"),
         (["status"], "flows.status", ""),
     ],
 )

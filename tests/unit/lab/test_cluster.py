@@ -14,7 +14,7 @@ from labctl import flows
 from labctl.compose import render
 from labctl.config.context import Context
 from labctl.config.inventory import InventoryHost
-from labctl.deploy import ledger, preflight
+from labctl.deploy import images, ledger
 from labctl.engines import Daemon
 from labctl.engines.multi import MultiHostEngine
 from labctl.engines.state import ObservedState
@@ -155,7 +155,7 @@ def test_a_host_that_does_not_answer_and_lacks_devices_is_told_not_to_answer(ope
 def test_down_forgets_the_hosts_that_have_nothing_any_more(
     context: Context, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preflight, "DockerEngine", builders.FakeEngine)
+    monkeypatch.setattr(images, "DockerEngine", builders.FakeEngine)
     engines = tuple(Engine() for _ in NAMES)
     for name, engine in zip(NAMES, engines, strict=True):
         node = builders.container("worker-0", host=name, directory=str(context.directory))

@@ -100,7 +100,7 @@ def test_what_an_earlier_run_made_is_looked_for_here_whatever_hosts_read_it(of: 
 
 
 def test_an_input_that_is_required_must_be_given(of: Lab) -> None:
-    task = workload(inputs=(("data-path", "directory"),), requires=("data-path",))
+    task = workload(inputs=(("data-path", "directory"),), required_inputs=("data-path",))
     with pytest.raises(ConfigError, match="hello needs a path of yours for --data-path") as caught:
         inputs.resolve(of, task)
     assert "--set data-path=PATH" in caught.value.hint

@@ -70,7 +70,7 @@ def test_slots_by_number_go_to_deepspeed_in_its_own_words() -> None:
     assert sum(one.slots for one in built.nodes) == 2
 
 
-@pytest.mark.parametrize("launcher", ["deepspeed:openmpi", "horovod", "impi", "mpirun", "torchrun", "own"])
+@pytest.mark.parametrize("launcher", ["deepspeed:openmpi", "horovod", "impi", "mpirun", "torchrun", "script"])
 def test_other_launchers_cannot_take_slots_by_number(launcher: str) -> None:
     of = lab((node(0, slots=2), node(1, slots=2)))
     with pytest.raises(ConfigError, match="first slots"):
@@ -170,6 +170,14 @@ def test_environment_reaches_the_script_unchanged(ranks: Ranks) -> None:
     ranks.run(environment=tuple((f"V{index}", value) for index, value in enumerate(ODD)))
     seen = dict(line.split("=", 1) for line in ranks.seen("env"))
     assert [seen[f"V{index}"] for index in range(len(ODD))] == ODD
+
+
+@pytest.mark.parametrize(("given", "before"), [("", ""), ("/mine:/image", "/mine:/image:")])
+def test_the_workloads_common_modules_are_last_on_pythons_path(ranks: Ranks, given: str, before: str) -> None:
+    ranks.run(environment=(("PYTHONPATH", given),))
+    assert f"PYTHONPATH={before}{ranks.project}/workloads/common" in ranks.seen("env")
+    ranks.run(given={"PYTHONPATH": given})
+    assert f"PYTHONPATH={before}{ranks.project}/workloads/common" in ranks.seen("env")
 
 
 def test_a_rank_reports_in_and_keeps_what_it_says(ranks: Ranks) -> None:
@@ -275,7 +283,7 @@ class TestPreparing:
 
 
 def test_a_script_that_starts_its_ranks_itself_gets_the_hostfile_and_the_runs_directory(ranks: Ranks) -> None:
-    of = job(lab(project_path=str(ranks.project)), run_id="r1", launcher="own", arguments=ARGUMENTS)
+    of = job(lab(project_path=str(ranks.project)), run_id="r1", launcher="script", arguments=ARGUMENTS)
     assert of.argv == (f"{ranks.project}/runs/r1/rank.sh",)
     script = ranks.root / "start.sh"
     script.write_text(files(of)["rank.sh"], encoding="utf-8")
@@ -283,6 +291,7 @@ def test_a_script_that_starts_its_ranks_itself_gets_the_hostfile_and_the_runs_di
     seen = dict(line.split("=", 1) for line in ranks.seen("env"))
     assert ranks.seen("argv") == ["-u", "hello.py", *ARGUMENTS]
     assert seen["LABCTL_HOSTFILE"] == f"{ranks.project}/runs/r1/hostfile"
+    assert seen["PYTHONPATH"] == f"{ranks.project}/workloads/common"
     assert (seen["LABCTL_RUN_DIR"], seen["LABCTL_RUN_ID"]) == (f"{ranks.project}/runs/r1", "r1")
 
 

@@ -65,3 +65,8 @@ def test_a_port_that_is_free_or_none_of_the_hosts_own_is_no_reason(lab: Lab, mon
     # What an earlier run of this lab left there was ended since.
     ask(lab, Busy(monkeypatch), PORT)
     ask(replace(lab, network="bridge"), Busy(monkeypatch, PORT), PORT)
+
+
+def test_a_script_that_starts_its_own_ranks_needs_no_program_in_the_image() -> None:
+    lab = builders.lab(2)
+    run.require_program(lab, builders.job(lab, launcher="script"), cast(Backend, None))

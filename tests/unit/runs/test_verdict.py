@@ -8,7 +8,7 @@ from labctl.model import Cause, Criterion, Verdict
 from labctl.runs.verdict import judge
 
 THROUGHPUT = Criterion(metric="throughput", min=600)
-LOSS = Criterion(metric="loss", drop=0.2)
+LOSS = Criterion(metric="loss", decrease=0.2)
 GOOD: dict[str, dict[str, Any]] = {
     "throughput": {"value": 612.5, "unit": "samples/s"},
     "loss": {"first": 4.0, "last": 3.0},
@@ -35,12 +35,12 @@ def test_met_criteria_pass_and_the_message_has_the_numbers() -> None:
         (Criterion(metric="m", max=1), {"value": 1, "unit": "s"}, "m <= 1 s", 1, True),
         (Criterion(metric="m", max=1), {"value": 2, "unit": "s"}, "m <= 1 s", 2, False),
         (Criterion(metric="m", max=3), {"first": 9, "last": 2}, "m <= 3", 2, True),
-        (Criterion(metric="m", drop=0.2), {"first": 10, "last": 8}, "m falls by 20 %", 20, True),
-        (Criterion(metric="m", drop=0.2), {"first": 10, "last": 9}, "m falls by 20 %", 10, False),
-        (Criterion(metric="m", drop=0.2), {"first": 10, "last": 11}, "m falls by 20 %", -10, False),
-        (Criterion(metric="m", drop=0.5), {"first": -2, "last": -4}, "m falls by 50 %", 100, True),
-        (Criterion(metric="m", drop=0.2), {"first": 0, "last": -1}, "m falls by 20 %", None, False),
-        (Criterion(metric="m", drop=0.07), {"first": 1, "last": 1}, "m falls by 7 %", 0, False),
+        (Criterion(metric="m", decrease=0.2), {"first": 10, "last": 8}, "m falls by 20 %", 20, True),
+        (Criterion(metric="m", decrease=0.2), {"first": 10, "last": 9}, "m falls by 20 %", 10, False),
+        (Criterion(metric="m", decrease=0.2), {"first": 10, "last": 11}, "m falls by 20 %", -10, False),
+        (Criterion(metric="m", decrease=0.5), {"first": -2, "last": -4}, "m falls by 50 %", 100, True),
+        (Criterion(metric="m", decrease=0.2), {"first": 0, "last": -1}, "m falls by 20 %", None, False),
+        (Criterion(metric="m", decrease=0.07), {"first": 1, "last": 1}, "m falls by 7 %", 0, False),
     ],
 )
 def test_each_bound_is_checked(

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from unit.scripts.conftest import ImportScripts
+
 FOLDER = Path(__file__).resolve().parents[3] / "workloads/allreduce"
 MIB, GIB = 1 << 20, 1 << 30
 
 
 @pytest.fixture(scope="module")
-def sizes() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(FOLDER))
-        yield import_module("sizes")
-    del sys.modules["sizes"]
+def sizes(import_scripts: ImportScripts) -> ModuleType:
+    module: ModuleType = import_scripts("allreduce", "sizes").sizes
+    return module
 
 
 def room(sizes: ModuleType, machine: str = "a", container: str = "a0", **free: int) -> Any:

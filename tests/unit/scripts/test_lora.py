@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,20 +10,17 @@ from typing import Any
 import pytest
 import yaml
 
+from unit.scripts.conftest import ImportScripts
+
 LORA = Path(__file__).resolve().parents[3] / "workloads" / "lora-clm"
 DECLARED: dict[str, Any] = yaml.safe_load((LORA / "workload.yml").read_text(encoding="utf-8"))
 CONFIG = ["--deepspeed_config", "ds_config.json"]
 
 
 @pytest.fixture(scope="module")
-def lora() -> Iterator[SimpleNamespace]:
-    """The modules that need no torch, found as the script finds them: beside itself."""
-    names = ("arguments", "texts")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(LORA))
-        yield SimpleNamespace(**{name: import_module(name) for name in names})
-    for name in names:
-        del sys.modules[name]
+def lora(import_scripts: ImportScripts) -> SimpleNamespace:
+    """The modules that need no torch."""
+    return import_scripts("lora-clm", "arguments", "texts", "training_text", "deepspeed_file", "script_exit")
 
 
 def texts(lora: SimpleNamespace, path: Path) -> list[str]:
@@ -89,7 +83,7 @@ def test_records_that_cannot_be_read_are_named(
     lora: SimpleNamespace, tmp_path: Path, name: str, content: str, reason: str
 ) -> None:
     (tmp_path / name).write_text(content, encoding="utf-8")
-    with pytest.raises(lora.arguments.InputError, match=reason):
+    with pytest.raises(lora.script_exit.InputError, match=reason):
         texts(lora, tmp_path / name if name != "a.csv" else tmp_path)
 
 
@@ -100,8 +94,8 @@ def test_a_fetched_dataset_is_found_in_the_hubs_cache(
     snapshot.mkdir(parents=True)
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    assert lora.texts.fetched_dataset("tatsu-lab/alpaca") == str(snapshot)
-    assert lora.texts.fetched_dataset("tatsu-lab/other") is None
+    assert lora.training_text.fetched_dataset("tatsu-lab/alpaca") == str(snapshot)
+    assert lora.training_text.fetched_dataset("tatsu-lab/other") is None
 
 
 LAYERS = ["model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.v_proj", "lm_head"]
@@ -121,7 +115,7 @@ def test_target_modules_that_the_model_has_are_taken(lora: SimpleNamespace, targ
     ],
 )
 def test_target_modules_that_the_model_lacks_are_refused(lora: SimpleNamespace, target: str, reason: str) -> None:
-    with pytest.raises(lora.arguments.InputError, match=reason):
+    with pytest.raises(lora.script_exit.InputError, match=reason):
         lora.arguments.check_targets([target], LAYERS)
 
 
@@ -140,7 +134,7 @@ def check(lora: SimpleNamespace, *argv: str) -> None:
     ],
 )
 def test_impossible_arguments_are_refused_with_the_reason(lora: SimpleNamespace, argv: list[str], reason: str) -> None:
-    with pytest.raises(lora.arguments.InputError, match=reason):
+    with pytest.raises(lora.script_exit.InputError, match=reason):
         check(lora, *argv)
 
 
@@ -161,5 +155,5 @@ def test_only_a_model_with_safetensors_is_taken(
     if reason is None:
         check(lora, "--model", str(tmp_path))
     else:
-        with pytest.raises(lora.arguments.InputError, match=reason):
+        with pytest.raises(lora.script_exit.InputError, match=reason):
             check(lora, "--model", str(tmp_path))

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from unit.scripts.conftest import ImportScripts
+
 FOLDER = Path(__file__).resolve().parents[3] / "workloads/matmul"
 
 
 @pytest.fixture(scope="module")
-def rates() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(FOLDER))
-        yield import_module("rates")
-    del sys.modules["rates"]
+def rates(import_scripts: ImportScripts) -> ModuleType:
+    module: ModuleType = import_scripts("matmul", "rates").rates
+    return module
 
 
 def reports(rates: ModuleType, *tflops: float, **changes: Any) -> list[Any]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
-import sys
-from collections.abc import Callable, Iterator
-from importlib import import_module
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,28 +12,22 @@ from typing import Any
 import pytest
 import yaml
 
+from unit.scripts.conftest import ImportScripts
+
 FOLDER = Path(__file__).resolve().parents[3] / "workloads" / "mnist-horovod"
 DECLARED: dict[str, Any] = yaml.safe_load((FOLDER / "workload.yml").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
-def modules() -> Iterator[tuple[ModuleType, ModuleType]]:
-    """The modules ``mnist`` and ``start``, found as the scripts find them: beside themselves."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(FOLDER))
-        yield import_module("mnist"), import_module("start")
-    for name in ("mnist", "start"):
-        del sys.modules[name]
+def mnist(import_scripts: ImportScripts) -> ModuleType:
+    module: ModuleType = import_scripts("mnist-horovod", "mnist").mnist
+    return module
 
 
-@pytest.fixture
-def mnist(modules: tuple[ModuleType, ModuleType]) -> ModuleType:
-    return modules[0]
-
-
-@pytest.fixture
-def start(modules: tuple[ModuleType, ModuleType]) -> ModuleType:
-    return modules[1]
+@pytest.fixture(scope="module")
+def start(import_scripts: ImportScripts) -> ModuleType:
+    module: ModuleType = import_scripts("mnist-horovod", "start").start
+    return module
 
 
 def idx(*shape: int, content: bytes) -> bytes:

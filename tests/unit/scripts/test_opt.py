@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +13,7 @@ import yaml
 from labctl.runs.metrics import read_samples
 from labctl.workloads import deepspeed_config
 from labctl.workloads.loader import load
+from unit.scripts.conftest import ImportScripts
 
 OPT = Path(__file__).resolve().parents[3] / "workloads" / "opt"
 DECLARED: dict[str, Any] = yaml.safe_load((OPT / "workload.yml").read_text(encoding="utf-8"))
@@ -24,14 +22,9 @@ LAUNCHERS = ("deepspeed",)
 
 
 @pytest.fixture(scope="module")
-def opt() -> Iterator[SimpleNamespace]:
-    """The modules that need no torch, found as the script finds them: beside itself."""
-    names = ("shapes", "arguments", "configuration", "flops")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(OPT))
-        yield SimpleNamespace(**{name: import_module(name) for name in names})
-    for name in names:
-        del sys.modules[name]
+def opt(import_scripts: ImportScripts) -> SimpleNamespace:
+    """The modules that need no torch."""
+    return import_scripts("opt", "shapes", "arguments", "configuration", "flops", "deepspeed_file", "script_exit")
 
 
 Opt = SimpleNamespace
@@ -153,7 +146,7 @@ def test_rehearsal_is_tiny_and_of_the_same_kind(opt: Opt, variant: str) -> None:
     ],
 )
 def test_impossible_arguments_are_refused_with_the_reason(opt: Opt, argv: list[str], reason: str) -> None:
-    with pytest.raises(opt.shapes.InputError, match=reason):
+    with pytest.raises(opt.script_exit.InputError, match=reason):
         opt.arguments.check(opt.arguments.parse(argv))
 
 
@@ -177,7 +170,7 @@ MICRO = "train_micro_batch_size_per_gpu"
         ({MICRO: 2, "zero_optimization": {"stage": 4}}, "stage is 4"),
         ({MICRO: 2, "bf16": {"enabled": "auto"}}, "bf16.enabled is 'auto'"),
         ({MICRO: 2, "bf16": {"enabled": True}, "fp16": {"enabled": True}}, "both enabled"),
-        ([], "expected a JSON object"),
+        ([], "is not a JSON object"),
     ],
 )
 def test_configurations_that_would_not_train_as_written_are_refused(
@@ -185,15 +178,15 @@ def test_configurations_that_would_not_train_as_written_are_refused(
 ) -> None:
     path = tmp_path / "ds.json"
     path.write_text(json.dumps(content))
-    with pytest.raises(opt.shapes.InputError, match=reason):
+    with pytest.raises(opt.script_exit.InputError, match=reason):
         opt.configuration.read(path, 4)
 
 
 def test_a_configuration_that_is_absent_or_not_json_is_refused(opt: Opt, tmp_path: Path) -> None:
-    with pytest.raises(opt.shapes.InputError, match="No such file"):
+    with pytest.raises(opt.script_exit.InputError, match="No such file"):
         opt.configuration.read(tmp_path / "ds.json", 1)
     (tmp_path / "ds.json").write_text("{,}")
-    with pytest.raises(opt.shapes.InputError, match="is not JSON"):
+    with pytest.raises(opt.script_exit.InputError, match="is not JSON"):
         opt.configuration.read(tmp_path / "ds.json", 1)
 
 

@@ -7,36 +7,29 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from unit.scripts.conftest import ImportScripts
+
 FOLDER = Path(__file__).resolve().parents[3] / "workloads/ssh-check"
 HERE = socket.gethostname()
 
 
-@pytest.fixture(scope="module")
-def modules() -> Iterator[tuple[ModuleType, ModuleType]]:
-    """The modules ``agent`` and ``ssh_check``."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(FOLDER))
-        yield import_module("agent"), import_module("ssh_check")
-    for name in ("agent", "ssh_check"):
-        del sys.modules[name]
-
-
 @pytest.fixture
-def agent(modules: tuple[ModuleType, ModuleType], monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def agent(import_scripts: ImportScripts, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    return modules[0]
+    module: ModuleType = import_scripts("ssh-check", "agent").agent
+    return module
 
 
 @pytest.fixture
-def check(modules: tuple[ModuleType, ModuleType]) -> ModuleType:
-    return modules[1]
+def check(import_scripts: ImportScripts) -> ModuleType:
+    module: ModuleType = import_scripts("ssh-check", "ssh_check").ssh_check
+    return module
 
 
 @pytest.fixture

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,20 +9,17 @@ from typing import Any
 import pytest
 import yaml
 
+from unit.scripts.conftest import ImportScripts
+
 VIT = Path(__file__).resolve().parents[3] / "workloads" / "vit"
 DECLARED: dict[str, Any] = yaml.safe_load((VIT / "workload.yml").read_text(encoding="utf-8"))
 CONFIG = ["--deepspeed_config", "ds_config.json"]
 
 
 @pytest.fixture(scope="module")
-def vit() -> Iterator[SimpleNamespace]:
-    """The modules that need no torch, found as the script finds them: beside itself."""
-    names = ("shapes", "arguments", "cifar10")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(VIT))
-        yield SimpleNamespace(**{name: import_module(name) for name in names})
-    for name in names:
-        del sys.modules[name]
+def vit(import_scripts: ImportScripts) -> SimpleNamespace:
+    """The modules that need no torch."""
+    return import_scripts("vit", "shapes", "arguments", "cifar10", "deepspeed_file", "script_exit")
 
 
 def declared(variant: str) -> list[str]:
@@ -63,7 +57,7 @@ def test_a_rehearsal_is_tiny(vit: SimpleNamespace, variant: str) -> None:
     ],
 )
 def test_impossible_arguments_are_refused_with_the_reason(vit: SimpleNamespace, argv: list[str], reason: str) -> None:
-    with pytest.raises(vit.shapes.InputError, match=reason):
+    with pytest.raises(vit.script_exit.InputError, match=reason):
         vit.arguments.check(vit.arguments.parse([*CONFIG, *argv]))
 
 
@@ -73,8 +67,8 @@ def test_a_configuration_that_is_none_is_refused(
 ) -> None:
     path = tmp_path / "ds_config.json"
     path.write_text(content, encoding="utf-8")
-    with pytest.raises(vit.shapes.InputError, match=reason):
-        vit.arguments.read_config(path)
+    with pytest.raises(vit.script_exit.InputError, match=reason):
+        vit.deepspeed_file.read_config(path)
 
 
 def write_cifar10(folder: Path, *, skip: str = "") -> Path:
@@ -96,13 +90,13 @@ def test_cifar10_is_found_in_the_directory_and_in_its_folder(vit: SimpleNamespac
 
 def test_cifar10_that_lacks_a_file_is_refused(vit: SimpleNamespace, tmp_path: Path) -> None:
     write_cifar10(tmp_path, skip="data_batch_3.bin")
-    with pytest.raises(vit.shapes.InputError, match=r"lacks data_batch_3\.bin"):
+    with pytest.raises(vit.script_exit.InputError, match=r"lacks data_batch_3\.bin"):
         vit.cifar10.find(tmp_path)
 
 
 def test_pickles_are_refused_and_the_form_that_is_read_is_named(vit: SimpleNamespace, tmp_path: Path) -> None:
     (tmp_path / "cifar-10-batches-py").mkdir()
-    with pytest.raises(vit.shapes.InputError, match=r"pickles.*cifar-10-binary\.tar\.gz"):
+    with pytest.raises(vit.script_exit.InputError, match=r"pickles.*cifar-10-binary\.tar\.gz"):
         vit.cifar10.find(tmp_path)
 
 
@@ -117,5 +111,5 @@ def test_pickles_are_refused_and_the_form_that_is_read_is_named(vit: SimpleNames
 def test_broken_cifar10_is_refused(vit: SimpleNamespace, tmp_path: Path, content: bytes, reason: str) -> None:
     folder = write_cifar10(tmp_path)
     (folder / "test_batch.bin").write_bytes(content)
-    with pytest.raises(vit.shapes.InputError, match=reason):
+    with pytest.raises(vit.script_exit.InputError, match=reason):
         vit.cifar10.read(folder, vit.cifar10.TEST)

@@ -18,8 +18,8 @@ from labctl.system import filelock
 HOLDER = """
 import sys
 from pathlib import Path
-from labctl import lock
-with lock.held(Path(sys.argv[1]), "labctl up"):
+from labctl.system import filelock
+with filelock.held(Path(sys.argv[1]), "labctl up"):
     print("held", flush=True)
     sys.stdin.readline()
 print("given up", flush=True)

@@ -103,7 +103,7 @@ def test_bytes_that_are_no_text_come_back_the_same(tmp_path: Path) -> None:
 
 
 SCRATCH = """
-from labctl import files
+from labctl.system import files
 with files.scratch() as folder:
     (folder / "passwd").write_text("theirs")
     print(folder, flush=True)

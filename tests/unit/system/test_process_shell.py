@@ -70,7 +70,7 @@ def test_stream_ends_the_child_when_the_reader_fails() -> None:
 
 ATTACHED = """
 import signal, sys
-from labctl import shell
+from labctl.system import process as shell
 got, pid = sys.argv[1:]
 with shell.begun() as begin:
     forward = lambda number: begin(["sh", "-c", f"echo {number.name} > {got}; kill -{int(number)} $(cat {pid})"])
@@ -78,7 +78,7 @@ with shell.begun() as begin:
 """
 GUARDED = """
 import sys
-from labctl import shell
+from labctl.system import process as shell
 with shell.guarded(["sh", "-c", f"echo ran > {sys.argv[1]}"]):
     print("within", flush=True)
     sys.stdin.readline()
@@ -86,7 +86,7 @@ with shell.guarded(["sh", "-c", f"echo ran > {sys.argv[1]}"]):
 
 NESTED = """
 import sys
-from labctl import shell
+from labctl.system import process as shell
 with shell.guarded(["sh", "-c", f"echo outer >> {sys.argv[1]}"]):
     with shell.guarded(["sh", "-c", f"sleep 0.5; echo inner >> {sys.argv[1]}"]):
         print("within", flush=True)

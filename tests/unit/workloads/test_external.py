@@ -80,9 +80,9 @@ def test_what_is_not_there_says_what_to_set_or_to_type(name: str, roots: dict[st
 
 def test_a_deepspeed_chat_script_is_judged_by_its_throughput() -> None:
     task = load("dschat/run_opt-13b_bs16_zero0")
-    assert (task.launcher, task.script, task.arguments) == ("own", "start.sh", ("run_opt-13b_bs16_zero0.sh",))
+    assert (task.launcher, task.script, task.arguments) == ("script", "start.sh", ("run_opt-13b_bs16_zero0.sh",))
     assert [criterion.metric for criterion in task.criteria] == ["throughput"]
-    assert task.describe == str(TRAINING / "run_opt-13b_bs16_zero0.sh")
+    assert task.description == str(TRAINING / "run_opt-13b_bs16_zero0.sh")
 
 
 @pytest.mark.parametrize("line", ["Throughput: 290.3027 samples/sec", "ml-512-node-001: Throughput: 290 samples/sec"])

@@ -9,16 +9,16 @@ from labctl.model import Criterion, Memory, Metric, Workload
 from labctl.workloads.loader import list_all, load, load_all
 from labctl.workloads.schema import parse_duration, parse_expectation
 
-LAUNCHERS = ("deepspeed", "mpirun", "own")
+LAUNCHERS = ("deepspeed", "mpirun", "script")
 
 MINIMAL = """\
-describe: prints a line
+description: prints a line
 launcher: deepspeed
 script: train.py
 timeout: 30s
 """
 
-FAMILY = r"""describe: OPT
+FAMILY = r"""description: OPT
 launcher: deepspeed
 script: train.py
 arguments: [--seed, 7, --lr, 1e-4, --ratio, 0.50]
@@ -28,12 +28,12 @@ metrics:
   loss: {pattern: 'loss (\S+)', reduce: first-last}
   throughput: {pattern: 'Throughput: (\S+)', unit: samples/s, skip: 2, reduce: mean}
 criteria:
-  - {metric: loss, drop: 0.2}
+  - {metric: loss, decrease: 0.2}
 rehearse: {arguments: [--rehearse], timeout: 10m, criteria: [{metric: throughput, min: 0}]}
 memory: {model: 'configs/{model}.json', sequence_length: 64, lora_modules: [fc1, fc2]}
 variants:
   opt-tiny:
-    describe: minutes
+    description: minutes
     arguments: [--model, tiny]
     environment: {MODE: tiny}
     timeout: 90
@@ -53,7 +53,7 @@ def test_a_file_without_variants_is_one_workload_named_as_its_folder(tmp_path: P
     assert load_all(directory, LAUNCHERS) == (
         Workload(
             name="hello",
-            describe="prints a line",
+            description="prints a line",
             declared="workloads/hello/workload.yml:1",
             directory=directory / "hello",
             launcher="deepspeed",
@@ -69,7 +69,7 @@ def test_a_file_without_variants_is_one_workload_named_as_its_folder(tmp_path: P
 
 def test_a_variant_adds_arguments_merges_environment_and_metrics_and_replaces_the_rest(tmp_path: Path) -> None:
     tiny = load(_write(tmp_path, opt=FAMILY), "opt-tiny", LAUNCHERS)
-    assert tiny.describe == "minutes"
+    assert tiny.description == "minutes"
     assert tiny.declared == "workloads/opt/workload.yml:15"
     assert tiny.arguments == ("--seed", "7", "--lr", "1e-4", "--ratio", "0.50", "--model", "tiny")
     assert tiny.environment == (("OMP_NUM_THREADS", "2"), ("MODE", "tiny"))
@@ -84,7 +84,11 @@ def test_a_variant_adds_arguments_merges_environment_and_metrics_and_replaces_th
 
 def test_an_empty_variant_has_the_common_fields(tmp_path: Path) -> None:
     large = load(_write(tmp_path, opt=FAMILY), "opt-13b", LAUNCHERS)
-    assert (large.describe, large.timeout, large.criteria) == ("OPT", 7200, (Criterion(metric="loss", drop=0.2),))
+    assert (large.description, large.timeout, large.criteria) == (
+        "OPT",
+        7200,
+        (Criterion(metric="loss", decrease=0.2),),
+    )
     defaults = (("sequence_length", ("64",)), ("lora_modules", ("fc1", "fc2")))
     assert large.memory == Memory(model="configs/{model}.json", defaults=defaults)
 
@@ -123,11 +127,11 @@ def test_workloads_come_by_folder_then_in_the_order_of_the_file(tmp_path: Path) 
         ("timeout: 30s", "timeout: 0", 4, "`0` is not a duration", ""),
         ("timeout: 30s", "timeout: [30s]", 4, "`timeout` must be text, not a list", ""),
         ("timeout: 30s", "", 1, "workload `broken` has no `timeout`", ""),
-        ("describe: prints a line", "", 2, "workload `broken` has no `describe`", ""),
-        ("describe: prints a line", "describe:", 1, "`describe` is empty, which YAML reads as null", ""),
+        ("description: prints a line", "", 2, "workload `broken` has no `description`", ""),
+        ("description: prints a line", "description:", 1, "`description` is empty, which YAML reads as null", ""),
         ("launcher: deepspeed", "", 1, "workload `broken` has no `launcher`", ""),
         ("launcher: deepspeed", "launcher: deepsped", 2, "unknown launcher `deepsped`", "did you mean `deepspeed`?"),
-        ("launcher: deepspeed", "launcher: qqq", 2, "unknown launcher `qqq`", "known: deepspeed, mpirun, own"),
+        ("launcher: deepspeed", "launcher: qqq", 2, "unknown launcher `qqq`", "known: deepspeed, mpirun, script"),
         ("script: train.py", "script: missing.py", 3, "script `missing.py` is not in", ""),
         ("script: train.py", "script: .", 3, "script `.` is not in", ""),
         ("script: train.py", "script: ../../secret.py", 3, "leaves its folder", ""),
@@ -165,11 +169,11 @@ def test_what_is_wrong_is_told_with_its_line(
         ("metrics: {loss: {pattern: (x), skip: -1}}", 5, "`skip` must be a whole number, not `-1`"),
         ("metrics: {loss: {pattern: (x), skip: '1'}}", 5, "`skip` must be a whole number"),
         ("metrics: {loss: {pattern: (x)}}\ncriteria:\n  - {metric: los, min: 1}", 7, "no metric `los`"),
-        ("metrics: {loss: {pattern: (x)}}\ncriteria: [{metric: loss, drop: 0.2}]", 6, "`reduce: first-last`"),
-        ("criteria: [{metric: loss}]", 5, "a criterion needs `min`, `max` or `drop`"),
+        ("metrics: {loss: {pattern: (x)}}\ncriteria: [{metric: loss, decrease: 0.2}]", 6, "`reduce: first-last`"),
+        ("criteria: [{metric: loss}]", 5, "a criterion needs `min`, `max` or `decrease`"),
         ("criteria: [{min: 1}]", 5, "`criteria` has no `metric`"),
         ("criteria: [{metric: loss, min: 2, max: 1}]", 5, "`min` is above `max`"),
-        ("criteria: [{metric: loss, drop: 20}]", 5, "`drop` is a share"),
+        ("criteria: [{metric: loss, decrease: 20}]", 5, "`decrease` is a share"),
         ("criteria: [{metric: loss, min: fast}]", 5, "`min` must be a number, not `fast`"),
         ("criteria: [{metric: loss, min: nan}]", 5, "`min` must be a number, not `nan`"),
         ("criteria: [{metric: loss, min: '1'}]", 5, "`min` must be a number"),
@@ -187,7 +191,7 @@ def test_what_is_wrong_is_told_with_its_line(
         ("launcher_arguments: --mca", 5, "`launcher_arguments` must be a list, not text"),
         ("image: Horovod", 5, "bad image `Horovod`"),
         ("prepare: ../prepare.sh", 5, "leaves its folder"),
-        ("variants:\n  a: {launcher: own, prepare: train.py}", 6, "nothing runs its `prepare`"),
+        ("variants:\n  a: {launcher: script, prepare: train.py}", 6, "nothing runs its `prepare`"),
         ("inputs: {data-path: folder}", 5, "unknown data-path `folder`"),
         ("inputs: {--data-path: directory}", 5, "bad argument name `--data-path`"),
         ("deepspeed: {train_batch: 8}", 5, "DeepSpeed has no key `train_batch`"),
@@ -207,7 +211,7 @@ def test_a_field_of_the_wrong_kind_is_told_with_its_line(tmp_path: Path, block: 
         (b"", 1, "is empty"),
         (b"# only a comment\n", 1, "is empty"),
         (b"- a\n", 1, "`workload.yml` must be a mapping, not a list"),
-        (b"describe: a\nscript: \xff\n", 2, "is not UTF-8"),
+        (b"description: a\nscript: \xff\n", 2, "is not UTF-8"),
         (b"[" * 5000, 1, "is nested too deeply"),
         (MINIMAL.encode() + b"arguments: &a [*a]\n", 5, "`arguments` must be text, not a list"),
     ],
@@ -323,7 +327,22 @@ def _refused(root: Path, content: str | bytes, number: int, reason: str, hint: s
 
 
 def test_a_rehearsal_requires_no_inputs(tmp_path: Path) -> None:
-    text = MINIMAL + "inputs: {model: model}\nrequires: [model]\nrehearse: {arguments: [--rehearse]}\n"
+    text = MINIMAL + "inputs: {model: model}\nrequired_inputs: [model]\nrehearse: {arguments: [--rehearse]}\n"
     directory = _write(tmp_path, tune=text)
-    assert load(directory, "tune", LAUNCHERS).requires == ("model",)
-    assert load(directory, "tune", LAUNCHERS, rehearse=True).requires == ()
+    assert load(directory, "tune", LAUNCHERS).required_inputs == ("model",)
+    assert load(directory, "tune", LAUNCHERS, rehearse=True).required_inputs == ()
+
+
+def test_keys_and_the_launcher_are_taken_by_their_names_of_before(tmp_path: Path) -> None:
+    text = (
+        "describe: of before\nlauncher: own\nscript: train.py\ntimeout: 1m\ninputs: {model: model}\nrequires: [model]\n"
+        "metrics: {loss: {pattern: (x), reduce: first-last}}\ncriteria: [{metric: loss, drop: 0.2}]\n"
+    )
+    old = load(_write(tmp_path, old=text), "old", LAUNCHERS)
+    assert (old.description, old.launcher, old.required_inputs) == ("of before", "script", ("model",))
+    assert old.criteria == (Criterion(metric="loss", decrease=0.2),)
+
+
+def test_a_key_by_both_of_its_names_is_a_duplicate(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="duplicate key `description`, first on line 1"):
+        load(_write(tmp_path, broken=f"describe: x\n{MINIMAL}"), "broken", LAUNCHERS)

@@ -17,7 +17,7 @@ RESERVED: frozenset[str] = frozenset()
 
 def check(launch: LaunchSpec) -> None:
     """Slots cannot be chosen by number."""
-    first_slots_only("own", launch)
+    first_slots_only("script", launch)
 
 
 def argv(launch: LaunchSpec) -> tuple[str, ...]:
