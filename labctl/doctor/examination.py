@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,18 +58,16 @@ def ok(code: str, summary: str, node: str = HERE) -> Finding:
     return Finding(code=code, level="ok", node=node, summary=summary)
 
 
-def warn(code: str, summary: str, *, impact: str, fix: str, node: str = HERE, auto_fixable: bool = False) -> Finding:
-    """A problem that does not stop a run."""
-    return problem("warn", code, summary, impact=impact, fix=fix, node=node, auto_fixable=auto_fixable)
+def problem(
+    level: Level, code: str, summary: str, *, impact: str, fix: str, node: str = HERE, auto_fixable: bool = False
+) -> Finding:
+    """A warning, or an error, which stops a run."""
+    return Finding(
+        code=code, level=level, node=node, summary=summary, impact=impact, fix=fix, auto_fixable=auto_fixable
+    )
 
 
-def error(code: str, summary: str, *, impact: str, fix: str, node: str = HERE, auto_fixable: bool = False) -> Finding:
-    """A problem that stops a run."""
-    return problem("error", code, summary, impact=impact, fix=fix, node=node, auto_fixable=auto_fixable)
-
-
-def problem(level: Level, code: str, summary: str, *, node: str = HERE, **texts: Any) -> Finding:
-    return Finding(code=code, level=level, node=node, summary=summary, **texts)
+warn, error = partial(problem, "warn"), partial(problem, "error")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
+from typing import Literal
 
 from labctl.config.context import Context
 from labctl.deploy.preflight import require_named
@@ -34,6 +35,8 @@ SKEW = 30.0
 
 def findings(context: Context, *, node: str = "") -> tuple[Finding, ...]:
     """Examine the hosts and the lab, or one node and its host."""
+    from labctl.doctor.checks.hosts import unreachable
+
     settings = context.settings()
     require_named(context, settings)
     targets = listed(context.directory, settings)
@@ -42,7 +45,8 @@ def findings(context: Context, *, node: str = "") -> tuple[Finding, ...]:
     known = all(remembered(context.directory, target.name) for target in targets)
     only = (host,) if targets and host and known else ()
     with opened(context, settings, only, seconds=ANSWERING, demand=False) as cluster:
-        unreached = tuple(name for name in cluster.failed if name not in cluster.connections)
+        failed = [unreachable(one, cluster.failed[one.name]) for one in cluster.targets if one.name in cluster.failed]
+        unreached = tuple(one for one in failed if one.node not in cluster.connections)
         try:
             # Its warnings are among the findings.
             lab, lacking = lab_to_examine(replace(context, emit=lambda _: None), cluster)
@@ -50,21 +54,15 @@ def findings(context: Context, *, node: str = "") -> tuple[Finding, ...]:
             if any(failure is one for one in cluster.failed.values()):
                 first = cluster.targets[0].name
                 seen = f"is reachable; examined once {first} was reached"
-                reached = {name: ok("LAB-HOST-004", seen, name) for name in cluster.connections}
-                found = reached | {one.node: one for one in unreachable(cluster, tuple(cluster.failed))}
+                found = {name: ok("LAB-HOST-004", seen, name) for name in cluster.connections}
+                found |= {one.node: one for one in failed}
                 return tuple(found[target.name] for target in cluster.targets if target.name in found)
             impact = "the lab cannot be placed on these hosts; further checks skipped"
             node = failure.node or HERE
             wrong = error("LAB-HOST-007", failure.message, impact=impact, fix=failure.hint, node=node)
-            return (*unreachable(cluster, unreached), wrong)
+            return (*unreached, wrong)
         with check_context(context, cluster, lab, only=node) as ctx:
-            return examine(ctx, lacking=lacking, first=unreachable(cluster, unreached))
-
-
-def unreachable(cluster: Cluster, names: tuple[str, ...]) -> tuple[Finding, ...]:
-    from labctl.doctor.checks.hosts import unreachable as finding
-
-    return tuple(finding(target, cluster.failed[target.name]) for target in cluster.targets if target.name in names)
+            return examine(ctx, lacking=lacking, first=unreached)
 
 
 def lab_to_examine(context: Context, cluster: Cluster) -> tuple[Lab, Mapping[str, LabError]]:
@@ -182,11 +180,21 @@ def examine(
     if whole.only and not whole.names:
         known = ", ".join(node.name for node in whole.lab.nodes)
         raise ConfigError(f"lab {whole.lab.name} has no node `{whole.only}`", hint=f"it has launcher, {known}")
+    from labctl.doctor.checks import devices, engine
+
     hosts = (whole,) if whole.local else whole.hosts
     answers = run_with_deadlines([(partial(ask_engine, host), ENGINE_SECONDS) for host in hosts])
-    failures = dict(zip((host.name for host in hosts), answers, strict=True))
-    hosts = tuple(replace(host, silent=failures[host.name] is not True) for host in hosts)
+    late = HostError(f"Docker Engine does not answer within {ENGINE_SECONDS:.0f} s")
+    failures = dict(zip((host.name for host in hosts), (late if one is None else one for one in answers), strict=True))
+    hosts = tuple(replace(host, silent=bool(failures[host.name])) for host in hosts)
     whole = hosts[0] if whole.local else replace(whole, hosts=hosts, silent=all(host.silent for host in hosts))
+    names = {HERE, *failures}
+    unable = [
+        replace(devices.missing(by_name(hosts, why.node), why), node=why.node or HERE)
+        for why in dict.fromkeys(lacking.values())
+        if hosts and why.node in (None, *names)
+    ]
+    silent = [engine.silent(host, why) for host in hosts if (why := failures[host.name])]
     tasks = [
         CheckTask(check, ctx)
         for check in CHECKS
@@ -204,38 +212,21 @@ def examine(
     found: list[Finding] = []
     for task, result in zip(tasks, results, strict=True):
         found += (task.timed_out(),) if result is None else result
-    names = {HERE, *failures}
-    return (
-        *first,
-        *(no_devices(whole, why) for why in dict.fromkeys(lacking.values()) if hosts and why.node in (None, *names)),
-        *(silent(host, failures[host.name]) for host in hosts if host.silent),
-        # Nothing more is reported of a host that does not answer.
-        *(one for one in found if one.node in names or whole.only in ("", one.node)),
-    )
+    # Nothing more is reported of a host that does not answer.
+    return (*first, *unable, *silent, *(one for one in found if one.node in names or whole.only in ("", one.node)))
 
 
-def ask_engine(ctx: CheckContext) -> HostError | bool:
-    """Ask the engine once for what many checks need: True, or the error where it does not answer."""
+def by_name(hosts: tuple[CheckContext, ...], name: str | None) -> CheckContext:
+    return next((host for host in hosts if host.name == name), hosts[0])
+
+
+def ask_engine(ctx: CheckContext) -> HostError | Literal[False]:
+    """Ask the engine once for what many checks need; the error where it does not answer."""
     try:
         _ = ctx.info, ctx.observed, ctx.network
     except HostError as failure:
         return failure
-    return True
-
-
-def silent(host: CheckContext, failure: HostError | bool | None) -> Finding:
-    from labctl.doctor.checks import engine
-
-    if not isinstance(failure, HostError):
-        failure = HostError(f"{host.name}: its engine does not answer within {ENGINE_SECONDS:.0f} s")
-    return replace(engine.silent(host, failure), node=host.name)
-
-
-def no_devices(whole: CheckContext, why: LabError) -> Finding:
-    from labctl.doctor.checks import devices
-
-    host = next((one for one in whole.hosts if one.name == why.node), (*whole.hosts, whole)[0])
-    return replace(devices.missing(host, why), node=why.node or HERE)
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,18 +256,21 @@ class CheckTask:
             found.extend(self.check.run(self.ctx, *filter(None, (self.container,))))
         except LabError as failure:
             fix = self.log if failure.hint in ("", "labctl doctor") else failure.hint
-            found.append(self.failed(failure.message, "the check got no answer", fix, failure.node))
+            node = failure.node or self.node
+            found.append(self.warning("LAB-CHECK-001", failure.message, "the check got no answer", fix, node))
         except (OSError, ValueError) as failure:
             # A file that may not be read, or an answer in an unknown format.
             path = getattr(failure, "filename", None)
             fix = f"ls -ld {shlex.quote(str(path))}" if path else self.log
-            found.append(self.failed(str(failure), "the check could not read what it examines", fix))
+            impact = "the check could not read what it examines"
+            found.append(self.warning("LAB-CHECK-001", str(failure), impact, fix, self.node))
         return tuple(replace(one, node=self.node) if one.node == HERE else one for one in found)
 
-    def failed(self, message: str, impact: str, fix: str, node: str | None = None) -> Finding:
-        return warn("LAB-CHECK-001", f"{self.check.name}: {message}", impact=impact, fix=fix, node=node or self.node)
-
     def timed_out(self) -> Finding:
-        summary = f"{self.check.name}: timed out after {self.check.seconds:.0f} s"
-        impact = "the host, a disk, the engine or the node hangs"
-        return warn("LAB-CHECK-002", summary, impact=impact, fix=self.log, node=self.node)
+        text = f"timed out after {self.check.seconds:.0f} s"
+        return self.warning(
+            "LAB-CHECK-002", text, "the host, a disk, the engine or the node hangs", self.log, self.node
+        )
+
+    def warning(self, code: str, text: str, impact: str, fix: str, node: str) -> Finding:
+        return warn(code, f"{self.check.name}: {text}", impact=impact, fix=fix, node=node)

@@ -48,18 +48,18 @@ def restart(ctx: CheckContext) -> str:
 
 def silent(ctx: CheckContext, failure: HostError) -> Finding:
     """The finding of a daemon that does not answer."""
+    code, summary, impact, fix = "LAB-ENGINE-001", failure.message, "nothing runs without it", failure.hint
+    address = ctx.environ.get("DOCKER_HOST", "")
     if ctx.name != HERE:
-        fix = ctx.as_root("systemctl start docker")
-        return error("LAB-ENGINE-001", failure.message, impact="none of its nodes is reachable", fix=fix)
-    if "ermission denied" in failure.message:
+        impact, fix = "none of its nodes is reachable", ctx.as_root("systemctl start docker")
+    elif "ermission denied" in summary:
+        code, fix = "LAB-ENGINE-004", join_group()
         impact = "nothing runs without the engine, and only root and members of its group may open its socket"
-        return error("LAB-ENGINE-004", failure.message, impact=impact, fix=join_group())
-    summary, fix = failure.message, failure.hint
-    if address := ctx.environ.get("DOCKER_HOST", ""):
+    elif address:
         summary, fix = f"{summary} (DOCKER_HOST={address})", "unset DOCKER_HOST"
-    elif fix == "labctl doctor":
+    elif fix in ("", "labctl doctor"):
         fix = ctx.as_root("journalctl -u docker -n 50")
-    return error("LAB-ENGINE-001", summary, impact="nothing runs without it", fix=fix)
+    return error(code, summary, impact=impact, fix=fix, node=ctx.name)
 
 
 def join_group() -> str:
@@ -134,16 +134,16 @@ def clock(ctx: CheckContext) -> Iterator[Finding]:
         return
     before = time.time()
     theirs = seconds_of(str(ctx.daemon.information()["SystemTime"]))
-    yield judge_clock(ctx, theirs, before, time.time())
+    yield judge_skew(ctx, skew(theirs, before), HERE)
 
 
-def judge_clock(ctx: CheckContext, theirs: float, before: float, after: float, node: str = HERE) -> Finding:
-    """A clock that was read between two readings of ours, all in seconds since 1970."""
-    return judge_skew(ctx, theirs - after if theirs > after else min(0.0, theirs - before), node)
+def skew(theirs: float, before: float) -> float:
+    """Seconds that a clock is ahead, which was read since ``before``; all in seconds since 1970."""
+    now = time.time()
+    return theirs - now if theirs > now else min(0.0, theirs - before)
 
 
 def judge_skew(ctx: CheckContext, skew: float, node: str) -> Finding:
-    """A clock that is so many seconds ahead."""
     whose = "the engine's clock" if node == HERE else "its clock"
     if abs(skew) <= SKEW:
         return ok("LAB-CLOCK-001", f"{whose} is right to {SKEW:.0f} s", node)

@@ -104,34 +104,31 @@ def differences(ctx: CheckContext) -> Iterator[Finding]:
     """Image, engine, driver and MTU, which the hosts of one lab should have in common."""
     hosts = {one.name: one for one in ctx.hosts}
     awake = [one for one in ctx.hosts if not one.silent]
+
+    def typed(command: str) -> Callable[[str], str]:
+        return lambda host: hosts[host].access.command(command)
+
     found = {one.name: one.observed.image for one in awake}
-    what, impact = f"image {ctx.lab.image} is", "ranks of one run would run different code"
-    yield from differing("LAB-IMAGE-004", what, found, impact, lambda _: UP)
-
-    def engine_fix(host: str) -> str:
-        return hosts[host].access.command("docker version  # have the same everywhere")
-
+    impact = "ranks of one run would run different code"
+    yield from differing("LAB-IMAGE-004", f"image {ctx.lab.image} is", found, impact, lambda _: UP)
     found = {one.name: str(one.info["ServerVersion"]) for one in awake}
-    impact = "what works on one host may not on another"
-    yield from differing("LAB-HOST-005", "Docker Engine", found, impact, engine_fix)
-
-    def driver_fix(host: str) -> str:
-        return hosts[host].access.command("uname -a  # have the same driver everywhere")
-
+    impact, fix = "what works on one host may not on another", typed("docker version  # have the same everywhere")
+    yield from differing("LAB-HOST-005", "Docker Engine", found, impact, fix)
     found = {one.name: one.host.driver for one in ctx.hosts}
-    yield from differing(
-        "LAB-HOST-006", "driver", found, "libraries of one run would meet different drivers", driver_fix
+    impact, fix = (
+        "libraries of one run would meet different drivers",
+        typed("uname -a  # have the same driver everywhere"),
     )
-    if ctx.lab.network != "host":
-        return
-    found = {one.name: one.read(f"sys/class/net/{one.host.interface}/mtu") for one in ctx.hosts}
-    usual = common(found)
+    yield from differing("LAB-HOST-006", "driver", found, impact, fix)
+    if ctx.lab.network == "host":
+        found = {one.name: one.read(f"sys/class/net/{one.host.interface}/mtu") for one in ctx.hosts}
+        usual = common(found)
 
-    def mtu_fix(host: str) -> str:
-        return hosts[host].as_root(f"ip link set dev {hosts[host].host.interface} mtu {usual}")
+        def set_mtu(host: str) -> str:
+            return hosts[host].as_root(f"ip link set dev {hosts[host].host.interface} mtu {usual}")
 
-    impact = "large packets from one host to another are lost: a run starts, and then stalls"
-    yield from differing("LAB-NET-008", "MTU", found, impact, mtu_fix)
+        impact = "large packets from one host to another are lost: a run starts, and then stalls"
+        yield from differing("LAB-NET-008", "MTU", found, impact, set_mtu)
 
 
 def differing(

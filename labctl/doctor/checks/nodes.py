@@ -14,7 +14,7 @@ from labctl import naming
 from labctl.accelerators import leases
 from labctl.config.settings import EXTRA
 from labctl.deploy import plan
-from labctl.doctor.checks.engine import judge_clock
+from labctl.doctor.checks.engine import judge_skew, skew
 from labctl.doctor.examination import LIMIT, RECREATE, SSH_SECONDS, UP, CheckContext, Finding, error, ok, warn
 from labctl.engines import agent
 from labctl.engines.state import Container, lost
@@ -96,7 +96,15 @@ def ssh(ctx: CheckContext) -> Iterator[Finding]:
 def link(one: Container, answer: dict[str, Any], command: Callable[[str], str] = str) -> Iterator[Finding]:
     """One worker, by what the launcher says of it; ``command`` is how to type one for its host."""
     if answer.get("name") != one.node:
-        yield unreached(one, str(answer["said"]) or f"no answer over ssh within {PATIENCE} s", command)
+        stderr = str(answer["said"]) or f"no answer over ssh within {PATIENCE} s"
+        code, impact = "LAB-SSH-001", "launchers start ranks over ssh"
+        summary = f"not reached from the launcher: {ssh_errors.ssh_reason(stderr)}"
+        if "IDENTIFICATION HAS CHANGED" in stderr or "verification failed" in stderr:
+            code, summary = "LAB-SSH-002", "its host key is not the one pinned for it"
+            impact = "something else than the node created by `labctl up` may answer in its name; it is not trusted"
+        # A node copies its host key and its authorized keys when it starts.
+        fix = command(f"docker restart -t 1 {one.name}")
+        yield error(code, summary, impact=impact, fix=fix, node=one.node, auto_fixable=True)
         return
     yield ok("LAB-SSH-001", f"reached from the launcher in {answer['seconds']:.2f} s", one.node)
     rate = answer["rate"]
@@ -108,16 +116,6 @@ def link(one: Container, answer: dict[str, Any], command: Callable[[str], str] =
         yield ok("LAB-NET-005", f"{rate / 1e6:.0f} MB/s through ssh from the launcher", one.node)
 
 
-def unreached(one: Container, stderr: str, command: Callable[[str], str]) -> Finding:
-    # A node copies its host key and its authorized keys when it starts.
-    wrong = partial(error, fix=command(f"docker restart -t 1 {one.name}"), node=one.node, auto_fixable=True)
-    if "IDENTIFICATION HAS CHANGED" in stderr or "verification failed" in stderr:
-        impact = "something else than the node created by `labctl up` may answer in its name; it is not trusted"
-        return wrong("LAB-SSH-002", "its host key is not the one pinned for it", impact=impact)
-    summary = f"not reached from the launcher: {ssh_errors.ssh_reason(stderr)}"
-    return wrong("LAB-SSH-001", summary, impact="launchers start ranks over ssh")
-
-
 # --- from within ---------------------------------------------------------------------------------------------
 
 
@@ -125,7 +123,7 @@ def inside(ctx: CheckContext, one: Container) -> Iterator[Finding]:
     """A node as it sees itself: its clock, the interfaces of collectives, the master port."""
     before = time.time()
     (seen,) = ask(ctx, one, "look", str(ctx.lab.master_port))
-    yield judge_clock(ctx, seen["time"], before, time.time(), one.node)
+    yield judge_skew(ctx, skew(seen["time"], before), one.node)
     yield from interfaces(ctx, one.node, seen)
     if one.node == ctx.lab.nodes[0].name:
         yield master_port(ctx, one, seen["listener"])
