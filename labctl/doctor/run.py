@@ -58,8 +58,7 @@ def findings(context: Context, *, node: str = "") -> tuple[Finding, ...]:
                 found |= {one.node: one for one in failed}
                 return tuple(found[target.name] for target in cluster.targets if target.name in found)
             impact = "the lab cannot be placed on these hosts; further checks skipped"
-            node = failure.node or HERE
-            wrong = error("LAB-HOST-007", failure.message, impact=impact, fix=failure.hint, node=node)
+            wrong = error("LAB-HOST-007", failure.message, impact=impact, fix=failure.hint, node=failure.node or HERE)
             return (*unreached, wrong)
         with check_context(context, cluster, lab, only=node) as ctx:
             return examine(ctx, lacking=lacking, first=unreached)
@@ -102,13 +101,8 @@ def check_context(context: Context, cluster: Cluster, lab: Lab, *, only: str = "
 
         def on_host(number: int, name: str) -> CheckContext:
             connection = cluster.connections[name]
-            access = HostAccess(
-                name=name,
-                target=targets[name],
-                connection=connection,
-                facts=cluster.facts[name],
-                used_ports=used,
-            )
+            facts, target = cluster.facts[name], targets[name]
+            access = HostAccess(name=name, target=target, connection=connection, facts=facts, used_ports=used)
             root = lay_out(cluster.told[name], scratch / str(number))
             return replace(whole, engine=DockerEngine(connection, seconds=ANSWERING), root=root, access=access)
 
