@@ -76,11 +76,9 @@ def cuda_of(image: str, base: str, engine: Daemon) -> int:
 
 def why_too_old(version: str, cuda: int) -> str:
     """Why a driver does not support a CUDA; empty where it does, or where nothing is known of that CUDA."""
-
-    def numbers(version: str) -> list[int]:
-        return [int(digits) for digits in re.findall(r"\d+", version)]
+    from packaging.version import Version
 
     oldest = DRIVERS.get(cuda, "")
-    if not oldest or numbers(version) >= numbers(oldest):
+    if not oldest or Version(version) >= Version(oldest):
         return ""
     return f"driver {version} is too old for the image's CUDA {cuda}, which needs {oldest} or newer"
