@@ -171,16 +171,17 @@ def examine(
     On hosts ``lacking`` the lab's devices only checks that do not need them are run. ``first`` are findings made
     before. ConfigError where the one node to examine is not part of the lab.
     """
+    from labctl.doctor.checks import devices, engine
+
     if whole.only and not whole.names:
         known = ", ".join(node.name for node in whole.lab.nodes)
         raise ConfigError(f"lab {whole.lab.name} has no node `{whole.only}`", hint=f"it has launcher, {known}")
-    from labctl.doctor.checks import devices, engine
-
     hosts = (whole,) if whole.local else whole.hosts
     answers = run_with_deadlines([(partial(ask_engine, host), ENGINE_SECONDS) for host in hosts])
     late = HostError(f"Docker Engine does not answer within {ENGINE_SECONDS:.0f} s")
     failures = dict(zip((host.name for host in hosts), (late if one is None else one for one in answers), strict=True))
-    hosts = tuple(replace(host, silent=bool(failures[host.name])) for host in hosts)
+    # One that answers stays the same object, with what it was asked for.
+    hosts = tuple(replace(host, silent=True) if failures[host.name] else host for host in hosts)
     whole = hosts[0] if whole.local else replace(whole, hosts=hosts, silent=all(host.silent for host in hosts))
     names = {HERE, *failures}
     unable = [

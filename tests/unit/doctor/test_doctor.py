@@ -178,6 +178,25 @@ def test_a_check_that_hangs_or_cannot_go_on_is_a_finding_of_its_own(
     never.set()
 
 
+def test_the_engine_is_asked_once_for_all_checks(
+    examined: Callable[..., CheckContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    class Counting(Engine):
+        def information(self) -> dict[str, Any]:
+            asked.append("info")
+            return super().information()
+
+    def version(ctx: CheckContext) -> Iterator[Finding]:
+        yield ok("LAB-ENGINE-001", ctx.info["ServerVersion"])
+
+    monkeypatch.setattr(host, "version", version, raising=False)
+    monkeypatch.setattr(run, "CHECKS", (Check("host.version"), Check("host.version")))
+    assert len(run.examine(examined(told=Counting()))) == 2
+    assert asked == ["info"]
+
+
 def test_a_node_that_the_lab_has_not_is_a_mistake_of_the_person(examined: Callable[..., CheckContext]) -> None:
     with pytest.raises(ConfigError, match="worker-9"):
         run.examine(replace(examined(), only="worker-9"))
