@@ -74,8 +74,6 @@ OF_ANOTHER = ("DOCKER_TLS", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "DOCKER_CON
 CHANGING, EACH = 300, 10
 # Seconds until a command that does not heed that its time is up is killed; and what timeout(1) then ends with.
 GRACE, LATE = 10, (124, 137)
-# Seconds for a plugin of the docker command to print its version.
-PLUGIN = 9
 
 
 class DockerEngine:
@@ -162,17 +160,6 @@ class DockerEngine:
         """What the daemon says of itself: ``docker info``."""
         with self._reading():
             return dict(self._reader.info())
-
-    def plugin_version(self, name: str) -> str:
-        """The version that a plugin of the docker command prints, ``compose`` or ``buildx``. HostError if it fails."""
-        from python_on_whales.exceptions import DockerException
-
-        try:
-            said = str(getattr(self._actor(PLUGIN), name).version())
-        except DockerException as error:
-            reason = (error.stdout or "").strip() or (error.stderr or "").strip() or "no output"
-            raise self._error(f"docker {name} does not work: {reason.splitlines()[0]}") from error
-        return said.strip().splitlines()[0]
 
     def identity(self) -> str:
         """What tells this daemon from another."""
@@ -261,15 +248,20 @@ class DockerEngine:
                 return ""
         return str(log[-1]["Output"]).strip() if log else ""
 
-    def image_id(self, image: str) -> str | None:
-        """Id of a local image, None if it is not there."""
+    def image(self, image: str) -> dict[str, Any] | None:
+        """``docker image inspect``; None if it is not there."""
         import docker
 
         with self._reading():
             try:
-                return str(self._reader.inspect_image(image)["Id"])
+                return dict(self._reader.inspect_image(image))
             except docker.errors.ImageNotFound:
                 return None
+
+    def image_id(self, image: str) -> str | None:
+        """Id of a local image, None if it is not there."""
+        found = self.image(image)
+        return str(found["Id"]) if found else None
 
     def image_labels(self, image: str) -> dict[str, str]:
         """Labels of a local image."""
@@ -296,6 +288,26 @@ class DockerEngine:
     def remove_networks(self, networks: tuple[str, ...]) -> None:
         with self._acting("docker network rm") as actor:
             actor.network.remove(list(networks))
+
+    def pull(self, image: str) -> None:
+        """Pull an image. HostError with docker's own words."""
+        with self._acting(f"docker pull {image}") as actor:
+            actor.pull(image, quiet=True)
+
+    def import_image(self, archive: Path, image: str) -> None:
+        """Make an image of a file system in a tar archive."""
+        with self._acting(f"docker import {image}") as actor:
+            actor.import_(archive, image)
+
+    def file_of(self, image: str, path: str) -> str:
+        """A text file of an image; HostError if it has none."""
+        with self._acting(f"docker run {image} cat {path}") as actor:
+            return str(actor.run(image, [path], entrypoint="cat", networks=["none"], remove=True))
+
+    def context(self) -> str:
+        """Name of the docker context of this daemon: that of its own image builder too."""
+        with self._acting("docker context inspect") as actor:
+            return str(actor.context.inspect().name)
 
     def remove_image(self, image: str) -> None:
         """Remove an image; HostError where a container uses it."""

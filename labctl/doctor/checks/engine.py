@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from labctl.compose import render
-from labctl.doctor.examination import GIB, UP, CheckContext, Finding, Level, error, gib, ok, problem, warn
+from labctl.doctor.examination import GIB, LIMIT, UP, CheckContext, Finding, Level, error, gib, ok, problem, warn
 from labctl.errors import HostError
 from labctl.lab import capabilities as kernel_limits
 from labctl.model import HERE
-from labctl.setup.requirements import OLDEST_ENGINE, major
+from labctl.setup.requirements import OLDEST_ENGINE, major, plugin_version
 
 DAEMON = "/etc/docker/daemon.json"
 RESTART_ENDS = "restarting Docker ends every container of this host"
@@ -98,15 +98,14 @@ def buildx(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def plugin(ctx: CheckContext, level: Level, code: str, name: str, impact: str) -> Finding:
-    try:
-        return ok(code, ctx.daemon.plugin_version(name))
-    except HostError as failure:
-        own = Path(ctx.environ.get("DOCKER_CONFIG") or f"{ctx.settings.home}/.docker") / f"cli-plugins/docker-{name}"
-        # A plugin of the person's own hides that of the system, also when it does not work.
-        move = f"mv {shlex.quote(str(own))} {shlex.quote(f'{own}.broken')}"
-        return problem(
-            level, code, failure.message, impact=impact, fix=move if os.path.lexists(own) else "labctl setup"
-        )
+    version, reason = plugin_version(name, LIMIT - 1)
+    if version:
+        return ok(code, version.splitlines()[0])
+    own = Path(ctx.environ.get("DOCKER_CONFIG") or f"{ctx.settings.home}/.docker") / f"cli-plugins/docker-{name}"
+    # A plugin of the person's own hides that of the system, also when it does not work.
+    move = f"mv {shlex.quote(str(own))} {shlex.quote(f'{own}.broken')}"
+    summary = f"docker {name} does not work: {reason.splitlines()[0]}"
+    return problem(level, code, summary, impact=impact, fix=move if os.path.lexists(own) else "labctl setup")
 
 
 def cgroups(ctx: CheckContext) -> Iterator[Finding]:
