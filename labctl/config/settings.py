@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from os.path import lexists
 from pathlib import Path
-from typing import get_args
 
+from labctl import accelerators
 from labctl.config import dotenv
 from labctl.errors import ConfigError, nearest
-from labctl.model import Accelerator, Pairs, Secret
+from labctl.model import Pairs, Secret
 
-ACCELERATORS = ("auto", *get_args(Accelerator))
+ACCELERATORS = ("auto", "cpu", *(name for name in accelerators.modules() if name != "cpu"))
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
@@ -133,7 +133,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("LAB_NODES", "2", "Nodes (worker containers) where the host is one, 1 to 1000; on several, one each.",
             whole(1, 1000)),
     Setting("LAB_SLOTS", "", "Slots (ranks) per node, 1 to 1024; empty: decided from the devices.", whole(1, 1024)),
-    Setting("LAB_DEVICES", "", "Devices to use, such as 0-3, a PCI address or module:2 of a Gaudi; empty: all.",
+    Setting("LAB_DEVICES", "", "Devices to use, such as 0-3, a PCI address or module:2; empty: all.",
             devices),
     Setting("LAB_IMAGE", "", "Image of the nodes; empty: labctl/<accelerator>, built here.", image),
     Setting("LAB_BASE_IMAGE", "", "Image to build on: plain, or a vendor's own; empty: as docs/images.md says.", image),
