@@ -1,4 +1,4 @@
-"""Tar streams of several hosts into one directory here: nothing is lost, and nothing lands outside of it."""
+"""Pull directories from hosts into one here: nothing is lost, nothing is overwritten, nothing lands outside of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import shutil
 import stat
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,18 +22,96 @@ from typing import IO
 
 from labctl.errors import HostError
 from labctl.hosts import ssh_errors
-from labctl.hosts.manifest import PIECE, Entry, Tree
-from labctl.hosts.push import FETCH, reason
+from labctl.hosts.manifest import PIECE, Manifest
+from labctl.hosts.push import SCRIPT, reason
 from labctl.hosts.ssh import Connection
 from labctl.system.files import make_private
 
 ASIDE = "hosts"
 """Below it, and the name of its host, lies a file whose place is taken by another."""
 LOG = ".log"
-# What tarfile raises of headers that make no sense: ValueError of their numbers, RecursionError of too many in a row.
-_BROKEN = (tarfile.TarError, ValueError, RecursionError)
 LATEST = 1 << 33
-"""Seconds since 1970, in the 23rd century: file systems have no date for what some streams say."""
+"""Latest mtime in seconds that is restored, of the year 2242; some tar streams hold later ones."""
+# What tarfile raises for broken headers: ValueError for their numbers, RecursionError for too many in a row.
+_BROKEN = (tarfile.TarError, ValueError, RecursionError)
+# What GNU's tar says, with code 1, of files that were written to while it read them, as those of a run that goes on.
+# Of other tars that is the code of every error.
+_CHANGED = re.compile(r"(?m)(: file changed as we read it|: File removed before we read it|; padding with zeros)$")
+
+
+@dataclass(frozen=True, slots=True)
+class PullResult:
+    """What one host brought that was not here."""
+
+    files: int
+    size: int
+    """Bytes of the files."""
+    aside: tuple[str, ...]
+    """Of these files those whose place was taken: their paths below the directory here."""
+    refused: tuple[str, ...]
+    """Paths on the host of what is no file, or would lead out of the directory here."""
+    complete: bool
+    """All that is there is here: nothing was refused, and nothing written to meanwhile."""
+
+
+def pull(
+    connection: Connection,
+    directory: str,
+    into: Path,
+    *,
+    pushed: Manifest | None = None,
+    turn: Callable[[], object] = lambda: None,
+    on_bytes: Callable[[int], object] = lambda _: None,
+    seconds: float = 86400,
+) -> PullResult:
+    """Merge a directory of the host into one here; other hosts' may be merged into it at the same time.
+
+    What was ``pushed`` and is unchanged is left out. Where a file's place is taken by one with other content, it goes
+    to ``hosts/<host>/``; but a log that has grown replaces its beginning. Places are taken once ``turn`` returns, which
+    waits for the hosts that come before. ``on_bytes`` is called with numbers of bytes as they come.
+    HostError where not all came, and for what cannot be written here: whole files that came until then are kept, and
+    the beginning of a log.
+    """
+    make_private(into)
+    merge = Merge(into.resolve(), connection.target.name, pushed, turn)
+    reading, writing = os.pipe()
+
+    def unpack() -> str:
+        with os.fdopen(reading, "rb") as stream:
+            return merge.unpack(stream)
+
+    with ThreadPoolExecutor(1) as pool:
+        unpacked = pool.submit(unpack)
+        why, steady = _receive(connection, directory, writing, on_bytes, seconds)
+        try:
+            broken = unpacked.result()
+        except OSError as error:
+            raise HostError(f"cannot write {error.filename or into}: {error.strerror}", hint=f"df -h {into}") from error
+    if why := why or broken:
+        came = f"{merge.files} new files came before that" if merge.files else "nothing new came before that"
+        look = f"{ssh_errors.command(connection.target)} ls -l {shlex.quote(directory)}"
+        raise ssh_errors.error(connection.target, f"cannot fetch {directory}: {why}; {came}", look)
+    return PullResult(merge.files, merge.size, tuple(merge.aside), tuple(merge.refused), steady and not merge.refused)
+
+
+def _receive(
+    connection: Connection, directory: str, writing: int, on_bytes: Callable[[int], object], seconds: float
+) -> tuple[str, bool]:
+    """Let the host's stream flow into the pipe; returns why not all of it did, if so, and whether nothing changed."""
+    try:
+        with os.fdopen(writing, "wb") as sink:
+
+            def take(piece: bytes) -> None:
+                sink.write(piece)
+                on_bytes(len(piece))
+
+            done = connection.receive(SCRIPT, "pull", directory, on_chunk=take, timeout=seconds, check=False)
+    except BrokenPipeError:
+        return "", False  # Whoever unpacked it knows why no more is wanted.
+    except HostError as error:
+        return error.message.removeprefix(f"{ssh_errors.named(connection.target)}: "), False
+    changed = done.code == 1 and _CHANGED.search(done.err)
+    return "" if done.code == 0 or changed else reason(done), done.code == 0
 
 
 @dataclass
@@ -42,7 +120,7 @@ class Merge:
 
     into: Path
     host: str
-    sent: Iterable[Entry] = ()
+    pushed: Manifest | None = None
     """What is left out unless the host has it otherwise."""
     turn: Callable[[], object] = lambda: None
     """Returns when what came may take its places: when the hosts that come before have taken theirs."""
@@ -55,19 +133,19 @@ class Merge:
     """What is no file or would lead out of the directory: paths as the stream has them."""
 
     def __post_init__(self) -> None:
-        self._known = {entry.path: (entry.size, entry.content) for entry in self.sent if entry.kind == "file"}
+        entries = self.pushed.entries if self.pushed else ()
+        self._known = {entry.path: (entry.size, entry.content) for entry in entries if entry.kind == "file"}
         self._came: dict[str, Path] = {}
         self._waiting: list[Callable[[], object]] = []
-        self._links: list[tuple[str, str]] = []
 
     def unpack(self, stream: IO[bytes]) -> str:
         """Take all of a stream, and of one that breaks what came; returns what is wrong with it, if anything is.
 
         Files lie apart until all hosts that come before have their places. OSError for what cannot be written here.
         """
-        for killed in self.into.glob(f".new-????????.{self.host}"):
+        for killed in self.into.glob(f".incoming-????????.{self.host}"):
             shutil.rmtree(killed, ignore_errors=True)
-        with tempfile.TemporaryDirectory(dir=self.into, prefix=".new-", suffix=f".{self.host}") as apart:
+        with tempfile.TemporaryDirectory(dir=self.into, prefix=".incoming-", suffix=f".{self.host}") as apart:
             try:
                 with tarfile.open(fileobj=stream, mode="r|", encoding="utf-8", errors="surrogateescape") as archive:
                     for member in archive:
@@ -80,7 +158,6 @@ class Merge:
                 self.turn()
                 for place in self._waiting:
                     place()
-                self._make_links()
         return ""
 
     def _take(self, archive: tarfile.TarFile, member: tarfile.TarInfo, apart: str) -> None:
@@ -89,15 +166,15 @@ class Merge:
             self.refused.append(member.name)
         elif member.isdir():
             self._waiting.append(partial(self._folder, path))
-        elif member.issym() and _possible(member.linkname):
-            self._links.append((path, member.linkname))
+        elif member.issym() and _leads_inside(path, member.linkname):
+            self._waiting.append(partial(self._link, path, member.linkname))
         elif member.isreg() and (content := archive.extractfile(member)):
             self._file(path, content, member, apart)
         elif member.islnk() and (first := self._came.get(_inside(member.linkname) or "")):
             with first.open("rb") as source:
                 self._file(path, source, member, apart)
         else:
-            self.refused.append(member.name)
+            self.refused.append(path)
 
     def _folder(self, path: str) -> bool:
         """Make a directory, and those above it; False where something else is in the way."""
@@ -161,31 +238,16 @@ class Merge:
         """Whether they have the same content, or of a log one has the beginning of the other's."""
         return (path.endswith(LOG) or new.stat().st_size == final.stat().st_size) and _begin_alike(new, final)
 
-    def _make_links(self) -> None:
-        """Links come last, when what they lead to is there; one that leads out, be it through others, does not stay."""
-        made = []
-        for path, target in self._links:
-            leads = posixpath.normpath(posixpath.join(_above(path), target))
-            link = None if leads.startswith(("/", "..")) or _climbs_late(target) else self._link(path, target)
-            if link is None:
-                self.refused.append(path)
-            else:
-                made.append((path, link))
-        for path, link in made:
-            if not Path(os.path.realpath(link)).is_relative_to(self.into):
-                link.unlink()
-                self.refused.append(path)
-
-    def _link(self, path: str, target: str) -> Path | None:
-        """Make a link, aside where its place is taken; None where that is taken too."""
+    def _link(self, path: str, target: str) -> None:
+        """Make a link, aside where its place is taken; it is refused where that is taken too."""
         for place in (path, f"{ASIDE}/{self.host}/{path}"):
             link = self.into / place
             if self._folder(_above(place)):
                 with contextlib.suppress(FileExistsError):
                     link.symlink_to(target)
                 if link.is_symlink() and os.readlink(link) == target:  # noqa: PTH115 - a Path would tidy what it says
-                    return link
-        return None
+                    return
+        self.refused.append(path)
 
 
 def _inside(name: str) -> str | None:
@@ -194,14 +256,14 @@ def _inside(name: str) -> str | None:
     return None if path.is_absolute() or ".." in path.parts or "\0" in name else str(path)
 
 
-def _possible(target: str) -> bool:
-    """Whether there can be a link to it."""
-    return target != "" and "\0" not in target
+def _leads_inside(path: str, target: str) -> bool:
+    """Whether there can be such a link, and it does not lead out, be it through others.
 
-
-def _climbs_late(target: str) -> bool:
-    """Whether a link leads up after it went down, which may be through a link that comes later."""
-    return ".." in dropwhile(lambda part: part == "..", PurePosixPath(target).parts)
+    It may not lead up after it went down, which may be through a link that comes later.
+    """
+    climbs_late = ".." in dropwhile(lambda part: part == "..", PurePosixPath(target).parts)
+    leads = posixpath.normpath(posixpath.join(_above(path), target))
+    return target != "" and "\0" not in target and not climbs_late and not leads.startswith(("/", ".."))
 
 
 def _above(path: str) -> str:
@@ -218,83 +280,3 @@ def _begin_alike(one: Path, other: Path) -> bool:
                 return False
             left -= len(piece)
     return True
-
-
-# What GNU's tar says, with code 1, of files that were written to while it read them, as those of a run that goes on.
-# Of other tars that is the code of every error.
-_CHANGED = re.compile(r"(?m)(: file changed as we read it|: File removed before we read it|; padding with zeros)$")
-
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """What one host brought that was not here."""
-
-    files: int
-    size: int
-    """Bytes of the files."""
-    aside: tuple[str, ...]
-    """Of these files those whose place was taken: their paths below the directory here."""
-    refused: tuple[str, ...]
-    """Paths on the host of what is no file, or would lead out of the directory here."""
-    whole: bool
-    """Nothing there is lacking here: none was refused, and none was written to meanwhile."""
-
-
-def fetch(
-    connection: Connection,
-    directory: str,
-    into: Path,
-    *,
-    sent: Tree | None = None,
-    turn: Callable[[], object] = lambda: None,
-    on_bytes: Callable[[int], object] = lambda _: None,
-    seconds: float = 86400,
-) -> Fetched:
-    """Merge a directory of the host into one here; other hosts' may be merged into it at the same time.
-
-    What was ``sent`` and is still the same there is left out. Where a file's place is taken by one with other content,
-    it goes to ``hosts/<host>/``; but a log that has grown replaces its beginning. Places are taken once ``turn``
-    returns, which waits for the hosts that come before. ``on_bytes`` is told of bytes as they come.
-    HostError where not all came, and for what cannot be written here: whole files that came until then are kept, and
-    the beginning of a log.
-    """
-    make_private(into)
-    merge = Merge(into.resolve(), connection.target.name, sent.entries if sent else (), turn)
-    reading, writing = os.pipe()
-    with ThreadPoolExecutor(1) as pool:
-        unpacked = pool.submit(_unpack, reading, merge)
-        why, steady = _receive(connection, directory, writing, on_bytes, seconds)
-        try:
-            broke = unpacked.result()
-        except OSError as error:
-            raise HostError(f"cannot write {error.filename or into}: {error.strerror}", hint=f"df -h {into}") from error
-    if why := why or broke:
-        came = f"{merge.files} new files came before that" if merge.files else "nothing new came before that"
-        look = f"{ssh_errors.command(connection.target)} ls -l {shlex.quote(directory)}"
-        raise ssh_errors.error(connection.target, f"cannot fetch {directory}: {why}; {came}", look)
-    return Fetched(merge.files, merge.size, tuple(merge.aside), tuple(merge.refused), steady and not merge.refused)
-
-
-def _receive(
-    connection: Connection, directory: str, writing: int, on_bytes: Callable[[int], object], seconds: float
-) -> tuple[str, bool]:
-    """Let the host's stream flow into the pipe; returns why not all of it did, if so, and whether nothing changed."""
-    try:
-        with os.fdopen(writing, "wb") as sink:
-
-            def take(piece: bytes) -> None:
-                sink.write(piece)
-                on_bytes(len(piece))
-
-            done = connection.receive(FETCH, directory, on_chunk=take, timeout=seconds, check=False)
-    except BrokenPipeError:
-        return "", False  # Whoever unpacked it knows why no more is wanted.
-    except HostError as error:
-        return error.message.removeprefix(f"{ssh_errors.named(connection.target)}: "), False
-    changed = done.code == 1 and _CHANGED.search(done.err)
-    return "" if done.code == 0 or changed else reason(done), done.code == 0
-
-
-def _unpack(reading: int, merge: Merge) -> str:
-    with os.fdopen(reading, "rb") as stream:
-        return merge.unpack(stream)

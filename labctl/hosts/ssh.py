@@ -220,7 +220,7 @@ def _between_double_quotes(signs: str) -> str:
     return f"'\"{doubled}\"'"
 
 
-# With the link's own, one for rsync, and those that sshd has not quite closed yet: below the ten of its MaxSessions.
+# With the link's own, and those that sshd has not quite closed yet: below the ten of its MaxSessions.
 SESSIONS = 6
 # Should it still take no further session, ssh says this, logs in by itself and goes on.
 _REFUSED = re.compile(r"^mux_client_request_session: session request failed: .*\n?", re.MULTILINE)
@@ -303,10 +303,6 @@ class Connection:
         """As ``run``, handing on the bytes that the script prints; ``out`` of what returns is empty."""
         argv = self.argv(script, *words)
         return self._done(script, lambda: process.drain(argv, on_chunk, timeout=timeout), timeout, check)
-
-    def rsh(self) -> str:
-        """The command for ``rsync -e``: over this connection, whatever host it is given."""
-        return shlex.join(self._link.client)
 
     def forward(self, path: str, seconds: float = 10) -> Path:
         """A socket here that leads to the Unix socket of this path on the host, where its sshd allows that."""
