@@ -28,6 +28,7 @@ lint: $(VENV)/.developer  ## style and types
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/shellcheck labctl/*/*.sh
 
 unit: $(VENV)/.developer  ## the tests that need no Docker
 	$(VENV)/bin/pytest -m 'not docker'

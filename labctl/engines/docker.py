@@ -99,15 +99,13 @@ class DockerEngine:
 
     @once
     def _reader(self) -> Any:
-        import requests
-
         import docker
 
         try:
             if self._address:
                 return docker.DockerClient(self._address, timeout=self._seconds).api
             return docker.from_env(timeout=self._seconds).api
-        except (docker.errors.DockerException, requests.RequestException) as error:
+        except (docker.errors.DockerException, OSError) as error:
             why = root_cause(error)
             start = "restart" if "timed out" in why else "start"
             hint = "labctl setup" if self.host == model.HERE else f"on {self.host}: systemctl {start} docker"
@@ -127,13 +125,11 @@ class DockerEngine:
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
-        import requests
-
         import docker
 
         try:
             yield
-        except (docker.errors.APIError, requests.RequestException) as error:
+        except (docker.errors.APIError, OSError) as error:
             raise self._error(f"Docker Engine: {root_cause(error)}") from error
 
     @contextlib.contextmanager

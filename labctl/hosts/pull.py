@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import posixpath
 import re
 import shlex
 import shutil
@@ -16,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, count, dropwhile
+from itertools import chain, count
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -25,7 +24,7 @@ from labctl.hosts import ssh_errors
 from labctl.hosts.manifest import PIECE, Manifest
 from labctl.hosts.push import SCRIPT, reason
 from labctl.hosts.ssh import Connection
-from labctl.system.files import make_private
+from labctl.system.files import is_below, leads_out, make_private
 
 ASIDE = "hosts"
 """Below it, and the name of its host, lies a file whose place is taken by another."""
@@ -166,7 +165,9 @@ class Merge:
             self.refused.append(member.name)
         elif member.isdir():
             self._waiting.append(partial(self._folder, path))
-        elif member.issym() and _leads_inside(path, member.linkname):
+        elif (
+            member.issym() and member.linkname and "\0" not in member.linkname and not leads_out(path, member.linkname)
+        ):
             self._waiting.append(partial(self._link, path, member.linkname))
         elif member.isreg() and (content := archive.extractfile(member)):
             self._file(path, content, member, apart)
@@ -252,18 +253,7 @@ class Merge:
 
 def _inside(name: str) -> str | None:
     """A name in a stream as a path below the directory; None where it would lead out."""
-    path = PurePosixPath(name)
-    return None if path.is_absolute() or ".." in path.parts or "\0" in name else str(path)
-
-
-def _leads_inside(path: str, target: str) -> bool:
-    """Whether there can be such a link, and it does not lead out, be it through others.
-
-    It may not lead up after it went down, which may be through a link that comes later.
-    """
-    climbs_late = ".." in dropwhile(lambda part: part == "..", PurePosixPath(target).parts)
-    leads = posixpath.normpath(posixpath.join(_above(path), target))
-    return target != "" and "\0" not in target and not climbs_late and not leads.startswith(("/", ".."))
+    return str(PurePosixPath(name)) if is_below(name) and "\0" not in name else None
 
 
 def _above(path: str) -> str:

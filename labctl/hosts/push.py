@@ -13,10 +13,10 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from labctl.errors import HostError
-from labctl.hosts import manifest as tree
 from labctl.hosts import ssh_errors
-from labctl.hosts.manifest import PIECE, Entry, Manifest
+from labctl.hosts.manifest import PIECE, Entry, Manifest, parse
 from labctl.hosts.ssh import Connection
+from labctl.system.files import is_below
 from labctl.system.process import CompletedProcess
 from labctl.system.tar import END, header, padding
 
@@ -120,14 +120,14 @@ def _inspect(
 ) -> list[Update]:
     """These directories as they are on the host, which may be told to ``tidy`` first."""
     for name in manifests:
-        if not NAME.fullmatch(name) or ".." in name.split("/"):
+        if not NAME.fullmatch(name) or not is_below(name):
             raise ValueError(name)
     described: list[bytes] = []
     words = ("inspect", directory, _numbered(manifests), *(words or ("", "")))
     done = connection.receive(SCRIPT, *words, on_chunk=described.append, timeout=seconds, check=False)
     _require(done, connection, directory)
     records = iter(b"".join(described).split(b"\0"))
-    return [_compare(name, manifest, *tree.parse(records)) for name, manifest in manifests.items()]
+    return [_compare(name, manifest, *parse(records)) for name, manifest in manifests.items()]
 
 
 def _compare(name: str, manifest: Manifest, names: frozenset[str], there: frozenset[Entry]) -> Update:

@@ -1,4 +1,5 @@
-#!/bin/sh
+# Sync directories
+# shellcheck shell=sh
 # Receives, compares, gives back and removes directories on a host; run as `sh -c SCRIPT sh COMMAND ARGUMENTS`.
 # POSIX sh with coreutils, find, grep, xargs and tar, those of busybox too.
 #

@@ -58,8 +58,6 @@ def written(folder: Path) -> int:
 
 def load(archive: Archive, name: str, notice: Callable[[str], None]) -> bool:
     """Have the engine load an image of an archive; False where it has it. HostError with the engine's own words."""
-    import requests
-
     import docker
 
     image = archive.image(name)
@@ -76,7 +74,7 @@ def load(archive: Archive, name: str, notice: Callable[[str], None]) -> bool:
 
         with waiting(notice, storing):
             said = [line.get("error", "") for line in api.load_image(told(cargo.chunks(), progress))]
-    except (docker.errors.DockerException, requests.RequestException) as error:
+    except (docker.errors.DockerException, OSError) as error:
         raise HostError(f"Docker Engine did not load {name}: {error}", hint="labctl setup; df -h") from error
     if any(said):
         raise HostError(f"Docker Engine did not load {name}: {' '.join(filter(None, said))}", hint="df -h")

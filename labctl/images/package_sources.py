@@ -90,11 +90,13 @@ def stage_wheels(pip: PipSources, wanted: Mapping[str, str | None], into: Path) 
 
     ``wanted`` is project -> version, None for any. Only these: a directory of wheels may hold hundreds of gigabytes.
     """
+    from packaging.version import Version
+
     into.mkdir()
     staged = set()
     for path in (*_in_directories(pip.find_links), *_in_indexes((pip.index, *pip.extra_indexes), wanted)):
         project, version = project_of(path.name)
-        if project in wanted and wanted[project] in {None, version}:
+        if project in wanted and (not (pin := wanted[project]) or Version(pin) == version):
             _link(path, into / path.name)
             staged.add(project)
     return frozenset(staged)
@@ -102,17 +104,21 @@ def stage_wheels(pip: PipSources, wanted: Mapping[str, str | None], into: Path) 
 
 def pins(lock: str) -> dict[str, str | None]:
     """Project -> version of every requirement; None where it is not pinned to one."""
+    from packaging.utils import canonicalize_name
+
     found = re.findall(r"^([A-Za-z0-9][\w.-]*)(?:\[[^\]]*\])?\s*(?:==\s*([^\s;#,]+))?", lock, re.MULTILINE)
-    return {_normal(project): version or None for project, version in found}
+    return {canonicalize_name(project): version or None for project, version in found}
 
 
-def project_of(filename: str) -> tuple[str, str]:
-    """Project and version of a wheel or source archive; two empty texts for any other file."""
+def project_of(filename: str) -> tuple[str, object]:
+    """Normalized project and version of a wheel or source archive; ``("", None)`` for any other file."""
+    from packaging.utils import parse_sdist_filename, parse_wheel_filename
+
     name = unquote(filename)
-    wheel = re.fullmatch(r"([^-]+)-([^-]+)(-[^-]+){3,4}\.whl", name)
-    archive = re.fullmatch(r"(.+)-([^-]+)\.(?:tar\.gz|zip)", name)
-    match = wheel or archive
-    return (_normal(match[1]), match[2]) if match else ("", "")
+    try:
+        return parse_wheel_filename(name)[:2] if name.endswith(".whl") else parse_sdist_filename(name)
+    except ValueError:
+        return "", None
 
 
 def local_path(link: str) -> Path | None:
@@ -148,7 +154,3 @@ def _link(source: Path, target: Path) -> None:
     except OSError:
         # Another file system, or someone else's file.
         shutil.copyfile(source, target)
-
-
-def _normal(project: str) -> str:
-    return re.sub(r"[-_.]+", "-", project).lower()

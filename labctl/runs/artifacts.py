@@ -10,8 +10,8 @@ from threading import Event
 from labctl import naming
 from labctl.engines import Backend
 from labctl.errors import HostError
-from labctl.hosts import manifest as tree
 from labctl.hosts import pull, push, ssh_errors
+from labctl.hosts.manifest import Manifest, scan
 from labctl.hosts.pull import PullResult
 from labctl.hosts.ssh import Connection
 from labctl.model import LAUNCHER, Host, Job, Lab, Secret
@@ -27,17 +27,17 @@ ENDING = 300
 SHOWN = 3
 
 
-def send(lab: Lab, job: Job, engine: Backend, path: Path, earlier: tuple[str, ...] = ()) -> tree.Manifest:
+def send(lab: Lab, job: Job, engine: Backend, path: Path, earlier: tuple[str, ...] = ()) -> Manifest:
     """Push the run's directory to each of its hosts; returns what that is. HostError where one does not get it.
 
     The workloads go along: what was edited since `up` is what runs, as it is on this machine. So do the ``earlier``
     runs whose results it reads; they stay there.
     """
-    manifest = tree.scan(path)
+    manifest = scan(path)
     names = dict.fromkeys(lab.host_of(name).name for name in (LAUNCHER, *(node.name for node in job.nodes)))
     hosts = tuple(lab.host(name) for name in names if naming.sent(lab.host(name)))
     folders = ("workloads", *(f"runs/{run}" for run in earlier)) if hosts else ()
-    shared = {folder: tree.scan(lab.directory / folder) for folder in folders}
+    shared = {folder: scan(lab.directory / folder) for folder in folders}
 
     def give(host: Host) -> None:
         if connection := engine.on(host.name).connection:
@@ -54,7 +54,7 @@ def fetch(
     engine: Backend,
     path: Path,
     warn: Callable[[str], None],
-    pushed: tree.Manifest | None = None,
+    pushed: Manifest | None = None,
 ) -> None:
     """Pull what ranks wrote on the lab's hosts into the run's directory, and remove it there once all of it is here.
 
