@@ -49,10 +49,6 @@ link_names() {
 # a node do not: a key or secret that was removed must be gone.
 settle() {
     link_names "$1" "$1/.current"
-    for path in "$1"/* "$1"/.[!.]* "$1"/..?*; do
-        if [ -e "$path" ] || [ -L "$1/.current/${path##*/}" ]; then continue; fi
-        case $(readlink "$path") in .current/*) rm -f "$path" ;; esac
-    done
     for path in "$1"/.versions/*; do
         # In this order: a push that has ended does not put its version in force after this look.
         id=${path##*/}
@@ -62,6 +58,14 @@ settle() {
         *) [ -z "$(find "$path" -prune -mtime -30)" ] || continue ;;
         esac
         rm -rf "$path"
+    done
+    # Another push may have linked names that its version will have.
+    for path in "$directory"/.incoming.*; do
+        if [ "$path" != "${work-}" ] && alive "${path##*.}"; then return; fi
+    done
+    for path in "$1"/* "$1"/.[!.]* "$1"/..?*; do
+        if [ -e "$path" ] || [ -L "$1/.current/${path##*/}" ]; then continue; fi
+        case $(readlink "$path") in .current/*) rm -f "$path" ;; esac
     done
 }
 
