@@ -16,7 +16,7 @@ from labctl.system.files import make_private, write_all
 WORKLOADS = "workloads"
 # Seconds for the folders, and for the files of one host: workloads are small, a person's clone may not be.
 MAKING = 30
-MAKE = Path(__file__).with_name("folders.sh").read_text(encoding="utf-8")
+MAKE = Path(__file__).with_name("provision.sh").read_text(encoding="utf-8")
 
 
 def prepare(lab: Lab, image_id: str | None) -> None:

@@ -1,7 +1,7 @@
-# Make folders
+# Makes what a host needs beside a lab's files: IMAGE CACHES LOCKS FOLDER...
+# The folders are the user's alone; the first CACHES of them are emptied unless this image filled them. LOCKS, one word
+# each, are files by whose locks devices are leased.
 # shellcheck shell=sh
-# What a host needs beside files: folders for the person alone, $2 caches first among them, of which those that another
-# image than $1 filled are emptied; and the files by whose locks devices are leased ($3).
 umask 077
 image=$1 caches=$2 locks=$3
 shift 3
