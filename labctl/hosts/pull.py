@@ -38,18 +38,16 @@ _BROKEN = (tarfile.TarError, ValueError, RecursionError)
 _CHANGED = re.compile(r"(?m)(: file changed as we read it|: File removed before we read it|; padding with zeros)$")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class PullResult:
     """What one host brought that was not here."""
 
-    files: int
-    size: int
-    """Bytes of the files."""
-    aside: tuple[str, ...]
+    files: int = 0
+    aside: list[str] = field(default_factory=list)
     """Of these files those whose place was taken: their paths below the directory here."""
-    refused: tuple[str, ...]
+    refused: list[str] = field(default_factory=list)
     """Paths on the host of what is no file, or would lead out of the directory here."""
-    complete: bool
+    complete: bool = False
     """All that is there is here: nothing was refused, and nothing written to meanwhile."""
 
 
@@ -60,19 +58,19 @@ def pull(
     *,
     pushed: Manifest | None = None,
     turn: Callable[[], object] = lambda: None,
-    on_bytes: Callable[[int], object] = lambda _: None,
     seconds: float = 86400,
 ) -> PullResult:
     """Merge a directory of the host into one here; other hosts' may be merged into it at the same time.
 
     What was ``pushed`` and is unchanged is left out. Where a file's place is taken by one with other content, it goes
     to ``hosts/<host>/``; but a log that has grown replaces its beginning. Places are taken once ``turn`` returns, which
-    waits for the hosts that come before. ``on_bytes`` is called with numbers of bytes as they come.
+    waits for the hosts that come before.
     HostError where not all came, and for what cannot be written here: whole files that came until then are kept, and
     the beginning of a log.
     """
     make_private(into)
     merge = Merge(into.resolve(), connection.target.name, pushed, turn)
+    found = merge.found
     reading, writing = os.pipe()
 
     def unpack() -> str:
@@ -81,30 +79,24 @@ def pull(
 
     with ThreadPoolExecutor(1) as pool:
         unpacked = pool.submit(unpack)
-        why, steady = _receive(connection, directory, writing, on_bytes, seconds)
+        why, steady = _receive(connection, directory, writing, seconds)
         try:
             broken = unpacked.result()
         except OSError as error:
             raise HostError(f"cannot write {error.filename or into}: {error.strerror}", hint=f"df -h {into}") from error
     if why := why or broken:
-        came = f"{merge.files} new files came before that" if merge.files else "nothing new came before that"
+        came = f"{found.files} new files came before that" if found.files else "nothing new came before that"
         look = f"{ssh_errors.command(connection.target)} ls -l {shlex.quote(directory)}"
         raise ssh_errors.error(connection.target, f"cannot fetch {directory}: {why}; {came}", look)
-    return PullResult(merge.files, merge.size, tuple(merge.aside), tuple(merge.refused), steady and not merge.refused)
+    found.complete = steady and not found.refused
+    return found
 
 
-def _receive(
-    connection: Connection, directory: str, writing: int, on_bytes: Callable[[int], object], seconds: float
-) -> tuple[str, bool]:
+def _receive(connection: Connection, directory: str, writing: int, seconds: float) -> tuple[str, bool]:
     """Let the host's stream flow into the pipe; returns why not all of it did, if so, and whether nothing changed."""
     try:
         with os.fdopen(writing, "wb") as sink:
-
-            def take(piece: bytes) -> None:
-                sink.write(piece)
-                on_bytes(len(piece))
-
-            done = connection.receive(SCRIPT, "pull", directory, on_chunk=take, timeout=seconds, check=False)
+            done = connection.receive(SCRIPT, "pull", directory, on_chunk=sink.write, timeout=seconds, check=False)
     except BrokenPipeError:
         return "", False  # Whoever unpacked it knows why no more is wanted.
     except HostError as error:
@@ -123,13 +115,7 @@ class Merge:
     """What is left out unless the host has it otherwise."""
     turn: Callable[[], object] = lambda: None
     """Returns when what came may take its places: when the hosts that come before have taken theirs."""
-    files: int = 0
-    """New files so far, those aside among them."""
-    size: int = 0
-    """Bytes of these."""
-    aside: list[str] = field(default_factory=list)
-    refused: list[str] = field(default_factory=list)
-    """What is no file or would lead out of the directory: paths as the stream has them."""
+    found: PullResult = field(default_factory=PullResult)
 
     def __post_init__(self) -> None:
         entries = self.pushed.entries if self.pushed else ()
@@ -162,7 +148,7 @@ class Merge:
     def _take(self, archive: tarfile.TarFile, member: tarfile.TarInfo, apart: str) -> None:
         path = _inside(member.name)
         if path is None:
-            self.refused.append(member.name)
+            self.found.refused.append(member.name)
         elif member.isdir():
             self._waiting.append(partial(self._folder, path))
         elif (
@@ -175,7 +161,7 @@ class Merge:
             with first.open("rb") as source:
                 self._file(path, source, member, apart)
         else:
-            self.refused.append(path)
+            self.found.refused.append(path)
 
     def _folder(self, path: str) -> bool:
         """Make a directory, and those above it; False where something else is in the way."""
@@ -215,10 +201,10 @@ class Merge:
             return
         aside = f"{ASIDE}/{self.host}/{path}"
         if not self._folder(_above(aside)):
-            self.refused.append(path)
+            self.found.refused.append(path)
             return
         names = chain([aside], (f"{aside}.{number}" for number in count(2)))
-        self.aside.append(next(name for name in names if self._put(new, path, name, size)))
+        self.found.aside.append(next(name for name in names if self._put(new, path, name, size)))
 
     def _put(self, new: Path, path: str, place: str, size: int) -> bool:
         """Give a file its place; False where another's content has it."""
@@ -231,8 +217,7 @@ class Merge:
             if size > final.stat().st_size:
                 new.replace(final)
         else:
-            self.files += 1
-            self.size += size
+            self.found.files += 1
         return True
 
     def _is_same(self, new: Path, final: Path, path: str) -> bool:
@@ -248,7 +233,7 @@ class Merge:
                     link.symlink_to(target)
                 if link.is_symlink() and os.readlink(link) == target:  # noqa: PTH115 - a Path would tidy what it says
                     return
-        self.refused.append(path)
+        self.found.refused.append(path)
 
 
 def _inside(name: str) -> str | None:

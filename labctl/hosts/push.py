@@ -27,15 +27,6 @@ NAME = re.compile(r"[\w.-]+(/[\w.-]+)*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class PushResult:
-    """What a host did not have yet."""
-
-    paths: tuple[str, ...]
-    size: int
-    """Bytes of the files among them."""
-
-
-@dataclass(frozen=True, slots=True)
 class Update:
     """A directory of a host that is to show a tree, and what it shows now."""
 
@@ -63,16 +54,17 @@ def push(
     *,
     prune: str = "",
     seconds: float = 600,
-) -> PushResult:
+) -> tuple[str, ...]:
     """Make ``directory/<name>`` of the host show the tree of that name, all of them in one step each.
 
-    Below ``directory/<prune>`` other directories are removed. Files that the host has are not sent again.
+    Returns the paths that it did not have yet; files that the host has are not sent again. Below ``directory/<prune>``
+    other directories are removed.
     HostError, with all as it was, for what the host refuses, or when it is not done within so many seconds.
     """
     found = _inspect(connection, directory, manifests, "tidy", prune, seconds=seconds)
     updates = [update for update in found if update.state != "current"]
     if not updates:
-        return PushResult((), 0)
+        return ()
 
     def send() -> CompletedProcess:
         words = ("push", directory, _numbered(update.name for update in updates))
@@ -84,15 +76,14 @@ def push(
         updates = [replace(update, there=frozenset()) for update in updates]
         done = send()
     _require(done, connection, directory)
-    return _result(updates)
+    return tuple(str(PurePosixPath(update.name, entry.path)) for update in updates for entry in update.new)
 
 
-def push_new(connection: Connection, manifest: Manifest, directory: str, *, seconds: float = 600) -> PushResult:
+def push_new(connection: Connection, manifest: Manifest, directory: str, *, seconds: float = 600) -> None:
     """Make a directory of the host that appears at once and complete. HostError where there is one already."""
-    updates = [Update("", manifest)]
-    done = connection.send(SCRIPT, "create", directory, chunks=stream(updates), timeout=seconds, check=False)
+    chunks = stream([Update("", manifest)])
+    done = connection.send(SCRIPT, "create", directory, chunks=chunks, timeout=seconds, check=False)
     _require(done, connection, directory)
-    return _result(updates)
 
 
 def remove(connection: Connection, directory: str, *, seconds: float = 120) -> None:
@@ -108,11 +99,6 @@ def remove(connection: Connection, directory: str, *, seconds: float = 120) -> N
     if done.code != 0:
         hint = f"{ssh_errors.command(connection.target, '-t')} sudo rm -r {shlex.quote(directory)}"
         raise ssh_errors.error(connection.target, f"cannot remove {directory}: {reason(done)}", hint)
-
-
-def _result(updates: Iterable[Update]) -> PushResult:
-    new = tuple((str(PurePosixPath(update.name, entry.path)), entry.size) for update in updates for entry in update.new)
-    return PushResult(tuple(path for path, _ in new), sum(size for _, size in new))
 
 
 def _inspect(

@@ -131,7 +131,7 @@ def age(place: Path, days: float) -> None:
         os.utime(version, (then, then), follow_symlinks=False)
 
 
-def send(host: Nearby, source: Path, directory: Path, name: str = "workloads") -> push.PushResult:
+def send(host: Nearby, source: Path, directory: Path, name: str = "workloads") -> tuple[str, ...]:
     return push.push(host, str(directory), {name: manifest.scan(source)})
 
 
@@ -139,7 +139,7 @@ def test_a_host_shows_what_was_sent_whatever_the_names_and_modes(host: Nearby, s
     lab = tmp_path / "home dir/.labctl/it's"
     sent = send(host, source, lab)
     assert shown(lab / "workloads") == all_of(source)
-    assert sorted(sent.paths) == sorted(f"workloads/{path}" for path in all_of(source))
+    assert sorted(sent) == sorted(f"workloads/{path}" for path in all_of(source))
     assert host.commands == 2
     assert {stat.S_IMODE(path.stat().st_mode) for path in (lab, lab / "workloads", lab / "workloads/.versions")} == {
         0o700
@@ -150,7 +150,7 @@ def test_a_host_shows_what_was_sent_whatever_the_names_and_modes(host: Nearby, s
 def test_what_is_unchanged_costs_one_command_and_no_bytes(host: Nearby, source: Path, tmp_path: Path) -> None:
     send(host, source, tmp_path / "lab")
     before, host.commands, host.bytes = versions(tmp_path / "lab/workloads"), 0, 0
-    assert send(host, source, tmp_path / "lab") == push.PushResult((), 0)
+    assert send(host, source, tmp_path / "lab") == ()
     assert (host.commands, host.bytes) == (1, 0)
     assert versions(tmp_path / "lab/workloads") == before
 
@@ -169,7 +169,7 @@ def test_only_what_changed_travels_and_the_rest_stays_the_same_file(host: Nearby
     (source / "names/*").write_text("a file in the place of a directory")
     sent = send(host, source, tmp_path / "lab")
 
-    assert sorted(sent.paths) == ["workloads/key", "workloads/names/*", "workloads/script.sh"]
+    assert sorted(sent) == ["workloads/key", "workloads/names/*", "workloads/script.sh"]
     assert host.commands == 2
     assert host.bytes < 200_000
     assert shown(place) == all_of(source)
