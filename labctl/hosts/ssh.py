@@ -326,7 +326,7 @@ class Connection:
         return served
 
     def _done(self, script: str, work: Callable[[], CompletedProcess], seconds: float, check: bool) -> CompletedProcess:
-        what = script.strip().removeprefix("# ").partition("\n")[0][:60]
+        what = script.strip().removeprefix("#!/bin/sh\n").removeprefix("# ").partition("\n")[0][:60]
         with self._sessions:
             if self._link.lost():
                 raise self._lost("")

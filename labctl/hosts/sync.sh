@@ -38,10 +38,10 @@ unpack() {
 # Link each name of the version $2 into $1.
 link_names() {
     for path in "$2"/* "$2"/.[!.]* "$2"/..?*; do
-        name=$1/${path##*/}
-        if [ -L "$name" ] || { [ ! -e "$path" ] && [ ! -L "$path" ]; }; then continue; fi
-        [ ! -e "$name" ] || fail "$name is in the way: it was not sent"
-        ln -sfn ".current/${path##*/}" "$name"
+        name=$1/${path##*/} target=.current/${path##*/}
+        if [ ! -e "$path" ] && [ ! -L "$path" ]; then continue; fi
+        if [ -e "$name" ] && [ ! -L "$name" ]; then fail "$name is in the way: it was not sent"; fi
+        [ "$(readlink "$name")" = "$target" ] || ln -sfn "$target" "$name"
     done
 }
 

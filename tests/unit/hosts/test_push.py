@@ -381,6 +381,17 @@ def test_a_file_that_changes_on_its_way_is_an_error_and_shows_nowhere(
     assert shown(tmp_path / "lab/workloads") == {}
 
 
+def test_the_layout_of_before_is_replaced(host: Nearby, source: Path, tmp_path: Path) -> None:
+    place = tmp_path / "lab/workloads"
+    (place / ".sent/1234.1-2/tree").mkdir(parents=True)
+    (place / ".sent/1234.1-2/tree/key").write_text("old")
+    (place / ".now").symlink_to(".sent/1234.1-2/tree")
+    (place / "key").symlink_to(".now/key")
+    send(host, source, tmp_path / "lab")
+    assert all_of(place / ".current") == all_of(source)
+    assert (place / "key").read_text() == "key one"
+
+
 def test_what_was_not_sent_is_not_replaced(host: Nearby, source: Path, tmp_path: Path) -> None:
     (tmp_path / "lab/workloads/key").mkdir(parents=True)
     with pytest.raises(HostError, match="workloads/key is in the way"):
