@@ -179,10 +179,6 @@ class SshConnection(Connection):
         if self._relay:
             self._relay.close()
 
-    def rsh(self) -> str:
-        """The command for ``rsync -e``: over this connection, whatever host it is given."""
-        return shlex.join(self.argv("")[: -len(("--", "host", "command"))])
-
     def argv(self, script: str, *words: str) -> tuple[str, ...]:
         mux = ("-o", f"ConnectTimeout={LOGIN}", "-o", "LogLevel=ERROR", "-o", "ControlMaster=no", "-S", self._control)
         return (*self._ssh, *mux, "--", ssh_errors.destination(self.target), remote(script, words))
