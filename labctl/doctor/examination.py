@@ -87,8 +87,8 @@ class CheckContext:
     """The one node that is examined; empty for all."""
     silent: bool = False
     """Whether the engine did not answer: it is not asked again."""
-    root: Path = Path("/")
-    """Where /proc, /sys and /dev are; those of another host are copied to a temporary directory."""
+    root: HostPath = ROOT
+    """The host's root directory, to read its /proc, /sys and /etc."""
 
     @property
     def name(self) -> str:

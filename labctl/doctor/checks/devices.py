@@ -98,7 +98,7 @@ def register_runtime(ctx: CheckContext, accelerator: str) -> tuple[str, str]:
         steps += [f"{sudo}nvidia-ctk runtime configure --runtime=docker", engine.restart(ctx)]
         caution = f"{caution}; {engine.RESTART_ENDS}"
     else:
-        path = shutil.which(HABANA) if installed and ctx.access.connection is None else ""
+        path = shutil.which(HABANA) if installed and ctx.name == HERE else ""
         runtimes = {"runtimes": {"habana": {"path": path or f"/usr/bin/{HABANA}"}}}
         # The engine reloads its runtimes without a restart.
         steps += [engine.configure(ctx, runtimes), f"{sudo}sh -c 'kill -HUP $(cat /var/run/docker.pid)'"]
