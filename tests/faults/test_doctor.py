@@ -421,6 +421,7 @@ def codes(findings: list[Found]) -> set[str]:
     return {one["code"] for one in wrong(findings)}
 
 
+@pytest.mark.alone
 def test_a_new_lab_gives_no_alarm(fresh_lab: Callable[..., Lab]) -> None:
     lab = fresh_lab()
     assert doctor(lab) == []
@@ -428,6 +429,7 @@ def test_a_new_lab_gives_no_alarm(fresh_lab: Callable[..., Lab]) -> None:
     assert doctor(lab) == []
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_a_healthy_lab_of_eight_nodes_is_examined_in_seconds_and_gives_no_alarm(fresh_lab: Callable[..., Lab]) -> None:
     lab = fresh_lab(LAB_NODES="8")

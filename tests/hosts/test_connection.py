@@ -236,6 +236,7 @@ def test_bytes_pass_unchanged_in_both_directions(site: Site) -> None:
     assert b"".join(got) == data
 
 
+@pytest.mark.alone
 def test_a_script_that_fails_or_takes_too_long_names_its_host(site: Site) -> None:
     with one(site.host()) as connection:
         with pytest.raises(
@@ -345,6 +346,7 @@ def test_a_host_without_an_engine_is_told_from_one_whose_engine_is_down(site: Si
         DockerClient(base_url=connection.address, version="auto")
 
 
+@pytest.mark.alone
 def test_hosts_that_cannot_be_reached_are_named_within_the_limit_while_the_others_answer(site: Site) -> None:
     with socket.socket() as silent, socket.socket() as closed:
         silent.bind(("127.0.0.1", 0))
@@ -373,6 +375,7 @@ def test_hosts_that_cannot_be_reached_are_named_within_the_limit_while_the_other
     assert "write `nobody address=...` in hosts.txt:4" in errors["nobody"].hint
 
 
+@pytest.mark.alone
 def test_hosts_that_do_not_answer_leave_time_for_those_behind_them(site: Site) -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))

@@ -15,7 +15,7 @@ import tarfile
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -94,7 +94,10 @@ def test_the_url_leads_to_the_server_and_holds_its_token(serving: Lab) -> None:
 def test_the_token_is_only_where_the_person_reads_it(serving: Lab) -> None:
     with jupyter(serving) as (running, url):
         token = url.partition("token=")[2]
-        arguments = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.parent.exists()]
+        arguments = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):
+                arguments.append(path.read_bytes())
         assert any(b"jupyter-lab" in line for line in arguments)
         assert not any(token.encode() in line for line in arguments)
         container = serving.containers()[NODE]

@@ -48,6 +48,7 @@ def _drain(argv: list[str], timeout: float) -> shell.Completed:
     return pipes.drain(argv, lambda _: None, timeout=timeout)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("start", [_feed, _drain])
 def test_a_time_limit_ends_what_the_program_started_too(start: Callable[[list[str], float], object]) -> None:
     began = time.monotonic()
