@@ -93,7 +93,7 @@ def healthy(patient: Lab) -> Iterator[Lab]:
 @contextlib.contextmanager
 def killed(lab: Lab) -> Iterator[Environ]:
     lab.containers()["worker-1"].kill()
-    wait_until(lambda: lab.containers()["worker-1"].status == "exited", 10, "the worker is down")
+    wait_until(lambda: lab.containers()["worker-1"].status == "exited", 120, "the worker is down")
     yield {}
 
 
@@ -148,7 +148,7 @@ def master_port_taken(lab: Lab) -> Iterator[Environ]:
     listen = "import socket, time; s = socket.create_server(('', 29500)); time.sleep(600)"
     user = f"{os.getuid()}:{os.getgid()}"
     lab.containers()["worker-0"].exec_run(["/usr/bin/python3", "-c", listen], user=user, detach=True)
-    wait_until(lambda: ":29500" in lab.inside("worker-0", "ss", "-ltn"), 10, "something listens on the master port")
+    wait_until(lambda: ":29500" in lab.inside("worker-0", "ss", "-ltn"), 120, "something listens on the master port")
     yield {}
 
 

@@ -161,7 +161,7 @@ class Rack:
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
         assert done.returncode == 0 or not check, f"ssh {host.name} {shlex.join(argv)}: {done.stderr}"
@@ -279,7 +279,7 @@ def _network(engine: DockerClient, name: str) -> Iterator[Network]:
                 raise
             return None
 
-    network = wait_until(made, 60, f"a subnet for {name}")
+    network = wait_until(made, 120, f"a subnet for {name}")
     network.reload()
     yield network
     network.remove()

@@ -26,7 +26,7 @@ from labctl import sending, tree
 from labctl.containers import lost
 
 SOURCE = Path(__file__).resolve().parents[2] / "docker/labnode.py"
-LIMIT = 60.0
+LIMIT = 30.0
 """Seconds that a test waits for what must happen."""
 
 # Each prints its pid when it is ready, and would live for a minute.
