@@ -34,11 +34,12 @@ mount --bind /run/full "$1"
 umount /run/full
 head -c "${size}k" /dev/zero > "$1/filler" 2> /dev/null || true
 """
-# Not by name: the nodes of a lab run sshd too. A session is a child of sshd, and may have one of its own.
+# Not by name: the nodes of a lab run sshd too. A session is a child of sshd, and may have one of its own, with which it
+# may end by itself.
 HANG_UP = """
 for session in $(pgrep -P "$(cat /run/sshd.pid)"); do
     pkill -KILL -P "$session" -x sshd
-    kill -KILL "$session"
+    kill -KILL "$session" 2> /dev/null || true
 done
 """
 CLEAN = """
