@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 
@@ -33,7 +33,7 @@ class HostError(LabError):
     exit_code = 3
 
 
-class Unread(LabError):
+class OutputClosed(LabError):
     """Nobody reads the output any more, as after ``| head``: nothing is left to be said."""
 
     kind = "unread"
@@ -56,3 +56,29 @@ def on_host(name: str) -> Iterator[None]:
         if error.node or name == "local":
             raise
         raise HostError(f"{name}: {error.message}", hint=error.hint, node=name) from error
+
+
+Failures = Mapping[str, HostError]
+"""What failed, by the name of the host."""
+
+
+def raise_all(lost: Failures) -> None:
+    """HostError that says what failed on each of these hosts; nothing where none failed."""
+    if len(lost) == 1:
+        raise next(iter(lost.values()))
+    if lost:
+        first = next(iter(lost))
+        lines = "".join(f"\n  {indented(about(host, error))}" for host, error in lost.items())
+        advice = lost[first].hint
+        if advice and len({error.hint for error in lost.values()}) > 1:
+            advice = f"{advice} (for {first}; `labctl doctor` says what for each)"
+        hint = f"{advice}; then the same command again" if advice else "the same command again"
+        raise HostError(f"{len(lost)} hosts failed:{lines}", hint=hint, node=first)
+
+
+def about(host: str, error: HostError) -> str:
+    return error.message if error.message.startswith(host) else f"{host}: {error.message}"
+
+
+def indented(text: str) -> str:
+    return text.replace("\n", "\n    ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -10,38 +11,32 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from labctl import cache as shared_cache
-from labctl import (
-    clones,
-    execute,
-    initialise,
-    lacking,
-    laid,
-    leases,
-    loading,
-    lock,
-    overview,
-    plan,
-    prepare,
-    provision,
-    render,
-    run_files,
-    runs,
-    site,
-)
-from labctl import devcontainer as vscode
-from labctl import setup as host_setup
-from labctl.context import Context
+from labctl import errors
+from labctl.accelerators import leases
+from labctl.compose import devcontainer as vscode
+from labctl.compose import render
+from labctl.config import scaffold
+from labctl.config.context import Context
+from labctl.config.settings import Settings
+from labctl.deploy import drift, executor, ledger, plan, preflight, provision
+from labctl.deploy import images as prepare
 from labctl.doctor import Attempt, Finding, require, visit
 from labctl.doctor import mend as repair
-from labctl.errors import ConfigError
-from labctl.files import outdated, write_all
-from labctl.lab import hidden
-from labctl.lab_status import status_of
+from labctl.errors import ConfigError, HostError
+from labctl.hub import prefetch as shared_cache
+from labctl.lab import cluster
+from labctl.lab import devices as overview
+from labctl.lab.cluster import Cluster
+from labctl.lab.spec import hidden
+from labctl.lab.status import status_of
 from labctl.model import Lab, Workload
-from labctl.run_request import RunOptions, build_job, choose_workload
-from labctl.settings import Settings
-from labctl.site import Site
+from labctl.runs import artifacts, store
+from labctl.runs import run as runs
+from labctl.runs.request import RunOptions, build_job, choose_workload
+from labctl.setup import install as host_setup
+from labctl.system import filelock
+from labctl.system.files import outdated, write_all
+from labctl.workloads import external
 
 Ask = prepare.Ask
 Rows = tuple[tuple[str, str, str], ...]
@@ -51,7 +46,7 @@ PATIENCE = 300
 
 def init(directory: Path) -> tuple[str, ...]:
     """Write .env, hosts.txt, hostfiles and workloads where they are missing."""
-    return initialise.initialise(directory)
+    return scaffold.initialise(directory)
 
 
 def setup(emit: Callable[[str], None], ask: Ask | None, *, yes: bool) -> bool:
@@ -81,15 +76,15 @@ def config(context: Context) -> tuple[Rows, Rows]:
 
 def render_files(context: Context) -> tuple[Lab, tuple[str, ...]]:
     """Write every node's files; returns the lab and the paths that changed."""
-    with site.opened(context, context.settings()) as where:
-        lab, able = loading.foresee_lab(where)
-        prepare.tell_failed(context, able.failed)
+    with cluster.opened(context, context.settings()) as where:
+        lab, able = cluster.foresee_lab(where)
+        preflight.tell_failed(context, able.failed)
     return lab, (*write_all(lab.directory, render.render(lab)), *provision.write_secrets(lab))
 
 
 def devcontainer(context: Context, program: str, *, force: bool = False) -> dict[str, Any]:
     """Write what attaches VS Code to this lab; ConfigError where a person changed that file, unless forced."""
-    prepare.require_initialised(context)
+    preflight.require_initialised(context)
     found = context.settings()
     path = context.directory / vscode.PATH
     if path.exists() and not force and not vscode.is_ours(path.read_text(encoding="utf-8", errors="replace")):
@@ -101,7 +96,7 @@ def devcontainer(context: Context, program: str, *, force: bool = False) -> dict
 
 def build(context: Context, *, workload: str = "", update_lock: bool = False) -> dict[str, Any]:
     """Build the image of the nodes, or that which a workload needs; or resolve its pinned versions anew."""
-    with site.opened(context, settings_for(context, workload)) as where:
+    with cluster.opened(context, settings_for(context, workload)) as where:
         return prepare.build_image(context, where, update_lock=update_lock)
 
 
@@ -118,50 +113,50 @@ def up(context: Context, *, workload: str = "", dry_run: bool = False) -> dict[s
 
     With a workload, the nodes get the image that it needs. A host that fails is named once the others are done.
     """
-    prepare.require_initialised(context)
-    with site.opened(context, settings_for(context, workload)) as where:
+    preflight.require_initialised(context)
+    with cluster.opened(context, settings_for(context, workload)) as where:
         if dry_run:
             steps, failed = foresee_up(context, where)
-            prepare.tell_failed(context, failed)
+            preflight.tell_failed(context, failed)
             return {"lab": where.settings.text("LAB_NAME"), "plan": str(steps).splitlines()}
         bring_up(context, where)
-        return status_of(context, where)
+        return with_runs(context, status_of(context, where))
 
 
-def bring_up(context: Context, where: Site) -> None:
+def bring_up(context: Context, where: Cluster) -> None:
     """Hosts that can take part, image, lab, plan, containers."""
-    prepare.tell_left_over(context, where)
-    where = visit.admitted(context, prepare.without_others(context, where))
+    ledger.tell_left_over(context, where)
+    where = visit.admitted(context, preflight.without_others(context, where))
     image_id, lacking = prepare.ensure_images(context, where)
     where = where.without(lacking)
-    lab, where = loading.load_lab(context, where)
-    prepare.tell_accelerator(context, where, lab)
-    prepare.require_room(context, where, lab)
+    lab, where = cluster.load_lab(context, where)
+    preflight.tell_accelerator(context, where, lab)
+    preflight.require_room(context, where, lab)
     if not where.targets:
         require(visit.local(context, where, lab), "up")
-    own = lock.held(lab.directory / lock.LAB, "labctl up", wait=PATIENCE, notice=context.notice)
+    own = filelock.held(lab.directory / filelock.LAB, "labctl up", wait=PATIENCE, notice=context.notice)
     with own, leases.granting(lab, wait=PATIENCE, notice=context.notice):
         steps, failed = plan_up(context, lab, where)
-        prepare.require_no_run(context, steps)
+        preflight.require_no_run(context, steps)
         provision.prepare(lab, image_id)
-        execute.carry_out(steps, lab, where.engine, context.emit, failed)
+        executor.carry_out(steps, lab, where.engine, context.emit, failed)
 
 
-def plan_up(context: Context, lab: Lab, where: Site) -> tuple[plan.Plan, execute.Failures]:
+def plan_up(context: Context, lab: Lab, where: Cluster) -> tuple[plan.Plan, errors.Failures]:
     """What `up` would do now, and what is wrong with hosts that cannot take part."""
     observed = where.engine.observe(lab.name, lab.image)
-    failed = {**where.failed, **dict(observed.silent), **prepare.not_ours(context, lab.name, observed)}
+    failed = {**where.failed, **dict(observed.silent), **preflight.not_ours(context, lab.name, observed)}
     leases.require_free(lab)
     files = render.render(lab)
     changed = outdated(lab.directory, files)
-    lacks, unasked = lacking.find(lab, where.connections, changed, failed)
+    lacks, unasked = drift.find(lab, where.connections, changed, failed)
     failed |= unasked
     return plan.up(lab, files, changed, observed, unsent=lacks.hosts, unusable=lacks.containers, failed=failed), failed
 
 
-def foresee_up(context: Context, where: Site) -> tuple[plan.Plan, execute.Failures]:
+def foresee_up(context: Context, where: Cluster) -> tuple[plan.Plan, errors.Failures]:
     """As ``plan_up`` of the lab that `up` would make now, with the image that it would bring first."""
-    lab, where = loading.foresee_lab(where)
+    lab, where = cluster.foresee_lab(where)
     steps, failed = plan_up(context, lab, where)
     return plan.Plan((*prepare.foresee_images(context, where.without(failed)), *steps.steps)), failed
 
@@ -169,9 +164,15 @@ def foresee_up(context: Context, where: Site) -> tuple[plan.Plan, execute.Failur
 def status(context: Context) -> dict[str, Any]:
     """What Docker says of the lab, by its labels; hosts that do not answer are named in it."""
     found = context.settings()
-    prepare.require_named(context, found)
-    with site.opened(context, found, demand=False) as where:
-        return status_of(context, where)
+    preflight.require_named(context, found)
+    with cluster.opened(context, found, demand=False) as where:
+        return with_runs(context, status_of(context, where))
+
+
+def with_runs(context: Context, status: dict[str, Any]) -> dict[str, Any]:
+    """The lab's status with its latest runs."""
+    latest = [{"run_id": run["run_id"], "state": run["state"]} for run in store.listing(context.directory, 20)]
+    return {**status, "runs": latest}
 
 
 def down(context: Context, *, images: bool = False, dry_run: bool = False) -> dict[str, Any]:
@@ -180,50 +181,50 @@ def down(context: Context, *, images: bool = False, dry_run: bool = False) -> di
     With ``images``, hosts lose the lab's image too.
     """
     found = context.settings()
-    prepare.require_named(context, found)
-    with site.opened(context, found) as where:
+    preflight.require_named(context, found)
+    with cluster.opened(context, found) as where:
         if dry_run:
             steps, failed = plan_down(context, where, images)
-            prepare.tell_failed(context, failed)
+            preflight.tell_failed(context, failed)
             return {"lab": found.text("LAB_NAME"), "plan": str(steps).splitlines()}
-        with lock.held(context.directory / lock.LAB, "labctl down", wait=PATIENCE, notice=context.notice):
+        with filelock.held(context.directory / filelock.LAB, "labctl down", wait=PATIENCE, notice=context.notice):
             return remove(context, where, images)
 
 
 def clean(context: Context) -> dict[str, Any]:
     """``down``, and the lab's own state goes: keys, rendered files. Runs stay."""
     found = context.settings()
-    prepare.require_named(context, found)
+    preflight.require_named(context, found)
     with (
-        site.opened(context, found) as where,
-        lock.held(context.directory / lock.LAB, "labctl clean", wait=PATIENCE, notice=context.notice),
+        cluster.opened(context, found) as where,
+        filelock.held(context.directory / filelock.LAB, "labctl clean", wait=PATIENCE, notice=context.notice),
     ):
         answer = remove(context, where)
-        prepare.forget(context.directory)
+        forget(context.directory)
         return answer
 
 
-def remove(context: Context, where: Site, images: bool = False) -> dict[str, Any]:
+def remove(context: Context, where: Cluster, images: bool = False) -> dict[str, Any]:
     """Carry out what `down` plans; the caller holds the lock."""
     steps, failed = plan_down(context, where, images)
-    if lock.is_held(context.directory / lock.RUN):
-        context.warn(f"this ends {lock.holder(context.directory / lock.RUN)}")
-    prepare.tell_left_over(context, where)
+    if filelock.is_held(context.directory / filelock.RUN):
+        context.warn(f"this ends {filelock.holder(context.directory / filelock.RUN)}")
+    ledger.tell_left_over(context, where)
     secret = hidden(where.settings)
-    bring = partial(run_files.fetch_left, lab=context.directory, hidden=secret, notice=context.notice)
-    failed = execute.remove_all(steps, where.engine, context.emit, bring, failed)
-    done = [machine for host, machine in prepare.machines(where).items() if host not in failed]
-    laid.forget(context.directory, done)
-    execute.raise_all(failed)
+    bring = partial(artifacts.fetch_left, lab=context.directory, hidden=secret, notice=context.notice)
+    failed = executor.remove_all(steps, where.engine, context.emit, bring, failed)
+    done = [machine for host, machine in ledger.machines(where).items() if host not in failed]
+    ledger.forget(context.directory, done)
+    errors.raise_all(failed)
     return {"lab": where.settings.text("LAB_NAME"), "plan": str(steps).splitlines()}
 
 
-def plan_down(context: Context, where: Site, images: bool) -> tuple[plan.Plan, execute.Failures]:
+def plan_down(context: Context, where: Cluster, images: bool) -> tuple[plan.Plan, errors.Failures]:
     """What `down` would do now, and what is wrong with hosts that cannot take part."""
     name, image = where.settings.text("LAB_NAME"), prepare.image_of_hosts(where) if images else ""
     observed = where.engine.observe(name, image)
-    failed = {**where.failed, **dict(observed.silent), **prepare.not_ours(context, name, observed)}
-    return plan.down(observed, prepare.sent(context, where), image, failed), failed
+    failed = {**where.failed, **dict(observed.silent), **preflight.not_ours(context, name, observed)}
+    return plan.down(observed, ledger.sent(context, where), image, failed), failed
 
 
 def run(context: Context, name: str, options: RunOptions, ask: Ask | None = None) -> dict[str, Any]:
@@ -234,22 +235,22 @@ def run(context: Context, name: str, options: RunOptions, ask: Ask | None = None
     found = context.settings()
     task = choose_workload(context.directory, name, options, found)
     found = prepare.for_workload(found, task)
-    for remark in clones.remarks(task, clones.roots(found)):
+    for remark in external.remarks(task, external.roots(found)):
         context.warn(remark)
-    with site.opened(context, found) as where:
+    with cluster.opened(context, found) as where:
         return run_on(context, where, task, options, ask)
 
 
-def run_on(context: Context, where: Site, task: Workload, options: RunOptions, ask: Ask | None) -> dict[str, Any]:
+def run_on(context: Context, where: Cluster, task: Workload, options: RunOptions, ask: Ask | None) -> dict[str, Any]:
     """Job, what must hold before it, launch."""
-    lab, where = loading.load_lab(context, where, ask=False)
+    lab, where = cluster.load_lab(context, where, ask=False)
     engine = where.engine
     now = datetime.now().astimezone()
     job = build_job(lab, task, options, now)
     steps = plan.run(job)
     if options.dry_run:
         return {"lab": lab.name, "plan": str(steps).splitlines()}
-    clones.require_device(task, lab.accelerator)
+    external.require_device(task, lab.accelerator)
     if reason := runs.why_not_fit(lab, job, where.settings.number("LAB_MEMORY")):
         return runs.refuse(lab, job, reason, now)
     observed = engine.observe(lab.name, lab.image)
@@ -257,17 +258,17 @@ def run_on(context: Context, where: Site, task: Workload, options: RunOptions, a
         prepare.offer(task, lab.image, engine.on(lab.hosts[0].name), ask)
         bring_up(context, where)
         observed = engine.observe(lab.name, lab.image)
-    runs.require_hosts(lab, job, {**where.failed, **prepare.not_ours(context, lab.name, observed)})
+    runs.require_hosts(lab, job, {**where.failed, **preflight.not_ours(context, lab.name, observed)})
     if not where.targets:
         require(visit.local(context, where, lab), "run")
     runs.require_up(lab, job, observed)
     runs.require_inputs(lab, job, engine)
     if options.launcher:
         runs.require_program(lab, job, engine)
-    with lock.held(lab.directory / lock.RUN, f"run {job.run_id}"):
+    with filelock.held(lab.directory / filelock.RUN, f"run {job.run_id}"):
         runs.end_orphans(context, lab, engine)
         runs.require_port(lab, job, engine, where.facts)
-        execute.do(steps.steps[0], lab, engine)
+        executor.do(steps.steps[0], lab, engine)
         return runs.launch(context, where.settings, lab, job, engine, steps, now)
 
 
@@ -292,7 +293,15 @@ def fit(
     """What memory a run of the workload takes, part by part, and whether it is there; ``device`` in bytes."""
     found = context.settings()
     task = choose_workload(context.directory, name, options, found)
-    with site.opened(context, found) as where:
-        lab, _ = loading.load_lab(context, where, ask=False)
+    with cluster.opened(context, found) as where:
+        lab, _ = cluster.load_lab(context, where, ask=False)
     limit = found.number("LAB_MEMORY")
     return runs.how_it_fits(lab, task, limit, nodes=nodes, slots=slots, device_memory=device)
+
+
+def forget(directory: Path) -> None:
+    """Remove keys, secrets and rendered files. HostError for what cannot go."""
+    try:
+        shutil.rmtree(directory / ".lab")
+    except OSError as error:
+        raise HostError(f"cannot remove {error.filename}: {error.strerror}", hint=f"rm -r {directory}/.lab") from error

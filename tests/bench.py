@@ -128,9 +128,9 @@ def start_rank(here: Path, rank: int, script: list[str]) -> subprocess.Popen[str
 
 def rendering(runs: int) -> dict[str, Any]:
     """Rendering 10,000 nodes / ten times rendering 1,000: linear is 1; the figures are seconds."""
-    from builders import lab as build_lab
+    from support.builders import lab as build_lab
 
-    from labctl import render
+    from labctl.compose import render
 
     def timed(count: int, times: int) -> float:
         labs = [build_lab(nodes=count) for _ in range(times)]
@@ -181,10 +181,10 @@ def with_peak(argv: list[str], here: Path, peaks: list[float]) -> float:
 
 def rendering_hosts(runs: int) -> dict[str, Any]:
     """Rendering a node on each of 1,000 hosts, each with the addresses of all / two seconds."""
-    from builders import host, node
-    from builders import lab as build_lab
+    from support.builders import host, node
+    from support.builders import lab as build_lab
 
-    from labctl import render
+    from labctl.compose import render
 
     names = [f"host-{number}" for number in range(1_000)]
     hosts = tuple(host(name=name, address=f"10.0.{number >> 8}.{number & 255}") for number, name in enumerate(names))

@@ -13,9 +13,9 @@ from itertools import count
 
 import hypothesis
 import pytest
-from devices.machine import Machine
-from hosts.rack import Rack, RackLab
-from integration.harness import Lab, remove_labelled
+from support.harness import Lab, remove_labelled
+from support.machine.machine import Machine
+from support.rack.rack import Rack, RackLab
 
 import docker
 from docker import DockerClient

@@ -13,9 +13,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Protocol, cast
 
-from labctl import pci
 from labctl.errors import ConfigError, HostError
-from labctl.hardware import Device, DeviceMapping, Host
+from labctl.model import Device, DeviceMapping, Host
+from labctl.system import pci
 
 # What `auto` tries, in this order; a machine with none of them is a CPU lab.
 PREFERENCE = ("nvidia", "habana", "intel", "cpu")
@@ -34,7 +34,7 @@ class AcceleratorModule(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class Detection:
     """The accelerator of a lab on this host, the devices that it may use, and why it is this one."""
 
     name: str
@@ -63,8 +63,9 @@ MAKERS = {
 
 
 def names() -> tuple[str, ...]:
-    """The accelerators that labctl knows, by the files in this folder."""
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
+    """The accelerators that labctl knows: the modules in this folder that are not helpers of all."""
+    modules = {module.name for module in pkgutil.iter_modules(__path__)}
+    return tuple(sorted(modules - {"detect", "leases", "vendor_tools"}))
 
 
 def get(name: str) -> AcceleratorModule:
@@ -74,24 +75,24 @@ def get(name: str) -> AcceleratorModule:
     return cast(AcceleratorModule, import_module(f"{__name__}.{name}"))
 
 
-def choose(wanted: str, root: Path) -> Choice:
+def choose(wanted: str, root: Path) -> Detection:
     """The accelerator that the setting asks for; ``auto`` takes what is there.
 
     Graphics inside the processor serve only who asks for them, and only where there is no card. HostError where no
     device of the wanted kind is here.
     """
     if wanted == "auto":
-        return detect(root)
+        return detect_accelerator(root)
     found = get(wanted).find(root)
     if not found and wanted != "cpu":
         raise HostError(
             f"this host has no {wanted} device: " + "; ".join((f"no {get(wanted).SOUGHT}", *remarks(root))),
             hint="labctl devices; set LAB_ACCELERATOR=auto or LAB_ACCELERATOR=cpu in .env",
         )
-    return Choice(name=wanted, devices=cards_of(found) or found, why="asked for by LAB_ACCELERATOR")
+    return Detection(name=wanted, devices=cards_of(found) or found, why="asked for by LAB_ACCELERATOR")
 
 
-def detect(root: Path) -> Choice:
+def detect_accelerator(root: Path) -> Detection:
     """The first accelerator of the preference that this host has, and what was looked for before it."""
     missed: list[str] = []
     for name in PREFERENCE[:-1]:
@@ -99,10 +100,10 @@ def detect(root: Path) -> Choice:
         found = module.find(root)
         if devices := cards_of(found):
             here = f"found {len(devices)} ({module.SOUGHT})"
-            return Choice(name=name, devices=devices, why=", ".join((*missed, here)))
+            return Detection(name=name, devices=devices, why=", ".join((*missed, here)))
         own = f", but for the processor's own (LAB_ACCELERATOR={name} takes it)" if found else ""
         missed.append(f"no {module.SOUGHT}{own}")
-    return Choice(name=PREFERENCE[-1], devices=(), why=", ".join(missed))
+    return Detection(name=PREFERENCE[-1], devices=(), why=", ".join(missed))
 
 
 def cards_of(devices: tuple[Device, ...]) -> tuple[Device, ...]:
@@ -127,7 +128,7 @@ def unserved(root: Path) -> tuple[str, ...]:
     return tuple(remark(card, maker) for card, maker in cards if card.address != pci.INTEGRATED)
 
 
-def unused(root: Path) -> tuple[tuple[pci.Card, Maker], ...]:
+def unused(root: Path) -> tuple[tuple[pci.PciDevice, Maker], ...]:
     """The cards of known makers that no device file leads to."""
     found = find_all(root)
     mapped = {device.pci for devices in found.values() for device in devices}
@@ -141,12 +142,12 @@ def unused(root: Path) -> tuple[tuple[pci.Card, Maker], ...]:
     )
 
 
-def is_npu(card: pci.Card, maker: Maker) -> bool:
+def is_npu(card: pci.PciDevice, maker: Maker) -> bool:
     """Whether this is no GPU but a part of Intel's processors that has the same class as a Gaudi."""
     return maker.accelerator == "intel" and not card.display and card.driver not in maker.drivers
 
 
-def remark(card: pci.Card, maker: Maker) -> str:
+def remark(card: pci.PciDevice, maker: Maker) -> str:
     """Why a card is not among the devices."""
     if not maker.accelerator:
         return f"{maker.name} at {card.address} is left alone: labctl has no accelerator for it"

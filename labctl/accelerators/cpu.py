@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from labctl.hardware import Device, DeviceMapping, Host
+from labctl.model import Device, DeviceMapping, Host
 
 SOUGHT = "processor"
 

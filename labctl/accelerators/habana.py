@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from labctl import pci
-from labctl.hardware import Device, DeviceMapping, Host, Mount
-from labctl.host import read
+from labctl.model import Device, DeviceMapping, Host, Mount
+from labctl.system import pci
+from labctl.system.procfs import read
 
 SOUGHT = "/dev/accel/accel<N> served by habanalabs"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from labctl import pci
-from labctl.hardware import Device, DeviceMapping, Host
-from labctl.host import read
+from labctl.model import Device, DeviceMapping, Host
+from labctl.system import pci
+from labctl.system.procfs import read
 
 SOUGHT = "Intel GPU under /dev/dri"
 VENDOR = "0x8086"

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from labctl import pci
-from labctl.hardware import Device, DeviceMapping, Host
-from labctl.host import read
+from labctl.model import Device, DeviceMapping, Host
+from labctl.system import pci
+from labctl.system.procfs import read
 
 SOUGHT = "/dev/nvidia<N>"
 CDI_KIND = "nvidia.com/gpu"

@@ -6,28 +6,33 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from labctl import images, lock, prepare, run_request, shipping, site
-from labctl.bundle import loading, saving, to_hosts
-from labctl.bundle.sealed import Bundle, Member
-from labctl.cache import make_root
-from labctl.connection import Connection
-from labctl.context import Context
+from labctl.bundle import load as loading
+from labctl.bundle import load as to_hosts
+from labctl.bundle import save as saving
+from labctl.bundle.format import Bundle, BundleEntry
+from labctl.config.context import Context
+from labctl.config.settings import Settings
+from labctl.deploy import images as prepare
+from labctl.deploy import preflight
 from labctl.errors import HostError
-from labctl.progress import Progress
-from labctl.settings import Settings
-from labctl.shipping import Failures, Receivers, here
-from labctl.shipping.archive import Archive
+from labctl.hosts.ssh import Connection
+from labctl.hub.prefetch import make_root
+from labctl.images import catalog, distribute, local
+from labctl.images.archive import Archive
+from labctl.images.distribute import Failures, ImageTargets
+from labctl.lab import cluster
+from labctl.runs import request
+from labctl.system import filelock
+from labctl.system.progress import Progress
 
 
-def save(
+def save_bundle(
     context: Context, file: Path, *, workloads: Iterable[str] = (), cache: bool = False, secrets: bool = False
 ) -> dict[str, Any]:
     """Write the lab in the context's directory, with the images of its nodes and of these workloads, into a file."""
     found = context.settings()
-    prepare.require_initialised(context)
-    asked = [
-        run_request.choose_workload(context.directory, name, run_request.RunOptions(), found) for name in workloads
-    ]
+    preflight.require_initialised(context)
+    asked = [request.choose_workload(context.directory, name, request.RunOptions(), found) for name in workloads]
     wanted = dict.fromkeys(
         image_of(context, one) for one in (found, *(prepare.for_workload(found, task) for task in asked))
     )
@@ -38,7 +43,7 @@ def save(
         )
     size = 0
     for image in wanted:
-        described = here.described(image)
+        described = local.described(image)
         if described is None:
             raise HostError(f"image {image} is not on this machine", hint="labctl build, or docker pull")
         size += described["Size"]
@@ -51,7 +56,7 @@ def save(
     return said
 
 
-def load(context: Context, file: Path, *, force: bool = False) -> dict[str, Any]:
+def load_bundle(context: Context, file: Path, *, force: bool = False) -> dict[str, Any]:
     """Unpack a bundle into the context's directory and hand its images to this engine, or to the hosts of LAB_HOSTS.
 
     Nothing is changed before all of the bundle was read and found whole.
@@ -63,7 +68,7 @@ def load(context: Context, file: Path, *, force: bool = False) -> dict[str, Any]
     loading.require_room({**files, **cached})
     if cached:
         make_root(cache)
-    with lock.held(context.directory / lock.LAB, "labctl bundle load"):
+    with filelock.held(context.directory / filelock.LAB, "labctl bundle load"):
         loading.write(bundle, files, context.directory)
     fill_cache(context, bundle, cached, cache)
     failures = hand_out(context, bundle, found)
@@ -75,7 +80,7 @@ def load(context: Context, file: Path, *, force: bool = False) -> dict[str, Any]
     }
 
 
-def fill_cache(context: Context, bundle: Bundle, cached: Mapping[Path, Member], cache: Path) -> None:
+def fill_cache(context: Context, bundle: Bundle, cached: Mapping[Path, BundleEntry], cache: Path) -> None:
     if cached:
         progress = Progress("cache", sum(member.size for member in cached.values()), 0, context.notice)
         loading.write(bundle, cached, cache, progress)
@@ -85,10 +90,10 @@ def fill_cache(context: Context, bundle: Bundle, cached: Mapping[Path, Member], 
 def hand_out(context: Context, bundle: Bundle, found: Settings) -> Failures:
     """The images to those that run them, and the cache to hosts."""
     archive = Archive(bundle.path)
-    with site.opened(context, found) as where:
+    with cluster.opened(context, found) as where:
         if not where.targets:
             for image in bundle.about["images"]:
-                here.load(archive, image, context.notice)
+                local.load(archive, image, context.notice)
             return {}
         failures = dict(where.failed)
 
@@ -96,7 +101,7 @@ def hand_out(context: Context, bundle: Bundle, found: Settings) -> Failures:
             return {host: one for host, one in where.connections.items() if host not in failures}
 
         for image in bundle.about["images"]:
-            failures |= shipping.hand_out(archive, image, Receivers(hosts=left(), emit=context.emit, addresses={}))
+            failures |= distribute.hand_out(archive, image, ImageTargets(hosts=left(), emit=context.emit, addresses={}))
         return failures | to_hosts.cache(bundle, found, left(), context.emit)
 
 
@@ -104,6 +109,6 @@ def image_of(context: Context, found: Settings) -> str:
     """The image of the lab's nodes; the hosts are asked only where their devices decide."""
     accelerator = found.text("LAB_ACCELERATOR")
     if found.text("LAB_IMAGE") or accelerator != "auto":
-        return found.text("LAB_IMAGE") or images.tag(accelerator)
-    with site.opened(context, found) as where:
+        return found.text("LAB_IMAGE") or catalog.tag(accelerator)
+    with cluster.opened(context, found) as where:
         return where.image

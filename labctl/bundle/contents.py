@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from labctl import dotenv, images, settings
-from labctl.bundle.sealed import climbs_late
+from labctl.bundle.format import climbs_late
+from labctl.config import dotenv, settings
 from labctl.errors import ConfigError
+from labctl.images import catalog
 
 NODES = ".lab/nodes"
 FOLDERS = ("workloads", "hostfiles", NODES)
@@ -39,14 +40,14 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class BundleContents:
     """What goes along, and what is left out with the reason."""
 
     entries: tuple[Entry, ...]
     left_out: tuple[tuple[str, str], ...]
 
 
-def of_lab(directory: Path, *, secrets: bool) -> Chosen:
+def of_lab(directory: Path, *, secrets: bool) -> BundleContents:
     """The lab's settings, hosts, workloads and node directories; with ``secrets`` its keys and passwords too."""
     env = settings.load(directory, {"HOME": "/"}, {})
     written = (directory / ".env").read_text(encoding="utf-8")
@@ -66,7 +67,7 @@ def of_lab(directory: Path, *, secrets: bool) -> Chosen:
             else:
                 entries.append(entry)
     unique = {entry.name: entry for entry in entries}
-    return Chosen(tuple(unique.values()), tuple(left_out))
+    return BundleContents(tuple(unique.values()), tuple(left_out))
 
 
 def of_cache(cache: Path) -> Iterator[Entry]:
@@ -80,11 +81,11 @@ def locks_of(names: Iterable[str]) -> dict[str, Path]:
     """The files with the pinned versions of those images that are labctl's own, and of the ones below them."""
     found: dict[str, Path] = {}
     for name in names:
-        own = images.name_of(name)
+        own = catalog.name_of(name)
         while own:
-            if images.file(own, "lock").is_file():
-                found[f"{own}.lock"] = images.file(own, "lock")
-            own = images.base_of(own)
+            if catalog.file(own, "lock").is_file():
+                found[f"{own}.lock"] = catalog.file(own, "lock")
+            own = catalog.base_of(own)
     return found
 
 

@@ -10,35 +10,36 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from labctl.errors import ConfigError, Interrupted, Unread
-from labctl.output import Output, say
+from labctl.cli.output import Output, say
+from labctl.errors import ConfigError, Interrupted, OutputClosed
 
 if TYPE_CHECKING:
     import typer
 
+
 # name -> (module with a function of that name, one line of help)
 COMMANDS = {
-    "init": ("setting_up", "write .env, hosts.txt, hostfiles and workloads into a directory"),
-    "setup": ("setting_up", "make this host able to run a lab: Docker Engine, buildx, compose"),
-    "doctor": ("setting_up", "check host, engine and lab; each finding says what mends it"),
+    "init": ("host", "write .env, hosts.txt, hostfiles and workloads into a directory"),
+    "setup": ("host", "make this host able to run a lab: Docker Engine, buildx, compose"),
+    "doctor": ("host", "check host, engine and lab; each finding says what mends it"),
     "devices": ("devices", "accelerators, cores and fabrics of this host, and the node that gets each"),
-    "config": ("setting_up", "the settings in force and where each came from"),
+    "config": ("host", "the settings in force and where each came from"),
     "render": ("lab", "write the files of every node and stop"),
     "build": ("lab", "build the lab's image, or a workload's"),
     "up": ("lab", "bring the lab up, until the launcher reaches every worker"),
     "bundle": ("bundle", "save the lab with its image into one file, or load it, for a site without network"),
     "status": ("lab", "what runs, as Docker says"),
     "devcontainer": ("lab", "write what attaches VS Code to the launcher"),
-    "shell": ("inside", "a prompt in the launcher, or in a node, in the directory where you stand"),
-    "exec": ("inside", "run one command in the launcher, or in a node"),
-    "jupyter": ("inside", "serve notebooks from a node on a loopback port, with a token, until Ctrl-C"),
-    "logs": ("inside", "what the containers print"),
-    "workloads": ("runs", "list what can be run"),
+    "shell": ("exec", "a prompt in the launcher, or in a node, in the directory where you stand"),
+    "exec": ("exec", "run one command in the launcher, or in a node"),
+    "jupyter": ("exec", "serve notebooks from a node on a loopback port, with a token, until Ctrl-C"),
+    "logs": ("exec", "what the containers print"),
+    "workloads": ("run", "list what can be run"),
     "cache": ("cache", "fetch a workload's weights and data ahead into the shared cache"),
-    "fit": ("fitting", "the memory that a workload takes, part by part, and whether it is there"),
-    "run": ("runs", "run a workload and judge it"),
-    "runs": ("runs", "list the runs"),
-    "show": ("runs", "one run in full"),
+    "fit": ("fit", "the memory that a workload takes, part by part, and whether it is there"),
+    "run": ("run", "run a workload and judge it"),
+    "runs": ("run", "list the runs"),
+    "show": ("run", "one run in full"),
     "down": ("lab", "remove the lab's containers and network"),
     "clean": ("lab", "down, and remove the lab's keys and rendered files"),
 }
@@ -60,8 +61,8 @@ def main() -> None:
     """The console script."""
     try:
         sys.exit(dispatch(sys.argv[1:]))
-    except Unread:
-        sys.exit(Unread.exit_code)
+    except OutputClosed:
+        sys.exit(OutputClosed.exit_code)
     except KeyboardInterrupt:
         sys.exit(Interrupted.exit_code)
 

@@ -12,10 +12,10 @@ import typer
 
 from labctl import bundle
 from labctl.cli.common import HERE, Directory, Json, Setting, answering, context, pairs, show
-from labctl.cli.runs import complete_workload
-from labctl.context import Context
+from labctl.cli.run import complete_workload
+from labctl.config.context import Context
 from labctl.errors import ConfigError, HostError
-from labctl.progress import amount
+from labctl.system.progress import amount
 
 bundle_command = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -35,7 +35,7 @@ def save_command(
 ) -> None:
     with answering(as_json=json, stopped="nothing was written; the same command again begins anew") as output:
         where = context(directory, output, setting)
-        document = bundle.save(where, file, workloads=workload or (), cache=with_cache, secrets=with_secrets)
+        document = bundle.save_bundle(where, file, workloads=workload or (), cache=with_cache, secrets=with_secrets)
         show(output, document, lambda: saved_text(document))
 
 
@@ -58,7 +58,7 @@ def load_command(
             emit=output.event,
             flags=pairs(setting or [], "--setting"),
         )
-        document = bundle.load(where, file, force=force)
+        document = bundle.load_bundle(where, file, force=force)
         show(output, document, lambda: loaded_text(document, directory))
         if document["failed"]:
             sys.exit(HostError.exit_code)

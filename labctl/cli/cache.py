@@ -10,10 +10,10 @@ import typer
 
 from labctl import flows
 from labctl.cli.common import HERE, Directory, DryRun, Json, Setting, answering, context, show
-from labctl.cli.runs import complete_workload
-from labctl.lab import proxies
-from labctl.output import table
-from labctl.progress import amount
+from labctl.cli.output import table
+from labctl.cli.run import complete_workload
+from labctl.lab.spec import proxies
+from labctl.system.progress import amount
 
 
 def cache_command(

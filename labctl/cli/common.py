@@ -13,10 +13,10 @@ from typing import Annotated, Any
 
 import typer
 
-from labctl import prepare
-from labctl.context import Context
-from labctl.errors import ConfigError, Interrupted, LabError, Unread
-from labctl.output import Output
+from labctl.cli.output import Output
+from labctl.config.context import Context
+from labctl.deploy import preflight
+from labctl.errors import ConfigError, Interrupted, LabError, OutputClosed
 
 Directory = Annotated[Path, typer.Option("--directory", "-C", help="The lab's directory, with its .env.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
@@ -48,7 +48,7 @@ def named(directory: Path, output: Output, overrides: list[str] | None = None) -
         around = (where.directory, *where.directory.parents)
         where = replace(where, directory=next(filter(names_lab, around), where.directory))
     found = where.settings()
-    prepare.require_named(where, found)
+    preflight.require_named(where, found)
     return where, found.text("LAB_NAME")
 
 
@@ -78,8 +78,8 @@ def answering(*, as_json: bool = False, stopped: str = "") -> Iterator[Output]:
     output = Output(as_json=as_json)
     try:
         yield output
-    except Unread:
-        sys.exit(Unread.exit_code)
+    except OutputClosed:
+        sys.exit(OutputClosed.exit_code)
     except LabError as error:
         output.error(error)
         sys.exit(error.exit_code)

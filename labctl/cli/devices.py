@@ -7,7 +7,7 @@ from typing import Any
 
 from labctl import flows
 from labctl.cli.common import HERE, Directory, Json, Setting, answering, context, show
-from labctl.output import table
+from labctl.cli.output import table
 
 Row = dict[str, Any]
 # A column stands where any device has something to say in it.

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from labctl import flows, hardware
+from labctl import flows, model
 from labctl.cli.common import HERE, Directory, DryRun, Json, Setting, answering, context, show
+from labctl.cli.output import Output, table
 from labctl.errors import HostError
-from labctl.output import Output, table
 
 
 def render_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:
@@ -111,7 +111,7 @@ def show_status(output: Output, document: dict[str, Any]) -> None:
 
 
 def status_text(document: dict[str, Any]) -> str:
-    elsewhere = any(node["host"] != hardware.HERE for node in document["nodes"])
+    elsewhere = any(node["host"] != model.HERE for node in document["nodes"])
     rows = [
         (
             *((node["name"], node["host"]) if elsewhere else (node["name"],)),

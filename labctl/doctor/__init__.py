@@ -13,13 +13,13 @@ from functools import partial
 from types import MappingProxyType
 from typing import Literal
 
-from labctl.containers import Container
 from labctl.doctor import devices, engine, files, gaudi, host, hosts, image, leased, network, nodes, traffic
 from labctl.doctor.finding import LIMIT, Examination, Finding, warn
 from labctl.doctor.mending import Ask, Attempt, mend
 from labctl.doctor.together import together
+from labctl.engines.state import Container
 from labctl.errors import ConfigError, HostError, LabError
-from labctl.hardware import HERE
+from labctl.model import HERE
 
 __all__ = ["Ask", "Attempt", "Examination", "Finding", "examine", "mend", "refused", "require"]
 

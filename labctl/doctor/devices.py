@@ -7,16 +7,16 @@ import stat
 from collections.abc import Iterator
 from dataclasses import replace
 
-from labctl import execute, lab
-from labctl.containers import Container
+from labctl.accelerators.detect import observe
+from labctl.accelerators.vendor_tools import SECONDS, describe
 from labctl.doctor import daemon
 from labctl.doctor.finding import ANEW, Examination, Finding, error, ok
 from labctl.doctor.place import Mode
+from labctl.engines import agent
+from labctl.engines.state import Container
 from labctl.errors import ConfigError, HostError, LabError
-from labctl.hardware import Device, Host
-from labctl.model import Node
-from labctl.observe import observe
-from labctl.vendor_tools import SECONDS, describe
+from labctl.lab import spec
+from labctl.model import Device, Host, Node
 
 HABANA = "habana-container-runtime"
 BY_FRAMEWORK = """
@@ -54,11 +54,11 @@ def none(examination: Examination, lacking: LabError) -> Finding:
     found, spread = 0, examination.lab.network == "host"
     try:
         accelerator, here = observe(settings.text("LAB_ACCELERATOR"), examination.root)
-        found = len(lab.chosen_devices(accelerator, here, settings.text("LAB_DEVICES")))
+        found = len(spec.chosen_devices(accelerator, here, settings.text("LAB_DEVICES")))
         if spread:
-            lab.node_of(settings, accelerator, replace(here, slots=examination.here.slots))
+            spec.node_of(settings, accelerator, replace(here, slots=examination.here.slots))
         else:
-            lab.nodes(settings, accelerator, here)
+            spec.nodes(settings, accelerator, here)
     except ConfigError:
         return error("LAB-DEVICE-001", lacking.message, why=why, fix=examination.drop("LAB_DEVICES"))
     except HostError:
@@ -229,7 +229,7 @@ def counted(examination: Examination, one: Container) -> Iterator[Finding]:
     program = COUNT.get(examination.lab.accelerator)
     if not given or program is None or examination.run_active:
         return
-    user = execute.user(examination.lab)
+    user = agent.user(examination.lab)
     # What is left behind in a container when `docker exec` ends would hold the devices.
     argv = ("timeout", "--signal=KILL", f"{COUNTING - 2:.0f}", "python", "-c", program)
     done = examination.daemon.call(one.name, argv, user=user, limit=COUNTING - 1)

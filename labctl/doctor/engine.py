@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 
-from labctl import limits as kernel_limits
-from labctl import scale, shell
+from labctl.compose import render
 from labctl.doctor import daemon
 from labctl.doctor.finding import GIB, LIMIT, UP, Examination, Finding, error, gib, ok, warn
 from labctl.errors import HostError
-from labctl.hardware import HERE
-from labctl.prerequisites import OLDEST_ENGINE, major
+from labctl.lab import capabilities as kernel_limits
+from labctl.model import HERE
+from labctl.setup.requirements import OLDEST_ENGINE, major
+from labctl.system import process
 
 IMAGE_SPACE = 8 * GIB
 """What an image and its build cache take."""
@@ -91,7 +92,7 @@ def buildx(examination: Examination) -> Iterator[Finding]:
 def plugin(
     examination: Examination, code: str, name: str, why: str, judged: Callable[..., Finding] = error
 ) -> Iterator[Finding]:
-    done = shell.run(["docker", name, "version"], check=False, timeout=LIMIT - 1)
+    done = process.run(["docker", name, "version"], check=False, timeout=LIMIT - 1)
     said = (done.out.strip() or done.err.strip() or "no word of it").splitlines()[0]
     if done.code == 0:
         yield ok(code, said)
@@ -187,10 +188,10 @@ def limits(examination: Examination) -> Iterator[Finding]:
     lab = examination.lab
     asked = kernel_limits.wanted(examination.settings)
     refused = [name for name in ("memlock", "nofile") if getattr(lab.limits, name) != getattr(asked, name)]
-    few_files = scale.files_needed(lab) > (lab.limits.nofile or scale.USUAL_FILES)
+    few_files = render.files_needed(lab) > (lab.limits.nofile or render.USUAL_FILES)
     needs = {
         "memlock": "RDMA pins memory" if examination.here.infiniband else "",
-        "nofile": f"a launcher opens up to {scale.files_needed(lab)} files" if few_files else "",
+        "nofile": f"a launcher opens up to {render.files_needed(lab)} files" if few_files else "",
     }
     missed = {name: needs[name] for name in refused if needs[name]}
     granted = kernel_limits.try_again(examination.settings, lab, examination.daemon, tuple(missed)) if missed else ()

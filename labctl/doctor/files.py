@@ -7,9 +7,11 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from labctl import keys, plan, render
+from labctl import model, naming
+from labctl.compose import ssh_keys
+from labctl.deploy import plan
 from labctl.doctor.finding import UP, Examination, Finding, error, ok, warn
-from labctl.files import outdated
+from labctl.system.files import outdated
 
 
 def name(examination: Examination) -> Iterator[Finding]:
@@ -37,14 +39,14 @@ def private_keys(examination: Examination) -> Iterator[Finding]:
 
 def judged(examination: Examination) -> Iterator[Finding]:
     lab = examination.lab
-    gone = keys.missing(lab)
+    gone = ssh_keys.missing(lab)
     for node in examination.names:
         if node in gone:
             why = "without it the node cannot be made or started again"
             yield error("LAB-KEY-001", "its private key is gone", why=why, fix=UP, node=node, runnable=True)
     if gone:
         return
-    unpinned = keys.unpinned(lab)
+    unpinned = ssh_keys.unpinned(lab)
     for node in (one for one in examination.names if one in unpinned):
         yield error(
             "LAB-KEY-002",
@@ -72,7 +74,7 @@ def unreadable(examination: Examination, failure: PermissionError) -> Finding:
 def exposed(examination: Examination) -> Iterator[Finding]:
     """Private keys that others than their owner may read."""
     directory = examination.lab.directory
-    readable = [path for path in keys.private(examination.lab) if path.stat().st_mode & 0o077]
+    readable = [path for path in ssh_keys.private(examination.lab) if path.stat().st_mode & 0o077]
     if readable:
         shown = [str(path.relative_to(directory)) for path in readable]
         yield warn(
@@ -88,7 +90,7 @@ def rendered(examination: Examination) -> Iterator[Finding]:
     """Files that were changed since the nodes were made of them; changed settings are told of node by node."""
     lab = examination.lab
     if not examination.observed.containers or plan.not_current(
-        lab, examination.files, examination.observed, (render.LAUNCHER, *(node.name for node in lab.nodes))
+        lab, examination.files, examination.observed, (model.LAUNCHER, *(node.name for node in lab.nodes))
     ):
         return
     changed = [file.path for file in outdated(lab.directory, examination.files) if not by_node(examination, file.path)]
@@ -101,7 +103,7 @@ def rendered(examination: Examination) -> Iterator[Finding]:
             runnable=True,
         )
     else:
-        yield ok("LAB-FILES-001", f"files under {render.node_directory('')} are as rendered")
+        yield ok("LAB-FILES-001", f"files under {naming.node_directory('')} are as rendered")
 
 
 def by_node(examination: Examination, path: str) -> bool:

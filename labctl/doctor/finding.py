@@ -8,14 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from labctl import dotenv, images, lock, render
-from labctl.containers import Container, Observed
+from labctl import model, naming
+from labctl.compose import render
+from labctl.config import dotenv
+from labctl.config.settings import Settings
 from labctl.doctor.place import Place
-from labctl.engines import Daemon, Engine
-from labctl.hardware import HERE, Host
-from labctl.model import File, Lab, Node
-from labctl.once import once
-from labctl.settings import Settings
+from labctl.engines import Backend, Daemon
+from labctl.engines.state import Container, ObservedState
+from labctl.images import catalog
+from labctl.model import HERE, File, Host, Lab, Node
+from labctl.system import filelock
+from labctl.system.cached import once
 
 LIMIT = 10.0
 """Seconds in which a check, or a node, answers."""
@@ -64,7 +67,7 @@ class Examination:
     lab: Lab
     settings: Settings
     environ: Mapping[str, str]
-    engine: Engine
+    engine: Backend
     """Of one host; of all of them where the lab as a whole is looked at."""
     place: Place = field(default_factory=Place)
     """The host that is looked at."""
@@ -116,20 +119,20 @@ class Examination:
         return self.daemon.information()
 
     @once
-    def named(self) -> Observed:
+    def named(self) -> ObservedState:
         """What the engine holds of this name, whosever it is."""
         return self.engine.observe(self.lab.name, self.lab.image)
 
     @once
-    def observed(self) -> Observed:
+    def observed(self) -> ObservedState:
         """What it holds of this directory's lab: nothing where another has the name."""
         foreign = self.named.owner_elsewhere(self.lab.directory, self.lab.owner)
-        return Observed(image=self.named.image) if foreign else self.named
+        return ObservedState(image=self.named.image) if foreign else self.named
 
     @once
     def network(self) -> dict[str, Any] | None:
         """The lab's network as the engine describes it; None where there is none."""
-        wanted = render.project(self.lab)
+        wanted = naming.project(self.lab)
         return next((self.daemon.network(key) for key, name in self.observed.networks if name == wanted), None)
 
     @once
@@ -140,17 +143,17 @@ class Examination:
     @property
     def builds(self) -> bool:
         """Whether the lab's image is labctl's to build and not there, as far as the engine tells."""
-        return not self.silent and images.name_of(self.lab.image) is not None and self.observed.image is None
+        return not self.silent and catalog.name_of(self.lab.image) is not None and self.observed.image is None
 
     @once
     def run_active(self) -> bool:
-        return lock.is_held(self.lab.directory / lock.RUN)
+        return filelock.is_held(self.lab.directory / filelock.RUN)
 
     @property
     def names(self) -> tuple[str, ...]:
         """The lab's containers that are asked about: launcher first, then workers."""
         workers = (node.name for node in self.lab.nodes)
-        every = (render.LAUNCHER, *workers) if self.name == HERE else self.lab.containers_on(self.name)
+        every = (model.LAUNCHER, *workers) if self.name == HERE else self.lab.containers_on(self.name)
         return tuple(name for name in every if self.only in ("", name))
 
     @property

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from labctl import render
+from labctl import naming
+from labctl.compose import render
+from labctl.config.settings import in_bytes
 from labctl.doctor.finding import GIB, Examination, Finding, error, gib, ok, warn
-from labctl.hardware import HERE
-from labctl.lab import own_mounts
-from labctl.setting_kinds import in_bytes
+from labctl.lab.spec import own_mounts
+from labctl.model import HERE
 
 MIB = 1 << 20
 RANKS_PER_CORE = 4
@@ -83,8 +84,8 @@ def shared_memory(examination: Examination) -> Iterator[Finding]:
 def mounts(examination: Examination) -> Iterator[Finding]:
     """The directories that containers see: there, and writable where they are written to."""
     lab, place, here = examination.lab, examination.place, examination.here
-    own = {render.path_on(lab, here, source) for source in own_mounts(lab)}
-    cache = render.path_on(lab, here, examination.settings.text("HOST_CACHE_PATH"))
+    own = {naming.path_on(lab, here, source) for source in own_mounts(lab)}
+    cache = naming.path_on(lab, here, examination.settings.text("HOST_CACHE_PATH"))
     devices = (mount for node in examination.nodes for mount in node.devices.mounts)
     every = (*render.shared_mounts(lab, here), *devices)
     rights = place.rights([mount.source for mount in every])
@@ -118,7 +119,7 @@ def mounts(examination: Examination) -> Iterator[Finding]:
 
 def space(examination: Examination) -> Iterator[Finding]:
     """Disk for the cache of models and data."""
-    cache = Path(render.path_on(examination.lab, examination.here, examination.settings.text("HOST_CACHE_PATH")))
+    cache = Path(naming.path_on(examination.lab, examination.here, examination.settings.text("HOST_CACHE_PATH")))
     free = examination.place.free(cache)
     if free < CACHE_SPACE:
         yield warn(

@@ -7,25 +7,25 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from tempfile import NamedTemporaryFile
 
-from labctl import ssh_words, survey
-from labctl.containers import Container, Listener, Owner, elsewhere
+from labctl.config.inventory import InventoryHost
 from labctl.doctor.finding import GIB, UP, Examination, Finding, error, gib, ok, warn
+from labctl.engines.state import Container, Listener, Owner, elsewhere
 from labctl.errors import HostError
-from labctl.hardware import HERE
-from labctl.hosts import Target
-from labctl.model import Lab
+from labctl.hosts import ssh_errors
+from labctl.model import HERE, Lab
+from labctl.system import routing
 
 ROOM = GIB // 64
 """What the lab's own files, keys and workloads of a usual size take."""
 
 
-def unreached(target: Target, failure: HostError) -> Finding:
+def unreached(target: InventoryHost, failure: HostError) -> Finding:
     """The finding of a host that ssh does not reach, or where labctl cannot do anything."""
     return error(
         "LAB-HOST-004",
         failure.message,
         why="none of its nodes can be made, run or looked at; other hosts are not concerned",
-        fix=failure.hint or ssh_words.command(target, "-v"),
+        fix=failure.hint or ssh_errors.command(target, "-v"),
         node=target.name,
     )
 
@@ -109,7 +109,7 @@ def taken(examination: Examination, code: str, key: str, port: int, owner: str) 
         code,
         f"port {port} is taken by {owner}",
         why="nodes on several hosts have no network of their own, and two programs cannot listen at one port",
-        fix=examination.put(key, str(survey.free_port(port, used))),
+        fix=examination.put(key, str(routing.free_port(port, used))),
     )
 
 

@@ -6,10 +6,10 @@ import re
 import shlex
 from collections.abc import Iterator
 
-from labctl import gaudi_releases, images
 from labctl.doctor.finding import UP, Examination, Finding, error, ok, warn
 from labctl.engines import Daemon
-from labctl.hardware import HERE
+from labctl.images import catalog, gaudi
+from labctl.model import HERE
 
 DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 """Oldest driver for each CUDA. Source: CUDA's release notes, "Minimum Required Driver Version" for minor versions."""
@@ -18,7 +18,7 @@ DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 def image(examination: Examination) -> Iterator[Finding]:
     """The lab's image: there, and built from the files that labctl has now."""
     lab = examination.lab
-    own = images.name_of(lab.image)
+    own = catalog.name_of(lab.image)
     if examination.observed.image is None and examination.name != HERE:
         yield warn("LAB-IMAGE-001", f"no image {lab.image}", why="the next `labctl up` brings it", fix=UP)
     elif examination.observed.image is None and own:
@@ -27,7 +27,7 @@ def image(examination: Examination) -> Iterator[Finding]:
     elif examination.observed.image is None:
         fix = examination.place.there(f"docker pull {shlex.quote(lab.image)}")
         yield error("LAB-IMAGE-001", f"no image {lab.image}", why="nodes are made of it", fix=fix)
-    elif own and images.is_stale(examination.daemon.image_labels(lab.image), own):
+    elif own and catalog.is_stale(examination.daemon.image_labels(lab.image), own):
         seen = f"image {lab.image} was built from other files than labctl's own now"
         # Not for --fix to run: every lab of this host is made of that image.
         yield warn("LAB-IMAGE-002", seen, why="nodes run old code", fix=f"labctl build && {UP}")
@@ -40,9 +40,9 @@ def driver(examination: Examination) -> Iterator[Finding]:
     lab, version = examination.lab, examination.here.driver
     if not version or not examination.observed.image:
         return
-    base = examination.daemon.image_labels(lab.image).get(images.BASE_LABEL, "")
+    base = examination.daemon.image_labels(lab.image).get(catalog.BASE_LABEL, "")
     if lab.accelerator == "habana":
-        reason = gaudi_releases.why_mismatch(version, base or lab.image) or ""
+        reason = gaudi.why_mismatch(version, base or lab.image) or ""
         fix = f"{examination.drop('LAB_BASE_IMAGE')} && labctl build && {UP}"
         if examination.settings.origin("LAB_BASE_IMAGE") == "default":
             fix = f"labctl build && {UP}"
@@ -66,8 +66,8 @@ def cuda_of(image: str, base: str, engine: Daemon) -> int:
 
     On a plain base the lock tells it, on one of NVIDIA's own its CUDA_VERSION does.
     """
-    lock = images.file("nvidia", "lock")
-    if images.name_of(image) != "nvidia":
+    lock = catalog.file("nvidia", "lock")
+    if catalog.name_of(image) != "nvidia":
         return 0
     if not is_plain(base):
         told = engine.image_variables(image).get("CUDA_VERSION", "").partition(".")[0]

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from labctl import leases
+from labctl.accelerators import leases
+from labctl.accelerators.leases import Lease
 from labctl.doctor.finding import Examination, Finding, error
-from labctl.leases import Lease
 
 
 def leased(examination: Examination) -> Iterator[Finding]:

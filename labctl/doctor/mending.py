@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from labctl import lock, shell
-from labctl.context import Context
+from labctl.config.context import Context
 from labctl.doctor.finding import Finding
 from labctl.errors import HostError
+from labctl.system import filelock, process
 
 Ask = Callable[[str], bool]
 LONGEST = 900.0
@@ -52,9 +52,9 @@ def mend(
 
 
 def require_no_run(context: Context) -> None:
-    held = context.directory / lock.RUN
-    if lock.is_held(held):
-        seen = f"{lock.holder(held)} is under way, and mending would change its nodes"
+    held = context.directory / filelock.RUN
+    if filelock.is_held(held):
+        seen = f"{filelock.holder(held)} is under way, and mending would change its nodes"
         raise HostError(seen, hint="wait for it, or stop it first")
 
 
@@ -69,7 +69,7 @@ def run(context: Context, command: str) -> int:
     # The labctl that runs, whatever is on the person's PATH.
     path = f"{Path(sys.executable).parent}:{context.environ.get('PATH', '')}"
     for argv in simple_commands(command):
-        done = shell.stream(
+        done = process.stream(
             argv,
             context.line,
             env={**context.flags, "PATH": path},

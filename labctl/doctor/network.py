@@ -5,10 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from labctl import limits, render
+from labctl import naming
 from labctl.doctor import daemon
 from labctl.doctor.finding import ANEW, Examination, Finding, error, ok, warn
 from labctl.errors import HostError
+from labctl.lab import capabilities
 
 MTU = "com.docker.network.driver.mtu"
 POOLS = {"default-address-pools": [{"base": "10.200.0.0/16", "size": 24}]}
@@ -91,7 +92,7 @@ def members(examination: Examination) -> Iterator[Finding]:
 
 def neighbours(examination: Examination) -> Iterator[Finding]:
     """Whether the kernel can remember where all nodes are, when each talks to each."""
-    lacking = limits.neighbours_lacking(examination.lab, examination.root)
+    lacking = capabilities.neighbours_lacking(examination.lab, examination.root)
     if not lacking:
         yield ok("LAB-NET-006", "this host remembers where every node is")
         return
@@ -114,6 +115,6 @@ def neighbours(examination: Examination) -> Iterator[Finding]:
 def missing(examination: Examination) -> Iterator[Finding]:
     """A lab that runs has its network."""
     if examination.lab.network == "bridge" and examination.running and examination.network is None:
-        name = render.project(examination.lab)
+        name = naming.project(examination.lab)
         why = "the nodes do not reach each other"
         yield error("LAB-NET-001", f"network {name} is gone", why=why, fix=ANEW, runnable=True)

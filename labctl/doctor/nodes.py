@@ -9,12 +9,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from labctl import execute, leases, plan, render, resources
-from labctl.containers import Container, lost
+from labctl import model, naming
+from labctl.accelerators import leases
+from labctl.config.settings import EXTRA
+from labctl.deploy import plan
 from labctl.doctor.engine import judge_clock
 from labctl.doctor.finding import ANEW, LIMIT, UP, Examination, Finding, error, ok, warn
+from labctl.engines import agent
+from labctl.engines.state import Container, lost
 from labctl.errors import HostError
-from labctl.settings import EXTRA
+from labctl.hosts import ssh_errors
+from labctl.system import files
 
 Subnet = ipaddress.IPv4Network | ipaddress.IPv6Network
 PATIENCE = 4
@@ -33,10 +38,10 @@ def states(examination: Examination) -> Iterator[Finding]:
     if not observed.containers:
         yield ok("LAB-NODE-001", f"lab {lab.name} is down")
         return
-    fingerprints = {file.path: render.fingerprint(file.content) for file in examination.files if is_compose(file.path)}
+    fingerprints = {file.path: naming.fingerprint(file.content) for file in examination.files if is_compose(file.path)}
     for name in examination.names:
-        owner = lab.nodes[0].name if name == render.LAUNCHER else name
-        yield state(examination, name, observed.container(name), fingerprints[render.compose_path(owner)])
+        owner = lab.nodes[0].name if name == model.LAUNCHER else name
+        yield state(examination, name, observed.container(name), fingerprints[naming.compose_path(owner)])
     wanted = replace(examination, only="").names
     for one in observed.containers:
         if one.node not in wanted and not examination.only:
@@ -87,8 +92,8 @@ def state(examination: Examination, name: str, one: Container | None, fingerprin
 
 def links(examination: Examination) -> Iterator[Finding]:
     """Each worker as the launcher reaches it: the login, the pinned key, and how fast bytes get there."""
-    workers = tuple(one for one in examination.running if one.node != render.LAUNCHER)
-    launcher = examination.observed.container(render.LAUNCHER)
+    workers = tuple(one for one in examination.running if one.node != model.LAUNCHER)
+    launcher = examination.observed.container(model.LAUNCHER)
     if not workers or launcher is None or launcher.state != "running":
         return
     words = ("links", str(PATIENCE), str(HANDED), str(SLOW), *(one.node for one in workers))
@@ -121,7 +126,7 @@ def unreached(one: Container, answer: dict[str, Any], there: Callable[[str], str
         why = "something else than the node made by `labctl up` answers in its name; it is not trusted"
         seen = "its host key is not the one pinned for it"
         return error("LAB-SSH-002", seen, why=why, fix=again, node=one.node, runnable=True)
-    seen = f"not reached from the launcher: {execute.ssh_reason(said)}"
+    seen = f"not reached from the launcher: {ssh_errors.ssh_reason(said)}"
     return error("LAB-SSH-001", seen, why="launchers start ranks over ssh", fix=again, node=one.node, runnable=True)
 
 
@@ -209,12 +214,12 @@ def master_port(examination: Examination, one: Container, listener: dict[str, An
 
 def program() -> str:
     """What is handed to a container's Python, so that any image will do."""
-    return resources.path("docker", "lookaround.py").read_text(encoding="utf-8")
+    return files.path("docker", "lookaround.py").read_text(encoding="utf-8")
 
 
 def ask(examination: Examination, one: Container, *words: str, limit: float = LIMIT - 1) -> list[dict[str, Any]]:
     """What `lookaround.py` prints in a container; HostError when it fails."""
-    there, user = examination.engine.on(one.host), execute.user(examination.lab, one.node)
+    there, user = examination.engine.on(one.host), agent.user(examination.lab, one.node)
     try:
         done = there.call(one.name, (*PYTHON, "-c", program(), *words), user=user, limit=limit)
     except HostError as failure:

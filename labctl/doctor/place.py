@@ -9,12 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from labctl import leases, lock, shell, ssh_words, survey
-from labctl.connection import Connection
-from labctl.hardware import HERE, Device
-from labctl.hosts import Target
-from labctl.render import lease_path
-from labctl.shell import Completed
+from labctl.accelerators import leases
+from labctl.config.inventory import InventoryHost
+from labctl.hosts import facts as survey
+from labctl.hosts import ssh_errors
+from labctl.hosts.ssh import Connection
+from labctl.model import HERE, Device
+from labctl.naming import lease_path
+from labctl.system import filelock, process
+from labctl.system.process import CompletedProcess
 
 SECONDS = 8.0
 """Seconds for a look at files of a host."""
@@ -48,7 +51,7 @@ for path; do
     fi
     echo
 done
-""".replace("$LONGEST", str(lock.LONGEST_TEXT))
+""".replace("$LONGEST", str(filelock.LONGEST_TEXT))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +68,9 @@ class Place:
     """A machine that is looked at. Without a connection it is this one."""
 
     name: str = HERE
-    target: Target = field(default_factory=lambda: Target(name=HERE))
+    target: InventoryHost = field(default_factory=lambda: InventoryHost(name=HERE))
     connection: Connection | None = None
-    facts: survey.Facts | None = None
+    facts: survey.HostFacts | None = None
     """What the host told as the connection was opened."""
     busy: frozenset[int] = frozenset()
     """TCP ports that are listened to on any host of the lab."""
@@ -83,7 +86,7 @@ class Place:
         if self.name == HERE:
             return command
         command, mark, remark = command.partition("  # ")
-        return f"{ssh_words.command(self.target, *self._terminal(command))} {shlex.quote(command)}{mark}{remark}"
+        return f"{ssh_errors.command(self.target, *self._terminal(command))} {shlex.quote(command)}{mark}{remark}"
 
     def _terminal(self, command: str) -> tuple[str, ...]:
         """A password is asked for at a terminal."""
@@ -95,10 +98,10 @@ class Place:
             return shutil.which(program) is not None
         return self.connection.run('command -v "$1"', program, timeout=SECONDS, check=False).code == 0
 
-    def run(self, argv: Sequence[str], seconds: float) -> Completed:
+    def run(self, argv: Sequence[str], seconds: float) -> CompletedProcess:
         """A program there, to its end, whatever its code; 127 where there is none of that name."""
         if self.connection is None:
-            return shell.run(argv, timeout=seconds, check=False)
+            return process.run(argv, timeout=seconds, check=False)
         return self.connection.run('exec "$@"', *argv, timeout=seconds, check=False)
 
     def modes(self, paths: Sequence[str], root: Path) -> Mapping[str, Mode | str]:
@@ -139,7 +142,7 @@ class Place:
         paths = [str(lease_path(locks, device)) for device in devices]
         done = self.connection.run(LOCKS, *paths, timeout=SECONDS, check=False)
         told = zip(devices, done.out.split("\n"), strict=False)
-        return {device: lock.words(text[5:]) for device, text in told if text.startswith("held ")}
+        return {device: filelock.words(text[5:]) for device, text in told if text.startswith("held ")}
 
     def _lines(self, script: str, paths: Sequence[str]) -> list[str]:
         if not paths or self.connection is None:

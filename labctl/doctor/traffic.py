@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from labctl import execute
-from labctl.containers import Container
 from labctl.doctor.finding import Examination, Finding, error, ok
 from labctl.doctor.nodes import PYTHON, ask, program
+from labctl.engines import agent
+from labctl.engines.state import Container
 from labctl.errors import HostError
-from labctl.hardware import Host
-from labctl.side_by_side import pool
+from labctl.model import Host
+from labctl.system.parallel import pool
 
 HANDED = 4 << 20
 """Bytes from each node: far more than what else goes on while they are sent."""
@@ -94,7 +94,7 @@ def tallies(examination: Examination, workers: tuple[Container, ...]) -> list[tu
 
     def collect() -> int:
         words = ("collect", to.address, str(len(others)), str(HANDED), str(SECONDS))
-        argv, user = (*PYTHON, "-c", program(), *words), execute.user(lab, first.node)
+        argv, user = (*PYTHON, "-c", program(), *words), agent.user(lab, first.node)
         return examination.engine.follow(
             first.name, argv, lines.put, user=user, workdir="/", environment=(), limit=SECONDS + 10
         )

@@ -6,17 +6,21 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
-from labctl import files, loading, prepare, site, survey
-from labctl.context import Context
+from labctl.config.context import Context
+from labctl.deploy import preflight
 from labctl.doctor import examine, refused, require
 from labctl.doctor.finding import Examination, Finding, error, ok
 from labctl.doctor.hosts import unreached
 from labctl.doctor.place import Place
-from labctl.engines.docker_engine import DockerEngine
+from labctl.engines.docker import DockerEngine
 from labctl.errors import ConfigError, HostError, LabError
-from labctl.hardware import HERE
-from labctl.model import Lab
-from labctl.site import Site
+from labctl.hosts import facts as survey
+from labctl.images import catalog
+from labctl.lab import cluster
+from labctl.lab.cluster import Cluster
+from labctl.model import HERE, Lab
+from labctl.system import files
+from labctl.system.parallel import attempt
 
 ANSWERING = 20
 """Seconds for an engine that is asked how it does: one that stores a large image is slow to answer."""
@@ -27,11 +31,11 @@ SKEW = 30.0
 def findings(context: Context, *, node: str = "") -> tuple[Finding, ...]:
     """What is found of the hosts and the lab, or of one node and its host."""
     found = context.settings()
-    prepare.require_named(context, found)
+    preflight.require_named(context, found)
     # What would be warned of is among the findings.
     quiet = replace(context, emit=lambda _: None)
     only = ways_to(context, node)
-    with site.opened(context, found, only, seconds=ANSWERING, demand=False) as where:
+    with cluster.opened(context, found, only, seconds=ANSWERING, demand=False) as where:
         away = tuple(
             unreached(target, where.failed[target.name])
             for target in where.targets
@@ -52,24 +56,24 @@ def findings(context: Context, *, node: str = "") -> tuple[Finding, ...]:
 def ways_to(context: Context, node: str) -> tuple[str, ...]:
     """The host of a node, where the others are known from before; else all, as addresses are found among them."""
     found = context.settings()
-    targets = site.listed(context.directory, found)
-    host = site.places(found, targets).get(node)
-    known = all(site.remembered(context.directory, target.name) for target in targets)
+    targets = cluster.listed(context.directory, found)
+    host = cluster.places(found, targets).get(node)
+    known = all(cluster.remembered(context.directory, target.name) for target in targets)
     return (host,) if targets and host and known else ()
 
 
-def seen_as(quiet: Context, where: Site) -> tuple[Lab, Mapping[str, LabError]]:
+def seen_as(quiet: Context, where: Cluster) -> tuple[Lab, Mapping[str, LabError]]:
     """The lab, and what says of which hosts that they lack devices; it has none where all of them do."""
     try:
-        lab, able = loading.load_lab(quiet, where, ask=prepare.can_probe(where), anew=True)
+        lab, able = cluster.load_lab(quiet, where, ask=can_probe(where), anew=True)
         return lab, {name: why for name, why in able.failed.items() if name not in where.failed}
     except (HostError, ConfigError) as lacking:
         # A mistake that has nothing to do with devices is raised anew.
-        lab, _ = loading.load_lab(quiet, prepare.without_devices(where), ask=False)
+        lab, _ = cluster.load_lab(quiet, without_devices(where), ask=False)
         return lab, dict.fromkeys((HERE, *(host.name for host in lab.hosts)), lacking)
 
 
-def everyone(where: Site) -> tuple[Finding, ...]:
+def everyone(where: Cluster) -> tuple[Finding, ...]:
     """Whether each host answers: no more can be told before the first one was reached once."""
     first = where.targets[0].name
     return tuple(
@@ -91,7 +95,7 @@ def impossible(failure: HostError) -> Finding:
     )
 
 
-def local(context: Context, where: Site, lab: Lab, *, only: str = "") -> Examination:
+def local(context: Context, where: Cluster, lab: Lab, *, only: str = "") -> Examination:
     """A lab on this machine."""
     return Examination(
         lab=lab, settings=where.settings, environ=context.environ, engine=where.engine.on(HERE), only=only
@@ -99,7 +103,7 @@ def local(context: Context, where: Site, lab: Lab, *, only: str = "") -> Examina
 
 
 @contextmanager
-def examined(context: Context, where: Site, lab: Lab, *, only: str = "") -> Iterator[Examination]:
+def examined(context: Context, where: Cluster, lab: Lab, *, only: str = "") -> Iterator[Examination]:
     """The lab as a whole and on each host that ssh reaches; their files are laid out for the time of the block."""
     whole = Examination(lab=lab, settings=where.settings, environ=context.environ, engine=where.engine, only=only)
     busy = frozenset(port for one in where.facts.values() for port in one.ports)
@@ -124,7 +128,7 @@ def examined(context: Context, where: Site, lab: Lab, *, only: str = "") -> Iter
         yield replace(whole, hosts=hosts)
 
 
-def admitted(context: Context, where: Site) -> Site:
+def admitted(context: Context, where: Cluster) -> Cluster:
     """The site with those hosts failed that cannot take part in `up`, before anything is done on any.
 
     A clock that is off stops nothing, and is told of. HostError where no host is left.
@@ -135,9 +139,31 @@ def admitted(context: Context, where: Site) -> Site:
         if abs(facts.skew) > SKEW:
             way = "ahead" if facts.skew > 0 else "behind"
             context.warn(f"{name}: its clock is {abs(facts.skew):.0f} s {way}; `labctl doctor` says how to set it")
-    lab, where = loading.foresee_lab(where)
+    lab, where = cluster.foresee_lab(where)
     with examined(context, where, lab) as whole:
         # Nothing is asked of an engine that has just not answered.
         left = replace(whole, hosts=tuple(one for one in whole.hosts if one.name in where.engine.hosts))
         require(left, "up")
         return where.without(refused(left, "up"))
+
+
+def without_devices(where: Cluster) -> Cluster:
+    """The site as a CPU lab would have it, to look at hosts that lack the devices which the settings ask for."""
+    found = where.settings
+    wanted = found.text("LAB_ACCELERATOR")
+    asked = (
+        ("LAB_IMAGE", found.text("LAB_IMAGE") or catalog.tag(wanted)),
+        ("LAB_ACCELERATOR", "cpu"),
+        ("LAB_DEVICES", ""),
+    )
+    for key, value in asked:
+        found = found.with_value(key, value, origin="a host without devices")
+    return replace(where, settings=found)
+
+
+def can_probe(where: Cluster) -> bool:
+    """Whether there is an engine on every host and an image to try limits with."""
+    found, failed = attempt(
+        lambda name: where.engine.on(name).image_id(where.image), {one.name: one.name for one in where.hosts}
+    )
+    return not failed and None not in found.values()

@@ -6,17 +6,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from labctl.connection import Connection
-from labctl.containers import Listener, Observed
-from labctl.hardware import DeviceMapping
-from labctl.model import Cause, Pairs
-from labctl.shell import Completed
+from labctl.engines.state import Listener, ObservedState
+from labctl.hosts.ssh import Connection
+from labctl.model import Cause, DeviceMapping, Pairs
+from labctl.system.process import CompletedProcess
 
 CALL_LIMIT = 120
 """Seconds for a program that reaches or reaps: each has a shorter limit of its own."""
 
 
-class Engine(Protocol):
+class Backend(Protocol):
     """What a lab asks of the daemon, or the daemons, of its hosts. Methods raise HostError with what came back."""
 
     @property
@@ -27,9 +26,9 @@ class Engine(Protocol):
 
     def versions(self) -> dict[str, str]: ...
 
-    def observe(self, lab: str, image: str | None = None) -> Observed: ...
+    def observe(self, lab: str, image: str | None = None) -> ObservedState: ...
 
-    def call(self, container: str, argv: tuple[str, ...], *, user: str, limit: float = ...) -> Completed: ...
+    def call(self, container: str, argv: tuple[str, ...], *, user: str, limit: float = ...) -> CompletedProcess: ...
 
     def follow(
         self,
@@ -46,7 +45,7 @@ class Engine(Protocol):
     def losses(self, lab: str) -> Iterator[tuple[str, Cause, str]]: ...
 
 
-class Daemon(Engine, Protocol):
+class Daemon(Backend, Protocol):
     """What is asked of the daemon of one host."""
 
     @property

@@ -7,10 +7,10 @@ from typing import Any
 
 from labctl.fit import memory
 from labctl.fit.advice import Advice, nearest
-from labctl.fit.line import Place, peak
+from labctl.fit.memory import Place, peak
 from labctl.fit.training import Training, of
 
-__all__ = ["Capacity", "Needs", "Training", "advise", "check", "document", "fits", "gib", "needs", "of"]
+__all__ = ["Capacity", "Requirement", "Training", "advise", "check", "document", "fits", "gib", "needs", "of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class Capacity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Needs:
+class Requirement:
     """Bytes that are needed per device and per host (per node on a CPU), and the phase that needs most of each."""
 
     device: int
@@ -31,13 +31,13 @@ class Needs:
     host_phase: str
 
 
-def needs(training: Training) -> Needs:
+def needs(training: Training) -> Requirement:
     """What the lines come to in the phase that takes most."""
     lines = memory.lines(training)
     device, device_phase = peak(lines, "device")
     in_host: tuple[Place, ...] = ("device", "host") if training.accelerator == "cpu" else ("host",)
     host, host_phase = peak(lines, *in_host)
-    return Needs(device=device, device_phase=device_phase, host=host * training.slots, host_phase=host_phase)
+    return Requirement(device=device, device_phase=device_phase, host=host * training.slots, host_phase=host_phase)
 
 
 def fits(training: Training, capacity: Capacity) -> bool | None:

@@ -6,11 +6,164 @@ beside them (buckets, copies, temporary tensors) is taken from their source, whi
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from labctl.fit import held
-from labctl.fit.line import PHASES, STAGES, ZERO, Line, bucket, largest, peak, share, stepped, summed
 from labctl.fit.training import Model, Training
+
+PHASES = ("build", "generate", "forward", "backward", "step")
+"""RLHF generates answers before it learns from them; no other task does."""
+Place = Literal["device", "host"]
+
+ZERO = "Rajbhandari et al. 2020 (ZeRO), section 3.1 and, for the division among ranks, section 5"
+STAGES = ("deepspeed/runtime/zero/stage_1_and_2.py", "deepspeed/runtime/zero/stage3.py")
+
+SYMBOLS = """\
+P parameters, T those trained, F those of models that are only asked, L elements of the largest tensor,
+w bytes of a weight, N ranks, s sequence length, a answer length, b sequences of a forward pass,
+l layers, h hidden size, f width of the perceptron, v vocabulary"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryItem:
+    """Bytes per rank of one part of the memory, in each phase."""
+
+    part: str
+    formula: str
+    source: str
+    build: int = 0
+    generate: int = 0
+    forward: int = 0
+    backward: int = 0
+    step: int = 0
+    place: Place = "device"
+
+    def during(self, phase: str) -> int:
+        return int(getattr(self, phase))
+
+    def plus(self, other: MemoryItem) -> MemoryItem:
+        """The same part with the other's bytes as well."""
+        return replace(
+            self,
+            build=self.build + other.build,
+            generate=self.generate + other.generate,
+            forward=self.forward + other.forward,
+            backward=self.backward + other.backward,
+            step=self.step + other.step,
+        )
+
+
+def peak(parts: tuple[MemoryItem, ...], *places: Place) -> tuple[int, str]:
+    """Bytes per rank in these places, in the phase that takes most, and that phase."""
+    return max((sum(line.during(phase) for line in parts if line.place in places), phase) for phase in PHASES)
+
+
+def summed(parts: Iterable[MemoryItem]) -> tuple[MemoryItem, ...]:
+    """Lines of the same part, formula and place as one."""
+    found: dict[tuple[str, str, Place], MemoryItem] = {}
+    for line in parts:
+        key = line.part, line.formula, line.place
+        before = found.get(key)
+        found[key] = before.plus(line) if before else line
+    return tuple(found.values())
+
+
+def always(part: str, formula: str, source: str, size: int, place: Place = "device") -> MemoryItem:
+    """A part that is there all through a step."""
+    return MemoryItem(part=part, formula=formula, source=source, forward=size, backward=size, step=size, place=place)
+
+
+# --- counts --------------------------------------------------------------------------------------------------
+
+
+def share(training: Training, model: Model, size: int, stage: int) -> int:
+    """The bytes of one rank, where ZeRO divides this from the given stage on."""
+    return -(-size // training.ranks) if model.stage >= stage else size
+
+
+def largest(model: Model) -> int:
+    """Elements of the largest tensor that is trained."""
+    return min(model.shape.largest, model.trained)
+
+
+def stepped(training: Training, model: Model) -> tuple[int, str]:
+    """Elements that ZeRO's optimiser updates at once, and as a formula: this rank's share, in stage 3 by groups."""
+    elements = share(training, model, model.trained, 1)
+    return (
+        (min(elements, training.sub_group), "min(T / N, sub_group_size)") if model.stage == 3 else (elements, "T / N")
+    )
+
+
+def bucket(training: Training, model: Model) -> tuple[int, str]:
+    """Bytes of a bucket: torch.empty takes all of it, on a CPU only what is written to; and as a formula."""
+    if training.accelerator == "cpu":
+        return training.width * min(model.trained, training.reduce_bucket), "w min(T, reduce_bucket_size)"
+    return training.width * training.reduce_bucket, "w reduce_bucket_size"
+
+
+def held_lines(training: Training, model: Model) -> tuple[MemoryItem, ...]:
+    """What a model and its optimiser hold from one step to the next."""
+    buckets = _buckets(training, model) if model.stage == 3 else ()
+    return (*_weights(training, model), *_optimiser(training, model), *buckets)
+
+
+def _weights(training: Training, model: Model) -> tuple[MemoryItem, ...]:
+    width, cpu, sharded = training.width, training.accelerator == "cpu", model.stage == 3
+    place: Place = "host" if training.offload_parameters and sharded else "device"
+    slash = " / N" if sharded else ""
+    states, asked = (share(training, model, width * count, 3) for count in (model.parameters, model.asked))
+    return (
+        MemoryItem(
+            part="weights while the model is built",
+            formula="w (P + F) / N + 4 L" if sharded else "4 (P + F): in fp32 until DeepSpeed converts them",
+            source="deepspeed/runtime/zero/partition_parameters.py, Init" if sharded else "torch: fp32 by default",
+            build=states + asked + 4 * model.shape.largest if sharded else 4 * (model.parameters + model.asked),
+            place="device" if cpu or sharded else "host",
+        ),
+        always("weights", f"w P{slash}", ZERO, states, place),
+        always("weights of reference and reward", f"w F{slash}", "DeepSpeed-Chat: ZeRO-3 or none", asked, place),
+    )  # fmt: skip
+
+
+def _optimiser(training: Training, model: Model) -> tuple[MemoryItem, ...]:
+    trained, stage, slash = model.trained, model.stage, " / N" if model.stage else ""
+    place: Place = "host" if training.offload_optimizer else "device"
+    # ZeRO clones its share of the weights also where they are in fp32 already.
+    master = share(training, model, 4 * trained, 1) if training.mixed or stage else 0
+    return (
+        always("master weights", f"4 T{slash}", f"{ZERO}; {STAGES[stage == 3]}" if stage else ZERO, master, place),
+        always("Adam's two moments", f"8 T{slash}", ZERO, share(training, model, 8 * trained, 1), place),
+        *(_offloaded(training, model) if training.offload_optimizer else ()),
+    )
+
+
+def _offloaded(training: Training, model: Model) -> tuple[MemoryItem, ...]:
+    """What offloading the optimiser adds: on the host, and in stages 1 and 2 on the device."""
+    width, source = training.width, STAGES[model.stage == 3]
+    most = width * largest(model)
+    gradients, updated = (share(training, model, size * model.trained, 1) for size in (4, width))
+    grads = always("offloaded gradients", "4 T / N", f"{source}, initialize_optimizer_states", gradients, "host")
+    if model.stage == 3:
+        return (grads,)
+    buffers = f"{source}, param_buffer_of_bit16_for_cpu_offload_groups, temp_grad_buffer_for_cpu_offload"
+    return (
+        grads,
+        always("buffers on the way to the device", "w (T / N + L)", buffers, updated + most, "host"),
+        always("buffer on the way to the host", "w L", f"{source}, temp_grad_buffer_for_gpu_offload", most),
+    )
+
+
+def _buckets(training: Training, model: Model) -> tuple[MemoryItem, ...]:
+    """Stage 3 keeps its bucket, and this rank's share of the gradients, for the next step."""
+    own = share(training, model, training.width * model.trained, 1)
+    place: Place = "host" if training.offload_optimizer else "device"
+    size, formula = bucket(training, model)
+    return (
+        always("gradients of this rank's share", "w T / N", f"{ZERO}; {STAGES[1]}", own, place),
+        always("bucket of gradients", formula, f"{STAGES[1]}, _setup_for_real_optimizer", size),
+    )
+
 
 PROCESS = 435 * 2**20
 """Bytes of Python, torch, DeepSpeed and transformers in a rank on CPU before a model is there: docs/figures.md."""
@@ -19,15 +172,15 @@ ALLREDUCE = 500_000_000
 RECOMPUTE = "Korthikanti et al. 2022 (Reducing Activation Recomputation), section 4.1"
 
 
-def lines(training: Training) -> tuple[Line, ...]:
+def lines(training: Training) -> tuple[MemoryItem, ...]:
     """Every part that takes memory in this training.
 
     RLHF trains its models one after the other: both are held, and one of them, that which needs more, is at work.
     """
-    always = summed(line for model in training.models for line in held.lines(training, model))
+    always = summed(line for model in training.models for line in held_lines(training, model))
     process = PROCESS if training.accelerator == "cpu" else 0
     always = (
-        Line(
+        MemoryItem(
             part="Python, torch, DeepSpeed", formula="constant", source="measured, docs/figures.md",
             build=process, forward=process, backward=process, step=process,
         ),
@@ -40,17 +193,17 @@ def lines(training: Training) -> tuple[Line, ...]:
     return tuple(line for line in found if any(map(line.during, PHASES)))
 
 
-def _generating(training: Training, actor: Model) -> tuple[Line, ...]:
+def _generating(training: Training, actor: Model) -> tuple[MemoryItem, ...]:
     """What RLHF adds while the actor writes answers, and then says how likely they were, without gradients."""
     logits, formula = _logits(training)
     written = actor.shape.keys_and_values(training.tokens, training.width)
     return (
-        Line(
+        MemoryItem(
             part="actor gathered to write answers", formula="w P of the actor",
             source="workloads/opt/rlhf.py: GatheredParameters around all of it, as DeepSpeed-Chat's hybrid engine",
             generate=training.width * actor.parameters if actor.stage == 3 else 0,
         ),
-        Line(
+        MemoryItem(
             part="keys and values of the answers, or logits", formula=f"max(2 w l h s b, {formula})",
             source="transformers/cache_utils.py, DynamicCache; workloads/opt/ppo.py, log_probabilities",
             generate=max(written, logits),
@@ -58,11 +211,11 @@ def _generating(training: Training, actor: Model) -> tuple[Line, ...]:
     )  # fmt: skip
 
 
-def _working(training: Training, model: Model) -> tuple[Line, ...]:
+def _working(training: Training, model: Model) -> tuple[MemoryItem, ...]:
     """What forward pass, backward pass and step of one model need beside what is held."""
     gradients = _gradients(training, model) if model.stage else _whole_gradients(training, model)
     gathered = training.width * min(model.parameters, training.max_live) if model.stage == 3 else 0
-    live = Line(
+    live = MemoryItem(
         part="weights gathered from all ranks", formula="w min(P, stage3_max_live_parameters)",
         source="deepspeed/runtime/zero/partitioned_param_coordinator.py, release_sub_module",
         forward=gathered, backward=gathered,
@@ -70,7 +223,7 @@ def _working(training: Training, model: Model) -> tuple[Line, ...]:
     return (live, *gradients, *_temporary(training, model), *_activations(training, model))
 
 
-def _gradients(training: Training, model: Model) -> tuple[Line, ...]:
+def _gradients(training: Training, model: Model) -> tuple[MemoryItem, ...]:
     """Under ZeRO: gradients pass through a bucket, of which each rank keeps its share."""
     width, stage, kept, source = training.width, model.stage, model.stage == 3, STAGES[model.stage == 3]
     accumulating = training.accumulation > 1
@@ -81,54 +234,54 @@ def _gradients(training: Training, model: Model) -> tuple[Line, ...]:
     size, filled = bucket(training, model)
     elements, formula = stepped(training, model)
     passing = () if kept else (
-        Line(
+        MemoryItem(
             part="gradients of this rank's share", formula="w T / N", source=f"{ZERO}; {source}",
             forward=own if stage == 2 and accumulating else 0, backward=beside,
             place="host" if training.offload_optimizer else "device",
         ),
-        Line(
+        MemoryItem(
             part="bucket of gradients", formula=filled, source=f"{source}, setup_buckets",
             backward=size * (2 if training.overlap else 1),
         ),
     )  # fmt: skip
     return (
-        Line(
+        MemoryItem(
             part="gradients that accumulate", formula="w T", source=f"{ZERO}; {source}", forward=whole, backward=whole,
         ),
         *passing,
-        Line(
+        MemoryItem(
             part="copy of the bucket", formula="w min(T, reduce_bucket_size)",
             source=f"{source}, {'__avg_scatter_contiguous_grads' if kept else 'allreduce_bucket'}",
             backward=width * min(model.trained, training.reduce_bucket),
         ),
-        Line(
+        MemoryItem(
             part="gradients in fp32", formula=f"4 {formula}", source=f"{source}, step",
             step=0 if training.offload_optimizer else 4 * elements,
         ),
     )  # fmt: skip
 
 
-def _whole_gradients(training: Training, model: Model) -> tuple[Line, ...]:
+def _whole_gradients(training: Training, model: Model) -> tuple[MemoryItem, ...]:
     """Without ZeRO: every rank has all gradients, and the optimiser a copy of them in fp32."""
     whole = training.width * model.trained
     summed = training.width * min(model.trained, ALLREDUCE) if training.ranks > 1 else 0
     return (
-        Line(
+        MemoryItem(
             part="gradients", formula="w T", source=ZERO,
             forward=whole if training.accumulation > 1 else 0, backward=whole, step=whole,
         ),
-        Line(
+        MemoryItem(
             part="copy for the sum over ranks", formula="w min(T, 5e8)",
             source="deepspeed/runtime/engine.py, allreduce_bucket", backward=summed,
         ),
-        Line(
+        MemoryItem(
             part="gradients in fp32", formula="4 T", source="deepspeed/runtime/fp16/unfused_optimizer.py, step",
             step=4 * model.trained if training.mixed else 0,
         ),
     )  # fmt: skip
 
 
-def _temporary(training: Training, model: Model) -> tuple[Line, ...]:
+def _temporary(training: Training, model: Model) -> tuple[MemoryItem, ...]:
     """What torch's AdamW computes beside its states: on a CPU tensor by tensor, elsewhere all tensors at once."""
     if training.fused_optimizer or training.offload_optimizer:
         return ()
@@ -140,11 +293,13 @@ def _temporary(training: Training, model: Model) -> tuple[Line, ...]:
         elements, formula = (largest(model), "L") if cpu else (model.trained, "T")
     source = f"torch/optim/adam.py, {function}"
     return (
-        Line(part="temporary tensors of AdamW", formula=f"{factor} {formula}", source=source, step=factor * elements),
+        MemoryItem(
+            part="temporary tensors of AdamW", formula=f"{factor} {formula}", source=source, step=factor * elements
+        ),
     )
 
 
-def _activations(training: Training, model: Model) -> tuple[Line, ...]:
+def _activations(training: Training, model: Model) -> tuple[MemoryItem, ...]:
     width, tokens, shape = training.width, training.tokens, model.shape
     logits, logits_formula = _logits(training)
     layer = shape.layer_activations(tokens, width)
@@ -157,11 +312,11 @@ def _activations(training: Training, model: Model) -> tuple[Line, ...]:
     # The backward pass frees a layer's activations as it goes; the first bucket may be full when some are still there.
     left = max(0.0, 1 - training.reduce_bucket / model.trained) if model.stage else 0.0
     return (
-        Line(
+        MemoryItem(
             part="activations", formula=f"l w s b h + {formula}" if training.gradient_checkpointing else f"l {formula}",
             source=RECOMPUTE, forward=kept, backward=int(kept * left),
         ),
-        Line(
+        MemoryItem(
             part="logits and their gradients", formula=logits_formula,
             source="workloads/opt/ppo.py, log_probabilities" if training.answer_length
             else "transformers/loss/loss_utils.py, torch's nll_loss and log_softmax",

@@ -17,15 +17,15 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import Protocol, cast
 
+from labctl.config.hostfile import format_hostfile
 from labctl.errors import ConfigError
-from labctl.hostfile import format_hostfile
 from labctl.model import File, Pairs
 
 PLAIN = re.compile(r"[A-Za-z0-9._/:,=+@%^-]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class LaunchSpec:
     """What a launcher needs to know of a run."""
 
     entries: tuple[tuple[str, int], ...]
@@ -60,11 +60,11 @@ class LauncherModule(Protocol):
     OPTIONS: Mapping[str, int]
     RESERVED: frozenset[str]
 
-    def check(self, launch: Launch) -> None: ...
+    def check(self, launch: LaunchSpec) -> None: ...
 
-    def argv(self, launch: Launch) -> tuple[str, ...]: ...
+    def argv(self, launch: LaunchSpec) -> tuple[str, ...]: ...
 
-    def files(self, launch: Launch) -> tuple[File, ...]: ...
+    def files(self, launch: LaunchSpec) -> tuple[File, ...]: ...
 
 
 def names() -> tuple[str, ...]:
@@ -102,7 +102,7 @@ def way(text: str) -> str:
     return text.partition(":")[2] or get(text).WAYS[0]
 
 
-def check(text: str, launch: Launch) -> None:
+def check(text: str, launch: LaunchSpec) -> None:
     """ConfigError for options that the launcher does not know or labctl sets, and for what the launcher cannot do."""
     module = get(text)
     check_options(name(text), launch.options, module.OPTIONS, module.RESERVED)
@@ -136,7 +136,7 @@ def check_options(launcher: str, words: Iterable[str], options: Mapping[str, int
         del left[:values]
 
 
-def first_slots_only(launcher: str, launch: Launch) -> None:
+def first_slots_only(launcher: str, launch: LaunchSpec) -> None:
     """ConfigError where slots are asked for by number: only DeepSpeed's own launcher can place ranks so."""
     if launch.include:
         raise ConfigError(
@@ -145,7 +145,7 @@ def first_slots_only(launcher: str, launch: Launch) -> None:
         )
 
 
-def one_interface_only(launcher: str, launch: Launch) -> None:
+def one_interface_only(launcher: str, launch: LaunchSpec) -> None:
     """ConfigError where hosts name their interfaces differently: some launchers take one name for all."""
     if "," in launch.interface:
         raise ConfigError(
@@ -154,12 +154,12 @@ def one_interface_only(launcher: str, launch: Launch) -> None:
         )
 
 
-def hostfile(launch: Launch) -> File:
+def hostfile(launch: LaunchSpec) -> File:
     """The nodes in the dialect that most launchers read, in the run's directory."""
     return File(path="hostfile", content=format_hostfile(launch.entries), mode=0o644)
 
 
-def open_mpi_options(launch: Launch) -> tuple[str, ...]:
+def open_mpi_options(launch: LaunchSpec) -> tuple[str, ...]:
     """The lab's network for Open MPI; workers hold no private key, so the launcher starts all daemons itself."""
     return (
         "--mca", "plm_rsh_no_tree_spawn", "1",

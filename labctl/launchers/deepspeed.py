@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shlex
 
-from labctl.launchers import Launch, first_slots_only, hostfile, open_mpi_options
+from labctl.launchers import LaunchSpec, first_slots_only, hostfile, open_mpi_options
 from labctl.model import File
 
 WAYS = ("pdsh", "openmpi")
@@ -31,13 +31,13 @@ RESERVED = frozenset({
 })  # fmt: skip
 
 
-def check(launch: Launch) -> None:
+def check(launch: LaunchSpec) -> None:
     """Over Open MPI slots cannot be chosen by number."""
     if launch.way == "openmpi":
         first_slots_only("deepspeed:openmpi", launch)
 
 
-def argv(launch: Launch) -> tuple[str, ...]:
+def argv(launch: LaunchSpec) -> tuple[str, ...]:
     """The command for the launcher container, to be run in the run's directory."""
     mpi = ("--launcher_args", shlex.join(_mpirun_options(launch))) if launch.way == "openmpi" else ()
     return (
@@ -57,7 +57,7 @@ def argv(launch: Launch) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def files(launch: Launch) -> tuple[File, ...]:
+def files(launch: LaunchSpec) -> tuple[File, ...]:
     """The hostfile and the environment, relative to the run's directory."""
     variables = "".join(f"{name}={value}\n" for name, value in launch.variables)
     return (
@@ -66,7 +66,7 @@ def files(launch: Launch) -> tuple[File, ...]:
     )
 
 
-def _mpirun_options(launch: Launch) -> tuple[str, ...]:
+def _mpirun_options(launch: LaunchSpec) -> tuple[str, ...]:
     """What DeepSpeed does not tell mpirun."""
     return (
         "--allow-run-as-root", "--tag-output", "--bind-to", "none",

@@ -7,7 +7,7 @@ is off; it hands the launcher's whole environment to every rank.
 
 from __future__ import annotations
 
-from labctl.launchers import Launch, first_slots_only, hostfile, one_interface_only
+from labctl.launchers import LaunchSpec, first_slots_only, hostfile, one_interface_only
 from labctl.model import File
 
 WAYS = ("gloo", "mpi")
@@ -29,13 +29,13 @@ RESERVED = frozenset({
 })  # fmt: skip
 
 
-def check(launch: Launch) -> None:
+def check(launch: LaunchSpec) -> None:
     """Slots cannot be chosen by number, nor interfaces by host."""
     first_slots_only("horovod", launch)
     one_interface_only("horovod", launch)
 
 
-def argv(launch: Launch) -> tuple[str, ...]:
+def argv(launch: LaunchSpec) -> tuple[str, ...]:
     """The command for the launcher container."""
     # Workers hold no private key, so Open MPI's daemons are all started from the launcher.
     mpi = "--mpi-args=-mca plm_rsh_no_tree_spawn 1 -mca oob_tcp_if_include " + launch.addresses
@@ -52,6 +52,6 @@ def argv(launch: Launch) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def files(launch: Launch) -> tuple[File, ...]:
+def files(launch: LaunchSpec) -> tuple[File, ...]:
     """The hostfile, relative to the run's directory."""
     return (hostfile(launch),)

@@ -6,7 +6,7 @@ from the lab's ssh configuration.
 
 from __future__ import annotations
 
-from labctl.launchers import Launch, first_slots_only, one_interface_only
+from labctl.launchers import LaunchSpec, first_slots_only, one_interface_only
 from labctl.model import File
 
 WAYS = ("hydra",)
@@ -23,13 +23,13 @@ OPTIONS = {
 RESERVED = frozenset({"-machinefile", "-f", "-hosts", "-n", "-np", "-bootstrap", "-iface", "-prepend-rank"})
 
 
-def check(launch: Launch) -> None:
+def check(launch: LaunchSpec) -> None:
     """Slots cannot be chosen by number, nor interfaces by host."""
     first_slots_only("impi", launch)
     one_interface_only("impi", launch)
 
 
-def argv(launch: Launch) -> tuple[str, ...]:
+def argv(launch: LaunchSpec) -> tuple[str, ...]:
     """The command for the launcher container."""
     return (
         "mpiexec.hydra",
@@ -45,7 +45,7 @@ def argv(launch: Launch) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def files(launch: Launch) -> tuple[File, ...]:
+def files(launch: LaunchSpec) -> tuple[File, ...]:
     """The machine file, relative to the run's directory."""
     lines = "".join(f"{name}:{slots}\n" for name, slots in launch.entries)
     return (File(path="machinefile", content=lines, mode=0o644),)

@@ -6,7 +6,7 @@ node are its cpuset, which several ranks may share.
 
 from __future__ import annotations
 
-from labctl.launchers import Launch, first_slots_only, hostfile, open_mpi_options
+from labctl.launchers import LaunchSpec, first_slots_only, hostfile, open_mpi_options
 from labctl.model import File
 
 WAYS = ("openmpi",)
@@ -29,12 +29,12 @@ RESERVED = frozenset({
 })  # fmt: skip
 
 
-def check(launch: Launch) -> None:
+def check(launch: LaunchSpec) -> None:
     """Slots cannot be chosen by number."""
     first_slots_only("mpirun", launch)
 
 
-def argv(launch: Launch) -> tuple[str, ...]:
+def argv(launch: LaunchSpec) -> tuple[str, ...]:
     """The command for the launcher container."""
     bound = any(word.partition("=")[0] == "--bind-to" for word in launch.options)
     return (
@@ -51,6 +51,6 @@ def argv(launch: Launch) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def files(launch: Launch) -> tuple[File, ...]:
+def files(launch: LaunchSpec) -> tuple[File, ...]:
     """The hostfile, relative to the run's directory."""
     return (hostfile(launch),)

@@ -7,7 +7,7 @@ Ranks meet at the first node without an election (``--node-rank`` is given, so t
 from __future__ import annotations
 
 from labctl.errors import ConfigError
-from labctl.launchers import Launch, first_slots_only, hostfile
+from labctl.launchers import LaunchSpec, first_slots_only, hostfile
 from labctl.model import File
 
 WAYS = ("pdsh",)
@@ -26,7 +26,7 @@ RESERVED = frozenset({
 })  # fmt: skip
 
 
-def check(launch: Launch) -> None:
+def check(launch: LaunchSpec) -> None:
     """As many slots on every node, and not by number."""
     first_slots_only("torchrun", launch)
     counts = {slots: name for name, slots in reversed(launch.entries)}
@@ -38,7 +38,7 @@ def check(launch: Launch) -> None:
         )
 
 
-def argv(launch: Launch) -> tuple[str, ...]:
+def argv(launch: LaunchSpec) -> tuple[str, ...]:
     """The command for the launcher container."""
     nodes = [name for name, _ in launch.entries]
     return (
@@ -55,6 +55,6 @@ def argv(launch: Launch) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def files(launch: Launch) -> tuple[File, ...]:
+def files(launch: LaunchSpec) -> tuple[File, ...]:
     """The hostfile, for the record: pdsh is given the nodes by name."""
     return (hostfile(launch),)

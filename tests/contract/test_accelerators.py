@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from builders import devices as made
-from builders import host
+from support.builders import devices as made
+from support.builders import host
 
-from labctl import accelerators, setting_kinds
+from labctl import accelerators
+from labctl.config import settings
 from labctl.errors import ConfigError
-from labctl.hardware import Device, DeviceMapping, Host
-from labctl.model import Accelerator
+from labctl.model import Accelerator, Device, DeviceMapping, Host
 
 NAMES = accelerators.names()
 DEVICES = {"cpu": (), "intel": ("/dev/dri/renderD128", "/dev/dri/renderD129")}
@@ -28,7 +28,7 @@ def devices(name: str) -> tuple[Device, ...]:
 
 def detect(root: Path) -> tuple[str, tuple[str, ...]]:
     """What `auto` picks, and the ids of its devices."""
-    choice = accelerators.detect(root)
+    choice = accelerators.detect_accelerator(root)
     return choice.name, tuple(device.id for device in choice.devices)
 
 
@@ -38,7 +38,7 @@ def put(path: Path, text: str = "") -> None:
 
 
 def test_names_are_the_ones_that_settings_and_model_know() -> None:
-    assert set(NAMES) == set(get_args(Accelerator)) == set(setting_kinds.ACCELERATORS) - {"auto"}
+    assert set(NAMES) == set(get_args(Accelerator)) == set(settings.ACCELERATORS) - {"auto"}
     assert set(accelerators.PREFERENCE) == set(NAMES)
 
 
@@ -205,6 +205,6 @@ def test_intel_gets_its_render_nodes_its_groups_and_numbers_from_zero() -> None:
 def test_cards_of_two_makers_go_by_preference(tmp_path: Path) -> None:
     render_node(tmp_path, 128, "0x8086")
     habana_card(tmp_path, 0)
-    assert accelerators.detect(tmp_path).name == "habana"
+    assert accelerators.detect_accelerator(tmp_path).name == "habana"
     put(tmp_path / "dev/nvidia0")
-    assert accelerators.detect(tmp_path).name == "nvidia"
+    assert accelerators.detect_accelerator(tmp_path).name == "nvidia"

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakehub import REVISION, FakeHub, blob_of, serving
-from integration.harness import wait_until
+from support.fakehub import REVISION, FakeHub, blob_of, serving
+from support.harness import wait_until
 
 LABCTL = str(Path(sys.executable).with_name("labctl"))
 SECONDS = 60
@@ -65,7 +65,7 @@ class Person:
         folder = self.directory / "workloads/opt"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "train.py").touch()
-        text = f"describe: trains\nlauncher: deepspeed\nscript: train.py\ntimeout: 1m\n{cache}\n"
+        text = f"description: trains\nlauncher: deepspeed\nscript: train.py\ntimeout: 1m\n{cache}\n"
         (folder / "workload.yml").write_text(text, encoding="utf-8")
 
     def start(self, *words: str) -> subprocess.Popen[str]:

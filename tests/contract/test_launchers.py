@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from labctl import hostfile, launchers
+from labctl import launchers
+from labctl.config import hostfile
 from labctl.errors import ConfigError
-from labctl.launchers import Launch
+from labctl.launchers import LaunchSpec
 
 NAMES = launchers.known()
-LAUNCH = Launch(
+LAUNCH = LaunchSpec(
     entries=(("worker-1", 4), ("worker-0", 2)),
     directory="/workspace/runs/r1",
     program="/workspace/runs/r1/rank.sh",
@@ -26,7 +27,7 @@ LAUNCH = Launch(
 )
 
 
-def launch(name: str, **changes: Any) -> Launch:
+def launch(name: str, **changes: Any) -> LaunchSpec:
     return replace(LAUNCH, way=launchers.way(name), entries=(("worker-1", 2), ("worker-0", 2)), **changes)
 
 
@@ -36,7 +37,7 @@ def argv(name: str, **changes: Any) -> tuple[str, ...]:
 
 def test_all_launchers_are_known_with_their_ways() -> None:
     assert NAMES == (
-        "deepspeed", "deepspeed:openmpi", "horovod", "horovod:mpi", "impi", "mpirun", "own", "torchrun",
+        "deepspeed", "deepspeed:openmpi", "horovod", "horovod:mpi", "impi", "mpirun", "script", "torchrun",
     )  # fmt: skip
 
 
@@ -93,12 +94,12 @@ def test_nodes_come_in_the_hostfiles_order_with_their_slots(name: str) -> None:
     assert second in ("worker-0 slots=2", "worker-0:2")
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - {"own", "torchrun", "deepspeed"}))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"script", "torchrun", "deepspeed"}))
 def test_the_labs_interface_is_named(name: str) -> None:
     assert "lab0" in " ".join(argv(name))
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - {"own"}))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"script"}))
 def test_an_option_of_the_launcher_reaches_it(name: str) -> None:
     option, values = next(iter(launchers.get(name).OPTIONS.items()))
     words = (option, *("1" for _ in range(values)))
@@ -114,7 +115,7 @@ def test_an_unknown_option_is_refused(name: str) -> None:
         launchers.check(name, launch(name, options=("--no-such-thing",)))
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - {"own"}))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"script"}))
 def test_what_labctl_sets_cannot_be_set(name: str) -> None:
     for option in launchers.get(name).RESERVED:
         with pytest.raises(ConfigError, match="set by labctl"):
@@ -171,7 +172,7 @@ def test_ranks_are_bound_only_as_a_person_asks(asked: tuple[str, ...]) -> None:
 # --- deepspeed -----------------------------------------------------------------------------------------------
 
 
-def deepspeed_files(given: Launch = LAUNCH) -> dict[str, str]:
+def deepspeed_files(given: LaunchSpec = LAUNCH) -> dict[str, str]:
     return {file.path: file.content for file in launchers.get("deepspeed").files(given)}
 
 

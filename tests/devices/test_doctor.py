@@ -6,10 +6,9 @@ import json
 
 import pytest
 from conftest import FreshLab
-from faults.doctoring import doctor, the, type_in
-
-from devices import hardware
-from devices.machine import Machine
+from support.doctoring import doctor, the, type_in
+from support.machine import hardware
+from support.machine.machine import Machine
 
 pytestmark = pytest.mark.docker
 

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from integration.harness import Lab
-
-from devices import hardware
-from devices.machine import Machine
+from support.harness import Lab
+from support.machine import hardware
+from support.machine.machine import Machine
 
 pytestmark = pytest.mark.docker
 RUNTIME = {"runtimes": {"habana": {"path": "/run/stand-in/bin/habana-container-runtime"}}}

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from integration.harness import Lab
-
-from devices import hardware
-from devices.machine import Machine
+from support.harness import Lab
+from support.machine import hardware
+from support.machine.machine import Machine
 
 pytestmark = pytest.mark.docker
 INTEL, AMD = "0x8086", "0x1002"

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 from conftest import FreshLab
-from integration.harness import Answer, Lab, wait_until
-
-from devices import hardware
-from devices.machine import NODE_IMAGE, Machine
+from support.harness import Answer, Lab, wait_until
+from support.machine import hardware
+from support.machine.machine import NODE_IMAGE, Machine
 
 pytestmark = pytest.mark.docker
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.machine.machine import Machine
 
-from devices.machine import Machine
 from docker import DockerClient
 
 pytestmark = pytest.mark.docker

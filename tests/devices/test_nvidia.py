@@ -6,10 +6,9 @@ import json
 
 import pytest
 from conftest import FreshLab
-from integration.harness import Lab
-
-from devices import hardware
-from devices.machine import Machine
+from support.harness import Lab
+from support.machine import hardware
+from support.machine.machine import Machine
 
 pytestmark = pytest.mark.docker
 CDI = {"features": {"cdi": True}}

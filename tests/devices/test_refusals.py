@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 from conftest import FreshLab
-
-from devices import hardware
-from devices.machine import NODE_IMAGE, Machine
+from support.machine import hardware
+from support.machine.machine import NODE_IMAGE, Machine
 
 pytestmark = pytest.mark.docker
 LOOKED_FOR = {

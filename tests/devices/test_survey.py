@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 from conftest import IMAGE
+from support.machine import hardware
+from support.machine.machine import Machine
 
-from devices import hardware
-from devices.machine import Machine
 from docker import DockerClient
-from labctl import routes, survey
+from labctl.hosts import facts as survey
+from labctl.system import routing
 
 pytestmark = pytest.mark.docker
 
@@ -28,7 +29,9 @@ def test_a_machines_devices_are_told_as_they_are(machine: Machine, tmp_path: Pat
     root = survey.lay_out(told, tmp_path / "root")
     for wanted in ("auto", "intel"):
         accelerator, found = survey.host_of(told, root, wanted)
-        there = machine.run(sys.executable, "-c", f"from labctl.observe import observe; print(observe({wanted!r}))")
+        there = machine.run(
+            sys.executable, "-c", f"from labctl.accelerators.detect import observe; print(observe({wanted!r}))"
+        )
         assert repr((accelerator, replace(found, name="local", home=""))) == there.stdout.strip()
     assert [device.module for device in survey.host_of(told, root, "auto")[1].devices] == ["7", "6"]
     assert hardware.RENDER in found.groups
@@ -47,7 +50,9 @@ def test_where_a_host_is_on_the_network_is_as_docker_has_it(engine: DockerClient
     finally:
         container.remove(force=True)
     assert (facts.uid, facts.gid, facts.home, facts.sockets) == (1234, 4321, "/workspace", {})
-    here = routes.Peer(name="gpu-1", network=facts.network)
-    assert routes.ways([here]) == (routes.Way("eth0", network["IPAddress"]),)
+    here = routing.Peer(name="gpu-1", network=facts.network)
+    assert routing.ways([here]) == (routing.Way("eth0", network["IPAddress"]),)
     beside = replace(here.network, addresses=(("eth0", network["Gateway"]),), reached=network["Gateway"])
-    assert routes.ways([here, routes.Peer(name="gpu-2", network=beside)])[0] == routes.Way("eth0", network["IPAddress"])
+    assert routing.ways([here, routing.Peer(name="gpu-2", network=beside)])[0] == routing.Way(
+        "eth0", network["IPAddress"]
+    )

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from conftest import FreshLab
-from devices import hardware
-from devices.machine import Machine
 from docker.models.containers import Container
-from integration.harness import Lab, wait_until
+from support.harness import Lab, wait_until
+from support.machine import hardware
+from support.machine.machine import Machine
 
 pytestmark = pytest.mark.docker
 
@@ -109,7 +109,9 @@ def test_a_gpu_that_is_lost_ends_the_run_on_it_and_up_makes_its_node_anew(nvidia
 def test_a_rank_that_crashes_over_a_lost_gpu_before_any_check_has_that_cause(nvidia: Lab) -> None:
     folder = nvidia.path / "workloads/unlucky"
     folder.mkdir()
-    (folder / "workload.yml").write_text("describe: loses its GPU\nlauncher: mpirun\nscript: unlucky.sh\ntimeout: 3m\n")
+    (folder / "workload.yml").write_text(
+        "description: loses its GPU\nlauncher: mpirun\nscript: unlucky.sh\ntimeout: 3m\n"
+    )
     (folder / "unlucky.sh").write_text(f"#!/bin/bash\n[[ $HOSTNAME == worker-1 ]] || exit 0\ntouch {FLAG}\nexit 7\n")
     (folder / "unlucky.sh").chmod(0o755)
     answer = nvidia.call("run", "unlucky", "--json")

@@ -60,10 +60,10 @@ from pathlib import Path
 import pytest
 from docker.errors import APIError
 from docker.models.containers import Container
-from integration.harness import LABCTL, Lab, wait_until
+from support.doctoring import Environ, Found, doctor, the, type_in, wrong
+from support.harness import LABCTL, Lab, wait_until
 
-from faults.doctoring import Environ, Found, doctor, the, type_in, wrong
-from labctl import host
+from labctl.system import procfs
 
 pytestmark = pytest.mark.docker
 
@@ -256,8 +256,8 @@ def full_disk(lab: Lab) -> Iterator[Environ]:
         subprocess.run(["umount", str(place)], check=True)
 
 
-CORES = len(host.cpus())
-MUCH = str(host.memory() // 2)
+CORES = len(procfs.cpus())
+MUCH = str(procfs.memory() // 2)
 UNTIDY = settings(
     HTTP_PROXY="http:/proxy.example:3128",
     HTTPS_PROXY="http://proxy.example:3128",
@@ -350,7 +350,7 @@ def large_mtu(lab: Lab) -> Iterator[Environ]:
     lab.engine.networks.create(
         project,
         driver="bridge",
-        options={"com.docker.network.driver.mtu": str(host.default_mtu() + 100)},
+        options={"com.docker.network.driver.mtu": str(procfs.default_mtu() + 100)},
         labels={
             "labctl.lab": lab.name,
             "com.docker.compose.network": "lab",

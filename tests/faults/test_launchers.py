@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from integration.harness import Answer, Lab
+from support.harness import Answer, Lab
 
 pytestmark = pytest.mark.docker
 
 LAUNCHERS = ("deepspeed", "deepspeed:openmpi", "mpirun", "torchrun")
-# test_runs_that_break.py has the first of them; under `own` a script starts ranks by itself.
+# test_runs_that_break.py has the first of them; under `script` a script starts ranks by itself.
 STUBBORN = {
     **{launcher: ("stubborn", "--launcher", launcher) for launcher in LAUNCHERS[1:]},
-    "own": ("stubborn-own",),
+    "script": ("stubborn-own",),
 }
 # DeepSpeed over Open MPI ends as mpirun does.
-STOPPED = [pytest.param("deepspeed:openmpi", marks=pytest.mark.slow), "mpirun", "torchrun", "own"]
+STOPPED = [pytest.param("deepspeed:openmpi", marks=pytest.mark.slow), "mpirun", "torchrun", "script"]
 
 
 def result(answer: Answer, code: int, cause: str) -> dict[str, Any]:

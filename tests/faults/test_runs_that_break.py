@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import pytest
-from integration.harness import Answer, Lab, Running, wait_until
+from support.harness import Answer, Lab, Running, wait_until
 
 pytestmark = pytest.mark.docker
 

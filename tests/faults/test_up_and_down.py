@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from integration.harness import Lab, wait_until
+from support.harness import Lab, wait_until
 
 from docker import DockerClient
 

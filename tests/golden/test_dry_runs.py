@@ -10,10 +10,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
-from builders import host
+from support.builders import host
 
-from labctl import lab, plan, run_request, settings
+from labctl.config import settings
+from labctl.deploy import plan
+from labctl.lab import spec
 from labctl.model import Limits
+from labctl.runs import request as run_request
 
 ROOT = Path(__file__).parents[2]
 CLONES = ROOT / "tests/clones"
@@ -28,7 +31,7 @@ def dry_run(name: str, scratch: Path) -> str:
     found = settings.load(scratch, clones, {})
     options = run_request.RunOptions()
     task = run_request.choose_workload(ROOT, f"dschat/{name}", options, found)
-    job = run_request.build_job(lab.build(found, Path("/srv/lab"), "cpu", (host(),), Limits()), task, options, NOW)
+    job = run_request.build_job(spec.build(found, Path("/srv/lab"), "cpu", (host(),), Limits()), task, options, NOW)
     return re.sub(rf"({name})-[0-9a-f]{{4}}\b", r"\1-3fa2", f"{plan.run(job)}\n")
 
 

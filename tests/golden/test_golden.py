@@ -16,10 +16,15 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from labctl import hostfile, job, lab, launchers, limits, plan, render, settings, workload
-from labctl.containers import Observed
-from labctl.hardware import Device, Host
-from labctl.model import Accelerator, Job, Lab, Network
+from labctl import launchers
+from labctl.compose import render
+from labctl.config import hostfile, settings
+from labctl.deploy import plan
+from labctl.engines.state import ObservedState
+from labctl.lab import capabilities, spec
+from labctl.model import Accelerator, Device, Host, Job, Lab, Network
+from labctl.runs import job
+from labctl.workloads import loader
 
 HERE = Path(__file__).parent
 DIRECTORY = Path("/srv/lab")
@@ -39,7 +44,7 @@ def load_case(folder: Path, scratch: Path) -> Lab:
     hosts = tuple(map(load_host, facts)) if isinstance(facts, list) else (load_host(facts),)
     accelerator: Any = found.text("LAB_ACCELERATOR")
     network: Network = "host" if len(hosts) > 1 else "bridge"
-    return lab.build(found, DIRECTORY, accelerator, hosts, limits.wanted(found), network=network)
+    return spec.build(found, DIRECTORY, accelerator, hosts, capabilities.wanted(found), network=network)
 
 
 def load_host(facts: dict[str, Any]) -> Host:
@@ -53,7 +58,7 @@ def load_job(folder: Path, of: Lab) -> Job | None:
     if not (folder / "workloads").is_dir():
         return None
     name = next((folder / "workloads").iterdir()).name
-    asked = workload.load(folder / "workloads", name, launchers.known())
+    asked = loader.load(folder / "workloads", name, launchers.known())
     entries = hostfile.parse((folder / "hostfile").read_text(encoding="utf-8"), "hostfile")
     return job.build(of, asked, f"20260102-150405-{name}-3fa2", job.choose(of, entries), asked.timeout)
 
@@ -63,7 +68,7 @@ def rendered(folder: Path, scratch: Path) -> dict[str, str]:
     of = load_case(folder, scratch)
     files = render.render(of)
     found = {file.path.removeprefix(".lab/"): file.content for file in files}
-    found["plan-up.txt"] = f"{plan.up(of, files, files, Observed(), unsent=[host.name for host in of.hosts])}\n"
+    found["plan-up.txt"] = f"{plan.up(of, files, files, ObservedState(), unsent=[host.name for host in of.hosts])}\n"
     if task := load_job(folder, of):
         found |= {f"run/{file.path}": file.content for file in task.files}
         found["run/argv.txt"] = "".join(f"{word}\n" for word in task.argv)

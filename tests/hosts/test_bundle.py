@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from devices.machine import import_node
+from support.machine.machine import import_node
+from support.rack.host import Host
+from support.rack.rack import Rack, RackLab
 
 from docker import DockerClient
-from hosts.host import Host
-from hosts.rack import Rack, RackLab
 
 pytestmark = pytest.mark.docker
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-
-from hosts.rack import RackLab
+from support.rack.rack import RackLab
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 

@@ -19,14 +19,14 @@ from pathlib import Path
 
 import pytest
 from docker.models.containers import Container
-from integration.harness import wait_until
+from support.harness import wait_until
 
 import docker
 from docker import DockerClient
-from labctl import shell
-from labctl.connection import Connection, connected
+from labctl.config.inventory import InventoryHost
 from labctl.errors import HostError
-from labctl.hosts import Target
+from labctl.hosts.ssh import Connection, connected
+from labctl.system import process
 
 pytestmark = pytest.mark.docker
 
@@ -75,10 +75,10 @@ class Site:
     def id(self) -> str:
         return str(self.container.id)
 
-    def host(self, port: int = 2201) -> Target:
+    def host(self, port: int = 2201) -> InventoryHost:
         published = self.container.ports[f"{port}/tcp"]
         assert published
-        return Target(name=f"host-{port}", address="127.0.0.1", port=int(published[0]["HostPort"]), user="root")
+        return InventoryHost(name=f"host-{port}", address="127.0.0.1", port=int(published[0]["HostPort"]), user="root")
 
     def trust(self, key: str = "key") -> None:
         """Know this as the key of every sshd."""
@@ -142,13 +142,13 @@ def _greets(port: int) -> bool:
 
 
 @contextlib.contextmanager
-def one(target: Target, opening: str = ":") -> Iterator[Connection]:
+def one(target: InventoryHost, opening: str = ":") -> Iterator[Connection]:
     with connected([target], opening, seconds=60) as (connections, errors):
         assert errors == {}
         yield connections[target.name]
 
 
-def refusal(target: Target, opening: str = ":") -> HostError:
+def refusal(target: InventoryHost, opening: str = ":") -> HostError:
     with connected([target], opening, seconds=60) as (connections, errors):
         assert connections == {}
         assert errors[target.name].node == target.name
@@ -243,7 +243,9 @@ def test_a_script_that_fails_or_takes_too_long_names_its_host(site: Site) -> Non
             HostError, match=r"(?s)host-2201 \(127.0.0.1\): `ls /nowhere` ended with code 2\nls: cannot"
         ):
             connection.run("ls /nowhere")
-        with pytest.raises(shell.OutOfTime, match=r"host-2201 \(127.0.0.1\): `sleep 30` is not done within [0-9.]+ s"):
+        with pytest.raises(
+            process.ProcessTimeout, match=r"host-2201 \(127.0.0.1\): `sleep 30` is not done within [0-9.]+ s"
+        ):
             connection.run("sleep 30", timeout=0.5)
         assert connection.run("exit 255", check=False).code == 255
 
@@ -260,7 +262,7 @@ def test_a_connection_that_breaks_is_told_from_a_script_that_fails(site: Site) -
 def test_the_persons_own_config_says_how_a_host_is_reached(site: Site) -> None:
     port = site.host().port
     site.configure(f"Host gate\n    HostName 127.0.0.1\n    Port {port}\n    User root\n")
-    with one(Target(name="gate"), "id -un") as connection:
+    with one(InventoryHost(name="gate"), "id -un") as connection:
         assert connection.told == "root\n"
         assert connection.run("echo again").out == "again\n"
 
@@ -356,7 +358,7 @@ def test_hosts_that_cannot_be_reached_are_named_within_the_limit_while_the_other
             replace(site.host(), name="silent", port=silent.getsockname()[1]),
             site.host(),
             replace(site.host(), name="closed", port=closed.getsockname()[1]),
-            Target(name="nobody", address="nobody.invalid", where="hosts.txt:4"),
+            InventoryHost(name="nobody", address="nobody.invalid", where="hosts.txt:4"),
             replace(site.host(2204), name="failing"),
         ]
         opening = '[ "$(hostname)" = none ] || [ "${SSH_CONNECTION##* }" != 2204 ]'
@@ -394,7 +396,7 @@ def test_nothing_is_left_of_a_connection_when_its_block_ends(site: Site) -> None
 
 OWNER = """
 import sys
-from labctl.connection import connected
+from labctl.hosts.ssh import connected
 from labctl.hosts import Target
 target = Target(name="a", address="127.0.0.1", port=int(sys.argv[1]), user="root")
 with connected([target], ":", seconds=60) as (connections, errors):
@@ -415,7 +417,7 @@ def test_a_killed_owner_takes_its_connection_along(site: Site) -> None:
 
 DIALLING = """
 import sys
-from labctl.connection import connected
+from labctl.hosts.ssh import connected
 from labctl.hosts import Target
 with connected([Target(name="a", address="127.0.0.1", port=int(sys.argv[1]), user=sys.argv[2])], ":", seconds=60):
     pass
@@ -439,7 +441,7 @@ def test_an_owner_killed_while_it_dials_leaves_nothing(number: signal.Signals) -
 GUARDED = """
 import sys
 from labctl import shell
-from labctl.connection import connected
+from labctl.hosts.ssh import connected
 from labctl.hosts import Target
 target = Target(name="a", address="127.0.0.1", port=int(sys.argv[1]), user="root")
 with connected([target], ":", seconds=60) as (connections, errors):
@@ -461,7 +463,7 @@ def test_what_a_killed_owner_still_has_to_do_on_a_host_is_done_before_its_connec
 
 SLOW = """
 import sys
-from labctl.connection import connected
+from labctl.hosts.ssh import connected
 from labctl.hosts import Target
 from labctl.side_by_side import pool
 targets = [Target(name=name, address="127.0.0.1", port=int(sys.argv[1]), user="root") for name in "ab"]

@@ -6,9 +6,8 @@ import ipaddress
 
 import pytest
 from conftest import RackLabs
-from faults.doctoring import doctor, the, type_in
-
-from hosts.rack import Rack
+from support.doctoring import doctor, the, type_in
+from support.rack.rack import Rack
 
 pytestmark = pytest.mark.docker
 

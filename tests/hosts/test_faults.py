@@ -10,12 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from integration.harness import Answer, Running, wait_until
+from support.harness import Answer, Running, wait_until
+from support.rack.host import Host
+from support.rack.rack import Rack, RackLab
 
 from docker import DockerClient
-from hosts.host import Host
-from hosts.rack import Rack, RackLab
-from labctl import site
+from labctl.lab import cluster
 
 pytestmark = pytest.mark.docker
 
@@ -48,7 +48,7 @@ def refused(lab: RackLab, host: str, words: str) -> Answer:
     assert words.lower() in error["message"].lower()
     assert "hosts failed" not in error["message"]
     assert error["hint"]
-    assert answer.seconds < site.REACHING + WORK
+    assert answer.seconds < cluster.REACHING + WORK
     return answer
 
 

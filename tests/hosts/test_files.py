@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support.rack.host import Host
+from support.rack.rack import Rack
 
-from hosts.host import Host
-from hosts.rack import Rack
-from labctl import fetching, packing, sending, tree
-from labctl.connection import Connection, connected
+from labctl.config.inventory import InventoryHost
 from labctl.errors import HostError
-from labctl.hosts import Target
+from labctl.hosts import manifest, pull, push
+from labctl.hosts.ssh import Connection, connected
 
 pytestmark = pytest.mark.docker
 
@@ -30,7 +30,7 @@ def host(rack: Rack) -> Host:
 
 @contextmanager
 def reached(host: Host) -> Iterator[Connection]:
-    target = Target(name=host.name, address=host.address, user=host.user, port=host.port, key=str(host.key))
+    target = InventoryHost(name=host.name, address=host.address, user=host.user, port=host.port, key=str(host.key))
     with connected([target], "true", seconds=60) as (found, errors):
         assert errors == {}
         yield found[host.name]
@@ -57,26 +57,26 @@ def test_files_reach_a_host_without_python_and_come_back(
     connection: Connection, host: Host, source: Path, tmp_path: Path
 ) -> None:
     lab = f"{host.home}/.labctl/lab"
-    files = tree.of(source)
-    sending.send_new(connection, files, f"{lab}/runs/1")
-    sending.send(connection, lab, {"workloads": files})
+    files = manifest.of(source)
+    push.send_new(connection, files, f"{lab}/runs/1")
+    push.send(connection, lab, {"workloads": files})
     assert host.run("stat", "-c", "%a %U", f"{lab}/workloads/.now/key", user="ann").stdout == "600 ann\n"
     assert host.run("cat", f'{lab}/workloads/it\'s "one"/it\'s "one"').stdout == 'it\'s "one"'
 
     (source / "large").write_bytes(os.urandom(4 << 20))
-    sending.send(connection, lab, {"workloads": tree.of(source)})
+    push.send(connection, lab, {"workloads": manifest.of(source)})
     before = host.traffic().received
-    assert sending.send(connection, lab, {"workloads": tree.of(source)}).paths == ()
+    assert push.send(connection, lab, {"workloads": manifest.of(source)}).paths == ()
     (source / "key").write_text("two")
-    assert sending.send(connection, lab, {"workloads": tree.of(source)}).paths == ("workloads/key",)
+    assert push.send(connection, lab, {"workloads": manifest.of(source)}).paths == ("workloads/key",)
     assert host.traffic().received - before < 200_000
     assert host.run("cat", f"{lab}/workloads/key").stdout == "two"
 
     host.run("sh", "-c", f"echo loss > {lab}/runs/1/rank.log", user="ann")
-    found = fetching.fetch(connection, f"{lab}/runs/1", tmp_path / "back", sent=files)
+    found = pull.fetch(connection, f"{lab}/runs/1", tmp_path / "back", sent=files)
     assert (found.files, (tmp_path / "back/rank.log").read_text()) == (1, "loss\n")
 
-    sending.remove(connection, lab)
+    push.remove(connection, lab)
     assert host.run("find", f"{host.home}/.labctl", check=False).stdout == ""
 
 
@@ -85,12 +85,12 @@ def test_rsync_brings_only_what_changed_in_a_file(connection: Connection, host: 
     lab = f"{host.home}/.labctl/lab"
     host.program("rsync")
     (source / "large").write_bytes(os.urandom(8 << 20))
-    sending.send(connection, lab, {"workloads": tree.of(source)})
+    push.send(connection, lab, {"workloads": manifest.of(source)})
     before = host.traffic().received
     with (source / "large").open("r+b") as large:
         large.seek(1 << 20)
         large.write(b"changed")
-    assert sending.send(connection, lab, {"workloads": tree.of(source)}).paths == ("workloads/large",)
+    assert push.send(connection, lab, {"workloads": manifest.of(source)}).paths == ("workloads/large",)
     assert host.traffic().received - before < 400_000
     changed = host.run("sha256sum", f"{lab}/workloads/large").stdout.split()[0]
     assert changed == hashlib.sha256((source / "large").read_bytes()).hexdigest()
@@ -98,23 +98,23 @@ def test_rsync_brings_only_what_changed_in_a_file(connection: Connection, host: 
 
 def test_a_full_disk_is_named_and_what_was_there_still_shows(connection: Connection, host: Host, source: Path) -> None:
     lab = f"{host.home}/.labctl/lab"
-    sending.send(connection, lab, {"workloads": tree.of(source)})
+    push.send(connection, lab, {"workloads": manifest.of(source)})
     host.fill_disk()
     (source / "key").write_text("two" * 1000)
     with pytest.raises(HostError, match=rf"{host.name} .*: cannot write {lab}: .*No space left on device") as caught:
-        sending.send(connection, lab, {"workloads": tree.of(source)})
+        push.send(connection, lab, {"workloads": manifest.of(source)})
     assert caught.value.node == host.name
     assert "df -h" in caught.value.hint
     assert host.run("cat", f"{lab}/workloads/key").stdout == "one"
     host.cure()
-    sending.send(connection, lab, {"workloads": tree.of(source)})
+    push.send(connection, lab, {"workloads": manifest.of(source)})
     assert host.run("cat", f"{lab}/workloads/key").stdout == "two" * 1000
     assert host.run("ls", "-A", lab).stdout == "workloads\n"
 
 
 def test_what_may_not_be_written_is_named(connection: Connection, host: Host, source: Path) -> None:
     with pytest.raises(HostError, match=r"cannot write /srv/lab: .*/srv/lab.*: Permission denied"):
-        sending.send(connection, "/srv/lab", {"workloads": tree.of(source)})
+        push.send(connection, "/srv/lab", {"workloads": manifest.of(source)})
 
 
 def test_copies_whose_connection_breaks_never_show(
@@ -125,19 +125,19 @@ def test_copies_whose_connection_breaks_never_show(
     (source / "large").write_bytes(os.urandom(1 << 20))
     for name in names:
         (source / name).write_text("old ")
-    sending.send(connection, lab, {"workloads": tree.of(source)})
+    push.send(connection, lab, {"workloads": manifest.of(source)})
     (source / "large").write_bytes(os.urandom(1 << 20))
     for name in names:
         (source / name).write_text("new ")
-    new = {"workloads": tree.of(source)}
-    whole = packing.stream
-    length = sum(map(len, whole([packing.Part("", new["workloads"])])))
+    new = {"workloads": manifest.of(source)}
+    whole = push.stream
+    length = sum(map(len, whole([push.Part("", new["workloads"])])))
     shown = ("sh", "-c", f"cd {lab}/workloads; cat file-*")
     for cut in range(10):
         with reached(host) as doomed, monkeypatch.context() as patched:
 
             def breaking(
-                parts: Iterable[packing.Part], left: int = cut * length // 10, doomed: Connection = doomed
+                parts: Iterable[push.Part], left: int = cut * length // 10, doomed: Connection = doomed
             ) -> Iterator[bytes]:
                 for chunk in whole(parts):
                     if left <= len(chunk):
@@ -147,10 +147,10 @@ def test_copies_whose_connection_breaks_never_show(
                     left -= len(chunk)
                     yield chunk
 
-            patched.setattr(packing, "stream", breaking)
+            patched.setattr(push, "stream", breaking)
             with pytest.raises(HostError, match=rf"^{host.name} "):
-                sending.send(doomed, lab, new)
+                push.send(doomed, lab, new)
         assert host.run(*shown).stdout == "old " * len(names)
-    sending.send(connection, lab, new)
+    push.send(connection, lab, new)
     assert host.run(*shown).stdout == "new " * len(names)
     assert host.run("ls", "-A", lab).stdout == "workloads\n"

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from imagefile import LoadedImage
+from support.imagefile import LoadedImage
+from support.rack.host import Host
+from support.rack.rack import Rack
 
 from docker import DockerClient
-from hosts.host import Host
-from hosts.rack import Rack
-from labctl import shipping
-from labctl.connection import connected
-from labctl.hosts import Target
-from labctl.shipping import Receivers, here
+from labctl.config.inventory import InventoryHost
+from labctl.hosts.ssh import connected
+from labctl.images import distribute, local
+from labctl.images.distribute import ImageTargets
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
@@ -59,14 +59,14 @@ def send(rack: Rack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 
     def send(what: str, image: str, hosts: tuple[Host, ...]) -> Figure:
         targets = [
-            Target(name=host.name, address=host.address, user=host.user, port=host.port, key=str(host.key))
+            InventoryHost(name=host.name, address=host.address, user=host.user, port=host.port, key=str(host.key))
             for host in hosts
         ]
         before = [host.traffic() for host in hosts]
         with connected(targets, "true", seconds=60) as (connections, failures):
             began = time.monotonic()
-            receivers = Receivers(hosts=connections, emit=lambda _: None, addresses={})
-            assert failures | shipping.send(image, receivers, tmp_path) == {}
+            receivers = ImageTargets(hosts=connections, emit=lambda _: None, addresses={})
+            assert failures | distribute.send(image, receivers, tmp_path) == {}
             seconds = time.monotonic() - began
         traffic = [(host.traffic(), was) for host, was in zip(hosts, before, strict=True)]
         figure = Figure(
@@ -74,7 +74,7 @@ def send(rack: Rack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
             received=tuple(now.received - was.received for now, was in traffic),
             sent=tuple(now.sent - was.sent for now, was in traffic),
         )
-        mine = here.described(image)
+        mine = local.described(image)
         assert mine
         assert {host.engine.images.get(image).id for host in hosts} == {mine["Id"]}
         with capsys.disabled():

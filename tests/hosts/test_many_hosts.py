@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from integration.harness import Answer
-
-from hosts.host import Host
-from hosts.rack import Rack, RackLab
+from support.harness import Answer
+from support.rack.host import Host
+from support.rack.rack import Rack, RackLab
 
 pytestmark = pytest.mark.docker
 

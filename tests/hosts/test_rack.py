@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conftest import RackLabs
-from integration.harness import wait_until
+from support.harness import wait_until
+from support.rack.host import Host
+from support.rack.rack import Rack
 
 from docker import DockerClient
-from hosts.host import Host
-from hosts.rack import Rack
 
 pytestmark = pytest.mark.docker
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from integration.harness import Lab
-
-from hosts.rack import RackLab
+from support.harness import Lab
+from support.rack.rack import RackLab
 
 pytestmark = pytest.mark.docker
 

@@ -6,8 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-
-from hosts.rack import Rack
+from support.rack.rack import Rack
 
 pytestmark = pytest.mark.docker
 

@@ -7,16 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from imagefile import LoadedImage
-from integration.harness import wait_until
+from support.harness import wait_until
+from support.imagefile import LoadedImage
+from support.rack.host import Host
+from support.rack.rack import Rack
 
 from docker import DockerClient
-from hosts.host import Host
-from hosts.rack import Rack
-from labctl import shipping
-from labctl.connection import connected
-from labctl.hosts import Target
-from labctl.shipping import Failures, Receivers, delivery
+from labctl.config.inventory import InventoryHost
+from labctl.hosts.ssh import connected
+from labctl.images import distribute
+from labctl.images.distribute import Failures, ImageTargets
 
 pytestmark = pytest.mark.docker
 
@@ -40,12 +40,12 @@ class Sender:
 
     def __call__(self, image: LoadedImage, *hosts: Host) -> Failures:
         targets = [
-            Target(name=host.name, address=host.address, user=host.user, port=host.port, key=str(host.key))
+            InventoryHost(name=host.name, address=host.address, user=host.user, port=host.port, key=str(host.key))
             for host in hosts
         ]
         with connected(targets, "true", seconds=60) as (connections, failures):
-            receivers = Receivers(hosts=connections, emit=lambda event: self.said.append(event.text), addresses={})
-            return failures | shipping.send(image.name, receivers, self._folder)
+            receivers = ImageTargets(hosts=connections, emit=lambda event: self.said.append(event.text), addresses={})
+            return failures | distribute.send(image.name, receivers, self._folder)
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ MISSING = "ls: cannot access '/home/ann/.labctl': No such file or directory\n"
 def test_an_image_and_then_its_changed_layer_go_from_host_to_host(
     rack: Rack, small: LoadedImage, send: Sender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delivery, "WORTH", 0)
+    monkeypatch.setattr(distribute, "WORTH", 0)
     hosts = one, two = rack.hosts(2)
     rack.introduce(*hosts)
     assert send(small, *hosts) == {}

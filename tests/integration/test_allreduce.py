@@ -9,8 +9,7 @@ from statistics import median
 from typing import Any
 
 import pytest
-
-from integration.harness import Answer, Lab
+from support.harness import Answer, Lab
 
 pytestmark = pytest.mark.docker
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import NewLab
-
-from integration.harness import Lab
+from support.harness import Lab
 
 pytestmark = pytest.mark.docker
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from support.harness import Lab
 
-from integration.harness import Lab
-from labctl import deepspeed_config
+from labctl.workloads import deepspeed_config
 
 pytestmark = pytest.mark.docker
 

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-from integration.harness import LABCTL, Lab
+from support.harness import LABCTL, Lab
 
 pytestmark = pytest.mark.docker
 

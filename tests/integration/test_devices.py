@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from integration.harness import Lab
+from support.harness import Lab
 
 KINDS = {"nvidia": "dev/nvidia[0-9]*", "habana": "dev/accel/accel[0-9]*", "intel": "dev/dri/renderD*"}
 

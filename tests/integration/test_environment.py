@@ -13,8 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-
-from integration.harness import Answer, Lab
+from support.harness import Answer, Lab
 
 pytestmark = pytest.mark.docker
 

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-
-from integration.harness import LABCTL, Lab, Running, wait_until
+from support.harness import LABCTL, Lab, Running, wait_until
 
 pytestmark = pytest.mark.docker
 

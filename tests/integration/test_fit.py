@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from integration.harness import Lab
+from support.harness import Lab
 
 pytestmark = pytest.mark.docker
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from support.harness import Lab
 
 from docker import DockerClient
-from integration.harness import Lab
 
 # The image compiles for ten minutes and more where it is not there yet.
 pytestmark = pytest.mark.docker

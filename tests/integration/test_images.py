@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.harness import Lab
 
 from docker import DockerClient
-from integration.harness import Lab
-from labctl import images
+from labctl.images import catalog
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
-IMAGE = images.tag("nvidia")
+IMAGE = catalog.tag("nvidia")
 REPORT = """
 import json, deepspeed, torch
 print(json.dumps({
@@ -30,7 +30,7 @@ print(json.dumps({
 def nvidia(engine: DockerClient, new_lab: Callable[[dict[str, str]], Lab]) -> str:
     """The image as its files are now; minutes where it is not here."""
     here = engine.images.list(filters={"reference": f"{IMAGE}:latest"})
-    if not here or images.is_stale(here[0].labels, "nvidia"):
+    if not here or catalog.is_stale(here[0].labels, "nvidia"):
         new_lab({"LAB_ACCELERATOR": "nvidia", "LAB_IMAGE": IMAGE}).call("build", limit=1800).expect(0)
     return IMAGE
 

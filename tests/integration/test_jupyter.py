@@ -21,8 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-
-from integration.harness import Lab, Running, wait_until
+from support.harness import Lab, Running, wait_until
 
 pytestmark = pytest.mark.docker
 

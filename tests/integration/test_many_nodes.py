@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.harness import Lab
 
-from integration.harness import Lab
-from labctl import limits
+from labctl.lab import capabilities
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
@@ -55,7 +55,7 @@ def test_every_rank_of_hello_mpi_answers(many: Lab) -> None:
 
 def test_every_pair_of_them_can_talk_or_the_table_that_is_too_small_is_named(many: Lab) -> None:
     """From the launcher to each, from each back to it, and from each to each."""
-    table = int((Path("/") / limits.NEIGHBOURS).read_text())
+    table = int((Path("/") / capabilities.NEIGHBOURS).read_text())
     if table < NODES * (NODES + 1):
         findings = json.loads(many.call("doctor", "--json", limit=300).stdout)["findings"]
         assert "LAB-NET-006" in {one["code"] for one in findings if one["level"] != "ok"}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-
-from integration.harness import Lab
+from support.harness import Lab
 
 pytestmark = pytest.mark.docker
 

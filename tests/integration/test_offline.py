@@ -7,10 +7,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from fakehub import REVISION, FakeHub, serving
+from support.fakehub import REVISION, FakeHub, serving
+from support.harness import LABCTL, NOT_INHERITED
 
 from docker import DockerClient
-from integration.harness import LABCTL, NOT_INHERITED
 
 pytestmark = pytest.mark.docker
 OPT = Path(__file__).resolve().parents[2] / "workloads/opt"
@@ -31,7 +31,7 @@ def test_what_was_fetched_is_read_without_network(engine: DockerClient, image: s
     shared.mkdir()
     (workload / "reads.py").touch()
     (workload / "workload.yml").write_text(
-        "describe: reads\nlauncher: deepspeed\nscript: reads.py\ntimeout: 1m\n"
+        "description: reads\nlauncher: deepspeed\nscript: reads.py\ntimeout: 1m\n"
         "cache: {models: [facebook/opt-350m], datasets: [Dahoas/rm-static]}\n"
     )
     model, rows = {"config.json": b"{}", "pytorch_model.bin": WEIGHTS}, {"README.md": b"#\n", "data/train.jsonl": ROWS}

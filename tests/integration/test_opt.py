@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.harness import Answer, Lab
 
 from docker import DockerClient
-from integration.harness import Answer, Lab
 
 pytestmark = pytest.mark.docker
 

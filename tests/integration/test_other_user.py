@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.harness import LABCTL, Lab
 
 from docker import DockerClient
-from integration.harness import LABCTL, Lab
 
 pytestmark = pytest.mark.docker
 

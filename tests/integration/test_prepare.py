@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from integration.harness import Answer, Lab
+from support.harness import Answer, Lab
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 

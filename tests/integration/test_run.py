@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-
-from integration.harness import Answer, Lab
+from support.harness import Answer, Lab
 
 pytestmark = pytest.mark.docker
 

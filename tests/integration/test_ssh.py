@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-
-from integration.harness import Lab
+from support.harness import Lab
 
 pytestmark = pytest.mark.docker
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 from docker.models.containers import Container
-
-from integration.harness import Lab, wait_until
+from support.harness import Lab, wait_until
 
 pytestmark = pytest.mark.docker
 

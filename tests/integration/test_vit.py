@@ -6,8 +6,7 @@ import csv
 from pathlib import Path
 
 import pytest
-
-from integration.harness import Lab
+from support.harness import Lab
 
 pytestmark = pytest.mark.docker
 

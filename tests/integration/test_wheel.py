@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(*argv: str | Path, cwd: Path) -> str:
-    done = subprocess.run([str(word) for word in argv], cwd=cwd, capture_output=True, text=True, check=False)
+    # A checkout on the path would be found before what is installed.
+    environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(list(map(str, argv)), cwd=cwd, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -30,3 +33,6 @@ def test_an_installed_wheel_makes_and_renders_a_lab_anywhere(tmp_path: Path) -> 
     assert "opt-tiny" in run(labctl, "workloads", cwd=tmp_path / "lab")
     shipped = run(tmp_path / "env/bin/python", "-c", "import labctl; print(labctl.__file__)", cwd=tmp_path)
     assert str(tmp_path) in shipped
+    templates = {path.name for path in Path(shipped.strip()).parent.rglob("*.j2")}
+    assert templates == {"node.yml.j2", "ssh_config.j2", "rank.sh.j2", "start.sh.j2"}
+    assert (tmp_path / "lab/workloads/common/script_exit.py").is_file()

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import requests
 
-from labctl.engines import losses
-from labctl.engines.docker_engine import DockerEngine
+from labctl.engines import events as losses
+from labctl.engines.docker import DockerEngine
 
 SLOW = "Health check exceeded timeout (15s)"
 LOST = "device lost: /dev/nvidia0 is gone; `labctl up` makes this node anew"

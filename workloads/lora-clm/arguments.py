@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
-
-class InputError(Exception):
-    """A request that cannot be met; its text says why, in one line, for people."""
+from script_exit import InputError
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -94,16 +90,3 @@ def check_targets(targets: Sequence[str], layers: Iterable[str]) -> None:
                 f"--target-modules: the model has no layer `{target}` that takes adapters; {hint}"
                 f"there are {', '.join(known)}"
             )
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """DeepSpeed's configuration."""
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"--deepspeed_config {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise InputError(f"--deepspeed_config {path} is not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise InputError(f"--deepspeed_config {path} is not a JSON object")
-    return config

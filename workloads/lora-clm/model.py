@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 import transformers
-from arguments import InputError, check_targets
+from arguments import check_targets
 from peft import LoraConfig, get_peft_model
+from script_exit import InputError
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
 from transformers.integrations import HfDeepSpeedConfig

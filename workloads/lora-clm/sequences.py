@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Iterator
 from itertools import count, islice
 from typing import Any
 
 import torch
-from arguments import InputError
+from script_exit import InputError
 
 TEXTS_AT_ONCE = 1000
 
@@ -51,8 +50,3 @@ def validation_batches(sequences: torch.Tensor, size: int, rank: int, world: int
     for first in range(0, len(sequences), size * world):
         batch = sequences[first + rank * size : first + (rank + 1) * size]
         yield (batch, len(batch)) if len(batch) else (sequences[:1], 0)
-
-
-def fingerprint(sequences: torch.Tensor) -> str:
-    """Equal on two ranks exactly when they hold the same sequences."""
-    return hashlib.sha256(sequences.numpy().tobytes()).hexdigest()[:16]

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from arguments import InputError
+from script_exit import InputError
+from training_text import LICENCES, cached_dataset, files_below, read_plain
 
-LICENCES = Path("/usr/share/common-licenses")
-"""English prose that Debian's base-files puts into every Debian and Ubuntu image."""
 PLAIN, RECORDS = (".txt", ".md"), (".json", ".jsonl")
-PIECE = 1 << 20
 
 # Prompts of Stanford Alpaca (Taori et al., 2023).
 WITH_INPUT = (
@@ -34,8 +31,8 @@ def load(data: Path | None, dataset: str | None) -> tuple[str, Iterator[str]]:
         files = text_files(data)
         return str(data), (text for file in files for text in read(file))
     if dataset:
-        return cached_dataset(dataset)
-    files = sorted(path for path in LICENCES.rglob("*") if path.is_file() and not path.is_symlink())
+        return dataset_texts(dataset)
+    files = files_below(LICENCES)
     if not files:
         raise InputError(f"no text at {LICENCES}; pass --data PATH")
     return f"licence texts of {LICENCES}, as neither --data nor --dataset is given", (
@@ -58,13 +55,6 @@ def read(file: Path) -> Iterator[str]:
         yield from read_plain(file)
     else:
         yield from (record_text(record, where) for record, where in read_records(file))
-
-
-def read_plain(file: Path) -> Iterator[str]:
-    """Text by whole lines, about 1 MiB at a time."""
-    with file.open(encoding="utf-8", errors="replace") as stream:
-        while lines := stream.readlines(PIECE):
-            yield "".join(lines)
 
 
 def read_records(file: Path) -> Iterator[tuple[Any, str]]:
@@ -98,25 +88,10 @@ def record_text(record: Any, where: str) -> str:
     raise InputError(f'{where}: expected a record with "instruction" and "output", or with "text"; {found}')
 
 
-def cached_dataset(name: str) -> tuple[str, Iterator[str]]:
+def dataset_texts(name: str) -> tuple[str, Iterator[str]]:
     """Split ``train`` of a dataset that is in the cache already."""
-    os.environ["HF_DATASETS_OFFLINE"] = "1"
-    import datasets
-
     try:
-        rows: Iterable[Any] = datasets.load_dataset(fetched_dataset(name) or name, split="train")
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(
-            f"--dataset {name} is not in the cache {datasets.config.HF_DATASETS_CACHE}: {reason}; `labctl cache "
-            "lora-clm` fetches it, or pass --data PATH"
-        ) from error
+        rows: Iterable[Any] = cached_dataset(name)
+    except InputError as error:
+        raise InputError(f"--dataset {error}; `labctl cache lora-clm` fetches it, or pass --data PATH") from error
     return f"dataset {name}", (record_text(row, f"{name}, row {number}") for number, row in enumerate(rows, 1))
-
-
-def fetched_dataset(name: str) -> str | None:
-    """The newest snapshot that `labctl cache` put into the hub's cache: offline, `datasets` does not look there."""
-    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache/huggingface")
-    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
-    found = (hub / f"datasets--{name.replace('/', '--')}" / "snapshots").glob("*")
-    return max(map(str, found), key=os.path.getmtime, default=None)

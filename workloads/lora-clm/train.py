@@ -6,33 +6,27 @@ import math
 import os
 import sys
 import time
-import warnings
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import arguments
-from arguments import InputError
+from deepspeed_file import read_config
+from rank_group import RANK, WORLD, agree, fingerprint, join, say, set_up, synchronised_time
+from script_exit import InputError, run_and_exit
 
 if TYPE_CHECKING:
     import torch
 
-RANK = int(os.environ.get("RANK", "0"))
-WORLD = int(os.environ.get("WORLD_SIZE", "1"))
 UNTIMED_STEPS = 3
 
 
-def main() -> int:
-    """Parse, check, train; 2 and one line for what cannot be done as asked."""
+def main() -> None:
+    """Parse, check, train."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     args = arguments.parse()
-    try:
-        arguments.check(args)
-        train(args, arguments.read_config(args.deepspeed_config))
-    except InputError as error:
-        print(f"train.py: rank {RANK}: {error}", file=sys.stderr, flush=True)
-        return 2
-    return 0
+    arguments.check(args)
+    train(args, read_config(args.deepspeed_config))
 
 
 def train(args: Namespace, config: dict[str, Any]) -> None:
@@ -40,16 +34,13 @@ def train(args: Namespace, config: dict[str, Any]) -> None:
     import deepspeed
     import torch
     import transformers
-    from deepspeed.utils.logging import set_log_level_from_string
-    from device import refuse_unsupported, use_cores
+    from device import refuse_unsupported
     from model import build, counts, load_shape, load_tokenizer
     from sequences import split
 
-    set_log_level_from_string("error")
+    set_up()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    use_cores()
     refuse_unsupported(config)
     tokenizer = load_tokenizer(args.model)
     shape = load_shape(args, tokenizer)
@@ -78,18 +69,14 @@ def train(args: Namespace, config: dict[str, Any]) -> None:
 
 def prepare(args: Namespace, tokenizer: Any, shape: Any) -> torch.Tensor:
     """The sequences; joins the other ranks, checks that all hold the same, and says what will be trained on what."""
-    import deepspeed
     import texts
-    from deepspeed.accelerator import get_accelerator
-    from device import agree
-    from sequences import fingerprint, tokenise
+    from sequences import tokenise
 
     source, found = texts.load(args.data, args.dataset)
     sequences = tokenise(found, tokenizer, args.sequence_length)
     if len(sequences) and (largest := int(sequences.max())) >= shape.vocab_size:
         raise InputError(f"the tokeniser gave id {largest}, beyond the model's vocabulary of {shape.vocab_size}")
-    get_accelerator().set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    deepspeed.init_distributed()
+    join()
     agree({"text": fingerprint(sequences), "model": shape.to_json_string()})
 
     random = "a small Llama with random weights, tokens are bytes (--model DIR takes a real one)"
@@ -160,16 +147,6 @@ def perplexity(engine: Any, validation: torch.Tensor) -> float:
     return math.exp(loss) if loss < 700 else math.inf
 
 
-def synchronised_time() -> float:
-    """Seconds on this rank's clock once every rank and its device have finished what they were given."""
-    import torch
-    from deepspeed.accelerator import get_accelerator
-
-    get_accelerator().synchronize()
-    torch.distributed.barrier()
-    return time.perf_counter()
-
-
 def save(engine: Any, args: Namespace) -> None:
     """Write the adapters, as peft reads them; all ranks take part, rank 0 writes."""
     import deepspeed
@@ -182,15 +159,5 @@ def save(engine: Any, args: Namespace) -> None:
     say(f"saved to {directory}")
 
 
-def say(text: str) -> None:
-    """Print on rank 0 alone."""
-    if RANK == 0:
-        print(text, flush=True)
-
-
 if __name__ == "__main__":
-    status = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Gloo's threads may still hold tensors here; freeing them while Python shuts down aborts one run in thirty.
-    os._exit(status)
+    run_and_exit(main)

@@ -14,6 +14,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 import rates
+from rank_group import local_ranks, use_cores
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,9 +78,7 @@ def start(dtype: str) -> tuple[str, str]:
     set_log_level_from_string("error")
     accelerator = get_accelerator()
     kind = accelerator.device_name()
-    cores = len(os.sched_getaffinity(0)) // local_ranks()
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, cores))
+    use_cores()
     if kind != "cpu":
         accelerator.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     deepspeed.init_distributed(verbose=False)
@@ -133,10 +132,6 @@ def relative_error(left: Tensor, right: Tensor) -> float:
     straight = (left @ right).float() @ vector
     detour = left.float() @ (right.float() @ vector)
     return float((straight - detour).norm() / detour.norm())
-
-
-def local_ranks() -> int:
-    return int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or 1)
 
 
 if __name__ == "__main__":

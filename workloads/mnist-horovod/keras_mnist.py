@@ -10,6 +10,7 @@ from typing import Any
 
 import start
 from mnist import CLASSES, SIDE, Images
+from rank_group import cores_per_rank
 
 
 def train(args: Namespace, images: Images) -> None:
@@ -19,7 +20,7 @@ def train(args: Namespace, images: Images) -> None:
     from horovod.tensorflow import allgather_object
 
     hvd.init()
-    threads = start.cores(hvd.local_size())
+    threads = cores_per_rank(hvd.local_size())
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.keras.utils.set_random_seed(args.seed + hvd.rank())
     print(f"rank {hvd.rank()}/{hvd.size()} on {socket.gethostname()}", flush=True)

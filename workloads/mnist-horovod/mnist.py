@@ -11,16 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from script_exit import InputError
+
 PACKAGED = Path("/usr/share/datasets/fashion-mnist")
 NPZ = "mnist.npz"
 IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 SIDE = 28
 CLASSES = 10
 UNSIGNED_BYTES = 8
-
-
-class InputError(Exception):
-    """What cannot be done as asked; one line for people."""
 
 
 @dataclass(frozen=True)

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mnist import Images, InputError, load
+from mnist import Images, load
+from script_exit import InputError, exit_code
 
 
 def main(train: Callable[[argparse.Namespace, Images], None]) -> int:
-    """Parse, check, load, train; 2 and one line for what cannot be done as asked."""
+    """Parse, check, load, train; the exit code."""
     args = parse()
-    try:
+
+    def run() -> None:
         check(args)
         train(args, load(args.data_path, args.images, generated=args.rehearse))
-    except InputError as error:
-        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr, flush=True)
-        return 2
-    return 0
+
+    return exit_code(run)
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -52,11 +50,6 @@ def check(args: argparse.Namespace) -> None:
     for name in ("images", "warmup_epochs"):
         if getattr(args, name) < 0:
             raise InputError(f"--{name.replace('_', '-')} {getattr(args, name)} is negative")
-
-
-def cores(local_ranks: int) -> int:
-    """This rank's share of the cores that the node may use."""
-    return max(1, len(os.sched_getaffinity(0)) // local_ranks)
 
 
 def require_same(fingerprints: Sequence[int]) -> None:

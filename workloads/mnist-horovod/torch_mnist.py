@@ -10,6 +10,7 @@ from typing import Any
 
 import start
 from mnist import CLASSES, Images
+from rank_group import cores_per_rank
 
 
 def train(args: Namespace, images: Images) -> None:
@@ -18,7 +19,7 @@ def train(args: Namespace, images: Images) -> None:
     import torch
 
     hvd.init()
-    threads = start.cores(hvd.local_size())
+    threads = cores_per_rank(hvd.local_size())
     torch.set_num_threads(threads)
     torch.manual_seed(args.seed + hvd.rank())
     print(f"rank {hvd.rank()}/{hvd.size()} on {socket.gethostname()}", flush=True)

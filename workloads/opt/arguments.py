@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from shapes import LORA_MODULES, Config, InputError, load, lora_parameters, names, shrink
+from script_exit import InputError
+from shapes import LORA_MODULES, Config, load, lora_parameters, names, shrink
 
 MODES = ("sft", "reward", "rlhf")
 

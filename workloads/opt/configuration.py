@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shapes import InputError
+from deepspeed_file import read_config
+from script_exit import InputError
 
 DEFAULT = {"train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": True}}
 """What is used when no file is given."""
@@ -40,7 +40,7 @@ class Configuration:
 
 def read(path: Path | None, world: int) -> Configuration:
     """The configuration in a file, for so many ranks. Raises InputError for what would not train as written."""
-    content, where = (_load(path), str(path)) if path else (deepcopy(DEFAULT), "the default configuration")
+    content, where = (read_config(path), str(path)) if path else (deepcopy(DEFAULT), "the default configuration")
     if MICRO not in content:
         raise InputError(f"{where}: no {MICRO}")
     micro_batch = _count(content, MICRO, where)
@@ -65,18 +65,6 @@ def read(path: Path | None, world: int) -> Configuration:
         # Taken out because DeepSpeed would build it for every model, frozen ones and critics included.
         hybrid_engine=bool(content.pop("hybrid_engine", {}).get("enabled", False)),
     )
-
-
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
-        raise InputError(f"{path} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: expected a JSON object")
-    return content
 
 
 def _count(content: dict[str, Any], key: str, where: str) -> int:

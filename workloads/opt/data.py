@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from shapes import Config, InputError
+from rank_group import fingerprint
+from script_exit import InputError
+from shapes import Config
 from tokenizers import ByteLevelBPETokenizer, Tokenizer
+from training_text import LICENCES, PIECE, cached_dataset, files_below, read_plain
 
-DEFAULT_TEXT = Path("/usr/share/common-licenses")
-"""English prose that Debian's base-files puts into every Debian and Ubuntu image."""
 SUFFIXES = {".txt", ".md", ".jsonl"}
-PIECE = 1 << 20
 VOCABULARY = 8192
 TRAINING_TEXT = 2 * PIECE
 
@@ -47,7 +45,7 @@ class Corpus:
 
     def fingerprint(self) -> str:
         """Equal on two ranks exactly when they read the same tokens."""
-        return hashlib.sha256(self.tokens.numpy().tobytes()).hexdigest()[:16]
+        return fingerprint(self.tokens)
 
 
 def load_corpus(
@@ -116,7 +114,7 @@ def documents(args: Namespace) -> tuple[str, Iterator[str]]:
     datasets, note = cached_datasets(args)
     if datasets:
         return note, (row_text(row) for dataset in datasets for row in dataset)
-    path = args.data or DEFAULT_TEXT
+    path = args.data or LICENCES
     files = text_files(path, any_suffix=args.data is None)
     if not files:
         hint = f"; expected {', '.join(sorted(SUFFIXES))}" if args.data else "; pass --data PATH"
@@ -128,18 +126,16 @@ def text_files(path: Path, *, any_suffix: bool) -> list[Path]:
     """The text files of a path in a fixed order; symbolic links in a directory name text that is there already."""
     if path.is_file():
         return [path]
-    found = (file for file in path.rglob("*") if file.is_file() and not file.is_symlink())
-    return sorted(file for file in found if any_suffix or file.suffix in SUFFIXES)
+    return [file for file in files_below(path) if any_suffix or file.suffix in SUFFIXES]
 
 
 def read_pieces(file: Path) -> Iterator[str]:
     """A file's text by whole lines, about 1 MiB at a time; of JSON lines, the field ``text`` of each."""
+    if file.suffix != ".jsonl":
+        yield from read_plain(file)
+        return
     with file.open(encoding="utf-8", errors="replace") as stream:
-        if file.suffix == ".jsonl":
-            yield from (json_text(line, f"{file}:{number}") for number, line in enumerate(stream, 1) if line.strip())
-            return
-        while lines := stream.readlines(PIECE):
-            yield "".join(lines)
+        yield from (json_text(line, f"{file}:{number}") for number, line in enumerate(stream, 1) if line.strip())
 
 
 def json_text(line: str, where: str) -> str:
@@ -154,27 +150,12 @@ def cached_datasets(args: Namespace) -> tuple[list[Any], str]:
     """The one of ``--dataset``, or those of ``--datasets`` if all are cached; and what to say of them."""
     names = [args.dataset] if args.dataset else [] if args.data or args.rehearse else args.datasets
     try:
-        found = [load_dataset(name) for name in names]
+        found = [cached_dataset(*name.split(":", 1)) for name in names]
     except InputError as error:
         if args.dataset:
             raise
         return [], f", because {error}"
     return found, ", ".join(f"{name} ({len(dataset)} rows)" for name, dataset in zip(names, found, strict=True))
-
-
-def load_dataset(source: str) -> Any:
-    """Split ``train`` of ``NAME`` or ``NAME:CONFIGURATION`` from the cache."""
-    os.environ["HF_DATASETS_OFFLINE"] = os.environ["HF_HUB_OFFLINE"] = "1"
-    try:
-        import datasets
-    except ImportError as error:
-        raise InputError(f"{source} needs the package 'datasets', which is not installed") from error
-    try:
-        name, *configuration = source.split(":", 1)
-        return datasets.load_dataset(fetched_dataset(name) or name, *configuration, split="train")
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"{source} is not in the cache {datasets.config.HF_DATASETS_CACHE}: {reason}") from error
 
 
 def row_text(row: dict[str, Any]) -> str:
@@ -184,11 +165,3 @@ def row_text(row: dict[str, Any]) -> str:
     if isinstance(row.get("text"), str):
         return str(row["text"])
     return "\n".join(value for value in row.values() if isinstance(value, str))
-
-
-def fetched_dataset(name: str) -> str | None:
-    """The newest snapshot that `labctl cache` put into the hub's cache: offline, `datasets` does not look there."""
-    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache/huggingface")
-    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
-    found = (hub / f"datasets--{name.replace('/', '--')}" / "snapshots").glob("*")
-    return max(map(str, found), key=os.path.getmtime, default=None)

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 import torch
 from deepspeed.accelerator import get_accelerator
-from shapes import InputError
-
-
-def use_cores() -> None:
-    """Share the cores that this process may use among the ranks of this node, unless the caller has decided."""
-    if "OMP_NUM_THREADS" not in os.environ:
-        ranks = int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or 1)
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
+from script_exit import InputError
 
 
 def name() -> str:

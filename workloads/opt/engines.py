@@ -12,7 +12,7 @@ import deepspeed
 import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.ops.adam import DeepSpeedCPUAdam
-from ranks import RANK, say
+from rank_group import RANK, say
 from torch import nn
 
 BETAS = (0.9, 0.95)

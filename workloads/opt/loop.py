@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import device
 import flops
 from deepspeed.accelerator import get_accelerator
-from ranks import WORLD, largest, say, synchronised_time
+from rank_group import WORLD, largest, say, synchronised_time
 
 
 @dataclass(frozen=True)

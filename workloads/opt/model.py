@@ -9,7 +9,8 @@ from typing import Any
 
 import deepspeed
 import torch
-from shapes import Config, InputError
+from script_exit import InputError
+from shapes import Config
 from torch import nn
 from transformers.initialization import no_init_weights
 from transformers.models.opt.configuration_opt import OPTConfig

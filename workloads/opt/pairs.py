@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 from data import Corpus, cached_datasets, check_vocabulary, load_corpus
+from rank_group import fingerprint
+from script_exit import InputError
 from setting import Setting
-from shapes import InputError
 
 PADDING = 1
 """OPT's <pad>."""
@@ -81,7 +82,7 @@ class Prompts:
 
     def fingerprint(self) -> str:
         """Equal on two ranks exactly when they read the same prompts."""
-        return hashlib.sha256(self.ids.numpy().tobytes()).hexdigest()[:16]
+        return fingerprint(self.ids)
 
 
 def load_pairs(setting: Setting, needed: int) -> tuple[DatasetPairs | CorpusPairs, str]:

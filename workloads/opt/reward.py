@@ -11,7 +11,7 @@ from engines import save, trained
 from lora import add_lora
 from model import ValueModel, build
 from pairs import CorpusPairs, DatasetPairs, load_pairs
-from ranks import RANK, WORLD, agree, mean, say
+from rank_group import RANK, WORLD, agree, mean, say
 from setting import Setting
 from shapes import lora_parameters
 from torch.nn import functional

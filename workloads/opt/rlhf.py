@@ -17,7 +17,7 @@ from engines import frozen, save, trained
 from lora import add_lora
 from model import ValueModel, build
 from pairs import Prompts, load_prompts
-from ranks import RANK, WORLD, agree, mean, say
+from rank_group import RANK, WORLD, agree, mean, say
 from setting import Setting
 from shapes import lora_parameters
 from torch import nn

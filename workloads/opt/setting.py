@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import warnings
 from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import deepspeed
 import torch
 from configuration import Configuration
 from data import load_tokenizer
-from deepspeed.accelerator import get_accelerator
-from deepspeed.utils.logging import set_log_level_from_string
-from device import check_precision, name, use_cores
+from device import check_precision, name
 from model import choose_weights
-from ranks import RANK, WORLD, agree, say
+from rank_group import RANK, WORLD, agree, join, say, set_up
 from shapes import Config, lora_parameters, parameters
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -67,15 +62,12 @@ class Setting:
 
 def prepare(args: Namespace, ds: Configuration, config: Config, critic: Config) -> Setting:
     """Choose weights and tokeniser, and join the other ranks, which must have chosen the same."""
-    set_log_level_from_string("error")
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    use_cores()
+    set_up()
     check_precision(ds.precision)
     weights, origin = choose_weights(args.model, args.weights, rehearse=args.rehearse)
     critic_weights, critic_origin = choose_weights(args.critic_model, args.critic_weights, rehearse=args.rehearse)
     tokenizer, tokenizer_origin = load_tokenizer(weights, args, config)
-    get_accelerator().set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    deepspeed.init_distributed()
+    join()
     names = tuple(path and path.name for path in (weights, critic_weights))
     agree({"DeepSpeed configuration": ds, "weights": names})
     origins = [f"weights: {origin}", f"tokeniser: {tokenizer_origin}"]

@@ -11,7 +11,7 @@ from data import Corpus, load_corpus
 from engines import save, trained
 from lora import add_lora
 from model import build
-from ranks import RANK, WORLD, agree, mean
+from rank_group import RANK, WORLD, agree, mean
 from setting import Setting
 from shapes import lora_parameters
 from transformers.models.opt.modeling_opt import OPTForCausalLM

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from script_exit import InputError
+
 Config = dict[str, Any]
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
@@ -19,10 +21,6 @@ LINEAR_LAYERS = {
     "decoder.layers.N.fc2": ("ffn_dim", "hidden_size"),
 }
 """Linear layers of one decoder layer, and the keys of their in_features and out_features."""
-
-
-class InputError(Exception):
-    """A request that cannot be met; its text says why, in one line, for people."""
 
 
 def names() -> list[str]:

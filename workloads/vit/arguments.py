@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from shapes import MODELS, InputError, Shape
+from script_exit import InputError
+from shapes import MODELS, Shape
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -47,16 +46,3 @@ def check(args: argparse.Namespace) -> Shape:
     if args.epochs < 1:
         raise InputError(f"--epochs {args.epochs} is not at least 1")
     return shape
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """DeepSpeed's configuration."""
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"--deepspeed_config {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise InputError(f"--deepspeed_config {path} is not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise InputError(f"--deepspeed_config {path} is not a JSON object")
-    return config

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shapes import InputError
+from script_exit import InputError
 
 CLASSES = 10
 PIXELS = 3 * 32 * 32

@@ -1,4 +1,4 @@
-"""What this rank's device can do, what all ranks must have in common, and how busy each device is."""
+"""What this rank's device can do, and how busy it is."""
 
 from __future__ import annotations
 
@@ -8,16 +8,9 @@ from typing import Any
 
 import torch
 from deepspeed.accelerator import get_accelerator
-from shapes import InputError
+from script_exit import InputError
 
 MB = 1 << 20
-
-
-def use_cores() -> None:
-    """Share the cores that this process may use among the ranks of this node, unless the caller has decided."""
-    if "OMP_NUM_THREADS" not in os.environ:
-        ranks = int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or 1)
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
 
 
 def refuse_fp16(config: dict[str, Any]) -> None:
@@ -36,16 +29,6 @@ def why_no_fp16() -> str:
     if get_accelerator().device_name() == "cpu":
         return "has no fp16 instructions"
     return "does not support it"
-
-
-def agree(facts: dict[str, Any]) -> None:
-    """Refuse to train when ranks differ in a fact: they would silently train on different things, or hang."""
-    gathered: list[dict[str, Any]] = [{}] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(gathered, facts)
-    for rank, other in enumerate(gathered):
-        for fact, value in gathered[0].items():
-            if other[fact] != value:
-                raise InputError(f"ranks differ in {fact}: rank 0 has {value}, rank {rank} has {other[fact]}")
 
 
 def usage() -> dict[str, object]:

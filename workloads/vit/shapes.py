@@ -5,10 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-class InputError(Exception):
-    """A request that cannot be met; its text says why, in one line, for people."""
-
-
 @dataclass(frozen=True)
 class Shape:
     """A vision transformer (Dosovitskiy et al., 2020); sizes in pixels, the MLP is four times as wide as ``hidden``."""

@@ -6,20 +6,20 @@ import csv
 import os
 import sys
 import time
-import warnings
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import arguments
-from shapes import InputError, Shape, parameters
+from deepspeed_file import read_config
+from rank_group import RANK, WORLD, agree, join, say, set_up
+from script_exit import run_and_exit
+from shapes import Shape, parameters
 
 if TYPE_CHECKING:
     import torch
     from images import Images
 
-RANK = int(os.environ.get("RANK", "0"))
-WORLD = int(os.environ.get("WORLD_SIZE", "1"))
 COLUMNS = (
     "Timestamp", "Rank", "Epoch", "Computation_Time", "GPU_ID", "GPU_Name", "GPU_Load", "GPU_Free_Mem_MB",
     "GPU_Used_Mem_MB", "GPU_Total_Mem_MB", "GPU_Temp_C",
@@ -27,29 +27,20 @@ COLUMNS = (
 """Of metrics.csv; a Computation_Time is the seconds that the rank trained in the epoch."""
 
 
-def main() -> int:
-    """Parse, check, train; 2 and one line for what cannot be done as asked."""
+def main() -> None:
+    """Parse, check, train."""
     args = arguments.parse()
-    try:
-        train(args, arguments.check(args), arguments.read_config(args.deepspeed_config))
-    except InputError as error:
-        print(f"train.py: rank {RANK}: {error}", file=sys.stderr, flush=True)
-        return 2
-    return 0
+    train(args, arguments.check(args), read_config(args.deepspeed_config))
 
 
 def train(args: Namespace, shape: Shape, config: dict[str, Any]) -> None:
     """The whole run on this rank: join, build, train, test after every epoch."""
     import deepspeed
     import torch
-    from deepspeed.utils.logging import set_log_level_from_string
-    from device import use_cores
     from images import require_steps
     from model import VisionTransformer
 
-    set_log_level_from_string("error")
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    use_cores()
+    set_up()
     training, test = prepare(args, shape, config)
 
     torch.manual_seed(args.seed)
@@ -77,15 +68,12 @@ def train(args: Namespace, shape: Shape, config: dict[str, Any]) -> None:
 
 def prepare(args: Namespace, shape: Shape, config: dict[str, Any]) -> tuple[Images, Images]:
     """The images; joins the other ranks, checks that all hold the same, and says what will be trained."""
-    import deepspeed
     import images
-    from deepspeed.accelerator import get_accelerator
-    from device import agree, name, refuse_fp16
+    from device import name, refuse_fp16
 
     refuse_fp16(config)
     training, test, source = images.load(args.data_path, args.dataset_percentage, args.seed)
-    get_accelerator().set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    deepspeed.init_distributed()
+    join()
     agree({"images": training.fingerprint(), "test images": test.fingerprint()})
 
     say(f"world size {WORLD}")
@@ -174,15 +162,5 @@ def record(epoch: int, seconds: float) -> list[float]:
     return [other["Computation_Time"] for other in rows]
 
 
-def say(text: str) -> None:
-    """Print on rank 0 alone."""
-    if RANK == 0:
-        print(text, flush=True)
-
-
 if __name__ == "__main__":
-    status = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Gloo's threads may still hold tensors here; freeing them while Python shuts down aborts one run in thirty.
-    os._exit(status)
+    run_and_exit(main)

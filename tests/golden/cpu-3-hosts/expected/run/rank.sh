@@ -14,6 +14,8 @@ echo "labctl: rank $RANK of $WORLD_SIZE on $node"
 export LABCTL_RUN_ID=20260102-150405-ask-3fa2 LABCTL_RUN_DIR=/workspace/runs/20260102-150405-ask-3fa2
 export GREETING='a "b" $HOME'
 export N=1
+# What the workloads' scripts share; last, so that modules of the same name found elsewhere win.
+export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}/workspace/workloads/common
 cd /workspace/workloads/ask || exit
 # The first rank of each node prepares it; the others wait, so that no two compile the same thing.
 mkdir -p ~/.cache && exec {lock}>>~/.cache/labctl-prepare && flock "$lock" || exit

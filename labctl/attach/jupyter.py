@@ -1,0 +1,187 @@
+"""A loopback port of this host, relayed to a Unix socket: bytes only, so that websockets pass too."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import socket
+import socketserver
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from labctl.attach import session
+from labctl.config.context import Context
+from labctl.errors import ConfigError, HostError
+from labctl.lab.spec import KEPT
+from labctl.system import process
+from labctl.system.files import make_private
+
+LOOPBACK = "127.0.0.1"
+CHUNK = 1 << 16
+
+
+class Relay(socketserver.ThreadingTCPServer):
+    """Listens from the start; relays while it is served."""
+
+    allow_reuse_address = True
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, port: int, target: Path) -> None:
+        self.target = target
+        super().__init__((LOOPBACK, port), _Connection)
+
+
+class _Connection(socketserver.BaseRequestHandler):
+    server: Relay
+
+    def handle(self) -> None:
+        with contextlib.suppress(OSError), connected(self.server.target) as inner:
+            back = threading.Thread(target=pump, args=(inner, self.request), daemon=True)
+            back.start()
+            pump(self.request, inner)
+            back.join()
+
+
+def pump(source: socket.socket, sink: socket.socket) -> None:
+    """Bytes from one to the other until the first says that it is done; the second is told so."""
+    with contextlib.suppress(OSError):
+        while data := source.recv(CHUNK):
+            sink.sendall(data)
+    with contextlib.suppress(OSError):
+        sink.shutdown(socket.SHUT_WR)
+
+
+@contextlib.contextmanager
+def connected(path: Path) -> Iterator[socket.socket]:
+    """A connection to a Unix socket, by its directory's descriptor: its path may be longer than such addresses are."""
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        with socket.socket(socket.AF_UNIX) as made:
+            made.connect(f"/proc/self/fd/{folder}/{path.name}")
+            yield made
+    finally:
+        os.close(folder)
+
+
+def answers(path: Path) -> bool:
+    """Whether somebody listens on a Unix socket."""
+    try:
+        with connected(path):
+            return True
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def relaying(ports: range, target: Path) -> Iterator[int]:
+    """Relay the first free port to the socket; HostError when none is free."""
+    with _first_free(ports, target) as relay:
+        threading.Thread(target=relay.serve_forever, daemon=True).start()
+        try:
+            yield relay.server_address[1]
+        finally:
+            relay.shutdown()
+
+
+def _first_free(ports: range, target: Path) -> Relay:
+    for port in ports:
+        try:
+            return Relay(port, target)
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise HostError(f"cannot listen on {LOOPBACK}:{port}: {error.strerror}") from error
+            refused = error.strerror
+    tried = f"port {ports[0]}" if len(ports) == 1 else f"any port from {ports[0]} to {ports[-1]}"
+    raise HostError(f"cannot listen on {tried} of {LOOPBACK}: {refused}", hint="labctl jupyter --port PORT")
+
+
+PORTS = range(8888, 8988)
+# The first that the image has, and its page; the last has none, but editors connect to it.
+PAGES = {"jupyter-lab": "lab", "jupyter-notebook": "tree", "jupyter-server": ""}
+NOTEBOOKS = "runs/notebooks"
+# What begins a line of the server's log that a person should see as it comes: an error, or worse.
+LOUD = ("[E ", "[C ")
+# Of the rest, as many lines are shown when the server fails.
+LAST = 20
+
+
+def serve(
+    context: Context, inside: session.ExecTarget, node: str, port: int | None, tell: Callable[[str], None]
+) -> None:
+    """Serve notebooks until the person stops it (KeyboardInterrupt) or it is shut down; tells its URL once it answers.
+
+    HostError when the image has no notebook server, no port is free or the server fails; ConfigError when this node
+    has one already.
+    """
+    server = find(inside, node)
+    project = context.settings().text("PROJECT_PATH")
+    make_private(context.directory / NOTEBOOKS)
+    path = free_socket(context.directory, node)
+    token = secrets.token_urlsafe(24)
+    told: list[str] = []
+    last: deque[str] = deque(maxlen=LAST)
+    context.notice(
+        f"{server} on {node}: notebooks saved in {NOTEBOOKS} stay; "
+        f"those beside the mounted folders, in {project} itself, go with the container"
+    )
+    with relaying(range(port, port + 1) if port else PORTS, path) as chosen:
+
+        def follow(line: str) -> None:
+            last.append(line.replace(token, "[REDACTED]"))
+            if line.startswith(LOUD):
+                context.line(last.pop())
+            if not told and answers(path):
+                told.append(f"http://{LOOPBACK}:{chosen}/{PAGES[server]}?token={token}")
+                context.notice("Ctrl-C ends it; open this:")
+                tell(told[0])
+
+        argv = (server, *arguments(path, project, inside.directory))
+        try:
+            code = session.follow(inside, argv, follow, hidden={"JUPYTER_TOKEN": token})
+        finally:
+            path.unlink(missing_ok=True)
+    if code:
+        words = "".join(f"\n{line}" for line in last)
+        raise HostError(f"{server} on {node} ended with code {code}{words}", node=node)
+
+
+def find(inside: session.ExecTarget, node: str) -> str:
+    """The notebook server that the image has."""
+    look = ("sh", "-c", 'for name; do command -v "$name" && exit; done', "sh", *PAGES)
+    found = process.run((*session.execute_in(inside), *look), check=False).out
+    if not found:
+        raise HostError(
+            f"the image of {node} has no Jupyter",
+            hint="`labctl build` makes labctl's image, which has it; one of your own needs jupyterlab and ipykernel",
+            node=node,
+        )
+    return Path(found.strip()).name
+
+
+def free_socket(directory: Path, node: str) -> Path:
+    """Where the server of this node is to listen; what a killed one left there is removed."""
+    path = directory / KEPT / f"jupyter-{node}.sock"
+    if answers(path):
+        raise ConfigError(
+            f"{node} has a notebook server already", hint="use its page, or end it where it was started", node=node
+        )
+    path.unlink(missing_ok=True)
+    return path
+
+
+def arguments(path: Path, project: str, here: str | None) -> tuple[str, ...]:
+    """The server shows all that is mounted, and opens where the person stands or where notebooks are kept."""
+    return (
+        "--no-browser",
+        # The lab's user has the uid of the person who called labctl, which may be 0.
+        "--allow-root",
+        f"--ServerApp.sock=/home/lab/.kept/{path.name}",
+        "--ServerApp.sock_mode=0600",
+        f"--ServerApp.root_dir={project}",
+        f"--FileContentsManager.preferred_dir={here or f'{project}/{NOTEBOOKS}'}",
+    )

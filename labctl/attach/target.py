@@ -1,0 +1,98 @@
+"""The way into a node: its host, its daemon, its container; errors say which nodes there are, or what became of one."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from labctl import model, naming
+from labctl.attach import session
+from labctl.config.context import Context
+from labctl.engines import Daemon
+from labctl.engines.state import Container, elsewhere
+from labctl.errors import ConfigError, HostError, raise_all
+from labctl.lab import cluster
+
+
+@contextmanager
+def entered(where: Context, name: str, node: str) -> Iterator[session.ExecTarget]:
+    """A node's running container, for as long as the way to its host is open."""
+    found = where.settings()
+    targets = cluster.listed(where.directory, found)
+    places = cluster.places(found, targets)
+    if targets and node not in places:
+        raise unknown(name, node, tuple(places))
+    with cluster.opened(where, found, only=(places.get(node, model.HERE),)) as there:
+        daemon = there.engine.on(places.get(node, model.HERE))
+        sent = there.sent.get(daemon.hosts[0])
+        container = naming.container_of(name, node)
+        moved = (where.directory, sent) if sent else None
+        inside, unsaid = None, None
+        try:
+            inside = session.look(name, container, daemon.docker, moved, apart=bool(daemon.connection))
+        except HostError as error:
+            unsaid = error
+        if not inside:
+            state = container_of(where, name, node, daemon).state
+            raise unsaid or HostError(f"{node} is {state}", hint=f"labctl logs {node}; labctl up", node=node)
+        require_own(where, name, inside.owner, inside.maker, daemon.hosts[0])
+        if inside.paused:
+            host = daemon.hosts[0]
+            where_to = "" if host == model.HERE else f"on {host}: "
+            raise HostError(f"{node} is paused", hint=f"{where_to}docker unpause {inside.container}", node=node)
+        yield inside
+
+
+def meant(where: Context, word: str, *more: str) -> str:
+    """What to type where the first word of a command is the name of a node; nothing where it is none."""
+    found = where.settings()
+    if word not in cluster.places(found, cluster.listed(where.directory, found)):
+        return ""
+    return f"labctl exec -n {word} -- {shlex.join(one for one in more if one != '--') or 'COMMAND'}"
+
+
+@contextmanager
+def reached(where: Context, name: str, node: str | None) -> Iterator[tuple[Daemon, ...]]:
+    """The daemon that has a node, or all of the lab, the launcher's first.
+
+    Hosts that do not answer are told of at once; after the block HostError, as not all of it was there.
+    """
+    found = where.settings()
+    targets = cluster.listed(where.directory, found)
+    places = cluster.places(found, targets)
+    if targets and node and node not in places:
+        raise unknown(name, node, tuple(places))
+    host = places.get(node) if node else None
+    with cluster.opened(where, found, only=(host,) if host else ()) as there:
+        for failed in there.failed.values():
+            where.warn(failed.message)
+        daemons = tuple(there.engine.on(one) for one in there.engine.hosts)
+        if node or not there.targets:
+            container_of(where, name, node or model.LAUNCHER, daemons[0])
+        yield daemons
+        raise_all(there.failed)
+
+
+def container_of(where: Context, name: str, node: str, daemon: Daemon) -> Container:
+    """A node's container, in whatever state; HostError when there is none, or it is another directory's."""
+    observed = daemon.observe(name)
+    container = observed.container(node)
+    if container:
+        require_own(where, name, container.directory, container.owner, container.host)
+        return container
+    if observed.containers:
+        raise unknown(name, node, tuple(one.node for one in observed.containers))
+    raise HostError(f"lab {name} is down", hint="labctl up", node=node)
+
+
+def unknown(name: str, node: str, known: tuple[str, ...]) -> ConfigError:
+    return ConfigError(f"lab {name} has no node `{node}`", hint=f"it has {', '.join(known)}", node=node)
+
+
+def require_own(where: Context, name: str, directory: str, maker: str, host: str) -> None:
+    """HostError for a container that another person's or directory's lab of this name has, as its labels say."""
+    if owner := elsewhere(directory, where.directory, maker, cluster.owner(), host):
+        way = f"to go into that one: -C {shlex.quote(directory)}" if owner.name == directory else "it is theirs"
+        hint = f"{way}; for a lab here, set another LAB_NAME in .env"
+        raise HostError(f"lab `{name}` belongs to {owner.name}", hint=hint)

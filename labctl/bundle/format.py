@@ -1,0 +1,222 @@
+"""The file of a bundle: Docker's own image archive, with labctl's members after it and the sums of everything last.
+
+``docker load`` takes it as it is. The sums tell damage and what was cut off, not what somebody changed on purpose.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import posixpath
+import re
+import tarfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import dropwhile
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from labctl.errors import ConfigError, HostError
+
+OURS = "labctl/"
+"""What the names of labctl's members begin with; the others are Docker's."""
+SEAL = "labctl/bundle.json"
+SCHEMA = 1
+PIECE = 1 << 20
+AGAIN = "copy it anew, or save it anew where it came from"
+_BLOB = re.compile(r"blobs/sha256/([0-9a-f]{64})")
+
+Advance = Callable[[int], None]
+"""Told of bytes as they are read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleEntry:
+    """A file of a bundle, or, where it has a target, a symbolic link."""
+
+    name: str
+    offset: int
+    size: int
+    mode: int
+    target: str = ""
+
+
+class BundleWriter:
+    """Appends to an image archive; when the block ends well, the seal is put on it."""
+
+    def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
+        there = tuple(_members(path))
+        self._about = about
+        self._sums = {member.name: _known(path, member) for member in there if not member.target}
+        self._links = {member.name: member.target for member in there if member.target}
+        self._tar = tarfile.open(path, "a", format=tarfile.GNU_FORMAT)  # noqa: SIM115 - it is closed with the block
+
+    def __enter__(self) -> BundleWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            said = {"schema": SCHEMA, **self._about, "sha256": dict(self._sums), "links": self._links}
+            self.add(SEAL.removeprefix(OURS), _sealed(said))
+        self._tar.close()
+
+    def add(self, name: str, source: Path | bytes, mode: int = 0o644) -> None:
+        """Add a file, from here or with this content."""
+        member = tarfile.TarInfo(OURS + name)
+        member.mode = mode
+        with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as stream:
+            member.size = stream.seek(0, io.SEEK_END)
+            stream.seek(0)
+            reading = _Summing(stream)
+            self._tar.addfile(member, reading)  # type: ignore[arg-type]
+        self._sums[member.name] = reading.digest.hexdigest()
+
+    def link(self, name: str, target: str) -> None:
+        """Add a symbolic link."""
+        member = tarfile.TarInfo(OURS + name)
+        member.type, member.linkname = tarfile.SYMTYPE, target
+        self._tar.addfile(member)
+        self._links[member.name] = target
+
+
+class Bundle:
+    """A bundle to be read. ConfigError where the file is none, HostError where it is damaged."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.members = {member.name: member for member in _members(path)}
+        seal = self.members.pop(SEAL, None)
+        if seal is None:
+            raise HostError(f"{path} was cut off, or is no bundle: it does not end with {SEAL}", hint=AGAIN)
+        text = b"".join(self.chunks(seal))
+        try:
+            self.about: dict[str, Any] = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise HostError(f"{path} is damaged: {SEAL} cannot be read", hint=AGAIN) from error
+        if not isinstance(self.about, dict) or text != _sealed(self.about):
+            raise HostError(f"{path} is damaged: {SEAL} is not as it was written", hint=AGAIN)
+        if self.about.get("schema") != SCHEMA:
+            writer = self.about.get("labctl", "of a version that it does not say")
+            raise ConfigError(f"{path} was written by another labctl ({writer})", hint="use that one")
+        if not all(isinstance(self.about.get(key), dict) for key in ("sha256", "links")):
+            raise HostError(f"{path} is no bundle: {SEAL} does not name what it holds", hint=AGAIN)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all that it holds."""
+        return sum(member.size for member in self.members.values())
+
+    def below(self, folder: str) -> dict[str, BundleEntry]:
+        """Members of one of labctl's folders, by their path in it."""
+        start = f"{OURS}{folder}/"
+        return {name.removeprefix(start): one for name, one in self.members.items() if name.startswith(start)}
+
+    def chunks(self, member: BundleEntry) -> Iterator[bytes]:
+        """What a file holds."""
+        return _pieces(self.path, member)
+
+    def sum_of(self, member: BundleEntry) -> str:
+        """The SHA-256 that a file had when it was added."""
+        return str(self.about["sha256"][member.name])
+
+    def check(self, advance: Advance) -> None:
+        """HostError unless everything is there and as it was written, and nothing leads out of where it belongs."""
+        sums, links = self.about["sha256"], self.about["links"]
+        odd = sorted(set(self.members) ^ {*sums, *links})
+        if odd:
+            raise HostError(f"{self.path} is damaged: {odd[0]} is missing, or was added", hint=AGAIN)
+        for name, member in self.members.items():
+            if not _is_inside(name, member.target) or any(parent in links for parent in _parents(name)):
+                raise HostError(f"{self.path}: {name} leads out of the bundle", hint="do not use this file")
+            if name in links:
+                if member.target != links[name]:
+                    raise HostError(f"{self.path} is damaged: {name}", hint=AGAIN)
+                continue
+            digest = hashlib.sha256()
+            for piece in self.chunks(member):
+                digest.update(piece)
+                advance(len(piece))
+            if digest.hexdigest() != sums[name]:
+                raise HostError(f"{self.path} is damaged: {name} is not as it was written", hint=AGAIN)
+
+
+class _Summing:
+    """A stream whose sum is known when it was read."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self.digest = hashlib.sha256()
+
+    def read(self, size: int) -> bytes:
+        piece = self._stream.read(size)
+        self.digest.update(piece)
+        return piece
+
+
+def _members(path: Path) -> Iterator[BundleEntry]:
+    try:
+        with tarfile.open(path, "r:") as tar:
+            for one in tar:
+                if one.isfile() or one.issym():
+                    yield BundleEntry(
+                        name=one.name, offset=one.offset_data, size=one.size, mode=one.mode, target=one.linkname
+                    )
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+    except tarfile.ReadError as error:
+        with path.open("rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+        hint = "gunzip it first" if packed else AGAIN
+        raise HostError(f"{path} is damaged, or is no bundle: {error}", hint=hint) from error
+
+
+def _known(path: Path, member: BundleEntry) -> str:
+    """A sum: Docker's blobs are named by theirs."""
+    if named := _BLOB.fullmatch(member.name):
+        return named[1]
+    digest = hashlib.sha256()
+    for piece in _pieces(path, member):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def _pieces(path: Path, member: BundleEntry) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        file.seek(member.offset)
+        left = member.size
+        while left and (piece := file.read(min(PIECE, left))):
+            left -= len(piece)
+            yield piece
+
+
+def _sealed(said: Mapping[str, Any]) -> bytes:
+    """The last member: JSON with its own sum, so that a changed letter of it shows."""
+    said = {key: value for key, value in said.items() if key != "seal"}
+    text = json.dumps(said, indent=1, sort_keys=True)
+    return json.dumps({**said, "seal": hashlib.sha256(text.encode()).hexdigest()}, indent=1, sort_keys=True).encode()
+
+
+def _is_inside(name: str, target: str) -> bool:
+    """Whether a name, and where a link of that name leads, stay below the member's folder of the bundle.
+
+    Names are compared, so no link may climb after it went through what may itself be a link.
+    """
+    folder = "/".join(name.split("/")[:2])
+    end = posixpath.normpath(posixpath.join(posixpath.dirname(name), target)) if target else posixpath.normpath(name)
+    return (
+        posixpath.normpath(name) == name
+        and not name.startswith(("/", "../"))
+        and not climbs_late(target)
+        and (not name.startswith(OURS) or f"{end}/".startswith(f"{folder}/"))
+    )
+
+
+def climbs_late(target: str) -> bool:
+    """Whether a link leads up again after it went down: where that is, only the directories themselves know."""
+    return ".." in dropwhile(lambda part: part == "..", PurePosixPath(target).parts)
+
+
+def _parents(name: str) -> Iterator[str]:
+    while name := posixpath.dirname(name):
+        yield name

@@ -1,0 +1,227 @@
+"""A bundle's cache onto hosts: what they lack of it, which is theirs only once it is whole."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from labctl.bundle.contents import NODES
+from labctl.bundle.format import AGAIN, Bundle, BundleEntry
+from labctl.config import settings
+from labctl.config.settings import Settings
+from labctl.errors import ConfigError, HostError
+from labctl.hosts.ssh import Connection
+from labctl.images.archive import Cargo, Range, told
+from labctl.images.distribute import Emit, Failures
+from labctl.images.remote import ASKING, MOVING, failed
+from labctl.model import Event
+from labctl.system.files import make_private
+from labctl.system.parallel import attempt
+from labctl.system.progress import Progress, amount
+from labctl.system.tar import END, member_header, padding
+
+Notice = Callable[[str], None]
+LOCKS = ".lab/bundle"
+"""Where the pinned versions of the images come to lie, relative to the lab directory."""
+
+
+def checked(path: Path, notice: Notice) -> Bundle:
+    """A bundle that is whole. ConfigError where the file is none, HostError where it is damaged."""
+    bundle = Bundle(path)
+    progress = Progress(f"checking {path.name}", bundle.size, 0, notice)
+    bundle.check(progress.advance)
+    require_lab(bundle)
+    return bundle
+
+
+def require_lab(bundle: Bundle) -> None:
+    """HostError unless it says all that is asked of it, and holds a lab's settings."""
+    about, env = bundle.about, bundle.below("lab").get(".env")
+    images, left_out = about.get("images"), about.get("left_out")
+    if (
+        not all(isinstance(about.get(key), str) for key in ("lab", "written", "labctl"))
+        or not (isinstance(images, list) and all(isinstance(one, str) for one in images))
+        or not isinstance(left_out, list)
+    ):
+        raise HostError(f"{bundle.path} does not say which lab it holds", hint=AGAIN)
+    if env is None or env.target:
+        raise HostError(f"{bundle.path} holds no .env: it is not a lab's", hint=AGAIN)
+
+
+def settings_of(bundle: Bundle, environ: Mapping[str, str], flags: Mapping[str, str]) -> settings.Settings:
+    """The settings that will be in force in the lab's directory."""
+    with tempfile.TemporaryDirectory(prefix="labctl-") as folder:
+        copy(bundle, bundle.below("lab")[".env"], Path(folder, ".env"))
+        return settings.load(Path(folder), environ, flags)
+
+
+def of_lab(bundle: Bundle, directory: Path, *, force: bool) -> dict[Path, BundleEntry]:
+    """What is to be written for the lab, and where. ConfigError where that would change files, unless forced.
+
+    Node directories that are there stay: `labctl up` made them, with the keys that no bundle holds.
+    """
+    wanted = {directory / name: member for name, member in bundle.below("lab").items()}
+    wanted |= {directory / LOCKS / name: member for name, member in bundle.below("locks").items()}
+    if (directory / NODES).exists():
+        wanted = {path: member for path, member in wanted.items() if not path.is_relative_to(directory / NODES)}
+    missing = {path: member for path, member in wanted.items() if not holds(bundle, member, path)}
+    others = sorted(str(path.relative_to(directory)) for path in missing if os.path.lexists(path))
+    if others and not force:
+        few = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
+        raise ConfigError(
+            f"{directory} has other content than the bundle: {few}",
+            hint="load it into another directory, or --force to replace those files",
+        )
+    for path in missing:
+        require_no_link(path, directory)
+    return missing
+
+
+def of_cache(bundle: Bundle, cache: Path) -> dict[Path, BundleEntry]:
+    """What the cache lacks of the bundle's; what is there already stays as it is."""
+    wanted = {cache / name: member for name, member in bundle.below("cache").items()}
+    missing = {path: member for path, member in wanted.items() if not os.path.lexists(path)}
+    for path in missing:
+        require_no_link(path, cache)
+    return missing
+
+
+def require_room(wanted: Mapping[Path, BundleEntry]) -> None:
+    """HostError where a disk has less room than these files take."""
+    needed: dict[int, int] = {}
+    for path, member in wanted.items():
+        disk = next(parent for parent in path.parents if parent.exists())
+        number = disk.stat().st_dev
+        needed[number] = needed.get(number, 0) + member.size
+        free = shutil.disk_usage(disk).free
+        if needed[number] > free:
+            raise HostError(
+                f"{disk} has {amount(free)} free, and more is to come", hint=f"df -h {shlex.quote(str(disk))}"
+            )
+
+
+def require_no_link(path: Path, root: Path) -> None:
+    """HostError where the way from a root to a path goes through a link: that may lead anywhere."""
+    for parent in path.parents:
+        if parent == root:
+            return
+        if parent.is_symlink():
+            raise HostError(
+                f"cannot write {path}: {parent} is a link", hint=f"put a directory in its place: ls -ld {parent}"
+            )
+
+
+def write(bundle: Bundle, wanted: Mapping[Path, BundleEntry], root: Path, progress: Progress | None = None) -> None:
+    """Write these files, each at once or not at all. HostError names the one that cannot be written."""
+    for path, member in wanted.items():
+        require_no_link(path, root)
+        make_private(path.parent)
+        try:
+            copy(bundle, member, path)
+        except OSError as error:
+            raise HostError(
+                f"cannot write {path}: {error.strerror}", hint=f"ls -ld {path.parent}; df -h {path.parent}"
+            ) from error
+        if progress:
+            progress.advance(member.size)
+
+
+def copy(bundle: Bundle, member: BundleEntry, path: Path) -> None:
+    """Put a member at a path, in place of another file."""
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".new-") as folder:
+        new = Path(folder, "file")
+        if member.target:
+            new.symlink_to(member.target)
+        else:
+            with new.open("wb") as stream:
+                stream.writelines(bundle.chunks(member))
+            new.chmod(member.mode & 0o777)
+        new.replace(path)
+
+
+def holds(bundle: Bundle, member: BundleEntry, path: Path) -> bool:
+    """Whether a path is as the bundle has it."""
+    if member.target:
+        return path.is_symlink() and str(path.readlink()) == member.target
+    if path.is_symlink() or not path.is_file() or path.stat().st_size != member.size:
+        return False
+    with path.open("rb") as file:
+        return all(file.read(len(piece)) == piece for piece in bundle.chunks(member))
+
+
+# $1: the cache, below the home unless it begins with /.
+_FOLDER = 'umask 077; cd && mkdir -p "$1" && cd "$1" || exit 1\n'
+_LIST = _FOLDER + "find . -name '.labctl-coming.*' -prune -o ! -type d -print\n"
+# Hosts may share the cache: each unpacks in a directory of its own, which goes with it. One that was killed within it
+# leaves it; what nobody wrote to in two days goes.
+_UNPACK = (
+    _FOLDER
+    + """
+find . -maxdepth 1 -name '.labctl-coming.*' -mtime +1 -exec rm -rf {} +
+coming=$(mktemp -d ./.labctl-coming.XXXXXX) || exit 1
+cache=$PWD
+trap 'cd "$cache" && rm -rf "$coming"' EXIT
+trap 'exit 1' HUP INT PIPE TERM
+tar -xf - -C "$coming" && cd "$coming" || exit 1
+find . -type d -exec sh -c '
+for one; do
+    if [ -L "../$one" ]; then echo "${one#./} is a link" >&2; exit 1; fi
+    mkdir -p "../$one" || exit 1
+done' sh {} + || exit 1
+find . ! -type d -exec sh -c 'for one; do mv -f "$one" "../$one" || exit 1; done' sh {} + || exit 1
+"""
+)
+
+
+def cache(bundle: Bundle, found: Settings, hosts: Mapping[str, Connection], emit: Emit) -> Failures:
+    """Bring the bundle's cache to hosts, side by side; returns why it is not on which of them."""
+    members = bundle.below("cache")
+    if not members:
+        return {}
+    folder = place(found)
+
+    def bring(connection: Connection) -> None:
+        listed = connection.run(_LIST, folder, timeout=ASKING, check=False)
+        if listed.code != 0:
+            raise failed(connection, f"cannot use its cache {folder}", listed.err, "ls -ld ~/.cache/labctl; df -h")
+        there = {line.removeprefix("./") for line in listed.out.splitlines()}
+        lacking = {name: member for name, member in members.items() if name not in there}
+        if lacking:
+            unpack(connection, folder, cargo(bundle, lacking), emit)
+
+    return attempt(bring, hosts)[1]
+
+
+def place(found: Settings) -> str:
+    """HOST_CACHE_PATH as a host understands it: relative to the person's home there, where it is below it here."""
+    path = Path(found.text("HOST_CACHE_PATH"))
+    return str(path.relative_to(found.home)) if path.is_relative_to(found.home) else str(path)
+
+
+def cargo(bundle: Bundle, members: Mapping[str, BundleEntry]) -> Cargo:
+    """A tar archive of these members."""
+    parts: list[bytes | Range] = []
+    for name, member in members.items():
+        parts.append(member_header(name, member.size, member.mode, member.target))
+        if not member.target:
+            parts += [Range(member.offset, member.size), padding(member.size)]
+    return Cargo(path=bundle.path, parts=(*parts, END))
+
+
+def unpack(connection: Connection, folder: str, cargo: Cargo, emit: Emit) -> None:
+    """Send an archive into a folder. HostError where it does not come whole."""
+    host = connection.target.name
+
+    def notice(text: str) -> None:
+        emit(Event(kind="notice", text=text, node=host))
+
+    progress = Progress(f"{host}: cache", cargo.size, 0, notice)
+    chunks = told(cargo.chunks(), progress)
+    done = connection.send(_UNPACK, folder, chunks=chunks, timeout=MOVING, check=False)
+    if done.code != 0:
+        raise failed(connection, "the cache did not come whole", done.err, "df -h")
+    progress.finish()

@@ -1,0 +1,62 @@
+"""The file that attaches VS Code, or the devcontainers CLI, to a lab's launcher.
+
+Its keys: containers.dev/implementors/json_reference. It names the project, file and service of the running launcher,
+and nothing that would make the CLI build, change or stop what `labctl up` made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from typing import Any
+
+from labctl.model import LAUNCHER, File
+from labctl.naming import compose_path, container_of
+
+PATH = ".devcontainer/devcontainer.json"
+
+
+def render(lab: str, project: str, program: str) -> File:
+    """The file for a lab of this name with its workspace at ``project``; ``program`` is labctl's own path."""
+    content = {
+        "name": f"labctl {lab}",
+        "initializeCommand": bring_up(lab, program),
+        # The first node's file holds the launcher, whatever the number of nodes.
+        "dockerComposeFile": f"../{compose_path('worker-0')}",
+        "service": LAUNCHER,
+        "runServices": [LAUNCHER],
+        "workspaceFolder": project,
+        "remoteUser": "lab",
+        "updateRemoteUserUID": False,
+        "overrideCommand": False,
+        "shutdownAction": "none",
+        "customizations": {"vscode": {"extensions": ["ms-python.python"]}},
+    }
+    return File(path=PATH, content=sealed(content), mode=0o644)
+
+
+def bring_up(lab: str, program: str) -> str:
+    """A command for the shell of the host: a lab that is up is left as it is, whatever image or settings it has."""
+    running = f"docker container inspect --format '{{{{.State.Running}}}}' {container_of(lab, LAUNCHER)}"
+    return f'[ "$({running} 2>&1)" = true ] || {shlex.quote(program)} up'
+
+
+def sealed(content: dict[str, Any]) -> str:
+    """The content as JSON with a digest of itself, by which a later labctl sees that no person changed it."""
+    customizations = {**content["customizations"], "labctl": {"digest": digest(content)}}
+    return json.dumps({**content, "customizations": customizations}, indent=2) + "\n"
+
+
+def is_ours(text: str) -> bool:
+    """Whether labctl wrote this and nobody changed it."""
+    try:
+        content = json.loads(text)
+        found = content["customizations"].pop("labctl")["digest"]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
+    return bool(found == digest(content))
+
+
+def digest(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

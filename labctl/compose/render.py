@@ -1,0 +1,276 @@
+"""The templates in ``compose/``; every value that they place goes through a filter that makes it data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from labctl.model import LAUNCHER, DeviceMapping, File, Host, Lab, Mount, Node, Pairs
+from labctl.naming import (
+    cache_directory,
+    compose_path,
+    lease_name,
+    lease_path,
+    node_directory,
+    own_path,
+    path_on,
+    project,
+    sent,
+)
+from labctl.system import files
+
+CHECK_INTERVAL = 15
+"""Seconds between two health checks of a node."""
+NODES_PER_CORE = 4
+"""Nodes of which a core is checked that often: a check takes 0.13 s of it."""
+FILES, FILES_PER_RANK = 64, 4
+"""Open files of a process that talks to every rank: with 1024, training on 32 nodes of 8 ranks begins, on more not."""
+USUAL_FILES = 1024
+"""What hosts allow a process that asks for nothing."""
+
+
+def nodes_on_a_host(lab: Lab) -> int:
+    return len(lab.nodes) if lab.network == "bridge" else 1
+
+
+def check_interval(lab: Lab, host: Host) -> int:
+    """Seconds between two health checks of a node: longer where many share a core, which would do little else."""
+    crowd = nodes_on_a_host(lab) / (NODES_PER_CORE * max(1, len(host.cpus)))
+    return CHECK_INTERVAL * max(1, math.ceil(crowd))
+
+
+def files_needed(lab: Lab) -> int:
+    """Files that one process of a run may have open at once."""
+    return FILES + FILES_PER_RANK * sum(node.slots for node in lab.nodes)
+
+
+def neighbours_needed(lab: Lab) -> int:
+    """Entries of a host's neighbour table, which all of its containers share, when every node talks to every other."""
+    return nodes_on_a_host(lab) * (len(lab.nodes) + 1)
+
+
+@lru_cache
+def template(path: Path) -> Any:
+    """A template file; ``render`` it with what it names."""
+    return _environment().from_string(path.read_text(encoding="utf-8"))
+
+
+@lru_cache(maxsize=4096)
+def yaml_string(value: str) -> str:
+    """A value as a double-quoted YAML string that compose reads back byte for byte: compose's ``$`` is doubled."""
+    value = value.replace("$", "$$")
+    if value.isascii() and value.isprintable():
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"'
+    import yaml
+
+    return str(yaml.safe_dump(value, default_style='"', width=float("inf"), allow_unicode=False)).rstrip("\n")
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Any:
+    from jinja2 import Environment, StrictUndefined
+
+    # Autoescaping is for HTML; every value here goes through `q` (YAML) or `sh` (bash) instead.
+    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)  # noqa: S701
+    environment.filters["q"] = yaml_string
+    environment.filters["sh"] = shlex.quote
+    return environment
+
+
+# Root may not do in a container what no capability allows; these are what sshd and the node's start cannot do without.
+SSHD_CAPABILITIES = (
+    ("AUDIT_WRITE", "sshd records logins where the kernel audits, and ends the session if it may not"),
+    ("SETGID", "sshd and the entrypoint become the lab's user"),
+    ("SETUID", "sshd and the entrypoint become the lab's user"),
+    ("SYS_CHROOT", "sshd confines its unauthenticated part"),
+)
+LAUNCHER_CAPABILITIES = (
+    ("SETGID", "the entrypoint becomes the lab's user"),
+    ("SETUID", "the entrypoint becomes the lab's user"),
+)
+# A loopback address beside the usual one, which the kernel answers to all the same.
+BESIDE = "127.0.0.2"
+# What the template says in place of the digest of its own text; a value with these quotes would have them escaped.
+UNSEALED = 'labctl.render: ""'
+# By these Open MPI is told which network to use; an accelerator adds variables for its own libraries.
+OPEN_MPI_NETWORK = ("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_oob_tcp_if_include")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """One container, as the template needs it."""
+
+    name: str
+    role: str
+    slots: int
+    cpuset: str
+    environment: Pairs
+    capabilities: Pairs
+    devices: DeviceMapping
+    mounts: tuple[Mount, ...]
+    secrets: Pairs
+
+
+def render(lab: Lab) -> tuple[File, ...]:
+    """Every file that the lab's nodes get, but keys and secrets, which are made or written apart."""
+    names = extra_hosts(lab)
+    files = [file for node in lab.nodes for file in (render_node(lab, node, names), *links(node))]
+    config = template(Path(__file__).with_name("ssh_config.j2")).render(lab=lab)
+    return (*files, File(path=f"{node_directory(lab.nodes[0].name)}/launcher/config", content=config))
+
+
+def extra_hosts(lab: Lab) -> dict[str, str]:
+    """The names of all nodes with their addresses, one line each, for labs whose network has no DNS for them; by role.
+
+    The launcher has the first node's address. Open MPI and Horovod would take that node for the machine they run on
+    and start its ranks in the launcher, so there it goes by an address that no interface has.
+    """
+    if lab.network == "bridge":
+        return {}
+    first, *others = ((node.name, lab.host(node.host).address) for node in lab.nodes)
+    rest = "".join(name_line(*pair) for pair in others)
+    return {"worker": name_line(*first) + rest, LAUNCHER: name_line(first[0], BESIDE) + rest}
+
+
+def name_line(name: str, address: str) -> str:
+    return f"\n      - {yaml_string(f'{name}:{address}')}"
+
+
+def render_node(lab: Lab, node: Node, names: Mapping[str, str]) -> File:
+    """The compose file of one node; the first node's also holds the launcher. ``names`` is what extra_hosts gives."""
+    host = lab.host(node.host)
+    services = [worker(lab, node, host)]
+    if node is lab.nodes[0]:
+        services.append(launcher(lab, host))
+    context: dict[str, Any] = {
+        "lab": lab,
+        "node": node,
+        "host": host,
+        "project": project(lab),
+        "path": compose_path(node.name),
+        "services": services,
+        "limits": limits(lab),
+        "interval": check_interval(lab, host),
+        "names": names,
+        "secrets": [(f"{service.name}-{name}", path) for service in services for name, path in service.secrets],
+    }
+    content = template(files.path("compose", "node.yml.j2")).render(context)
+    # The label lets `up` see from the container alone whether it was made from this very text and these secrets.
+    sealed = "".join(f"{name}\0{value.reveal()}\0" for name, value in lab.secrets)
+    digest = hashlib.sha256((content + sealed).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    return File(path=compose_path(node.name), content=content.replace(UNSEALED, f'labctl.render: "{digest}"'))
+
+
+def links(node: Node) -> tuple[File, ...]:
+    """Its devices' names below ``/dev/dri/by-path``, and none of a card that it does not have."""
+    folder = f"{node_directory(node.name)}/by-path"
+    return tuple(File(path=f"{folder}/{name}", content=target, link=True) for name, target in node.devices.links)
+
+
+def links_mount(lab: Lab, node: Node, host: Host) -> tuple[Mount, ...]:
+    source = own_path(lab, host, f"{node_directory(node.name)}/by-path")
+    return (Mount(source=source, target="/dev/dri/by-path", read_only=True),) if node.devices.links else ()
+
+
+def lease_mounts(node: Node, host: Host) -> tuple[Mount, ...]:
+    """The locks of a node's devices and no others: the node takes all that it finds there."""
+    return tuple(
+        Mount(source=str(lease_path(host.locks, device)), target=f"/etc/lab/leases/{lease_name(device)}")
+        for device in node.devices.devices
+    )
+
+
+def lease_holder(lab: Lab, node: Node, host: Host) -> Pairs:
+    """What the node writes into the locks that it takes."""
+    holder = {"lab": lab.name, "node": node.name, "directory": str(lab.directory), "uid": host.uid}
+    return (("LAB_LEASE", json.dumps(holder)),) if node.devices.devices else ()
+
+
+def shared_mounts(lab: Lab, host: Host) -> tuple[Mount, ...]:
+    """What every container of the lab sees, by its path on this host."""
+    return tuple(replace(mount, source=path_on(lab, host, mount.source)) for mount in lab.mounts)
+
+
+def worker(lab: Lab, node: Node, host: Host) -> Service:
+    cores = len(node.cpuset or host.cpus)
+    threads = ("OMP_NUM_THREADS", str(max(1, cores // node.slots)))
+    devices = node.devices.devices
+    health = (("LAB_HEALTH_DEVICES", f"{lab.accelerator}:{len(devices)}"),) if devices else ()
+    cache = Mount(source=own_path(lab, host, cache_directory(node.name)), target="/home/lab/.cache")
+    return Service(
+        name=node.name,
+        role="worker",
+        slots=node.slots,
+        cpuset=",".join(map(str, node.cpuset)),
+        environment=environment(
+            lab, host, (*node.devices.environment, threads, *health, *lease_holder(lab, node, host))
+        ),
+        capabilities=(*SSHD_CAPABILITIES, *node.devices.cap_add),
+        devices=node.devices,
+        mounts=(
+            *shared_mounts(lab, host),
+            *node.devices.mounts,
+            *links_mount(lab, node, host),
+            *lease_mounts(node, host),
+            cache,
+            ssh_mount(lab, host, f"{node_directory(node.name)}/ssh"),
+        ),
+        secrets=secret_paths(lab, host, node.name),
+    )
+
+
+def launcher(lab: Lab, host: Host) -> Service:
+    """The container where launch commands run: no devices, no sshd, the only private key."""
+    first = lab.nodes[0]
+    accelerator = tuple(pair for pair in first.devices.environment if pair[0].startswith("DS_"))
+    if lab.accelerator == "nvidia":
+        # Where nvidia is the default runtime, an image may ask for every GPU.
+        accelerator += (("NVIDIA_VISIBLE_DEVICES", "void"),)
+    return Service(
+        name=LAUNCHER,
+        role=LAUNCHER,
+        slots=0,
+        cpuset="",
+        environment=environment(lab, host, accelerator),
+        capabilities=LAUNCHER_CAPABILITIES,
+        devices=DeviceMapping(),
+        # An editor that is attached here changes workloads; ranks, which workers run, may not. What was sent stays.
+        mounts=(
+            *(replace(mount, read_only=mount.read_only and sent(host)) for mount in shared_mounts(lab, host)),
+            ssh_mount(lab, host, f"{node_directory(first.name)}/launcher"),
+        ),
+        secrets=secret_paths(lab, host, first.name),
+    )
+
+
+def environment(lab: Lab, host: Host, more: Pairs) -> Pairs:
+    """The container's environment: the node's own, then the lab's, whose extra variables win."""
+    node = {"LAB_NAME": lab.name, "LAB_UID": str(host.uid), "LAB_GID": str(host.gid), "LAB_SSH_PORT": str(lab.ssh_port)}
+    if lab.network == "host":
+        # The host's other networks have no business with the lab's sshd.
+        node["LAB_SSH_ADDRESS"] = f"{host.address} {BESIDE}" if host.name == lab.nodes[0].host else host.address
+    network = {"GLOO_SOCKET_IFNAME": host.interface, **dict.fromkeys(OPEN_MPI_NETWORK, lab.addresses)}
+    return tuple({**node, **network, **dict(more), **dict(lab.environment)}.items())
+
+
+def ssh_mount(lab: Lab, host: Host, path: str) -> Mount:
+    return Mount(source=own_path(lab, host, path), target="/etc/lab/ssh", read_only=True)
+
+
+def secret_paths(lab: Lab, host: Host, node: str) -> Pairs:
+    base = own_path(lab, host, f"{node_directory(node)}/secrets")
+    return tuple((name, f"{base}/{name}") for name, _ in lab.secrets)
+
+
+def limits(lab: Lab) -> list[tuple[str, int]]:
+    """The ulimits that the engine was found to grant."""
+    wanted = (("memlock", lab.limits.memlock), ("stack", lab.limits.stack), ("nofile", lab.limits.nofile))
+    return [(name, value) for name, value in wanted if value is not None]

@@ -1,0 +1,121 @@
+"""The lab's ssh keys: one identity for the launcher, one host key per worker, all ed25519, made once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from labctl.model import LAUNCHER, Lab
+from labctl.naming import node_directory
+from labctl.system.files import write
+
+HOST_KEY = "ssh_host_ed25519_key"
+IDENTITY = "id_ed25519"
+
+
+def missing(lab: Lab) -> frozenset[str]:
+    """Containers whose private key is not on disk; without the identity, all of them hold the wrong public one."""
+    nodes = {node.name for node in lab.nodes}
+    directory = lab.directory / ".lab/nodes"
+    if not (directory / lab.nodes[0].name / LAUNCHER / IDENTITY).is_file():
+        return frozenset((LAUNCHER, *nodes))
+    return frozenset(name for name in nodes if not (directory / name / "ssh" / HOST_KEY).is_file())
+
+
+def ensure(lab: Lab) -> None:
+    """Make what is missing or broken, then write what follows from it: ``authorized_keys`` and ``known_hosts``.
+
+    A worker's private host key lies only in that worker's directory, the identity only in the launcher's.
+    """
+    launcher = launcher_directory(lab)
+    identity = ensure_pair(launcher / IDENTITY)
+    known_hosts = []
+    for node in lab.nodes:
+        ssh = ssh_directory(lab, node.name)
+        public = ensure_pair(ssh / HOST_KEY)
+        write(ssh / "authorized_keys", admitted(lab, identity))
+        known_hosts.append(pin(lab, node.name, public))
+    write(launcher / "known_hosts", "".join(known_hosts))
+
+
+def unpinned(lab: Lab) -> frozenset[str]:
+    """Workers whose host key on disk is not the one that the launcher is told, or that do not admit the launcher's."""
+    launcher = launcher_directory(lab)
+    identity = admitted(lab, public_of(launcher / IDENTITY) or "")
+    pins = set(_text(launcher / "known_hosts").splitlines(keepends=True))
+    return frozenset(
+        node.name
+        for node in lab.nodes
+        if pin(lab, node.name, public_of(ssh_directory(lab, node.name) / HOST_KEY) or "") not in pins
+        or _text(ssh_directory(lab, node.name) / "authorized_keys") != identity
+    )
+
+
+def private(lab: Lab) -> tuple[Path, ...]:
+    """The private keys that are on disk."""
+    wanted = (launcher_directory(lab) / IDENTITY, *(ssh_directory(lab, node.name) / HOST_KEY for node in lab.nodes))
+    return tuple(path for path in wanted if path.is_file())
+
+
+def launcher_directory(lab: Lab) -> Path:
+    return lab.directory / node_directory(lab.nodes[0].name) / LAUNCHER
+
+
+def ssh_directory(lab: Lab, node: str) -> Path:
+    return lab.directory / node_directory(node) / "ssh"
+
+
+def pin(lab: Lab, node: str, public: str) -> str:
+    """A worker's line in the launcher's ``known_hosts``."""
+    return f"[{node}]:{lab.ssh_port} {public}\n"
+
+
+def admitted(lab: Lab, identity: str) -> str:
+    """What a worker's ``authorized_keys`` holds."""
+    return f"restrict,pty {identity} labctl-{lab.name}\n"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def ensure_pair(path: Path) -> str:
+    """The public key of the private key at this path, made now if there is none that can be read."""
+    public = public_of(path)
+    if public is None:
+        private, public = generate()
+        write(path, private)
+    return public
+
+
+def generate() -> tuple[str, str]:
+    """A new ed25519 key: private in OpenSSH's format, public as one line without a comment."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    key = Ed25519PrivateKey.generate()
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    return private.decode(), _public_line(key)
+
+
+def public_of(path: Path) -> str | None:
+    """The public line of a private key file, or None where it is missing or broken."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+    try:
+        key = load_ssh_private_key(path.read_bytes(), password=None)
+    except (FileNotFoundError, ValueError, TypeError, UnsupportedAlgorithm):
+        return None
+    return _public_line(key) if isinstance(key, Ed25519PrivateKey) else None
+
+
+def _public_line(key: object) -> str:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    assert isinstance(key, Ed25519PrivateKey)  # noqa: S101
+    return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()

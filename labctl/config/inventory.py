@@ -1,0 +1,411 @@
+"""The inventory: which machines a lab runs on and how ssh reaches them. The first is the master.
+
+Its forms: a host per line with ``key=value`` words (a hostfile and a plain list are such), ``MASTER_IP=`` and
+``MEMBER_IPS=`` as in an env file, and an Ansible inventory in YAML. In each, ``user@host:port`` says what it says to
+ssh. Values become arguments of ssh: all are data.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from ipaddress import IPv6Address, ip_address
+from pathlib import Path
+from typing import Any
+
+from labctl.config import dotenv, hostfile, yaml_reader
+from labctl.config.hostfile import host_name, quote
+from labctl.config.yaml_reader import Value
+from labctl.errors import ConfigError
+from labctl.model import HERE
+
+Given = dict[str, tuple[str, str]]
+"""What is said of a host by our own words for it: its text and where it stands."""
+
+VARIABLES = {
+    "ansible_host": "address",
+    "ansible_user": "user",
+    "ansible_port": "port",
+    "ansible_ssh_private_key_file": "key",
+    "labctl_slots": "slots",
+    "labctl_iface": "iface",
+    "labctl_docker": "docker",
+}
+# They change how a host is reached: to pass over them could be to reach another one.
+_REFUSED = re.compile("ansible_(connection|password|private_key_file|ssh_.*)|labctl_.*")
+_ALL = "all"
+_SECTIONS = ("hosts", "vars", "children")
+
+
+def hosts(root: Value) -> Iterator[tuple[str, str, Given]]:
+    """Names in the order of the file, where they stand and what is said of them. ConfigError, ``path:line: reason``.
+
+    As Ansible has it: what a host says itself goes before its groups, a group before those that hold it, and ``all``
+    holds every host.
+    """
+    read = _Inventory()
+    for name, value in _groups(root):
+        if name == "hosts":
+            # Without a group around them: so writes the operator that validates clusters.
+            read.take_hosts(value, _ALL)
+        else:
+            read.take_group(name, value, ())
+    for name, host in read.hosts.items():
+        said: Given = {}
+        for _, group in sorted((read.depth(group, host.where), group) for group in read.holding(host)):
+            said |= read.groups[group].said
+        yield name, host.where, said | host.said
+
+
+def _groups(root: Value) -> Iterable[tuple[str, Value]]:
+    if root.node.id == "mapping":
+        root.node.value = [(name, node) for name, node in root.node.value if not _is_nothing(node)]
+    return root.entries().items()
+
+
+@dataclass
+class _Group:
+    said: Given = field(default_factory=dict)
+    parents: set[str] = field(default_factory=set)
+
+
+@dataclass
+class _Host:
+    where: str
+    said: Given = field(default_factory=dict)
+    groups: set[str] = field(default_factory=set)
+
+
+class _Inventory:
+    """Groups and hosts by name: either may be spoken of at several places."""
+
+    def __init__(self) -> None:
+        self.groups: dict[str, _Group] = {_ALL: _Group()}
+        self.hosts: dict[str, _Host] = {}
+        self._depths: dict[str, int] = {_ALL: 0}
+
+    def take_group(self, name: str, value: Value, above: tuple[str, ...]) -> None:
+        if name in above:
+            raise value.error(f"group `{name}` holds itself", hint="take it out of the `children` below it")
+        group = self.groups.setdefault(name, _Group())
+        if name != _ALL:
+            group.parents.add(above[-1] if above else _ALL)
+        for section, content in _entries(value, _SECTIONS):
+            if section == "hosts":
+                self.take_hosts(content, name)
+            elif section == "vars":
+                group.said |= _variables(content)
+            else:
+                for child, body in _entries(content):
+                    self.take_group(child, body, (*above, name))
+
+    def take_hosts(self, value: Value, group: str) -> None:
+        for name, content in _entries(value):
+            host = self.hosts.setdefault(name, _Host(f"{content.path}:{content.line}"))
+            host.groups.add(group)
+            host.said |= _variables(content)
+
+    def holding(self, host: _Host) -> list[str]:
+        """The groups that hold the host, and those that hold them."""
+        found, new = {_ALL}, host.groups
+        while new := new - found:
+            found |= new
+            new = {parent for name in new for parent in self.groups[name].parents}
+        return sorted(found)
+
+    def depth(self, name: str, where: str, below: tuple[str, ...] = ()) -> int:
+        """How many groups stand above this one, by the longest way."""
+        if name in below:
+            reason = f"group `{name}` of this host holds itself"
+            raise ConfigError(f"{where}: {reason}", hint=f"of {', '.join(below)}, take one out of another's `children`")
+        if name not in self._depths:
+            parents = self.groups[name].parents
+            self._depths[name] = 1 + max(self.depth(parent, where, (*below, name)) for parent in parents)
+        return self._depths[name]
+
+
+def _variables(value: Value) -> Given:
+    said: Given = {}
+    for name, content in _entries(value):
+        if name in VARIABLES:
+            said[VARIABLES[name]] = content.text(), f"{content.path}:{content.line}"
+        elif _REFUSED.fullmatch(name):
+            raise content.error(
+                f"`{name}` is not understood here",
+                hint=f"known: {', '.join(VARIABLES)}; what else ssh needs belongs in ~/.ssh/config",
+            )
+    return said
+
+
+def _entries(value: Value, known: Iterable[str] | None = None) -> Iterable[tuple[str, Value]]:
+    return () if _is_nothing(value.node) else value.entries(known).items()
+
+
+def _is_nothing(node: Any) -> bool:
+    return bool(node.id == "scalar" and node.tag.endswith(":null"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InventoryHost:
+    """A host as the inventory names it; what is empty or 0 is left to the person's own ssh config and to the host."""
+
+    name: str
+    address: str = ""
+    """What ssh is asked for instead of the name: an IP address, a DNS name or an alias of the ssh config."""
+    user: str = ""
+    port: int = 0
+    key: str = ""
+    """Path of a private key on this machine."""
+    slots: int = 0
+    iface: str = ""
+    """Network interface for collectives."""
+    docker: str = "/var/run/docker.sock"
+    """Path of the engine's socket on the host."""
+    where: str = ""
+    """``file:line``."""
+
+
+def read(path: Path, shown: str = "") -> tuple[InventoryHost, ...]:
+    """The hosts of an inventory file, called ``shown`` in errors; ConfigError, ``file:line: reason``.
+
+    A relative ``key`` is one beside the file.
+    """
+    shown = shown or str(path)
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except OSError as error:
+        hint = f"LAB_HOSTS names a file; in it, {_HINT}"
+        raise ConfigError(f"{shown}: cannot be read: {error.strerror}", hint=hint) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{shown}:{error.object.count(10, 0, error.start) + 1}: is not UTF-8", hint="save it as UTF-8"
+        ) from error
+    if path.suffix in (".yaml", ".yml") or _looks_like_yaml(text):
+        found = _checked(_inventory(yaml_reader.compose(path, shown, hint=_HINT)), shown)
+    else:
+        found = parse(text, shown)
+    return tuple(replace(one, key=_beside(path, one.key)) if one.key else one for one in found)
+
+
+def parse(text: str, shown: str) -> tuple[InventoryHost, ...]:
+    """The hosts of a text that is not YAML, in order. ConfigError as ``read``."""
+    if text.startswith("\ufeff"):
+        raise ConfigError(f"{shown}:1: begins with a byte order mark", hint="save it as UTF-8 without BOM")
+    return _checked(_seed(text, shown) if _is_assignment(_first(text)) else _lines(text, shown), shown)
+
+
+_HINT = "write one line per host, such as `node-0 address=10.0.0.5 user=lab slots=8`"
+_ONCE = "name each machine once; `slots=` says how much of it is used"
+
+
+def _looks_like_yaml(text: str) -> bool:
+    return _first(text) == "---" or _first(text).endswith(":")
+
+
+def _is_assignment(line: str) -> bool:
+    """Whether it is one of an env file: no host's name holds a ``=``."""
+    return bool(re.match(r"(?:export[ \t]+)?[A-Za-z_][A-Za-z0-9_]*=", line))
+
+
+def _first(text: str) -> str:
+    """The first line that says something."""
+    found = re.search(r"^[ \t]*([^#\s][^#\n]*)", text, re.MULTILINE)
+    return found[1].rstrip() if found else ""
+
+
+def _beside(path: Path, key: str) -> str:
+    return str(path.absolute().parent / Path(key).expanduser())
+
+
+def _checked(targets: Iterable[InventoryHost], shown: str) -> tuple[InventoryHost, ...]:
+    """The targets, if there are some and no two are the same host."""
+    names: dict[str, InventoryHost] = {}
+    machines: dict[tuple[str, int], InventoryHost] = {}
+    for target in targets:
+        # Host names are the same in either case, to DNS and to ssh.
+        if (earlier := names.setdefault(target.name.lower(), target)) is not target:
+            raise ConfigError(
+                f"{target.where}: duplicate host {quote(target.name)}, first named {_at(earlier)}", hint=_ONCE
+            )
+        machine = ((target.address or target.name).lower(), target.port)
+        if (earlier := machines.setdefault(machine, target)) is not target:
+            raise same(target, earlier)
+    if not names:
+        raise ConfigError(f"{shown}:1: names no host", hint=_HINT)
+    return tuple(names.values())
+
+
+def same(target: InventoryHost, earlier: InventoryHost) -> ConfigError:
+    """What is wrong with two names for one machine."""
+    text = f"{target.where}: {quote(target.name)} is the same machine as {quote(earlier.name)} {_at(earlier)}"
+    return ConfigError(text, hint=_ONCE)
+
+
+def _at(target: InventoryHost) -> str:
+    return f"on line {target.where.rpartition(':')[2]}"
+
+
+# --- a host per line ---
+
+
+def _lines(text: str, shown: str) -> Iterator[InventoryHost]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        where = f"{shown}:{number}"
+        if words := _words(line, where):
+            if words[0].startswith("[") and re.fullmatch(r"\[.+\]", line.strip()):
+                raise ConfigError(
+                    f"{where}: {quote(words[0])} begins a group, as in an Ansible inventory of the INI form",
+                    hint=f"ansible-inventory -i {shown} --list --yaml > hosts.yaml, and LAB_HOSTS=hosts.yaml in .env",
+                )
+            yield _target(words[0], _assigned(words, where), where)
+
+
+def _words(line: str, where: str) -> list[str]:
+    if "#" in line:
+        # A path may hold one: a comment begins with the line or after a blank.
+        line = re.split(r"(?:^|[ \t])#", line, maxsplit=1)[0]
+    if not line.isprintable() and not (line := line.removesuffix("\r").replace("\t", " ")).isprintable():
+        raise ConfigError(f"{where}: contains a control character: {quote(line)}", hint="write the line anew")
+    return line.split()
+
+
+def _assigned(line: list[str], where: str) -> Given:
+    """What the words after the name say."""
+    found: Given = {}
+    for word in line[1:]:
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise ConfigError(f"{where}: expected `key=value`, found {quote(word)}", hint=_meant(word, line[0]))
+        if key in found:
+            raise ConfigError(f"{where}: {quote(key)} is given twice", hint="leave one of them out")
+        found[key] = value, where
+    return found
+
+
+def _meant(word: str, name: str) -> str:
+    """What to write for a word that says nothing as it is."""
+    if _is_ip(word) or "@" in word or ":" in word:
+        return f"write `address={word}`"
+    if _is_ip(name) and word not in _FIELDS:
+        return f"the name comes first: `{word} address={name}`"
+    return f"write no blank around `=`; known: {', '.join(_FIELDS)}"
+
+
+def _is_ip(word: str) -> bool:
+    try:
+        return bool(ip_address(word))
+    except ValueError:
+        return False
+
+
+def _inventory(root: yaml_reader.Value) -> Iterator[InventoryHost]:
+    for name, where, given in hosts(root):
+        yield _target(name, given, where)
+
+
+def _target(name: str, given: Given, where: str) -> InventoryHost:
+    if "@" in name or ":" in name:
+        name, given = _apart(name, given, where)
+    if name == HERE:
+        raise ConfigError(f"{where}: {quote(name)} is this machine's name here", hint="call the host something else")
+    address, its_line = given.get("address", ("", ""))
+    if "@" in address or ":" in address:
+        address, given = _apart(address, given, its_line)
+        given["address"] = address, its_line
+    values: dict[str, Any] = {}
+    for key, (text, its_line) in given.items():
+        if not (check := _FIELDS.get(key)):
+            raise ConfigError(f"{its_line}: unknown word {quote(key)}", hint=_known(key))
+        values[key] = check(text, its_line)
+    if ":" in name and _is_ip(name):
+        hint = f"write `node-0 address={name}`, with a name of your own"
+        raise ConfigError(f"{where}: the host at {quote(name)} has no name", hint=hint)
+    return InventoryHost(name=host_name(name, where), where=where, **values)
+
+
+def _apart(word: str, given: Given, where: str) -> tuple[str, Given]:
+    """The host of ``user@host:port``, as ssh and scp write it, and all that is given with what else the word gives."""
+    user, at, rest = word.rpartition("@")
+    # More than one colon makes it an IPv6 address, unless that is in brackets.
+    found = re.fullmatch(r"(\[[^][]*\]|[^][:]*):([^:]*)", rest)
+    said = {**({"user": user} if at else {}), **({"port": found[2]} if found else {})}
+    if twice := next((key for key in said if key in given), ""):
+        raise ConfigError(
+            f"{where}: {quote(word)} gives a {twice}, and so does `{twice}=`", hint="leave one of them out"
+        )
+    return found[1].strip("[]") if found else rest, {**given, **{key: (text, where) for key, text in said.items()}}
+
+
+def _known(key: str) -> str:
+    """What to write for a key that is none."""
+    return f"write `{VARIABLES[key]}=`" if key in VARIABLES else yaml_reader.hint_for(key, _FIELDS)
+
+
+# --- values ---
+
+
+def _matching(key: str, pattern: str, what: str) -> Callable[[str, str], str]:
+    compiled = re.compile(pattern)
+
+    def check(text: str, where: str) -> str:
+        if not compiled.fullmatch(text) or not text.isprintable():
+            raise ConfigError(f"{where}: {key} must be {what}, not {quote(text)}")
+        return text
+
+    return check
+
+
+def _address(text: str, where: str) -> str:
+    if ":" not in text:
+        return host_name(text, where)
+    try:
+        IPv6Address(text)
+    except ValueError as error:
+        hint = "write an IPv6 address with a port as `[fe80::1]:22`" if "[" in text or "]" in text else ""
+        raise ConfigError(f"{where}: address must be an IP address or a name, not {quote(text)}", hint=hint) from error
+    return _ZONED(text, where)
+
+
+def _port(text: str, where: str) -> int:
+    if not re.fullmatch("[0-9]{1,5}", text) or not 0 < int(text) < 65536:
+        raise ConfigError(f"{where}: port must be between 1 and 65535, not {quote(text)}")
+    return int(text)
+
+
+_ZONED = _matching("address", r"[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?", "an IP address or a name")
+# Sockets have addresses of at most 107 bytes; ssh takes `%`, `${` and a colon in paths for its own signs.
+_FIELDS: dict[str, Callable[[str, str], Any]] = {
+    "address": _address,
+    "user": _matching("user", r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,254}", "a user's name"),
+    "port": _port,
+    "key": _matching("key", r"(?:~/)?[^-~\s%$][^\s%$]*", "a path without blanks, `%` and `$`"),
+    "slots": hostfile.slot_count,
+    "iface": _matching("iface", r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}", "the name of a network interface"),
+    "docker": _matching("docker", r"/[A-Za-z0-9_./@+-]{1,106}", "the absolute path of a socket"),
+}
+
+
+# --- MASTER_IP and MEMBER_IPS ---
+
+
+_MASTER, _MEMBERS = "MASTER_IP", "MEMBER_IPS"
+# What else such a file says; nothing of it is about hosts.
+_OTHER = ("TEST_CONFIGURATION", "BUILD_VERSION", "SKIP_NETWORK_SETUP", "L3_ENABLED")
+
+
+def _seed(text: str, shown: str) -> Iterator[InventoryHost]:
+    entries = {entry.key: entry for entry in dotenv.parse(text, shown)}
+    for entry in entries.values():
+        if entry.key not in (_MASTER, _MEMBERS, *_OTHER):
+            hint = yaml_reader.hint_for(entry.key, (_MASTER, _MEMBERS))
+            raise ConfigError(f"{shown}:{entry.line}: unknown key {quote(entry.key)}", hint=hint)
+    if _MASTER not in entries:
+        raise ConfigError(f"{shown}:1: there is no {_MASTER}", hint=f"write {_MASTER}=10.0.0.5")
+    master, members = entries[_MASTER], entries.get(_MEMBERS)
+    addresses = [(master.value, master.line)]
+    if members and members.value.strip():
+        addresses += [(address.strip(), members.line) for address in members.value.split(",")]
+    for number, (address, line) in enumerate(addresses):
+        where = f"{shown}:{line}"
+        yield _target(f"node-{number}", {"address": (address, where)}, where)

@@ -1,0 +1,53 @@
+"""``labctl init``: .env, hosts.txt, hostfiles and workloads for a lab, from what labctl ships and what is here."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+from pathlib import Path
+
+from labctl.errors import ConfigError
+from labctl.system import files
+from labctl.system.files import make_private, write
+
+HOSTS = "hosts.txt"
+"""The list of hosts, which says nothing until a person does and sets LAB_HOSTS."""
+
+
+def initialise(directory: Path) -> tuple[str, ...]:
+    """Write what is missing; returns the paths that were written. What is there is left as it is."""
+    if directory.exists() and not directory.is_dir():
+        raise ConfigError(f"{directory} is a file", hint="labctl init DIRECTORY")
+    make_private(directory)
+    written = [name for name in ("hostfiles", "workloads") if copy_tree(name, directory)]
+    hosts = directory / HOSTS
+    if not hosts.exists():
+        write(hosts, files.path("hosts.example").read_text(encoding="utf-8"))
+        written.append(HOSTS)
+    env = directory / ".env"
+    if not env.exists():
+        write(env, env_text(directory))
+        written.append(".env")
+    return tuple(written)
+
+
+def copy_tree(name: str, directory: Path) -> bool:
+    """Copy a folder that labctl ships, unless the directory has one with something in it."""
+    target = directory / name
+    if target.exists() and any(target.iterdir()):
+        return False
+    shutil.copytree(files.path(name), target, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+    return True
+
+
+def env_text(directory: Path) -> str:
+    """env.example with a name of this directory's own: two directories never share a lab by accident."""
+    example = files.path("env.example").read_text(encoding="utf-8")
+    return re.sub(r"^LAB_NAME=.*$", f"LAB_NAME={lab_name(directory)}", example, flags=re.MULTILINE)
+
+
+def lab_name(directory: Path) -> str:
+    """The directory's name as an RFC 1123 label, and four characters that stand for its path."""
+    stem = re.sub(r"[^a-z0-9]+", "-", directory.name.lower()).strip("-")[:30] or "lab"
+    return f"{stem}-{hashlib.sha256(str(directory).encode()).hexdigest()[:4]}"

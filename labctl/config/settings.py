@@ -1,0 +1,342 @@
+"""The settings: flags, then the process environment, then ``.env``, then defaults; where each came from is kept."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from os.path import lexists
+from pathlib import Path
+from typing import get_args
+
+from labctl.config import dotenv
+from labctl.errors import ConfigError
+from labctl.model import Accelerator, Pairs, Secret
+
+ACCELERATORS = ("auto", *get_args(Accelerator))
+
+_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+
+Validator = Callable[[str], None]
+"""Refuses a value with ``ValueError(reason)`` or ``ValueError(reason, hint)``, without showing it."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The known word that this one was most likely meant to be; empty where none is near."""
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(word, known, n=1, cutoff=0.7)), "")
+
+
+def in_bytes(text: str) -> int:
+    """``64k`` as 65536. ValueError for what is no size."""
+    match = re.fullmatch(r"([0-9]+)([kmgt]?)i?b?", text.lower())
+    if match is None:
+        raise ValueError(f"{text!r} is not a number")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def shaped(pattern: str, reason: str, hint: str = "") -> Validator:
+    """What matches a pattern."""
+
+    def check(value: str) -> None:
+        if not re.fullmatch(pattern, value):
+            raise ValueError(reason, hint)
+
+    return check
+
+
+def whole(low: int, high: int) -> Validator:
+    """A whole number, written as one."""
+
+    def check(value: str) -> None:
+        if not re.fullmatch(r"0|[1-9][0-9]{0,18}", value) or not low <= int(value) <= high:
+            raise ValueError(f"must be a whole number from {low} to {high}")
+
+    return check
+
+
+def span(word: str) -> tuple[int, int] | None:
+    """The first and last index of ``0-3``; None for what is no such range."""
+    match = re.fullmatch(r"(\d{1,4})-(\d{1,4})", word)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def devices(value: str) -> None:
+    if not re.fullmatch(r"[\w:./-]+(\s*,\s*[\w:./-]+)*", value):
+        raise ValueError("must be devices with commas between", "write it like 0,1 or 0-3; labctl devices")
+    for word in map(str.strip, value.split(",")):
+        if (ends := span(word)) and ends[0] > ends[1]:
+            raise ValueError(f"has the range {word}, which is empty", f"write it as {ends[1]}-{ends[0]}")
+
+
+def size(value: str) -> None:
+    # Six MiB is the least memory that the engine accepts.
+    if (
+        not re.fullmatch(r"[1-9][0-9]{0,17}([kmgt](i?b)?|b)?", value.lower())
+        or not 6 * 2**20 <= in_bytes(value) < 2**60
+    ):
+        raise ValueError("must be a size of at least 6m", "write it like 512m or 8g")
+
+
+def accelerator(value: str) -> None:
+    if value not in ACCELERATORS:
+        near = nearest(value.lower(), ACCELERATORS)
+        reason = f"unknown accelerator {value[:40]!r}; known are {', '.join(ACCELERATORS)}"
+        raise ValueError(reason, f"did you mean {near}?" if near else "auto takes what it finds")
+
+
+def one_of(*words: str) -> Validator:
+    """One of these words."""
+
+    def check(value: str) -> None:
+        if value not in words:
+            near = nearest(value.lower(), words)
+            raise ValueError(f"must be one of {', '.join(words)}", f"did you mean {near}?" if near else "")
+
+    return check
+
+
+image_from = one_of("send", "pull", "build")
+port = whole(1024, 65535)
+label = shaped(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?", "must be at most 40 of a-z, 0-9 and inner '-', such as lab-2")
+image = shaped(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", "must be the name of an image", "write it like debian:bookworm-slim")
+memlock = shaped(r"unlimited|0|[1-9][0-9]{0,17}", "must be 'unlimited' or a number of bytes")
+host_path = shaped(r"/.*", "must be an absolute path", "begin it with / or ~/")
+# So narrow because launchers put it into remote shell commands without quotes.
+container_path = shaped(r"(/(?!\.\.?(/|\Z))[A-Za-z0-9._+-]+)+", "must be /an/absolute/path of letters, digits, . _ + -")
+url = shaped(r"(https?|file)://\S+", "must be a URL", "begin it with https://, http:// or file://")
+sources = shaped(r"((https?|file):/)?/\S+(\s+((https?|file):/)?/\S+)*", "must be URLs or /paths, blanks between them")
+proxy = shaped(r"\S+", "must be one URL without blanks", "write it like http://proxy.example:3128")
+token = shaped(r"[!-~]+", "holds blanks or characters that no token has")
+anything = shaped(r".*", "must be one line")
+
+EXTRA = "LAB_ENV_"
+"""``LAB_ENV_<NAME>=value`` gives workloads ``NAME=value``."""
+
+_SECRET_NAME = re.compile(r"TOKEN(?![A-Z])|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_KEY|_KEY\Z", re.IGNORECASE)
+
+# --- the table -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A key, its default and its one line of meaning."""
+
+    key: str
+    default: str
+    help: str
+    kind: Validator
+    secret: bool = False
+    aliases: tuple[str, ...] = ()
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting("LAB_NAME", "lab", "Name of the lab: lower-case letters, digits and '-', at most 40.", label),
+    Setting("LAB_ACCELERATOR", "auto", f"One of {', '.join(ACCELERATORS)}; auto takes what it finds.", accelerator),
+    Setting("LAB_HOSTS", "", "File that lists the hosts, reached over ssh; empty: this machine.", anything),
+    Setting("LAB_SHARED_DIR", "", "Directory that all hosts see under one path, with the lab below it; empty: none.",
+            host_path),
+    Setting("LAB_NODES", "2", "Nodes (worker containers) where the host is one, 1 to 1000; on several, one each.",
+            whole(1, 1000)),
+    Setting("LAB_SLOTS", "", "Slots (ranks) per node, 1 to 1024; empty: decided from the devices.", whole(1, 1024)),
+    Setting("LAB_DEVICES", "", "Devices to use, such as 0-3, a PCI address or module:2 of a Gaudi; empty: all.",
+            devices),
+    Setting("LAB_IMAGE", "", "Image of the nodes; empty: labctl/<accelerator>, built here.", image),
+    Setting("LAB_BASE_IMAGE", "", "Image to build on: plain, or a vendor's own; empty: as docs/images.md says.", image),
+    Setting("LAB_IMAGE_FROM", "send", "How hosts get it: send (this machine's), pull, or build (each its own).",
+            image_from),
+    Setting("LAB_SSH_PORT", "12345", "Port of sshd in the nodes, 1024 to 65535 (also DOCKER_SSH_PORT).", port,
+            aliases=("DOCKER_SSH_PORT",)),
+    Setting("LAB_MASTER_PORT", "29500", "Port where the ranks meet, not the ssh port (also DOCKER_MASTER_PORT).", port,
+            aliases=("DOCKER_MASTER_PORT",)),
+    Setting("LAB_SHM_SIZE", "8g", "Size of /dev/shm in each node.", size),
+    Setting("LAB_MEMORY", "", "Memory limit of each node, such as 16g; empty: none.", size),
+    Setting("LAB_MEMLOCK", "unlimited", "Memory that a process may lock: unlimited, or bytes.", memlock),
+    Setting("LAB_STACK", "67108864", "Stack limit in bytes.", whole(2**16, 2**40)),
+    Setting("LAB_NOFILE", "1048576", "Open files per process; a number, never unlimited.", whole(1024, 2**30)),
+    Setting("LAB_PIDS", "8192", "Processes and threads per node.", whole(64, 2**22)),
+    Setting("HOST_CACHE_PATH", "~/.cache/labctl", "Host directory mounted at PROJECT_PATH/.cache.", host_path),
+    Setting("HOST_REPO_PATH", "", "Clone of DeepSpeedExamples, mounted below PROJECT_PATH; empty: none.", host_path),
+    Setting("HOST_OPTIMUM_HABANA_PATH", "", "Clone of optimum-habana, mounted below PROJECT_PATH; empty: none.",
+            host_path),
+    Setting("PROJECT_PATH", "/workspace", "Working directory inside the nodes.", container_path),
+    Setting("HF_TOKEN", "", "Token of the Hugging Face hub, never shown (also HUGGING_FACE_HUB_TOKEN).", token,
+            secret=True, aliases=("HUGGING_FACE_HUB_TOKEN",)),
+    Setting("LAB_PIP_INDEX_URL", "", "Python package index; empty: this host's own pip configuration.", url),
+    Setting("LAB_PIP_EXTRA_INDEX_URL", "", "More indexes, blanks between; empty: this host's own.", sources),
+    Setting("LAB_PIP_FIND_LINKS", "", "URLs or directories of wheels, blanks between; empty: this host's.", sources),
+    Setting("LAB_CA_CERTIFICATES", "", "File of CA certificates for the build; empty: this host's own.", host_path),
+    Setting("LAB_APT_MIRROR", "", "Debian mirror for the build; empty: this host's own apt configuration.", url),
+    Setting("LAB_TORCH_INDEX", "", "Index of PyTorch wheels; empty: the one for the accelerator.", sources),
+    Setting("HTTP_PROXY", "", "Proxy for http (also http_proxy).", proxy, aliases=("http_proxy",)),
+    Setting("HTTPS_PROXY", "", "Proxy for https (also https_proxy).", proxy, aliases=("https_proxy",)),
+    Setting("NO_PROXY", "", "Hosts without proxy, commas between (also no_proxy).", anything, aliases=("no_proxy",)),
+)  # fmt: skip
+
+_BY_NAME = {name: setting for setting in SETTINGS for name in (setting.key, *setting.aliases)}
+
+
+@dataclass(frozen=True, slots=True)
+class SettingValue:
+    """A value as it was written: under which key (it may be an alias) and where."""
+
+    key: str
+    value: str = field(repr=False)
+    origin: str
+
+    def error(self, reason: str, hint: str = "") -> ConfigError:
+        where = f"--setting {self.key}" if self.origin == "flag" else f"{self.origin}: {self.key}"
+        return ConfigError(f"{where}: {reason}", hint=hint)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Every setting with its value and origin. KeyError on a key that is not in the table."""
+
+    found: Mapping[str, SettingValue]
+    extra: tuple[SettingValue, ...] = ()
+    """The ``LAB_ENV_`` variables, by name."""
+    home: str
+    warnings: tuple[str, ...] = ()
+
+    def text(self, key: str) -> str:
+        """The value, with ``~`` of a host path expanded; empty where not set. ValueError for a secret."""
+        if _BY_NAME[key].secret:
+            raise ValueError(f"{key} is a secret: use secret()")
+        return _expanded(_BY_NAME[key], self.found[key].value, self.home)
+
+    def number(self, key: str) -> int:
+        """The value as a number, sizes in bytes: 0 where not set, -1 for unlimited."""
+        text = self.text(key)
+        return -1 if text == "unlimited" else in_bytes(text or "0")
+
+    def secret(self, key: str) -> Secret | None:
+        """The value, hidden; None where not set."""
+        value = self.found[key].value
+        return Secret(value) if value else None
+
+    def origin(self, key: str) -> str:
+        """``default``, ``.env:3``, ``environment`` or ``flag``."""
+        return self.found[key].origin
+
+    def with_value(self, key: str, value: str, origin: str) -> Settings:
+        return replace(self, found={**self.found, key: SettingValue(key, value, origin)})
+
+    def rows(self) -> tuple[tuple[str, str, str], ...]:
+        """Key, value fit to be shown, and origin of everything in force."""
+        everything = (*self.found.items(), *((found.key, found) for found in self.extra))
+        return tuple((key, _shown(found), found.origin) for key, found in everything)
+
+    @property
+    def environment(self) -> Pairs:
+        """The extra environment of workloads, less its secrets."""
+        return tuple((_name(found), found.value) for found in self.extra if not _is_secret(found))
+
+    @property
+    def secret_environment(self) -> tuple[tuple[str, Secret], ...]:
+        """The extra environment whose names say that it is secret."""
+        return tuple((_name(found), Secret(found.value)) for found in self.extra if _is_secret(found))
+
+
+def load(directory: Path, environ: Mapping[str, str], flags: Mapping[str, str]) -> Settings:
+    """The settings of the lab in ``directory``; ``flags`` by key. ConfigError ``where: key: reason`` on any bad one."""
+    typed = [SettingValue(key, value, "flag") for key, value in flags.items()]
+    exported = [SettingValue(key, value, "environment") for key, value in environ.items() if _is_known(key)]
+    written = _written(directory / ".env")
+    home = environ.get("HOME") or str(Path.home())
+    for found in (*typed, *exported, *written):
+        _check(found, home)
+    defaults = {setting.key: SettingValue(setting.key, setting.default, "default") for setting in SETTINGS}
+    in_force = defaults | _by_key(written) | _by_key(exported) | _by_key(typed)
+    _check_ports(in_force["LAB_SSH_PORT"], in_force["LAB_MASTER_PORT"])
+    return Settings(
+        found={key: in_force[key] for key in defaults},
+        extra=tuple(in_force[key] for key in sorted(in_force.keys() - defaults.keys())),
+        home=home,
+        warnings=tuple(_unknown_in(environ)),
+    )
+
+
+def _is_known(key: str) -> bool:
+    return key in _BY_NAME or (key.startswith(EXTRA) and key != EXTRA)
+
+
+def _written(path: Path) -> list[SettingValue]:
+    entries = dotenv.read(path, shown=path.name) if lexists(path) else ()
+    return [SettingValue(entry.key, entry.value, f"{path.name}:{entry.line}") for entry in entries]
+
+
+def _check(found: SettingValue, home: str) -> None:
+    if not _is_known(found.key):
+        raise ConfigError(f"{found.origin}: unknown key {found.key}", hint=_hint_for_unknown(found.key))
+    if "\0" in found.value or not dotenv.is_utf8(found.value):
+        raise found.error("not UTF-8 text without NUL")
+    if found.key.startswith(EXTRA):
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", _name(found)):
+            raise found.error(f"what follows {EXTRA} is not the name of a variable")
+    elif re.search(r"[\x00-\x1f\x7f]", found.value):
+        raise found.error("holds a line break, a tab or another control character")
+    elif found.value:
+        setting = _BY_NAME[found.key]
+        try:
+            setting.kind(_expanded(setting, found.value, home))
+        except ValueError as error:
+            raise found.error(*error.args) from None
+
+
+def _hint_for_unknown(key: str) -> str:
+    near = nearest(key.upper(), _BY_NAME)
+    otherwise = f"env.example lists every key; {EXTRA}{key}=... would hand {key} to workloads"
+    return f"did you mean {near}?" if near else otherwise
+
+
+def _by_key(layer: Iterable[SettingValue]) -> dict[str, SettingValue]:
+    """What one source sets, under the keys of the table. ConfigError where a key and its alias differ."""
+    chosen: dict[str, SettingValue] = {}
+    for found in layer:
+        if found.key.startswith(EXTRA):
+            chosen[found.key] = found
+        elif found.value:
+            first = chosen.setdefault(_BY_NAME[found.key].key, found)
+            # A host's own environment often spells its proxies in two ways; nobody wrote that for labctl.
+            if first.value != found.value and not (found.origin == "environment" and found.key.islower()):
+                raise found.error(f"differs from {first.key} ({first.origin}), the same setting", "keep one of the two")
+    return chosen
+
+
+def _check_ports(ssh: SettingValue, master: SettingValue) -> None:
+    if ssh.value == master.value:
+        blamed, other = (ssh, master) if master.origin == "default" else (master, ssh)
+        raise blamed.error(f"{blamed.value} is also {other.key} ({other.origin})", "the two ports must differ")
+
+
+def _unknown_in(environ: Mapping[str, str]) -> Iterator[str]:
+    for key in sorted(environ):
+        if key.startswith("LAB_") and not _is_known(key):
+            yield f"environment: unknown key {key}, not read ({_hint_for_unknown(key)})"
+
+
+def sounds_secret(key: str) -> bool:
+    """Whether what a key is set to is never shown."""
+    setting = _BY_NAME.get(key)
+    return setting.secret if setting else bool(_SECRET_NAME.search(key.removeprefix(EXTRA)))
+
+
+def _name(found: SettingValue) -> str:
+    return found.key.removeprefix(EXTRA)
+
+
+def _is_secret(found: SettingValue) -> bool:
+    return sounds_secret(found.key)
+
+
+def _shown(found: SettingValue) -> str:
+    if _is_secret(found):
+        return "set" if found.value else "unset"
+    # Up to the last @ of a word: a password may itself hold / and @, and a proxy may lack its scheme.
+    return re.sub(r"((?:\w+://)?)\S+@", r"\1[REDACTED]@", found.value)
+
+
+def _expanded(setting: Setting, value: str, home: str) -> str:
+    return re.sub(r"\A~(?=/|\Z)", lambda _: home, value) if setting.kind is host_path else value

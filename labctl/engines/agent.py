@@ -1,0 +1,91 @@
+"""Calls to the agent that runs inside every node."""
+
+from __future__ import annotations
+
+import json
+import time
+
+from labctl import model, naming
+from labctl.engines import Backend
+from labctl.errors import HostError
+from labctl.hosts.ssh_errors import ssh_reason
+from labctl.model import Lab
+from labctl.system.parallel import pool
+
+AGENT = ("/usr/bin/python3", "-I", "/opt/lab/labnode.py")
+# Seconds in which a container that is being removed is gone.
+DYING = 5
+# Seconds for a node's health check, which has shorter limits inside.
+CHECKING = 20
+
+
+def reach(lab: Lab, engine: Backend, nodes: tuple[str, ...], seconds: int) -> dict[str, float]:
+    """Seconds that each node took to answer over ssh; HostError names those that did not and why."""
+    answers = [json.loads(line) for line in agent(lab, engine, model.LAUNCHER, "reach", str(seconds), *nodes)]
+    reasons = {answer["node"]: ssh_reason(answer["error"]) for answer in answers if not answer["ok"]}
+    answered = {answer["node"] for answer in answers}
+    reasons |= {node: "the launcher gave no answer about it" for node in nodes if node not in answered}
+    if reasons:
+        first = next(iter(reasons))
+        raise HostError(
+            "the launcher does not reach every worker over ssh"
+            + "".join(f"\n  {node}: {reason}" for node, reason in reasons.items()),
+            hint=f"labctl logs {first}; `labctl down && labctl up` makes the nodes anew",
+            node=first,
+        )
+    return {answer["node"]: answer["seconds"] for answer in answers}
+
+
+def reap(lab: Lab, engine: Backend, run_id: str, grace: float) -> list[str]:
+    """End a run's processes in all containers at once; returns those that could not be ended, as text."""
+    nodes = (model.LAUNCHER, *(node.name for node in lab.nodes))
+    with pool(len(nodes)) as threads:
+        left = threads.map(lambda node: reap_node(lab, engine, node, run_id, grace), nodes)
+    return [text for text in left if text]
+
+
+def reap_node(lab: Lab, engine: Backend, node: str, run_id: str, grace: float) -> str:
+    try:
+        return "".join(f"{node}: {line}" for line in agent(lab, engine, node, "reap", run_id, str(grace)))
+    except HostError as error:
+        # A container that is gone holds nothing; one that stays and cannot be entered may hold all of it.
+        deadline = time.monotonic() + DYING
+        while (container := engine.observe(lab.name).container(node)) and container.state == "running":
+            if time.monotonic() >= deadline:
+                return error.message
+            time.sleep(0.1)
+        return ""
+
+
+def unhealthy(lab: Lab, engine: Backend, nodes: tuple[str, ...]) -> dict[str, str]:
+    """What the health check says of those of these nodes that fail it now, asked of all at once as Docker asks it.
+
+    Nothing of a node that does not answer.
+    """
+
+    def check(node: str) -> str:
+        try:
+            done = engine.call(naming.container_name(lab, node), (*AGENT, "health"), user="0", limit=CHECKING)
+        except HostError:
+            return ""
+        return done.err.strip() if done.code else ""
+
+    if not nodes:
+        return {}
+    with pool(len(nodes)) as threads:
+        return {node: said for node, said in zip(nodes, threads.map(check, nodes), strict=True) if said}
+
+
+def agent(lab: Lab, engine: Backend, node: str, *words: str) -> list[str]:
+    """What the node's own agent prints, one line each; HostError when it fails without an answer."""
+    done = engine.call(naming.container_name(lab, node), (*AGENT, *words), user=user(lab, node))
+    if done.code and not done.out:
+        said = done.err.strip() or f"{AGENT[-1]} {words[0]} ended with code {done.code} and without a word"
+        raise HostError(f"{node}: {said}", hint=f"labctl status; labctl logs {node}", node=node)
+    return done.out.splitlines()
+
+
+def user(lab: Lab, node: str = model.LAUNCHER) -> str:
+    """Numeric user and group that processes in a container of the lab have: the person's own on its host."""
+    host = lab.host_of(node)
+    return f"{host.uid}:{host.gid}"

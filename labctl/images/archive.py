@@ -1,0 +1,213 @@
+"""An image archive as `docker save` writes it, and the same with the layers left out that an engine has already.
+
+An engine loads an archive without the layers that any of its images begins with (sources: moby/moby #18727 for the
+classic store, containerd/containerd #9554 for containerd's).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import posixpath
+import tarfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from labctl.errors import HostError
+from labctl.system import tar as packing
+from labctl.system.progress import Progress
+from labctl.system.tar import member_header
+
+PIECE = 1 << 20
+"""Bytes that are read and handed on at once."""
+_LEADING = ("image.manifest.v1+json", "image.index.v1+json", "manifest.v2+json", "manifest.list.v2+json")
+"""How the types of documents end that lead to others."""
+_LAYOUT = b'{"imageLayoutVersion":"1.0.0"}'
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A run of bytes of a file."""
+
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cargo:
+    """A stream of bytes, made of some of its own and some of a file's; it can be read from any place on."""
+
+    path: Path
+    parts: tuple[bytes | Range, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(_size(part) for part in self.parts)
+
+    @property
+    def key(self) -> str:
+        """What tells it from another stream; the ranges are named, by their digests, in the bytes before them."""
+        digest = hashlib.sha256()
+        for part in self.parts:
+            digest.update(part if isinstance(part, bytes) else part.size.to_bytes(8, "big"))
+        return digest.hexdigest()
+
+    def digest(self) -> str:
+        """The SHA-256 of all of it."""
+        digest = hashlib.sha256()
+        for chunk in self.chunks():
+            digest.update(chunk)
+        return digest.hexdigest()
+
+    def chunks(self, start: int = 0) -> Iterator[bytes]:
+        """The bytes from there on."""
+        with self.path.open("rb") as file:
+            for part in self.parts:
+                skipped = min(start, _size(part))
+                start -= skipped
+                if isinstance(part, bytes):
+                    yield part[skipped:]
+                    continue
+                file.seek(part.offset + skipped)
+                left = part.size - skipped
+                while left:
+                    piece = file.read(min(PIECE, left))
+                    if not piece:
+                        raise HostError(f"{self.path} was cut short while it was read")
+                    left -= len(piece)
+                    yield piece
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """An image of an archive; its layers are named from the bottom up."""
+
+    name: str
+    ids: frozenset[str]
+    """What engines call it: the digest of its configuration, or, with containerd's store, of its manifest."""
+    diffs: tuple[str, ...]
+    """The digest of each layer, unpacked."""
+    layers: tuple[str, ...]
+    """The member that holds each."""
+    documents: tuple[tuple[str, bytes], ...]
+    """Its small members, with what they hold."""
+
+
+class Archive:
+    """The archive in a file, of which it may be a part that begins ``at`` this byte. HostError where it is none."""
+
+    def __init__(self, path: Path, at: int = 0) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                file.seek(at)
+                with tarfile.open(fileobj=file, mode="r:") as tar:
+                    self._members = _located(tar)
+            self._manifest = json.loads(self._read("manifest.json"))
+            self._index = json.loads(self._read("index.json")) if "index.json" in self._members else {}
+        except (OSError, ValueError, KeyError, tarfile.TarError) as error:
+            raise HostError(f"{path} is not an image archive of Docker: {error}") from error
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The images in it."""
+        return tuple(tag for entry in self._manifest for tag in entry["RepoTags"] or ())
+
+    def image(self, name: str) -> Image:
+        """The image of that name. HostError where there is none."""
+        wanted = tagged(name)
+        entry = next((entry for entry in self._manifest if wanted in (entry["RepoTags"] or ())), None)
+        if entry is None:
+            raise HostError(f"{self.path} holds no image {name}", hint=f"it holds {', '.join(self.names) or 'none'}")
+        config = self._read(entry["Config"])
+        described = [one for one in self._index.get("manifests", ()) if entry["Config"] in self._below(one)]
+        blobs = dict.fromkeys(blob for one in described for blob in self._below(one))
+        listed = {"Config": entry["Config"], "RepoTags": [wanted], "Layers": entry["Layers"]}
+        own = {"manifest.json": _json([listed])}
+        if described:
+            own |= {"oci-layout": _LAYOUT, "index.json": _json({**self._index, "manifests": described})}
+        small = [blob for blob in (entry["Config"], *blobs) if blob not in entry["Layers"]]
+        return Image(
+            name=name,
+            ids=frozenset(("sha256:" + hashlib.sha256(config).hexdigest(), *(one["digest"] for one in described))),
+            diffs=tuple(json.loads(config)["rootfs"]["diff_ids"]),
+            layers=tuple(entry["Layers"]),
+            documents=(*own.items(), *((blob, self._read(blob)) for blob in dict.fromkeys(small))),
+        )
+
+    def cargo(self, image: Image, held: int = 0) -> Cargo:
+        """An archive of one image, less so many of its lowest layers; byte for byte the same whenever it is made."""
+        parts: list[bytes | Range] = [member_header("blobs/"), member_header("blobs/sha256/")]
+        for name, content in image.documents:
+            parts.append(member_header(name, len(content)) + content + packing.padding(len(content)))
+        for name in dict.fromkeys(image.layers[held:]):
+            where = self._members.get(name)
+            if where is None:
+                raise HostError(f"{self.path}: a layer of {image.name} is missing", hint=f"docker pull {image.name}")
+            parts += [member_header(name, where.size), where, packing.padding(where.size)]
+        return Cargo(path=self.path, parts=(*parts, packing.END))
+
+    def _below(self, descriptor: Mapping[str, Any]) -> tuple[str, ...]:
+        """The members that a descriptor leads to: a manifest with its configuration and layers, or several of them."""
+        name = _member_of(descriptor)
+        if name not in self._members:
+            return ()  # of another platform
+        said = json.loads(self._read(name)) if descriptor["mediaType"].endswith(_LEADING) else {}
+        config = [said["config"]] if "config" in said else []
+        inner = [*config, *said.get("layers", ()), *said.get("manifests", ())]
+        return (name, *(blob for one in inner for blob in self._below(one)))
+
+    def _read(self, name: str) -> bytes:
+        where = self._members[name]
+        with self.path.open("rb") as file:
+            file.seek(where.offset)
+            return file.read(where.size)
+
+
+def tagged(name: str) -> str:
+    """An image's name with its tag, as engines and archives spell it."""
+    return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
+
+
+def told(chunks: Iterable[bytes], progress: Progress) -> Iterator[bytes]:
+    """The chunks, the progress of each told when it was taken."""
+    for chunk in chunks:
+        yield chunk
+        progress.advance(len(chunk))
+
+
+def common(layers: Sequence[str], held: Iterable[Sequence[str]]) -> int:
+    """How many of the lowest layers are among those that some image begins with."""
+    most = 0
+    for others in held:
+        while most < min(len(layers), len(others)) and tuple(others[: most + 1]) == tuple(layers[: most + 1]):
+            most += 1
+    return most
+
+
+def _located(tar: tarfile.TarFile) -> dict[str, Range]:
+    """Where the content of each file is; engines before 25 link a layer that comes twice."""
+    found: dict[str, Range] = {}
+    for member in tar:
+        if member.isfile():
+            found[member.name] = Range(member.offset_data, member.size)
+        elif member.issym() or member.islnk():
+            base = posixpath.dirname(member.name) if member.issym() else ""
+            target = posixpath.normpath(posixpath.join(base, member.linkname))
+            if target in found:
+                found[member.name] = found[target]
+    return found
+
+
+def _member_of(descriptor: Mapping[str, Any]) -> str:
+    return "blobs/" + str(descriptor["digest"]).replace(":", "/")
+
+
+def _size(part: bytes | Range) -> int:
+    return len(part) if isinstance(part, bytes) else part.size
+
+
+def _json(document: object) -> bytes:
+    return json.dumps(document, separators=(",", ":"), sort_keys=True).encode()

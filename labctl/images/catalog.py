@@ -1,0 +1,80 @@
+"""The images that labctl builds: ``docker/<name>.Dockerfile`` -> image ``labctl/<name>``, some on top of another."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from labctl.errors import HostError
+from labctl.system import files
+
+INPUTS_LABEL = "labctl.inputs"
+BASE_LABEL = "labctl.base"
+
+_OWN = "labctl/"
+
+
+def names() -> tuple[str, ...]:
+    """The images that labctl can build, by the files in ``docker/``."""
+    return tuple(sorted(path.stem for path in files.path("docker").glob("*.Dockerfile")))
+
+
+def tag(name: str) -> str:
+    """What labctl's own image of that name is called."""
+    return f"{_OWN}{name}"
+
+
+def name_of(image: str) -> str | None:
+    """Which of labctl's own an image is, by what it is called; None for another's."""
+    name = image.removeprefix(_OWN).removesuffix(":latest")
+    return name if image.startswith(_OWN) and name in names() else None
+
+
+def file(name: str, kind: str) -> Path:
+    """Its ``Dockerfile``, its ``lock`` (pinned Python packages), its ``in`` (what is asked for) or its ``releases``."""
+    return files.path("docker", f"{name}.{kind}")
+
+
+def dockerfile(name: str) -> Path:
+    """What the image is built from; HostError where labctl has none."""
+    path = file(name, "Dockerfile")
+    if not path.is_file():
+        raise HostError(f"there is no {path}", hint="set LAB_IMAGE to an image that has what the lab needs")
+    return path
+
+
+def base(name: str) -> str:
+    """The image that it is built on unless a person chooses another; empty where the host decides."""
+    found = re.search(r"^ARG BASE_IMAGE=(\S+)", dockerfile(name).read_text(encoding="utf-8"), re.MULTILINE)
+    return found[1] if found else ""
+
+
+def base_of(name: str) -> str | None:
+    """Which of labctl's own images it is built on; None for another's."""
+    return name_of(base(name))
+
+
+def inputs(name: str) -> tuple[Path, ...]:
+    """The files that the image comes from: its Dockerfile, and what that mounts or copies of the folder it is in."""
+    path = dockerfile(name)
+    text = path.read_text(encoding="utf-8")
+    mounted = re.findall(r"--mount=type=bind,source=([^,\s]+)", text)
+    copied = re.findall(r"^COPY (?:--chmod=\S+ )?(?!-)(\S+)", text, re.MULTILINE)
+    return (path, *(path.with_name(file) for file in sorted({*mounted, *copied})))
+
+
+def inputs_hash(name: str) -> str:
+    """A hash over the files that the image, and the one it is built on, come from."""
+    digest = hashlib.sha256()
+    for path in inputs(name):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    if below := base_of(name):
+        digest.update(inputs_hash(below).encode())
+    return digest.hexdigest()
+
+
+def is_stale(labels: Mapping[str, str], name: str) -> bool:
+    """Whether an image with these labels was built from other files than there are now."""
+    return labels.get(INPUTS_LABEL) != inputs_hash(name)

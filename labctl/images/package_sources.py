@@ -1,0 +1,154 @@
+"""Where this host gets Python packages, and what of it an image build is handed: for the build only, never kept.
+
+Sources: pip's configuration (https://pip.pypa.io/en/stable/topics/configuration/), the simple repository API (PEP 503),
+file names of wheels (PEP 427) and source archives (PEP 625).
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import unquote, urljoin, urlsplit
+
+from labctl.system import process
+
+CA_BUNDLES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
+
+IN_BUILD = "/run/sources"
+"""Where a build step sees what it was handed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipSources:
+    """Indexes and directories of Python packages. URLs may carry credentials, so they are not in the repr."""
+
+    index: str = field(default="", repr=False)
+    extra_indexes: tuple[str, ...] = field(default=(), repr=False)
+    find_links: tuple[str, ...] = field(default=(), repr=False)
+    trusted_hosts: tuple[str, ...] = ()
+    no_index: bool = False
+    cert: str = ""
+
+
+def of_host() -> PipSources:
+    """What pip itself says of this host's configuration, environment included; PyPI where there is no pip."""
+    for pip in ([sys.executable, "-m", "pip"], ["python3", "-m", "pip"], ["pip"]):
+        done = process.run([*pip, "config", "list"], check=False, timeout=30)
+        if done.code == 0:
+            return parse_pip(done.out)
+    return PipSources()
+
+
+def parse_pip(text: str) -> PipSources:
+    """Read ``pip config list``: the environment wins over what is set for ``install``, and that over ``global``."""
+    values: dict[str, str] = {}
+    for section in ("global", "install", ":env:"):
+        for match in re.finditer(rf"^{section}\.([a-z_-]+)=(.*)$", text, re.MULTILINE):
+            values[match[1].replace("_", "-")] = str(ast.literal_eval(match[2]))
+    return PipSources(
+        index=values.get("index-url", ""),
+        extra_indexes=tuple(values.get("extra-index-url", "").split()),
+        find_links=tuple(values.get("find-links", "").split()),
+        trusted_hosts=tuple(values.get("trusted-host", "").split()),
+        no_index=values.get("no-index", "").lower() in {"1", "true", "yes", "on"},
+        cert=values.get("cert", ""),
+    )
+
+
+def ca_bundle(preferred: Iterable[str], environ: Mapping[str, str]) -> Path | None:
+    """The certificates that this host trusts: the first that exists of those named, the environment's, the system's."""
+    named = (*preferred, environ.get("SSL_CERT_FILE", ""), environ.get("REQUESTS_CA_BUNDLE", ""), *CA_BUNDLES)
+    return next((Path(path) for path in named if path and Path(path).is_file()), None)
+
+
+def pip_conf(pip: PipSources, *, torch_index: str, wheels: bool, certificates: bool) -> str:
+    """``pip.conf`` for a build step: what is remote, and the handed-in wheels and certificates in its own paths."""
+    index = pip.index if not local_path(pip.index) else ""
+    extra = [url for url in (*pip.extra_indexes, torch_index) if url and not local_path(url)]
+    links = [url for url in pip.find_links if not local_path(url)] + [f"{IN_BUILD}/wheels"] * wheels
+    settings = {
+        "index-url": index,
+        "extra-index-url": "\n    ".join(extra),
+        "find-links": "\n    ".join(links),
+        "trusted-host": "\n    ".join(pip.trusted_hosts),
+        "no-index": "true" if pip.no_index else "",
+        "cert": f"{IN_BUILD}/ca.crt" if certificates else "",
+        "timeout": "60",
+        "disable-pip-version-check": "true",
+    }
+    return "[global]\n" + "".join(f"{key} = {value}\n" for key, value in settings.items() if value)
+
+
+def stage_wheels(pip: PipSources, wanted: Mapping[str, str | None], into: Path) -> frozenset[str]:
+    """Put the wanted projects' files from this host's directories into one; returns the projects that had any.
+
+    ``wanted`` is project -> version, None for any. Only these: a directory of wheels may hold hundreds of gigabytes.
+    """
+    into.mkdir()
+    staged = set()
+    for path in (*_in_directories(pip.find_links), *_in_indexes((pip.index, *pip.extra_indexes), wanted)):
+        project, version = project_of(path.name)
+        if project in wanted and wanted[project] in {None, version}:
+            _link(path, into / path.name)
+            staged.add(project)
+    return frozenset(staged)
+
+
+def pins(lock: str) -> dict[str, str | None]:
+    """Project -> version of every requirement; None where it is not pinned to one."""
+    found = re.findall(r"^([A-Za-z0-9][\w.-]*)(?:\[[^\]]*\])?\s*(?:==\s*([^\s;#,]+))?", lock, re.MULTILINE)
+    return {_normal(project): version or None for project, version in found}
+
+
+def project_of(filename: str) -> tuple[str, str]:
+    """Project and version of a wheel or source archive; two empty texts for any other file."""
+    name = unquote(filename)
+    wheel = re.fullmatch(r"([^-]+)-([^-]+)(-[^-]+){3,4}\.whl", name)
+    archive = re.fullmatch(r"(.+)-([^-]+)\.(?:tar\.gz|zip)", name)
+    match = wheel or archive
+    return (_normal(match[1]), match[2]) if match else ("", "")
+
+
+def local_path(link: str) -> Path | None:
+    """The path that a link names on this host; None for a remote one."""
+    url = urlsplit(link)
+    if url.scheme == "file":
+        return Path(unquote(url.path))
+    return None if url.scheme or not link else Path(link).expanduser()
+
+
+def _in_directories(links: Iterable[str]) -> Iterator[Path]:
+    for link in links:
+        folder = local_path(link)
+        if folder and folder.is_dir():
+            yield from sorted(path for path in folder.iterdir() if path.is_file())
+
+
+def _in_indexes(indexes: Iterable[str], wanted: Iterable[str]) -> Iterator[Path]:
+    """Files that the local indexes list for the wanted projects."""
+    folders = [folder for index in indexes if (folder := local_path(index))]
+    for page in (folder / project / "index.html" for folder in folders for project in wanted):
+        if page.is_file():
+            for link in re.findall(r"""href\s*=\s*["']([^"'#]+)""", page.read_text(encoding="utf-8")):
+                path = local_path(urljoin(page.absolute().as_uri(), link))
+                if path and path.is_file():
+                    yield path
+
+
+def _link(source: Path, target: Path) -> None:
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source.resolve(), target)
+    except OSError:
+        # Another file system, or someone else's file.
+        shutil.copyfile(source, target)
+
+
+def _normal(project: str) -> str:
+    return re.sub(r"[-_.]+", "-", project).lower()

@@ -1,0 +1,30 @@
+"""A script that starts its ranks by itself: it runs once, in the launcher container.
+
+It finds the nodes in ``$LABCTL_HOSTFILE``, and every rank must report in with ``labctl: rank R of W on NODE``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from labctl.launchers import LaunchSpec, first_slots_only, hostfile
+from labctl.model import File
+
+WAYS = ("script",)
+OPTIONS: Mapping[str, int] = {}
+RESERVED: frozenset[str] = frozenset()
+
+
+def check(launch: LaunchSpec) -> None:
+    """Slots cannot be chosen by number."""
+    first_slots_only("script", launch)
+
+
+def argv(launch: LaunchSpec) -> tuple[str, ...]:
+    """The program itself."""
+    return (launch.program,)
+
+
+def files(launch: LaunchSpec) -> tuple[File, ...]:
+    """The hostfile, relative to the run's directory."""
+    return (hostfile(launch),)

@@ -1,0 +1,156 @@
+"""Paths that a person names for a run: checked before anything starts, handed on as containers see them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+from labctl import naming
+from labctl.errors import ConfigError
+from labctl.model import File, Lab, Workload
+from labctl.runs import job
+
+RUNS = "runs"
+
+
+def resolve(lab: Lab, workload: Workload) -> Workload:
+    """The workload with its inputs as paths in the containers.
+
+    Raises ConfigError for what is required and not given, is not there, is not what it should be, or lies where no
+    container sees it.
+    """
+    words = list(workload.arguments)
+    _require(workload)
+    for index, option, value, kind in _given(workload):
+        inside = _resolve(lab, workload.name, option, value, kind)
+        words[index] = f"{option}={inside}" if words[index].startswith(f"{option}=") else inside
+    return replace(workload, arguments=tuple(words))
+
+
+def given(workload: Workload) -> tuple[str, ...]:
+    """The paths that a workload's inputs name."""
+    return tuple(value for _, _, value, _ in _given(workload))
+
+
+def earlier(lab: Lab, workload: Workload) -> tuple[str, ...]:
+    """The runs of which its inputs name something, by id."""
+    runs = lab.directory / RUNS
+    places = (locate(lab, path) for path in given(workload))
+    inside = (place.relative_to(runs) for place in places if place.is_relative_to(runs))
+    return tuple(sorted({path.parts[0] for path in inside if path.parts}))
+
+
+def _given(workload: Workload) -> Iterator[tuple[int, str, str, str]]:
+    """Each input that is given: the place of the word that holds its path, its option, the path, and its kind."""
+    words = workload.arguments
+    # Of an argument that is given twice, the last counts: what it replaces need not be there.
+    last = {word.partition("=")[0].replace("_", "-"): index for index, word in enumerate(words)}
+    for name, kind in workload.inputs:
+        if (index := last.get(f"--{name.replace('_', '-')}")) is None:
+            continue
+        option, equals, value = words[index].partition("=")
+        if equals:
+            yield index, option, value, kind
+        elif index + 1 < len(words):
+            yield index + 1, option, words[index + 1], kind
+
+
+def _require(workload: Workload) -> None:
+    """ConfigError for an input that must be given and is not."""
+    given = {word.partition("=")[0].replace("_", "-") for word in workload.arguments}
+    for name in workload.required_inputs:
+        if f"--{name.replace('_', '-')}" not in given:
+            raise ConfigError(
+                f"{workload.name} needs a path of yours for --{name}", hint=f"--set {name}=PATH, or --rehearse"
+            )
+
+
+def _resolve(lab: Lab, workload: str, option: str, value: str, kind: str) -> str:
+    path = locate(lab, value)
+    # What is on other hosts is looked for there, once the launcher is known to run; but runs are all here.
+    elsewhere = naming.sent(lab.hosts[0]) and not path.is_relative_to(lab.directory / RUNS)
+    problem = None if elsewhere else _problem(path, kind)
+    if problem:
+        hint = f"looked at {path}; a relative path is below {cache_of(lab)} (HOST_CACHE_PATH)"
+        raise ConfigError(f"{workload}: {option} {shlex.quote(value)}: {problem}", hint=hint)
+    inside = in_container(lab, path)
+    if inside is None:
+        raise ConfigError(
+            f"{workload}: {option} {shlex.quote(value)}: no container sees {path}",
+            hint=f"put it below {cache_of(lab)}, or set HOST_CACHE_PATH or HOST_REPO_PATH to a folder above it",
+        )
+    return inside
+
+
+def locate(lab: Lab, value: str) -> Path:
+    """Where on the host a path is: one in a container is translated back, a relative one is below the cache."""
+    for mount in lab.mounts:
+        if PurePosixPath(value).is_relative_to(mount.target):
+            return Path(mount.source) / PurePosixPath(value).relative_to(mount.target)
+    return Path(cache_of(lab)) / Path(value).expanduser()
+
+
+def cache_of(lab: Lab) -> str:
+    """The shared cache on the host."""
+    return next(mount.source for mount in lab.mounts if mount.target.endswith("/.cache"))
+
+
+def in_container(lab: Lab, path: Path) -> str | None:
+    """The path by which every container of the lab sees a path of the host, by the nearest mount."""
+    resolved = path.resolve()
+    found = [mount for mount in lab.mounts if resolved.is_relative_to(Path(mount.source).resolve())]
+    if not found:
+        return None
+    nearest = max(found, key=lambda mount: len(mount.source))
+    return str(PurePosixPath(nearest.target) / resolved.relative_to(Path(nearest.source).resolve()))
+
+
+def _problem(path: Path, kind: str) -> str | None:
+    """What is wrong with an input of this kind; None when nothing is."""
+    if kind == "path":
+        return None if path.exists() else "there is no such file or directory"
+    if kind == "file":
+        return None if path.is_file() else "there is no such file"
+    if not path.is_dir():
+        return "there is no such directory"
+    return _why_no_model(path) if kind == "model" else None
+
+
+def _why_no_model(path: Path) -> str | None:
+    try:
+        json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return "it holds no config.json, so it is no model's directory"
+    except (OSError, ValueError) as error:
+        return f"its config.json cannot be read: {error}"
+    return None
+
+
+def place_script(lab: Lab, workload: Workload, run_directory: str) -> tuple[Workload, str, tuple[File, ...]]:
+    """A script given by its path on the host: where it lies in the containers, or a copy of it in the run's directory.
+
+    Returns the workload with the script's name, the folder that it is started in, and the files to write.
+    Raises ConfigError where there is no such file.
+    """
+    path = Path(workload.script)
+    if not path.is_absolute():
+        return workload, job.workload_directory(lab, workload), ()
+    if not path.is_file():
+        raise ConfigError(f"{workload.name}: there is no script {path}")
+    if path.suffix != ".py" and not os.access(path, os.X_OK):
+        hint = f"chmod +x {shlex.quote(str(path))}, or give a Python script the suffix .py"
+        raise ConfigError(f"{workload.name}: {path} is neither Python nor a program that can be executed", hint=hint)
+    workload = replace(workload, script=path.name)
+    if inside := in_container(lab, path):
+        return workload, str(PurePosixPath(inside).parent), ()
+    try:
+        copy = File(
+            path=f"script/{path.name}", content=path.read_text(encoding="utf-8"), mode=path.stat().st_mode & 0o777
+        )
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{workload.name}: cannot read {path}: {error}") from error
+    return workload, f"{run_directory}/script", (copy,)

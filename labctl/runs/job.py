@@ -1,0 +1,130 @@
+"""The script that every rank of a run executes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from labctl import launchers
+from labctl.compose.render import template
+from labctl.config import hostfile
+from labctl.errors import ConfigError
+from labctl.launchers import LaunchSpec
+from labctl.model import File, Job, Lab, Node, Workload
+from labctl.workloads import deepspeed_config
+
+
+def render_program(lab: Lab, job: Job, script_directory: str) -> File:
+    """The script that every rank of a run executes; of a workload that starts its ranks itself, the launcher."""
+    workload = job.workload
+    name = "start.sh.j2" if workload.launcher == "script" else "rank.sh.j2"
+    content: str = template(Path(__file__).with_name(name)).render(
+        job=job,
+        script_directory=script_directory,
+        command=(*command(workload.script), *workload.arguments),
+        prepare=(*command(workload.prepare), *workload.arguments) if workload.prepare else (),
+        prepare_directory=workload_directory(lab, workload),
+        common=f"{lab.project_path}/workloads/common",
+        environment=workload.environment,
+        master_port=lab.master_port,
+        ssh_port=lab.ssh_port,
+    )
+    return File(path="rank.sh", content=content, mode=0o755)
+
+
+def workload_directory(lab: Lab, workload: Workload) -> str:
+    """Where a workload's folder is in the containers."""
+    return f"{lab.project_path}/workloads/{workload.directory.name}"
+
+
+def command(script: str) -> tuple[str, ...]:
+    """How a script is started: Python by the image's own interpreter, anything else by itself."""
+    if script.endswith(".py"):
+        return ("python", "-u", script)
+    return (script if "/" in script else f"./{script}",)
+
+
+CONFIG = "ds_config.json"
+
+
+def build(
+    lab: Lab,
+    workload: Workload,
+    run_id: str,
+    chosen: tuple[tuple[Node, tuple[int, ...]], ...],
+    timeout: float,
+    script_directory: str = "",
+    config_source: str = "",
+) -> Job:
+    """A run of this workload on these nodes and slots of the lab, ready to start.
+
+    ``script_directory`` is where the script lies in the containers, its workload's own folder unless said otherwise;
+    ``config_source`` is what errors name as the source of DeepSpeed's configuration.
+    Raises ConfigError for what the launcher or DeepSpeed would refuse.
+    """
+    directory = f"{lab.project_path}/runs/{run_id}"
+    numbered = any(slots != tuple(range(len(slots))) for _, slots in chosen)
+    launch = LaunchSpec(
+        # Where slots are chosen by number, the hostfile must reach up to the last of them.
+        entries=tuple((node.name, slots[-1] + 1 if numbered else len(slots)) for node, slots in chosen),
+        include="@".join(f"{node.name}:{','.join(map(str, slots))}" for node, slots in chosen) if numbered else "",
+        directory=directory,
+        program=f"{directory}/rank.sh",
+        master_port=lab.master_port,
+        ssh_port=lab.ssh_port,
+        interface=lab.interfaces,
+        addresses=lab.addresses,
+        variables=(("LABCTL_RUN_ID", run_id),),
+        way=launchers.way(workload.launcher),
+        options=workload.launcher_arguments,
+    )
+    launchers.check(workload.launcher, launch)
+    config = configure(lab, workload, sum(len(slots) for _, slots in chosen), config_source or workload.declared)
+    if config:
+        path = f"{directory}/{CONFIG}"
+        workload = replace(workload, arguments=(*workload.arguments, "--deepspeed_config", path))
+    launcher = launchers.get(workload.launcher)
+    job = Job(
+        run_id=run_id,
+        workload=workload,
+        launcher=workload.launcher,
+        nodes=tuple(replace(node, slots=len(slots)) for node, slots in chosen),
+        argv=launcher.argv(launch),
+        environment=(("LABCTL_RUN_ID", run_id),),
+        files=(*launcher.files(launch), *config),
+        timeout=timeout,
+        directory=directory,
+    )
+    folder = script_directory or workload_directory(lab, workload)
+    return replace(job, files=(*job.files, render_program(lab, job, folder)))
+
+
+def choose(
+    lab: Lab,
+    entries: tuple[tuple[str, int], ...] = (),
+    source: str = "hostfile",
+    *,
+    include: str = "",
+    exclude: str = "",
+) -> tuple[tuple[Node, tuple[int, ...]], ...]:
+    """The lab's nodes that a hostfile names (all of them for an empty one), in its order, with the slots to use.
+
+    Raises ConfigError when the hostfile names a node or slots that the lab does not have.
+    """
+    known = {node.name: node for node in lab.nodes}
+    for name, slots in entries:
+        if name not in known:
+            raise ConfigError(f"{source}: lab {lab.name} has no node `{name}`", hint=f"it has {', '.join(known)}")
+        if slots > known[name].slots:
+            raise ConfigError(f"{source}: {name} has {known[name].slots} slots, not {slots}")
+    entries = entries or tuple((node.name, node.slots) for node in lab.nodes)
+    return tuple((known[name], slots) for name, slots in hostfile.select(entries, include, exclude))
+
+
+def configure(lab: Lab, workload: Workload, ranks: int, where: str) -> tuple[File, ...]:
+    """DeepSpeed's configuration for so many ranks as a file, where the workload has one."""
+    if workload.deepspeed is None:
+        return ()
+    complete = deepspeed_config.complete(workload.deepspeed, ranks=ranks, accelerator=lab.accelerator, where=where)
+    return (File(path=CONFIG, content=json.dumps(complete, indent=2) + "\n", mode=0o644),)

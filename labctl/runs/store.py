@@ -1,0 +1,247 @@
+"""``runs/<id>/``: everything that is known of a run, and the reading of it back."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import secrets
+from collections.abc import Iterable
+from dataclasses import asdict
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TextIO
+
+from labctl import naming
+from labctl.config.settings import Settings
+from labctl.deploy.plan import Plan
+from labctl.engines import Backend
+from labctl.errors import ConfigError
+from labctl.model import File, Job, Lab, Rank, Result, Secret, Verdict
+from labctl.system import filelock, files
+
+
+def before(lab: Lab, settings: Settings, job: Job, engine: Backend, steps: Plan) -> tuple[File, ...]:
+    """Files for the run's directory, relative to it."""
+    rendered = [
+        File(path=f"rendered/{file.path.removeprefix('.lab/')}", content=file.content) for file in _rendered(lab)
+    ]
+    return (
+        File(path="plan.txt", content=f"{steps}\n"),
+        _json("job.json", _job(job)),
+        _json("settings.json", [dict(zip(("key", "value", "origin"), row, strict=True)) for row in settings.rows()]),
+        _json("versions.json", _versions(lab, engine)),
+        *rendered,
+    )
+
+
+def _rendered(lab: Lab) -> list[File]:
+    """The files as they are on disk, which is what the containers were made from."""
+    paths = [naming.compose_path(node.name) for node in lab.nodes]
+    return [
+        File(path=path, content=(lab.directory / path).read_text()) for path in paths if (lab.directory / path).exists()
+    ]
+
+
+def _job(job: Job) -> dict[str, Any]:
+    return {
+        "run_id": job.run_id,
+        "workload": job.workload.name,
+        "launcher": job.launcher,
+        "argv": list(job.argv),
+        "rank_argv": [job.workload.script, *job.workload.arguments],
+        "environment": dict(job.workload.environment),
+        "timeout": job.timeout,
+        "nodes": [{"name": node.name, "slots": node.slots} for node in job.nodes],
+    }
+
+
+def _versions(lab: Lab, engine: Backend) -> dict[str, Any]:
+    return {
+        "labctl": metadata.version("labctl"),
+        "python": platform.python_version(),
+        **engine.versions(),
+        "image": lab.image,
+        "image_id": engine.on(lab.hosts[0].name).image_id(lab.image),
+    }
+
+
+def _json(path: str, content: object) -> File:
+    return File(path=path, content=json.dumps(content, indent=2) + "\n")
+
+
+SCHEMA = 1
+RESULT = "result.json"
+OUTPUT = "output.log"
+LOCK = "run.lock"
+# Where ranks and scripts write themselves, and where what came from several hosts lies apart.
+LOGS = ("*.log", "ranks/*.log", "hosts/*/*.log", "hosts/*/ranks/*.log")
+RANK_REPORTED = re.compile(r"labctl: rank (\d+) of \d+ on (\S+)$")
+# DeepSpeed's launcher on each node says which ranks it is about to start there; deepspeed/launcher/launch.py.
+RANKS_STARTED = re.compile(r"^(\S+): .*\bglobal_rank_mapping=defaultdict\(<class 'list'>, (\{.*\})\)$")
+
+
+def new_id(workload: str, now: datetime) -> str:
+    """An id that sorts by time and reads as what it is: ``20260102-150405-opt-tiny-3fa2``."""
+    return f"{now:%Y%m%d-%H%M%S}-{workload.replace('/', '-')}-{secrets.token_hex(2)}"
+
+
+def directory(lab: Path, run_id: str) -> Path:
+    return lab / "runs" / run_id
+
+
+def create(lab: Lab, run_id: str, job_files: Iterable[File], record: Iterable[File]) -> Path:
+    """Make the run's directory with what it needs and what is known before it starts."""
+    path = directory(lab.directory, run_id)
+    files.make_private(path / "ranks")
+    files.write_all(path, (*job_files, *record))
+    return path
+
+
+class Recorder:
+    """Keeps a run's output, with the lab's secrets taken out; ``lines`` are those that the verdict needs, as said."""
+
+    def __init__(self, path: Path, lab: Lab, wanted: Iterable[str]) -> None:
+        self._stream: TextIO = (path / OUTPUT).open("w", encoding="utf-8")
+        self._hidden = lab.hidden
+        self._path = path
+        self._wanted = (RANK_REPORTED, RANKS_STARTED, *map(re.compile, wanted))
+        self.lines: list[str] = []
+
+    def keep(self, line: str) -> str:
+        """Write one line down; returns it as it may be shown."""
+        if any(pattern.search(line) for pattern in self._wanted):
+            self.lines.append(line)
+        line = redact(line, self._hidden)
+        self._stream.write(line + "\n")
+        self._stream.flush()
+        return line
+
+    def close(self) -> None:
+        """End the record; what ranks wrote themselves is cleared of secrets too."""
+        self._stream.close()
+        redact_ranks(self._path, self._hidden)
+
+
+def redact_ranks(path: Path, hidden: tuple[Secret, ...]) -> None:
+    """Take secrets out of the logs that ranks and scripts wrote themselves."""
+    for log in (log for place in LOGS for log in path.glob(place)):
+        # A workload may leave anything under such a name.
+        if log.is_symlink() or not log.is_file():
+            continue
+        text = log.read_text(encoding="utf-8", errors="surrogateescape")
+        clean = redact(text, hidden)
+        if clean != text:
+            log.write_text(clean, encoding="utf-8", errors="surrogateescape")
+
+
+def redact(text: str, hidden: tuple[Secret, ...]) -> str:
+    for value in hidden:
+        text = text.replace(value.reveal(), "[REDACTED]")
+    return text
+
+
+def result_document(result: Result) -> dict[str, Any]:
+    """A result in the form that scripts rely on."""
+    verdict = result.verdict
+    return {
+        "schema": SCHEMA,
+        "run_id": result.run_id,
+        "workload": result.workload,
+        "launcher": result.launcher,
+        "lab": result.lab,
+        "verdict": verdict.status,
+        "cause": verdict.cause,
+        "message": verdict.message,
+        "exit_code": verdict.exit_code,
+        "world_size": result.world_size,
+        "ranks": [asdict(rank) for rank in result.ranks],
+        "metrics": dict(result.metrics),
+        "checks": [asdict(check) for check in verdict.checks],
+        "seconds": round(result.seconds, 3),
+        "started": result.started,
+    }
+
+
+def finish(lab: Path, result: Result) -> dict[str, Any]:
+    """Write ``result.json``, the last file of a run; returns its content."""
+    document = result_document(result)
+    content = json.dumps(document, indent=2, allow_nan=False) + "\n"
+    files.write(directory(lab, result.run_id) / RESULT, content, 0o644)
+    return document
+
+
+def abandon(lab: Lab, run_id: str) -> None:
+    """Close the record of a run whose labctl died before it."""
+    path = directory(lab.directory, run_id)
+    redact_ranks(path, lab.hidden)
+    verdict = Verdict(status="ERROR", cause="interrupted", message="labctl ended before the run did", exit_code=130)
+    try:
+        job = json.loads((path / "job.json").read_text())
+    except (OSError, ValueError):
+        job = {"workload": "unknown", "launcher": "unknown"}
+    finish(
+        lab.directory,
+        Result(
+            run_id=run_id,
+            workload=job["workload"],
+            launcher=job["launcher"],
+            lab=lab.name,
+            verdict=verdict,
+            world_size=0,
+            ranks=(),
+            metrics=(),
+            seconds=0.0,
+            started="",
+        ),
+    )
+
+
+def read(lab: Path, run_id: str) -> dict[str, Any]:
+    """The result of a run; a run without one is described by its state. ConfigError for an unknown id."""
+    path = directory(lab, run_id)
+    if path.parent != lab / "runs" or path.name in ("", ".", "..") or not path.is_dir():
+        known = [entry["run_id"] for entry in listing(lab, 5)]
+        raise ConfigError(f"no run `{run_id}` in {lab / 'runs'}", hint=f"the latest are {', '.join(known) or 'none'}")
+    try:
+        document: dict[str, Any] = json.loads((path / RESULT).read_text())
+    except (OSError, ValueError):
+        return {"schema": SCHEMA, "run_id": run_id, "state": state(lab, run_id)}
+    return document
+
+
+def state(lab: Path, run_id: str) -> str:
+    """``done``; ``running`` while its process lives; ``orphaned`` when that ended without a result."""
+    if (directory(lab, run_id) / RESULT).exists():
+        return "done"
+    return "running" if filelock.is_held(directory(lab, run_id) / LOCK) else "orphaned"
+
+
+def listing(lab: Path, most: int | None = None) -> list[dict[str, Any]]:
+    """The latest runs first: id and state, with workload and verdict where there is a result."""
+    runs = lab / "runs"
+    records = [path.name for path in runs.glob("*") if (path / LOCK).exists() or (path / RESULT).exists()]
+    names = sorted(records, reverse=True)
+    return [{"run_id": name, "state": state(lab, name), **_summary(lab, name)} for name in names[:most]]
+
+
+def _summary(lab: Path, run_id: str) -> dict[str, Any]:
+    try:
+        document = json.loads((directory(lab, run_id) / RESULT).read_text())
+    except (OSError, ValueError):
+        return {}
+    return {key: document[key] for key in ("workload", "verdict", "cause", "seconds", "started")}
+
+
+def ranks_of(lines: Iterable[str]) -> tuple[Rank, ...]:
+    """The ranks that reported in, by the line that each prints first; of a script that starts ranks of its own and
+    has them print no such line, those that DeepSpeed's launchers started."""
+    lines = tuple(lines)
+    found = {int(match[1]): match[2] for line in lines if (match := RANK_REPORTED.search(line))}
+    if not found:
+        for line in lines:
+            if started := RANKS_STARTED.search(line):
+                own = re.search(rf"'{re.escape(started[1])}': \[([\d, ]*)\]", started[2])
+                found |= dict.fromkeys(map(int, own[1].split(",") if own and own[1].strip() else ()), started[1])
+    return tuple(Rank(rank=rank, node=found[rank]) for rank in sorted(found))

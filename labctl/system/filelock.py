@@ -1,0 +1,188 @@
+"""Locks that name their holder and vanish with it: a kernel lock on a file that says who took it, and for what."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import getpass
+import json
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import TextIO
+
+from labctl.errors import HostError
+from labctl.system.files import make_private
+
+# Relative to the lab directory: held by what changes the lab, and by a run.
+LAB = ".lab/lock"
+RUN = ".lab/run.lock"
+# Bytes of what a holder wrote, and characters of each word of it, that are read.
+LONGEST_TEXT = 4096
+LONGEST_WORD = 200
+
+
+@contextlib.contextmanager
+def held(
+    path: Path, purpose: str, *, wait: float = 0, notice: Callable[[str], None] = lambda _: None, mode: int = 0o600
+) -> Iterator[None]:
+    """Hold the lock while the block runs; wait at most so many seconds for another holder.
+
+    Raises HostError that names the holder when it is not given up in time. ``mode`` is that of the file.
+    """
+    with acquired(path, time.monotonic() + wait, notice, mode) as stream:
+        stream.seek(0)
+        stream.truncate()
+        json.dump(owner(purpose), stream)
+        stream.flush()
+        try:
+            yield
+        finally:
+            stream.seek(0)
+            stream.truncate()
+
+
+def acquired(path: Path, deadline: float, notice: Callable[[str], None], mode: int) -> TextIO:
+    """The lock's file, locked. A file that its holder removed meanwhile, as `clean` does, is nobody's lock."""
+    while True:
+        make_private(path.parent)
+        stream = opened(path, mode)
+        try:
+            take(stream.fileno(), path, deadline, notice)
+            if still_there(stream, path):
+                return stream
+        except BaseException:
+            stream.close()
+            raise
+        stream.close()
+
+
+def opened(path: Path, mode: int) -> TextIO:
+    try:
+        while True:
+            with contextlib.suppress(FileNotFoundError):
+                return os.fdopen(os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW), "a+")
+            make(path, mode)
+    except OSError as error:
+        raise HostError(f"cannot open {path}: {error.strerror}", hint=f"ls -ld {path.parent} {path}") from error
+
+
+def make(path: Path, mode: int) -> None:
+    """An empty file of this mode; one that is there already stays as it is.
+
+    In a folder of everyone no one may open another's file with O_CREAT alone. Source: fs.protected_regular.
+    """
+    if mode & 0o077:
+        make_shared(path, mode)
+        return
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode))
+
+
+def make_shared(path: Path, mode: int) -> None:
+    """One that others may open too: of exactly this mode, whatever the umask, from the moment that it is there."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".labctl-")
+    try:
+        os.fchmod(handle, mode)
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)
+    finally:
+        os.close(handle)
+        Path(temporary).unlink()
+
+
+def still_there(stream: TextIO, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(stream.fileno()), path.stat())
+    except OSError:
+        return False
+
+
+def take(descriptor: int, path: Path, deadline: float, notice: Callable[[str], None]) -> None:
+    told = False
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise HostError(f"{holder(path)} holds {path}", hint="wait for it, or end that process") from None
+            if not told:
+                notice(f"waiting for {holder(path)}")
+                told = True
+            time.sleep(0.1)
+        else:
+            return
+
+
+def owner(purpose: str) -> dict[str, str | int]:
+    started = datetime.now().astimezone().isoformat(timespec="seconds")
+    return {
+        "purpose": purpose,
+        "pid": os.getpid(),
+        "user": user_name(),
+        "host": socket.gethostname(),
+        "since": started,
+    }
+
+
+def user_name() -> str:
+    """The person's name; the number of one who has none here."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+def holder(path: Path) -> str:
+    """Who holds a lock, in words."""
+    found = said(path)
+    try:
+        return (
+            f"`{found['purpose']}` by {found['user']} (pid {found['pid']} on {found['host']}, since {found['since']})"
+        )
+    except KeyError:
+        return "another labctl"
+
+
+def said(path: Path) -> dict[str, str]:
+    """What the last holder wrote of itself, fit to be printed; empty where that cannot be read."""
+    try:
+        with reading(path) as stream:
+            return words(stream.read(LONGEST_TEXT))
+    except OSError:
+        return {}
+
+
+def words(text: str) -> dict[str, str]:
+    """What a holder wrote, fit to be printed; empty where it makes no sense."""
+    try:
+        return {key: plain(str(value)) for key, value in json.loads(text).items()}
+    except (ValueError, AttributeError):
+        return {}
+
+
+def plain(text: str) -> str:
+    """One short line of printable characters: the words of a lock that everyone may write are a stranger's."""
+    return "".join(character if character.isprintable() else "?" for character in text[:LONGEST_WORD])
+
+
+def is_held(path: Path) -> bool:
+    """Whether some process holds the lock now."""
+    try:
+        with reading(path) as stream:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def reading(path: Path) -> TextIO:
+    """The file to read: never another's link, nor a pipe that would wait for a writer."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    return os.fdopen(descriptor, encoding="utf-8", errors="replace")

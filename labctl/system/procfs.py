@@ -1,0 +1,138 @@
+"""Facts about a host, read from the /proc, /sys and /etc below a root: no Docker, no processes."""
+
+from __future__ import annotations
+
+import grp
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from labctl.model import Fabric
+from labctl.system import routing
+
+ROOT = Path("/")
+"""Where /proc, /sys and /etc of this host are."""
+
+
+def read(path: Path) -> str:
+    """The text of a file that the kernel or the system keeps; empty where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def default_mtu(root: Path = ROOT) -> int:
+    """MTU of the default route's interface; 1500 where there is none. Source: /proc/net/route, /sys/class/net."""
+    interface = routing.default_interface(routing.parse(read(root / "proc/net/route")))
+    text = read(root / f"sys/class/net/{interface}/mtu") if interface else ""
+    return int(text) if text.strip() else 1500
+
+
+def cpus(root: Path = ROOT) -> tuple[int, ...]:
+    """The cores that this process may use or, on another host's files, the one that read them. Source: proc(5)."""
+    if root == ROOT:
+        return tuple(sorted(os.sched_getaffinity(0)))
+    fields = (line.partition(":") for line in read(root / "proc/self/status").splitlines())
+    allowed = next((value for name, _, value in fields if name == "Cpus_allowed_list"), "")
+    # Cores that could be plugged in later are allowed too.
+    online = set(parse_cpulist(read(root / "sys/devices/system/cpu/online")))
+    return tuple(core for core in parse_cpulist(allowed) if core in online)
+
+
+def numa_nodes(root: Path = ROOT) -> tuple[tuple[int, ...], ...]:
+    """Of the cores that may be used, those of each NUMA node; none where the kernel names none."""
+    usable = set(cpus(root))
+    folders = sorted((root / "sys/devices/system/node").glob("node[0-9]*"), key=lambda path: int(path.name[4:]))
+    shares = (tuple(core for core in parse_cpulist(read(path / "cpulist")) if core in usable) for path in folders)
+    return tuple(share for share in shares if share)
+
+
+def parse_cpulist(text: str) -> tuple[int, ...]:
+    """``0-3,8`` as numbers. Source: the kernel's cpulist format, cpuset(7)."""
+    spans = (word.partition("-") for word in text.strip().split(",") if word)
+    return tuple(core for low, _, high in spans for core in range(int(low), int(high or low) + 1))
+
+
+def infiniband(root: Path = ROOT) -> tuple[str, ...]:
+    """The character devices through which a program uses RDMA: one a card, and the connection manager's."""
+    found = sorted(path.name for path in (root / "dev/infiniband").glob("*"))
+    return tuple(f"/dev/infiniband/{name}" for name in found if name.startswith("uverbs") or name == "rdma_cm")
+
+
+def fabrics(root: Path = ROOT) -> tuple[Fabric, ...]:
+    """The RDMA devices, each by its first port. Source: Documentation/ABI/stable/sysfs-class-infiniband."""
+    return tuple(_fabric(folder) for folder in sorted((root / "sys/class/infiniband").glob("*")))
+
+
+def memory(root: Path = ROOT) -> int:
+    """Memory of this host in bytes."""
+    return _meminfo(root, "MemTotal")
+
+
+def memory_available(root: Path = ROOT) -> int:
+    """Memory that can be used now without swapping, in bytes."""
+    return _meminfo(root, "MemAvailable")
+
+
+def os_release(root: Path = ROOT) -> Mapping[str, str]:
+    """The distribution's own description, such as ``ID`` and ``VERSION_CODENAME``; empty where it has none."""
+    text = read(root / "etc/os-release") or read(root / "usr/lib/os-release")
+    return parse_os_release(text)
+
+
+def parse_os_release(text: str) -> dict[str, str]:
+    """``KEY=value`` lines, quoted as a shell would. Source: os-release(5)."""
+    pairs = (line.partition("=") for line in text.splitlines() if "=" in line and not line.lstrip().startswith("#"))
+    return {key.strip(): "".join(shlex.split(value)) for key, _, value in pairs}
+
+
+def groups(*names: str, root: Path = ROOT) -> tuple[int, ...]:
+    """Numbers of those of the named groups that exist there. Source: group(5)."""
+    if root == ROOT:
+        numbers = {entry.gr_name: entry.gr_gid for entry in grp.getgrall()}
+    else:
+        lines = (line.split(":") for line in read(root / "etc/group").splitlines())
+        numbers = {line[0]: int(line[2]) for line in lines if len(line) > 2 and line[2].isdecimal()}
+    return tuple(sorted({numbers[name] for name in names if name in numbers}))
+
+
+def group_of(path: str, root: Path = ROOT) -> int:
+    """Number of the group that a file belongs to; root's where it is gone."""
+    try:
+        return (root / path.lstrip("/")).stat().st_gid
+    except OSError:
+        return 0
+
+
+def lock_directory(root: Path = ROOT) -> str:
+    """Where everyone may put a lock file and only its owner may remove it: the same for every person on this host.
+
+    /run/lock is root's alone on some distributions, such as Fedora's; /tmp is never.
+    """
+    preferred = root / "run/lock"
+    everyones = preferred.is_dir() and preferred.stat().st_mode & 0o1777 == 0o1777
+    return str(preferred if everyones else root / "tmp")
+
+
+def has_systemd(root: Path = ROOT) -> bool:
+    """Whether systemd is the running service manager. Source: sd_booted(3)."""
+    return (root / "run/systemd/system").is_dir()
+
+
+def _fabric(folder: Path) -> Fabric:
+    """``state`` is the word of ``4: ACTIVE``."""
+    numa = read(folder / "device/numa_node").strip()
+    return Fabric(
+        name=folder.name,
+        layer=read(folder / "ports/1/link_layer").strip(),
+        state=read(folder / "ports/1/state").rpartition(":")[2].strip(),
+        numa=int(numa) if numa.isdecimal() else None,
+        interface=next((path.name for path in sorted((folder / "device/net").glob("*"))), ""),
+    )
+
+
+def _meminfo(root: Path, name: str) -> int:
+    lines = (line.split() for line in read(root / "proc/meminfo").splitlines())
+    return next((int(fields[1]) * 1024 for fields in lines if fields and fields[0] == f"{name}:"), 0)

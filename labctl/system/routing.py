@@ -1,0 +1,270 @@
+"""By which interface and address each host meets the others, read off the hosts' own routing tables. IPv4 alone.
+
+Nothing is sent: what the kernel would do with a packet to each of the others is worked out from its tables.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address
+from itertools import count
+
+from labctl.errors import ConfigError, HostError
+
+_INNER = re.compile(r"lo|docker0|docker_gwbridge|br-[0-9a-f]{12}|veth.*")
+"""Loopback, and what Docker makes for containers: a bridge that people made may be called ``br-lan``."""
+_GATEWAY = 0x2
+"""RTF_GATEWAY of linux/route.h."""
+_EVERY = (1 << 32) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A line of /proc/net/route: the addresses from ``first`` to ``last``, as numbers, leave by the interface."""
+
+    interface: str
+    """Empty where the kernel refuses them."""
+    first: int
+    last: int
+    metric: int
+    gateway: bool
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Of the routes that an address fits, the lowest is taken: the longest prefix, then the lowest metric."""
+        return self.last - self.first, self.metric
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """Where a host is on the network, in its own words."""
+
+    interfaces: tuple[str, ...] = ()
+    addresses: tuple[tuple[str, str], ...] = ()
+    """Interfaces and their IPv4 addresses, the first of each being the one that it sends from."""
+    routes: tuple[Route, ...] = ()
+    reached: str = ""
+    """The address at which ssh reached it."""
+    reached_by: str = ""
+    """The interface that has this address; empty where none has."""
+
+    @property
+    def usable(self) -> dict[str, str]:
+        """The interfaces that may lead to other hosts, and the first address of each."""
+        found: dict[str, str] = {}
+        for name, address in self.addresses:
+            if not _INNER.fullmatch(name):
+                found.setdefault(name, address)
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """A host among the others; ``iface`` is what the inventory asks for, ``where`` the ``file:line`` of it."""
+
+    name: str
+    network: Network
+    iface: str = ""
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How the others reach a host, and it reaches them."""
+
+    interface: str
+    address: str
+
+
+# --- reading ---------------------------------------------------------------------------------------------------
+
+
+def parse(text: str) -> tuple[Route, ...]:
+    """The routes of /proc/net/route, whose numbers are in the order of the machine's bytes: little-endian."""
+    lines = (line.split() for line in text.splitlines()[1:])
+    return tuple(_route(fields) for fields in lines if len(fields) > 7)
+
+
+def _route(fields: list[str]) -> Route:
+    first, mask = (int.from_bytes(bytes.fromhex(fields[column]), "little") for column in (1, 7))
+    interface = "" if fields[0] == "*" else fields[0]
+    return Route(interface, first, first | (_EVERY ^ mask), int(fields[6]), bool(int(fields[3], 16) & _GATEWAY))
+
+
+def default_interface(routes: Collection[Route]) -> str:
+    """Interface of the default route with the lowest metric; empty where there is none."""
+    default = [route for route in routes if route.last - route.first == _EVERY and route.gateway]
+    return min(default, key=lambda route: route.metric).interface if default else ""
+
+
+def addresses(text: str) -> tuple[tuple[str, str], ...]:
+    """Interfaces and addresses of ``ip -o -4 addr show``."""
+    found = re.findall(r"^\d+: +([^\s@:]+)\S* +inet ([0-9.]+)", text, re.MULTILINE)
+    return tuple((name, address) for name, address in found)
+
+
+def local_addresses(trie: str, routes: Collection[Route]) -> tuple[tuple[str, str], ...]:
+    """The same of /proc/net/fib_trie, which names no interfaces: that of the network which holds an address."""
+    found = re.findall(r"\|-- ([0-9.]+)\n(?: +/\d+ .*\n)*? +/32 host LOCAL", trie)
+    direct = [route for route in routes if not route.gateway]
+    pairs = ((_taken(direct, int(IPv4Address(address))), address) for address in dict.fromkeys(found))
+    return tuple((route.interface, address) for route, address in pairs if route and route.interface)
+
+
+def reached(connection: str, addresses: Collection[tuple[str, str]], inet6: str) -> tuple[str, str]:
+    """The host's address in SSH_CONNECTION, and the interface that has it; ``inet6`` is /proc/net/if_inet6."""
+    words = connection.split()
+    address = words[2].partition("%")[0].removeprefix("::ffff:") if len(words) > 2 else ""
+    if ":" not in address:
+        return address, next((name for name, own in addresses if own == address), "")
+    digits = f"{int(IPv6Address(address)):032x}"
+    lines = (line.split() for line in inet6.splitlines())
+    return address, next((fields[-1] for fields in lines if fields and fields[0] == digits), "")
+
+
+# --- choosing --------------------------------------------------------------------------------------------------
+
+
+def ways(peers: Sequence[Peer]) -> tuple[Way, ...]:
+    """The interface of each host that routes to all the others, and its address there; what ``iface=`` says stands.
+
+    The others' addresses are first those that ssh reached: a master that was reached from outside has another among
+    the hosts, so what comes out is tried a second time. Raises ConfigError for an ``iface=`` that is not to be had,
+    HostError where no interface leads to all the others.
+    """
+    known = _distinct(peers, tuple(_asked(peer) if peer.iface else _met(peer) for peer in peers))
+    found = _distinct(peers, _leaving(peers, known))
+    for peer, way, again in zip(peers, found, _leaving(peers, found), strict=True):
+        if way != again:
+            raise HostError(
+                f"{peer.name} reaches the others where ssh did by {way.interface}, but where they reach each other by "
+                f"{again.interface}: one interface is needed for both",
+                hint=_advice(peer),
+                node=peer.name,
+            )
+    return found
+
+
+def _asked(peer: Peer) -> Way:
+    if address := peer.network.usable.get(peer.iface):
+        return Way(peer.iface, address)
+    there = peer.iface in peer.network.interfaces
+    reason = "has no IPv4 address" if there else "is not there"
+    if _INNER.fullmatch(peer.iface):
+        reason = "leads to no other host"
+    where = f"{peer.where}: " if peer.where else ""
+    raise ConfigError(
+        f"{where}iface={peer.iface}: on {peer.name} it {reason}", hint=f"{peer.name} has {_has(peer)}", node=peer.name
+    )
+
+
+def _met(peer: Peer) -> Way:
+    """Where ssh reached a host, unless that is no address of its own or none that others could use."""
+    network, usable = peer.network, peer.network.usable
+    likely = (network.reached_by, default_interface(network.routes), *(usable if len(usable) == 1 else ()))
+    interface = next((name for name in likely if name in usable), "")
+    if not interface:
+        raise HostError(
+            f"cannot tell by which address the other hosts reach {peer.name}: ssh reached it at "
+            f"{network.reached or 'an unknown address'}, and it has no default route",
+            hint=_advice(peer),
+            node=peer.name,
+        )
+    direct = (interface, network.reached) in network.addresses
+    return Way(interface, network.reached if direct else usable[interface])
+
+
+def _leaving(peers: Sequence[Peer], known: Sequence[Way]) -> tuple[Way, ...]:
+    """For each host the way by which it reaches these ways of the others."""
+    names = {int(IPv4Address(way.address)): peer.name for peer, way in zip(peers, known, strict=True)}
+    numbers = sorted(names)
+    return tuple(
+        way if peer.iface or len(peers) == 1 else _way_out(peer, way, numbers, names)
+        for peer, way in zip(peers, known, strict=True)
+    )
+
+
+def _way_out(peer: Peer, way: Way, numbers: Sequence[int], names: dict[int, str]) -> Way:
+    taken = dict(interfaces(peer.network.routes, numbers, int(IPv4Address(way.address))))
+    called = {name: f"{names[number]} ({IPv4Address(number)})" for name, number in taken.items()}
+    if "" in taken:
+        raise HostError(f"{peer.name} has no route to {called['']}", hint=_advice(peer), node=peer.name)
+    if inner := next(filter(_INNER.fullmatch, taken), ""):
+        raise HostError(
+            f"{peer.name} would look for {called[inner]} on {inner}, a network of its own containers",
+            hint=f"on {peer.name}: docker network ls; remove the network, or give it other addresses",
+            node=peer.name,
+        )
+    if len(taken) > 1:
+        each = ", ".join(f"{peer} by {name}" for name, peer in called.items())
+        raise HostError(
+            f"{peer.name} reaches the other hosts by different interfaces, {each}: collectives use one",
+            hint=_advice(peer),
+            node=peer.name,
+        )
+    (interface,) = taken
+    if interface == way.interface:
+        return way
+    if interface not in peer.network.usable:
+        raise HostError(
+            f"{peer.name} reaches the other hosts by {interface}, which has no IPv4 address",
+            hint=_advice(peer),
+            node=peer.name,
+        )
+    return Way(interface, peer.network.usable[interface])
+
+
+def interfaces(routes: Sequence[Route], numbers: Sequence[int], own: int) -> Iterator[tuple[str, int]]:
+    """The interfaces by which addresses leave, each with one of them; no interface where there is no route.
+
+    ``numbers`` are in order. Between two edges of routes all addresses leave alike, so only the first is looked up.
+    """
+    edges = sorted({edge for route in routes for edge in (route.first, route.last + 1)})
+    at = 0
+    while at < len(numbers):
+        number = numbers[at]
+        if number == own:
+            at += 1
+            continue
+        route = _taken(routes, number)
+        yield (route.interface if route else ""), number
+        beyond = bisect_right(edges, number)
+        at = bisect_left(numbers, edges[beyond], at) if beyond < len(edges) else len(numbers)
+
+
+def _taken(routes: Collection[Route], number: int) -> Route | None:
+    fitting = (route for route in routes if route.first <= number <= route.last)
+    return min(fitting, key=lambda route: route.rank, default=None)
+
+
+def _distinct(peers: Sequence[Peer], found: tuple[Way, ...]) -> tuple[Way, ...]:
+    owners: dict[str, Peer] = {}
+    for peer, way in zip(peers, found, strict=True):
+        first = owners.setdefault(way.address, peer)
+        if first is not peer:
+            raise HostError(
+                f"{first.name} and {peer.name} both have the address {way.address}: one host under two names, or a "
+                "network that each has for itself",
+                hint=f"name a host once; {_advice(peer)}",
+                node=peer.name,
+            )
+    return found
+
+
+def _advice(peer: Peer) -> str:
+    return f"write iface= for {peer.name} at {peer.where or 'its line'}; it has {_has(peer)}"
+
+
+def _has(peer: Peer) -> str:
+    """A host's interfaces that may lead to others, with their addresses."""
+    usable = peer.network.usable
+    named = (*usable, *(name for name in peer.network.interfaces if name not in usable and not _INNER.fullmatch(name)))
+    return ", ".join(f"{name} ({usable.get(name, 'no IPv4 address')})" for name in named) or "no interface"
+
+
+def free_port(after: int, busy: Collection[int]) -> int:
+    """A TCP port that is not ``busy``: the next one, where programs may choose."""
+    return next(number for number in count(after + 1 if after < 65000 else 20000) if number not in busy)

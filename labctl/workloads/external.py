@@ -1,0 +1,221 @@
+"""Scripts of a person's own clones, run as they are: ``dschat/run_opt-13b``, ``gaudi/language-modeling/run_lora_clm``.
+
+This is the one place that knows how the clones are laid out. How their scripts are run and judged is declared like
+any workload's, in ``workloads/dschat`` and ``workloads/gaudi``; there the first argument names the clone's script.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+
+from labctl.config.settings import Settings
+from labctl.errors import ConfigError, HostError
+from labctl.model import Workload
+from labctl.workloads import loader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExternalRepo:
+    """A repository whose scripts labctl runs, by the first part of their names: ``dschat``."""
+
+    family: str
+    setting: str
+    """The setting that says where on the host it is."""
+    repository: str
+    """Its folder below PROJECT_PATH."""
+    scripts: str
+    pattern: str
+    """Which files below ``scripts`` may be scripts."""
+    mark: str
+    """What the text of one holds that is meant to be run so."""
+    takes: str
+    """The same, in words."""
+
+
+DSCHAT = ExternalRepo(
+    family="dschat",
+    setting="HOST_REPO_PATH",
+    repository="DeepSpeedExamples",
+    scripts="applications/DeepSpeed-Chat/training",
+    pattern="*.sh",
+    mark=r"(?s)\$\{?2\b.*\bmain\.py\b",
+    takes="take JOB, HOSTFILE and OUTPUT and start a main.py",
+)
+GAUDI = ExternalRepo(
+    family="gaudi",
+    setting="HOST_OPTIMUM_HABANA_PATH",
+    repository="optimum-habana",
+    scripts="examples",
+    pattern="*/**/*.py",
+    mark="__main__",
+    takes="lie in a folder of it and can be started",
+)
+CLONES = (DSCHAT, GAUDI)
+FAMILIES = {clone.family: clone for clone in CLONES}
+
+# What rehearses a Gaudi workload, beside its declaration.
+CHECK = "check.py"
+# The environment variable of a workload that says which optimum-habana its arguments were written for.
+WRITTEN_FOR = "LABCTL_WRITTEN_FOR"
+
+# A name becomes part of a run's id, and of paths.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
+
+
+def roots(found: Settings) -> dict[str, Path]:
+    """Where on this host the clones are, by family."""
+    paths = {clone.family: found.text(clone.setting) for clone in CLONES}
+    return {family: Path(path) for family, path in paths.items() if path}
+
+
+def load(
+    directory: Path, name: str, launchers: tuple[str, ...], clones: Mapping[str, Path], *, rehearse: bool = False
+) -> Workload:
+    """The workload of that name, from the folder of workloads or from a clone.
+
+    Raises ConfigError as ``workload.load`` does, and where the clone or the script in it is not there.
+    """
+    family, _, script = name.partition("/")
+    if family == DSCHAT.family and rehearse:
+        raise ConfigError(
+            f"{name} cannot be rehearsed: its model and its steps are written in the script, which is run as it is",
+            hint="`labctl run opt-13b --rehearse` rehearses the same training with labctl's own script",
+        )
+    declared = loader.load(directory, family if family in FAMILIES else name, launchers, rehearse=rehearse)
+    clone = FAMILIES.get(declared.directory.name)
+    if clone is None:
+        return declared
+    given = (*filter(None, [script]), *declared.arguments)
+    path = locate(clone, given[0] if given else "", clones.get(clone.family))
+    if script:
+        declared = replace(declared, name=name, description=str(path))
+    if clone is DSCHAT:
+        return replace(declared, arguments=(path.name,))
+    if rehearse:
+        # As check.py finds it below PROJECT_PATH.
+        arguments = (f"{clone.repository}/{clone.scripts}/{given[0]}.py", *given[1:])
+        return replace(declared, arguments=arguments, inputs=())
+    return replace(declared, script=str(path), arguments=given[1:])
+
+
+def words(of: Workload, key: str, value: str) -> tuple[str, ...]:
+    """What a script gets of ``--set key=value``; ConfigError where it takes nothing.
+
+    For a Gaudi workload a value is read as a shell does: none is a bare flag, two are a list.
+    """
+    if of.directory.name == DSCHAT.family:
+        raise ConfigError(
+            f"{of.name} takes no --set: its arguments are written in the script, which is run as it is",
+            hint="what it reads from the environment can be set: LAB_ENV_<NAME>=value in .env, then `labctl up`",
+        )
+    if of.directory.name != GAUDI.family:
+        return (f"--{key}", value)
+    try:
+        return (f"--{key}", *shlex.split(value))
+    except ValueError as error:
+        raise ConfigError(f"--set {key}={value}: {error}", hint="close the quote") from None
+
+
+def at(of: Workload, nodes: int, directory: str) -> Workload:
+    """The workload as one run starts it: DeepSpeed-Chat's scripts are told a job's name, the hostfile and a folder."""
+    if of.directory.name != DSCHAT.family:
+        return of
+    return replace(of, arguments=(*of.arguments, f"{nodes}xN", f"{directory}/hostfile", directory))
+
+
+def list_all(
+    directory: Path, launchers: tuple[str, ...], clones: Mapping[str, Path]
+) -> tuple[tuple[Workload, ...], tuple[ConfigError, ...]]:
+    """Every workload that can be read, each family followed by the scripts of its clone, and the errors of the rest."""
+    declared, errors = loader.list_all(directory, launchers)
+    found: list[Workload] = []
+    for one in declared:
+        found.append(one)
+        clone, root = FAMILIES.get(one.name), clones.get(one.name)
+        if clone and root:
+            paths = {name: path_of(clone, root, name) for name in scripts(clone, root)}
+            found += [replace(one, name=f"{one.name}/{name}", description=str(path)) for name, path in paths.items()]
+    return tuple(found), errors
+
+
+def remarks(of: Workload, clones: Mapping[str, Path]) -> tuple[str, ...]:
+    """What a person should know of the clone before this workload runs from it."""
+    root = clones.get(of.directory.name)
+    if root is None:
+        return ()
+    if of.directory.name == GAUDI.family:
+        wanted, found = dict(of.environment).get(WRITTEN_FOR, ""), version(root)
+        differs = f"{of.name} was written for optimum-habana {wanted}; {root} is {found or 'of no known version'}"
+        return () if found == wanted else (f"{differs} (git checkout v{wanted})",)
+    own = root / DSCHAT.scripts / ".deepspeed_env"
+    if not own.exists():
+        return ()
+    return (f"{own} is for its authors' machines and is not read; LAB_ENV_DS_ENV_FILE=.deepspeed_env in .env reads it",)
+
+
+def require_device(of: Workload, accelerator: str) -> None:
+    """HostError where a workload needs Gaudis and the lab has none."""
+    if of.directory.name == GAUDI.family and of.script != CHECK and accelerator != "habana":
+        raise HostError(
+            f"{of.name} needs Gaudis: it imports Habana's own software, and this lab's accelerator is {accelerator}",
+            hint=f"labctl run {of.name} --rehearse checks what can be checked without one",
+        )
+
+
+# --- in a clone ----------------------------------------------------------------------------------------------
+
+
+def locate(clone: ExternalRepo, script: str, root: Path | None) -> Path:
+    """The script in the clone on the host. ConfigError where it is not there, with what is."""
+    what = f"`{clone.family}/{script or 'SCRIPT'}`"
+    if root is None:
+        raise ConfigError(
+            f"{what} is a script of your clone of {clone.repository}, and {clone.setting} does not say where that is",
+            hint=f"set {clone.setting} in .env to the clone's folder, then `labctl up`",
+        )
+    folder = root / clone.scripts
+    if not folder.is_dir():
+        raise ConfigError(
+            f"{clone.setting}: {root} is no clone of {clone.repository}: it has no {clone.scripts}",
+            hint=f"set {clone.setting} to the clone's top folder",
+        )
+    known = scripts(clone, root)
+    if script in known:
+        return path_of(clone, root, script)
+    if not script:
+        raise ConfigError(f"{what}: say which script of {folder}", hint="`labctl workloads` lists them")
+    nearest = get_close_matches(script, known, n=1, cutoff=0)
+    raise ConfigError(
+        f"{folder}: no script {what}; {clone.family} runs those that {clone.takes}",
+        hint=f"the nearest is {clone.family}/{nearest[0]}; `labctl workloads` lists them" if nearest else "",
+    )
+
+
+def path_of(clone: ExternalRepo, root: Path, script: str) -> Path:
+    return root / clone.scripts / f"{script}{Path(clone.pattern).suffix}"
+
+
+def scripts(clone: ExternalRepo, root: Path) -> tuple[str, ...]:
+    """Names of the clone's scripts, without their suffix, relative to where they lie; odd ones are passed over."""
+    folder = root / clone.scripts
+    texts = {
+        path.relative_to(folder).with_suffix("").as_posix(): path.read_text(encoding="utf-8", errors="replace")
+        for path in sorted(folder.glob(clone.pattern))
+        if path.is_file()
+    }
+    return tuple(name for name, text in texts.items() if _NAME.fullmatch(name) and re.search(clone.mark, text))
+
+
+def version(root: Path) -> str:
+    """The version that a clone of optimum-habana says it has; empty where it says none."""
+    try:
+        text = (root / "optimum/habana/version.py").read_text(encoding="utf-8")
+    except OSError:
+        return ""
+    match = re.search(r"__version__ = \"([^\"]+)\"", text)
+    return match[1] if match else ""

@@ -1,0 +1,177 @@
+"""workload.yml -> Workload: a strict reader whose errors name file, line and the nearest right spelling.
+
+Text may be written as a string or as a number, which is taken as it is written; true, no, null and dates are quoted.
+A variant adds its arguments to the common ones, merges environment, inputs, metrics and DeepSpeed's keys by name, and
+replaces the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from labctl.config.yaml_reader import Value, compose, hint_for
+from labctl.errors import ConfigError
+from labctl.model import Cache, Criterion, Metric, Workload
+from labctl.workloads import deepspeed_config
+from labctl.workloads.schema import FORMER_KEYS, NAME, schema
+
+FILE = "workload.yml"
+
+
+def load(directory: Path, name: str, launchers: tuple[str, ...], *, rehearse: bool = False) -> Workload:
+    """The workload of that name, or its rehearsal; broken files that do not hide it are passed over.
+
+    Raises ConfigError where it is unknown, declared twice, broken, or has no rehearsal to give.
+    """
+    declared, errors = _scan(directory, launchers)
+    found = [item for item in declared if item.workload.name == name]
+    if not found:
+        # A file that cannot be read may be the one that declares it.
+        raise errors[0] if errors else _unknown(directory, name, [item.workload for item in declared])
+    for clash in _clashes(found):
+        raise clash
+    workload, rehearsal = found[0].workload, found[0].rehearsal
+    if not rehearse:
+        return workload
+    if rehearsal is None:
+        raise ConfigError(
+            f"{workload.declared}: workload `{name}` has no `rehearse` section, so it cannot be rehearsed",
+            hint="declare `rehearse: {arguments: [...]}` with what makes it small",
+        )
+    return rehearsal
+
+
+def load_all(directory: Path, launchers: tuple[str, ...]) -> tuple[Workload, ...]:
+    """Every workload, by folder and then in the file's order. Raises the first ConfigError of any file."""
+    workloads, errors = list_all(directory, launchers)
+    for error in errors:
+        raise error
+    return workloads
+
+
+def list_all(directory: Path, launchers: tuple[str, ...]) -> tuple[tuple[Workload, ...], tuple[ConfigError, ...]]:
+    """Every workload that can be read, and the errors of the files that cannot."""
+    declared, errors = _scan(directory, launchers)
+    return tuple(item.workload for item in declared), (*errors, *_clashes(declared))
+
+
+# --- files ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Declared:
+    workload: Workload
+    rehearsal: Workload | None
+
+
+def _scan(directory: Path, launchers: tuple[str, ...]) -> tuple[list[_Declared], list[ConfigError]]:
+    if not directory.is_dir():
+        raise ConfigError(f"{directory}: no such folder of workloads", hint="`labctl init` writes one")
+    declared: list[_Declared] = []
+    errors: list[ConfigError] = []
+    for path in sorted(directory.glob(f"*/{FILE}")):
+        try:
+            declared += _read_file(path, launchers)
+        except ConfigError as error:
+            errors.append(error)
+    return declared, errors
+
+
+def _clashes(declared: Iterable[_Declared]) -> list[ConfigError]:
+    first: dict[str, Workload] = {}
+    return [
+        ConfigError(f"{again.declared}: workload `{again.name}` is already declared at {known.declared}")
+        for again in (item.workload for item in declared)
+        if (known := first.setdefault(again.name, again)) is not again
+    ]
+
+
+def _unknown(directory: Path, name: str, known: list[Workload]) -> ConfigError:
+    if not known:
+        return ConfigError(f"{directory}: no workload is declared here", hint="`labctl init` writes some")
+    by_name = {workload.name.lower(): workload for workload in known}
+    near = [by_name[one] for one in get_close_matches(name.lower(), by_name, n=1)]
+    nearest = "".join(f"the nearest is `{one.name}` ({one.declared}); " for one in near)
+    return ConfigError(f"no workload `{name}`", hint=f"{nearest}`labctl workloads` lists them")
+
+
+def _read_file(path: Path, launchers: tuple[str, ...]) -> list[_Declared]:
+    folder = path.parent
+    shown = f"{folder.absolute().parent.name}/{folder.name}/{FILE}"
+    root = compose(path, shown, hint="a workload needs description, launcher, script and timeout")
+    fields = schema(folder, launchers)
+    common = root.read({**fields, "variants": Value.entries}, former=FORMER_KEYS)
+    variants: dict[str, Value] = common.pop("variants", {folder.name: root})
+    if not variants:
+        raise root.error("`variants` declares no workload")
+    return [
+        _declare(name, folder, at, common, {} if at is root else at.read(fields, former=FORMER_KEYS))
+        for name, at in variants.items()
+    ]
+
+
+def _declare(name: str, folder: Path, at: Value, common: dict[str, Any], own: dict[str, Any]) -> _Declared:
+    if not NAME.fullmatch(name):
+        raise at.error(f"bad workload name `{name}`", hint="letters, digits, `.`, `_` and `-`, at most 63")
+    fields = {**common, **own}
+    for key in ("description", "launcher", "script", "timeout"):
+        if key not in fields:
+            raise at.error(f"workload `{name}` has no `{key}`")
+    if fields["launcher"] == "script" and "prepare" in fields:
+        raise at.error(f"workload `{name}` starts its ranks itself, so nothing runs its `prepare` on the nodes")
+    metrics: dict[str, Metric] = _merged("metrics", common, own)
+    workload = Workload(
+        name=name,
+        description=fields["description"],
+        declared=f"{at.path}:{at.line}",
+        directory=folder,
+        launcher=fields["launcher"],
+        launcher_arguments=fields.get("launcher_arguments", ()),
+        image=fields.get("image", ""),
+        script=fields["script"],
+        prepare=fields.get("prepare", ""),
+        arguments=(*common.get("arguments", ()), *own.get("arguments", ())),
+        inputs=tuple(_merged("inputs", common, own).items()),
+        required_inputs=fields.get("required_inputs", ()),
+        deepspeed=_merged_deepspeed(common, own),
+        environment=tuple(_merged("environment", common, own).items()),
+        timeout=fields["timeout"],
+        metrics=tuple(metrics.values()),
+        criteria=_resolve(fields.get("criteria", ()), metrics),
+        cache=fields.get("cache", Cache()),
+        memory=fields.get("memory"),
+    )
+    if "rehearse" not in fields:
+        return _Declared(workload, None)
+    smaller = dict(fields["rehearse"])
+    smaller["arguments"] = (*workload.arguments, *smaller.get("arguments", ()))
+    smaller["deepspeed"] = _merged_deepspeed({"deepspeed": workload.deepspeed}, smaller)
+    if "criteria" in smaller:
+        smaller["criteria"] = _resolve(smaller["criteria"], metrics)
+    return _Declared(workload, replace(workload, memory=None, required_inputs=(), **smaller))
+
+
+def _merged(key: str, common: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    return {**common.get(key, {}), **own.get(key, {})}
+
+
+def _merged_deepspeed(common: dict[str, Any], own: dict[str, Any]) -> dict[str, Any] | None:
+    """DeepSpeed's keys, section by section; None where neither declares any."""
+    declared = [part["deepspeed"] for part in (common, own) if part.get("deepspeed") is not None]
+    if not declared:
+        return None
+    return deepspeed_config.merge(declared[0], declared[-1])
+
+
+def _resolve(criteria: Iterable[tuple[Value, Criterion]], metrics: dict[str, Metric]) -> tuple[Criterion, ...]:
+    for at, criterion in criteria:
+        metric = metrics.get(criterion.metric)
+        if metric is None:
+            raise at.error(f"no metric `{criterion.metric}`", hint=hint_for(criterion.metric, metrics))
+        if criterion.decrease is not None and metric.reduce != "first-last":
+            raise at.error(f"`decrease` needs a first and a last: give metric `{metric.name}` `reduce: first-last`")
+    return tuple(criterion for _, criterion in criteria)

@@ -1,0 +1,219 @@
+"""The fields of workload.yml: each reader takes a YAML value and gives what the model holds, or says what is wrong."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, get_args
+
+from labctl.config.yaml_reader import Schema, Value, finite
+from labctl.errors import ConfigError
+from labctl.model import Cache, Criterion, Memory, Metric, Reduce
+from labctl.workloads import deepspeed_config
+
+NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+TASKS = ("sft", "reward", "rlhf")
+FORMER_KEYS = {"describe": "description", "requires": "required_inputs", "drop": "decrease"}
+"""Names that workload.yml had before, still taken, and those of today."""
+INPUT_KINDS = ("directory", "file", "model", "path")
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_ARGUMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smh]?)")
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
+_YEAR = 365 * 24 * 3600
+_EXPECTATION = re.compile(rf"\s*({NAME.pattern})\s*(>=|<=)\s*(\S+)\s*")
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of ``30s``, ``20m``, ``2h`` or ``90``. Raises ConfigError unless above zero and at most a year."""
+    match = _DURATION.fullmatch(text.strip())
+    seconds = float(match[1]) * _SECONDS[match[2]] if match else 0
+    if not 0 < seconds <= _YEAR:
+        raise ConfigError(f"`{text}` is not a duration", hint="write 30s, 20m, 2h or seconds, at most a year")
+    return seconds
+
+
+def parse_expectation(text: str) -> Criterion:
+    """The criterion in ``throughput>=600`` or ``loss<=2.5``. Raises ConfigError for anything else."""
+    match = _EXPECTATION.fullmatch(text)
+    number = finite(match[3]) if match else None
+    if not match or number is None:
+        raise ConfigError(f"`{text}` is not an expectation", hint="write it as 'throughput>=600' or 'loss<=2.5'")
+    return Criterion(metric=match[1], **{"min" if match[2] == ">=" else "max": number})
+
+
+def schema(folder: Path, launchers: tuple[str, ...]) -> Schema:
+    """What a workload in this folder may declare, be it common to all variants or one's own."""
+    return {
+        "description": Value.text,
+        "launcher": lambda value: _launcher(value, launchers),
+        "launcher_arguments": _words,
+        "image": _image,
+        "script": lambda value: _script(value, folder),
+        "prepare": lambda value: _script(value, folder),
+        "arguments": _words,
+        "inputs": _inputs,
+        "required_inputs": _words,
+        "deepspeed": _deepspeed,
+        "environment": _environment,
+        "timeout": _timeout,
+        "metrics": _metrics,
+        "criteria": _criteria,
+        "cache": _cache,
+        "memory": _memory,
+        "rehearse": _rehearse,
+    }
+
+
+def _launcher(value: Value, known: tuple[str, ...]) -> str:
+    return launcher_name(value.text()) if launcher_name(value.text()) in known else value.choice(known)
+
+
+def launcher_name(text: str) -> str:
+    """The launcher `script` by its name of before, `own`, too."""
+    return "script" if text == "own" else text
+
+
+def _script(value: Value, folder: Path) -> str:
+    text = value.text()
+    path = (folder / text).resolve()
+    if not text.startswith("/") and not path.is_relative_to(folder.resolve()):
+        raise value.error(f"script `{text}` leaves its folder")
+    if not path.is_file():
+        raise value.error(f"script `{text}` is not in {folder}")
+    return text
+
+
+def _image(value: Value) -> str:
+    text = value.text()
+    if not re.fullmatch("[a-z0-9][a-z0-9-]*", text):
+        raise value.error(
+            f"bad image `{text}`", hint="the name of a Dockerfile that comes with labctl, such as horovod"
+        )
+    return text
+
+
+def _words(value: Value) -> tuple[str, ...]:
+    return tuple(item.text() for item in value.items())
+
+
+def _inputs(value: Value) -> dict[str, str]:
+    entries = value.entries()
+    for name, entry in entries.items():
+        if not _ARGUMENT.fullmatch(name):
+            raise entry.error(f"bad argument name `{name}`", hint="as in --data-path, without the dashes")
+    return {name: entry.choice(INPUT_KINDS) for name, entry in entries.items()}
+
+
+def _deepspeed(value: Value) -> dict[str, Any]:
+    value.entries()
+    config: dict[str, Any] = value.data()
+    deepspeed_config.check_keys(config, f"{value.path}:{value.line}")
+    return config
+
+
+def _environment(value: Value) -> dict[str, str]:
+    entries = value.entries()
+    for name, entry in entries.items():
+        if not _VARIABLE.fullmatch(name):
+            raise entry.error(
+                f"bad environment name `{name}`", hint="letters, digits and `_`, not beginning with a digit"
+            )
+    return {name: entry.text() for name, entry in entries.items()}
+
+
+def _timeout(value: Value) -> float:
+    text = value.text()
+    try:
+        return parse_duration(text)
+    except ConfigError as error:
+        raise value.error(error.message, error.hint) from None
+
+
+def _metrics(value: Value) -> dict[str, Metric]:
+    return {name: _metric(name, entry) for name, entry in value.entries().items()}
+
+
+def _metric(name: str, value: Value) -> Metric:
+    if not NAME.fullmatch(name):
+        raise value.error(f"bad metric name `{name}`", hint="letters, digits, `.`, `_` and `-`, at most 63")
+    fields: Schema = {
+        "pattern": _pattern,
+        "unit": Value.text,
+        "skip": Value.whole,
+        "reduce": lambda reduce: reduce.choice(get_args(Reduce)),
+    }
+    return Metric(name=name, **value.read(fields, required=("pattern",)))
+
+
+def _pattern(value: Value) -> str:
+    text = value.text()
+    try:
+        groups = re.compile(text).groups
+    except (re.error, OverflowError, RecursionError) as error:
+        raise value.error(f"`{text}` is not a regular expression: {error}") from None
+    if groups != 1:
+        raise value.error(
+            f"`{text}` must have exactly one group, the number; it has {groups}", hint="(?:...) is no group"
+        )
+    return text
+
+
+def _criteria(value: Value) -> tuple[tuple[Value, Criterion], ...]:
+    return tuple((item, _criterion(item)) for item in value.items())
+
+
+def _criterion(value: Value) -> Criterion:
+    fields: Schema = {"metric": Value.text, "min": Value.number, "max": Value.number, "decrease": Value.number}
+    criterion = Criterion(**value.read(fields, required=("metric",), former=FORMER_KEYS))
+    if criterion.min is None and criterion.max is None and criterion.decrease is None:
+        raise value.error("a criterion needs `min`, `max` or `decrease`")
+    if criterion.min is not None and criterion.max is not None and criterion.min > criterion.max:
+        raise value.error("`min` is above `max`")
+    if criterion.decrease is not None and not 0 < criterion.decrease <= 1:
+        raise value.error("`decrease` is a share, above 0 and at most 1")
+    return criterion
+
+
+def _cache(value: Value) -> Cache:
+    return Cache(**value.read({"models": _repositories, "datasets": _repositories}))
+
+
+def _repositories(value: Value) -> tuple[str, ...]:
+    return tuple(_repository(item) for item in value.items())
+
+
+def _repository(value: Value) -> str:
+    text = value.text()
+    if not _REPOSITORY.fullmatch(text):
+        raise value.error(f"bad name on the hub `{text}`", hint="write it like facebook/opt-350m")
+    return text
+
+
+def _rehearse(value: Value) -> dict[str, Any]:
+    return value.read({"arguments": _words, "timeout": _timeout, "criteria": _criteria, "deepspeed": _deepspeed})
+
+
+def _memory(value: Value) -> Memory:
+    defaults: Schema = {
+        **dict.fromkeys(
+            ("parameters", "sequence_length", "max_prompt_length", "max_answer_length", "lora_dim"),
+            lambda number: (str(number.whole()),),
+        ),
+        "lora_modules": _words,
+        "gradient_checkpointing": lambda switch: (switch.choice(("on", "off")),),
+    }
+    fields = {"model": Value.text, "critic": Value.text, "task": _task, **defaults}
+    read = value.read(fields)
+    if ("model" in read) == ("parameters" in read):
+        raise value.error("`memory` takes the model's config.json, `model`, or only their number, `parameters`")
+    return Memory(
+        **{name: item for name, item in read.items() if name not in defaults},
+        defaults=tuple((name, item) for name, item in read.items() if name in defaults),
+    )
+
+
+def _task(value: Value) -> str:
+    return value.text() if "{" in value.text() else value.choice(TASKS)

@@ -1,0 +1,84 @@
+"""Accelerators as the kernel and the vendor's driver show them, planted in a machine: one function per make."""
+
+from __future__ import annotations
+
+from support.machine.machine import Machine
+
+BUS = "/sys/devices/stand-in"
+RENDER = 991
+"""Number of group render on the stand-in machine; distributions number it as they like."""
+
+
+def pci(machine: Machine, address: str, vendor: str, device: str, kind: str, *, numa: int = 0) -> str:
+    """A PCI device in sysfs; the path of its folder."""
+    folder = f"{BUS}/{address}"
+    facts = {"vendor": vendor, "device": device, "class": kind, "numa_node": numa, "local_cpulist": "0-1"}
+    for name, value in facts.items():
+        machine.file(f"{folder}/{name}", f"{value}\n")
+    machine.link(f"/sys/bus/pci/devices/{address}", f"../../../devices/stand-in/{address}")
+    return folder
+
+
+def driver(machine: Machine, folder: str, name: str) -> None:
+    """Bind a PCI device to a kernel driver."""
+    where = f"/sys/bus/pci/drivers/{name}"
+    if not machine.at(where).exists():
+        machine.file(f"{where}/module/version", "1.0\n")
+    machine.link(f"{folder}/driver", f"../../../bus/pci/drivers/{name}")
+
+
+def nvidia(machine: Machine, index: int) -> None:
+    """A GPU of NVIDIA's: device files, PCI device, and what its driver tells in /proc."""
+    address = f"0000:{0x10 + index:02x}:00.0"
+    driver(machine, pci(machine, address, "0x10de", "0x2330", "0x030200"), "nvidia")
+    for path in ("/dev/nvidiactl", "/dev/nvidia-uvm"):
+        if not machine.at(path).exists():
+            machine.device(path)
+    machine.device(f"/dev/nvidia{index}")
+    machine.file(
+        f"/proc/driver/nvidia/gpus/{address}/information",
+        f"Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 16\nGPU UUID: \t GPU-{index:08x}-0000-0000-0000-000000000000\n"
+        f"Bus Type: \t PCIe\nBus Location: \t {address}\nDevice Minor: \t {index}\n",
+    )
+
+
+def gaudi(machine: Machine, index: int, *, module: int) -> None:
+    """A Gaudi: its files in /dev/accel, served by habanalabs, and the module id that no reboot changes."""
+    address = f"0000:{0x30 + index:02x}:00.0"
+    folder = pci(machine, address, "0x1da3", "0x1020", "0x120000")
+    driver(machine, folder, "habanalabs")
+    accelerator(machine, folder, index)
+    machine.device(f"/dev/accel/accel_controlD{index}")
+    machine.file(f"{folder}/module_id", f"{module}\n")
+    machine.file(f"{folder}/pci_addr", f"{address}\n")
+
+
+def npu(machine: Machine, index: int) -> None:
+    """Intel's neural processor, which uses the same folder as Gaudis."""
+    folder = pci(machine, "0000:00:0b.0", "0x8086", "0x7d1d", "0x120000")
+    driver(machine, folder, "intel_vpu")
+    accelerator(machine, folder, index)
+
+
+def accelerator(machine: Machine, folder: str, index: int) -> None:
+    machine.device(f"/dev/accel/accel{index}")
+    machine.link(f"/sys/class/accel/accel{index}", f"../../{folder.removeprefix('/sys/')}/accel/accel{index}")
+    machine.link(f"{folder}/accel/accel{index}/device", "../../../" + folder.rpartition("/")[2])
+
+
+def card(machine: Machine, number: int, *, vendor: str, gid: int = RENDER) -> None:
+    """A graphics card in /dev/dri, with its names by PCI path; ``number`` 0 is card0 and renderD128."""
+    address = f"0000:{3 + number:02x}:00.0"
+    folder = pci(machine, address, vendor, "0x0bda" if vendor == "0x8086" else "0x744c", "0x038000")
+    driver(machine, folder, "xe" if vendor == "0x8086" else "amdgpu")
+    for name, kind in ((f"card{number}", "card"), (f"renderD{128 + number}", "render")):
+        machine.device(f"/dev/dri/{name}", mode=0o660, gid=gid)
+        machine.link(f"/dev/dri/by-path/pci-{address}-{kind}", f"../{name}")
+        machine.link(f"/sys/class/drm/{name}", f"../../{folder.removeprefix('/sys/')}/drm/{name}")
+        machine.link(f"{folder}/drm/{name}/device", f"../../../{address}")
+
+
+def groups(machine: Machine, **numbers: int) -> None:
+    """Groups of the machine by name, with numbers of their own."""
+    lines = [line for line in machine.at("/etc/group").read_text().splitlines() if line.split(":")[0] not in numbers]
+    machine.file("/etc/group", "\n".join([*lines, *(f"{name}:x:{gid}:" for name, gid in numbers.items()), ""]))

@@ -1,0 +1,240 @@
+"""A second machine on this one: its own /dev, /sys, /etc, /run, network and Docker engine, with stand-in devices.
+
+What is planted there is real to every program that is started in it, so nothing of labctl has to know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import docker
+from docker import DockerClient
+from support.harness import Lab, wait_until
+
+HERE = Path(__file__).parent
+LABNODE = HERE.parents[2] / "docker/labnode.py"
+NODE_IMAGE = "stand-in/node"
+FORBIDDEN = ("Operation not permitted", "Permission denied", "permission denied")
+# /dev/full: every container may open it, and nothing comes of it.
+HARMLESS = os.makedev(1, 7)
+# Of the lab's image, all that a node needs to start, to be logged in to, and to run Python or MPI programs.
+LEFT_OUT = (
+    "./dev/*", "./proc/*", "./sys/*", "./var/lib/apt", "./var/lib/dpkg", "./var/cache/*",
+    "./opt/venv/lib/*/site-packages/*", "./usr/include", "./usr/lib/gcc", "./usr/bin/*lto-dump*", "*.a",
+    "./usr/lib/*/perl", "./usr/lib/*/gconv", "./usr/lib/*/lib*san.so.*",
+    "./usr/share/doc/*", "./usr/share/javascript", "./usr/share/locale/*", "./usr/share/man/*", "./usr/share/perl*",
+)  # fmt: skip
+BASE_CONFIG: dict[str, Any] = {
+    # systemd, where there is one, is not to be reached from there.
+    "exec-opts": ["native.cgroupdriver=cgroupfs"],
+    "mtu": 1400,
+}
+VENDORS = ("nvidia-container-runtime-hook", "nvidia-container-runtime", "habana-container-runtime")
+
+
+class Machine:
+    """The machine; ``root`` is its file system as seen from here, ``prefix`` starts a program in it.
+
+    Absolute links below ``root`` lead back to this machine: name ``/run``, not ``/var/run``.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._images = directory / "images"
+        self._images.mkdir(parents=True)
+        (directory / "scratch").mkdir()
+        self._holder = _hold(directory / "scratch", self._images)
+        self.root = Path(f"/proc/{self._holder.pid}/root")
+        self.prefix = ("bash", str(HERE / "enter.sh"), str(self._holder.pid))
+        self._dockerd: subprocess.Popen[bytes] | None = None
+        self._configured: tuple[dict[str, Any], bool] | None = None
+        self._planted: list[tuple[Path, bytes | None]] = []
+        for name in VENDORS[1:]:
+            self.program(name, (HERE / "vendor.py").read_text(), keep=True)
+
+    # --- what is in it ---
+
+    def run(self, *argv: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """A program on that machine, to its end."""
+        return subprocess.run([*self.prefix, *argv], check=check, capture_output=True, text=True, timeout=300)
+
+    def at(self, path: str) -> Path:
+        """Where a path of that machine is, as seen from here."""
+        return self.root / path.lstrip("/")
+
+    def device(self, path: str, *, mode: int = 0o666, gid: int = 0) -> None:
+        """A character device that does no harm."""
+        where = self._place(path)
+        os.mknod(where, stat.S_IFCHR | mode, HARMLESS)
+        where.chmod(mode)
+        os.chown(where, 0, gid)
+
+    def file(self, path: str, text: str) -> None:
+        """A file; what was there before comes back with `clear`."""
+        where = self._place(path)
+        where.write_text(text)
+
+    def link(self, path: str, target: str) -> None:
+        """A symbolic link, relative as the kernel's own are."""
+        self._place(path).symlink_to(target)
+
+    def program(self, name: str, text: str, *, keep: bool = False) -> None:
+        """A program on that machine's PATH: Python, unless it begins with ``#!``."""
+        where = self.at(f"/run/stand-in/bin/{name}") if keep else self._place(f"/run/stand-in/bin/{name}")
+        where.write_text(text if text.startswith("#!") else f"#!{sys.executable}\n{text}")
+        where.chmod(0o755)
+
+    def clear(self) -> None:
+        """Take back what was planted, and forget what was recorded."""
+        while self._planted:
+            path, before = self._planted.pop()
+            if path.is_dir() and not path.is_symlink():
+                with contextlib.suppress(OSError):
+                    path.rmdir()
+            elif before is None:
+                path.unlink(missing_ok=True)
+            else:
+                path.write_bytes(before)
+        self.at("/run/stand-in/requests.jsonl").unlink(missing_ok=True)
+
+    def requests(self) -> list[dict[str, Any]]:
+        """What the vendors' programs were asked for, in order."""
+        record = self.at("/run/stand-in/requests.jsonl")
+        return [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
+
+    def _place(self, path: str) -> Path:
+        """Where something is to be planted, its folders made."""
+        where = self.at(path)
+        missing = [parent for parent in where.parents if not parent.exists()]
+        for parent in reversed(missing):
+            parent.mkdir()
+            self._planted.append((parent, None))
+        self._planted.append((where, where.read_bytes() if where.is_file() else None))
+        return where
+
+    # --- its engine ---
+
+    def configure(self, config: dict[str, Any] | None = None, *, nvidia_hook: bool = False) -> None:
+        """Have the engine run with this daemon.json on top of a plain one; it is started anew only for another.
+
+        The engine offers reservations of NVIDIA devices where it finds the vendor's hook when it starts.
+        """
+        wanted = {**BASE_CONFIG, **(config or {})}
+        if self._dockerd and self._configured == (wanted, nvidia_hook):
+            return
+        self.stop_engine()
+        hook = VENDORS[0]
+        if nvidia_hook:
+            self.program(hook, (HERE / "vendor.py").read_text(), keep=True)
+        else:
+            self.at(f"/run/stand-in/bin/{hook}").unlink(missing_ok=True)
+        self.at("/etc/docker/daemon.json").write_text(json.dumps(wanted, indent=2))
+        self._configured = (wanted, nvidia_hook)
+        self.start_engine()
+
+    def start_engine(self) -> None:
+        """Start dockerd as it is configured, and wait until it answers."""
+        log = self.directory / "dockerd.log"
+        with log.open("ab") as stream:
+            self._dockerd = subprocess.Popen(
+                [*self.prefix, "dockerd"],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                start_new_session=True,
+            )
+
+        def answers() -> bool:
+            assert self._dockerd
+            assert self._dockerd.poll() is None, f"dockerd ended:\n{log.read_text()[-3000:]}"
+            return self.run("docker", "version", check=False).returncode == 0
+
+        wait_until(answers, 120, "the second engine answers")
+
+    def stop_engine(self) -> None:
+        if self._dockerd:
+            self._dockerd.terminate()
+            self._dockerd.wait(120)
+            self._dockerd = None
+
+    @cached_property
+    def engine(self) -> DockerClient:
+        """The independent witness: the engine, by its socket."""
+        return docker.DockerClient(base_url=f"unix://{self.root}/run/docker.sock", version="1.44", timeout=300)
+
+    def lab(self, path: Path, name: str, settings: dict[str, str]) -> Lab:
+        """A lab on that machine, with the small node image."""
+        plain = {"LAB_IMAGE": NODE_IMAGE, "LAB_SHM_SIZE": "512m"}
+        return Lab.make(path, name, self.engine, {**plain, **settings}, prefix=self.prefix)
+
+    def load_node(self, image: str) -> None:
+        """Hand the engine a small node image."""
+        import_node(image, NODE_IMAGE, prefix=self.prefix)
+
+    def close(self) -> None:
+        """End the engine and the namespaces, and remove what it kept."""
+        self.stop_engine()
+        if "engine" in self.__dict__:
+            self.engine.close()
+        assert self._holder.stdin
+        self._holder.stdin.close()
+        self._holder.wait(90)
+        shutil.rmtree(self._images, ignore_errors=True)
+
+
+def import_node(image: str, name: str, *, prefix: tuple[str, ...] = ()) -> None:
+    """Make a small node image: the lab's image less what is big, with this checkout's node program.
+
+    The engine that gets it is the one that ``prefix`` leads to.
+    """
+    excluded = [f"--exclude={pattern}" for pattern in LEFT_OUT]
+    mount = f"{LABNODE}:/opt/lab/labnode.py:ro"
+    pack = ["docker", "run", "--rm", "--network=none", "--entrypoint=tar", "-v", mount, image]
+    changes = [
+        'ENTRYPOINT ["/usr/bin/python3", "-I", "/opt/lab/labnode.py", "start"]',
+        "ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "WORKDIR /workspace",
+    ]
+    unpack = ["docker", "import", *(word for change in changes for word in ("--change", change)), "-", name]
+    with subprocess.Popen([*pack, "-C", "/", "-cf", "-", *excluded, "."], stdout=subprocess.PIPE) as packed:
+        subprocess.run([*prefix, *unpack], stdin=packed.stdout, check=True, capture_output=True, timeout=600)
+    assert packed.returncode == 0, f"tar in {image}: code {packed.returncode}"
+
+
+def _hold(scratch: Path, images: Path) -> subprocess.Popen[bytes]:
+    """Make the namespaces; a skip where the kernel forbids it."""
+    if os.geteuid() != 0:
+        pytest.skip("a machine with stand-in devices needs root: mounts, namespaces, device files")
+    script = ["bash", str(HERE / "machine.sh"), str(scratch), str(images)]
+    errors = scratch.parent / "machine.err"
+    with errors.open("wb") as stream:
+        holder = subprocess.Popen(
+            ["unshare", "--mount", "--net", "--propagation=private", *script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stream,
+            start_new_session=True,
+        )
+    assert holder.stdout
+    with holder.stdout:
+        said = holder.stdout.readline()
+    if said != b"ready\n":
+        assert holder.stdin
+        holder.stdin.close()
+        holder.wait(90)
+        reason = errors.read_text().strip()
+        if any(word in reason for word in FORBIDDEN):
+            pytest.skip(f"this kernel forbids a machine with stand-in devices: {reason}")
+        pytest.fail(f"no machine with stand-in devices: {reason}")
+    return holder

@@ -1,0 +1,118 @@
+"""A connection that leads no further than this machine: scripts run here, or wherever a prefix takes them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from tempfile import TemporaryFile
+from typing import IO
+
+from labctl.config.inventory import InventoryHost
+from labctl.errors import HostError
+from labctl.hosts.ssh import Connection
+from labctl.system.process import CompletedProcess
+
+PIECE = 1 << 16
+
+
+class Nearby(Connection):
+    """``shell`` is what runs scripts, ``environment`` what it has besides this process's own."""
+
+    def __init__(
+        self, *, shell: tuple[str, ...] = ("sh",), name: str = "gpu-1", environment: dict[str, str] | None = None
+    ) -> None:
+        self.target = InventoryHost(name=name)
+        self.told = self.address = ""
+        self.shell = shell
+        self.environment = {**os.environ, **(environment or {})}
+        self.commands = 0
+        self.bytes = 0
+
+    def argv(self, script: str, *words: str) -> tuple[str, ...]:
+        self.commands += 1
+        return ("ssh", self.target.name, shlex.join((*self.shell, "-c", script, "sh", *words)))
+
+    def rsh(self) -> str:
+        # As ssh does: the words after the host's name are one text, which a shell there reads.
+        return "sh -c 'shift; exec sh -c \"$*\"' sh"
+
+    def run(
+        self,
+        script: str,
+        *words: str,
+        input: str | None = None,  # noqa: A002
+        timeout: float = 60,
+        check: bool = True,
+    ) -> CompletedProcess:
+        said: list[bytes] = []
+        done = self._carry(script, words, (input.encode(),) if input else (), said.append, timeout)
+        return self._judged(
+            CompletedProcess(done.argv, done.code, b"".join(said).decode("utf-8", "replace"), done.err), check
+        )
+
+    def send(
+        self, script: str, *words: str, chunks: Iterable[bytes], timeout: float, check: bool = True
+    ) -> CompletedProcess:
+        return self._judged(self._carry(script, words, chunks, len, timeout), check)
+
+    def receive(
+        self, script: str, *words: str, on_chunk: Callable[[bytes], object], timeout: float, check: bool = True
+    ) -> CompletedProcess:
+        return self._judged(self._carry(script, words, (), on_chunk, timeout), check)
+
+    def _judged(self, done: CompletedProcess, check: bool) -> CompletedProcess:
+        if check and done.code != 0:
+            raise HostError(f"{self.target.name}: {done.err}", node=self.target.name)
+        return done
+
+    def _carry(
+        self,
+        script: str,
+        words: tuple[str, ...],
+        chunks: Iterable[bytes],
+        on_chunk: Callable[[bytes], object],
+        timeout: float,
+    ) -> CompletedProcess:
+        """All is fed, then all is read: no script here says much before it has heard all."""
+        self.commands += 1
+        argv = (*self.shell, "-c", script, "sh", *words)
+        with TemporaryFile() as complaints, self._child(argv, complaints, timeout) as child:
+            assert child.stdin
+            assert child.stdout
+            with contextlib.suppress(BrokenPipeError), child.stdin:
+                for chunk in chunks:
+                    self.bytes += len(chunk)
+                    child.stdin.write(chunk)
+            while piece := os.read(child.stdout.fileno(), PIECE):
+                on_chunk(piece)
+            child.wait()
+            complaints.seek(0)
+            return CompletedProcess(argv, child.returncode, "", complaints.read().decode("utf-8", "replace"))
+
+    @contextlib.contextmanager
+    def _child(self, argv: tuple[str, ...], complaints: IO[bytes], timeout: float) -> Iterator[subprocess.Popen[bytes]]:
+        """In a session of its own, which is killed when its time is up or the block is left by an exception."""
+        pipe = subprocess.PIPE
+        with subprocess.Popen(
+            argv, stdin=pipe, stdout=pipe, stderr=complaints, env=self.environment, start_new_session=True
+        ) as child:
+
+            def kill() -> None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+
+            timer = threading.Timer(timeout, kill)
+            timer.daemon = True
+            timer.start()
+            try:
+                yield child
+            except BaseException:
+                kill()
+                raise
+            finally:
+                timer.cancel()

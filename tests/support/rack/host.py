@@ -1,0 +1,309 @@
+"""One host of the rack: what is in it, what a test can give it, and what can go wrong with it."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import socket
+import subprocess
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from docker.models.containers import Container
+from docker.models.networks import Network
+
+import docker
+from docker import DockerClient
+from support.harness import wait_until
+from support.rack import images
+
+LISTEN = """
+socket(S, PF_INET, SOCK_STREAM, 0) && setsockopt(S, SOL_SOCKET, SO_REUSEADDR, 1);
+bind(S, sockaddr_in($ARGV[0], INADDR_ANY)) && listen(S, 5) || die $!;
+exit if fork;
+open(STDOUT, ">/dev/null"); open(STDERR, ">&STDOUT"); sleep;
+"""
+FULL = """
+set -e
+size=$(($(du -sk "$1" | cut -f1) + 512))
+mkdir -p /run/full
+mount -t tmpfs -o "size=${size}k" full /run/full
+cp -a "$1/." /run/full
+mount --bind /run/full "$1"
+umount /run/full
+head -c "${size}k" /dev/zero > "$1/filler" 2> /dev/null || true
+"""
+# Not by name: the nodes of a lab run sshd too. A session is a child of sshd, and may have one of its own, with which it
+# may end by itself.
+HANG_UP = """
+for session in $(pgrep -P "$(cat /run/sshd.pid)"); do
+    pkill -KILL -P "$session" -x sshd
+    kill -KILL "$session" 2> /dev/null || true
+done
+"""
+CLEAN = """
+home=$1
+if mountpoint -q "$home"; then umount --lazy "$home"; fi
+find "$home" /root /tmp -mindepth 1 -maxdepth 1 ! -name .ssh ! -name '.bash*' ! -name .profile -exec rm -rf {} +
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """Bytes through a host's interface since it started."""
+
+    received: int
+    sent: int
+
+
+class Host:
+    """One host: where it is, what it is like inside, and its faults, all of which `cure` takes back."""
+
+    def __init__(self, container: Container, directory: Path, *, address: str, user: str, port: int, key: Path) -> None:
+        self.name, self.home = directory.name, f"/home/{user}"
+        self.address, self.user, self.port, self.key = address, user, port, key
+        self.known = ""
+        """Its line for known_hosts, with the key that it made for itself when it first started."""
+        self._container, self._directory = container, directory
+        self._faults = contextlib.ExitStack()
+
+    # --- its life ---
+
+    def start(self) -> None:
+        """Start it: for the first time, or after `kill`."""
+        self._container.start()
+        self._wait_for_engine()
+        wait_until(self._greets, 120, f"sshd on {self.name} greets")
+        if not self.known:
+            where = self.address if self.port == 22 else f"[{self.address}]:{self.port}"
+            self.known = f"{where} {self.run('cat', '/etc/ssh/ssh_host_ed25519_key.pub').stdout}"
+
+    def give_image(self, name: str) -> None:
+        """Have its engine know one of this machine's images; what runs there ends."""
+        if words := images.given(self._outer, name, self.engine.images.list()):
+            self._stop_engine()
+            self.run("/opt/rack/give.sh", *words)
+            self._start_engine()
+        else:
+            images.load(name, f"unix://{self._socket}")
+
+    def clean(self, image: str) -> None:
+        """Cured, its engine with nothing but that image, and nothing in the person's home."""
+        self.cure()
+        for container in self.engine.containers.list(all=True, ignore_removed=True):
+            container.remove(force=True, v=True)
+        self.engine.networks.prune()
+        self.engine.volumes.prune({"all": True})
+        self.engine.api.prune_builds(all=True)
+        wanted = self._outer.images.get(image)
+        for other in self.engine.images.list():
+            for name in set(other.tags or [other.id or ""]) - set(wanted.tags if other.id == wanted.id else ()):
+                self.engine.images.remove(name, force=True)
+        if not self.engine.images.list():
+            self.give_image(image)
+        self.shell(CLEAN, self.home)
+
+    def remove(self) -> None:
+        """It is gone, and its disks."""
+        if "engine" in self.__dict__:
+            self.engine.close()
+        self._container.remove(force=True, v=True)
+
+    # --- what is in it ---
+
+    def run(
+        self,
+        *argv: str,
+        user: str = "root",
+        stdin: str = "",
+        check: bool = True,
+    ) -> subprocess.CompletedProcess[str]:
+        """A program on the host, to its end; not over ssh."""
+        inside = ["docker", "exec", "--interactive", "--user", user, self._container.name or "", *argv]
+        done = subprocess.run(inside, input=stdin, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0 or not check, f"{self.name}: {shlex.join(argv)}: {done.returncode}\n{done.stderr}"
+        return done
+
+    def shell(self, script: str, *words: str, check: bool = True) -> str:
+        """What a script says that runs there as root, the words being its $1, $2 ..."""
+        return self.run("sh", "-c", script, "sh", *words, check=check).stdout
+
+    @cached_property
+    def engine(self) -> DockerClient:
+        """The independent witness: the host's engine, by a socket that labctl knows nothing of."""
+        return docker.DockerClient(base_url=f"unix://{self._socket}", version="1.44", timeout=300)
+
+    def has_engine(self) -> bool:
+        """Whether there is anyone to ask; the SDK drops, unclosed, a socket that it could not connect."""
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as stream:
+            stream.connect(str(self._socket))
+            return True
+        return False
+
+    def line(self, **fields: object) -> str:
+        """Its line of a hosts file; these fields replace or extend the plain ones, and an empty one is left out."""
+        plain = {"address": self.address, "user": self.user, "port": self.port, "key": self.key}
+        words = (f"{name}={value}" for name, value in {**plain, **fields}.items() if value != "")
+        return " ".join((self.name, *words))
+
+    def traffic(self, interface: str = "eth0") -> Traffic:
+        folder = f"/sys/class/net/{interface}/statistics"
+        received, sent = self.shell(f"cat {folder}/rx_bytes {folder}/tx_bytes").split()
+        return Traffic(received=int(received), sent=int(sent))
+
+    # --- what it is given ---
+
+    def program(self, name: str, text: str = "") -> None:
+        """Put a program on PATH, ahead of any other of that name: this text, or one kept for it (rsync)."""
+        if text:
+            self.run("sh", "-c", 'cat > "$0" && chmod 755 "$0"', f"/usr/local/bin/{name}", stdin=text)
+        else:
+            self.run("ln", "-s", f"/opt/programs/{name}", "/usr/local/bin/")
+        self._faults.callback(self.run, "rm", "-f", f"/usr/local/bin/{name}")
+
+    def sshd(self, **options: object) -> None:
+        """Have sshd run with these options, such as MaxSessions="10" or AllowStreamLocalForwarding="no"."""
+        lines = "".join(f"{name} {value}\n" for name, value in options.items())
+        self._configure_sshd(lines)
+        self._faults.callback(self._configure_sshd, "")
+
+    def second_interface(self, network: Network) -> str:
+        """Plug it into another network, as eth1; the address there."""
+        network.connect(self._container)
+        self._faults.callback(network.disconnect, self._container, force=True)
+        self._container.reload()
+        return str(self._container.attrs["NetworkSettings"]["Networks"][network.name]["IPAddress"])
+
+    # --- what goes wrong with it ---
+
+    def cure(self) -> None:
+        """Take back all that went wrong, and what it was given, last first.
+
+        Some of that ends by itself where the host was killed after it: not to find it is no error.
+        """
+        self._faults.close()
+
+    def drop(self) -> None:
+        """No packet gets in or out, nor an answer that says so."""
+        chains = (("INPUT", "-i"), ("OUTPUT", "-o"), ("FORWARD", "-i"))
+        for chain, way in chains:
+            rule = (chain, "!", way, "lo", "--jump", "DROP")
+            self.run("iptables", "--wait", "--insert", *rule)
+            self._faults.callback(self.run, "iptables", "--wait", "--delete", *rule, check=False)
+
+    def slow(self, rate: str) -> None:
+        """Of what it sends, so much comes through, such as 10mbit."""
+        self.run("tc", "qdisc", "add", "dev", "eth0", "root", *shaped(rate))
+        self._faults.callback(self.run, "tc", "qdisc", "delete", "dev", "eth0", "root", check=False)
+
+    def hang_up(self) -> None:
+        """Every ssh connection ends in the middle of what it does; the next is welcome."""
+        self.shell(HANG_UP)
+
+    def fill_disk(self) -> None:
+        """Not a byte more fits into the person's home directory. Cured, there is room, and what is there stays."""
+        self.shell(FULL, self.home)
+        self._faults.callback(self.shell, 'rm "$1/filler"; mount -o remount,size=4g "$1"', self.home, check=False)
+
+    def small_engine_disk(self, size: str = "64m") -> None:
+        """The engine has an empty disk of this size for its images and containers; cured, it has its own again."""
+        self._stop_engine()
+        self.run("mount", "-t", "tmpfs", "-o", f"size={size}", "small", "/var/lib/docker")
+        self._start_engine()
+
+        def undo() -> None:
+            self._stop_engine()
+            self.shell("if findmnt --types tmpfs /var/lib/docker; then umount /var/lib/docker; fi")
+            self._start_engine()
+
+        self._faults.callback(undo)
+
+    def stop_engine(self) -> None:
+        """Docker does not run; with it end the containers."""
+        self._stop_engine()
+        self._faults.callback(self._start_engine)
+
+    def hang_engine(self) -> None:
+        """Docker takes what it is asked, and never answers."""
+        self.run("pkill", "-STOP", "-x", "dockerd")
+        self._faults.callback(self.run, "pkill", "-CONT", "-x", "dockerd", check=False)
+
+    def keep_from_docker(self) -> None:
+        """The person may not talk to the engine."""
+        self.run("gpasswd", "--delete", self.user, "docker")
+        self._faults.callback(self.run, "gpasswd", "--add", self.user, "docker")
+
+    def occupy(self, port: int, user: str = "bob") -> None:
+        """Somebody else's program listens on the port."""
+        self.shell('id "$1" > /dev/null 2>&1 || useradd --create-home "$1"', user)
+        self.run("perl", "-MSocket", "-e", LISTEN, str(port), user=user)
+        self._faults.callback(self.run, "pkill", "-u", user, "-x", "perl", check=False)
+
+    def change_host_key(self) -> None:
+        """sshd shows another key than the one that this side knows."""
+        self.shell("cd /etc/ssh && mkdir old && mv ssh_host_* old && ssh-keygen -q -t ed25519 -N '' -f old/new && "
+                   "mv old/new ssh_host_ed25519_key && mv old/new.pub ssh_host_ed25519_key.pub")  # fmt: skip
+        self._restart_sshd()
+
+        def undo() -> None:
+            self.shell("cd /etc/ssh && mv old/ssh_host_* . && rmdir old")
+            self._restart_sshd()
+
+        self._faults.callback(undo)
+
+    def clock(self, seconds: int) -> None:
+        """Its clock is so many seconds ahead: for `date` alone, as containers share the kernel's clock."""
+        self.program("date", f'#!/bin/sh\nexec /usr/bin/date --date="{seconds} seconds" "$@"\n')
+
+    def kill(self) -> None:
+        """The power is gone. Cured, it starts again: /run is empty, its disks are as they were."""
+        self._container.kill()
+        self._faults.callback(self.start)
+
+    # --- how that is done ---
+
+    @property
+    def _outer(self) -> DockerClient:
+        """The engine of this machine."""
+        assert self._container.client
+        return self._container.client
+
+    @property
+    def _socket(self) -> Path:
+        return self._directory / "docker.sock"
+
+    def _greets(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection((self.address, self.port), timeout=2) as stream:
+            return stream.recv(4) == b"SSH-"
+        return False
+
+    def _start_engine(self) -> None:
+        self.run("sh", "-c", "(/opt/rack/engine.sh > /dev/null 2>&1 &)")
+        self._wait_for_engine()
+
+    def _wait_for_engine(self) -> None:
+        try:
+            wait_until(lambda: self.has_engine() and self.engine.ping(), 120, f"the engine of {self.name} answers")
+        except AssertionError as error:
+            said = self._container.logs(tail=20).decode()
+            log = self.run("tail", "/var/log/dockerd.log", check=False).stdout
+            raise AssertionError(f"{error}\n{said}{log}") from None
+
+    def _stop_engine(self) -> None:
+        self.shell("pkill -x dockerd; timeout 60 sh -c 'while pgrep -x dockerd; do sleep 0.1; done'")
+
+    def _configure_sshd(self, lines: str) -> None:
+        # A file that sshd reads before its own defaults: the first value counts.
+        self.run("sh", "-c", "cat > /etc/ssh/sshd_config.d/options.conf", stdin=lines)
+        self._restart_sshd()
+
+    def _restart_sshd(self) -> None:
+        """Connections that are open stay so."""
+        self.shell('old=$(cat /run/sshd.pid); kill "$old"; while kill -0 "$old" 2> /dev/null; do sleep 0.05; done; '
+                   "/usr/sbin/sshd")  # fmt: skip
+
+
+def shaped(rate: str) -> tuple[str, ...]:
+    """What tc is told of an interface of that rate."""
+    return ("tbf", "rate", rate, "burst", "256kb", "latency", "400ms")

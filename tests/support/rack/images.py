@@ -1,0 +1,87 @@
+"""The image that hosts of the rack are made of, and how a host gets one of this machine's images in no time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+from docker.models.images import Image
+
+from docker import DockerClient
+from labctl.config import settings
+from labctl.images import base as base_image
+from labctl.images import build, package_sources
+
+HERE = Path(__file__).parent
+NAME = "stand-in/host"
+FILES = ("host.Dockerfile", "install.sh", "boot.sh", "engine.sh", "give.sh")
+RELEASES = (base_image.DEBIAN, "trixie")
+
+
+def ensure(engine: DockerClient, directory: Path) -> str:
+    """The image's tag; it is built now unless it was before from the same files. ``directory``: a private one."""
+    digest = hashlib.sha256(b"\0".join((HERE / name).read_bytes() for name in FILES)).hexdigest()
+    tag = f"{NAME}:{digest[:12]}"
+    if not engine.images.list(filters={"reference": tag}):
+        _build(tag, directory)
+    return tag
+
+
+def _build(tag: str, directory: Path) -> None:
+    """Build it with this machine's own package sources and certificates, as `labctl build` does."""
+    found = settings.load(directory, os.environ, {})
+    request = build.request(found, "cpu", tag, directory, os.environ)
+    base = base_image.ensure(
+        base_image.PLAIN, chosen=False, mirror=request.apt_mirror, directory=directory, emit=lambda _: None
+    )
+    packages = "".join(base_image.apt_list("debian", release, request.apt_mirror) for release in RELEASES)
+    handed = build.hand_in(request, build.pip_sources(request, package_sources.of_host()), {}, packages, directory)
+    arguments = ["--load", "--tag", tag, "--build-arg", f"BASE_IMAGE={base}", *handed]
+    build.run(
+        HERE / FILES[0], arguments, dict(request.proxies), directory / "build.log", tag, lambda _: None, request.docker
+    )
+
+
+def given(engine: DockerClient, name: str, known: Iterable[Image] = ()) -> list[str]:
+    """The arguments of give.sh for one of the engine's images, beside those that the other engine knows already.
+
+    Empty where the engine keeps images in another way than that knows: then they are to be loaded.
+    """
+    if engine.info()["Driver"] != "overlay2":
+        return []
+    image = engine.images.get(name)
+    repositories: dict[str, dict[str, str]] = {}
+    for tag, identity in [*((tag, one.id) for one in known for tag in one.tags), (_tag(name), image.id)]:
+        repositories.setdefault(tag.rpartition(":")[0], {})[tag] = str(identity)
+    return [json.dumps({"Repositories": repositories}), _hex(str(image.id)), *_layers(image)]
+
+
+def load(image: str, address: str) -> None:
+    """Send an image to the engine at that address, byte for byte."""
+    with subprocess.Popen(["docker", "save", image], stdout=subprocess.PIPE) as saved:
+        subprocess.run(["docker", "--host", address, "load", "--quiet"], stdin=saved.stdout, check=True, timeout=600)
+    assert saved.returncode == 0, f"docker save {image}: code {saved.returncode}"
+
+
+def _layers(image: Image) -> list[str]:
+    """The names that the engine keeps the layers under: hashes over each layer and those below it.
+
+    Source: the OCI image specification, "Layer ChainID".
+    """
+    chain: list[str] = []
+    for layer in image.attrs["RootFS"]["Layers"]:
+        below = f"sha256:{chain[-1]} {layer}" if chain else ""
+        chain.append(hashlib.sha256(below.encode()).hexdigest() if below else _hex(layer))
+    return chain
+
+
+def _tag(image: str) -> str:
+    return image if ":" in image.rpartition("/")[2] else f"{image}:latest"
+
+
+def _hex(digest: str) -> str:
+    return digest.removeprefix("sha256:")

@@ -1,0 +1,152 @@
+"""The makers' tools, as stand-ins on PATH: what they add, and what is made of their failures."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from labctl.accelerators import vendor_tools
+from labctl.accelerators.vendor_tools import describe
+from labctl.model import Device
+
+GPUS = tuple(
+    Device(id=str(index), path=f"/dev/nvidia{index}", pci=f"0000:{bus}:00.0", name="as the driver says")
+    for index, bus in enumerate(("3b", "5e"))
+)
+HEALTHY = (
+    "0, 00000000:3B:00.0, NVIDIA H100 80GB HBM3, 81559, GPU-aaaa, 0\n"
+    "1, 00000000:5E:00.0, NVIDIA H100 80GB HBM3, 81559, GPU-bbbb, [N/A]\n"
+)
+
+Tool = Callable[..., None]
+
+
+@pytest.fixture
+def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
+    """Makes a program of that name that says so and ends with the code; no other tool is found."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    def make(name: str, out: str, code: int = 0, *, before: str = "") -> None:
+        path = tmp_path / name
+        path.write_text(f"#!{sys.executable}\nimport sys, time\n{before}\nprint({out!r}, end='')\nsys.exit({code})\n")
+        path.chmod(0o755)
+
+    return make
+
+
+def healths(found: tuple[Device, ...]) -> list[str]:
+    return [device.health for device in found]
+
+
+@pytest.mark.usefixtures("tool")
+def test_a_tool_that_is_not_there_adds_no_word() -> None:
+    assert describe("nvidia", GPUS) == GPUS
+    assert describe("cpu", ()) == ()
+
+
+def test_a_gpu_gets_name_memory_and_uuid_by_its_address(tool: Tool) -> None:
+    tool("nvidia-smi", "".join(reversed(HEALTHY.splitlines(keepends=True))))
+    first, second = describe("nvidia", GPUS)
+    assert (first.name, first.memory, first.uuid) == ("NVIDIA H100 80GB HBM3", 81559 << 20, "GPU-aaaa")
+    assert second.uuid == "GPU-bbbb"
+    assert healths((first, second)) == ["", ""]
+
+
+def test_a_gpu_without_an_address_goes_by_its_index(tool: Tool) -> None:
+    tool("nvidia-smi", HEALTHY)
+    (found,) = describe("nvidia", (Device(id="1", path="/dev/nvidia1"),))
+    assert found.uuid == "GPU-bbbb"
+
+
+@pytest.mark.parametrize("cell", ["[Unknown Error]", "[GPU is lost]", "ERR!", "[GPU requires reset]"])
+def test_a_cell_that_is_an_error_is_that_gpus_health(tool: Tool, cell: str) -> None:
+    tool("nvidia-smi", HEALTHY.replace("GPU-bbbb, [N/A]", f"GPU-bbbb, {cell}"))
+    assert healths(describe("nvidia", GPUS)) == ["", f"nvidia-smi: {cell}"]
+
+
+def test_a_gpu_that_cannot_even_tell_its_address_is_known_by_its_index(tool: Tool) -> None:
+    lost = "1, [GPU is lost], [GPU is lost], [GPU is lost], [GPU is lost], [GPU is lost]\n"
+    tool("nvidia-smi", HEALTHY.splitlines(keepends=True)[0] + lost)
+    found = describe("nvidia", GPUS)
+    assert healths(found) == ["", "nvidia-smi: [GPU is lost]"]
+    assert found[1].name == "as the driver says"
+
+
+def test_uncorrected_memory_errors_are_counted(tool: Tool) -> None:
+    tool("nvidia-smi", HEALTHY.replace("[N/A]", "12"))
+    assert healths(describe("nvidia", GPUS)) == [
+        "",
+        "nvidia-smi: 12 uncorrected memory errors since the driver was loaded",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("out", "code"),
+    [
+        ("Failed to initialize NVML: Unknown Error\n", 255),
+        ("Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 550.90\n", 18),
+    ],
+)
+def test_a_tool_that_fails_is_said_of_every_device(tool: Tool, out: str, code: int) -> None:
+    tool("nvidia-smi", out, code)
+    assert healths(describe("nvidia", GPUS)) == [f"nvidia-smi: {out.splitlines()[0]}"] * 2
+
+
+def test_a_failure_that_names_a_gpu_is_said_of_that_one(tool: Tool) -> None:
+    line = (
+        "Unable to determine the device handle for GPU0000:5E:00.0: GPU is lost.  Reboot the system to recover this GPU"
+    )
+    tool("nvidia-smi", f"{line}\n", 15)
+    assert healths(describe("nvidia", GPUS)) == ["", f"nvidia-smi: {line}"]
+
+
+def test_a_gpu_that_fell_off_the_bus_is_not_listed(tool: Tool) -> None:
+    tool("nvidia-smi", HEALTHY.splitlines(keepends=True)[0])
+    assert healths(describe("nvidia", GPUS)) == ["", "nvidia-smi: does not list it"]
+
+
+def test_a_tool_that_fails_without_a_word_gives_its_code(tool: Tool) -> None:
+    tool("nvidia-smi", "", 9)
+    assert healths(describe("nvidia", GPUS)) == ["nvidia-smi: exit code 9"] * 2
+
+
+def test_a_tool_that_hangs_is_cut_off(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vendor_tools, "SECONDS", 0.5)
+    tool("nvidia-smi", "", before="time.sleep(60)")
+    assert ["not done within 0.5 s" in text for text in healths(describe("nvidia", GPUS))] == [True, True]
+
+
+@pytest.mark.usefixtures("tool")
+def test_a_tool_that_is_no_program_is_said(tmp_path: Path) -> None:
+    (tmp_path / "nvidia-smi").write_text("")
+    (tmp_path / "nvidia-smi").chmod(0o644)
+    assert ["Permission denied" in text for text in healths(describe("nvidia", GPUS))] == [True, True]
+
+
+def test_a_gaudi_keeps_what_its_driver_said(tool: Tool) -> None:
+    tool("hl-smi", "0, 0000:19:00.0, HL-225, 98304, 01P0-HL2080A0\n")
+    card = Device(
+        id="0", path="/dev/accel/accel0", pci="0000:19:00.0", name="GAUDI2", health="its driver says: in reset"
+    )
+    (found,) = describe("habana", (card,))
+    assert (found.name, found.memory, found.uuid) == ("HL-225", 98304 << 20, "01P0-HL2080A0")
+    assert found.health == card.health
+
+
+def test_an_intel_card_is_read_from_a_table_with_a_head(tool: Tool) -> None:
+    tool(
+        "xpu-smi",
+        "Device ID,PCI BDF Address,Device Name,Memory Physical Size,SOC UUID\n"
+        '0,"0000:4d:00.0","Intel(R) Data Center GPU Max 1100","49152.00 MiB","00000000-0000-004d"\n',
+    )
+    node = "/dev/dri/renderD128"
+    cards = (
+        Device(id=node, path=node, pci="0000:4d:00.0"),
+        Device(id="/dev/dri/renderD129", path="/dev/dri/renderD129", pci="0000:00:02.0", integrated=True),
+    )
+    first, own = describe("intel", cards)
+    assert (first.name, first.memory) == ("Intel(R) Data Center GPU Max 1100", 49152 << 20)
+    assert own == cards[1]

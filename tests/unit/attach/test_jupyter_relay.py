@@ -1,0 +1,116 @@
+"""The relay from a loopback port to a Unix socket."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from labctl.attach import jupyter
+from labctl.errors import HostError
+
+# They choose a port that was free a moment ago.
+pytestmark = pytest.mark.alone
+
+LIMIT = 60.0
+
+
+@contextmanager
+def echo(path: Path) -> Iterator[None]:
+    """A server that answers with all it was sent, once its peer has sent the last of it."""
+    with socket.socket(socket.AF_UNIX) as server:
+        folder = os.open(path.parent, os.O_PATH)
+        server.bind(f"/proc/self/fd/{folder}/{path.name}")
+        os.close(folder)
+        server.listen()
+
+        def serve() -> None:
+            while True:
+                try:
+                    peer, _ = server.accept()
+                except OSError:
+                    return
+                with peer, peer.makefile("rb") as stream, suppress(BrokenPipeError):
+                    peer.sendall(stream.read())
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join(LIMIT)
+
+
+def ask(port: int, data: bytes) -> bytes:
+    """What comes back over the relay before it closes."""
+    with socket.create_connection((jupyter.LOOPBACK, port), LIMIT) as there, there.makefile("rb") as stream:
+
+        def send() -> None:
+            there.sendall(data)
+            there.shutdown(socket.SHUT_WR)
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        answer = stream.read()
+        sender.join(LIMIT)
+        return answer
+
+
+def free_port() -> int:
+    with socket.create_server((jupyter.LOOPBACK, 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def test_bytes_pass_both_ways_and_so_does_the_end_of_them(tmp_path: Path) -> None:
+    data = os.urandom(3 * jupyter.CHUNK + 17)
+    port = free_port()
+    with echo(tmp_path / "s"), jupyter.relaying(range(port, port + 1), tmp_path / "s") as chosen:
+        assert chosen == port
+        assert [ask(port, data), ask(port, b"")] == [data, b""]
+
+
+def test_a_socket_whose_path_is_longer_than_such_an_address_may_be(tmp_path: Path) -> None:
+    folder = tmp_path / ("d" * 120)
+    folder.mkdir()
+    port = free_port()
+    with echo(folder / "s"), jupyter.relaying(range(port, port + 1), folder / "s"):
+        assert jupyter.answers(folder / "s")
+        assert ask(port, b"hello") == b"hello"
+
+
+def test_a_connection_ends_where_nobody_listens_yet(tmp_path: Path) -> None:
+    port = free_port()
+    with jupyter.relaying(range(port, port + 1), tmp_path / "none"):
+        assert not jupyter.answers(tmp_path / "none")
+        assert ask(port, b"") == b""
+
+
+def test_only_this_host_can_connect(tmp_path: Path) -> None:
+    port = free_port()
+    with jupyter.relaying(range(port, port + 1), tmp_path / "s"):
+        listening = [line.split()[1] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        assert f"0100007F:{port:04X}" in listening
+
+
+def test_the_first_free_port_is_taken_and_none_is_an_error_that_names_them(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        first = free_port()
+        stack.enter_context(socket.create_server((jupyter.LOOPBACK, first)))
+        with jupyter.relaying(range(first, first + 50), tmp_path / "s") as chosen:
+            assert first < chosen < first + 50
+        with pytest.raises(HostError, match=f"port {first} of 127.0.0.1: Address already in use"):
+            stack.enter_context(jupyter.relaying(range(first, first + 1), tmp_path / "s"))
+
+
+def test_nothing_listens_afterwards(tmp_path: Path) -> None:
+    port = free_port()
+    with jupyter.relaying(range(port, port + 1), tmp_path / "s"):
+        pass
+    with pytest.raises(ConnectionRefusedError):
+        ask(port, b"")

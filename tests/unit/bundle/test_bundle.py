@@ -1,0 +1,482 @@
+"""A lab in one file: what goes in, what stays here, and that nothing is changed by a file that is not whole."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import tarfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.fakehost import FakeHost
+from support.imagefile import image_archive
+
+from labctl import bundle
+from labctl.bundle import contents, load
+from labctl.bundle.format import Bundle, BundleWriter
+from labctl.cli.bundle import loaded_text
+from labctl.config.context import Context
+from labctl.errors import ConfigError, HostError
+from labctl.images import catalog, local
+from labctl.system import filelock, process
+from labctl.system.process import CompletedProcess
+
+NAME = "lab/node:latest"
+KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n"
+CANARY = "s3cr3t-canary"
+STAYS = (".labctl.lock", "huggingface/token")
+ENV = f"""\
+# A comment
+LAB_NAME=demo
+LAB_IMAGE={NAME}
+LAB_ACCELERATOR=cpu
+LAB_BASE_IMAGE=debian@sha256:abc
+HF_TOKEN={CANARY}
+LAB_ENV_API_KEY={CANARY}
+LAB_ENV_ADDRESS=me@example.com
+LAB_PIP_INDEX_URL=https://me:{CANARY}@index.example/simple
+HTTPS_PROXY=me:{CANARY}@proxy.example:3128
+LAB_HOSTS=hosts.txt
+#HF_TOKEN=
+# HF_TOKEN={CANARY}
+#LAB_PIP_INDEX_URL=https://me:{CANARY}@index.example/simple
+LAB_SHM_SIZE=1g # with the token: hf_{CANARY.replace("-", "0")}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that saves one image, and loads whatever it is given."""
+    made = image_archive(tmp_path / "saved.tar", NAME, [b"l" * 3000])
+
+    def run(argv: Any, **_: object) -> CompletedProcess:
+        assert argv[:3] == ["docker", "save", "--output"]
+        shutil.copy(made, argv[3])
+        return CompletedProcess(tuple(argv), 0, "", "")
+
+    monkeypatch.setattr(process, "run", run)
+    monkeypatch.setattr(local, "described", lambda _: {"Id": "here", "Size": 3000})
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Path:
+    """A lab directory with something of everything."""
+    files = {
+        ".env": ENV,
+        "hosts.txt": "h1\nh2\n",
+        "hostfiles/two": "worker-0 slots=1\n",
+        "workloads/mine/train.py": "print()\n",
+        "workloads/mine/key.pem": KEY,
+        "workloads/mine/late.pem": "Bag Attributes\n" * 100 + KEY,
+        "workloads/mine/account.json": json.dumps({"private_key": KEY}),
+        "workloads/mine/.env": f"PASSWORD={CANARY}",
+        "workloads/mine/.netrc": f"password {CANARY}",
+        "workloads/mine/__pycache__/x.pyc": "x",
+        ".lab/nodes/worker-0/compose.yml": "services: {}\n",
+        ".lab/nodes/worker-0/ssh/ssh_host_ed25519_key": KEY,
+        ".lab/nodes/worker-0/secrets/hf_token": CANARY,
+        ".lab/lock": "",
+        "runs/1/result.json": "{}",
+        "other.txt": "not of the lab",
+    }
+    root = tmp_path / "lab"
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    (root / "workloads/mine/train.py").chmod(0o755)
+    (root / "workloads/mine/same.py").symlink_to("train.py")
+    (root / "workloads/mine/far").symlink_to("/etc/passwd")
+    (root / "workloads/mine/round").symlink_to("far/../train.py")
+    return root
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    root = tmp_path / "cache"
+    snapshot = root / "huggingface/hub/models--m/snapshots/1"
+    snapshot.mkdir(parents=True)
+    (snapshot.parents[1] / "blobs").mkdir()
+    (snapshot.parents[1] / "blobs/b").write_text("weights")
+    (snapshot / "model").symlink_to("../../blobs/b")
+    (root / ".labctl.lock").write_text("")
+    (root / "huggingface/token").write_text(CANARY)
+    return root
+
+
+def context(directory: Path, **flags: str) -> Context:
+    return Context(directory=directory, environ={"HOME": "/home/me"}, emit=lambda _: None, flags=flags)
+
+
+@pytest.fixture
+def file(lab: Path, tmp_path: Path) -> Path:
+    bundle.save_bundle(context(lab), tmp_path / "lab.bundle")
+    return tmp_path / "lab.bundle"
+
+
+def unpacked(file: Path, directory: Path, *, force: bool = False) -> list[str]:
+    """Unpack the lab; the files that were written."""
+    whole = load.checked(file, lambda _: None)
+    wanted = load.of_lab(whole, directory, force=force)
+    load.write(whole, wanted, directory)
+    return [str(path.relative_to(directory)) for path in wanted]
+
+
+def tree(directory: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(directory)): str(path.readlink()) if path.is_symlink() else path.read_text()
+        for path in sorted(directory.rglob("*"))
+        if path.is_symlink() or path.is_file()
+    }
+
+
+# --- what goes in --------------------------------------------------------------------------------------------
+
+
+def test_the_lab_comes_out_as_it_went_in_less_keys_and_secrets(lab: Path, file: Path, tmp_path: Path) -> None:
+    unpacked(file, tmp_path / "out")
+    came = tree(tmp_path / "out")
+    assert CANARY not in "".join(came.values())
+    assert "PRIVATE KEY" not in "".join(came.values())
+    env = came.pop(".env")
+    assert came == {name: text for name, text in tree(lab).items() if name in came}
+    assert sorted(came) == [
+        ".lab/nodes/worker-0/compose.yml",
+        "hostfiles/two",
+        "hosts.txt",
+        "workloads/mine/same.py",
+        "workloads/mine/train.py",
+    ]
+    assert os.access(tmp_path / "out/workloads/mine/train.py", os.X_OK)
+    hidden = ("HF_TOKEN", "LAB_ENV_API_KEY", "LAB_PIP_INDEX_URL", "HTTPS_PROXY")
+    expected = [
+        next((f"# {key}: left out of the bundle" for key in hidden if line.startswith(key)), line)
+        for line in ENV.split("\n")
+    ]
+    expected[12:15] = [f"# {what}: left out of the bundle" for what in ("line 13", "line 14", "LAB_SHM_SIZE")]
+    assert env.split("\n") == expected
+
+
+def test_what_is_left_out_is_said(lab: Path, tmp_path: Path) -> None:
+    said = bundle.save_bundle(context(lab), tmp_path / "lab.bundle")
+    assert {one["what"]: one["why"] for one in said["left_out"]} == {
+        ".env: HF_TOKEN": "a secret",
+        ".env: LAB_ENV_API_KEY": "a secret",
+        ".env: LAB_PIP_INDEX_URL": "a secret",
+        ".env: HTTPS_PROXY": "a secret",
+        "workloads/mine/far": "leads out of the lab",
+        "workloads/mine/round": "leads out of the lab",
+        ".env: line 14": "a secret",
+        ".env: line 13": "a secret",
+        ".env: LAB_SHM_SIZE": "a secret",
+        "workloads/mine/.env": "it may hold passwords",
+        "workloads/mine/.netrc": "it may hold passwords",
+        "workloads/mine/account.json": "a private key",
+        "workloads/mine/key.pem": "a private key",
+        "workloads/mine/late.pem": "a private key",
+        ".lab/nodes/worker-0/secrets/hf_token": "a secret",
+        ".lab/nodes/worker-0/ssh/ssh_host_ed25519_key": "a private key",
+    }
+
+
+def test_secrets_go_along_when_they_are_asked_for(lab: Path, tmp_path: Path) -> None:
+    bundle.save_bundle(context(lab), tmp_path / "lab.bundle", secrets=True)
+    unpacked(tmp_path / "lab.bundle", tmp_path / "out")
+    came = tree(tmp_path / "out")
+    assert came[".env"] == ENV
+    assert came[".lab/nodes/worker-0/secrets/hf_token"] == CANARY
+    assert (tmp_path / "lab.bundle").stat().st_mode & 0o077 == 0
+
+
+def test_the_pinned_versions_of_labctls_own_images_go_along() -> None:
+    assert list(contents.locks_of(["labctl/horovod", "labctl/cpu", NAME])) == ["horovod.lock", "cpu.lock"]
+
+
+def test_a_bundle_is_an_image_archive_too(file: Path) -> None:
+    with tarfile.open(file) as tar:
+        manifest = tar.extractfile("manifest.json")
+        assert manifest
+        assert json.load(manifest)[0]["RepoTags"] == [NAME]
+
+
+def test_a_save_that_fails_leaves_the_file_that_was_there(
+    lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lab.bundle").write_text("before")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(BundleWriter, "add", full)
+    with pytest.raises(HostError, match="No space left on device"):
+        bundle.save_bundle(context(lab), tmp_path / "lab.bundle")
+    assert (tmp_path / "lab.bundle").read_text() == "before"
+    assert list(tmp_path.glob(".lab.bundle*")) == []
+
+
+def test_an_image_that_is_not_here_is_said(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "described", lambda _: None)
+    with pytest.raises(HostError, match=f"image {NAME} is not on this machine"):
+        bundle.save_bundle(context(lab), tmp_path / "lab.bundle")
+
+
+# --- what is not whole ---------------------------------------------------------------------------------------
+
+
+def test_a_file_that_was_cut_off_changes_nothing(file: Path, tmp_path: Path) -> None:
+    with tarfile.open(file) as tar:
+        last = tar.getmembers()[-1]
+    end = last.offset_data + last.size
+    whole = file.read_bytes()
+    for place in (0, 1, 600, *(end * tenth // 10 for tenth in range(1, 10)), last.offset, end - 1):
+        file.write_bytes(whole[:place])
+        with pytest.raises(HostError, match=r"lab\.bundle (was cut off|is damaged)"):
+            bundle.load_bundle(context(tmp_path / "out"), file)
+    assert not (tmp_path / "out").exists()
+
+
+def contents_of(file: Path) -> Iterator[int]:
+    """A place within each member."""
+    with tarfile.open(file) as tar:
+        yield from (member.offset_data + member.size // 2 for member in tar if member.size)
+
+
+def test_a_changed_byte_in_any_member_changes_nothing(file: Path, tmp_path: Path) -> None:
+    whole = bytearray(file.read_bytes())
+    for place in list(contents_of(file)):
+        whole[place] ^= 1
+        file.write_bytes(whole)
+        whole[place] ^= 1
+        with pytest.raises(HostError, match="is damaged"):
+            bundle.load_bundle(context(tmp_path / "out"), file)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"\x1f\x8b" + b"x" * 5000, b"x" * 5000], ids=["empty", "gzip", "other"])
+def test_what_is_no_bundle_is_said(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(HostError, match=r"is no bundle") as caught:
+        Bundle(tmp_path / "file")
+    assert caught.value.hint
+
+
+ABOUT = {"lab": "x", "written": "today", "labctl": "1", "images": [NAME], "left_out": []}
+
+
+@pytest.mark.parametrize(
+    ("about", "files", "said"),
+    [
+        (ABOUT, {}, "holds no .env"),
+        ({}, {"lab/.env": b""}, "does not say which lab"),
+        ({**ABOUT, "images": "one"}, {"lab/.env": b""}, "does not say which lab"),
+        ({**ABOUT, "schema": 2}, {"lab/.env": b""}, "written by another labctl"),
+        ({**ABOUT, "schema": None}, {"lab/.env": b""}, "written by another labctl"),
+    ],
+)
+def test_a_whole_bundle_of_no_lab_is_said(
+    tmp_path: Path, about: dict[str, Any], files: dict[str, bytes], said: str
+) -> None:
+    path = image_archive(tmp_path / "odd", NAME, [b"l"])
+    with BundleWriter(path, about) as sealer:
+        for name, content in files.items():
+            sealer.add(name, content)
+    with pytest.raises((ConfigError, HostError), match=said):
+        bundle.load_bundle(context(tmp_path / "out"), path)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("seal", [b"[]", b"{}", b"null", b"[" * 100_000])
+def test_a_seal_of_another_kind_is_said(tmp_path: Path, seal: bytes) -> None:
+    path = image_archive(tmp_path / "odd", NAME, [b"l"])
+    with tarfile.open(path, "a") as tar:
+        member = tarfile.TarInfo("labctl/bundle.json")
+        member.size = len(seal)
+        tar.addfile(member, io.BytesIO(seal))
+    with pytest.raises(HostError, match="is damaged"):
+        Bundle(path)
+
+
+def test_a_load_waits_for_nobody_who_changes_the_lab(file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with filelock.held(out / filelock.LAB, "labctl up"), pytest.raises(HostError, match=r"`labctl up` by .* holds"):
+        bundle.load_bundle(context(out), file)
+    assert sorted(tree(out)) == [".lab/lock"]
+
+
+def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        Bundle(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("lab/../../x", ""),
+        ("lab/x", "/etc/passwd"),
+        ("lab/x", "../../other"),
+        ("lab/x", "../cache/x"),
+        ("lab/w/p", "d/.."),
+        ("lab/w/p", "../w/./d/../x"),
+    ],
+)
+def test_nothing_leads_out_of_a_bundle(tmp_path: Path, name: str, target: str) -> None:
+    path = image_archive(tmp_path / "evil", NAME, [b"l"])
+    with BundleWriter(path, {}) as sealer:
+        sealer.link(name, target) if target else sealer.add(name, b"x")
+    with pytest.raises(HostError, match="leads out of the bundle"):
+        load.checked(path, lambda _: None)
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    path = image_archive(tmp_path / "evil", NAME, [b"l"])
+    with BundleWriter(path, {}) as sealer:
+        sealer.link("lab/a", "b")
+        sealer.add("lab/a/x", b"x")
+    with pytest.raises(HostError, match="leads out of the bundle"):
+        load.checked(path, lambda _: None)
+
+
+@pytest.mark.parametrize("name", ["workloads", ".lab"])
+def test_nothing_is_written_through_a_link_that_is_there(lab: Path, tmp_path: Path, name: str) -> None:
+    (lab / ".env").write_text(f"LAB_NAME=demo\nLAB_IMAGE={catalog.tag('cpu')}\nLAB_ACCELERATOR=cpu\n")
+    bundle.save_bundle(context(lab), tmp_path / "lab.bundle")
+    outside, out = tmp_path / "outside", tmp_path / "out"
+    outside.mkdir()
+    out.mkdir()
+    (out / name).symlink_to(outside)
+    with pytest.raises(HostError, match=f"cannot write {out}/{name}/.* is a link"):
+        bundle.load_bundle(context(out), tmp_path / "lab.bundle")
+    assert list(outside.iterdir()) == []
+    assert [path.name for path in out.iterdir()] == [name]
+
+
+# --- where it goes -------------------------------------------------------------------------------------------
+
+
+def test_a_second_load_writes_nothing(file: Path, tmp_path: Path) -> None:
+    assert len(unpacked(file, tmp_path / "out")) == 6
+    assert unpacked(file, tmp_path / "out") == []
+
+
+def test_other_content_is_not_overwritten_unless_forced(file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (out / "workloads/mine").mkdir(parents=True)
+    (out / "workloads/mine/train.py").write_text("mine\n")
+    with pytest.raises(ConfigError, match=r"has other content than the bundle: workloads/mine/train.py") as caught:
+        bundle.load_bundle(context(out), file)
+    assert "--force" in caught.value.hint
+    assert tree(out) == {"workloads/mine/train.py": "mine\n"}
+    assert "workloads/mine/train.py" in unpacked(file, out, force=True)
+
+
+def test_node_directories_that_were_rendered_since_stay(file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    unpacked(file, out)
+    (out / ".lab/nodes/worker-0/compose.yml").write_text("rendered anew")
+    assert unpacked(file, out) == []
+
+
+def test_the_cache_goes_along_and_what_is_there_stays(lab: Path, cache: Path, tmp_path: Path) -> None:
+    file = tmp_path / "lab.bundle"
+    bundle.save_bundle(context(lab, HOST_CACHE_PATH=str(cache)), file, cache=True)
+    there = tmp_path / "there"
+    (there / "huggingface/hub/models--m/blobs").mkdir(parents=True)
+    (there / "huggingface/hub/models--m/blobs/b").write_text("kept")
+    whole = load.checked(file, lambda _: None)
+    load.write(whole, load.of_cache(whole, there), there)
+    assert tree(there) == {
+        "huggingface/hub/models--m/blobs/b": "kept",
+        "huggingface/hub/models--m/snapshots/1/model": "../../blobs/b",
+    }
+
+
+def test_no_room_is_said_before_anything_is_written(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10}))
+    with pytest.raises(HostError, match="has 10 B free"):
+        bundle.load_bundle(context(tmp_path / "out"), file)
+    assert not (tmp_path / "out").exists()
+
+
+def test_hosts_get_what_they_lack_of_the_cache(lab: Path, cache: Path, tmp_path: Path) -> None:
+    file = tmp_path / "lab.bundle"
+    bundle.save_bundle(context(lab, HOST_CACHE_PATH=str(cache)), file, cache=True)
+    whole = load.checked(file, lambda _: None)
+    found = context(lab, HOST_CACHE_PATH="~/my cache").settings()
+    hosts = {name: FakeHost(tmp_path / "rack", name) for name in ("h1", "h2")}
+    assert load.cache(whole, found, hosts, lambda _: None) == {}
+    sent = hosts["h1"].sent
+    expected = {name: text for name, text in tree(cache).items() if name not in STAYS}
+    for host in hosts.values():
+        assert tree(host.home / "my cache") == expected
+    assert load.cache(whole, found, hosts, lambda _: None) == {}
+    assert hosts["h1"].sent == sent
+
+
+def test_a_host_that_cannot_take_the_cache_harms_no_other(lab: Path, cache: Path, tmp_path: Path) -> None:
+    file = tmp_path / "lab.bundle"
+    bundle.save_bundle(context(lab, HOST_CACHE_PATH=str(cache)), file, cache=True)
+    hosts = {name: FakeHost(tmp_path / "rack", name) for name in ("h1", "h2")}
+    (hosts["h1"].home / "c").write_text("a file")
+    found = context(lab, HOST_CACHE_PATH="~/c").settings()
+    failures = load.cache(load.checked(file, lambda _: None), found, hosts, lambda _: None)
+    assert {name: one.node for name, one in failures.items()} == {"h1": "h1"}
+    assert "h1: cannot use its cache c: " in failures["h1"].message
+    assert (hosts["h2"].home / "c/huggingface").is_dir()
+
+
+def test_hosts_that_share_a_cache_may_unpack_into_it_at_once(lab: Path, cache: Path, tmp_path: Path) -> None:
+    for number in range(60):
+        (cache / f"file-{number}").write_text(f"{number}" * 1000)
+    file = tmp_path / "lab.bundle"
+    bundle.save_bundle(context(lab, HOST_CACHE_PATH=str(cache)), file, cache=True)
+    whole = load.checked(file, lambda _: None)
+    shared = tmp_path / "shared"
+    hosts = {f"h{number}": FakeHost(tmp_path / "rack", f"h{number}") for number in range(4)}
+    for host in hosts.values():
+        (host.home / "c").symlink_to(shared)
+    shared.mkdir()
+    found = context(lab, HOST_CACHE_PATH="~/c").settings()
+    assert load.cache(whole, found, hosts, lambda _: None) == {}
+    assert tree(shared) == {name: text for name, text in tree(cache).items() if name not in STAYS}
+    assert list(shared.glob(".labctl-coming*")) == []
+
+
+def test_a_cache_that_is_cut_off_leaves_nothing_of_it(lab: Path, cache: Path, tmp_path: Path) -> None:
+    file = tmp_path / "lab.bundle"
+    bundle.save_bundle(context(lab, HOST_CACHE_PATH=str(cache)), file, cache=True)
+    whole = load.checked(file, lambda _: None)
+    cargo = load.cargo(whole, whole.below("cache"))
+    host = FakeHost(tmp_path / "rack", "h1")
+    (host.home / "c").mkdir()
+    cut = replace(cargo, parts=cargo.parts[:2])
+    with pytest.raises(HostError, match="the cache did not come whole"):
+        load.unpack(host, "c", cut, lambda _: None)
+    assert list((host.home / "c").iterdir()) == []
+
+
+def test_a_hosts_cache_is_not_filled_through_its_links(lab: Path, cache: Path, tmp_path: Path) -> None:
+    file = tmp_path / "lab.bundle"
+    bundle.save_bundle(context(lab, HOST_CACHE_PATH=str(cache)), file, cache=True)
+    host, outside = FakeHost(tmp_path / "rack", "h1"), tmp_path / "outside"
+    (host.home / "c").mkdir()
+    outside.mkdir()
+    (host.home / "c/huggingface").symlink_to(outside)
+    found = context(lab, HOST_CACHE_PATH="~/c").settings()
+    failures = load.cache(load.checked(file, lambda _: None), found, {"h1": host}, lambda _: None)
+    assert "huggingface is a link" in failures["h1"].message
+    assert list(outside.iterdir()) == []
+
+
+def test_a_host_that_failed_is_named_once() -> None:
+    failed = [
+        {"host": "h1", "message": "h1: its engine is down", "hint": "on h1: df -h"},
+        {"host": "h2", "message": "it has no room", "hint": ""},
+    ]
+    text = loaded_text({"lab": "x", "directory": "/lab", "files": [], "failed": failed}, Path("/lab"))
+    assert text.splitlines()[1:-1] == ["h1: its engine is down", "  on h1: df -h", "h2: it has no room"]

@@ -1,0 +1,682 @@
+"""The command line as people and scripts meet it: words, streams and exit codes. No command here needs an engine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.builders import container
+
+from labctl import cli, naming
+from labctl.attach import jupyter, session
+from labctl.cli import exec as exec_cli
+from labctl.engines import docker
+from labctl.engines.docker import DockerEngine
+from labctl.engines.state import ObservedState
+from labctl.errors import HostError
+from labctl.system import process
+from labctl.system.parallel import WIDTH
+
+SECONDS = 30
+
+
+@dataclass
+class Said:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The one JSON document on stdout."""
+        found: dict[str, Any] = json.loads(self.out)
+        assert found["schema"] == 1
+        return found
+
+
+class Labctl:
+    """Runs commands in a lab directory, in this process, with an environment of its own."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+        self.directory, self._monkeypatch, self._capfd = directory, monkeypatch, capfd
+
+    def env(self, text: str) -> None:
+        (self.directory / ".env").write_text(f"LAB_NAME=demo\nLAB_ACCELERATOR=cpu\n{text}", encoding="utf-8")
+
+    def workload(self, text: str = "") -> None:
+        folder = self.directory / "workloads/hello"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "hello.py").write_text("")
+        declared = text or "describe: hello\nlauncher: deepspeed\nscript: hello.py\ntimeout: 60s\n"
+        (folder / "workload.yml").write_text(declared, encoding="utf-8")
+
+    def write(self, name: str, text: str) -> None:
+        (self.directory / name).write_text(text, encoding="utf-8")
+
+    def __call__(self, *arguments: str) -> Said:
+        self._monkeypatch.setattr(sys, "argv", ["labctl", *arguments])
+        self._capfd.readouterr()
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as left:
+            code = left.code if isinstance(left.code, int) else 1
+        return Said(code, *self._capfd.readouterr())
+
+
+@pytest.fixture
+def labctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Labctl]:
+    for name in [name for name in os.environ if name.startswith(("LAB_", "DOCKER_", "HF_", "HUGGING"))]:
+        monkeypatch.delenv(name)
+    # Nothing listens there: a command that asks the engine fails, whatever this machine has.
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    made = Labctl(tmp_path, monkeypatch, capfd)
+    made.env("")
+    made.workload()
+    yield made
+    # What typer and click looked up is theirs, not the next test's.
+    monkeypatch.undo()
+
+
+# --- help ----------------------------------------------------------------------------------------------------
+
+
+def test_help_lists_every_command_and_the_exit_codes(labctl: Labctl) -> None:
+    said = labctl("--help")
+    assert (said.code, said.err) == (0, "")
+    assert re.findall(r"^  ([a-z]+) ", said.out, re.MULTILINE) == list(cli.COMMANDS)
+    for code in ("0 pass", "2 usage", "3 environment", "4 the workload", "5 it missed", "124 time", "130 interrupted"):
+        assert code in re.sub(r"\s+", " ", said.out)
+
+
+def test_the_shells_completion_knows_commands_and_workloads(labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    for line, expected in (("labctl st", "status"), ("labctl run he", "hello")):
+        monkeypatch.setenv("_LABCTL_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", line)
+        monkeypatch.setenv("COMP_CWORD", str(len(line.split()) - 1))
+        assert labctl().out.split() == [expected]
+
+
+@pytest.mark.parametrize("arguments", [[], ["-h"], ["help"]])
+def test_help_has_many_doors(labctl: Labctl, arguments: list[str]) -> None:
+    assert labctl(*arguments) == labctl("--help")
+
+
+def test_version_is_the_packages(labctl: Labctl) -> None:
+    assert labctl("--version") == Said(0, f"labctl {version('labctl')}\n", "")
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_every_command_explains_itself(labctl: Labctl, command: str) -> None:
+    said = labctl(command, "--help")
+    assert (said.code, said.err) == (0, "")
+    assert "Usage: labctl" in said.out
+    assert command in said.out
+
+
+@pytest.mark.parametrize("arguments", [["frobnicate"], ["--frobnicate"], ["up", "--frobnicate"], ["run"]])
+def test_what_no_command_takes_is_usage(labctl: Labctl, arguments: list[str]) -> None:
+    said = labctl(*arguments)
+    assert (said.code, said.out) == (2, "")
+    assert "Traceback" not in said.err
+
+
+@pytest.mark.parametrize("port", ["0", "70000", "-1"])
+def test_a_port_that_cannot_be_is_usage(labctl: Labctl, port: str) -> None:
+    said = labctl("jupyter", "--port", port)
+    assert said.code == 2
+    assert "--port" in said.err
+
+
+@pytest.mark.parametrize("arguments", [["run", "--json"], ["up", "--frobnicate", "--json"]])
+def test_usage_errors_with_json_are_one_document_too(labctl: Labctl, arguments: list[str]) -> None:
+    said = labctl(*arguments)
+    assert said.code == 2
+    assert said.document["error"]["kind"]
+
+
+def test_the_installed_program_answers() -> None:
+    program = Path(sys.executable).with_name("labctl")
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, check=True, timeout=SECONDS)
+    assert done.stdout == f"labctl {version('labctl')}\n"
+
+
+# --- bad input -----------------------------------------------------------------------------------------------
+
+BAD_SETTINGS = {
+    "unknown key": ("LAB_NODE=2", "unknown key LAB_NODE", "LAB_NODES"),
+    "unclosed quote": ("LAB_IMAGE='x", "not closed", ""),
+    "bad port": ("LAB_SSH_PORT=99999", "LAB_SSH_PORT", ""),
+    "text after a quote": ("DOCKER_MASTER_PORT=29501\nLAB_ENV_X='a'b", "after the closing quote", ""),
+}
+
+
+@pytest.mark.parametrize("case", BAD_SETTINGS)
+@pytest.mark.parametrize("command", [["config"], ["render"], ["run", "hello", "--dry-run"], ["status"], ["down"]])
+def test_bad_settings_say_file_line_and_what_to_do(labctl: Labctl, case: str, command: list[str]) -> None:
+    text, reason, hint = BAD_SETTINGS[case]
+    labctl.env(f"{text}\n")
+    said = labctl(*command)
+    line = 2 + len(text.splitlines())
+    assert said.code == 2
+    assert said.out == ""
+    assert f".env:{line}: " in said.err
+    assert reason in said.err
+    assert hint in said.err
+    assert said.err.startswith("error: ")
+    assert "Traceback" not in said.err
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("LAB_NAME=a;b\n", ".env:1: LAB_NAME"),
+        ("LAB_NAME=demo\nLAB_ACCELERATOR=gpu\n", ".env:2: LAB_ACCELERATOR: unknown accelerator 'gpu'"),
+    ],
+)
+def test_a_bad_name_or_accelerator_says_file_and_line(labctl: Labctl, text: str, where: str) -> None:
+    (labctl.directory / ".env").write_text(text)
+    said = labctl("render", "--json")
+    assert said.code == 2
+    assert said.document["error"]["message"].startswith(where)
+    assert said.document["error"]["kind"] == "config"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("worker-0 slots=1\nworker-0 slots=1\n", ":2: duplicate host `worker-0`"),
+        ("# none\nworker-0 slots=0\n", ":2: slots must be between 1"),
+        ("worker-0;id slots=1\n", ":1: bad host name `worker-0;id`"),
+        ("", ":1: names no node"),
+    ],
+)
+def test_a_bad_hostfile_says_file_and_line(labctl: Labctl, text: str, reason: str) -> None:
+    (labctl.directory / "hosts").write_text(text)
+    said = labctl("run", "hello", "--hostfile", "hosts", "--dry-run")
+    assert said.code == 2
+    assert f"hosts{reason}" in said.err
+
+
+def test_a_hostfile_that_is_not_there_is_never_a_local_run(labctl: Labctl) -> None:
+    said = labctl("run", "hello", "--hostfile", "nowhere", "--dry-run")
+    assert said.code == 2
+    assert "nowhere" in said.err
+
+
+DECLARED = """
+describe: hello
+launcher: deepspeed
+script: hello.py
+timeout: 60s
+inputs: {data-path: directory, model: model}
+deepspeed: {train_micro_batch_size_per_gpu: 4, bf16: {enabled: true}}
+"""
+CONFIGS = {
+    "comma.json": '{\n  "train_batch_size": 80,\n}\n',
+    "misspelt.json": '{"train_micro_batch_size_per_gpus": 16}',
+    "half.json": '{"train_batch_size": 80, "fp16": {"enabled": true}}',
+    "indivisible.json": '{"train_batch_size": 81}',
+}
+BAD_RUNS: dict[str, tuple[list[str], str]] = {
+    "launcher": (["--launcher", "slurm"], "unknown launcher `slurm`"),
+    "way": (["--launcher", "horovod:nccl"], "unknown launcher `horovod:nccl`"),
+    "launcher that starts nothing": (
+        ["--launcher", "script"],
+        "does not start its ranks by itself, so it cannot run under `script`",
+    ),
+    "the same by its name of before": (
+        ["--launcher", "own"],
+        "does not start its ranks by itself, so it cannot run under `script`",
+    ),
+    "launcher option": (["--launcher-arg=--bind_cores"], "unknown deepspeed option `--bind_cores`"),
+    "launcher's own": (["--launcher-arg=--hostfile"], "is set by labctl"),
+    "node": (["--include", "worker-7"], "no node `worker-7`"),
+    "commas": (["--include", "worker-0,worker-1:0"], "`@` stands between nodes"),
+    "slot": (["--include", "worker-0:1"], "worker-0 has no slot `1`"),
+    "nothing left": (["--exclude", "worker-0@worker-1"], "leaves no slot"),
+    "both": (["--include", "worker-0", "--exclude", "worker-1"], "given at once"),
+    "slots that torchrun cannot start": (["--launcher", "torchrun", "--hostfile", "uneven"], "the slots differ"),
+    "batch": (["--set", "deepspeed.train_batch_size=7"], "--set: `train_batch_size` 7 is not micro-batch x"),
+    "batch in a file": (["--deepspeed-config", "indivisible.json"], "indivisible.json: `train_batch_size` 81"),
+    "key": (["--set", "deepspeed.zero_optimization.stages=2"], "no key `zero_optimization.stages`"),
+    "key in a file": (["--deepspeed-config", "misspelt.json"], "misspelt.json: DeepSpeed has no key"),
+    "stage": (["--set", "deepspeed.zero_optimization.stage=4"], "must be 0, 1, 2 or 3"),
+    "comma": (["--deepspeed-config", "comma.json"], "comma.json:2: not JSON: a comma before the closing bracket"),
+    "fp16": (["--deepspeed-config", "half.json"], "CPUs do not train in fp16"),
+    "configuration": (["--deepspeed-config", "gone.json"], "gone.json: cannot read it"),
+    "data": (["--set", "data-path=/no/such/data"], "there is no such directory"),
+    "model": (["--set", "model=empty"], "holds no config.json"),
+    "script": (["--script", "/no/such.py"], "there is no script /no/such.py"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_RUNS)
+def test_what_cannot_be_run_as_asked_is_refused_and_nothing_is_launched(labctl: Labctl, case: str) -> None:
+    options, reason = BAD_RUNS[case]
+    cache = labctl.directory / "cache"
+    (cache / "empty").mkdir(parents=True)
+    labctl.env(f"HOST_CACHE_PATH={cache}\nLAB_SLOTS=1\n")
+    labctl.workload(DECLARED.lstrip())
+    labctl.write("uneven", "worker-0 slots=1\nworker-1 slots=2\n")
+    for name, text in CONFIGS.items():
+        labctl.write(name, text)
+    if case.startswith("slots"):
+        labctl.env(f"HOST_CACHE_PATH={cache}\nLAB_SLOTS=2\n")
+    said = labctl("run", "hello", *options)
+    assert said.code == 2, said
+    assert reason in said.err
+    assert not (labctl.directory / "runs").exists()
+
+
+def test_an_unknown_workload_says_where_the_nearest_is(labctl: Labctl) -> None:
+    said = labctl("run", "helo", "--json")
+    assert said.code == 2
+    assert said.document["error"]["message"] == "no workload `helo`"
+    assert re.match(r"the nearest is `hello` \(workloads/hello/workload\.yml:\d+\)", said.document["error"]["hint"])
+
+
+def test_a_bad_declaration_says_file_and_line(labctl: Labctl) -> None:
+    labctl.workload("describe: x\nlauncher: deepspeed\nscrpt: hello.py\n")
+    said = labctl("run", "hello")
+    assert said.code == 2
+    assert "workloads/hello/workload.yml:3: unknown key `scrpt`" in said.err
+    assert "`script`" in said.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "hello", "--expect", "throughput=600"],
+        ["run", "hello", "--expect", "nothing>=1"],
+        ["run", "hello", "--timeout", "soon"],
+        ["run", "hello", "--timeout", "0"],
+        ["run", "hello", "--set", "steps"],
+        ["run", "hello", "--rehearse"],
+        ["render", "--setting", "LAB_NODES"],
+        ["render", "--setting", "LAB_NODES=0"],
+        ["render", "--setting", "LAB_NODE=1"],
+        ["show", "nope"],
+        ["show"],
+    ],
+)
+def test_errors_with_json_are_one_document(labctl: Labctl, arguments: list[str]) -> None:
+    said = labctl(*arguments, "--json")
+    assert said.code == 2
+    assert set(said.document) == {"schema", "error"}
+    assert set(said.document["error"]) == {"kind", "message", "hint", "node"}
+    assert said.document["error"]["kind"] == "config"
+    assert "Traceback" not in said.err
+
+
+def test_a_directory_that_was_removed_is_said_and_another_can_be_named(
+    labctl: Labctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    said = labctl("render")
+    assert said.code == 2
+    assert "not there any more" in said.err
+    assert labctl("render", "-C", str(labctl.directory)).code == 0
+
+
+def test_a_missing_engine_is_the_environments_fault(labctl: Labctl) -> None:
+    # In a process of its own: the library leaves its socket open when nobody answers.
+    program = [sys.executable, "-c", "from labctl.cli import main; main()", "status", "--json"]
+    done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=SECONDS)
+    said = Said(done.returncode, done.stdout, done.stderr)
+    assert said.code == 3
+    assert said.document["error"]["kind"] == "environment"
+    assert said.document["error"]["hint"] == "labctl setup"
+
+
+# --- answers that need no engine -----------------------------------------------------------------------------
+
+
+def test_config_shows_values_origins_and_no_secret(labctl: Labctl) -> None:
+    labctl.env("LAB_NODES=3\nHF_TOKEN=CANARY\nLAB_ENV_API_KEY=CANARY\n")
+    rows = {row["key"]: (row["value"], row["origin"]) for row in labctl("config", "--json").document["settings"]}
+    assert rows["LAB_NODES"] == ("3", ".env:3")
+    assert rows["HF_TOKEN"] == ("set", ".env:4")
+    assert rows["LAB_ENV_API_KEY"] == ("set", ".env:5")
+    assert rows["LAB_SSH_PORT"] == ("12345", "default")
+    shown = labctl("config", "-s", "LAB_NODES=4")
+    assert re.search(r"LAB_NODES +4 +flag", shown.out)
+    assert "CANARY" not in shown.out + shown.err
+
+
+def test_config_shows_the_accelerator_and_why_it_is_that_one(labctl: Labctl) -> None:
+    labctl.env("")
+    decided = {row["key"]: row for row in labctl("config", "--json").document["decided"]}
+    assert decided["accelerator"] == {"key": "accelerator", "value": "cpu", "why": "asked for by LAB_ACCELERATOR"}
+    assert re.search(r"accelerator +cpu +asked for by LAB_ACCELERATOR", labctl("config").out)
+
+
+def test_devices_needs_neither_an_engine_nor_a_lab(labctl: Labctl) -> None:
+    bare = labctl.directory / "bare"
+    bare.mkdir()
+    (here,) = labctl("devices", "-C", str(bare), "--json").document["hosts"]
+    assert set(os.sched_getaffinity(0)) == set(here["cpus"])
+    assert here["nodes"] == []
+    assert not list(bare.iterdir())
+    labctl.env("LAB_NODES=2\n")
+    (here,) = labctl("devices", "--json").document["hosts"]
+    assert [node["name"] for node in here["nodes"]] == ["worker-0", "worker-1"]
+    assert "worker-1: " in labctl("devices").out
+
+
+def test_render_writes_what_compose_needs_and_then_nothing(labctl: Labctl) -> None:
+    labctl.env("HF_TOKEN=CANARY\n")
+    first = labctl("render", "--json").document
+    assert first["nodes"] == ["worker-0", "worker-1"]
+    assert ".lab/nodes/worker-0/compose.yml" in first["changed"]
+    assert labctl("render", "--json").document["changed"] == []
+    holders = [
+        path for path in (labctl.directory / ".lab").rglob("*") if path.is_file() and "CANARY" in path.read_text()
+    ]
+    assert {path.name for path in holders} == {"hf_token"}
+    assert {path.stat().st_mode & 0o777 for path in holders} == {0o600}
+
+
+def test_a_dry_run_prints_the_plan_and_leaves_no_trace(labctl: Labctl) -> None:
+    before = sorted(labctl.directory.rglob("*"))
+    document = labctl("run", "hello", "--dry-run", "--json").document
+    assert [line.split()[1] for line in document["plan"]] == ["reach", "write", "in"]
+    assert sorted(labctl.directory.rglob("*")) == before
+
+
+def test_arguments_of_a_person_come_last_in_the_launch(labctl: Labctl) -> None:
+    (labctl.directory / "hosts").write_text("worker-1 slots=1\n")
+    document = labctl("run", "hello", "--hostfile", "hosts", "--timeout", "90s", "--dry-run", "--json").document
+    assert "at most 90 s" in document["plan"][-1]
+    assert "--master_addr worker-1" in document["plan"][-1]
+
+
+def test_workloads_lists_what_can_be_run_and_what_is_broken(labctl: Labctl) -> None:
+    document = labctl("workloads", "--json").document
+    (one,) = document["workloads"]
+    assert (one["name"], one["launcher"], one["description"]) == ("hello", "deepspeed", "hello")
+    assert one["source"] == "workloads/hello/workload.yml:1"
+    assert (one["describe"], one["declared"]) == (one["description"], one["source"])
+    broken = labctl.directory / "workloads/broken"
+    broken.mkdir()
+    (broken / "workload.yml").write_text("launcher: slurm\n")
+    said = labctl("workloads", "--json")
+    assert said.code == 2
+    assert [one["name"] for one in said.document["workloads"]] == ["hello"]
+    assert said.document["errors"][0].startswith("workloads/broken/workload.yml:1: ")
+
+
+def test_runs_of_a_new_lab_are_none(labctl: Labctl) -> None:
+    assert labctl("runs", "--json").document["runs"] == []
+    assert labctl("runs").out.split() == ["RUN", "STATE", "VERDICT", "CAUSE", "SECONDS"]
+
+
+def test_init_writes_a_lab_that_renders(labctl: Labctl) -> None:
+    target = labctl.directory / "fresh"
+    document = labctl("init", str(target), "--json").document
+    assert document == {
+        "schema": 1,
+        "directory": str(target),
+        "written": ["hostfiles", "workloads", "hosts.txt", ".env"],
+    }
+    assert labctl("render", "-C", str(target), "-s", "LAB_ACCELERATOR=cpu", "--json").code == 0
+    assert "has all of it already" in labctl("init", str(target)).out
+
+
+# --- into the nodes ------------------------------------------------------------------------------------------
+
+GOING_IN = [["exec", "--", "true"], ["shell"], ["jupyter"], ["logs"]]
+
+
+@dataclass
+class Nodes:
+    """Labs whose every node runs; ``asked`` are the names that labctl went by."""
+
+    asked: list[str]
+    owner: Path
+    paused: bool = False
+
+    def look(self, lab: str, container: str, *_: object, **__: object) -> session.ExecTarget:
+        self.asked.append(lab)
+        return session.ExecTarget(
+            container=container, directory=None, user="1000:1000", owner=str(self.owner), paused=self.paused
+        )
+
+    def observe(self, lab: str) -> ObservedState:
+        self.asked.append(lab)
+        return ObservedState(containers=(container("launcher", directory=str(self.owner)),))
+
+
+@pytest.fixture
+def nodes(labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> Nodes:
+    made = Nodes([], labctl.directory)
+    monkeypatch.setattr(session, "look", made.look)
+    monkeypatch.setattr(session, "run", lambda *_, **__: 0)
+    monkeypatch.setattr(DockerEngine, "observe", lambda _, lab: made.observe(lab))
+    monkeypatch.setattr(jupyter, "serve", lambda *_: None)
+    monkeypatch.setattr(process, "stream", lambda *_: None)
+    return made
+
+
+@pytest.mark.usefixtures("nodes")
+def test_a_nodes_name_where_a_command_belongs_is_told_with_what_was_meant(
+    labctl: Labctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "run", lambda *_, **__: 127)
+    monkeypatch.setattr(session, "lacks", lambda *_: True)
+    assert labctl("exec", "worker-0", "--", "id", "-u").err.endswith("hint: labctl exec -n worker-0 -- id -u\n")
+    assert "hint" not in labctl("exec", "worker-7", "--", "id").err
+
+
+@pytest.mark.parametrize("arguments", GOING_IN)
+def test_from_outside_any_lab_no_lab_is_entered(
+    labctl: Labctl, nodes: Nodes, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".env").unlink()
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    monkeypatch.chdir(outside)
+    said = labctl(*arguments)
+    assert (said.code, nodes.asked) == (2, [])
+    assert "outside has no .env, so it is no lab's directory" in said.err
+    assert "-C" in said.err
+
+
+@pytest.mark.parametrize("arguments", GOING_IN)
+def test_the_lab_is_that_of_the_nearest_directory_upwards(
+    labctl: Labctl, nodes: Nodes, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also past a .env of somebody's code, which names no lab."""
+    (labctl.directory / "workloads/.env").write_text("OTHER=1\n")
+    monkeypatch.chdir(labctl.directory / "workloads/hello")
+    labctl(*arguments)
+    assert nodes.asked == ["demo"]
+
+
+@pytest.mark.parametrize("arguments", GOING_IN)
+def test_the_nodes_of_another_directorys_lab_are_not_entered(
+    labctl: Labctl, nodes: Nodes, arguments: list[str], tmp_path: Path
+) -> None:
+    nodes.owner = tmp_path / "theirs"
+    nodes.owner.mkdir()
+    said = labctl(*arguments)
+    assert said.code == 3
+    assert f"lab `demo` belongs to {nodes.owner}" in said.err
+    assert f"-C {nodes.owner}" in said.err
+
+
+def test_a_docker_command_that_fails_is_heard_where_the_engine_answers(
+    labctl: Labctl, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look(*_: object, **__: object) -> None:
+        raise HostError("docker container inspect demo-launcher: open ca.pem")
+
+    monkeypatch.setattr(session, "look", look)
+    said = labctl("exec", "--", "true")
+    assert (said.code, said.err.splitlines()[0]) == (3, "error: docker container inspect demo-launcher: open ca.pem")
+
+
+def test_where_the_engine_does_not_answer_either_its_own_reason_is_told(
+    labctl: Labctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look(*_: object, **__: object) -> None:
+        raise HostError("docker container inspect demo-launcher: cannot connect")
+
+    def observe(*_: object) -> None:
+        try:
+            Path("no.sock").read_bytes()
+        except FileNotFoundError as error:
+            raise HostError(docker.root_cause(error)) from error
+
+    monkeypatch.setattr(session, "look", look)
+    monkeypatch.setattr(DockerEngine, "observe", observe)
+    assert "No such file or directory\n" in labctl("exec", "--", "true").err
+
+
+def test_a_paused_node_is_said_with_what_wakes_it(labctl: Labctl, nodes: Nodes) -> None:
+    nodes.paused = True
+    said = labctl("exec", "-n", "worker-0", "--", "true")
+    assert said.code == 3
+    assert "worker-0 is paused" in said.err
+    assert f"docker unpause {naming.container_of('demo', 'worker-0')}" in said.err
+
+
+@pytest.fixture
+def followed(monkeypatch: pytest.MonkeyPatch) -> list[SimpleNamespace]:
+    """The daemons of more hosts than are worked on at once."""
+    names = [f"h{number}" for number in range(WIDTH + 8)]
+    daemons = [SimpleNamespace(docker=("docker", "--host", one), hosts=(one,), connection=one) for one in names]
+    monkeypatch.setattr(exec_cli, "reached", lambda *_: contextlib.nullcontext(tuple(daemons)))
+    return daemons
+
+
+def test_the_logs_of_every_host_are_followed_at_once(
+    labctl: Labctl, followed: list[SimpleNamespace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    all_at_once = threading.Barrier(len(followed), timeout=60)
+
+    def stream(argv: tuple[str, ...], on_line: Callable[[str], None]) -> None:
+        all_at_once.wait()
+        on_line(f"from {argv[2]}")
+
+    monkeypatch.setattr(process, "stream", stream)
+    said = labctl("logs", "-f")
+    assert (said.code, set(said.out.splitlines())) == (0, {f"from {one.hosts[0]}" for one in followed})
+
+
+@pytest.mark.usefixtures("followed")
+def test_logs_that_go_into_a_file_have_no_control_characters(labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "stream", lambda _, on_line: on_line("\033[2Kworker-0  | listening"))
+    assert set(labctl("logs").out.splitlines()) == {"worker-0  | listening"}
+
+
+def test_a_host_whose_logs_cannot_be_had_is_named_once_those_of_the_others_are_here(
+    labctl: Labctl, followed: list[SimpleNamespace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stream(argv: tuple[str, ...], on_line: Callable[[str], None]) -> None:
+        if argv[2] == "h0":
+            raise HostError("docker compose logs: exit code 1")
+        on_line(f"from {argv[2]}")
+
+    monkeypatch.setattr(process, "stream", stream)
+    said = labctl("logs")
+    assert (said.code, len(said.out.splitlines())) == (3, len(followed) - 1)
+    assert "error: h0: docker compose logs: exit code 1" in said.err
+
+
+@pytest.mark.alone
+def test_logs_that_nobody_reads_any_more_end_quietly_though_other_hosts_are_silent(
+    labctl: Labctl, followed: list[SimpleNamespace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = threading.Event()
+
+    def stream(argv: tuple[str, ...], on_line: Callable[[str], None]) -> None:
+        if argv[2] != "h3":
+            ended.wait(60)
+            return
+        reads, writes = os.pipe()
+        os.close(reads)
+        with os.fdopen(writes, "w") as unread:
+            monkeypatch.setattr(sys, "stdout", unread)
+            on_line("from h3")
+
+    monkeypatch.setattr(process, "stream", stream)
+    began = time.monotonic()
+    said = labctl("logs", "-f")
+    ended.set()
+    assert (said.code, said.err, time.monotonic() - began < 5) == (141, "", True)
+
+
+@pytest.mark.parametrize(
+    ("words", "unread"),
+    [("--help", "out"), ("config --json", "out"), ("down -C /nope", "err"), ("up --json --x", "out")],
+)
+def test_what_nobody_reads_ends_quietly_as_sigpipe_does(labctl: Labctl, words: str, unread: str) -> None:
+    program = [sys.executable, "-c", "from labctl.cli import main; main()", *words.split()]
+    reads, writes = os.pipe()
+    os.close(reads)
+    out, err = (writes, subprocess.PIPE) if unread == "out" else (subprocess.PIPE, writes)
+    done = subprocess.run(program, stdout=out, stderr=err, cwd=labctl.directory, timeout=SECONDS, check=False)
+    os.close(writes)
+    assert (done.returncode, done.stdout or b"", done.stderr or b"") == (141, b"", b"")
+
+
+def test_ctrl_c_is_how_a_notebook_server_is_ended(
+    labctl: Labctl, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def serve(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(jupyter, "serve", serve)
+    assert labctl("jupyter") == Said(130, "", "stopped\n")
+
+
+@pytest.mark.parametrize("command", sorted(set(cli.COMMANDS) - {"init", "setup"}))
+def test_a_directory_that_is_not_there_is_said(labctl: Labctl, command: str) -> None:
+    words = {"exec": ["--", "true"], "run": ["hello"], "fit": ["hello"], "cache": ["hello"], "bundle": ["file"]}
+    which = ["save"] if command == "bundle" else []
+    said = labctl(command, *which, "-C", "/nope", *words.get(command, []))
+    assert (said.code, said.out) == (2, "")
+    assert "/nope: no such directory" in said.err
+
+
+# --- Ctrl-C --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flow", "hint"),
+    [
+        (["up"], "flows.up", "the same command again goes on; `labctl down` removes the lab"),
+        (["down"], "flows.down", "the same command again does the rest"),
+        (["bundle", "save", "x"], "bundle.save_bundle", "nothing was written; the same command again begins anew"),
+        (["status"], "flows.status", ""),
+    ],
+)
+def test_ctrl_c_says_what_is_true_of_the_command(
+    labctl: Labctl, monkeypatch: pytest.MonkeyPatch, arguments: list[str], flow: str, hint: str
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"labctl.{flow}", stop)
+    said = labctl(*arguments)
+    assert (said.code, said.out) == (130, "")
+    assert said.err.splitlines() == ["error: stopped by Ctrl-C", *([f"hint: {hint}"] if hint else [])]

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from labctl.cli.output import Output, quantity, result_text, say, table
+from labctl.errors import HostError
+from labctl.model import Event
+
+ERROR = HostError("no engine", hint="labctl setup", node="worker-1")
+RESULT: dict[str, Any] = {
+    "run_id": "r1",
+    "metrics": {
+        "loss": {"first": 4.123456, "last": 1.0},
+        "throughput": {"value": 12.34567, "unit": "samples/s"},
+        "broken": {"value": None, "unit": "", "note": "nan"},
+    },
+    "ranks": [{"rank": index, "node": f"worker-{index}"} for index in range(9)],
+    "world_size": 9,
+    "seconds": 12.3,
+    "verdict": "FAIL",
+    "cause": "criteria",
+    "message": "Missed 1 of 2 criteria.",
+}
+
+
+def test_the_answer_is_on_stdout_and_words_are_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    output = Output()
+    output.event(Event(kind="step", text="[1/2] write"))
+    output.event(Event(kind="line", text="step 1 loss 2"))
+    output.event(Event(kind="warning", text="old image"))
+    output.answer({"lab": "demo"}, "lab demo: up")
+    said = capsys.readouterr()
+    assert said.out == "lab demo: up\n"
+    assert said.err == "[1/2] write\nstep 1 loss 2\nwarning: old image\n"
+
+
+def test_as_json_the_answer_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
+    Output(as_json=True).answer({"lab": "demo"}, "not shown")
+    assert json.loads(capsys.readouterr().out) == {"schema": 1, "lab": "demo"}
+
+
+def test_as_json_an_error_is_the_document(capsys: pytest.CaptureFixture[str]) -> None:
+    Output(as_json=True).error(ERROR)
+    said = capsys.readouterr()
+    assert json.loads(said.out) == {
+        "schema": 1,
+        "error": {"kind": "environment", "message": "no engine", "hint": "labctl setup", "node": "worker-1"},
+    }
+    assert said.err == ""
+
+
+def test_an_error_for_people_has_its_hint_and_leaves_stdout_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    Output().error(ERROR)
+    assert capsys.readouterr() == ("", "error: no engine\nhint: labctl setup\n")
+
+
+def test_that_a_host_is_waited_for_is_told_to_people_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    for output in (Output(), Output(as_json=True)):
+        output.event(Event(kind="waiting", text="waiting for h3"))
+    assert capsys.readouterr() == ("", "waiting for h3\n")
+
+
+def test_no_colors_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    output = Output()
+    for kind in ("step", "line", "notice", "warning"):
+        output.event(Event(kind=kind, text="x"))
+    assert "\033" not in capsys.readouterr().err
+
+
+def test_a_number_that_json_has_not_is_refused() -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        Output(as_json=True).answer({"x": float("nan")}, "")
+
+
+def test_columns_are_as_wide_as_their_widest_cell() -> None:
+    assert table(("NODE", "N"), [("worker-10", 1), ("w", "")]) == "NODE       N\nworker-10  1\nw"
+
+
+def test_numbers_have_the_digits_that_people_read() -> None:
+    assert [quantity(value) for value in (0.123456, 12345.6, 3, None)] == ["0.1235", "12,346", "3", "None"]
+
+
+def test_a_result_shows_loss_throughput_ranks_and_verdict() -> None:
+    assert result_text(RESULT, Path("/srv/lab/runs/r1")).splitlines() == [
+        "run        r1",
+        "loss       4.123 -> 1",
+        "throughput 12.35 samples/s",
+        "broken     None",
+        "ranks      9 (0 on worker-0, 1 on worker-1, 2 on worker-2, 3 on worker-3, 4 on worker-4, 5 on worker-5, "
+        "6 on worker-6, 7 on worker-7, ...)",
+        "seconds    12.3",
+        "verdict    FAIL (criteria): Missed 1 of 2 criteria.",
+        "files      /srv/lab/runs/r1",
+    ]
+
+
+def test_the_result_of_a_run_that_lost_a_node_says_what_is_next() -> None:
+    text = result_text({**RESULT, "cause": "node-lost"}, Path("/srv/lab/runs/r1"))
+    assert text.splitlines()[-2] == "next       `labctl up` makes the node anew"
+
+
+def test_a_line_is_written_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Pieces(io.StringIO):
+        def write(self, text: str) -> int:
+            pieces.extend([text] if text else [])
+            return len(text)
+
+    pieces: list[str] = []
+    for stream in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, stream, Pieces())
+    output = Output(as_json=True)
+    output.note("a")
+    say("b")
+    output.answer({}, "")
+    output.error(ERROR)
+    assert [(piece[0], piece[-1]) for piece in pieces] == [("a", "\n"), ("b", "\n"), ("{", "\n"), ("{", "\n")]

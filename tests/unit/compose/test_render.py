@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from support.builders import devices, host, lab, node
+
+from labctl import naming
+from labctl.compose import render
+from labctl.model import DeviceMapping, Lab, Limits, Mount, Secret
+
+TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
+INJECTIONS = [
+    "x\n    privileged: true",
+    'x"\n    privileged: true\n    y: "',
+    "${HOME}",
+    "$$",
+    "$",
+    "*alias",
+    "&anchor",
+    "!!python/object:os.system",
+    "yes",
+    "null",
+    "~",
+    "1e3",
+    "0x10",
+    "12:30:45",
+    "2026-01-02",
+    "",
+    " padded ",
+    "# no comment",
+    "a: b",
+    "{{ 7 * 7 }}",
+    "{% raw %}",
+    "\\",
+    "\\n",
+    '"',
+    "'",
+    "\t",
+    "\x85\u2028\u2029\ufeff",
+    "\x1b[31m",
+    "ü😀",
+]
+
+
+def read(of: Lab) -> dict[str, Any]:
+    """The first node's compose file as YAML says it."""
+    document: dict[str, Any] = yaml.safe_load(render.render_node(of, of.nodes[0], {}).content)
+    return document
+
+
+def through_yaml(value: str) -> object:
+    found = yaml.safe_load(render.yaml_string(value))
+    return found.replace("$$", "$") if isinstance(found, str) else found
+
+
+# --- values are data -----------------------------------------------------------------------------------------
+
+
+@given(TEXT)
+def test_any_text_survives_as_a_yaml_string(value: str) -> None:
+    assert through_yaml(value) == value
+    assert "\n" not in render.yaml_string(value)
+
+
+@pytest.mark.parametrize("value", INJECTIONS)
+def test_a_value_cannot_become_yaml(value: str) -> None:
+    plain, odd = read(lab(1, environment=(("X", "plain"),))), read(lab(1, environment=(("X", value),)))
+    for service in ("worker-0", "launcher"):
+        assert odd["services"][service]["environment"].pop("X").replace("$$", "$") == value
+        plain["services"][service]["environment"].pop("X")
+        # Made from the text as a whole.
+        odd["services"][service]["labels"].pop("labctl.render")
+        plain["services"][service]["labels"].pop("labctl.render")
+    assert odd == plain
+
+
+@pytest.mark.parametrize("name", ["X", "null", "Null", "NULL", "true", "True", "FALSE"])
+def test_the_name_of_a_variable_is_text_whatever_yaml_reads_in_it(name: str) -> None:
+    environment = read(lab(1, environment=((name, "1"),)))["services"]["worker-0"]["environment"]
+    assert name in environment
+
+
+@pytest.mark.parametrize("value", ["/srv/a b", "/srv/${HOME}", '/srv/"x"', "/srv/x: {y}", "/srv/ü"])
+def test_a_path_is_a_path(value: str) -> None:
+    mounts = read(lab(1, mounts=(Mount(source=value, target="/data"),)))["services"]["worker-0"]["volumes"]
+    assert mounts[0]["source"].replace("$$", "$") == value
+
+
+# --- what a node gets ----------------------------------------------------------------------------------------
+
+
+def test_a_lab_is_a_compose_file_for_each_node_and_the_launchers_ssh_config() -> None:
+    assert [file.path for file in render.render(lab(3))] == [
+        ".lab/nodes/worker-0/compose.yml",
+        ".lab/nodes/worker-1/compose.yml",
+        ".lab/nodes/worker-2/compose.yml",
+        ".lab/nodes/worker-0/launcher/config",
+    ]
+    assert {file.mode for file in render.render(lab(3))} == {0o600}
+
+
+def test_rendering_is_the_same_every_time() -> None:
+    assert render.render(lab(3)) == render.render(lab(3))
+
+
+def test_the_network_has_the_hosts_mtu_and_the_labs_name() -> None:
+    document = read(lab(1, name="other", hosts=(host(mtu=1412),)))
+    assert document["networks"]["lab"]["driver_opts"] == {"com.docker.network.driver.mtu": "1412"}
+    assert (document["name"], document["networks"]["lab"]["name"]) == ("labctl-other", "labctl-other")
+
+
+def test_the_fingerprint_changes_with_the_file_and_with_nothing_else() -> None:
+    def label(of: Lab) -> str:
+        return naming.fingerprint(render.render_node(of, of.nodes[0], {}).content)
+
+    assert label(lab(2)) == label(lab(2))
+    assert label(lab(2)) != label(lab(2, shm_size="9g"))
+    assert read(lab(2))["services"]["worker-0"]["labels"]["labctl.render"] == label(lab(2))
+
+
+def test_limits_that_the_engine_refused_are_left_out() -> None:
+    service = read(lab(1, limits=Limits(memlock=None, stack=None, nofile=4096)))["services"]["worker-0"]
+    assert service["ulimits"] == {"nofile": {"soft": 4096, "hard": 4096}}
+    none = read(lab(1, limits=Limits(memlock=None, stack=None, nofile=None)))["services"]["worker-0"]
+    assert "ulimits" not in none
+
+
+def test_threads_are_the_nodes_cores_shared_by_its_ranks() -> None:
+    def threads(**changes: Any) -> str:
+        of = lab((node(0, **changes),))
+        return str(read(of)["services"]["worker-0"]["environment"]["OMP_NUM_THREADS"])
+
+    assert threads(cpuset=(2, 3)) == "2"
+    assert threads(cpuset=(), slots=2) == "2"
+    assert threads(cpuset=(0,), slots=8) == "1"
+
+
+def test_the_settings_environment_wins_over_the_nodes() -> None:
+    service = read(lab(1, environment=(("OMP_NUM_THREADS", "7"),)))["services"]["worker-0"]
+    assert service["environment"]["OMP_NUM_THREADS"] == "7"
+
+
+def test_secrets_are_files_of_the_node_and_never_text() -> None:
+    of = lab(2, secrets=(("hf_token", Secret("CANARY")),))
+    text = "".join(file.content for file in render.render(of))
+    assert "CANARY" not in text
+    assert "[REDACTED]" not in text
+    document = yaml.safe_load(render.render_node(of, of.nodes[1], {}).content)
+    assert document["secrets"] == {
+        "worker-1-hf_token": {"file": "/srv/lab/.lab/nodes/worker-1/secrets/hf_token"},
+    }
+    assert document["services"]["worker-1"]["secrets"] == [{"source": "worker-1-hf_token", "target": "hf_token"}]
+
+
+def test_a_nodes_devices_are_written_on_its_container() -> None:
+    """``status`` reads them back from the label, as everything that it says."""
+    gpus = node(0, devices=DeviceMapping(devices=devices("2", "3")), slots=2)
+    assert read(lab((gpus,), accelerator="nvidia"))["services"]["worker-0"]["labels"]["labctl.devices"] == "2,3"
+
+
+def test_the_launcher_sees_no_device() -> None:
+    full = DeviceMapping(
+        runtime="habana",
+        driver="nvidia",
+        requests=("0",),
+        paths=("/dev/x",),
+        cap_add=(("SYS_NICE", "why"),),
+        group_add=(44,),
+    )
+    launcher = read(lab((node(0, devices=full),)))["services"]["launcher"]
+    assert not {"runtime", "deploy", "devices", "group_add", "healthcheck"} & set(launcher)
+    assert launcher["cap_add"] == ["SETGID", "SETUID"]
+
+
+def test_only_the_launcher_mounts_the_identity() -> None:
+    document = read(lab(1))["services"]
+    keys = {
+        name: next(mount for mount in service["volumes"] if mount["target"] == "/etc/lab/ssh")
+        for name, service in document.items()
+    }
+    assert keys["worker-0"]["source"] == "/srv/lab/.lab/nodes/worker-0/ssh"
+    assert keys["launcher"]["source"] == "/srv/lab/.lab/nodes/worker-0/launcher"
+    assert all(mount["read_only"] for mount in keys.values())
+
+
+def test_the_ssh_config_has_each_node_with_its_port_and_trusts_nobody_else() -> None:
+    config = render.render(lab(2, ssh_port=3022))[-1].content
+    for name in ("worker-0", "worker-1"):
+        assert f"Host {name}\n  HostName {name}\n  Port 3022\n" in config
+    assert "StrictHostKeyChecking yes" in config
+
+
+def test_a_template_that_asks_for_what_is_not_there_fails() -> None:
+    from jinja2 import UndefinedError
+
+    with pytest.raises(UndefinedError):
+        render._environment().from_string("{{ nothing }}").render()
+
+
+def test_ten_times_the_nodes_is_ten_times_the_files() -> None:
+    of = replace(lab(1), nodes=tuple(node(index) for index in range(50)))
+    assert len(render.render(of)) == 51

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+from support.builders import lab
+
+from labctl.compose import ssh_keys
+from labctl.model import Lab
+
+
+@pytest.fixture
+def of(tmp_path: Path) -> Lab:
+    made = lab(3, directory=tmp_path, ssh_port=3022)
+    ssh_keys.ensure(made)
+    return made
+
+
+def nodes(of: Lab) -> Path:
+    return of.directory / ".lab/nodes"
+
+
+def content(of: Lab) -> dict[str, bytes]:
+    return {str(path.relative_to(of.directory)): path.read_bytes() for path in nodes(of).rglob("*") if path.is_file()}
+
+
+def public(path: Path) -> str:
+    found = ssh_keys.public_of(path)
+    assert found is not None
+    return found
+
+
+def test_keys_are_made_once(of: Lab) -> None:
+    before = content(of)
+    ssh_keys.ensure(of)
+    assert content(of) == before
+
+
+def test_each_node_has_its_own_key(of: Lab) -> None:
+    found = {public(path) for path in nodes(of).rglob("*") if path.name in {ssh_keys.HOST_KEY, ssh_keys.IDENTITY}}
+    assert len(found) == 3 + 1
+    assert all(key.startswith("ssh-ed25519 ") for key in found)
+
+
+@pytest.mark.parametrize("broken", [b"", b"rubbish", b"-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n"])
+def test_a_broken_key_is_made_anew_and_the_others_stay(of: Lab, broken: bytes) -> None:
+    before = content(of)
+    path = nodes(of) / "worker-1/ssh" / ssh_keys.HOST_KEY
+    path.write_bytes(broken)
+    ssh_keys.ensure(of)
+    after = content(of)
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == {f".lab/nodes/worker-1/ssh/{ssh_keys.HOST_KEY}", ".lab/nodes/worker-0/launcher/known_hosts"}
+    assert public(path) in (nodes(of) / "worker-0/launcher/known_hosts").read_text()
+
+
+def test_a_key_of_another_kind_is_made_anew(of: Lab) -> None:
+    from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    path = nodes(of) / "worker-0/launcher" / ssh_keys.IDENTITY
+    other = generate_private_key(SECP256R1())
+    path.write_bytes(other.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    ssh_keys.ensure(of)
+    assert public(path).startswith("ssh-ed25519 ")
+
+
+def test_a_new_identity_is_the_one_that_workers_accept(of: Lab) -> None:
+    (nodes(of) / "worker-0/launcher" / ssh_keys.IDENTITY).unlink()
+    ssh_keys.ensure(of)
+    identity = public(nodes(of) / "worker-0/launcher" / ssh_keys.IDENTITY)
+    for node in of.nodes:
+        assert (nodes(of) / node.name / "ssh/authorized_keys").read_text() == f"restrict,pty {identity} labctl-demo\n"
+
+
+def test_everything_is_private_to_its_owner(of: Lab) -> None:
+    for path in (of.directory / ".lab").rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+
+
+def test_the_private_identity_is_only_in_the_launchers_directory(of: Lab) -> None:
+    holders = [path for path in nodes(of).rglob("*") if path.is_file() and b"PRIVATE KEY" in path.read_bytes()]
+    assert {path.relative_to(nodes(of)).as_posix() for path in holders} == {
+        "worker-0/launcher/id_ed25519",
+        *(f"worker-{index}/ssh/ssh_host_ed25519_key" for index in range(3)),
+    }
+    identity = (nodes(of) / "worker-0/launcher" / ssh_keys.IDENTITY).read_bytes()
+    assert [path for path in holders if path.read_bytes() == identity] == [nodes(of) / "worker-0/launcher/id_ed25519"]
+
+
+def test_known_hosts_pins_each_nodes_key_at_the_labs_port(of: Lab) -> None:
+    assert (nodes(of) / "worker-0/launcher/known_hosts").read_text() == "".join(
+        f"[{node.name}]:3022 {public(nodes(of) / node.name / 'ssh' / ssh_keys.HOST_KEY)}\n" for node in of.nodes
+    )

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from labctl import launchers
+from labctl.config import hostfile, inventory, scaffold, settings
+from labctl.errors import ConfigError
+from labctl.workloads import loader
+
+
+def content(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_a_lab_directory_has_settings_hostfiles_and_workloads(tmp_path: Path) -> None:
+    lab = tmp_path / "new/lab"
+    assert set(scaffold.initialise(lab)) == {".env", "hosts.txt", "hostfiles", "workloads"}
+    assert (lab / ".env").stat().st_mode & 0o777 == 0o600
+    listed = loader.load_all(lab / "workloads", launchers.names())
+    assert "opt-tiny" in {one.name for one in listed}
+    assert (lab / "workloads/common/script_exit.py").is_file()
+    assert "common" not in {name for one in listed for name in (one.name, one.directory.name)}
+    found = [path for path in (lab / "hostfiles").rglob("*") if path.is_file()]
+    assert found
+    for path in found:
+        assert hostfile.parse(path.read_text(), str(path))
+    assert not list(lab.rglob("__pycache__"))
+
+
+def test_its_settings_are_read_without_a_warning(tmp_path: Path) -> None:
+    scaffold.initialise(tmp_path)
+    found = settings.load(tmp_path, {"HOME": "/home/someone"}, {})
+    assert found.warnings == ()
+    assert found.text("LAB_NAME") == scaffold.lab_name(tmp_path)
+
+
+def test_the_list_of_hosts_is_one_once_its_examples_are_no_comments(tmp_path: Path) -> None:
+    scaffold.initialise(tmp_path)
+    text = (tmp_path / "hosts.txt").read_text()
+    with pytest.raises(ConfigError, match="names no host"):
+        inventory.parse(text, "hosts.txt")
+    assert [one.name for one in inventory.parse(re.sub(r"^#(?=\w)", "", text, flags=re.MULTILINE), "hosts.txt")] == [
+        "red",
+        "blue",
+    ]
+
+
+def test_a_second_time_writes_nothing(tmp_path: Path) -> None:
+    scaffold.initialise(tmp_path)
+    before = content(tmp_path)
+    assert scaffold.initialise(tmp_path) == ()
+    assert content(tmp_path) == before
+
+
+def test_what_is_there_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("LAB_NAME=mine\n")
+    (tmp_path / "workloads/own").mkdir(parents=True)
+    assert scaffold.initialise(tmp_path) == ("hostfiles", "hosts.txt")
+    assert (tmp_path / ".env").read_text() == "LAB_NAME=mine\n"
+    assert [path.name for path in (tmp_path / "workloads").iterdir()] == ["own"]
+
+
+def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
+    (tmp_path / "workloads").mkdir()
+    assert "workloads" in scaffold.initialise(tmp_path)
+    assert (tmp_path / "workloads/opt/workload.yml").is_file()
+
+
+def test_a_file_in_the_place_of_the_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="is a file"):
+        scaffold.initialise(tmp_path / "file")
+
+
+def test_a_directory_that_cannot_be_made_is_an_error_for_people(tmp_path: Path) -> None:
+    from labctl.errors import LabError
+
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LabError):
+        scaffold.initialise(tmp_path / "file/lab")
+
+
+@pytest.mark.parametrize("name", ["lab", "My Lab!", "ü", "-", "a" * 80, "x" * 29 + "-y", "9", "a_b.c"])
+def test_any_directory_gives_a_name_that_the_settings_take(tmp_path: Path, name: str) -> None:
+    found = scaffold.lab_name(tmp_path / name)
+    settings.label(found)
+    assert re.fullmatch(r"[a-z0-9-]+-[0-9a-f]{4}", found)
+
+
+def test_two_directories_of_one_name_are_two_labs(tmp_path: Path) -> None:
+    assert scaffold.lab_name(tmp_path / "a/lab") != scaffold.lab_name(tmp_path / "b/lab")
+
+
+def test_files_are_the_persons_own_to_change(tmp_path: Path) -> None:
+    scaffold.initialise(tmp_path)
+    for path in (tmp_path / "workloads").rglob("*"):
+        assert path.stat().st_uid == os.getuid()
+        assert path.stat().st_mode & 0o200

@@ -1,0 +1,335 @@
+from __future__ import annotations
+
+import re
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from labctl.config import dotenv, settings
+from labctl.errors import ConfigError
+from labctl.model import Secret
+
+EXAMPLE = Path(__file__).parents[3] / "env.example"
+HOME = {"HOME": "/home/someone"}
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    return Lab(tmp_path)
+
+
+class Lab:
+    """A lab directory, its environment and its flags."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def load(
+        self, text: str = "", environ: dict[str, str] | None = None, flags: dict[str, str] | None = None
+    ) -> settings.Settings:
+        (self.directory / ".env").write_text(text, encoding="utf-8")
+        return settings.load(self.directory, HOME | (environ or {}), flags or {})
+
+    def error(self, text: str = "", environ: dict[str, str] | None = None, flags: dict[str, str] | None = None) -> str:
+        with pytest.raises(ConfigError) as caught:
+            self.load(text, environ, flags)
+        assert caught.value.exit_code == 2
+        return f"{caught.value.message} | {caught.value.hint}"
+
+
+# --- order and origin ----------------------------------------------------------------------------------------
+
+
+def test_defaults_without_a_file(tmp_path: Path) -> None:
+    loaded = settings.load(tmp_path, HOME, {})
+    assert loaded.text("LAB_NAME") == "lab"
+    assert loaded.number("LAB_NODES") == 2
+    assert {loaded.origin(setting.key) for setting in settings.SETTINGS} == {"default"}
+    assert (loaded.environment, loaded.secret_environment, loaded.warnings) == ((), (), ())
+
+
+def test_each_source_wins_over_the_next(lab: Lab) -> None:
+    text, environ, flags = "\n\nLAB_NODES=3", {"LAB_NODES": "4"}, {"LAB_NODES": "5"}
+    for given_flags, given_environ, number, origin in [
+        (flags, environ, 5, "flag"),
+        ({}, environ, 4, "environment"),
+        ({}, {}, 3, ".env:3"),
+    ]:
+        loaded = lab.load(text, given_environ, given_flags)
+        assert (loaded.number("LAB_NODES"), loaded.origin("LAB_NODES")) == (number, origin)
+
+
+def test_an_empty_value_is_not_set(lab: Lab) -> None:
+    loaded = lab.load("LAB_NAME=\nLAB_NODES=7", {"LAB_NODES": "", "HF_TOKEN": ""}, {"LAB_NODES": ""})
+    assert (loaded.text("LAB_NAME"), loaded.origin("LAB_NAME")) == ("lab", "default")
+    assert (loaded.number("LAB_NODES"), loaded.origin("LAB_NODES")) == (7, ".env:2")
+    assert loaded.secret("HF_TOKEN") is None
+
+
+def test_an_alias_is_its_key(lab: Lab) -> None:
+    loaded = lab.load("DOCKER_SSH_PORT=5100\nhttp_proxy=http://p:1\nHTTP_PROXY=http://p:1")
+    assert (loaded.number("LAB_SSH_PORT"), loaded.origin("LAB_SSH_PORT")) == (5100, ".env:1")
+    assert loaded.text("HTTP_PROXY") == "http://p:1"
+    assert lab.load("LAB_SSH_PORT=5100", {"DOCKER_SSH_PORT": "5200"}).number("LAB_SSH_PORT") == 5200
+
+
+@pytest.mark.parametrize(
+    ("key", "alias"),
+    [("LAB_SSH_PORT", "DOCKER_SSH_PORT"), ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"), ("HTTPS_PROXY", "https_proxy")],
+)
+def test_a_key_and_its_alias_must_agree(lab: Lab, key: str, alias: str) -> None:
+    assert lab.error(f"{key}=50001\n{alias}=50002").startswith(f".env:2: {alias}: differs from {key} (.env:1)")
+    error = lab.error(flags={key: "50001", alias: "50002"})
+    assert f"differs from {key}" in error
+    assert "5000" not in error
+
+
+def test_two_spellings_of_a_proxy_in_the_hosts_environment_are_no_ones_mistake(lab: Lab) -> None:
+    loaded = lab.load("", {"HTTP_PROXY": "http://p:1/", "http_proxy": "http://p:1"})
+    assert loaded.text("HTTP_PROXY") == "http://p:1/"
+    assert lab.error(environ={"LAB_SSH_PORT": "5001", "DOCKER_SSH_PORT": "5002"}).startswith("environment: DOCKER")
+
+
+# --- what is refused -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("LAB_NODE=2", "did you mean LAB_NODES?"),
+        ("lab_nodes=2", "did you mean LAB_NODES?"),
+        ("HF_TOKN=x", "did you mean HF_TOKEN?"),
+        ("FOO=x", "env.example lists every key; LAB_ENV_FOO=... would hand FOO to workloads"),
+    ],
+)
+def test_unknown_key_names_the_nearest(lab: Lab, line: str, hint: str) -> None:
+    assert lab.error(f"\n\n\n{line}") == f".env:4: unknown key {line.partition('=')[0]} | {hint}"
+
+
+def test_lone_prefix_is_no_key(lab: Lab) -> None:
+    assert lab.error("LAB_ENV_=x").startswith(".env:1: unknown key LAB_ENV_ |")
+
+
+BAD = {
+    "LAB_NAME": ["a;b", "Lab", "-lab", "lab-", "a_b", "a.b", "ä", "x" * 41, "a b"],
+    "LAB_ACCELERATOR": ["gpu", "NVIDIA"],
+    "LAB_NODES": ["0", "1001", "-1", "two", "2.0", "02", "٢", "9" * 5000],
+    "LAB_SLOTS": ["0", "1025"],
+    "LAB_IMAGE": ["-v", "a b", "x;y"],
+    "LAB_BASE_IMAGE": ["--privileged"],
+    "LAB_SSH_PORT": ["22", "65536", "ssh"],
+    "LAB_MASTER_PORT": ["1023", "12345"],
+    "LAB_SHM_SIZE": ["0", "8x", "eight", "8 g", "1.5g", "1k", "9" * 18 + "t"],
+    "LAB_MEMORY": ["5m", "unlimited"],
+    "LAB_MEMLOCK": ["-1", "8g"],
+    "LAB_STACK": ["unlimited", "8m"],
+    "LAB_NOFILE": ["unlimited", "-1"],
+    "LAB_PIDS": ["0"],
+    "LAB_PIP_INDEX_URL": ["pypi.org/simple", "-r x"],
+    "LAB_PIP_EXTRA_INDEX_URL": ["https://a b"],
+    "LAB_PIP_FIND_LINKS": ["wheels", "--pre"],
+    "LAB_CA_CERTIFICATES": ["ca.pem"],
+    "LAB_APT_MIRROR": ["mirror.example"],
+    "LAB_TORCH_INDEX": ["cpu"],
+    "HOST_CACHE_PATH": ["cache", "./cache", "~other/cache", "$HOME/x"],
+    "HOST_REPO_PATH": ["repo"],
+    "HOST_OPTIMUM_HABANA_PATH": ["optimum-habana"],
+    "PROJECT_PATH": ["workspace", "/", "/a/../b", "/a b", "/a;b", "//a"],
+    "HF_TOKEN": ["a b", "tökén"],
+    "HTTP_PROXY": ["http://a b"],
+    "NO_PROXY": ["a\nb"],
+}
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in BAD.items() for value in values])
+def test_bad_values_say_where(lab: Lab, key: str, value: str) -> None:
+    assert lab.error(f"\n{key}={dotenv.quote(value)}").startswith(f".env:2: {key}: ")
+    assert lab.error(environ={key: value}).startswith(f"environment: {key}: ")
+    assert lab.error(flags={key: value}).startswith(f"--setting {key}: ")
+
+
+def test_a_bad_value_is_refused_even_where_it_is_overridden(lab: Lab) -> None:
+    assert lab.error("LAB_NODES=0", flags={"LAB_NODES": "3"}).startswith(".env:1: LAB_NODES: ")
+
+
+def test_errors_name_the_key_as_it_was_written(lab: Lab) -> None:
+    assert lab.error("DOCKER_SSH_PORT=22").startswith(".env:1: DOCKER_SSH_PORT: must be a whole number from 1024")
+
+
+def test_unknown_accelerator_names_the_known_and_the_nearest(lab: Lab) -> None:
+    assert lab.error("LAB_ACCELERATOR=nvdia") == (
+        ".env:1: LAB_ACCELERATOR: unknown accelerator 'nvdia'; known are auto, cpu, nvidia, habana, intel"
+        " | did you mean nvidia?"
+    )
+
+
+def test_ports_must_differ(lab: Lab) -> None:
+    both = "LAB_SSH_PORT=5100\nDOCKER_MASTER_PORT=5100"
+    assert lab.error(both).startswith(".env:2: DOCKER_MASTER_PORT: 5100 is also LAB_SSH_PORT (.env:1)")
+    assert lab.error("LAB_SSH_PORT=29500").startswith(".env:1: LAB_SSH_PORT: 29500 is also LAB_MASTER_PORT (default)")
+
+
+def test_a_file_that_everyone_may_write_is_refused(lab: Lab) -> None:
+    lab.load("LAB_NODES=3")
+    (lab.directory / ".env").chmod(0o666)
+    with pytest.raises(ConfigError, match="everyone") as caught:
+        settings.load(lab.directory, HOME, {})
+    assert caught.value.hint == "chmod o-w .env"
+
+
+def test_a_dangling_link_is_not_a_missing_file(tmp_path: Path) -> None:
+    (tmp_path / ".env").symlink_to("gone")
+    with pytest.raises(ConfigError, match=r"\.env: cannot be read: No such file"):
+        settings.load(tmp_path, HOME, {})
+
+
+def test_unknown_keys_of_the_environment_are_warnings(lab: Lab) -> None:
+    loaded = lab.load(environ={"LAB_NODE": "7", "LABEL": "x", "PATH": "/bin", "LAB_": "x"})
+    assert loaded.number("LAB_NODES") == 2
+    assert [warning.split(",")[0] for warning in loaded.warnings] == [
+        "environment: unknown key LAB_",
+        "environment: unknown key LAB_NODE",
+    ]
+    assert "did you mean LAB_NODES?" in loaded.warnings[1]
+
+
+def test_bytes_that_are_no_text_are_refused(lab: Lab) -> None:
+    assert lab.error(environ={"LAB_ENV_X": "a\udcff"}).startswith("environment: LAB_ENV_X: not UTF-8")
+
+
+# --- values --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "number"),
+    [
+        ("LAB_SHM_SIZE", "8g", 8 * 2**30),
+        ("LAB_SHM_SIZE", "512MB", 512 * 2**20),
+        ("LAB_MEMORY", "16GiB", 16 * 2**30),
+        ("LAB_MEMORY", "8388608b", 2**23),
+        ("LAB_MEMORY", "", 0),
+        ("LAB_MEMLOCK", "unlimited", -1),
+        ("LAB_MEMLOCK", "65536", 65536),
+        ("LAB_SLOTS", "", 0),
+        ("LAB_SLOTS", "1024", 1024),
+        ("LAB_NODES", "1000", 1000),
+    ],
+)
+def test_numbers(lab: Lab, key: str, value: str, number: int) -> None:
+    assert lab.load(f"{key}={value}").number(key) == number
+
+
+def test_paths_expand_the_home_and_are_shown_with_it(lab: Lab) -> None:
+    loaded = lab.load("HOST_REPO_PATH=~/a$b")
+    assert loaded.text("HOST_CACHE_PATH") == "/home/someone/.cache/labctl"
+    assert loaded.text("HOST_REPO_PATH") == "/home/someone/a$b"
+    assert ("HOST_CACHE_PATH", "~/.cache/labctl", "default") in loaded.rows()
+
+
+@given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
+def test_any_value_reaches_the_workload_unchanged(value: str) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        loaded = Lab(Path(directory)).load(f"LAB_ENV_X={dotenv.quote(value)}")
+    assert loaded.environment == (("X", value),)
+
+
+def test_extra_environment_by_name_and_source(lab: Lab) -> None:
+    loaded = lab.load("LAB_ENV_B=1\nLAB_ENV_A=\nLAB_ENV_a='x y'", {"LAB_ENV_B": "2"})
+    assert loaded.environment == (("A", ""), ("B", "2"), ("a", "x y"))
+
+
+def test_extra_environment_takes_names_of_variables_only(lab: Lab) -> None:
+    assert lab.error("LAB_ENV_1A=x").startswith(".env:1: LAB_ENV_1A: what follows LAB_ENV_ is not the name")
+
+
+# --- secrets -------------------------------------------------------------------------------------------------
+
+SECRET_NAMES = ["WANDB_API_KEY", "MY_TOKEN", "my_secret", "DB_PASSWORD", "DB_PASSWD", "AWS_CREDENTIALS", "SIGNING_KEY"]
+
+
+@pytest.mark.parametrize("name", SECRET_NAMES)
+def test_secret_extra_environment_is_kept_apart(lab: Lab, name: str) -> None:
+    loaded = lab.load(f"LAB_ENV_{name}=CANARY\nLAB_ENV_KEYBOARD=us")
+    assert loaded.environment == (("KEYBOARD", "us"),)
+    ((found, secret),) = loaded.secret_environment
+    assert (found, type(secret), secret.reveal()) == (name, Secret, "CANARY")
+    assert (f"LAB_ENV_{name}", "set", ".env:1") in loaded.rows()
+
+
+def test_a_secret_is_never_shown(lab: Lab) -> None:
+    loaded = lab.load("HUGGING_FACE_HUB_TOKEN=CANARY\nHTTP_PROXY=http://u:CANARY@p:1\nLAB_ENV_API_KEY=CANARY")
+    secret = loaded.secret("HF_TOKEN")
+    assert secret is not None
+    assert secret.reveal() == "CANARY"
+    assert ("HF_TOKEN", "set", ".env:1") in loaded.rows()
+    assert ("HF_TOKEN", "unset", "default") in lab.load().rows()
+    assert "CANARY" not in repr(loaded) + repr(loaded.rows())
+    with pytest.raises(ValueError, match="is a secret"):
+        loaded.text("HF_TOKEN")
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("http://user:CANARY@proxy:3128", "http://[REDACTED]@proxy:3128"),
+        ("http://user:CAN/CANARY@CANARY@proxy:3128", "http://[REDACTED]@proxy:3128"),
+        ("user:CANARY@proxy:3128", "[REDACTED]@proxy:3128"),
+        ("http://proxy:3128", "http://proxy:3128"),
+    ],
+)
+def test_passwords_in_urls_are_redacted_only_where_shown(lab: Lab, value: str, shown: str) -> None:
+    loaded = lab.load(f"https_proxy={value}")
+    assert loaded.text("HTTPS_PROXY") == value
+    assert ("HTTPS_PROXY", shown, ".env:1") in loaded.rows()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "HF_TOKEN='CANARY x'",
+        "HF_TOKEN=CANARY\nHUGGING_FACE_HUB_TOKEN=CANARY2",
+        "HTTP_PROXY='http://u:CANARY @p'",
+        "LAB_PIP_INDEX_URL=u:CANARY@host",
+        "LAB_ENV_1_TOKEN=CANARY",
+        "HF_TOKENS=CANARY",
+    ],
+)
+def test_errors_never_show_a_secret(lab: Lab, text: str) -> None:
+    assert "CANARY" not in lab.error(text)
+
+
+# --- env.example ---------------------------------------------------------------------------------------------
+
+
+def test_example_and_table_agree() -> None:
+    lines = EXAMPLE.read_text(encoding="utf-8").splitlines()
+    pairs = [(above, line) for above, line in pairwise(lines) if re.match(r"#?[A-Z_]+=", line)]
+    *table, (meaning, extra) = pairs
+    shown = {"LAB_NAME", "LAB_NODES"}
+    assert table == [
+        (f"# {setting.help}", f"{'' if setting.key in shown else '#'}{setting.key}={setting.default}")
+        for setting in settings.SETTINGS
+    ]
+    assert meaning.startswith("# LAB_ENV_<NAME>=value ")
+    assert extra == "#LAB_ENV_NCCL_DEBUG=INFO"
+
+
+def test_every_alias_is_documented() -> None:
+    for setting in settings.SETTINGS:
+        for alias in setting.aliases:
+            assert f"(also {alias})" in setting.help
+
+
+@pytest.mark.parametrize("uncommented", [False, True])
+def test_example_loads_as_the_defaults(lab: Lab, uncommented: bool) -> None:
+    text = EXAMPLE.read_text(encoding="utf-8")
+    loaded = lab.load(re.sub(r"(?m)^#(?=[A-Z_]+=)", "", text) if uncommented else text)
+    defaults = settings.load(lab.directory / "nowhere", HOME, {})
+    assert [row[:2] for row in loaded.rows() if not row[0].startswith("LAB_ENV_")] == [
+        row[:2] for row in defaults.rows()
+    ]
+    assert loaded.environment == ((("NCCL_DEBUG", "INFO"),) if uncommented else ())

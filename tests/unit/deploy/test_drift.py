@@ -1,0 +1,129 @@
+"""What hosts lack of a lab's files: hosts that are directories of this machine, asked by the real script."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support import builders
+from support.nearby import Nearby
+
+from labctl import naming
+from labctl.compose import render, ssh_keys
+from labctl.deploy import drift, provision
+from labctl.deploy.drift import Drift
+from labctl.model import Lab
+from labctl.system.files import outdated, write_all
+
+NOTHING = Drift(frozenset(), {})
+NEW = "its files are gone"
+OTHER = "has other files"
+
+
+@dataclass(frozen=True)
+class Rack:
+    """A lab over two hosts, ``red`` with the launcher and ``blue``."""
+
+    lab: Lab
+    connections: dict[str, Nearby]
+
+    def find(self) -> Drift:
+        changed = outdated(self.lab.directory, render.render(self.lab))
+        found, mute = drift.find(self.lab, self.connections, changed, ())
+        assert mute == {}
+        return found
+
+    def up(self) -> None:
+        write_all(self.lab.directory, render.render(self.lab))
+        ssh_keys.ensure(self.lab)
+        for host in self.lab.hosts:
+            provision.send(self.lab, host, self.connections[host.name], "sha256:1111")
+
+    def on(self, host: str) -> Path:
+        return Path(self.lab.host(host).directory)
+
+
+@pytest.fixture
+def rack(tmp_path: Path) -> Rack:
+    names = ("red", "blue")
+    hosts = tuple(
+        builders.host(name=name, address="10.0.0.1", directory=str(tmp_path / name / ".labctl/demo")) for name in names
+    )
+    nodes = tuple(builders.node(number, host=name) for number, name in enumerate(names))
+    lab = builders.lab(nodes, hosts=hosts, network="host", directory=tmp_path / "here", mounts=())
+    (lab.directory / "workloads/hello").mkdir(parents=True)
+    (lab.directory / "workloads/hello/hello.py").write_text("print()")
+    return Rack(lab, {name: Nearby(name=name) for name in names})
+
+
+def test_hosts_that_have_all_lack_nothing(rack: Rack) -> None:
+    assert rack.find().hosts == {"red", "blue"}
+    rack.up()
+    assert rack.find() == NOTHING
+
+
+def test_an_edited_workload_goes_to_every_host_and_costs_no_container(rack: Rack) -> None:
+    rack.up()
+    (rack.lab.directory / "workloads/hello/hello.py").write_text("print(1)")
+    assert rack.find() == Drift(frozenset({"red", "blue"}), {})
+
+
+def test_what_is_rendered_anew_goes_to_the_host_of_its_node(rack: Rack) -> None:
+    rack.up()
+    (rack.lab.directory / naming.compose_path("worker-1")).write_text("")
+    assert rack.find() == Drift(frozenset({"blue"}), {})
+
+
+def test_a_new_key_goes_to_the_launcher_too(rack: Rack) -> None:
+    rack.up()
+    shutil.rmtree(ssh_keys.ssh_directory(rack.lab, "worker-1"))
+    assert rack.find() == Drift(frozenset({"red", "blue"}), {"worker-1": "its keys are gone"})
+
+
+@pytest.mark.parametrize(
+    ("host", "removed", "lost"),
+    [
+        ("blue", "", {"worker-1": NEW}),
+        ("red", "", {"launcher": NEW, "worker-0": NEW}),
+        ("blue", "workloads", {"worker-1": NEW}),
+        ("blue", "workloads/.now", {}),
+        ("blue", "workloads/hello", {}),
+        ("blue", "workloads/.now/hello/hello.py", {}),
+        ("blue", ".lab/nodes/worker-1/.now", {"worker-1": OTHER}),
+        ("blue", ".lab/nodes/worker-1/ssh/authorized_keys", {"worker-1": OTHER}),
+        ("red", ".lab/nodes/worker-0/launcher/.now", {}),
+        ("red", ".lab/nodes/worker-0/launcher", {"launcher": NEW}),
+    ],
+)
+def test_what_was_removed_on_a_host_is_missed_and_by_whom(
+    rack: Rack, host: str, removed: str, lost: dict[str, str]
+) -> None:
+    rack.up()
+    path = rack.on(host) / removed
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+    assert rack.find() == Drift(frozenset({host}), lost)
+    rack.up()
+    assert rack.find() == NOTHING
+
+
+def test_a_host_that_failed_or_sees_the_lab_itself_is_not_asked(rack: Rack) -> None:
+    connections = {"blue": rack.connections["blue"]}
+    found, mute = drift.find(rack.lab, connections, (), ("red",))
+    assert found.hosts == {"blue"}
+    assert mute == {}
+    here, mute = drift.find(builders.lab(), {}, (), ())
+    assert here.hosts == set()
+    assert mute == {}
+
+
+def test_a_host_that_does_not_say_is_named(rack: Rack) -> None:
+    rack.up()
+    rack.connections["blue"].shell = ("false",)
+    found, mute = drift.find(rack.lab, rack.connections, (), ())
+    assert found == NOTHING
+    assert [error.node for error in mute.values()] == ["blue"]

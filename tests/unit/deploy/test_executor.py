@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from support.builders import Failed, FakeEngine, container, lab, observed
+from support.nearby import Nearby
+
+from labctl import errors, naming
+from labctl.compose import render
+from labctl.deploy import executor, plan
+from labctl.engines import Daemon, agent
+from labctl.engines.multi import MultiHostEngine
+from labctl.engines.state import ObservedState
+from labctl.errors import HostError
+from labctl.hosts import ssh_errors
+from labctl.hosts.ssh import Connection
+from labctl.model import Event
+
+CHANGED_KEY = """\
+@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@
+@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @
+@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@
+Host key verification failed."""
+
+
+def answers(*documents: dict[str, object], code: int = 0, said: str = "what it complained of") -> FakeEngine:
+    """An engine whose containers print these documents and end with that code, in such words where it is not 0."""
+
+    def answer(name: str, argv: tuple[str, ...]) -> Iterator[str]:
+        for document in documents:
+            yield json.dumps(document)
+        if code:
+            raise Failed(code, said)
+
+    return FakeEngine(answer=answer)
+
+
+# --- reach ---------------------------------------------------------------------------------------------------
+
+
+def test_reach_gives_the_seconds_of_each_node() -> None:
+    engine = answers({"node": "worker-0", "ok": True, "seconds": 0.2}, {"node": "worker-1", "ok": True, "seconds": 0.3})
+    assert agent.reach(lab(), engine, ("worker-0", "worker-1"), 60) == {"worker-0": 0.2, "worker-1": 0.3}
+    assert engine.started == [
+        ("labctl-demo-launcher-1", (*agent.AGENT, "reach", "60", "worker-0", "worker-1")),
+    ]
+    assert engine.options[0]["user"] == "1000:1000"
+
+
+def test_reach_names_the_nodes_that_failed_with_sshs_reason() -> None:
+    engine = answers(
+        {"node": "worker-0", "ok": True, "seconds": 0.2},
+        {"node": "worker-1", "ok": False, "seconds": 60, "error": CHANGED_KEY},
+        {"node": "worker-2", "ok": False, "seconds": 60, "error": "debug\nssh: connect: Connection refused\n"},
+        code=1,
+    )
+    with pytest.raises(HostError) as caught:
+        agent.reach(lab(4), engine, ("worker-0", "worker-1", "worker-2", "worker-3"), 60)
+    assert caught.value.message.splitlines() == [
+        "the launcher does not reach every worker over ssh",
+        "  worker-1: its host key is not the one pinned for it (REMOTE HOST IDENTIFICATION HAS CHANGED); not trusted",
+        "  worker-2: ssh: connect: Connection refused",
+        "  worker-3: the launcher gave no answer about it",
+    ]
+    assert caught.value.node == "worker-1"
+    assert caught.value.exit_code == 3
+    assert "labctl logs worker-1" in caught.value.hint
+
+
+def test_an_agent_that_breaks_says_what_it_complained_of() -> None:
+    with pytest.raises(HostError) as caught:
+        agent.reach(lab(), answers(code=1), ("worker-0",), 60)
+    assert caught.value.message == "launcher: what it complained of"
+    assert caught.value.node == "launcher"
+
+
+def test_an_agent_that_ends_without_a_word_is_told_by_its_code() -> None:
+    with pytest.raises(HostError, match=r"^launcher: .*labnode.py reach ended with code 137") as caught:
+        agent.reach(lab(), answers(code=137, said=""), ("worker-0",), 60)
+    assert caught.value.hint == "labctl status; labctl logs launcher"
+
+
+@pytest.mark.parametrize("said", ["", "\n \n"])
+def test_silence_is_a_reason_too(said: str) -> None:
+    assert ssh_errors.ssh_reason(said) == "no answer"
+
+
+# --- carrying out --------------------------------------------------------------------------------------------
+
+
+def test_up_is_carried_out_in_order_and_said_aloud(tmp_path: Path) -> None:
+    of = lab(directory=tmp_path)
+    engine = answers({"node": "worker-0", "ok": True, "seconds": 0}, {"node": "worker-1", "ok": True, "seconds": 0})
+    surplus = container("worker-7", directory=str(tmp_path))
+    seen = ObservedState(containers=(surplus,), image="sha256:1111")
+    files = render.render(of)
+    events: list[Event] = []
+    executor.carry_out(plan.up(of, files, files, seen), of, engine, events.append)
+    assert [path.relative_to(tmp_path).as_posix() for path in sorted((tmp_path / ".lab").rglob("*.yml"))] == [
+        naming.compose_path("worker-0"),
+        naming.compose_path("worker-1"),
+    ]
+    assert engine.done == [
+        ("remove", ("id-worker-7",)),
+        ("compose_up", ("labctl-demo", *(tmp_path / naming.compose_path(node.name) for node in of.nodes))),
+    ]
+    assert [event.text.split()[0] for event in events] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
+    assert {event.kind for event in events} == {"step"}
+
+
+def test_a_step_that_fails_ends_the_plan(tmp_path: Path) -> None:
+    of = lab(directory=tmp_path)
+    engine = FakeEngine(dead=("labctl-demo-launcher-1",))
+    with pytest.raises(HostError, match="No such container"):
+        executor.carry_out(plan.up(of, render.render(of), (), ObservedState()), of, engine, lambda _: None)
+
+
+def nothing(connection: Connection, there: str) -> None:
+    """Nothing is fetched."""
+
+
+def test_down_needs_no_lab_on_disk() -> None:
+    engine = FakeEngine()
+    executor.remove_all(plan.down(observed(lab())), engine, lambda _: None, nothing)
+    assert engine.done == [
+        ("remove", ("id-launcher", "id-worker-0", "id-worker-1")),
+        ("remove_networks", ("id-network",)),
+    ]
+
+
+class Removing(FakeEngine):
+    """An engine that refuses to remove images, in these words."""
+
+    words = ""
+
+    def remove_image(self, image: str) -> None:
+        raise HostError(f"h1: `docker image rm {image}` failed:\nError response from daemon: {self.words}", node="h1")
+
+
+def test_an_image_that_a_container_uses_stays_and_is_no_failure() -> None:
+    engine, events = Removing(), list[Event]()
+    steps = plan.down(ObservedState(host="h1", image="sha256:1"), image="labctl/cpu")
+    engine.words = (
+        'conflict: unable to remove repository reference "labctl/cpu" (must force) - '
+        "container f970c0067a97 is using its referenced image 9ee0058fd941"
+    )
+    assert executor.remove_all(steps, engine, events.append, nothing) == {}
+    (warning,) = (event.text for event in events if event.kind == "warning")
+    assert warning.startswith("h1: image labctl/cpu stays: ")
+    assert "container f970c0067a97" in warning
+    engine.words = "read-only file system"
+    assert set(executor.remove_all(steps, engine, events.append, nothing)) == {"h1"}
+
+
+def test_programs_start_where_a_container_belongs_whoever_else_has_one_of_its_name() -> None:
+    """As a host has that is the second one now and was the first, until its launcher is removed."""
+    stale = ObservedState(host="h2", containers=(container("launcher", host="h2"),))
+    first, second = FakeEngine(seen=observed(lab())), FakeEngine(seen=stale)
+    fleet = MultiHostEngine({"h1": cast(Daemon, first), "h2": cast(Daemon, second)}, {"labctl-demo-launcher-1": "h1"})
+    fleet.observe("demo")
+    fleet.call("labctl-demo-launcher-1", ("true",), user="1000:1000")
+    assert (first.started, second.started) == ([("labctl-demo-launcher-1", ("true",))], [])
+
+
+@pytest.mark.parametrize(
+    ("said", "what"),
+    [
+        ("h1 (10.0.0.5): the connection was lost: Timeout", "host h1 (10.0.0.5): the connection was lost: Timeout"),
+        ("", "host h1 does not answer any more (the connection to it ended)"),
+    ],
+)
+def test_a_host_that_is_lost_is_told_once(said: str, what: str) -> None:
+    class Silent(FakeEngine):
+        connection = cast(None, SimpleNamespace(why_lost=lambda: said))
+
+    engine = Silent(seen=ObservedState(host="h1", containers=(container("worker-0", host="h1"),)))
+    engine.running.set()
+    fleet = MultiHostEngine({"h1": cast(Daemon, engine)}, {})
+    assert next(fleet.losses("demo")) == ("worker-0", "node-lost", what)
+
+
+def test_a_hosts_files_are_removed_once_what_is_only_there_is_here(tmp_path: Path) -> None:
+    directory = tmp_path / ".labctl/demo"
+    directory.mkdir(parents=True)
+    engine = FakeEngine()
+    engine.connection = cast(Any, Nearby(name="red"))
+    steps = plan.Plan((plan.RemoveFiles(directory=str(directory), cause="labctl down", host="red"),))
+    seen: list[bool] = []
+
+    def fail(connection: Connection, there: str) -> None:
+        raise HostError("red: cannot fetch")
+
+    assert set(executor.remove_all(steps, engine, lambda _: None, fail)) == {"red"}
+    assert directory.exists()
+    executor.remove_all(steps, engine, lambda _: None, lambda _, there: seen.append(Path(there).exists()))
+    assert (seen, directory.exists()) == ([True], False)
+
+
+def test_a_step_that_nobody_knows_is_a_bug() -> None:
+    with pytest.raises(TypeError):
+        executor.do(object(), lab(), FakeEngine())
+
+
+def test_long_steps_are_cut_for_the_screen() -> None:
+    assert executor.shorten("x" * 110) == "x" * 110
+    assert executor.shorten("x" * 111) == "x" * 107 + "..."
+
+
+def test_hosts_that_fail_are_all_named_and_what_to_type_is_said_for_each() -> None:
+    lost = {
+        "red": HostError("red: is silent", hint="ping red", node="red"),
+        "blue": HostError("no room\nat all", hint="df", node="blue"),
+    }
+    with pytest.raises(HostError) as caught:
+        errors.raise_all(lost)
+    assert caught.value.message == "2 hosts failed:\n  red: is silent\n  blue: no room\n    at all"
+    assert caught.value.hint == "ping red (for red; `labctl doctor` says what for each); then the same command again"
+    assert caught.value.node == "red"

@@ -1,0 +1,194 @@
+"""Plans compared whole, as ``--dry-run`` prints them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from support.builders import IMAGE_ID, container, host, job, lab, node, observed, up
+
+from labctl.compose import render
+from labctl.deploy import plan
+from labctl.engines.state import ObservedState
+from labctl.model import Lab
+
+REACH = "reach worker-0, worker-1 over ssh within 60 s  [ready means that the launcher reaches every worker]"
+
+
+def test_first_up_writes_makes_and_reaches() -> None:
+    of = lab()
+    assert up(of, ObservedState(image=IMAGE_ID), render.render(of)) == (
+        "#1 write .lab/nodes/worker-0/compose.yml, .lab/nodes/worker-1/compose.yml, "
+        ".lab/nodes/worker-0/launcher/config  [new or changed]\n"
+        "#2 compose up worker-0, worker-1 (project labctl-demo)  "
+        "[launcher missing; worker-0 missing; worker-1 missing]\n"
+        f"#3 {REACH}"
+    )
+
+
+def test_nothing_changed_only_reaches() -> None:
+    assert up(lab(), observed(lab())) == f"#1 {REACH}"
+
+
+def test_surplus_nodes_go_and_only_they() -> None:
+    seen = observed(lab(4))
+    now = observed(lab(2))
+    seen = replace(seen, containers=(*now.containers, *seen.containers[3:]))
+    assert up(lab(2), seen) == f"#1 remove worker-2, worker-3  [not in .env any more]\n#2 {REACH}"
+
+
+@pytest.mark.parametrize("state", ["paused", "dead", "removing"])
+def test_a_stuck_container_is_made_anew(state: str) -> None:
+    assert up(lab(), observed(lab(), worker_1={"state": state})) == (
+        f"#1 remove worker-1  [cannot be used: {state}]\n"
+        f"#2 compose up worker-0, worker-1 (project labctl-demo)  [worker-1 missing]\n"
+        f"#3 {REACH}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("reason", "word"),
+    [
+        ("device lost: nvidia-smi says `Unknown Error`", "device-lost"),
+        ("sshd does not listen; `labctl up` makes this node anew", "node-lost"),
+    ],
+)
+def test_a_node_that_no_run_can_use_is_made_anew(reason: str, word: str) -> None:
+    text = up(lab(), observed(lab(), worker_1={"health": "unhealthy", "reason": reason}))
+    assert f"remove worker-1  [cannot be used: {word}]" in text
+    assert "[worker-1 missing]" in text
+
+
+def test_a_node_that_was_too_busy_to_be_checked_is_left_alone() -> None:
+    busy = {"health": "unhealthy", "reason": "Health check exceeded timeout (5s)"}
+    assert up(lab(), observed(lab(), worker_1=busy)) == f"#1 {REACH}"
+
+
+@pytest.mark.parametrize("state", ["exited", "created"])
+def test_a_stopped_container_is_started(state: str) -> None:
+    assert up(lab(), observed(lab(), launcher={"state": state})) == (
+        f"#1 compose up worker-0, worker-1 (project labctl-demo)  [launcher {state}]\n#2 {REACH}"
+    )
+
+
+def test_another_image_makes_every_container_anew() -> None:
+    assert up(lab(), replace(observed(lab()), image="sha256:2222")) == (
+        "#1 compose up worker-0, worker-1 (project labctl-demo)  "
+        "[launcher has another image; worker-0 has another image; worker-1 has another image]\n"
+        f"#2 {REACH}"
+    )
+
+
+def test_changed_settings_make_the_nodes_they_change_anew() -> None:
+    before, after = lab(), lab((node(0), node(1, cpuset=(1,))))
+    changed = tuple(file for file in render.render(after) if file not in render.render(before))
+    assert up(after, observed(before), changed) == (
+        "#1 write .lab/nodes/worker-1/compose.yml  [new or changed]\n"
+        "#2 compose up worker-0, worker-1 (project labctl-demo)  [worker-1 has other settings]\n"
+        f"#3 {REACH}"
+    )
+
+
+def test_a_new_node_comes_alone_and_the_launcher_is_told_of_it() -> None:
+    text = up(lab(3), observed(lab(2)))
+    assert "[worker-2 missing]" in text
+    assert "reach worker-0, worker-1, worker-2" in text
+
+
+def test_a_container_that_an_interrupted_renewal_left_under_another_name_is_made_anew() -> None:
+    text = up(lab(), observed(lab(), worker_1={"name": "0a1b2c_labctl-demo-worker-1-1"}))
+    assert "remove worker-1  [cannot be used: left by an interrupted renewal]" in text
+    assert "[worker-1 missing]" in text
+
+
+def test_nodes_whose_keys_are_gone_are_made_anew() -> None:
+    text = str(plan.up(lab(), render.render(lab()), (), observed(lab()), unusable={"worker-0": "its keys are gone"}))
+    assert "remove worker-0  [cannot be used: its keys are gone]" in text
+    assert "[worker-0 missing]" in text
+
+
+def on_a_host() -> tuple[Lab, ObservedState]:
+    """A lab on one host that is reached by ssh, and what is there once it is up."""
+    of = lab((node(0, host="red"), node(1, host="red")), hosts=(host(name="red", directory="/home/ann/.labctl/demo"),))
+    return of, replace(observed(of), host="red")
+
+
+def test_a_host_that_has_all_files_gets_none() -> None:
+    assert up(*on_a_host()) == f"#1 {REACH}"
+
+
+def test_files_go_to_a_host_that_lacks_them_and_only_folders_are_made_for_its_containers_otherwise() -> None:
+    of, seen = on_a_host()
+    send = "#1 send files of worker-0, worker-1 to red  [what it does not have]"
+    assert str(plan.up(of, render.render(of), (), seen, unsent=("red",))) == f"{send}\n#2 {REACH}"
+    fewer = replace(seen, containers=seen.containers[:2])
+    assert up(of, fewer) == (
+        "#1 make folders of worker-0, worker-1 on red  [what it does not have]\n"
+        "#2 compose up worker-0, worker-1 (project labctl-demo) on red  [worker-1 missing]\n"
+        f"#3 {REACH}"
+    )
+
+
+def test_containers_whose_files_are_gone_are_removed_before_others_are_sent() -> None:
+    of, seen = on_a_host()
+    lost = {"worker-1": "its files are gone"}
+    assert str(plan.up(of, render.render(of), (), seen, unsent=("red",), unusable=lost)) == (
+        "#1 remove worker-1 on red  [cannot be used: its files are gone]\n"
+        "#2 send files of worker-0, worker-1 to red  [what it does not have]\n"
+        "#3 compose up worker-0, worker-1 (project labctl-demo) on red  [worker-1 missing]\n"
+        f"#4 {REACH}"
+    )
+
+
+def test_down_removes_what_carries_the_label() -> None:
+    assert str(plan.down(observed(lab()))) == (
+        "#1 remove launcher, worker-0, worker-1  [labctl down]\n#2 remove network labctl-demo  [labctl down]"
+    )
+
+
+def test_probes_are_left_to_the_labctl_that_is_at_work_and_removed_by_down() -> None:
+    probes = (container("probe", role="probe"),)
+    seen = replace(observed(lab()), probes=probes, probe_networks=(("id", "labctl-demo-probe-1"),))
+    assert up(lab(), seen) == f"#1 {REACH}"
+    assert "remove launcher, worker-0, worker-1, probe" in str(plan.down(seen))
+    assert "labctl-demo-probe-1" in str(plan.down(seen))
+
+
+def test_down_of_a_lab_that_never_was_does_nothing() -> None:
+    assert str(plan.down(ObservedState())) == "nothing to do"
+
+
+def test_down_removes_a_network_that_was_left_alone() -> None:
+    assert str(plan.down(ObservedState(networks=(("id", "labctl-demo"),)))) == (
+        "#1 remove network labctl-demo  [labctl down]"
+    )
+
+
+def test_down_removes_what_was_sent_to_a_host_by_whatever_name() -> None:
+    seen = ObservedState(parts=(ObservedState(host="h1"), ObservedState(host="h2")))
+    assert str(plan.down(seen, {"h2": ("/home/ann/.labctl/demo.h2", "/home/ann/.labctl/demo.old")})) == (
+        "#1 remove /home/ann/.labctl/demo.h2 on h2  [labctl down]\n"
+        "#2 remove /home/ann/.labctl/demo.old on h2  [labctl down]"
+    )
+
+
+def test_down_does_not_ask_whose_the_containers_are() -> None:
+    seen = ObservedState(containers=(container("worker-9", directory="/elsewhere"),))
+    assert str(plan.down(seen)) == "#1 remove worker-9  [labctl down]"
+
+
+def test_down_leaves_images_unless_asked_and_takes_none_that_is_not_there() -> None:
+    on_hosts = ObservedState(parts=(ObservedState(host="red", image=IMAGE_ID), ObservedState(host="blue")))
+    assert str(plan.down(on_hosts)) == "nothing to do"
+    assert str(plan.down(on_hosts, image="labctl/cpu")) == "#1 remove image labctl/cpu on red  [labctl down --images]"
+
+
+def test_run_reaches_writes_launches() -> None:
+    directory = "/workspace/runs/20260102-150405-hello-3fa2"
+    assert str(plan.run(job(entries=(("worker-1", 1),)))) == (
+        "#1 reach worker-1 over ssh within 15 s  [a run needs every node]\n"
+        "#2 write hostfile, .deepspeed_env, rank.sh  [run 20260102-150405-hello-3fa2]\n"
+        f"#3 in launcher, at most 60 s: deepspeed --hostfile {directory}/hostfile --master_addr worker-1 "
+        "--master_port 29500 --ssh_port 12345 --launcher pdsh --force_multi --no_python --no_local_rank "
+        f"{directory}/rank.sh, which starts hello.py  [hello on worker-1]"
+    )

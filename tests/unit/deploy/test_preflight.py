@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.builders import FakeEngine, lab, observed, site, workload
+
+from labctl import flows, naming
+from labctl.compose import render, ssh_keys
+from labctl.config.context import Context
+from labctl.deploy import images, ledger, plan, preflight, provision
+from labctl.doctor import visit
+from labctl.engines.state import elsewhere
+from labctl.errors import ConfigError, HostError
+from labctl.model import HERE, Secret
+from labctl.system import filelock
+
+
+def secrets_of(directory: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in (directory / ".lab/nodes/worker-1/secrets").iterdir()}
+
+
+def test_a_secret_is_a_private_file_of_every_node(tmp_path: Path) -> None:
+    provision.write_secrets(lab(directory=tmp_path, secrets=(("hf_token", Secret("first")),)))
+    assert secrets_of(tmp_path) == {"hf_token": "first"}
+    assert (tmp_path / ".lab/nodes/worker-0/secrets/hf_token").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_secret_that_is_not_set_any_more_is_removed(tmp_path: Path) -> None:
+    provision.write_secrets(lab(directory=tmp_path, secrets=(("hf_token", Secret("a")), ("environment", Secret("b")))))
+    provision.write_secrets(lab(directory=tmp_path, secrets=(("environment", Secret("b")),)))
+    assert secrets_of(tmp_path) == {"environment": "b"}
+
+
+def test_a_changed_secret_renews_the_containers_and_is_not_in_the_text() -> None:
+    before, after = (
+        render.render_node(one, one.nodes[0], {}).content
+        for one in (lab(secrets=(("hf_token", Secret(value)),)) for value in ("CANARY-1", "CANARY-2"))
+    )
+    assert naming.fingerprint(before) != naming.fingerprint(after)
+    assert "CANARY" not in before + after
+
+
+def at(directory: Path) -> Context:
+    return Context(directory=directory, environ={}, emit=lambda _: None, flags={})
+
+
+def test_a_lab_of_the_same_name_in_another_directory_is_left_alone(tmp_path: Path) -> None:
+    seen = observed(lab(), worker_0={"directory": str(tmp_path)})
+    with pytest.raises(HostError) as caught:
+        preflight.require_own(at(Path("/srv/lab")), "demo", seen)
+    assert str(tmp_path) in caught.value.message
+    assert "LAB_NAME" in caught.value.hint
+
+
+def test_up_names_who_has_the_lab_before_what_only_follows_from_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def port_is_taken(*_: object) -> None:
+        raise HostError("port 12345 is taken")
+
+    context = replace(at(tmp_path), environ={"LAB_NAME": "demo"})
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    engine = FakeEngine(seen=observed(lab(), worker_0={"directory": str(theirs)}))
+    monkeypatch.setattr(visit, "admitted", port_is_taken)
+    with pytest.raises(HostError, match="lab `demo` belongs to"):
+        flows.bring_up(context, site(context, engine))
+
+
+def test_a_lab_whose_directory_was_moved_can_still_be_taken_over(tmp_path: Path) -> None:
+    preflight.require_own(at(Path("/srv/lab")), "demo", observed(lab(), worker_0={"directory": str(tmp_path / "gone")}))
+
+
+def test_a_directory_behind_a_home_that_is_closed_is_somebodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, **_: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    owner = elsewhere("/home/bob/lab", tmp_path)
+    assert owner is not None
+    assert owner.name == "/home/bob/lab"
+
+
+@pytest.mark.parametrize(
+    ("host", "made_by", "theirs"),
+    [
+        ("h1", "bob@here", True),
+        ("h1", "ann@desk", True),
+        ("h1", "ann@here", False),
+        (HERE, "bob@here", False),
+        (HERE, "ann@desk", True),
+    ],
+)
+def test_a_host_may_have_the_lab_of_somebody_whose_directory_is_not_on_this_machine(
+    tmp_path: Path, host: str, made_by: str, theirs: bool
+) -> None:
+    """Another control machine may have this one's name."""
+    lost = {"directory": str(tmp_path / "gone"), "owner": made_by, "host": host}
+    owner = observed(lab(), worker_0=lost).owner_elsewhere(tmp_path, "ann@here")
+    assert (owner is not None) == theirs
+    assert owner is None or made_by in owner.name
+
+
+def test_who_works_in_its_directory_has_a_lab_on_hosts_under_whatever_name(tmp_path: Path) -> None:
+    here = {"directory": str(tmp_path), "owner": "root@here", "host": "red"}
+    there = here | {"owner": "root@there"}
+    assert observed(lab(), worker_0=here).owner_elsewhere(tmp_path, "ann@here") is None
+    assert observed(lab(), worker_0=there).owner_elsewhere(tmp_path, "ann@here") is not None
+
+
+@pytest.mark.parametrize(
+    ("listed", "left", "former"),
+    [
+        ({"h1": "X"}, [], ()),
+        ({"h1": ""}, [], ()),
+        ({"h2": "Y"}, ["h1"], ()),
+        # Another machine has its name.
+        ({"h1": "Y"}, ["h1"], ()),
+        # The machine has another name.
+        ({"h2": "X"}, [], ("h1",)),
+        ({"h1": "Y", "h2": "X"}, [], ("h1",)),
+    ],
+)
+def test_a_machine_that_has_nodes_is_known_whatever_it_is_called_now(
+    tmp_path: Path, listed: dict[str, str], left: list[str], former: tuple[str, ...]
+) -> None:
+    ledger.note(tmp_path, "h1", "X")
+    assert [one.host for one in ledger.left_over(tmp_path, listed)] == left
+    assert ledger.former(tmp_path, listed).get("h2", ()) == former
+    ledger.forget(tmp_path, ["Y"])
+    assert [one.host for one in ledger.left_over(tmp_path, {})] == ["h1"]
+    ledger.forget(tmp_path, ["X"])
+    assert ledger.left_over(tmp_path, {}) == ()
+
+
+def test_an_engine_says_nothing_that_leads_out_of_the_notes(tmp_path: Path) -> None:
+    ledger.note(tmp_path, "h1", "../../x")
+    assert ledger.left_over(tmp_path, {}) == (ledger.DeployedHost("h1", "../../x"),)
+    assert {path.parent for path in tmp_path.rglob("*") if path.is_file()} == {tmp_path / ledger.FILES}
+
+
+def test_what_nodes_of_before_had_is_removed(tmp_path: Path) -> None:
+    provision.prepare(lab(3, directory=tmp_path), "sha256:1")
+    provision.prepare(lab(2, directory=tmp_path), "sha256:1")
+    assert sorted(path.name for path in (tmp_path / ".lab/nodes").iterdir()) == ["worker-0", "worker-1"]
+
+
+def test_compiled_operators_are_kept_for_the_image_that_compiled_them(tmp_path: Path) -> None:
+    compiled = tmp_path / ".lab/cache/worker-1/torch_extensions/op.so"
+    provision.prepare(lab(directory=tmp_path), "sha256:1")
+    compiled.parent.mkdir()
+    compiled.touch()
+    provision.prepare(lab(directory=tmp_path), "sha256:1")
+    assert compiled.exists()
+    provision.prepare(lab(directory=tmp_path), "sha256:2")
+    assert not compiled.exists()
+
+
+def test_keys_that_are_gone_are_noticed(tmp_path: Path) -> None:
+    of = lab(directory=tmp_path)
+    ssh_keys.ensure(of)
+    assert ssh_keys.missing(of) == frozenset()
+    (tmp_path / ".lab/nodes/worker-1/ssh/ssh_host_ed25519_key").unlink()
+    assert ssh_keys.missing(of) == {"worker-1"}
+    (tmp_path / ".lab/nodes/worker-0/launcher/id_ed25519").unlink()
+    assert ssh_keys.missing(of) == {"launcher", "worker-0", "worker-1"}
+
+
+def test_a_directory_without_settings_is_no_lab(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        preflight.require_initialised(at(tmp_path))
+    assert caught.value.hint.startswith("labctl init")
+
+
+def test_a_run_keeps_its_nodes(tmp_path: Path) -> None:
+    steps = plan.up(lab(3), render.render(lab(3)), (), observed(lab()))
+    preflight.require_no_run(at(tmp_path), steps)
+    with filelock.held(tmp_path / filelock.RUN, "run r1"), pytest.raises(HostError, match=r"`run r1` by .* is active"):
+        preflight.require_no_run(at(tmp_path), steps)
+
+
+def test_an_up_that_changes_nothing_does_not_mind_a_run(tmp_path: Path) -> None:
+    steps = plan.up(lab(), render.render(lab()), (), observed(lab()))
+    with filelock.held(tmp_path / filelock.RUN, "run r1"):
+        preflight.require_no_run(at(tmp_path), steps)
+
+
+def test_outside_a_lab_nobodys_lab_is_meant(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no \.env"):
+        preflight.require_named(at(tmp_path), at(tmp_path).settings())
+    named = Context(directory=tmp_path, environ={"LAB_NAME": "mine"}, emit=lambda _: None, flags={})
+    preflight.require_named(named, named.settings())
+
+
+class Images:
+    """An engine that holds these images."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    def image_id(self, name: str) -> str | None:
+        return "sha256:1" if name in self.names else None
+
+
+@pytest.mark.parametrize(
+    ("there", "reason", "hint"),
+    [
+        ((), "which is not there", "labctl build --workload hello && labctl up --workload hello"),
+        (("labctl/horovod",), "which the lab does not run", "labctl up --workload hello"),
+    ],
+)
+def test_the_image_that_a_workload_needs_is_offered(there: tuple[str, ...], reason: str, hint: str) -> None:
+    asked: list[str] = []
+
+    def agree(question: str) -> bool:
+        asked.append(question)
+        return True
+
+    engine: Any = Images(*there)
+    task = workload(image="horovod")
+    images.offer(task, "labctl/horovod", engine, agree)
+    assert reason in asked[0]
+    for ask in (None, lambda _: False):
+        with pytest.raises(HostError, match=f"hello needs image labctl/horovod, {reason}") as caught:
+            images.offer(task, "labctl/horovod", engine, ask)
+        assert caught.value.hint == hint
+
+
+def test_a_workloads_image_gives_way_to_the_one_that_is_set(tmp_path: Path) -> None:
+    task = workload(image="horovod")
+    assert images.for_workload(at(tmp_path).settings(), task).text("LAB_IMAGE") == "labctl/horovod"
+    chosen = Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={"LAB_IMAGE": "mine:1"})
+    assert images.for_workload(chosen.settings(), task).text("LAB_IMAGE") == "mine:1"
+    assert images.for_workload(at(tmp_path).settings(), workload()).text("LAB_IMAGE") == ""

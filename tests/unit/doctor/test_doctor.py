@@ -1,0 +1,767 @@
+"""Doctor's checks on labs and hosts that are not this one; what it prints to type, typed; its list of codes."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from support import builders
+
+from labctl import doctor
+from labctl.compose import ssh_keys
+from labctl.config import settings
+from labctl.config.context import Context
+from labctl.doctor import Check, devices, engine, files, gaudi, host, image, mending, network, nodes
+from labctl.doctor.finding import Examination, Finding, ok
+from labctl.doctor.place import Place
+from labctl.doctor.together import together
+from labctl.engines.docker import DockerEngine
+from labctl.engines.state import ObservedState
+from labctl.errors import ConfigError, HostError
+from labctl.images import catalog
+from labctl.model import Device, DeviceMapping, Lab, Mount
+from labctl.system import filelock
+from labctl.system.process import CompletedProcess
+
+ROOT = Path(__file__).parents[3]
+
+
+class Engine:
+    """An engine that says what it is told to."""
+
+    def __init__(
+        self, *, observed: ObservedState | None = None, out: str = "", err: str = "", code: int = 0, **information: Any
+    ) -> None:
+        self.seen = observed or ObservedState()
+        self.out, self.err, self.code = out, err, code
+        self.labels: dict[str, str] = {}
+        self.variables: dict[str, str] = {}
+        self.unused: tuple[tuple[str, str], ...] = ()
+        self.no_network = ""
+        now = time.strftime("%Y-%m-%dT%H:%M:%S.123456789Z", time.gmtime())
+        known = {
+            "ServerVersion": "26.1.5",
+            "SystemTime": now,
+            "DockerRootDir": "/nonexistent",
+            "Runtimes": {"runc": {}},
+        }
+        self.told = {**known, "CgroupDriver": "cgroupfs", **information}
+
+    def on(self, host: str) -> Engine:  # noqa: ARG002
+        return self
+
+    def information(self) -> dict[str, Any]:
+        return self.told
+
+    def observe(self, lab: str, image: str | None = None) -> ObservedState:  # noqa: ARG002
+        return self.seen
+
+    def call(self, container: str, argv: tuple[str, ...], *, user: str, limit: float) -> CompletedProcess:  # noqa: ARG002
+        return CompletedProcess(argv, self.code, self.out, self.err)
+
+    def image_labels(self, image: str) -> dict[str, str]:  # noqa: ARG002
+        return self.labels
+
+    def image_variables(self, image: str) -> dict[str, str]:  # noqa: ARG002
+        return self.variables
+
+    def grants(self, lab: str, image: str, limits: tuple[tuple[str, int], ...]) -> bool:  # noqa: ARG002
+        return False
+
+    def unused_networks(self) -> tuple[tuple[str, str], ...]:
+        return self.unused
+
+    def try_network(self, lab: str) -> str:  # noqa: ARG002
+        return self.no_network
+
+
+@pytest.fixture
+def examined(tmp_path: Path) -> Callable[..., Examination]:
+    """A lab under examination, changed so, with these lines in its .env and this engine."""
+
+    def make(of: Lab | None = None, *, env: str = "", told: Engine | None = None, **flags: str) -> Examination:
+        (tmp_path / ".env").write_text(env)
+        found = settings.load(tmp_path, {"HOME": str(tmp_path)}, flags)
+        lab = replace(of or builders.lab(), directory=tmp_path)
+        speaks = cast(DockerEngine, told or Engine())
+        return Examination(lab=lab, settings=found, environ={}, engine=speaks, root=tmp_path / "root")
+
+    return make
+
+
+def wrong(findings: Iterator[Finding]) -> list[str]:
+    """The codes of what is not well."""
+    return [one.code for one in findings if one.level != "ok"]
+
+
+# --- side by side --------------------------------------------------------------------------------------------
+
+
+def test_what_does_not_answer_holds_up_neither_the_others_nor_their_order() -> None:
+    never = threading.Event()
+
+    def hang() -> Iterator[str]:
+        never.wait()
+        yield "too late"
+
+    def answer(text: str) -> Callable[[], Iterator[str]]:
+        return lambda: iter((text,))
+
+    works = [(answer("a"), 5.0), *[(hang, 0.2)] * 40, (answer("b"), 5.0)]
+    began = time.monotonic()
+    answers = together(works)
+    assert [answers[0], answers[-1]] == [("a",), ("b",)]
+    assert answers[1:-1] == [None] * 40
+    assert time.monotonic() - began < 10
+    never.set()
+
+
+def test_a_mistake_in_a_check_is_not_hidden() -> None:
+    def mistaken() -> Iterator[str]:
+        yield "a"
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        together([(mistaken, 5.0)])
+
+
+def test_a_check_that_hangs_or_cannot_go_on_is_a_finding_of_its_own(
+    examined: Callable[..., Examination], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never = threading.Event()
+
+    def hangs(examination: Examination) -> Iterator[Finding]:
+        never.wait()
+        yield ok("LAB-HOST-001", "too late")
+
+    def refused(examination: Examination) -> Iterator[Finding]:
+        if examination:
+            raise HostError("it does not want to", hint="ask it again")
+        yield ok("LAB-HOST-001", "it does")
+
+    def answers(examination: Examination) -> Iterator[Finding]:
+        yield ok("LAB-HOST-001", "here")
+
+    def closed(examination: Examination) -> Iterator[Finding]:
+        if examination:
+            raise PermissionError(13, "Permission denied", "/a/key")
+        yield ok("LAB-HOST-001", "it may")
+
+    def garbled(examination: Examination) -> Iterator[Finding]:
+        yield from json.loads("<html>")
+
+    checks = (
+        Check(look=hangs, seconds=0.1),
+        Check(look=refused),
+        Check(look=closed),
+        Check(look=garbled),
+        Check(look=answers),
+    )
+    monkeypatch.setattr(doctor, "CHECKS", checks)
+    late, unable, kept_out, nonsense, well = doctor.examine(examined())
+    assert (late.code, late.level) == ("LAB-CHECK-002", "warn")
+    assert "hangs" in late.seen
+    assert (unable.code, unable.fix) == ("LAB-CHECK-001", "ask it again")
+    assert "it does not want to" in unable.seen
+    assert (kept_out.code, kept_out.fix) == ("LAB-CHECK-001", "ls -ld /a/key")
+    assert (nonsense.code, nonsense.level) == ("LAB-CHECK-001", "warn")
+    assert "labctl doctor" not in {late.fix, nonsense.fix}
+    assert well.seen == "here"
+    never.set()
+
+
+def test_a_node_that_the_lab_has_not_is_a_mistake_of_the_person(examined: Callable[..., Examination]) -> None:
+    with pytest.raises(ConfigError, match="worker-9"):
+        doctor.examine(replace(examined(), only="worker-9"))
+
+
+# --- commands that mend settings -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("env", "flags"),
+    [
+        ("LAB_SHM_SIZE=64m\nLAB_NODES=3\n", {}),
+        ("LAB_NODES=3\n  export LAB_SHM_SIZE='64m'  # little", {}),
+        ("LAB_NODES=3", {}),
+        ("# LAB_SHM_SIZE=1g\nLAB_ENV_X='LAB_SHM_SIZE=7'\nLAB_SHM_SIZE=64m\nLAB_NODES=3", {}),
+    ],
+)
+def test_the_command_that_changes_a_setting_changes_it_and_nothing_else(
+    examined: Callable[..., Examination], tmp_path: Path, env: str, flags: dict[str, str]
+) -> None:
+    examination = examined(env=env, **flags)
+    before = {key: value for key, value, _ in examination.settings.rows()}
+    subprocess.run(["bash", "-c", examination.put("LAB_SHM_SIZE", "2g")], cwd=tmp_path, check=True)
+    after = {key: value for key, value, _ in settings.load(tmp_path, {}, {}).rows()}
+    changed = {key for key in after if after[key] != before.get(key) and not key.startswith("HOST_")}
+    assert changed == {"LAB_SHM_SIZE"}
+    assert after["LAB_SHM_SIZE"] == "2g"
+
+
+def test_the_command_that_unsets_a_setting_leaves_its_default(
+    examined: Callable[..., Examination], tmp_path: Path
+) -> None:
+    examination = examined(env="LAB_NODES=3\nhttp_proxy=http://p.example:1\nNO_PROXY=a,b\n")
+    subprocess.run(["bash", "-c", examination.drop("HTTP_PROXY")], cwd=tmp_path, check=True)
+    assert (tmp_path / ".env").read_text() == "LAB_NODES=3\nNO_PROXY=a,b\n"
+
+
+def test_commands_of_fix_are_the_printed_ones_word_by_word() -> None:
+    printed = "labctl down && chmod 600 'a b' c && labctl up"
+    assert mending.simple_commands(printed) == [["labctl", "down"], ["chmod", "600", "a b", "c"], ["labctl", "up"]]
+
+
+def test_fix_asks_before_each_command_runs_it_once_and_looks_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def finding(level: str, fix: str, *, runnable: bool = True) -> Finding:
+        return Finding(code="LAB-X-001", level=level, node="local", seen="so", why="so", fix=fix, runnable=runnable)  # type: ignore[arg-type]
+
+    there = [
+        finding("warn", "labctl render"),
+        finding("error", "sed -i x .env", runnable=False),
+        finding("error", "labctl up"),
+        finding("error", "labctl down"),
+        finding("error", "docker unpause one"),
+    ]
+    asked: list[str] = []
+    typed: list[str] = []
+
+    def type_in(context: Context, command: str) -> int:
+        typed.append(command)
+        if command != "labctl up":
+            there[:] = [one for one in there if one.fix != command]
+        return int(command == "labctl up")
+
+    def ask(question: str) -> bool:
+        asked.append(question)
+        return "down" not in question
+
+    monkeypatch.setattr(mending, "run", type_in)
+    context = Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={})
+    left, attempts = mending.mend(context, lambda: tuple(there), ask)
+    assert typed == ["labctl up", "docker unpause one", "labctl render"]
+    assert [(one.command, one.code) for one in attempts] == [(typed[0], 1), (typed[1], 0), (typed[2], 0)]
+    assert {one.fix for one in left} == {"sed -i x .env", "labctl up", "labctl down"}
+    assert len(asked) == 4
+
+
+def test_fix_runs_nothing_once_a_run_has_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    typed: list[str] = []
+    monkeypatch.setattr(mending, "run", lambda _, command: typed.append(command))
+    context = Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={})
+    wrong_one = Finding(code="LAB-X-001", level="error", node="local", seen="", fix="labctl up", runnable=True)
+    with contextlib.ExitStack() as run:
+
+        def ask(_: str) -> bool:
+            run.enter_context(filelock.held(tmp_path / filelock.RUN, "run one"))
+            return True
+
+        with pytest.raises(HostError, match="run one"):
+            mending.mend(context, lambda: (wrong_one,), ask)
+    assert typed == []
+
+
+def test_a_warning_is_no_reason_to_make_the_nodes_anew() -> None:
+    slow = {"name": "worker-0", "seconds": 0.1, "rate": 1e5}
+    (found,) = (one for one in nodes.link(builders.container("worker-0"), slow) if one.level == "warn")
+    assert not found.runnable
+
+
+def test_what_mends_a_hanging_engine_is_not_to_ask_again(examined: Callable[..., Examination]) -> None:
+    found = engine.silent(examined(), HostError("Docker Engine: timed out", hint="labctl doctor"))
+    assert "journalctl" in found.fix
+
+
+def test_the_makers_tool_is_called_once_for_all_nodes(
+    examined: Callable[..., Examination], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+
+    def describe(_: str, given: tuple[Device, ...], run: object) -> tuple[Device, ...]:
+        calls.append(len(given))
+        return tuple(replace(one, health="lost" if one.id == "1" else "") for one in given)
+
+    monkeypatch.setattr(devices, "describe", describe)
+    first, second = (Device(id=name, path=f"/dev/{name}") for name in ("0", "1"))
+    workers = tuple(builders.node(i, devices=DeviceMapping(devices=(one,))) for i, one in enumerate((first, second)))
+    found = list(devices.health(examined(builders.lab(workers, accelerator="nvidia"))))
+    assert calls == [2]
+    assert [(one.node, one.level) for one in found] == [("worker-0", "ok"), ("worker-1", "error")]
+
+
+# --- the host ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("proxy", "good"),
+    [
+        ("http://proxy.example:3128", True),
+        ("proxy.example:3128", True),
+        ("http://user:p@ss@proxy.example:3128/", True),
+        ("socks5h://[fd00::1]:1080", True),
+        ("http:/proxy.example:3128", False),
+        ("http//proxy.example:3128", False),
+        ("http://:3128", False),
+        ("http://proxy.example:99999", False),
+        ("ftp://proxy.example:21", False),
+        ("http://[fd00::1:3128", False),
+        ("http://user:p@ss\u2100@proxy.example:3128", False),
+    ],
+)
+def test_proxies_that_name_no_host_are_told_of(examined: Callable[..., Examination], proxy: str, good: bool) -> None:
+    examination = examined(env=f"HTTP_PROXY={proxy}\nNO_PROXY=*\n")
+    found = list(host.proxies(examination))
+    assert wrong(iter(found)) == ([] if good else ["LAB-PROXY-001"])
+    assert not any("p@ss" in one.seen + one.fix for one in found)
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "slots", "size", "level"),
+    [
+        ("cpu", 1, "64m", "ok"),
+        ("cpu", 2, "64m", "warn"),
+        ("cpu", 2, "256m", "ok"),
+        ("nvidia", 1, "64m", "ok"),
+        ("nvidia", 8, "64m", "error"),
+        ("nvidia", 8, "4g", "warn"),
+        ("nvidia", 8, "8g", "ok"),
+    ],
+)
+def test_shared_memory_is_judged_by_the_ranks_that_share_it(
+    examined: Callable[..., Examination], accelerator: str, slots: int, size: str, level: str
+) -> None:
+    of = builders.lab((builders.node(slots=slots),), accelerator=accelerator, shm_size=size)
+    (found,) = host.shared_memory(examined(of))
+    assert found.level == level
+
+
+def test_a_mount_that_up_would_make_is_no_fault_and_another_stops_it(
+    examined: Callable[..., Examination], tmp_path: Path
+) -> None:
+    own = Mount(source=str(tmp_path / "runs"), target="/workspace/runs")
+    assert wrong(host.mounts(examined(builders.lab(mounts=(own,))))) == []
+    other = Mount(source="/nonexistent/clone", target="/workspace/DeepSpeedExamples")
+    with pytest.raises(HostError, match=r"/nonexistent/clone.*LAB-MOUNT-001") as refused:
+        doctor.require(examined(builders.lab(mounts=(own, other))), "up")
+    assert refused.value.hint == "mkdir -p /nonexistent/clone"
+
+
+def test_what_may_not_be_looked_at_is_not_said_to_be_missing(
+    examined: Callable[..., Examination], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied", "/a/key")
+
+    examination = examined(told=Engine(observed=builders.observed(builders.lab())))
+    mounted = replace(examination, lab=builders.lab(mounts=(Mount(source="/closed/clone", target="/workspace/x"),)))
+    monkeypatch.setattr(ssh_keys, "missing", closed)
+    (key,) = files.private_keys(examination)
+    monkeypatch.setattr(Path, "stat", closed)
+    monkeypatch.setattr("os.access", lambda *_: False)
+    assert (key.code, "cannot be read" in key.seen) == ("LAB-KEY-001", True)
+    assert wrong(host.mounts(mounted)) == ["LAB-MOUNT-002"]
+
+
+@pytest.mark.parametrize(("there", "level"), [("sha256:1111", "warn"), (None, "error")])
+def test_what_only_a_build_needs_stops_only_a_lab_without_its_image(
+    examined: Callable[..., Examination], there: str | None, level: str
+) -> None:
+    told = Engine(observed=ObservedState(image=there))
+    lab = replace(builders.lab(), image="labctl/cpu")
+    examination = examined(lab, env="LAB_CA_CERTIFICATES=/nonexistent/ca.crt\n", told=told)
+    (found,) = host.certificates(examination)
+    assert (found.code, found.level) == ("LAB-CA-001", level)
+
+
+# --- the engine ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "seen"), [(0, None), (3, None), (-3, None), (90, "90 s ahead"), (-90, "90 s behind")]
+)
+def test_a_clock_that_is_off_is_told_of(examined: Callable[..., Examination], seconds: int, seen: str | None) -> None:
+    theirs = time.strftime("%Y-%m-%dT%H:%M:%S.5Z", time.gmtime(time.time() + seconds))
+    (found,) = engine.clock(examined(told=Engine(SystemTime=theirs)))
+    assert (found.level == "ok") == (seen is None)
+    assert (seen or "") in found.seen
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2026-01-02T15:04:05Z",
+        "2026-01-02T15:04:05.000000001Z",
+        "2026-01-02T17:04:05.0+02:00",
+        "2026-01-02T10:04:05-05:00",
+    ],
+)
+def test_the_engine_s_clock_is_read_in_all_its_spellings(text: str) -> None:
+    assert engine.seconds_of(text) == pytest.approx(1767366245, abs=0.001)
+
+
+def test_an_old_engine_is_told_of(examined: Callable[..., Examination]) -> None:
+    assert wrong(engine.version(examined(told=Engine(ServerVersion="20.10.24+dfsg1")))) == ["LAB-ENGINE-001"]
+
+
+def with_devices(accelerator: str, request: str = "reservation", **mapping: Any) -> Lab:
+    """A lab of one node with two devices."""
+    given = (Device(id="0", path="/dev/one"), Device(id="1", path="/dev/two"))
+    node = builders.node(slots=2, devices=DeviceMapping(devices=given, **mapping))
+    here = builders.host(devices=given, request=request)
+    return builders.lab((node,), accelerator=accelerator, hosts=(here,))
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "request_", "driver", "expected"),
+    [
+        ("nvidia", "reservation", "systemd", ["LAB-ENGINE-005"]),
+        ("nvidia", "runtime", "systemd", ["LAB-ENGINE-005"]),
+        ("nvidia", "cdi", "systemd", []),
+        ("nvidia", "reservation", "cgroupfs", []),
+        ("habana", "reservation", "systemd", []),
+    ],
+)
+def test_gpus_that_a_daemon_reload_would_take_away_are_told_of(
+    examined: Callable[..., Examination], accelerator: str, request_: str, driver: str, expected: list[str]
+) -> None:
+    lab = with_devices(accelerator, request_)
+    assert wrong(engine.groups(examined(lab, told=Engine(CgroupDriver=driver)))) == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, []),
+        ({"hosts": (builders.host(infiniband=("/dev/infiniband/uverbs0",)),)}, ["LAB-LIMIT-001"]),
+        ({"nodes": tuple(builders.node(number, slots=8) for number in range(32))}, ["LAB-LIMIT-002"]),
+    ],
+)
+def test_a_limit_that_the_host_refuses_matters_where_it_is_needed(
+    examined: Callable[..., Examination], change: dict[str, Any], expected: list[str]
+) -> None:
+    base = builders.lab()
+    refused = replace(base.limits, memlock=None, nofile=None)
+    assert wrong(engine.limits(examined(replace(base, limits=refused, **change)))) == expected
+
+
+def test_a_limit_that_does_for_this_lab_though_less_than_asked_is_well(examined: Callable[..., Examination]) -> None:
+    base = builders.lab(tuple(builders.node(number, slots=8) for number in range(32)))
+    levels = {
+        files: [one.level for one in engine.limits(examined(replace(base, limits=replace(base.limits, nofile=files))))]
+        for files in (1024, 20_000)
+    }
+    assert levels == {1024: ["ok", "error"], 20_000: ["ok", "ok"]}
+
+
+def test_a_table_of_neighbours_that_is_too_small_is_told_with_what_raises_it(
+    examined: Callable[..., Examination],
+) -> None:
+    look = examined(builders.lab(64))
+    file = look.root / "proc/sys/net/ipv4/neigh/default/gc_thresh3"
+    file.parent.mkdir(parents=True)
+    file.write_text("1024\n")
+    (finding,) = network.neighbours(look)
+    assert (finding.code, finding.level) == ("LAB-NET-006", "warn")
+    assert "gc_thresh3=16384" in finding.fix
+    file.write_text("16384\n")
+    assert wrong(network.neighbours(look)) == []
+
+
+FULL = "all predefined address pools have been fully subnetted"
+
+
+@pytest.mark.parametrize(
+    ("unused", "fix"),
+    [
+        ((("labctl-old", "old"), ("other's", "")), "docker network rm labctl-old"),
+        ((("other's", ""),), "docker network inspect 'other'\"'\"'s'  # and remove those that nobody needs"),
+    ],
+)
+def test_only_networks_of_labs_are_removed_when_addresses_run_out(
+    examined: Callable[..., Examination], unused: tuple[tuple[str, str], ...], fix: str
+) -> None:
+    told = Engine()
+    told.unused, told.no_network = unused, FULL
+    (found,) = network.pools(examined(told=told))
+    assert (found.code, found.level, found.fix) == ("LAB-NET-003", "error", fix)
+    assert "other's" in found.seen
+
+
+def test_wider_pools_are_put_beside_what_the_engine_is_told_already(examined: Callable[..., Examination]) -> None:
+    told = Engine()
+    told.no_network = FULL
+    examination = examined(told=told)
+    (fresh,) = network.pools(examination)
+    assert "default-address-pools" in fresh.fix
+    assert "jq" not in fresh.fix
+    (examination.root / "etc/docker").mkdir(parents=True)
+    (examination.root / "etc/docker/daemon.json").touch()
+    (merging,) = network.pools(examination)
+    assert 'merged=$(jq \'. * {"default-address-pools"' in merging.fix
+    assert "ends every container" in merging.why
+
+
+def test_a_network_that_cannot_be_made_for_another_reason_is_no_lack_of_addresses(
+    examined: Callable[..., Examination],
+) -> None:
+    told = Engine()
+    told.no_network = "plugin bridge not found"
+    with pytest.raises(HostError, match="plugin bridge not found"):
+        list(network.pools(examined(told=told)))
+
+
+# --- devices -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "groups", "uid", "closed"),
+    [
+        (0o666, (), 1000, False),
+        (0o660, (), 1000, True),
+        (0o660, ("its",), 1000, False),
+        (0o640, ("its",), 1000, True),
+        (0o600, (), "its", False),
+    ],
+)
+def test_device_files_are_judged_as_the_containers_user_would_find_them(
+    tmp_path: Path, mode: int, groups: tuple[str, ...], uid: int | str, closed: bool
+) -> None:
+    path = tmp_path / "renderD128"
+    path.touch()
+    path.chmod(mode)
+    found = path.stat()
+    here = builders.host(uid=found.st_uid if uid == "its" else found.st_uid + 1, gid=found.st_gid + 1)
+    given = tuple(found.st_gid for _ in groups)
+    assert bool(devices.why_closed(Place().modes([str(path)], Path("/"))[str(path)], here, given)) == closed
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"vm/nr_hugepages": "15000", "kernel/numa_balancing": "0"}, []),
+        ({"vm/nr_hugepages": "0", "kernel/numa_balancing": "0"}, ["LAB-GAUDI-001"]),
+        ({"vm/nr_hugepages": "15000", "kernel/numa_balancing": "1", "kernel/osrelease": "5.15.0-86-generic"},
+         ["LAB-GAUDI-002"]),
+        ({"vm/nr_hugepages": "15000", "kernel/numa_balancing": "1", "kernel/osrelease": "6.8.0"}, []),
+    ],
+)  # fmt: skip
+def test_what_gaudi_asks_of_a_host_is_read_off_the_kernel(
+    examined: Callable[..., Examination], files: dict[str, str], expected: list[str]
+) -> None:
+    examination = examined(with_devices("habana"))
+    for name, text in files.items():
+        path = examination.root / "proc/sys" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    found = [*gaudi.hugepages(examination), *gaudi.balancing(examination)]
+    assert wrong(iter(found)) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [("quiet", []), ("intel_iommu=on iommu=pt", []), ("quiet intel_iommu=on", ["LAB-GAUDI-003"])],
+)
+def test_an_iommu_that_translates_is_told_of_on_a_host_with_gaudis(
+    examined: Callable[..., Examination], words: str, expected: list[str]
+) -> None:
+    examination = examined(with_devices("habana"))
+    (examination.root / "proc").mkdir(parents=True)
+    (examination.root / "proc/cmdline").write_text(words)
+    assert wrong(gaudi.iommu(examination)) == expected
+
+
+@pytest.mark.parametrize(
+    ("out", "err", "code", "seen", "level"),
+    [
+        ("a banner\ntorch 2\n", "", 0, "torch counts 2 devices", "ok"),
+        ("tensorflow 2\n", "", 0, "tensorflow counts 2 devices", "ok"),
+        ("tensorflow 1\n", "", 0, "1 of 2", "error"),
+        ("", "no driver", 1, "no of 2 devices: no driver", "error"),
+        ("", "ModuleNotFoundError: No module named 'tensorflow'", 1, "nothing that counts", "ok"),
+    ],
+)
+def test_a_node_s_framework_must_count_the_devices_it_was_given(
+    examined: Callable[..., Examination], out: str, err: str, code: int, seen: str, level: str
+) -> None:
+    told = Engine(out=out, err=err, code=code)
+    (found,) = devices.counted(examined(with_devices("intel"), told=told), builders.container("worker-0"))
+    assert seen in found.seen
+    assert found.level == level
+
+
+def test_devices_are_not_counted_while_a_run_has_them_nor_beyond_their_time(
+    examined: Callable[..., Examination],
+) -> None:
+    late = examined(with_devices("nvidia"), told=Engine(code=137))
+    with pytest.raises(HostError, match="not counted within"):
+        list(devices.counted(late, builders.container("worker-0")))
+    with filelock.held(late.lab.directory / filelock.RUN, "run one"):
+        assert not list(devices.counted(replace(late), builders.container("worker-0")))
+
+
+@pytest.mark.parametrize("accelerator", devices.COUNT)
+def test_the_programs_that_count_devices_are_python(accelerator: str) -> None:
+    compile(devices.COUNT[accelerator], "count", "exec")
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda", "old"),
+    [("580.65.06", 13, False), ("575.57.08", 13, True), ("525.60.13", 12, False), ("470.256.02", 12, True),
+     ("470.256.02", 99, False)],
+)  # fmt: skip
+def test_a_driver_that_is_too_old_for_an_image_s_cuda_is_told_of(version: str, cuda: int, old: bool) -> None:
+    reason = image.why_too_old(version, cuda)
+    assert bool(reason) is old
+    assert not old or version in reason
+
+
+def test_the_cuda_of_labctl_s_own_image_is_known_and_has_its_driver() -> None:
+    told = cast(DockerEngine, Engine())
+    assert image.cuda_of("labctl/nvidia", "debian:bookworm-slim", told) in image.DRIVERS
+    assert image.cuda_of("someone/nvidia", "debian:bookworm-slim", told) == 0
+
+
+@pytest.mark.parametrize(
+    ("base", "variables", "expected"),
+    [
+        ("nvcr.io/nvidia/pytorch:24.05-py3", {"CUDA_VERSION": "12.4.1.003"}, []),
+        ("nvcr.io/nvidia/pytorch:26.01-py3", {"CUDA_VERSION": "13.1.0.036"}, ["LAB-IMAGE-003"]),
+        ("registry.example/somebody/pytorch:1", {}, []),
+        ("docker.example:5000/library/debian:bookworm-slim", {}, ["LAB-IMAGE-003"]),
+        ("labctl/base:bookworm", {}, ["LAB-IMAGE-003"]),
+    ],
+)
+def test_an_nvidia_image_is_judged_by_the_cuda_of_the_base_that_it_was_built_on(
+    examined: Callable[..., Examination], base: str, variables: dict[str, str], expected: list[str]
+) -> None:
+    lab = with_devices("nvidia")
+    lab = replace(lab, image="labctl/nvidia", hosts=(replace(lab.hosts[0], driver="550.54.14"),))
+    told = Engine(observed=ObservedState(image="sha256:1111"))
+    told.labels, told.variables = {catalog.BASE_LABEL: base}, variables
+    assert wrong(image.driver(examined(lab, told=told))) == expected
+
+
+@pytest.mark.parametrize(("version", "expected"), [("1.22.1", []), ("1.19.0", ["LAB-IMAGE-003"])])
+def test_a_gaudi_image_of_another_release_than_the_driver_is_told_of(
+    examined: Callable[..., Examination], version: str, expected: list[str]
+) -> None:
+    lab = with_devices("habana")
+    lab = replace(lab, hosts=(replace(lab.hosts[0], driver=version),))
+    told = Engine(observed=ObservedState(image="sha256:1111"))
+    told.labels = {catalog.BASE_LABEL: "vault.habana.ai/gaudi-docker/1.22.0/ubuntu22.04/habanalabs/pytorch:latest"}
+    found = list(image.driver(examined(lab, told=told)))
+    assert wrong(iter(found)) == expected
+    assert all(one.fix == "labctl build && labctl up" for one in found if one.level != "ok")
+
+
+# --- nodes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "good"),
+    [
+        ("GLOO_SOCKET_IFNAME", "eth0", True),
+        ("GLOO_SOCKET_IFNAME", "eth", False),
+        ("GLOO_SOCKET_IFNAME", "eth1,eth0", True),
+        ("NCCL_SOCKET_IFNAME", "eth", True),
+        ("NCCL_SOCKET_IFNAME", "=eth", False),
+        ("NCCL_SOCKET_IFNAME", "^docker,lo", True),
+        ("NCCL_SOCKET_IFNAME", "^eth", False),
+        ("NCCL_SOCKET_IFNAME", "ib0", False),
+        ("OMPI_MCA_btl_tcp_if_include", "172.18.0.0/16", True),
+        ("OMPI_MCA_btl_tcp_if_include", "10.9.0.0/16", False),
+        ("OMPI_MCA_btl_tcp_if_include", "eth0/x", False),
+    ],
+)
+def test_an_interface_is_read_as_its_library_reads_it(key: str, value: str, good: bool) -> None:
+    assert nodes.chooses(key, value, ["eth0"], [ipaddress.ip_network("172.18.0.0/16")]) is good
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({}, None),
+        ({"state": "exited"}, "LAB-NODE-001"),
+        ({"state": "dead"}, "LAB-NODE-001"),
+        ({"name": "1234_labctl-demo-worker-0-1"}, "LAB-NODE-001"),
+        ({"state": "paused", "fingerprint": "other"}, "LAB-NODE-002"),
+        ({"fingerprint": "other"}, "LAB-NODE-003"),
+        ({"image": "sha256:2222"}, "LAB-NODE-003"),
+        ({"health": "unhealthy", "reason": "device lost: /dev/nvidia0 is gone"}, "LAB-NODE-004"),
+        ({"health": "unhealthy", "reason": "Health check exceeded timeout (5s)"}, "LAB-NODE-006"),
+        ({"health": "unhealthy", "reason": ""}, None),
+    ],
+)
+def test_a_node_is_judged_by_what_the_engine_says_of_it(
+    examined: Callable[..., Examination], change: dict[str, str], code: str | None
+) -> None:
+    asked = examined()
+    told = Engine(observed=builders.observed(asked.lab, worker_0=change))
+    found = list(nodes.states(replace(asked, engine=cast(DockerEngine, told))))
+    assert wrong(iter(found)) == ([code] if code else [])
+    assert [one.node for one in found] == ["launcher", "worker-0", "worker-1"]
+
+
+def listener(**changes: Any) -> dict[str, Any]:
+    return {"pid": 17, "uid": "1000", "command": "python serve.py", "run": "", **changes}
+
+
+def test_who_took_the_master_port_is_named(examined: Callable[..., Examination]) -> None:
+    found = nodes.master_port(examined(), builders.container("worker-0"), listener())
+    assert "pid 17: python serve.py" in found.seen
+    assert found.fix == "labctl exec --node worker-0 -- kill 17"
+
+
+def test_what_a_run_left_on_the_master_port_is_no_fault(examined: Callable[..., Examination]) -> None:
+    found = nodes.master_port(examined(), builders.container("worker-0"), listener(run="20260102-150405-hello-3fa2"))
+    assert found.level == "ok"
+    assert "20260102-150405-hello-3fa2" in found.seen
+
+
+@pytest.mark.parametrize(
+    ("answer", "codes"),
+    [
+        ({"name": "worker-0", "seconds": 0.1, "rate": 5e7}, []),
+        ({"name": "worker-0", "seconds": 0.1, "rate": 1e5}, ["LAB-NET-005"]),
+        ({"name": "worker-0", "seconds": 0.1, "rate": None}, ["LAB-NET-005"]),
+        ({"name": "", "said": "ssh: connect to host worker-0 port 12345: Connection refused"}, ["LAB-SSH-001"]),
+        ({"name": "other", "said": ""}, ["LAB-SSH-001"]),
+        ({"name": "", "said": "@ REMOTE HOST IDENTIFICATION HAS CHANGED @"}, ["LAB-SSH-002"]),
+    ],
+)
+def test_a_login_is_judged_by_what_the_launcher_says_of_it(answer: dict[str, Any], codes: list[str]) -> None:
+    assert wrong(nodes.link(builders.container("worker-0"), answer)) == codes
+
+
+# --- the list of codes ---------------------------------------------------------------------------------------
+
+
+def test_the_list_of_codes_is_that_of_the_checks() -> None:
+    used = {
+        code
+        for path in (ROOT / "labctl/doctor").glob("*.py")
+        for code in re.findall(r"LAB-[A-Z]+-\d{3}", path.read_text(encoding="utf-8"))
+    }
+    listed = re.findall(
+        r"^\| `(LAB-[A-Z]+-\d{3})` \|", (ROOT / "docs/doctor.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert sorted(used) == sorted(listed)
+
+
+def test_a_finding_is_what_scripts_rely_on() -> None:
+    from dataclasses import asdict
+
+    assert list(asdict(ok("LAB-HOST-001", "well"))) == ["code", "level", "node", "seen", "why", "fix", "runnable"]
+    assert json.dumps(asdict(ok("LAB-HOST-001", "well")))

@@ -1,0 +1,68 @@
+"""What a daemon is given time for, and what its docker command is told: that is a program of these tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from labctl.engines import docker
+from labctl.engines.docker import DockerEngine
+from labctl.errors import HostError
+from labctl.hosts.ssh import Connection
+
+ENDLESS = "#!/bin/sh\nexec sleep 60\n"
+DEAF = "#!/bin/sh\ntrap '' TERM\nexec sleep 60\n"
+
+
+@pytest.fixture
+def hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], DockerEngine]:
+    """The engine of a host, whose docker command is this one; it has 0.1 s."""
+
+    def make(program: str) -> DockerEngine:
+        path = tmp_path / "docker"
+        path.write_text(program)
+        path.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+        for name in ("CHANGING", "EACH", "GRACE"):
+            monkeypatch.setattr(docker, name, 0.1)
+        way = SimpleNamespace(address="unix:///none", target=SimpleNamespace(name="blue"))
+        return DockerEngine(cast(Connection, way))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("act", "what"),
+    [
+        (lambda engine: engine.compose_up("labctl-demo", (Path("compose.yml"),)), "docker compose -p labctl-demo up"),
+        (lambda engine: engine.remove(("one", "two")), "docker container rm"),
+        (lambda engine: engine.remove_networks(("one",)), "docker network rm"),
+        (lambda engine: engine.remove_image("image"), "docker image rm image"),
+    ],
+)
+def test_what_a_daemon_never_gets_done_ends_with_the_hosts_name(
+    hang: Callable[[str], DockerEngine], act: Callable[[Any], None], what: str
+) -> None:
+    with pytest.raises(HostError, match=f"blue: `{what}` was not done by Docker Engine within") as caught:
+        act(hang(ENDLESS))
+    assert (caught.value.node, "restart docker" in caught.value.hint) == ("blue", True)
+
+
+def test_a_command_that_does_not_heed_its_time_is_killed(hang: Callable[[str], DockerEngine]) -> None:
+    with pytest.raises(HostError, match="was not done by Docker Engine within"):
+        hang(DEAF).remove(("one",))
+
+
+def test_what_the_environment_says_of_another_daemon_is_kept_from_a_hosts(
+    hang: Callable[[str], DockerEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "DOCKER_CONTEXT", "DOCKER_TLS", "DOCKER_API_VERSION"):
+        monkeypatch.setenv(name, "1")
+    engine = hang("#!/bin/sh\n! env | grep ^DOCKER_ >&2\n")
+    monkeypatch.setattr(docker, "CHANGING", 30)
+    engine.remove(("one",))
+    assert engine.call("one", ("true",), user="0").err == ""

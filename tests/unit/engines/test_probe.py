@@ -1,0 +1,79 @@
+"""Throw-away containers, against a stand-in for the docker command that answers and records."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from support.builders import devices
+
+from labctl.engines import probe
+from labctl.errors import HostError
+from labctl.model import DeviceMapping
+
+DOCKER = """#!/bin/sh
+echo "$*" >> "$0.log"
+case $1 in create) echo c0ffee; exit;; rm) exit;; esac
+"""
+
+
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The program; what it does at `start` is the test's to write."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(probe, "PATIENCE", 1)
+    program = tmp_path / "docker"
+    program.write_text(DOCKER)
+    program.chmod(0o755)
+    return program
+
+
+def at_start(docker: Path, text: str) -> None:
+    docker.write_text(f"{DOCKER}{text}\n")
+
+
+def asked(docker: Path) -> list[str]:
+    return Path(f"{docker}.log").read_text().splitlines()
+
+
+def test_a_container_that_never_starts_is_given_up_and_removed(docker: Path) -> None:
+    at_start(docker, "exec sleep 60")
+    assert "not done within 1 s" in probe.refusal(("docker",), "demo", "image", ())
+    assert asked(docker)[-1] == "rm --force c0ffee"
+
+
+def test_a_refusal_is_told_by_its_words_and_any_other_is_an_error(docker: Path) -> None:
+    at_start(docker, "echo 'Error: no such driver' >&2; echo 'Error: failed to start containers: c0ffee' >&2; exit 1")
+    assert probe.refusal(("docker",), "demo", "image", ()) == "Error: no such driver"
+    assert probe.refused(("docker",), "demo", "image", (), because="such driver")
+    with pytest.raises(HostError, match="cannot start a container: Error: no such driver"):
+        probe.refused(("docker",), "demo", "image", (), because="rlimit")
+    assert [line for line in asked(docker) if line.startswith("rm")] == ["rm --force c0ffee"] * 3
+
+
+@pytest.mark.parametrize(("said", "files"), [("20000", 20_000), ("unlimited", sys.maxsize)])
+def test_a_container_says_how_many_files_it_may_open(docker: Path, said: str, files: int) -> None:
+    at_start(docker, f"echo {said}")
+    assert probe.most_files(("docker",), "demo", "image") == files
+    at_start(docker, "echo 'no such image' >&2; exit 125")
+    with pytest.raises(HostError, match="no such image"):
+        probe.most_files(("docker",), "demo", "image")
+
+
+def test_a_removal_that_fails_hides_nothing(docker: Path) -> None:
+    docker.write_text(DOCKER.replace("rm) exit", "rm) exec sleep 60"))
+    assert probe.refusal(("docker",), "demo", "image", ()) == ""
+
+
+@pytest.mark.parametrize(
+    ("mapping", "options"),
+    [
+        (DeviceMapping(driver="cdi", requests=("g=0", "g=1")), ("--device", "g=0", "--device", "g=1")),
+        (DeviceMapping(driver="nvidia", requests=("0", "1")), ("--gpus", 'driver=nvidia,"device=0,1"')),
+        (DeviceMapping(runtime="r", environment=(("IDS", "0,1"),)), ("--env", "IDS=0,1", "--runtime", "r")),
+        (DeviceMapping(devices=devices("/dev/a"), paths=("/dev/a",)), ("--device", "/dev/a")),
+    ],
+)
+def test_devices_are_asked_for_as_a_node_asks(mapping: DeviceMapping, options: tuple[str, ...]) -> None:
+    assert probe.device_options(mapping) == options

@@ -1,0 +1,315 @@
+"""A host told by the opening script is the host that this machine's own functions would see there."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from support import sysfs
+
+from labctl import accelerators
+from labctl.accelerators.detect import observe
+from labctl.config.inventory import parse
+from labctl.errors import ConfigError, HostError
+from labctl.hosts import facts as survey
+from labctl.lab.device_requests import has_cdi
+from labctl.model import Device
+from labctl.system import procfs
+from labctl.system.routing import Network
+
+SHELLS = {"sh": ["sh"], "bash": ["bash", "--posix"], "busybox": ["busybox", "sh"]}
+TOLD = """\
+Last login: today
+PS1 is unset
+labctl survey
+fact id
+\tuid=1000(ada) gid=1001(people) groups=1001(people),998(docker)
+fact home
+\t/home/ada
+fact ssh
+\t192.0.2.7 51000 10.0.0.5 22
+file proc/meminfo
+     1\tMemTotal:       2048 kB
+
+file etc/passwd
+     1\troot:x:0:0::/root:/bin/sh
+     2\tada:x:1000:1001:Ada,,,:/home/ada:/bin/bash
+
+file etc/os-release
+     1\tPRETTY_NAME="Debian GNU/Linux 12 (bookworm)"
+
+lines
+     1\t==> /dev/null <==
+     2\t
+     3\t==> proc/sys/kernel/hostname <==
+     4\tgpu-1
+     5\t
+     6\t==> proc/sys/kernel/osrelease <==
+     7\t
+     8\t==> sys/class/net/eth0/mtu <==
+     9\t9000
+
+folder run/lock
+\t1777
+file proc/net/route
+     1\tIface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
+     2\teth0\t00000000\t0100000A\t0003\t0\t0\t100\t00000000\t0\t0\t0
+     3\teth0\t0000000A\t00000000\t0001\t0\t0\t100\t00FFFFFF\t0\t0\t0
+
+fact addresses
+     1\t2: eth0    inet 10.0.0.5/24 brd 10.0.0.255 scope global eth0\\       valid_lft forever
+
+file proc/net/tcp
+\t0: 00000000:3039 00000000:0000 0A 00000000:00000000 00:00000000 00000000 1000 0 7126 1
+\t1: 0100007F:0016 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 7127 1
+file proc/net/tcp6
+\t0: 00000000000000000000000000000000:0BB8 00000000000000000000000000000000:0000 0A 0:0 00:0 0 4242 0 7128 1
+fact socket /var/run/docker.sock
+\t
+fact docker
+\t/data/docker
+fact free docker
+\t1000 4096
+fact free home
+\t
+nodes
+fact clock
+\t1700000300.5
+end
+ready
+"""
+
+
+def shell(name: str) -> list[str]:
+    argv = SHELLS[name]
+    if not shutil.which(argv[0]):
+        pytest.skip(f"no {argv[0]} on this machine")
+    return argv
+
+
+def run(*argv: str, **environment: str) -> str:
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, env={**os.environ, **environment})
+    assert done.stderr == ""
+    return done.stdout
+
+
+def ask(root: Path | str = "/", by: str = "sh", **environment: str) -> survey.HostDump:
+    """What the script tells of the machine whose files are below root."""
+    return survey.read(run(*shell(by), "-c", survey.SCRIPT, "sh", str(root), **environment), "gpu-1")
+
+
+# --- what the script tells -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", SHELLS)
+def test_this_machine_is_told_as_it_is_seen_from_within(tmp_path: Path, by: str) -> None:
+    told = ask(by=by)
+    accelerator, found = survey.host_of(told, survey.lay_out(told, tmp_path / "root"), "auto")
+    assert (accelerator, replace(found, name="local", home="")) == observe("auto")
+    assert (found.name, found.home) == ("gpu-1", os.environ["HOME"])
+
+
+def nvidia(root: Path) -> None:
+    sysfs.cores(root, "0-7")
+    for index, address in enumerate(("0000:c1:00.0", "0000:0b:00.0", "10000:01:00.0")):
+        sysfs.nvidia(root, address, index, numa=index % 2, cores="0-3" if index % 2 else "4-11")
+    sysfs.put(root / "sys/module/nvidia/version", "550.54.15\n")
+    for node in range(2):
+        sysfs.put(root / f"sys/devices/system/node/node{node}/cpulist", f"{4 * node}-{4 * node + 3}\n")
+        sysfs.put(root / f"dev/infiniband/uverbs{node}")
+        card = root / f"sys/class/infiniband/mlx5_{node}"
+        sysfs.put(card / "ports/1/link_layer", "InfiniBand\n")
+        sysfs.put(card / "ports/1/state", "4: ACTIVE\n")
+        (card / f"device/net/ib{node}").mkdir(parents=True)
+
+
+def gaudis(root: Path) -> None:
+    sysfs.gaudi(root, 0, "0000:00:0b.0", driver="intel_vpu", vendor="0x8086")
+    for index in (1, 2, 10):
+        told = {"module_id": str(index), "device_type": "GAUDI2", "status": "Operational" if index < 10 else "Lost"}
+        sysfs.gaudi(root, index, f"0000:{index + 16}:00.0", numa=0, told=told)
+    sysfs.put(root / "sys/module/habanalabs/version", "1.18.0-ee698fb\n")
+    sysfs.put(root / "etc/gaudinet.json", "{}")
+
+
+def intel(root: Path) -> None:
+    sysfs.render_node(root, 128, "0000:00:02.0", driver="i915")
+    folder = sysfs.render_node(root, 129, "0000:4d:00.0", numa=0, cores="0")
+    sysfs.put(folder / "tile0/physical_vram_size_bytes", f"{8 << 30}\n")
+    sysfs.put(sysfs.render_node(root, 130, "0000:5d:00.0", driver="i915") / "drm/card2/lmem_total_bytes", "1024\n")
+    sysfs.put(root / "sys/module/xe/version", "1.2.3\n")
+    sysfs.put(root / "proc/sys/kernel/osrelease", "6.8.0-45-generic\n")
+    sysfs.put(root / "proc/meminfo", "MemTotal: 2048 kB\n")
+
+
+def broken(root: Path) -> None:
+    sysfs.card(root, "0000:3b:00.0", "0x10de", driver="nouveau")
+    sysfs.card(root, "0000:3c:00.0", "0x1da3")
+    sysfs.card(root, "0000:3d:00.0", "0x1002", kind="0x040300")
+    sysfs.put(root / "dev/accel/accel0")
+    sysfs.link(root / "sys/class/accel/accel0/device", root / "gone")
+    sysfs.link(root / "dev/dri/by-path/pci-0000:03:00.0-render", Path("../renderD200"))
+    folder = sysfs.gaudi(root, 1, "0000:19:00.0")
+    (folder / "status").mkdir()
+    sysfs.put(folder / "module_id")
+
+
+@pytest.mark.parametrize("by", SHELLS)
+@pytest.mark.parametrize("plant", [nvidia, gaudis, intel, broken])
+def test_devices_are_detected_from_what_was_told(tmp_path: Path, plant: Callable[[Path], None], by: str) -> None:
+    there, told_root = tmp_path / "there", tmp_path / "told"
+    plant(there)
+    told = ask(there, by)
+    accelerator, found = survey.host_of(told, survey.lay_out(told, told_root), "auto")
+    assert (accelerator, replace(found, name="local", home="")) == observe("auto", there)
+    assert accelerators.find_all(told_root) == accelerators.find_all(there) != {}
+    assert accelerators.remarks(told_root) == accelerators.remarks(there)
+    assert procfs.fabrics(told_root) == procfs.fabrics(there)
+
+
+def test_the_groups_of_device_files_are_the_hosts_own(tmp_path: Path) -> None:
+    intel(tmp_path / "there")
+    told = ask(tmp_path / "there")
+    told.nodes["dev/dri/renderD129"] = 4242
+    told.files["etc/group"] = "video:x:44:\nrender:x:109:\n"
+    _, found = survey.host_of(told, survey.lay_out(told, tmp_path / "root"), "intel")
+    assert {44, 109, 4242} <= set(found.groups)
+
+
+def test_who_listens_where_is_told(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as four, socket.create_server(("127.0.0.1", 0)) as taken:
+        port, other = four.getsockname()[1], taken.getsockname()[1]
+        # A connection is no listener, though it has a port of its own.
+        with socket.create_connection(("127.0.0.1", other)) as connection:
+            ports = survey.facts_of(ask(), 0).ports
+            assert {port, other} <= set(ports)
+            assert connection.getsockname()[1] not in ports
+    assert ports[port] == pwd.getpwuid(os.getuid()).pw_name
+
+
+def test_space_is_that_of_the_folders_disk_or_of_where_it_would_be(tmp_path: Path) -> None:
+    data = Path("/dev/shm")  # noqa: S108 - a file system of its own
+    sysfs.put(tmp_path / "etc/docker/daemon.json", f'{{"log-driver": "local",\n "data-root" : "{data}/not/there"}}\n')
+    facts = survey.facts_of(ask(tmp_path, HOME=str(tmp_path)), 0)
+    assert facts.docker == f"{data}/not/there"
+    assert facts.docker_free == pytest.approx(shutil.disk_usage(data).free, rel=0.1)
+    assert facts.home_free == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.1)
+
+
+def test_the_clock_is_told_last_and_compared_with_this_ones() -> None:
+    assert survey.facts_of(ask(), time.time() - 300).skew == pytest.approx(300, abs=5)
+
+
+@pytest.mark.alone
+def test_a_large_host_tells_all_in_a_second(tmp_path: Path) -> None:
+    nvidia(tmp_path)
+    for index in range(16, 24):
+        sysfs.nvidia(tmp_path, f"0000:{index}:00.0", index, numa=0, cores="0-127")
+        sysfs.render_node(tmp_path, 112 + index, f"0001:{index}:00.0")
+    for index in range(500):
+        sysfs.card(tmp_path, f"0002:{index // 8:02x}:{index % 8:02x}.0", "0x8086", kind="0x060400")
+    before = os.times()
+    ask(tmp_path)
+    after = os.times()
+    assert sum(after[2:4]) - sum(before[2:4]) < 1, "processor time of the script and of all that it starts"
+
+
+# --- reading it ----------------------------------------------------------------------------------------------
+
+
+def test_facts_are_read_off_what_was_told(tmp_path: Path) -> None:
+    told = survey.read(TOLD, "gpu-1")
+    facts = survey.facts_of(told, 1_700_000_000)
+    assert (facts.user, facts.uid, facts.gid, facts.home) == ("ada", 1000, 1001, "/home/ada")
+    assert (facts.hostname, facts.distribution, facts.kernel) == ("gpu-1", "Debian GNU/Linux 12 (bookworm)", "")
+    assert (facts.skew, facts.docker, facts.docker_free, facts.home_free) == (300.5, "/data/docker", 4_096_000, None)
+    assert facts.sockets == {"/var/run/docker.sock": False}
+    assert facts.ports == {12345: "ada", 22: "root", 3000: "user 4242"}
+    assert isinstance(facts.network, Network)
+    assert facts.network.addresses == (("eth0", "10.0.0.5"),)
+    assert (facts.network.interfaces, facts.network.reached_by) == (("eth0",), "eth0")
+    _, found = survey.host_of(told, survey.lay_out(told, tmp_path), "auto")
+    assert (found.uid, found.gid, found.memory, found.mtu, found.locks) == (1000, 1001, 2 << 20, 9000, "/run/lock")
+
+
+@pytest.mark.parametrize("folder", ["/etc/cdi", "/var/run/cdi"])
+def test_an_engines_folders_of_cdi_devices_are_the_hosts(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "run/cdi").mkdir(parents=True)
+    sysfs.link(tmp_path / "var/run", tmp_path / "run")
+    text = 'kind: nvidia.com/gpu\ndevices:\n- name: "0"\n  containerEdits: {}\n'
+    sysfs.put(tmp_path / folder.strip("/") / "nvidia.yaml", text)
+    told = ask(tmp_path)
+    assert survey.texts_in(told, folder) == {"nvidia.yaml": text}
+    gpus = (Device(id="0", path="/dev/nvidia0"),)
+    assert has_cdi({"CDISpecDirs": ["/nowhere", folder]}, gpus, partial(survey.texts_in, told))
+    assert not has_cdi({"CDISpecDirs": ["/nowhere"]}, gpus, partial(survey.texts_in, told))
+
+
+@pytest.mark.parametrize(
+    ("text", "last"),
+    [("", "printed nothing"), ("This account is not available.", "This account"), (TOLD[:400], "it ends with")],
+    ids=["nothing", "no shell", "cut off"],
+)
+def test_half_a_text_is_refused_with_its_end(text: str, last: str) -> None:
+    with pytest.raises(HostError, match=last) as caught:
+        survey.read(text, "gpu-1")
+    assert (caught.value.node, "gpu-1" in caught.value.message) == ("gpu-1", True)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    ["file /etc/passwd\n\tx", "file sys/../../x\n\tx", "link sys/x\n\t../../etc", "link sys/x\n\t/etc",
+     "folder ../x\n\t755"],
+)  # fmt: skip
+def test_no_path_leads_out_of_the_folder(tmp_path: Path, entry: str) -> None:
+    told = survey.read(f"labctl survey\n{entry}\nend\n", "gpu-1")
+    with pytest.raises(HostError, match="gpu-1 tells of a path"):
+        survey.lay_out(told, tmp_path / "root")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "entry",
+    ["folder a\n\tabc", "nodes\n\tx", "file a\n\tx\nfolder a\n\t755", "fact id\n\tuid=1(a) gid=1(a)"],
+    ids=["mode", "group", "file and folder", "no home"],
+)
+def test_a_host_that_tells_what_cannot_be_is_named(tmp_path: Path, entry: str) -> None:
+    def use() -> None:
+        told = survey.read(f"labctl survey\n{entry}\nend\n", "gpu-1")
+        survey.lay_out(told, tmp_path / "root")
+        survey.facts_of(told, 0)
+
+    with pytest.raises(HostError, match="gpu-1 tells what cannot be used") as caught:
+        use()
+    assert caught.value.node == "gpu-1"
+
+
+def test_a_host_without_the_wanted_devices_is_named(tmp_path: Path) -> None:
+    told = survey.read(TOLD, "gpu-1")
+    with pytest.raises(HostError, match="no nvidia device") as caught:
+        survey.host_of(told, survey.lay_out(told, tmp_path), "nvidia")
+    assert caught.value.node == "gpu-1"
+
+
+def test_two_names_of_one_machine_are_refused_with_both(tmp_path: Path) -> None:
+    """A copy of a machine has its engine's identity, a host that is a container its neighbour's kernel."""
+
+    def booted(name: str, boot: str) -> survey.HostDump:
+        root = tmp_path / name
+        sysfs.put(root / "proc/sys/kernel/random/boot_id", f"{boot}\n")
+        return ask(root)
+
+    hosts = parse("a\nb\nc\nd address=10.0.0.5\n", "hosts.txt")
+    heard = {"a": booted("a", "1"), "b": booted("b", "2"), "c": booted("c", "1"), "d": booted("d", "2")}
+    survey.require_apart(hosts, heard, {"a": "X", "b": "X", "c": "Y"})
+    with pytest.raises(ConfigError, match=r"^hosts\.txt:4: `d` is the same machine as `b` on line 2$"):
+        survey.require_apart(hosts, heard, {"a": "X", "b": "X", "c": "Y", "d": "X"})

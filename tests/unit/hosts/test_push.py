@@ -1,0 +1,507 @@
+"""Trees on their way to a host: real scripts on this machine, with nothing on their PATH but what a host has."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+
+import pytest
+from support.nearby import Nearby
+
+from labctl.errors import ConfigError, HostError
+from labctl.hosts import manifest, push
+from labctl.system.process import CompletedProcess
+
+TOOLS = (
+    "cat",
+    "chmod",
+    "cut",
+    "find",
+    "ln",
+    "mkdir",
+    "mv",
+    "readlink",
+    "rm",
+    "rmdir",
+    "sed",
+    "sh",
+    "sha256sum",
+    "stat",
+    "tar",
+    "touch",
+    "xargs",
+)
+# What changes anything on the host, for the test that ends a sender before each such step.
+CHANGES = ("ln", "mkdir", "mv", "rm", "tar", "touch")
+NAMES = ("a b", 'it\'s "one"', "new\nline\n", "-rf", "ünï", "back\\slash", ".hidden", "..two", "*", "$HOME", "x" * 200)
+BUSYBOX = shutil.which("busybox")
+
+Content = dict[str, object]
+
+
+@pytest.fixture(scope="session")
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory of all that a host need have."""
+    folder = tmp_path_factory.mktemp("tools")
+    for tool in TOOLS:
+        (folder / tool).symlink_to(shutil.which(tool) or tool)
+    return folder
+
+
+@pytest.fixture
+def host(tools: Path) -> Nearby:
+    return Nearby(environment={"PATH": str(tools)})
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A tree with every kind of name, mode and entry that can be sent."""
+    root = tmp_path / "source"
+    for name in NAMES:
+        folder = root / "names" / name
+        folder.mkdir(parents=True)
+        (folder / name).write_text(name)
+        (root / name).write_text(name)
+    Path(os.fsdecode(os.fsencode(root) + b"/no-utf8-\xff")).write_bytes(bytes(range(256)))
+    (root / "empty/deep").mkdir(parents=True)
+    (root / "nothing").touch()
+    (root / "link").symlink_to("names/a b")
+    (root / "leads-nowhere").symlink_to("../..//gone/")
+    for name, mode in (("key", 0o600), ("script.sh", 0o755), ("shared", 0o664), ("read-only", 0o444)):
+        (root / name).write_text(f"{name} one")
+        (root / name).chmod(mode)
+    (root / "open").mkdir()
+    (root / "open").chmod(0o775)
+    return root
+
+
+def content(root: Path, path: str) -> Iterator[tuple[str, object]]:
+    """What lies at a path and below it: mode and bytes of a file, mode of a directory, target of a link."""
+    there = root / path
+    status = there.lstat()
+    if stat.S_ISLNK(status.st_mode):
+        yield path, os.readlink(there)  # noqa: PTH115 - a Path would tidy what it says
+    elif stat.S_ISDIR(status.st_mode):
+        yield path, stat.S_IMODE(status.st_mode)
+        for name in names(there):
+            yield from content(root, f"{path}/{name}")
+    else:
+        yield path, (stat.S_IMODE(status.st_mode), there.read_bytes())
+
+
+def names(place: Path) -> set[str]:
+    return {path.name for path in place.iterdir()}
+
+
+def all_of(root: Path) -> Content:
+    return dict(pair for name in names(root) for pair in content(root, name))
+
+
+def shown(place: Path) -> Content:
+    """What the names in a directory of the host show; each is a link through ``.now``."""
+    if not place.exists():
+        return {}
+    found: Content = {}
+    for name in names(place) - {".sent", ".now"}:
+        assert os.readlink(place / name) == f".now/{name}"  # noqa: PTH115
+        if os.path.lexists(place / ".now" / name):
+            found.update(content(place / ".now", name))
+    return found
+
+
+def files_of(root: Path) -> dict[str, int]:
+    return {path: os.lstat(root / path).st_ino for path, what in all_of(root).items() if isinstance(what, tuple)}
+
+
+def versions(place: Path) -> list[str]:
+    return sorted(path.name for path in (place / ".sent").iterdir() if not path.is_symlink())
+
+
+def age(place: Path, days: float) -> None:
+    """Let all that was sent until now be so old."""
+    then = time.time() - days * 86400
+    for version in (place / ".sent").iterdir():
+        os.utime(version, (then, then), follow_symlinks=False)
+
+
+def send(host: Nearby, source: Path, directory: Path, name: str = "workloads") -> push.Sent:
+    return push.send(host, str(directory), {name: manifest.of(source)})
+
+
+def test_a_host_shows_what_was_sent_whatever_the_names_and_modes(host: Nearby, source: Path, tmp_path: Path) -> None:
+    lab = tmp_path / "home dir/.labctl/it's"
+    sent = send(host, source, lab)
+    assert shown(lab / "workloads") == all_of(source)
+    assert sorted(sent.paths) == sorted(f"workloads/{path}" for path in all_of(source))
+    assert host.commands == 2
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (lab, lab / "workloads", lab / "workloads/.sent")} == {0o700}
+    assert [path.name for path in lab.iterdir()] == ["workloads"]
+
+
+def test_what_is_unchanged_costs_one_command_and_no_bytes(host: Nearby, source: Path, tmp_path: Path) -> None:
+    send(host, source, tmp_path / "lab")
+    before, host.commands, host.bytes = versions(tmp_path / "lab/workloads"), 0, 0
+    assert send(host, source, tmp_path / "lab") == push.Sent((), 0)
+    assert (host.commands, host.bytes) == (1, 0)
+    assert versions(tmp_path / "lab/workloads") == before
+
+
+def test_only_what_changed_travels_and_the_rest_stays_the_same_file(host: Nearby, source: Path, tmp_path: Path) -> None:
+    (source / "large").write_bytes(os.urandom(1 << 20))
+    place = tmp_path / "lab/workloads"
+    send(host, source, tmp_path / "lab")
+    before, inodes = shown(place), files_of(place / ".now")
+    held = (place / ".now").resolve()
+    host.commands = host.bytes = 0
+
+    (source / "key").write_text("key two")
+    (source / "script.sh").chmod(0o700)
+    shutil.rmtree(source / "names/*")
+    (source / "names/*").write_text("a file in the place of a directory")
+    sent = send(host, source, tmp_path / "lab")
+
+    assert sorted(sent.paths) == ["workloads/key", "workloads/names/*", "workloads/script.sh"]
+    assert host.commands == 2
+    assert host.bytes < 200_000
+    assert shown(place) == all_of(source)
+    after = files_of(place / ".now")
+    assert {path for path in after if after[path] != inodes.get(path)} == {"key", "names/*", "script.sh"}
+    assert all_of(held) == before, "a container that still has the version before sees it as it was"
+
+
+def test_names_that_went_are_gone(host: Nearby, source: Path, tmp_path: Path) -> None:
+    for number in range(3):
+        (source / f"only-{number}").write_text("x")
+        (source / f"only-{number - 1}").unlink(missing_ok=True)
+        send(host, source, tmp_path / "lab")
+    assert names(tmp_path / "lab/workloads") == {*names(source), ".now", ".sent"}
+
+
+def test_who_stands_in_what_was_sent_keeps_it_whatever_is_sent_for_a_month(
+    host: Nearby, source: Path, tmp_path: Path
+) -> None:
+    place, before = tmp_path / "lab/workloads", all_of(source)
+    send(host, source, tmp_path / "lab")
+    age(place, 100)
+    stood_in = (place / "names").resolve().parent
+    for text in ("two", "three", "four"):
+        (source / "key").write_text(text)
+        send(host, source, tmp_path / "lab")
+        assert all_of(stood_in) == before
+    age(place, 28)
+    send(host, source, tmp_path / "lab")
+    assert len(versions(place)) == 4
+    age(place, 32)
+    send(host, source, tmp_path / "lab")
+    assert len(versions(place)) == 1
+    assert shown(place) == all_of(source)
+
+
+def test_what_was_changed_on_the_host_is_mended(host: Nearby, source: Path, tmp_path: Path) -> None:
+    place = tmp_path / "lab/workloads"
+    send(host, source, tmp_path / "lab")
+    (place / "key").write_text("KEY ONE")
+    (place / "names/a b/a b").unlink()
+    send(host, source, tmp_path / "lab")
+    assert shown(place) == all_of(source)
+
+
+def test_to_look_changes_nothing_and_tells_what_is_there(host: Nearby, source: Path, tmp_path: Path) -> None:
+    lab, trees = tmp_path / "lab", {"workloads": manifest.of(source), "other": manifest.of(source / "open")}
+    assert push.shown(host, str(lab), trees) == {"workloads": "gone", "other": "gone"}
+    assert not lab.exists()
+    push.send(host, str(lab), trees)
+    (lab / "workloads/-rf").unlink()
+    before = all_of(lab)
+    assert push.shown(host, str(lab), trees) == {"workloads": "other", "other": "same"}
+    assert all_of(lab) == before
+    push.send(host, str(lab), trees)
+    assert set(push.shown(host, str(lab), trees).values()) == {"same"}
+
+
+def test_several_trees_go_in_one_command_and_one_may_lie_in_anothers_directory(host: Nearby, tmp_path: Path) -> None:
+    lab = tmp_path / "lab"
+    for name in ("a/compose.yml", "a/ssh/key", "a/launcher/id", "b/compose.yml", "b/ssh/key"):
+        (lab / ".lab/nodes" / name).parent.mkdir(parents=True, exist_ok=True)
+        (lab / ".lab/nodes" / name).write_text(name)
+    (lab / "workloads").mkdir()
+    there = tmp_path / "there"
+
+    push.send(host, str(there), manifest.of_nodes(lab, ("a",), launcher=True), alone=".lab/nodes")
+    assert host.commands == 2
+    nodes = there / ".lab/nodes"
+    assert (nodes / "a/launcher/id").read_text() == "a/launcher/id"
+    assert not (nodes / "a/launcher").is_symlink()
+    assert shown(there / "workloads") == {}
+    assert not (nodes / "b").exists()
+
+    push.send(host, str(there), manifest.of_nodes(lab, ("a", "b"), launcher=False), alone=".lab/nodes")
+    assert (nodes / "b/ssh/key").read_text() == "b/ssh/key"
+    assert not (nodes / "a/launcher").exists(), "a private key stays only on the launcher's host"
+
+    push.send(host, str(there), manifest.of_nodes(lab, ("b",), launcher=False), alone=".lab/nodes")
+    assert names(nodes) == {"b"}
+
+
+def test_of_a_node_no_key_or_secret_of_before_stays(host: Nearby, tmp_path: Path) -> None:
+    node, there = tmp_path / "node", tmp_path / "lab/.lab/nodes/worker-0"
+    (node / "secrets").mkdir(parents=True)
+    (node / "compose.yml").write_text("x")
+    for value in ("first", "second", ""):
+        (node / "secrets/hf_token").write_text(value) if value else (node / "secrets/hf_token").unlink()
+        send(host, node, tmp_path / "lab", ".lab/nodes/worker-0")
+        assert shown(there) == all_of(node)
+        found = [path.read_text() for path in there.rglob("*") if path.is_file() and path.name == "hf_token"]
+        assert set(found) == ({value} if value else set())
+        assert len(versions(there)) == 1
+
+
+class CutOff(Nearby):
+    """A connection that breaks after so many bytes; with ``kill`` the host's side dies with it."""
+
+    def __init__(self, tools: Path, after: int, *, kill: bool) -> None:
+        super().__init__(environment={"PATH": str(tools)})
+        self.after, self.kill = after, kill
+
+    def send(
+        self, script: str, *words: str, chunks: Iterable[bytes], timeout: float, check: bool = True
+    ) -> CompletedProcess:
+        return super().send(script, *words, chunks=self.first(chunks), timeout=timeout, check=check)
+
+    def first(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        left = self.after
+        for chunk in chunks:
+            if left < len(chunk):
+                yield chunk[:left]
+                if self.kill:
+                    raise HostError("the connection broke")
+                return
+            left -= len(chunk)
+            yield chunk
+
+
+@pytest.mark.parametrize("kill", [False, True], ids=["ended", "killed"])
+def test_a_copy_that_is_cut_off_never_shows(
+    host: Nearby, source: Path, tmp_path: Path, tools: Path, kill: bool
+) -> None:
+    place, old, there = tmp_path / "lab/workloads", all_of(source), frozenset(manifest.of(source).entries)
+    send(host, source, tmp_path / "lab")
+    (source / "large").write_bytes(os.urandom(50_000))
+    (source / "key").write_text("key two")
+    shutil.rmtree(source / "names")
+    length = sum(map(len, push.stream([push.Part("", manifest.of(source), there)])))
+    for after in range(0, length, length // 12):
+        with pytest.raises(HostError):
+            send(CutOff(tools, after, kill=kill), source, tmp_path / "lab")
+        assert shown(place) == old
+    send(host, source, tmp_path / "lab")
+    assert shown(place) == all_of(source)
+    assert names(tmp_path / "lab") == {"workloads"}
+
+
+def deadly(folder: Path, tools: Path) -> Path:
+    """The same tools, but from the DEADLY-th change on each kills its whole session instead of acting."""
+    folder.mkdir()
+    for tool in TOOLS:
+        (folder / tool).symlink_to(tools / tool)
+    for tool in CHANGES:
+        (folder / tool).unlink()
+        (folder / tool).write_text(
+            f'#!/bin/sh\necho >>"$STEPS"\nset -- {tools / tool} "$@"\n'
+            '[ "$(stat -c %s "$STEPS")" -lt "$DEADLY" ] && exec "$@"\nkill -9 0\n'
+        )
+        (folder / tool).chmod(0o755)
+    return folder
+
+
+def test_a_sender_killed_before_any_step_leaves_the_old_or_the_new(host: Nearby, tmp_path: Path, tools: Path) -> None:
+    path, steps = deadly(tmp_path / "deadly", tools), tmp_path / "steps"
+    lab, seen = tmp_path / "lab", set()
+    trees = []
+    for number in range(2):
+        root = tmp_path / f"source-{number}"
+        (root / f"folder-{number}").mkdir(parents=True)
+        for name in ("one", "two", f"only-{number}"):
+            (root / name).write_text(f"{name} {number}")
+        trees.append(root)
+    send(host, trees[1], lab)
+    for number in count():
+        old, new = trees[(number + 1) % 2], trees[number % 2]
+        steps.write_text("")
+        killed = Nearby(environment={"PATH": str(path), "STEPS": str(steps), "DEADLY": str(number + 1)})
+        try:
+            send(killed, new, lab)
+        except HostError:
+            now = shown(lab / "workloads")
+            assert now in (all_of(old), all_of(new))
+            seen.add(now == all_of(new))
+            send(host, new, lab)
+            assert shown(lab / "workloads") == all_of(new)
+            assert names(lab) == {"workloads"}
+            assert names(lab / "workloads") == {*names(new), ".now", ".sent"}
+        else:
+            break
+    assert number > 10
+    assert seen == {False, True}
+    age(lab / "workloads", 32)
+    send(host, trees[number % 2], lab)
+    assert len(list((lab / "workloads/.sent").iterdir())) == 1
+
+
+def test_two_senders_at_once_do_not_break_each_other(host: Nearby, source: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(source, tmp_path / "other", symlinks=True)
+    (other / "key").write_text("key of another")
+    (other / "more").mkdir()
+    (source / "large").write_bytes(os.urandom(1 << 20))
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(3):
+            list(pool.map(lambda root: send(host, root, tmp_path / "lab"), (source, other, source, other)))
+            assert shown(tmp_path / "lab/workloads") in (all_of(source), all_of(other))
+    send(host, source, tmp_path / "lab")
+    assert shown(tmp_path / "lab/workloads") == all_of(source)
+    assert names(tmp_path / "lab") == {"workloads"}
+
+
+def test_a_file_that_changes_on_its_way_is_an_error_and_shows_nowhere(
+    host: Nearby, source: Path, tmp_path: Path
+) -> None:
+    read = {"workloads": manifest.of(source)}
+    (source / "key").write_text("KEY ONE")
+    with pytest.raises(HostError, match=r"gpu-1: cannot write .*: what came is not what was read"):
+        push.send(host, str(tmp_path / "lab"), read)
+    assert shown(tmp_path / "lab/workloads") == {}
+
+
+def test_what_was_not_sent_is_not_replaced(host: Nearby, source: Path, tmp_path: Path) -> None:
+    (tmp_path / "lab/workloads/key").mkdir(parents=True)
+    with pytest.raises(HostError, match="workloads/key is in the way"):
+        send(host, source, tmp_path / "lab")
+    assert names(tmp_path / "lab/workloads/key") == set()
+
+
+def test_a_tree_has_no_compiled_python_and_no_sockets(source: Path) -> None:
+    (source / "names/__pycache__").mkdir()
+    (source / "names/__pycache__/a.pyc").touch()
+    os.mkfifo(source / "pipe")
+    before = manifest.of(source)
+    assert {"names/__pycache__", "pipe"}.isdisjoint(entry.path for entry in before.entries)
+    assert manifest.of(source, only=("key", "names")).entries != before.entries
+    assert {entry.path.partition("/")[0] for entry in manifest.of(source, only=("key", "names")).entries} == {
+        "key",
+        "names",
+    }
+
+
+def test_a_tree_is_read_back_from_the_hosts_description_of_it(source: Path) -> None:
+    found = manifest.of(source)
+    assert manifest.parse(found.description) == set(found.entries)
+    assert manifest.parse(found.description[:-1]) == frozenset()
+    assert manifest.parse(b"") == frozenset()
+
+
+def test_links_whose_targets_hold_line_ends_are_told_apart(host: Nearby, tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    for targets in (("x\ny", "z"), ("x", "y\nz")):
+        for name, target in zip("ab", targets, strict=True):
+            (tmp_path / "source" / name).unlink(missing_ok=True)
+            (tmp_path / "source" / name).symlink_to(target)
+        send(host, tmp_path / "source", tmp_path / "lab")
+        assert shown(tmp_path / "lab/workloads") == all_of(tmp_path / "source")
+
+
+def test_a_name_that_hosts_need_is_refused(source: Path) -> None:
+    (source / ".now").touch()
+    with pytest.raises(ConfigError, match="hosts keep that name for labctl"):
+        manifest.of(source)
+
+
+def test_a_run_appears_at_once_and_only_once(host: Nearby, source: Path, tmp_path: Path, tools: Path) -> None:
+    run = tmp_path / "lab/runs/20260102-opt"
+    for kill in (False, True):
+        with pytest.raises(HostError):
+            push.send_new(CutOff(tools, 20_000, kill=kill), manifest.of(source), str(run))
+        assert not run.exists()
+    push.send_new(host, manifest.of(source), str(run))
+    assert all_of(run) == all_of(source)
+    assert names(run.parent) == {run.name}
+    (source / "key").write_text("two")
+    with pytest.raises(HostError, match="is there already"):
+        push.send_new(host, manifest.of(source), str(run))
+    assert (run / "key").read_text() == "key one"
+
+
+def test_only_what_lies_below_labctls_own_directory_is_removed(host: Nearby, source: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "home/.labctl/lab"
+    send(host, source, mine)
+    (mine / "workloads/open").resolve().chmod(0o500)
+    for wrong in (tmp_path / "home", tmp_path / "home/.labctl", mine / "../../..", Path(".labctl/lab")):
+        with pytest.raises(HostError, match="labctl removes nothing else"):
+            push.remove(host, str(wrong))
+    push.remove(host, str(mine))
+    push.remove(host, str(mine))
+    assert names(tmp_path / "home") == set()
+
+
+@pytest.mark.skipif(not BUSYBOX, reason="no busybox here")
+def test_busybox_is_enough_of_a_host(source: Path, tmp_path: Path) -> None:
+    applets = tmp_path / "applets"
+    applets.mkdir()
+    for tool in TOOLS:
+        (applets / tool).symlink_to(BUSYBOX or "")
+    host = Nearby(environment={"PATH": str(applets)})
+    for text in ("key two", "key three"):
+        send(host, source, tmp_path / "lab")
+        assert shown(tmp_path / "lab/workloads") == all_of(source)
+        (source / "key").write_text(text)
+        host.commands = 0
+    send(host, source, tmp_path / "lab")
+    assert host.commands == 2
+    assert push.shown(host, str(tmp_path / "lab"), {"workloads": manifest.of(source)}) == {"workloads": "same"}
+    push.remove(host, "/.labctl/no/such")
+
+
+@pytest.mark.skipif(not shutil.which("rsync"), reason="no rsync here")
+def test_rsync_is_used_where_both_ends_have_it(source: Path, tmp_path: Path, tools: Path) -> None:
+    both = shutil.copytree(tools, tmp_path / "both", symlinks=True)
+    (both / "rsync").symlink_to(shutil.which("rsync") or "")
+    host = Nearby(environment={"PATH": str(both)})
+    (source / "large").write_bytes(os.urandom(1 << 20))
+    place = tmp_path / "lab/workloads"
+    send(host, source, tmp_path / "lab")
+    assert shown(place) == all_of(source)
+    inodes, date = files_of(place / ".now"), (source / "key").stat().st_mtime_ns
+    # Of the same size and date as before.
+    (source / "key").write_text("key two")
+    os.utime(source / "key", ns=(date, date))
+    send(host, source, tmp_path / "lab")
+    assert shown(place) == all_of(source)
+    after = files_of(place / ".now")
+    assert {path for path in after if after[path] != inodes[path]} == {"key"}
+    assert host.bytes == 0
+    assert names(tmp_path / "lab") == {"workloads"}
+    # One that does not work there is done without.
+    (both / "rsync").unlink()
+    (both / "rsync").symlink_to(both / "rmdir")
+    (source / "key").write_text("key three")
+    send(host, source, tmp_path / "lab")
+    assert shown(place) == all_of(source)
+
+
+@pytest.mark.alone
+def test_an_rsync_that_takes_too_long_is_told_of_in_a_line(
+    source: Path, tmp_path: Path, tools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = shutil.copytree(tools, tmp_path / "both", symlinks=True)
+    (both / "rsync").write_text("#!/bin/sh\nexec sleep 60\n")
+    (both / "rsync").chmod(0o755)
+    monkeypatch.setenv("PATH", str(both), prepend=os.pathsep)
+    with pytest.raises(HostError) as caught:
+        push.send(Nearby(), str(tmp_path / "lab"), {"workloads": manifest.of(source)}, seconds=1)
+    assert caught.value.message == f"gpu-1: cannot write {tmp_path}/lab: rsync is not done within 1 s"
+    assert caught.value.node == "gpu-1"

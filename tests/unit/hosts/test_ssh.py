@@ -1,0 +1,115 @@
+"""What labctl makes of what ssh does, by a stand-in for ssh that runs the commands of a host here."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from labctl.config.inventory import InventoryHost
+from labctl.errors import HostError
+from labctl.hosts.ssh import Connection, ControlMaster
+
+SSH = """#!/bin/sh
+for last; do :; done
+cd {folder}
+case "$*" in
+*"-O forward"*) exit ;;
+*ControlMaster=yes*) ;;
+*) exec sh -c "$last" ;;
+esac
+{login}
+"""
+
+Login = Callable[[str], None]
+Program = Callable[[str, str], None]
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
+    """Puts a program on the PATH."""
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin", prepend=os.pathsep)
+
+    def write(name: str, text: str) -> None:
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+
+    return write
+
+
+@pytest.fixture
+def login(program: Program, tmp_path: Path) -> Login:
+    """Says what a login does, as a script; its ``$last`` is the command."""
+    return lambda text: program("ssh", SSH.format(folder=tmp_path, login=text))
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Iterator[InventoryHost]:
+    with socket.socket(socket.AF_UNIX) as engine:
+        engine.bind(f"{tmp_path}/engine")
+        yield InventoryHost(name="red", docker=f"{tmp_path}/engine")
+
+
+@contextmanager
+def opened(target: InventoryHost, stem: Path, seconds: float = 10) -> Iterator[str]:
+    """What the opening script told."""
+    link = ControlMaster(target, str(stem), seconds)
+    try:
+        yield link.open("printf told", seconds)
+    finally:
+        link.close()
+
+
+def test_a_users_name_may_have_blanks(login: Login, program: Program, target: InventoryHost, tmp_path: Path) -> None:
+    login('exec sh -c "$last"')
+    program("id", "#!/bin/sh\necho 'CORP\\john doe'\n")
+    with opened(target, tmp_path / "0") as told:
+        assert told == "told"
+
+
+@pytest.mark.parametrize(
+    ("last", "why"),
+    [
+        ("echo Timeout, server red not responding. >&2", ": Timeout, server red not responding."),
+        (":", ""),
+    ],
+)
+def test_why_a_connection_was_lost_is_told_without_the_banner(
+    login: Login, target: InventoryHost, tmp_path: Path, last: str, why: str
+) -> None:
+    os.mkfifo(tmp_path / "cut")
+    login(f"""
+printf 'Authorized users only.\\nAll else is recorded.\\n' >&2
+sh -c "$last" &
+read -r _ <cut
+{last}
+exit 255
+""")
+    connection = Connection(target, f"{tmp_path}/0", 5)
+    try:
+        connection.open(":", 10)
+        assert connection.why_lost() == ""
+        (tmp_path / "cut").write_text("now\n")
+        assert connection.why_lost() == f"red: the connection was lost{why}"
+    finally:
+        connection.close()
+
+
+@pytest.mark.alone
+def test_a_host_that_hung_up_and_then_says_nothing_until_the_time_is_up_has_hung_up(
+    login: Login, target: InventoryHost, tmp_path: Path
+) -> None:
+    login("""
+[ ! -e tried ] || exec sleep 60
+touch tried
+echo 'kex_exchange_identification: Connection closed by remote host' >&2
+exit 255
+""")
+    with pytest.raises(HostError, match="red: hangs up before any login"), opened(target, tmp_path / "0", 1):
+        pass
+    assert (tmp_path / "tried").exists()

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from labctl.config.inventory import InventoryHost
+from labctl.hosts import ssh_errors
+from labctl.hosts.ssh import remote
+
+HOST = InventoryHost(name="gpu-1", address="10.0.0.5", user="lab", port=2222, key="/k/lab", where="hosts.txt:3")
+CHANGED = """@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@
+@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @
+@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@
+Add correct host key in /home/me/.ssh/known_hosts to get rid of this message.
+Offending ED25519 key in /home/me/.ssh/known_hosts:7
+Host key for [10.0.0.5]:2222 has changed and you have requested strict checking.
+Host key verification failed.
+"""
+# As OpenSSH says it when it does not check strictly.
+CARELESS = "WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!\nOffending RSA key in /etc/ssh/ssh_known_hosts:1\n"
+UNPROTECTED = """@         WARNING: UNPROTECTED PRIVATE KEY FILE!          @
+Permissions 0644 for '/k/lab' are too open.
+Load key "/k/lab": bad permissions
+lab@10.0.0.5: Permission denied (publickey).
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "message", "hint"),
+    [
+        (CHANGED, "another host key", "ssh-keygen -f /home/me/.ssh/known_hosts -R '[10.0.0.5]:2222'; ssh -l lab -p"),
+        (CARELESS, "another host key", "ssh-keygen -f /etc/ssh/ssh_known_hosts -R '[10.0.0.5]:2222'"),
+        ("Host key verification failed.", "not known here", "ssh -l lab -p 2222 -i /k/lab"),
+        ("No ED25519 host key is known for x and you have requested strict checking.", "not known here", "(once;"),
+        (
+            "ssh: Could not resolve hostname gpu-1: Name or service not known",
+            "has no address: gpu-1: Name or service not known",
+            "write `gpu-1 address=...` in hosts.txt:3",
+        ),
+        (
+            "lab@10.0.0.5: Permission denied (publickey,password).",
+            "does not let lab in with the key /k/lab (publickey,password)",
+            "ssh-copy-id -i /k/lab -p 2222 lab@10.0.0.5; or where the key has a passphrase: ssh-add /k/lab",
+        ),
+        (
+            "Warning: Identity file /k/lab not accessible: No such file or directory.\nlab@h: Permission denied (x).",
+            "not accessible: No such file",
+            "say another `key=` in hosts.txt:3, or make this one: ssh-keygen -t ed25519 -f /k/lab",
+        ),
+        (UNPROTECTED, "Permissions 0644 for '/k/lab' are too open", "chmod 600 /k/lab"),
+        (
+            "Received disconnect from 10.0.0.5 port 2222:2: Too many authentication failures",
+            "does not let lab in",
+            "ssh-copy-id -i /k/lab",
+        ),
+        (
+            "ssh: connect to host 10.0.0.5 port 2222: Connection refused",
+            "no sshd on port 2222",
+            "`port=` in hosts.txt:3",
+        ),
+        (
+            "ssh: connect to host 10.0.0.5 port 2222: Connection timed out",
+            "cannot be reached: connection timed",
+            "ping",
+        ),
+        ("ssh: connect to host 10.0.0.5 port 2222: No route to host", "cannot be reached: no route to host", "ping"),
+        ("Connection timed out during banner exchange", "cannot be reached: connection timed out", "ping"),
+        ("kex_exchange_identification: read: Connection reset by peer", "MaxStartups", "ssh -l lab"),
+        ("Connection closed by 10.0.0.5 port 2222", "hangs up before any login", " -v "),
+        ("This account is currently not available.", "This account is currently not available.", " -v "),
+        ("", "hung up", " -v "),
+    ],
+)
+def test_what_ssh_says_is_made_plain_with_the_command_to_type(said: str, message: str, hint: str) -> None:
+    error = ssh_errors.why(HOST, said)
+    assert error.message.startswith("gpu-1 (10.0.0.5): ")
+    assert message in error.message
+    assert hint in error.hint
+    assert error.node == "gpu-1"
+
+
+def test_only_a_host_that_hung_up_before_the_login_is_worth_another_try() -> None:
+    assert ssh_errors.passing("kex_exchange_identification: Connection closed by remote host")
+    assert not ssh_errors.passing("lab@10.0.0.5: Permission denied (publickey).\nConnection closed by 10.0.0.5 port 22")
+    assert not ssh_errors.passing("ssh: connect to host 10.0.0.5 port 22: Connection refused")
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+@given(words=st.lists(st.text(st.characters(min_codepoint=1, max_codepoint=255)), max_size=4))
+def test_words_reach_the_script_unchanged_through_a_login_shell(shell: str, words: list[str]) -> None:
+    line = remote('printf "%s\\0" "$@"', words)
+    done = subprocess.run([shell, "-c", line], capture_output=True, check=True)
+    assert done.stdout.decode().split("\0")[:-1] == (words or [""])
+
+
+def test_a_login_shell_that_cannot_read_a_script_is_named() -> None:
+    error = ssh_errors.why(InventoryHost(name="a"), "Unmatched '.\n")
+    assert "as csh and tcsh: it says `Unmatched '.`" in error.message
+    assert error.hint == "ssh -t a chsh -s /bin/sh"

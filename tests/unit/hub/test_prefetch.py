@@ -1,0 +1,192 @@
+"""What `labctl cache` wants of a repository, takes for whole, and says; the hub itself is in contract/."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from labctl.config import settings
+from labctl.errors import ConfigError, HostError
+from labctl.hub.client import Hub, Kind, RemoteFile, Repository
+from labctl.hub.download import literal, missing, to_come
+from labctl.hub.prefetch import ENDPOINT, names, reach, wanted_of, whole_here
+from labctl.model import Cache
+from labctl.system.progress import Progress, amount
+
+NAME = "facebook/opt-13b"
+
+
+def hub(cache: Path) -> Hub:
+    return Hub(endpoint=ENDPOINT, token=None, cache=cache)
+
+
+def repository(*paths: str, kind: Kind = "model", folder: Path = Path("/nowhere")) -> Repository:
+    files = tuple(RemoteFile(path, 10, f"blob-{path}", large=path.endswith((".bin", ".safetensors"))) for path in paths)
+    return Repository(kind=kind, name=NAME, revision="0a1b", files=files, folder=folder)
+
+
+def chosen(*paths: str) -> set[str]:
+    return {file.path for file in wanted_of(repository(*paths)).files}
+
+
+def snapshot(cache: Path, revision: str, *paths: str, parts: dict[str, tuple[str, ...]] | None = None) -> Path:
+    """A snapshot in the cache with these files; ``parts`` gives what its index files name."""
+    made = hub(cache).folder("model", NAME) / "snapshots" / revision
+    made.mkdir(parents=True)
+    for path in paths:
+        (made / path).write_bytes(b"0123456789")
+    for index, shards in (parts or {}).items():
+        (made / index).write_text(json.dumps({"weight_map": dict(enumerate(shards))}), encoding="utf-8")
+    return made
+
+
+# --- what is wanted ------------------------------------------------------------------------------------------
+
+
+def test_of_a_model_one_set_of_weights_its_configuration_and_its_tokeniser_are_wanted() -> None:
+    texts = {"config.json", "tokenizer.model", "merges.txt", "chat_template.jinja", "pytorch_model.bin.index.json"}
+    others = {"flax_model.msgpack", "tf_model.h5", "training_args.bin", "README.md", ".gitattributes"}
+    weights = {"pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"}
+    assert chosen(*texts, *others, *weights) == texts | weights
+    assert chosen(*texts, *weights, "model.safetensors") == texts | {"model.safetensors"}
+
+
+def test_weights_in_folders_are_other_formats_of_the_same() -> None:
+    assert chosen("pytorch_model.bin", "onnx/model.safetensors", "onnx/config.json") == {"pytorch_model.bin"}
+
+
+def test_of_a_dataset_everything_is_wanted() -> None:
+    everything = repository("README.md", "data/train.parquet", kind="dataset")
+    assert wanted_of(everything) == everything
+
+
+def test_a_model_without_weights_is_an_error_that_says_what_it_holds() -> None:
+    with pytest.raises(HostError, match=r"model facebook/opt-13b has no weights") as raised:
+        wanted_of(repository("config.json", "model.gguf"))
+    assert "config.json, model.gguf" in raised.value.hint
+
+
+def test_what_is_declared_twice_is_wanted_once() -> None:
+    wanted = Cache(models=("a/b", "c/d", "a/b"), datasets=("a/b",))
+    assert names(wanted) == (("model", "a/b"), ("model", "c/d"), ("dataset", "a/b"))
+
+
+@pytest.mark.parametrize("path", ["data/[all]/train-*.parquet", "what?.json"])
+def test_a_path_is_a_pattern_for_itself_alone(path: str) -> None:
+    from fnmatch import fnmatchcase
+
+    assert fnmatchcase(path, literal(path))
+    assert not fnmatchcase(path.replace("*", "x").replace("?", "x").replace("[all]", "a"), literal(path))
+
+
+# --- what is here --------------------------------------------------------------------------------------------
+
+
+def test_bytes_to_come_count_what_an_interrupted_call_left(tmp_path: Path) -> None:
+    one = repository("model.safetensors", "config.json", folder=tmp_path)
+    large, small = one.files
+    assert to_come(one) == 20
+    one.partial(large).parent.mkdir()
+    one.partial(large).write_bytes(b"0123")
+    assert to_come(one) == 16
+    one.blob(small).write_bytes(b"0123456789")
+    assert (to_come(one), missing(one)) == (6, (large, small))
+    for file in one.files:
+        one.link(file).parent.mkdir(parents=True, exist_ok=True)
+        one.link(file).write_bytes(b"0123456789")
+    assert missing(one) == ()
+
+
+@pytest.mark.parametrize(
+    ("paths", "parts", "whole"),
+    [
+        (("config.json", "model.safetensors"), {}, True),
+        (("config.json", "pytorch_model.bin"), {}, True),
+        (("config.json",), {}, False),
+        (("a.safetensors",), {"model.safetensors.index.json": ("a.safetensors", "b.safetensors")}, False),
+        (("a.safetensors", "b.safetensors"), {"model.safetensors.index.json": ("a.safetensors",)}, True),
+        (("a.safetensors",), {"pytorch_model.bin.index.json": ("pytorch_model-1.bin",)}, True),
+    ],
+)
+def test_a_model_is_whole_when_every_part_of_one_format_is_here(
+    tmp_path: Path, paths: tuple[str, ...], parts: dict[str, tuple[str, ...]], whole: bool
+) -> None:
+    snapshot(tmp_path, "0a1b", *paths, parts=parts)
+    found = whole_here(hub(tmp_path), "model", NAME)
+    assert bool(found) == whole
+    if found:
+        assert (found[1].state, found[1].revision, missing(found[0])) == ("unchecked", "0a1b", ())
+
+
+def test_of_several_whole_snapshots_the_newest_counts(tmp_path: Path) -> None:
+    for age, revision in enumerate(("new", "old", "older")):
+        made = snapshot(tmp_path, revision, "model.safetensors" if revision != "new" else "config.json")
+        os.utime(made, (1e9 - age, 1e9 - age))
+    found = whole_here(hub(tmp_path), "model", NAME)
+    assert found is not None
+    assert found[1].revision == "old"
+
+
+def test_nothing_is_whole_in_an_empty_cache(tmp_path: Path) -> None:
+    assert whole_here(hub(tmp_path), "model", NAME) is None
+    assert whole_here(hub(tmp_path), "dataset", NAME) is None
+
+
+# --- where the hub is ----------------------------------------------------------------------------------------
+
+
+def test_the_hub_and_its_cache_come_from_settings_and_environment(tmp_path: Path) -> None:
+    environ = {"HF_ENDPOINT": "https://mirror.example/hub/", "HF_TOKEN": "hf_x", "HOME": "/home/ann"}
+    found = reach(settings.load(tmp_path, environ, {}), environ)
+    assert (found.endpoint, found.credential) == ("https://mirror.example/hub", "hf_x")
+    assert found.cache == Path("/home/ann/.cache/labctl/huggingface/hub")
+    assert "hf_x" not in repr(found)
+
+
+def test_without_a_token_the_library_may_not_look_for_one(tmp_path: Path) -> None:
+    found = reach(settings.load(tmp_path, {}, {}), {})
+    assert (found.endpoint, found.credential) == (ENDPOINT, False)
+
+
+@pytest.mark.parametrize("endpoint", ["huggingface.co", "ftp://x", "https://", "https:// x"])
+def test_an_endpoint_that_is_no_url_is_a_setting_to_mend(tmp_path: Path, endpoint: str) -> None:
+    with pytest.raises(ConfigError, match="HF_ENDPOINT is not a URL"):
+        reach(settings.load(tmp_path, {}, {}), {"HF_ENDPOINT": endpoint})
+
+
+# --- what is said --------------------------------------------------------------------------------------------
+
+
+def test_progress_says_share_and_rate_now_and_then() -> None:
+    said: list[str] = []
+    now = 0.0
+    progress = Progress("model m", 1_000_000_000, 200_000_000, said.append, clock=lambda: now)
+    now = 1.0
+    progress.advance(100_000_000)
+    assert said == []
+    now = 5.0
+    progress.advance(200_000_000)
+    assert said == ["model m: 50 % of 1.0 GB, 60.0 MB/s"]
+    now = 8.0
+    progress.advance(500_000_000)
+    now = 10.0
+    progress.finish()
+    assert said[1:] == ["model m: 100 %, 800 MB in 10 s, 80.0 MB/s"]
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (662_513_657, "663 MB"),
+        (26_500_000_000, "26.5 GB"),
+        (10**15, "1,000 TB"),
+    ],
+)
+def test_amounts_are_in_the_hubs_own_units(size: int, words: str) -> None:
+    assert amount(size) == words

@@ -1,0 +1,334 @@
+"""What an image build is handed, without building one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.builders import site
+
+from labctl.config.context import Context
+from labctl.deploy import images as prepare
+from labctl.errors import HostError
+from labctl.images import base as base_image
+from labctl.images import build, catalog, package_sources
+from labctl.images.build import BuildRequest
+from labctl.images.package_sources import PipSources
+from labctl.setup import apt
+from labctl.system import files as resources
+from labctl.system import process
+
+CANARY = "s3cr3t-canary"
+APT_SOURCES = """\
+deb [signed-by=/usr/share/keyrings/vendor.gpg] https://vendor.example/debian bookworm main
+deb https://download.example/linux/debian bookworm stable
+deb https://tools.example/apt bookworm main
+deb http://mirror.example/debian bookworm main
+deb http://mirror.example/debian bookworm-updates main contrib
+deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://mirror.example/secure bookworm-security main
+"""
+
+
+@pytest.fixture
+def wheels(tmp_path: Path) -> Path:
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    for name in (
+        "torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl",
+        "torch-2.12.0+cpu-cp311-cp311-linux_x86_64.whl",
+        "nvidia_cublas-1-py3-none-any.whl",
+        "Py_Cpuinfo-9.0.0.tar.gz",
+        "notes.txt",
+    ):
+        (folder / name).write_text(name)
+    return folder
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> str:
+    files = tmp_path / "pypi/files"
+    files.mkdir(parents=True)
+    for name, version in (("numpy", "2.4.6"), ("scipy", "1.0")):
+        page = tmp_path / f"pypi/simple/{name}/index.html"
+        page.parent.mkdir(parents=True)
+        file = f"{name}-{version}-cp311-cp311-linux_x86_64.whl"
+        (files / file).write_text(file)
+        page.write_text(
+            f'<a href="../../files/{file}#sha256=0">{file}</a><a href="https://far.example/{name}-9.whl">x</a>'
+        )
+    return (tmp_path / "pypi/simple").as_uri()
+
+
+def request(directory: Path, **given: object) -> BuildRequest:
+    return BuildRequest(**{"image": "cpu", "tag": "labctl/cpu:test", "directory": directory, **given})  # type: ignore[arg-type]
+
+
+def test_pip_settings_as_pip_shows_them() -> None:
+    text = (
+        ":env:.find-links='/env/wheels'\n"
+        "global.cert='/etc/ca.crt'\n"
+        "global.extra-index-url='file:///a/simple\\nhttps://b.example/simple'\n"
+        "global.find-links='/global/wheels'\n"
+        "global.trusted-host='b.example'\n"
+        "install.cert='/install/ca.crt'\n"
+        "install.no-index='true'\n"
+    )
+    assert package_sources.parse_pip(text) == PipSources(
+        extra_indexes=("file:///a/simple", "https://b.example/simple"),
+        find_links=("/env/wheels",),
+        trusted_hosts=("b.example",),
+        no_index=True,
+        cert="/install/ca.crt",
+    )
+
+
+def test_only_locked_versions_are_staged(wheels: Path, index: str, tmp_path: Path) -> None:
+    wanted = package_sources.pins("# lock\nnumpy==2.4.6\npy-cpuinfo==9.0.0\ntorch==2.13.0+cpu\nabsent==1\n")
+    pip = PipSources(find_links=(str(wheels), "https://far.example/wheels"), extra_indexes=(index,))
+    assert package_sources.stage_wheels(pip, wanted, tmp_path / "staged") == {"numpy", "py-cpuinfo", "torch"}
+    assert sorted(path.name for path in (tmp_path / "staged").iterdir()) == [
+        "Py_Cpuinfo-9.0.0.tar.gz",
+        "numpy-2.4.6-cp311-cp311-linux_x86_64.whl",
+        "torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl",
+    ]
+
+
+def test_any_version_is_staged_to_update_the_lock(wheels: Path, tmp_path: Path) -> None:
+    package_sources.stage_wheels(PipSources(find_links=(wheels.as_uri(),)), {"torch": None}, tmp_path / "staged")
+    assert len(list((tmp_path / "staged").iterdir())) == 2
+
+
+def test_pins() -> None:
+    assert package_sources.pins("a.b_C==1.0+cpu\nd\ne<81\n  \n# f==1\n") == {"a-b-c": "1.0+cpu", "d": None, "e": None}
+
+
+def test_pip_conf_names_remote_places_and_its_own_paths() -> None:
+    pip = PipSources(
+        index="https://i.example/simple", extra_indexes=("file:///a",), find_links=("/w", "https://w.example")
+    )
+    assert package_sources.pip_conf(
+        pip, torch_index="https://t.example/cpu", wheels=True, certificates=True
+    ).splitlines() == [
+        "[global]",
+        "index-url = https://i.example/simple",
+        "extra-index-url = https://t.example/cpu",
+        "find-links = https://w.example",
+        "    /run/sources/wheels",
+        "cert = /run/sources/ca.crt",
+        "timeout = 60",
+        "disable-pip-version-check = true",
+    ]
+
+
+def test_settings_win_over_this_host(tmp_path: Path) -> None:
+    host = PipSources(index="https://host.example", find_links=("/host",), cert="/host.crt")
+    merged = build.pip_sources(request(tmp_path, pip_index="https://set.example", ca_certificates="/set.crt"), host)
+    assert merged == PipSources(index="https://set.example", find_links=("/host",), cert="/set.crt")
+
+
+def test_secrets_are_in_files_and_never_in_arguments(tmp_path: Path, wheels: Path) -> None:
+    bundle = tmp_path / "ca.crt"
+    bundle.write_text("certificates")
+    pip = PipSources(index=f"https://me:{CANARY}@i.example", find_links=(str(wheels),), cert=str(bundle))
+    asked = request(tmp_path, proxies=(("HTTPS_PROXY", f"http://me:{CANARY}@proxy.example:3128"),))
+    folder = tmp_path / "handed"
+    folder.mkdir()
+    arguments = build.hand_in(asked, pip, {"torch": "2.13.0+cpu"}, f"deb http://me:{CANARY}@m.example x main\n", folder)
+    assert arguments == [
+        "--build-context", f"wheels={folder}/wheels",
+        "--secret", f'id=ca.crt,"src={bundle}"',
+        "--secret", f'id=pip.conf,"src={folder}/pip.conf"',
+        "--secret", f'id=apt.list,"src={folder}/apt.list"',
+        "--secret", f'id=apt.conf,"src={folder}/apt.conf"',
+        "--build-arg", "HTTPS_PROXY",
+        "--build-arg", "https_proxy",
+    ]  # fmt: skip
+    assert CANARY in (folder / "pip.conf").read_text()
+    assert CANARY not in repr((asked, pip))
+
+
+def test_the_torch_index_is_asked_only_where_no_wheel_is_here(tmp_path: Path, wheels: Path) -> None:
+    for number, links in enumerate(((), (str(wheels),))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        build.hand_in(request(tmp_path), PipSources(find_links=links), {"torch": "2.13.0+cpu"}, "", folder)
+        assert (build.TORCH_INDEXES["cpu"] in (folder / "pip.conf").read_text()) is not bool(links)
+
+
+def test_the_torch_index_is_not_asked_for_an_image_that_adds_no_torch(tmp_path: Path) -> None:
+    build.hand_in(request(tmp_path), PipSources(), {"horovod": "0.28.1"}, "", tmp_path)
+    assert build.TORCH_INDEXES["cpu"] not in (tmp_path / "pip.conf").read_text()
+
+
+def test_a_failed_build_shows_its_last_lines_without_credentials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = f"Looking in indexes: https://me:{CANARY}@i.example/simple"
+
+    def stream(argv: list[str], on_line: object, **_: object) -> process.CompletedProcess:
+        on_line(line)  # type: ignore[operator]
+        return process.CompletedProcess(tuple(argv), 1, line, "")
+
+    monkeypatch.setattr(process, "stream", stream)
+    monkeypatch.setattr(process, "run", lambda argv: process.CompletedProcess(tuple(argv), 0, "default\n", ""))
+    with pytest.raises(HostError, match=r"https://\[REDACTED\]@i\.example") as caught:
+        build._buildx(request(tmp_path), [], print)
+    log = tmp_path / ".lab/build.log"
+    assert CANARY not in caught.value.message + log.read_text()
+    assert log.stat().st_mode & 0o777 == 0o600
+
+
+def test_apt_sources_for_another_release_leave_third_parties_out() -> None:
+    found = tuple(apt.parse_list(APT_SOURCES))
+    signed = "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg]"
+    assert apt.for_release(found, "debian", "bookworm", "trixie").splitlines() == [
+        f"{signed} http://mirror.example/debian trixie main",
+        f"{signed} http://mirror.example/debian trixie-updates main",
+        f"{signed} http://mirror.example/secure trixie-security main",
+    ]
+    assert apt.for_release(found, "ubuntu", "bookworm", "noble") == ""
+
+
+def test_a_named_mirror_serves_debian_images_only() -> None:
+    lines = base_image.apt_list("debian", "bookworm", "https://m.example/debian/").splitlines()
+    assert [line.split()[2:4] for line in lines] == [
+        ["https://m.example/debian", "bookworm"],
+        ["https://m.example/debian", "bookworm-updates"],
+        ["https://m.example/debian-security", "bookworm-security"],
+    ]
+    assert base_image.apt_list("other", "x", "https://m.example/debian") == ""
+
+
+def test_progress_is_one_line_when_a_step_works_and_one_when_it_is_done() -> None:
+    said: list[str] = []
+    progress = build.Progress(said.append)
+    for line in (
+        "#1 [internal] load build definition", "#1 DONE 0.0s", "#7 [context wheels] load from client", "#7 DONE 1s",
+        "#8 [system 2/2] RUN apt-get", "#8 0.5 Get:1", "#8 0.6 Get:2", "#8 DONE 23.4s", "",
+        "#9 [python 1/1] RUN pip", "#9 CACHED", "#10 exporting to image", "#10 DONE 4.7s",
+    ):  # fmt: skip
+        progress.read(line)
+    assert said == ["  system 2/2 ...", "  system 2/2: 23.4 s", "  python 1/1: cached", "  exporting: 4.7 s"]
+
+
+@pytest.fixture
+def docker_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of Dockerfiles in place of labctl's own: `under`, and `over` built on it."""
+    folder = tmp_path / "docker"
+    folder.mkdir()
+    for name, base in (("under", "debian:bookworm-slim"), ("over", "labctl/under")):
+        (folder / f"{name}.Dockerfile").write_text(
+            f"# {name}\nARG BASE_IMAGE={base}\nFROM ${{BASE_IMAGE}}\n"
+            f"RUN --mount=type=bind,source={name}.lock,target=/lock \\\n    true\n"
+            f"COPY --chmod=755 labnode.py /labnode.py\nCOPY --from=elsewhere /made /\n"
+        )
+        (folder / "labnode.py").touch()
+        (folder / f"{name}.lock").write_text("one==1\n")
+    monkeypatch.setattr(resources, "path", tmp_path.joinpath)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("image", "name"),
+    [
+        ("labctl/over", "over"),
+        ("labctl/over:latest", "over"),
+        ("labctl/over:mine", None),
+        ("labctl/base", None),
+        ("over", None),
+        ("elsewhere/over", None),
+    ],
+)
+def test_labctls_own_images_are_known_by_their_names(docker_files: Path, image: str, name: str | None) -> None:
+    assert catalog.name_of(image) == name
+
+
+def test_an_image_built_on_another_of_labctls_is_recognised(docker_files: Path) -> None:
+    assert catalog.base_of("over") == "under"
+    assert catalog.base_of("under") is None
+
+
+@pytest.mark.parametrize("changed", ["over.Dockerfile", "over.lock", "under.Dockerfile", "under.lock", "labnode.py"])
+def test_an_image_is_stale_when_its_files_or_those_below_it_change(docker_files: Path, changed: str) -> None:
+    labels = {catalog.INPUTS_LABEL: catalog.inputs_hash("over")}
+    assert not catalog.is_stale(labels, "over")
+    with (docker_files / changed).open("a") as file:
+        file.write("\n")
+    assert catalog.is_stale(labels, "over")
+
+
+def test_an_image_is_stale_without_a_label_and_with_that_of_another(docker_files: Path) -> None:
+    assert catalog.is_stale({}, "under")
+    assert catalog.is_stale({catalog.INPUTS_LABEL: catalog.inputs_hash("over")}, "under")
+
+
+def test_what_stands_above_an_image_does_not_make_it_stale(docker_files: Path) -> None:
+    before = catalog.inputs_hash("under")
+    (docker_files / "over.lock").write_text("two==2\n")
+    assert catalog.inputs_hash("under") == before
+
+
+def test_an_image_without_a_dockerfile_is_an_error_that_names_the_file(docker_files: Path) -> None:
+    with pytest.raises(HostError, match=r"other\.Dockerfile"):
+        catalog.dockerfile("other")
+
+
+@pytest.fixture
+def engine(docker_files: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, str]]:
+    """Images that are here, with their labels; what is built joins them."""
+    here: dict[str, dict[str, str]] = {}
+
+    def run(argv: list[str], **_: object) -> process.CompletedProcess:
+        if "inspect" not in argv:
+            return process.CompletedProcess(tuple(argv), 0, "", "")
+        labels = here.get(argv[-1])
+        answer = json.dumps(labels) if "{{json .Config.Labels}}" in argv else "id 1000"
+        return process.CompletedProcess(tuple(argv), int(labels is None), answer, "")
+
+    def buildx_run(dockerfile: Path, arguments: list[str], *_: object) -> None:
+        label = arguments[arguments.index("--label") + 1]
+        here[arguments[arguments.index("--tag") + 1]] = dict([label.split("=")])
+
+    monkeypatch.setattr(process, "run", run)
+    monkeypatch.setattr(build, "run", buildx_run)
+    monkeypatch.setattr(base_image, "ensure", lambda name, **_: name)
+    monkeypatch.setattr(package_sources, "of_host", PipSources)
+    return here
+
+
+def test_the_base_is_built_first_where_it_is_missing_or_old(engine: dict[str, dict[str, str]], tmp_path: Path) -> None:
+    for labels in (None, {catalog.INPUTS_LABEL: "of other files"}):
+        engine.clear()
+        if labels:
+            engine["labctl/under"] = labels
+        said: list[str] = []
+        build.build(request(tmp_path, image="over", tag="labctl/over"), said.append)
+        assert list(engine) == ["labctl/under", "labctl/over"]
+        assert not catalog.is_stale(engine["labctl/under"], "under")
+        assert "labctl/under" in said[0]
+
+
+def test_a_base_that_is_here_is_left_alone(engine: dict[str, dict[str, str]], tmp_path: Path) -> None:
+    engine["labctl/under"] = {catalog.INPUTS_LABEL: catalog.inputs_hash("under"), "kept": "yes"}
+    build.build(request(tmp_path, image="over", tag="labctl/over"), print)
+    assert engine["labctl/under"]["kept"] == "yes"
+
+
+@pytest.mark.parametrize(
+    ("asked", "image", "tag"),
+    [
+        ("", "cpu", "labctl/cpu"),
+        ("mine:1", "cpu", "mine:1"),
+        ("labctl/horovod", "horovod", "labctl/horovod"),
+    ],
+)
+def test_which_image_is_built_under_which_name(
+    asked: str, image: str, tag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[BuildRequest] = []
+    monkeypatch.setattr(build, "build", lambda request, _: built.append(request))
+    flags = {"LAB_ACCELERATOR": "cpu", "LAB_IMAGE": asked}
+    context = Context(directory=tmp_path, environ={}, emit=lambda _: None, flags=flags)
+    prepare.build_image(context, site(context))
+    assert [(one.image, one.tag) for one in built] == [(image, tag)]

@@ -1,0 +1,505 @@
+"""Images to hosts: what is sent, what is not, and what is made of it when something breaks."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import tarfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.fakehost import FakeHost
+from support.harness import wait_until
+from support.imagefile import image_archive
+
+from labctl.errors import HostError
+from labctl.hosts.ssh import Connection
+from labctl.images import distribute, local, remote
+from labctl.images.archive import Archive, common, tagged
+from labctl.images.distribute import Failures, ImageTargets, alike
+from labctl.system import process, progress
+from labctl.system.parallel import attempt
+from labctl.system.process import CompletedProcess
+
+BASE, TOP, OTHER = (letter * 5000 for letter in (b"b", b"t", b"o"))
+NAME = "lab/node:latest"
+
+
+class Rack:
+    """Hosts, and the images that this machine has for them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.said: list[str] = []
+
+    def hosts(self, *names: str) -> dict[str, FakeHost]:
+        return {name: FakeHost(self.path / "rack", name) for name in names}
+
+    def archive(self, *layers: bytes, name: str = NAME, **config: object) -> Archive:
+        return Archive(image_archive(self.path / "image.tar", name, layers, **config))
+
+    def hand_out(self, archive: Archive, hosts: dict[str, FakeHost]) -> Failures:
+        receivers = ImageTargets(hosts=hosts, emit=lambda event: self.said.append(event.text), addresses={})
+        return distribute.hand_out(archive, "lab/node", receivers)
+
+
+@pytest.fixture
+def rack(tmp_path: Path) -> Rack:
+    return Rack(tmp_path)
+
+
+@pytest.fixture
+def chained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However little there is to send, hosts are asked whether they reach each other."""
+    monkeypatch.setattr(distribute, "WORTH", 0)
+
+
+def names_in(archive: Archive, held: int) -> list[str]:
+    stream = io.BytesIO(b"".join(archive.cargo(archive.image("lab/node"), held).chunks()))
+    with tarfile.open(fileobj=stream) as tar:
+        return [member.name for member in tar if member.isfile()]
+
+
+# --- the archive ---------------------------------------------------------------------------------------------
+
+
+def test_an_archive_leaves_out_the_lowest_layers(rack: Rack) -> None:
+    archive = rack.archive(BASE, TOP)
+    image = archive.image("lab/node")
+    assert set(names_in(archive, 0)) - set(names_in(archive, 1)) == {image.layers[0]}
+    assert image.layers[1] in names_in(archive, 1)
+
+
+def test_a_stream_goes_on_from_any_place(rack: Rack) -> None:
+    archive = rack.archive(BASE, TOP)
+    cargo = archive.cargo(archive.image("lab/node"))
+    whole = b"".join(cargo.chunks())
+    assert len(whole) == cargo.size
+    assert all(b"".join(cargo.chunks(place)) == whole[place:] for place in (0, 1, 511, 512, 6000, cargo.size))
+
+
+def test_the_same_image_is_the_same_stream_whenever_it_is_saved(rack: Rack) -> None:
+    first = rack.archive(BASE, TOP)
+    cargo = first.cargo(first.image("lab/node"), 1)
+    data, key = b"".join(cargo.chunks()), cargo.key
+    again = rack.archive(BASE, TOP)
+    assert b"".join(again.cargo(again.image("lab/node"), 1).chunks()) == data
+    assert again.cargo(again.image("lab/node"), 1).key == key
+    assert again.cargo(again.image("lab/node"), 0).key != key
+
+
+def test_an_archive_of_an_older_engine_is_read(tmp_path: Path) -> None:
+    config = json.dumps({"rootfs": {"diff_ids": ["sha256:a", "sha256:b"]}}).encode()
+    entry = [{"Config": "c.json", "RepoTags": [NAME], "Layers": ["1/layer.tar", "2/layer.tar"]}]
+    with tarfile.open(tmp_path / "old.tar", "w") as tar:
+        for name, content in (("1/layer.tar", BASE), ("c.json", config), ("manifest.json", json.dumps(entry).encode())):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+        link = tarfile.TarInfo("2/layer.tar")
+        link.type, link.linkname = tarfile.SYMTYPE, "../1/layer.tar"
+        tar.addfile(link)
+    assert names_in(Archive(tmp_path / "old.tar"), 1) == ["manifest.json", "c.json", "2/layer.tar"]
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 2000])
+def test_what_is_no_archive_is_said(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(HostError, match="is not an image archive"):
+        Archive(tmp_path / "file")
+
+
+def test_an_image_that_is_not_in_it_is_said(rack: Rack) -> None:
+    with pytest.raises(HostError, match="holds no image other") as caught:
+        rack.archive(BASE).image("other")
+    assert caught.value.hint == f"it holds {NAME}"
+
+
+@pytest.mark.parametrize(
+    ("held", "count"), [([], 0), (["a"], 1), (["a", "b", "c", "d"], 3), (["b", "a"], 0), (["a", "x", "c"], 1)]
+)
+def test_layers_are_held_from_the_lowest_on(held: list[str], count: int) -> None:
+    assert common(["a", "b", "c"], [["x"], held]) == count
+
+
+@pytest.mark.parametrize(("name", "full"), [("a/b", "a/b:latest"), ("h:5000/b", "h:5000/b:latest"), ("b:1", "b:1")])
+def test_a_name_without_a_tag_means_latest(name: str, full: str) -> None:
+    assert tagged(name) == full
+
+
+# --- to hosts ------------------------------------------------------------------------------------------------
+
+
+def test_every_host_gets_the_image_and_keeps_nothing_else(rack: Rack) -> None:
+    hosts = rack.hosts("h1", "h2")
+    assert rack.hand_out(rack.archive(BASE, TOP), hosts) == {}
+    for one in hosts.values():
+        assert one.images == [NAME]
+        assert not (one.home / ".labctl").exists()
+
+
+def test_what_is_there_is_not_touched(rack: Rack) -> None:
+    hosts = rack.hosts("h1")
+    rack.hand_out(rack.archive(BASE, TOP), hosts)
+    hosts["h1"].sent = 0
+    rack.said.clear()
+    assert rack.hand_out(rack.archive(BASE, TOP), hosts) == {}
+    assert (hosts["h1"].sent, rack.said) == (0, [])
+
+
+def test_of_a_change_only_the_changed_layer_is_sent(rack: Rack) -> None:
+    hosts = rack.hosts("h1", "h2")
+    rack.hand_out(rack.archive(BASE, TOP), hosts)
+    whole = hosts["h1"].sent
+    for one in hosts.values():
+        one.sent = 0
+    assert rack.hand_out(rack.archive(BASE, OTHER), hosts) == {}
+    assert {one.sent for one in hosts.values()} == {whole - 5120 - 512}
+    assert "with 1 of 2 layers to h1, h2" in rack.said[-5]
+
+
+def test_what_was_cut_off_goes_on_where_it_stopped(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = rack.hosts("h1")
+    archive = rack.archive(BASE, TOP)
+
+    def cut(one: Connection, name: str, at: int, chunks: Iterator[bytes]) -> bool:
+        return take(one, name, at, iter([b"".join(chunks)[:7000]]))
+
+    take = remote.take
+    with monkeypatch.context() as patch:
+        patch.setattr(remote, "take", cut)
+        (failure,) = rack.hand_out(archive, hosts).values()
+    assert "h1: the image did not come whole: 7.0 kB of" in failure.message
+    hosts["h1"].sent = 0
+    assert rack.hand_out(archive, hosts) == {}
+    size = archive.cargo(archive.image("lab/node")).size
+    assert hosts["h1"].sent == size - 7000
+    assert f"h1: 7.0 kB of {size / 1000:.1f} kB are there already" in rack.said
+
+
+def test_what_came_damaged_is_not_loaded_and_is_sent_anew_the_next_time(rack: Rack) -> None:
+    hosts = rack.hosts("h1")
+    archive = rack.archive(BASE, TOP)
+    cargo = archive.cargo(archive.image("lab/node"))
+    staged = hosts["h1"].home / f".labctl/images/{cargo.key[:32]}-h10000"
+    staged.parent.mkdir(parents=True)
+    staged.write_bytes(b"".join(cargo.chunks())[:9000].replace(b"bb", b"xx"))
+    (failure,) = rack.hand_out(archive, hosts).values()
+    assert "what came of lab/node is damaged, and is removed" in failure.message
+    assert (hosts["h1"].images, hosts["h1"].staged) == ([], [])
+    assert rack.hand_out(archive, hosts) == {}
+
+
+def test_who_still_loads_is_told_now_and_then(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*words: Any) -> str:
+        told = {"h1, h2: loading, 0 s", "h2, h1: loading, 0 s"}
+        wait_until(lambda: told.intersection(rack.said), 30, "a line of both hosts")
+        return str(loaded(*words))
+
+    loaded = remote.load
+    monkeypatch.setattr(progress, "PACE", 0.01)
+    monkeypatch.setattr(remote, "load", load)
+    assert rack.hand_out(rack.archive(BASE), rack.hosts("h1", "h2")) == {}
+
+
+def test_reading_an_image_says_how_far_it_is(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docker writes under a name of its own."""
+
+    def run(argv: list[str], **_: object) -> None:
+        Path(argv[3]).with_name(".docker_temp_1").write_bytes(bytes(4000))
+        wait_until(
+            lambda: "reading lab/node: 4.0 kB of about 8.0 kB, 0 s" in rack.said, 30, "a line of how much is there"
+        )
+
+    monkeypatch.setattr(progress, "PACE", 0.01)
+    monkeypatch.setattr(process, "run", run)
+    (rack.path / "spool").mkdir()
+    local.save(("lab/node",), rack.path / "spool/image.tar", 8000, rack.said.append)
+
+
+def test_an_engine_that_wants_all_layers_gets_them(rack: Rack) -> None:
+    hosts = rack.hosts("h1", "h2")
+    rack.hand_out(rack.archive(BASE), hosts)
+    (hosts["h2"].engine / "wants-all").touch()
+    archive = rack.archive(BASE, TOP)
+    assert rack.hand_out(archive, hosts) == {}
+    assert [one.images for one in hosts.values()] == [[NAME]] * 2
+    assert any("no such file or directory; it is sent all layers" in line for line in rack.said)
+
+
+def test_an_engine_that_refuses_the_whole_image_is_not_sent_it_again(rack: Rack) -> None:
+    hosts = rack.hosts("h1")
+    (hosts["h1"].engine / "broken").touch()
+    archive = rack.archive(BASE)
+    (failure,) = rack.hand_out(archive, hosts).values()
+    assert failure.message == ("h1: its engine did not load the image: write /var/lib/docker: input/output error")
+    assert hosts["h1"].sent == archive.cargo(archive.image("lab/node")).size
+
+
+def test_an_engine_that_never_stores_the_image_is_given_up_and_what_came_is_kept(
+    rack: Rack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(self: FakeHost, script: str, *words: str, timeout: float = 60, **options: Any) -> CompletedProcess:
+        if "engine load" not in script:
+            return usual(self, script, *words, **options)
+        limits.append(timeout)
+        raise process.ProcessTimeout("h1: `docker load` is not done in time")
+
+    usual, limits = FakeHost.run, list[float]()
+    monkeypatch.setattr(FakeHost, "run", run)
+    hosts = rack.hosts("h1")
+    (failure,) = rack.hand_out(rack.archive(BASE), hosts).values()
+    assert (failure.message, limits) == ("h1: `docker load` is not done in time", [remote.STORING])
+    assert len(hosts["h1"].staged) == 1
+
+
+def test_an_engine_here_that_never_hands_the_image_out_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docker = tmp_path / "docker"
+    docker.write_text("#!/bin/sh\nexec sleep 60\n")
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(local, "STORING", 0.1)
+    with (
+        pytest.raises(HostError, match=r"docker save .*: not done within"),
+        local.spooled("image", tmp_path / "lab", 0, print),
+    ):
+        pass
+
+
+def test_who_is_stopped_waits_for_no_host() -> None:
+    held = threading.Event()
+
+    def work(name: str) -> None:
+        if name == "h1":
+            raise KeyboardInterrupt
+        held.wait(60)
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        attempt(work, {"h1": "h1", "h2": "h2"})
+    held.set()
+    assert time.monotonic() - began < 30
+
+
+def test_a_host_that_cannot_have_it_harms_no_other(rack: Rack) -> None:
+    hosts = rack.hosts("h1", "h2", "h3")
+    (hosts["h1"].engine / "down").touch()
+    (hosts["h2"].home / ".labctl").write_text("")
+    failures = rack.hand_out(rack.archive(BASE), hosts)
+    assert {name: failure.node for name, failure in failures.items()} == {"h1": "h1", "h2": "h2"}
+    assert "Is the docker daemon running?" in failures["h1"].message
+    assert failures["h1"].hint == "on h1: systemctl start docker"
+    assert hosts["h3"].images == [NAME]
+
+
+def test_a_host_without_room_is_told_before_anything_is_sent(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = rack.hosts("h1")
+    monkeypatch.setattr(remote, "_room", lambda _: remote.Room(filesystem="/dev/vda", free=20_000))
+    (failure,) = rack.hand_out(rack.archive(BASE, TOP), hosts).values()
+    assert "h1: no room for the image: " in failure.message
+    assert "are needed on /dev/vda while it is loaded, 20.0 kB are free" in failure.message
+    assert hosts["h1"].sent == 0
+
+
+# --- from host to host ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("chained")
+def test_hosts_that_reach_each_other_hand_the_image_on(rack: Rack) -> None:
+    hosts = rack.hosts("h1", "h2", "h3")
+    archive = rack.archive(BASE, TOP)
+    assert rack.hand_out(archive, hosts) == {}
+    assert [one.images for one in hosts.values()] == [[NAME]] * 3
+    assert [one.sent for one in hosts.values()] == [archive.cargo(archive.image("lab/node")).size, 0, 0]
+    assert rack.said[0].endswith("to h1 -> h2 -> h3 (each hands them on to the next)")
+    assert not any((one.home / ".labctl").exists() for one in hosts.values())
+
+
+@pytest.mark.usefixtures("chained")
+def test_a_host_that_is_not_reached_by_another_is_sent_the_image_from_here(rack: Rack) -> None:
+    hosts = rack.hosts("h1", "h2", "h3")
+    (hosts["h2"].home / "unreachable").touch()
+    assert rack.hand_out(rack.archive(BASE, TOP), hosts) == {}
+    assert [bool(one.sent) for one in hosts.values()] == [True, True, False]
+    assert "to h1, h2 -> h3 (" in rack.said[0]
+
+
+@pytest.mark.usefixtures("chained")
+def test_a_way_that_leads_to_another_machine_is_not_taken(rack: Rack) -> None:
+    """A name may mean one machine here and another one there."""
+    hosts = rack.hosts("h1", "h2", "other")
+    receivers = ImageTargets(
+        hosts={name: hosts[name] for name in ("h1", "h2")}, emit=lambda _: None, addresses={"h2": "other"}
+    )
+    assert distribute.hand_out(rack.archive(BASE), "lab/node", receivers) == {}
+    assert (bool(hosts["h2"].sent), hosts["other"].staged) == (True, [])
+
+
+@pytest.mark.usefixtures("chained")
+def test_where_a_link_breaks_the_rest_comes_from_here(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = rack.hosts("h1", "h2")
+
+    def break_after(*words: object, **_: object) -> bool:
+        (hosts["h2"].home / "unreachable").touch()
+        return True
+
+    monkeypatch.setattr(remote, "reaches", break_after)
+    assert rack.hand_out(rack.archive(BASE, TOP), hosts) == {}
+    assert hosts["h2"].sent > 0
+    assert any("h2: h1 handed 0 B of" in line and "the rest comes from here" in line for line in rack.said)
+
+
+# --- from elsewhere ------------------------------------------------------------------------------------------
+
+
+def fleet_of(hosts: dict[str, FakeHost]) -> ImageTargets:
+    return ImageTargets(hosts=hosts, emit=lambda _: None, addresses={})
+
+
+def test_hosts_pull_what_is_of_a_registry_and_not_here(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "described", lambda _: None)
+    hosts = rack.hosts("h1", "h2")
+    image_archive(hosts["h1"].engine / "registry", "far.example/node:1", [BASE])
+    failures = distribute.send("far.example/node:1", fleet_of(hosts), rack.path)
+    assert hosts["h1"].images == ["far.example/node:1"]
+    assert list(failures) == ["h2"]
+    assert "pull access denied" in failures["h2"].message
+
+
+def test_hosts_that_pulled_different_images_are_told_apart(rack: Rack) -> None:
+    hosts = rack.hosts("h1", "h2", "h3")
+    for one, layer in zip(hosts.values(), (BASE, BASE, OTHER), strict=True):
+        image_archive(one.engine / "registry", "far.example/node:1", [layer])
+    (failure,) = distribute.pull("far.example/node:1", fleet_of(hosts)).values()
+    assert failure.message == "h3: its far.example/node:1 is another than h1's"
+
+
+def test_a_dry_run_tells_what_would_be_brought_to_hosts(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
+    def said(image: str, how: str) -> str:
+        return distribute.foreseen(image, how, fleet_of(hosts))
+
+    hosts = rack.hosts("h1", "h2", "h3")
+    rack.hand_out(rack.archive(BASE), {"h1": hosts["h1"]})
+    (own,) = (json.loads(path.read_text()) for path in hosts["h1"].engine.glob("*.json"))
+    monkeypatch.setattr(local, "described", lambda _: {**own, "Size": 2_284_984_296})
+    assert said(NAME, "send") == f"send image {NAME} (2.3 GB or less) to h2, h3"
+    assert said(NAME, "pull") == f"pull image {NAME} on h2, h3"
+    assert said(NAME, "build") == f"build image {NAME} on h2, h3"
+    monkeypatch.setattr(local, "described", lambda _: None)
+    assert said("labctl/cpu", "send") == "build image labctl/cpu here and send it to h1, h2, h3"
+    assert said("far.example/node:1", "send") == "pull image far.example/node:1 on h1, h2, h3"
+    rack.hand_out(rack.archive(BASE), hosts)
+    assert said(NAME, "send") == ""
+    assert sum(len(one.staged) for one in hosts.values()) == 0
+
+
+def test_one_of_labctls_own_that_is_nowhere_is_to_be_built(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "described", lambda _: None)
+    (failure,) = distribute.send("labctl/cpu", fleet_of(rack.hosts("h1")), rack.path).values()
+    assert failure.message == "h1: image labctl/cpu is neither there nor on this machine"
+    assert failure.hint == "labctl build, or labctl bundle load FILE"
+
+
+def test_only_hosts_that_lack_it_build(rack: Rack) -> None:
+    hosts = rack.hosts("h1", "h2")
+    rack.hand_out(rack.archive(BASE), {"h1": hosts["h1"]})
+    built: list[str] = []
+    assert distribute.build("lab/node", fleet_of(hosts), built.append) == {}
+    assert built == ["h2"]
+
+
+def test_engines_that_count_images_differently_are_seen_to_have_the_same() -> None:
+    one = {"Id": "sha256:a", "RootFS": {"Layers": ["l"]}, "Created": "now", "Config": {"Env": ["A=1"], "User": ""}}
+    assert alike(one, {**one, "Id": "sha256:b", "Config": {"Env": ["A=1"]}})
+    assert not alike(one, {**one, "Id": "sha256:b", "Config": {"Env": ["A=2"]}})
+    assert not alike(None, one)
+
+
+# --- two attempts at once ------------------------------------------------------------------------------------
+
+
+def writer(one: FakeHost, name: str) -> subprocess.Popen[bytes]:
+    """Another attempt, that writes to the file of this name what it is given."""
+    environ = {**os.environ, "HOME": str(one.home)}
+    return subprocess.Popen(["sh", "-c", remote._TAKE, "sh", name, "0"], stdin=subprocess.PIPE, env=environ)
+
+
+@pytest.mark.alone
+def test_an_attempt_that_was_cut_off_unseen_is_ended(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "STALLED", 1)
+    (one,) = rack.hosts("h1").values()
+    with writer(one, "file") as other:
+        assert other.stdin
+        other.stdin.write(b"half")
+        other.stdin.flush()
+        wait_until(lambda: one.staged and one.staged[0].read_bytes() == b"half", 20, "half of it is there")
+        assert remote.there(one, "file") == 4
+        assert other.wait(60) == -signal.SIGTERM
+
+
+@pytest.mark.alone
+def test_an_attempt_that_goes_on_is_let_finish(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "STALLED", 1)
+    (one,) = rack.hosts("h1").values()
+    with writer(one, "file") as other, ThreadPoolExecutor(1) as pool:
+        assert other.stdin
+        wait_until((one.home / ".labctl/images/file.writer.0").is_symlink, 20, "it has begun")
+        size = pool.submit(remote.there, one, "file")
+        for _ in range(15):
+            other.stdin.write(b"x")
+            other.stdin.flush()
+            with contextlib.suppress(NotYet):
+                size.result(0.2)
+        other.stdin.close()
+        assert size.result(20) == 15
+        assert other.wait(60) == 0
+
+
+def test_one_of_two_attempts_writes(rack: Rack) -> None:
+    (one,) = rack.hosts("h1").values()
+    with writer(one, "file") as other:
+        wait_until((one.home / ".labctl/images/file.writer.0").is_symlink, 20, "it has begun")
+        assert not remote.take(one, "file", 0, [b"of the second"])
+        other.communicate(b"of the first")
+    assert one.staged[0].read_bytes() == b"of the first"
+    assert not remote.take(one, "file", 0, [b"of the second"])
+    assert remote.take(one, "file", 12, [b", and the rest"])
+    assert one.staged[0].read_bytes() == b"of the first, and the rest"
+
+
+def test_an_attempt_that_comes_second_goes_on_with_what_the_first_has_brought(
+    rack: Rack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (one,) = rack.hosts("h1").values()
+    archive = rack.archive(BASE, TOP)
+
+    def second(there: FakeHost, name: str, at: int, chunks: Iterator[bytes]) -> bool:
+        if not firsts:
+            with writer(there, name) as first:
+                first.communicate(b"".join(archive.cargo(archive.image("lab/node")).chunks()))
+            firsts.append(first)
+        return take(there, name, at, chunks)
+
+    take, firsts = remote.take, list[object]()
+    monkeypatch.setattr(remote, "take", second)
+    assert rack.hand_out(archive, {"h1": one}) == {}
+    assert (one.images, one.staged) == ([NAME], [])
+
+
+def test_what_another_attempt_has_loaded_and_removed_meanwhile_is_there(rack: Rack) -> None:
+    (one,) = rack.hosts("h1").values()
+    archive = rack.archive(BASE)
+    assert rack.hand_out(archive, {"h1": one}) == {}
+    assert remote.load(one, "gone", NAME) in archive.image("lab/node").ids

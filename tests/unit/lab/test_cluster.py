@@ -1,0 +1,168 @@
+"""A lab over several hosts, some of which cannot be part of it: the others have it all the same."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import pytest
+from support import builders
+
+from labctl import flows
+from labctl.compose import render
+from labctl.config.context import Context
+from labctl.config.inventory import InventoryHost
+from labctl.deploy import images, ledger
+from labctl.engines import Daemon
+from labctl.engines.multi import MultiHostEngine
+from labctl.engines.state import ObservedState
+from labctl.errors import ConfigError, HostError
+from labctl.hosts import facts
+from labctl.lab import cluster
+from labctl.lab.cluster import Cluster
+from labctl.model import Lab
+
+ROUTES = """\
+Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT
+eth0\t0000000A\t00000000\t0001\t0\t0\t100\t00FFFFFF\t0\t0\t0
+"""
+NAMES = ("h0", "h1", "h2")
+Open = Callable[..., Cluster]
+
+
+class Engine(builders.FakeEngine):
+    """It grants limits, and knows NVIDIA's device driver, when ``meet`` lets it."""
+
+    def __init__(self, meet: Callable[[], object] = lambda: None) -> None:
+        super().__init__()
+        self.meet = meet
+
+    def grants(self, lab: str, image: str, limits: tuple[tuple[str, int], ...]) -> bool:  # noqa: ARG002
+        self.meet()
+        return True
+
+
+def refuse() -> None:
+    raise HostError("cannot start a container: not done within 120 s", hint="labctl doctor")
+
+
+def told(number: int, gpus: tuple[int, ...]) -> facts.HostDump:
+    return facts.HostDump(
+        f"h{number}",
+        facts={
+            "id": "uid=1000(ann) gid=1000(ann)",
+            "home": "/home/ann",
+            "ssh": f"10.0.0.9 51000 10.0.0.{number + 1} 22",
+            "addresses": f"2: eth0    inet 10.0.0.{number + 1}/24 brd 10.0.0.255 scope global eth0",
+        },
+        files={"proc/meminfo": "MemTotal: 2048 kB\n", "proc/net/route": ROUTES, "sys/class/net/eth0/mtu": "1500\n"},
+        nodes={f"dev/nvidia{minor}": 44 for minor in gpus},
+    )
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Context:
+    return Context(directory=tmp_path, environ={"LAB_NAME": "demo"}, emit=lambda _: None, flags={})
+
+
+@pytest.fixture
+def opened(context: Context) -> Open:
+    """Three hosts with these GPUs and engines."""
+
+    def make(*gpus: tuple[int, ...], engines: tuple[Engine, ...] = (), **settings: str) -> Cluster:
+        found = context.settings()
+        for key, value in settings.items():
+            found = found.with_value(key, value, origin="test")
+        daemons = dict(zip(NAMES, engines or tuple(Engine() for _ in NAMES), strict=True))
+        return Cluster(
+            settings=found,
+            directory=context.directory,
+            engine=MultiHostEngine(cast(dict[str, Daemon], daemons), {}),
+            targets=tuple(InventoryHost(name=name) for name in NAMES),
+            told={name: told(number, gpus[number] if gpus else ()) for number, name in enumerate(NAMES)},
+        )
+
+    return make
+
+
+def files(lab: Lab, *but: str) -> dict[str, str]:
+    return {file.path: file.content for file in render.render(lab) if not any(name in file.path for name in but)}
+
+
+def test_engines_are_asked_all_at_once(context: Context, opened: Open) -> None:
+    together = threading.Barrier(len(NAMES))
+    lab, able = cluster.load_lab(context, opened(engines=tuple(Engine(lambda: together.wait(60)) for _ in NAMES)))
+    assert (able.engine.hosts, able.failed) == (NAMES, {})
+    assert lab.limits.memlock == -1
+
+
+def test_a_host_whose_engine_fails_is_named_and_its_node_stays_in_the_lab(context: Context, opened: Open) -> None:
+    lab, able = cluster.load_lab(context, opened(engines=(Engine(), Engine(refuse), Engine())))
+    assert able.engine.hosts == ("h0", "h2")
+    assert able.failed["h1"].message == "h1: cannot start a container: not done within 120 s"
+    cured, _ = cluster.load_lab(context, opened())
+    assert files(lab) == files(cured)
+
+
+def test_what_is_known_is_not_asked_again(context: Context, opened: Open) -> None:
+    cluster.load_lab(context, opened())
+    _, able = cluster.load_lab(context, opened(engines=tuple(Engine(refuse) for _ in NAMES)))
+    assert able.failed == {}
+
+
+def test_where_all_engines_fail_all_are_named(context: Context, opened: Open) -> None:
+    with pytest.raises(HostError, match=r"3 hosts failed:\n  h0: .*\n  h1: .*\n  h2: "):
+        cluster.load_lab(context, opened(engines=tuple(Engine(refuse) for _ in NAMES)))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "settings", "reason"),
+    [
+        (((0,), (), (0,)), {}, "h1: this host has no nvidia device"),
+        (((0,), (1,), (0,)), {"LAB_DEVICES": "0"}, "h1 has no nvidia device `0`"),
+        (((0, 1), (0,), (0, 1)), {"LAB_SLOTS": "2"}, "1 nodes with 2 slots need 2 nvidia devices, h1 has 1"),
+    ],
+)
+def test_what_one_host_lacks_is_told_of_it_and_changes_nothing_for_the_others(
+    context: Context, opened: Open, gpus: tuple[tuple[int, ...], ...], settings: dict[str, str], reason: str
+) -> None:
+    nvidia = {"LAB_ACCELERATOR": "nvidia", **settings}
+    lab, able = cluster.load_lab(context, opened(*gpus, **nvidia))
+    assert able.engine.hosts == ("h0", "h2")
+    assert reason in able.failed["h1"].message
+    assert able.failed["h1"].node == "h1"
+    assert list(cluster.foresee_lab(opened(*gpus, **nvidia))[1].failed) == ["h1"]
+    cured, all_of_them = cluster.load_lab(context, opened(gpus[0], gpus[0], gpus[0], **nvidia))
+    assert all_of_them.failed == {}
+    assert files(lab, "worker-1") == files(cured, "worker-1")
+    assert files(lab) != files(cured)
+
+
+def test_what_all_hosts_lack_is_one_mistake(context: Context, opened: Open) -> None:
+    with pytest.raises(HostError, match=r"^this host has no nvidia device"):
+        cluster.load_lab(context, opened(LAB_ACCELERATOR="nvidia"))
+    with pytest.raises(ConfigError, match=r"^LAB_DEVICES: h0 has no nvidia device `7`"):
+        cluster.load_lab(context, opened((0,), (0,), (0,), LAB_ACCELERATOR="nvidia", LAB_DEVICES="7"))
+
+
+def test_a_host_that_does_not_answer_and_lacks_devices_is_told_not_to_answer(opened: Open) -> None:
+    silent = opened((0,), (), (0,), LAB_ACCELERATOR="nvidia").without({"h1": HostError("h1: timed out", node="h1")})
+    assert cluster.foresee_lab(silent)[1].failed["h1"].message == "h1: timed out"
+
+
+def test_down_forgets_the_hosts_that_have_nothing_any_more(
+    context: Context, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(images, "DockerEngine", builders.FakeEngine)
+    engines = tuple(Engine() for _ in NAMES)
+    for name, engine in zip(NAMES, engines, strict=True):
+        node = builders.container("worker-0", host=name, directory=str(context.directory))
+        engine.seen = ObservedState(host=name, containers=(node,))
+        monkeypatch.setattr(engine, "identity", lambda name=name: f"engine of {name}")
+        ledger.note(context.directory, name, f"engine of {name}")
+    monkeypatch.setattr(engines[1], "remove", lambda _: refuse())
+    with pytest.raises(HostError, match="cannot start a container"):
+        flows.remove(context, opened(engines=engines))
+    assert [one.host for one in ledger.left_over(context.directory, {})] == ["h1"]

@@ -1,0 +1,157 @@
+"""How an engine is asked for NVIDIA GPUs, by what it says, what lies in its folders, and what was tried before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from support.builders import host
+
+from labctl.config import settings
+from labctl.engines.docker import DockerEngine
+from labctl.errors import HostError
+from labctl.lab.device_requests import foreseen, has_cdi, settled
+from labctl.model import Device
+
+YAML = """\
+---
+cdiVersion: 0.5.0
+kind: nvidia.com/gpu
+devices:
+- {name: "0", containerEdits: {deviceNodes: [{path: /dev/nvidia0}]}}
+- {name: all, containerEdits: {}}
+"""
+JSON = '{"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [{"name": "1"}]}'
+
+
+def gpus(*ids: str) -> tuple[Device, ...]:
+    return tuple(Device(id=one, path=f"/dev/nvidia{one}") for one in ids)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two specifications, and files that the engine passes over too."""
+    (tmp_path / "nvidia.yaml").write_text(YAML)
+    (tmp_path / "more.json").write_text(JSON)
+    (tmp_path / "broken.yaml").write_text("devices: [")
+    (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "names.json").write_text('{"kind": "nvidia.com/gpu", "devices": ["8"]}')
+    (tmp_path / "mapping.yaml").write_text("kind: nvidia.com/gpu\ndevices: {name: '9'}\n")
+    (tmp_path / "notes.txt").write_text("kind: nvidia.com/gpu\ndevices: [{name: '7'}]\n")
+    return tmp_path
+
+
+def test_every_wanted_gpu_must_be_described(folder: Path) -> None:
+    information = {"CDISpecDirs": ["/nowhere", str(folder)]}
+    assert has_cdi(information, gpus("0", "1"))
+    assert not has_cdi(information, gpus("0", "2"))
+    assert not has_cdi(information, gpus("7"))
+    assert not has_cdi(information, gpus("9"))
+
+
+def test_an_engine_with_cdi_off_has_none(folder: Path) -> None:
+    assert not has_cdi({"CDISpecDirs": None}, gpus("0"))
+    assert not has_cdi({}, gpus("0"))
+
+
+def test_what_the_engine_says_itself_counts_before_the_folders(folder: Path) -> None:
+    said = [{"Source": "cdi", "ID": "nvidia.com/gpu=5"}, {"Source": "other", "ID": "nvidia.com/gpu=6"}]
+    information = {"CDISpecDirs": [str(folder)], "DiscoveredDevices": said}
+    assert has_cdi(information, gpus("5"))
+    assert not has_cdi(information, gpus("6"))
+    assert not has_cdi(information, gpus("0"))
+
+
+@dataclass
+class Daemon:
+    """An engine that has these runtimes and CDI devices, and knows NVIDIA's device driver or not."""
+
+    runtimes: tuple[str, ...] = ("runc",)
+    devices: tuple[str, ...] = ()
+    driver: bool = False
+    wedged: bool = False
+    trials: list[tuple[str, ...]] = field(default_factory=list)
+
+    def identity(self) -> str:
+        return "one"
+
+    def information(self) -> dict[str, Any]:
+        discovered = [{"Source": "cdi", "ID": f"nvidia.com/gpu={one}"} for one in self.devices]
+        return {"Runtimes": dict.fromkeys(self.runtimes), "DiscoveredDevices": discovered}
+
+    def reserves(self, lab: str, image: str, driver: str, ids: tuple[str, ...]) -> bool:  # noqa: ARG002
+        self.trials.append(ids)
+        if self.wedged:
+            raise HostError("cannot start a container: not done within 120 s")
+        return self.driver
+
+
+def settle(directory: Path, daemon: Daemon | None, *, anew: bool = False, **environ: str) -> str:
+    found = settings.load(directory, environ, {})
+    machine = host(devices=gpus("0", "1"))
+    engine = cast(DockerEngine, daemon) if daemon else None
+    return settled(found, "nvidia", machine, directory, "image", engine, anew=anew).request
+
+
+def test_the_first_of_cdi_reservation_and_runtime_that_is_there_is_taken(tmp_path: Path) -> None:
+    everything = Daemon(runtimes=("runc", "nvidia"), devices=("0", "1"), driver=True)
+    assert settle(tmp_path / "a", everything) == "cdi"
+    assert everything.trials == []
+    assert settle(tmp_path / "b", replace(everything, devices=("0",))) == "reservation"
+    assert settle(tmp_path / "c", replace(everything, devices=(), driver=False)) == "runtime"
+
+
+def test_only_the_gpus_that_are_picked_must_be_there(tmp_path: Path) -> None:
+    assert settle(tmp_path, Daemon(devices=("0",)), LAB_DEVICES="0") == "cdi"
+
+
+def test_a_trial_is_made_once_and_counts_where_no_engine_is_asked(tmp_path: Path) -> None:
+    daemon = Daemon(driver=True)
+    assert [settle(tmp_path, daemon), settle(tmp_path, daemon), settle(tmp_path, None)] == ["reservation"] * 3
+    assert daemon.trials == [("0", "1")]
+
+
+def test_a_trial_made_anew_replaces_what_was_kept(tmp_path: Path) -> None:
+    settle(tmp_path, Daemon(driver=True))
+    assert settle(tmp_path, Daemon(runtimes=("nvidia", "runc")), anew=True) == "runtime"
+    assert settle(tmp_path, None) == "runtime"
+
+
+def test_what_was_kept_is_forgotten_where_a_trial_finds_nothing(tmp_path: Path) -> None:
+    settle(tmp_path, Daemon(driver=True))
+    with pytest.raises(HostError, match="no runtime `nvidia`"):
+        settle(tmp_path, Daemon(), anew=True)
+    mended = Daemon(runtimes=("nvidia", "runc"))
+    assert settle(tmp_path, mended) == "runtime"
+    assert mended.trials == [("0", "1")]
+
+
+def test_a_trial_that_comes_to_no_end_leaves_what_was_kept(tmp_path: Path) -> None:
+    settle(tmp_path, Daemon(runtimes=("nvidia", "runc")))
+    with pytest.raises(HostError, match="not done within"):
+        settle(tmp_path, Daemon(wedged=True), anew=True)
+    assert settle(tmp_path, None) == "runtime"
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "{", "7"])
+def test_what_was_kept_and_cannot_be_read_counts_as_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / ".lab").mkdir()
+    (tmp_path / ".lab/engine.json").write_text(text)
+    assert settle(tmp_path, None) == "reservation"
+    assert settle(tmp_path, Daemon(runtimes=("nvidia", "runc"))) == "runtime"
+
+
+def foresee(directory: Path, daemon: Daemon) -> str:
+    found = settings.load(directory, {}, {})
+    return foreseen(found, host(devices=gpus("0", "1")), directory, cast(DockerEngine, daemon))[0]
+
+
+def test_what_is_foreseen_is_what_is_settled_as_far_as_the_engine_tells_it(tmp_path: Path) -> None:
+    with_cdi = Daemon(devices=("0", "1"))
+    assert foresee(tmp_path, with_cdi) == settle(tmp_path, with_cdi) == "cdi"
+    without = Daemon(runtimes=("nvidia", "runc"))
+    assert foresee(tmp_path, without) == "reservation", "assumed: what was kept holds no more"
+    assert settle(tmp_path, without) == foresee(tmp_path, without) == "runtime"
+    assert without.trials == [("0", "1")]

@@ -1,0 +1,152 @@
+"""`labctl devices` on trees like a host's, as scripts and as people read it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import sysfs
+
+from labctl.cli.devices import host_text, ranges
+from labctl.config import settings
+from labctl.lab import devices
+from labctl.system import procfs
+
+
+@pytest.fixture(autouse=True)
+def plain_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight cores on two NUMA nodes, no named groups and no maker's tools, whatever this machine has."""
+    sysfs.cores(tmp_path / "root", "0-7")
+    monkeypatch.setattr(procfs, "group_of", lambda path, root: 44 if path == "/dev/nvidia0" else 109)  # noqa: ARG005
+    monkeypatch.setenv("PATH", str(tmp_path / "no-tools"))
+    for node, cores in (("node0", "0-3"), ("node1", "4-7")):
+        sysfs.put(tmp_path / f"root/sys/devices/system/node/{node}/cpulist", f"{cores}\n")
+
+
+def take(tmp_path: Path, text: str | None = None) -> dict[str, Any]:
+    """This host's document as JSON gives it; in a lab with that .env, or in no lab."""
+    directory = tmp_path / "lab"
+    directory.mkdir()
+    if text is not None:
+        (directory / ".env").write_text(text, encoding="utf-8")
+    found = settings.load(directory, {"HOME": "/home/someone"}, {})
+    document: dict[str, Any] = json.loads(json.dumps(devices.of_host(found, directory, tmp_path / "root")))
+    return document
+
+
+def two_gpus(tmp_path: Path) -> Path:
+    root = tmp_path / "root"
+    sysfs.nvidia(root, "0000:3b:00.0", 1, numa=0, cores="0-3")
+    sysfs.nvidia(root, "0000:af:00.0", 0, numa=1, cores="4-7")
+    sysfs.put(root / "sys/module/nvidia/version", "550.54.15\n")
+    return root
+
+
+def test_a_bare_host_outside_a_lab(tmp_path: Path) -> None:
+    found = take(tmp_path)
+    assert (found["accelerator"], found["devices"], found["nodes"]) == ("cpu", [], [])
+    assert found["why"].startswith("auto: no /dev/nvidia<N>, ")
+    assert found["numa"] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_auto_says_what_it_would_have_taken(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    sysfs.nvidia(root, "0000:3b:00.0", 0, file=False)
+    assert devices.choice(settings.load(tmp_path, {"HOME": "/home/someone"}, {}), root) == (
+        "cpu",
+        "auto: no /dev/nvidia<N>, no /dev/accel/accel<N> served by habanalabs, no Intel GPU under /dev/dri; "
+        "an NVIDIA card at 0000:3b:00.0 has its driver, nvidia, but no device file "
+        "(`sudo nvidia-modprobe -c0 -u` makes the first)",
+    )
+
+
+def test_each_device_names_the_node_that_gets_it(tmp_path: Path) -> None:
+    two_gpus(tmp_path)
+    found = take(tmp_path, "LAB_NODES=2\n")
+    assert [(one["id"], one["path"], one["node"]) for one in found["devices"]] == [
+        ("0", "/dev/nvidia1", "worker-0"),
+        ("1", "/dev/nvidia0", "worker-1"),
+    ]
+    assert [(node["name"], node["cpus"], node["devices"]) for node in found["nodes"]] == [
+        ("worker-0", [0, 1, 2, 3], ["0"]),
+        ("worker-1", [4, 5, 6, 7], ["1"]),
+    ]
+    assert found["drivers"] == {"nvidia": "550.54.15"}
+
+
+def test_devices_that_the_lab_leaves_have_no_node(tmp_path: Path) -> None:
+    two_gpus(tmp_path)
+    found = take(tmp_path, "LAB_NODES=1\nLAB_DEVICES=0000:af:00.0\n")
+    assert [(one["id"], one["node"]) for one in found["devices"]] == [("0", None), ("1", "worker-0")]
+
+
+def test_a_device_that_a_lab_has_now_names_it(tmp_path: Path) -> None:
+    lease = Path(procfs.lock_directory(two_gpus(tmp_path))) / "labctl-0000:af:00.0.lock"
+    sysfs.put(lease, '{"lab": "other", "node": "worker-0", "directory": "/srv/lab", "uid": 4000000, "since": "noon"}')
+    with lease.open() as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        held = [one["holder"] for one in take(tmp_path)["devices"]]
+    assert held == ["", "lab `other` of user 4000000 (worker-0, /srv/lab, since noon)"]
+
+
+def test_a_device_whose_lab_is_gone_is_free(tmp_path: Path) -> None:
+    sysfs.put(Path(procfs.lock_directory(two_gpus(tmp_path))) / "labctl-0000:af:00.0.lock", '{"lab": "other"}')
+    assert [one["holder"] for one in take(tmp_path)["devices"]] == ["", ""]
+
+
+def test_what_other_makers_have_is_shown_too(tmp_path: Path) -> None:
+    root = two_gpus(tmp_path)
+    sysfs.gaudi(root, 0, "0000:19:00.0", told={"module_id": "3"})
+    sysfs.render_node(root, 128, "0000:00:02.0", driver="i915")
+    sysfs.card(root, "0000:d8:00.0", "0x1002", driver="amdgpu")
+    found = take(tmp_path, "LAB_NODES=2\n")
+    assert [one["accelerator"] for one in found["devices"]] == ["nvidia", "nvidia", "habana", "intel"]
+    assert [one["node"] for one in found["devices"]] == ["worker-0", "worker-1", None, None]
+    assert ["AMD" in note for note in found["notes"]] == [True]
+
+
+def test_a_lab_that_asks_for_what_is_not_there_is_shown_what_is(tmp_path: Path) -> None:
+    two_gpus(tmp_path)
+    found = take(tmp_path, "LAB_ACCELERATOR=habana\n")
+    assert found["accelerator"] is None
+    assert found["why"] == "this host has no habana device: no /dev/accel/accel<N> served by habanalabs"
+    assert len(found["devices"]) == 2
+
+
+def test_a_lab_that_asks_for_too_much_is_told_so(tmp_path: Path) -> None:
+    two_gpus(tmp_path)
+    (note,) = take(tmp_path, "LAB_NODES=2\nLAB_SLOTS=2\n")["notes"]
+    assert "need 4 nvidia devices, local has 2" in note
+
+
+def test_people_read_a_table(tmp_path: Path) -> None:
+    root = two_gpus(tmp_path)
+    sysfs.card(root, "0000:d8:00.0", "0x10de")
+    sysfs.put(root / "sys/class/infiniband/mlx5_0/ports/1/link_layer", "InfiniBand\n")
+    sysfs.put(root / "sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE\n")
+    (root / "sys/class/infiniband/mlx5_0/device/net/ib0").mkdir(parents=True)
+    assert host_text(take(tmp_path, "LAB_NODES=2\n")) == (
+        "host         local\n"
+        "accelerator  nvidia; auto: found 2 (/dev/nvidia<N>)\n"
+        "driver       nvidia: 550.54.15\n"
+        "cores        0-3 | 4-7\n"
+        "fabric       mlx5_0 InfiniBand ACTIVE, ib0\n"
+        "groups       44, 109\n"
+        "node         worker-0: devices 0; cores 0-3\n"
+        "node         worker-1: devices 1; cores 4-7\n"
+        "note         an NVIDIA card at 0000:d8:00.0 has no driver; nvidia would serve it\n"
+        "\n"
+        "KIND    ID  FILE          PCI           NUMA  CORES  NAME                   NODE\n"
+        "nvidia  0   /dev/nvidia1  0000:3b:00.0  0     0-3    NVIDIA H100 80GB HBM3  worker-0\n"
+        "nvidia  1   /dev/nvidia0  0000:af:00.0  1     4-7    NVIDIA H100 80GB HBM3  worker-1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"), [((), ""), ((3,), "3"), ((0, 1), "0-1"), ((8, 0, 1, 2, 10), "0-2,8,10"), ((1, 3), "1,3")]
+)
+def test_numbers_in_a_row_are_a_range(numbers: tuple[int, ...], text: str) -> None:
+    assert ranges(numbers) == text

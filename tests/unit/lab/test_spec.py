@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.builders import DIRECTORY, devices, host
+from support.builders import lab as small
+
+from labctl.config import settings
+from labctl.errors import ConfigError, HostError
+from labctl.lab import capabilities, spec
+from labctl.model import Device, Host, Lab, Secret
+
+
+def build(tmp_path: Path, text: str = "", accelerator: Any = "cpu", where: Host | None = None) -> Lab:
+    (tmp_path / ".env").write_text(text, encoding="utf-8")
+    found = settings.load(tmp_path, {"HOME": "/home/someone"}, {})
+    return spec.build(found, DIRECTORY, accelerator, (where or host(),), capabilities.wanted(found))
+
+
+# --- cores ---------------------------------------------------------------------------------------------------
+
+
+@given(cores=st.sets(st.integers(0, 255), min_size=1), count=st.integers(2, 64))
+def test_cores_are_shared_without_overlap_and_none_is_left_over(cores: set[int], count: int) -> None:
+    ordered = tuple(sorted(cores))
+    shares = spec.share_cores(host(cpus=ordered), ((),) * count)
+    assert len(shares) == count
+    if count > len(ordered):
+        assert set(shares) == {()}
+        return
+    assert tuple(core for share in shares for core in share) == ordered
+    sizes = [len(share) for share in shares]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_a_node_alone_has_all_cores() -> None:
+    assert spec.share_cores(host(cpus=(0, 1, 2)), ((),)) == ((),)
+
+
+def test_a_node_has_the_cores_near_its_devices_first() -> None:
+    where = host(cpus=tuple(range(8)), numa=((0, 1, 4, 5), (2, 3, 6, 7)))
+    assert spec.share_cores(where, ((2, 3, 6, 7), (0, 1, 4, 5))) == ((2, 3, 6, 7), (0, 1, 4, 5))
+    assert spec.share_cores(where, ((), ())) == ((0, 1, 4, 5), (2, 3, 6, 7)), "along the NUMA nodes"
+    assert spec.share_cores(where, ((0, 1), (0, 1))) == ((0, 1, 4, 5), (2, 3, 6, 7)), "none is given twice"
+
+
+def test_no_share_is_filled_up_with_what_is_near_another_nodes_devices() -> None:
+    where = host(cpus=tuple(range(8)), numa=((0, 1), (2, 3), (4, 5), (6, 7)))
+    assert spec.share_cores(where, ((6, 7), (0, 1))) == ((2, 3, 6, 7), (0, 1, 4, 5))
+
+
+# --- devices -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "slots"), [("LAB_NODES=3", 2), ("LAB_NODES=2\nLAB_SLOTS=3", 3), ("LAB_NODES=4\nLAB_SLOTS=2", 2)]
+)
+def test_devices_are_split_disjointly_in_order(tmp_path: Path, text: str, slots: int) -> None:
+    of = build(tmp_path, text, "nvidia", host(devices=devices(*map(str, range(8)))))
+    taken = [device for node in of.nodes for device in node.devices.requests]
+    assert taken == [str(index) for index in range(slots * len(of.nodes))]
+    assert {node.slots for node in of.nodes} == {len(node.devices.requests) for node in of.nodes} == {slots}
+
+
+@pytest.mark.parametrize(("text", "needed"), [("LAB_NODES=3", 3), ("LAB_NODES=2\nLAB_SLOTS=2", 4)])
+def test_too_few_devices_say_how_many(tmp_path: Path, text: str, needed: int) -> None:
+    with pytest.raises(HostError) as caught:
+        build(tmp_path, text, "nvidia", host(devices=devices("0", "1")))
+    assert f"need {needed} nvidia devices, local has 2" in caught.value.message
+    assert "LAB_NODES" in caught.value.hint
+
+
+def test_too_few_picked_devices_are_not_called_what_the_host_has(tmp_path: Path) -> None:
+    with pytest.raises(HostError) as caught:
+        build(tmp_path, "LAB_NODES=2\nLAB_DEVICES=1", "nvidia", host(devices=devices("0", "1", "2")))
+    assert "LAB_DEVICES picks 1 of 3" in caught.value.message
+    assert "LAB_DEVICES" in caught.value.hint
+
+
+def test_a_range_that_runs_backwards_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(tmp_path, "LAB_DEVICES=0,3-1", "nvidia", host(devices=devices("0", "1")))
+    assert "3-1" in caught.value.message
+    assert "1-3" in caught.value.hint
+
+
+GAUDIS = tuple(
+    Device(id=str(i), path=f"/dev/accel/accel{i}", pci=f"0000:1{i}:00.0", module=str(3 - i)) for i in range(4)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("1,3", ["1", "3"]),
+        ("2-3", ["2", "3"]),
+        ("3, 0", ["3", "0"]),
+        ("module:3,module:0", ["0", "3"]),
+        ("0000:12:00.0,accel1", ["2", "1"]),
+        ("00000000:12:00.0,/dev/dri/by-path/pci-0000:10:00.0-render", ["2", "0"]),
+        ("1,/dev/accel/accel1,2", ["1", "2"]),
+    ],
+)
+def test_devices_are_picked_by_any_of_their_names_and_once(tmp_path: Path, text: str, ids: list[str]) -> None:
+    of = build(tmp_path, f'LAB_NODES=1\nLAB_DEVICES="{text}"', "habana", host(devices=GAUDIS))
+    assert [device.id for device in of.nodes[0].devices.devices] == ids
+    assert of.nodes[0].slots == len(ids)
+
+
+def test_a_device_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(tmp_path, "LAB_DEVICES=0-4", "habana", host(devices=GAUDIS))
+    assert "local has no habana device `4`" in caught.value.message
+    assert "it has 0, 1, 2, 3" in caught.value.hint
+
+
+def test_a_cpu_lab_has_no_devices_to_pick(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a CPU lab has none"):
+        build(tmp_path, "LAB_DEVICES=0")
+
+
+def test_a_cpu_node_has_one_rank_unless_asked_for_more(tmp_path: Path) -> None:
+    assert [node.slots for node in build(tmp_path, "LAB_NODES=2").nodes] == [1, 1]
+    assert [node.slots for node in build(tmp_path, "LAB_NODES=2\nLAB_SLOTS=3").nodes] == [3, 3]
+
+
+# --- the rest ------------------------------------------------------------------------------------------------
+
+
+def test_the_image_is_the_accelerators_own_unless_named(tmp_path: Path) -> None:
+    assert build(tmp_path).image == "labctl/cpu"
+    assert build(tmp_path, "LAB_IMAGE=mine:1").image == "mine:1"
+
+
+def test_clones_are_mounted_where_the_scripts_expect_them(tmp_path: Path) -> None:
+    clones = "HOST_REPO_PATH=/srv/clone\nHOST_OPTIMUM_HABANA_PATH=/srv/habana"
+    of = build(tmp_path, f"{clones}\nHOST_CACHE_PATH=/srv/cache\nPROJECT_PATH=/project")
+    assert {mount.source: (mount.target, mount.read_only) for mount in of.mounts} == {
+        "/srv/cache": ("/project/.cache", False),
+        "/srv/clone": ("/project/DeepSpeedExamples", False),
+        "/srv/habana": ("/project/optimum-habana", False),
+        "/srv/lab/workloads": ("/project/workloads", True),
+        "/srv/lab/runs": ("/project/runs", False),
+        "/srv/lab/.lab/kept": ("/home/lab/.kept", False),
+    }
+
+
+def test_extra_environment_wins(tmp_path: Path) -> None:
+    of = build(tmp_path, "LAB_ENV_HF_HOME=/elsewhere\nLAB_ENV_MORE='a b'")
+    assert (dict(of.environment)["HF_HOME"], dict(of.environment)["MORE"]) == ("/elsewhere", "a b")
+
+
+# --- secrets -------------------------------------------------------------------------------------------------
+
+
+def test_secrets_are_kept_out_of_the_environment(tmp_path: Path) -> None:
+    of = build(tmp_path, "HF_TOKEN=CANARY1\nLAB_ENV_WANDB_API_KEY=CANARY2\nLAB_ENV_PLAIN=shown")
+    assert [name for name, _ in of.secrets] == ["hf_token", "environment"]
+    assert "CANARY" not in repr(of)
+    assert "CANARY" not in f"{of.environment}"
+    assert dict(of.environment)["PLAIN"] == "shown"
+    assert dict(of.environment)["HF_TOKEN_PATH"] == "/run/secrets/hf_token"  # noqa: S105
+
+
+def test_without_secrets_there_is_no_secret_file(tmp_path: Path) -> None:
+    of = build(tmp_path)
+    assert of.secrets == ()
+    assert "HF_TOKEN_PATH" not in dict(of.environment)
+
+
+def test_secret_variables_reach_bash_byte_for_byte() -> None:
+    values = ["a'b", "$(touch x) `id`", "two\nlines\n", '"', "\\n", " padded ", "ü😀", "!x", "-n"]
+    exports = spec.shell_exports(tuple((f"V{index}", Secret(value)) for index, value in enumerate(values)))
+    assert "touch" not in f"{exports}"
+    script = exports.reveal() + "".join(f'printf "%s\\0" "$V{index}"\n' for index in range(len(values)))
+    done = subprocess.run(["bash", "--norc"], input=script.encode(), capture_output=True, check=True)
+    assert done.stdout.decode().split("\0")[:-1] == values
+
+
+def test_open_mpi_is_told_a_network_where_hosts_name_their_interfaces_differently() -> None:
+    same = tuple(host(name=f"h{number}", address=f"10.0.1.{number}", interface="ens3") for number in (4, 7))
+    assert small(2, hosts=same).addresses == "ens3"
+    differing = (same[0], host(name="h7", address="10.0.1.7", interface="bond0"))
+    of = small(2, hosts=differing)
+    assert (of.interfaces, of.addresses) == ("ens3,bond0", "10.0.1.4/30")

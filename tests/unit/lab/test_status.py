@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+from support.builders import FakeEngine, container
+
+from labctl.config.context import Context
+from labctl.config.inventory import InventoryHost
+from labctl.engines import Daemon
+from labctl.engines.multi import MultiHostEngine
+from labctl.engines.state import ObservedState
+from labctl.errors import HostError
+from labctl.lab.cluster import Cluster
+from labctl.lab.status import status_of
+
+
+def test_nodes_are_in_their_order_also_where_a_host_does_not_answer(tmp_path: Path) -> None:
+    def daemon(host: str, *nodes: str) -> Daemon:
+        return cast(
+            Daemon, FakeEngine(seen=ObservedState(host=host, containers=tuple(container(one) for one in nodes)))
+        )
+
+    context = Context(directory=tmp_path, environ={"LAB_NAME": "demo"}, emit=lambda _: None, flags={})
+    where = Cluster(
+        settings=context.settings(),
+        directory=tmp_path,
+        engine=MultiHostEngine(
+            {"h0": daemon("h0", "launcher", "worker-0"), "h2": daemon("h2", "worker-2", "worker-7")}, {}
+        ),
+        targets=tuple(InventoryHost(name=name) for name in ("h0", "h1", "h2")),
+        failed={"h1": HostError("h1: silent", node="h1")},
+    )
+    nodes = [(node["name"], node["state"] == "unreachable") for node in status_of(context, where)["nodes"]]
+    assert nodes == [
+        ("launcher", False),
+        ("worker-0", False),
+        ("worker-1", True),
+        ("worker-2", False),
+        ("worker-7", False),
+    ]

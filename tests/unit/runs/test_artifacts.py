@@ -1,0 +1,210 @@
+"""A run's directory on its way to hosts and back: hosts that are directories of this machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+from typing import Any, cast
+
+import pytest
+from support import builders
+from support.nearby import Nearby
+
+from labctl.engines import Backend
+from labctl.errors import HostError
+from labctl.model import Lab, Secret
+from labctl.runs import artifacts
+
+RUN = "20260102-150405-hello-3fa2"
+
+
+class Way:
+    """An engine as far as it leads to hosts."""
+
+    def __init__(self, **connections: Nearby) -> None:
+        self._connections = connections
+
+    def on(self, host: str) -> Any:
+        class There:
+            connection = self._connections[host]
+
+        return There()
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    directory = str(tmp_path / "red/.labctl/demo")
+    host = builders.host(name="red", directory=directory)
+    lab = builders.lab((builders.node(0, host="red"),), hosts=(host,), directory=tmp_path / "here")
+    (lab.directory / "workloads").mkdir(parents=True)
+    (lab.directory / "runs" / RUN).mkdir(parents=True)
+    (lab.directory / "runs" / RUN / "hostfile").write_text("worker-0 slots=1")
+    return lab
+
+
+def there(lab: Lab, run: str = RUN) -> Path:
+    return Path(lab.hosts[0].directory) / "runs" / run
+
+
+def fetched(lab: Lab, red: Nearby) -> list[str]:
+    """What is warned of."""
+    warned: list[str] = []
+    artifacts.fetch(lab, RUN, cast(Backend, Way(red=red)), lab.directory / "runs" / RUN, warned.append)
+    return warned
+
+
+def sent(lab: Lab, *earlier: str) -> None:
+    path = lab.directory / "runs" / RUN
+    artifacts.send(lab, builders.job(lab, run_id=RUN), cast(Backend, Way(red=Nearby())), path, earlier)
+
+
+def test_a_host_keeps_nothing_of_a_run_that_came_back(lab: Lab) -> None:
+    sent(lab)
+    (there(lab) / "loss").write_text("1")
+    assert fetched(lab, Nearby()) == []
+    assert (lab.directory / "runs" / RUN / "loss").read_text() == "1"
+    assert list(there(lab).parent.iterdir()) == []
+    assert fetched(lab, Nearby()) == []
+
+
+class Ordered(Nearby):
+    """Its files come once those of another have, and then ``came`` is set."""
+
+    def __init__(self, name: str, after: Event, came: Event) -> None:
+        super().__init__(name=name)
+        self.after, self.came = after, came
+
+    def receive(self, script: str, *words: str, **options: Any) -> Any:
+        assert self.after.wait(20)
+        try:
+            return super().receive(script, *words, **options)
+        finally:
+            self.came.set()
+
+
+def test_of_a_file_that_several_hosts_wrote_the_first_ones_stands_whoever_comes_first(lab: Lab, tmp_path: Path) -> None:
+    names = ("red", "blue", "green")
+    hosts = tuple(builders.host(name=name, directory=str(tmp_path / name)) for name in names)
+    lab = replace(lab, hosts=hosts)
+    for name in names:
+        there = tmp_path / name / "runs" / RUN
+        (there / "model").mkdir(parents=True)
+        (there / "model/same.txt").write_text(name)
+        (there / "link").symlink_to(f"only-{name}")
+    begun, second, third, end = Event(), Event(), Event(), Event()
+    begun.set()
+    way = Way(
+        green=Ordered("green", begun, second), blue=Ordered("blue", second, third), red=Ordered("red", third, end)
+    )
+    path = lab.directory / "runs" / RUN
+    artifacts.fetch(lab, RUN, cast(Backend, way), path, lambda _: None)
+    texts = [(path / part / "model/same.txt").read_text() for part in ("", "hosts/blue", "hosts/green")]
+    assert (texts, (path / "link").readlink()) == (["red", "blue", "green"], Path("only-red"))
+
+
+def test_what_did_not_come_back_stays_and_is_told_of(lab: Lab) -> None:
+    sent(lab)
+    (there(lab) / "loss").write_text("1")
+    (there(lab) / "secret").symlink_to("/etc/passwd")
+    (warning,) = fetched(lab, Nearby(name="red"))
+    assert "not fetched, because it is no file of the run: secret; what red has of the run stays" in warning
+    assert str(there(lab)) in warning
+    assert (there(lab) / "loss").exists()
+
+
+def test_a_host_that_does_not_say_whether_it_has_the_run_is_told_of(lab: Lab) -> None:
+    sent(lab)
+    host = Nearby(name="red")
+    host.shell = ("sh", "-c", "echo 'fork: out of memory' >&2; exit 254")
+    (warning,) = fetched(lab, host)
+    assert warning.startswith("red: fork: out of memory")
+    assert f"what red has of the run stays there in {there(lab)}" in warning
+    assert (there(lab) / "hostfile").exists()
+
+
+class TarSays(Nearby):
+    """Its tar ends with this code and these words, after a whole archive."""
+
+    code, words = 0, ""
+
+    def receive(self, script: str, *words: str, **options: Any) -> Any:
+        says = f"\nprintf '%s\\n' \"tar: {self.words}\" >&2; exit {self.code}"
+        return super().receive(script.replace("exec tar", "tar") + says, *words, **options)
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "warned"),
+    [
+        (1, "./sock: socket ignored\ntar: ./a.log: file changed as we read it", "files changed while"),
+        (1, "./a: File removed before we read it", "files changed while"),
+        (1, "./a: File shrank by 10 bytes; padding with zeros", "files changed while"),
+        # What busybox says.
+        (1, "can't open './a': Permission denied", "cannot fetch {there}: tar: can't open './a': Permission denied"),
+        (1, "./a changed as we read it: Permission denied", "cannot fetch {there}: tar: ./a changed"),
+        (2, "./a: Cannot open: Permission denied", "cannot fetch {there}: tar: ./a: Cannot open: Permission denied"),
+    ],
+)
+def test_a_directory_of_which_tar_complains_stays(lab: Lab, code: int, words: str, warned: str) -> None:
+    sent(lab)
+    host = TarSays(name="red")
+    host.code, host.words = code, words
+    (warning,) = fetched(lab, host)
+    assert warned.format(there=there(lab)) in warning
+    assert f"stays there in {there(lab)}" in warning
+    assert (there(lab) / "hostfile").exists()
+
+
+def test_a_run_that_reads_an_earlier_one_has_it_on_its_host(lab: Lab) -> None:
+    model = lab.directory / "runs/20260101-000000-reward-0000/reward"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    sent(lab, model.parent.name)
+    assert (there(lab, model.parent.name) / "reward/config.json").read_text() == "{}"
+    fetched(lab, Nearby())
+    assert [path.name for path in there(lab).parent.iterdir()] == [model.parent.name]
+
+
+def left(lab: Lab, red: Nearby) -> list[str]:
+    """What is said as a host's directory is about to be removed."""
+    said: list[str] = []
+    artifacts.fetch_left(red, lab.hosts[0].directory, lab.directory, (Secret("hf_secret"),), said.append)
+    return said
+
+
+def test_what_runs_left_on_a_host_comes_here_without_secrets_and_copies_of_earlier_runs_do_not(lab: Lab) -> None:
+    model = lab.directory / "runs/20260101-000000-reward-0000"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    sent(lab, model.name)
+    (model / "config.json").unlink()
+    (there(lab) / "ranks").mkdir()
+    (there(lab) / "ranks/rank-1.log").write_text("token hf_secret\n")
+    (there(lab).parent / "elsewhere").symlink_to(lab.directory)
+    assert left(lab, Nearby(name="red")) == [f"red: fetched what it still had of run {RUN}"]
+    assert (lab.directory / "runs" / RUN / "ranks/rank-1.log").read_text() == "token [REDACTED]\n"
+    assert (list(model.iterdir()), there(lab).exists()) == ([], False)
+    assert left(lab, Nearby()) == []
+
+
+def test_what_runs_left_stays_there_where_not_all_of_it_comes(lab: Lab) -> None:
+    sent(lab)
+    (there(lab) / "loss").write_text("1")
+    (there(lab) / "secret").symlink_to("/etc/passwd")
+    lacks = rf"but not secret; what red has of run {RUN} stays there in {there(lab)}$"
+    with pytest.raises(HostError, match=lacks) as caught:
+        left(lab, Nearby(name="red"))
+    assert caught.value.hint == f"ssh red rm -r {there(lab)}  # if nobody needs it"
+    assert ((lab.directory / "runs" / RUN / "loss").read_text(), there(lab).exists()) == ("1", True)
+    broken = TarSays(name="red")
+    broken.code = 2
+    with pytest.raises(HostError, match=rf"cannot fetch \S+: .*; what red has of run {RUN} stays there"):
+        left(lab, broken)
+    assert there(lab).exists()
+
+
+def test_a_name_that_would_lead_out_of_the_runs_is_not_fetched(lab: Lab) -> None:
+    sent(lab)
+    (there(lab).parent / "\n..").mkdir()
+    with pytest.raises(HostError, match=r"red: \S+/runs has what is no run's directory"):
+        left(lab, Nearby(name="red"))

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.builders import host, lab, workload
+
+from labctl.errors import ConfigError
+from labctl.model import Lab, Mount
+from labctl.runs import inputs
+
+RUN = "/workspace/runs/r1"
+
+
+@pytest.fixture
+def of(tmp_path: Path) -> Lab:
+    """A lab with a cache and a clone, whose names a prefix of each other would confuse."""
+    for name in ("cache/mnist", "cache-of-others", "clone"):
+        (tmp_path / name).mkdir(parents=True)
+    mounts = (
+        Mount(source=str(tmp_path / "cache"), target="/workspace/.cache"),
+        Mount(source=str(tmp_path / "clone"), target="/workspace/DeepSpeedExamples"),
+    )
+    return lab(mounts=mounts)
+
+
+def resolved(of: Lab, kind: str, *arguments: str) -> tuple[str, ...]:
+    return inputs.resolve(of, workload(inputs=(("data-path", kind),), arguments=arguments)).arguments
+
+
+def test_a_path_of_the_host_becomes_the_containers(of: Lab, tmp_path: Path) -> None:
+    given = ("--epochs", "2", "--data-path", str(tmp_path / "cache/mnist"))
+    assert resolved(of, "directory", *given) == ("--epochs", "2", "--data-path", "/workspace/.cache/mnist")
+
+
+@pytest.mark.parametrize("value", ["mnist", "/workspace/.cache/mnist", "../cache/mnist"])
+def test_a_path_may_be_relative_to_the_cache_or_a_containers_own(of: Lab, value: str) -> None:
+    assert resolved(of, "directory", "--data-path", value) == ("--data-path", "/workspace/.cache/mnist")
+
+
+@pytest.mark.parametrize("word", ["--data-path=mnist", "--data_path=mnist"])
+def test_every_spelling_of_the_argument_is_seen(of: Lab, word: str) -> None:
+    assert resolved(of, "directory", word) == (word.replace("=mnist", "=/workspace/.cache/mnist"),)
+
+
+def test_a_default_that_is_replaced_need_not_be_there(of: Lab) -> None:
+    given = ("--data-path", "nowhere", "--data_path=mnist")
+    assert resolved(of, "directory", *given) == ("--data-path", "nowhere", "--data_path=/workspace/.cache/mnist")
+
+
+def test_other_arguments_are_left_alone(of: Lab) -> None:
+    assert resolved(of, "directory", "--data", "/nowhere") == ("--data", "/nowhere")
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "reason"),
+    [
+        ("directory", "nowhere", "no such directory"),
+        ("file", "mnist", "no such file"),
+        ("path", "nowhere", "no such file or directory"),
+        ("model", "nowhere", "no such directory"),
+        ("model", "mnist", "no config.json"),
+    ],
+)
+def test_what_is_not_there_is_refused_with_the_place_that_was_looked_at(
+    of: Lab, tmp_path: Path, kind: str, value: str, reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason) as caught:
+        resolved(of, kind, "--data-path", value)
+    assert str(tmp_path / "cache" / value) in caught.value.hint
+
+
+def test_a_model_is_a_directory_with_its_configuration(of: Lab, tmp_path: Path) -> None:
+    config = tmp_path / "cache/mnist/config.json"
+    config.write_text("{", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"its config\.json cannot be read"):
+        resolved(of, "model", "--data-path", "mnist")
+    config.write_text("{}", encoding="utf-8")
+    assert resolved(of, "model", "--data-path", "mnist") == ("--data-path", "/workspace/.cache/mnist")
+
+
+@pytest.mark.parametrize("name", ["mnist", "text.json"])
+def test_a_path_is_a_file_or_a_directory(of: Lab, tmp_path: Path, name: str) -> None:
+    (tmp_path / "cache/text.json").touch()
+    assert resolved(of, "path", "--data-path", name) == ("--data-path", f"/workspace/.cache/{name}")
+
+
+def test_what_an_earlier_run_made_is_looked_for_here_whatever_hosts_read_it(of: Lab) -> None:
+    runs = Mount(source=str(of.directory / "runs"), target="/workspace/runs")
+    elsewhere = replace(of, mounts=(*of.mounts, runs), hosts=(host(directory="/home/ann/.labctl/demo"),))
+    given = ("--data-path", f"{RUN}/reward")
+    task = workload(inputs=(("data-path", "path"),), arguments=given)
+    with pytest.raises(ConfigError, match="no such file or directory"):
+        inputs.resolve(elsewhere, task)
+    assert inputs.earlier(elsewhere, task) == ("r1",)
+    assert (
+        inputs.earlier(elsewhere, workload(inputs=(("data-path", "path"),), arguments=("--data-path", "mnist"))) == ()
+    )
+
+
+def test_an_input_that_is_required_must_be_given(of: Lab) -> None:
+    task = workload(inputs=(("data-path", "directory"),), required_inputs=("data-path",))
+    with pytest.raises(ConfigError, match="hello needs a path of yours for --data-path") as caught:
+        inputs.resolve(of, task)
+    assert "--set data-path=PATH" in caught.value.hint
+    for given in (("--data-path", "mnist"), ("--data_path=mnist",)):
+        inputs.resolve(of, replace(task, arguments=given))
+
+
+def test_what_no_container_sees_is_refused(of: Lab, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no container sees") as caught:
+        resolved(of, "directory", "--data-path", str(tmp_path / "cache-of-others"))
+    assert "HOST_CACHE_PATH" in caught.value.hint
+
+
+def test_a_link_out_of_the_cache_leads_nowhere_in_a_container(of: Lab, tmp_path: Path) -> None:
+    (tmp_path / "cache/link").symlink_to(tmp_path / "cache-of-others")
+    with pytest.raises(ConfigError, match="no container sees"):
+        resolved(of, "directory", "--data-path", "link")
+
+
+# --- scripts -------------------------------------------------------------------------------------------------
+
+
+def test_a_workloads_own_script_stays_in_its_folder(of: Lab) -> None:
+    given = workload()
+    assert inputs.place_script(of, given, RUN) == (given, "/workspace/workloads/hello", ())
+
+
+def test_a_script_that_containers_see_is_run_in_place(of: Lab, tmp_path: Path) -> None:
+    script = tmp_path / "clone/examples/keras.py"
+    script.parent.mkdir()
+    script.touch()
+    placed, folder, files = inputs.place_script(of, replace(workload(), script=str(script)), RUN)
+    assert (placed.script, folder, files) == ("keras.py", "/workspace/DeepSpeedExamples/examples", ())
+
+
+def test_any_other_script_is_copied_into_the_run(of: Lab, tmp_path: Path) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text("print('mine')\n", encoding="utf-8")
+    placed, folder, files = inputs.place_script(of, replace(workload(), script=str(script)), RUN)
+    assert (placed.script, folder) == ("mine.py", f"{RUN}/script")
+    assert [(file.path, file.content) for file in files] == [("script/mine.py", "print('mine')\n")]
+
+
+def test_a_script_that_nothing_could_start_is_refused(of: Lab, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch(mode=0o644)
+    with pytest.raises(ConfigError, match="neither Python nor a program") as caught:
+        inputs.place_script(of, replace(workload(), script=str(tmp_path / "notes.txt")), RUN)
+    assert caught.value.hint.startswith("chmod +x ")
+
+
+def test_a_script_that_is_not_there_is_refused(of: Lab, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no script"):
+        inputs.place_script(of, replace(workload(), script=str(tmp_path / "gone.py")), RUN)

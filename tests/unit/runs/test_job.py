@@ -1,0 +1,302 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from support.builders import job, lab, node, workload
+
+from labctl.errors import ConfigError
+from labctl.model import Job, Pairs
+from labctl.runs import job as jobs
+from labctl.runs.job import choose
+
+ODD = ["a;b", "$(touch x)", "`touch x`", "it's", 'say "x"', "two\nlines", "", "*", "~", "-n", "\\", "$HOME", "ü", "a b"]
+ARGUMENTS = ("--words", *ODD)
+
+
+def files(of: Job) -> dict[str, str]:
+    return {file.path: file.content for file in of.files}
+
+
+# --- nodes ---------------------------------------------------------------------------------------------------
+
+
+def test_without_a_hostfile_the_run_has_all_nodes() -> None:
+    assert [(one.name, one.slots) for one in job(lab(3)).nodes] == [("worker-0", 1), ("worker-1", 1), ("worker-2", 1)]
+
+
+def test_a_hostfile_chooses_nodes_slots_and_order() -> None:
+    of = job(lab((node(0, slots=4), node(1, slots=4))), entries=(("worker-1", 2), ("worker-0", 1)))
+    assert files(of)["hostfile"] == "worker-1 slots=2\nworker-0 slots=1\n"
+    assert of.argv[of.argv.index("--master_addr") + 1] == "worker-1"
+
+
+def test_a_hostfile_with_an_unknown_node_names_those_there_are() -> None:
+    with pytest.raises(ConfigError) as caught:
+        job(lab(2), entries=(("worker-0", 1), ("worker-7", 1)))
+    assert "worker-7" in caught.value.message
+    assert caught.value.hint == "it has worker-0, worker-1"
+
+
+def test_a_hostfile_with_too_many_slots_says_how_many_there_are() -> None:
+    with pytest.raises(ConfigError, match="worker-0 has 1 slots, not 2"):
+        job(lab(2), entries=(("worker-0", 2),))
+
+
+def test_nodes_can_be_left_out() -> None:
+    of = lab((node(0, slots=2), node(1, slots=2), node(2, slots=1)))
+    assert [(one.name, slots) for one, slots in choose(of, exclude="worker-1@worker-0:1")] == [
+        ("worker-0", (0,)),
+        ("worker-2", (0,)),
+    ]
+
+
+def test_whole_nodes_may_have_commas_between_them() -> None:
+    of = lab((node(0, slots=2), node(1, slots=2), node(2, slots=1)))
+    assert choose(of, include="worker-0,worker-2") == choose(of, include="worker-0@worker-2")
+    assert choose(of, exclude="worker-0,worker-2") == choose(of, exclude="worker-0@worker-2")
+
+
+def test_slots_by_number_go_to_deepspeed_in_its_own_words() -> None:
+    of = lab((node(0, slots=2), node(1, slots=4)))
+    chosen = choose(of, include="worker-1:1,3")
+    built = jobs.build(of, workload(), "r1", chosen, 60)
+    assert built.argv[built.argv.index("--include") + 1] == "worker-1:1,3"
+    assert files(built)["hostfile"] == "worker-1 slots=4\n"
+    assert sum(one.slots for one in built.nodes) == 2
+
+
+@pytest.mark.parametrize("launcher", ["deepspeed:openmpi", "horovod", "impi", "mpirun", "torchrun", "script"])
+def test_other_launchers_cannot_take_slots_by_number(launcher: str) -> None:
+    of = lab((node(0, slots=2), node(1, slots=2)))
+    with pytest.raises(ConfigError, match="first slots"):
+        jobs.build(of, workload(launcher=launcher), "r1", choose(of, include="worker-1:1"), 60)
+
+
+def test_deepspeeds_configuration_is_completed_for_the_ranks_and_handed_to_the_script() -> None:
+    config = {"train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 2}
+    of = job(lab((node(0, slots=2), node(1, slots=2))), deepspeed=config)
+    assert json.loads(files(of)["ds_config.json"])["train_batch_size"] == 24
+    assert of.workload.arguments[-2:] == ("--deepspeed_config", f"{of.directory}/ds_config.json")
+
+
+def test_the_run_id_is_on_every_process() -> None:
+    of = job()
+    assert of.environment == (("LABCTL_RUN_ID", of.run_id),)
+    assert files(of)[".deepspeed_env"] == f"LABCTL_RUN_ID={of.run_id}\n"
+
+
+# --- the script of a rank ------------------------------------------------------------------------------------
+
+
+class Ranks:
+    """Executes rank.sh with a ``python`` that writes down what it was given."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.project = root / "it's a project"
+        self.run_id = "r1"
+        (self.project / "workloads/hello").mkdir(parents=True)
+        (self.project / "runs" / self.run_id / "ranks").mkdir(parents=True)
+        bin_ = root / "bin"
+        bin_.mkdir()
+        (bin_ / "python").write_text(
+            '#!/bin/bash\nprintf "%s\\0" "$@" > "$SEEN/argv"\npwd > "$SEEN/cwd"\nenv -0 > "$SEEN/env"\n'
+            'echo "said by the workload"; echo "complaint" >&2\nexit "${FAKE_CODE:-0}"\n'
+        )
+        (bin_ / "python").chmod(0o755)
+        (bin_ / "uname").write_text("#!/bin/bash\necho worker-1\n")
+        (bin_ / "uname").chmod(0o755)
+        self.environment = {
+            "PATH": f"{bin_}:{os.environ['PATH']}",
+            "SEEN": str(root),
+            "HOSTNAME": "launcher",
+            "HOME": str(root),
+            "RANK": "3",
+            "WORLD_SIZE": "4",
+        }
+
+    def run(
+        self,
+        *arguments: str,
+        environment: Pairs = (),
+        given: dict[str, str] | None = None,
+        prepare: str = "",
+        run_id: str = "",
+    ) -> tuple[int, str]:
+        of = job(
+            lab(project_path=str(self.project)),
+            run_id=run_id or self.run_id,
+            arguments=arguments,
+            environment=environment,
+            prepare=prepare,
+        )
+        (self.project / "runs" / of.run_id / "ranks").mkdir(parents=True, exist_ok=True)
+        script = self.root / "rank.sh"
+        script.write_text(files(of)["rank.sh"], encoding="utf-8")
+        done = subprocess.run(
+            ["bash", str(script)],
+            env=self.environment | (given or {}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            cwd=self.root,
+            timeout=60,
+        )
+        return done.returncode, done.stdout
+
+    def seen(self, name: str) -> list[str]:
+        return (self.root / name).read_text(encoding="utf-8").split("\0")[:-1]
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Ranks:
+    return Ranks(tmp_path)
+
+
+def test_arguments_reach_the_script_unchanged(ranks: Ranks) -> None:
+    assert ranks.run(*ARGUMENTS)[0] == 0
+    assert ranks.seen("argv") == ["-u", "hello.py", *ARGUMENTS]
+    assert (ranks.root / "cwd").read_text() == f"{ranks.project}/workloads/hello\n"
+    assert not list(ranks.root.rglob("x"))
+
+
+def test_environment_reaches_the_script_unchanged(ranks: Ranks) -> None:
+    ranks.run(environment=tuple((f"V{index}", value) for index, value in enumerate(ODD)))
+    seen = dict(line.split("=", 1) for line in ranks.seen("env"))
+    assert [seen[f"V{index}"] for index in range(len(ODD))] == ODD
+
+
+@pytest.mark.parametrize(("given", "before"), [("", ""), ("/mine:/image", "/mine:/image:")])
+def test_the_workloads_common_modules_are_last_on_pythons_path(ranks: Ranks, given: str, before: str) -> None:
+    ranks.run(environment=(("PYTHONPATH", given),))
+    assert f"PYTHONPATH={before}{ranks.project}/workloads/common" in ranks.seen("env")
+    ranks.run(given={"PYTHONPATH": given})
+    assert f"PYTHONPATH={before}{ranks.project}/workloads/common" in ranks.seen("env")
+
+
+def test_a_rank_reports_in_and_keeps_what_it_says(ranks: Ranks) -> None:
+    _, said = ranks.run()
+    lines = ["labctl: rank 3 of 4 on worker-1", "said by the workload", "complaint"]
+    assert said.splitlines() == lines
+    assert (ranks.project / "runs/r1/ranks/rank-3.log").read_text().splitlines() == lines
+
+
+def test_a_rank_that_fails_says_so_last_and_keeps_its_code(ranks: Ranks) -> None:
+    code, said = ranks.run(given={"FAKE_CODE": "7"})
+    assert code == 7
+    assert said.splitlines()[-1] == "labctl: rank 3 on worker-1 exited with code 7"
+
+
+@pytest.mark.parametrize(
+    ("rank", "world"),
+    [("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"), ("HOROVOD_RANK", "HOROVOD_SIZE")],
+)
+def test_a_rank_knows_itself_under_every_launcher(ranks: Ranks, rank: str, world: str) -> None:
+    del ranks.environment["RANK"], ranks.environment["WORLD_SIZE"]
+    _, said = ranks.run(given={rank: "5", world: "9"})
+    assert said.splitlines()[0] == "labctl: rank 5 of 9 on worker-1"
+
+
+@pytest.mark.parametrize(
+    ("rank", "local", "local_world"),
+    [
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+        ("PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+        ("HOROVOD_RANK", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
+        ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    ],
+)
+def test_a_script_finds_torchs_variables_under_every_launcher(
+    ranks: Ranks, rank: str, local: str, local_world: str
+) -> None:
+    del ranks.environment["RANK"], ranks.environment["WORLD_SIZE"]
+    ranks.run(given={rank: "5", local: "1", local_world: "2", "WORLD_SIZE": "9"})
+    seen = dict(line.split("=", 1) for line in ranks.seen("env"))
+    wanted = {"RANK": "5", "WORLD_SIZE": "9", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    meeting = {"MASTER_ADDR": "worker-0", "MASTER_PORT": "29500"}
+    assert {key: seen[key] for key in (*wanted, *meeting)} == wanted | meeting
+
+
+class TestPreparing:
+    """What one rank of each node does before the others start."""
+
+    @pytest.fixture
+    def prepared(self, ranks: Ranks) -> Ranks:
+        script = ranks.project / "workloads/hello/prepare.sh"
+        script.write_text('#!/bin/bash\necho preparing; exit "${PREPARE_CODE:-0}"\n')
+        script.chmod(0o755)
+        return ranks
+
+    def test_the_first_rank_of_a_node_does_it_and_the_next_does_not(self, prepared: Ranks) -> None:
+        assert "preparing" in prepared.run(prepare="prepare.sh")[1]
+        assert "preparing" not in prepared.run(prepare="prepare.sh")[1]
+
+    def test_every_run_does_it_once(self, prepared: Ranks) -> None:
+        assert "preparing" in prepared.run(prepare="prepare.sh")[1]
+        assert "preparing" in prepared.run(prepare="prepare.sh", run_id="r2")[1]
+
+    def test_it_is_the_workloads_own_also_where_the_script_is_another(self, prepared: Ranks) -> None:
+        elsewhere = prepared.project / "runs/r1/script"
+        elsewhere.mkdir(parents=True)
+        of = jobs.build(
+            lab(project_path=str(prepared.project)),
+            workload(prepare="prepare.sh"),
+            "r1",
+            choose(lab()),
+            60,
+            script_directory=str(elsewhere),
+        )
+        script = prepared.root / "rank.sh"
+        script.write_text(files(of)["rank.sh"], encoding="utf-8")
+        done = subprocess.run(
+            ["bash", str(script)], env=prepared.environment, check=True, capture_output=True, text=True, timeout=60
+        )
+        assert "preparing" in done.stdout
+        assert (prepared.root / "cwd").read_text() == f"{elsewhere}\n"
+
+    def test_where_it_fails_the_rank_fails_and_the_next_tries_again(self, prepared: Ranks) -> None:
+        code, said = prepared.run(prepare="prepare.sh", given={"PREPARE_CODE": "6"})
+        assert code == 6
+        assert "said by the workload" not in said
+        assert "preparing" in prepared.run(prepare="prepare.sh")[1]
+
+    def test_the_lock_of_a_compilation_that_was_killed_is_removed(self, ranks: Ranks) -> None:
+        left = ranks.root / ".cache/torch_extensions/py311_cpu/cpu_adam/lock"
+        left.parent.mkdir(parents=True)
+        left.touch()
+        assert ranks.run()[0] == 0
+        assert not left.exists()
+
+    def test_ranks_that_start_together_wait_for_it(self, prepared: Ranks) -> None:
+        slow = prepared.project / "workloads/hello/prepare.sh"
+        slow.write_text('#!/bin/bash\nmkdir "$SEEN/busy" || echo "two at once"; sleep 0.3; rmdir "$SEEN/busy"\n')
+        with ThreadPoolExecutor(3) as pool:
+            said = list(pool.map(lambda _: prepared.run(prepare="prepare.sh"), range(3)))
+        assert [code for code, _ in said] == [0, 0, 0]
+        assert not [text for _, text in said if "two at once" in text]
+
+
+def test_a_script_that_starts_its_ranks_itself_gets_the_hostfile_and_the_runs_directory(ranks: Ranks) -> None:
+    of = job(lab(project_path=str(ranks.project)), run_id="r1", launcher="script", arguments=ARGUMENTS)
+    assert of.argv == (f"{ranks.project}/runs/r1/rank.sh",)
+    script = ranks.root / "start.sh"
+    script.write_text(files(of)["rank.sh"], encoding="utf-8")
+    subprocess.run(["bash", str(script)], env=ranks.environment, check=True, timeout=60, capture_output=True)
+    seen = dict(line.split("=", 1) for line in ranks.seen("env"))
+    assert ranks.seen("argv") == ["-u", "hello.py", *ARGUMENTS]
+    assert seen["LABCTL_HOSTFILE"] == f"{ranks.project}/runs/r1/hostfile"
+    assert seen["PYTHONPATH"] == f"{ranks.project}/workloads/common"
+    assert (seen["LABCTL_RUN_DIR"], seen["LABCTL_RUN_ID"]) == (f"{ranks.project}/runs/r1", "r1")
+
+
+def test_a_rank_without_its_folder_fails(ranks: Ranks) -> None:
+    (ranks.project / "workloads/hello").rmdir()
+    code, said = ranks.run()
+    assert code != 0
+    assert "said by the workload" not in said

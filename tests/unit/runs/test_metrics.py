@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from labctl.model import Metric, Reduce, Sample
+from labctl.runs.metrics import read_samples, reduce_samples
+
+NUMBER = r"(\S+)"
+THROUGHPUT = Metric(name="throughput", pattern=rf"Throughput: {NUMBER} samples/sec", unit="samples/s", reduce="mean")
+LOSS = Metric(name="loss", pattern=rf"\bloss {NUMBER}", reduce="first-last")
+
+
+@pytest.mark.parametrize(
+    ("line", "values"),
+    [
+        ("ml-512-node-001: Throughput: 290.3027 samples/sec", [290.3027]),
+        ("ml-512-node-001: Throughput: 600 samples/sec", [600.0]),
+        ("Throughput: 600.5 samples/sec", [600.5]),
+        ("worker-1: Throughput: 1e3 samples/sec, TFLOPs: 12.1", [1000.0]),
+        ("Throughput: -1 samples/sec", [-1.0]),
+        ("Throughput: inf samples/sec", [math.inf]),
+        ("Throughput: -inf samples/sec", [-math.inf]),
+        ("Throughput: 1,234.5 samples/sec", []),
+        ("Throughput: n/a samples/sec", []),
+        ("throughput: 600 samples/sec", []),
+        ("", []),
+    ],
+)
+def test_a_number_is_found_anywhere_in_a_line(line: str, values: list[float]) -> None:
+    assert read_samples([THROUGHPUT], [line]) == tuple(Sample(metric="throughput", value=value) for value in values)
+
+
+def test_nan_is_a_sample() -> None:
+    (sample,) = read_samples([THROUGHPUT], ["worker-0: Throughput: nan samples/sec"])
+    assert math.isnan(sample.value)
+
+
+def test_samples_come_in_the_order_of_the_lines() -> None:
+    lines = iter(["step 1 loss 4.5", "noise", "step 2 loss 3.5 Throughput: 7 samples/sec"])
+    samples = read_samples([THROUGHPUT, LOSS], lines)
+    assert [(sample.metric, sample.value) for sample in samples] == [("loss", 4.5), ("throughput", 7), ("loss", 3.5)]
+
+
+def test_a_group_that_took_no_part_is_no_sample() -> None:
+    assert read_samples([Metric(name="loss", pattern=r"loss(?: (\d+))?")], ["loss"]) == ()
+
+
+@pytest.mark.parametrize(
+    ("reduce", "skip", "values", "expected"),
+    [
+        ("first", 0, [3, 1, 2], 3),
+        ("last", 0, [3, 1, 2], 2),
+        ("min", 0, [3, 1, 2], 1),
+        ("max", 0, [3, 1, 2], 3),
+        ("mean", 0, [3, 1, 2], 2),
+        ("median", 0, [3, 1, 2], 2),
+        ("median", 0, [4, 1, 2, 3], 2.5),
+        ("mean", 1, [100, 1, 3], 2),
+        ("first", 2, [9, 9, 1], 1),
+    ],
+)
+def test_samples_are_reduced_to_one_value(reduce: Reduce, skip: int, values: list[float], expected: float) -> None:
+    assert _reduced(values, unit="s", skip=skip, reduce=reduce) == {"value": expected, "unit": "s"}
+
+
+def test_first_and_last_are_both_kept_with_the_unit_where_there_is_one() -> None:
+    assert _reduced([4, 3, 2], reduce="first-last") == {"first": 4, "last": 2}
+    assert _reduced([4, 3, 2], reduce="first-last", skip=1, unit="nats") == {"first": 3, "last": 2, "unit": "nats"}
+
+
+@pytest.mark.parametrize("samples", [[], [1.0], [1.0, 2.0]])
+def test_a_metric_without_samples_is_left_out(samples: list[float]) -> None:
+    assert _reduced(samples, skip=2) is None
+
+
+@pytest.mark.parametrize(
+    ("reduce", "values", "expected"),
+    [
+        ("last", [1, math.nan], {"value": None, "unit": "", "note": "nan"}),
+        ("last", [math.nan, 1], {"value": 1, "unit": ""}),
+        ("last", [math.inf], {"value": None, "unit": "", "note": "inf"}),
+        ("last", [-math.inf], {"value": None, "unit": "", "note": "-inf"}),
+        ("min", [1, math.nan], {"value": None, "unit": "", "note": "nan"}),
+        ("max", [math.nan, 1], {"value": None, "unit": "", "note": "nan"}),
+        ("mean", [1, math.nan], {"value": None, "unit": "", "note": "nan"}),
+        ("mean", [math.inf, -math.inf], {"value": None, "unit": "", "note": "nan"}),
+        ("median", [math.nan, 1, 2], {"value": None, "unit": "", "note": "nan"}),
+        ("first-last", [4, math.nan], {"first": 4, "last": None, "note": "nan"}),
+        ("first-last", [4, math.nan, 2], {"first": 4, "last": 2}),
+    ],
+)
+def test_nan_and_infinity_become_null_with_a_note(
+    reduce: Reduce, values: list[float], expected: dict[str, Any]
+) -> None:
+    reduced = _reduced(values, reduce=reduce)
+    assert reduced == expected
+    json.dumps(reduced, allow_nan=False)
+
+
+def test_metrics_keep_their_declared_order() -> None:
+    samples = read_samples([THROUGHPUT, LOSS], ["loss 4", "loss 3", "Throughput: 8 samples/sec"])
+    assert reduce_samples([THROUGHPUT, LOSS], samples) == (
+        ("throughput", {"value": 8, "unit": "samples/s"}),
+        ("loss", {"first": 4, "last": 3}),
+    )
+
+
+def _reduced(values: list[float], *, unit: str = "", skip: int = 0, reduce: Reduce = "last") -> dict[str, Any] | None:
+    metric = Metric(name="m", pattern="(x)", unit=unit, skip=skip, reduce=reduce)
+    return dict(reduce_samples([metric], [Sample(metric="m", value=value) for value in values])).get("m")

@@ -1,0 +1,72 @@
+"""What must hold before a run begins."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+from support import builders
+from support.nearby import Nearby
+
+from labctl.engines import Backend
+from labctl.engines.state import Listener
+from labctl.errors import HostError
+from labctl.hosts import facts
+from labctl.model import Lab
+from labctl.runs import run
+
+PORT = builders.lab().master_port
+
+
+class Busy(builders.FakeEngine):
+    """The engine of a host whose survey tells that root listens to these ports now."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *ports: int, lab: str = "") -> None:
+        super().__init__()
+        self.connection = cast(Any, Nearby(name="h1"))
+        self.others = lab
+        lines = "".join(f"\t{n}: 00000000:{port:04X} 00000000:0000 0A 0 0 0 0\n" for n, port in enumerate(ports))
+        plain = "labctl survey\nfact id\n\tuid=1000(ann) gid=1000(ann)\nfact home\n\t/\nfact docker\n\t/\n"
+        monkeypatch.setattr(facts, "SCRIPT", f"printf '%s' '{plain}file proc/net/tcp\n{lines}end\n'")
+
+    def listeners(self) -> tuple[Listener, ...]:
+        return tuple(
+            Listener(port=1, lab=lab, container=builders.container("worker-0")) for lab in ("demo", self.others)
+        )
+
+
+@pytest.fixture
+def lab() -> Lab:
+    """Over two hosts."""
+    names = ("h1", "h2")
+    nodes = tuple(builders.node(number, host=name) for number, name in enumerate(names))
+    hosts = tuple(builders.host(name=name, number=number) for number, name in enumerate(names))
+    return builders.lab(nodes, hosts=hosts, network="host")
+
+
+def ask(lab: Lab, engine: Busy, *before: int) -> None:
+    told = {"h1": builders.facts(ports=dict.fromkeys(before, "root")), "h2": builders.facts(ports={PORT + 1: "cy"})}
+    run.require_port(lab, builders.job(lab), cast(Backend, engine), told)
+
+
+def test_a_port_that_is_taken_where_ranks_meet_is_refused_with_all_that_is_known_and_a_free_one(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        HostError, match=rf"^h1: port {PORT} \(LAB_MASTER_PORT\).* of user .*there is lab `other`"
+    ) as it:
+        ask(lab, Busy(monkeypatch, PORT, lab="other"), PORT)
+    assert f"LAB_MASTER_PORT={PORT + 2} in .env" in it.value.hint
+
+
+def test_a_port_that_is_free_or_none_of_the_hosts_own_is_no_reason(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask(lab, Busy(monkeypatch, PORT))
+    # What an earlier run of this lab left there was ended since.
+    ask(lab, Busy(monkeypatch), PORT)
+    ask(replace(lab, network="bridge"), Busy(monkeypatch, PORT), PORT)
+
+
+def test_a_script_that_starts_its_own_ranks_needs_no_program_in_the_image() -> None:
+    lab = builders.lab(2)
+    run.require_program(lab, builders.job(lab, launcher="script"), cast(Backend, None))

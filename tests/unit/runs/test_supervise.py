@@ -1,0 +1,406 @@
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from support.builders import Failed, FakeEngine, devices, job, lab, node, observed
+
+from labctl.engines import agent
+from labctl.errors import HostError
+from labctl.model import DeviceMapping
+from labctl.runs import supervise
+
+LAB = lab()
+JOB = job(LAB)
+EVERYWHERE = ["labctl-demo-launcher-1", "labctl-demo-worker-0-1", "labctl-demo-worker-1-1"]
+LIMIT = 60.0
+"""Seconds that a test waits for what must happen."""
+
+
+def printing(*lines: str, code: int = 0, until: threading.Event | None = None) -> FakeEngine:
+    """An engine whose launch prints these lines, waits, and ends with that code; whose agents find nothing."""
+
+    def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
+        if "reap" in argv:
+            if until:
+                until.set()
+            return
+        yield from lines
+        if until:
+            assert until.wait(LIMIT), "nobody ended the run"
+        if code:
+            raise Failed(code)
+
+    return FakeEngine(answer=answer, seen=observed(LAB))
+
+
+def run(engine: FakeEngine, timeout: float = 60.0) -> tuple[supervise.RunOutcome, list[str]]:
+    lines: list[str] = []
+    return supervise.supervise(LAB, replace(JOB, timeout=timeout), engine, lines.append), lines
+
+
+@pytest.fixture
+def stop() -> supervise.RunStopper:
+    return supervise.RunStopper(LAB, JOB, FakeEngine())
+
+
+# --- the whole of a run --------------------------------------------------------------------------------------
+
+
+def test_a_run_that_ends_well_has_no_cause_and_is_looked_for_everywhere() -> None:
+    engine = printing("one", "two")
+    ended, lines = run(engine)
+    assert (ended.exit_code, ended.cause, lines) == (0, None, ["one", "two"])
+    assert engine.reaped() == EVERYWHERE
+
+
+def test_the_launch_has_the_limit_the_run_id_and_the_persons_uid() -> None:
+    engine = printing()
+    run(engine, timeout=90)
+    container, argv = engine.started[0]
+    assert container == "labctl-demo-launcher-1"
+    assert argv == ("timeout", "--kill-after=5", "90", *JOB.argv)
+    assert engine.options[0] == {
+        "user": "1000:1000",
+        "workdir": JOB.directory,
+        "environment": (("LABCTL_RUN_ID", JOB.run_id),),
+    }
+
+
+def test_a_launcher_that_fails_by_itself_keeps_its_code() -> None:
+    ended, _ = run(printing("usage: deepspeed", code=2))
+    assert (ended.exit_code, ended.cause) == (2, None)
+
+
+def test_processes_that_cannot_be_ended_are_named() -> None:
+    def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
+        if "reap" in argv and "worker-1" in container:
+            yield '{"pid": 7, "command": "python"}'
+            raise Failed(1)
+
+    ended, _ = run(FakeEngine(answer=answer, seen=observed(LAB)))
+    assert ended.cause == "launcher-failed"
+    assert 'cannot be ended: worker-1: {"pid": 7' in ended.message
+
+
+def test_a_node_that_dies_stops_the_run_and_is_named_with_its_rank() -> None:
+    engine = printing("labctl: rank 0 of 2 on worker-0", code=1, until=threading.Event())
+    engine.fallen = (("worker-1", "node-lost", "container died with exit code 137"),)
+    ended, _ = run(engine)
+    assert (ended.cause, ended.message) == ("node-lost", "worker-1 (rank 1): container died with exit code 137")
+    assert engine.reaped() == EVERYWHERE
+
+
+def test_a_node_of_another_run_may_die() -> None:
+    engine = printing("fine")
+    engine.fallen = (("worker-7", "node-lost", "container died with exit code 137"),)
+    assert run(engine)[0].cause is None
+
+
+def test_a_container_without_memory_is_out_of_memory() -> None:
+    engine = printing(code=1, until=threading.Event())
+    engine.fallen = (("worker-0", "out-of-memory", "container ran out of memory"),)
+    assert run(engine)[0].cause == "out-of-memory"
+
+
+REASON = "device lost: nvidia-smi says `Unknown Error`; `labctl up` makes this node anew"
+
+
+def test_a_device_that_is_lost_stops_the_run_with_its_own_cause() -> None:
+    engine = printing(code=1, until=threading.Event())
+    engine.fallen = (("worker-1", "device-lost", REASON),)
+    ended, _ = run(engine)
+    assert (ended.cause, ended.message) == ("device-lost", f"worker-1 (rank 1): {REASON}")
+    assert engine.reaped() == EVERYWHERE
+
+
+def with_devices(reason: str, launch: str = "") -> tuple[supervise.RunOutcome, list[str]]:
+    """How a run ends that fails by itself on nodes with a GPU each; worker-1 says this of its health."""
+    mapping = DeviceMapping(devices=devices("0"))
+    of = lab((node(0, devices=mapping), node(1, devices=mapping)))
+
+    def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
+        if "health" in argv and "worker-1" in container and reason:
+            raise Failed(1, reason)
+        if not {"health", "reap"} & set(argv):
+            yield from filter(None, [launch])
+            raise Failed(1)
+
+    engine = FakeEngine(answer=answer, seen=observed(of))
+    ended = supervise.supervise(of, job(of), engine, lambda _: None)
+    return ended, [container for container, argv in engine.started if "health" in argv]
+
+
+def test_a_crash_of_a_rank_whose_device_is_lost_has_that_cause() -> None:
+    ended, asked = with_devices(REASON, CRASH)
+    assert ended.cause == "device-lost"
+    assert ended.message.startswith(f"worker-1 (rank 1): {REASON} (rank ")
+    assert sorted(asked) == EVERYWHERE[1:]
+
+
+@pytest.mark.parametrize("reason", ["", "Traceback: no such thing"])
+def test_a_crash_on_devices_that_answer_stays_a_crash(reason: str) -> None:
+    assert with_devices(reason, CRASH)[0].cause == "rank-crashed"
+    assert with_devices(reason)[0].cause is None
+
+
+def test_a_node_that_does_not_answer_about_its_devices_leaves_the_verdict_as_it_is() -> None:
+    mapping = DeviceMapping(devices=devices("0"))
+    of = lab((node(0, devices=mapping), node(1, devices=mapping)))
+
+    def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
+        if "health" in argv and "worker-0" in container:
+            raise HostError("docker exec: not done within 20 s")
+        if "health" in argv:
+            raise Failed(1, REASON)
+        if "reap" not in argv:
+            yield CRASH
+            raise Failed(1)
+
+    ended = supervise.supervise(of, job(of), FakeEngine(answer=answer, seen=observed(of)), lambda _: None)
+    assert ended.cause == "device-lost"
+    assert ended.message.startswith(f"worker-1 (rank 1): {REASON}")
+
+
+def test_nodes_without_devices_are_not_asked_for_them() -> None:
+    engine = printing(CRASH, code=1)
+    run(engine)
+    assert not [argv for _, argv in engine.started if "health" in argv]
+
+
+def test_a_run_past_its_time_is_stopped_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "WATCHDOG_DELAY", 0)
+    engine = printing(code=137, until=threading.Event())
+    ended, _ = run(engine, timeout=0.05)
+    assert (ended.cause, ended.message) == ("timeout", "not done after 0.05 s")
+    assert engine.reaped() == EVERYWHERE
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_run_and_the_handlers_come_back(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    engine = printing("started", code=1, until=threading.Event())
+    ended = supervise.supervise(LAB, JOB, engine, lambda _: signal.raise_signal(number))
+    assert (ended.cause, ended.message) == ("interrupted", f"stopped by {number.name}")
+    assert engine.reaped() == EVERYWHERE
+    assert signal.getsignal(number) is before
+
+
+def test_a_record_that_cannot_be_written_leaves_no_process_behind() -> None:
+    def full(line: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    engine = printing("one")
+    with pytest.raises(OSError, match="No space left"):
+        supervise.supervise(LAB, JOB, engine, full)
+    assert engine.reaped() == EVERYWHERE
+
+
+# --- the first reason wins -----------------------------------------------------------------------------------
+
+
+def test_the_first_reason_stands(stop: supervise.RunStopper) -> None:
+    stop.because("timeout", "first")
+    stop.because("interrupted", "second")
+    stop.wait()
+    assert (stop.cause, stop.message) == ("timeout", "first")
+
+
+def test_a_signal_while_a_reason_is_noted_does_not_hang(
+    stop: supervise.RunStopper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler runs in the thread that it interrupts: in the middle of ``because`` it calls ``because``."""
+
+    class Interrupted:
+        def __init__(self, **_: object) -> None:
+            pass
+
+        def start(self) -> None:
+            stop.because("interrupted", "stopped by SIGINT")
+
+    caller = threading.Thread(target=stop.because, args=("rank-crashed", "rank 0"), daemon=True)
+    monkeypatch.setattr(threading, "Thread", Interrupted)
+    caller.start()
+    caller.join(1)
+    assert not caller.is_alive()
+    assert stop.cause == "rank-crashed"
+
+
+def test_a_container_that_is_gone_holds_nothing() -> None:
+    engine = FakeEngine(dead=("labctl-demo-worker-1-1",))
+    assert supervise.RunStopper(LAB, JOB, engine).reap(0) == []
+    assert engine.reaped() == EVERYWHERE
+
+
+# --- a rank that fails ---------------------------------------------------------------------------------------
+
+CRASH = "worker-1: labctl: rank 1 on worker-1 exited with code 9"
+
+
+def test_a_crashed_rank_is_the_reason_even_when_the_others_end_by_themselves(stop: supervise.RunStopper) -> None:
+    watch = supervise.CrashWatch(stop)
+    watch.look_at("Traceback (most recent call last):")
+    watch.look_at(CRASH)
+    watch.look_at("labctl: rank 0 on worker-0 exited with code 1")
+    assert stop.message == ""
+    watch.close()
+    stop.wait()
+    assert (stop.cause, stop.message) == ("rank-crashed", "rank 1 on worker-1 exited with code 9")
+
+
+def test_a_crashed_ranks_last_words_are_in_the_reason(stop: supervise.RunStopper) -> None:
+    watch = supervise.CrashWatch(stop)
+    watch.look_at("worker-1: ValueError: no such data")
+    watch.look_at("worker-0: step 3")
+    watch.look_at(CRASH)
+    watch.close()
+    stop.wait()
+    assert stop.message == "rank 1 on worker-1 exited with code 9: ValueError: no such data"
+
+
+def test_that_a_rank_reported_in_is_not_its_last_word(stop: supervise.RunStopper) -> None:
+    watch = supervise.CrashWatch(stop)
+    watch.look_at("worker-1: labctl: rank 1 of 2 on worker-1")
+    watch.look_at(CRASH)
+    watch.close()
+    stop.wait()
+    assert stop.message == "rank 1 on worker-1 exited with code 9"
+
+
+@pytest.mark.parametrize("mark", ["[1,1]<stderr>:", "[1]<stderr>:", "[1] "])
+def test_last_words_are_found_under_the_marks_of_every_launcher(stop: supervise.RunStopper, mark: str) -> None:
+    watch = supervise.CrashWatch(stop)
+    watch.look_at(f"{mark}ValueError: no such data")
+    watch.look_at(mark.replace("1", "0", 2) + "step 3")
+    watch.look_at(mark + CRASH)
+    watch.close()
+    stop.wait()
+    assert stop.message == "rank 1 on worker-1 exited with code 9: ValueError: no such data"
+
+
+LOST = "worker-0: RuntimeError: [pair.cc:553] Connection closed by peer [192.168.80.3]:3994. Check the remote worker."
+NOTICED = "worker-0: labctl: rank 0 on worker-0 exited with code 1"
+
+
+@pytest.mark.parametrize("noticed_first", [True, False])
+def test_a_rank_that_lost_its_peer_is_not_the_reason_where_the_peer_tells_its_own(
+    stop: supervise.RunStopper, *, noticed_first: bool
+) -> None:
+    watch = supervise.CrashWatch(stop)
+    watch.look_at("worker-1: ValueError: no such data")
+    watch.look_at(LOST)
+    for line in (NOTICED, CRASH) if noticed_first else (CRASH, NOTICED):
+        watch.look_at(line)
+    watch.close()
+    stop.wait()
+    assert stop.message == "rank 1 on worker-1 exited with code 9: ValueError: no such data"
+
+
+def test_a_rank_that_lost_its_peer_is_the_reason_where_no_other_says_one(stop: supervise.RunStopper) -> None:
+    watch = supervise.CrashWatch(stop)
+    watch.look_at(LOST)
+    watch.look_at(NOTICED)
+    watch.close()
+    stop.wait()
+    assert stop.message == f"rank 0 on worker-0 exited with code 1: {LOST.removeprefix('worker-0: ')}"
+
+
+FAILED = "worker-1: [2026-01-02 15:04:05] [ERROR] [launch.py:341:sigkill_handler] [] exits with return code = "
+
+
+@pytest.mark.parametrize(
+    ("code", "said"), [("1", "a rank on worker-1 exited with code 1"), ("-9", "exited with code 137 (SIGKILL)")]
+)
+def test_deepspeed_reports_for_ranks_that_a_script_started(stop: supervise.RunStopper, code: str, said: str) -> None:
+    watch = supervise.CrashWatch(stop, starts_itself=True)
+    watch.look_at("worker-1: ValueError: no such data")
+    watch.look_at("worker-1: [2026-01-02 15:04:05,000] [INFO] [launch.py:335:sigkill_handler] Killing subprocess 7")
+    watch.look_at(f"{FAILED}{code}")
+    watch.close()
+    assert stop.cause == "rank-crashed"
+    assert said in stop.message
+    assert stop.message.endswith(": ValueError: no such data")
+
+
+def test_a_rank_that_reports_by_itself_is_not_reported_for(stop: supervise.RunStopper) -> None:
+    watch = supervise.CrashWatch(stop)
+    watch.look_at(f"{FAILED}1")
+    watch.close()
+    assert stop.cause is None
+
+
+def test_a_container_that_stays_and_cannot_be_entered_is_not_taken_for_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent, "DYING", 0.01)
+
+    def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
+        yield from ()
+        raise Failed(126)
+
+    left = agent.reap(LAB, FakeEngine(answer=answer, seen=observed(LAB)), "r1", 0)
+    assert [text.split(":")[0] for text in left] == ["launcher", "worker-0", "worker-1"]
+
+
+def test_the_others_are_ended_when_they_do_not_end_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "CRASH_GRACE", 0.01)
+    engine = printing(CRASH, code=1, until=threading.Event())
+    ended, _ = run(engine)
+    assert ended.cause == "rank-crashed"
+    assert engine.reaped() == EVERYWHERE
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["RuntimeError: CUDA out of memory", "torch.OutOfMemoryError: x", "DefaultCPUAllocator: can't allocate memory"],
+)
+def test_a_rank_that_had_no_memory_is_out_of_memory(stop: supervise.RunStopper, line: str) -> None:
+    watch = supervise.CrashWatch(stop)
+    watch.look_at(line)
+    watch.look_at(CRASH)
+    watch.close()
+    assert stop.cause == "out-of-memory"
+
+
+def test_words_alone_stop_nothing(stop: supervise.RunStopper) -> None:
+    watch = supervise.CrashWatch(stop)
+    watch.look_at("warning: out of memory is near")
+    watch.close()
+    assert stop.cause is None
+
+
+# --- why it failed -------------------------------------------------------------------------------------------
+
+
+def test_a_container_that_does_not_run_explains_a_failure() -> None:
+    engine = FakeEngine(seen=observed(LAB, worker_1={"state": "exited"}))
+    assert supervise.explain(255, 1, LAB, JOB, engine) == ("node-lost", "worker-1 (rank 1): container exited")
+    gone = FakeEngine(seen=observed(lab(1)))
+    assert supervise.explain(255, 1, LAB, JOB, gone) == ("node-lost", "worker-1 (rank 1): container gone")
+
+
+@pytest.mark.parametrize(
+    ("code", "seconds", "cause"), [(124, 61, "timeout"), (137, 61, "timeout"), (124, 3, None), (1, 61, None)]
+)
+def test_the_inner_limit_explains_only_what_took_that_long(code: int, seconds: float, cause: str | None) -> None:
+    assert supervise.explain(code, seconds, LAB, JOB, FakeEngine(seen=observed(LAB)))[0] == cause
+
+
+def test_a_node_is_described_with_its_ranks() -> None:
+    of = job(lab((node(0, slots=2), node(1, slots=1), node(2, slots=3))))
+    assert [supervise.describe_node(name, of) for name in ("worker-0", "worker-1", "worker-2", "launcher")] == [
+        "worker-0 (ranks 0 to 1)",
+        "worker-1 (rank 2)",
+        "worker-2 (ranks 3 to 5)",
+        "launcher",
+    ]
+
+
+def test_the_watchdog_is_silent_once_the_run_is_over(stop: supervise.RunStopper) -> None:
+    before = set(threading.enumerate())
+    with supervise.watchdog(stop, 60):
+        (timer,) = (one for one in set(threading.enumerate()) - before if isinstance(one, threading.Timer))
+    timer.join(LIMIT)
+    assert not timer.is_alive()
+    assert stop.cause is None

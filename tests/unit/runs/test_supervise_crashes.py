@@ -1,0 +1,39 @@
+"""What a failed run's output says of its ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from labctl.runs.supervise import RankFailureDetector, signal_name
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "RuntimeError: [pair.cc:553] Connection closed by peer [192.168.80.3]:3994",
+        "RuntimeError: [pair.cc:534] Read error: Connection reset by peer",
+        "DistNetworkError: Connection was likely closed. Did the remote server shutdown or crash?",
+        "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
+        "horovod.common.exceptions.HorovodInternalError: Horovod has been shut down.",
+        "BrokenPipeError: [Errno 32] Broken pipe",
+    ],
+)
+def test_a_lost_peer_is_told_by_every_backend_in_its_own_words(words: str) -> None:
+    crashes = RankFailureDetector()
+    crashes.look_at(f"worker-0: {words}")
+    crashes.look_at("worker-0: labctl: rank 0 on worker-0 exited with code 1")
+    assert crashes.reason is not None
+    assert crashes.reason.follows
+
+
+def test_of_two_ranks_with_reasons_of_their_own_the_first_is_named() -> None:
+    crashes = RankFailureDetector()
+    for rank in (1, 0):
+        crashes.look_at(f"worker-{rank}: ValueError: {rank}")
+        crashes.look_at(f"worker-{rank}: labctl: rank {rank} on worker-{rank} exited with code 1")
+    assert str(crashes.reason) == "rank 1 on worker-1 exited with code 1: ValueError: 1"
+
+
+@pytest.mark.parametrize(("code", "name"), [(1, ""), (137, " (SIGKILL)"), (139, " (SIGSEGV)"), (255, ""), (128, "")])
+def test_codes_above_128_are_signals(code: int, name: str) -> None:
+    assert signal_name(code) == name

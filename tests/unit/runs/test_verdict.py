@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from labctl.model import Cause, Criterion, Verdict
+from labctl.runs.verdict import judge
+
+THROUGHPUT = Criterion(metric="throughput", min=600)
+LOSS = Criterion(metric="loss", decrease=0.2)
+GOOD: dict[str, dict[str, Any]] = {
+    "throughput": {"value": 612.5, "unit": "samples/s"},
+    "loss": {"first": 4.0, "last": 3.0},
+}
+
+
+def test_met_criteria_pass_and_the_message_has_the_numbers() -> None:
+    verdict = _judge()
+    assert (verdict.status, verdict.cause, verdict.exit_code) == ("PASS", None, 0)
+    assert [(check.criterion, check.value, check.passed) for check in verdict.checks] == [
+        ("throughput >= 600 samples/s", 612.5, True),
+        ("loss falls by 20 %", 25.0, True),
+    ]
+    assert verdict.message == (
+        "All criteria met on 2 ranks: throughput >= 600 samples/s (it was 612.5); loss falls by 20 % (it was 25)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("criterion", "metric", "text", "value", "passed"),
+    [
+        (Criterion(metric="m", min=1), {"value": 1, "unit": ""}, "m >= 1", 1, True),
+        (Criterion(metric="m", min=1), {"value": 0.99, "unit": ""}, "m >= 1", 0.99, False),
+        (Criterion(metric="m", max=1), {"value": 1, "unit": "s"}, "m <= 1 s", 1, True),
+        (Criterion(metric="m", max=1), {"value": 2, "unit": "s"}, "m <= 1 s", 2, False),
+        (Criterion(metric="m", max=3), {"first": 9, "last": 2}, "m <= 3", 2, True),
+        (Criterion(metric="m", decrease=0.2), {"first": 10, "last": 8}, "m falls by 20 %", 20, True),
+        (Criterion(metric="m", decrease=0.2), {"first": 10, "last": 9}, "m falls by 20 %", 10, False),
+        (Criterion(metric="m", decrease=0.2), {"first": 10, "last": 11}, "m falls by 20 %", -10, False),
+        (Criterion(metric="m", decrease=0.5), {"first": -2, "last": -4}, "m falls by 50 %", 100, True),
+        (Criterion(metric="m", decrease=0.2), {"first": 0, "last": -1}, "m falls by 20 %", None, False),
+        (Criterion(metric="m", decrease=0.07), {"first": 1, "last": 1}, "m falls by 7 %", 0, False),
+    ],
+)
+def test_each_bound_is_checked(
+    criterion: Criterion, metric: dict[str, Any], text: str, value: float | None, passed: bool
+) -> None:
+    verdict = _judge(criteria=[criterion], metrics={"m": metric})
+    (check,) = verdict.checks
+    assert (check.criterion, check.value, check.passed) == (text, value, passed)
+    assert (verdict.status, verdict.cause, verdict.exit_code) == (
+        ("PASS", None, 0) if passed else ("FAIL", "criteria", 5)
+    )
+
+
+def test_a_range_gives_two_checks() -> None:
+    verdict = _judge(criteria=[Criterion(metric="throughput", min=1, max=600)])
+    assert [check.passed for check in verdict.checks] == [True, False]
+    assert verdict.message == "Missed 1 of 2 criteria: throughput <= 600 samples/s (it was 612.5)."
+
+
+@pytest.mark.parametrize(
+    ("cause", "exit_code"),
+    [
+        ("timeout", 124),
+        ("stalled", 124),
+        ("interrupted", 130),
+        ("does-not-fit", 3),
+        ("node-lost", 4),
+        ("device-lost", 4),
+        ("rank-crashed", 4),
+        ("launcher-failed", 4),
+        ("out-of-memory", 4),
+    ],
+)
+def test_a_cause_decides_the_exit_code_whatever_the_numbers_say(cause: Cause, exit_code: int) -> None:
+    verdict = _judge(cause=cause, message="worker-1 went away.", exit_code=1)
+    assert verdict == Verdict(status="ERROR", cause=cause, message="worker-1 went away.", exit_code=exit_code)
+    assert cause in _judge(cause=cause).message
+
+
+def test_a_failed_launcher_is_an_error_even_with_good_numbers() -> None:
+    verdict = _judge(exit_code=137)
+    assert (verdict.status, verdict.cause, verdict.exit_code) == ("ERROR", "launcher-failed", 4)
+    assert "137" in verdict.message
+
+
+def test_ranks_that_did_not_report_are_an_error_with_the_numbers() -> None:
+    verdict = _judge(world_size=1)
+    assert (verdict.status, verdict.cause, verdict.exit_code) == ("ERROR", "launcher-failed", 4)
+    assert verdict.message == "Only 1 of 2 ranks reported."
+
+
+@pytest.mark.parametrize(
+    ("criterion", "metrics"),
+    [
+        (THROUGHPUT, {}),
+        (THROUGHPUT, {"throughput": {"value": None, "unit": "samples/s", "note": "nan"}}),
+        (THROUGHPUT, {"throughput": {"value": None, "unit": "samples/s", "note": "inf"}}),
+        (LOSS, {}),
+        (LOSS, {"loss": {"first": 4.0, "last": None, "note": "nan"}}),
+        (LOSS, {"loss": {"first": None, "last": 4.0, "note": "nan"}}),
+        (LOSS, {"loss": {"value": 4.0, "unit": ""}}),
+        (Criterion(metric="loss", max=3), {"loss": {"first": 4.0, "last": None, "note": "nan"}}),
+    ],
+)
+def test_a_missing_number_is_never_a_pass(criterion: Criterion, metrics: dict[str, dict[str, Any]]) -> None:
+    verdict = _judge(criteria=[criterion], metrics=metrics)
+    assert (verdict.status, verdict.cause, verdict.exit_code) == ("ERROR", "no-metric", 4)
+    assert criterion.metric in verdict.message
+
+
+def test_a_number_that_no_criterion_needs_may_be_missing() -> None:
+    verdict = _judge(criteria=[THROUGHPUT], metrics={**GOOD, "loss": {"first": 4, "last": None, "note": "nan"}})
+    assert verdict.status == "PASS"
+
+
+def test_without_criteria_a_good_end_passes() -> None:
+    verdict = _judge(criteria=[], world_size=1, expected_world_size=1)
+    assert (verdict.status, verdict.message) == ("PASS", "Ended well on 1 rank; nothing to judge.")
+
+
+def _judge(
+    *,
+    criteria: list[Criterion] | None = None,
+    metrics: dict[str, dict[str, Any]] | None = None,
+    exit_code: int = 0,
+    cause: Cause | None = None,
+    message: str = "",
+    world_size: int = 2,
+    expected_world_size: int = 2,
+) -> Verdict:
+    return judge(
+        [THROUGHPUT, LOSS] if criteria is None else criteria,
+        (GOOD if metrics is None else metrics).items(),
+        exit_code=exit_code,
+        cause=cause,
+        message=message,
+        world_size=world_size,
+        expected_world_size=expected_world_size,
+    )

@@ -1,0 +1,30 @@
+"""Imports scripts of workloads/ as a rank does: from the workload's own folder first, then workloads/common."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+WORKLOADS = Path(__file__).resolve().parents[3] / "workloads"
+ImportScripts = Callable[..., SimpleNamespace]
+
+
+@pytest.fixture(scope="module")
+def import_scripts() -> Iterator[ImportScripts]:
+    """``import_scripts(folder, *names)`` gives modules of a workload by name; all are forgotten after the test file."""
+    with pytest.MonkeyPatch.context() as patch:
+
+        def imported(folder: str, *names: str) -> SimpleNamespace:
+            for path in (WORKLOADS / "common", WORKLOADS / folder):
+                patch.syspath_prepend(str(path))
+            return SimpleNamespace(**{name: import_module(name) for name in names})
+
+        yield imported
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(f"{WORKLOADS}/"):
+            del sys.modules[name]

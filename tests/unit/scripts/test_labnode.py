@@ -1,0 +1,493 @@
+"""The agent that lives in every container, on real processes of this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.nearby import Nearby
+
+from labctl.engines.state import lost
+from labctl.hosts import manifest, push
+
+SOURCE = Path(__file__).resolve().parents[3] / "docker/labnode.py"
+LIMIT = 30.0
+"""Seconds that a test waits for what must happen."""
+
+# Each prints its pid when it is ready, and would live for a minute.
+PLAIN = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + PLAIN
+# It starts a child in a session of its own, which does not carry the run's id.
+PARENT = (
+    "import subprocess, sys, time; "
+    "subprocess.Popen([sys.executable, '-c', sys.argv[1]], env={{}}, start_new_session=True); "
+    "{before}time.sleep(60)"
+)
+
+
+def load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("labnode", SOURCE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+labnode = load()
+
+
+class Run:
+    """Processes that carry a run's id, as launchers start them."""
+
+    def __init__(self) -> None:
+        self.id = f"test-{uuid.uuid4().hex}"
+        self.children: list[subprocess.Popen[str]] = []
+        self.pids: list[int] = []
+
+    def start(self, program: str, *arguments: str, run_id: str | None = None) -> int:
+        """Start a program; the pid of it that reports first, which may be its child's."""
+        command = [sys.executable, "-c", program, *arguments]
+        environment = {"PATH": os.environ["PATH"], "LABCTL_RUN_ID": run_id or self.id}
+        child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        self.children.append(child)
+        assert child.stdout is not None
+        pid = int(child.stdout.readline())
+        self.pids += [child.pid, pid]
+        return pid
+
+    def close(self) -> None:
+        for pid in self.pids:
+            if alive(pid):
+                os.kill(pid, signal.SIGKILL)
+        for child in self.children:
+            child.communicate()
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    started = Run()
+    yield started
+    started.close()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def wait_for(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        os.sched_yield()
+    return True
+
+
+# --- find and reap -------------------------------------------------------------------------------------------
+
+
+def test_only_processes_of_the_run_are_found(run: Run) -> None:
+    mine, other = run.start(PLAIN), run.start(PLAIN, run_id=f"{run.id}-other")
+    assert list(labnode.processes(run.id)) == [mine]
+    assert list(labnode.processes(f"{run.id}-other")) == [other]
+    assert not labnode.processes(f"{run.id}-none")
+
+
+def test_a_grandchild_in_its_own_session_without_the_id_is_found(run: Run) -> None:
+    grandchild = run.start(PARENT.format(before=""), PLAIN)
+    assert sorted(labnode.processes(run.id)) == sorted([run.children[0].pid, grandchild])
+
+
+def test_reap_ends_the_run_and_nothing_else(run: Run) -> None:
+    mine, other = run.start(PLAIN), run.start(PLAIN, run_id=f"{run.id}-other")
+    labnode.reap(run.id, "5")
+    assert (alive(mine), alive(other)) == (False, True)
+
+
+def test_reap_kills_what_ignores_term(run: Run) -> None:
+    pid = run.start(STUBBORN)
+    labnode.reap(run.id, "0.1")
+    assert not alive(pid)
+
+
+def test_reap_ends_a_grandchild_in_its_own_session_without_the_id(run: Run) -> None:
+    grandchild = run.start(PARENT.format(before=""), PLAIN)
+    labnode.reap(run.id, "5")
+    assert wait_for(lambda: not alive(grandchild))
+    assert not alive(run.children[0].pid)
+
+
+def test_reap_ends_a_grandchild_that_outlives_its_parent_by_ignoring_term(run: Run) -> None:
+    """Its parent ends at once; from then on neither its environment nor its ancestors tell whose it is."""
+    grandchild = run.start(PARENT.format(before=""), STUBBORN)
+    labnode.reap(run.id, "0.2")
+    assert not alive(grandchild)
+
+
+def test_reap_gives_time_to_end_well(run: Run, tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys, time; "
+        "signal.signal(signal.SIGTERM, lambda *_: (open(sys.argv[1], 'w').close(), os._exit(0))); " + PLAIN
+    )
+    run.start(program, str(tmp_path / "saved"))
+    labnode.reap(run.id, "10")
+    assert (tmp_path / "saved").exists()
+
+
+@pytest.mark.alone
+def test_reap_of_a_run_that_is_over_is_quick_and_silent(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    began = time.monotonic()
+    labnode.reap(run.id, "5")
+    assert time.monotonic() - began < 1
+    assert capsys.readouterr().out == ""
+
+
+def test_reap_that_cannot_lists_what_is_left(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pid = run.start(PLAIN)
+    clock = iter(range(0, 1000, 6))
+    monkeypatch.setattr(labnode, "signal_all", lambda *_: None)
+    monkeypatch.setattr(labnode.time, "monotonic", lambda: next(clock))
+    with pytest.raises(SystemExit) as caught:
+        labnode.reap(run.id, "0")
+    assert caught.value.code == 1
+    assert json.loads(capsys.readouterr().out)["pid"] == pid
+
+
+# --- signal --------------------------------------------------------------------------------------------------
+
+
+def test_a_signal_reaches_every_process_of_the_run_and_nothing_else(run: Run) -> None:
+    other = run.start(PLAIN, run_id=f"{run.id}-other")
+    grandchild = run.start(PARENT.format(before=""), PLAIN)
+    labnode.pass_on(run.id, str(int(signal.SIGTERM)))
+    assert wait_for(lambda: not alive(grandchild))
+    assert wait_for(lambda: not alive(run.children[1].pid))
+    assert alive(other)
+
+
+def test_a_signal_waits_for_a_process_that_is_about_to_start(run: Run) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(labnode.pass_on, run.id, str(int(signal.SIGTERM)))
+        with subprocess.Popen(["sleep", "60"], env={"PATH": os.environ["PATH"], "LABCTL_RUN_ID": run.id}) as late:
+            assert late.wait(LIMIT) == -signal.SIGTERM
+        sent.result(LIMIT)
+
+
+# --- health --------------------------------------------------------------------------------------------------
+
+
+def test_a_node_is_healthy_while_its_sshd_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(labnode, "SECOND_LOOK", 0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("LAB_SSH_PORT", str(server.getsockname()[1]))
+        labnode.health()
+    with pytest.raises(SystemExit, match="does not listen"):
+        labnode.health()
+
+
+def test_an_sshd_that_listens_at_the_second_look_is_well(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter((False, True))
+    monkeypatch.setattr(labnode, "sshd_listens", lambda: next(looks))
+    devices.given("intel:1", "dri/renderD128")
+    assert devices.reason() == ""
+    assert list(looks) == []
+
+
+class Devices:
+    """A node's device folder and its maker's tool, as its health check meets them."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.dev, self._tools, self._patch = folder / "dev", folder / "bin", patch
+        for path in (self.dev, self._tools, folder / "state"):
+            path.mkdir()
+        patch.setenv("PATH", f"{self._tools}:/usr/bin:/bin")
+        patch.setattr(labnode, "DEV", self.dev)
+        patch.setattr(labnode, "STATE", folder / "state")
+        patch.setattr(labnode, "SECOND_LOOK", 0)
+        patch.setattr(labnode, "sshd_listens", lambda: True)
+        patch.setattr(labnode, "become_user", lambda *_: None)
+
+    def given(self, expected: str, *files: str) -> None:
+        """The node starts with these device files, and knows how many devices there should be."""
+        for name in files:
+            path = self.dev / name
+            path.parent.mkdir(exist_ok=True)
+            path.touch()
+        for name, value in (("LAB_HEALTH_DEVICES", expected), ("LAB_UID", "1000"), ("LAB_GID", "1000")):
+            self._patch.setenv(name, value)
+        labnode.record_devices()
+
+    def tool(self, name: str, script: str) -> None:
+        path = self._tools / name
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+
+    def reason(self) -> str:
+        """Why the node is unhealthy; nothing where it is healthy."""
+        try:
+            labnode.health()
+        except SystemExit as leaving:
+            return str(leaving.code)
+        return ""
+
+
+@pytest.fixture
+def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Devices:
+    return Devices(tmp_path, monkeypatch)
+
+
+GPU = "echo 'GPU 0: Stand-in (UUID: GPU-0)'"
+
+
+def test_a_node_is_healthy_while_its_tool_lists_every_device(devices: Devices) -> None:
+    devices.given("nvidia:2", "nvidia0", "nvidia1", "nvidiactl")
+    devices.tool("nvidia-smi", f"{GPU}; echo 'GPU 1: Stand-in (UUID: GPU-1)'")
+    assert devices.reason() == ""
+
+
+def test_a_tool_that_the_image_lacks_says_nothing_about_the_device(devices: Devices) -> None:
+    devices.given("nvidia:1", "nvidia0")
+    assert devices.reason() == ""
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("echo 'Failed to initialize NVML: Unknown Error'; exit 255", "`Failed to initialize NVML: Unknown Error`"),
+        (f"echo 'Unable to determine the device handle for gpu 0000:18:00.0: Unknown Error'; {GPU}", "0000:18:00.0"),
+        (GPU, "nvidia-smi lists 1 of 2 devices and ends with code 0"),
+        ("kill -SEGV $$", "nvidia-smi lists 0 of 2 devices and ends with code -11"),
+    ],
+)
+def test_a_tool_that_does_not_list_every_device_is_quoted_with_the_remedy(
+    devices: Devices, script: str, said: str
+) -> None:
+    devices.given("nvidia:2", "nvidia0", "nvidia1")
+    devices.tool("nvidia-smi", script)
+    reason = devices.reason()
+    assert reason.startswith("device lost: ")
+    assert said in reason
+    assert "`labctl up`" in reason
+    assert "\n" not in reason
+
+
+@pytest.mark.alone
+def test_a_tool_that_hangs_is_given_up_and_is_no_lost_device(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(labnode, "TOOL_LIMIT", 0.3)
+    monkeypatch.setattr(labnode, "QUICK", 0.3)
+    devices.given("nvidia:1", "nvidia0")
+    devices.tool("nvidia-smi", f"echo $$ >> {devices.dev}/asked; exec sleep 60")
+    reason = devices.reason()
+    assert reason.startswith("nvidia-smi gives no answer within 0.3 s;")
+    assert lost(reason) is None
+    (pid,) = (devices.dev / "asked").read_text().split()
+    assert not alive(int(pid))
+
+
+@pytest.mark.alone
+def test_a_tool_is_not_started_while_one_that_could_not_be_ended_lives(
+    devices: Devices, monkeypatch: pytest.MonkeyPatch, run: Run
+) -> None:
+    """In a session of its own, where SIGKILL does not find it."""
+    monkeypatch.setattr(labnode, "TOOL_LIMIT", 0.3)
+    monkeypatch.setattr(labnode, "QUICK", 0.3)
+    devices.given("nvidia:1", "nvidia0")
+    devices.tool("nvidia-smi", f"setsid sleep 60 > /dev/null 2>&1 & echo $! >> {devices.dev}/asked; exec sleep 60")
+    assert "no answer" in devices.reason()
+    assert "no answer" in devices.reason()
+    (pid,) = (devices.dev / "asked").read_text().split()
+    run.pids.append(int(pid))
+    run.close()
+    devices.tool("nvidia-smi", GPU)
+    assert devices.reason() == ""
+
+
+def test_a_tool_that_fails_once_is_asked_again(devices: Devices) -> None:
+    devices.given("nvidia:1", "nvidia0")
+    devices.tool("nvidia-smi", f"{GPU}; mkdir {devices.dev}/asked || exit 0; exit 1")
+    assert devices.reason() == ""
+
+
+@pytest.mark.parametrize(
+    ("expected", "files"),
+    [
+        ("nvidia:2", ("nvidia0", "nvidiactl", "nvidia-uvm")),
+        ("habana:2", ("accel/accel0", "accel/accel_controlD0")),
+        ("intel:2", ("dri/renderD128", "dri/card0")),
+    ],
+)
+def test_a_node_that_starts_with_fewer_devices_than_it_was_given_has_lost_them(
+    devices: Devices, expected: str, files: tuple[str, ...]
+) -> None:
+    devices.given(expected, *files)
+    assert devices.reason().startswith("device lost: the node started with 1 of 2 device files ")
+
+
+@pytest.mark.parametrize("kind", ["habana", "intel", "nvidia"])
+def test_a_device_file_that_is_gone_is_named(devices: Devices, kind: str) -> None:
+    name = {"habana": "accel/accel3", "intel": "dri/renderD129", "nvidia": "nvidia1"}[kind]
+    devices.given(f"{kind}:1", name)
+    assert devices.reason() == ""
+    (devices.dev / name).unlink()
+    assert f"device lost: {devices.dev / name} is gone;" in devices.reason()
+
+
+def test_a_device_file_that_may_not_be_opened_any_more_is_named(
+    devices: Devices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices.given("intel:2", "dri/renderD128", "dri/renderD129")
+    monkeypatch.setattr(labnode.os, "access", lambda path, _: not str(path).endswith("129"))
+    assert f"the lab's user may not open {devices.dev}/dri/renderD129;" in devices.reason()
+
+
+def test_files_of_other_devices_are_none_of_its_business(devices: Devices) -> None:
+    devices.given("intel:1", "dri/renderD128", "dri/card0", "nvidia0")
+    (devices.dev / "dri/card0").unlink()
+    (devices.dev / "nvidia0").unlink()
+    assert devices.reason() == ""
+
+
+@pytest.mark.parametrize(("listed", "healthy"), [("0\\n1\\n", True), ("0\\n", False)])
+def test_gaudis_are_counted_by_their_indices(devices: Devices, listed: str, healthy: bool) -> None:
+    devices.given("habana:2", "accel/accel0", "accel/accel1")
+    devices.tool("hl-smi", f'test "$*" = "-Q index -f csv,noheader" && printf "{listed}"')
+    assert (devices.reason() == "") is healthy
+
+
+# --- reach ---------------------------------------------------------------------------------------------------
+
+
+def test_a_launcher_learns_of_nodes_that_came_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, keys, state = (tmp_path / name for name in ("home", "keys", "state"))
+    for folder in (home / ".ssh", keys, state):
+        folder.mkdir(parents=True)
+    (state / "ready").touch()
+    for name, content in (("config", "Host worker-9\n"), ("known_hosts", "[worker-9]:12345 key\n")):
+        (keys / name).write_text(content)
+        (home / ".ssh" / name).write_text("old")
+    for name, path in (("HOME", home), ("KEYS", keys), ("STATE", state)):
+        monkeypatch.setattr(labnode, name, path)
+    monkeypatch.setattr(labnode, "reach_one", lambda *_: "worker-9" in (home / ".ssh/config").read_text())
+    with pytest.raises(SystemExit) as caught:
+        labnode.reach("1", "worker-9")
+    assert caught.value.code == 0
+    assert (home / ".ssh/known_hosts").read_text() == "[worker-9]:12345 key\n"
+    assert (home / ".ssh/known_hosts").stat().st_mode & 0o777 == 0o600
+
+
+def test_keys_that_were_sent_to_the_host_are_found_among_their_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here/id_ed25519").write_text("key")
+    push.send(Nearby(), str(tmp_path / "there"), {"launcher": manifest.of(tmp_path / "here")})
+    monkeypatch.setattr(labnode, "KEYS", tmp_path / "there/launcher")
+    assert labnode.given_keys() == {"id_ed25519": b"key"}
+
+
+# --- the environment of sessions -----------------------------------------------------------------------------
+
+VALUES = st.binary(max_size=30).map(lambda value: value.replace(b"\0", b""))
+PRINTED = [f"V{index}" for index in range(8)]
+
+
+class Session:
+    """A node's home, and bash as sshd starts it there."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+
+    def write(self, environment: dict[bytes, bytes], secret: str = "") -> None:
+        (self.home / "secrets").mkdir(exist_ok=True)
+        if secret:
+            (self.home / "secrets/environment").write_text(secret, encoding="utf-8")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(labnode, "HOME", self.home)
+            patch.setattr(labnode, "SECRETS", self.home / "secrets")
+            patch.setattr(labnode.os, "environb", environment)
+            labnode.write_session_environment()
+
+    def values(self, *names: str, **sent: str) -> list[bytes | None]:
+        """What a session has in these variables; None where it has none."""
+        script = "".join(f'printf "%s:%s\\0" "${{{name}+x}}" "${name}"\n' for name in names)
+        environment = {"PATH": "/session/bin", "BASH_ENV": str(self.home / ".lab-env"), **sent}
+        done = subprocess.run(["/bin/bash", "-c", script], env=environment, capture_output=True, check=True)
+        assert done.stderr == b""
+        return [value[2:] if value.startswith(b"x:") else None for value in done.stdout.split(b"\0")[:-1]]
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    return Session(tmp_path)
+
+
+@given(values=st.lists(VALUES, min_size=8, max_size=8))
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+def test_any_value_reaches_a_session_byte_for_byte(values: list[bytes]) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        session = Session(Path(directory))
+        session.write(dict(zip((name.encode() for name in PRINTED), values, strict=True)))
+        assert session.values(*PRINTED) == values
+
+
+def test_what_a_session_was_sent_stays_and_path_is_the_containers(session: Session) -> None:
+    session.write({b"SENT": b"container", b"EMPTY": b"container", b"OWN": b"container", b"PATH": b"/opt/bin:/bin"})
+    assert session.values("SENT", "EMPTY", "OWN", "PATH", SENT="session", EMPTY="") == [
+        b"session",
+        b"",
+        b"container",
+        b"/opt/bin:/bin",
+    ]
+
+
+def test_what_every_session_has_of_its_own_is_not_handed_on(session: Session) -> None:
+    session.write({b"HOSTNAME": b"other", b"HOME": b"/root", b"TERM": b"dumb", b"not a name": b"x"})
+    text = (session.home / ".lab-env").read_text()
+    assert text == "unset BASH_ENV\n"
+    assert session.values("BASH_ENV") == [None]
+
+
+def test_secret_variables_come_along(session: Session) -> None:
+    session.write({b"PLAIN": b"1"}, secret="export API_KEY='a'\"'\"'b $(id)'\n")  # noqa: S106
+    assert session.values("PLAIN", "API_KEY") == [b"1", b"a'b $(id)"]
+
+
+def test_the_sessions_files_are_private(session: Session) -> None:
+    session.write({b"A": b"1"})
+    assert {path.name: path.stat().st_mode & 0o777 for path in session.home.iterdir() if path.is_file()} == {
+        ".lab-env": 0o600,
+        ".bashrc": 0o600,
+        ".profile": 0o600,
+    }
+
+
+# --- start ---------------------------------------------------------------------------------------------------
+
+
+def test_a_restarted_container_registers_its_user_once(tmp_path: Path) -> None:
+    passwd = tmp_path / "passwd"
+    passwd.write_text("root:x:0:0::/root:/bin/bash\n")
+    labnode.prepend(passwd, "lab:x:1000:1000::/home/lab:/bin/bash\n")
+    labnode.prepend(passwd, "lab:x:1000:1000::/home/lab:/bin/bash\n")
+    assert passwd.read_text() == "lab:x:1000:1000::/home/lab:/bin/bash\nroot:x:0:0::/root:/bin/bash\n"

@@ -1,0 +1,283 @@
+"""What `labctl setup` would do on hosts that are not this one: facts in, text out, no Docker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from labctl.errors import HostError
+from labctl.setup import apt, install
+from labctl.setup.requirements import Facts, major
+
+DEB822 = """\
+Types: deb deb-src
+# a comment
+URIs: http://mirror.example/debian
+Suites: bookworm bookworm-updates
+Components: main
+Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
+
+Types: deb
+URIs: http://mirror.example/debian-security
+Suites: bookworm-security
+Components: main
+Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
+
+Types: deb
+URIs: https://other.example/debian
+Suites: bookworm
+Components: main
+Enabled: no
+"""
+THIRD_PARTIES = """\
+deb [arch=amd64 signed-by=/usr/share/keyrings/vendor.gpg] https://user:secret@vendor.example/debian bookworm main
+deb https://tools.example/apt bookworm main
+deb https://download.example/linux/debian bookworm stable
+deb cdrom:[Debian 12]/ bookworm main
+# deb http://old.example/debian bookworm main
+"""
+
+READY = Facts(
+    distribution="debian",
+    codename="bookworm",
+    sources=(*apt.parse_list(THIRD_PARTIES), *apt.parse_deb822(DEB822)),
+    candidates={"docker.io": "20.10.24+dfsg1-1", "docker-compose": "1.29.2-3"},
+    engine="26.1.5+dfsg1",
+    running=True,
+    denied=False,
+    outsider="",
+    command=True,
+    buildx="0.13.1",
+    compose="2.26.1",
+    systemd=False,
+    mtu=1400,
+    daemon="/usr/sbin/dockerd",
+    prefix=(),
+)
+BARE = replace(READY, engine="", running=False, command=False, buildx="", compose="")
+TRIXIE = {
+    "docker.io": "26.1.5+dfsg1-9",
+    "docker-cli": "26.1.5+dfsg1-9",
+    "docker-buildx": "0.13.1+ds1-3",
+    "docker-compose": "2.26.1-4",
+}
+
+
+def test_nothing_missing() -> None:
+    steps = install.plan(replace(READY, prefix=None, candidates={}))
+    assert str(steps) == "nothing to do: Docker Engine 26.1.5+dfsg1, buildx 0.13.1, compose 2.26.1"
+
+
+def test_debian_12_takes_docker_from_the_next_release() -> None:
+    assert (
+        str(install.plan(BARE))
+        == """\
+to make this host able to run a lab:
+  1. keep everything but docker.io docker-cli docker-buildx docker-compose away from Debian trixie
+     printf '%s\\n' 'Package: *' 'Pin: release n=trixie' 'Pin-Priority: 1' '' \
+'Package: docker.io docker-cli docker-buildx docker-compose' 'Pin: release n=trixie' 'Pin-Priority: 990' \
+| tee /etc/apt/preferences.d/labctl-next > /dev/null
+  2. Debian bookworm's own packages are too old: add Debian trixie as a source
+     printf '%s\\n' 'Types: deb' 'URIs: http://mirror.example/debian' 'Suites: trixie' 'Components: main' \
+'Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg' \
+| tee /etc/apt/sources.list.d/labctl-next.sources > /dev/null
+  3. read what it has
+     apt-get update
+  4. make sure that nothing else is upgraded or removed
+     apt-get install --simulate --no-install-recommends docker.io docker-cli docker-buildx docker-compose
+  5. install docker.io, docker-cli, docker-buildx, docker-compose
+     env DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends docker.io docker-cli \
+docker-buildx docker-compose
+  6. a place for Docker's log and pid
+     mkdir --parents /var/lib/labctl
+  7. start Docker (there is no service manager here) with the default route's MTU, 1400
+     start-stop-daemon --start --oknodo --background --make-pidfile --pidfile /var/lib/labctl/dockerd.pid \
+--output /var/lib/labctl/dockerd.log --exec /usr/sbin/dockerd -- --mtu 1400"""
+    )
+
+
+def test_debian_13_has_it_itself() -> None:
+    steps = install.plan(replace(BARE, codename="trixie", candidates=TRIXIE, systemd=True))
+    assert [step.argv[0] for step in steps.steps] == ["apt-get", "env", "systemctl"]
+    assert steps.steps[1].argv[-4:] == ("docker.io", "docker-cli", "docker-buildx", "docker-compose")
+    assert steps.steps[2].argv == ("systemctl", "enable", "--now", "docker")
+
+
+def test_ubuntu_has_the_command_in_its_engine_and_its_own_name_for_compose() -> None:
+    candidates = {
+        "docker.io": "27.5.1-0ubuntu3",
+        "docker-buildx": "0.20",
+        "docker-compose-v2": "2.33",
+        "docker-compose": "1.29",
+    }
+    steps = install.plan(replace(BARE, distribution="ubuntu", codename="noble", candidates=candidates, systemd=True))
+    assert steps.steps[0].argv[-3:] == ("docker.io", "docker-buildx", "docker-compose-v2")
+
+
+def test_only_compose_is_missing() -> None:
+    steps = install.plan(replace(READY, compose="", candidates=TRIXIE))
+    assert [step.argv[-1] for step in steps.steps] == ["docker-compose", "docker-compose"]
+
+
+def test_only_compose_is_missing_and_this_release_has_version_1() -> None:
+    steps = install.plan(replace(READY, compose="1.29.2"))
+    assert [step.argv[0] for step in steps.steps] == ["tee", "tee", "apt-get", "apt-get", "env"]
+    assert steps.steps[-1].argv[-2:] == ("--no-install-recommends", "docker-compose")
+
+
+def test_installed_but_not_running() -> None:
+    assert [step.argv[0] for step in install.plan(replace(READY, running=False)).steps] == [
+        "mkdir",
+        "start-stop-daemon",
+    ]
+    assert [step.argv[0] for step in install.plan(replace(READY, running=False, systemd=True)).steps] == ["systemctl"]
+
+
+def test_empty_package_lists_are_filled_before_anything_is_decided() -> None:
+    steps = install.plan(replace(BARE, candidates={}))
+    assert [step.argv for step in steps.steps] == [("apt-get", "update")]
+    assert steps.unfinished
+
+
+def test_sudo_is_put_before_every_command() -> None:
+    typed = install.plan(replace(BARE, prefix=("sudo", "-n"))).typed()
+    assert all(line.startswith("sudo -n ") or "| sudo -n tee /etc/apt/" in line for line in typed)
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        (replace(BARE, distribution="fedora", codename=""), "fedora has no packages"),
+        (replace(BARE, distribution="ubuntu", codename="focal"), "ubuntu focal has no packages"),
+        (replace(BARE, codename="sid"), "debian sid has no packages"),
+        (replace(BARE, sources=tuple(apt.parse_list(THIRD_PARTIES))), "main archive of Debian bookworm"),
+    ],
+)
+def test_what_labctl_cannot_do_it_says(facts: Facts, message: str) -> None:
+    with pytest.raises(HostError, match=message) as caught:
+        install.plan(facts)
+    assert caught.value.hint
+
+
+OUTSIDER = replace(READY, denied=True, running=False, outsider="ada", prefix=("sudo",))
+
+
+def test_who_may_not_use_docker_is_put_into_its_group_and_nothing_else_happens() -> None:
+    assert install.plan(OUTSIDER).typed() == ("sudo usermod --append --groups docker ada",)
+
+
+def test_who_installs_docker_with_sudo_may_use_it_afterwards() -> None:
+    assert install.plan(replace(BARE, outsider="ada", prefix=("sudo",))).typed()[-1].endswith("--groups docker ada")
+
+
+def test_who_can_use_docker_otherwise_is_left_out_of_its_group() -> None:
+    assert not install.plan(replace(READY, outsider="ada", prefix=("sudo",))).steps
+
+
+def test_a_session_older_than_its_membership_is_told_so(on: Callable[..., list[str]]) -> None:
+    done = on(replace(OUTSIDER, outsider=""))
+    with pytest.raises(HostError, match="older than your membership") as caught:
+        install.setup(yes=True, ask=None, emit=lambda _: None)
+    assert "newgrp docker" in caught.value.hint
+    assert not done
+
+
+def test_who_was_put_into_the_group_is_told_how_to_go_on(on: Callable[..., list[str]]) -> None:
+    said: list[str] = []
+    on(OUTSIDER, replace(OUTSIDER, outsider=""))
+    assert install.setup(yes=True, ask=None, emit=said.append)
+    assert "newgrp docker" in said[-1]
+
+
+@pytest.fixture
+def on(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Pretend that this host has such facts, one after the other; returns the list of what would be carried out."""
+
+    def pretend(*facts: Facts) -> list[str]:
+        queue, done = list(facts), list[str]()
+        monkeypatch.setattr(install, "observe", lambda: queue.pop(0) if len(queue) > 1 else queue[0])
+        monkeypatch.setattr(install, "carry_out", lambda steps, _: done.extend(steps.typed()))
+        return done
+
+    return pretend
+
+
+def test_not_root_and_no_sudo_prints_the_commands(on: Callable[..., list[str]]) -> None:
+    done = on(replace(BARE, prefix=None))
+    with pytest.raises(HostError, match="neither root nor sudo") as caught:
+        install.setup(yes=True, ask=None, emit=print)
+    assert caught.value.hint.splitlines() == ["as root:", *install.plan(BARE).typed()]
+    assert caught.value.exit_code == 3
+    assert done == []
+
+
+def test_nobody_to_ask(on: Callable[..., list[str]]) -> None:
+    done = on(BARE)
+    with pytest.raises(HostError) as caught:
+        install.setup(yes=False, ask=None, emit=print)
+    assert caught.value.hint == "labctl setup --yes"
+    assert done == []
+
+
+def test_no_means_no(on: Callable[..., list[str]]) -> None:
+    done = on(BARE)
+    with pytest.raises(HostError, match="you said no"):
+        install.setup(yes=False, ask=lambda _: False, emit=print)
+    assert done == []
+
+
+def test_after_empty_lists_it_goes_on_without_asking_again(on: Callable[..., list[str]]) -> None:
+    done, said, asked = on(replace(BARE, candidates={}), BARE, READY), list[str](), list[str]()
+    assert install.setup(yes=False, ask=lambda text: not asked.append(text), emit=said.append)  # type: ignore[func-returns-value]
+    assert done == ["apt-get update", *install.plan(BARE).typed()]
+    assert len(asked) == 1
+    assert said[-1].startswith("ready: Docker Engine 26.1.5")
+
+
+def test_already_able(on: Callable[..., list[str]]) -> None:
+    on(READY)
+    said: list[str] = []
+    assert not install.setup(yes=False, ask=None, emit=said.append)
+    assert said[0].startswith("nothing to do")
+
+
+def test_a_simulation_that_touches_anything_else_is_refused() -> None:
+    argv = ("apt-get", "install", "--simulate", "docker.io")
+    harmless = (
+        "Inst docker.io [20.10.24] (26.1.5 Debian:13 [amd64])\nInst runc (1.1.5 Debian:12 [amd64])\nConf runc (1.1.5)\n"
+    )
+    install._require_harmless(apt.simulated(harmless), argv)
+    worse = harmless + "Inst libc6 [2.36] (2.41 Debian:13 [amd64])\nRemv docker-ce [23.0]\n"
+    with pytest.raises(HostError, match="would upgrade libc6 and remove docker-ce"):
+        install._require_harmless(apt.simulated(worse), argv)
+    with pytest.raises(HostError, match=r"that would be Docker Engine 20\.10\.24"):
+        install._require_harmless(apt.simulated("Inst docker.io (20.10.24 Debian:12 [amd64])\n"), argv)
+
+
+def test_sources_are_read_from_both_kinds_of_files(tmp_path: Path) -> None:
+    folder = tmp_path / "etc/apt/sources.list.d"
+    folder.mkdir(parents=True)
+    (tmp_path / "etc/apt/sources.list").write_text(
+        "deb [ arch=amd64 ] http://one.example/debian bookworm main contrib # x\n"
+    )
+    (folder / "debian.sources").write_text(DEB822)
+    (folder / "vendor.list.disabled").write_text(THIRD_PARTIES)
+    one, *others = apt.read(tmp_path)
+    assert (one.uris, one.components) == (("http://one.example/debian",), ("main", "contrib"))
+    assert [source.suites for source in others] == [("bookworm", "bookworm-updates"), ("bookworm-security",)]
+
+
+def test_candidates() -> None:
+    none = "x:\n  Installed: (none)\n  Candidate: (none)\n"
+    policy = f"docker.io:\n  Installed: (none)\n  Candidate: 20.10\n  Version table:\n{none}"
+    assert apt.candidates(policy) == {"docker.io": "20.10"}
+
+
+@pytest.mark.parametrize(
+    ("version", "number"), [("26.1.5+dfsg1", 26), ("5:27.0.1-1~debian", 27), ("v2.26", 2), ("", 0)]
+)
+def test_major(version: str, number: int) -> None:
+    assert major(version) == number

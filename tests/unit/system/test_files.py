@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from labctl.errors import HostError
+from labctl.model import File
+from labctl.system import files
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_file_is_written_once_and_then_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a/b"
+    assert files.write(path, "x") is True
+    before = path.stat()
+    assert files.write(path, "x") is False
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert files.write(path, "y") is True
+    assert path.read_text() == "y"
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077, 0o777])
+def test_modes_are_exact_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        files.write(tmp_path / "private", "x")
+        files.write(tmp_path / "script", "x", 0o755)
+    finally:
+        os.umask(before)
+    assert (mode(tmp_path / "private"), mode(tmp_path / "script")) == (0o600, 0o755)
+
+
+def test_a_wrong_mode_is_put_right(tmp_path: Path) -> None:
+    files.write(tmp_path / "key", "x")
+    (tmp_path / "key").chmod(0o644)
+    assert files.write(tmp_path / "key", "x") is True
+    assert mode(tmp_path / "key") == 0o600
+
+
+def test_new_directories_are_for_their_owner_alone_and_old_ones_stay(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    files.write(tmp_path / "a/b/c", "x")
+    assert (mode(tmp_path), mode(tmp_path / "a"), mode(tmp_path / "a/b")) == (0o755, 0o700, 0o700)
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files.write(tmp_path / "a", "old")
+
+    def full(descriptor: int, mode: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fchmod", full)
+    with pytest.raises(HostError, match=r"cannot write .*/a: No space left on device"):
+        files.write(tmp_path / "a", "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a").read_text() == "old"
+
+
+def test_a_file_is_made_beside_the_one_that_it_replaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only within one file system is a replacement one step."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    assert files.write(tmp_path / "a", "x") is True
+
+
+def test_a_path_that_cannot_be_is_an_error_for_people(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HostError) as caught:
+        files.write(tmp_path / "file/below", "x")
+    assert str(tmp_path / "file") in caught.value.message
+    assert caught.value.hint
+
+
+def test_write_all_names_what_changed(tmp_path: Path) -> None:
+    wanted = (File(path="a", content="1"), File(path="d/b", content="2"))
+    assert files.write_all(tmp_path, wanted) == ("a", "d/b")
+    assert files.write_all(tmp_path, (wanted[0], File(path="d/b", content="3"))) == ("d/b",)
+
+
+def test_outdated_are_missing_and_different_files_and_nothing_is_written(tmp_path: Path) -> None:
+    wanted = tuple(File(path=name, content="x") for name in ("same", "other", "missing", "folder"))
+    (tmp_path / "same").write_text("x")
+    (tmp_path / "other").write_text("y")
+    (tmp_path / "folder").mkdir()
+    assert [file.path for file in files.outdated(tmp_path, wanted)] == ["other", "missing", "folder"]
+    assert not (tmp_path / "missing").exists()
+
+
+def test_bytes_that_are_no_text_come_back_the_same(tmp_path: Path) -> None:
+    files.write(tmp_path / "a", "x\udcff")
+    assert (tmp_path / "a").read_bytes() == b"x\xff"
+    assert files.write(tmp_path / "a", "x\udcff") is False
+
+
+SCRATCH = """
+from labctl.system import files
+with files.scratch() as folder:
+    (folder / "passwd").write_text("theirs")
+    print(folder, flush=True)
+    input()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, None], ids=["killed", "ended", "left"])
+def test_a_scratch_folder_goes_with_its_process(number: signal.Signals | None) -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", SCRATCH], stdin=pipe, stdout=pipe, text=True) as owner:
+        assert owner.stdout
+        folder = Path(owner.stdout.readline().strip())
+        assert mode(folder) == 0o700
+        assert (folder / "passwd").exists()
+        if number:
+            owner.send_signal(number)
+    deadline = time.monotonic() + 10
+    while folder.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not folder.exists()

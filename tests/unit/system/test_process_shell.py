@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from labctl.errors import HostError, OutputClosed
+from labctl.system import process
+
+
+def test_run_gives_output_and_code() -> None:
+    done = process.run(["sh", "-c", "cat; echo oops >&2; exit 3"], input="hello", check=False)
+    assert (done.out, done.err, done.code) == ("hello", "oops\n", 3)
+
+
+def test_a_failure_says_what_ran_and_the_last_of_what_it_said() -> None:
+    with pytest.raises(HostError) as caught:
+        process.run(["sh", "-c", "seq 1 30 >&2; exit 7"])
+    assert "sh -c 'seq 1 30 >&2; exit 7': exit code 7\n11\n12" in caught.value.message
+    assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize("start", [process.run, lambda argv: process.stream(argv, print)])
+def test_a_missing_program_is_named(start: object) -> None:
+    with pytest.raises(HostError, match="no-such-program: no such program"):
+        start(["no-such-program", "x"])  # type: ignore[operator]
+
+
+def test_a_missing_program_unchecked_has_the_code_of_a_shell() -> None:
+    assert process.run(["no-such-program"], check=False).code == process.NOT_FOUND
+
+
+def test_the_environment_is_added_to() -> None:
+    done = process.run(["sh", "-c", 'echo $ADDED; test -n "$PATH"'], env={"ADDED": "yes"})
+    assert done.out == "yes\n"
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("start", [process.run, lambda argv, timeout: process.stream(argv, print, timeout=timeout)])
+def test_a_time_limit_ends_grandchildren_too(start: object, tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    began = time.monotonic()
+    with pytest.raises(HostError, match=r"not done within 0.5 s"):
+        start(["sh", "-c", f"sleep 60 & echo $! > {pid_file}; wait"], timeout=0.5)  # type: ignore[operator]
+    assert time.monotonic() - began < 5
+    # Signals are delivered after kill() returns.
+    assert _ends(int(pid_file.read_text()), within=5)
+
+
+def test_stream_hands_on_each_line_of_both_outputs() -> None:
+    lines: list[str] = []
+    done = process.stream(["sh", "-c", "echo a; echo b >&2; printf c"], lines.append)
+    assert (lines, done.out) == (["a", "b", "c"], "a\nb\nc")
+
+
+@pytest.mark.alone
+def test_stream_ends_the_child_when_the_reader_fails() -> None:
+    def refuse(line: str) -> None:
+        raise KeyboardInterrupt
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        process.stream(["sh", "-c", "echo a; exec sleep 60"], refuse)
+    assert time.monotonic() - began < 5
+
+
+ATTACHED = """
+import signal, sys
+from labctl.system import process as shell
+got, pid = sys.argv[1:]
+with shell.begun() as begin:
+    forward = lambda number: begin(["sh", "-c", f"echo {number.name} > {got}; kill -{int(number)} $(cat {pid})"])
+    sys.exit(shell.attached(["sh", "-c", f"echo $$ > {pid}; exec sleep 60"], forward))
+"""
+GUARDED = """
+import sys
+from labctl.system import process as shell
+with shell.guarded(["sh", "-c", f"echo ran > {sys.argv[1]}"]):
+    print("within", flush=True)
+    sys.stdin.readline()
+"""
+
+NESTED = """
+import sys
+from labctl.system import process as shell
+with shell.guarded(["sh", "-c", f"echo outer >> {sys.argv[1]}"]):
+    with shell.guarded(["sh", "-c", f"sleep 0.5; echo inner >> {sys.argv[1]}"]):
+        print("within", flush=True)
+        sys.stdin.readline()
+"""
+
+
+def _python(program: str, *arguments: Path, before: Sequence[str] = ()) -> subprocess.Popen[str]:
+    """A Python of its own that is to be signalled."""
+    pipe = subprocess.PIPE
+    command = [*before, sys.executable, "-c", program, *map(str, arguments)]
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_an_attached_program_is_handed_on(tmp_path: Path, number: signal.Signals) -> None:
+    got, pid = tmp_path / "got", tmp_path / "pid"
+    with _python(ATTACHED, got, pid) as caller:
+        assert _until(lambda: pid.exists() and pid.read_text(), within=60)
+        os.killpg(caller.pid, number)
+        # The stand-in ends the program itself by the signal, which is no way for it to end.
+        assert caller.wait(60) == 1
+    assert got.read_text() == f"{number.name}\n"
+    assert not _alive(int(pid.read_text()))
+
+
+def test_a_signal_that_this_process_was_told_to_ignore_is_ignored(tmp_path: Path) -> None:
+    got, pid = tmp_path / "got", tmp_path / "pid"
+    with _python(ATTACHED, got, pid, before=["nohup"]) as caller:
+        assert _until(lambda: pid.exists() and pid.read_text(), within=60)
+        caller.send_signal(signal.SIGHUP)
+        caller.send_signal(signal.SIGTERM)
+        caller.wait(60)
+    assert got.read_text() == "SIGTERM\n"
+
+
+def test_an_attached_program_gives_its_code() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    assert process.attached(["sh", "-c", "exit 7"], print) == 7
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_an_attached_program_that_nobody_reads_any_more_is_told_from_one_that_broke() -> None:
+    with pytest.raises(OutputClosed):
+        process.attached(("sh", "-c", "kill -PIPE $$"), lambda _: None)
+    with pytest.raises(HostError, match="SIGKILL"):
+        process.attached(("sh", "-c", "kill -KILL $$"), lambda _: None)
+
+
+def test_what_was_begun_has_ended_when_the_block_is_left(tmp_path: Path) -> None:
+    with process.begun() as begin:
+        begin(["sh", "-c", f"sleep 0.1; echo done > {tmp_path}/file"])
+    assert (tmp_path / "file").read_text() == "done\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_the_guard_acts_when_its_process_is_ended(tmp_path: Path, number: signal.Signals) -> None:
+    with _python(GUARDED, tmp_path / "ran") as caller:
+        assert caller.stdout
+        assert caller.stdout.readline() == "within\n"
+        os.killpg(caller.pid, number)
+        caller.wait(60)
+    assert _until((tmp_path / "ran").exists, within=60)
+
+
+def test_a_guard_waits_for_those_that_began_after_it(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    with _python(NESTED, ran) as caller:
+        assert caller.stdout
+        assert caller.stdout.readline() == "within\n"
+        caller.kill()
+    assert _until(lambda: ran.exists() and "outer" in ran.read_text(), within=60)
+    assert ran.read_text() == "inner\nouter\n"
+
+
+def test_the_guard_rests_when_the_block_is_left_well(tmp_path: Path) -> None:
+    with process.guarded(["touch", str(tmp_path / "ran")]):
+        pass
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_guard_has_acted_when_the_block_was_left_by_an_exception(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), process.guarded(["touch", str(tmp_path / "ran")]):
+        raise KeyboardInterrupt
+    assert (tmp_path / "ran").exists()
+
+
+def _ends(pid: int, within: float) -> bool:
+    return _until(lambda: not _alive(pid), within)
+
+
+def _until(condition: Callable[[], object], within: float) -> bool:
+    deadline = time.monotonic() + within
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return bool(condition())
+
+
+def _alive(pid: int) -> bool:
+    """Whether a process still runs; one that only waits to be reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

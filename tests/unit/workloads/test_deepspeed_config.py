@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from labctl.errors import ConfigError
+from labctl.workloads import deepspeed_config
+
+MICRO, STEPS, BATCH = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"
+
+
+def complete(config: dict[str, Any], ranks: int = 4, accelerator: str = "cpu") -> dict[str, Any]:
+    return deepspeed_config.complete(config, ranks=ranks, accelerator=accelerator, where="ds.json")
+
+
+@pytest.mark.parametrize(
+    ("given", "micro", "steps", "batch"),
+    [
+        ({MICRO: 2}, 2, 1, 8),
+        ({MICRO: 2, STEPS: 3}, 2, 3, 24),
+        ({BATCH: 16}, 4, 1, 16),
+        ({BATCH: 16, STEPS: 2}, 2, 2, 16),
+        ({BATCH: 16, MICRO: 2}, 2, 2, 16),
+        ({BATCH: 16, MICRO: 2, STEPS: 2}, 2, 2, 16),
+    ],
+)
+def test_batch_is_micro_batch_times_accumulation_times_ranks(
+    given: dict[str, int], micro: int, steps: int, batch: int
+) -> None:
+    found = complete(given)
+    assert (found[MICRO], found[STEPS], found[BATCH]) == (micro, steps, batch)
+
+
+@pytest.mark.parametrize(
+    "given", [{BATCH: 10}, {BATCH: 16, MICRO: 3}, {BATCH: 16, MICRO: 2, STEPS: 4}, {BATCH: 2}, {BATCH: 16, STEPS: 3}]
+)
+def test_batch_sizes_that_do_not_go_together_are_refused_with_the_sum(given: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=rf"ds\.json: `{BATCH}` {given[BATCH]} is not .* x 4 ranks"):
+        complete(given)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "8", True, "auto"])
+def test_a_batch_size_is_a_whole_number(value: object) -> None:
+    with pytest.raises(ConfigError, match="whole number above 0"):
+        complete({MICRO: value})
+
+
+def test_without_any_batch_size_it_is_asked_for() -> None:
+    with pytest.raises(ConfigError, match="neither"):
+        complete({})
+
+
+@pytest.mark.parametrize(
+    ("config", "key", "near"),
+    [
+        ({"train_micro_batch_size_per_gpus": 1}, "train_micro_batch_size_per_gpus", MICRO),
+        ({"micro_batch_per_gpu": 16}, "micro_batch_per_gpu", MICRO),
+        ({"zero_optimisation": {}}, "zero_optimisation", "zero_optimization"),
+        ({"zero_optimization": {"stages": 2}}, "zero_optimization.stages", "stage"),
+        ({"fp16": {"enable": True}}, "fp16.enable", "enabled"),
+        ({"bfloat16": {"enabled": True}}, "bfloat16", "bf16"),
+    ],
+)
+def test_a_misspelt_key_names_the_right_one(config: dict[str, Any], key: str, near: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        complete({MICRO: 1, **config})
+    assert f"`{key}`" in caught.value.message
+    assert caught.value.hint == f"did you mean `{near}`?"
+
+
+@pytest.mark.parametrize("stage", [4, -1, "2", True, 1.5])
+def test_a_stage_is_one_of_four(stage: object) -> None:
+    with pytest.raises(ConfigError, match="must be 0, 1, 2 or 3"):
+        complete({MICRO: 1, "zero_optimization": {"stage": stage}})
+
+
+def test_a_section_that_is_no_object_is_refused() -> None:
+    with pytest.raises(ConfigError, match="`bf16` must be an object"):
+        complete({MICRO: 1, "bf16": True})
+
+
+def test_fp16_is_refused_where_the_device_has_none() -> None:
+    config = {MICRO: 1, "fp16": {"enabled": True}}
+    with pytest.raises(ConfigError, match="CPUs do not train in fp16"):
+        complete(config)
+    assert complete(config, accelerator="nvidia")["fp16"] == {"enabled": True}
+
+
+def test_two_precisions_at_once_are_refused() -> None:
+    with pytest.raises(ConfigError, match="both enabled"):
+        complete({MICRO: 1, "fp16": {"enabled": True}, "bf16": {"enabled": True}}, accelerator="nvidia")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{\n  "train_batch_size": 80,\n}', "ds.json:2: not JSON: a comma before the closing bracket"),
+        ('{"a": 1', "ds.json:1: not JSON"),
+        ("[]", "ds.json:1: a DeepSpeed configuration is an object, not list"),
+        ("", "ds.json:1: not JSON"),
+    ],
+)
+def test_a_file_that_is_not_json_says_where(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        deepspeed_config.parse(text, "ds.json")
+    assert caught.value.message.startswith(said)
+
+
+def test_a_key_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"ds\.json: `stage` is given twice"):
+        deepspeed_config.parse('{"zero_optimization": {"stage": 2, "stage": 3}}', "ds.json")
+
+
+def test_sections_are_merged_and_the_later_wins() -> None:
+    merged = deepspeed_config.merge(
+        {"zero_optimization": {"stage": 2, "overlap_comm": True}, MICRO: 4}, {"zero_optimization": {"stage": 3}}
+    )
+    assert merged == {"zero_optimization": {"stage": 3, "overlap_comm": True}, MICRO: 4}
+
+
+@pytest.mark.parametrize(("text", "value"), [("3", 3), ("true", True), ("cpu", "cpu"), ("1e-5", 1e-5)])
+def test_one_key_is_set_by_its_path(text: str, value: object) -> None:
+    before = {"zero_optimization": {"stage": 2}}
+    found = deepspeed_config.assign(before, "zero_optimization.offload_optimizer.device", text)
+    assert found == {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": value}}}
+    assert before == {"zero_optimization": {"stage": 2}}

@@ -1,0 +1,279 @@
+"""Scripts of a person's clones: which there are, how they become workloads, and what is around them when they run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from labctl import launchers
+from labctl.config import settings
+from labctl.errors import ConfigError, HostError
+from labctl.model import Workload
+from labctl.runs import request
+from labctl.workloads import external
+
+ROOT = Path(__file__).parents[3]
+WORKLOADS = ROOT / "workloads"
+FIXTURES = ROOT / "tests/clones"
+DSCHAT, HABANA = FIXTURES / "DeepSpeedExamples", FIXTURES / "optimum-habana"
+BOTH = {"dschat": DSCHAT, "gaudi": HABANA}
+TRAINING = DSCHAT / external.DSCHAT.scripts
+
+
+def load(name: str, *, rehearse: bool = False, roots: dict[str, Path] = BOTH) -> Workload:
+    return external.load(WORKLOADS, name, launchers.known(), roots, rehearse=rehearse)
+
+
+def names(roots: dict[str, Path]) -> list[str]:
+    found, errors = external.list_all(WORKLOADS, launchers.known(), roots)
+    assert errors == ()
+    return [one.name for one in found if "/" in one.name]
+
+
+# --- names ---------------------------------------------------------------------------------------------------
+
+
+def test_the_scripts_that_train_are_listed_and_nothing_else_of_a_clone() -> None:
+    assert names({"dschat": DSCHAT}) == [
+        *("dschat/run_opt-1.3b_zero0", "dschat/run_opt-13b", "dschat/run_opt-13b_bs16_zero0", "dschat/run_opt-350m"),
+        *("dschat/run_opt-350m_bs16", "dschat/run_opt-350m_bs24", "dschat/run_opt-350m_bs24_zero0"),
+        *("dschat/run_opt-66b", "dschat/run_that_fails"),
+    ]
+    assert names({"gaudi": HABANA}) == [
+        "gaudi/contrastive-image-text/run_bridgetower",
+        "gaudi/language-modeling/run_lora_clm",
+    ]
+    assert names({}) == []
+
+
+def test_an_unknown_script_names_the_nearest_and_the_folder() -> None:
+    with pytest.raises(ConfigError, match=f"{TRAINING}: no script `dschat/run_opt-350m_bs42`") as caught:
+        load("dschat/run_opt-350m_bs42")
+    assert "dschat/run_opt-350m_bs24" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "roots", "message"),
+    [
+        ("dschat/run_opt-13b", {}, "HOST_REPO_PATH does not say"),
+        ("dschat/run_opt-13b", {"dschat": HABANA}, f"HOST_REPO_PATH: {HABANA} is no clone of DeepSpeedExamples"),
+        ("dschat", BOTH, "say which script"),
+        ("dschat/run_batch", BOTH, "take JOB, HOSTFILE and OUTPUT"),
+        ("gaudi/language-modeling/run_lora_clm", {}, "HOST_OPTIMUM_HABANA_PATH does not say"),
+        ("gaudi/gaudi_spawn", BOTH, "no script"),
+        ("bridgetower", {}, "HOST_OPTIMUM_HABANA_PATH does not say"),
+    ],
+)
+def test_what_is_not_there_says_what_to_set_or_to_type(name: str, roots: dict[str, Path], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(name, roots=roots)
+
+
+# --- workloads -----------------------------------------------------------------------------------------------
+
+
+def test_a_deepspeed_chat_script_is_judged_by_its_throughput() -> None:
+    task = load("dschat/run_opt-13b_bs16_zero0")
+    assert (task.launcher, task.script, task.arguments) == ("script", "start.sh", ("run_opt-13b_bs16_zero0.sh",))
+    assert [criterion.metric for criterion in task.criteria] == ["throughput"]
+    assert task.description == str(TRAINING / "run_opt-13b_bs16_zero0.sh")
+
+
+@pytest.mark.parametrize("line", ["Throughput: 290.3027 samples/sec", "ml-512-node-001: Throughput: 290 samples/sec"])
+def test_its_throughput_is_read_whole_or_not(line: str) -> None:
+    from labctl.runs import metrics
+
+    samples = metrics.read_samples(load("dschat/run_opt-13b").metrics, [line])
+    assert [int(sample.value) for sample in samples] == [290]
+
+
+def test_it_is_told_a_jobs_name_the_hostfile_and_where_its_log_goes() -> None:
+    task = external.at(load("dschat/run_opt-13b"), 3, "/workspace/runs/7")
+    assert task.arguments == ("run_opt-13b.sh", "3xN", "/workspace/runs/7/hostfile", "/workspace/runs/7")
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        request.RunOptions(rehearse=True),
+        request.RunOptions(arguments=(("max_steps", "5"),)),
+        request.RunOptions(arguments=(("deepspeed.zero_optimization.stage", "3"),)),
+        request.RunOptions(launcher="mpirun"),
+    ],
+    ids=["rehearse", "set", "deepspeed", "launcher"],
+)
+def test_a_script_with_everything_written_in_it_takes_no_changes(asked: request.RunOptions, tmp_path: Path) -> None:
+    found = settings.load(tmp_path, {"HOST_REPO_PATH": str(DSCHAT)}, {})
+    with pytest.raises(ConfigError, match=r"^dschat/run_opt-13b "):
+        request.choose_workload(ROOT, "dschat/run_opt-13b", asked, found)
+
+
+def test_a_gaudi_example_is_started_itself_and_rehearsed_by_a_check() -> None:
+    task = load("gaudi/language-modeling/run_lora_clm")
+    assert (task.script, task.arguments) == (str(HABANA / "examples/language-modeling/run_lora_clm.py"), ())
+    checked = load("gaudi/language-modeling/run_lora_clm", rehearse=True)
+    assert checked.script == "check.py"
+    assert checked.arguments == ("optimum-habana/examples/language-modeling/run_lora_clm.py",)
+
+
+def test_bridgetower_has_its_own_arguments_for_the_clones_script() -> None:
+    task = load("bridgetower")
+    assert task.script == str(HABANA / "examples/contrastive-image-text/run_bridgetower.py")
+    assert task.arguments[:2] == ("--output_dir", "/tmp/bridgetower-test")  # noqa: S108
+    assert dict(task.inputs) == {"model_name_or_path": "model", "dataset_name": "directory"}
+
+
+@pytest.mark.parametrize(
+    ("value", "given"),
+    [("", ()), ("8", ("8",)), ("q_proj v_proj", ("q_proj", "v_proj")), ("'a b'", ("a b",))],
+    ids=["flag", "value", "list", "blank"],
+)
+def test_a_gaudi_example_takes_flags_and_lists(value: str, given: tuple[str, ...]) -> None:
+    assert external.words(load("bridgetower"), "key", value) == ("--key", *given)
+
+
+def test_a_quote_that_is_left_open_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="--set key='a"):
+        external.words(load("bridgetower"), "key", "'a")
+
+
+def test_only_gaudis_run_gaudi_examples() -> None:
+    external.require_device(load("bridgetower"), "habana")
+    external.require_device(load("bridgetower", rehearse=True), "cpu")
+    assert load("bridgetower", rehearse=True).inputs == ()
+    external.require_device(load("dschat/run_opt-13b"), "cpu")
+    with pytest.raises(HostError, match="needs Gaudis"):
+        external.require_device(load("bridgetower"), "cpu")
+
+
+def test_a_clone_of_another_version_and_an_environment_that_is_not_read_are_remarked() -> None:
+    assert external.remarks(load("gaudi/language-modeling/run_lora_clm"), BOTH) == ()
+    (remark,) = external.remarks(load("bridgetower"), BOTH)
+    assert "written for optimum-habana 1.9.0" in remark
+    assert "is 1.14.1" in remark
+    (remark,) = external.remarks(load("dschat/run_opt-13b"), BOTH)
+    assert f"{TRAINING / '.deepspeed_env'} is for its authors' machines" in remark
+
+
+# --- around a script -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What start.sh finds in the launcher, in a scratch folder, with a `deepspeed` that says how it was called."""
+
+    root: Path
+
+    @classmethod
+    def make(cls, root: Path, *, deepspeed: str = 'echo "called: $*"') -> Stage:
+        (root / "programs").mkdir()
+        (root / "home").mkdir()
+        (root / "run").mkdir()
+        (root / "run/hostfile").write_text("worker-0 slots=1\n")
+        (root / "programs/deepspeed").write_text(f"#!/bin/bash\n{deepspeed}\n")
+        (root / "programs/deepspeed").chmod(0o755)
+        shutil.copytree(DSCHAT, root / "DeepSpeedExamples", symlinks=True)
+        return cls(root)
+
+    def script(self, text: str) -> None:
+        (self.root / "DeepSpeedExamples" / external.DSCHAT.scripts / "mine.sh").write_text(f"#!/bin/bash\n{text}\n")
+
+    def start(self, name: str) -> subprocess.CompletedProcess[str]:
+        run = self.root / "run"
+        environ = {
+            "PATH": f"{self.root / 'programs'}:{os.environ['PATH']}",
+            "HOME": str(self.root / "home"),
+            "PROJECT_PATH": str(self.root),
+            "HF_HOME": str(self.root / "huggingface"),
+            "LABCTL_RUN_ID": "7",
+            "LABCTL_RUN_DIR": str(run),
+            "LABCTL_HOSTFILE": str(run / "hostfile"),
+            "MASTER_ADDR": "worker-0",
+            "MASTER_PORT": "29500",
+            "SSH_PORT": "12345",
+        }
+        command = ["./start.sh", f"{name}.sh", "1xN", str(run / "hostfile"), str(run)]
+        folder = WORKLOADS / "dschat"
+        return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
+
+
+def test_a_script_finds_the_labs_deepspeed_and_its_own_words_come_last(tmp_path: Path) -> None:
+    done = Stage.make(tmp_path).start("run_opt-13b")
+    assert done.returncode == 0, done.stderr
+    called = done.stdout.split("called: ")[1]
+    assert called.startswith(f"--hostfile {tmp_path}/run/hostfile --force_multi --master_addr worker-0 ")
+    assert called.index("--master_port 29500") < called.index("--master_port 12346") < called.index("main.py")
+
+
+def test_its_log_begins_with_the_hostfile(tmp_path: Path) -> None:
+    Stage.make(tmp_path).start("run_opt-13b")
+    log = (tmp_path / "run/opt-13b_3_1xN.log").read_text()
+    assert log.startswith("worker-0 slots=1\n\ncalled: ")
+
+
+def test_a_deepspeed_that_fails_before_the_pipe_fails_the_script(tmp_path: Path) -> None:
+    assert Stage.make(tmp_path, deepspeed="exit 3").start("run_opt-13b").returncode == 3
+
+
+def test_the_authors_home_holds_the_labs_deepspeed_too(tmp_path: Path) -> None:
+    stage = Stage.make(tmp_path)
+    stage.script('"$HOME/.local/bin/deepspeed" mine; echo "I am $USER"')
+    for _ in range(2):
+        done = stage.start("mine")
+        assert "--ssh_port 12345 mine" in done.stdout
+        assert "I am home" in done.stdout
+
+
+def test_ranks_get_the_run_and_the_caches_and_nothing_of_the_clones_environment(tmp_path: Path) -> None:
+    stage = Stage.make(tmp_path)
+    stage.script('cat "$DS_ENV_FILE"')
+    lines = stage.start("mine").stdout.splitlines()
+    assert {line.split("=")[0] for line in lines} == {
+        *("LABCTL_RUN_ID", "LABCTL_RUN_DIR", "TRANSFORMERS_CACHE", "HF_HUB_CACHE")
+    }
+    assert f"TRANSFORMERS_CACHE={tmp_path}/huggingface/transformers" in lines
+
+
+@pytest.mark.parametrize(("there", "where"), [(True, "transformers"), (False, "hub")], ids=["there", "new"])
+def test_models_are_in_the_clones_cache_where_there_is_one_and_else_in_the_hubs(
+    tmp_path: Path, there: bool, where: str
+) -> None:
+    stage = Stage.make(tmp_path)
+    if there:
+        (tmp_path / "huggingface/transformers").mkdir(parents=True)
+    stage.script('touch "$HF_HUB_CACHE/model"')
+    assert stage.start("mine").returncode == 0
+    assert (tmp_path / "huggingface" / where / "model").exists()
+
+
+# --- the check of a Gaudi example ----------------------------------------------------------------------------
+
+
+def check(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(WORKLOADS / "gaudi/check.py"), *words]
+    environ = {**os.environ, "PROJECT_PATH": str(FIXTURES)}
+    return subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+
+
+SCRIPT = "optimum-habana/examples/language-modeling/run_lora_clm.py"
+
+
+def test_arguments_that_the_script_or_its_clone_declare_are_checked() -> None:
+    done = check(
+        SCRIPT, "--lora_rank", "8", "--lora_target_modules", "q_proj", "v_proj", "--use_habana", "--elsewhere=1"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "checked 3 arguments of 4" in done.stdout
+    assert "--elsewhere is declared neither" in done.stdout
+
+
+def test_an_argument_that_is_misspelt_fails() -> None:
+    done = check(SCRIPT, "--lora_rnk", "8")
+    assert done.returncode == 1
+    assert "did you mean --lora_rank?" in done.stderr

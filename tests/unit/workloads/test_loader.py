@@ -1,0 +1,348 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from labctl.errors import ConfigError
+from labctl.model import Criterion, Memory, Metric, Workload
+from labctl.workloads.loader import list_all, load, load_all
+from labctl.workloads.schema import parse_duration, parse_expectation
+
+LAUNCHERS = ("deepspeed", "mpirun", "script")
+
+MINIMAL = """\
+description: prints a line
+launcher: deepspeed
+script: train.py
+timeout: 30s
+"""
+
+FAMILY = r"""description: OPT
+launcher: deepspeed
+script: train.py
+arguments: [--seed, 7, --lr, 1e-4, --ratio, 0.50]
+environment: {OMP_NUM_THREADS: 2, MODE: common}
+timeout: 2h
+metrics:
+  loss: {pattern: 'loss (\S+)', reduce: first-last}
+  throughput: {pattern: 'Throughput: (\S+)', unit: samples/s, skip: 2, reduce: mean}
+criteria:
+  - {metric: loss, decrease: 0.2}
+rehearse: {arguments: [--rehearse], timeout: 10m, criteria: [{metric: throughput, min: 0}]}
+memory: {model: 'configs/{model}.json', sequence_length: 64, lora_modules: [fc1, fc2]}
+variants:
+  opt-tiny:
+    description: minutes
+    arguments: [--model, tiny]
+    environment: {MODE: tiny}
+    timeout: 90
+    metrics:
+      throughput: {pattern: 'Samples/s: (\S+)'}
+      tokens: {pattern: 'tokens (\S+)'}
+    criteria:
+      - metric: tokens
+        min: 1
+        max: 1e3
+  opt-13b: {}
+"""
+
+
+def test_a_file_without_variants_is_one_workload_named_as_its_folder(tmp_path: Path) -> None:
+    directory = _write(tmp_path, hello=MINIMAL)
+    assert load_all(directory, LAUNCHERS) == (
+        Workload(
+            name="hello",
+            description="prints a line",
+            declared="workloads/hello/workload.yml:1",
+            directory=directory / "hello",
+            launcher="deepspeed",
+            script="train.py",
+            arguments=(),
+            environment=(),
+            timeout=30,
+            metrics=(),
+            criteria=(),
+        ),
+    )
+
+
+def test_a_variant_adds_arguments_merges_environment_and_metrics_and_replaces_the_rest(tmp_path: Path) -> None:
+    tiny = load(_write(tmp_path, opt=FAMILY), "opt-tiny", LAUNCHERS)
+    assert tiny.description == "minutes"
+    assert tiny.declared == "workloads/opt/workload.yml:15"
+    assert tiny.arguments == ("--seed", "7", "--lr", "1e-4", "--ratio", "0.50", "--model", "tiny")
+    assert tiny.environment == (("OMP_NUM_THREADS", "2"), ("MODE", "tiny"))
+    assert tiny.timeout == 90
+    assert tiny.metrics == (
+        Metric(name="loss", pattern=r"loss (\S+)", reduce="first-last"),
+        Metric(name="throughput", pattern=r"Samples/s: (\S+)"),
+        Metric(name="tokens", pattern=r"tokens (\S+)"),
+    )
+    assert tiny.criteria == (Criterion(metric="tokens", min=1, max=1000),)
+
+
+def test_an_empty_variant_has_the_common_fields(tmp_path: Path) -> None:
+    large = load(_write(tmp_path, opt=FAMILY), "opt-13b", LAUNCHERS)
+    assert (large.description, large.timeout, large.criteria) == (
+        "OPT",
+        7200,
+        (Criterion(metric="loss", decrease=0.2),),
+    )
+    defaults = (("sequence_length", ("64",)), ("lora_modules", ("fc1", "fc2")))
+    assert large.memory == Memory(model="configs/{model}.json", defaults=defaults)
+
+
+def test_a_rehearsal_adds_arguments_replaces_timeout_and_criteria_and_drops_memory(tmp_path: Path) -> None:
+    rehearsal = load(_write(tmp_path, opt=FAMILY), "opt-13b", LAUNCHERS, rehearse=True)
+    assert rehearsal.arguments[-2:] == ("0.50", "--rehearse")
+    assert (rehearsal.timeout, rehearsal.memory) == (600, None)
+    assert rehearsal.criteria == (Criterion(metric="throughput", min=0),)
+
+
+def test_what_a_rehearsal_does_not_name_stays(tmp_path: Path) -> None:
+    directory = _write(tmp_path, hello=MINIMAL + "rehearse: {}\n")
+    assert load(directory, "hello", LAUNCHERS, rehearse=True) == load(directory, "hello", LAUNCHERS)
+
+
+def test_without_a_rehearse_section_there_is_no_rehearsal(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^workloads/hello/workload\.yml:1: .*no `rehearse` section"):
+        load(_write(tmp_path, hello=MINIMAL), "hello", LAUNCHERS, rehearse=True)
+
+
+def test_workloads_come_by_folder_then_in_the_order_of_the_file(tmp_path: Path) -> None:
+    directory = _write(tmp_path, zeta=MINIMAL, opt=FAMILY, alpha=MINIMAL)
+    (directory / "data").mkdir()
+    assert [workload.name for workload in load_all(directory, LAUNCHERS)] == ["alpha", "opt-tiny", "opt-13b", "zeta"]
+
+
+@pytest.mark.parametrize(
+    ("line", "replacement", "number", "reason", "hint"),
+    [
+        ("timeout: 30s", "timeout: 30s\nargments: [a]", 5, "unknown key `argments`", "did you mean `arguments`?"),
+        ("timeout: 30s", "timeout: 30s\ntimeout: 40s", 5, "duplicate key `timeout`, first on line 4", ""),
+        ("timeout: 30s", "timeout: 30s\n<<: {a: b}", 5, "unknown key `<<`", "known: "),
+        ("timeout: 30s", "timeout: 30s\n? [a]\n: b", 5, "a key of `workload.yml` must be text", ""),
+        ("timeout: 30s", "timeout: soon", 4, "`soon` is not a duration", "30s, 20m, 2h"),
+        ("timeout: 30s", "timeout: 0", 4, "`0` is not a duration", ""),
+        ("timeout: 30s", "timeout: [30s]", 4, "`timeout` must be text, not a list", ""),
+        ("timeout: 30s", "", 1, "workload `broken` has no `timeout`", ""),
+        ("description: prints a line", "", 2, "workload `broken` has no `description`", ""),
+        ("description: prints a line", "description:", 1, "`description` is empty, which YAML reads as null", ""),
+        ("launcher: deepspeed", "", 1, "workload `broken` has no `launcher`", ""),
+        ("launcher: deepspeed", "launcher: deepsped", 2, "unknown launcher `deepsped`", "did you mean `deepspeed`?"),
+        ("launcher: deepspeed", "launcher: qqq", 2, "unknown launcher `qqq`", "known: deepspeed, mpirun, script"),
+        ("script: train.py", "script: missing.py", 3, "script `missing.py` is not in", ""),
+        ("script: train.py", "script: .", 3, "script `.` is not in", ""),
+        ("script: train.py", "script: ../../secret.py", 3, "leaves its folder", ""),
+        ("script: train.py", "script: /no/such.py", 3, "script `/no/such.py` is not in", ""),
+        ("script: train.py", "script: link.py", 3, "leaves its folder", ""),
+        ("script: train.py", "script: train.py: x", 3, "is not YAML: mapping values are not allowed here", ""),
+        ("script: train.py", "script: 'train.py", 5, "is not YAML", ""),
+        ("script: train.py", "script: *nowhere", 3, "is not YAML: found undefined alias", ""),
+        ("script: train.py", "script: a\x07b", 3, "contains a control character", ""),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_line(
+    tmp_path: Path, *, line: str, replacement: str, number: int, reason: str, hint: str
+) -> None:
+    _refused(tmp_path, MINIMAL.replace(line, replacement), number, reason, hint)
+
+
+@pytest.mark.parametrize(
+    ("block", "number", "reason"),
+    [
+        ("arguments: --seed 7", 5, "`arguments` must be a list, not text"),
+        ("arguments:\n  - --seed\n  - true", 7, "`arguments` is true, which YAML reads as bool; quote it"),
+        ("arguments: [2024-01-01]", 5, "which YAML reads as timestamp; quote it"),
+        ("arguments: [[a]]", 5, "`arguments` must be text, not a list"),
+        ('arguments: ["a\\0b"]', 5, "contains a NUL byte"),
+        ("environment: [A=1]", 5, "`environment` must be a mapping, not a list"),
+        ("environment:\n  1A: x", 6, "bad environment name `1A`"),
+        ("environment: {A: yes}", 5, "`A` is yes, which YAML reads as bool"),
+        ("metrics: {loss: {unit: s}}", 5, "`loss` has no `pattern`"),
+        ("metrics: {'a b': {pattern: (x)}}", 5, "bad metric name `a b`"),
+        ("metrics:\n  loss:\n    pattern: 'loss (['", 7, "is not a regular expression"),
+        ("metrics: {loss: {pattern: loss}}", 5, "exactly one group, the number; it has 0"),
+        ("metrics: {loss: {pattern: '(a)(b)'}}", 5, "exactly one group, the number; it has 2"),
+        ("metrics: {loss: {pattern: (x), reduce: avg}}", 5, "unknown reduce `avg`"),
+        ("metrics: {loss: {pattern: (x), skip: -1}}", 5, "`skip` must be a whole number, not `-1`"),
+        ("metrics: {loss: {pattern: (x), skip: '1'}}", 5, "`skip` must be a whole number"),
+        ("metrics: {loss: {pattern: (x)}}\ncriteria:\n  - {metric: los, min: 1}", 7, "no metric `los`"),
+        ("metrics: {loss: {pattern: (x)}}\ncriteria: [{metric: loss, decrease: 0.2}]", 6, "`reduce: first-last`"),
+        ("criteria: [{metric: loss}]", 5, "a criterion needs `min`, `max` or `decrease`"),
+        ("criteria: [{min: 1}]", 5, "`criteria` has no `metric`"),
+        ("criteria: [{metric: loss, min: 2, max: 1}]", 5, "`min` is above `max`"),
+        ("criteria: [{metric: loss, decrease: 20}]", 5, "`decrease` is a share"),
+        ("criteria: [{metric: loss, min: fast}]", 5, "`min` must be a number, not `fast`"),
+        ("criteria: [{metric: loss, min: nan}]", 5, "`min` must be a number, not `nan`"),
+        ("criteria: [{metric: loss, min: '1'}]", 5, "`min` must be a number"),
+        ("rehearse: {memory: {}}", 5, "unknown key `memory`"),
+        ("rehearse: {criteria: [{metric: loss, min: 1}]}", 5, "no metric `loss`"),
+        ("memory: {task: sft}", 5, "`model`, or only their number, `parameters`"),
+        ("memory: {model: a.json, task: dpo}", 5, "unknown task `dpo`"),
+        ("memory: {model: a.json, lora_dim: 1.5}", 5, "whole number"),
+        ("variants: {}", 1, "`variants` declares no workload"),
+        ("variants: [a]", 5, "`variants` must be a mapping, not a list"),
+        ("variants:\n  a b: {}", 6, "bad workload name `a b`"),
+        ("variants:\n  a:", 6, "`a` must be a mapping, not text"),
+        ("variants:\n  a:\n    scrip: x", 7, "unknown key `scrip`"),
+        ("variants:\n  a:\n    script: x", 7, "script `x` is not in"),
+        ("launcher_arguments: --mca", 5, "`launcher_arguments` must be a list, not text"),
+        ("image: Horovod", 5, "bad image `Horovod`"),
+        ("prepare: ../prepare.sh", 5, "leaves its folder"),
+        ("variants:\n  a: {launcher: script, prepare: train.py}", 6, "nothing runs its `prepare`"),
+        ("inputs: {data-path: folder}", 5, "unknown data-path `folder`"),
+        ("inputs: {--data-path: directory}", 5, "bad argument name `--data-path`"),
+        ("deepspeed: {train_batch: 8}", 5, "DeepSpeed has no key `train_batch`"),
+        ("deepspeed: {bf16: {enable: true}}", 5, "DeepSpeed has no key `bf16.enable`"),
+        ("cache: {models: [a b]}", 5, "bad name on the hub `a b`"),
+        ("cache: {weights: [a]}", 5, "unknown key `weights`"),
+        ("--- \nmore", 5, "is not YAML: but found another document"),
+    ],
+)
+def test_a_field_of_the_wrong_kind_is_told_with_its_line(tmp_path: Path, block: str, number: int, reason: str) -> None:
+    _refused(tmp_path, f"{MINIMAL}{block}\n", number, reason)
+
+
+@pytest.mark.parametrize(
+    ("content", "number", "reason"),
+    [
+        (b"", 1, "is empty"),
+        (b"# only a comment\n", 1, "is empty"),
+        (b"- a\n", 1, "`workload.yml` must be a mapping, not a list"),
+        (b"description: a\nscript: \xff\n", 2, "is not UTF-8"),
+        pytest.param(b"[" * 5000, 1, "is nested too deeply", id="deep"),
+        (MINIMAL.encode() + b"arguments: &a [*a]\n", 5, "`arguments` must be text, not a list"),
+    ],
+)
+def test_a_file_that_is_no_workload_is_refused(tmp_path: Path, content: bytes, number: int, reason: str) -> None:
+    _refused(tmp_path, content, number, reason)
+
+
+def test_windows_line_ends_and_a_byte_order_mark_do_no_harm(tmp_path: Path) -> None:
+    directory = _write(tmp_path, hello=b"\xef\xbb\xbf" + MINIMAL.replace("\n", "\r\n").encode())
+    assert load(directory, "hello", LAUNCHERS).script == "train.py"
+
+
+def test_one_broken_file_does_not_hide_the_others(tmp_path: Path) -> None:
+    directory = _write(tmp_path, broken="a: 1\n", hello=MINIMAL)
+    workloads, errors = list_all(directory, LAUNCHERS)
+    assert [workload.name for workload in workloads] == ["hello"]
+    assert [error.message for error in errors] == ["workloads/broken/workload.yml:1: unknown key `a`"]
+    assert load(directory, "hello", LAUNCHERS).name == "hello"
+    for read in (lambda: load_all(directory, LAUNCHERS), lambda: load(directory, "broken", LAUNCHERS)):
+        with pytest.raises(ConfigError, match=r"^workloads/broken/workload\.yml:1: unknown key `a`"):
+            read()
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("opt-tny", "the nearest is `opt-tiny` (workloads/opt/workload.yml:15); "),
+        ("OPT-13B", "the nearest is `opt-13b` (workloads/opt/workload.yml:27); "),
+        ("zzz", ""),
+    ],
+)
+def test_an_unknown_name_is_told_the_nearest_and_where_it_is(tmp_path: Path, name: str, nearest: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(_write(tmp_path, opt=FAMILY), name, LAUNCHERS)
+    assert caught.value.message == f"no workload `{name}`"
+    assert caught.value.hint == f"{nearest}`labctl workloads` lists them"
+
+
+def test_a_name_declared_twice_is_refused_with_both_places(tmp_path: Path) -> None:
+    directory = _write(tmp_path, **{"opt": FAMILY, "opt-tiny": MINIMAL})
+    message = (
+        "workloads/opt-tiny/workload.yml:1: workload `opt-tiny` is already declared at workloads/opt/workload.yml:15"
+    )
+    for read in (lambda: load_all(directory, LAUNCHERS), lambda: load(directory, "opt-tiny", LAUNCHERS)):
+        with pytest.raises(ConfigError) as caught:
+            read()
+        assert caught.value.message == message
+    assert load(directory, "opt-13b", LAUNCHERS).name == "opt-13b"
+
+
+def test_a_missing_or_empty_folder_of_workloads_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such folder"):
+        list_all(tmp_path / "absent", LAUNCHERS)
+    with pytest.raises(ConfigError, match="no workload is declared here"):
+        load(tmp_path, "opt", LAUNCHERS)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30s", 30), ("20m", 1200), ("2h", 7200), ("90", 90), ("0.5", 0.5), ("1.5h", 5400), (" 5 ", 5)],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "0s", "-1", "2d", "1h30m", "1e3", "inf", "nan", "s", "1:30", "9" * 400, "9000h"]
+)
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not a duration"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "criterion"),
+    [
+        ("throughput>=600", Criterion(metric="throughput", min=600)),
+        (" loss <= 2.5 ", Criterion(metric="loss", max=2.5)),
+        ("tokens_per-s>=1e3", Criterion(metric="tokens_per-s", min=1000)),
+        ("loss<=-1", Criterion(metric="loss", max=-1)),
+    ],
+)
+def test_expectations(text: str, criterion: Criterion) -> None:
+    assert parse_expectation(text) == criterion
+
+
+@pytest.mark.parametrize("text", ["", "x", "x>1", "x=1", "x==1", "x>=", ">=1", "x>=fast", "x>=nan", "x>=inf", "x>=1 s"])
+def test_what_is_no_expectation(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not an expectation"):
+        parse_expectation(text)
+
+
+def _write(root: Path, **files: str | bytes) -> Path:
+    """A ``workloads`` folder with one folder and one script per file."""
+    directory = root / "workloads"
+    for name, content in files.items():
+        folder = directory / name
+        folder.mkdir(parents=True)
+        (folder / "train.py").touch()
+        (folder / "link.py").symlink_to("/etc/passwd")
+        (folder / "workload.yml").write_bytes(content if isinstance(content, bytes) else content.encode())
+    return directory
+
+
+def _refused(root: Path, content: str | bytes, number: int, reason: str, hint: str = "") -> None:
+    _, errors = list_all(_write(root, broken=content), LAUNCHERS)
+    (error,) = errors
+    assert error.message.startswith(f"workloads/broken/workload.yml:{number}: ")
+    assert reason in error.message
+    assert hint in error.hint
+    assert error.exit_code == 2
+
+
+def test_a_rehearsal_requires_no_inputs(tmp_path: Path) -> None:
+    text = MINIMAL + "inputs: {model: model}\nrequired_inputs: [model]\nrehearse: {arguments: [--rehearse]}\n"
+    directory = _write(tmp_path, tune=text)
+    assert load(directory, "tune", LAUNCHERS).required_inputs == ("model",)
+    assert load(directory, "tune", LAUNCHERS, rehearse=True).required_inputs == ()
+
+
+def test_keys_and_the_launcher_are_taken_by_their_names_of_before(tmp_path: Path) -> None:
+    text = (
+        "describe: of before\nlauncher: own\nscript: train.py\ntimeout: 1m\ninputs: {model: model}\nrequires: [model]\n"
+        "metrics: {loss: {pattern: (x), reduce: first-last}}\ncriteria: [{metric: loss, drop: 0.2}]\n"
+    )
+    old = load(_write(tmp_path, old=text), "old", LAUNCHERS)
+    assert (old.description, old.launcher, old.required_inputs) == ("of before", "script", ("model",))
+    assert old.criteria == (Criterion(metric="loss", decrease=0.2),)
+
+
+def test_a_key_by_both_of_its_names_is_a_duplicate(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="duplicate key `description`, first on line 1"):
+        load(_write(tmp_path, broken=f"describe: x\n{MINIMAL}"), "broken", LAUNCHERS)

@@ -1,0 +1,22 @@
+"""Reads the DeepSpeed configuration that labctl hands a script as ``--deepspeed_config FILE``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from script_exit import InputError
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The configuration as DeepSpeed takes it. Raises InputError for what is no JSON object."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"--deepspeed_config {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise InputError(f"--deepspeed_config {path} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise InputError(f"--deepspeed_config {path} is not a JSON object")
+    return config

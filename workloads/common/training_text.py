@@ -1,0 +1,48 @@
+"""Text to train on: licence texts that every image has, text files by pieces, data sets in the Hugging Face cache."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from script_exit import InputError
+
+LICENCES = Path("/usr/share/common-licenses")
+"""English prose that Debian's base-files puts into every Debian and Ubuntu image."""
+PIECE = 1 << 20
+
+
+def files_below(directory: Path) -> list[Path]:
+    """All files below a directory in a fixed order, without symbolic links, which name text that is there already."""
+    return sorted(path for path in directory.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+def read_plain(file: Path) -> Iterator[str]:
+    """A file's text by whole lines, about 1 MiB at a time."""
+    with file.open(encoding="utf-8", errors="replace") as stream:
+        while lines := stream.readlines(PIECE):
+            yield "".join(lines)
+
+
+def cached_dataset(name: str, *configuration: str) -> Any:
+    """Split ``train`` of a data set in the cache; nothing is downloaded. Raises InputError if it is not there."""
+    os.environ["HF_DATASETS_OFFLINE"] = os.environ["HF_HUB_OFFLINE"] = "1"
+    try:
+        import datasets
+    except ImportError as error:
+        raise InputError(f"{name} needs the package 'datasets', which is not installed") from error
+    try:
+        return datasets.load_dataset(fetched_dataset(name) or name, *configuration, split="train")
+    except (OSError, ValueError) as error:
+        cache, reason = datasets.config.HF_DATASETS_CACHE, str(error).splitlines()[0]
+        raise InputError(f"{':'.join((name, *configuration))} is not in the cache {cache}: {reason}") from error
+
+
+def fetched_dataset(name: str) -> str | None:
+    """The newest snapshot that `labctl cache` put into the hub's cache: offline, `datasets` does not look there."""
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache/huggingface")
+    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    found = (hub / f"datasets--{name.replace('/', '--')}" / "snapshots").glob("*")
+    return max(map(str, found), key=os.path.getmtime, default=None)
