@@ -200,6 +200,7 @@ def test_what_came_damaged_is_not_loaded_and_is_sent_anew_the_next_time(rack: Ra
     assert rack.hand_out(archive, hosts) == {}
 
 
+@pytest.mark.alone
 def test_who_still_loads_is_told_now_and_then(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*words: Any) -> str:
         told = {"h1, h2: loading, 0 s", "h2, h1: loading, 0 s"}
@@ -212,6 +213,7 @@ def test_who_still_loads_is_told_now_and_then(rack: Rack, monkeypatch: pytest.Mo
     assert rack.hand_out(rack.archive(BASE), rack.hosts("h1", "h2")) == {}
 
 
+@pytest.mark.alone
 def test_reading_an_image_says_how_far_it_is(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
     """docker writes under a name of its own."""
 
