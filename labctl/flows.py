@@ -32,7 +32,7 @@ from labctl.lab.status import status_of
 from labctl.model import Lab, Workload
 from labctl.runs import artifacts, store
 from labctl.runs import run as runs
-from labctl.runs.request import RunOptions, build_job, choose_workload
+from labctl.runs.request import RunOptions, build_job, choose_workload, unknown
 from labctl.setup import install as host_setup
 from labctl.system import filelock
 from labctl.system.files import outdated, write_all
@@ -235,7 +235,7 @@ def run(context: Context, name: str, options: RunOptions, ask: Ask | None = None
     found = context.settings()
     task = choose_workload(context.directory, name, options, found)
     found = prepare.for_workload(found, task)
-    for remark in external.remarks(task, external.roots(found)):
+    for remark in (*external.remarks(task, external.roots(found)), *unknown(task, options)):
         context.warn(remark)
     with cluster.opened(context, found) as where:
         return run_on(context, where, task, options, ask)

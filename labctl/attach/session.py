@@ -26,22 +26,8 @@ LOOKING = 60
 LET_GO = 1
 # What docker and shells end with where a command cannot be run: it is not there, or may not be.
 NOT_RUN = (126, 127)
-# Whether a command is there; a shell's own word for that would count its builtins.
-IS_THERE = """
-case $1 in */*) [ -e "$1" ]; exit;; esac
-IFS=:
-for folder in $PATH; do
-    [ -e "$folder/$1" ] && exit
-done
-exit 1
-"""
-# Whether what came in from outside the container, not by a process within it, has this in its environment.
-STILL_THERE = """
-for status in $(grep -ls '^PPid:[[:space:]]*0$' /proc/[0-9]*/status); do
-    grep -sqzFx -e "$1" "${status%status}environ" && exit
-done
-exit 1
-"""
+# Runs in a node's container.
+SCRIPT = Path(__file__).with_name("in_node.sh").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +135,7 @@ def run(
 def lacks(inside: ExecTarget, command: str) -> bool:
     """Whether the node has no such command, for what ended with one of NOT_RUN."""
     where = ("--workdir", inside.directory) if inside.directory else ()
-    look = ("sh", "-c", IS_THERE, "sh", command)
+    look = ("sh", "-c", SCRIPT, "sh", "has_command", command)
     return (
         process.run((*inside.docker, "exec", "--user", inside.user, *where, inside.container, *look), check=False).code
         == 1
@@ -174,7 +160,7 @@ def entering(inside: ExecTarget, mark: str, flags: tuple[str, ...], environment:
 
 def still_there(inside: ExecTarget, mark: str) -> bool:
     """Whether the marked command runs; what it left in the background does not count."""
-    look = ("sh", "-c", STILL_THERE, "sh", f"{RUN_VARIABLE}={mark}")
+    look = ("sh", "-c", SCRIPT, "sh", "runs", f"{RUN_VARIABLE}={mark}")
     return process.run((*execute_in(inside), *look), check=False).code == 0
 
 

@@ -18,8 +18,7 @@ from labctl.doctor.finding import GIB, LIMIT, UP, Examination, Finding, error, g
 from labctl.errors import HostError
 from labctl.lab import capabilities as kernel_limits
 from labctl.model import HERE
-from labctl.setup.requirements import OLDEST_ENGINE, major
-from labctl.system import process
+from labctl.setup.requirements import OLDEST_ENGINE, major, plugin_version
 
 IMAGE_SPACE = 8 * GIB
 """What an image and its build cache take."""
@@ -92,16 +91,15 @@ def buildx(examination: Examination) -> Iterator[Finding]:
 def plugin(
     examination: Examination, code: str, name: str, why: str, judged: Callable[..., Finding] = error
 ) -> Iterator[Finding]:
-    done = process.run(["docker", name, "version"], check=False, timeout=LIMIT - 1)
-    said = (done.out.strip() or done.err.strip() or "no word of it").splitlines()[0]
-    if done.code == 0:
-        yield ok(code, said)
+    version, reason = plugin_version(name, LIMIT - 1)
+    if version:
+        yield ok(code, version.splitlines()[0])
         return
     folder = examination.environ.get("DOCKER_CONFIG") or f"{examination.settings.home}/.docker"
     own = Path(folder) / f"cli-plugins/docker-{name}"
     # A plugin of the person's own hides that of the system, also when it does not work.
     fix = f"mv {shlex.quote(str(own))} {shlex.quote(f'{own}.broken')}" if os.path.lexists(own) else "labctl setup"
-    yield judged(code, f"docker {name} does not work: {said}", why=why, fix=fix)
+    yield judged(code, f"docker {name} does not work: {reason.splitlines()[0]}", why=why, fix=fix)
 
 
 def groups(examination: Examination) -> Iterator[Finding]:

@@ -85,11 +85,9 @@ def is_plain(base: str) -> bool:
 
 def why_too_old(version: str, cuda: int) -> str:
     """Why a driver cannot serve a CUDA; empty where it can, or where nothing is known of that CUDA."""
+    from packaging.version import Version
+
     oldest = DRIVERS.get(cuda, "")
-    if not oldest or numbers(version) >= numbers(oldest):
+    if not oldest or Version(version) >= Version(oldest):
         return ""
     return f"driver {version} is too old for the image's CUDA {cuda}, which needs {oldest} or newer"
-
-
-def numbers(version: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", version)))

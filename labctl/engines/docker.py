@@ -99,15 +99,13 @@ class DockerEngine:
 
     @once
     def _reader(self) -> Any:
-        import requests
-
         import docker
 
         try:
             if self._address:
                 return docker.DockerClient(self._address, timeout=self._seconds).api
             return docker.from_env(timeout=self._seconds).api
-        except (docker.errors.DockerException, requests.RequestException) as error:
+        except (docker.errors.DockerException, OSError) as error:
             why = root_cause(error)
             start = "restart" if "timed out" in why else "start"
             hint = "labctl setup" if self.host == model.HERE else f"on {self.host}: systemctl {start} docker"
@@ -127,13 +125,11 @@ class DockerEngine:
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
-        import requests
-
         import docker
 
         try:
             yield
-        except (docker.errors.APIError, requests.RequestException) as error:
+        except (docker.errors.APIError, OSError) as error:
             raise self._error(f"Docker Engine: {root_cause(error)}") from error
 
     @contextlib.contextmanager
@@ -250,15 +246,20 @@ class DockerEngine:
                 return ""
         return str(log[-1]["Output"]).strip() if log else ""
 
-    def image_id(self, image: str) -> str | None:
-        """Id of a local image, None if it is not there."""
+    def image(self, image: str) -> dict[str, Any] | None:
+        """``docker image inspect``; None if it is not there."""
         import docker
 
         with self._reading():
             try:
-                return str(self._reader.inspect_image(image)["Id"])
+                return dict(self._reader.inspect_image(image))
             except docker.errors.ImageNotFound:
                 return None
+
+    def image_id(self, image: str) -> str | None:
+        """Id of a local image, None if it is not there."""
+        found = self.image(image)
+        return str(found["Id"]) if found else None
 
     def image_labels(self, image: str) -> dict[str, str]:
         """Labels of a local image."""
@@ -285,6 +286,26 @@ class DockerEngine:
     def remove_networks(self, networks: tuple[str, ...]) -> None:
         with self._acting("docker network rm") as actor:
             actor.network.remove(list(networks))
+
+    def pull(self, image: str) -> None:
+        """Pull an image. HostError with docker's own words."""
+        with self._acting(f"docker pull {image}") as actor:
+            actor.pull(image, quiet=True)
+
+    def import_image(self, archive: Path, image: str) -> None:
+        """Make an image of a file system in a tar archive."""
+        with self._acting(f"docker import {image}") as actor:
+            actor.import_(archive, image)
+
+    def file_of(self, image: str, path: str) -> str:
+        """A text file of an image; HostError if it has none."""
+        with self._acting(f"docker run {image} cat {path}") as actor:
+            return str(actor.run(image, [path], entrypoint="cat", networks=["none"], remove=True))
+
+    def context(self) -> str:
+        """Name of the docker context of this daemon: that of its own image builder too."""
+        with self._acting("docker context inspect") as actor:
+            return str(actor.context.inspect().name)
 
     def remove_image(self, image: str) -> None:
         """Remove an image; HostError where a container uses it."""

@@ -244,7 +244,7 @@ BAD_RUNS: dict[str, tuple[list[str], str]] = {
         ["--launcher", "own"],
         "does not start its ranks by itself, so it cannot run under `script`",
     ),
-    "launcher option": (["--launcher-arg=--bind_cores"], "unknown deepspeed option `--bind_cores`"),
+    "launcher option": (["--launcher-arg=bind_cores"], "unknown deepspeed option `bind_cores`"),
     "launcher's own": (["--launcher-arg=--hostfile"], "is set by labctl"),
     "node": (["--include", "worker-7"], "no node `worker-7`"),
     "commas": (["--include", "worker-0,worker-1:0"], "`@` stands between nodes"),
@@ -254,8 +254,7 @@ BAD_RUNS: dict[str, tuple[list[str], str]] = {
     "slots that torchrun cannot start": (["--launcher", "torchrun", "--hostfile", "uneven"], "the slots differ"),
     "batch": (["--set", "deepspeed.train_batch_size=7"], "--set: `train_batch_size` 7 is not micro-batch x"),
     "batch in a file": (["--deepspeed-config", "indivisible.json"], "indivisible.json: `train_batch_size` 81"),
-    "key": (["--set", "deepspeed.zero_optimization.stages=2"], "no key `zero_optimization.stages`"),
-    "key in a file": (["--deepspeed-config", "misspelt.json"], "misspelt.json: DeepSpeed has no key"),
+    "key in a file": (["--deepspeed-config", "misspelt.json"], "misspelt.json: DeepSpeed 0.19 has no key"),
     "stage": (["--set", "deepspeed.zero_optimization.stage=4"], "must be 0, 1, 2 or 3"),
     "comma": (["--deepspeed-config", "comma.json"], "comma.json:2: not JSON: a comma before the closing bracket"),
     "fp16": (["--deepspeed-config", "half.json"], "CPUs do not train in fp16"),
@@ -282,6 +281,22 @@ def test_what_cannot_be_run_as_asked_is_refused_and_nothing_is_launched(labctl: 
     assert said.code == 2, said
     assert reason in said.err
     assert not (labctl.directory / "runs").exists()
+
+
+def test_keys_and_options_that_labctl_does_not_know_are_passed_on_with_a_warning(labctl: Labctl) -> None:
+    labctl.env(f"HOST_CACHE_PATH={labctl.directory / 'cache'}\n")
+    declared = DECLARED.lstrip().replace("bf16:", "shiny: {level: 9}, bf16:").replace("inputs:", "#")
+    labctl.workload(declared)
+    changes = ["--set", "deepspeed.zero_optimization.stages=2", "--launcher-arg=--bind_cores"]
+    said = labctl("run", "hello", "--dry-run", *changes)
+    assert said.code == 0, said
+    assert " --bind_cores " in said.out
+    assert said.err.splitlines() == [
+        "warning: deepspeed option `--bind_cores` is unknown to labctl and passed on as it is; "
+        "did you mean `--bind_core_list`?",
+        "warning: --set: DeepSpeed 0.19 has no key `shiny` and ignores it",
+        "warning: --set: DeepSpeed 0.19 has no key `zero_optimization.stages` and ignores it; did you mean `stage`?",
+    ]
 
 
 def test_an_unknown_workload_says_where_the_nearest_is(labctl: Labctl) -> None:
