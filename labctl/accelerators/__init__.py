@@ -10,7 +10,6 @@ import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
-from pathlib import Path
 
 from labctl.errors import ConfigError, HostError
 from labctl.model import Device, DeviceMapping, Host, Request

@@ -16,7 +16,7 @@ from labctl.engines.docker import DockerEngine
 from labctl.errors import ConfigError, HostError
 from labctl.images import catalog
 from labctl.images import local as local_images
-from labctl.lab import cluster, device_requests
+from labctl.lab import device_requests
 from labctl.lab.cluster import Cluster
 from labctl.model import Workload
 from labctl.system.parallel import map_hosts

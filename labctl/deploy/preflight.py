@@ -91,9 +91,9 @@ def find_foreign_labs(context: Context, name: str, observed: ObservedState) -> d
 
 
 def exclude_foreign_hosts(context: Context, where: Cluster) -> Cluster:
-    """The site less the hosts that have another person's or directory's lab of this name. HostError as ``find_foreign_labs``.
+    """A copy without the hosts that have another person's or directory's lab of this name.
 
-    To be known before all else: such a lab holds the ports, too.
+    HostError as ``find_foreign_labs``. To be known before all else: such a lab holds the ports, too.
     """
     name = where.settings.text("LAB_NAME")
     return where.excluding(find_foreign_labs(context, name, where.engine.observe(name)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +15,10 @@ from labctl.hosts.facts import HostFacts
 from labctl.hosts.ssh import Connection, LocalConnection
 from labctl.model import HERE, Device
 from labctl.naming import lease_path
-from labctl.system import filelock, process
+from labctl.system import filelock
+from labctl.system.hostpath import HostPath
 from labctl.system.process import CompletedProcess
+from labctl.system.procfs import ROOT
 
 SECONDS = 8.0
 # Owner, group, mode and access (r, w, rw or -) of each file, a line each; an empty line where it cannot be read.

@@ -72,9 +72,10 @@ class HostDump:
         """The names in each directory."""
         found: dict[str, set[str]] = {}
         for path in (*self.files, *self.links, *self.links.values(), *self.folders, *self.nodes):
-            while path:
-                path, _, name = path.rpartition("/")
-                found.setdefault(path, set()).add(name)
+            rest = path
+            while rest:
+                rest, _, name = rest.rpartition("/")
+                found.setdefault(rest, set()).add(name)
         return found
 
     @property

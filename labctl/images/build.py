@@ -18,7 +18,7 @@ from labctl.errors import HostError
 from labctl.images import base as base_image
 from labctl.images import catalog, package_sources
 from labctl.images.package_sources import PipSources
-from labctl.model import Pairs
+from labctl.model import HERE, Pairs
 from labctl.system import process
 from labctl.system.files import make_private
 

@@ -8,7 +8,6 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,7 +25,7 @@ from labctl.hosts import facts
 from labctl.hosts.ssh import Connection, LocalConnection, SshConnection, connected
 from labctl.images import catalog
 from labctl.lab import capabilities, device_requests, spec
-from labctl.model import HERE, LAUNCHER, Host, Lab, Limits, Network
+from labctl.model import HERE, LAUNCHER, Host, Lab, Network
 from labctl.system import files, routing
 from labctl.system.cached import once
 from labctl.system.hostpath import HostPath
@@ -257,11 +256,12 @@ def detect_hardware(cluster: Cluster) -> DetectedHardware:
     hosts: list[Host] = []
     lacking: dict[str, LabError] = {}
     for number, target in known:
+        dump = cluster.dumps.get(target.name)
         try:
-            accelerator, host = observe(cluster, target.name, accelerator)
+            accelerator, host = observe(accelerator, dump)
         except HostError as error:
             lacking[target.name] = error
-            _, host = observe(cluster, target.name, accelerators.CPU)
+            _, host = observe(accelerators.CPU, dump)
         endpoint = endpoints.get(target.name)
         host = replace(
             host,
@@ -283,18 +283,20 @@ def detect_hardware(cluster: Cluster) -> DetectedHardware:
     return DetectedHardware(accelerator=accelerator, hosts=tuple(hosts), lacking=errors)
 
 
-def observe(cluster: Cluster, name: str, wanted: str) -> tuple[str, Host]:
-    """The accelerator and the host of this name. HostError where it has no device of the wanted kind."""
-    if name == HERE:
+def observe(wanted: str, dump: facts.HostDump | None) -> tuple[str, Host]:
+    """The accelerator, and the host that reported this or else this machine.
+
+    HostError where it has no device of the wanted kind.
+    """
+    if dump is None:
         return detect.observe(wanted)
-    dump = cluster.dumps[name]
     try:
-        with facts.valid(name):
+        with facts.valid(dump.host):
             accelerator, host = detect.observe(wanted, dump.root)
             uid, _, gid = dump.user
-            return accelerator, replace(host, name=name, home=dump.home, uid=uid, gid=gid)
+            return accelerator, replace(host, name=dump.host, home=dump.home, uid=uid, gid=gid)
     except HostError as error:
-        raise HostError(error.message, hint=error.hint, node=name) from error
+        raise HostError(error.message, hint=error.hint, node=dump.host) from error
 
 
 def endpoints_of(cluster: Cluster, hosts: list[InventoryHost]) -> dict[str, routing.Endpoint]:
@@ -328,7 +330,7 @@ def owner() -> str:
 
 
 def load_lab(context: Context, cluster: Cluster, *, ask: bool = True, refresh: bool = False) -> tuple[Lab, Cluster]:
-    """The lab that the settings describe, on its hosts as they are; and the cluster without those that cannot take part.
+    """The lab that the settings describe, on its hosts as they are; and the cluster without failed hosts.
 
     The engines are asked what they can do, all at once, unless what was found out before is enough (``ask``); what an
     earlier probe said of devices is probed again (``refresh``) for doctor.

@@ -41,8 +41,8 @@ def resolve_device_request(
 ) -> Host:
     """The host with the way that its engine is asked for devices. HostError where the engine has none.
 
-    What only a probe can tell is kept per daemon until ``refresh``; without an engine, what was kept counts. ``root`` is
-    the root directory of the engine's host.
+    What only a probe can tell is kept per daemon until ``refresh``; without an engine, what was kept counts. ``root``
+    is the root directory of the engine's host.
     """
     access = accelerators.get(accelerator).engine
     if not engine or not host.devices:

@@ -140,8 +140,8 @@ def endpoints(members: Sequence[ClusterMember]) -> tuple[Endpoint, ...]:
     for member, endpoint, again in zip(members, found, _leaving(members, found), strict=True):
         if endpoint != again:
             raise HostError(
-                f"{member.name} reaches the others where ssh did by {endpoint.interface}, but where they reach each other by "
-                f"{again.interface}: one interface is needed for both",
+                f"{member.name} reaches the others where ssh did by {endpoint.interface}, but where they reach each "
+                f"other by {again.interface}: one interface is needed for both",
                 hint=_advice(member),
                 node=member.name,
             )
@@ -248,8 +248,8 @@ def _distinct(members: Sequence[ClusterMember], found: tuple[Endpoint, ...]) -> 
         first = owners.setdefault(endpoint.address, member)
         if first is not member:
             raise HostError(
-                f"{first.name} and {member.name} both have the address {endpoint.address}: one host under two names, or a "
-                "network that each has for itself",
+                f"{first.name} and {member.name} both have the address {endpoint.address}: one host under two names, "
+                "or a network that each has for itself",
                 hint=f"name a host once; {_advice(member)}",
                 node=member.name,
             )

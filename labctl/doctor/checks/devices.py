@@ -23,7 +23,7 @@ from labctl.engines import agent
 from labctl.engines.state import Container
 from labctl.errors import ConfigError, HostError, LabError
 from labctl.lab import spec
-from labctl.model import Host
+from labctl.model import HERE, Host
 
 HABANA = "habana-container-runtime"
 BY_FRAMEWORK = """

@@ -21,6 +21,7 @@ from labctl.accelerators.detect import observe
 from labctl.config.inventory import parse
 from labctl.errors import ConfigError, HostError
 from labctl.hosts import facts as survey
+from labctl.lab import cluster
 from labctl.lab.device_requests import has_cdi
 from labctl.model import Device
 from labctl.system import procfs
@@ -113,7 +114,7 @@ def ask(root: Path | str = "/", by: str = "sh", **environment: str) -> survey.Ho
 @pytest.mark.parametrize("by", SHELLS)
 def test_this_machine_is_told_as_it_is_seen_from_within(tmp_path: Path, by: str) -> None:
     told = ask(by=by)
-    accelerator, found = survey.host_of(told, survey.lay_out(told, tmp_path / "root"), "auto")
+    accelerator, found = cluster.observe("auto", told)
     assert (accelerator, replace(found, name="local", home="")) == observe("auto")
     assert (found.name, found.home) == ("gpu-1", os.environ["HOME"])
 
@@ -166,14 +167,14 @@ def broken(root: Path) -> None:
 @pytest.mark.parametrize("by", SHELLS)
 @pytest.mark.parametrize("plant", [nvidia, gaudis, intel, broken])
 def test_devices_are_detected_from_what_was_told(tmp_path: Path, plant: Callable[[Path], None], by: str) -> None:
-    there, told_root = tmp_path / "there", tmp_path / "told"
+    there = tmp_path / "there"
     plant(there)
     told = ask(there, by)
-    accelerator, found = survey.host_of(told, survey.lay_out(told, told_root), "auto")
+    accelerator, found = cluster.observe("auto", told)
     assert (accelerator, replace(found, name="local", home="")) == observe("auto", there)
-    assert accelerators.find_all(told_root) == accelerators.find_all(there) != {}
-    assert accelerators.remarks(told_root) == accelerators.remarks(there)
-    assert procfs.fabrics(told_root) == procfs.fabrics(there)
+    assert accelerators.find_all(told.root) == accelerators.find_all(there) != {}
+    assert accelerators.remarks(told.root) == accelerators.remarks(there)
+    assert procfs.fabrics(told.root) == procfs.fabrics(there)
 
 
 def test_the_groups_of_device_files_are_the_hosts_own(tmp_path: Path) -> None:
@@ -181,7 +182,7 @@ def test_the_groups_of_device_files_are_the_hosts_own(tmp_path: Path) -> None:
     told = ask(tmp_path / "there")
     told.nodes["dev/dri/renderD129"] = 4242
     told.files["etc/group"] = "video:x:44:\nrender:x:109:\n"
-    _, found = survey.host_of(told, survey.lay_out(told, tmp_path / "root"), "intel")
+    _, found = cluster.observe("intel", told)
     assert {44, 109, 4242} <= set(found.groups)
 
 
@@ -190,7 +191,7 @@ def test_who_listens_where_is_told(tmp_path: Path) -> None:
         port, other = four.getsockname()[1], taken.getsockname()[1]
         # A connection is no listener, though it has a port of its own.
         with socket.create_connection(("127.0.0.1", other)) as connection:
-            ports = survey.facts_of(ask(), 0).ports
+            ports = ask().facts_at(0).ports
             assert {port, other} <= set(ports)
             assert connection.getsockname()[1] not in ports
     assert ports[port] == pwd.getpwuid(os.getuid()).pw_name
@@ -199,14 +200,14 @@ def test_who_listens_where_is_told(tmp_path: Path) -> None:
 def test_space_is_that_of_the_folders_disk_or_of_where_it_would_be(tmp_path: Path) -> None:
     data = Path("/dev/shm")  # noqa: S108 - a file system of its own
     sysfs.put(tmp_path / "etc/docker/daemon.json", f'{{"log-driver": "local",\n "data-root" : "{data}/not/there"}}\n')
-    facts = survey.facts_of(ask(tmp_path, HOME=str(tmp_path)), 0)
+    facts = ask(tmp_path, HOME=str(tmp_path)).facts_at(0)
     assert facts.docker == f"{data}/not/there"
     assert facts.docker_free == pytest.approx(shutil.disk_usage(data).free, rel=0.1)
     assert facts.home_free == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.1)
 
 
 def test_the_clock_is_told_last_and_compared_with_this_ones() -> None:
-    assert survey.facts_of(ask(), time.time() - 300).skew == pytest.approx(300, abs=5)
+    assert ask().facts_at(time.time() - 300).skew == pytest.approx(300, abs=5)
 
 
 @pytest.mark.alone
@@ -228,7 +229,7 @@ def test_a_large_host_tells_all_in_a_second(tmp_path: Path) -> None:
 
 def test_facts_are_read_off_what_was_told(tmp_path: Path) -> None:
     told = survey.read(TOLD, "gpu-1")
-    facts = survey.facts_of(told, 1_700_000_000)
+    facts = told.facts_at(1_700_000_000)
     assert (facts.user, facts.uid, facts.gid, facts.home) == ("ada", 1000, 1001, "/home/ada")
     assert (facts.hostname, facts.distribution, facts.kernel) == ("gpu-1", "Debian GNU/Linux 12 (bookworm)", "")
     assert (facts.skew, facts.docker, facts.docker_free, facts.home_free) == (300.5, "/data/docker", 4_096_000, None)
@@ -237,7 +238,7 @@ def test_facts_are_read_off_what_was_told(tmp_path: Path) -> None:
     assert isinstance(facts.network, Network)
     assert facts.network.addresses == (("eth0", "10.0.0.5"),)
     assert (facts.network.interfaces, facts.network.reached_by) == (("eth0",), "eth0")
-    _, found = survey.host_of(told, survey.lay_out(told, tmp_path), "auto")
+    _, found = cluster.observe("auto", told)
     assert (found.uid, found.gid, found.memory, found.mtu, found.locks) == (1000, 1001, 2 << 20, 9000, "/run/lock")
 
 
@@ -286,7 +287,7 @@ def test_a_host_that_tells_what_cannot_be_is_named(tmp_path: Path, entry: str) -
     def use() -> None:
         told = survey.read(f"labctl survey\n{entry}\nend\n", "gpu-1")
         survey.lay_out(told, tmp_path / "root")
-        survey.facts_of(told, 0)
+        told.facts_at(0)
 
     with pytest.raises(HostError, match="gpu-1 tells what cannot be used") as caught:
         use()
@@ -296,7 +297,7 @@ def test_a_host_that_tells_what_cannot_be_is_named(tmp_path: Path, entry: str) -
 def test_a_host_without_the_wanted_devices_is_named(tmp_path: Path) -> None:
     told = survey.read(TOLD, "gpu-1")
     with pytest.raises(HostError, match="no nvidia device") as caught:
-        survey.host_of(told, survey.lay_out(told, tmp_path), "nvidia")
+        cluster.observe("nvidia", told)
     assert caught.value.node == "gpu-1"
 
 
@@ -310,6 +311,6 @@ def test_two_names_of_one_machine_are_refused_with_both(tmp_path: Path) -> None:
 
     hosts = parse("a\nb\nc\nd address=10.0.0.5\n", "hosts.txt")
     heard = {"a": booted("a", "1"), "b": booted("b", "2"), "c": booted("c", "1"), "d": booted("d", "2")}
-    survey.require_apart(hosts, heard, {"a": "X", "b": "X", "c": "Y"})
+    survey.require_distinct(hosts, heard, {"a": "X", "b": "X", "c": "Y"})
     with pytest.raises(ConfigError, match=r"^hosts\.txt:4: `d` is the same machine as `b` on line 2$"):
-        survey.require_apart(hosts, heard, {"a": "X", "b": "X", "c": "Y", "d": "X"})
+        survey.require_distinct(hosts, heard, {"a": "X", "b": "X", "c": "Y", "d": "X"})

@@ -80,8 +80,8 @@ def opened(context: Context) -> Open:
             settings=found,
             directory=context.directory,
             engine=MultiHostEngine(cast(dict[str, Daemon], daemons), {}),
-            targets=tuple(InventoryHost(name=name) for name in NAMES),
-            told={name: told(number, gpus[number] if gpus else ()) for number, name in enumerate(NAMES)},
+            inventory=tuple(InventoryHost(name=name) for name in NAMES),
+            dumps={name: told(number, gpus[number] if gpus else ()) for number, name in enumerate(NAMES)},
         )
 
     return make
@@ -148,7 +148,7 @@ def test_what_all_hosts_lack_is_one_mistake(context: Context, opened: Open) -> N
 
 
 def test_a_host_that_does_not_answer_and_lacks_devices_is_told_not_to_answer(opened: Open) -> None:
-    silent = opened((0,), (), (0,), LAB_ACCELERATOR="nvidia").without({"h1": HostError("h1: timed out", node="h1")})
+    silent = opened((0,), (), (0,), LAB_ACCELERATOR="nvidia").excluding({"h1": HostError("h1: timed out", node="h1")})
     assert cluster.preview_lab(silent)[1].failed["h1"].message == "h1: timed out"
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from labctl.errors import ConfigError, LabError
 from labctl.system import routing
-from labctl.system.routing import Network, ClusterMember, Endpoint
+from labctl.system.routing import ClusterMember, Endpoint, Network
 
 HEAD = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n"
 # Of a machine with Docker, as its kernel wrote it.
