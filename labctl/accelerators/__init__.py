@@ -9,6 +9,7 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from importlib import import_module
 
 from labctl.errors import ConfigError, HostError
@@ -40,6 +41,8 @@ class PciVendor:
     """The command that makes the first device file, where the driver leaves that to a program."""
     other: str = ""
     """What a device of the same classes that is no display controller is: not one of these."""
+    integrated: str = ""
+    """The address of what is part of the processor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +225,12 @@ def names() -> tuple[str, ...]:
 
 def modules() -> dict[str, AcceleratorModule]:
     """Every accelerator by name, in the order in which ``auto`` tries them; a CPU lab is the last."""
-    found = {one.name: import_module(f"{__name__}.{one.name}") for one in pkgutil.iter_modules(__path__)}
+    return _modules(tuple(__path__))
+
+
+@lru_cache
+def _modules(path: tuple[str, ...]) -> dict[str, AcceleratorModule]:
+    found = {one.name: import_module(f"{__name__}.{one.name}") for one in pkgutil.iter_modules(path)}
     every = {name: one.MODULE for name, one in found.items() if hasattr(one, "MODULE")}
     return dict(sorted(every.items(), key=lambda item: (item[1].order, item[0])))
 
@@ -287,7 +295,7 @@ def remarks(root: HostPath) -> tuple[str, ...]:
 def unserved(root: HostPath) -> tuple[str, ...]:
     """The same of those cards that ``auto`` would take if they had their driver and device file."""
     cards = (one for one in unused(root) if one.accelerator and not one.other)
-    return tuple(remark(one) for one in cards if one.card.address != pci.INTEGRATED)
+    return tuple(remark(one) for one in cards if one.card.address != one.vendor.integrated)
 
 
 def unused(root: HostPath) -> Iterator[UnusedCard]:

@@ -12,6 +12,8 @@ from labctl.system.hostpath import HostPath
 from labctl.system.procfs import read
 
 VENDOR = "0x8086"
+INTEGRATED = "0000:00:02.0"
+"""Where every Intel processor has its own graphics. Source: the processors' datasheets, device 2, function 0."""
 MEMORY = ("tile*/physical_vram_size_bytes", "drm/card*/lmem_total_bytes")
 """Files of a GPU that have its memory, those of xe and that of i915."""
 
@@ -42,7 +44,7 @@ def device(root: HostPath, name: str, folder: HostPath, link: str) -> Device:
         cpus=pci.cpus(folder, root),
         link=link,
         # A discrete card may have that address in a virtual machine.
-        integrated=address == pci.INTEGRATED and memory is None,
+        integrated=address == INTEGRATED and memory is None,
         memory=memory,
     )
 
@@ -81,7 +83,7 @@ MODULE = AcceleratorModule(
     find=find,
     container=container,
     driver=driver,
-    pci=PciVendor(VENDOR, "an Intel GPU", ("i915", "xe"), other="an Intel NPU"),
+    pci=PciVendor(VENDOR, "an Intel GPU", ("i915", "xe"), other="an Intel NPU", integrated=INTEGRATED),
     # Source: XPU-SMI's user guide, "Discover the GPU devices": --dump takes the numbers of the properties, and begins
     # with a line of their names. It needs a service of its own, so nodes do not watch by it.
     tool=Tool(("xpu-smi", "discovery", "--dump", "1,11,2,16,4"), lists_all=False),

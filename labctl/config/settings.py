@@ -13,8 +13,6 @@ from labctl.config import dotenv
 from labctl.errors import ConfigError, nearest
 from labctl.model import Pairs, Secret
 
-ACCELERATORS = ("auto", "cpu", *(name for name in accelerators.modules() if name != "cpu"))
-
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 Validator = Callable[[str], None]
@@ -72,10 +70,16 @@ def size(value: str) -> None:
         raise ValueError("must be a size of at least 6m", "write it like 512m or 8g")
 
 
+def accelerators_known() -> tuple[str, ...]:
+    """The values of LAB_ACCELERATOR."""
+    return ("auto", accelerators.CPU, *(name for name in accelerators.modules() if name != accelerators.CPU))
+
+
 def accelerator(value: str) -> None:
-    if value not in ACCELERATORS:
-        near = nearest(value.lower(), ACCELERATORS)
-        reason = f"unknown accelerator {value[:40]!r}; known are {', '.join(ACCELERATORS)}"
+    known = accelerators_known()
+    if value not in known:
+        near = nearest(value.lower(), known)
+        reason = f"unknown accelerator {value[:40]!r}; known are {', '.join(known)}"
         raise ValueError(reason, f"did you mean {near}?" if near else "auto takes what it finds")
 
 
@@ -126,7 +130,8 @@ class Setting:
 
 SETTINGS: tuple[Setting, ...] = (
     Setting("LAB_NAME", "lab", "Name of the lab: lower-case letters, digits and '-', at most 40.", label),
-    Setting("LAB_ACCELERATOR", "auto", f"One of {', '.join(ACCELERATORS)}; auto takes what it finds.", accelerator),
+    Setting("LAB_ACCELERATOR", "auto", f"One of {', '.join(accelerators_known())}; auto takes what it finds.",
+            accelerator),
     Setting("LAB_HOSTS", "", "File that lists the hosts, reached over ssh; empty: this machine.", anything),
     Setting("LAB_SHARED_DIR", "", "Directory that all hosts see under one path, with the lab below it; empty: none.",
             host_path),

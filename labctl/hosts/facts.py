@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,13 +12,11 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from labctl import accelerators
 from labctl.config import inventory
 from labctl.errors import HostError
 from labctl.system import routing
 from labctl.system.cached import once
-
-SCRIPT = Path(__file__).with_name("facts.sh").read_text(encoding="utf-8")
-"""The opening script of a connection: see there for what it prints."""
 
 _LISTENING = "0A"
 """TCP_LISTEN of linux/include/net/tcp_states.h, as /proc/net/tcp writes it."""
@@ -181,6 +180,19 @@ class DumpPath:
             return self.dump.files[self.resolve().path]
         except KeyError:
             raise FileNotFoundError(str(self)) from None
+
+
+def script() -> str:
+    """The opening script of a connection: ``facts.sh``, which says what it prints, with what accelerators read."""
+    modules = accelerators.modules().values()
+    lists = {
+        "nodes": [f"dev/{pattern}" for one in modules if one.watch for pattern in one.watch.files],
+        "attributes": [pattern for one in modules for pattern in one.host_files.attributes],
+        "texts": [pattern for one in modules for pattern in one.host_files.texts],
+        "present": [path.lstrip("/") for one in modules for path in one.host_files.present],
+    }
+    settings = "".join(f"accelerator_{name}={shlex.quote(' '.join(words))}\n" for name, words in lists.items())
+    return settings + Path(__file__).with_name("facts.sh").read_text(encoding="utf-8")
 
 
 def read(text: str, name: str) -> HostDump:

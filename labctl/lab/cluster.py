@@ -188,7 +188,7 @@ def connect(
         yield Cluster(settings=settings, directory=context.directory, engine=DockerEngine(seconds=seconds))
         return
     chosen = tuple(target for target in every if not only or target.name in only)
-    with connected(chosen, facts.SCRIPT, seconds=REACHING, waits=context.waits) as (reached, unreached):
+    with connected(chosen, facts.script(), seconds=REACHING, waits=context.waits) as (reached, unreached):
         dumps, invalid = map_hosts(lambda one: facts.read(one.output, one.target.name), reached)
         connections = {name: reached[name] for name in dumps}
         daemons = {name: DockerEngine(connection, seconds=seconds) for name, connection in connections.items()}

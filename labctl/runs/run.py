@@ -116,7 +116,7 @@ def require_port(lab: Lab, task: Job, engine: Backend, facts: Mapping[str, surve
     there = engine.on(host)
     if lab.network != "host" or port not in facts[host].ports:
         return
-    now = survey.read(there.connection.run(survey.SCRIPT).out, host)
+    now = survey.read(there.connection.run(survey.script()).out, host)
     user = now.facts_at(time.time()).ports.get(port)
     if user is None:
         return
