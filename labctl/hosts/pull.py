@@ -225,8 +225,9 @@ class Merge:
         """Make a link, aside where its place is taken; it is refused where that is taken too, or it would lead out."""
         for place in (path, f"{ASIDE}/{self.host}/{path}"):
             link = self.into / place
-            leads = Path(os.path.realpath(link.parent / target))
-            if leads.is_relative_to(self.into) and self._folder(_above(place)):
+            if not Path(os.path.realpath(link.parent / target)).is_relative_to(self.into):
+                break
+            if self._folder(_above(place)):
                 with contextlib.suppress(FileExistsError):
                     link.symlink_to(target)
                 if link.is_symlink() and os.readlink(link) == target:  # noqa: PTH115 - a Path would tidy what it says
