@@ -151,10 +151,8 @@ class Merge:
             self.found.refused.append(member.name)
         elif member.isdir():
             self._waiting.append(partial(self._folder, path))
-        elif (
-            member.issym() and member.linkname and "\0" not in member.linkname and not leads_out(path, member.linkname)
-        ):
-            self._waiting.append(partial(self._link, path, member.linkname))
+        elif member.issym() and (to := member.linkname) and "\0" not in to and not leads_out(path, to):
+            self._waiting.append(partial(self._link, path, to))
         elif member.isreg() and (content := archive.extractfile(member)):
             self._file(path, content, member, apart)
         elif member.islnk() and (first := self._came.get(_inside(member.linkname) or "")):
@@ -212,22 +210,23 @@ class Merge:
         try:
             os.link(new, final)
         except FileExistsError:
-            if not stat.S_ISREG(final.lstat().st_mode) or not self._is_same(new, final, path):
+            there = final.lstat()
+            # Of a log the beginning is the same log.
+            alike = stat.S_ISREG(there.st_mode) and (path.endswith(LOG) or size == there.st_size)
+            if not alike or not _begin_alike(new, final):
                 return False
-            if size > final.stat().st_size:
+            if size > there.st_size:
                 new.replace(final)
         else:
             self.found.files += 1
         return True
 
-    def _is_same(self, new: Path, final: Path, path: str) -> bool:
-        """Whether they have the same content, or of a log one has the beginning of the other's."""
-        return (path.endswith(LOG) or new.stat().st_size == final.stat().st_size) and _begin_alike(new, final)
-
     def _link(self, path: str, target: str) -> None:
-        """Make a link, aside where its place is taken; it is refused where that is taken too."""
+        """Make a link, aside where its place is taken; it is refused where that is taken too, or it would lead out."""
         for place in (path, f"{ASIDE}/{self.host}/{path}"):
             link = self.into / place
+            if not Path(os.path.realpath(link.parent / target)).is_relative_to(self.into):
+                break
             if self._folder(_above(place)):
                 with contextlib.suppress(FileExistsError):
                     link.symlink_to(target)

@@ -318,3 +318,13 @@ def test_a_date_that_no_file_can_have_is_none(tmp_path: Path, when: str) -> None
     stream.seek(0)
     pull.Merge(tmp_path, "h1").unpack(stream)
     assert (tmp_path / "file").stat().st_mtime == 0
+
+
+def test_a_link_that_leads_out_through_one_that_is_here_is_refused(tmp_path: Path) -> None:
+    into = tmp_path / "into"
+    into.mkdir()
+    (into / "folder").symlink_to(tmp_path)
+    merge = pull.Merge(into, "h1")
+    merge.unpack(packed(("link", LINK, "folder/secret")))
+    assert merge.found.refused == ["link"]
+    assert [path.name for path in into.iterdir()] == ["folder"]

@@ -164,5 +164,5 @@ def test_down_forgets_the_hosts_that_have_nothing_any_more(
         ledger.note(context.directory, name, f"engine of {name}")
     monkeypatch.setattr(engines[1], "remove", lambda _: refuse())
     with pytest.raises(HostError, match="cannot start a container"):
-        flows.remove(context, opened(engines=engines))
+        flows.remove(context, opened(engines=engines, LAB_SHARED_DIR="/"))
     assert [one.host for one in ledger.left_over(context.directory, {})] == ["h1"]
