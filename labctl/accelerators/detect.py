@@ -48,7 +48,7 @@ def observe(wanted: str, root: Path = ROOT, person: Person | None = None) -> tup
         groups=groups(choice.devices, root, person),
         numa=procfs.numa_nodes(root),
         infiniband=procfs.infiniband(root),
-        files=tuple(path for path in module.host_files.present if (root / path.lstrip("/")).is_file()),
+        files=tuple(path for path in module.present if (root / path.lstrip("/")).is_file()),
         locks=f"/{Path(procfs.lock_directory(root)).relative_to(root)}",
     )
 

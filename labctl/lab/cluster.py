@@ -332,7 +332,7 @@ def foresee_lab(where: Cluster) -> tuple[Lab, Cluster]:
     """
     where = where.equipped()
     hosts = where.hosts
-    if device_requests.is_open(accelerators.get(where.accelerator).engine):
+    if accelerators.get(where.accelerator).engine.is_open:
         foreseen, _ = attempt(partial(foreseen_on, where), {host.name: host for host in hosts})
         hosts = tuple(foreseen.values())
     return capabilities.with_files(lab_on(where, hosts)), where
