@@ -83,11 +83,14 @@ class EngineAccess:
     enable_cdi: str = ""
 
     @property
+    def is_open(self) -> bool:
+        """Whether the engine decides which of several ways it is."""
+        return len(self.ways) > 1
+
+    @property
     def ways(self) -> tuple[Request, ...]:
-        every: tuple[tuple[Request, str], ...] = (
-            ("cdi", self.cdi), ("reservation", self.driver), ("runtime", self.runtime),
-        )  # fmt: skip
-        return tuple(way for way, name in every if name)
+        names: dict[Request, str] = {"cdi": self.cdi, "reservation": self.driver, "runtime": self.runtime}
+        return tuple(way for way, name in names.items() if name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,18 +104,6 @@ class Watch:
     """A regular expression for the tool's line of a device."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostFiles:
-    """What is read of a host besides device files and what sysfs has of every PCI device."""
-
-    attributes: tuple[str, ...] = ()
-    """Patterns below a device's folder in sysfs."""
-    texts: tuple[str, ...] = ()
-    """Patterns below the root directory."""
-    present: tuple[str, ...] = ()
-    """Files of which only the existence counts; those that exist are in ``Host.files``."""
-
-
 @dataclass(frozen=True, slots=True)
 class Advice:
     """What a vendor's check found, for doctor; without an impact all is well. An empty ``fix`` is a new image."""
@@ -124,14 +115,7 @@ class Advice:
     """A command to run as root; ``{sudo}`` stands before further ones."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageFacts:
-    """An image as its engine has it. ``own`` is which of labctl's it is, ``base`` what that was built on."""
-
-    name: str
-    own: str
-    base: str
-    variables: Callable[[], Mapping[str, str]]
+Variables = Callable[[], Mapping[str, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,15 +136,22 @@ class AcceleratorModule:
     tool: Tool | None = None
     engine: EngineAccess = EngineAccess()
     watch: Watch | None = None
-    host_files: HostFiles = HostFiles()
+    attributes: tuple[str, ...] = ()
+    """What is read of another host: patterns below a device's folder in sysfs, and below its root directory."""
+    texts: tuple[str, ...] = ()
+    present: tuple[str, ...] = ()
+    """Files of which only the existence counts; those that exist are in ``Host.files``."""
     count: str = ""
     """A Python program that prints the framework's name and how many devices it counts in a node."""
     reset: str = ""
     """As root: what resets ``{device}``, which is not in use."""
     host_checks: Callable[[Host, Callable[[str], str]], Iterable[Advice]] = lambda *_: ()
     """What it asks of a host, whose files are read by path."""
-    image_check: Callable[[str, ImageFacts], Advice | None] = lambda *_: None
-    """Why a driver's version does not support an image: an empty summary where it does, None where that is unknown."""
+    image_check: Callable[[str, str, str, Variables], Advice | None] = lambda *_: None
+    """Why a driver's version does not support an image, by its name, what it was built on and its environment.
+
+    The summary is empty where it does; None where that is unknown.
+    """
     require_image: Callable[[str], None] = lambda _: None
     """HostError where the image cannot serve under this host's driver."""
     base_image: Callable[[], str] = lambda: ""
@@ -173,19 +164,14 @@ class AcceleratorModule:
             return own
         ways = self.engine.ways
         way = host.request if host.request in ways else ways[-1] if ways else None
-        ids = tuple(device.id for device in devices)
-        driver, requests = "", tuple[str, ...]()
-        if way == "reservation":
-            driver, requests = self.engine.driver, ids
-        elif way == "cdi":
-            driver, requests = "cdi", tuple(f"{self.engine.cdi}={one}" for one in ids)
+        kind = f"{self.engine.cdi}=" if way == "cdi" else ""
         rdma = (("IPC_LOCK", "root pins memory for RDMA; ranks by memlock"),) if host.infiniband else ()
         return replace(
             own,
             devices=devices,
             runtime=self.engine.runtime if way == "runtime" else None,
-            driver=driver,
-            requests=requests,
+            driver={"reservation": self.engine.driver, "cdi": "cdi"}.get(way or "", ""),
+            requests=tuple(f"{kind}{device.id}" for device in devices) if way in ("reservation", "cdi") else (),
             paths=(*own.paths, *host.infiniband),
             cap_add=(*own.cap_add, *rdma),
         )
@@ -200,22 +186,7 @@ class Detection:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class UnusedCard:
-    """A card that no device file leads to. ``accelerator`` is empty where labctl has none for it."""
-
-    card: pci.PciDevice
-    vendor: PciVendor
-    accelerator: str
-
-    @property
-    def other(self) -> bool:
-        """Whether this is something else of the same vendor and class."""
-        vendor, card = self.vendor, self.card
-        return bool(vendor.other) and not card.display and card.driver not in vendor.drivers
-
-
-UNSUPPORTED = (PciVendor("0x1002", "an AMD card"),)
+UNSUPPORTED = PciVendor("0x1002", "an AMD card")
 
 
 def names() -> tuple[str, ...]:
@@ -289,39 +260,40 @@ def find_all(root: HostPath) -> dict[str, tuple[Device, ...]]:
 
 def remarks(root: HostPath) -> tuple[str, ...]:
     """Why each card that no lab can use is not among the devices."""
-    return tuple(map(remark, unused(root)))
+    return tuple(remark(card, vendor) for card, vendor in unused(root))
 
 
 def unserved(root: HostPath) -> tuple[str, ...]:
     """The same of those cards that ``auto`` would take if they had their driver and device file."""
-    cards = (one for one in unused(root) if one.accelerator and not one.other)
-    return tuple(remark(one) for one in cards if one.card.address != one.vendor.integrated)
+    cards = ((card, vendor) for card, vendor in unused(root) if vendor.drivers and not is_other(card, vendor))
+    return tuple(remark(card, vendor) for card, vendor in cards if card.address != vendor.integrated)
 
 
-def unused(root: HostPath) -> Iterator[UnusedCard]:
+def unused(root: HostPath) -> Iterator[tuple[pci.PciDevice, PciVendor]]:
     """The cards of known vendors that no device file leads to."""
     found = find_all(root)
     mapped = {device.pci for devices in found.values() for device in devices}
     # Without addresses it cannot be told which of the cards a device file is.
-    unclear = {name for name, devices in found.items() if not all(device.pci for device in devices)}
-    vendors = {one.id: (one, "") for one in UNSUPPORTED}
-    vendors |= {module.pci.id: (module.pci, name) for name, module in modules().items() if module.pci}
+    unclear = {get(name).pci for name, devices in found.items() if not all(device.pci for device in devices)}
+    vendors = {one.id: one for one in (UNSUPPORTED, *(module.pci for module in modules().values())) if one}
     for card in pci.cards(root):
-        if card.vendor in vendors and card.address not in mapped:
-            vendor, name = vendors[card.vendor]
-            if not (name in unclear and card.driver in vendor.drivers):
-                yield UnusedCard(card, vendor, name)
+        vendor = vendors.get(card.vendor)
+        if vendor and card.address not in mapped and not (vendor in unclear and card.driver in vendor.drivers):
+            yield card, vendor
 
 
-def remark(one: UnusedCard) -> str:
+def is_other(card: pci.PciDevice, vendor: PciVendor) -> bool:
+    """Whether this is something else of the same vendor and class."""
+    return bool(vendor.other) and not card.display and card.driver not in vendor.drivers
+
+
+def remark(card: pci.PciDevice, vendor: PciVendor) -> str:
     """Why a card is not among the devices."""
-    card, vendor = one.card, one.vendor
-    what = f"{vendor.name} at {card.address}"
-    if not one.accelerator:
+    what, wanted = f"{vendor.name} at {card.address}", " or ".join(vendor.drivers)
+    if not vendor.drivers:
         return f"{what} is left alone: labctl has no accelerator for it"
-    if one.other:
+    if is_other(card, vendor):
         return f"{vendor.other} at {card.address} is left alone: it is no GPU"
-    wanted = " or ".join(vendor.drivers)
     if not card.driver:
         return f"{what} has no driver; {wanted} would serve it"
     if card.driver not in vendor.drivers:

@@ -30,7 +30,7 @@ def observe(wanted: str, root: HostPath = ROOT) -> tuple[str, Host]:
         groups=groups(choice.devices, root),
         numa=procfs.numa_nodes(root),
         infiniband=procfs.infiniband(root),
-        files=tuple(path for path in module.host_files.present if (root / path.lstrip("/")).is_file()),
+        files=tuple(path for path in module.present if (root / path.lstrip("/")).is_file()),
         locks=f"/{procfs.lock_directory(root).removeprefix(str(root)).lstrip('/')}",
     )
 

@@ -7,16 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from labctl.accelerators import (
-    AcceleratorModule,
-    Advice,
-    EngineAccess,
-    HostFiles,
-    ImageFacts,
-    PciVendor,
-    Tool,
-    Watch,
-)
+from labctl.accelerators import AcceleratorModule, Advice, EngineAccess, PciVendor, Tool, Watch
 from labctl.errors import HostError
 from labctl.model import Device, DeviceMapping, Host, Mount
 from labctl.system import files, pci, process
@@ -90,43 +81,29 @@ def container(host: Host, devices: tuple[Device, ...]) -> DeviceMapping:
 
 def host_checks(host: Host, read: Callable[[str], str]) -> Iterator[Advice]:
     """Huge pages, no NUMA balancing on some kernels, an IOMMU that passes accesses through."""
-    pages, count = read("proc/sys/vm/nr_hugepages"), len(host.devices)
+    pages, count = read("proc/sys/vm/nr_hugepages") or "0", len(host.devices)
     wanted = HUGEPAGES * max(1, count) // 8
-    if int(pages or 0) >= wanted:
-        yield Advice("LAB-GAUDI-001", f"{pages} huge pages")
-    else:
-        yield Advice(
-            "LAB-GAUDI-001",
-            f"{pages or 'no'} huge pages for {count} Gaudis",
-            "the driver's buffers come from them: large models fail to allocate host memory",
-            f"sysctl -w vm.nr_hugepages={wanted}",
-        )
+    impact = "the driver's buffers come from them: large models fail to allocate host memory"
+    summary, fix = f"{pages} huge pages for {count} Gaudis", f"sysctl -w vm.nr_hugepages={wanted}"
+    yield Advice("LAB-GAUDI-001", summary, impact if int(pages) < wanted else "", fix)
 
     release = re.match(r"(\d+)\.(\d+)", read("proc/sys/kernel/osrelease") or os.uname().release)
     kernel = (int(release[1]), int(release[2])) if release else (0, 0)
     on = read("proc/sys/kernel/numa_balancing") not in ("", "0")
-    if not on or not BALANCED[0] <= kernel <= BALANCED[1]:
-        yield Advice("LAB-GAUDI-002", f"NUMA balancing {'on' if on else 'off'} (fine with this kernel)")
-    else:
-        yield Advice(
-            "LAB-GAUDI-002",
-            f"NUMA balancing is on under kernel {kernel[0]}.{kernel[1]}",
-            "on kernels 5.9 to 5.16 it slows Gaudi down and may make it fail",
-            "sysctl -w kernel.numa_balancing=0",
-        )
+    impact = "on kernels 5.9 to 5.16 it slows Gaudi down and may make it fail"
+    bad = on and BALANCED[0] <= kernel <= BALANCED[1]
+    summary = f"NUMA balancing is {'on' if on else 'off'} under kernel {kernel[0]}.{kernel[1]}"
+    yield Advice("LAB-GAUDI-002", summary, impact if bad else "", "sysctl -w kernel.numa_balancing=0")
 
     words = set(read("proc/cmdline").split())
-    translating = sorted({"intel_iommu=on", "amd_iommu=on"} & words)
-    if not translating or "iommu=pt" in words:
-        yield Advice("LAB-GAUDI-003", "the IOMMU is off or passes accesses through")
-    else:
-        yield Advice(
-            "LAB-GAUDI-003",
-            f"the kernel was started with {', '.join(translating)} and without iommu=pt",
-            "each memory access of a device is translated, which costs bandwidth; some fail",
-            "sed -i 's/^GRUB_CMDLINE_LINUX=\"/&iommu=pt /' /etc/default/grub && "
-            "{sudo}update-grub  # and reboot this host when it is not in use",
-        )
+    bad = bool(words & {"intel_iommu=on", "amd_iommu=on"}) and "iommu=pt" not in words
+    summary = f"the IOMMU {'translates accesses' if bad else 'is off or passes accesses through'}"
+    impact = "each memory access of a device is translated, which costs bandwidth; some fail"
+    fix = (
+        "sed -i 's/^GRUB_CMDLINE_LINUX=\"/&iommu=pt /' /etc/default/grub && "
+        "{sudo}update-grub  # and reboot this host when it is not in use"
+    )
+    yield Advice("LAB-GAUDI-003", summary, impact if bad else "", fix)
 
 
 # --- which of Habana's images belongs to which driver --------------------------------------------------------
@@ -188,10 +165,6 @@ def require_image(image: str) -> None:
         raise HostError(why, hint="unset LAB_BASE_IMAGE and LAB_IMAGE, then: labctl build")
 
 
-def image_check(version: str, image: ImageFacts) -> Advice:
-    return Advice("LAB-IMAGE-003", why_mismatch(version, image.base or image.name))
-
-
 def _torch_of() -> list[tuple[str, str]]:
     """Software and torch of each image, oldest first."""
     rows = files.path("docker", "habana.releases").read_text(encoding="utf-8").splitlines()
@@ -232,15 +205,13 @@ MODULE = AcceleratorModule(
         source="Habana's own archive: add it first (docs.habana.ai, Installation)",
     ),
     watch=Watch(files=("accel/accel[0-9]*",), tool=("hl-smi", "-Q", "index", "-f", "csv,noheader"), line="[0-9]+"),
-    host_files=HostFiles(
-        attributes=("device_type", "module_id", "status"),
-        texts=("sys/module/habanalabs/version",),
-        present=(GAUDINET,),
-    ),
+    attributes=("device_type", "module_id", "status"),
+    texts=("sys/module/habanalabs/version",),
+    present=(GAUDINET,),
     count="import habana_frameworks.torch.hpu as hpu; print('torch', hpu.device_count())",
     reset="sh -c 'modprobe -r habanalabs && modprobe habanalabs'",
     host_checks=host_checks,
-    image_check=image_check,
+    image_check=lambda version, image, base, _: Advice("LAB-IMAGE-003", why_mismatch(version, base or image)),
     require_image=require_image,
     base_image=base_image,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from labctl.accelerators import COUNT, AcceleratorModule, HostFiles, PciVendor, Tool, Watch
+from labctl.accelerators import COUNT, AcceleratorModule, PciVendor, Tool, Watch
 from labctl.model import Device, DeviceMapping, Host
 from labctl.system import pci
 from labctl.system.hostpath import HostPath
@@ -88,6 +88,7 @@ MODULE = AcceleratorModule(
     # with a line of their names. It needs a service of its own, so nodes do not watch by it.
     tool=Tool(("xpu-smi", "discovery", "--dump", "1,11,2,16,4"), lists_all=False),
     watch=Watch(files=("dri/renderD*",)),
-    host_files=HostFiles(attributes=MEMORY, texts=("sys/module/i915/version", "sys/module/xe/version")),
+    attributes=MEMORY,
+    texts=("sys/module/i915/version", "sys/module/xe/version"),
     count=COUNT.format(kind="XPU", module="xpu"),
 )

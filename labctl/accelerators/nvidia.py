@@ -5,17 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from labctl.accelerators import (
-    COUNT,
-    AcceleratorModule,
-    Advice,
-    EngineAccess,
-    HostFiles,
-    ImageFacts,
-    PciVendor,
-    Tool,
-    Watch,
-)
+from labctl.accelerators import COUNT, AcceleratorModule, Advice, EngineAccess, PciVendor, Tool, Variables, Watch
 from labctl.model import Device, DeviceMapping, Host
 from labctl.system import files, pci
 from labctl.system.hostpath import HostPath
@@ -87,9 +77,9 @@ def container(host: Host, devices: tuple[Device, ...]) -> DeviceMapping:
     )
 
 
-def image_check(version: str, image: ImageFacts) -> Advice | None:
+def image_check(version: str, image: str, base: str, variables: Variables) -> Advice | None:
     """Whether a driver supports the CUDA of labctl's own image; another's asks for what it needs by itself."""
-    cuda = cuda_of(image)
+    cuda = cuda_of(image, base, variables)
     if not cuda:
         return None
     package = f"cuda-drivers-{DRIVERS.get(cuda, '').partition('.')[0]}"
@@ -101,18 +91,17 @@ def image_check(version: str, image: ImageFacts) -> Advice | None:
     )
 
 
-def cuda_of(image: ImageFacts) -> int:
+def cuda_of(image: str, base: str, variables: Variables) -> int:
     """Major version of CUDA in labctl's own image; 0 where it is unknown.
 
     On a distribution's image the lock file has it, on one of NVIDIA's own its CUDA_VERSION.
     """
-    if image.own != "nvidia":
+    if image.removesuffix(":latest") != "labctl/nvidia":
         return 0
-    if not re.search(r"(^|/)(debian|ubuntu|labctl/base)(:|@|$)", image.base):
-        version = image.variables().get("CUDA_VERSION", "").partition(".")[0]
+    if not re.search(r"(^|/)(debian|ubuntu|labctl/base)(:|@|$)", base):
+        version = variables().get("CUDA_VERSION", "").partition(".")[0]
         return int(version) if version.isdecimal() else 0
-    lock = files.path("docker", "nvidia.lock")
-    text = lock.read_text(encoding="utf-8") if lock.is_file() else ""
+    text = read(files.path("docker", "nvidia.lock"))
     found = re.search(r"^nvidia-cuda-runtime\S*==(\d+)", text, re.MULTILINE)
     return int(found[1]) if found else 0
 
@@ -127,7 +116,6 @@ def why_too_old(version: str, cuda: int) -> str:
     return f"driver {version} is too old for the image's CUDA {cuda}, which needs {oldest} or newer"
 
 
-_GENERATE = "nvidia-ctk cdi generate --output={folder}/nvidia.yaml"
 _CONFIGURE = "nvidia-ctk runtime configure --runtime=docker"
 
 MODULE = AcceleratorModule(
@@ -155,13 +143,11 @@ MODULE = AcceleratorModule(
         package="nvidia-container-toolkit",
         source="NVIDIA's own archive: add it first (Container Toolkit, Installing)",
         configure=_CONFIGURE,
-        generate_cdi=_GENERATE,
+        generate_cdi="nvidia-ctk cdi generate --output={folder}/nvidia.yaml",
         enable_cdi=f"{_CONFIGURE} --cdi.enabled",
     ),
     watch=Watch(files=("nvidia[0-9]*", "nvidiactl", "nvidia-uvm"), tool=("nvidia-smi", "-L"), line="GPU [0-9]+:"),
-    host_files=HostFiles(
-        texts=("proc/driver/nvidia/version", f"{GPUS}/*/information", "sys/module/nvidia/version"),
-    ),
+    texts=("proc/driver/nvidia/version", f"{GPUS}/*/information", "sys/module/nvidia/version"),
     count=COUNT.format(kind="GPU", module="cuda"),
     reset="nvidia-smi --gpu-reset --id={device}",
     image_check=image_check,

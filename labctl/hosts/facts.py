@@ -187,9 +187,9 @@ def script() -> str:
     modules = accelerators.modules().values()
     lists = {
         "nodes": [f"dev/{pattern}" for one in modules if one.watch for pattern in one.watch.files],
-        "attributes": [pattern for one in modules for pattern in one.host_files.attributes],
-        "texts": [pattern for one in modules for pattern in one.host_files.texts],
-        "present": [path.lstrip("/") for one in modules for path in one.host_files.present],
+        "attributes": [pattern for one in modules for pattern in one.attributes],
+        "texts": [pattern for one in modules for pattern in one.texts],
+        "present": [path.lstrip("/") for one in modules for path in one.present],
     }
     settings = "".join(f"accelerator_{name}={shlex.quote(' '.join(words))}\n" for name, words in lists.items())
     return settings + Path(__file__).with_name("facts.sh").read_text(encoding="utf-8")

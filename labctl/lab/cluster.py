@@ -374,7 +374,7 @@ def preview_lab(cluster: Cluster) -> tuple[Lab, Cluster]:
     """
     cluster = cluster.with_usable_hosts()
     hosts = cluster.hosts
-    if device_requests.is_open(accelerators.get(cluster.accelerator).engine):
+    if accelerators.get(cluster.accelerator).engine.is_open:
 
         def preview(host: Host) -> Host:
             request, _ = device_requests.foreseen(

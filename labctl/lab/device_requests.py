@@ -48,7 +48,7 @@ def resolve_device_request(
     if not engine or not host.devices:
         return remembered(host, directory)
     require_runtime(accelerator, host, engine)
-    if not is_open(access):
+    if not access.is_open:
         return host
     information = engine.information()
     known = capabilities.kept(directory, host.name, engine).get(KEY)
@@ -59,7 +59,7 @@ def resolve_device_request(
     elif known in {"reservation", "runtime"} and not refresh:
         request = known
     else:
-        request = probe_device_request(engine, information, access, settings.text("LAB_NAME"), image, devices)
+        request = probe_device_request(engine, access, settings.text("LAB_NAME"), image, devices)
     if request != known:
         # What was kept holds no more, even where nothing takes its place.
         capabilities.keep(directory, host.name, engine, **{KEY: request})
@@ -68,23 +68,13 @@ def resolve_device_request(
     return replace(host, request=request)
 
 
-def is_open(access: EngineAccess) -> bool:
-    """Whether the engine decides which of several ways it is."""
-    return len(access.ways) > 1
-
-
 def remembered(host: Host, directory: Path) -> Host:
     """The host with the way that was found when its engine was last asked."""
     return replace(host, request=capabilities.kept(directory, host.name, None).get(KEY) or ASSUMED)
 
 
 def probe_device_request(
-    engine: Daemon,
-    information: dict[str, Any],
-    access: EngineAccess,
-    lab_name: str,
-    image: str,
-    devices: tuple[Device, ...],
+    engine: Daemon, access: EngineAccess, lab_name: str, image: str, devices: tuple[Device, ...]
 ) -> Request | None:
     """Reservations where the engine knows their driver, else the runtime; None where it has neither.
 
@@ -92,25 +82,23 @@ def probe_device_request(
     """
     if access.driver and engine.reserves(lab_name, image, access.driver, tuple(device.id for device in devices)):
         return "reservation"
-    return "runtime" if access.runtime in runtimes(information) else None
+    return "runtime" if access.runtime in runtimes(engine.information()) else None
 
 
 def no_way(access: EngineAccess, information: dict[str, Any], devices: tuple[Device, ...]) -> HostError:
     """The error of an engine that has none of the ways."""
     ids = tuple(device.id for device in devices)
     folders = tuple(information.get("CDISpecDirs") or ())
-    cdi = f"no CDI device {access.cdi}={ids[0]} ({'in ' + ', '.join(folders) if folders else 'its CDI is off'})"
+    searched = f"in {', '.join(folders)}" if folders else "its CDI is off"
     missing = {
-        "cdi": cdi,
+        "cdi": f"no CDI device {access.cdi}={ids[0]} ({searched})",
         "reservation": f"no device driver `{access.driver}` for reservations",
         "runtime": f"no runtime `{access.runtime}` (it has {', '.join(runtimes(information))})",
     }
-    generate = access.generate_cdi.format(folder=folders[0]) if access.generate_cdi and folders else ""
-    return HostError(
-        f"the engine has no way to give a container {access.noun} {', '.join(ids)}: "
-        + ", ".join(missing[way] for way in access.ways),
-        hint=access.hint + (f"; or `{generate}`" if generate else ""),
-    )
+    generate = f"; or `{access.generate_cdi.format(folder=folders[0])}`" if access.generate_cdi and folders else ""
+    no = ", ".join(missing[way] for way in access.ways)
+    what = f"the engine has no way to give a container {access.noun} {', '.join(ids)}: {no}"
+    return HostError(what, hint=access.hint + generate)
 
 
 def described(
@@ -118,12 +106,10 @@ def described(
 ) -> tuple[str, str]:
     """How devices are asked for, and who says so; nothing is probed, and no engine need answer."""
     access = accelerators.get(accelerator).engine
-    if is_open(access):
+    if access.is_open:
         return foreseen(settings, accelerator, host, directory, engine)
-    way = (
-        f"runtime {access.runtime}" if access.runtime else "none" if accelerator == accelerators.CPU else "device files"
-    )
-    return way, f"accelerator {accelerator}"
+    files = "none" if accelerator == accelerators.CPU else "device files"
+    return f"runtime {access.runtime}" if access.runtime else files, f"accelerator {accelerator}"
 
 
 def foreseen(

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from functools import partial
 
 from labctl import accelerators
-from labctl.accelerators import ImageFacts
 from labctl.doctor.examination import UP, CheckContext, Finding, error, ok, warn
 from labctl.images import catalog
 from labctl.model import HERE
@@ -38,13 +37,9 @@ def driver(ctx: CheckContext) -> Iterator[Finding]:
     lab, version = ctx.lab, ctx.host.driver
     if not version or not ctx.observed.image:
         return
-    facts = ImageFacts(
-        name=lab.image,
-        own=catalog.name_of(lab.image) or "",
-        base=ctx.daemon.image_labels(lab.image).get(catalog.BASE_LABEL, ""),
-        variables=partial(ctx.daemon.image_variables, lab.image),
-    )
-    found = accelerators.get(lab.accelerator).image_check(version, facts)
+    base = ctx.daemon.image_labels(lab.image).get(catalog.BASE_LABEL, "")
+    variables = partial(ctx.daemon.image_variables, lab.image)
+    found = accelerators.get(lab.accelerator).image_check(version, lab.image, base, variables)
     if found and not found.summary:
         yield ok("LAB-IMAGE-003", f"driver {version} supports image {lab.image}")
     elif found:

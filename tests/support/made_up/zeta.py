@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from labctl.accelerators import AcceleratorModule, Advice, HostFiles, PciVendor, Tool, Watch
+from labctl.accelerators import AcceleratorModule, Advice, PciVendor, Tool, Watch
 from labctl.model import Device, DeviceMapping, Host
 from labctl.system import pci
 from labctl.system.hostpath import HostPath
@@ -56,7 +56,8 @@ MODULE = AcceleratorModule(
     pci=VENDOR,
     tool=Tool(("zeta-smi", "--csv")),
     watch=Watch(files=("zeta[0-9]*",), tool=("zeta-smi", "-L"), line="Zeta [0-9]+"),
-    host_files=HostFiles(attributes=("model",), texts=("sys/module/zeta/version",)),
+    attributes=("model",),
+    texts=("sys/module/zeta/version",),
     reset="zeta-smi --reset {device}",
     host_checks=host_checks,
 )

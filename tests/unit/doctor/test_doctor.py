@@ -20,7 +20,7 @@ import pytest
 from support import builders
 
 from labctl import accelerators
-from labctl.accelerators import ImageFacts, nvidia
+from labctl.accelerators import nvidia
 from labctl.compose import ssh_keys
 from labctl.config import settings
 from labctl.config.context import Context
@@ -647,9 +647,8 @@ def test_a_driver_that_is_too_old_for_an_image_s_cuda_is_told_of(version: str, c
 
 
 def test_the_cuda_of_labctl_s_own_image_is_known_and_has_its_driver() -> None:
-    own = ImageFacts(name="labctl/nvidia", own="nvidia", base="debian:bookworm-slim", variables=dict)
-    assert nvidia.cuda_of(own) in nvidia.DRIVERS
-    assert nvidia.cuda_of(replace(own, own="")) == 0
+    assert nvidia.cuda_of("labctl/nvidia", "debian:bookworm-slim", dict) in nvidia.DRIVERS
+    assert nvidia.cuda_of("someone/nvidia", "debian:bookworm-slim", dict) == 0
 
 
 @pytest.mark.parametrize(
