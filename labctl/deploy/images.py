@@ -1,4 +1,4 @@
-"""The image that a lab needs: found, built, brought to every host."""
+"""The image that a lab needs: built, pulled or sent wherever it is not found."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 from labctl.config.context import Context
 from labctl.config.settings import Settings
 from labctl.deploy.plan import EnsureImage
-from labctl.engines import Daemon
 from labctl.engines.docker import DockerEngine
+from labctl.engines.state import ObservedState
 from labctl.errors import ConfigError, HostError
-from labctl.images import catalog, gaudi
-from labctl.images import local as local_images
-from labctl.lab import cluster, device_requests
+from labctl.images import catalog, gaudi, local
+from labctl.lab import device_requests
 from labctl.lab.cluster import Cluster
-from labctl.model import Workload
-from labctl.system.parallel import attempt
+from labctl.lab.cluster import of_engines as map_engines
+from labctl.model import HERE, Workload
 
 if TYPE_CHECKING:
     from labctl.images.distribute import ImageTargets
@@ -34,38 +33,78 @@ def for_workload(found: Settings, task: Workload) -> Settings:
     return found.with_value("LAB_IMAGE", catalog.tag(task.image), origin=f"workload {task.name}")
 
 
-def ensure_image(context: Context, where: Cluster, here: DockerEngine) -> str:
-    """Build the lab's image on this machine when it is not there; say so when it was built from other files than these.
-
-    Returns its id. HostError where it cannot be built here.
-    """
-    found, image = where.settings, where.image
-    accelerator = where.accelerator  # Hosts without the devices are told so before minutes of building.
+def plan_images(
+    context: Context, cluster: Cluster, observed: ObservedState
+) -> tuple[tuple[EnsureImage, ...], dict[str, HostError]]:
+    """What brings the image to every host, and the hosts that cannot use theirs. HostError if it cannot be built."""
+    image, how = cluster.image, cluster.settings.text("LAB_IMAGE_FROM")
     own = catalog.name_of(image)
-    if here.image_id(image) is None:
-        if found.text("LAB_IMAGE") and not own:
-            raise HostError(f"there is no image {image}", hint=f"docker pull {image}, or unset LAB_IMAGE")
-        cluster.of_engines(where, partial(device_requests.require_runtime, accelerator))
-        context.notice(f"image {image} is not there yet: building it (minutes, once)")
-        build_image(context, where)
-    labels = here.image_labels(image)
-    if accelerator == "habana":
+    if not cluster.targets:
+        if observed.image:
+            check_image(context, cluster)
+            return (), {}
+        require_buildable(cluster)
+        return (EnsureImage(image=image, words=f"build image {image}", cause="not found; takes minutes, once"),), {}
+    from labctl.images import distribute
+
+    targets = image_targets(context, cluster)
+    words = distribute.preview(image, how, targets)
+    if not words and how == "send" and own and len({part.image for part in observed.parts}) > 1:
+        words = "" if local.described(image) else f"build image {image} here and send it to every host"
+    if not words:
+        # Nothing to pull: only compares what the hosts have.
+        return (), distribute.pull(image, targets) if how == "pull" else {}
+    return (EnsureImage(image=image, words=words, cause="not found on host"),), {}
+
+
+def require_buildable(cluster: Cluster) -> None:
+    """HostError if the image is not labctl's own, or the engine has no runtime for it: before minutes of building."""
+    image = cluster.image
+    if cluster.settings.text("LAB_IMAGE") and not catalog.name_of(image):
+        raise HostError(f"image {image} not found", hint=f"docker pull {image}, or unset LAB_IMAGE")
+    map_engines(cluster, partial(device_requests.require_runtime, cluster.accelerator))
+
+
+def ensure(context: Context, cluster: Cluster, image: str) -> dict[str, HostError]:
+    """Build, pull or send the image wherever it is not found; returns what failed on which host."""
+    if not cluster.targets:
+        build_image(context, cluster)
+        check_image(context, cluster)
+        return {}
+    from labctl.images import distribute
+
+    targets, how = image_targets(context, cluster), cluster.settings.text("LAB_IMAGE_FROM")
+    if how == "pull":
+        return distribute.pull(image, targets)
+    if how == "build":
+        return distribute.build(image, targets, lambda name: build_image(context, cluster, on=name))
+    if catalog.name_of(image):
+        if local.described(image) is None:
+            require_buildable(cluster)
+            build_image(context, cluster)
+        check_image(context, cluster)
+    return distribute.send(image, targets, context.directory / ".lab")
+
+
+def check_image(context: Context, cluster: Cluster) -> None:
+    """HostError if this machine's image does not fit the Gaudi driver; a warning if it is out of date."""
+    image, engine = cluster.image, DockerEngine() if cluster.targets else cluster.engine.on(HERE)
+    labels, own = engine.image_labels(image), catalog.name_of(image)
+    if cluster.accelerator == "habana":
         gaudi.require_match(labels.get(catalog.BASE_LABEL) or image)
     if own and catalog.is_stale(labels, own):
-        asked = found.origin("LAB_IMAGE").partition("workload ")[2]
-        command = f"labctl build --workload {asked}" if asked else "labctl build"
-        context.warn(f"image {image} was built from other files than labctl's own now; `{command}` makes it anew")
-    return here.image_id(image) or ""
+        workload = cluster.settings.origin("LAB_IMAGE").partition("workload ")[2]
+        command = f"labctl build --workload {workload}" if workload else "labctl build"
+        context.warn(f"image {image} is out of date; rebuild it with `{command}`")
 
 
-def offer(task: Workload, image: str, engine: Daemon, ask: Ask | None) -> None:
+def confirm_image(workload: Workload, image: str, found: bool, ask: Ask | None) -> None:
     """Ask whether the lab may be brought up with the image that a workload needs; HostError unless it is agreed."""
-    missing = engine.image_id(image) is None
-    lacking = f"{task.name} needs image {image}, which {'is not there' if missing else 'the lab does not run'}"
-    offered = "build it (minutes, once) and bring the lab up with it?" if missing else "bring the lab up with it?"
-    if ask is None or not ask(f"{lacking}; {offered}"):
-        command = f"labctl up --workload {task.name}"
-        raise HostError(lacking, hint=f"labctl build --workload {task.name} && {command}" if missing else command)
+    reason = f"{workload.name} needs image {image}, which {'the lab does not run' if found else 'is not found'}"
+    offer = "bring the lab up with it?" if found else "build it (once, takes a few minutes) and bring the lab up with it?"
+    if ask is None or not ask(f"{reason}; {offer}"):
+        command = f"labctl up --workload {workload.name}"
+        raise HostError(reason, hint=command if found else f"labctl build --workload {workload.name} && {command}")
 
 
 def build_image(context: Context, where: Cluster, *, update_lock: bool = False, on: str = "") -> dict[str, Any]:
@@ -90,16 +129,6 @@ def image_of_hosts(where: Cluster) -> str:
     return where.image
 
 
-def foresee_images(context: Context, where: Cluster) -> tuple[EnsureImage, ...]:
-    """What `up` would do so that every host has the image, as far as that can be told without doing it."""
-    if not where.targets:
-        return ()
-    from labctl.images import distribute
-
-    words = distribute.preview(where.image, where.settings.text("LAB_IMAGE_FROM"), image_targets(context, where))
-    return (EnsureImage(words=words, cause="what nodes are made of"),) if words else ()
-
-
 def image_targets(context: Context, where: Cluster) -> ImageTargets:
     """The hosts that answer, as those who get an image."""
     from labctl.images.distribute import ImageTargets
@@ -107,31 +136,3 @@ def image_targets(context: Context, where: Cluster) -> ImageTargets:
     connections = {name: where.connections[name] for name in where.engine.hosts}
     addresses = {host.name: host.address for host in where.hosts}
     return ImageTargets(hosts=connections, emit=context.emit, addresses=addresses)
-
-
-def ensure_images(context: Context, where: Cluster) -> tuple[str, dict[str, HostError]]:
-    """The lab's image wherever nodes are to run, and what failed on which host; its id on this machine, if it is here.
-
-    Raises HostError where it cannot be had at all.
-    """
-    here = DockerEngine()
-    if not where.targets:
-        return ensure_image(context, where, here), {}
-    from labctl.images import distribute
-
-    targets = image_targets(context, where)
-    how = where.settings.text("LAB_IMAGE_FROM")
-    if how == "pull":
-        return "", distribute.pull(where.image, targets)
-    if how == "build":
-        return "", distribute.build(where.image, targets, lambda name: build_image(context, where, on=name))
-    asked = {name: name for name in targets.hosts}
-    there, silent = attempt(lambda name: where.engine.on(name).image_id(where.image), asked)
-    where = where.without(silent)
-    targets = image_targets(context, where)
-    brought = len(set(there.values())) == 1 and None not in there.values()
-    if not brought and catalog.name_of(where.image):
-        ensure_image(context, where, here)
-    if not brought or local_images.described(where.image):
-        return "", silent | distribute.send(where.image, targets, context.directory / ".lab")
-    return "", silent

@@ -1,15 +1,15 @@
-"""What a lab needs on this host before its containers start: image, mounts, keys, secrets."""
+"""What must hold before a lab is changed, and what is reported of it first."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from labctl import accelerators
 from labctl.accelerators.detect import ROOT
 from labctl.config.context import Context
 from labctl.config.settings import Settings
-from labctl.deploy.plan import ComposeUp, Plan, RemoveContainers
+from labctl.deploy.plan import ApplyProject, RemoveContainers, Step
 from labctl.engines.state import ObservedState
 from labctl.errors import ConfigError, HostError
 from labctl.lab import capabilities, cluster, devices
@@ -18,32 +18,32 @@ from labctl.model import HERE, Lab
 from labctl.system import filelock
 
 
-def tell_failed(context: Context, failed: Mapping[str, HostError]) -> None:
+def warn_excluded_hosts(context: Context, failed: Mapping[str, HostError]) -> None:
     """What a plan leaves out, and why."""
     for error in failed.values():
         context.warn(error.message)
 
 
-def tell_accelerator(context: Context, where: Cluster, lab: Lab) -> None:
-    """What `auto` took, and what it could not use."""
-    if where.settings.text("LAB_ACCELERATOR") != "auto":
+def report_accelerator(context: Context, cluster: Cluster, lab: Lab) -> None:
+    """What `auto` chose, and what it ignored."""
+    if cluster.settings.text("LAB_ACCELERATOR") != "auto":
         return
-    unserved = () if where.targets else accelerators.unserved(ROOT)
+    unserved = () if cluster.targets else accelerators.unserved(ROOT)
     tell = context.warn if unserved and lab.accelerator == "cpu" else context.notice
-    why = "" if where.targets else f" ({devices.choice(where.settings)[1]})"
+    why = "" if cluster.targets else f" ({devices.choice(cluster.settings)[1]})"
     tell(f"accelerator {lab.accelerator}{why}")
     for remark in unserved if lab.accelerator != "cpu" else ():
         context.warn(remark)
 
 
-def require_room(context: Context, where: Cluster, lab: Lab) -> None:
-    """HostError for a lab that is too large for what its hosts allow; a warning where not all of its nodes can talk."""
+def require_room(context: Context, cluster: Cluster, lab: Lab) -> None:
+    """HostError for a lab that is too large for the limits of its hosts; a warning if the ARP table is too small."""
     capabilities.require_files(lab)
-    if not where.targets and (lacking := capabilities.neighbours_lacking(lab, ROOT)):
-        table, needed = lacking
+    if not cluster.targets and (short := capabilities.neighbours_lacking(lab, ROOT)):
+        table, needed = short
         context.warn(
-            f"this host remembers {table} neighbours, and {len(lab.nodes)} nodes that all talk to each other take"
-            f" {needed}: connections between them will time out; `labctl doctor` says what raises it"
+            f"ARP table too small: gc_thresh3={table}, {len(lab.nodes)} nodes need {needed} entries: connections"
+            " between them will time out; `labctl doctor` says what raises it"
         )
 
 
@@ -53,46 +53,37 @@ def require_initialised(context: Context) -> None:
         raise ConfigError(f"{context.directory} has no .env", hint=f"labctl init {shlex.quote(str(context.directory))}")
 
 
-def require_named(context: Context, found: Settings) -> None:
-    """ConfigError where nothing says which lab is meant: the default name would be somebody else's."""
-    if found.origin("LAB_NAME") == "default" and not (context.directory / ".env").exists():
+def require_named(context: Context, settings: Settings) -> None:
+    """ConfigError if nothing says which lab is meant: the default name would be somebody else's."""
+    if settings.origin("LAB_NAME") == "default" and not (context.directory / ".env").exists():
         hint = "cd into the lab's directory, or name it: -C DIRECTORY"
-        raise ConfigError(f"{context.directory} has no .env, so it is no lab's directory", hint=hint)
+        raise ConfigError(f"{context.directory} is not a lab directory (has no .env)", hint=hint)
 
 
-def require_no_run(context: Context, steps: Plan) -> None:
-    """HostError when a plan would take containers from under a run."""
-    changing = any(isinstance(step, ComposeUp | RemoveContainers) for step in steps.steps)
+def require_no_run(context: Context, steps: Iterable[Step]) -> None:
+    """HostError if a plan would take containers from under a run."""
+    changing = any(isinstance(step, ApplyProject | RemoveContainers) for step in steps)
     if changing and filelock.is_held(context.directory / filelock.RUN):
         holder = filelock.holder(context.directory / filelock.RUN)
-        raise HostError(f"{holder} is active, and this would change its nodes", hint="wait for it, or stop it first")
+        raise HostError(f"cannot change the lab while {holder} is active", hint="wait for it, or stop it first")
 
 
-def require_own(context: Context, name: str, observed: ObservedState) -> None:
-    """HostError when these containers belong to a lab of the same name that another person or directory has."""
+def require_lab_owner(context: Context, name: str, observed: ObservedState) -> None:
+    """HostError if these containers belong to a lab of the same name that another person or directory has."""
     owner = observed.owner_elsewhere(context.directory, cluster.owner())
     if owner:
         hint = f"set another LAB_NAME in .env, or: {owner.remedy}"
         raise HostError(f"lab `{name}` belongs to {owner.name}", hint=hint)
 
 
-def not_ours(context: Context, name: str, observed: ObservedState) -> dict[str, HostError]:
+def find_foreign_labs(context: Context, name: str, observed: ObservedState) -> dict[str, HostError]:
     """The hosts that have another person's lab of this name; on this machine, HostError."""
     found = {}
     for host in observed.hosts:
         try:
-            require_own(context, name, observed.on(host))
+            require_lab_owner(context, name, observed.on(host))
         except HostError as error:
             if host == HERE:
                 raise
             found[host] = HostError(f"{host}: {error.message}", hint=error.hint, node=host)
     return found
-
-
-def without_others(context: Context, where: Cluster) -> Cluster:
-    """The site less the hosts that have another person's or directory's lab of this name. HostError as ``not_ours``.
-
-    To be known before all else: such a lab holds the ports, too.
-    """
-    name = where.settings.text("LAB_NAME")
-    return where.without(not_ours(context, name, where.engine.observe(name)))

@@ -13,13 +13,13 @@ from labctl.errors import HostError
 from labctl.lab.cluster import Cluster, owner
 
 
-def status_of(context: Context, where: Cluster) -> dict[str, Any]:
+def status_of(context: Context, where: Cluster, observed: ObservedState | None = None) -> dict[str, Any]:
     """The lab's state and nodes; nodes of a host that does not answer are ``unreachable``.
 
-    Where nothing of it was seen and a host does not answer, its state is ``unknown``.
+    Where nothing of it was seen and a host does not answer, its state is ``unknown``. ``observed``: read just before.
     """
     name = where.settings.text("LAB_NAME")
-    observed = where.engine.observe(name)
+    observed = observed or where.engine.observe(name)
     if where.targets:
         observed = ours(context, observed, owner())
     silent = {**where.failed, **dict(observed.silent)}
