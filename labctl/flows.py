@@ -9,7 +9,7 @@ from dataclasses import asdict
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from labctl import errors
 from labctl.accelerators import leases
@@ -20,8 +20,6 @@ from labctl.config.context import Context
 from labctl.config.settings import Settings
 from labctl.deploy import drift, executor, ledger, plan, preflight, provision
 from labctl.deploy import images as prepare
-from labctl.doctor import Attempt, Finding, require, visit
-from labctl.doctor import mend as repair
 from labctl.errors import ConfigError, HostError
 from labctl.hub import prefetch as shared_cache
 from labctl.lab import cluster
@@ -37,6 +35,11 @@ from labctl.setup import install as host_setup
 from labctl.system import filelock
 from labctl.system.files import outdated, write_all
 from labctl.workloads import external
+
+if TYPE_CHECKING:
+    from labctl.doctor.examination import Finding
+    from labctl.doctor.fix import AppliedFix
+
 
 Ask = prepare.Ask
 Rows = tuple[tuple[str, str, str], ...]
@@ -55,13 +58,19 @@ def setup(emit: Callable[[str], None], ask: Ask | None, *, yes: bool) -> bool:
 
 
 def doctor(context: Context, *, node: str = "") -> tuple[Finding, ...]:
-    """Look at the hosts and this lab, or at one node of it and its host."""
-    return visit.findings(context, node=node)
+    """Diagnose hosts, Docker and the lab, or one node of it and its host."""
+    from labctl.doctor import run as doctor_run
+
+    return doctor_run.findings(context, node=node)
 
 
-def mend(context: Context, ask: Ask | None, *, node: str = "") -> tuple[tuple[Finding, ...], tuple[Attempt, ...]]:
-    """Run what mends and touches only labctl's own; ``ask`` is asked before each, where there is somebody to ask."""
-    return repair(context, lambda: doctor(context, node=node), ask)
+def doctor_fix(
+    context: Context, ask: Ask | None, *, node: str = ""
+) -> tuple[tuple[Finding, ...], tuple[AppliedFix, ...]]:
+    """Apply fixes that only change labctl's own resources, asking before each unless ``ask`` is None."""
+    from labctl.doctor import fix
+
+    return fix.apply_fixes(context, lambda: doctor(context, node=node), ask)
 
 
 def devices(context: Context) -> dict[str, Any]:
@@ -125,15 +134,19 @@ def up(context: Context, *, workload: str = "", dry_run: bool = False) -> dict[s
 
 def bring_up(context: Context, where: Cluster) -> None:
     """Hosts that can take part, image, lab, plan, containers."""
+    from labctl.doctor import run as doctor_run
+
     ledger.tell_left_over(context, where)
-    where = visit.admitted(context, preflight.without_others(context, where))
+    where = preflight.without_others(context, where)
+    if where.targets:
+        where = doctor_run.preflight(context, *cluster.foresee_lab(where), "up")
     image_id, lacking = prepare.ensure_images(context, where)
     where = where.without(lacking)
     lab, where = cluster.load_lab(context, where)
     preflight.tell_accelerator(context, where, lab)
     preflight.require_room(context, where, lab)
     if not where.targets:
-        require(visit.local(context, where, lab), "up")
+        doctor_run.preflight(context, lab, where, "up")
     own = filelock.held(lab.directory / filelock.LAB, "labctl up", wait=PATIENCE, notice=context.notice)
     with own, leases.granting(lab, wait=PATIENCE, notice=context.notice):
         steps, failed = plan_up(context, lab, where)
@@ -243,6 +256,8 @@ def run(context: Context, name: str, options: RunOptions, ask: Ask | None = None
 
 def run_on(context: Context, where: Cluster, task: Workload, options: RunOptions, ask: Ask | None) -> dict[str, Any]:
     """Job, what must hold before it, launch."""
+    from labctl.doctor import run as doctor_run
+
     lab, where = cluster.load_lab(context, where, ask=False)
     engine = where.engine
     now = datetime.now().astimezone()
@@ -260,7 +275,7 @@ def run_on(context: Context, where: Cluster, task: Workload, options: RunOptions
         observed = engine.observe(lab.name, lab.image)
     runs.require_hosts(lab, job, {**where.failed, **preflight.not_ours(context, lab.name, observed)})
     if not where.targets:
-        require(visit.local(context, where, lab), "run")
+        doctor_run.preflight(context, lab, where, "run")
     runs.require_up(lab, job, observed)
     runs.require_inputs(lab, job, engine)
     if options.launcher:
