@@ -11,9 +11,8 @@ from labctl.config.context import Context
 from labctl.deploy import drift, images, ledger, plan, preflight, provision
 from labctl.engines.state import ObservedState
 from labctl.errors import Failures
-from labctl.lab.cluster import Cluster
+from labctl.lab.cluster import Cluster, load_lab
 from labctl.lab.cluster import foresee_lab as preview_lab
-from labctl.lab.cluster import load_lab
 from labctl.model import HERE, Lab
 
 
@@ -29,11 +28,6 @@ class Decision:
     """Hosts that the plan skips, and why."""
     first: int = 0
     """Steps at the beginning on whose results the others depend: they are decided again after those."""
-
-    @property
-    def changes(self) -> bool:
-        """Whether containers are made or removed."""
-        return any(isinstance(step, plan.HostStep) for step in self.plan.steps)
 
 
 def up(context: Context, cluster: Cluster, check: Callable[[Lab, Cluster], Cluster], *, dry_run: bool) -> Decision:
@@ -78,7 +72,7 @@ def rest_of_up(
 
 
 def down(context: Context, cluster: Cluster, *, images_too: bool, state: str = "") -> tuple[plan.Plan, Failures]:
-    """All with the lab's label, what was pushed to hosts, the image if asked for, and ``state`` of the lab directory."""
+    """All with the label, what was pushed to hosts, the image if asked for, ``state`` of the lab directory."""
     name, image = cluster.settings.text("LAB_NAME"), images.image_of_hosts(cluster) if images_too else ""
     observed = cluster.engine.observe(name, image)
     foreign = preflight.find_foreign_labs(context, name, observed)

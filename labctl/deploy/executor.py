@@ -10,10 +10,13 @@ from itertools import groupby
 from types import MappingProxyType
 
 from labctl import model, naming
+from labctl.accelerators import leases
 from labctl.config.context import Context
-from labctl.deploy import images, ledger, plan, provision
+from labctl.deploy import decide, images, ledger, plan, provision
+from labctl.deploy.decide import Decision
 from labctl.engines.agent import reach
-from labctl.errors import Failures, HostError
+from labctl.engines.state import ObservedState
+from labctl.errors import Failures, HostError, raise_all
 from labctl.hosts import push
 from labctl.lab import cluster
 from labctl.lab.cluster import Cluster
@@ -38,16 +41,41 @@ class LabDeployment(Deployment):
     lab: Lab
 
 
+def bring_up(context: Context, decided: Decision, *, wait: float) -> tuple[Cluster, ObservedState | None]:
+    """Carry out what `up` decided; returns the hosts left, and what was observed if nothing was changed since.
+
+    Once images and engines are ready, the rest is decided again. HostError names what failed on each host.
+    """
+    first, steps = decided.first, decided.plan.steps
+    if first:
+        site = Deployment(context=context, cluster=decided.cluster)
+        carry_out(steps[:first], site, decided.failed, after=len(steps) - first)
+        observed, able = decide.observe(context, site.cluster)
+        lab, able = cluster.load_lab(context, able)
+        decided = decide.rest_of_up(context, able, lab, observed)
+        steps = decided.plan.steps
+    with leases.granting(decided.lab, wait=wait, notice=context.notice):
+        leases.require_free(decided.lab)
+        site = LabDeployment(context=context, cluster=decided.cluster, lab=decided.lab)
+        raise_all(carry_out(steps, site, decided.failed, before=first))
+    return decided.cluster, None if first or len(steps) > 1 else decided.observed
+
+
 def carry_out(
-    steps: Sequence[plan.Step], site: Deployment, failed: Failures = MappingProxyType({}), *, before: int = 0
+    steps: Sequence[plan.Step],
+    site: Deployment,
+    failed: Failures = MappingProxyType({}),
+    *,
+    before: int = 0,
+    after: int = 0,
 ) -> dict[str, HostError]:
     """Every step in order, those of different hosts concurrently; returns what failed on which host, with ``failed``.
 
-    A host that fails gets no further steps. A step that is not of a host ends the plan if it fails. ``before``: steps
-    of the same plan that were carried out already.
+    A host that fails gets no further steps; HostError for another step that fails. ``before`` and ``after``: further
+    steps of the same plan.
     """
     lost = dict(failed)
-    of = before + len(steps)
+    of = before + len(steps) + after
     numbered = [(f"[{number}/{of}]", step) for number, step in enumerate(steps, before + 1)]
     for on_hosts, group in groupby(numbered, key=lambda one: isinstance(one[1], plan.HostStep)):
         if on_hosts:
@@ -57,10 +85,9 @@ def carry_out(
             if step := skip_failed_hosts(whole, site, lost):
                 announce(site, number, step)
                 try:
-                    found = do(step, site)
+                    lost |= do(step, site) or {}
                 except HostError as error:
-                    return {**lost, error.node or HERE: error}
-                lost |= found or {}
+                    raise_all({**lost, error.node or HERE: error})
     return lost
 
 

@@ -98,11 +98,16 @@ def check_image(context: Context, cluster: Cluster) -> None:
         context.warn(f"image {image} is out of date; rebuild it with `{command}`")
 
 
-def confirm_image(workload: Workload, image: str, found: bool, ask: Ask | None) -> None:
-    """Ask whether the lab may be brought up with the image that a workload needs; HostError unless it is agreed."""
+def confirm_image(workload: Workload, image: str, found: bool, ask: Ask | None, *, dry_run: bool = False) -> None:
+    """Ask whether the lab may be brought up with the image that a workload needs; HostError unless it is agreed.
+
+    A dry run takes it that whoever could be asked agrees.
+    """
     reason = f"{workload.name} needs image {image}, which {'the lab does not run' if found else 'is not found'}"
-    offer = "bring the lab up with it?" if found else "build it (once, takes a few minutes) and bring the lab up with it?"
-    if ask is None or not ask(f"{reason}; {offer}"):
+    offer = (
+        "bring the lab up with it?" if found else "build it (once, takes a few minutes) and bring the lab up with it?"
+    )
+    if ask is None or not (dry_run or ask(f"{reason}; {offer}")):
         command = f"labctl up --workload {workload.name}"
         raise HostError(reason, hint=command if found else f"labctl build --workload {workload.name} && {command}")
 

@@ -28,7 +28,8 @@ def plan_local(lab: Lab, rendered: tuple[File, ...], image_id: str | None) -> tu
     changed = outdated(lab.directory, rendered)
     own = (*secrets(lab), *cache_markers(lab, image_id))
     written = (*changed, *(file for file in own if not is_current(lab.directory / file.path, file)))
-    folders = tuple(source for source in own_mounts(lab) if not Path(source).is_dir())
+    here = f"{lab.directory}/"
+    folders = tuple(source.removeprefix(here) for source in own_mounts(lab) if not Path(source).is_dir())
     keys = ssh_keys.outdated(lab)
     gone = tuple(str(path.relative_to(lab.directory)) for path in surplus(lab, image_id))
     found: list[Step] = []

@@ -13,8 +13,7 @@ from typing import Any
 from labctl import fit, model, naming
 from labctl.compose import render
 from labctl.config.context import Context
-from labctl.config.settings import Settings
-from labctl.deploy import executor, plan
+from labctl.deploy import executor, images, plan
 from labctl.deploy.executor import LabDeployment, do
 from labctl.engines import Backend, agent
 from labctl.engines.state import ObservedState, lost
@@ -24,6 +23,7 @@ from labctl.hosts import manifest
 from labctl.lab.cluster import Cluster
 from labctl.model import HERE, Job, Lab, Rank, Result, Verdict, Workload
 from labctl.runs import artifacts, inputs, metrics, store
+from labctl.runs.request import RunOptions
 from labctl.runs.supervise import RunOutcome, supervise
 from labctl.runs.verdict import judge
 from labctl.system import filelock, procfs, routing
@@ -82,11 +82,41 @@ def not_up(lab: Lab, job: Job, observed: ObservedState) -> list[tuple[str, str]]
     ]
 
 
+def observe(context: Context, cluster: Cluster, lab: Lab, *, dry_run: bool) -> ObservedState | None:
+    """What the daemons hold of the lab; None if they do not answer, which is only a warning to a dry run."""
+    try:
+        return cluster.engine.observe(lab.name, lab.image)
+    except HostError as error:
+        if not dry_run:
+            raise
+        context.warn(error.message)
+        return None
+
+
 def require_hosts(lab: Lab, job: Job, failed: Mapping[str, HostError]) -> None:
     """HostError of the first host of the run that has failed."""
     for name in (model.LAUNCHER, *(node.name for node in job.nodes)):
         if error := failed.get(lab.host_of(name).name):
             raise error
+
+
+def require_ready(
+    context: Context, cluster: Cluster, lab: Lab, job: Job, observed: ObservedState | None, options: RunOptions
+) -> None:
+    """HostError or ConfigError for what stops the run; to a dry run, a lab that is not up yet is only a warning."""
+    if options.dry_run and filelock.is_held(lab.directory / filelock.RUN):
+        raise filelock.busy(lab.directory / filelock.RUN)
+    if observed is None:
+        return
+    if options.dry_run and not_up(lab, job, observed):
+        if not observed.on(lab.hosts[0].name).image:
+            images.require_buildable(cluster)
+        context.warn(f"lab {lab.name} is not up, so its launcher was not asked for programs and inputs")
+        return
+    require_up(lab, job, observed)
+    require_inputs(lab, job, cluster.engine)
+    if options.launcher:
+        require_program(lab, job, cluster.engine)
 
 
 def require_up(lab: Lab, job: Job, observed: ObservedState) -> None:
@@ -165,19 +195,20 @@ def unfinished(lab: Path) -> dict[str, str]:
     return {runs[0]["run_id"]: "it lost a node", **found} if runs and runs[0].get("cause") == "node-lost" else found
 
 
-def plan_run(
-    lab: Lab, job: Job, settings: Settings, engine: Backend, observed: ObservedState, *, dry_run: bool
-) -> plan.Plan:
+def plan_run(lab: Lab, job: Job, cluster: Cluster, observed: ObservedState | None, *, dry_run: bool) -> plan.Plan:
     """All that a run does; a dry run does not ask for versions, which only the record's content needs."""
+    ended = unfinished(lab.directory)
+    if dry_run and observed and not ended:
+        require_port(lab, job, cluster.engine, cluster.facts)
     names = dict.fromkeys(lab.host_of(name).name for name in (model.LAUNCHER, *(node.name for node in job.nodes)))
-    image_id = observed.on(lab.hosts[0].name).image
-    versions = {} if dry_run else store.versions(lab, engine, image_id)
+    image_id = observed.on(lab.hosts[0].name).image if observed else None
+    versions = {} if dry_run else store.versions(lab, cluster.engine, image_id)
     return plan.run(
         job,
-        store.record(lab, settings, job, versions, preview=dry_run),
+        store.record(lab, cluster.settings, job, versions, preview=dry_run),
         hosts=tuple(name for name in names if naming.sent(lab.host(name))),
         reads=inputs.earlier(lab, job.workload),
-        ended=unfinished(lab.directory),
+        ended=ended,
     )
 
 
@@ -187,9 +218,9 @@ class RunDeployment(LabDeployment):
 
     job: Job
     now: datetime
-    began: float
     held: ExitStack
     """What is to be closed at the end, however that comes."""
+    began: float = field(init=False)
     log: store.RunLog = field(init=False)
     pushed: manifest.Tree | None = None
     outcome: RunOutcome = field(init=False)
@@ -214,6 +245,7 @@ def _(step: plan.EndRun, site: RunDeployment) -> None:
 @do.register
 def _(step: plan.StageRun, site: RunDeployment) -> None:
     require_port(site.lab, site.job, site.cluster.engine, site.cluster.facts)
+    site.began = time.monotonic()
     store.create(site.lab, step.run_id, step.files)
     site.held.enter_context(filelock.held(site.path / store.LOCK, f"run {step.run_id}"))
     site.log = store.RunLog(site.path, site.lab, (metric.pattern for metric in site.job.workload.metrics))
@@ -255,12 +287,12 @@ def _(step: plan.WriteResult, site: RunDeployment) -> None:  # noqa: ARG001
     site.document = store.finish(site.lab.directory, result)
 
 
-def carry_out(context: Context, cluster: Cluster, lab: Lab, job: Job, steps: plan.Plan, now: datetime) -> dict[str, Any]:
+def carry_out(
+    context: Context, cluster: Cluster, lab: Lab, job: Job, steps: plan.Plan, now: datetime
+) -> dict[str, Any]:
     """Every step of a run; returns its result. HostError for a step that fails."""
     with ExitStack() as held:
-        site = RunDeployment(
-            context=context, cluster=cluster, lab=lab, job=job, now=now, began=time.monotonic(), held=held
-        )
+        site = RunDeployment(context=context, cluster=cluster, lab=lab, job=job, now=now, held=held)
         raise_all(executor.carry_out(steps.steps, site))
         return site.document
 

@@ -21,7 +21,9 @@ from labctl.model import File, Job, Lab, Rank, Result, Secret, Verdict
 from labctl.system import filelock, files
 
 
-def record(lab: Lab, settings: Settings, job: Job, versions: dict[str, Any], *, preview: bool = False) -> tuple[File, ...]:
+def record(
+    lab: Lab, settings: Settings, job: Job, versions: dict[str, Any], *, preview: bool = False
+) -> tuple[File, ...]:
     """Files for the run's directory, relative to it; a ``preview`` has those that `up` is yet to write, too."""
     # As they are on disk, which is what the containers were made from.
     composed = ((path, lab.directory / path) for path in (naming.compose_path(node.name) for node in lab.nodes))
