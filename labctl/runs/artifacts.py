@@ -8,10 +8,13 @@ from pathlib import Path
 from threading import Event
 
 from labctl import naming
+from labctl.deploy import plan
+from labctl.deploy.executor import Deployment, do
 from labctl.engines import Backend
 from labctl.errors import HostError
 from labctl.hosts import manifest, pull, push, ssh_errors
 from labctl.hosts.ssh import Connection
+from labctl.lab.spec import hidden as hidden_values
 from labctl.model import LAUNCHER, Host, Job, Lab, Secret
 from labctl.runs import store
 from labctl.system import filelock
@@ -122,6 +125,13 @@ def fetch_left(
             lacks = f"not {', '.join(came.refused[:SHOWN])}" if came.refused else "files changed meanwhile"
             raise HostError(f"{name}: fetched run {run}, but {lacks}; {kept}", hint=remedy, node=name)
         push.remove(connection, there)
+
+
+@do.register
+def _(step: plan.FetchLeftRuns, site: Deployment) -> None:
+    if connection := site.cluster.engine.on(step.host).connection:
+        context, secrets = site.context, hidden_values(site.cluster.settings)
+        fetch_left(connection, step.directory, context.directory, secrets, context.notice)
 
 
 def directory_on(lab: Lab, host: Host, run_id: str) -> str:

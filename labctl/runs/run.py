@@ -89,7 +89,7 @@ def observe(context: Context, cluster: Cluster, lab: Lab, *, dry_run: bool) -> O
     except HostError as error:
         if not dry_run:
             raise
-        context.warn(error.message)
+        context.notice(error.message)
         return None
 
 

@@ -16,7 +16,7 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from labctl import launchers, naming
+from labctl import launchers
 from labctl.compose import render, ssh_keys
 from labctl.config import hostfile, settings
 from labctl.deploy import plan
@@ -78,7 +78,7 @@ def rendered(folder: Path, scratch: Path) -> dict[str, str]:
     if task := load_job(folder, of):
         found |= {f"run/{file.path}": file.content for file in task.files}
         found["run/argv.txt"] = "".join(f"{word}\n" for word in task.argv)
-        found["plan-run.txt"] = f"{plan.run(task, hosts=tuple(host.name for host in of.hosts if naming.sent(host)))}\n"
+        found["plan-run.txt"] = f"{plan.run(task)}\n"
     return found
 
 

@@ -124,7 +124,7 @@ def test_a_step_that_fails_ends_the_plan(tmp_path: Path) -> None:
         plan.up(of, (*local[0].files,), ObservedState(), local=local).steps, deployment(of, engine)
     )
     assert "No such container" in failed["local"].message
-    with pytest.raises(HostError, match="cannot write"):
+    with pytest.raises(HostError, match="cannot make"):
         executor.carry_out(local, deployment(lab(directory=tmp_path / naming.compose_path("worker-0")), engine))
 
 

@@ -202,7 +202,7 @@ def test_an_up_that_changes_nothing_does_not_mind_a_run(tmp_path: Path) -> None:
 
 
 def test_outside_a_lab_nobodys_lab_is_meant(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has no \.env"):
+    with pytest.raises(ConfigError, match=r"is not a lab directory \(no \.env\)"):
         preflight.require_named(at(tmp_path), at(tmp_path).settings())
     named = Context(directory=tmp_path, environ={"LAB_NAME": "mine"}, emit=lambda _: None, flags={})
     preflight.require_named(named, named.settings())
