@@ -5,24 +5,68 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import ClassVar
 
 from labctl import model, naming
 from labctl.engines.state import Container, ObservedState, lost
 from labctl.model import HERE, File, Host, Job, Lab
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Step:
     """One thing that a command does to a machine, and why."""
 
     cause: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class HostStep(Step):
     """A step on one host; successive ones of different hosts run concurrently."""
 
     host: str = HERE
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathStep(Step):
+    """Something that is done to these paths, which are relative to the lab directory unless they lie elsewhere."""
+
+    verb: ClassVar[str] = "write"
+    paths: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.verb} {', '.join(self.paths)}"
+
+
+class ProbeEngines(PathStep):
+    """Try limits, and how to request devices, with throw-away containers; the results are kept in these files."""
+
+    verb = "probe limits and devices, write"
+
+
+class MakeDirectories(PathStep):
+    """Make these directories of this machine, for their owner alone."""
+
+    verb = "make"
+
+
+class WriteKeys(PathStep):
+    """Generate missing ssh keys and write the files that follow from them."""
+
+
+class RemoveState(PathStep):
+    """Remove these files and directories below the lab directory."""
+
+    verb = "remove"
+
+
+class EndRun(PathStep):
+    """End what is left of an earlier run, fetch its results and close its record."""
+
+    verb = "end, fetch and close"
+
+
+class WriteResult(PathStep):
+    """Judge the run and write its result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,37 +81,6 @@ class EnsureImage(Step):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeEngines(Step):
-    """Try limits, and how to request devices, with throw-away containers; the results are kept in these files."""
-
-    files: tuple[str, ...]
-    image: str
-
-    def __str__(self) -> str:
-        return f"probe limits and devices with {self.image}, write {', '.join(self.files)}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MakeDirectories(Step):
-    """Make these directories of this machine, for their owner alone."""
-
-    paths: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return "make " + ", ".join(self.paths)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteKeys(Step):
-    """Generate missing ssh keys and write the files that follow from them."""
-
-    paths: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return "write " + ", ".join(self.paths)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WriteFiles(Step):
     """Write these files below the lab directory."""
 
@@ -75,16 +88,6 @@ class WriteFiles(Step):
 
     def __str__(self) -> str:
         return "write " + ", ".join(file.path for file in self.files)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemoveState(Step):
-    """Remove these files and directories below the lab directory."""
-
-    paths: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return "remove " + ", ".join(self.paths)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,24 +176,11 @@ class RemoveImage(HostStep):
         return f"remove image {self.image} on {self.host}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForgetHost(HostStep):
+@dataclass(frozen=True, kw_only=True)
+class ForgetHost(HostStep, PathStep):
     """Remove the records that a host has nodes of this lab."""
 
-    paths: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return "remove " + ", ".join(self.paths)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndRun(Step):
-    """End what is left of an earlier run, fetch its results and close its record."""
-
-    run_id: str
-
-    def __str__(self) -> str:
-        return f"end what is left of run {self.run_id}, fetch its results, close runs/{self.run_id}"
+    verb = "remove"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,16 +229,6 @@ class FetchResults(Step):
 
     def __str__(self) -> str:
         return f"fetch runs/{self.run_id} from {', '.join(self.hosts)}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteResult(Step):
-    """Judge the run and write its result."""
-
-    run_id: str
-
-    def __str__(self) -> str:
-        return f"write result.json to runs/{self.run_id}"
 
 
 def on(host: str) -> str:
@@ -402,7 +382,7 @@ def run(
 
     def steps(text: str) -> Iterator[Step]:
         for run_id, why in ended.items():
-            yield EndRun(run_id=run_id, cause=why)
+            yield EndRun(paths=(f"runs/{run_id}",), cause=why)
         yield WaitForSsh(nodes=nodes, seconds=15, cause="a run needs every node")
         plan = File(path="plan.txt", content=text)
         yield StageRun(run_id=job.run_id, files=(*job.files, plan, *record), cause=cause)
@@ -411,6 +391,6 @@ def run(
         yield LaunchJob(job=job, cause=f"{job.workload.name} on {', '.join(nodes)}")
         if hosts:
             yield FetchResults(run_id=job.run_id, hosts=hosts, cause=cause)
-        yield WriteResult(run_id=job.run_id, cause=cause)
+        yield WriteResult(paths=(f"runs/{job.run_id}/result.json",), cause=cause)
 
     return Plan(tuple(steps(f"{Plan(tuple(steps('')))}\n")))

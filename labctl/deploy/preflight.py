@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
-from labctl import accelerators
-from labctl.accelerators.detect import ROOT
 from labctl.config.context import Context
 from labctl.config.settings import Settings
-from labctl.deploy.plan import ApplyProject, RemoveContainers, Step
-from labctl.engines.state import ObservedState
 from labctl.errors import ConfigError, HostError
-from labctl.lab import capabilities, cluster, devices
-from labctl.lab.cluster import Cluster
 from labctl.model import HERE, Lab
 from labctl.system import filelock
+
+if TYPE_CHECKING:
+    from labctl.deploy.plan import Step
+    from labctl.engines.state import ObservedState
+    from labctl.lab.cluster import Cluster
 
 
 def warn_excluded_hosts(context: Context, failed: Mapping[str, HostError]) -> None:
@@ -26,6 +26,10 @@ def warn_excluded_hosts(context: Context, failed: Mapping[str, HostError]) -> No
 
 def report_accelerator(context: Context, cluster: Cluster, lab: Lab) -> None:
     """What `auto` chose, and what it ignored."""
+    from labctl import accelerators
+    from labctl.accelerators.detect import ROOT
+    from labctl.lab import devices
+
     if cluster.settings.text("LAB_ACCELERATOR") != "auto":
         return
     unserved = () if cluster.targets else accelerators.unserved(ROOT)
@@ -38,6 +42,9 @@ def report_accelerator(context: Context, cluster: Cluster, lab: Lab) -> None:
 
 def require_room(context: Context, cluster: Cluster, lab: Lab) -> None:
     """HostError for a lab that is too large for the limits of its hosts; a warning if the ARP table is too small."""
+    from labctl.accelerators.detect import ROOT
+    from labctl.lab import capabilities
+
     capabilities.require_files(lab)
     if not cluster.targets and (short := capabilities.neighbours_lacking(lab, ROOT)):
         table, needed = short
@@ -62,6 +69,8 @@ def require_named(context: Context, settings: Settings) -> None:
 
 def require_no_run(context: Context, steps: Iterable[Step]) -> None:
     """HostError if a plan would take containers from under a run."""
+    from labctl.deploy.plan import ApplyProject, RemoveContainers
+
     changing = any(isinstance(step, ApplyProject | RemoveContainers) for step in steps)
     if changing and filelock.is_held(context.directory / filelock.RUN):
         holder = filelock.holder(context.directory / filelock.RUN)
@@ -70,7 +79,9 @@ def require_no_run(context: Context, steps: Iterable[Step]) -> None:
 
 def require_lab_owner(context: Context, name: str, observed: ObservedState) -> None:
     """HostError if these containers belong to a lab of the same name that another person or directory has."""
-    owner = observed.owner_elsewhere(context.directory, cluster.owner())
+    from labctl.lab.cluster import owner as caller
+
+    owner = observed.owner_elsewhere(context.directory, caller())
     if owner:
         hint = f"set another LAB_NAME in .env, or: {owner.remedy}"
         raise HostError(f"lab `{name}` belongs to {owner.name}", hint=hint)

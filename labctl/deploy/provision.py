@@ -90,7 +90,7 @@ def plan_probe(cluster: Cluster) -> tuple[ProbeEngines, ...]:
     """The engines that were never asked for the lab's limits, or how they give containers NVIDIA's devices."""
     names = tuple(host.name for host in cluster.hosts if is_unprobed(cluster, host))
     files = tuple(f"{capabilities.FILES}/{name}.json" for name in names)
-    return (ProbeEngines(files=files, image=cluster.image, cause="never probed"),) if names else ()
+    return (ProbeEngines(paths=files, cause="never probed"),) if names else ()
 
 
 def is_unprobed(cluster: Cluster, host: Host) -> bool:

@@ -233,11 +233,11 @@ class RunDeployment(LabDeployment):
 
 @do.register
 def _(step: plan.EndRun, site: RunDeployment) -> None:
-    lab, engine, path = site.lab, site.cluster.engine, store.directory(site.lab.directory, step.run_id)
-    agent.reap(lab, engine, step.run_id, grace=0)
-    artifacts.fetch(lab, step.run_id, engine, path, site.context.warn)
-    if store.state(lab.directory, step.run_id) == "orphaned":
-        store.abandon(lab, step.run_id)
+    lab, engine, path = site.lab, site.cluster.engine, site.lab.directory / step.paths[0]
+    agent.reap(lab, engine, path.name, grace=0)
+    artifacts.fetch(lab, path.name, engine, path, site.context.warn)
+    if store.state(lab.directory, path.name) == "orphaned":
+        store.abandon(lab, path.name)
     else:
         store.redact_ranks(path, lab.hidden)
 

@@ -192,7 +192,7 @@ def test_a_run_observes_once_and_makes_what_its_dry_run_says(
     assert [line.split(" ")[1] for line in planned] == [text.split(" ")[1] for text in steps]
     record = context.directory / "runs" / result["run_id"]
     assert all(path in "\n".join(planned) for path in files(record))
-    assert "#4 write result.json" in (record / "plan.txt").read_text()
+    assert "#4 write runs/" in (record / "plan.txt").read_text()
 
 
 def test_a_dry_run_of_a_run_says_what_left_runs_are_ended(

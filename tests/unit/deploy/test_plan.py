@@ -194,14 +194,14 @@ def test_run_reaches_writes_launches() -> None:
         f"#3 in launcher, at most 60 s: deepspeed --hostfile {directory}/hostfile --master_addr worker-1 "
         "--master_port 29500 --ssh_port 12345 --launcher pdsh --force_multi --no_python --no_local_rank "
         f"{directory}/rank.sh, which starts hello.py  [hello on worker-1]\n"
-        "#4 write result.json to runs/20260102-150405-hello-3fa2  [run 20260102-150405-hello-3fa2]"
+        "#4 write runs/20260102-150405-hello-3fa2/result.json  [run 20260102-150405-hello-3fa2]"
     )
 
 
 def test_a_run_on_hosts_ends_what_is_left_pushes_and_fetches() -> None:
     of = job()
     text = str(plan.run(of, hosts=("red", "blue"), reads=("r1",), ended={"r0": "its labctl died"})).splitlines()
-    assert text[0] == "#1 end what is left of run r0, fetch its results, close runs/r0  [its labctl died]"
+    assert text[0] == "#1 end, fetch and close runs/r0  [its labctl died]"
     assert text[3] == f"#4 push workloads, runs/{of.run_id}, runs/r1 to red, blue  [run {of.run_id}]"
     assert text[5] == f"#6 fetch runs/{of.run_id} from red, blue  [run {of.run_id}]"
 
