@@ -7,13 +7,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from labctl import accelerators
 from labctl.config.context import Context
 from labctl.config.settings import Settings
 from labctl.deploy.plan import EnsureImage
 from labctl.engines.docker import DockerEngine
 from labctl.engines.state import ObservedState
 from labctl.errors import ConfigError, HostError
-from labctl.images import catalog, gaudi, local
+from labctl.images import catalog, local
 from labctl.lab import device_requests
 from labctl.lab.cluster import Cluster
 from labctl.lab.cluster import of_engines as map_engines
@@ -87,11 +88,10 @@ def ensure(context: Context, cluster: Cluster, image: str) -> dict[str, HostErro
 
 
 def check_image(context: Context, cluster: Cluster) -> None:
-    """HostError if this machine's image does not fit the Gaudi driver; a warning if it is out of date."""
+    """HostError if this machine's image does not fit the devices' driver; a warning if it is out of date."""
     image, engine = cluster.image, DockerEngine() if cluster.targets else cluster.engine.on(HERE)
     labels, own = engine.image_labels(image), catalog.name_of(image)
-    if cluster.accelerator == "habana":
-        gaudi.require_match(labels.get(catalog.BASE_LABEL) or image)
+    accelerators.get(cluster.accelerator).require_image(labels.get(catalog.BASE_LABEL) or image)
     if own and catalog.is_stale(labels, own):
         workload = cluster.settings.origin("LAB_IMAGE").partition("workload ")[2]
         command = f"labctl build --workload {workload}" if workload else "labctl build"

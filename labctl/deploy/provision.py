@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from labctl import naming
+from labctl import accelerators, naming
 from labctl.compose import ssh_keys
 from labctl.deploy.plan import MakeDirectories, ProbeEngines, RemoveState, Step, WriteFiles, WriteKeys
 from labctl.hosts import manifest, push
@@ -98,8 +98,8 @@ def is_unprobed(cluster: Cluster, host: Host) -> bool:
     if engine is None:
         return False
     known = capabilities.kept(cluster.directory, host.name, engine)
-    nvidia = cluster.accelerator == "nvidia" and bool(host.devices)
-    return bool(capabilities.unprobed(cluster.settings, known)) or (nvidia and not known.get(device_requests.KEY))
+    open_choice = bool(host.devices) and accelerators.get(cluster.accelerator).engine.is_open
+    return bool(capabilities.unprobed(cluster.settings, known)) or (open_choice and not known.get(device_requests.KEY))
 
 
 def send(lab: Lab, host: Host, connection: Connection, image_id: str) -> None:
@@ -117,14 +117,14 @@ def send(lab: Lab, host: Host, connection: Connection, image_id: str) -> None:
     connection.run(MAKE, *words, timeout=MAKING)
     if not naming.sent(host):
         return
-    files = trees(lab, host, manifest.of(lab.directory / WORKLOADS))
-    push.send(connection, host.directory, files, alone=naming.node_directory("").rstrip("/"))
+    wanted = manifests(lab, host, manifest.scan(lab.directory / WORKLOADS))
+    push.push(connection, host.directory, wanted, prune=naming.node_directory("").rstrip("/"))
 
 
-def trees(lab: Lab, host: Host, workloads: manifest.Tree) -> dict[str, manifest.Tree]:
+def manifests(lab: Lab, host: Host, workloads: manifest.Manifest) -> dict[str, manifest.Manifest]:
     """What a host gets, by where it lies below the lab's directory on both sides."""
     names = [node.name for node in lab.nodes if node.host == host.name]
-    nodes = manifest.of_nodes(lab.directory, names, launcher=lab.nodes[0].host == host.name)
+    nodes = manifest.scan_nodes(lab.directory, names, launcher=lab.nodes[0].host == host.name)
     return {WORKLOADS: workloads, **nodes}
 
 

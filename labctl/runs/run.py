@@ -19,7 +19,7 @@ from labctl.engines import Backend, agent
 from labctl.engines.state import ObservedState, lost
 from labctl.errors import ConfigError, HostError, raise_all
 from labctl.hosts import facts as survey
-from labctl.hosts import manifest
+from labctl.hosts.manifest import Manifest
 from labctl.lab.cluster import Cluster
 from labctl.model import HERE, Job, Lab, Rank, Result, Verdict, Workload
 from labctl.runs import artifacts, inputs, metrics, store
@@ -222,7 +222,7 @@ class RunDeployment(LabDeployment):
     """What is to be closed at the end, however that comes."""
     began: float = field(init=False)
     log: store.RunLog = field(init=False)
-    pushed: manifest.Tree | None = None
+    pushed: Manifest | None = None
     outcome: RunOutcome = field(init=False)
     document: dict[str, Any] = field(init=False)
 

@@ -209,6 +209,7 @@ def test_the_clock_is_told_last_and_compared_with_this_ones() -> None:
     assert survey.facts_of(ask(), time.time() - 300).skew == pytest.approx(300, abs=5)
 
 
+@pytest.mark.alone
 def test_a_large_host_tells_all_in_a_second(tmp_path: Path) -> None:
     nvidia(tmp_path)
     for index in range(16, 24):
@@ -249,8 +250,8 @@ def test_an_engines_folders_of_cdi_devices_are_the_hosts(tmp_path: Path, folder:
     told = ask(tmp_path)
     assert survey.texts_in(told, folder) == {"nvidia.yaml": text}
     gpus = (Device(id="0", path="/dev/nvidia0"),)
-    assert has_cdi({"CDISpecDirs": ["/nowhere", folder]}, gpus, partial(survey.texts_in, told))
-    assert not has_cdi({"CDISpecDirs": ["/nowhere"]}, gpus, partial(survey.texts_in, told))
+    assert has_cdi({"CDISpecDirs": ["/nowhere", folder]}, "nvidia.com/gpu", gpus, partial(survey.texts_in, told))
+    assert not has_cdi({"CDISpecDirs": ["/nowhere"]}, "nvidia.com/gpu", gpus, partial(survey.texts_in, told))
 
 
 @pytest.mark.parametrize(
