@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 Ask = Callable[[str], bool]
 
 
-def for_workload(found: Settings, task: Workload) -> Settings:
+def for_workload(settings: Settings, workload: Workload) -> Settings:
     """The settings with the image that a workload needs, unless they name one themselves."""
-    if not task.image or found.text("LAB_IMAGE"):
-        return found
-    return found.with_value("LAB_IMAGE", catalog.tag(task.image), origin=f"workload {task.name}")
+    if not workload.image or settings.text("LAB_IMAGE"):
+        return settings
+    return settings.with_value("LAB_IMAGE", catalog.tag(workload.image), origin=f"workload {workload.name}")
 
 
 def plan_images(
@@ -112,32 +112,32 @@ def confirm_image(workload: Workload, image: str, found: bool, ask: Ask | None, 
         raise HostError(reason, hint=command if found else f"labctl build --workload {workload.name} && {command}")
 
 
-def build_image(context: Context, where: Cluster, *, update_lock: bool = False, on: str = "") -> dict[str, Any]:
+def build_image(context: Context, cluster: Cluster, *, update_lock: bool = False, on: str = "") -> dict[str, Any]:
     """Build the image of the lab's nodes, from the Dockerfile of its name or else that of the accelerator.
 
     With this machine's engine, or ``on`` a host with its own.
     """
     from labctl.images import build
 
-    image = catalog.name_of(where.image) or where.accelerator
-    request = build.request(where.settings, image, where.image, context.directory, context.environ)
+    image = catalog.name_of(cluster.image) or cluster.accelerator
+    request = build.request(cluster.settings, image, cluster.image, context.directory, context.environ)
     if on:
-        request = replace(request, engine=DockerEngine(where.engine.on(on).connection))
+        request = replace(request, engine=DockerEngine(cluster.engine.on(on).connection))
     return build.update_lock(request, context.notice) if update_lock else build.build(request, context.notice)
 
 
-def image_of_hosts(where: Cluster) -> str:
+def image_of_hosts(cluster: Cluster) -> str:
     """The image that hosts were given; ConfigError on this machine, where it is what a person built."""
-    if not where.targets:
-        hint = f"docker image rm {where.image}"
+    if not cluster.targets:
+        hint = f"docker image rm {cluster.image}"
         raise ConfigError("--images removes the image from the hosts of a lab, and LAB_HOSTS lists none", hint=hint)
-    return where.image
+    return cluster.image
 
 
-def image_targets(context: Context, where: Cluster) -> ImageTargets:
+def image_targets(context: Context, cluster: Cluster) -> ImageTargets:
     """The hosts that answer, as those who get an image."""
     from labctl.images.distribute import ImageTargets
 
-    connections = {name: where.connections[name] for name in where.engine.hosts}
-    addresses = {host.name: host.address for host in where.hosts}
+    connections = {name: cluster.connections[name] for name in cluster.engine.hosts}
+    addresses = {host.name: host.address for host in cluster.hosts}
     return ImageTargets(hosts=connections, emit=context.emit, addresses=addresses)
