@@ -74,11 +74,11 @@ def render_files(context: Context) -> tuple[Lab, tuple[str, ...]]:
     """Write every node's files; returns the lab and the paths that changed."""
     from labctl.compose import render
     from labctl.deploy import preflight, provision
-    from labctl.lab.cluster import foresee_lab, opened
+    from labctl.lab.cluster import connect, preview_lab
     from labctl.system.files import write_all
 
-    with opened(context, context.settings()) as cluster:
-        lab, able = foresee_lab(cluster)
+    with connect(context, context.settings()) as cluster:
+        lab, able = preview_lab(cluster)
         preflight.warn_excluded_hosts(context, able.failed)
         for path in provision.stale_secrets(lab):
             path.unlink()
@@ -104,9 +104,9 @@ def devcontainer(context: Context, program: str, *, force: bool = False) -> dict
 def build(context: Context, *, workload: str = "", update_lock: bool = False) -> dict[str, Any]:
     """Build the image of the nodes, or that which a workload needs; or resolve its pinned versions again."""
     from labctl.deploy.images import build_image
-    from labctl.lab.cluster import opened
+    from labctl.lab.cluster import connect
 
-    with opened(context, settings_for(context, workload)) as cluster:
+    with connect(context, settings_for(context, workload)) as cluster:
         return build_image(context, cluster, update_lock=update_lock)
 
 
@@ -127,10 +127,10 @@ def up(context: Context, *, workload: str = "", dry_run: bool = False) -> dict[s
     With a workload, the nodes get the image that it needs. A host that fails is named once the others are done.
     """
     from labctl.deploy.preflight import require_initialised
-    from labctl.lab.cluster import opened
+    from labctl.lab.cluster import connect
 
     require_initialised(context)
-    with opened(context, settings_for(context, workload)) as cluster:
+    with connect(context, settings_for(context, workload)) as cluster:
         return bring_up(context, cluster, dry_run=dry_run)
 
 
@@ -176,12 +176,12 @@ def answer(cluster: Cluster, plan: object) -> dict[str, Any]:
 def status(context: Context) -> dict[str, Any]:
     """What Docker says of the lab, by its labels; hosts that do not answer are named in it."""
     from labctl.deploy.preflight import require_named
-    from labctl.lab.cluster import opened
+    from labctl.lab.cluster import connect
     from labctl.lab.status import status_of
 
     settings = context.settings()
     require_named(context, settings)
-    with opened(context, settings, demand=False) as cluster:
+    with connect(context, settings, demand=False) as cluster:
         return with_runs(context, status_of(context, cluster))
 
 
@@ -211,11 +211,11 @@ def remove(
 ) -> dict[str, Any]:
     """Decide and carry out what removes the lab, and ``state`` of its directory; the answer is the plan."""
     from labctl.deploy.preflight import require_named
-    from labctl.lab.cluster import opened
+    from labctl.lab.cluster import connect
 
     settings = context.settings()
     require_named(context, settings)
-    with opened(context, settings) as cluster, changing(context, command, dry_run=dry_run):
+    with connect(context, settings) as cluster, changing(context, command, dry_run=dry_run):
         return take_down(context, cluster, images=images, state=state, dry_run=dry_run)
 
 
@@ -243,7 +243,7 @@ def run(context: Context, name: str, options: RunOptions, ask: Ask | None = None
     ``ask`` is asked whether the image that the workload needs may be built and the lab brought up with it.
     """
     from labctl.deploy.images import for_workload
-    from labctl.lab.cluster import opened
+    from labctl.lab.cluster import connect
     from labctl.runs.request import choose_workload, unknown
     from labctl.workloads import external
 
@@ -252,7 +252,7 @@ def run(context: Context, name: str, options: RunOptions, ask: Ask | None = None
     settings = for_workload(settings, workload)
     for remark in (*external.remarks(workload, external.roots(settings)), *unknown(workload, options)):
         context.warn(remark)
-    with opened(context, settings) as cluster:
+    with connect(context, settings) as cluster:
         return run_on(context, cluster, workload, options, ask)
 
 
@@ -287,8 +287,7 @@ def run_on(
         first = decide_up(context, cluster, dry_run=True).plan.steps
     failed = preflight.find_foreign_labs(context, lab.name, observed) if observed else {}
     runs.require_hosts(lab, job, {**cluster.failed, **failed})
-    if not cluster.targets:
-        doctor_run.preflight(context, lab, cluster, "run")
+    doctor_run.preflight(context, lab, cluster, "run")
     runs.require_ready(context, cluster, lab, job, observed, options)
     lock = context.directory / filelock.RUN
     with nullcontext() if dry_run else filelock.held(lock, f"run {job.run_id}"):
@@ -323,13 +322,13 @@ def fit(
     context: Context, name: str, options: RunOptions, *, nodes: int | None, slots: int | None, device: int | None
 ) -> dict[str, Any]:
     """What memory a run of the workload takes, part by part, and whether it is there; ``device`` in bytes."""
-    from labctl.lab.cluster import load_lab, opened
+    from labctl.lab.cluster import connect, load_lab
     from labctl.runs import run as runs
     from labctl.runs.request import choose_workload
 
     settings = context.settings()
     workload = choose_workload(context.directory, name, options, settings)
-    with opened(context, settings) as cluster:
+    with connect(context, settings) as cluster:
         lab, _ = load_lab(context, cluster, ask=False)
     limit = settings.number("LAB_MEMORY")
     return runs.how_it_fits(lab, workload, limit, nodes=nodes, slots=slots, device_memory=device)

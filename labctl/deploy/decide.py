@@ -11,8 +11,7 @@ from labctl.config.context import Context
 from labctl.deploy import drift, images, ledger, plan, preflight, provision
 from labctl.engines.state import ObservedState
 from labctl.errors import Failures
-from labctl.lab.cluster import Cluster, load_lab
-from labctl.lab.cluster import foresee_lab as preview_lab
+from labctl.lab.cluster import Cluster, load_lab, preview_lab
 from labctl.model import HERE, Lab
 
 
@@ -39,7 +38,7 @@ def up(context: Context, cluster: Cluster, check: Callable[[Lab, Cluster], Clust
     ledger.warn_orphaned_hosts(context, cluster)
     cluster = check(*preview_lab(cluster))
     first, failed = images.plan_images(context, cluster, observed)
-    cluster = cluster.without(failed)
+    cluster = cluster.excluding(failed)
     steps = (*first, *provision.plan_probe(cluster))
     lab, cluster = preview_lab(cluster) if dry_run or steps else load_lab(context, cluster)
     preflight.report_accelerator(context, cluster, lab)
@@ -52,7 +51,7 @@ def observe(context: Context, cluster: Cluster) -> tuple[ObservedState, Cluster]
     name = cluster.settings.text("LAB_NAME")
     observed = cluster.engine.observe(name, cluster.image)
     foreign = preflight.find_foreign_labs(context, name, observed)
-    return observed, cluster.without({**dict(observed.silent), **foreign})
+    return observed, cluster.excluding({**dict(observed.silent), **foreign})
 
 
 def rest_of_up(

@@ -22,7 +22,7 @@ from labctl.lab import cluster
 from labctl.lab.cluster import Cluster
 from labctl.model import HERE, Event, Lab
 from labctl.system import files
-from labctl.system.parallel import attempt
+from labctl.system.parallel import map_hosts
 from labctl.system.progress import waiting_for
 
 
@@ -105,7 +105,7 @@ def concurrently(group: Iterable[tuple[str, plan.Step]], site: Deployment, lost:
                 do(step, site)
 
     with waiting_for("still running", site.context.notice) as busy:
-        return attempt(work, {host: host for host in queues})[1]
+        return map_hosts(work, {host: host for host in queues})[1]
 
 
 def announce(site: Deployment, number: str, step: plan.Step) -> None:
@@ -135,7 +135,7 @@ def do(step: object, site: Deployment) -> Failures | None:  # noqa: ARG001
 @do.register
 def _(step: plan.EnsureImage, site: Deployment) -> Failures:
     failed = images.ensure(site.context, site.cluster, step.image)
-    site.cluster = site.cluster.without(failed)
+    site.cluster = site.cluster.excluding(failed)
     return failed
 
 
@@ -176,9 +176,8 @@ def _(step: plan.RemoveState, site: Deployment) -> None:
 @do.register
 def _(step: plan.PushFiles, site: LabDeployment) -> None:
     daemon = site.cluster.engine.on(step.host)
-    if daemon.connection:
-        ledger.note(site.lab.directory, step.host, daemon.identity())
-        provision.send(site.lab, site.lab.host(step.host), daemon.connection, step.image)
+    ledger.note(site.lab.directory, step.host, daemon.identity())
+    provision.send(site.lab, site.lab.host(step.host), daemon.connection, step.image)
 
 
 @do.register
@@ -208,8 +207,7 @@ def _(step: plan.RemoveNetworks, site: Deployment) -> None:
 
 @do.register
 def _(step: plan.RemoveFiles, site: Deployment) -> None:
-    if connection := site.cluster.engine.on(step.host).connection:
-        push.remove(connection, step.directory)
+    push.remove(site.cluster.engine.on(step.host).connection, step.directory)
 
 
 @do.register

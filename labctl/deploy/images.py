@@ -17,7 +17,6 @@ from labctl.errors import ConfigError, HostError
 from labctl.images import catalog, local
 from labctl.lab import device_requests
 from labctl.lab.cluster import Cluster
-from labctl.lab.cluster import of_engines as map_engines
 from labctl.model import HERE, Workload
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def plan_images(
     """What brings the image to every host, and the hosts that cannot use theirs. HostError if it cannot be built."""
     image, how = cluster.image, cluster.settings.text("LAB_IMAGE_FROM")
     own = catalog.name_of(image)
-    if not cluster.targets:
+    if not cluster.remote_hosts:
         if observed.image:
             check_image(context, cluster)
             return (), {}
@@ -63,12 +62,12 @@ def require_buildable(cluster: Cluster) -> None:
     image = cluster.image
     if cluster.settings.text("LAB_IMAGE") and not catalog.name_of(image):
         raise HostError(f"image {image} not found", hint=f"docker pull {image}, or unset LAB_IMAGE")
-    map_engines(cluster, partial(device_requests.require_runtime, cluster.accelerator))
+    cluster.map_engines(partial(device_requests.require_runtime, cluster.accelerator))
 
 
 def ensure(context: Context, cluster: Cluster, image: str) -> dict[str, HostError]:
     """Build, pull or send the image wherever it is not found; returns what failed on which host."""
-    if not cluster.targets:
+    if not cluster.remote_hosts:
         build_image(context, cluster)
         check_image(context, cluster)
         return {}
@@ -89,7 +88,7 @@ def ensure(context: Context, cluster: Cluster, image: str) -> dict[str, HostErro
 
 def check_image(context: Context, cluster: Cluster) -> None:
     """HostError if this machine's image does not fit the devices' driver; a warning if it is out of date."""
-    image, engine = cluster.image, DockerEngine() if cluster.targets else cluster.engine.on(HERE)
+    image, engine = cluster.image, DockerEngine() if cluster.remote_hosts else cluster.engine.on(HERE)
     labels, own = engine.image_labels(image), catalog.name_of(image)
     accelerators.get(cluster.accelerator).require_image(labels.get(catalog.BASE_LABEL) or image)
     if own and catalog.is_stale(labels, own):
@@ -128,7 +127,7 @@ def build_image(context: Context, cluster: Cluster, *, update_lock: bool = False
 
 def image_of_hosts(cluster: Cluster) -> str:
     """The image that hosts were given; ConfigError on this machine, where it is what a person built."""
-    if not cluster.targets:
+    if not cluster.remote_hosts:
         hint = f"docker image rm {cluster.image}"
         raise ConfigError("--images removes the image from the hosts of a lab, and LAB_HOSTS lists none", hint=hint)
     return cluster.image
@@ -138,6 +137,5 @@ def image_targets(context: Context, cluster: Cluster) -> ImageTargets:
     """The hosts that answer, as those who get an image."""
     from labctl.images.distribute import ImageTargets
 
-    connections = {name: cluster.connections[name] for name in cluster.engine.hosts}
     addresses = {host.name: host.address for host in cluster.hosts}
-    return ImageTargets(hosts=connections, emit=context.emit, addresses=addresses)
+    return ImageTargets(hosts=cluster.remote_hosts, emit=context.emit, addresses=addresses)

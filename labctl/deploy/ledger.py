@@ -14,10 +14,10 @@ from urllib.parse import quote, unquote
 from labctl.config.context import Context
 from labctl.engines.docker import DockerEngine
 from labctl.errors import HostError
-from labctl.lab.cluster import Cluster
+from labctl.lab.cluster import THIS_MACHINE, Cluster
 from labctl.system.files import write
 
-FILES = ".lab/laid"
+FILES = ".lab/hosts"
 Listed = Mapping[str, str]
 """The hosts of a list and what machines they are; empty for one that did not answer."""
 
@@ -70,8 +70,8 @@ def former(directory: Path, listed: Listed) -> dict[str, tuple[str, ...]]:
 
 
 def machines(cluster: Cluster) -> dict[str, str]:
-    """Engine id per inventory host; empty if unreachable."""
-    names = (target.name for target in cluster.targets)
+    """Engine id per inventory host, empty if unreachable; none where no machine is recorded."""
+    names = [host.name for host in cluster.inventory] if noted(cluster.directory) else []
     return {name: cluster.engine.on(name).identity() if name in cluster.engine.hosts else "" for name in names}
 
 
@@ -104,7 +104,7 @@ def warn_orphaned_hosts(context: Context, cluster: Cluster) -> None:
             f"{one.host} is now another machine than the one that still runs nodes of this lab: list that one, too, "
             f"by another name, and run `labctl down`; or, if it is gone for good, rm '{one.path}'"
         )
-    if cluster.targets:
+    if cluster.inventory != THIS_MACHINE:
         with suppress(HostError):
             here = DockerEngine().observe(cluster.settings.text("LAB_NAME"))
             if any(container.directory == str(context.directory) for container in here.containers):

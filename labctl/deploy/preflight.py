@@ -27,26 +27,26 @@ def warn_excluded_hosts(context: Context, failed: Mapping[str, HostError]) -> No
 def report_accelerator(context: Context, cluster: Cluster, lab: Lab) -> None:
     """What `auto` chose, and what it ignored."""
     from labctl import accelerators
-    from labctl.accelerators.detect import ROOT
     from labctl.lab import devices
 
     if cluster.settings.text("LAB_ACCELERATOR") != "auto":
         return
-    unserved = () if cluster.targets else accelerators.unserved(ROOT)
+    first = lab.hosts[0].name
+    on_host = "" if first == HERE else f"{first}: "
+    unserved = tuple(f"{on_host}{remark}" for remark in accelerators.unserved(cluster.root(first)))
     tell = context.warn if unserved and lab.accelerator == "cpu" else context.notice
-    why = "" if cluster.targets else f" ({devices.choice(cluster.settings)[1]})"
-    tell(f"accelerator {lab.accelerator}{why}")
+    tell(f"accelerator {lab.accelerator} ({devices.choice(cluster.settings, cluster.root(first))[1]})")
     for remark in unserved if lab.accelerator != "cpu" else ():
         context.warn(remark)
 
 
 def require_room(context: Context, cluster: Cluster, lab: Lab) -> None:
     """HostError for a lab that is too large for the limits of its hosts; a warning if the ARP table is too small."""
-    from labctl.accelerators.detect import ROOT
     from labctl.lab import capabilities
 
     capabilities.require_files(lab)
-    if not cluster.targets and (short := capabilities.neighbours_lacking(lab, ROOT)):
+    root = cluster.root(lab.hosts[0].name)
+    if lab.network == "bridge" and (short := capabilities.neighbours_lacking(lab, root)):
         table, needed = short
         context.warn(
             f"ARP table too small: gc_thresh3={table}, {len(lab.nodes)} nodes need {needed} entries: connections"

@@ -75,7 +75,7 @@ def lab_is_up(context: Context, engine: Engine) -> Callable[[], None]:
     """Bring it up; the engine then says what compose would have made."""
 
     def up() -> None:
-        with clusters.opened(context, context.settings()) as cluster:
+        with clusters.connect(context, context.settings()) as cluster:
             # What the engine grants is known once it was asked.
             clusters.load_lab(context, cluster)
             engine.lab, _ = clusters.load_lab(context, cluster)
@@ -102,8 +102,8 @@ def test_an_unchanged_up_observes_once(context: Context, engine: Engine, lab_is_
 
 
 def test_a_first_up_carries_out_what_its_dry_run_says(context: Context, engine: Engine) -> None:
-    with clusters.opened(context, context.settings()) as cluster:
-        engine.lab, _ = clusters.foresee_lab(cluster)
+    with clusters.connect(context, context.settings()) as cluster:
+        engine.lab, _ = clusters.preview_lab(cluster)
     said: list[Event] = []
     planned = flows.up(context, dry_run=True)["plan"]
     assert engine.done == []

@@ -214,8 +214,8 @@ def test_the_record_of_a_run_has_the_text_of_its_own_plan() -> None:
 
 def test_clean_removes_the_state_at_last_and_down_the_records_of_hosts() -> None:
     on_hosts = ObservedState(parts=(ObservedState(host="red"), ObservedState(host="blue")))
-    steps = plan.down(on_hosts, records={"red": (".lab/laid/red@X",), "blue": ()}, state=".lab")
-    assert str(steps) == "#1 remove .lab/laid/red@X  [labctl down]\n#2 remove .lab  [labctl clean]"
+    steps = plan.down(on_hosts, records={"red": (".lab/hosts/red@X",), "blue": ()}, state=".lab")
+    assert str(steps) == "#1 remove .lab/hosts/red@X  [labctl down]\n#2 remove .lab  [labctl clean]"
 
 
 def test_what_a_file_holds_is_in_no_text() -> None:
