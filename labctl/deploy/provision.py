@@ -87,7 +87,7 @@ def stale_secrets(lab: Lab) -> Iterator[Path]:
 
 
 def plan_probe(cluster: Cluster) -> tuple[ProbeEngines, ...]:
-    """The engines that were never asked for the lab's limits, or how they give containers NVIDIA's devices."""
+    """The engines that were never asked for the lab's limits, or for the way to request its devices."""
     names = tuple(host.name for host in cluster.hosts if is_unprobed(cluster, host))
     files = tuple(f"{capabilities.FILES}/{name}.json" for name in names)
     return (ProbeEngines(paths=files, cause="never probed"),) if names else ()
