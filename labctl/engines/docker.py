@@ -36,7 +36,7 @@ def container_of(found: dict[str, Any], host: str) -> Container:
         slots=int(labels.get("labctl.slots", 0)),
         state=found["State"],
         health=health,
-        fingerprint=labels.get("labctl.render", ""),
+        fingerprint=labels.get("labctl.config-hash", ""),
         image=found["ImageID"],
         directory=labels.get("labctl.directory", ""),
         owner=labels.get("labctl.owner", ""),
