@@ -29,7 +29,7 @@ from labctl.lab import devices as overview
 from labctl.lab.cluster import Cluster
 from labctl.lab.spec import hidden
 from labctl.lab.status import status_of
-from labctl.model import Lab, Workload
+from labctl.model import HERE, Lab, Workload
 from labctl.runs import artifacts, store
 from labctl.runs import run as runs
 from labctl.runs.request import RunOptions, build_job, choose_workload
@@ -132,7 +132,7 @@ def bring_up(context: Context, where: Cluster) -> None:
     lab, where = cluster.load_lab(context, where)
     preflight.tell_accelerator(context, where, lab)
     preflight.require_room(context, where, lab)
-    if not where.targets:
+    if HERE in where.daemons:
         require(visit.local(context, where, lab), "up")
     own = filelock.held(lab.directory / filelock.LAB, "labctl up", wait=PATIENCE, notice=context.notice)
     with own, leases.granting(lab, wait=PATIENCE, notice=context.notice):
@@ -255,11 +255,11 @@ def run_on(context: Context, where: Cluster, task: Workload, options: RunOptions
         return runs.refuse(lab, job, reason, now)
     observed = engine.observe(lab.name, lab.image)
     if task.image and runs.not_up(lab, job, observed):
-        prepare.offer(task, lab.image, engine.on(lab.hosts[0].name), ask)
+        prepare.offer(task, lab.image, engine.capabilities(lab.hosts[0].name), ask)
         bring_up(context, where)
         observed = engine.observe(lab.name, lab.image)
     runs.require_hosts(lab, job, {**where.failed, **preflight.not_ours(context, lab.name, observed)})
-    if not where.targets:
+    if HERE in where.daemons:
         require(visit.local(context, where, lab), "run")
     runs.require_up(lab, job, observed)
     runs.require_inputs(lab, job, engine)

@@ -17,7 +17,6 @@ from labctl.attach import session
 from labctl.config.context import Context
 from labctl.errors import ConfigError, HostError
 from labctl.lab.spec import KEPT
-from labctl.system import process
 from labctl.system.files import make_private
 
 LOOPBACK = "127.0.0.1"
@@ -142,7 +141,7 @@ def serve(
 
         argv = (server, *arguments(path, project, inside.directory))
         try:
-            code = session.follow(inside, argv, follow, hidden={"JUPYTER_TOKEN": token})
+            code = session.run(inside, argv, on_line=follow, secret_env={"JUPYTER_TOKEN": token})
         finally:
             path.unlink(missing_ok=True)
     if code:
@@ -153,7 +152,7 @@ def serve(
 def find(inside: session.ExecTarget, node: str) -> str:
     """The notebook server that the image has."""
     look = ("sh", "-c", 'for name; do command -v "$name" && exit; done', "sh", *PAGES)
-    found = process.run((*session.execute_in(inside), *look), check=False).out
+    found = inside.engine.exec(inside.container, look, user=inside.user).out
     if not found:
         raise HostError(
             f"the image of {node} has no Jupyter",

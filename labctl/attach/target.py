@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from labctl import model, naming
 from labctl.attach import session
 from labctl.config.context import Context
-from labctl.engines import Daemon
+from labctl.engines import Backend
 from labctl.engines.state import Container, elsewhere
 from labctl.errors import ConfigError, HostError, raise_all
 from labctl.lab import cluster
@@ -20,63 +20,59 @@ def entered(where: Context, name: str, node: str) -> Iterator[session.ExecTarget
     """A node's running container, for as long as the way to its host is open."""
     found = where.settings()
     targets = cluster.listed(where.directory, found)
-    places = cluster.places(found, targets)
-    if targets and node not in places:
-        raise unknown(name, node, tuple(places))
-    with cluster.opened(where, found, only=(places.get(node, model.HERE),)) as there:
-        daemon = there.engine.on(places.get(node, model.HERE))
-        sent = there.sent.get(daemon.hosts[0])
-        container = naming.container_of(name, node)
-        moved = (where.directory, sent) if sent else None
-        inside, unsaid = None, None
-        try:
-            inside = session.look(name, container, daemon.docker, moved, apart=bool(daemon.connection))
-        except HostError as error:
-            unsaid = error
-        if not inside:
-            state = container_of(where, name, node, daemon).state
-            raise unsaid or HostError(f"{node} is {state}", hint=f"labctl logs {node}; labctl up", node=node)
-        require_own(where, name, inside.owner, inside.maker, daemon.hosts[0])
-        if inside.paused:
-            host = daemon.hosts[0]
+    placement = cluster.placement(found, targets)
+    if targets and node not in placement:
+        raise unknown(name, node, tuple(placement))
+    with cluster.opened(where, found, only=(placement.get(node, model.HERE),)) as there:
+        found_container = container_of(where, name, node, there.engine)
+        host, state = found_container.host, found_container.state
+        if state == "paused":
             where_to = "" if host == model.HERE else f"on {host}: "
-            raise HostError(f"{node} is paused", hint=f"{where_to}docker unpause {inside.container}", node=node)
-        yield inside
+            raise HostError(f"{node} is paused", hint=f"{where_to}docker unpause {found_container.name}", node=node)
+        if state != "running":
+            raise HostError(f"{node} is {state}", hint=f"labctl logs {node}; labctl up", node=node)
+        sent = there.sent.get(host)
+        yield session.ExecTarget(
+            engine=there.engine,
+            container=naming.container_of(name, node),
+            directory=session.here_in(found_container, (where.directory, sent) if sent else None),
+            user=found_container.user,
+        )
 
 
 def meant(where: Context, word: str, *more: str) -> str:
     """What to type where the first word of a command is the name of a node; nothing where it is none."""
     found = where.settings()
-    if word not in cluster.places(found, cluster.listed(where.directory, found)):
+    if word not in cluster.placement(found, cluster.listed(where.directory, found)):
         return ""
     return f"labctl exec -n {word} -- {shlex.join(one for one in more if one != '--') or 'COMMAND'}"
 
 
 @contextmanager
-def reached(where: Context, name: str, node: str | None) -> Iterator[tuple[Daemon, ...]]:
-    """The daemon that has a node, or all of the lab, the launcher's first.
+def reached(where: Context, name: str, node: str | None) -> Iterator[Backend]:
+    """The backend that has a node, or all of the lab.
 
     Hosts that do not answer are told of at once; after the block HostError, as not all of it was there.
     """
     found = where.settings()
     targets = cluster.listed(where.directory, found)
-    places = cluster.places(found, targets)
-    if targets and node and node not in places:
-        raise unknown(name, node, tuple(places))
-    host = places.get(node) if node else None
+    placement = cluster.placement(found, targets)
+    if targets and node and node not in placement:
+        raise unknown(name, node, tuple(placement))
+    host = placement.get(node) if node else None
     with cluster.opened(where, found, only=(host,) if host else ()) as there:
         for failed in there.failed.values():
             where.warn(failed.message)
-        daemons = tuple(there.engine.on(one) for one in there.engine.hosts)
         if node or not there.targets:
-            container_of(where, name, node or model.LAUNCHER, daemons[0])
-        yield daemons
+            container_of(where, name, node or model.LAUNCHER, there.engine)
+        yield there.engine
         raise_all(there.failed)
 
 
-def container_of(where: Context, name: str, node: str, daemon: Daemon) -> Container:
+def container_of(where: Context, name: str, node: str, engine: Backend) -> Container:
     """A node's container, in whatever state; HostError when there is none, or it is another directory's."""
-    observed = daemon.observe(name)
+    observed = engine.observe(name, node=node)
+    raise_all(dict(observed.silent))
     container = observed.container(node)
     if container:
         require_own(where, name, container.directory, container.owner, container.host)

@@ -11,7 +11,7 @@ from typing import cast
 
 from labctl import model, naming
 from labctl.deploy import ledger, plan, provision
-from labctl.engines import Backend
+from labctl.engines import Backend, connection_to
 from labctl.engines.agent import reach
 from labctl.errors import Failures, HostError, raise_all
 from labctl.hosts import push
@@ -109,17 +109,16 @@ def spared(step: plan.Step, lab: Lab, lost: Failures) -> plan.Step | None:
 
 def remove(step: plan.HostStep, engine: Backend, bring: Bring) -> str:
     """Carry out a step that only removes; returns what stays, as others use it."""
-    there = engine.on(step.host)
     if isinstance(step, plan.RemoveContainers):
         remove_containers(step, engine)
     elif isinstance(step, plan.RemoveNetworks):
-        there.remove_networks(tuple(identity for identity, _ in step.networks))
-    elif isinstance(step, plan.RemoveFiles) and there.connection:
-        bring(there.connection, step.directory)
-        push.remove(there.connection, step.directory)
+        engine.remove(step.host, "network", tuple(identity for identity, _ in step.networks))
+    elif isinstance(step, plan.RemoveFiles) and (connection := connection_to(engine, step.host)):
+        bring(connection, step.directory)
+        push.remove(connection, step.directory)
     elif isinstance(step, plan.RemoveImage):
         try:
-            there.remove_image(step.image)
+            engine.remove(step.host, "image", (step.image,))
         except HostError as error:
             # Docker's word for an image that a container uses.
             _, conflict, why = error.message.partition("conflict: ")
@@ -130,7 +129,7 @@ def remove(step: plan.HostStep, engine: Backend, bring: Bring) -> str:
 
 
 def remove_containers(step: plan.RemoveContainers, engine: Backend) -> None:
-    engine.on(step.host).remove(tuple(container.id for container in step.containers))
+    engine.remove(step.host, "container", tuple(container.id for container in step.containers))
 
 
 def shorten(text: str, width: int = 110) -> str:
@@ -150,10 +149,9 @@ def _(step: plan.WriteFiles, lab: Lab, engine: Backend) -> None:  # noqa: ARG001
 
 @do.register
 def _(step: plan.SendFiles, lab: Lab, engine: Backend) -> None:
-    there = engine.on(step.host)
-    if there.connection:
-        ledger.note(lab.directory, step.host, there.identity())
-        provision.send(lab, lab.host(step.host), there.connection, step.image)
+    if connection := connection_to(engine, step.host):
+        ledger.note(lab.directory, step.host, engine.capabilities(step.host).identity())
+        provision.send(lab, lab.host(step.host), connection, step.image)
 
 
 @do.register
@@ -164,7 +162,7 @@ def _(step: plan.RemoveContainers, lab: Lab, engine: Backend) -> None:  # noqa: 
 @do.register
 def _(step: plan.ComposeUp, lab: Lab, engine: Backend) -> None:
     files = tuple(lab.directory / naming.compose_path(node) for node in step.nodes)
-    engine.on(step.host).compose_up(step.project, files)
+    engine.apply(step.host, step.project, files)
 
 
 @do.register

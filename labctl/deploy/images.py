@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from labctl.config.context import Context
 from labctl.config.settings import Settings
 from labctl.deploy.plan import EnsureImage
-from labctl.engines import Daemon
+from labctl.engines import Capabilities
 from labctl.engines.docker import DockerEngine
 from labctl.errors import ConfigError, HostError
 from labctl.images import catalog, gaudi
@@ -58,7 +58,7 @@ def ensure_image(context: Context, where: Cluster, here: DockerEngine) -> str:
     return here.image_id(image) or ""
 
 
-def offer(task: Workload, image: str, engine: Daemon, ask: Ask | None) -> None:
+def offer(task: Workload, image: str, engine: Capabilities, ask: Ask | None) -> None:
     """Ask whether the lab may be brought up with the image that a workload needs; HostError unless it is agreed."""
     missing = engine.image_id(image) is None
     lacking = f"{task.name} needs image {image}, which {'is not there' if missing else 'the lab does not run'}"
@@ -78,7 +78,7 @@ def build_image(context: Context, where: Cluster, *, update_lock: bool = False, 
     image = catalog.name_of(where.image) or where.accelerator
     request = build.request(where.settings, image, where.image, context.directory, context.environ)
     if on:
-        request = replace(request, host=on, docker=where.engine.on(on).docker)
+        request = replace(request, host=on, docker=where.daemons[on].docker)
     return build.update_lock(request, context.notice) if update_lock else build.build(request, context.notice)
 
 
@@ -114,6 +114,8 @@ def ensure_images(context: Context, where: Cluster) -> tuple[str, dict[str, Host
 
     Raises HostError where it cannot be had at all.
     """
+    if not where.daemons:
+        return "", {}
     here = DockerEngine()
     if not where.targets:
         return ensure_image(context, where, here), {}
@@ -126,7 +128,7 @@ def ensure_images(context: Context, where: Cluster) -> tuple[str, dict[str, Host
     if how == "build":
         return "", shipping.build(where.image, receivers, lambda name: build_image(context, where, on=name))
     asked = {name: name for name in receivers.hosts}
-    there, silent = attempt(lambda name: where.engine.on(name).image_id(where.image), asked)
+    there, silent = attempt(lambda name: where.daemons[name].image_id(where.image), asked)
     where = where.without(silent)
     receivers = receivers_of(context, where)
     brought = len(set(there.values())) == 1 and None not in there.values()

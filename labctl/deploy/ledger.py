@@ -12,9 +12,8 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from labctl.config.context import Context
-from labctl.engines.docker import DockerEngine
 from labctl.errors import HostError
-from labctl.lab.cluster import Cluster
+from labctl.lab.cluster import ANSWERING, Cluster, backend_here
 from labctl.system.files import write
 
 FILES = ".lab/laid"
@@ -71,8 +70,8 @@ def former(directory: Path, listed: Listed) -> dict[str, tuple[str, ...]]:
 
 def machines(where: Cluster) -> dict[str, str]:
     """Which machine each host is that the list names; empty for one that does not answer."""
-    names = (target.name for target in where.targets)
-    return {name: where.engine.on(name).identity() if name in where.engine.hosts else "" for name in names}
+    engine, names = where.engine, (target.name for target in where.targets)
+    return {name: engine.capabilities(name).identity() if name in engine.hosts else "" for name in names}
 
 
 def sent(context: Context, where: Cluster) -> dict[str, tuple[str, ...]]:
@@ -99,6 +98,6 @@ def tell_left_over(context: Context, where: Cluster) -> None:
         )
     if where.targets:
         with suppress(HostError):
-            here = DockerEngine().observe(where.settings.text("LAB_NAME"))
+            here = backend_here(ANSWERING).observe(where.settings.text("LAB_NAME"))
             if any(container.directory == str(context.directory) for container in here.containers):
                 context.warn("this machine still has nodes of this lab: `labctl down -s LAB_HOSTS=` removes them")

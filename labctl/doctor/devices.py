@@ -232,7 +232,7 @@ def counted(examination: Examination, one: Container) -> Iterator[Finding]:
     user = agent.user(examination.lab)
     # What is left behind in a container when `docker exec` ends would hold the devices.
     argv = ("timeout", "--signal=KILL", f"{COUNTING - 2:.0f}", "python", "-c", program)
-    done = examination.daemon.call(one.name, argv, user=user, limit=COUNTING - 1)
+    done = examination.daemon.exec(one.name, argv, user=user, limit=COUNTING - 1)
     last = (done.out.strip().splitlines() or [""])[-1]
     framework, _, count = last.partition(" ")
     said = (done.err.strip().splitlines() or [""])[-1]

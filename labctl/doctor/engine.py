@@ -194,7 +194,11 @@ def limits(examination: Examination) -> Iterator[Finding]:
         "nofile": f"a launcher opens up to {render.files_needed(lab)} files" if few_files else "",
     }
     missed = {name: needs[name] for name in refused if needs[name]}
-    granted = kernel_limits.try_again(examination.settings, lab, examination.daemon, tuple(missed)) if missed else ()
+    granted = (
+        kernel_limits.try_again(examination.settings, lab, examination.name, examination.daemon, tuple(missed))
+        if missed
+        else ()
+    )
     for code, name, key in (("LAB-LIMIT-001", "memlock", "LimitMEMLOCK"), ("LAB-LIMIT-002", "nofile", "LimitNOFILE")):
         if name in granted:
             made = ", and the nodes were made when it could not" if examination.observed.containers else ""

@@ -6,14 +6,15 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from labctl import model, naming
 from labctl.compose import render
 from labctl.config import dotenv
 from labctl.config.settings import Settings
 from labctl.doctor.place import Place
-from labctl.engines import Backend, Daemon
+from labctl.engines import Backend
+from labctl.engines.docker import DockerEngine
 from labctl.engines.state import Container, ObservedState
 from labctl.images import catalog
 from labctl.model import HERE, File, Host, Lab, Node
@@ -110,9 +111,9 @@ class Examination:
         return next((one for one in self.hosts if one.name == name), (*self.hosts, self)[0])
 
     @property
-    def daemon(self) -> Daemon:
+    def daemon(self) -> DockerEngine:
         """The host's own engine."""
-        return self.engine.on(self.name)
+        return cast(DockerEngine, self.engine)
 
     @once
     def info(self) -> dict[str, Any]:

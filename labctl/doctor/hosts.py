@@ -9,7 +9,7 @@ from tempfile import NamedTemporaryFile
 
 from labctl.config.inventory import InventoryHost
 from labctl.doctor.finding import GIB, UP, Examination, Finding, error, gib, ok, warn
-from labctl.engines.state import Container, Listener, Owner, elsewhere
+from labctl.engines.state import Container, HostPortUser, Owner, elsewhere
 from labctl.errors import HostError
 from labctl.hosts import ssh_errors
 from labctl.model import HERE, Lab
@@ -60,7 +60,7 @@ def ssh_port(examination: Examination) -> Iterator[Finding]:
     if lab.network != "host" or facts is None:
         return
     port, user = lab.ssh_port, facts.ports.get(lab.ssh_port)
-    there = [one for one in examination.daemon.listeners() if one.port == port]
+    there = [one for one in examination.daemon.port_users() if one.port == port]
     foreign = next((one for one in there if is_foreign(examination, one)), None)
     if foreign:
         yield taken(examination, "LAB-PORT-002", "LAB_SSH_PORT", port, worker(foreign, examination))
@@ -72,7 +72,7 @@ def ssh_port(examination: Examination) -> Iterator[Finding]:
         yield ok("LAB-PORT-002", f"port {port} is free for sshd")
 
 
-def is_foreign(examination: Examination, one: Listener) -> bool:
+def is_foreign(examination: Examination, one: HostPortUser) -> bool:
     lab, found = examination.lab, one.container
     return one.lab != lab.name or owner_of(found, lab) is not None
 
@@ -82,7 +82,7 @@ def owner_of(found: Container, lab: Lab) -> Owner | None:
     return elsewhere(found.directory, lab.directory, found.owner, lab.owner, found.host)
 
 
-def worker(one: Listener, examination: Examination) -> str:
+def worker(one: HostPortUser, examination: Examination) -> str:
     """A node of another lab, and how to end that where it is known."""
     owner = owner_of(one.container, examination.lab)
     whose = f" ({owner.name}; to end it: {owner.remedy})" if owner else ""

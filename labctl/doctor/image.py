@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 
 from labctl.doctor.finding import UP, Examination, Finding, error, ok, warn
-from labctl.engines import Daemon
+from labctl.engines.docker import DockerEngine
 from labctl.images import catalog, gaudi
 from labctl.model import HERE
 
@@ -61,7 +61,7 @@ def driver(examination: Examination) -> Iterator[Finding]:
         yield ok("LAB-IMAGE-003", f"driver {version} serves image {lab.image}")
 
 
-def cuda_of(image: str, base: str, engine: Daemon) -> int:
+def cuda_of(image: str, base: str, engine: DockerEngine) -> int:
     """Major version of CUDA in labctl's own image; 0 for another's, whose runtime asks by itself, or where none tells.
 
     On a plain base the lock tells it, on one of NVIDIA's own its CUDA_VERSION does.

@@ -219,9 +219,9 @@ def program() -> str:
 
 def ask(examination: Examination, one: Container, *words: str, limit: float = LIMIT - 1) -> list[dict[str, Any]]:
     """What `lookaround.py` prints in a container; HostError when it fails."""
-    there, user = examination.engine.on(one.host), agent.user(examination.lab, one.node)
+    engine, user = examination.engine, agent.user(examination.lab, one.node)
     try:
-        done = there.call(one.name, (*PYTHON, "-c", program(), *words), user=user, limit=limit)
+        done = engine.exec(one.name, (*PYTHON, "-c", program(), *words), user=user, limit=limit)
     except HostError as failure:
         # Its message would show the whole program.
         seen = f"{words[0]}: no answer within {limit:.0f} s"

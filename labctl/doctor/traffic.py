@@ -95,7 +95,7 @@ def tallies(examination: Examination, workers: tuple[Container, ...]) -> list[tu
     def collect() -> int:
         words = ("collect", to.address, str(len(others)), str(HANDED), str(SECONDS))
         argv, user = (*PYTHON, "-c", program(), *words), agent.user(lab, first.node)
-        return examination.engine.follow(
+        return examination.engine.stream(
             first.name, argv, lines.put, user=user, workdir="/", environment=(), limit=SECONDS + 10
         )
 

@@ -57,7 +57,7 @@ def ways_to(context: Context, node: str) -> tuple[str, ...]:
     """The host of a node, where the others are known from before; else all, as addresses are found among them."""
     found = context.settings()
     targets = cluster.listed(context.directory, found)
-    host = cluster.places(found, targets).get(node)
+    host = cluster.placement(found, targets).get(node)
     known = all(cluster.remembered(context.directory, target.name) for target in targets)
     return (host,) if targets and host and known else ()
 
@@ -97,9 +97,7 @@ def impossible(failure: HostError) -> Finding:
 
 def local(context: Context, where: Cluster, lab: Lab, *, only: str = "") -> Examination:
     """A lab on this machine."""
-    return Examination(
-        lab=lab, settings=where.settings, environ=context.environ, engine=where.engine.on(HERE), only=only
-    )
+    return Examination(lab=lab, settings=where.settings, environ=context.environ, engine=where.daemons[HERE], only=only)
 
 
 @contextmanager
@@ -164,6 +162,6 @@ def without_devices(where: Cluster) -> Cluster:
 def can_probe(where: Cluster) -> bool:
     """Whether there is an engine on every host and an image to try limits with."""
     found, failed = attempt(
-        lambda name: where.engine.on(name).image_id(where.image), {one.name: one.name for one in where.hosts}
+        lambda name: where.engine.capabilities(name).image_id(where.image), {one.name: one.name for one in where.hosts}
     )
     return not failed and None not in found.values()

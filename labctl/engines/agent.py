@@ -65,7 +65,7 @@ def unhealthy(lab: Lab, engine: Backend, nodes: tuple[str, ...]) -> dict[str, st
 
     def check(node: str) -> str:
         try:
-            done = engine.call(naming.container_name(lab, node), (*AGENT, "health"), user="0", limit=CHECKING)
+            done = engine.exec(naming.container_name(lab, node), (*AGENT, "health"), user="0", limit=CHECKING)
         except HostError:
             return ""
         return done.err.strip() if done.code else ""
@@ -78,7 +78,7 @@ def unhealthy(lab: Lab, engine: Backend, nodes: tuple[str, ...]) -> dict[str, st
 
 def agent(lab: Lab, engine: Backend, node: str, *words: str) -> list[str]:
     """What the node's own agent prints, one line each; HostError when it fails without an answer."""
-    done = engine.call(naming.container_name(lab, node), (*AGENT, *words), user=user(lab, node))
+    done = engine.exec(naming.container_name(lab, node), (*AGENT, *words), user=user(lab, node))
     if done.code and not done.out:
         said = done.err.strip() or f"{AGENT[-1]} {words[0]} ended with code {done.code} and without a word"
         raise HostError(f"{node}: {said}", hint=f"labctl status; labctl logs {node}", node=node)

@@ -18,7 +18,7 @@ from labctl.config import inventory
 from labctl.config.context import Context
 from labctl.config.inventory import InventoryHost
 from labctl.config.settings import Settings
-from labctl.engines import Backend, Daemon
+from labctl.engines import Backend, Capabilities
 from labctl.engines.docker import DockerEngine
 from labctl.engines.multi import MultiHostEngine
 from labctl.errors import ConfigError, HostError, LabError, on_host, raise_all
@@ -57,6 +57,8 @@ class Cluster:
     settings: Settings
     directory: Path
     engine: Backend
+    daemons: Mapping[str, DockerEngine] = field(default_factory=dict)
+    """The Docker daemons of the hosts that answer, for images and doctor; none where the backend is another."""
     targets: tuple[InventoryHost, ...] = ()
     """All that the list names, in its order."""
     connections: Mapping[str, Connection] = field(default_factory=dict)
@@ -83,9 +85,9 @@ class Cluster:
         return f"{self.told[host].facts['home']}/{FILES}/{self.settings.text('LAB_NAME')}.{name or host}"
 
     @property
-    def places(self) -> dict[str, str]:
+    def placement(self) -> dict[str, str]:
         """The containers that the settings ask for, and their hosts."""
-        return places(self.settings, self.targets)
+        return placement(self.settings, self.targets)
 
     @once
     def facts(self) -> dict[str, survey.HostFacts]:
@@ -120,15 +122,15 @@ class Cluster:
         """The site where these hosts have failed too: nothing more is asked of them. HostError where none is left."""
         if not failed:
             return self
-        left = {name: self.engine.on(name) for name in self.engine.hosts if name not in failed}
+        left = {name: daemon for name, daemon in self.daemons.items() if name not in failed}
         if not left:
             raise_all({**self.failed, **failed})
-        engine = fleet(self.settings, self.targets, left)
-        return replace(self, engine=engine, failed={**self.failed, **failed})
+        engine = over_hosts(self.settings, self.targets, left)
+        return replace(self, engine=engine, daemons=left, failed={**self.failed, **failed})
 
-    def daemon(self, host: Host) -> Daemon | None:
-        """The host's engine; None where it did not answer."""
-        return self.engine.on(host.name) if host.name in self.engine.hosts else None
+    def capabilities(self, host: Host) -> Capabilities | None:
+        """What the host's engine has and can do; None where it did not answer."""
+        return self.engine.capabilities(host.name) if host.name in self.engine.hosts else None
 
     def texts(self, host: Host) -> device_requests.Texts:
         """What reads the texts in a folder of a host."""
@@ -159,7 +161,9 @@ def opened(
     """
     targets = listed(context.directory, found)
     if not targets:
-        yield Cluster(settings=found, directory=context.directory, engine=DockerEngine(seconds=seconds))
+        engine = backend_here(seconds)
+        docker = {HERE: engine} if isinstance(engine, DockerEngine) else {}
+        yield Cluster(settings=found, directory=context.directory, engine=engine, daemons=docker)
         return
     chosen = tuple(target for target in targets if not only or target.name in only)
     with connected(chosen, survey.SCRIPT, seconds=REACHING, waits=context.waits) as (reached, unreached):
@@ -179,7 +183,8 @@ def opened(
         yield Cluster(
             settings=found,
             directory=context.directory,
-            engine=fleet(found, targets, answering),
+            engine=over_hosts(found, targets, answering),
+            daemons=answering,
             targets=targets,
             connections=connections,
             told={**told, **heard},
@@ -193,7 +198,12 @@ def listed(directory: Path, found: Settings) -> tuple[InventoryHost, ...]:
     return inventory.read(directory / Path(name).expanduser(), name) if name else ()
 
 
-def places(found: Settings, targets: tuple[InventoryHost, ...]) -> dict[str, str]:
+def backend_here(seconds: int) -> Backend:
+    """What runs a lab that lists no hosts: this machine's Docker daemon."""
+    return DockerEngine(seconds=seconds)
+
+
+def placement(found: Settings, targets: tuple[InventoryHost, ...]) -> dict[str, str]:
     """The containers that the settings ask for, by name, and the hosts that are to have them."""
     names = [target.name for target in targets] or [HERE]
     if len(names) == 1:
@@ -201,11 +211,11 @@ def places(found: Settings, targets: tuple[InventoryHost, ...]) -> dict[str, str
     return {LAUNCHER: names[0], **{f"worker-{number}": name for number, name in enumerate(names)}}
 
 
-def fleet(found: Settings, targets: tuple[InventoryHost, ...], daemons: Mapping[str, Daemon]) -> MultiHostEngine:
-    """These daemons as one engine."""
+def over_hosts(found: Settings, targets: tuple[InventoryHost, ...], daemons: Mapping[str, Backend]) -> MultiHostEngine:
+    """These daemons as one backend."""
     name = found.text("LAB_NAME")
     return MultiHostEngine(
-        daemons, {naming.container_of(name, node): host for node, host in places(found, targets).items()}
+        daemons, {naming.container_of(name, node): host for node, host in placement(found, targets).items()}
     )
 
 
@@ -343,7 +353,7 @@ def lab_on(where: Cluster, hosts: tuple[Host, ...]) -> Lab:
     return where.lab(hosts, capabilities.granted(where.settings, where.directory, [host.name for host in hosts]))
 
 
-def settled_on(where: Cluster, host: Host, engine: Daemon, *, anew: bool) -> Host:
+def settled_on(where: Cluster, host: Host, engine: Capabilities, *, anew: bool) -> Host:
     found, texts = where.settings, where.texts(host)
     return device_requests.settled(
         found, where.accelerator, host, where.directory, where.image, engine, anew=anew, texts=texts
@@ -351,21 +361,21 @@ def settled_on(where: Cluster, host: Host, engine: Daemon, *, anew: bool) -> Hos
 
 
 def foreseen_on(where: Cluster, host: Host) -> Host:
-    engine, texts = where.daemon(host), where.texts(host)
+    engine, texts = where.capabilities(host), where.texts(host)
     request, _ = device_requests.foreseen(where.settings, host, where.directory, engine, texts)
     return replace(host, request=request)
 
 
-def limits_refused(where: Cluster, host: Host, engine: Daemon) -> tuple[str, ...]:
+def limits_refused(where: Cluster, host: Host, engine: Capabilities) -> tuple[str, ...]:
     return capabilities.probe(where.settings, where.directory, where.image, host.name, engine)
 
 
-def of_engines(where: Cluster, ask: Callable[[Host, Daemon], T]) -> tuple[dict[str, T], Cluster]:
+def of_engines(where: Cluster, ask: Callable[[Host, Capabilities], T]) -> tuple[dict[str, T], Cluster]:
     """What comes of asking all engines side by side, by host; and the site less those where that failed."""
 
     def work(host: Host) -> T:
         with on_host(host.name):
-            return ask(host, where.engine.on(host.name))
+            return ask(host, where.engine.capabilities(host.name))
 
-    done, failed = attempt(work, {host.name: host for host in where.hosts if where.daemon(host)})
+    done, failed = attempt(work, {host.name: host for host in where.hosts if host.name in where.engine.hosts})
     return done, where.without(failed)

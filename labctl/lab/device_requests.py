@@ -15,7 +15,7 @@ from typing import Any
 
 from labctl.accelerators.nvidia import CDI_KIND
 from labctl.config.settings import Settings
-from labctl.engines import Daemon
+from labctl.engines import Capabilities
 from labctl.errors import HostError, LabError
 from labctl.lab import capabilities
 from labctl.lab import spec as lab
@@ -44,7 +44,7 @@ def settled(
     host: Host,
     directory: Path,
     image: str,
-    engine: Daemon | None,
+    engine: Capabilities | None,
     *,
     anew: bool = False,
     texts: Texts = texts_here,
@@ -84,7 +84,7 @@ def remembered(host: Host, directory: Path) -> Host:
 
 
 def tried(
-    engine: Daemon, information: dict[str, Any], lab_name: str, image: str, devices: tuple[Device, ...]
+    engine: Capabilities, information: dict[str, Any], lab_name: str, image: str, devices: tuple[Device, ...]
 ) -> Request | None:
     """Reservations where the engine knows their driver, else the runtime; None where it has neither.
 
@@ -109,7 +109,7 @@ def no_way(information: dict[str, Any], devices: tuple[Device, ...]) -> HostErro
 
 
 def described(
-    found: Settings, accelerator: Accelerator, host: Host, directory: Path, engine: Daemon | None
+    found: Settings, accelerator: Accelerator, host: Host, directory: Path, engine: Capabilities | None
 ) -> tuple[str, str]:
     """How devices are asked for, and who says so; nothing is tried, and no engine need answer."""
     if accelerator != "nvidia":
@@ -119,7 +119,7 @@ def described(
 
 
 def foreseen(
-    found: Settings, host: Host, directory: Path, engine: Daemon | None, texts: Texts = texts_here
+    found: Settings, host: Host, directory: Path, engine: Capabilities | None, texts: Texts = texts_here
 ) -> tuple[Request, str]:
     """How `up` would ask for GPUs as far as can be told without a trial, and who says so; no engine need answer."""
     known = capabilities.kept(directory, host.name, None).get(KEY)
@@ -138,7 +138,7 @@ def wanted(found: Settings, host: Host) -> tuple[Device, ...]:
     return lab.chosen_devices("nvidia", host, found.text("LAB_DEVICES"))
 
 
-def require_runtime(accelerator: Accelerator, host: Host, engine: Daemon) -> None:
+def require_runtime(accelerator: Accelerator, host: Host, engine: Capabilities) -> None:
     """HostError where the engine lacks what can be told without an image: before one is built for nothing."""
     if accelerator == "habana" and host.devices:
         require_habana(engine.information())

@@ -12,7 +12,6 @@ from labctl.accelerators.detect import ROOT, Person, groups, observe
 from labctl.accelerators.vendor_tools import Run, describe, run_here
 from labctl.config.context import Context
 from labctl.config.settings import Settings
-from labctl.engines.docker import DockerEngine
 from labctl.errors import HostError, LabError
 from labctl.hosts import facts
 from labctl.lab import cluster, device_requests, spec
@@ -167,7 +166,8 @@ def decided(context: Context) -> Rows:
     if accelerator is None:
         return (("accelerator", "none", why),)
     chosen, here = observe(accelerator)
-    request = device_requests.described(found, chosen, here, context.directory, DockerEngine())
+    engine = cluster.backend_here(cluster.ANSWERING).capabilities(HERE)
+    request = device_requests.described(found, chosen, here, context.directory, engine)
     return ("accelerator", accelerator, why), ("device request", *request)
 
 

@@ -27,7 +27,7 @@ def status_of(context: Context, where: Cluster) -> dict[str, Any]:
     up_now = {container.node for container in observed.containers if container.state == "running"}
     there = {container.node for container in observed.containers}
     nothing = "unknown" if silent else "down"
-    state = nothing if not there else "up" if up_now == set(where.places) == there else "partial"
+    state = nothing if not there else "up" if up_now == set(where.placement) == there else "partial"
     nodes = [
         {
             "name": container.node,
@@ -41,7 +41,7 @@ def status_of(context: Context, where: Cluster) -> dict[str, Any]:
         }
         for container in observed.containers
     ]
-    place = {node: number for number, node in enumerate(where.places)}
+    place = {node: number for number, node in enumerate(where.placement)}
     return {
         "lab": name,
         "state": state,
@@ -75,6 +75,6 @@ def unheard(where: Cluster, silent: Mapping[str, HostError]) -> list[dict[str, A
             "slots": 0,
             "devices": [],
         }
-        for name, host in where.places.items()
+        for name, host in where.placement.items()
         if host in silent
     ]

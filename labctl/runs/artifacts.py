@@ -8,7 +8,7 @@ from pathlib import Path
 from threading import Event
 
 from labctl import naming
-from labctl.engines import Backend
+from labctl.engines import Backend, connection_to
 from labctl.errors import HostError
 from labctl.hosts import manifest, pull, push, ssh_errors
 from labctl.hosts.ssh import Connection
@@ -45,7 +45,7 @@ def send(lab: Lab, job: Job, engine: Backend, path: Path, earlier: tuple[str, ..
     trees = {folder: manifest.of(lab.directory / folder) for folder in folders}
 
     def give(host: Host) -> None:
-        if connection := engine.on(host.name).connection:
+        if connection := connection_to(engine, host.name):
             push.send(connection, host.directory, trees, seconds=SECONDS)
             push.send_new(connection, files, directory_on(lab, host, job.run_id), seconds=SECONDS)
 
@@ -74,7 +74,7 @@ def fetch(
         there = directory_on(lab, host, run_id)
         kept = f"what {host.name} has of the run stays there in {there}"
         try:
-            connection = engine.on(host.name).connection
+            connection = connection_to(engine, host.name)
             if not connection or not connection.run(IS_THERE, there).out:
                 return
             came = pull.fetch(connection, there, path, sent=sent, turn=turns[host.name], seconds=SECONDS)

@@ -12,7 +12,7 @@ from labctl.compose import render
 from labctl.config.context import Context
 from labctl.config.settings import Settings
 from labctl.deploy import plan
-from labctl.engines import Backend, agent
+from labctl.engines import Backend, agent, connection_to
 from labctl.engines.state import ObservedState, lost
 from labctl.errors import ConfigError, HostError
 from labctl.hosts import facts as survey
@@ -99,7 +99,7 @@ def require_program(lab: Lab, task: Job, engine: Backend) -> None:
     if task.launcher == "script":
         return
     program = task.argv[0]
-    found = engine.call(naming.container_name(lab, model.LAUNCHER), ("which", program), user=agent.user(lab))
+    found = engine.exec(naming.container_name(lab, model.LAUNCHER), ("which", program), user=agent.user(lab))
     if found.code:
         hint = f"set LAB_IMAGE in .env to one that has {program}, then `labctl up`"
         if program == "horovodrun":
@@ -113,14 +113,14 @@ def require_port(lab: Lab, task: Job, engine: Backend, facts: Mapping[str, surve
     ``facts`` are what the hosts told before; what runs of this lab had left behind may have been ended since.
     """
     host, port = lab.host_of(task.nodes[0].name).name, lab.master_port
-    there = engine.on(host)
-    if lab.network != "host" or port not in facts[host].ports or there.connection is None:
+    connection = connection_to(engine, host)
+    if lab.network != "host" or port not in facts[host].ports or connection is None:
         return
-    told = survey.read(there.connection.run(survey.SCRIPT).out, host)
+    told = survey.read(connection.run(survey.SCRIPT).out, host)
     user = survey.facts_of(told, time.time()).ports.get(port)
     if user is None:
         return
-    others = sorted({f"`{one.lab}`" for one in there.listeners() if one.lab != lab.name})
+    others = sorted({f"`{one.lab}`" for one in engine.capabilities(host).port_users() if one.lab != lab.name})
     whose = f"; on this host there is lab {', '.join(others)}, too" if others else ""
     busy = {port, lab.ssh_port}.union(*(one.ports for one in facts.values()))
     free = routing.free_port(port, busy)
@@ -140,7 +140,7 @@ def require_inputs(lab: Lab, task: Job, engine: Backend) -> None:
     if not paths:
         return
     look = ("sh", "-c", 'for path; do [ -e "$path" ] || echo "$path"; done', "sh", *paths)
-    absent = engine.call(naming.container_name(lab, model.LAUNCHER), look, user=agent.user(lab)).out.splitlines()
+    absent = engine.exec(naming.container_name(lab, model.LAUNCHER), look, user=agent.user(lab)).out.splitlines()
     if absent:
         raise ConfigError(
             f"{task.workload.name}: {host.name} has no {absent[0]} in its containers",

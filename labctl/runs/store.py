@@ -58,12 +58,13 @@ def _job(job: Job) -> dict[str, Any]:
 
 
 def _versions(lab: Lab, engine: Backend) -> dict[str, Any]:
+    first = engine.capabilities(lab.hosts[0].name)
     return {
         "labctl": metadata.version("labctl"),
         "python": platform.python_version(),
-        **engine.versions(),
+        **first.versions(),
         "image": lab.image,
-        "image_id": engine.on(lab.hosts[0].name).image_id(lab.image),
+        "image_id": first.image_id(lab.image),
     }
 
 
