@@ -24,10 +24,11 @@ quickstart: $(VENV)/.installed  ## set up this machine, bring a two-node lab up,
 test: $(VENV)/.developer image lint  ## lint, types, and all tests but the slow ones, on a real engine
 	$(AS_MEMBER) $(VENV)/bin/pytest -m 'not slow' --require-docker
 
-lint: $(VENV)/.developer  ## style and types
+lint: $(VENV)/.developer  ## style, types and shell scripts
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/shellcheck $$(find labctl docker -name '*.sh') .ci/run
 
 unit: $(VENV)/.developer  ## the tests that need no Docker
 	$(VENV)/bin/pytest -m 'not docker'
@@ -39,7 +40,7 @@ image: $(VENV)/.installed  ## Docker Engine where it is missing, and the lab's i
 bench: $(VENV)/.developer image  ## labctl against the raw tools, side by side (an hour on two cores)
 	$(AS_MEMBER) $(VENV)/bin/python tests/bench.py
 
-lock: $(VENV)/.installed  ## resolve the image's pinned versions anew
+lock: $(VENV)/.installed  ## resolve the image's pinned versions and their hashes
 	$(AS_MEMBER) $(LABCTL) build --update-lock
 
 wheel: $(VENV)/.developer  ## the wheel, in dist/

@@ -7,7 +7,8 @@ compiled=/compiled/$key
 if [ ! -d "$compiled" ]; then
     cd "$(mktemp -d)"
     # From its source, and past pip's cache, which does not know what a wheel was compiled for.
-    pip download --no-deps --no-build-isolation --no-cache-dir --no-binary horovod "$(grep '^horovod==' "$1")"
+    grep '^horovod==' "$1" > requirements
+    pip download --no-deps --no-build-isolation --no-cache-dir --no-binary horovod --require-hashes -r requirements
     tar -xzf horovod-*.tar.gz
     cd horovod-*/
     # The headers of today's torch are C++17.

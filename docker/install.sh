@@ -1,7 +1,8 @@
 #!/bin/sh
 # Installs Python packages for every user of the image:
 #
-#     install.sh NAME.lock              exactly those that it lists
+#     install.sh NAME.lock              exactly those that it lists, with these hashes; torch, which differs by source,
+#                                       without one
 #     install.sh NAME.in [LOCK]         those that it asks for, in LOCK's versions; where the base brings a torch of its
 #                                       own, around what is there: nothing is replaced, and that torch is the one
 #
@@ -14,21 +15,26 @@ work=$(mktemp -d)
 
 case $requirements in
 *.lock)
-    set -- --no-deps
+    if grep '^torch==' "$requirements" > "$work/torch"; then
+        pip install --no-deps --requirement "$work/torch"
+    fi
+    set -- --no-deps --require-hashes
+    separate='^torch=='
     ;;
 *)
     set -- --constraint "$work/constraints"
-    grep -v '^torch==' "$versions" > "$work/constraints" || true
+    sed -e '/^torch==/d' -e 's/ --hash=.*//' "$versions" > "$work/constraints"
+    separate='^$'
     if [ ! -d /opt/venv ]; then
         # A distribution's Python takes no packages unless told so.
         export PIP_BREAK_SYSTEM_PACKAGES=1
         pip list --format freeze > "$work/constraints"
+        separate='^torch=='
     fi
     ;;
 esac
 
-if [ -d /opt/venv ]; then own_torch='^$'; else own_torch='^torch=='; fi
-grep -vE "^deepspeed|^horovod==|$own_torch" "$requirements" > "$work/requirements"
+grep -vE "^deepspeed|^horovod==|$separate" "$requirements" > "$work/requirements"
 pip install "$@" --requirement "$work/requirements"
 if grep '^deepspeed' "$requirements" > "$work/deepspeed"; then
     pip install "$@" --no-build-isolation --no-cache-dir --requirement "$work/deepspeed"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 
@@ -45,6 +45,19 @@ class Interrupted(LabError):
 
     kind = "interrupted"
     exit_code = 130
+
+
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """The known word most like this one; empty where none is near."""
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(word, known, n=1, cutoff=cutoff)), "")
+
+
+def did_you_mean(word: str, known: Collection[str]) -> str:
+    """A hint: the nearest known spelling, or all of them."""
+    near = nearest(word, known)
+    return f"did you mean `{near}`?" if near else f"known: {', '.join(known) or 'none'}"
 
 
 @contextmanager

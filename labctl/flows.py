@@ -9,7 +9,7 @@ from dataclasses import asdict
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from labctl import errors
 from labctl.accelerators import leases
@@ -20,8 +20,6 @@ from labctl.config.context import Context
 from labctl.config.settings import Settings
 from labctl.deploy import drift, executor, ledger, plan, preflight, provision
 from labctl.deploy import images as prepare
-from labctl.doctor import Attempt, Finding, require, visit
-from labctl.doctor import mend as repair
 from labctl.errors import ConfigError, HostError
 from labctl.hub import prefetch as shared_cache
 from labctl.lab import cluster
@@ -29,14 +27,19 @@ from labctl.lab import devices as overview
 from labctl.lab.cluster import Cluster
 from labctl.lab.spec import hidden
 from labctl.lab.status import status_of
-from labctl.model import HERE, Lab, Workload
+from labctl.model import Lab, Workload
 from labctl.runs import artifacts, store
 from labctl.runs import run as runs
-from labctl.runs.request import RunOptions, build_job, choose_workload
+from labctl.runs.request import RunOptions, build_job, choose_workload, unknown
 from labctl.setup import install as host_setup
 from labctl.system import filelock
 from labctl.system.files import outdated, write_all
 from labctl.workloads import external
+
+if TYPE_CHECKING:
+    from labctl.doctor.examination import Finding
+    from labctl.doctor.fix import AppliedFix
+
 
 Ask = prepare.Ask
 Rows = tuple[tuple[str, str, str], ...]
@@ -55,13 +58,19 @@ def setup(emit: Callable[[str], None], ask: Ask | None, *, yes: bool) -> bool:
 
 
 def doctor(context: Context, *, node: str = "") -> tuple[Finding, ...]:
-    """Look at the hosts and this lab, or at one node of it and its host."""
-    return visit.findings(context, node=node)
+    """Diagnose hosts, Docker and the lab, or one node of it and its host."""
+    from labctl.doctor import run as doctor_run
+
+    return doctor_run.findings(context, node=node)
 
 
-def mend(context: Context, ask: Ask | None, *, node: str = "") -> tuple[tuple[Finding, ...], tuple[Attempt, ...]]:
-    """Run what mends and touches only labctl's own; ``ask`` is asked before each, where there is somebody to ask."""
-    return repair(context, lambda: doctor(context, node=node), ask)
+def doctor_fix(
+    context: Context, ask: Ask | None, *, node: str = ""
+) -> tuple[tuple[Finding, ...], tuple[AppliedFix, ...]]:
+    """Apply fixes that only change labctl's own resources, asking before each unless ``ask`` is None."""
+    from labctl.doctor import fix
+
+    return fix.apply_fixes(context, lambda: doctor(context, node=node), ask)
 
 
 def devices(context: Context) -> dict[str, Any]:
@@ -125,15 +134,19 @@ def up(context: Context, *, workload: str = "", dry_run: bool = False) -> dict[s
 
 def bring_up(context: Context, where: Cluster) -> None:
     """Hosts that can take part, image, lab, plan, containers."""
+    from labctl.doctor import run as doctor_run
+
     ledger.tell_left_over(context, where)
-    where = visit.admitted(context, preflight.without_others(context, where))
+    where = preflight.without_others(context, where)
+    if where.targets:
+        where = doctor_run.preflight(context, *cluster.foresee_lab(where), "up")
     image_id, lacking = prepare.ensure_images(context, where)
     where = where.without(lacking)
     lab, where = cluster.load_lab(context, where)
     preflight.tell_accelerator(context, where, lab)
     preflight.require_room(context, where, lab)
-    if HERE in where.daemons:
-        require(visit.local(context, where, lab), "up")
+    if not where.targets:
+        doctor_run.preflight(context, lab, where, "up")
     own = filelock.held(lab.directory / filelock.LAB, "labctl up", wait=PATIENCE, notice=context.notice)
     with own, leases.granting(lab, wait=PATIENCE, notice=context.notice):
         steps, failed = plan_up(context, lab, where)
@@ -235,7 +248,7 @@ def run(context: Context, name: str, options: RunOptions, ask: Ask | None = None
     found = context.settings()
     task = choose_workload(context.directory, name, options, found)
     found = prepare.for_workload(found, task)
-    for remark in external.remarks(task, external.roots(found)):
+    for remark in (*external.remarks(task, external.roots(found)), *unknown(task, options)):
         context.warn(remark)
     with cluster.opened(context, found) as where:
         return run_on(context, where, task, options, ask)
@@ -243,6 +256,8 @@ def run(context: Context, name: str, options: RunOptions, ask: Ask | None = None
 
 def run_on(context: Context, where: Cluster, task: Workload, options: RunOptions, ask: Ask | None) -> dict[str, Any]:
     """Job, what must hold before it, launch."""
+    from labctl.doctor import run as doctor_run
+
     lab, where = cluster.load_lab(context, where, ask=False)
     engine = where.engine
     now = datetime.now().astimezone()
@@ -259,8 +274,8 @@ def run_on(context: Context, where: Cluster, task: Workload, options: RunOptions
         bring_up(context, where)
         observed = engine.observe(lab.name, lab.image)
     runs.require_hosts(lab, job, {**where.failed, **preflight.not_ours(context, lab.name, observed)})
-    if HERE in where.daemons:
-        require(visit.local(context, where, lab), "run")
+    if not where.targets:
+        doctor_run.preflight(context, lab, where, "run")
     runs.require_up(lab, job, observed)
     runs.require_inputs(lab, job, engine)
     if options.launcher:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 HERE = "local"
 """The name of this machine among hosts."""
@@ -132,23 +132,38 @@ Pairs = tuple[tuple[str, str], ...]
 LAUNCHER = "launcher"
 
 
-class Secret(str):
-    """Text that never shows itself: ``repr`` and ``format`` give ``[REDACTED]``; ``reveal()`` gives the value."""
+class Secret:
+    """Text that only ``reveal()`` gives; it is not a string, so that nothing prints or serializes it by accident."""
 
-    __slots__ = ()
+    __slots__ = ("__value",)
+
+    def __init__(self, value: str) -> None:
+        self.__value = value
+
+    def reveal(self) -> str:
+        """The plain value."""
+        return self.__value
+
+    def __bool__(self) -> bool:
+        return bool(self.__value)
 
     def __repr__(self) -> str:
         return "[REDACTED]"
 
-    def __str__(self) -> str:
-        return "[REDACTED]"
-
     def __format__(self, spec: str) -> str:
-        return "[REDACTED]"
+        return format(repr(self), spec)
 
-    def reveal(self) -> str:
-        """The value itself, for the one place that writes it to a 0600 file."""
-        return str.__str__(self)
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and self.__value == other.__value
+
+    def __hash__(self) -> int:
+        return hash(self.__value)
+
+    def __deepcopy__(self, memo: object) -> Secret:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a secret cannot be pickled")
 
 
 # --- the lab -------------------------------------------------------------------------------------------------

@@ -37,7 +37,19 @@ PURE = {
     "config.settings", "config.yaml_reader", "deploy.plan", "fit", "lab.spec", "launchers", "runs.job", "runs.metrics",
     "runs.verdict", "system.routing", "system.tar", "workloads.deepspeed_config", "workloads.schema",
 }  # fmt: skip
-HEAVY = {"docker", "python_on_whales", "jinja2", "yaml", "cryptography", "typer", "requests", "huggingface_hub"}
+HEAVY = {
+    "docker",
+    "python_on_whales",
+    "jinja2",
+    "yaml",
+    "cryptography",
+    "typer",
+    "requests",
+    "huggingface_hub",
+    "dotenv",
+    "filelock",
+    "packaging",
+}
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 

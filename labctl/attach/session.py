@@ -8,21 +8,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from labctl.engines import Backend
+from labctl.engines.agent import IN_NODE
 from labctl.engines.state import Container
 from labctl.model import HERE
 from labctl.system import files
 
 # What docker and shells end with where a command cannot be run: it is not there, or may not be.
 NOT_RUN = (126, 127)
-# Whether a command is there; a shell's own word for that would count its builtins.
-IS_THERE = """
-case $1 in */*) [ -e "$1" ]; exit;; esac
-IFS=:
-for folder in $PATH; do
-    [ -e "$folder/$1" ] && exit
-done
-exit 1
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +60,7 @@ def run(inside: ExecTarget, argv: tuple[str, ...], **options: Any) -> int:
 
 def lacks(inside: ExecTarget, command: str) -> bool:
     """Whether the node has no such command, for what ended with one of NOT_RUN."""
-    look = ("sh", "-c", IS_THERE, "sh", command)
+    look = ("sh", "-c", IN_NODE, "sh", "has_command", command)
     return inside.engine.exec(inside.container, look, user=inside.user, workdir=inside.directory).code == 1
 
 

@@ -23,6 +23,7 @@ from labctl.images.distribute import Failures, ImageTargets
 from labctl.lab import cluster
 from labctl.runs import request
 from labctl.system import filelock
+from labctl.system.files import require_room, room_at
 from labctl.system.progress import Progress
 
 
@@ -65,7 +66,8 @@ def load_bundle(context: Context, file: Path, *, force: bool = False) -> dict[st
     found = loading.settings_of(bundle, context.environ, context.flags)
     cache = Path(found.text("HOST_CACHE_PATH"))
     files, cached = loading.of_lab(bundle, context.directory, force=force), loading.of_cache(bundle, cache)
-    loading.require_room({**files, **cached})
+    wanted = {**files, **cached}
+    require_room("the bundle", [(room_at(path), member.size) for path, member in wanted.items()])
     if cached:
         make_root(cache)
     with filelock.held(context.directory / filelock.LAB, "labctl bundle load"):

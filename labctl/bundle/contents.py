@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from labctl.bundle.format import climbs_late
 from labctl.config import dotenv, settings
 from labctl.errors import ConfigError
 from labctl.images import catalog
+from labctl.system.files import is_below, leads_out
 
 NODES = ".lab/nodes"
 FOLDERS = ("workloads", "hostfiles", NODES)
@@ -61,7 +61,9 @@ def of_lab(directory: Path, *, secrets: bool) -> BundleContents:
         left_out.append((hosts, "not in the lab directory"))
     for folder in FOLDERS:
         for entry in walk(directory, folder):
-            reason = "leads out of the lab" if leads_out(entry) else "" if secrets else why_secret(entry)
+            reason = "" if secrets else why_secret(entry)
+            if leads_out(entry.name, entry.target):
+                reason = "leads out of the lab"
             if reason:
                 left_out.append((entry.name, reason))
             else:
@@ -73,7 +75,8 @@ def of_lab(directory: Path, *, secrets: bool) -> BundleContents:
 def of_cache(cache: Path) -> Iterator[Entry]:
     """All of the shared cache, by paths in it, but labctl's own locks, what is on its way and logins."""
     for entry in walk(cache, "."):
-        if not entry.name.endswith((".lock", ".incomplete")) and entry.name not in TOKENS and not leads_out(entry):
+        own = entry.name.endswith((".lock", ".incomplete")) or entry.name in TOKENS
+        if not own and not leads_out(entry.name, entry.target):
             yield entry
 
 
@@ -147,16 +150,3 @@ def why_secret(entry: Entry) -> str:
         except OSError as error:
             raise ConfigError(f"cannot read {entry.source}: {error.strerror}", hint=f"ls -l {entry.source}") from error
     return ""
-
-
-def is_below(path: str) -> bool:
-    return not path.startswith(("/", "~")) and ".." not in PurePosixPath(path).parts
-
-
-def leads_out(entry: Entry) -> bool:
-    """Whether a link leads to what no bundle holds."""
-    return bool(entry.target) and (
-        entry.target.startswith("/")
-        or climbs_late(entry.target)
-        or os.path.normpath(Path(entry.name).parent / entry.target).startswith("..")
-    )

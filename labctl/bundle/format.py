@@ -13,11 +13,11 @@ import re
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import dropwhile
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from labctl.errors import ConfigError, HostError
+from labctl.system.files import climbs_late
 
 OURS = "labctl/"
 """What the names of labctl's members begin with; the others are Docker's."""
@@ -127,7 +127,9 @@ class Bundle:
         if odd:
             raise HostError(f"{self.path} is damaged: {odd[0]} is missing, or was added", hint=AGAIN)
         for name, member in self.members.items():
-            if not _is_inside(name, member.target) or any(parent in links for parent in _parents(name)):
+            if not _is_inside(name, member.target) or any(
+                str(parent) in links for parent in PurePosixPath(name).parents
+            ):
                 raise HostError(f"{self.path}: {name} leads out of the bundle", hint="do not use this file")
             if name in links:
                 if member.target != links[name]:
@@ -210,13 +212,3 @@ def _is_inside(name: str, target: str) -> bool:
         and not climbs_late(target)
         and (not name.startswith(OURS) or f"{end}/".startswith(f"{folder}/"))
     )
-
-
-def climbs_late(target: str) -> bool:
-    """Whether a link leads up again after it went down: where that is, only the directories themselves know."""
-    return ".." in dropwhile(lambda part: part == "..", PurePosixPath(target).parts)
-
-
-def _parents(name: str) -> Iterator[str]:
-    while name := posixpath.dirname(name):
-        yield name

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
-import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,13 +13,13 @@ from labctl.config import settings
 from labctl.config.settings import Settings
 from labctl.errors import ConfigError, HostError
 from labctl.hosts.ssh import Connection
-from labctl.images.archive import Cargo, Range, told
+from labctl.images.archive import ArchiveStream, Range, report
 from labctl.images.distribute import Emit, Failures
 from labctl.images.remote import ASKING, MOVING, failed
 from labctl.model import Event
 from labctl.system.files import make_private
 from labctl.system.parallel import attempt
-from labctl.system.progress import Progress, amount
+from labctl.system.progress import Progress
 from labctl.system.tar import END, member_header, padding
 
 Notice = Callable[[str], None]
@@ -90,20 +88,6 @@ def of_cache(bundle: Bundle, cache: Path) -> dict[Path, BundleEntry]:
     return missing
 
 
-def require_room(wanted: Mapping[Path, BundleEntry]) -> None:
-    """HostError where a disk has less room than these files take."""
-    needed: dict[int, int] = {}
-    for path, member in wanted.items():
-        disk = next(parent for parent in path.parents if parent.exists())
-        number = disk.stat().st_dev
-        needed[number] = needed.get(number, 0) + member.size
-        free = shutil.disk_usage(disk).free
-        if needed[number] > free:
-            raise HostError(
-                f"{disk} has {amount(free)} free, and more is to come", hint=f"df -h {shlex.quote(str(disk))}"
-            )
-
-
 def require_no_link(path: Path, root: Path) -> None:
     """HostError where the way from a root to a path goes through a link: that may lead anywhere."""
     for parent in path.parents:
@@ -153,28 +137,7 @@ def holds(bundle: Bundle, member: BundleEntry, path: Path) -> bool:
         return all(file.read(len(piece)) == piece for piece in bundle.chunks(member))
 
 
-# $1: the cache, below the home unless it begins with /.
-_FOLDER = 'umask 077; cd && mkdir -p "$1" && cd "$1" || exit 1\n'
-_LIST = _FOLDER + "find . -name '.labctl-coming.*' -prune -o ! -type d -print\n"
-# Hosts may share the cache: each unpacks in a directory of its own, which goes with it. One that was killed within it
-# leaves it; what nobody wrote to in two days goes.
-_UNPACK = (
-    _FOLDER
-    + """
-find . -maxdepth 1 -name '.labctl-coming.*' -mtime +1 -exec rm -rf {} +
-coming=$(mktemp -d ./.labctl-coming.XXXXXX) || exit 1
-cache=$PWD
-trap 'cd "$cache" && rm -rf "$coming"' EXIT
-trap 'exit 1' HUP INT PIPE TERM
-tar -xf - -C "$coming" && cd "$coming" || exit 1
-find . -type d -exec sh -c '
-for one; do
-    if [ -L "../$one" ]; then echo "${one#./} is a link" >&2; exit 1; fi
-    mkdir -p "../$one" || exit 1
-done' sh {} + || exit 1
-find . ! -type d -exec sh -c 'for one; do mv -f "$one" "../$one" || exit 1; done' sh {} + || exit 1
-"""
-)
+SCRIPT = Path(__file__).with_name("cache.sh").read_text(encoding="utf-8")
 
 
 def cache(bundle: Bundle, found: Settings, hosts: Mapping[str, Connection], emit: Emit) -> Failures:
@@ -185,7 +148,7 @@ def cache(bundle: Bundle, found: Settings, hosts: Mapping[str, Connection], emit
     folder = place(found)
 
     def bring(connection: Connection) -> None:
-        listed = connection.run(_LIST, folder, timeout=ASKING, check=False)
+        listed = connection.run(SCRIPT, folder, "list", timeout=ASKING, check=False)
         if listed.code != 0:
             raise failed(connection, f"cannot use its cache {folder}", listed.err, "ls -ld ~/.cache/labctl; df -h")
         there = {line.removeprefix("./") for line in listed.out.splitlines()}
@@ -202,17 +165,17 @@ def place(found: Settings) -> str:
     return str(path.relative_to(found.home)) if path.is_relative_to(found.home) else str(path)
 
 
-def cargo(bundle: Bundle, members: Mapping[str, BundleEntry]) -> Cargo:
+def cargo(bundle: Bundle, members: Mapping[str, BundleEntry]) -> ArchiveStream:
     """A tar archive of these members."""
     parts: list[bytes | Range] = []
     for name, member in members.items():
         parts.append(member_header(name, member.size, member.mode, member.target))
         if not member.target:
             parts += [Range(member.offset, member.size), padding(member.size)]
-    return Cargo(path=bundle.path, parts=(*parts, END))
+    return ArchiveStream(path=bundle.path, parts=(*parts, END))
 
 
-def unpack(connection: Connection, folder: str, cargo: Cargo, emit: Emit) -> None:
+def unpack(connection: Connection, folder: str, cargo: ArchiveStream, emit: Emit) -> None:
     """Send an archive into a folder. HostError where it does not come whole."""
     host = connection.target.name
 
@@ -220,8 +183,8 @@ def unpack(connection: Connection, folder: str, cargo: Cargo, emit: Emit) -> Non
         emit(Event(kind="notice", text=text, node=host))
 
     progress = Progress(f"{host}: cache", cargo.size, 0, notice)
-    chunks = told(cargo.chunks(), progress)
-    done = connection.send(_UNPACK, folder, chunks=chunks, timeout=MOVING, check=False)
+    chunks = report(cargo.chunks(), progress)
+    done = connection.send(SCRIPT, folder, "unpack", chunks=chunks, timeout=MOVING, check=False)
     if done.code != 0:
         raise failed(connection, "the cache did not come whole", done.err, "df -h")
     progress.finish()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "init": ("host", "write .env, hosts.txt, hostfiles and workloads into a directory"),
     "setup": ("host", "make this host able to run a lab: Docker Engine, buildx, compose"),
-    "doctor": ("host", "check host, engine and lab; each finding says what mends it"),
+    "doctor": ("host", "diagnose hosts, Docker and the lab, and suggest fixes"),
     "devices": ("devices", "accelerators, cores and fabrics of this host, and the node that gets each"),
     "config": ("host", "the settings in force and where each came from"),
     "render": ("lab", "write the files of every node and stop"),

@@ -7,15 +7,17 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from labctl import flows
 from labctl.cli.common import HERE, Directory, Json, Setting, answering, context, show
 from labctl.cli.output import table
-from labctl.doctor import Finding
 from labctl.errors import ConfigError, HostError
+
+if TYPE_CHECKING:
+    from labctl.doctor.examination import Finding
 
 
 def init_command(
@@ -47,7 +49,7 @@ def doctor_command(
     directory: Directory = HERE,
     node: Annotated[str, typer.Option("--node", "-n", metavar="NODE", help="Only this node and the host.")] = "",
     fix: Annotated[
-        bool, typer.Option("--fix", help="Run what mends and touches only labctl's own; asks first.")
+        bool, typer.Option("--fix", help="Apply fixes that only change labctl's own resources (asks first).")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     setting: Setting = None,
@@ -57,12 +59,13 @@ def doctor_command(
         if yes and not fix:
             raise ConfigError("--yes is for the commands of --fix", hint="labctl doctor --fix --yes")
         here = context(directory, output, setting)
-        findings, attempts = (
-            flows.mend(here, None if yes else asking(), node=node) if fix else (flows.doctor(here, node=node), ())
+        findings, applied = (
+            flows.doctor_fix(here, None if yes else asking(), node=node) if fix else (flows.doctor(here, node=node), ())
         )
-        document: dict[str, Any] = {"findings": [asdict(one) for one in findings]}
+        document: dict[str, Any] = {"findings": [one.document() for one in findings]}
         if fix:
-            document["mended"] = [asdict(one) for one in attempts]
+            # The first is the deprecated name of schema 1.
+            document["mended"] = document["fixed"] = [asdict(one) for one in applied]
         show(output, document, lambda: findings_text(findings))
         if any(one.level == "error" for one in findings):
             sys.exit(HostError.exit_code)
@@ -73,20 +76,20 @@ def asking() -> Callable[[str], bool]:
 
     def ask(question: str) -> bool:
         if not sys.stdin.isatty():
-            raise HostError("nobody is here to ask whether the commands may be run", hint="labctl doctor --fix --yes")
+            raise HostError("cannot prompt: not a terminal (use --yes)", hint="labctl doctor --fix --yes")
         return typer.confirm(question, err=True)
 
     return ask
 
 
 def findings_text(findings: tuple[Finding, ...]) -> str:
-    """What was looked at, and what mends what is wrong."""
-    rows = [(one.level, one.code, one.node, one.seen) for one in findings]
+    """A table of all findings, and how to fix the problems."""
+    rows = [(one.level, one.code, one.node, one.summary) for one in findings]
     wrong = [one for one in findings if one.level != "ok"]
-    advice = [f"\n{one.code} {one.node}: {one.why}\n  mend it: {one.fix}" for one in wrong]
-    if any(one.runnable for one in wrong):
-        advice.append("\n`labctl doctor --fix` runs those of these commands that touch only labctl's own")
-    return table(("LEVEL", "CODE", "NODE", "SEEN"), rows) + "".join(advice)
+    advice = [f"\n{one.code} {one.node}: {one.impact}\n  fix: {one.fix}" for one in wrong]
+    if any(one.auto_fixable for one in wrong):
+        advice.append("\n`labctl doctor --fix` runs those of these commands that only change labctl's own resources")
+    return table(("LEVEL", "CODE", "NODE", "SUMMARY"), rows) + "".join(advice)
 
 
 def config_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:

@@ -3,6 +3,7 @@
 Blank lines, ``# comment`` lines and ``KEY=VALUE``, optionally after ``export``. A bare value has neither blanks nor
 quotes; in single quotes everything is literal; in double quotes the escapes are \\ \" \n \r \t and no others. ``$`` is
 an ordinary character everywhere. A comment begins with ``#`` at the start of a line, after a blank, or after a quote.
+python-dotenv reads the lines; what it would guess at, or what other readers take differently, is refused first.
 """
 
 from __future__ import annotations
@@ -10,16 +11,49 @@ from __future__ import annotations
 import re
 import stat
 from dataclasses import dataclass, field
+from io import StringIO
 from pathlib import Path
 
 from labctl.errors import ConfigError
 
-_ASSIGNMENT = re.compile(r"(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
-_DOUBLE_QUOTED = re.compile(r'"([^"\\]*(?:\\.[^"\\]*)*)"', re.DOTALL)
-_BARE = re.compile(r"[^\s'\"]*")
 _PORTABLE = re.compile(r"[A-Za-z0-9_./:@%+,=-]*")
-_ESCAPES = {"\\": "\\", '"': '"', "n": "\n", "r": "\r", "t": "\t"}
-_ESCAPED = str.maketrans({character: f"\\{letter}" for letter, character in _ESCAPES.items()})
+_ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n", "\r": r"\r", "\t": r"\t"})
+_KEY = r"(?:export[ \t]+)?(?P<key>[A-Za-z_][A-Za-z0-9_]*)"
+_UNCLOSED = "the {} quote of {{key}} is not closed on this line"
+_ONE_LINE = 'a line break inside a value is written \\n: {key}="first\\nsecond"'
+_LINE_ENDS = "end lines with LF or CRLF"
+_NO_BLANKS = "write {key}=value without blanks around '='"
+_QUOTE_BLANKS = "a value with blanks must be quoted: {key}='...'"
+# Not in comments either: a file with lone carriage returns as line ends would be one long comment.
+_REFUSED_ANYWHERE = (
+    ("\ufeff", "begins with a byte order mark", "save the file as UTF-8 without BOM"),
+    (r"[^\0]*\0", "a NUL inside the line", _LINE_ENDS),
+    (r"[^\r]*\r", "a carriage return inside the line", _LINE_ENDS),
+)
+# The first that matches is the reason. None of them shows a value, nor a key that is none: either may be a secret.
+_REFUSED = (
+    (rf"{_KEY}[ \t]*:(\s|$)", "a colon where '=' belongs", "write KEY=value, not KEY: value"),
+    (r"[^=]*$", "no '='", "write KEY=value; a comment begins with #"),
+    (rf"{_KEY}\s+=", "blanks before '='", "write KEY=value without blanks around '='"),
+    (r"(export[ \t]+)?=", "no key before '='", "write KEY=value"),
+    (rf"(?!{_KEY}=)", "what stands before '=' is not a key", "a key is letters, digits and _, and no digit first"),
+    (rf"{_KEY}='[^']*$", _UNCLOSED.format("single"), _ONE_LINE),
+    (rf'{_KEY}="[^"\\]*(\\.[^"\\]*)*\\?$', _UNCLOSED.format("double"), _ONE_LINE),
+    (
+        rf"""{_KEY}=('[^']*'|"[^"\\]*(\\.[^"\\]*)*")[ \t]*[^# \t]""",
+        "text after the closing quote",
+        'after it only a # comment may follow; inside double quotes a quote is written \\"',
+    ),
+    (
+        rf'{_KEY}="[^"\\]*(\\[\\"nrt][^"\\]*)*\\(?P<found>[^\\"nrt])',
+        "unknown escape \\{found} in double quotes",
+        'known are \\\\ \\" \\n \\r \\t; in single quotes a backslash is literal',
+    ),
+    (rf"""{_KEY}=[^\s'"]+['"]""", "a quote inside the bare value of {key}", "quote the whole value: {key}='...'"),
+    (rf"{_KEY}=[ \t]+[^# \t]", "blanks after '='", _NO_BLANKS),
+    (rf"""{_KEY}=[^\s'"]+[ \t]+[^# \t]""", "blanks in the bare value of {key}", _QUOTE_BLANKS),
+    (rf"""{_KEY}=[^\s'"]*(?P<found>[^\S \t])""", "a blank (U+{code:04X}) in the bare value of {key}", _QUOTE_BLANKS),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +85,23 @@ def read(path: Path, *, shown: str = "") -> tuple[Entry, ...]:
 
 def parse(text: str, path: str) -> tuple[Entry, ...]:
     """The entries of a text, in order. ConfigError ``path:line: reason``, which never shows a value."""
+    from dotenv.parser import parse_stream
+
     entries: dict[str, Entry] = {}
     # Not splitlines(): it also breaks at U+0085, U+2028 and others, which may stand inside a value.
-    for number, line in enumerate(text.split("\n"), start=1):
-        try:
-            assignment = _assignment(line.removesuffix("\r"))
-        except _Unreadable as error:
-            raise ConfigError(f"{path}:{number}: {error.reason}", hint=error.hint) from None
-        if assignment is None:
+    for number, whole in enumerate(text.split("\n"), start=1):
+        line = whole.removesuffix("\r").strip(" \t")
+        nothing = line[:1] in ("", "#")
+        for pattern, reason, hint in (*_REFUSED_ANYWHERE, *(() if nothing else _REFUSED)):
+            if match := re.match(pattern, line):
+                words = {"code": ord(match.groupdict().get("found") or "\0"), **match.groupdict()}
+                raise ConfigError(f"{path}:{number}: {reason.format(**words)}", hint=hint.format(**words))
+        if nothing:
             continue
-        key, value = assignment
+        binding = next(parse_stream(StringIO(line)))
+        # In single quotes python-dotenv takes a backslash for an escape.
+        literal = re.match(rf"{_KEY}='(?P<value>[^']*)'", line)
+        key, value = literal.group("key", "value") if literal else (binding.key or "", binding.value or "")
         if key in entries:
             reason = f"duplicate key {key}, first on line {entries[key].line}"
             raise ConfigError(f"{path}:{number}: {reason}", hint="keep one of the two")
@@ -82,99 +123,3 @@ def quote(value: str) -> str:
 def is_utf8(value: str) -> bool:
     """Whether UTF-8 can say it: lone surrogates, such as undecodable bytes of the process environment, it cannot."""
     return not any("\ud800" <= character <= "\udfff" for character in value)
-
-
-class _Unreadable(Exception):
-    def __init__(self, reason: str, hint: str = "") -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.hint = hint
-
-
-def _assignment(line: str) -> tuple[str, str] | None:
-    if line.startswith("\ufeff"):
-        raise _Unreadable("begins with a byte order mark", "save the file as UTF-8 without BOM")
-    for character, name in ("\0", "NUL"), ("\r", "carriage return"):
-        # In comments too: a file with lone carriage returns as line ends would be one long comment.
-        if character in line:
-            raise _Unreadable(f"a {name} inside the line", "end lines with LF or CRLF")
-    line = line.strip(" \t")
-    if not line or line.startswith("#"):
-        return None
-    match = _ASSIGNMENT.fullmatch(line)
-    if match is None:
-        raise _not_an_assignment(line)
-    key, text = match.groups()
-    return key, _value(key, text)
-
-
-def _not_an_assignment(line: str) -> _Unreadable:
-    """The reason, without a word of the line itself: what is misplaced may be a secret."""
-    if re.match(r"[A-Za-z_][A-Za-z0-9_]*[ \t]*:(\s|$)", line):
-        return _Unreadable("a colon where '=' belongs", "write KEY=value, not KEY: value")
-    if "=" not in line:
-        return _Unreadable("no '='", "write KEY=value; a comment begins with #")
-    if re.match(r"(export[ \t]+)?[A-Za-z_][A-Za-z0-9_]*\s+=", line):
-        return _Unreadable("blanks before '='", "write KEY=value without blanks around '='")
-    if re.match(r"(export[ \t]+)?=", line):
-        return _Unreadable("no key before '='", "write KEY=value")
-    return _Unreadable(
-        "what stands before '=' is not a key",
-        "a key is letters, digits and _, and does not begin with a digit",
-    )
-
-
-def _value(key: str, text: str) -> str:
-    if text.startswith("'"):
-        end = text.find("'", 1)
-        if end < 0:
-            raise _unclosed("single", key)
-        _only_comment_after_quote(text[end + 1 :])
-        return text[1:end]
-    if text.startswith('"'):
-        match = _DOUBLE_QUOTED.match(text)
-        if match is None:
-            raise _unclosed("double", key)
-        _only_comment_after_quote(text[match.end() :])
-        return re.sub(r"\\(.)", _unescape, match[1], flags=re.DOTALL)
-    return _bare(key, text)
-
-
-def _unclosed(kind: str, key: str) -> _Unreadable:
-    return _Unreadable(
-        f"the {kind} quote of {key} is not closed on this line",
-        f'a line break inside a value is written \\n: {key}="first\\nsecond"',
-    )
-
-
-def _only_comment_after_quote(rest: str) -> None:
-    rest = rest.strip(" \t")
-    if rest and not rest.startswith("#"):
-        raise _Unreadable(
-            "text after the closing quote",
-            'after it only a # comment may follow; inside double quotes a quote is written \\"',
-        )
-
-
-def _unescape(match: re.Match[str]) -> str:
-    if match[1] not in _ESCAPES:
-        raise _Unreadable(
-            f"unknown escape \\{match[1]} in double quotes",
-            'known are \\\\ \\" \\n \\r \\t; in single quotes a backslash is literal',
-        )
-    return _ESCAPES[match[1]]
-
-
-def _bare(key: str, text: str) -> str:
-    match = _BARE.match(text)
-    assert match is not None  # noqa: S101 - it also matches nothing
-    value, rest = match[0], text[match.end() :]
-    comment = rest.lstrip(" \t")
-    if not rest or (comment != rest and comment.startswith("#")):
-        return value
-    if rest[0] in "'\"":
-        raise _Unreadable(f"a quote inside the bare value of {key}", f"quote the whole value: {key}='...' or \"...\"")
-    if not value and rest[0] in " \t":
-        raise _Unreadable("blanks after '='", f"write {key}=value without blanks around '='")
-    blank = "blanks" if rest[0] in " \t" else f"a blank (U+{ord(rest[0]):04X})"
-    raise _Unreadable(f"{blank} in the bare value of {key}", f"a value with blanks must be quoted: {key}='...'")

@@ -7,8 +7,9 @@ ssh. Values become arguments of ssh: all are data.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
@@ -17,8 +18,9 @@ from typing import Any
 from labctl.config import dotenv, hostfile, yaml_reader
 from labctl.config.hostfile import host_name, quote
 from labctl.config.yaml_reader import Value
-from labctl.errors import ConfigError
+from labctl.errors import ConfigError, did_you_mean
 from labctl.model import HERE
+from labctl.system import process
 
 Given = dict[str, tuple[str, str]]
 """What is said of a host by our own words for it: its text and where it stands."""
@@ -32,10 +34,53 @@ VARIABLES = {
     "labctl_iface": "iface",
     "labctl_docker": "docker",
 }
+_KNOWN = f"known: {', '.join(VARIABLES)}; what else ssh needs belongs in ~/.ssh/config"
 # They change how a host is reached: to pass over them could be to reach another one.
 _REFUSED = re.compile("ansible_(connection|password|private_key_file|ssh_.*)|labctl_.*")
+_INSTALL = "install ansible-core: labctl then asks its ansible-inventory"
 _ALL = "all"
 _SECTIONS = ("hosts", "vars", "children")
+
+
+class NeedsAnsible(ConfigError):
+    """An inventory has what only Ansible resolves."""
+
+
+def require_alone(path: Path, shown: str) -> None:
+    """NeedsAnsible where variables lie in files beside an inventory."""
+    for name in ("group_vars", "host_vars"):
+        if (path.parent / name).is_dir():
+            raise NeedsAnsible(f"{shown}:1: {name} beside it holds more variables of its hosts", hint=_INSTALL)
+
+
+def resolved(path: Path, shown: str, text: str) -> Iterator[tuple[str, str, Given]]:
+    """As ``hosts``, by `ansible-inventory`; none where that is not installed. A line is the first that has the name."""
+    # Neither an executable file nor a plugin's configuration is run as one.
+    only = {"ANSIBLE_INVENTORY_ENABLED": "yaml,ini", "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "true"}
+    # Seconds; it takes about one.
+    done = process.run(("ansible-inventory", "--list", "-i", str(path)), check=False, timeout=60, env=only)
+    if done.code == process.NOT_FOUND:
+        return
+    if done.code:
+        raise ConfigError(f"{shown}:1: ansible-inventory cannot read it: {' '.join(done.err.split())[:300]}")
+    groups = json.loads(done.out)
+    lines: dict[str, int] = {}
+    for number, line in enumerate(text.split("\n"), start=1):
+        for word in re.findall(r"[^\s\"'{},:=]+", line.partition("#")[0]):
+            lines.setdefault(word, number)
+    for name in dict.fromkeys(_members(groups, _ALL)):
+        where = f"{shown}:{lines.get(name, 1)}"
+        given = groups["_meta"]["hostvars"].get(name, {})
+        if refused := next(filter(_REFUSED.fullmatch, given.keys() - VARIABLES), ""):
+            raise ConfigError(f"{where}: `{refused}` is not understood here", hint=_KNOWN)
+        yield name, where, {VARIABLES[key]: (str(value), where) for key, value in given.items() if key in VARIABLES}
+
+
+def _members(groups: dict[str, Any], name: str) -> Iterator[str]:
+    group = groups.get(name, {})
+    yield from group.get("hosts", ())
+    for child in group.get("children", ()):
+        yield from _members(groups, child)
 
 
 def hosts(root: Value) -> Iterator[tuple[str, str, Given]]:
@@ -102,6 +147,8 @@ class _Inventory:
 
     def take_hosts(self, value: Value, group: str) -> None:
         for name, content in _entries(value):
+            if "[" in name:
+                raise NeedsAnsible(f"{content.path}:{content.line}: bad host name `{name}`, a range", hint=_INSTALL)
             host = self.hosts.setdefault(name, _Host(f"{content.path}:{content.line}"))
             host.groups.add(group)
             host.said |= _variables(content)
@@ -128,17 +175,17 @@ class _Inventory:
 def _variables(value: Value) -> Given:
     said: Given = {}
     for name, content in _entries(value):
+        where = f"{content.path}:{content.line}"
+        if name in ("<<", "ansible_group_priority") or (name in VARIABLES and "{{" in str(content.node.value)):
+            raise NeedsAnsible(f"{where}: `{name}` is not understood here", hint=_INSTALL)
         if name in VARIABLES:
-            said[VARIABLES[name]] = content.text(), f"{content.path}:{content.line}"
+            said[VARIABLES[name]] = content.text(), where
         elif _REFUSED.fullmatch(name):
-            raise content.error(
-                f"`{name}` is not understood here",
-                hint=f"known: {', '.join(VARIABLES)}; what else ssh needs belongs in ~/.ssh/config",
-            )
+            raise content.error(f"`{name}` is not understood here", hint=_KNOWN)
     return said
 
 
-def _entries(value: Value, known: Iterable[str] | None = None) -> Iterable[tuple[str, Value]]:
+def _entries(value: Value, known: Collection[str] | None = None) -> Iterable[tuple[str, Value]]:
     return () if _is_nothing(value.node) else value.entries(known).items()
 
 
@@ -181,10 +228,16 @@ def read(path: Path, shown: str = "") -> tuple[InventoryHost, ...]:
         raise ConfigError(
             f"{shown}:{error.object.count(10, 0, error.start) + 1}: is not UTF-8", hint="save it as UTF-8"
         ) from error
-    if path.suffix in (".yaml", ".yml") or _looks_like_yaml(text):
-        found = _checked(_inventory(yaml_reader.compose(path, shown, hint=_HINT)), shown)
-    else:
-        found = parse(text, shown)
+    try:
+        if path.suffix in (".yaml", ".yml") or _looks_like_yaml(text):
+            require_alone(path, shown)
+            found = _inventory(hosts(yaml_reader.compose(path, shown, hint=_HINT)), shown)
+        else:
+            found = parse(text, shown)
+    except NeedsAnsible:
+        if not (listed := list(resolved(path, shown, text))):
+            raise
+        found = _inventory(listed, shown)
     return tuple(replace(one, key=_beside(path, one.key)) if one.key else one for one in found)
 
 
@@ -250,14 +303,15 @@ def _at(target: InventoryHost) -> str:
 
 
 def _lines(text: str, shown: str) -> Iterator[InventoryHost]:
+    if group := re.search(r"^[ \t]*(\[[^\n]+\])[ \t\r]*$", text, re.MULTILINE):
+        raise NeedsAnsible(
+            f"{shown}:{text.count(chr(10), 0, group.start()) + 1}: {quote(group[1])} begins a group, as in an Ansible "
+            "inventory of the INI form",
+            hint=f"ansible-inventory -i {shown} --list --yaml > hosts.yaml, and LAB_HOSTS=hosts.yaml in .env",
+        )
     for number, line in enumerate(text.split("\n"), start=1):
         where = f"{shown}:{number}"
         if words := _words(line, where):
-            if words[0].startswith("[") and re.fullmatch(r"\[.+\]", line.strip()):
-                raise ConfigError(
-                    f"{where}: {quote(words[0])} begins a group, as in an Ansible inventory of the INI form",
-                    hint=f"ansible-inventory -i {shown} --list --yaml > hosts.yaml, and LAB_HOSTS=hosts.yaml in .env",
-                )
             yield _target(words[0], _assigned(words, where), where)
 
 
@@ -299,9 +353,8 @@ def _is_ip(word: str) -> bool:
         return False
 
 
-def _inventory(root: yaml_reader.Value) -> Iterator[InventoryHost]:
-    for name, where, given in hosts(root):
-        yield _target(name, given, where)
+def _inventory(listed: Iterable[tuple[str, str, Given]], shown: str) -> tuple[InventoryHost, ...]:
+    return _checked((_target(name, given, where) for name, where, given in listed), shown)
 
 
 def _target(name: str, given: Given, where: str) -> InventoryHost:
@@ -339,7 +392,7 @@ def _apart(word: str, given: Given, where: str) -> tuple[str, Given]:
 
 def _known(key: str) -> str:
     """What to write for a key that is none."""
-    return f"write `{VARIABLES[key]}=`" if key in VARIABLES else yaml_reader.hint_for(key, _FIELDS)
+    return f"write `{VARIABLES[key]}=`" if key in VARIABLES else did_you_mean(key, _FIELDS)
 
 
 # --- values ---
@@ -398,7 +451,7 @@ def _seed(text: str, shown: str) -> Iterator[InventoryHost]:
     entries = {entry.key: entry for entry in dotenv.parse(text, shown)}
     for entry in entries.values():
         if entry.key not in (_MASTER, _MEMBERS, *_OTHER):
-            hint = yaml_reader.hint_for(entry.key, (_MASTER, _MEMBERS))
+            hint = did_you_mean(entry.key, (_MASTER, _MEMBERS))
             raise ConfigError(f"{shown}:{entry.line}: unknown key {quote(entry.key)}", hint=hint)
     if _MASTER not in entries:
         raise ConfigError(f"{shown}:1: there is no {_MASTER}", hint=f"write {_MASTER}=10.0.0.5")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import get_args
 
 from labctl.config import dotenv
-from labctl.errors import ConfigError
+from labctl.errors import ConfigError, nearest
 from labctl.model import Accelerator, Pairs, Secret
 
 ACCELERATORS = ("auto", *get_args(Accelerator))
@@ -19,13 +19,6 @@ _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 Validator = Callable[[str], None]
 """Refuses a value with ``ValueError(reason)`` or ``ValueError(reason, hint)``, without showing it."""
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The known word that this one was most likely meant to be; empty where none is near."""
-    from difflib import get_close_matches
-
-    return next(iter(get_close_matches(word, known, n=1, cutoff=0.7)), "")
 
 
 def in_bytes(text: str) -> int:
@@ -286,7 +279,7 @@ def _check(found: SettingValue, home: str) -> None:
 
 
 def _hint_for_unknown(key: str) -> str:
-    near = nearest(key.upper(), _BY_NAME)
+    near = nearest(key.upper(), _BY_NAME, cutoff=0.7)
     otherwise = f"env.example lists every key; {EXTRA}{key}=... would hand {key} to workloads"
     return f"did you mean {near}?" if near else otherwise
 

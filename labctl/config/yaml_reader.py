@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from labctl.errors import ConfigError
+from labctl.errors import ConfigError, did_you_mean
 
 
 def compose(path: Path, shown: str, hint: str = "") -> Value:
@@ -63,7 +62,9 @@ class Value:
                 raise self.error(f"`{self.name}` has no `{key}`")
         return {key: schema[key](value) for key, value in entries.items()}
 
-    def entries(self, known: Iterable[str] | None = None, former: Mapping[str, str] | None = None) -> dict[str, Value]:
+    def entries(
+        self, known: Collection[str] | None = None, former: Mapping[str, str] | None = None
+    ) -> dict[str, Value]:
         self._must_be("mapping")
         entries: dict[str, Value] = {}
         for key, node in self.node.value:
@@ -72,7 +73,7 @@ class Value:
                 raise value.error(f"a key of `{self.name}` must be text")
             name = (former or {}).get(value.name, value.name)
             if known is not None and name not in known:
-                raise value.error(f"unknown key `{name}`", hint=hint_for(name, known))
+                raise value.error(f"unknown key `{name}`", hint=did_you_mean(name, known))
             if name in entries:
                 raise value.error(f"duplicate key `{name}`, first on line {entries[name].line}")
             entries[name] = value
@@ -103,10 +104,10 @@ class Value:
             raise self.error(f"`{self.name}` must be a whole number, not `{text}`")
         return int(text.replace("_", ""))
 
-    def choice(self, known: Iterable[str]) -> str:
+    def choice(self, known: Collection[str]) -> str:
         text = self.text()
         if text not in known:
-            raise self.error(f"unknown {self.name} `{text}`", hint=hint_for(text, known))
+            raise self.error(f"unknown {self.name} `{text}`", hint=did_you_mean(text, known))
         return text
 
     def data(self) -> Any:
@@ -128,12 +129,6 @@ class Value:
 
 Schema = dict[str, Callable[[Value], Any]]
 _KINDS = {"scalar": "text", "sequence": "a list", "mapping": "a mapping"}
-
-
-def hint_for(word: str, known: Iterable[str]) -> str:
-    """The nearest known spelling, or all of them."""
-    close = get_close_matches(word, known, n=1)
-    return f"did you mean `{close[0]}`?" if close else f"known: {', '.join(known)}"
 
 
 def finite(text: str) -> float | None:

@@ -78,7 +78,7 @@ def build_image(context: Context, where: Cluster, *, update_lock: bool = False, 
     image = catalog.name_of(where.image) or where.accelerator
     request = build.request(where.settings, image, where.image, context.directory, context.environ)
     if on:
-        request = replace(request, host=on, docker=where.daemons[on].docker)
+        request = replace(request, engine=where.daemons[on])
     return build.update_lock(request, context.notice) if update_lock else build.build(request, context.notice)
 
 
@@ -94,13 +94,13 @@ def foresee_images(context: Context, where: Cluster) -> tuple[EnsureImage, ...]:
     """What `up` would do so that every host has the image, as far as that can be told without doing it."""
     if not where.targets:
         return ()
-    from labctl.images import distribute as shipping
+    from labctl.images import distribute
 
-    words = shipping.foreseen(where.image, where.settings.text("LAB_IMAGE_FROM"), receivers_of(context, where))
+    words = distribute.preview(where.image, where.settings.text("LAB_IMAGE_FROM"), image_targets(context, where))
     return (EnsureImage(words=words, cause="what nodes are made of"),) if words else ()
 
 
-def receivers_of(context: Context, where: Cluster) -> ImageTargets:
+def image_targets(context: Context, where: Cluster) -> ImageTargets:
     """The hosts that answer, as those who get an image."""
     from labctl.images.distribute import ImageTargets
 
@@ -119,21 +119,21 @@ def ensure_images(context: Context, where: Cluster) -> tuple[str, dict[str, Host
     here = DockerEngine()
     if not where.targets:
         return ensure_image(context, where, here), {}
-    from labctl.images import distribute as shipping
+    from labctl.images import distribute
 
-    receivers = receivers_of(context, where)
+    targets = image_targets(context, where)
     how = where.settings.text("LAB_IMAGE_FROM")
     if how == "pull":
-        return "", shipping.pull(where.image, receivers)
+        return "", distribute.pull(where.image, targets)
     if how == "build":
-        return "", shipping.build(where.image, receivers, lambda name: build_image(context, where, on=name))
-    asked = {name: name for name in receivers.hosts}
+        return "", distribute.build(where.image, targets, lambda name: build_image(context, where, on=name))
+    asked = {name: name for name in targets.hosts}
     there, silent = attempt(lambda name: where.daemons[name].image_id(where.image), asked)
     where = where.without(silent)
-    receivers = receivers_of(context, where)
+    targets = image_targets(context, where)
     brought = len(set(there.values())) == 1 and None not in there.values()
     if not brought and catalog.name_of(where.image):
         ensure_image(context, where, here)
     if not brought or local_images.described(where.image):
-        return "", silent | shipping.send(where.image, receivers, context.directory / ".lab")
+        return "", silent | distribute.send(where.image, targets, context.directory / ".lab")
     return "", silent

@@ -16,24 +16,7 @@ from labctl.system.files import make_private, write_all
 WORKLOADS = "workloads"
 # Seconds for the folders, and for the files of one host: workloads are small, a person's clone may not be.
 MAKING = 30
-# What a host needs beside the files: folders of the person's alone, caches that the image did not fill emptied, and
-# the files by whose locks devices are leased.
-MAKE = r"""
-umask 077
-image=$1 caches=$2 locks=$3
-shift 3
-mkdir -p -- "$@" || exit
-while [ "$caches" -gt 0 ]; do
-    if [ "$(cat "$1/image" 2> /dev/null)" != "$image" ]; then
-        find "$1" -mindepth 1 -delete
-        printf %s "$image" > "$1/image" || exit
-    fi
-    shift
-    caches=$((caches - 1))
-done
-umask 0
-for lock in $locks; do [ -e "$lock" ] || : >> "$lock" || exit; done
-"""
+MAKE = Path(__file__).with_name("provision.sh").read_text(encoding="utf-8")
 
 
 def prepare(lab: Lab, image_id: str | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 
 from labctl import model, naming
 from labctl.engines import Backend
@@ -12,6 +13,8 @@ from labctl.hosts.ssh_errors import ssh_reason
 from labctl.model import Lab
 from labctl.system.parallel import pool
 
+# Runs in any container: has_command NAME; runs VARIABLE=VALUE.
+IN_NODE = Path(__file__).with_name("in_node.sh").read_text(encoding="utf-8")
 AGENT = ("/usr/bin/python3", "-I", "/opt/lab/labnode.py")
 # Seconds in which a container that is being removed is gone.
 DYING = 5

@@ -18,7 +18,7 @@ from urllib.parse import quote, urlencode
 
 from labctl import model
 from labctl.engines import EXEC_TIMEOUT, Kind, OnLine, probe
-from labctl.engines.agent import AGENT
+from labctl.engines.agent import AGENT, IN_NODE
 from labctl.engines.events import watch
 from labctl.engines.state import Container, HostPortUser, ObservedState
 from labctl.errors import HostError
@@ -81,7 +81,11 @@ def http_connection(address: str, seconds: float | None) -> HTTPConnection:
         made.auto_open = 0
         made.sock = socket.socket(socket.AF_UNIX)
         made.sock.settimeout(seconds)
-        made.sock.connect(place)
+        try:
+            made.sock.connect(place)
+        except OSError:
+            made.close()
+            raise
         return made
     if scheme not in ("tcp", "http", "https"):
         raise OSError(f"DOCKER_HOST={address} is neither unix:// nor tcp://")
@@ -148,13 +152,6 @@ LEFT_GRACE = "2"
 DETACH_KEYS = "ctrl-^,ctrl-_,ctrl-^,ctrl-_"
 # What docker itself ends with when it lets go of a command.
 DETACHED = 1
-# Whether what came in from outside the container, not by a process within it, has this in its environment.
-STILL_THERE = """
-for status in $(grep -ls '^PPid:[[:space:]]*0$' /proc/[0-9]*/status); do
-    grep -sqzFx -e "$1" "${status%status}environ" && exit
-done
-exit 1
-"""
 # What docker compose erases the line before with, on a terminal, and elsewhere too, whatever it is told.
 ERASE = "\033[2K"
 
@@ -326,19 +323,43 @@ class DockerEngine:
             image=str(found_image["Id"]) if found_image else None,
         )
 
+    def image(self, image: str) -> dict[str, Any] | None:
+        """``docker image inspect``; None if it is not there."""
+        found: dict[str, Any] | None = self._get(f"/images/{image}/json")
+        return found
+
     def image_id(self, image: str) -> str | None:
         """Id of a local image, None if it is not there."""
-        found = self._get(f"/images/{image}/json")
+        found = self.image(image)
         return str(found["Id"]) if found else None
 
     def image_labels(self, image: str) -> dict[str, str]:
         """Labels of a local image."""
-        found = self._get(f"/images/{image}/json") or {"Config": {}}
-        return dict(found["Config"].get("Labels") or {})
+        return dict((self.image(image) or {}).get("Config", {}).get("Labels") or {})
 
     def image_variables(self, image: str) -> dict[str, str]:
         """Environment variables of a local image."""
-        return variables_of(self._get(f"/images/{image}/json"))
+        return variables_of(self.image(image))
+
+    def pull(self, image: str) -> None:
+        """Pull an image. HostError with docker's own words."""
+        with self._acting(f"docker pull {image}") as actor:
+            actor.pull(image, quiet=True)
+
+    def import_image(self, archive: Path, image: str) -> None:
+        """Make an image of a file system in a tar archive."""
+        with self._acting(f"docker import {image}") as actor:
+            actor.import_(archive, image)
+
+    def file_of(self, image: str, path: str) -> str:
+        """A text file of an image; HostError if it has none."""
+        with self._acting(f"docker run {image} cat {path}") as actor:
+            return str(actor.run(image, [path], entrypoint="cat", networks=["none"], remove=True))
+
+    def context(self) -> str:
+        """Name of the docker context of this daemon: that of its own image builder too."""
+        with self._acting("docker context inspect") as actor:
+            return str(actor.context.inspect().name)
 
     def apply(self, host: str, project: str, files: tuple[Path, ...]) -> None:  # noqa: ARG002
         """Bring up all services of these files as one project; nothing else of that project is touched."""
@@ -403,7 +424,7 @@ class DockerEngine:
                 begin((*agent, "signal", mark, str(int(number))))
 
             code = process.attached(command, forward, env=secret_env)
-            look = ("sh", "-c", STILL_THERE, "sh", f"{RUN_VARIABLE}={mark}")
+            look = ("sh", "-c", IN_NODE, "sh", "runs", f"{RUN_VARIABLE}={mark}")
             if stdin == "terminal" and code == DETACHED and self.exec(container, look, user=user).code == 0:
                 raise HostError(f"docker let go of {shlex.join(argv)} in {container}; it is ended")
             return code

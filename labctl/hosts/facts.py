@@ -13,6 +13,7 @@ from labctl.config import inventory
 from labctl.errors import HostError
 from labctl.model import Accelerator, Host
 from labctl.system import procfs, routing
+from labctl.system.files import is_below
 
 SCRIPT = Path(__file__).with_name("facts.sh").read_text(encoding="utf-8")
 """What a host runs at first: see there for what it prints."""
@@ -145,7 +146,7 @@ def lay_out(told: HostDump, directory: Path) -> Path:
     HostError where a path would lead out of it.
     """
     paths = (*told.files, *told.links, *told.links.values(), *told.folders, *told.nodes)
-    if astray := next((path for path in paths if path.startswith("/") or ".." in PurePosixPath(path).parts), ""):
+    if astray := next((path for path in paths if not is_below(path)), ""):
         raise HostError(f"{told.host} tells of a path that is none below /: `{astray}`", node=told.host)
     with _making_sense(told.host):
         _lay_out(told, directory)

@@ -1,3 +1,4 @@
+# shellcheck shell=sh disable=SC2015 # in this file, `A && B || continue` is meant as that
 # Prints what labctl has to know of a host before it does anything there: for any POSIX sh, with coreutils, as anyone.
 # An entry is a line, `kind name`, and its own lines, each behind a tab, maybe with a number before it; empty lines do
 # not count. Paths are given without their first slash.
@@ -76,7 +77,7 @@ listening() {
     [ -r "$1" ] || return 0
     printf 'file %s\n' "$1"
     head -n 5000 "$1" | {
-        read -r header
+        read -r _
         while read -r slot local remote state rest; do
             case $state in
             0A) printf '\t%s %s %s %s %s\n' "$slot" "$local" "$remote" "$state" "$rest" ;;

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import posixpath
 import re
 import shlex
 import shutil
@@ -16,7 +15,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, count, dropwhile
+from itertools import chain, count
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -25,7 +24,7 @@ from labctl.hosts import ssh_errors
 from labctl.hosts.manifest import PIECE, Entry, Tree
 from labctl.hosts.push import FETCH, reason
 from labctl.hosts.ssh import Connection
-from labctl.system.files import make_private
+from labctl.system.files import is_below, leads_out, make_private
 
 ASIDE = "hosts"
 """Below it, and the name of its host, lies a file whose place is taken by another."""
@@ -89,7 +88,7 @@ class Merge:
             self.refused.append(member.name)
         elif member.isdir():
             self._waiting.append(partial(self._folder, path))
-        elif member.issym() and _possible(member.linkname):
+        elif member.issym() and member.linkname and "\0" not in member.linkname:
             self._links.append((path, member.linkname))
         elif member.isreg() and (content := archive.extractfile(member)):
             self._file(path, content, member, apart)
@@ -165,8 +164,7 @@ class Merge:
         """Links come last, when what they lead to is there; one that leads out, be it through others, does not stay."""
         made = []
         for path, target in self._links:
-            leads = posixpath.normpath(posixpath.join(_above(path), target))
-            link = None if leads.startswith(("/", "..")) or _climbs_late(target) else self._link(path, target)
+            link = None if leads_out(path, target) else self._link(path, target)
             if link is None:
                 self.refused.append(path)
             else:
@@ -190,18 +188,7 @@ class Merge:
 
 def _inside(name: str) -> str | None:
     """A name in a stream as a path below the directory; None where it would lead out."""
-    path = PurePosixPath(name)
-    return None if path.is_absolute() or ".." in path.parts or "\0" in name else str(path)
-
-
-def _possible(target: str) -> bool:
-    """Whether there can be a link to it."""
-    return target != "" and "\0" not in target
-
-
-def _climbs_late(target: str) -> bool:
-    """Whether a link leads up after it went down, which may be through a link that comes later."""
-    return ".." in dropwhile(lambda part: part == "..", PurePosixPath(target).parts)
+    return str(PurePosixPath(name)) if is_below(name) and "\0" not in name else None
 
 
 def _above(path: str) -> str:

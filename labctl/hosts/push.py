@@ -18,6 +18,7 @@ from labctl.hosts import ssh_errors
 from labctl.hosts.manifest import PIECE, Entry, Kind, Tree, parse
 from labctl.hosts.ssh import Connection
 from labctl.system import process
+from labctl.system.files import is_below
 from labctl.system.process import CompletedProcess
 from labctl.system.tar import END, header, padding
 
@@ -331,7 +332,7 @@ def send(
     HostError, with all as it was, for what the host refuses, or when it is not done within so many seconds.
     """
     for name in trees:
-        if not NAME.fullmatch(name) or ".." in name.split("/"):
+        if not NAME.fullmatch(name) or not is_below(name):
             raise ValueError(name)
     rsync, parts = _ask(connection, directory, trees, alone, seconds)
     if not parts:

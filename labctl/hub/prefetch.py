@@ -6,7 +6,6 @@ import fnmatch
 import json
 import re
 import shlex
-import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from labctl.hub.client import Hub, Kind, Repository, Unreachable, look_up
 from labctl.hub.download import complete, missing, to_come
 from labctl.model import Cache
 from labctl.system import filelock
-from labctl.system.files import make_private
+from labctl.system.files import make_private, require_room, room_at
 from labctl.system.progress import Progress, amount
 
 ENDPOINT = "https://huggingface.co"
@@ -115,7 +114,9 @@ def survey(context: Context, hub: Hub, repositories: Iterable[tuple[Kind, str]])
         raise by_hand(hub, failure, absent)
     if failure:
         context.warn(f"not compared with the hub: {failure.message}")
-    require_room(hub, [repository for repository, _ in found])
+    needed = sum(to_come(repository) for repository, _ in found)
+    hint = "free as much, or set HOST_CACHE_PATH to a larger disk"
+    require_room("the download", [(room_at(hub.cache), needed)], hint=hint)
     return found
 
 
@@ -179,18 +180,6 @@ def has_all_weights(snapshot: Path, suffix: str, files: set[str]) -> bool:
         for part in json.loads(index.read_text(encoding="utf-8")).get("weight_map", {}).values()
     }
     return parts <= files and any(is_weight(name, suffix) for name in files)
-
-
-def require_room(hub: Hub, repositories: Iterable[Repository]) -> None:
-    """HostError where the disk has less room than what has yet to come."""
-    needed = sum(to_come(repository) for repository in repositories)
-    disk = next(path for path in (hub.cache, *hub.cache.parents) if path.exists())
-    free = shutil.disk_usage(disk).free
-    if needed > free:
-        raise HostError(
-            f"{amount(needed)} are to come, and {disk} has {amount(free)} free: {amount(needed - free)} too little",
-            hint="free as much, or set HOST_CACHE_PATH to a larger disk",
-        )
 
 
 def by_hand(hub: Hub, failure: HostError, absent: Iterable[tuple[Kind, str]]) -> HostError:

@@ -1,4 +1,4 @@
-"""An image archive as `docker save` writes it, and the same with the layers left out that an engine has already.
+"""Reads an image archive of `docker save`, and streams it without the layers that an engine has already.
 
 An engine loads an archive without the layers that any of its images begins with (sources: moby/moby #18727 for the
 classic store, containerd/containerd #9554 for containerd's).
@@ -21,9 +21,9 @@ from labctl.system.progress import Progress
 from labctl.system.tar import member_header
 
 PIECE = 1 << 20
-"""Bytes that are read and handed on at once."""
+"""Bytes per read."""
 _LEADING = ("image.manifest.v1+json", "image.index.v1+json", "manifest.v2+json", "manifest.list.v2+json")
-"""How the types of documents end that lead to others."""
+"""Suffixes of the media types of documents that refer to others."""
 _LAYOUT = b'{"imageLayoutVersion":"1.0.0"}'
 
 
@@ -36,8 +36,8 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cargo:
-    """A stream of bytes, made of some of its own and some of a file's; it can be read from any place on."""
+class ArchiveStream:
+    """A tar stream of bytes in memory and ranges of a file; it can be read from any offset on."""
 
     path: Path
     parts: tuple[bytes | Range, ...]
@@ -48,21 +48,21 @@ class Cargo:
 
     @property
     def key(self) -> str:
-        """What tells it from another stream; the ranges are named, by their digests, in the bytes before them."""
+        """Identifies the stream: the bytes before a range name it by its digest."""
         digest = hashlib.sha256()
         for part in self.parts:
             digest.update(part if isinstance(part, bytes) else part.size.to_bytes(8, "big"))
         return digest.hexdigest()
 
     def digest(self) -> str:
-        """The SHA-256 of all of it."""
+        """SHA-256 of the whole stream."""
         digest = hashlib.sha256()
         for chunk in self.chunks():
             digest.update(chunk)
         return digest.hexdigest()
 
     def chunks(self, start: int = 0) -> Iterator[bytes]:
-        """The bytes from there on."""
+        """The bytes from an offset on."""
         with self.path.open("rb") as file:
             for part in self.parts:
                 skipped = min(start, _size(part))
@@ -75,18 +75,18 @@ class Cargo:
                 while left:
                     piece = file.read(min(PIECE, left))
                     if not piece:
-                        raise HostError(f"{self.path} was cut short while it was read")
+                        raise HostError(f"{self.path} was truncated while it was read")
                     left -= len(piece)
                     yield piece
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """An image of an archive; its layers are named from the bottom up."""
+    """An image of an archive, its layers from the lowest up."""
 
     name: str
     ids: frozenset[str]
-    """What engines call it: the digest of its configuration, or, with containerd's store, of its manifest."""
+    """Its id in an engine: the digest of its configuration or, with containerd's store, of its manifest."""
     diffs: tuple[str, ...]
     """The digest of each layer, unpacked."""
     layers: tuple[str, ...]
@@ -96,15 +96,13 @@ class Image:
 
 
 class Archive:
-    """The archive in a file, of which it may be a part that begins ``at`` this byte. HostError where it is none."""
+    """An image archive in a file. HostError if the file is none."""
 
-    def __init__(self, path: Path, at: int = 0) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with path.open("rb") as file:
-                file.seek(at)
-                with tarfile.open(fileobj=file, mode="r:") as tar:
-                    self._members = _located(tar)
+            with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
+                self._members = _located(tar)
             self._manifest = json.loads(self._read("manifest.json"))
             self._index = json.loads(self._read("index.json")) if "index.json" in self._members else {}
         except (OSError, ValueError, KeyError, tarfile.TarError) as error:
@@ -112,15 +110,15 @@ class Archive:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The images in it."""
+        """The images' tags."""
         return tuple(tag for entry in self._manifest for tag in entry["RepoTags"] or ())
 
     def image(self, name: str) -> Image:
-        """The image of that name. HostError where there is none."""
+        """An image by its name. HostError if the archive does not have it."""
         wanted = tagged(name)
         entry = next((entry for entry in self._manifest if wanted in (entry["RepoTags"] or ())), None)
         if entry is None:
-            raise HostError(f"{self.path} holds no image {name}", hint=f"it holds {', '.join(self.names) or 'none'}")
+            raise HostError(f"{self.path} has no image {name}", hint=f"it has {', '.join(self.names) or 'none'}")
         config = self._read(entry["Config"])
         described = [one for one in self._index.get("manifests", ()) if entry["Config"] in self._below(one)]
         blobs = dict.fromkeys(blob for one in described for blob in self._below(one))
@@ -137,8 +135,8 @@ class Archive:
             documents=(*own.items(), *((blob, self._read(blob)) for blob in dict.fromkeys(small))),
         )
 
-    def cargo(self, image: Image, held: int = 0) -> Cargo:
-        """An archive of one image, less so many of its lowest layers; byte for byte the same whenever it is made."""
+    def stream(self, image: Image, held: int = 0) -> ArchiveStream:
+        """An archive of one image without its ``held`` lowest layers; the same bytes every time."""
         parts: list[bytes | Range] = [member_header("blobs/"), member_header("blobs/sha256/")]
         for name, content in image.documents:
             parts.append(member_header(name, len(content)) + content + packing.padding(len(content)))
@@ -147,10 +145,10 @@ class Archive:
             if where is None:
                 raise HostError(f"{self.path}: a layer of {image.name} is missing", hint=f"docker pull {image.name}")
             parts += [member_header(name, where.size), where, packing.padding(where.size)]
-        return Cargo(path=self.path, parts=(*parts, packing.END))
+        return ArchiveStream(path=self.path, parts=(*parts, packing.END))
 
     def _below(self, descriptor: Mapping[str, Any]) -> tuple[str, ...]:
-        """The members that a descriptor leads to: a manifest with its configuration and layers, or several of them."""
+        """The members that a descriptor refers to: a manifest with its configuration and layers, or several of them."""
         name = _member_of(descriptor)
         if name not in self._members:
             return ()  # of another platform
@@ -171,15 +169,15 @@ def tagged(name: str) -> str:
     return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
 
 
-def told(chunks: Iterable[bytes], progress: Progress) -> Iterator[bytes]:
-    """The chunks, the progress of each told when it was taken."""
+def report(chunks: Iterable[bytes], progress: Progress) -> Iterator[bytes]:
+    """Yield the chunks and advance the progress by each."""
     for chunk in chunks:
         yield chunk
         progress.advance(len(chunk))
 
 
 def common(layers: Sequence[str], held: Iterable[Sequence[str]]) -> int:
-    """How many of the lowest layers are among those that some image begins with."""
+    """How many of the lowest layers some image begins with too."""
     most = 0
     for others in held:
         while most < min(len(layers), len(others)) and tuple(others[: most + 1]) == tuple(layers[: most + 1]):
@@ -188,7 +186,7 @@ def common(layers: Sequence[str], held: Iterable[Sequence[str]]) -> int:
 
 
 def _located(tar: tarfile.TarFile) -> dict[str, Range]:
-    """Where the content of each file is; engines before 25 link a layer that comes twice."""
+    """The range of each file; engines before 25 link a layer that occurs twice."""
     found: dict[str, Range] = {}
     for member in tar:
         if member.isfile():

@@ -6,9 +6,10 @@ import re
 import shlex
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from labctl.engines.docker import DockerEngine
 from labctl.errors import HostError
 from labctl.setup import apt
 from labctl.setup.requirements import root_prefix
@@ -23,36 +24,33 @@ PLAIN = f"debian:{DEBIAN}-slim"
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
 
-def ensure(
-    name: str, *, chosen: bool, mirror: str, directory: Path, emit: Emit, docker: Sequence[str] = ("docker",)
-) -> str:
-    """The name of an image that the engine has. ``chosen``: the person named it, so none is made in its place.
+def ensure(name: str, *, chosen: bool, mirror: str, directory: Path, emit: Emit, engine: DockerEngine) -> str:
+    """The name of an image that the engine has. ``chosen``: by the settings, so no other is made in its place.
 
-    ``docker`` is the command that reaches the engine. HostError where it can be neither pulled nor made.
+    HostError if it can be neither pulled nor made.
     """
     made = f"labctl/base:{DEBIAN}"
     can_make = name == PLAIN and not chosen
     for image in (name, made) if can_make else (name,):
-        if _is_there(image, docker):
+        if engine.image_id(image):
             return image
     emit(f"pulling {name}")
     try:
-        process.run([*docker, "pull", "--quiet", name], timeout=180)
+        engine.pull(name)
     except HostError as error:
-        reason = error.message.strip().splitlines()[-1:]
+        reason = error.message.strip().splitlines()[-1]
     else:
         return name
     if not can_make:
-        raise HostError(
-            f"cannot pull {name}: {reason[0]}", hint="LAB_BASE_IMAGE may name an image that is here: docker images"
-        )
-    emit(f"cannot pull {name} ({reason[0]}): making {made} from this host's own Debian packages instead")
-    make(made, mirror, directory, emit, docker)
+        hint = "LAB_BASE_IMAGE may name an image that is here: docker images"
+        raise HostError(f"cannot pull {name}: {reason}", hint=hint)
+    emit(f"cannot pull {name} ({reason}): making {made} from this host's own Debian packages instead")
+    make(made, mirror, directory, emit, engine)
     return made
 
 
-def make(tag: str, mirror: str, directory: Path, emit: Emit, docker: Sequence[str]) -> None:
-    """Make a minimal Debian and import it. HostError where this host has not the means, or a step fails.
+def make(tag: str, mirror: str, directory: Path, emit: Emit, engine: DockerEngine) -> None:
+    """Make a minimal Debian and import it. HostError if this host cannot, or a step fails.
 
     Source: mmdebstrap(1).
     """
@@ -85,7 +83,7 @@ def make(tag: str, mirror: str, directory: Path, emit: Emit, docker: Sequence[st
             f"{work}/mirror.list",
         ]
         process.stream(argv, lambda line: emit(f"  {line[3:]}") if line.startswith("I: ") else None)
-        process.run([*docker, "import", f"{work}/base.tar", tag])
+        engine.import_image(work / "base.tar", tag)
 
 
 def apt_list(distribution: str, codename: str, mirror: str) -> str:
@@ -98,10 +96,12 @@ def apt_list(distribution: str, codename: str, mirror: str) -> str:
     return apt.for_release(apt.read(), distribution, release.get("VERSION_CODENAME", ""), codename)
 
 
-def release_of(image: str, docker: Sequence[str]) -> Mapping[str, str]:
-    """An image's own description of its distribution; empty where it has none."""
-    argv = [*docker, "run", "--rm", "--network", "none", "--entrypoint", "cat", image, "/etc/os-release"]
-    return procfs.parse_os_release(process.run(argv, check=False).out)
+def release_of(image: str, engine: DockerEngine) -> Mapping[str, str]:
+    """``/etc/os-release`` of an image; empty if it has none."""
+    try:
+        return procfs.parse_os_release(engine.file_of(image, "/etc/os-release"))
+    except HostError:
+        return {}
 
 
 def _require_mmdebstrap(emit: Emit) -> None:
@@ -118,7 +118,3 @@ def _require_mmdebstrap(emit: Emit) -> None:
     if process.run([*prefix, *install], check=False).code != 0:
         process.run([*prefix, "apt-get", "update"])
         process.run([*prefix, *install])
-
-
-def _is_there(image: str, docker: Sequence[str]) -> bool:
-    return process.run([*docker, "image", "inspect", "--format", "{{.Id}}", image], check=False).code == 0

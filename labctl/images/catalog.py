@@ -41,7 +41,7 @@ def dockerfile(name: str) -> Path:
     """What the image is built from; HostError where labctl has none."""
     path = file(name, "Dockerfile")
     if not path.is_file():
-        raise HostError(f"there is no {path}", hint="set LAB_IMAGE to an image that has what the lab needs")
+        raise HostError(f"{path} not found", hint="set LAB_IMAGE to an image that has what the lab needs")
     return path
 
 

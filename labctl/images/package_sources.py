@@ -7,6 +7,7 @@ file names of wheels (PEP 427) and source archives (PEP 625).
 from __future__ import annotations
 
 import ast
+import hashlib
 import os
 import re
 import shutil
@@ -85,16 +86,23 @@ def pip_conf(pip: PipSources, *, torch_index: str, wheels: bool, certificates: b
     return "[global]\n" + "".join(f"{key} = {value}\n" for key, value in settings.items() if value)
 
 
-def stage_wheels(pip: PipSources, wanted: Mapping[str, str | None], into: Path) -> frozenset[str]:
+def stage_wheels(
+    pip: PipSources, wanted: Mapping[str, str | None], into: Path, digests: frozenset[str] = frozenset()
+) -> frozenset[str]:
     """Put the wanted projects' files from this host's directories into one; returns the projects that had any.
 
     ``wanted`` is project -> version, None for any. Only these: a directory of wheels may hold hundreds of gigabytes.
+    If there are ``digests``, pip will take no other files but torch's.
     """
+    from packaging.version import Version
+
     into.mkdir()
     staged = set()
     for path in (*_in_directories(pip.find_links), *_in_indexes((pip.index, *pip.extra_indexes), wanted)):
         project, version = project_of(path.name)
-        if project in wanted and wanted[project] in {None, version}:
+        checked = digests and project != "torch"
+        fits = project in wanted and (not (pin := wanted[project]) or Version(pin) == version)
+        if fits and not (checked and _sha256(path) not in digests):
             _link(path, into / path.name)
             staged.add(project)
     return frozenset(staged)
@@ -102,17 +110,26 @@ def stage_wheels(pip: PipSources, wanted: Mapping[str, str | None], into: Path) 
 
 def pins(lock: str) -> dict[str, str | None]:
     """Project -> version of every requirement; None where it is not pinned to one."""
+    from packaging.utils import canonicalize_name
+
     found = re.findall(r"^([A-Za-z0-9][\w.-]*)(?:\[[^\]]*\])?\s*(?:==\s*([^\s;#,]+))?", lock, re.MULTILINE)
-    return {_normal(project): version or None for project, version in found}
+    return {canonicalize_name(project): version or None for project, version in found}
 
 
-def project_of(filename: str) -> tuple[str, str]:
-    """Project and version of a wheel or source archive; two empty texts for any other file."""
+def hashes(lock: str) -> frozenset[str]:
+    """SHA-256 of every file that a lock allows."""
+    return frozenset(re.findall(r"--hash=sha256:(\w+)", lock))
+
+
+def project_of(filename: str) -> tuple[str, object]:
+    """Normalized project and version of a wheel or source archive; ``("", None)`` for any other file."""
+    from packaging.utils import parse_sdist_filename, parse_wheel_filename
+
     name = unquote(filename)
-    wheel = re.fullmatch(r"([^-]+)-([^-]+)(-[^-]+){3,4}\.whl", name)
-    archive = re.fullmatch(r"(.+)-([^-]+)\.(?:tar\.gz|zip)", name)
-    match = wheel or archive
-    return (_normal(match[1]), match[2]) if match else ("", "")
+    try:
+        return parse_wheel_filename(name)[:2] if name.endswith(".whl") else parse_sdist_filename(name)
+    except ValueError:
+        return "", None
 
 
 def local_path(link: str) -> Path | None:
@@ -150,5 +167,9 @@ def _link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def _normal(project: str) -> str:
-    return re.sub(r"[-_.]+", "-", project).lower()
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()

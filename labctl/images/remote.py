@@ -1,168 +1,61 @@
-"""What is done on a host that is given an image: it has a shell, coreutils and Docker, and nothing of labctl.
-
-The archive is gathered in a file of the person's home there, which a later attempt goes on with, and then loaded.
-"""
+"""Runs ``remote.sh`` on a host that receives an image; the host needs a shell, coreutils and Docker."""
 
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from labctl.errors import HostError
-from labctl.hosts.ssh import Connection
-from labctl.images.archive import Cargo, Image, common
-from labctl.system.progress import amount
+from labctl.hosts.ssh import Connection, remote
+from labctl.images.archive import ArchiveStream, Image, common
+from labctl.system.files import Room, require_room
 
 ASKING = 120
 """Seconds for an engine to say what it has: one that stores a large image is slow to answer."""
 STORING = 3600
-"""Seconds for an engine to store an image, or to hand one out."""
+"""Seconds for an engine to store an image, or to read one out."""
 MOVING = 24 * 3600
 """Seconds for bytes to move and be stored: a connection that is cut ends it much sooner."""
 STALLED = 10
-"""Seconds after which who writes a file and brings nothing counts as cut off."""
-
-_ENGINE = 'socket=$1; shift; engine() { docker --host "unix://$socket" "$@"; }\n'
-_FOLDER = "umask 077; folder=$HOME/.labctl/images\n"
-
-# Who and where this is, room in kB, what an image is, and the layers of all.
-_LOOK = (
-    _ENGINE
-    + """
-set -e
-both=$(engine info --format '{{.ID}} {{.DockerRootDir}}')
-room() { df -Pk "$1" 2>/dev/null | tail -n 1; }
-described=$(engine image inspect --format '{{json .}}' "$1" 2>/dev/null) || described=
-printf '%s\\n' "$(id -u) $HOME ${both%% *}" "$(room "$HOME")" "$(room "${both#* }")" "$described"
-all=$(engine image ls --all --quiet --no-trunc)
-[ -z "$all" ] || engine image inspect --format '{{json .RootFS.Layers}}' $all 2>/dev/null || true
-"""
-)
-
-# Whether an attempt writes to a file. Each leaves a mark, a link made in one step with the number of its process; as
-# none is removed before the file is, there is no mistaking whose turn it is: the next mark's, where nobody writes.
-_WRITES = (
-    'writes() { mark=0; while writer=$(readlink "$1.writer.$mark"); do '
-    '[ "$(readlink "/proc/$writer/fd/1")" != "$(pwd -P)/$1" ] || return 0; '
-    "mark=$((mark + 1)); done; return 1; } 2>/dev/null; "
-)
-
-# How much of a file is there. Another attempt that writes to it is let finish; one that brings nothing for so many
-# seconds, as it was cut off, is ended. What nobody asked for in a week goes.
-_THERE = (
-    _FOLDER
-    + _WRITES
-    + """
-cd "$folder" 2>/dev/null || { echo 0; exit; }
-find . ! -type d -mtime +7 -exec rm -f {} +
-size() { wc -c 2>/dev/null < "$1" || echo 0; }
-while writes "$1"; do
-    before=$(size "$1")
-    sleep "$2"
-    [ "$(size "$1")" != "$before" ] || kill "$writer" 2>/dev/null || true
-done
-size "$1"
-"""
-)
-
-OTHERS = 75
-# Append to the file what comes, which begins at that place of it. OTHERS: the code where another attempt did, or does.
-_TAKE = (
-    'umask 077; mkdir -p "$HOME/.labctl/images" && cd "$HOME/.labctl/images" && exec >> "$1" || exit 1; '
-    + _WRITES
-    + f'! writes "$1" || exit {OTHERS}; '
-    f'ln -s $$ "$1.writer.$mark" || {{ [ ! -L "$1.writer.$mark" ] || exit {OTHERS}; exit 1; }}; '
-    f'[ "$(wc -c < "$1")" -eq "$2" ] || exit {OTHERS}; '
-    "exec cat"
-)
-
-# Hand a file that is still growing on to a program, from that place on, and say how far that is. It gives up where
-# nothing comes for half a minute; where nobody listens any more, a word of it ends it.
-_FOLLOW = (
-    _FOLDER
-    + """
-own=$1 size=$2 at=$3; shift 3
-exec 4>&1
-{
-    idle=0
-    while [ "$at" -lt "$size" ]; do
-        new=$(($(wc -c 2>/dev/null < "$folder/$own" || echo 0) - at))
-        if [ "$new" -gt 0 ]; then
-            tail -c "+$((at + 1))" "$folder/$own" | head -c "$new" || exit
-            at=$((at + new)) idle=0
-        else
-            idle=$((idle + 1))
-            [ "$idle" -lt 150 ] || exit
-        fi
-        echo "$at" >&4 || exit
-        [ "$new" -ge 16777216 ] || [ "$at" -ge "$size" ] || sleep 0.2
-    done
-} | "$@"
-"""
-)
-
-# A file that is gone was loaded by another attempt, which removed it then.
-_LOAD = (
-    "# docker load\n"
-    + _ENGINE
-    + _FOLDER
-    + """
-engine load --quiet --input "$folder/$1" >&2 || [ ! -e "$folder/$1" ] || exit
-engine image inspect --format '{{.Id}}' "$2"
-"""
-)
-_DIGEST = _FOLDER + 'sha256sum < "$folder/$1"\n'
-_FORGET = (
-    _FOLDER
-    + """
-rm -f "$folder/$1" "$folder/$1.writer"*
-rmdir "$folder" "$HOME/.labctl" 2>/dev/null || true
-"""
-)
+"""Seconds without a byte after which another upload of the same file counts as dead."""
+IN_USE = 75
+"""Exit code of ``append`` where another upload has written to the file."""
+SCRIPT = Path(__file__).with_name("remote.sh").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """Free bytes of a file system."""
-
-    filesystem: str
-    free: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """What a host has."""
+class HostImageState:
+    """What a host has of an image."""
 
     identity: str
-    """Who this is there and which engine it is: two ways that lead to the same show the same."""
+    """User, home and engine id: equal where two addresses lead to the same place."""
     home: Room | None
     root: Room | None
-    """Where the engine keeps images; None where that is not to be known."""
+    """Docker's disk; None if unknown."""
     image: dict[str, Any] | None
-    """The image asked about, as its engine describes it."""
+    """``docker image inspect``; None if the host does not have the image."""
     layers: tuple[tuple[str, ...], ...]
-    """Of every image there."""
+    """Layers of every image on the host."""
 
     def held(self, image: Image) -> int:
-        """How many of an image's lowest layers are there."""
+        """How many of an image's lowest layers the host has."""
         return common(image.diffs, self.layers)
 
     @property
     def label(self) -> str:
-        """A few characters for names of files, as hosts may share a home."""
+        """A few characters for file names, as hosts may share a home."""
         return "".join(filter(str.isalnum, self.identity.split()[-1]))[:12]
 
 
-def look(connection: Connection, image: str) -> Standing:
-    """What the host has. HostError where its engine does not answer."""
-    done = connection.run(_LOOK, connection.target.docker, image, timeout=ASKING, check=False)
-    if done.code != 0:
-        raise failed(connection, "its engine does not say which images it has", done.err, "systemctl start docker")
-    identity, home, root, described, *layers = done.out.splitlines()
-    return Standing(
+def image_state(connection: Connection, image: str) -> HostImageState:
+    """What the host has of an image. HostError if its engine does not answer."""
+    socket = connection.target.docker
+    out = _run(connection, "its engine does not list its images", "state", socket, image, fix="systemctl start docker")
+    identity, home, root, described, *layers = out.splitlines()
+    return HostImageState(
         identity=identity,
         home=_room(home),
         root=_room(root),
@@ -171,117 +64,113 @@ def look(connection: Connection, image: str) -> Standing:
     )
 
 
-def require_room(connection: Connection, standing: Standing, size: int, there: int) -> None:
-    """HostError where the disk has no room for an archive of so many bytes, of which some are there.
+def require_room_for(connection: Connection, state: HostImageState, size: int, received: int) -> None:
+    """HostError if a disk is too small for an archive of ``size`` bytes, some of them received.
 
-    While it is loaded it is there three times: as it was sent, as the engine unpacks it, and as layers.
+    During `docker load` it is there three times: as sent, as the engine unpacks it, and as layers.
     """
-    needed: dict[str, int] = {}
-    for room, bytes_ in ((standing.home, size - there), (standing.root, 2 * size)):
-        if room:
-            needed[room.filesystem] = needed.get(room.filesystem, 0) + bytes_
-            if needed[room.filesystem] > room.free:
-                said = f"{amount(needed[room.filesystem])} are needed on {room.filesystem} while it is loaded"
-                raise failed(connection, "no room for the image", f"{said}, {amount(room.free)} are free", "df -h")
+    needed = [(room, count) for room, count in ((state.home, size - received), (state.root, 2 * size)) if room]
+    require_room("the image", needed, connection.target.name)
 
 
-def there(connection: Connection, name: str) -> int:
-    """How many bytes of a file are there."""
-    done = connection.run(_THERE, name, str(STALLED), timeout=MOVING, check=False)
-    if done.code != 0:
-        raise failed(connection, "cannot look into ~/.labctl/images", done.err, "ls -la ~/.labctl/images")
-    return int(done.out)
+def size(connection: Connection, file: str) -> int:
+    """Bytes of a file that the host received so far."""
+    fix = "ls -la ~/.labctl/images"
+    return int(_run(connection, "cannot read ~/.labctl/images", "size", file, str(STALLED), timeout=MOVING, fix=fix))
 
 
-def take(connection: Connection, name: str, at: int, chunks: Iterable[bytes]) -> bool:
-    """Append bytes to a file that has so many; False where another attempt writes to it, or did meanwhile."""
-    done = connection.send(_TAKE, name, str(at), chunks=chunks, timeout=MOVING, check=False)
-    if done.code not in (0, OTHERS):
-        raise failed(connection, "the image did not come whole", done.err, "df -h ~")
+def append(connection: Connection, file: str, offset: int, chunks: Iterable[bytes]) -> bool:
+    """Append bytes to a file that has ``offset`` bytes; False if another upload writes to it, or did meanwhile."""
+    words = ("append", file, str(offset))
+    done = connection.send(_script("append"), *words, chunks=chunks, timeout=MOVING, check=False)
+    if done.code not in (0, IN_USE):
+        raise failed(connection, "the image is incomplete", done.err, "df -h ~")
     return done.code == 0
 
 
-def take_from(
-    source: Connection,
-    own: str,
-    size: int,
-    next_hop: tuple[str, ...],
-    name: str,
-    at: int,
-    on_place: Callable[[int], None],
+def relay(
+    source: Connection, file: str, size: int, offset: int, hop: tuple[str, ...], on_progress: Callable[[int], None]
 ) -> None:
-    """Have a host hand its file on to the next one as it grows; ``on_place`` is told how far that is."""
-    script = shlex.join(("sh", "-c", _TAKE, "sh", name, str(at)))
-    text = bytearray()
+    """Have a host pipe its file, as it grows, into a program; ``on_progress`` gets the offset that it has reached."""
+    rest = b""
 
     def read(chunk: bytes) -> None:
-        text.extend(chunk)
-        *lines, rest = bytes(text).split(b"\n")
-        text[:] = rest
+        nonlocal rest
+        *lines, rest = (rest + chunk).split(b"\n")
         for line in lines[-1:]:
-            on_place(int(line))
+            on_progress(int(line))
 
-    words = (own, str(size), str(at), *next_hop, script)
-    done = source.receive(_FOLLOW, *words, on_chunk=read, timeout=MOVING, check=False)
+    words = ("relay", file, str(size), str(offset), *hop)
+    done = source.receive(_script("relay"), *words, on_chunk=read, timeout=MOVING, check=False)
     if done.code != 0:
-        raise failed(source, "cannot hand the image on", done.err)
+        raise failed(source, "cannot relay the image", done.err)
 
 
-def hop(connection: Connection, address: str = "") -> tuple[str, ...]:
-    """The command by which another host reaches this one, as that host's own user and ssh configuration have it."""
+def ssh_hop(connection: Connection, address: str, *words: str) -> tuple[str, ...]:
+    """The ssh command by which another host runs the script on this one, as its own user and ssh configuration say."""
     target = connection.target
-    named = [("-l", target.user), ("-p", str(target.port or ""))]
     options = ["BatchMode=yes", "ConnectTimeout=5", "ServerAliveInterval=3", "ServerAliveCountMax=3"]
     plain = [word for option in (*options, "ClearAllForwardings=yes", "ForwardAgent=no") for word in ("-o", option)]
-    chosen = [word for option, value in named if value for word in (option, value)]
-    return ("ssh", "-T", *plain, *chosen, "--", address or target.address or target.name)
+    named = [
+        word for flag, value in (("-l", target.user), ("-p", str(target.port or ""))) if value for word in (flag, value)
+    ]
+    return ("ssh", "-T", *plain, *named, "--", address or target.address or target.name, remote(SCRIPT, words))
 
 
-def reaches(source: Connection, next_hop: tuple[str, ...], target: Connection, standing: Standing) -> bool:
-    """Whether a host reaches another by ssh, without being asked anything, and is the same person there."""
-    ask = """printf '%s\\n' "$(id -u) $HOME $(docker --host "unix://$1" info --format '{{.ID}}')" """
-    script = shlex.join(("sh", "-c", ask, "sh", target.target.docker))
-    done = source.run('exec "$@" </dev/null', *next_hop, script, timeout=ASKING, check=False)
-    return done.code == 0 and done.out.strip() == standing.identity
+def reaches(source: Connection, target: Connection, address: str, state: HostImageState) -> bool:
+    """Whether a host reaches another by ssh without a prompt, and that address leads to the same user and engine."""
+    hop = ssh_hop(target, address, "identity", target.target.docker)
+    done = source.run(_script("reach"), "reach", *hop, timeout=ASKING, check=False)
+    return done.code == 0 and done.out.strip() == state.identity
 
 
-def load(connection: Connection, name: str, image: str) -> str:
-    """Have the engine load a file; returns what it then calls the image. HostError with its own words."""
-    done = connection.run(_LOAD, connection.target.docker, name, image, timeout=STORING, check=False)
-    if done.code != 0:
-        raise failed(connection, "its engine did not load the image", done.err, "df -h; docker info")
-    return done.out.strip()
+def load(connection: Connection, file: str, image: str) -> str:
+    """Have the engine load a file; returns the id that it gives the image. HostError with the engine's own words."""
+    words = ("load", connection.target.docker, file, image)
+    return _run(
+        connection, "its engine did not load the image", *words, timeout=STORING, fix="df -h; docker info"
+    ).strip()
 
 
-def is_whole(connection: Connection, name: str, cargo: Cargo) -> bool:
-    """Whether a file there is what was to be sent, byte for byte."""
-    done = connection.run(_DIGEST, name, timeout=MOVING, check=False)
-    return done.out.split()[:1] == [cargo.digest()]
+def is_whole(connection: Connection, file: str, stream: ArchiveStream) -> bool:
+    """Whether a file on the host equals what was sent."""
+    done = connection.run(_script("digest"), "digest", file, timeout=MOVING, check=False)
+    return done.out.split()[:1] == [stream.digest()]
 
 
-def forget(connection: Connection, name: str) -> None:
+def remove(connection: Connection, file: str) -> None:
     """Remove a file; the folder goes with the last."""
-    connection.run(_FORGET, name, timeout=ASKING, check=False)
+    connection.run(_script("remove"), "remove", file, timeout=ASKING, check=False)
 
 
 def pull(connection: Connection, image: str) -> None:
     """Have the engine pull an image."""
-    script = _ENGINE + 'engine pull --quiet "$1"'
-    done = connection.run(script, connection.target.docker, image, timeout=MOVING, check=False)
-    if done.code != 0:
-        raise failed(connection, f"cannot pull {image}", done.err, f"docker pull {image}")
+    words = ("pull", connection.target.docker, image)
+    _run(connection, f"cannot pull {image}", *words, timeout=MOVING, fix=f"docker pull {image}")
 
 
-def failed(connection: Connection, what: str, said: str, command: str = "") -> HostError:
+def failed(connection: Connection, what: str, stderr: str, command: str = "") -> HostError:
     """A failure of a host: what was tried, what came back, and what to type there."""
     host = connection.target.name
-    last = " ".join(said.strip().splitlines()[-3:])
+    last = " ".join(stderr.strip().splitlines()[-3:])
     return HostError(
         f"{host}: {what}" + (f": {last}" if last else ""), hint=f"on {host}: {command}" if command else "", node=host
     )
 
 
+def _run(connection: Connection, failure: str, *words: str, timeout: float = ASKING, fix: str) -> str:
+    done = connection.run(_script(words[0]), *words, timeout=timeout, check=False)
+    if done.code != 0:
+        raise failed(connection, failure, done.err, fix)
+    return done.out
+
+
+def _script(command: str) -> str:
+    # A connection calls a script by its first line in its errors.
+    return f"# image {command}\n{SCRIPT}"
+
+
 def _room(line: str) -> Room | None:
     """A line of ``df -Pk``."""
     words = line.split()
-    return Room(filesystem=words[0], free=int(words[3]) * 1024) if len(words) >= 6 else None
+    return Room(words[0], int(words[3]) * 1024) if len(words) >= 6 else None

@@ -1,8 +1,8 @@
 """Launcher programs: one module each; a new file is a new launcher.
 
-Each module has ``WAYS`` (the first is the usual one; ``horovod:mpi`` asks for another), ``OPTIONS`` (what a person may
-add, with the number of values of each), ``RESERVED`` (what labctl sets itself), and three pure functions: ``check``
-refuses what the program cannot do, ``argv`` is its command, ``files`` is what it reads.
+Each module has ``WAYS`` (the first is the usual one; ``horovod:mpi`` asks for another), ``OPTIONS`` (known options,
+with the number of values of each; others are passed on with a warning), ``RESERVED`` (what labctl sets itself), and
+three pure functions: ``check`` refuses what the program cannot do, ``argv`` is its command, ``files`` is what it reads.
 The program that it starts on every rank is one script, ``rank.sh``, so that nothing a person wrote passes
 through a launcher's own quoting.
 """
@@ -13,12 +13,11 @@ import pkgutil
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Protocol, cast
 
 from labctl.config.hostfile import format_hostfile
-from labctl.errors import ConfigError
+from labctl.errors import ConfigError, did_you_mean, nearest
 from labctl.model import File, Pairs
 
 PLAIN = re.compile(r"[A-Za-z0-9._/:,=+@%^-]+")
@@ -103,18 +102,18 @@ def way(text: str) -> str:
 
 
 def check(text: str, launch: LaunchSpec) -> None:
-    """ConfigError for options that the launcher does not know or labctl sets, and for what the launcher cannot do."""
-    module = get(text)
-    check_options(name(text), launch.options, module.OPTIONS, module.RESERVED)
-    module.check(launch)
+    """ConfigError for options that labctl sets itself, and for what the launcher cannot do."""
+    unknown_options(text, launch.options)
+    get(text).check(launch)
 
 
-def check_options(launcher: str, words: Iterable[str], options: Mapping[str, int], reserved: frozenset[str]) -> None:
-    """Walk over the words: each option is known and has its values; ``--name=value`` counts as one word.
+def unknown_options(text: str, words: Iterable[str]) -> list[str]:
+    """A warning for each option that is not in the launcher's ``OPTIONS``: it is passed on, with the words after it.
 
-    Some launchers hand them to a shell on every node, so a word holds nothing that a shell would take for its own.
+    ConfigError for an option that labctl sets, also abbreviated; for one without its values; for a stray word, which
+    would be taken for the program; and for characters that a shell would interpret: some launchers use one.
     """
-    left = list(words)
+    module, launcher, left, warnings = get(text), name(text), list(words), []
     for word in left:
         if not PLAIN.fullmatch(word):
             raise ConfigError(
@@ -123,17 +122,28 @@ def check_options(launcher: str, words: Iterable[str], options: Mapping[str, int
             )
     while left:
         word = left.pop(0)
-        name, equals, _ = word.partition("=")
-        if name in reserved:
-            raise ConfigError(f"{launcher} option `{name}` is set by labctl", hint="leave it out of the arguments")
-        if name not in options:
-            near = get_close_matches(name, options, n=1)
-            hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(sorted(options)) or 'none'}"
-            raise ConfigError(f"unknown {launcher} option `{word}`", hint=hint)
-        values = 0 if equals else options[name]
+        option, equals, _ = word.partition("=")
+        values = 0 if equals else module.OPTIONS.get(option, 0)
+        if option not in module.OPTIONS:
+            if any(_means(option, one) for one in module.RESERVED):
+                hint = "leave it out of the arguments"
+                raise ConfigError(f"{launcher} option `{option}` is set by labctl", hint=hint)
+            if not module.OPTIONS or not option.startswith("-"):
+                raise ConfigError(f"unknown {launcher} option `{word}`", hint=did_you_mean(option, module.OPTIONS))
+            near = nearest(option, module.OPTIONS)
+            hint = f"; did you mean `{near}`?" if near else ""
+            warnings.append(f"{launcher} option `{option}` is unknown to labctl and passed on as it is{hint}")
+            values = next((place for place, one in enumerate(left) if one.startswith("-")), len(left))
         if len(left) < values:
-            raise ConfigError(f"{launcher} option `{name}` needs {values} value{'s' * (values > 1)}")
+            raise ConfigError(f"{launcher} option `{option}` needs {values} value{'s' * (values > 1)}")
         del left[:values]
+    return warnings
+
+
+def _means(option: str, reserved: str) -> bool:
+    """Whether it is that option for some launcher: they take ``-`` for ``--`` or for ``_``, and unique beginnings."""
+    option, full = (one.replace("_", "-") for one in (option, reserved))
+    return option.lstrip("-") == full.lstrip("-") or (len(option) > 3 and full.startswith(option))
 
 
 def first_slots_only(launcher: str, launch: LaunchSpec) -> None:

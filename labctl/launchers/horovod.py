@@ -24,7 +24,7 @@ OPTIONS = {
     "--verbose": 0,
 }
 RESERVED = frozenset({
-    "-np", "--num-proc", "-H", "--hosts", "-hostfile", "--hostfile", "-p", "--ssh-port", "--gloo", "--mpi",
+    "-np", "--num-proc", "-H", "--hosts", "--hostfile", "-p", "--ssh-port", "--gloo", "--mpi",
      "--mpi-args", "--network-interfaces", "--disable-cache",
 })  # fmt: skip
 

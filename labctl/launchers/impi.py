@@ -20,7 +20,9 @@ OPTIONS = {
     "-print-rank-map": 0,
     "-verbose": 0,
 }
-RESERVED = frozenset({"-machinefile", "-f", "-hosts", "-n", "-np", "-bootstrap", "-iface", "-prepend-rank"})
+RESERVED = frozenset({
+    "-machinefile", "-f", "-host", "-hostfile", "-hosts", "-n", "-np", "-bootstrap", "-iface", "-prepend-rank",
+})  # fmt: skip
 
 
 def check(launch: LaunchSpec) -> None:

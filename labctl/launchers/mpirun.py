@@ -24,8 +24,7 @@ OPTIONS = {
     "-x": 1,
 }
 RESERVED = frozenset({
-    "--hostfile", "-hostfile", "--host", "-host", "-H", "-np", "-n", "--np", "-c", "--allow-run-as-root",
-     "--tag-output", "--machinefile",
+    "--hostfile", "--host", "-H", "-np", "-n", "-c", "--allow-run-as-root", "--tag-output", "--machinefile",
 })  # fmt: skip
 
 

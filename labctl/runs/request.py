@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -75,7 +76,7 @@ def choose_config(chosen: Workload, options: RunOptions) -> deepspeed_config.Con
     if options.deepspeed_config:
         where = str(options.deepspeed_config)
         config = deepspeed_config.parse(read_text(options.deepspeed_config), where)
-        deepspeed_config.check_keys(config, where)
+        deepspeed_config.check_sections(config, where)
     for key, value in options.arguments:
         if _of_deepspeed(key):
             config = deepspeed_config.assign(config or {}, key.removeprefix(DEEPSPEED), value)
@@ -85,6 +86,12 @@ def choose_config(chosen: Workload, options: RunOptions) -> deepspeed_config.Con
             hint=f"{chosen.declared} declares no `deepspeed` section; `labctl workloads` lists the others",
         )
     return config
+
+
+def unknown(task: Workload, options: RunOptions) -> Iterator[str]:
+    """Warnings for options of the launcher and keys of DeepSpeed that labctl does not know and passes on."""
+    yield from launchers.unknown_options(task.launcher, task.launcher_arguments)
+    yield from deepspeed_config.unknown_keys(task.deepspeed or {}, config_source(task, options))
 
 
 def config_source(task: Workload, options: RunOptions) -> str:

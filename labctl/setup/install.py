@@ -1,4 +1,4 @@
-"""Makes this host able to run a lab: Docker Engine, buildx and compose. First a plan, as text; then the deed."""
+"""Sets this host up to run a lab: Docker Engine, buildx and compose. First a plan, then its execution."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ NEXT = {"bookworm": "trixie", "trixie": "forky"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetupStep:
-    """One command of root's and why; ``input`` is what it reads."""
+    """A command to run as root, and why; ``input`` is its stdin."""
 
     argv: tuple[str, ...]
     reason: str
     input: str = ""
 
     def typed(self, prefix: tuple[str, ...] = ()) -> str:
-        """The step as a person would type it."""
+        """The step as a shell command line."""
         command = shlex.join((*prefix, *self.argv))
         return (
             f"printf '%s\\n' {shlex.join(self.input.splitlines())} | {command} > /dev/null" if self.input else command
@@ -40,7 +40,7 @@ class SetupStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetupPlan:
-    """What to do, in order; ``unfinished`` when only what comes of it tells the rest."""
+    """The steps in order; ``unfinished`` if the rest depends on their outcome."""
 
     steps: tuple[SetupStep, ...]
     present: str
@@ -55,7 +55,7 @@ class SetupPlan:
         return "\n".join(("to make this host able to run a lab:", *listed))
 
     def typed(self) -> tuple[str, ...]:
-        """The commands as this person would type them; root's where there is no sudo."""
+        """The steps as shell command lines of this user; root's if there is no sudo."""
         return tuple(step.typed(self.prefix or ()) for step in self.steps)
 
 
@@ -63,13 +63,13 @@ class SetupPlan:
 
 
 def plan(facts: Facts) -> SetupPlan:
-    """What this host lacks and how it gets it. HostError where the person must act first, or no way is known."""
+    """What this host is missing and how to install it. HostError if it cannot be installed by labctl."""
     missing = _missing(facts)
     present = f"Docker Engine {facts.engine}, buildx {facts.buildx}, compose {facts.compose}"
     if missing and facts.distribution not in {"debian", "ubuntu"}:
         raise _unknown_way(facts, missing)
     if missing and not facts.candidates:
-        update = SetupStep(argv=("apt-get", "update"), reason="package lists are empty: see what there is")
+        update = SetupStep(argv=("apt-get", "update"), reason="package lists are empty: update them")
         return SetupPlan(steps=(update,), present=present, prefix=facts.prefix, unfinished=True)
     packages, from_next = _packages(facts, missing)
     steps = (*(_next_release(facts) if from_next else ()), *(_install(packages) if packages else ()))
@@ -137,7 +137,7 @@ def _next_release(facts: Facts) -> tuple[SetupStep, ...]:
             input=source,
             reason=f"Debian {facts.codename}'s own packages are too old: add Debian {release} as a source",
         ),
-        SetupStep(argv=("apt-get", "update"), reason="read what it has"),
+        SetupStep(argv=("apt-get", "update"), reason="update the package lists"),
     )
 
 
@@ -145,7 +145,7 @@ def _install(packages: tuple[str, ...]) -> tuple[SetupStep, ...]:
     return (
         SetupStep(
             argv=("apt-get", "install", "--simulate", "--no-install-recommends", *packages),
-            reason="make sure that nothing else is upgraded or removed",
+            reason="check that nothing else is upgraded or removed",
         ),
         SetupStep(
             argv=(
@@ -193,19 +193,19 @@ def _unknown_way(facts: Facts, missing: tuple[str, ...]) -> HostError:
 
 
 def setup(*, yes: bool, ask: Callable[[str], bool] | None, emit: Emit) -> bool:
-    """Make this host able to run a lab; False when it already was. ``ask`` is None where nobody can answer.
+    """Set this host up to run a lab; False if it already was. ``ask`` is None if there is no terminal.
 
-    HostError where root is needed and cannot be had (its hint has the commands), nobody agreed, or a step failed.
+    HostError if root is needed and not available (its hint has the commands), if aborted, or if a step failed.
     """
     agreed, acted = yes, False
     while (steps := plan(observe())).steps:
         emit(str(steps))
         if steps.prefix is None:
-            raise HostError("this needs root, and you have neither root nor sudo", hint=as_root(steps))
+            raise HostError("permission denied: this needs root or sudo", hint=as_root(steps))
         if not agreed and ask is None:
-            raise HostError("nobody is here to be asked", hint="labctl setup --yes")
+            raise HostError("cannot prompt: not a terminal", hint="labctl setup --yes")
         if not agreed and ask and not ask("do this?"):
-            raise HostError("not done: you said no", hint="labctl setup")
+            raise HostError("aborted", hint="labctl setup")
         carry_out(steps, emit)
         agreed = acted = True
         if not steps.unfinished:
@@ -220,12 +220,12 @@ def setup(*, yes: bool, ask: Callable[[str], bool] | None, emit: Emit) -> bool:
 
 
 def as_root(steps: SetupPlan) -> str:
-    """What someone who is root must type."""
+    """What root must type."""
     return "as root:\n" + "\n".join((*steps.typed(), *(("labctl setup",) if steps.unfinished else ())))
 
 
 def carry_out(steps: SetupPlan, emit: Emit) -> None:
-    """Do what the plan says, in order, and return when Docker answers. HostError at the first failure."""
+    """Run the steps in order, and wait until Docker answers. HostError at the first failure."""
     prefix = steps.prefix or ()
     for number, step in enumerate(steps.steps, 1):
         emit(f"[{number}/{len(steps.steps)}] {step.reason}")
@@ -241,7 +241,7 @@ def carry_out(steps: SetupPlan, emit: Emit) -> None:
 
 
 def _require_harmless(result: apt.Simulated, argv: tuple[str, ...]) -> None:
-    """HostError when an installation would touch more than what it names, or bring too old an engine."""
+    """HostError if an installation would change other packages than it names, or install too old an engine."""
     upgraded = sorted(set(result.upgraded) - set(argv))
     if upgraded or result.removed:
         would = [f"upgrade {', '.join(upgraded)}"] * bool(upgraded) + [f"remove {', '.join(result.removed)}"] * bool(
@@ -260,21 +260,31 @@ def _require_harmless(result: apt.Simulated, argv: tuple[str, ...]) -> None:
 
 
 def _wait_until_it_answers(prefix: tuple[str, ...], limit: float) -> None:
+    from python_on_whales import DockerClient
+    from python_on_whales.exceptions import DockerException
+
     deadline = time.monotonic() + limit
-    version = ["docker", "version", "--format", "{{.Server.Version}}"]
-    while (answer := process.run([*prefix, *version], check=False)).code != 0:
+    # With the prefix, as this session may not be in group docker yet.
+    docker = DockerClient(client_call=[*prefix, "docker"])
+    while True:
+        try:
+            server = docker.version().server
+            break
+        except DockerException as error:
+            reason = (error.stderr or "").strip()
         if _has_died() or time.monotonic() > deadline:
             log = LOG.read_text(encoding="utf-8", errors="replace").splitlines()[-20:] if LOG.is_file() else []
             raise HostError(
-                "\n".join((f"Docker does not answer: {answer.err.strip()}", *log)),
+                "\n".join((f"Docker does not answer: {reason}", *log)),
                 hint=f"less {LOG}" if log else "journalctl --unit docker",
             )
         time.sleep(0.5)
-    if major(answer.out.strip()) < OLDEST_ENGINE:
-        raise HostError(f"Docker Engine {answer.out.strip()} still runs", hint="restart it, then: labctl setup")
+    version = server.version or "" if server else ""
+    if major(version) < OLDEST_ENGINE:
+        raise HostError(f"Docker Engine {version} still runs", hint="restart it, then: labctl setup")
 
 
 def _has_died() -> bool:
-    """Whether the daemon that was started here is gone already."""
+    """Whether the daemon that was started here has exited."""
     pid_file = STATE / "dockerd.pid"
     return pid_file.is_file() and not Path(f"/proc/{pid_file.read_text(encoding='utf-8').strip()}").exists()

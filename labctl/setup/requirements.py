@@ -1,4 +1,4 @@
-"""What a lab needs of this host first of all: Docker Engine, its command, buildx, compose; and what there is of it."""
+"""What a lab requires of this host: Docker Engine, its command, buildx, compose; and which of it the host has."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ PACKAGES: Mapping[str, tuple[tuple[str, int], ...]] = {
     "buildx": (("docker-buildx", 0), ("docker-buildx-plugin", 0)),
     "compose v2": (("docker-compose", 2), ("docker-compose-v2", 2), ("docker-compose-plugin", 2)),
 }
-"""What a lab needs, and the packages that bring it from which major version on; the distribution's own name first."""
+"""Requirement -> packages that meet it and their oldest major version; the distribution's own name first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What this host has, as far as setting it up goes. Versions are empty where the thing is missing."""
+    """What this host has; a version is empty if the thing is missing."""
 
     distribution: str
     codename: str
     sources: tuple[apt.Source, ...]
     candidates: Mapping[str, str]
     engine: str
-    """Version of the daemon that answers, else of the one that is installed."""
+    """Version of the running daemon, else of the installed one."""
     running: bool
     denied: bool
-    """The daemon's socket is there, but this session may not open it."""
+    """Permission denied on the daemon's socket."""
     outsider: str
-    """The person's name when not in group docker, whose members may open it; empty for members and root."""
+    """The user's name if not in group docker, whose members may open it; empty for members and root."""
     command: bool
     buildx: str
     compose: str
@@ -48,26 +48,25 @@ class Facts:
     daemon: str
     """Path of ``dockerd``, or where its package puts it."""
     prefix: tuple[str, ...] | None
-    """What to put before a command to run it as root; None where this person cannot."""
+    """What to put before a command to run it as root; None if this user cannot."""
 
 
 def observe(root: Path = Path("/")) -> Facts:
     """This host as it is."""
     release = procfs.os_release(root)
-    server = process.run(["docker", "version", "--format", "{{.Server.Version}}"], check=False, timeout=20)
-    running = server.code == 0
+    engine, why = _engine()
     return Facts(
         distribution=release.get("ID", ""),
         codename=release.get("VERSION_CODENAME", ""),
         sources=apt.read(root),
         candidates=_candidates(),
-        engine=server.out.strip() if running else _version(["dockerd", "--version"]),
-        running=running,
-        denied="permission denied" in server.err,
+        engine=engine or _version(["dockerd", "--version"]),
+        running=bool(engine),
+        denied="permission denied" in why.lower(),
         outsider=_outsider(),
-        command=server.code != process.NOT_FOUND,
-        buildx=_version(["docker", "buildx", "version"]),
-        compose=_version(["docker", "compose", "version", "--short"]),
+        command=shutil.which("docker") is not None,
+        buildx=_first_version(plugin_version("buildx")[0]),
+        compose=_first_version(plugin_version("compose")[0]),
         systemd=procfs.has_systemd(root),
         mtu=procfs.default_mtu(root),
         daemon=shutil.which("dockerd") or "/usr/sbin/dockerd",
@@ -76,7 +75,7 @@ def observe(root: Path = Path("/")) -> Facts:
 
 
 def root_prefix() -> tuple[str, ...] | None:
-    """What makes a command root's: nothing, ``sudo``, or None where neither is to be had."""
+    """What makes a command root's: nothing, ``sudo``, or None if there is no sudo or it cannot ask."""
     if os.geteuid() == 0:
         return ()
     if shutil.which("sudo") is None:
@@ -106,11 +105,41 @@ def _candidates() -> Mapping[str, str]:
     return apt.candidates(process.run(["apt-cache", "policy", *names], check=False, env={"LC_ALL": "C"}).out)
 
 
+def plugin_version(name: str, seconds: float = 20) -> tuple[str, str]:
+    """What ``docker NAME version`` prints for compose or buildx, and why it fails; one of both is empty."""
+    from python_on_whales import DockerClient
+    from python_on_whales.exceptions import DockerException
+
+    if shutil.which("docker") is None:
+        return "", "docker: command not found"
+    docker = DockerClient(client_call=["timeout", str(seconds), "docker"])
+    try:
+        return (docker.compose if name == "compose" else docker.buildx).version().strip(), ""
+    except DockerException as error:
+        return "", (error.stderr or "").strip() or "no output"
+
+
+def _engine() -> tuple[str, str]:
+    """Version of the running daemon, and why there is none; one of both is empty."""
+    import requests
+
+    import docker
+
+    try:
+        return str(docker.from_env(timeout=20).version()["Version"]), ""
+    except (docker.errors.DockerException, requests.RequestException) as error:
+        return "", str(error)
+
+
 def _version(argv: list[str]) -> str:
-    """The first word that looks like a version; empty where the program or plugin is missing."""
     done = process.run(argv, check=False, timeout=20)
-    words = done.out.replace(",", " ").split() if done.code == 0 else []
-    return next((word.lstrip("v") for word in words if word.lstrip("v")[:1].isdigit()), "")
+    return _first_version(done.out) if done.code == 0 else ""
+
+
+def _first_version(text: str) -> str:
+    """The first word that looks like a version, such as ``2.26.1``; empty if there is none."""
+    words = (word.lstrip("v") for word in text.replace(",", " ").split())
+    return next((word for word in words if word[:1].isdigit()), "")
 
 
 def major(version: str) -> int:

@@ -9,7 +9,6 @@ import json
 import os
 import socket
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -34,53 +33,59 @@ def held(
 
     Raises HostError that names the holder when it is not given up in time. ``mode`` is that of the file.
     """
-    with acquired(path, time.monotonic() + wait, notice, mode) as stream:
-        stream.seek(0)
-        stream.truncate()
-        json.dump(owner(purpose), stream)
-        stream.flush()
-        try:
-            yield
-        finally:
-            stream.seek(0)
-            stream.truncate()
+    from filelock import FileLock, Timeout
 
+    descriptors: list[int] = []
 
-def acquired(path: Path, deadline: float, notice: Callable[[str], None], mode: int) -> TextIO:
-    """The lock's file, locked. A file that its holder removed meanwhile, as `clean` does, is nobody's lock."""
-    while True:
-        make_private(path.parent)
-        stream = opened(path, mode)
+    def record(descriptor: int) -> None:
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, json.dumps(owner(purpose)).encode())
+        descriptors.append(descriptor)
+
+    lock = FileLock(path, mode=mode, poll_interval=0.1, fallback_to_soft=False, on_acquired=record)
+
+    def acquire(seconds: float) -> None:
+        # Whoever has it may remove the file with its directory, as `clean` does.
+        while not lock.is_locked:
+            make_private(path.parent)
+            opened(path, mode).close()
+            with contextlib.suppress(FileNotFoundError):
+                lock.acquire(seconds)
+
+    try:
         try:
-            take(stream.fileno(), path, deadline, notice)
-            if still_there(stream, path):
-                return stream
-        except BaseException:
-            stream.close()
-            raise
-        stream.close()
+            acquire(0)
+        except Timeout:
+            if wait:
+                notice(f"waiting for {holder(path)}")
+            acquire(wait)
+    except Timeout:
+        raise HostError(f"{holder(path)} holds {path}", hint="wait for it, or end that process") from None
+    except OSError as error:
+        raise HostError(f"cannot lock {path}: {error.strerror}", hint=f"ls -ld {path.parent} {path}") from error
+    try:
+        yield
+    finally:
+        os.ftruncate(descriptors[-1], 0)
+        lock.release()
 
 
 def opened(path: Path, mode: int) -> TextIO:
+    """The file, made where it is missing; HostError where that cannot be.
+
+    In a folder of everyone no one may open another's file with O_CREAT alone. Source: fs.protected_regular.
+    """
     try:
         while True:
             with contextlib.suppress(FileNotFoundError):
                 return os.fdopen(os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW), "a+")
-            make(path, mode)
+            if mode & 0o077:
+                make_shared(path, mode)
+                continue
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode))
     except OSError as error:
         raise HostError(f"cannot open {path}: {error.strerror}", hint=f"ls -ld {path.parent} {path}") from error
-
-
-def make(path: Path, mode: int) -> None:
-    """An empty file of this mode; one that is there already stays as it is.
-
-    In a folder of everyone no one may open another's file with O_CREAT alone. Source: fs.protected_regular.
-    """
-    if mode & 0o077:
-        make_shared(path, mode)
-        return
-    with contextlib.suppress(FileExistsError):
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode))
 
 
 def make_shared(path: Path, mode: int) -> None:
@@ -93,29 +98,6 @@ def make_shared(path: Path, mode: int) -> None:
     finally:
         os.close(handle)
         Path(temporary).unlink()
-
-
-def still_there(stream: TextIO, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(stream.fileno()), path.stat())
-    except OSError:
-        return False
-
-
-def take(descriptor: int, path: Path, deadline: float, notice: Callable[[str], None]) -> None:
-    told = False
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                raise HostError(f"{holder(path)} holds {path}", hint="wait for it, or end that process") from None
-            if not told:
-                notice(f"waiting for {holder(path)}")
-                told = True
-            time.sleep(0.1)
-        else:
-            return
 
 
 def owner(purpose: str) -> dict[str, str | int]:

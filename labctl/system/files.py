@@ -1,17 +1,22 @@
-"""Where the files that come with labctl are: the compose template, Dockerfiles, workloads, hostfiles."""
+"""Where the files that come with labctl are, and whether a path stays below a directory."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import posixpath
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import dataclass
+from itertools import dropwhile
+from pathlib import Path, PurePosixPath
 
 from labctl.errors import HostError
 from labctl.model import File
 from labctl.system import process
+from labctl.system.progress import amount
 
 
 def write_all(directory: Path, files: Iterable[File]) -> tuple[str, ...]:
@@ -102,6 +107,37 @@ def scratch() -> Iterator[Path]:
         yield Path(folder)
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Free bytes of a file system."""
+
+    filesystem: str
+    free: int
+
+
+def room_at(path: Path) -> Room:
+    """Room on the file system of a path that may not exist yet."""
+    there = next(one for one in (path, *path.parents) if one.exists()).resolve()
+    mount = next(one for one in (there, *there.parents) if one.is_mount())
+    return Room(str(mount), shutil.disk_usage(there).free)
+
+
+def require_room(what: str, needed: Iterable[tuple[Room, int]], host: str = "", hint: str = "") -> None:
+    """HostError if a file system has too little room for all the bytes that go to it; ``host`` if it is another's."""
+    total: dict[str, int] = {}
+    for room, size in needed:
+        total[room.filesystem] = total.get(room.filesystem, 0) + size
+        lacking = total[room.filesystem] - room.free
+        if lacking > 0:
+            where = f"{host}: " if host else ""
+            raise HostError(
+                f"{where}no room for {what}: {amount(total[room.filesystem])} needed on {room.filesystem}, "
+                f"{amount(room.free)} free: {amount(lacking)} too little",
+                hint=hint or (f"on {host}: df -h" if host else f"df -h {room.filesystem}"),
+                node=host or None,
+            )
+
+
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -109,3 +145,19 @@ def path(*parts: str) -> Path:
     """A packaged file or folder: from the installed wheel's ``_data``, else from the checkout."""
     installed = _PACKAGE / "_data"
     return (installed if installed.is_dir() else _PACKAGE.parent).joinpath(*parts)
+
+
+def is_below(path: str) -> bool:
+    """Whether a path, joined to a directory, names something in it: it is relative, without ``..``."""
+    return not path.startswith("/") and ".." not in path.split("/")
+
+
+def leads_out(name: str, target: str) -> bool:
+    """Whether a symbolic link, by its name below a directory, leads out of it or may do so through another link."""
+    end = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
+    return not is_below(end) or climbs_late(target)
+
+
+def climbs_late(target: str) -> bool:
+    """Whether a link goes up after it went down: where that leads depends on other links."""
+    return ".." in dropwhile(lambda part: part == "..", PurePosixPath(target).parts)

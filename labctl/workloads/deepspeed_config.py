@@ -1,17 +1,16 @@
 """DeepSpeed's configuration: read strictly, completed for a world size, checked with the reason.
 
 Keys as in deepspeed/runtime/{config,constants}.py and deepspeed/runtime/zero/config.py of DeepSpeed 0.19. DeepSpeed
-itself passes over a key that it does not know, so a misspelt one trains with a default and says nothing.
+ignores keys that it does not know, so labctl warns about those that are not in 0.19 and passes them on.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from difflib import get_close_matches
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from labctl.errors import ConfigError
+from labctl.errors import ConfigError, nearest
 
 Config = Mapping[str, Any]
 
@@ -110,26 +109,32 @@ def assign(config: Config, dotted: str, text: str) -> dict[str, Any]:
 def complete(config: Config, *, ranks: int, accelerator: str, where: str) -> dict[str, Any]:
     """The configuration with its batch sizes filled in: batch = micro-batch x accumulation steps x ranks.
 
-    Raises ConfigError for unknown keys, batch sizes that do not go together, and a precision that the device lacks.
+    Raises ConfigError for batch sizes that do not go together, and for a precision that the device lacks.
     """
-    check_keys(config, where)
+    check_sections(config, where)
     check_precision(config, accelerator, where)
     return dict(config) | batch_sizes(config, ranks, where)
 
 
-def check_keys(config: Config, where: str) -> None:
-    """ConfigError for a key that DeepSpeed does not know, with the nearest that it does."""
-    for key in config:
-        if key not in TOP:
-            raise ConfigError(f"{where}: DeepSpeed has no key `{key}` and would pass over it", hint=_near(key, TOP))
-    for section, known in SECTIONS.items():
+def unknown_keys(config: Config, where: str) -> Iterator[str]:
+    """A warning for each key that DeepSpeed 0.19 does not have, with the nearest that it has."""
+    for section, known in {"": TOP, **SECTIONS}.items():
+        inner = config.get(section) if section else config
+        for key in inner if isinstance(inner, Mapping) else ():
+            if key in known:
+                continue
+            shown = f"{section}.{key}" if section else key
+            near = nearest(ALIASES.get(key, key), known)
+            hint = f"; did you mean `{near}`?" if near else ""
+            yield f"{where}: DeepSpeed 0.19 has no key `{shown}` and ignores it{hint}"
+
+
+def check_sections(config: Config, where: str) -> None:
+    """ConfigError for a section that is not an object, and for a stage of ZeRO that does not exist."""
+    for section in SECTIONS:
         inner = config.get(section, {})
         if not isinstance(inner, Mapping):
             raise ConfigError(f"{where}: `{section}` must be an object, not {json.dumps(inner)}")
-        for key in inner:
-            if key not in known:
-                reason = f"{where}: DeepSpeed has no key `{section}.{key}` and would pass over it"
-                raise ConfigError(reason, hint=_near(key, known))
     stage = config.get("zero_optimization", {}).get("stage", 0)
     if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
         raise ConfigError(f"{where}: `zero_optimization.stage` must be 0, 1, 2 or 3, not {json.dumps(stage)}")
@@ -176,8 +181,3 @@ def batch_sizes(config: Config, ranks: int, where: str) -> dict[str, int]:
         steps = steps or 1
         return {MICRO: batch // (steps * ranks), STEPS: steps, BATCH: batch}
     return {MICRO: micro, STEPS: batch // (micro * ranks), BATCH: batch}
-
-
-def _near(key: str, known: frozenset[str]) -> str:
-    found = ALIASES.get(key) or next(iter(get_close_matches(key, sorted(known), n=1)), None)
-    return f"did you mean `{found}`?" if found else f"known: {', '.join(sorted(known))}"

@@ -10,11 +10,10 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 
 from labctl.config.settings import Settings
-from labctl.errors import ConfigError, HostError
+from labctl.errors import ConfigError, HostError, nearest
 from labctl.model import Workload
 from labctl.workloads import loader
 
@@ -189,10 +188,10 @@ def locate(clone: ExternalRepo, script: str, root: Path | None) -> Path:
         return path_of(clone, root, script)
     if not script:
         raise ConfigError(f"{what}: say which script of {folder}", hint="`labctl workloads` lists them")
-    nearest = get_close_matches(script, known, n=1, cutoff=0)
+    near = nearest(script, known, cutoff=0)
     raise ConfigError(
         f"{folder}: no script {what}; {clone.family} runs those that {clone.takes}",
-        hint=f"the nearest is {clone.family}/{nearest[0]}; `labctl workloads` lists them" if nearest else "",
+        hint=f"the nearest is {clone.family}/{near}; `labctl workloads` lists them" if near else "",
     )
 
 

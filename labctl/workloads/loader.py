@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from labctl.config.yaml_reader import Value, compose, hint_for
-from labctl.errors import ConfigError
+from labctl.config.yaml_reader import Value, compose
+from labctl.errors import ConfigError, did_you_mean, nearest
 from labctl.model import Cache, Criterion, Metric, Workload
 from labctl.workloads import deepspeed_config
 from labctl.workloads.schema import FORMER_KEYS, NAME, schema
@@ -94,9 +93,9 @@ def _unknown(directory: Path, name: str, known: list[Workload]) -> ConfigError:
     if not known:
         return ConfigError(f"{directory}: no workload is declared here", hint="`labctl init` writes some")
     by_name = {workload.name.lower(): workload for workload in known}
-    near = [by_name[one] for one in get_close_matches(name.lower(), by_name, n=1)]
-    nearest = "".join(f"the nearest is `{one.name}` ({one.declared}); " for one in near)
-    return ConfigError(f"no workload `{name}`", hint=f"{nearest}`labctl workloads` lists them")
+    near = by_name.get(nearest(name.lower(), by_name))
+    hint = f"the nearest is `{near.name}` ({near.declared}); " if near else ""
+    return ConfigError(f"no workload `{name}`", hint=f"{hint}`labctl workloads` lists them")
 
 
 def _read_file(path: Path, launchers: tuple[str, ...]) -> list[_Declared]:
@@ -171,7 +170,7 @@ def _resolve(criteria: Iterable[tuple[Value, Criterion]], metrics: dict[str, Met
     for at, criterion in criteria:
         metric = metrics.get(criterion.metric)
         if metric is None:
-            raise at.error(f"no metric `{criterion.metric}`", hint=hint_for(criterion.metric, metrics))
+            raise at.error(f"no metric `{criterion.metric}`", hint=did_you_mean(criterion.metric, metrics))
         if criterion.decrease is not None and metric.reduce != "first-last":
             raise at.error(f"`decrease` needs a first and a last: give metric `{metric.name}` `reduce: first-last`")
     return tuple(criterion for _, criterion in criteria)

@@ -110,7 +110,7 @@ def _inputs(value: Value) -> dict[str, str]:
 def _deepspeed(value: Value) -> dict[str, Any]:
     value.entries()
     config: dict[str, Any] = value.data()
-    deepspeed_config.check_keys(config, f"{value.path}:{value.line}")
+    deepspeed_config.check_sections(config, f"{value.path}:{value.line}")
     return config
 
 

@@ -297,7 +297,7 @@ def test_a_full_disk_is_said_before_anything_is_fetched(hub: FakeHub, person: Pe
     hub.claims = 10**15
     said = person()
     assert said.code == 3
-    assert "2,000 TB are to come" in said.err
+    assert "2,000 TB needed on" in said.err
     assert "too little" in said.err
     assert not person.snapshot.exists()
 

@@ -109,10 +109,26 @@ def test_an_option_of_the_launcher_reaches_it(name: str) -> None:
     assert shown.index(option) < shown.index(LAUNCH.program)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_an_unknown_option_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"unknown .* option `--no-such-thing`"):
-        launchers.check(name, launch(name, options=("--no-such-thing",)))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"script"}))
+def test_an_unknown_option_reaches_the_launcher_with_a_warning(name: str) -> None:
+    words = ("--tune", "tuned.conf", "--tuned-by=me")
+    launchers.check(name, launch(name, options=words))
+    assert " ".join(words) in " ".join(argv(name, options=words))
+    warnings = launchers.unknown_options(name, words)
+    assert [one.split()[2] for one in warnings] == ["`--tune`", "`--tuned-by`"]
+    assert all("unknown to labctl and passed on as it is" in one for one in warnings)
+
+
+@pytest.mark.parametrize("word", ["stray", "node-0"])
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"script"}))
+def test_a_stray_word_is_refused(name: str, word: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown .* option `{word}`"):
+        launchers.check(name, launch(name, options=(word,)))
+
+
+def test_a_script_of_its_own_ranks_has_no_options() -> None:
+    with pytest.raises(ConfigError, match=r"unknown script option `--no-such-thing`"):
+        launchers.check("script", launch("script", options=("--no-such-thing",)))
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - {"script"}))
@@ -122,10 +138,26 @@ def test_what_labctl_sets_cannot_be_set(name: str) -> None:
             launchers.check(name, launch(name, options=(option, "x")))
 
 
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        ("torchrun", "--nproc_per_node=2"),
+        ("deepspeed", "--hostf=x"),
+        ("deepspeed", "--master-port=1"),
+        ("mpirun", "-machinefile"),
+        ("horovod", "--num"),
+        ("impi", "--hosts=x"),
+    ],
+)
+def test_nor_in_another_spelling(name: str, option: str) -> None:
+    with pytest.raises(ConfigError, match="set by labctl"):
+        launchers.check(name, launch(name, options=("--tune", "x", option)))
+
+
 def test_a_misspelt_option_names_the_nearest() -> None:
-    with pytest.raises(ConfigError) as caught:
-        launchers.check("mpirun", launch("mpirun", options=("--map-to", "node")))
-    assert caught.value.hint == "did you mean `--map-by`?"
+    (warning,) = launchers.unknown_options("mpirun", ("--map-to", "node", "--bind-to", "core"))
+    assert warning.startswith("mpirun option `--map-to` ")
+    assert warning.endswith("; did you mean `--map-by`?")
 
 
 def test_an_option_without_its_value_is_refused() -> None:

@@ -69,7 +69,7 @@ def test_an_image_and_then_its_changed_layer_go_from_host_to_host(
     hosts = one, two = rack.hosts(2)
     rack.introduce(*hosts)
     assert send(small, *hosts) == {}
-    assert any("(each hands them on to the next)" in said for said in send.said)
+    assert any("(each relays to the next)" in said for said in send.said)
     assert has(one, small)
     assert has(two, small)
     small.change()

@@ -36,13 +36,18 @@ def _build(tag: str, directory: Path) -> None:
     found = settings.load(directory, os.environ, {})
     request = build.request(found, "cpu", tag, directory, os.environ)
     base = base_image.ensure(
-        base_image.PLAIN, chosen=False, mirror=request.apt_mirror, directory=directory, emit=lambda _: None
+        base_image.PLAIN,
+        chosen=False,
+        mirror=request.apt_mirror,
+        directory=directory,
+        emit=lambda _: None,
+        engine=request.engine,
     )
     packages = "".join(base_image.apt_list("debian", release, request.apt_mirror) for release in RELEASES)
     handed = build.hand_in(request, build.pip_sources(request, package_sources.of_host()), {}, packages, directory)
     arguments = ["--load", "--tag", tag, "--build-arg", f"BASE_IMAGE={base}", *handed]
     build.run(
-        HERE / FILES[0], arguments, dict(request.proxies), directory / "build.log", tag, lambda _: None, request.docker
+        HERE / FILES[0], arguments, dict(request.proxies), directory / "build.log", tag, lambda _: None, request.engine
     )
 
 

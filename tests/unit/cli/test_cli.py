@@ -23,8 +23,8 @@ from support.builders import container
 from labctl import cli, naming
 from labctl.attach import jupyter, session
 from labctl.cli import exec as exec_cli
-from labctl.engines import docker
 from labctl.engines.docker import DockerEngine
+from labctl.engines.multi import MultiHostEngine
 from labctl.engines.state import ObservedState
 from labctl.errors import HostError
 from labctl.system import process
@@ -244,7 +244,7 @@ BAD_RUNS: dict[str, tuple[list[str], str]] = {
         ["--launcher", "own"],
         "does not start its ranks by itself, so it cannot run under `script`",
     ),
-    "launcher option": (["--launcher-arg=--bind_cores"], "unknown deepspeed option `--bind_cores`"),
+    "launcher option": (["--launcher-arg=bind_cores"], "unknown deepspeed option `bind_cores`"),
     "launcher's own": (["--launcher-arg=--hostfile"], "is set by labctl"),
     "node": (["--include", "worker-7"], "no node `worker-7`"),
     "commas": (["--include", "worker-0,worker-1:0"], "`@` stands between nodes"),
@@ -254,8 +254,7 @@ BAD_RUNS: dict[str, tuple[list[str], str]] = {
     "slots that torchrun cannot start": (["--launcher", "torchrun", "--hostfile", "uneven"], "the slots differ"),
     "batch": (["--set", "deepspeed.train_batch_size=7"], "--set: `train_batch_size` 7 is not micro-batch x"),
     "batch in a file": (["--deepspeed-config", "indivisible.json"], "indivisible.json: `train_batch_size` 81"),
-    "key": (["--set", "deepspeed.zero_optimization.stages=2"], "no key `zero_optimization.stages`"),
-    "key in a file": (["--deepspeed-config", "misspelt.json"], "misspelt.json: DeepSpeed has no key"),
+    "key in a file": (["--deepspeed-config", "misspelt.json"], "misspelt.json: DeepSpeed 0.19 has no key"),
     "stage": (["--set", "deepspeed.zero_optimization.stage=4"], "must be 0, 1, 2 or 3"),
     "comma": (["--deepspeed-config", "comma.json"], "comma.json:2: not JSON: a comma before the closing bracket"),
     "fp16": (["--deepspeed-config", "half.json"], "CPUs do not train in fp16"),
@@ -282,6 +281,22 @@ def test_what_cannot_be_run_as_asked_is_refused_and_nothing_is_launched(labctl: 
     assert said.code == 2, said
     assert reason in said.err
     assert not (labctl.directory / "runs").exists()
+
+
+def test_keys_and_options_that_labctl_does_not_know_are_passed_on_with_a_warning(labctl: Labctl) -> None:
+    labctl.env(f"HOST_CACHE_PATH={labctl.directory / 'cache'}\n")
+    declared = DECLARED.lstrip().replace("bf16:", "shiny: {level: 9}, bf16:").replace("inputs:", "#")
+    labctl.workload(declared)
+    changes = ["--set", "deepspeed.zero_optimization.stages=2", "--launcher-arg=--bind_cores"]
+    said = labctl("run", "hello", "--dry-run", *changes)
+    assert said.code == 0, said
+    assert " --bind_cores " in said.out
+    assert said.err.splitlines() == [
+        "warning: deepspeed option `--bind_cores` is unknown to labctl and passed on as it is; "
+        "did you mean `--bind_core_list`?",
+        "warning: --set: DeepSpeed 0.19 has no key `shiny` and ignores it",
+        "warning: --set: DeepSpeed 0.19 has no key `zero_optimization.stages` and ignores it; did you mean `stage`?",
+    ]
 
 
 def test_an_unknown_workload_says_where_the_nearest_is(labctl: Labctl) -> None:
@@ -454,23 +469,20 @@ class Nodes:
     owner: Path
     paused: bool = False
 
-    def look(self, lab: str, container: str, *_: object, **__: object) -> session.ExecTarget:
-        self.asked.append(lab)
-        return session.ExecTarget(
-            container=container, directory=None, user="1000:1000", owner=str(self.owner), paused=self.paused
-        )
-
     def observe(self, lab: str) -> ObservedState:
         self.asked.append(lab)
-        return ObservedState(containers=(container("launcher", directory=str(self.owner)),))
+        state = "paused" if self.paused else "running"
+        nodes = ("launcher", "worker-0", "worker-7")
+        return ObservedState(
+            containers=tuple(container(node, directory=str(self.owner), state=state) for node in nodes)
+        )
 
 
 @pytest.fixture
 def nodes(labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> Nodes:
     made = Nodes([], labctl.directory)
-    monkeypatch.setattr(session, "look", made.look)
     monkeypatch.setattr(session, "run", lambda *_, **__: 0)
-    monkeypatch.setattr(DockerEngine, "observe", lambda _, lab: made.observe(lab))
+    monkeypatch.setattr(DockerEngine, "observe", lambda _, lab, **__: made.observe(lab))
     monkeypatch.setattr(jupyter, "serve", lambda *_: None)
     monkeypatch.setattr(process, "stream", lambda *_: None)
     return made
@@ -523,32 +535,13 @@ def test_the_nodes_of_another_directorys_lab_are_not_entered(
     assert f"-C {nodes.owner}" in said.err
 
 
-def test_a_docker_command_that_fails_is_heard_where_the_engine_answers(
-    labctl: Labctl, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+def test_where_the_engine_does_not_answer_its_own_reason_is_told(
+    labctl: Labctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def look(*_: object, **__: object) -> None:
-        raise HostError("docker container inspect demo-launcher: open ca.pem")
-
-    monkeypatch.setattr(session, "look", look)
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
     said = labctl("exec", "--", "true")
-    assert (said.code, said.err.splitlines()[0]) == (3, "error: docker container inspect demo-launcher: open ca.pem")
-
-
-def test_where_the_engine_does_not_answer_either_its_own_reason_is_told(
-    labctl: Labctl, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def look(*_: object, **__: object) -> None:
-        raise HostError("docker container inspect demo-launcher: cannot connect")
-
-    def observe(*_: object) -> None:
-        try:
-            Path("no.sock").read_bytes()
-        except FileNotFoundError as error:
-            raise HostError(docker.root_cause(error)) from error
-
-    monkeypatch.setattr(session, "look", look)
-    monkeypatch.setattr(DockerEngine, "observe", observe)
-    assert "No such file or directory\n" in labctl("exec", "--", "true").err
+    assert said.code == 3
+    assert "No such file or directory\n" in said.err
 
 
 def test_a_paused_node_is_said_with_what_wakes_it(labctl: Labctl, nodes: Nodes) -> None:
@@ -560,16 +553,18 @@ def test_a_paused_node_is_said_with_what_wakes_it(labctl: Labctl, nodes: Nodes) 
 
 
 @pytest.fixture
-def followed(monkeypatch: pytest.MonkeyPatch) -> list[SimpleNamespace]:
+def followed(monkeypatch: pytest.MonkeyPatch) -> list[DockerEngine]:
     """The daemons of more hosts than are worked on at once."""
     names = [f"h{number}" for number in range(WIDTH + 8)]
-    daemons = [SimpleNamespace(docker=("docker", "--host", one), hosts=(one,), connection=one) for one in names]
-    monkeypatch.setattr(exec_cli, "reached", lambda *_: contextlib.nullcontext(tuple(daemons)))
+    ways: list[Any] = [SimpleNamespace(address=one, target=SimpleNamespace(name=one)) for one in names]
+    daemons = [DockerEngine(way) for way in ways]
+    engine = MultiHostEngine(dict(zip(names, daemons, strict=True)), {})
+    monkeypatch.setattr(exec_cli, "reached", lambda *_: contextlib.nullcontext(engine))
     return daemons
 
 
 def test_the_logs_of_every_host_are_followed_at_once(
-    labctl: Labctl, followed: list[SimpleNamespace], monkeypatch: pytest.MonkeyPatch
+    labctl: Labctl, followed: list[DockerEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     all_at_once = threading.Barrier(len(followed), timeout=10)
 
@@ -589,7 +584,7 @@ def test_logs_that_go_into_a_file_have_no_control_characters(labctl: Labctl, mon
 
 
 def test_a_host_whose_logs_cannot_be_had_is_named_once_those_of_the_others_are_here(
-    labctl: Labctl, followed: list[SimpleNamespace], monkeypatch: pytest.MonkeyPatch
+    labctl: Labctl, followed: list[DockerEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stream(argv: tuple[str, ...], on_line: Callable[[str], None]) -> None:
         if argv[2] == "h0":
@@ -603,7 +598,7 @@ def test_a_host_whose_logs_cannot_be_had_is_named_once_those_of_the_others_are_h
 
 
 def test_logs_that_nobody_reads_any_more_end_quietly_though_other_hosts_are_silent(
-    labctl: Labctl, followed: list[SimpleNamespace], monkeypatch: pytest.MonkeyPatch
+    labctl: Labctl, followed: list[DockerEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended = threading.Event()
 

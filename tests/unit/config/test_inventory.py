@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import cProfile
+import json
 import re
 import time
 from pathlib import Path
@@ -253,6 +254,89 @@ def test_what_cannot_be_a_host_is_refused_with_its_line(text: str, said: str) ->
 def test_what_cannot_be_an_ansible_host_is_refused_with_its_line(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "hosts.yaml").write_text(text)
     assert reason("", tmp_path / "hosts.yaml").startswith(f"hosts.yaml:{said}")
+
+
+BEYOND = {
+    "range": "all: {hosts: {'node-[0:2]': }}",
+    "merge key": "x: &x {vars: {ansible_user: ann}}\ny: {vars: {<<: {ansible_user: bob}}, hosts: {a: }}",
+    "template": "all:\n  hosts: {a: {ansible_host: '{{ ip }}'}}",
+    "priority": "a: {vars: {ansible_group_priority: 9}, hosts: {b: }}",
+    "groups of INI": "front ansible_host=10.0.0.1\n[gpu]\na",
+    "group_vars": "all: {hosts: {a: }}",
+}
+LISTED = {
+    "_meta": {"hostvars": {"a": {"ansible_host": "10.0.0.5", "ansible_port": 2222, "http_port": 80}}},
+    "all": {"children": ["ungrouped", "gpu"]},
+    "gpu": {"hosts": ["b", "a"], "children": ["rack"]},
+    "rack": {"hosts": ["a", "c"]},
+}
+
+
+def program(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An `ansible-inventory` that is this shell script, or none at all, on PATH."""
+    folder.mkdir()
+    if script:
+        (folder / "ansible-inventory").write_text(f"#!/bin/sh\n{script}\n")
+        (folder / "ansible-inventory").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin" if script else str(folder))
+
+
+def beyond(tmp_path: Path, case: str) -> Path:
+    path = tmp_path / ("hosts" if "INI" in case else "hosts.yaml")
+    path.write_text(BEYOND[case])
+    if case == "group_vars":
+        (tmp_path / case).mkdir()
+    return path
+
+
+@pytest.mark.parametrize("case", BEYOND)
+def test_what_only_ansible_resolves_is_refused_without_it(
+    tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(tmp_path / "bin", "", monkeypatch)
+    path = beyond(tmp_path, case)
+    line = 2 if "\n" in BEYOND[case] else 1
+    with pytest.raises(ConfigError, match=rf"^{path.name}:{line}: ") as caught:
+        read(path, path.name)
+    assert "ansible" in caught.value.hint
+
+
+@pytest.mark.parametrize("case", BEYOND)
+def test_ansible_inventory_resolves_it_where_it_is_installed(
+    tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = beyond(tmp_path, case)
+    script = f"""[ "$*" = "--list -i {path}" ] && [ "$ANSIBLE_INVENTORY_ENABLED" = yaml,ini ] || exit 9
+echo '[WARNING]: something' >&2; cat <<'E'\n{json.dumps(LISTED)}\nE"""
+    program(tmp_path / "bin", script, monkeypatch)
+    found = read(path, path.name)
+    assert [(one.name, one.address, one.port) for one in found] == [("b", "", 0), ("a", "10.0.0.5", 2222), ("c", "", 0)]
+    assert found[2].where == f"{path.name}:1"
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ({**LISTED, "_meta": {"hostvars": {"b": {"ansible_connection": "local"}}}}, "`ansible_connection` is not"),
+        ({**LISTED, "_meta": {"hostvars": {"b": {"ansible_user": "-l"}}}}, "user must be a user's name"),
+        ({**LISTED, "rack": {"hosts": ["-oProxyCommand=x"]}}, "bad host name"),
+        ({**LISTED, "_meta": {"hostvars": {one: {"ansible_host": "10.0.0.5"} for one in "ab"}}}, "is the same machine"),
+        (None, "ansible-inventory cannot read it: [ERROR]: no"),
+    ],
+)
+def test_what_ansible_resolved_is_checked_as_any_host(
+    tmp_path: Path, answer: object, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = f"cat <<'E'\n{json.dumps(answer)}\nE" if answer else "echo '[ERROR]: no' >&2; exit 4"
+    program(tmp_path / "bin", script, monkeypatch)
+    path = beyond(tmp_path, "range")
+    with pytest.raises(ConfigError, match=rf"^hosts\.yaml:1: .*{re.escape(reason)}"):
+        read(path, path.name)
+
+
+def test_a_plain_inventory_is_read_without_ansible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path / "bin", "exit 9", monkeypatch)
+    assert len(yaml_hosts(tmp_path, GROUPS)) == 3
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -38,10 +38,13 @@ def hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Doc
 @pytest.mark.parametrize(
     ("act", "what"),
     [
-        (lambda engine: engine.compose_up("labctl-demo", (Path("compose.yml"),)), "docker compose -p labctl-demo up"),
-        (lambda engine: engine.remove(("one", "two")), "docker container rm"),
-        (lambda engine: engine.remove_networks(("one",)), "docker network rm"),
-        (lambda engine: engine.remove_image("image"), "docker image rm image"),
+        (
+            lambda engine: engine.apply("blue", "labctl-demo", (Path("compose.yml"),)),
+            "docker compose -p labctl-demo up",
+        ),
+        (lambda engine: engine.remove("blue", "container", ("one", "two")), "docker container rm"),
+        (lambda engine: engine.remove("blue", "network", ("one",)), "docker network rm"),
+        (lambda engine: engine.remove("blue", "image", ("image",)), "docker image rm image"),
     ],
 )
 def test_what_a_daemon_never_gets_done_ends_with_the_hosts_name(
@@ -54,7 +57,7 @@ def test_what_a_daemon_never_gets_done_ends_with_the_hosts_name(
 
 def test_a_command_that_does_not_heed_its_time_is_killed(hang: Callable[[str], DockerEngine]) -> None:
     with pytest.raises(HostError, match="was not done by Docker Engine within"):
-        hang(DEAF).remove(("one",))
+        hang(DEAF).remove("blue", "container", ("one",))
 
 
 def test_what_the_environment_says_of_another_daemon_is_kept_from_a_hosts(
@@ -64,5 +67,5 @@ def test_what_the_environment_says_of_another_daemon_is_kept_from_a_hosts(
         monkeypatch.setenv(name, "1")
     engine = hang("#!/bin/sh\n! env | grep ^DOCKER_ >&2\n")
     monkeypatch.setattr(docker, "CHANGING", 30)
-    engine.remove(("one",))
-    assert engine.call("one", ("true",), user="0").err == ""
+    engine.remove("blue", "container", ("one",))
+    assert engine.exec("one", ("true",), user="0").err == ""

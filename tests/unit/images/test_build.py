@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ from support.builders import site
 
 from labctl.config.context import Context
 from labctl.deploy import images as prepare
+from labctl.engines.docker import DockerEngine
 from labctl.errors import HostError
 from labctl.images import base as base_image
 from labctl.images import build, catalog, package_sources
@@ -94,6 +95,15 @@ def test_only_locked_versions_are_staged(wheels: Path, index: str, tmp_path: Pat
     ]
 
 
+def test_of_a_locked_version_only_files_with_its_hashes_are_staged(wheels: Path, tmp_path: Path) -> None:
+    digest = hashlib.sha256((wheels / "Py_Cpuinfo-9.0.0.tar.gz").read_bytes()).hexdigest()
+    wanted: dict[str, str | None] = {"py-cpuinfo": "9.0.0", "torch": "2.13.0+cpu"}
+    for number, (lock, staged) in enumerate(((digest, {*wanted}), ("0" * 64, {"torch"}))):
+        hashes = package_sources.hashes(f"py-cpuinfo==9.0.0 --hash=sha256:{lock}\n")
+        pip = PipSources(find_links=(str(wheels),))
+        assert package_sources.stage_wheels(pip, wanted, tmp_path / f"staged{number}", hashes) == staged
+
+
 def test_any_version_is_staged_to_update_the_lock(wheels: Path, tmp_path: Path) -> None:
     package_sources.stage_wheels(PipSources(find_links=(wheels.as_uri(),)), {"torch": None}, tmp_path / "staged")
     assert len(list((tmp_path / "staged").iterdir())) == 2
@@ -123,7 +133,7 @@ def test_pip_conf_names_remote_places_and_its_own_paths() -> None:
 
 def test_settings_win_over_this_host(tmp_path: Path) -> None:
     host = PipSources(index="https://host.example", find_links=("/host",), cert="/host.crt")
-    merged = build.pip_sources(request(tmp_path, pip_index="https://set.example", ca_certificates="/set.crt"), host)
+    merged = build.pip_sources(request(tmp_path, pip=PipSources(index="https://set.example", cert="/set.crt")), host)
     assert merged == PipSources(index="https://set.example", find_links=("/host",), cert="/set.crt")
 
 
@@ -171,7 +181,7 @@ def test_a_failed_build_shows_its_last_lines_without_credentials(
         return process.CompletedProcess(tuple(argv), 1, line, "")
 
     monkeypatch.setattr(process, "stream", stream)
-    monkeypatch.setattr(process, "run", lambda argv: process.CompletedProcess(tuple(argv), 0, "default\n", ""))
+    monkeypatch.setattr(DockerEngine, "context", lambda _: "default")
     with pytest.raises(HostError, match=r"https://\[REDACTED\]@i\.example") as caught:
         build._buildx(request(tmp_path), [], print)
     log = tmp_path / ".lab/build.log"
@@ -279,18 +289,15 @@ def engine(docker_files: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, dic
     """Images that are here, with their labels; what is built joins them."""
     here: dict[str, dict[str, str]] = {}
 
-    def run(argv: list[str], **_: object) -> process.CompletedProcess:
-        if "inspect" not in argv:
-            return process.CompletedProcess(tuple(argv), 0, "", "")
-        labels = here.get(argv[-1])
-        answer = json.dumps(labels) if "{{json .Config.Labels}}" in argv else "id 1000"
-        return process.CompletedProcess(tuple(argv), int(labels is None), answer, "")
+    def image(_: DockerEngine, name: str) -> dict[str, object] | None:
+        return {"Id": "id", "Size": 1000, "Config": {"Labels": here[name]}} if name in here else None
 
     def buildx_run(dockerfile: Path, arguments: list[str], *_: object) -> None:
         label = arguments[arguments.index("--label") + 1]
         here[arguments[arguments.index("--tag") + 1]] = dict([label.split("=")])
 
-    monkeypatch.setattr(process, "run", run)
+    monkeypatch.setattr(DockerEngine, "image", image)
+    monkeypatch.setattr(base_image, "release_of", lambda *_: {})
     monkeypatch.setattr(build, "run", buildx_run)
     monkeypatch.setattr(base_image, "ensure", lambda name, **_: name)
     monkeypatch.setattr(package_sources, "of_host", PipSources)

@@ -28,6 +28,7 @@ from labctl.images import distribute, local, remote
 from labctl.images.archive import Archive, common, tagged
 from labctl.images.distribute import Failures, ImageTargets, alike
 from labctl.system import process, progress
+from labctl.system.files import Room
 from labctl.system.parallel import attempt
 from labctl.system.process import CompletedProcess
 
@@ -49,8 +50,8 @@ class Rack:
         return Archive(image_archive(self.path / "image.tar", name, layers, **config))
 
     def hand_out(self, archive: Archive, hosts: dict[str, FakeHost]) -> Failures:
-        receivers = ImageTargets(hosts=hosts, emit=lambda event: self.said.append(event.text), addresses={})
-        return distribute.hand_out(archive, "lab/node", receivers)
+        targets = ImageTargets(hosts=hosts, emit=lambda event: self.said.append(event.text), addresses={})
+        return distribute.hand_out(archive, "lab/node", targets)
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ def chained(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def names_in(archive: Archive, held: int) -> list[str]:
-    stream = io.BytesIO(b"".join(archive.cargo(archive.image("lab/node"), held).chunks()))
+    stream = io.BytesIO(b"".join(archive.stream(archive.image("lab/node"), held).chunks()))
     with tarfile.open(fileobj=stream) as tar:
         return [member.name for member in tar if member.isfile()]
 
@@ -82,20 +83,20 @@ def test_an_archive_leaves_out_the_lowest_layers(rack: Rack) -> None:
 
 def test_a_stream_goes_on_from_any_place(rack: Rack) -> None:
     archive = rack.archive(BASE, TOP)
-    cargo = archive.cargo(archive.image("lab/node"))
-    whole = b"".join(cargo.chunks())
-    assert len(whole) == cargo.size
-    assert all(b"".join(cargo.chunks(place)) == whole[place:] for place in (0, 1, 511, 512, 6000, cargo.size))
+    stream = archive.stream(archive.image("lab/node"))
+    whole = b"".join(stream.chunks())
+    assert len(whole) == stream.size
+    assert all(b"".join(stream.chunks(place)) == whole[place:] for place in (0, 1, 511, 512, 6000, stream.size))
 
 
 def test_the_same_image_is_the_same_stream_whenever_it_is_saved(rack: Rack) -> None:
     first = rack.archive(BASE, TOP)
-    cargo = first.cargo(first.image("lab/node"), 1)
-    data, key = b"".join(cargo.chunks()), cargo.key
+    stream = first.stream(first.image("lab/node"), 1)
+    data, key = b"".join(stream.chunks()), stream.key
     again = rack.archive(BASE, TOP)
-    assert b"".join(again.cargo(again.image("lab/node"), 1).chunks()) == data
-    assert again.cargo(again.image("lab/node"), 1).key == key
-    assert again.cargo(again.image("lab/node"), 0).key != key
+    assert b"".join(again.stream(again.image("lab/node"), 1).chunks()) == data
+    assert again.stream(again.image("lab/node"), 1).key == key
+    assert again.stream(again.image("lab/node"), 0).key != key
 
 
 def test_an_archive_of_an_older_engine_is_read(tmp_path: Path) -> None:
@@ -120,9 +121,9 @@ def test_what_is_no_archive_is_said(tmp_path: Path, content: bytes) -> None:
 
 
 def test_an_image_that_is_not_in_it_is_said(rack: Rack) -> None:
-    with pytest.raises(HostError, match="holds no image other") as caught:
+    with pytest.raises(HostError, match="has no image other") as caught:
         rack.archive(BASE).image("other")
-    assert caught.value.hint == f"it holds {NAME}"
+    assert caught.value.hint == f"it has {NAME}"
 
 
 @pytest.mark.parametrize(
@@ -173,29 +174,29 @@ def test_what_was_cut_off_goes_on_where_it_stopped(rack: Rack, monkeypatch: pyte
     archive = rack.archive(BASE, TOP)
 
     def cut(one: Connection, name: str, at: int, chunks: Iterator[bytes]) -> bool:
-        return take(one, name, at, iter([b"".join(chunks)[:7000]]))
+        return append(one, name, at, iter([b"".join(chunks)[:7000]]))
 
-    take = remote.take
+    append = remote.append
     with monkeypatch.context() as patch:
-        patch.setattr(remote, "take", cut)
+        patch.setattr(remote, "append", cut)
         (failure,) = rack.hand_out(archive, hosts).values()
-    assert "h1: the image did not come whole: 7.0 kB of" in failure.message
+    assert "h1: the image is incomplete: 7.0 kB of" in failure.message
     hosts["h1"].sent = 0
     assert rack.hand_out(archive, hosts) == {}
-    size = archive.cargo(archive.image("lab/node")).size
+    size = archive.stream(archive.image("lab/node")).size
     assert hosts["h1"].sent == size - 7000
-    assert f"h1: 7.0 kB of {size / 1000:.1f} kB are there already" in rack.said
+    assert f"h1: resuming after 7.0 kB of {size / 1000:.1f} kB" in rack.said
 
 
 def test_what_came_damaged_is_not_loaded_and_is_sent_anew_the_next_time(rack: Rack) -> None:
     hosts = rack.hosts("h1")
     archive = rack.archive(BASE, TOP)
-    cargo = archive.cargo(archive.image("lab/node"))
-    staged = hosts["h1"].home / f".labctl/images/{cargo.key[:32]}-h10000"
+    stream = archive.stream(archive.image("lab/node"))
+    staged = hosts["h1"].home / f".labctl/images/{stream.key[:32]}-h10000"
     staged.parent.mkdir(parents=True)
-    staged.write_bytes(b"".join(cargo.chunks())[:9000].replace(b"bb", b"xx"))
+    staged.write_bytes(b"".join(stream.chunks())[:9000].replace(b"bb", b"xx"))
     (failure,) = rack.hand_out(archive, hosts).values()
-    assert "what came of lab/node is damaged, and is removed" in failure.message
+    assert "the upload of lab/node was damaged, and is removed" in failure.message
     assert (hosts["h1"].images, hosts["h1"].staged) == ([], [])
     assert rack.hand_out(archive, hosts) == {}
 
@@ -234,7 +235,7 @@ def test_an_engine_that_wants_all_layers_gets_them(rack: Rack) -> None:
     archive = rack.archive(BASE, TOP)
     assert rack.hand_out(archive, hosts) == {}
     assert [one.images for one in hosts.values()] == [[NAME]] * 2
-    assert any("no such file or directory; it is sent all layers" in line for line in rack.said)
+    assert any("no such file or directory; sending all layers" in line for line in rack.said)
 
 
 def test_an_engine_that_refuses_the_whole_image_is_not_sent_it_again(rack: Rack) -> None:
@@ -243,14 +244,14 @@ def test_an_engine_that_refuses_the_whole_image_is_not_sent_it_again(rack: Rack)
     archive = rack.archive(BASE)
     (failure,) = rack.hand_out(archive, hosts).values()
     assert failure.message == ("h1: its engine did not load the image: write /var/lib/docker: input/output error")
-    assert hosts["h1"].sent == archive.cargo(archive.image("lab/node")).size
+    assert hosts["h1"].sent == archive.stream(archive.image("lab/node")).size
 
 
 def test_an_engine_that_never_stores_the_image_is_given_up_and_what_came_is_kept(
     rack: Rack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(self: FakeHost, script: str, *words: str, timeout: float = 60, **options: Any) -> CompletedProcess:
-        if "engine load" not in script:
+        if words[0] != "load":
             return usual(self, script, *words, **options)
         limits.append(timeout)
         raise process.ProcessTimeout("h1: `docker load` is not done in time")
@@ -306,10 +307,10 @@ def test_a_host_that_cannot_have_it_harms_no_other(rack: Rack) -> None:
 
 def test_a_host_without_room_is_told_before_anything_is_sent(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
     hosts = rack.hosts("h1")
-    monkeypatch.setattr(remote, "_room", lambda _: remote.Room(filesystem="/dev/vda", free=20_000))
+    monkeypatch.setattr(remote, "_room", lambda _: Room("/dev/vda", 20_000))
     (failure,) = rack.hand_out(rack.archive(BASE, TOP), hosts).values()
     assert "h1: no room for the image: " in failure.message
-    assert "are needed on /dev/vda while it is loaded, 20.0 kB are free" in failure.message
+    assert "needed on /dev/vda, 20.0 kB free" in failure.message
     assert hosts["h1"].sent == 0
 
 
@@ -322,8 +323,8 @@ def test_hosts_that_reach_each_other_hand_the_image_on(rack: Rack) -> None:
     archive = rack.archive(BASE, TOP)
     assert rack.hand_out(archive, hosts) == {}
     assert [one.images for one in hosts.values()] == [[NAME]] * 3
-    assert [one.sent for one in hosts.values()] == [archive.cargo(archive.image("lab/node")).size, 0, 0]
-    assert rack.said[0].endswith("to h1 -> h2 -> h3 (each hands them on to the next)")
+    assert [one.sent for one in hosts.values()] == [archive.stream(archive.image("lab/node")).size, 0, 0]
+    assert rack.said[0].endswith("to h1 -> h2 -> h3 (each relays to the next)")
     assert not any((one.home / ".labctl").exists() for one in hosts.values())
 
 
@@ -340,10 +341,10 @@ def test_a_host_that_is_not_reached_by_another_is_sent_the_image_from_here(rack:
 def test_a_way_that_leads_to_another_machine_is_not_taken(rack: Rack) -> None:
     """A name may mean one machine here and another one there."""
     hosts = rack.hosts("h1", "h2", "other")
-    receivers = ImageTargets(
+    targets = ImageTargets(
         hosts={name: hosts[name] for name in ("h1", "h2")}, emit=lambda _: None, addresses={"h2": "other"}
     )
-    assert distribute.hand_out(rack.archive(BASE), "lab/node", receivers) == {}
+    assert distribute.hand_out(rack.archive(BASE), "lab/node", targets) == {}
     assert (bool(hosts["h2"].sent), hosts["other"].staged) == (True, [])
 
 
@@ -358,7 +359,7 @@ def test_where_a_link_breaks_the_rest_comes_from_here(rack: Rack, monkeypatch: p
     monkeypatch.setattr(remote, "reaches", break_after)
     assert rack.hand_out(rack.archive(BASE, TOP), hosts) == {}
     assert hosts["h2"].sent > 0
-    assert any("h2: h1 handed 0 B of" in line and "the rest comes from here" in line for line in rack.said)
+    assert any("h2: h1 relayed 0 B of" in line and "sending the rest from here" in line for line in rack.said)
 
 
 # --- from elsewhere ------------------------------------------------------------------------------------------
@@ -383,12 +384,12 @@ def test_hosts_that_pulled_different_images_are_told_apart(rack: Rack) -> None:
     for one, layer in zip(hosts.values(), (BASE, BASE, OTHER), strict=True):
         image_archive(one.engine / "registry", "far.example/node:1", [layer])
     (failure,) = distribute.pull("far.example/node:1", fleet_of(hosts)).values()
-    assert failure.message == "h3: its far.example/node:1 is another than h1's"
+    assert failure.message == "h3: image far.example/node:1 differs from the one on h1"
 
 
 def test_a_dry_run_tells_what_would_be_brought_to_hosts(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
     def said(image: str, how: str) -> str:
-        return distribute.foreseen(image, how, fleet_of(hosts))
+        return distribute.preview(image, how, fleet_of(hosts))
 
     hosts = rack.hosts("h1", "h2", "h3")
     rack.hand_out(rack.archive(BASE), {"h1": hosts["h1"]})
@@ -408,7 +409,7 @@ def test_a_dry_run_tells_what_would_be_brought_to_hosts(rack: Rack, monkeypatch:
 def test_one_of_labctls_own_that_is_nowhere_is_to_be_built(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "described", lambda _: None)
     (failure,) = distribute.send("labctl/cpu", fleet_of(rack.hosts("h1")), rack.path).values()
-    assert failure.message == "h1: image labctl/cpu is neither there nor on this machine"
+    assert failure.message == "h1: image labctl/cpu not found, nor on this machine"
     assert failure.hint == "labctl build, or labctl bundle load FILE"
 
 
@@ -433,7 +434,7 @@ def test_engines_that_count_images_differently_are_seen_to_have_the_same() -> No
 def writer(one: FakeHost, name: str) -> subprocess.Popen[bytes]:
     """Another attempt, that writes to the file of this name what it is given."""
     environ = {**os.environ, "HOME": str(one.home)}
-    return subprocess.Popen(["sh", "-c", remote._TAKE, "sh", name, "0"], stdin=subprocess.PIPE, env=environ)
+    return subprocess.Popen(["sh", "-c", remote.SCRIPT, "sh", "append", name, "0"], stdin=subprocess.PIPE, env=environ)
 
 
 def test_an_attempt_that_was_cut_off_unseen_is_ended(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -444,7 +445,7 @@ def test_an_attempt_that_was_cut_off_unseen_is_ended(rack: Rack, monkeypatch: py
         other.stdin.write(b"half")
         other.stdin.flush()
         wait_until(lambda: one.staged and one.staged[0].read_bytes() == b"half", 20, "half of it is there")
-        assert remote.there(one, "file") == 4
+        assert remote.size(one, "file") == 4
         assert other.wait(5) == -signal.SIGTERM
 
 
@@ -454,7 +455,7 @@ def test_an_attempt_that_goes_on_is_let_finish(rack: Rack, monkeypatch: pytest.M
     with writer(one, "file") as other, ThreadPoolExecutor(1) as pool:
         assert other.stdin
         wait_until((one.home / ".labctl/images/file.writer.0").is_symlink, 20, "it has begun")
-        size = pool.submit(remote.there, one, "file")
+        size = pool.submit(remote.size, one, "file")
         for _ in range(15):
             other.stdin.write(b"x")
             other.stdin.flush()
@@ -469,11 +470,11 @@ def test_one_of_two_attempts_writes(rack: Rack) -> None:
     (one,) = rack.hosts("h1").values()
     with writer(one, "file") as other:
         wait_until((one.home / ".labctl/images/file.writer.0").is_symlink, 20, "it has begun")
-        assert not remote.take(one, "file", 0, [b"of the second"])
+        assert not remote.append(one, "file", 0, [b"of the second"])
         other.communicate(b"of the first")
     assert one.staged[0].read_bytes() == b"of the first"
-    assert not remote.take(one, "file", 0, [b"of the second"])
-    assert remote.take(one, "file", 12, [b", and the rest"])
+    assert not remote.append(one, "file", 0, [b"of the second"])
+    assert remote.append(one, "file", 12, [b", and the rest"])
     assert one.staged[0].read_bytes() == b"of the first, and the rest"
 
 
@@ -486,12 +487,12 @@ def test_an_attempt_that_comes_second_goes_on_with_what_the_first_has_brought(
     def second(there: FakeHost, name: str, at: int, chunks: Iterator[bytes]) -> bool:
         if not firsts:
             with writer(there, name) as first:
-                first.communicate(b"".join(archive.cargo(archive.image("lab/node")).chunks()))
+                first.communicate(b"".join(archive.stream(archive.image("lab/node")).chunks()))
             firsts.append(first)
-        return take(there, name, at, chunks)
+        return append(there, name, at, chunks)
 
-    take, firsts = remote.take, list[object]()
-    monkeypatch.setattr(remote, "take", second)
+    append, firsts = remote.append, list[object]()
+    monkeypatch.setattr(remote, "append", second)
     assert rack.hand_out(archive, {"h1": one}) == {}
     assert (one.images, one.staged) == ([NAME], [])
 

@@ -14,6 +14,7 @@ from labctl.accelerators import detect
 from labctl.config.context import Context
 from labctl.config.settings import ACCELERATORS
 from labctl.deploy import images as prepare
+from labctl.engines.docker import DockerEngine
 from labctl.errors import HostError
 from labctl.images import base as base_image
 from labctl.images import build, catalog, gaudi, package_sources
@@ -97,6 +98,8 @@ def test_a_lock_holds_what_was_asked_for(name: str) -> None:
         project: version for project, version in asked.items() if version
     }
     assert all(locked.values())
+    lines = catalog.file(name, "lock").read_text(encoding="utf-8").splitlines()[1:]
+    assert [line for line in lines if " --hash=sha256:" not in line and not line.startswith("torch==")] == []
 
 
 def test_every_accelerator_trains_with_the_same_versions() -> None:
@@ -140,11 +143,13 @@ def test_around_a_vendors_torch_nothing_that_is_there_is_replaced(tmp_path: Path
 
 
 def test_a_lock_is_installed_as_it_is_and_deepspeed_against_its_torch(tmp_path: Path) -> None:
-    lock = "# made\ndeepspeed==1\nhorovod==2\nnumpy==3\n"
+    lock = "# made\ndeepspeed==1\nhorovod==2\nnumpy==3\ntorch==4\n"
     assert [line for line in installed(tmp_path, lock, "some.lock") if not line.startswith("  #")] == [
-        "pip install --no-deps --requirement requirements",
+        "pip install --no-deps --requirement torch",
+        "  torch==4",
+        "pip install --no-deps --require-hashes --requirement requirements",
         "  numpy==3",
-        "pip install --no-deps --no-build-isolation --no-cache-dir --requirement deepspeed",
+        "pip install --no-deps --require-hashes --no-build-isolation --no-cache-dir --requirement deepspeed",
         "  deepspeed==1",
     ]
 
@@ -234,9 +239,7 @@ class Builder:
         self.bases: list[tuple[str, bool]] = []
         self.arguments: list[str] = []
         monkeypatch.setattr(base_image, "ensure", self._ensure)
-        monkeypatch.setattr(
-            process, "run", lambda argv, **_: process.CompletedProcess(tuple(argv), 0, '{"labctl.inputs": 0}', "")
-        )
+        monkeypatch.setattr(DockerEngine, "image", lambda *_: {"Config": {"Labels": {"labctl.inputs": "0"}}})
         monkeypatch.setattr(base_image, "release_of", lambda *_: {})
         monkeypatch.setattr(package_sources, "of_host", package_sources.PipSources)
         monkeypatch.setattr(build, "run", lambda *given: self.arguments.extend(given[1]))
@@ -326,8 +329,8 @@ def test_a_lock_is_made_anew_without_torch_for_another_device(
         raise HostError("far enough")
 
     monkeypatch.setattr(build, "run", run)
-    links = (str(wheels),)
-    request = BuildRequest(image="nvidia", tag="mine", directory=tmp_path / "lab", pip_find_links=links)
+    pip = package_sources.PipSources(find_links=(str(wheels),))
+    request = BuildRequest(image="nvidia", tag="mine", directory=tmp_path / "lab", pip=pip)
     with pytest.raises(HostError, match="far enough"):
         build.update_lock(request, print)
     assert staged == ["torch-2.13.0-cp311-cp311-linux_x86_64.whl"]

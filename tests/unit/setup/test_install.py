@@ -84,9 +84,9 @@ to make this host able to run a lab:
      printf '%s\\n' 'Types: deb' 'URIs: http://mirror.example/debian' 'Suites: trixie' 'Components: main' \
 'Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg' \
 | tee /etc/apt/sources.list.d/labctl-next.sources > /dev/null
-  3. read what it has
+  3. update the package lists
      apt-get update
-  4. make sure that nothing else is upgraded or removed
+  4. check that nothing else is upgraded or removed
      apt-get install --simulate --no-install-recommends docker.io docker-cli docker-buildx docker-compose
   5. install docker.io, docker-cli, docker-buildx, docker-compose
      env DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends docker.io docker-cli \
@@ -207,7 +207,7 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
 
 def test_not_root_and_no_sudo_prints_the_commands(on: Callable[..., list[str]]) -> None:
     done = on(replace(BARE, prefix=None))
-    with pytest.raises(HostError, match="neither root nor sudo") as caught:
+    with pytest.raises(HostError, match="needs root or sudo") as caught:
         install.setup(yes=True, ask=None, emit=print)
     assert caught.value.hint.splitlines() == ["as root:", *install.plan(BARE).typed()]
     assert caught.value.exit_code == 3
@@ -224,7 +224,7 @@ def test_nobody_to_ask(on: Callable[..., list[str]]) -> None:
 
 def test_no_means_no(on: Callable[..., list[str]]) -> None:
     done = on(BARE)
-    with pytest.raises(HostError, match="you said no"):
+    with pytest.raises(HostError, match="aborted"):
         install.setup(yes=False, ask=lambda _: False, emit=print)
     assert done == []
 

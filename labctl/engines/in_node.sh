@@ -1,0 +1,24 @@
+#!/bin/sh
+# What labctl asks in a node's container: COMMAND ARGUMENT.
+# shellcheck disable=SC2317,SC2329 # every function is a command, called by the last line
+
+# has_command NAME: true if it is on PATH. `command -v` would count the shell's builtins.
+has_command() {
+    case $1 in */*) [ -e "$1" ]; return ;; esac
+    IFS=:
+    for folder in $PATH; do
+        [ ! -e "$folder/$1" ] || return 0
+    done
+    return 1
+}
+
+# runs VARIABLE=VALUE: true if a process that was started from outside the container has this in its environment.
+runs() {
+    # shellcheck disable=SC2013 # paths without blanks
+    for status in $(grep -ls '^PPid:[[:space:]]*0$' /proc/[0-9]*/status); do
+        ! grep -sqzFx -e "$1" "${status%status}environ" || return 0
+    done
+    return 1
+}
+
+"$@"

@@ -1,0 +1,73 @@
+"""What people and scripts type and read: commands, flags, settings, doctor's codes and the keys of JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+BEFORE = json.loads((Path(__file__).parents[1] / "golden/surface.json").read_text(encoding="utf-8"))
+LABCTL = [sys.executable, "-c", "from labctl.cli import main; main()"]
+# Dictionaries whose keys are names that a lab or a run chooses.
+NAMED_BY_THE_USER = {"metrics"}
+JSON_COMMANDS = (
+    "config", "devices", "render", "up --dry-run", "up", "status", "workloads", "fit opt-125m",
+    "run hello-mpi --dry-run", "run hello-mpi", "runs", "show", "doctor", "devcontainer", "status --nonsense",
+    "run no-such-workload", "down --dry-run", "down", "clean",
+)  # fmt: skip
+
+
+def of_source(package: Path) -> dict[str, Any]:
+    """Commands with their flags, and doctor's codes; the package is the one that ``labctl`` imports as."""
+    import typer
+
+    from labctl import cli
+
+    codes: set[str] = set()
+    for path in package.rglob("*.py"):
+        codes |= set(re.findall(r"LAB-[A-Z]+-\d{3}", path.read_text(encoding="utf-8")))
+    commands = dict(flags("", typer.main.get_command(cli.application(set(cli.COMMANDS)))))
+    return {"commands": commands, "doctor": sorted(codes)}
+
+
+def flags(name: str, command: Any) -> Iterator[tuple[str, list[str]]]:
+    for parameter in command.params:
+        parameter.opts = [*parameter.opts, *parameter.secondary_opts]
+    yield name, sorted(option for parameter in command.params for option in parameter.opts)
+    for inner, child in getattr(command, "commands", {}).items():
+        yield from flags(f"{name} {inner}".strip(), child)
+
+
+def settings(program: list[str], lab: Path) -> list[str]:
+    """The settings' keys, as ``config --json`` has them."""
+    done = subprocess.run([*program, "config", "-C", lab, "--json"], capture_output=True, text=True, check=True)
+    return sorted(setting["key"] for setting in json.loads(done.stdout)["settings"])
+
+
+def json_keys(program: list[str], lab: Path) -> dict[str, list[str]]:
+    """The paths of the keys in each command's document; the lab is made and removed on the way."""
+    found = {}
+    for command in JSON_COMMANDS:
+        words = [*program, *command.split(), "--json"]
+        done = subprocess.run(words, cwd=lab, capture_output=True, text=True, check=False, timeout=600)
+        try:
+            found[command] = sorted(set(paths(json.loads(done.stdout))))
+        except ValueError as error:
+            raise AssertionError(f"{command}: {done.stdout} {done.stderr}") from error
+    return found
+
+
+def paths(value: Any, prefix: str = "") -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            named = prefix.rpartition(".")[2] in NAMED_BY_THE_USER
+            path = f"{prefix}.{'*' if named else key}".lstrip(".")
+            yield path
+            yield from paths(inner, path)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from paths(inner, prefix)

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from collections.abc import Callable
+from dataclasses import asdict, replace
+
+import pytest
+from support.builders import lab
+
+from labctl.model import Secret
+
+SECRET = Secret("CANARY")
+
+
+def test_reveal_gives_the_plain_value() -> None:
+    assert Secret("CANARY").reveal() == "CANARY"
+    assert Secret("CANARY") == SECRET
+    assert Secret("other") != SECRET
+    assert len({SECRET, Secret("CANARY"), Secret("")}) == 2
+    assert not Secret("")
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [repr(SECRET), str(SECRET), f"{SECRET}", f"{SECRET:>12}", f"{SECRET!r}", "%s" % (SECRET,), repr([SECRET])],  # noqa: UP031
+)
+def test_text_of_a_secret_is_redacted(shown: str) -> None:
+    assert "CANARY" not in shown
+    assert "[REDACTED]" in shown
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        json.dumps,
+        pickle.dumps,
+        copy.copy,
+        "".join,
+        " ".join,
+        list,
+        bytes,
+        vars,
+        asdict,
+        lambda one: "".join([one]),
+        lambda one: json.dumps({"token": one}),
+        lambda one: pickle.dumps({"token": one}, protocol=2),
+        lambda one: one + "x",
+        lambda one: "x" + one,
+        lambda one: one * 2,
+        lambda one: one[0],
+        lambda one: "CAN" in one,
+        lambda one: one < "x",
+        lambda one: one.strip(),
+        lambda one: one.encode(),
+        lambda one: one.__dict__,
+    ],
+)
+def test_a_secret_is_no_string(use: Callable[[Secret], object]) -> None:
+    with pytest.raises((TypeError, AttributeError)) as caught:
+        use(SECRET)
+    assert "CANARY" not in str(caught.value)
+
+
+def test_a_lab_as_a_dictionary_keeps_its_secrets() -> None:
+    of = lab(secrets=(("hf_token", SECRET),), hidden=(SECRET,))
+    assert "CANARY" not in repr(asdict(of)) + repr(of)
+    assert copy.deepcopy(of) == of == replace(of, hidden=(Secret("CANARY"),))
