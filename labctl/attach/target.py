@@ -16,27 +16,34 @@ from labctl.lab import cluster
 
 
 @contextmanager
-def entered(where: Context, name: str, node: str) -> Iterator[session.ExecTarget]:
-    """A node's running container, for as long as the way to its host is open."""
+def opened(where: Context, name: str, node: str | None) -> Iterator[cluster.Cluster]:
+    """The host of a node, or all of the lab."""
     found = where.settings()
     targets = cluster.listed(where.directory, found)
     placement = cluster.placement(found, targets)
-    if targets and node not in placement:
+    if targets and node and node not in placement:
         raise unknown(name, node, tuple(placement))
-    with cluster.opened(where, found, only=(placement.get(node, model.HERE),)) as there:
-        found_container = container_of(where, name, node, there.engine)
-        host, state = found_container.host, found_container.state
-        if state == "paused":
-            where_to = "" if host == model.HERE else f"on {host}: "
-            raise HostError(f"{node} is paused", hint=f"{where_to}docker unpause {found_container.name}", node=node)
-        if state != "running":
-            raise HostError(f"{node} is {state}", hint=f"labctl logs {node}; labctl up", node=node)
-        sent = there.sent.get(host)
+    only = (placement.get(node, model.HERE),) if node else ()
+    with cluster.opened(where, found, only=only) as there:
+        yield there
+
+
+@contextmanager
+def entered(where: Context, name: str, node: str) -> Iterator[session.ExecTarget]:
+    """A node's running container, for as long as the way to its host is open."""
+    with opened(where, name, node) as there:
+        found = container_of(where, name, node, there.engine)
+        if found.state == "paused":
+            on = "" if found.host == model.HERE else f"on {found.host}: "
+            raise HostError(f"{node} is paused", hint=f"{on}docker unpause {found.name}", node=node)
+        if found.state != "running":
+            raise HostError(f"{node} is {found.state}", hint=f"labctl logs {node}; labctl up", node=node)
+        sent = there.sent.get(found.host)
         yield session.ExecTarget(
             engine=there.engine,
             container=naming.container_of(name, node),
-            directory=session.here_in(found_container, (where.directory, sent) if sent else None),
-            user=found_container.user,
+            directory=session.here_in(found, (where.directory, sent) if sent else None),
+            user=found.user,
         )
 
 
@@ -54,13 +61,7 @@ def reached(where: Context, name: str, node: str | None) -> Iterator[Backend]:
 
     Hosts that do not answer are told of at once; after the block HostError, as not all of it was there.
     """
-    found = where.settings()
-    targets = cluster.listed(where.directory, found)
-    placement = cluster.placement(found, targets)
-    if targets and node and node not in placement:
-        raise unknown(name, node, tuple(placement))
-    host = placement.get(node) if node else None
-    with cluster.opened(where, found, only=(host,) if host else ()) as there:
+    with opened(where, name, node) as there:
         for failed in there.failed.values():
             where.warn(failed.message)
         if node or not there.targets:

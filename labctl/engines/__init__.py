@@ -12,8 +12,6 @@ from labctl.hosts.ssh import Connection
 from labctl.model import Cause, Pairs
 from labctl.system.process import CompletedProcess
 
-EXEC_TIMEOUT = 120
-"""Seconds for a program that reaches or reaps: each has a shorter limit of its own."""
 Kind = Literal["container", "network", "image"]
 OnLine = Callable[[str], None]
 
@@ -39,13 +37,7 @@ class Backend(Protocol):
         """Remove these objects; one that is gone already is fine."""
 
     def exec(
-        self,
-        container: str,
-        argv: tuple[str, ...],
-        *,
-        user: str,
-        workdir: str | None = None,
-        limit: float = EXEC_TIMEOUT,
+        self, container: str, argv: tuple[str, ...], *, user: str, workdir: str | None = None, limit: float = ...
     ) -> CompletedProcess:
         """Run a short program in a container to its end, whatever its exit code; HostError after so many seconds."""
 
@@ -124,5 +116,9 @@ class Capabilities(Protocol):
 def connection_to(engine: Backend, host: str) -> Connection | None:
     """The ssh connection to a host; None for this machine. HostError where it does not answer."""
     if host not in engine.hosts:
-        raise HostError(f"{host}: it did not answer", hint="labctl doctor", node=host)
+        raise unanswered(host)
     return engine.connections.get(host)
+
+
+def unanswered(host: str) -> HostError:
+    return HostError(f"{host}: it did not answer", hint="labctl doctor", node=host)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote, urlencode
 
 from labctl import model
-from labctl.engines import EXEC_TIMEOUT, Kind, OnLine, probe
+from labctl.engines import Kind, OnLine, probe
 from labctl.engines.agent import AGENT, IN_NODE
 from labctl.engines.events import watch
 from labctl.engines.state import Container, HostPortUser, ObservedState
@@ -38,7 +38,6 @@ def container_of(found: dict[str, Any], host: str) -> Container:
     health = next(
         (word for word in ("unhealthy", "healthy", "starting") if f"({word}" in status or f": {word}" in status), None
     )
-    mounts = found.get("Mounts", ())
     return Container(
         id=found["Id"],
         name=found["Names"][0].lstrip("/") if found.get("Names") else found["Id"][:12],
@@ -53,7 +52,7 @@ def container_of(found: dict[str, Any], host: str) -> Container:
         directory=labels.get("labctl.directory", ""),
         owner=labels.get("labctl.owner", ""),
         devices=tuple(filter(None, labels.get("labctl.devices", "").split(","))),
-        mounts=tuple((one["Source"], one["Destination"]) for one in mounts if one["Type"] == "bind"),
+        mounts=tuple((one["Source"], one["Destination"]) for one in found.get("Mounts", ()) if one["Type"] == "bind"),
     )
 
 
@@ -71,21 +70,16 @@ Call = Callable[..., Any]
 
 
 def http_connection(address: str, seconds: float | None) -> HTTPConnection:
-    """A connection to a daemon, by an address as DOCKER_HOST has it. OSError where nobody listens."""
+    """A connection to a daemon, by an address as DOCKER_HOST has it. OSError where it is none."""
     import socket
     from http.client import HTTPConnection, HTTPSConnection
 
     scheme, _, place = address.partition("://")
     if scheme == "unix":
         made = HTTPConnection("localhost", timeout=seconds)
-        made.auto_open = 0
         made.sock = socket.socket(socket.AF_UNIX)
         made.sock.settimeout(seconds)
-        try:
-            made.sock.connect(place)
-        except OSError:
-            made.close()
-            raise
+        made.connect = partial(made.sock.connect, place)  # type: ignore[method-assign]
         return made
     if scheme not in ("tcp", "http", "https"):
         raise OSError(f"DOCKER_HOST={address} is neither unix:// nor tcp://")
@@ -100,26 +94,19 @@ def http_connection(address: str, seconds: float | None) -> HTTPConnection:
 
 
 def request(http: HTTPConnection, path: str, method: str = "GET", body: object = None, **query: Any) -> HTTPResponse:
-    """Docker Engine API, with its query; a value that is a mapping is JSON there. ApiError for what it refuses."""
+    """Docker Engine API. ApiError for what the daemon refuses; what is not there is an answer too."""
     words = {name: json.dumps(value) if isinstance(value, dict) else str(value) for name, value in query.items()}
-    http.request(
-        method,
-        f"{quote(path)}?{urlencode(words)}",
-        None if body is None else json.dumps(body),
-        {"Content-Type": "application/json"},
-    )
+    headers = {"Content-Type": "application/json"}
+    http.request(method, f"{quote(path)}?{urlencode(words)}", json.dumps(body) if body else None, headers)
     answer = http.getresponse()
     if answer.status >= 400 and answer.status != 404:
-        said = answer.read().decode("utf-8", "replace")
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            said = json.loads(said)["message"]
-        raise ApiError(said)
+        raise ApiError(json.loads(answer.read())["message"])
     return answer
 
 
-def call(http: HTTPConnection, path: str, method: str = "GET", body: object = None, **query: Any) -> Any:
+def call(http: HTTPConnection, path: str, *words: Any, **query: Any) -> Any:
     """What the daemon answers; None for what is not there."""
-    answer = request(http, path, method, body, **query)
+    answer = request(http, path, *words, **query)
     said = answer.read()
     return None if answer.status == 404 or not said else json.loads(said)
 
@@ -137,6 +124,8 @@ def last_check(inspected: dict[str, Any] | None) -> str:
 
 
 LAST_LINES = 20
+# Seconds for a program that reaches or reaps: each has a shorter limit of its own.
+EXECUTING = 120
 # What a person's environment says of another daemon than that at the end of a connection.
 OF_ANOTHER = ("DOCKER_TLS", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "DOCKER_CONTEXT", "DOCKER_API_VERSION")
 # Seconds for a command that changes something, and for each container that it makes or removes: a busy disk, and many
@@ -189,8 +178,9 @@ class DockerEngine:
         address = self._address or process.variable("DOCKER_HOST") or "unix:///var/run/docker.sock"
         try:
             with contextlib.closing(http_connection(address, seconds)) as http:
+                http.connect()
                 yield http
-        except (ApiError, HTTPException) as error:
+        except (ApiError, HTTPException, ValueError) as error:
             raise self._error(f"Docker Engine: {error or type(error).__name__}") from error
         except OSError as error:
             why = error.strerror or str(error)
@@ -202,18 +192,11 @@ class DockerEngine:
     def _api(self) -> Iterator[Call]:
         """Calls over one connection."""
         with self._http(self._seconds) as http:
-            yield lambda path, *words, **query: call(http, path, *words, **query)
+            yield partial(call, http)
 
     def _get(self, path: str, **query: Any) -> Any:
         with self._api() as get:
             return get(path, **query)
-
-    def _actor(self, seconds: int, **options: Any) -> Any:
-        """Changes things, each in so many seconds; in the foreground, so that the terminal's Ctrl-C reaches it."""
-        from python_on_whales import DockerClient
-
-        limited = ["timeout", "--foreground", f"--kill-after={GRACE}", str(seconds), *self._program]
-        return DockerClient(client_call=limited, host=self._address or None, **options)
 
     def _error(self, message: str, hint: str = "labctl doctor") -> HostError:
         """A failure, and on which host where that is not this machine."""
@@ -222,12 +205,17 @@ class DockerEngine:
 
     @contextlib.contextmanager
     def _acting(self, what: str, containers: int = 0, **options: Any) -> Iterator[Any]:
-        """What acts, in time for so many containers; HostError for what fails, and for what is not done by then."""
+        """What changes things, in time for so many containers; HostError for what fails, and is not done by then.
+
+        In the foreground, so that the terminal's Ctrl-C reaches it.
+        """
+        from python_on_whales import DockerClient
         from python_on_whales.exceptions import DockerException
 
         seconds = CHANGING + EACH * containers
+        limited = ["timeout", "--foreground", f"--kill-after={GRACE}", str(seconds), *self._program]
         try:
-            yield self._actor(seconds, **options)
+            yield DockerClient(client_call=limited, host=self._address or None, **options)
         except DockerException as error:
             if error.return_code in LATE:
                 there = f"on {self.host}: " if self.connection else "sudo "
@@ -237,7 +225,6 @@ class DockerEngine:
             raise self._error(f"`{what}` failed:\n" + "\n".join(said)) from error
 
     def versions(self) -> dict[str, str]:
-        """Versions of the engine, its API and its kernel."""
         version = self._get("/version")
         return {"engine": version["Version"], "api": version["ApiVersion"], "kernel": version.get("KernelVersion", "")}
 
@@ -246,7 +233,6 @@ class DockerEngine:
         return dict(self._get("/info"))
 
     def identity(self) -> str:
-        """What tells this daemon from another."""
         return self._identity
 
     @once
@@ -255,18 +241,14 @@ class DockerEngine:
 
     def port_users(self) -> tuple[HostPortUser, ...]:
         """The workers, of whatever lab, whose sshd listens on this host's own network; port 0 where it is not known."""
+        found = []
         with self._api() as get:
-            found = get("/containers/json", filters={"label": ["labctl.lab", "labctl.role=worker"]})
-            there = [one for one in found if one["HostConfig"]["NetworkMode"] == "host"]
-            ports = [variables_of(get(f"/containers/{one['Id']}/json")).get("LAB_SSH_PORT", "") for one in there]
-        return tuple(
-            HostPortUser(
-                port=int(port) if port.isdecimal() else 0,
-                lab=one["Labels"]["labctl.lab"],
-                container=container_of(one, self.host),
-            )
-            for one, port in zip(there, ports, strict=True)
-        )
+            for one in get("/containers/json", filters={"label": ["labctl.lab", "labctl.role=worker"]}):
+                if one["HostConfig"]["NetworkMode"] == "host":
+                    port = variables_of(get(f"/containers/{one['Id']}/json")).get("LAB_SSH_PORT", "")
+                    number, lab = int(port) if port.isdecimal() else 0, one["Labels"]["labctl.lab"]
+                    found.append(HostPortUser(port=number, lab=lab, container=container_of(one, self.host)))
+        return tuple(found)
 
     def network(self, identity: str) -> dict[str, Any]:
         """A network in full: its options, addresses, and who is on it."""
@@ -329,7 +311,6 @@ class DockerEngine:
         return found
 
     def image_id(self, image: str) -> str | None:
-        """Id of a local image, None if it is not there."""
         found = self.image(image)
         return str(found["Id"]) if found else None
 
@@ -380,7 +361,7 @@ class DockerEngine:
         *,
         user: str,
         workdir: str | None = None,
-        limit: float = EXEC_TIMEOUT,
+        limit: float = EXECUTING,
     ) -> process.CompletedProcess:
         return process.run((*self._exec(container, user, workdir), *argv), timeout=limit, check=False)
 
@@ -448,16 +429,13 @@ class DockerEngine:
         process.stream((*self.docker, *words), on_line if color else lambda line: on_line(line.removeprefix(ERASE)))
 
     def grants(self, lab: str, image: str, limits: tuple[tuple[str, int], ...]) -> bool:
-        """Whether the daemon can start a container with these ulimits: some hosts refuse to raise them."""
         options = tuple(word for name, value in limits for word in ("--ulimit", f"{name}={value}:{value}"))
         return not probe.refused(self.docker, lab, image, options, because="rlimit")
 
     def most_files(self, lab: str, image: str) -> int:
-        """How many files a process in a container may open, whatever it asks for."""
         return probe.most_files(self.docker, lab, image)
 
     def reserves(self, lab: str, image: str, driver: str, ids: tuple[str, ...]) -> bool:
-        """Whether the daemon knows this device driver, by reserving these devices: it lists none."""
         options = ("--gpus", probe.reservation(driver, ids))
         return not probe.refused(self.docker, lab, image, options, because="could not select device driver")
 
@@ -466,7 +444,6 @@ class DockerEngine:
         return probe.refusal(self.docker, lab, image, probe.device_options(mapping))
 
     def events(self, lab: str) -> Iterator[tuple[str, Cause, str]]:
-        """Yield (node, cause, what happened) for each container that dies or is lost to runs, from now on."""
         filters = {"label": [f"labctl.lab={lab}"], "type": ["container"], "event": ["die", "oom", "health_status"]}
         with self._http(None) as http:
             heard = map(json.loads, request(http, "/events", filters=filters))

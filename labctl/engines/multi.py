@@ -10,11 +10,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from labctl.engines import EXEC_TIMEOUT, Backend, Capabilities, Kind, OnLine
+from labctl.engines import Backend, Capabilities, Kind, OnLine, unanswered
 from labctl.engines.state import ObservedState
 from labctl.errors import HostError, on_host, raise_all
 from labctl.hosts.ssh import Connection
-from labctl.model import Cause, Pairs
+from labctl.model import Cause
 from labctl.system.parallel import attempt, pool
 from labctl.system.process import CompletedProcess
 
@@ -57,30 +57,11 @@ class MultiHostEngine:
     def remove(self, host: str, kind: Kind, ids: tuple[str, ...]) -> None:
         self._on(host).remove(host, kind, ids)
 
-    def exec(
-        self,
-        container: str,
-        argv: tuple[str, ...],
-        *,
-        user: str,
-        workdir: str | None = None,
-        limit: float = EXEC_TIMEOUT,
-    ) -> CompletedProcess:
-        return self._with(container).exec(container, argv, user=user, workdir=workdir, limit=limit)
+    def exec(self, container: str, argv: tuple[str, ...], **options: Any) -> CompletedProcess:
+        return self._with(container).exec(container, argv, **options)
 
-    def stream(
-        self,
-        container: str,
-        argv: tuple[str, ...],
-        on_line: OnLine,
-        *,
-        user: str,
-        workdir: str,
-        environment: Pairs,
-        limit: float,
-    ) -> int:
-        there = self._with(container)
-        return there.stream(container, argv, on_line, user=user, workdir=workdir, environment=environment, limit=limit)
+    def stream(self, container: str, argv: tuple[str, ...], on_line: OnLine, **options: Any) -> int:
+        return self._with(container).stream(container, argv, on_line, **options)
 
     def attach(self, container: str, argv: tuple[str, ...], **options: Any) -> int:
         return self._with(container).attach(container, argv, **options)
@@ -129,7 +110,7 @@ class MultiHostEngine:
 
     def _on(self, host: str) -> Backend:
         if host not in self._daemons:
-            raise HostError(f"{host}: it did not answer", hint="labctl doctor", node=host)
+            raise unanswered(host)
         return self._daemons[host]
 
     def _with(self, container: str) -> Backend:
