@@ -31,7 +31,7 @@ def host(rack: Rack) -> Host:
 @contextmanager
 def reached(host: Host) -> Iterator[Connection]:
     target = InventoryHost(name=host.name, address=host.address, user=host.user, port=host.port, key=str(host.key))
-    with connected([target], "true", seconds=20) as (found, errors):
+    with connected([target], "true", seconds=60) as (found, errors):
         assert errors == {}
         yield found[host.name]
 

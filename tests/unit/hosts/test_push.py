@@ -493,6 +493,7 @@ def test_rsync_is_used_where_both_ends_have_it(source: Path, tmp_path: Path, too
     assert shown(place) == all_of(source)
 
 
+@pytest.mark.alone
 def test_an_rsync_that_takes_too_long_is_told_of_in_a_line(
     source: Path, tmp_path: Path, tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
