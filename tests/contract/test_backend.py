@@ -101,7 +101,7 @@ def test_a_container_that_is_removed_is_noticed_and_made_again(context: Context)
     assert states(flows.up(context)) == ("up", NODES)
 
 
-def test_a_program_in_a_node_ends_with_its_own_code_and_its_words(context: Context) -> None:
+def test_programs_and_logs_are_those_of_the_node_that_is_named(context: Context) -> None:
     flows.up(context)
     engine, container = backend(context), naming.container_of(name_of(context), "launcher")
     user = engine.observe(name_of(context), node="launcher").containers[0].user
@@ -111,13 +111,9 @@ def test_a_program_in_a_node_ends_with_its_own_code_and_its_words(context: Conte
     options: dict[str, Any] = {"user": user, "workdir": "/", "environment": (), "limit": 20}
     assert engine.stream(container, ("echo", "y"), heard.append, **options) == 0
     assert heard == ["y"]
-
-
-def test_logs_are_those_of_the_node_that_is_named(context: Context) -> None:
-    flows.up(context)
-    lines: list[str] = []
-    backend(context).logs(naming.project_name(name_of(context)), lines.append, node="worker-1")
-    assert {line.split()[0] for line in lines} == {"worker-1-1"}
+    logged: list[str] = []
+    engine.logs(naming.project_name(name_of(context)), logged.append, node="worker-1")
+    assert {line.split()[0] for line in logged} == {"worker-1-1"}
 
 
 def test_what_an_engine_says_of_itself_is_the_same_twice(context: Context) -> None:

@@ -164,9 +164,9 @@ def test_programs_start_where_a_container_belongs_whoever_else_has_one_of_its_na
     """As a host has that is the second one now and was the first, until its launcher is removed."""
     stale = ObservedState(host="h2", containers=(container("launcher", host="h2"),))
     first, second = FakeBackend(seen=observed(lab())), FakeBackend(seen=stale)
-    fleet = MultiHostEngine({"h1": first, "h2": second}, {"labctl-demo-launcher-1": "h1"})
-    fleet.observe("demo")
-    fleet.exec("labctl-demo-launcher-1", ("true",), user="1000:1000")
+    engines = MultiHostEngine({"h1": first, "h2": second}, {"labctl-demo-launcher-1": "h1"})
+    engines.observe("demo")
+    engines.exec("labctl-demo-launcher-1", ("true",), user="1000:1000")
     assert (first.started, second.started) == ([("labctl-demo-launcher-1", ("true",))], [])
 
 
@@ -183,8 +183,8 @@ def test_a_host_that_is_lost_is_told_once(said: str, what: str) -> None:
         connections={"h1": way}, seen=ObservedState(host="h1", containers=(container("worker-0", host="h1"),))
     )
     engine.running.set()
-    fleet = MultiHostEngine({"h1": engine}, {})
-    assert next(fleet.events("demo")) == ("worker-0", "node-lost", what)
+    engines = MultiHostEngine({"h1": engine}, {})
+    assert next(engines.events("demo")) == ("worker-0", "node-lost", what)
 
 
 def test_a_hosts_files_are_removed_once_what_is_only_there_is_here(tmp_path: Path) -> None:

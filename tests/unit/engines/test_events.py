@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from labctl.engines import docker
-from labctl.engines import events as losses
+from labctl.engines import docker, events
 from labctl.engines.docker import DockerEngine
 from labctl.errors import HostError
 
@@ -65,7 +64,7 @@ class Daemon:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(losses, "INTERVAL", 0.01)
+    monkeypatch.setattr(events, "INTERVAL", 0.01)
 
 
 def heard(daemon: Daemon) -> list[tuple[str, str, str]]:
@@ -114,7 +113,7 @@ def test_a_daemon_that_does_not_answer_at_first_ends_no_watch() -> None:
 
 
 def test_a_node_that_is_healthy_again_is_not_asked_about_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(losses, "INTERVAL", LIMIT)
+    monkeypatch.setattr(events, "INTERVAL", LIMIT)
     daemon = Daemon(UNHEALTHY, HEALTHY, ("worker-1", "die"), checks=(SLOW,))
     assert heard(daemon) == [DIED]
     assert daemon.asked == 1

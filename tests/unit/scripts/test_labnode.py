@@ -401,7 +401,7 @@ def test_keys_that_were_sent_to_the_host_are_found_among_their_versions(
 ) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "here/id_ed25519").write_text("key")
-    push.send(Nearby(), str(tmp_path / "there"), {"launcher": manifest.of(tmp_path / "here")})
+    push.push(Nearby(), str(tmp_path / "there"), {"launcher": manifest.scan(tmp_path / "here")})
     monkeypatch.setattr(labnode, "KEYS", tmp_path / "there/launcher")
     assert labnode.given_keys() == {"id_ed25519": b"key"}
 
