@@ -79,24 +79,23 @@ def answers(path: Path) -> bool:
 @contextlib.contextmanager
 def relaying(ports: range, target: Path) -> Iterator[int]:
     """Relay the first free port to the socket; HostError when none is free."""
-    with _first_free(ports, target) as relay:
+    for port in ports:
+        try:
+            relay = Relay(port, target)
+            break
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise HostError(f"cannot listen on {LOOPBACK}:{port}: {error.strerror}") from error
+            refused = error.strerror
+    else:
+        tried = f"port {ports[0]}" if len(ports) == 1 else f"any port from {ports[0]} to {ports[-1]}"
+        raise HostError(f"cannot listen on {tried} of {LOOPBACK}: {refused}", hint="labctl jupyter --port PORT")
+    with relay:
         threading.Thread(target=relay.serve_forever, daemon=True).start()
         try:
             yield relay.server_address[1]
         finally:
             relay.shutdown()
-
-
-def _first_free(ports: range, target: Path) -> Relay:
-    for port in ports:
-        try:
-            return Relay(port, target)
-        except OSError as error:
-            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
-                raise HostError(f"cannot listen on {LOOPBACK}:{port}: {error.strerror}") from error
-            refused = error.strerror
-    tried = f"port {ports[0]}" if len(ports) == 1 else f"any port from {ports[0]} to {ports[-1]}"
-    raise HostError(f"cannot listen on {tried} of {LOOPBACK}: {refused}", hint="labctl jupyter --port PORT")
 
 
 PORTS = range(8888, 8988)

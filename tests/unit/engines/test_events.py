@@ -7,12 +7,14 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from http.client import IncompleteRead
 from typing import Any
 
 import pytest
 
 from labctl.engines import docker, events
 from labctl.engines.docker import DockerEngine
+from labctl.engines.state import ObservedState
 from labctl.errors import HostError
 
 SLOW = "Health check exceeded timeout (15s)"
@@ -85,6 +87,15 @@ BUSY = HostError("Docker Engine does not answer: timed out")
 def test_deaths_and_lack_of_memory_are_told_in_order() -> None:
     told = heard(Daemon(("worker-0", "oom"), ("worker-1", "die")))
     assert told == [("worker-0", "out-of-memory", "container ran out of memory"), DIED]
+
+
+@pytest.mark.parametrize("lost", [ConnectionResetError(), IncompleteRead(b"")])
+def test_events_end_where_the_connection_is_lost(lost: Exception) -> None:
+    def broken() -> Iterator[dict[str, Any]]:
+        yield {"Action": "die", "Actor": {"ID": "1", "Attributes": {"labctl.node": "worker-1", "exitCode": "137"}}}
+        raise lost
+
+    assert list(events.watch(broken(), ObservedState, lambda _: "")) == [DIED]
 
 
 def test_a_check_that_names_a_loss_is_told_once() -> None:
