@@ -6,10 +6,9 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 from labctl import accelerators
-from labctl.model import Accelerator, Device, Host
+from labctl.model import Device, Host
 from labctl.system import procfs
 
 ROOT = Path("/")
@@ -29,15 +28,15 @@ def caller(root: Path = ROOT) -> Person:
     return Person(os.getuid(), os.getgid(), lambda path: procfs.group_of(path, root))
 
 
-def observe(wanted: str, root: Path = ROOT, person: Person | None = None) -> tuple[Accelerator, Host]:
+def observe(wanted: str, root: Path = ROOT, person: Person | None = None) -> tuple[str, Host]:
     """The accelerator that the setting asks for (``auto`` takes what is there) and the host whose files are below root.
 
     Paths are as that host knows them. Raises HostError when there is no device of the wanted kind.
     """
     person = person or caller(root)
     choice = accelerators.choose(wanted, root)
-    gaudinet = "etc/gaudinet.json"
-    return cast(Accelerator, choice.name), Host(
+    module = accelerators.get(choice.name)
+    return choice.name, Host(
         name="local",
         cpus=procfs.cpus(root),
         memory=procfs.memory(root),
@@ -45,11 +44,11 @@ def observe(wanted: str, root: Path = ROOT, person: Person | None = None) -> tup
         uid=person.uid,
         gid=person.gid,
         devices=choice.devices,
-        driver=accelerators.get(choice.name).driver(root),
+        driver=module.driver(root),
         groups=groups(choice.devices, root, person),
         numa=procfs.numa_nodes(root),
         infiniband=procfs.infiniband(root),
-        gaudinet=f"/{gaudinet}" if (root / gaudinet).is_file() else None,
+        files=tuple(path for path in module.present if (root / path.lstrip("/")).is_file()),
         locks=f"/{Path(procfs.lock_directory(root)).relative_to(root)}",
     )
 

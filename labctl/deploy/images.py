@@ -7,13 +7,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from labctl import accelerators
 from labctl.config.context import Context
 from labctl.config.settings import Settings
 from labctl.deploy.plan import EnsureImage
 from labctl.engines import Capabilities
 from labctl.engines.docker import DockerEngine
 from labctl.errors import ConfigError, HostError
-from labctl.images import catalog, gaudi
+from labctl.images import catalog
 from labctl.images import local as local_images
 from labctl.lab import cluster, device_requests
 from labctl.lab.cluster import Cluster
@@ -49,8 +50,7 @@ def ensure_image(context: Context, where: Cluster, here: DockerEngine) -> str:
         context.notice(f"image {image} is not there yet: building it (minutes, once)")
         build_image(context, where)
     labels = here.image_labels(image)
-    if accelerator == "habana":
-        gaudi.require_match(labels.get(catalog.BASE_LABEL) or image)
+    accelerators.get(accelerator).require_image(labels.get(catalog.BASE_LABEL) or image)
     if own and catalog.is_stale(labels, own):
         asked = found.origin("LAB_IMAGE").partition("workload ")[2]
         command = f"labctl build --workload {asked}" if asked else "labctl build"

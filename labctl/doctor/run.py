@@ -67,7 +67,7 @@ def findings(context: Context, *, node: str = "") -> tuple[Finding, ...]:
 def lab_to_examine(context: Context, cluster: Cluster) -> tuple[Lab, Mapping[str, LabError]]:
     """The lab, and the hosts that lack devices for it; where all of them do, the lab without devices."""
     try:
-        lab, able = load_lab(context, cluster, ask=can_probe(cluster), anew=True)
+        lab, able = load_lab(context, cluster, ask=can_probe(cluster), refresh=True)
         return lab, {name: why for name, why in able.failed.items() if name not in cluster.failed}
     except (HostError, ConfigError) as lacking:
         # An error that has nothing to do with devices is raised again.

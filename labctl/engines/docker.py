@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from socket import AF_UNIX, SHUT_RDWR, socket
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote, urlencode
 
@@ -71,13 +72,12 @@ Call = Callable[..., Any]
 
 def http_connection(address: str, seconds: float | None) -> HTTPConnection:
     """A connection to a daemon, by an address as DOCKER_HOST has it. OSError where it is none."""
-    import socket
     from http.client import HTTPConnection, HTTPSConnection
 
     scheme, _, place = address.partition("://")
     if scheme == "unix":
         made = HTTPConnection("localhost", timeout=seconds)
-        made.sock = socket.socket(socket.AF_UNIX)
+        made.sock = socket(AF_UNIX)
         made.sock.settimeout(seconds)
         made.connect = partial(made.sock.connect, place)  # type: ignore[method-assign]
         return made
@@ -179,7 +179,11 @@ class DockerEngine:
         try:
             with contextlib.closing(http_connection(address, seconds)) as http:
                 http.connect()
-                yield http
+                try:
+                    yield http
+                finally:  # One who still reads events hears their end: to close what another thread reads waits for it.
+                    with contextlib.suppress(OSError, AttributeError):
+                        http.sock.shutdown(SHUT_RDWR)
         except (ApiError, HTTPException, ValueError) as error:
             raise self._error(f"Docker Engine: {error or type(error).__name__}") from error
         except OSError as error:

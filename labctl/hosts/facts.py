@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
+from labctl import accelerators
 from labctl.accelerators import detect
 from labctl.config import inventory
 from labctl.errors import HostError
@@ -15,8 +17,21 @@ from labctl.model import Accelerator, Host
 from labctl.system import procfs, routing
 from labctl.system.files import is_below
 
-SCRIPT = Path(__file__).with_name("facts.sh").read_text(encoding="utf-8")
-"""What a host runs at first: see there for what it prints."""
+
+def script() -> str:
+    """What a host runs at first: ``facts.sh``, which says what it prints, with the paths that accelerators read."""
+    modules = accelerators.modules().values()
+    lists = {
+        "nodes": [f"dev/{pattern}" for one in modules if one.watch for pattern in one.watch.files],
+        "attributes": [pattern for one in modules for pattern in one.attributes],
+        "texts": [pattern for one in modules for pattern in one.texts],
+        "present": [path.lstrip("/") for one in modules for path in one.present],
+    }
+    settings = "".join(f"accelerator_{name}={shlex.quote(' '.join(words))}\n" for name, words in lists.items())
+    return settings + Path(__file__).with_name("facts.sh").read_text(encoding="utf-8")
+
+
+SCRIPT = script()
 
 _LISTENING = "0A"
 """TCP_LISTEN of linux/include/net/tcp_states.h, as /proc/net/tcp writes it."""

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from labctl import accelerators
 from labctl.config.settings import Settings
 from labctl.engines.docker import DockerEngine
 from labctl.errors import HostError
 from labctl.images import base as base_image
-from labctl.images import catalog, gaudi, package_sources
+from labctl.images import catalog, package_sources
 from labctl.images.package_sources import PipSources
 from labctl.model import Pairs
 from labctl.system import process
@@ -131,10 +132,11 @@ def _base(request: BuildRequest, emit: Emit) -> str:
     """The image to build on, which the engine has by now: labctl's own, rebuilt if out of date, or the settings'."""
     name = catalog.base_of(request.image)
     if name is None:
-        if request.image == "habana" and request.base_image:
-            gaudi.require_match(request.base_image)
+        vendor = accelerators.modules().get(request.image)
+        if vendor and request.base_image:
+            vendor.require_image(request.base_image)
         return base_image.ensure(
-            request.base_image or catalog.base(request.image) or gaudi.base_of_host(),
+            request.base_image or catalog.base(request.image) or (vendor.base_image() if vendor else ""),
             chosen=bool(request.base_image),
             mirror=request.apt_mirror,
             directory=_state(request),

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 
-from labctl import naming
+from labctl import accelerators, naming
 from labctl.accelerators import detect
 from labctl.config import inventory
 from labctl.config.context import Context
@@ -265,13 +265,13 @@ def look(where: Cluster) -> Seen:
             )
             if where.network == "host" and target.name not in lacking:
                 try:
-                    spec.node_of(where.settings, cast(Accelerator, wanted), host)
+                    spec.node_of(where.settings, wanted, host)
                 except LabError as error:
                     lacking[target.name] = error
             seen.append(host)
     if len(lacking) == len(seen):
         raise next(iter(lacking.values()))
-    return Seen(accelerator=cast(Accelerator, wanted), hosts=tuple(seen), lacking=named(lacking))
+    return Seen(accelerator=wanted, hosts=tuple(seen), lacking=named(lacking))
 
 
 def named(lacking: Mapping[str, LabError]) -> dict[str, HostError]:
@@ -313,17 +313,17 @@ def owner() -> str:
 T = TypeVar("T")
 
 
-def load_lab(context: Context, where: Cluster, *, ask: bool = True, anew: bool = False) -> tuple[Lab, Cluster]:
+def load_lab(context: Context, where: Cluster, *, ask: bool = True, refresh: bool = False) -> tuple[Lab, Cluster]:
     """The lab that the settings describe, on its hosts as they are; and the site less those that cannot be part of it.
 
     Their engines are asked what they can do, side by side, unless what was found out before is to count; what an
-    earlier trial said of devices is tried ``anew`` for doctor.
+    earlier probe said of devices is probed again (``refresh``) for doctor.
     """
     where = where.equipped()
     hosts = {host.name: device_requests.remembered(host, where.directory) for host in where.hosts}
     if ask:
-        settled, where = of_engines(where, partial(settled_on, where, anew=anew))
-        hosts |= settled
+        resolved, where = of_engines(where, partial(resolved_on, where, refresh=refresh))
+        hosts |= resolved
         refused, where = of_engines(where, partial(limits_refused, where))
         for name, those in refused.items():
             if those:
@@ -342,7 +342,7 @@ def foresee_lab(where: Cluster) -> tuple[Lab, Cluster]:
     """
     where = where.equipped()
     hosts = where.hosts
-    if where.accelerator == "nvidia":
+    if accelerators.get(where.accelerator).engine.is_open:
         foreseen, _ = attempt(partial(foreseen_on, where), {host.name: host for host in hosts})
         hosts = tuple(foreseen.values())
     return capabilities.with_files(lab_on(where, hosts)), where
@@ -353,16 +353,16 @@ def lab_on(where: Cluster, hosts: tuple[Host, ...]) -> Lab:
     return where.lab(hosts, capabilities.granted(where.settings, where.directory, [host.name for host in hosts]))
 
 
-def settled_on(where: Cluster, host: Host, engine: Capabilities, *, anew: bool) -> Host:
+def resolved_on(where: Cluster, host: Host, engine: Capabilities, *, refresh: bool) -> Host:
     found, texts = where.settings, where.texts(host)
-    return device_requests.settled(
-        found, where.accelerator, host, where.directory, where.image, engine, anew=anew, texts=texts
+    return device_requests.resolve_device_request(
+        found, where.accelerator, host, where.directory, where.image, engine, refresh=refresh, texts=texts
     )
 
 
 def foreseen_on(where: Cluster, host: Host) -> Host:
     engine, texts = where.capabilities(host), where.texts(host)
-    request, _ = device_requests.foreseen(where.settings, host, where.directory, engine, texts)
+    request, _ = device_requests.foreseen(where.settings, where.accelerator, host, where.directory, engine, texts)
     return replace(host, request=request)
 
 

@@ -15,9 +15,6 @@ _ADDRESS = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-7]
 _CLASSES = ("0x03", "0x12")
 """Display controllers and processing accelerators, by the first byte of the class."""
 
-INTEGRATED = "0000:00:02.0"
-"""Where every Intel processor has its own graphics. Source: the processors' datasheets, device 2, function 0."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PciDevice:

@@ -19,6 +19,8 @@ from typing import Any, cast
 import pytest
 from support import builders
 
+from labctl import accelerators
+from labctl.accelerators import nvidia
 from labctl.compose import ssh_keys
 from labctl.config import settings
 from labctl.config.context import Context
@@ -579,7 +581,7 @@ def test_what_gaudi_asks_of_a_host_is_read_off_the_kernel(
         path = examination.root / "proc/sys" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{text}\n")
-    found = [*devices.gaudi_hugepages(examination), *devices.gaudi_numa_balancing(examination)]
+    found = list(devices.vendor_host(examination))
     assert wrong(iter(found)) == expected
 
 
@@ -593,7 +595,7 @@ def test_an_iommu_that_translates_is_told_of_on_a_host_with_gaudis(
     examination = examined(with_devices("habana"))
     (examination.root / "proc").mkdir(parents=True)
     (examination.root / "proc/cmdline").write_text(words)
-    assert wrong(devices.gaudi_iommu(examination)) == expected
+    assert wrong(one for one in devices.vendor_host(examination) if one.code == "LAB-GAUDI-003") == expected
 
 
 @pytest.mark.parametrize(
@@ -625,9 +627,9 @@ def test_devices_are_not_counted_while_a_run_has_them_nor_beyond_their_time(
         assert not list(devices.framework_count(replace(late), builders.container("worker-0")))
 
 
-@pytest.mark.parametrize("accelerator", devices.COUNT)
+@pytest.mark.parametrize("accelerator", ["nvidia", "habana", "intel"])
 def test_the_programs_that_count_devices_are_python(accelerator: str) -> None:
-    compile(devices.COUNT[accelerator], "count", "exec")
+    compile(accelerators.get(accelerator).count, "count", "exec")
 
 
 @pytest.mark.parametrize(
@@ -636,15 +638,14 @@ def test_the_programs_that_count_devices_are_python(accelerator: str) -> None:
      ("470.256.02", 99, False)],
 )  # fmt: skip
 def test_a_driver_that_is_too_old_for_an_image_s_cuda_is_told_of(version: str, cuda: int, old: bool) -> None:
-    reason = image.why_too_old(version, cuda)
+    reason = nvidia.why_too_old(version, cuda)
     assert bool(reason) is old
     assert not old or version in reason
 
 
 def test_the_cuda_of_labctl_s_own_image_is_known_and_has_its_driver() -> None:
-    told = cast(DockerEngine, Engine())
-    assert image.cuda_of("labctl/nvidia", "debian:bookworm-slim", told) in image.DRIVERS
-    assert image.cuda_of("someone/nvidia", "debian:bookworm-slim", told) == 0
+    assert nvidia.cuda_of("labctl/nvidia", "debian:bookworm-slim", dict) in nvidia.DRIVERS
+    assert nvidia.cuda_of("someone/nvidia", "debian:bookworm-slim", dict) == 0
 
 
 @pytest.mark.parametrize(
@@ -765,7 +766,8 @@ def test_a_login_is_judged_by_what_the_launcher_says_of_it(answer: dict[str, Any
 def test_the_list_of_codes_is_that_of_the_checks() -> None:
     used = {
         code
-        for path in (ROOT / "labctl/doctor").rglob("*.py")
+        for package in ("doctor", "accelerators")
+        for path in (ROOT / "labctl" / package).rglob("*.py")
         for code in re.findall(r"LAB-[A-Z]+-\d{3}", path.read_text(encoding="utf-8"))
     }
     listed = re.findall(

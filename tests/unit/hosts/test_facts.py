@@ -250,8 +250,8 @@ def test_an_engines_folders_of_cdi_devices_are_the_hosts(tmp_path: Path, folder:
     told = ask(tmp_path)
     assert survey.texts_in(told, folder) == {"nvidia.yaml": text}
     gpus = (Device(id="0", path="/dev/nvidia0"),)
-    assert has_cdi({"CDISpecDirs": ["/nowhere", folder]}, gpus, partial(survey.texts_in, told))
-    assert not has_cdi({"CDISpecDirs": ["/nowhere"]}, gpus, partial(survey.texts_in, told))
+    assert has_cdi({"CDISpecDirs": ["/nowhere", folder]}, "nvidia.com/gpu", gpus, partial(survey.texts_in, told))
+    assert not has_cdi({"CDISpecDirs": ["/nowhere"]}, "nvidia.com/gpu", gpus, partial(survey.texts_in, told))
 
 
 @pytest.mark.parametrize(
