@@ -66,8 +66,8 @@ def path_on(lab: Lab, host: Host, path: str) -> str:
 
 
 def fingerprint(content: str) -> str:
-    """The ``labctl.render`` label in a rendered compose file."""
-    return content.split("labctl.render: ", 1)[1].split("\n", 1)[0].strip('"')
+    """The ``labctl.config-hash`` label in a rendered compose file."""
+    return content.split("labctl.config-hash: ", 1)[1].split("\n", 1)[0].strip('"')
 
 
 def sent(host: Host) -> bool:

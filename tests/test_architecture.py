@@ -230,6 +230,22 @@ def test_only_one_module_starts_processes() -> None:
     assert wrong == []
 
 
+STARTS_DOCKER = {"engines", "images"}
+
+
+def test_only_engines_and_images_start_the_docker_program() -> None:
+    """An argument list that begins with ``docker``: a list or tuple of words, not a path of labctl's own files."""
+    wrong = [
+        where(path, node.lineno, ast.unparse(node)[:60])
+        for path in MODULES
+        for node in ast.walk(tree(path))
+        if isinstance(node, (ast.List, ast.Tuple))
+        and any(isinstance(word, ast.Constant) and word.value == "docker" for word in node.elts[:1])
+        and part(module_name(path)) not in STARTS_DOCKER
+    ]
+    assert wrong == []
+
+
 def test_heavy_libraries_are_imported_where_they_are_needed() -> None:
     def allowed(name: str, library: str) -> bool:
         return library == "typer" and name.startswith("labctl.cli.")

@@ -17,7 +17,6 @@ from labctl.attach import session
 from labctl.config.context import Context
 from labctl.errors import ConfigError, HostError
 from labctl.lab.spec import KEPT
-from labctl.system import process
 from labctl.system.files import make_private
 
 LOOPBACK = "127.0.0.1"
@@ -80,24 +79,23 @@ def answers(path: Path) -> bool:
 @contextlib.contextmanager
 def relaying(ports: range, target: Path) -> Iterator[int]:
     """Relay the first free port to the socket; HostError when none is free."""
-    with _first_free(ports, target) as relay:
+    for port in ports:
+        try:
+            relay = Relay(port, target)
+            break
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise HostError(f"cannot listen on {LOOPBACK}:{port}: {error.strerror}") from error
+            refused = error.strerror
+    else:
+        tried = f"port {ports[0]}" if len(ports) == 1 else f"any port from {ports[0]} to {ports[-1]}"
+        raise HostError(f"cannot listen on {tried} of {LOOPBACK}: {refused}", hint="labctl jupyter --port PORT")
+    with relay:
         threading.Thread(target=relay.serve_forever, daemon=True).start()
         try:
             yield relay.server_address[1]
         finally:
             relay.shutdown()
-
-
-def _first_free(ports: range, target: Path) -> Relay:
-    for port in ports:
-        try:
-            return Relay(port, target)
-        except OSError as error:
-            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
-                raise HostError(f"cannot listen on {LOOPBACK}:{port}: {error.strerror}") from error
-            refused = error.strerror
-    tried = f"port {ports[0]}" if len(ports) == 1 else f"any port from {ports[0]} to {ports[-1]}"
-    raise HostError(f"cannot listen on {tried} of {LOOPBACK}: {refused}", hint="labctl jupyter --port PORT")
 
 
 PORTS = range(8888, 8988)
@@ -142,7 +140,7 @@ def serve(
 
         argv = (server, *arguments(path, project, inside.directory))
         try:
-            code = session.follow(inside, argv, follow, hidden={"JUPYTER_TOKEN": token})
+            code = session.run(inside, argv, on_line=follow, secret_env={"JUPYTER_TOKEN": token})
         finally:
             path.unlink(missing_ok=True)
     if code:
@@ -153,7 +151,7 @@ def serve(
 def find(inside: session.ExecTarget, node: str) -> str:
     """The notebook server that the image has."""
     look = ("sh", "-c", 'for name; do command -v "$name" && exit; done', "sh", *PAGES)
-    found = process.run((*session.execute_in(inside), *look), check=False).out
+    found = inside.engine.exec(inside.container, look, user=inside.user).out
     if not found:
         raise HostError(
             f"the image of {node} has no Jupyter",

@@ -9,40 +9,42 @@ from contextlib import contextmanager
 from labctl import model, naming
 from labctl.attach import session
 from labctl.config.context import Context
-from labctl.engines import Daemon
+from labctl.engines import Backend
 from labctl.engines.state import Container, elsewhere
 from labctl.errors import ConfigError, HostError, raise_all
 from labctl.lab import cluster
 
 
 @contextmanager
+def opened(where: Context, name: str, node: str | None) -> Iterator[cluster.Cluster]:
+    """The host of a node, or all of the lab."""
+    settings = where.settings()
+    every = cluster.read_inventory(where.directory, settings)
+    placement = cluster.placement(settings, every)
+    if len(every) > 1 and node and node not in placement:
+        raise unknown(name, node, tuple(placement))
+    only = (placement[node],) if node in placement else ()
+    with cluster.connect(where, settings, only=only) as there:
+        yield there
+
+
+@contextmanager
 def entered(where: Context, name: str, node: str) -> Iterator[session.ExecTarget]:
     """A node's running container, for as long as the way to its host is open."""
-    found = where.settings()
-    targets = cluster.read_inventory(where.directory, found)
-    places = cluster.placement(found, targets)
-    if len(targets) > 1 and node not in places:
-        raise unknown(name, node, tuple(places))
-    host = places.get(node, targets[0].name)
-    with cluster.connect(where, found, only=(host,)) as there:
-        daemon = there.engine.on(host)
-        sent = there.sent.get(daemon.hosts[0])
-        container = naming.container_of(name, node)
-        moved = (where.directory, sent) if sent else None
-        inside, unsaid = None, None
-        try:
-            inside = session.look(name, container, daemon.docker, moved, apart=host != model.HERE)
-        except HostError as error:
-            unsaid = error
-        if not inside:
-            state = container_of(where, name, node, daemon).state
-            raise unsaid or HostError(f"{node} is {state}", hint=f"labctl logs {node}; labctl up", node=node)
-        require_own(where, name, inside.owner, inside.maker, daemon.hosts[0])
-        if inside.paused:
-            host = daemon.hosts[0]
-            where_to = "" if host == model.HERE else f"on {host}: "
-            raise HostError(f"{node} is paused", hint=f"{where_to}docker unpause {inside.container}", node=node)
-        yield inside
+    with opened(where, name, node) as there:
+        found = container_of(where, name, node, there.engine)
+        if found.state == "paused":
+            on = "" if found.host == model.HERE else f"on {found.host}: "
+            raise HostError(f"{node} is paused", hint=f"{on}docker unpause {found.name}", node=node)
+        if found.state != "running":
+            raise HostError(f"{node} is {found.state}", hint=f"labctl logs {node}; labctl up", node=node)
+        sent = there.sent.get(found.host)
+        yield session.ExecTarget(
+            engine=there.engine,
+            container=naming.container_of(name, node),
+            directory=session.here_in(found, (where.directory, sent) if sent else None),
+            user=found.user,
+        )
 
 
 def meant(where: Context, word: str, *more: str) -> str:
@@ -54,30 +56,24 @@ def meant(where: Context, word: str, *more: str) -> str:
 
 
 @contextmanager
-def reached(where: Context, name: str, node: str | None) -> Iterator[tuple[Daemon, ...]]:
-    """The daemon that has a node, or all of the lab, the launcher's first.
+def reached(where: Context, name: str, node: str | None) -> Iterator[Backend]:
+    """The backend that has a node, or all of the lab.
 
     Hosts that do not answer are told of at once; after the block HostError, as not all of it was there.
     """
-    found = where.settings()
-    targets = cluster.read_inventory(where.directory, found)
-    places = cluster.placement(found, targets)
-    if len(targets) > 1 and node and node not in places:
-        raise unknown(name, node, tuple(places))
-    host = places.get(node) if node else None
-    with cluster.connect(where, found, only=(host,) if host else ()) as there:
+    with opened(where, name, node) as there:
         for failed in there.failed.values():
             where.warn(failed.message)
-        daemons = tuple(there.engine.on(one) for one in there.engine.hosts)
-        if node or len(targets) == 1:
-            container_of(where, name, node or model.LAUNCHER, daemons[0])
-        yield daemons
+        if node or len(there.inventory) == 1:
+            container_of(where, name, node or model.LAUNCHER, there.engine)
+        yield there.engine
         raise_all(there.failed)
 
 
-def container_of(where: Context, name: str, node: str, daemon: Daemon) -> Container:
+def container_of(where: Context, name: str, node: str, engine: Backend) -> Container:
     """A node's container, in whatever state; HostError when there is none, or it is another directory's."""
-    observed = daemon.observe(name)
+    observed = engine.observe(name, node=node)
+    raise_all(dict(observed.silent))
     container = observed.container(node)
     if container:
         require_own(where, name, container.directory, container.owner, container.host)

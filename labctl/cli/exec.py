@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from concurrent.futures import as_completed
 from typing import Annotated
 
 import typer
@@ -14,12 +13,9 @@ from labctl.attach import session
 from labctl.attach.target import entered, meant, reached
 from labctl.cli.common import HERE, Directory, Setting, answering, named
 from labctl.cli.output import say
-from labctl.engines import Daemon
-from labctl.errors import ConfigError, HostError, Interrupted, on_host, raise_all
+from labctl.errors import ConfigError, Interrupted
 from labctl.system import process
-from labctl.system.parallel import pool
 
-ERASE = "\033[2K"
 NodeOption = Annotated[str, typer.Option("--node", "-n", help="launcher, or a worker.")]
 
 
@@ -32,7 +28,7 @@ def shell_command(
         if not on_terminal():
             raise ConfigError("a shell needs a terminal", hint=f"labctl exec -n {node} -- COMMAND")
         resume = () if inside.directory else ("LABCTL_RESUME=1",)
-        sys.exit(session.run(inside, ("bash",), terminal=True, environment=resume))
+        sys.exit(session.run(inside, ("bash",), stdin="terminal", environment=resume))
 
 
 def exec_command(
@@ -54,7 +50,7 @@ def exec_command(
         with entered(where, name, model.LAUNCHER if several else node) as inside:
             if several:
                 sys.exit(session.run_on_nodes(inside, () if everywhere else tuple(node.split(",")), tuple(command)))
-            code = session.run(inside, tuple(command), terminal=on_terminal())
+            code = session.run(inside, tuple(command), stdin="terminal" if on_terminal() else "pipe")
             if code in session.NOT_RUN and session.lacks(inside, command[0]):
                 hint = meant(where, *command)
                 output.error(ConfigError(f"{node} has no command `{command[0]}`", hint=hint, node=node))
@@ -95,41 +91,12 @@ def logs_command(
 ) -> None:
     with answering() as output:
         where, name = named(directory, output, setting)
-        colors = "always" if sys.stdout.isatty() else "never"
-        which = (*(("--follow",) if follow else ()), *((node,) if node else ()))
-        words = ("compose", "--ansi", colors, "-p", naming.project_name(name), "logs", *which)
+        color = sys.stdout.isatty()
         try:
-            with reached(where, name, node) as daemons:
-                show_logs(daemons, words, endless=follow)
+            with reached(where, name, node) as engine:
+                engine.logs(naming.project_name(name), say, node=node or "", follow=follow, color=color)
         except KeyboardInterrupt:
             sys.exit(Interrupted.exit_code)
-
-
-def show_logs(daemons: tuple[Daemon, ...], words: tuple[str, ...], *, endless: bool) -> None:
-    """What the docker command prints on all hosts, as it comes. HostError where it fails, once all have ended."""
-    tell = say if sys.stdout.isatty() else say_plain
-
-    def show(daemon: Daemon) -> None:
-        with on_host(daemon.hosts[0]):
-            process.stream((*daemon.docker, *words), tell)
-
-    if len(daemons) == 1:
-        show(daemons[0])
-        return
-    lost = {}
-    with pool(len(daemons), endless=endless) as threads:
-        asked = {threads.submit(show, daemon): daemon.hosts[0] for daemon in daemons}
-        for one in as_completed(asked):
-            try:
-                one.result()
-            except HostError as error:
-                lost[asked[one]] = error
-    raise_all(lost)
-
-
-def say_plain(line: str) -> None:
-    """A line of docker compose, which erases the one before on a terminal, and elsewhere too, whatever it is told."""
-    say(line.removeprefix(ERASE))
 
 
 def on_terminal() -> bool:

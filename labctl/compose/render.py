@@ -105,7 +105,7 @@ LAUNCHER_CAPABILITIES = (
 # A loopback address beside the usual one, which the kernel answers to all the same.
 BESIDE = "127.0.0.2"
 # What the template says in place of the digest of its own text; a value with these quotes would have them escaped.
-UNSEALED = 'labctl.render: ""'
+UNSEALED = 'labctl.config-hash: ""'
 # By these Open MPI is told which network to use; an accelerator adds variables for its own libraries.
 OPEN_MPI_NETWORK = ("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_oob_tcp_if_include")
 
@@ -172,7 +172,7 @@ def render_node(lab: Lab, node: Node, names: Mapping[str, str]) -> File:
     # The label lets `up` see from the container alone whether it was made from this very text and these secrets.
     sealed = "".join(f"{name}\0{value.reveal()}\0" for name, value in lab.secrets)
     digest = hashlib.sha256((content + sealed).encode("utf-8", "surrogateescape")).hexdigest()[:16]
-    return File(path=compose_path(node.name), content=content.replace(UNSEALED, f'labctl.render: "{digest}"'))
+    return File(path=compose_path(node.name), content=content.replace(UNSEALED, f'labctl.config-hash: "{digest}"'))
 
 
 def links(node: Node) -> tuple[File, ...]:

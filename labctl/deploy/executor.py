@@ -14,6 +14,7 @@ from labctl.accelerators import leases
 from labctl.config.context import Context
 from labctl.deploy import decide, images, ledger, plan, provision
 from labctl.deploy.decide import Decision
+from labctl.engines import connection_to
 from labctl.engines.agent import reach
 from labctl.engines.state import ObservedState
 from labctl.errors import Failures, HostError, raise_all
@@ -175,20 +176,20 @@ def _(step: plan.RemoveState, site: Deployment) -> None:
 
 @do.register
 def _(step: plan.PushFiles, site: LabDeployment) -> None:
-    daemon = site.cluster.engine.on(step.host)
-    ledger.note(site.lab.directory, step.host, daemon.identity())
-    provision.send(site.lab, site.lab.host(step.host), daemon.connection, step.image)
+    engine = site.cluster.engine
+    ledger.note(site.lab.directory, step.host, engine.capabilities(step.host).identity())
+    provision.send(site.lab, site.lab.host(step.host), connection_to(engine, step.host), step.image)
 
 
 @do.register
 def _(step: plan.RemoveContainers, site: Deployment) -> None:
-    site.cluster.engine.on(step.host).remove(tuple(container.id for container in step.containers))
+    site.cluster.engine.remove(step.host, "container", tuple(container.id for container in step.containers))
 
 
 @do.register
 def _(step: plan.ApplyProject, site: Deployment) -> None:
     paths = tuple(site.context.directory / naming.compose_path(node) for node in step.nodes)
-    site.cluster.engine.on(step.host).compose_up(step.project, paths)
+    site.cluster.engine.apply(step.host, step.project, paths)
 
 
 @do.register
@@ -202,18 +203,18 @@ def _(step: plan.WaitForSsh, site: LabDeployment) -> Failures | None:
 
 @do.register
 def _(step: plan.RemoveNetworks, site: Deployment) -> None:
-    site.cluster.engine.on(step.host).remove_networks(tuple(identity for identity, _ in step.networks))
+    site.cluster.engine.remove(step.host, "network", tuple(identity for identity, _ in step.networks))
 
 
 @do.register
 def _(step: plan.RemoveFiles, site: Deployment) -> None:
-    push.remove(site.cluster.engine.on(step.host).connection, step.directory)
+    push.remove(connection_to(site.cluster.engine, step.host), step.directory)
 
 
 @do.register
 def _(step: plan.RemoveImage, site: Deployment) -> None:
     try:
-        site.cluster.engine.on(step.host).remove_image(step.image)
+        site.cluster.engine.remove(step.host, "image", (step.image,))
     except HostError as error:
         # Docker's word for an image that a container uses.
         _, conflict, why = error.message.partition("conflict: ")

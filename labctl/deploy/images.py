@@ -39,6 +39,8 @@ def plan_images(
     """What brings the image to every host, and the hosts that cannot use theirs. HostError if it cannot be built."""
     image, how = cluster.image, cluster.settings.text("LAB_IMAGE_FROM")
     own = catalog.name_of(image)
+    if not cluster.daemons:
+        return (), {}
     if not cluster.remote_hosts:
         if observed.image:
             check_image(context, cluster)
@@ -88,7 +90,7 @@ def ensure(context: Context, cluster: Cluster, image: str) -> dict[str, HostErro
 
 def check_image(context: Context, cluster: Cluster) -> None:
     """HostError if this machine's image does not fit the devices' driver; a warning if it is out of date."""
-    image, engine = cluster.image, DockerEngine() if cluster.remote_hosts else cluster.engine.on(HERE)
+    image, engine = cluster.image, DockerEngine() if cluster.remote_hosts else cluster.daemons[HERE]
     labels, own = engine.image_labels(image), catalog.name_of(image)
     accelerators.get(cluster.accelerator).require_image(labels.get(catalog.BASE_LABEL) or image)
     if own and catalog.is_stale(labels, own):
@@ -121,7 +123,7 @@ def build_image(context: Context, cluster: Cluster, *, update_lock: bool = False
     image = catalog.name_of(cluster.image) or cluster.accelerator
     request = build.request(cluster.settings, image, cluster.image, context.directory, context.environ)
     if on:
-        request = replace(request, engine=DockerEngine(cluster.engine.on(on).connection))
+        request = replace(request, engine=cluster.daemons[on])
     return build.update_lock(request, context.notice) if update_lock else build.build(request, context.notice)
 
 

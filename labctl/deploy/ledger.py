@@ -12,9 +12,8 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from labctl.config.context import Context
-from labctl.engines.docker import DockerEngine
 from labctl.errors import HostError
-from labctl.lab.cluster import THIS_MACHINE, Cluster
+from labctl.lab.cluster import ANSWERING, THIS_MACHINE, Cluster, backend_here
 from labctl.system.files import write
 
 FILES = ".lab/hosts"
@@ -72,7 +71,8 @@ def former(directory: Path, listed: Listed) -> dict[str, tuple[str, ...]]:
 def machines(cluster: Cluster) -> dict[str, str]:
     """Engine id per inventory host, empty if unreachable; none where no machine is recorded."""
     names = [host.name for host in cluster.inventory] if noted(cluster.directory) else []
-    return {name: cluster.engine.on(name).identity() if name in cluster.engine.hosts else "" for name in names}
+    engine = cluster.engine
+    return {name: engine.capabilities(name).identity() if name in engine.hosts else "" for name in names}
 
 
 def sent(context: Context, cluster: Cluster) -> dict[str, tuple[str, ...]]:
@@ -106,6 +106,6 @@ def warn_orphaned_hosts(context: Context, cluster: Cluster) -> None:
         )
     if cluster.inventory != THIS_MACHINE:
         with suppress(HostError):
-            here = DockerEngine().observe(cluster.settings.text("LAB_NAME"))
+            here = backend_here(ANSWERING).observe(cluster.settings.text("LAB_NAME"))
             if any(container.directory == str(context.directory) for container in here.containers):
                 context.warn("this machine still runs nodes of this lab: `labctl down -s LAB_HOSTS=` removes them")

@@ -94,7 +94,7 @@ def plan_probe(cluster: Cluster) -> tuple[ProbeEngines, ...]:
 
 
 def is_unprobed(cluster: Cluster, host: Host) -> bool:
-    engine = cluster.daemon(host)
+    engine = cluster.capabilities(host)
     if engine is None:
         return False
     known = capabilities.kept(cluster.directory, host.name, engine)

@@ -6,14 +6,15 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from labctl import naming
 from labctl.compose import render
 from labctl.config import dotenv
 from labctl.config.settings import Settings
 from labctl.doctor.host_access import HostAccess
-from labctl.engines import Backend, Daemon
+from labctl.engines import Backend
+from labctl.engines.docker import DockerEngine
 from labctl.engines.state import Container, ObservedState
 from labctl.images import catalog
 from labctl.model import HERE, LAUNCHER, File, Host, Lab, Node
@@ -116,9 +117,9 @@ class CheckContext:
         return next((one for one in self.hosts if one.name == host), self)
 
     @property
-    def daemon(self) -> Daemon:
+    def daemon(self) -> DockerEngine:
         """The host's own engine."""
-        return self.engine.on(self.name)
+        return cast(DockerEngine, self.engine)
 
     @once
     def info(self) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def without_devices(cluster: Cluster) -> Cluster:
 def can_probe(cluster: Cluster) -> bool:
     """Whether every host has an engine, and the image to try limits with."""
     hosts = {one.name: one.name for one in cluster.hosts}
-    found, failed = map_hosts(lambda name: cluster.engine.on(name).image_id(cluster.image), hosts)
+    found, failed = map_hosts(lambda name: cluster.engine.capabilities(name).image_id(cluster.image), hosts)
     return not failed and None not in found.values()
 
 
@@ -108,6 +108,8 @@ def preflight(context: Context, lab: Lab, cluster: Cluster, command: str) -> Clu
 
     HostError for this machine, and where no host is left. A clock that is off is only warned of.
     """
+    if not cluster.daemons:
+        return cluster
     for name, facts in cluster.facts.items():
         if abs(facts.skew) > SKEW:
             way = "ahead" if facts.skew > 0 else "behind"

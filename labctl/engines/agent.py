@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 
 from labctl import model, naming
 from labctl.engines import Backend
@@ -12,6 +13,8 @@ from labctl.hosts.ssh_errors import ssh_reason
 from labctl.model import Lab
 from labctl.system.parallel import pool
 
+# Runs in any container: has_command NAME; runs VARIABLE=VALUE.
+IN_NODE = Path(__file__).with_name("in_node.sh").read_text(encoding="utf-8")
 AGENT = ("/usr/bin/python3", "-I", "/opt/lab/labnode.py")
 # Seconds in which a container that is being removed is gone.
 DYING = 5
@@ -65,7 +68,7 @@ def unhealthy(lab: Lab, engine: Backend, nodes: tuple[str, ...]) -> dict[str, st
 
     def check(node: str) -> str:
         try:
-            done = engine.call(naming.container_name(lab, node), (*AGENT, "health"), user="0", limit=CHECKING)
+            done = engine.exec(naming.container_name(lab, node), (*AGENT, "health"), user="0", limit=CHECKING)
         except HostError:
             return ""
         return done.err.strip() if done.code else ""
@@ -78,7 +81,7 @@ def unhealthy(lab: Lab, engine: Backend, nodes: tuple[str, ...]) -> dict[str, st
 
 def agent(lab: Lab, engine: Backend, node: str, *words: str) -> list[str]:
     """What the node's own agent prints, one line each; HostError when it fails without an answer."""
-    done = engine.call(naming.container_name(lab, node), (*AGENT, *words), user=user(lab, node))
+    done = engine.exec(naming.container_name(lab, node), (*AGENT, *words), user=user(lab, node))
     if done.code and not done.out:
         said = done.err.strip() or f"{AGENT[-1]} {words[0]} ended with code {done.code} and without a word"
         raise HostError(f"{node}: {said}", hint=f"labctl status; labctl logs {node}", node=node)

@@ -1,24 +1,36 @@
-"""One Docker daemon, here or at the end of a forwarded socket: changed with python-on-whales, read with the SDK."""
+"""One Docker daemon, here or at the end of a forwarded socket: read by its HTTP API, changed with python-on-whales.
+
+Reading is what every command does: the docker SDK would take 0.15 s to load, and the docker program to start.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from socket import AF_UNIX, SHUT_RDWR, socket
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import quote, urlencode
 
 from labctl import model
-from labctl.engines import CALL_LIMIT, probe
-from labctl.engines import events as losses
+from labctl.engines import Kind, OnLine, probe
+from labctl.engines.agent import AGENT, IN_NODE
+from labctl.engines.events import watch
 from labctl.engines.state import Container, HostPortUser, ObservedState
 from labctl.errors import HostError
 from labctl.hosts.ssh import Connection, LocalConnection
 from labctl.model import Cause, DeviceMapping, Pairs
 from labctl.system import process
 from labctl.system.cached import once
+
+if TYPE_CHECKING:
+    import signal
+    from http.client import HTTPConnection, HTTPResponse
 
 
 def container_of(found: dict[str, Any], host: str) -> Container:
@@ -36,20 +48,12 @@ def container_of(found: dict[str, Any], host: str) -> Container:
         slots=int(labels.get("labctl.slots", 0)),
         state=found["State"],
         health=health,
-        fingerprint=labels.get("labctl.render", ""),
+        fingerprint=labels.get("labctl.config-hash", ""),
         image=found["ImageID"],
         directory=labels.get("labctl.directory", ""),
         owner=labels.get("labctl.owner", ""),
         devices=tuple(filter(None, labels.get("labctl.devices", "").split(","))),
-    )
-
-
-def listener_of(found: dict[str, Any], environment: Mapping[str, str], host: str) -> HostPortUser:
-    """By what the container was made with, where its sshd listens; port 0 where that is not to be told."""
-    port = environment.get("LAB_SSH_PORT", "")
-    container = container_of(found, host)
-    return HostPortUser(
-        port=int(port) if port.isdecimal() else 0, lab=found["Labels"]["labctl.lab"], container=container
+        mounts=tuple((one["Source"], one["Destination"]) for one in found.get("Mounts", ()) if one["Type"] == "bind"),
     )
 
 
@@ -59,14 +63,69 @@ def node_order(container: Container) -> tuple[bool, str, int]:
     return (container.role != "launcher", stem, int(number) if number.isdigit() else 0)
 
 
-def root_cause(error: BaseException) -> str:
-    """The innermost reason: requests and urllib3 wrap a refused connection three times."""
-    while error.__cause__ or error.__context__:
-        error = error.__cause__ or error.__context__  # type: ignore[assignment]
-    return str(getattr(error, "strerror", None) or error)
+class ApiError(Exception):
+    """What the daemon says instead of an answer."""
+
+
+Call = Callable[..., Any]
+
+
+def http_connection(address: str, seconds: float | None) -> HTTPConnection:
+    """A connection to a daemon, by an address as DOCKER_HOST has it. OSError where it is none."""
+    from http.client import HTTPConnection, HTTPSConnection
+
+    scheme, _, place = address.partition("://")
+    if scheme == "unix":
+        made = HTTPConnection("localhost", timeout=seconds)
+        made.sock = socket(AF_UNIX)
+        made.sock.settimeout(seconds)
+        made.connect = partial(made.sock.connect, place)  # type: ignore[method-assign]
+        return made
+    if scheme not in ("tcp", "http", "https"):
+        raise OSError(f"DOCKER_HOST={address} is neither unix:// nor tcp://")
+    if not process.variable("DOCKER_TLS_VERIFY"):
+        return HTTPConnection(place.rstrip("/"), timeout=seconds)
+    import ssl
+
+    keys = Path(process.variable("DOCKER_CERT_PATH") or Path.home() / ".docker")
+    trusted = ssl.create_default_context(cafile=keys / "ca.pem")
+    trusted.load_cert_chain(keys / "cert.pem", keys / "key.pem")
+    return HTTPSConnection(place.rstrip("/"), timeout=seconds, context=trusted)
+
+
+def request(http: HTTPConnection, path: str, method: str = "GET", body: object = None, **query: Any) -> HTTPResponse:
+    """Docker Engine API. ApiError for what the daemon refuses; what is not there is an answer too."""
+    words = {name: json.dumps(value) if isinstance(value, dict) else str(value) for name, value in query.items()}
+    headers = {"Content-Type": "application/json"}
+    http.request(method, f"{quote(path)}?{urlencode(words)}", json.dumps(body) if body else None, headers)
+    answer = http.getresponse()
+    if answer.status >= 400 and answer.status != 404:
+        raise ApiError(json.loads(answer.read())["message"])
+    return answer
+
+
+def call(http: HTTPConnection, path: str, *words: Any, **query: Any) -> Any:
+    """What the daemon answers; None for what is not there."""
+    answer = request(http, path, *words, **query)
+    said = answer.read()
+    return None if answer.status == 404 or not said else json.loads(said)
+
+
+def variables_of(inspected: dict[str, Any] | None) -> dict[str, str]:
+    """Environment variables of a container or image; none of one that is gone."""
+    given = (inspected or {}).get("Config", {}).get("Env") or ()
+    return dict(one.partition("=")[::2] for one in given)
+
+
+def last_check(inspected: dict[str, Any] | None) -> str:
+    """What the last health check of a container said; nothing where it is gone."""
+    log = inspected["State"]["Health"]["Log"] if inspected else ()
+    return str(log[-1]["Output"]).strip() if log else ""
 
 
 LAST_LINES = 20
+# Seconds for a program that reaches or reaps: each has a shorter limit of its own.
+EXECUTING = 120
 # What a person's environment says of another daemon than that at the end of a connection.
 OF_ANOTHER = ("DOCKER_TLS", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "DOCKER_CONTEXT", "DOCKER_API_VERSION")
 # Seconds for a command that changes something, and for each container that it makes or removes: a busy disk, and many
@@ -74,6 +133,16 @@ OF_ANOTHER = ("DOCKER_TLS", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "DOCKER_CON
 CHANGING, EACH = 300, 10
 # Seconds until a command that does not heed that its time is up is killed; and what timeout(1) then ends with.
 GRACE, LATE = 10, (124, 137)
+# What the agent knows a run's processes by; its value here is a mark of one command.
+RUN_VARIABLE = "LABCTL_RUN_ID"
+# Seconds between TERM and KILL for what a killed labctl has left.
+LEFT_GRACE = "2"
+# Docker holds the first key back until the next, and always has such a sequence: its own begins with Ctrl-P.
+DETACH_KEYS = "ctrl-^,ctrl-_,ctrl-^,ctrl-_"
+# What docker itself ends with when it lets go of a command.
+DETACHED = 1
+# What docker compose erases the line before with, on a terminal, and elsewhere too, whatever it is told.
+ERASE = "\033[2K"
 
 
 class DockerEngine:
@@ -94,30 +163,43 @@ class DockerEngine:
     def hosts(self) -> tuple[str, ...]:
         return (self.host,)
 
-    def on(self, host: str) -> DockerEngine:  # noqa: ARG002
-        """The daemon of a host: there is only this one."""
+    @property
+    def connections(self) -> Mapping[str, Connection]:
+        return {self.host: self.connection} if self.connection else {}
+
+    def capabilities(self, host: str) -> DockerEngine:  # noqa: ARG002
         return self
 
-    @once
-    def _reader(self) -> Any:
-        import docker
+    @contextlib.contextmanager
+    def _http(self, seconds: float | None) -> Iterator[HTTPConnection]:
+        from http.client import HTTPException
 
+        address = self._address or process.variable("DOCKER_HOST") or "unix:///var/run/docker.sock"
         try:
-            if self._address:
-                return docker.DockerClient(self._address, timeout=self._seconds).api
-            return docker.from_env(timeout=self._seconds).api
-        except (docker.errors.DockerException, OSError) as error:
-            why = root_cause(error)
+            with contextlib.closing(http_connection(address, seconds)) as http:
+                http.connect()
+                try:
+                    yield http
+                finally:  # One who still reads events hears their end: to close what another thread reads waits for it.
+                    with contextlib.suppress(OSError, AttributeError):
+                        http.sock.shutdown(SHUT_RDWR)
+        except (ApiError, HTTPException, ValueError) as error:
+            raise self._error(f"Docker Engine: {error or type(error).__name__}") from error
+        except OSError as error:
+            why = error.strerror or str(error)
             start = "restart" if "timed out" in why else "start"
             hint = "labctl setup" if self.host == model.HERE else f"on {self.host}: systemctl {start} docker"
             raise self._error(f"Docker Engine does not answer: {why}", hint) from error
 
-    def _actor(self, seconds: int, **options: Any) -> Any:
-        """Changes things, each in so many seconds; in the foreground, so that the terminal's Ctrl-C reaches it."""
-        from python_on_whales import DockerClient
+    @contextlib.contextmanager
+    def _api(self) -> Iterator[Call]:
+        """Calls over one connection."""
+        with self._http(self._seconds) as http:
+            yield partial(call, http)
 
-        limited = ["timeout", "--foreground", f"--kill-after={GRACE}", str(seconds), *self._program]
-        return DockerClient(client_call=limited, host=self._address or None, **options)
+    def _get(self, path: str, **query: Any) -> Any:
+        with self._api() as get:
+            return get(path, **query)
 
     def _error(self, message: str, hint: str = "labctl doctor") -> HostError:
         """A failure, and on which host where that is not this machine."""
@@ -125,22 +207,18 @@ class DockerEngine:
         return HostError(f"{where}: {message}" if where else message, hint=hint, node=where or None)
 
     @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
-        import docker
-
-        try:
-            yield
-        except (docker.errors.APIError, OSError) as error:
-            raise self._error(f"Docker Engine: {root_cause(error)}") from error
-
-    @contextlib.contextmanager
     def _acting(self, what: str, containers: int = 0, **options: Any) -> Iterator[Any]:
-        """What acts, in time for so many containers; HostError for what fails, and for what is not done by then."""
+        """What changes things, in time for so many containers; HostError for what fails, and is not done by then.
+
+        In the foreground, so that the terminal's Ctrl-C reaches it.
+        """
+        from python_on_whales import DockerClient
         from python_on_whales.exceptions import DockerException
 
         seconds = CHANGING + EACH * containers
+        limited = ["timeout", "--foreground", f"--kill-after={GRACE}", str(seconds), *self._program]
         try:
-            yield self._actor(seconds, **options)
+            yield DockerClient(client_call=limited, host=self._address or None, **options)
         except DockerException as error:
             if error.return_code in LATE:
                 there = f"on {self.host}: " if self._address else "sudo "
@@ -150,143 +228,102 @@ class DockerEngine:
             raise self._error(f"`{what}` failed:\n" + "\n".join(said)) from error
 
     def versions(self) -> dict[str, str]:
-        """Versions of the engine, its API and its kernel."""
-        with self._reading():
-            version = self._reader.version()
+        version = self._get("/version")
         return {"engine": version["Version"], "api": version["ApiVersion"], "kernel": version.get("KernelVersion", "")}
 
     def information(self) -> dict[str, Any]:
         """What the daemon says of itself: ``docker info``."""
-        with self._reading():
-            return dict(self._reader.info())
+        return dict(self._get("/info"))
 
     def identity(self) -> str:
-        """What tells this daemon from another."""
         return self._identity
 
     @once
     def _identity(self) -> str:
         return str(self.information()["ID"])
 
-    def listeners(self) -> tuple[HostPortUser, ...]:
-        """The workers, of whatever lab, whose sshd listens on this host's own network."""
-        with self._reading():
-            found = self._reader.containers(filters={"label": ["labctl.lab", "labctl.role=worker"]})
-            there = (one for one in found if one["HostConfig"]["NetworkMode"] == "host")
-            return tuple(listener_of(one, self._environment(one["Id"]), self.host) for one in there)
-
-    def _environment(self, container: str) -> dict[str, str]:
-        """A container's variables; none of one that is gone."""
-        import docker
-
-        try:
-            given = self._reader.inspect_container(container)["Config"]["Env"] or ()
-        except docker.errors.NotFound:
-            return {}
-        return dict(one.partition("=")[::2] for one in given)
+    def port_users(self) -> tuple[HostPortUser, ...]:
+        """The workers, of whatever lab, whose sshd listens on this host's own network; port 0 where it is not known."""
+        found = []
+        with self._api() as get:
+            for one in get("/containers/json", filters={"label": ["labctl.lab", "labctl.role=worker"]}):
+                if one["HostConfig"]["NetworkMode"] == "host":
+                    port = variables_of(get(f"/containers/{one['Id']}/json")).get("LAB_SSH_PORT", "")
+                    number, lab = int(port) if port.isdecimal() else 0, one["Labels"]["labctl.lab"]
+                    found.append(HostPortUser(port=number, lab=lab, container=container_of(one, self.host)))
+        return tuple(found)
 
     def network(self, identity: str) -> dict[str, Any]:
         """A network in full: its options, addresses, and who is on it."""
-        with self._reading():
-            return dict(self._reader.inspect_network(identity))
+        return dict(self._get(f"/networks/{identity}"))
 
     def unused_networks(self) -> tuple[tuple[str, str], ...]:
         """Networks that no container refers to, not even a stopped one: name, and the lab it was made for, if any."""
-        with self._reading():
-            made = self._reader.networks(filters={"type": ["custom"]})
-            held = {name for one in self._reader.containers(all=True) for name in one["NetworkSettings"]["Networks"]}
+        with self._api() as get:
+            made = get("/networks", filters={"type": ["custom"]})
+            held = {name for one in get("/containers/json", all=1) for name in one["NetworkSettings"]["Networks"]}
         free = (one for one in made if held.isdisjoint((one["Name"], one["Id"])))
         return tuple(sorted((one["Name"], (one["Labels"] or {}).get("labctl.lab", "")) for one in free))
 
     def try_network(self, lab: str) -> str:
         """Why the daemon cannot make another network for a lab; empty when it can. What was made for it is removed."""
-        import docker
-
         name = f"labctl-{lab}-{probe.ROLE}-{secrets.token_hex(4)}"
-        with self._reading():
-            try:
-                self._reader.create_network(name, labels={"labctl.lab": lab, "labctl.role": probe.ROLE})
-            except docker.errors.APIError as error:
-                return str(error.explanation or error)
-            finally:  # By name: one whose making took too long is there too.
-                with contextlib.suppress(docker.errors.NotFound):
-                    self._reader.remove_network(name)
+        labels = {"labctl.lab": lab, "labctl.role": probe.ROLE}
+        try:
+            with self._api() as ask:
+                ask("/networks/create", "POST", {"Name": name, "CheckDuplicate": True, "Labels": labels})
+        except HostError as error:
+            if not isinstance(error.__cause__, ApiError):
+                raise
+            return str(error.__cause__)
+        finally:  # By name: one whose making took too long is there too.
+            with self._api() as ask:
+                ask(f"/networks/{name}", "DELETE")
         return ""
 
-    def observe(self, lab: str, image: str | None = None) -> ObservedState:
-        """The lab's containers and networks, by label, and the id of an image where one is asked about."""
-        mark = {"label": f"labctl.lab={lab}"}
-        with self._reading():
-            containers = self._reader.containers(all=True, filters=mark)
-            networks = self._reader.networks(filters=mark)
+    def observe(self, lab: str, image: str | None = None, *, node: str = "") -> ObservedState:
+        """The lab's containers and networks, by label, and the id of an image; the user of this one node.
+
+        A list of containers says neither why one is unhealthy nor who runs in it.
+        """
+        mark = {"label": [f"labctl.lab={lab}"]}
+        with self._api() as get:
+            containers = [container_of(one, self.host) for one in get("/containers/json", all=1, filters=mark)]
+            networks = get("/networks", filters=mark)
+            for number, one in enumerate(containers):
+                if one.health == "unhealthy" or one.node == node:
+                    inspected = get(f"/containers/{one.id}/json")
+                    reason = last_check(inspected) if one.health == "unhealthy" else ""
+                    user = "{LAB_UID}:{LAB_GID}".format(**variables_of(inspected)) if inspected and node else ""
+                    containers[number] = replace(one, reason=reason, user=user)
+            found_image = get(f"/images/{image}/json") if image else None
         tried = [one for one in networks if (one["Labels"] or {}).get("labctl.role") == probe.ROLE]
-        found = sorted((self._with_reason(container_of(one, self.host)) for one in containers), key=node_order)
+        found = sorted(containers, key=node_order)
         return ObservedState(
             host=self.host,
             containers=tuple(one for one in found if one.role != probe.ROLE),
             probes=tuple(one for one in found if one.role == probe.ROLE),
             networks=tuple((one["Id"], one["Name"]) for one in networks if one not in tried),
             probe_networks=tuple((one["Id"], one["Name"]) for one in tried),
-            image=self.image_id(image) if image else None,
+            image=str(found_image["Id"]) if found_image else None,
         )
-
-    def _with_reason(self, container: Container) -> Container:
-        """A list of containers does not say why one is unhealthy."""
-        if container.health != "unhealthy":
-            return container
-        return replace(container, reason=self._last_check(container.id))
-
-    def _last_check(self, container: str) -> str:
-        """What the last health check said; nothing where the container is gone."""
-        import docker
-
-        with self._reading():
-            try:
-                log = self._reader.inspect_container(container)["State"]["Health"]["Log"]
-            except docker.errors.NotFound:
-                return ""
-        return str(log[-1]["Output"]).strip() if log else ""
 
     def image(self, image: str) -> dict[str, Any] | None:
         """``docker image inspect``; None if it is not there."""
-        import docker
-
-        with self._reading():
-            try:
-                return dict(self._reader.inspect_image(image))
-            except docker.errors.ImageNotFound:
-                return None
+        found: dict[str, Any] | None = self._get(f"/images/{image}/json")
+        return found
 
     def image_id(self, image: str) -> str | None:
-        """Id of a local image, None if it is not there."""
         found = self.image(image)
         return str(found["Id"]) if found else None
 
     def image_labels(self, image: str) -> dict[str, str]:
         """Labels of a local image."""
-        with self._reading():
-            return dict(self._reader.inspect_image(image)["Config"].get("Labels") or {})
+        return dict((self.image(image) or {}).get("Config", {}).get("Labels") or {})
 
     def image_variables(self, image: str) -> dict[str, str]:
         """Environment variables of a local image."""
-        with self._reading():
-            given = self._reader.inspect_image(image)["Config"].get("Env") or ()
-        return dict(one.partition("=")[::2] for one in given)
-
-    def compose_up(self, project: str, files: tuple[Path, ...]) -> None:
-        """Bring up all services of these files as one project; nothing else of that project is touched."""
-        options = {"compose_files": files, "compose_project_name": project, "compose_env_files": ["/dev/null"]}
-        with self._acting(f"docker compose -p {project} up", len(files), **options) as actor:
-            actor.compose.up(detach=True, quiet=True, pull="never", no_build=True)
-
-    def remove(self, containers: tuple[str, ...]) -> None:
-        """Kill and remove containers; one that is gone already is fine."""
-        with self._acting("docker container rm", len(containers)) as actor:
-            actor.container.remove(list(containers), force=True)
-
-    def remove_networks(self, networks: tuple[str, ...]) -> None:
-        with self._acting("docker network rm") as actor:
-            actor.network.remove(list(networks))
+        return variables_of(self.image(image))
 
     def pull(self, image: str) -> None:
         """Pull an image. HostError with docker's own words."""
@@ -308,47 +345,100 @@ class DockerEngine:
         with self._acting("docker context inspect") as actor:
             return str(actor.context.inspect().name)
 
-    def remove_image(self, image: str) -> None:
-        """Remove an image; HostError where a container uses it."""
-        with self._acting(f"docker image rm {image}") as actor:
-            actor.image.remove(image)
+    def apply(self, host: str, project: str, files: tuple[Path, ...]) -> None:  # noqa: ARG002
+        """Bring up all services of these files as one project; nothing else of that project is touched."""
+        options = {"compose_files": files, "compose_project_name": project, "compose_env_files": ["/dev/null"]}
+        with self._acting(f"docker compose -p {project} up", len(files), **options) as actor:
+            actor.compose.up(detach=True, quiet=True, pull="never", no_build=True)
 
-    def call(
-        self, container: str, argv: tuple[str, ...], *, user: str, limit: float = CALL_LIMIT
-    ) -> process.CompletedProcess:
-        """Run a short program in a container to its end, whatever its exit code; HostError after so many seconds."""
-        return process.run((*self.docker, "exec", "--user", user, container, *argv), timeout=limit, check=False)
+    def remove(self, host: str, kind: Kind, ids: tuple[str, ...]) -> None:  # noqa: ARG002
+        """Remove containers, running ones too, networks or images; HostError for an image that a container uses."""
+        what = shlex.join(("docker", kind, "rm", *(ids if kind == "image" else ())))
+        with self._acting(what, len(ids)) as actor:
+            getattr(actor, kind).remove(list(ids), **({"force": True} if kind == "container" else {}))
 
-    def follow(
+    def exec(
         self,
         container: str,
         argv: tuple[str, ...],
-        on_line: Callable[[str], None],
+        *,
+        user: str,
+        workdir: str | None = None,
+        limit: float = EXECUTING,
+    ) -> process.CompletedProcess:
+        return process.run((*self._exec(container, user, workdir), *argv), timeout=limit, check=False)
+
+    def stream(
+        self,
+        container: str,
+        argv: tuple[str, ...],
+        on_line: OnLine,
         *,
         user: str,
         workdir: str,
         environment: Pairs,
         limit: float,
     ) -> int:
-        """Run a program in a container, handing on each line as it prints; returns its exit code.
+        command = self._exec(container, user, workdir, variables=[f"{name}={value}" for name, value in environment])
+        return process.stream((*command, *argv), on_line, timeout=limit, check=False).code
 
-        The terminal's Ctrl-C does not reach it, so that its last words are heard. HostError after ``limit`` seconds.
-        """
-        variables = tuple(word for name, value in environment for word in ("--env", f"{name}={value}"))
-        where = (*self.docker, "exec", "--user", user, "--workdir", workdir, *variables, container)
-        return process.stream((*where, *argv), on_line, timeout=limit, check=False).code
+    def attach(
+        self,
+        container: str,
+        argv: tuple[str, ...],
+        *,
+        user: str,
+        workdir: str | None,
+        environment: tuple[str, ...] = (),
+        secret_env: Mapping[str, str] | None = None,
+        stdin: Literal["terminal", "pipe", "none"] = "none",
+        on_line: OnLine | None = None,
+    ) -> int:
+        """As the protocol says, also where docker lets go of the program by its own keys for that."""
+        mark = f"person-{secrets.token_hex(8)}"
+        agent = (*self._exec(container, user), *AGENT)
+        options = {"terminal": ("-it", "--detach-keys", DETACH_KEYS), "pipe": ("-i",), "none": ()}[stdin]
+        variables = (f"{RUN_VARIABLE}={mark}", *environment, *(secret_env or ()))
+        command = (*self._exec(container, user, workdir, options, variables), *argv)
+        with process.guarded((*agent, "reap", mark, LEFT_GRACE)), process.begun() as begin:
+            if on_line:
+                return process.stream(command, on_line, env=secret_env, check=False).code
+
+            def forward(number: signal.Signals) -> None:
+                begin((*agent, "signal", mark, str(int(number))))
+
+            code = process.attached(command, forward, env=secret_env)
+            look = ("sh", "-c", IN_NODE, "sh", "runs", f"{RUN_VARIABLE}={mark}")
+            if stdin == "terminal" and code == DETACHED and self.exec(container, look, user=user).code == 0:
+                raise HostError(f"docker let go of {shlex.join(argv)} in {container}; it is ended")
+            return code
+
+    def _exec(
+        self,
+        container: str,
+        user: str,
+        workdir: str | None = None,
+        options: tuple[str, ...] = (),
+        variables: Iterable[str] = (),
+    ) -> tuple[str, ...]:
+        """The command that runs what follows it in a container."""
+        where = ("--workdir", workdir) if workdir else ()
+        given = (word for one in variables for word in ("--env", one))
+        return (*self.docker, "exec", *options, "--user", user, *where, *given, container)
+
+    def logs(self, project: str, on_line: OnLine, *, node: str = "", follow: bool = False, color: bool = False) -> None:
+        options = (*(("--follow",) if follow else ()), *((node,) if node else ()))
+        words = ("compose", "--ansi", "always" if color else "never", "-p", project, "logs", *options)
+        process.stream((*self.docker, *words), on_line if color else lambda line: on_line(line.removeprefix(ERASE)))
 
     def grants(self, lab: str, image: str, limits: tuple[tuple[str, int], ...]) -> bool:
-        """Whether the daemon can start a container with these ulimits: some hosts refuse to raise them."""
         options = tuple(word for name, value in limits for word in ("--ulimit", f"{name}={value}:{value}"))
         return not probe.refused(self.docker, lab, image, options, because="rlimit")
 
     def most_files(self, lab: str, image: str) -> int:
-        """How many files a process in a container may open, whatever it asks for."""
         return probe.most_files(self.docker, lab, image)
 
     def reserves(self, lab: str, image: str, driver: str, ids: tuple[str, ...]) -> bool:
-        """Whether the daemon knows this device driver, by reserving these devices: it lists none."""
         options = ("--gpus", probe.reservation(driver, ids))
         return not probe.refused(self.docker, lab, image, options, because="could not select device driver")
 
@@ -356,11 +446,11 @@ class DockerEngine:
         """Why a container with these devices does not start; empty when it does."""
         return probe.refusal(self.docker, lab, image, probe.device_options(mapping))
 
-    def losses(self, lab: str) -> Iterator[tuple[str, Cause, str]]:
-        """Yield (node, cause, what happened) for each container that dies or is lost to runs, from now on."""
-        with contextlib.closing(self._events(lab)) as events:
-            yield from losses.watch(events, partial(self.observe, lab), self._last_check)
+    def events(self, lab: str) -> Iterator[tuple[str, Cause, str]]:
+        filters = {"label": [f"labctl.lab={lab}"], "type": ["container"], "event": ["die", "oom", "health_status"]}
+        with self._http(None) as http:
+            heard = map(json.loads, request(http, "/events", filters=filters))
+            yield from watch(heard, partial(self.observe, lab), self._last_check)
 
-    def _events(self, lab: str) -> Any:
-        filters = {"label": f"labctl.lab={lab}", "type": "container", "event": ["die", "oom", "health_status"]}
-        return self._reader.events(filters=filters, decode=True)
+    def _last_check(self, container: str) -> str:
+        return last_check(self._get(f"/containers/{container}/json"))

@@ -31,7 +31,9 @@ def watch(
         doubtful = {one.id: one.node for one in observe().containers if one.health == "unhealthy"}
     while True:
         for identity, node in tuple(doubtful.items()):
-            reason = _reason(last_check, identity)
+            reason = ""
+            with contextlib.suppress(HostError):
+                reason = last_check(identity)
             if cause := lost(reason):
                 del doubtful[identity]
                 yield node, cause, reason
@@ -59,17 +61,15 @@ def _heard(events: Iterable[dict[str, Any]]) -> queue.SimpleQueue[dict[str, Any]
     heard: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
 
     def listen() -> None:
+        from http.client import HTTPException
+
         try:
             for event in events:
                 heard.put(event)
+        except (OSError, ValueError, HTTPException):
+            pass  # The connection is lost, or the last event is cut off: they end.
         finally:
             heard.put(None)
 
     threading.Thread(target=listen, daemon=True).start()
     return heard
-
-
-def _reason(last_check: Callable[[str], str], identity: str) -> str:
-    with contextlib.suppress(HostError):
-        return last_check(identity)
-    return ""

@@ -1,45 +1,45 @@
-"""The daemons of several hosts as one engine: what concerns a container goes to the daemon that has it."""
+"""The daemons of several hosts as one backend: what concerns a container goes to the daemon that has it."""
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import as_completed
 from itertools import chain
+from pathlib import Path
+from typing import Any
 
-from labctl.engines import CALL_LIMIT, Daemon
+from labctl.engines import Backend, Capabilities, Kind, OnLine, unanswered
 from labctl.engines.state import ObservedState
-from labctl.errors import HostError
-from labctl.model import Cause, Pairs
-from labctl.system.parallel import map_hosts
+from labctl.errors import HostError, on_host, raise_all
+from labctl.hosts.ssh import Connection
+from labctl.model import Cause
+from labctl.system.parallel import map_hosts, pool
 from labctl.system.process import CompletedProcess
 
 
 class MultiHostEngine:
-    """One daemon per host, by the host's name; the first is asked what is asked of one.
+    """One backend per host, by the host's name; ``placement`` maps container name to host.
 
-    ``places`` are the lab's containers and their hosts: others may have some of the same names still, or for ever.
+    Hosts may hold containers of the same name that were placed there before: those are never used.
     """
 
-    def __init__(self, daemons: Mapping[str, Daemon], places: Mapping[str, str]) -> None:
+    def __init__(self, daemons: Mapping[str, Backend], placement: Mapping[str, str]) -> None:
         self._daemons = daemons
-        self._places = places
+        self._placement = placement
 
     @property
     def hosts(self) -> tuple[str, ...]:
         return tuple(self._daemons)
 
-    def on(self, host: str) -> Daemon:
-        if host not in self._daemons:
-            raise HostError(f"{host}: it did not answer", hint="labctl doctor", node=host)
-        return self._daemons[host]
+    @property
+    def connections(self) -> Mapping[str, Connection]:
+        return {host: way for one in self._daemons.values() for host, way in one.connections.items()}
 
-    def versions(self) -> dict[str, str]:
-        return next(iter(self._daemons.values())).versions()
-
-    def observe(self, lab: str, image: str | None = None) -> ObservedState:
+    def observe(self, lab: str, image: str | None = None, *, node: str = "") -> ObservedState:
         """What all of them hold, those that do not answer left out and named in ``silent``."""
-        answers, silent = map_hosts(lambda daemon: daemon.observe(lab, image), self._daemons)
+        answers, silent = map_hosts(lambda daemon: daemon.observe(lab, image, node=node), self._daemons)
         parts = tuple(answers.values())
         return ObservedState(
             containers=tuple(chain.from_iterable(part.containers for part in parts)),
@@ -51,24 +51,39 @@ class MultiHostEngine:
             silent=tuple(silent.items()),
         )
 
-    def call(self, container: str, argv: tuple[str, ...], *, user: str, limit: float = CALL_LIMIT) -> CompletedProcess:
-        return self._with(container).call(container, argv, user=user, limit=limit)
+    def apply(self, host: str, project: str, files: tuple[Path, ...]) -> None:
+        self._on(host).apply(host, project, files)
 
-    def follow(
-        self,
-        container: str,
-        argv: tuple[str, ...],
-        on_line: Callable[[str], None],
-        *,
-        user: str,
-        workdir: str,
-        environment: Pairs,
-        limit: float,
-    ) -> int:
-        there = self._with(container)
-        return there.follow(container, argv, on_line, user=user, workdir=workdir, environment=environment, limit=limit)
+    def remove(self, host: str, kind: Kind, ids: tuple[str, ...]) -> None:
+        self._on(host).remove(host, kind, ids)
 
-    def losses(self, lab: str) -> Iterator[tuple[str, Cause, str]]:
+    def exec(self, container: str, argv: tuple[str, ...], **options: Any) -> CompletedProcess:
+        return self._with(container).exec(container, argv, **options)
+
+    def stream(self, container: str, argv: tuple[str, ...], on_line: OnLine, **options: Any) -> int:
+        return self._with(container).stream(container, argv, on_line, **options)
+
+    def attach(self, container: str, argv: tuple[str, ...], **options: Any) -> int:
+        return self._with(container).attach(container, argv, **options)
+
+    def logs(self, project: str, on_line: OnLine, **options: Any) -> None:
+        """Those of all hosts as they come; HostError for those that failed, once all have ended."""
+
+        def show(host: str) -> None:
+            with on_host(host):
+                self._daemons[host].logs(project, on_line, **options)
+
+        lost = {}
+        with pool(len(self._daemons), endless=True) as threads:
+            asked = {threads.submit(show, host): host for host in self._daemons}
+            for one in as_completed(asked):
+                try:
+                    one.result()
+                except HostError as error:
+                    lost[asked[one]] = error
+        raise_all(lost)
+
+    def events(self, lab: str) -> Iterator[tuple[str, Cause, str]]:
         """As one daemon's; a daemon whose events end has taken every node of its host with it."""
         heard: queue.SimpleQueue[tuple[str, Cause, str]] = queue.SimpleQueue()
         nodes = {part.host: [one.node for one in part.containers] for part in self.observe(lab).parts}
@@ -76,11 +91,11 @@ class MultiHostEngine:
         def listen(host: str) -> None:
             reason = "the connection to it ended"
             try:
-                for loss in self._daemons[host].losses(lab):
-                    heard.put(loss)
+                for event in self._daemons[host].events(lab):
+                    heard.put(event)
             except Exception as error:  # noqa: BLE001 - whatever breaks a stream, the host is not heard any more
                 reason = str(error)
-            lost = self._daemons[host].connection.why_lost() or f"{host} does not answer any more ({reason})"
+            lost = self._daemons[host].connections[host].why_lost() or f"{host} does not answer any more ({reason})"
             for node in nodes[host]:
                 heard.put((node, "node-lost", f"host {lost}"))
 
@@ -89,6 +104,14 @@ class MultiHostEngine:
         while True:
             yield heard.get()
 
-    def _with(self, container: str) -> Daemon:
+    def capabilities(self, host: str) -> Capabilities:
+        return self._on(host).capabilities(host)
+
+    def _on(self, host: str) -> Backend:
+        if host not in self._daemons:
+            raise unanswered(host)
+        return self._daemons[host]
+
+    def _with(self, container: str) -> Backend:
         """The daemon that has a container of the lab; HostError where its host does not answer."""
-        return self.on(self._places[container])
+        return self._on(self._placement[container])

@@ -77,6 +77,10 @@ class Container:
     devices: tuple[str, ...] = ()
     reason: str = ""
     """Why it is unhealthy: what its last health check said."""
+    mounts: tuple[tuple[str, str], ...] = ()
+    """Directories of the host and where they are in it."""
+    user: str = ""
+    """Numeric user and group of the lab's processes in it, where it is asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

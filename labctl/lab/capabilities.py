@@ -10,7 +10,7 @@ from typing import Any
 
 from labctl.compose import render
 from labctl.config.settings import Settings
-from labctl.engines import Daemon
+from labctl.engines import Capabilities
 from labctl.errors import HostError
 from labctl.model import Lab, Limits
 from labctl.system.files import write
@@ -20,7 +20,7 @@ FILES = ".lab/engine-cache"
 """A file for each host."""
 
 
-def kept(directory: Path, host: str, engine: Daemon | None) -> dict[str, Any]:
+def kept(directory: Path, host: str, engine: Capabilities | None) -> dict[str, Any]:
     """What is kept of this host's engine, or of the last one there where none is asked; empty where it was another."""
     try:
         found = json.loads((directory / FILES / f"{host}.json").read_text())
@@ -31,7 +31,7 @@ def kept(directory: Path, host: str, engine: Daemon | None) -> dict[str, Any]:
     return found
 
 
-def keep(directory: Path, host: str, engine: Daemon, **found: Any) -> None:
+def keep(directory: Path, host: str, engine: Capabilities, **found: Any) -> None:
     """Keep more of what was found out; of another engine nothing is kept."""
     document = {**kept(directory, host, engine), "daemon": engine.identity(), **found}
     write(directory / FILES / f"{host}.json", json.dumps(document, indent=2) + "\n")
@@ -58,7 +58,7 @@ def pairs(settings: Settings) -> dict[str, tuple[str, int]]:
     return {f"{name}={value}": (name, value) for name, value in asked if value is not None}
 
 
-def probe(settings: Settings, directory: Path, image: str, host: str, engine: Daemon) -> tuple[str, ...]:
+def probe(settings: Settings, directory: Path, image: str, host: str, engine: Capabilities) -> tuple[str, ...]:
     """Ask a daemon for those limits that it was never asked for, and keep what it says; the names of those it refuses.
 
     What was found is kept per daemon, and doctor tries again what was refused.
@@ -102,7 +102,7 @@ def lacks_files(lab: Lab) -> bool:
     return lab.limits.nofile is None and render.files_needed(lab) > render.USUAL_FILES
 
 
-def ask_files(lab: Lab, host: str, engine: Daemon) -> None:
+def ask_files(lab: Lab, host: str, engine: Capabilities) -> None:
     """Find out, once, how many open files a process in a container of this host may have at most."""
     if kept(lab.directory, host, engine).get("files") is None:
         keep(lab.directory, host, engine, files=engine.most_files(lab.name, lab.image))
@@ -132,17 +132,17 @@ def neighbours_lacking(lab: Lab, root: HostPath) -> tuple[int, int] | None:
     return (allowed, needed) if needed > allowed else None
 
 
-def try_again(settings: Settings, lab: Lab, engine: Daemon, names: tuple[str, ...]) -> tuple[str, ...]:
+def try_again(settings: Settings, lab: Lab, host: str, engine: Capabilities, names: tuple[str, ...]) -> tuple[str, ...]:
     """Those of these limits, refused before, that this host can raise now; they are in force from the next `up`."""
     asked = {name: int(getattr(wanted(settings), name)) for name in names}
     granted = [name for name, value in asked.items() if engine.grants(lab.name, lab.image, ((name, value),))]
     if granted:
-        known = kept(lab.directory, engine.hosts[0], engine).get("limits", {})
-        keep(lab.directory, engine.hosts[0], engine, limits=known | {f"{name}={asked[name]}": True for name in granted})
+        known = kept(lab.directory, host, engine).get("limits", {})
+        keep(lab.directory, host, engine, limits=known | {f"{name}={asked[name]}": True for name in granted})
     return tuple(granted)
 
 
-def _probe(engine: Daemon, lab: str, image: str, asked: dict[str, tuple[str, int]]) -> dict[str, bool]:
+def _probe(engine: Capabilities, lab: str, image: str, asked: dict[str, tuple[str, int]]) -> dict[str, bool]:
     """Start a throw-away container with all of them; one by one only where that fails."""
     if engine.grants(lab, image, tuple(asked.values())):
         return dict.fromkeys(asked, True)

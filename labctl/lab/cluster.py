@@ -17,7 +17,7 @@ from labctl.config import inventory
 from labctl.config.context import Context
 from labctl.config.inventory import InventoryHost
 from labctl.config.settings import Settings
-from labctl.engines import Backend, Daemon
+from labctl.engines import Backend, Capabilities
 from labctl.engines.docker import DockerEngine
 from labctl.engines.multi import MultiHostEngine
 from labctl.errors import ConfigError, HostError, LabError, on_host, raise_all
@@ -64,6 +64,8 @@ class Cluster:
     engine: Backend
     inventory: tuple[InventoryHost, ...] = THIS_MACHINE
     """All hosts of the lab, in order, also those that do not answer."""
+    daemons: Mapping[str, DockerEngine] = field(default_factory=dict)
+    """The Docker daemons of the hosts that answer, for images and doctor; none where the backend is another."""
     connections: Mapping[str, Connection] = field(default_factory=lambda: {HERE: LocalConnection()})
     dumps: Mapping[str, facts.HostDump] = field(default_factory=dict)
     """What each host reported, those that do not answer when they were last reached."""
@@ -141,24 +143,24 @@ class Cluster:
         """A copy without the failed hosts. HostError where none is left."""
         if not failed:
             return self
-        left = {name: self.engine.on(name) for name in self.engine.hosts if name not in failed}
+        left = {name: daemon for name, daemon in self.daemons.items() if name not in failed}
         if not left:
             raise_all({**self.failed, **failed})
         engine = engine_of(self.settings, self.inventory, left)
-        return replace(self, engine=engine, failed={**self.failed, **failed})
+        return replace(self, engine=engine, daemons=left, failed={**self.failed, **failed})
 
-    def daemon(self, host: Host) -> Daemon | None:
-        """The host's engine; None where it did not answer."""
-        return self.engine.on(host.name) if host.name in self.engine.hosts else None
+    def capabilities(self, host: Host) -> Capabilities | None:
+        """What the host's engine has and can do; None where it did not answer."""
+        return self.engine.capabilities(host.name) if host.name in self.engine.hosts else None
 
-    def map_engines(self, ask: Callable[[Host, Daemon], T]) -> tuple[dict[str, T], Cluster]:
+    def map_engines(self, ask: Callable[[Host, Capabilities], T]) -> tuple[dict[str, T], Cluster]:
         """Ask all engines at once: the answers by host, and a copy without the hosts where that failed."""
 
         def work(host: Host) -> T:
             with on_host(host.name):
-                return ask(host, self.engine.on(host.name))
+                return ask(host, self.engine.capabilities(host.name))
 
-        done, failed = map_hosts(work, {host.name: host for host in self.hosts if self.daemon(host)})
+        done, failed = map_hosts(work, {host.name: host for host in self.hosts if self.capabilities(host)})
         return done, self.excluding(failed)
 
     def lab(self, hosts: tuple[Host, ...]) -> Lab:
@@ -185,7 +187,9 @@ def connect(
     """
     every = read_inventory(context.directory, settings)
     if every == THIS_MACHINE:
-        yield Cluster(settings=settings, directory=context.directory, engine=DockerEngine(seconds=seconds))
+        engine = backend_here(seconds)
+        docker = {HERE: engine} if isinstance(engine, DockerEngine) else {}
+        yield Cluster(settings=settings, directory=context.directory, engine=engine, daemons=docker)
         return
     chosen = tuple(target for target in every if not only or target.name in only)
     with connected(chosen, facts.script(), seconds=REACHING, waits=context.waits) as (reached, unreached):
@@ -205,6 +209,7 @@ def connect(
             settings=settings,
             directory=context.directory,
             engine=engine_of(settings, every, answering),
+            daemons=answering,
             inventory=every,
             connections=connections,
             dumps={**{name: dump for name, dump in last.items() if dump}, **dumps},
@@ -218,6 +223,11 @@ def read_inventory(directory: Path, settings: Settings) -> tuple[InventoryHost, 
     return inventory.read(directory / Path(name).expanduser(), name) if name else THIS_MACHINE
 
 
+def backend_here(seconds: int) -> Backend:
+    """What runs a lab that lists no hosts: this machine's Docker daemon."""
+    return DockerEngine(seconds=seconds)
+
+
 def placement(settings: Settings, hosts: tuple[InventoryHost, ...]) -> dict[str, str]:
     """The containers that the settings ask for, by name, and the host of each."""
     names = [host.name for host in hosts]
@@ -226,7 +236,7 @@ def placement(settings: Settings, hosts: tuple[InventoryHost, ...]) -> dict[str,
     return {LAUNCHER: names[0], **{f"worker-{number}": name for number, name in enumerate(names)}}
 
 
-def engine_of(settings: Settings, hosts: tuple[InventoryHost, ...], daemons: Mapping[str, Daemon]) -> MultiHostEngine:
+def engine_of(settings: Settings, hosts: tuple[InventoryHost, ...], daemons: Mapping[str, Backend]) -> MultiHostEngine:
     """These daemons as one engine."""
     name = settings.text("LAB_NAME")
     places = {naming.container_of(name, node): host for node, host in placement(settings, hosts).items()}
@@ -340,7 +350,7 @@ def load_lab(context: Context, cluster: Cluster, *, ask: bool = True, refresh: b
     hosts = {host.name: device_requests.remembered(host, directory) for host in cluster.hosts}
     if ask:
 
-        def resolve(host: Host, engine: Daemon) -> Host:
+        def resolve(host: Host, engine: Capabilities) -> Host:
             asked = settings, cluster.accelerator, host, directory, cluster.image, engine
             return device_requests.resolve_device_request(*asked, refresh=refresh, root=cluster.root(host.name))
 
@@ -369,7 +379,7 @@ def preview_lab(cluster: Cluster) -> tuple[Lab, Cluster]:
     if accelerators.get(cluster.accelerator).engine.is_open:
 
         def preview(host: Host) -> Host:
-            asked = cluster.settings, cluster.accelerator, host, cluster.directory, cluster.daemon(host)
+            asked = cluster.settings, cluster.accelerator, host, cluster.directory, cluster.capabilities(host)
             request, _ = device_requests.foreseen(*asked, cluster.root(host.name))
             return replace(host, request=request)
 

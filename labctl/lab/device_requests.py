@@ -15,7 +15,7 @@ from typing import Any
 from labctl import accelerators
 from labctl.accelerators import EngineAccess
 from labctl.config.settings import Settings
-from labctl.engines import Daemon
+from labctl.engines import Capabilities
 from labctl.errors import HostError, LabError
 from labctl.lab import capabilities
 from labctl.lab import spec as lab
@@ -34,7 +34,7 @@ def resolve_device_request(
     host: Host,
     directory: Path,
     image: str,
-    engine: Daemon | None,
+    engine: Capabilities | None,
     *,
     refresh: bool = False,
     root: HostPath = ROOT,
@@ -74,7 +74,7 @@ def remembered(host: Host, directory: Path) -> Host:
 
 
 def probe_device_request(
-    engine: Daemon, access: EngineAccess, lab_name: str, image: str, devices: tuple[Device, ...]
+    engine: Capabilities, access: EngineAccess, lab_name: str, image: str, devices: tuple[Device, ...]
 ) -> Request | None:
     """Reservations where the engine knows their driver, else the runtime; None where it has neither.
 
@@ -102,7 +102,7 @@ def no_way(access: EngineAccess, information: dict[str, Any], devices: tuple[Dev
 
 
 def described(
-    settings: Settings, accelerator: str, host: Host, directory: Path, engine: Daemon | None
+    settings: Settings, accelerator: str, host: Host, directory: Path, engine: Capabilities | None
 ) -> tuple[str, str]:
     """How devices are asked for, and who says so; nothing is probed, and no engine need answer."""
     access = accelerators.get(accelerator).engine
@@ -117,7 +117,7 @@ def foreseen(
     accelerator: str,
     host: Host,
     directory: Path,
-    engine: Daemon | None,
+    engine: Capabilities | None,
     root: HostPath = ROOT,
 ) -> tuple[Request, str]:
     """How `up` would ask for devices as far as can be told without a probe, and who says so; no engine need answer."""
@@ -138,7 +138,7 @@ def wanted(settings: Settings, accelerator: str, host: Host) -> tuple[Device, ..
     return lab.chosen_devices(accelerator, host, settings.text("LAB_DEVICES"))
 
 
-def require_runtime(accelerator: str, host: Host, engine: Daemon) -> None:
+def require_runtime(accelerator: str, host: Host, engine: Capabilities) -> None:
     """HostError where the engine lacks what can be told without an image: before one is built for nothing."""
     access = accelerators.get(accelerator).engine
     if access.ways == ("runtime",) and host.devices:

@@ -14,11 +14,10 @@ from labctl.accelerators.detect import groups, observe
 from labctl.accelerators.vendor_tools import Run, describe, run_here
 from labctl.config.context import Context
 from labctl.config.settings import Settings
-from labctl.engines.docker import DockerEngine
 from labctl.errors import HostError, LabError
 from labctl.hosts.ssh import Connection
 from labctl.lab import device_requests, spec
-from labctl.lab.cluster import Cluster, connect, preview_lab
+from labctl.lab.cluster import ANSWERING, Cluster, backend_here, connect, preview_lab
 from labctl.model import HERE, Node
 from labctl.system import procfs
 from labctl.system.hostpath import HostPath
@@ -168,7 +167,8 @@ def decided(context: Context) -> Rows:
     if accelerator is None:
         return (("accelerator", "none", why),)
     chosen, here = observe(accelerator)
-    request = device_requests.described(found, chosen, here, context.directory, DockerEngine())
+    engine = backend_here(ANSWERING).capabilities(HERE)
+    request = device_requests.described(found, chosen, here, context.directory, engine)
     return ("accelerator", accelerator, why), ("device request", *request)
 
 

@@ -10,7 +10,7 @@ from threading import Event
 from labctl import naming
 from labctl.deploy import plan
 from labctl.deploy.executor import Deployment, do
-from labctl.engines import Backend
+from labctl.engines import Backend, connection_to
 from labctl.errors import HostError
 from labctl.hosts import pull, push, ssh_errors
 from labctl.hosts.manifest import Manifest, scan
@@ -43,9 +43,9 @@ def send(lab: Lab, job: Job, engine: Backend, path: Path, earlier: tuple[str, ..
     shared = {folder: scan(lab.directory / folder) for folder in folders}
 
     def give(host: Host) -> None:
-        if connection := engine.on(host.name).connection:
-            push.push(connection, host.directory, shared, seconds=SECONDS)
-            push.push_new(connection, manifest, directory_on(lab, host, job.run_id), seconds=SECONDS)
+        connection = connection_to(engine, host.name)
+        push.push(connection, host.directory, shared, seconds=SECONDS)
+        push.push_new(connection, manifest, directory_on(lab, host, job.run_id), seconds=SECONDS)
 
     for_each_remote_host(hosts, give)
     return manifest
@@ -69,8 +69,8 @@ def fetch(
     def in_turn(host: Host) -> None:
         there = directory_on(lab, host, run_id)
         try:
-            connection = engine.on(host.name).connection
-            if connection and run_id in runs_on(connection, host.directory):
+            connection = connection_to(engine, host.name)
+            if run_id in runs_on(connection, host.directory):
                 result = pull.pull(connection, there, path, pushed=pushed, turn=turns[host.name], seconds=SECONDS)
                 if result.complete:
                     push.remove(connection, there)
@@ -119,7 +119,7 @@ def fetch_left(
 
 @do.register
 def _(step: plan.FetchLeftRuns, site: Deployment) -> None:
-    connection, context = site.cluster.engine.on(step.host).connection, site.context
+    connection, context = connection_to(site.cluster.engine, step.host), site.context
     fetch_left(connection, step.directory, context.directory, hidden_values(site.cluster.settings), context.notice)
 
 

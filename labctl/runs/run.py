@@ -15,7 +15,7 @@ from labctl.compose import render
 from labctl.config.context import Context
 from labctl.deploy import executor, images, plan
 from labctl.deploy.executor import LabDeployment, do
-from labctl.engines import Backend, agent
+from labctl.engines import Backend, agent, connection_to
 from labctl.engines.state import ObservedState, lost
 from labctl.errors import ConfigError, HostError, raise_all
 from labctl.hosts import facts as survey
@@ -135,7 +135,7 @@ def require_program(lab: Lab, job: Job, engine: Backend) -> None:
     if job.launcher == "script":
         return
     program = job.argv[0]
-    found = engine.call(naming.container_name(lab, model.LAUNCHER), ("which", program), user=agent.user(lab))
+    found = engine.exec(naming.container_name(lab, model.LAUNCHER), ("which", program), user=agent.user(lab))
     if found.code:
         hint = f"set LAB_IMAGE in .env to one that has {program}, then `labctl up`"
         if program == "horovodrun":
@@ -149,14 +149,13 @@ def require_port(lab: Lab, job: Job, engine: Backend, facts: Mapping[str, survey
     ``facts`` are what the hosts told before; what runs of this lab had left behind may have been ended since.
     """
     host, port = lab.host_of(job.nodes[0].name).name, lab.master_port
-    there = engine.on(host)
     if lab.network != "host" or port not in facts[host].ports:
         return
-    now = survey.read(there.connection.run(survey.script()).out, host)
+    now = survey.read(connection_to(engine, host).run(survey.script()).out, host)
     user = now.facts_at(time.time()).ports.get(port)
     if user is None:
         return
-    others = sorted({f"`{one.lab}`" for one in there.listeners() if one.lab != lab.name})
+    others = sorted({f"`{one.lab}`" for one in engine.capabilities(host).port_users() if one.lab != lab.name})
     whose = f"; this host has lab {', '.join(others)}, too" if others else ""
     busy = {port, lab.ssh_port}.union(*(one.ports for one in facts.values()))
     free = routing.free_port(port, busy)
@@ -176,7 +175,7 @@ def require_inputs(lab: Lab, job: Job, engine: Backend) -> None:
     if not paths:
         return
     look = ("sh", "-c", 'for path; do [ -e "$path" ] || echo "$path"; done', "sh", *paths)
-    absent = engine.call(naming.container_name(lab, model.LAUNCHER), look, user=agent.user(lab)).out.splitlines()
+    absent = engine.exec(naming.container_name(lab, model.LAUNCHER), look, user=agent.user(lab)).out.splitlines()
     if absent:
         raise ConfigError(
             f"{job.workload.name}: {host.name} has no {absent[0]} in its containers",

@@ -57,7 +57,7 @@ def versions(lab: Lab, engine: Backend, image_id: str | None) -> dict[str, Any]:
     return {
         "labctl": metadata.version("labctl"),
         "python": platform.python_version(),
-        **engine.versions(),
+        **engine.capabilities(lab.hosts[0].name).versions(),
         "image": lab.image,
         "image_id": image_id,
     }

@@ -149,7 +149,7 @@ def supervise(lab: Lab, job: Job, engine: Backend, on_line: Callable[[str], None
     """Run the job's command in the launcher until it ends or is stopped; afterwards no process of it is left."""
     stop = RunStopper(lab, job, engine)
     began = time.monotonic()
-    with watchdog(stop, job.timeout), losses(stop, lab, job, engine), interrupts(stop):
+    with watchdog(stop, job.timeout), node_losses(stop, lab, job, engine), interrupts(stop):
         try:
             exit_code = follow(lab, job, engine, stop, on_line)
         except HostError as error:
@@ -177,7 +177,7 @@ def follow(lab: Lab, job: Job, engine: Backend, stop: RunStopper, on_line: Calla
         crash.look_at(line)
 
     try:
-        return engine.follow(
+        return engine.stream(
             naming.container_name(lab, model.LAUNCHER),
             ("timeout", f"--kill-after={GRACE}", f"{job.timeout:g}", *job.argv),
             look_at,
@@ -263,13 +263,13 @@ def watchdog(stop: RunStopper, timeout: float) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def losses(stop: RunStopper, lab: Lab, job: Job, engine: Backend) -> Iterator[None]:
+def node_losses(stop: RunStopper, lab: Lab, job: Job, engine: Backend) -> Iterator[None]:
     """Stop the run when a container that it runs on dies, or its node is lost to it."""
     concerned = {model.LAUNCHER, *(node.name for node in job.nodes)}
 
     def watch() -> None:
         with contextlib.suppress(Exception):
-            for node, cause, what in engine.losses(lab.name):
+            for node, cause, what in engine.events(lab.name):
                 if node in concerned and not over.is_set():
                     stop.because(cause, f"{describe_node(node, job)}: {what}{by_whom(lab)}")
 

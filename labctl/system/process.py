@@ -91,6 +91,11 @@ def stream(
     return _judged(CompletedProcess(tuple(argv), child.returncode, text, ""), text, check)
 
 
+def variable(name: str) -> str:
+    """A variable of this process's environment, which the programs that it starts inherit; empty where it is unset."""
+    return os.environ.get(name, "")
+
+
 def without(names: Iterable[str], argv: Sequence[str]) -> tuple[str, ...]:
     """The words that run a program without these variables, should this process's environment have any of them."""
     unset = [word for name in names if name in os.environ for word in ("-u", name)]

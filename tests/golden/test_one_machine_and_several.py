@@ -30,7 +30,7 @@ MACHINE = {
 # What was sent is changed where it came from, by editors in the launcher too.
 SENT = {"services.*.volumes./workspace/workloads.read_only"}
 # A digest of the rest.
-FINGERPRINT = {"services.*.labels.labctl.render"}
+FINGERPRINT = {"services.*.labels.labctl.config-hash"}
 
 
 def differences(one: Any, other: Any, path: str = "") -> Iterator[str]:

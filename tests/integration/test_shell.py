@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.harness import LABCTL, Lab, wait_until
 
-from labctl.attach import session
+from labctl.engines import docker
 
 pytestmark = pytest.mark.docker
 
@@ -131,7 +131,7 @@ def test_a_shell_that_docker_lets_go_of_leaves_nothing_behind(tmux: Tmux, lab: L
     tmux("new-session", "-d", "-x", "160", "-y", "40", "bash", "--norc")
     tmux("send-keys", f"{LABCTL} shell worker-1; echo code-$?", "Enter")
     wait_until(lambda: f"lab@{lab.name}/worker-1" in tmux("capture-pane", "-p"), 120, "a prompt in worker-1")
-    for key in session.DETACH_KEYS.split(","):
+    for key in docker.DETACH_KEYS.split(","):
         tmux("send-keys", key.replace("ctrl-", "C-"))
     wait_until(lambda: "code-3" in tmux("capture-pane", "-p"), 120, "the environment's fault")
     assert not [row for row in lab.containers()["worker-1"].top()["Processes"] if row[-1] == "bash"]

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from labctl import model, naming
 from labctl.compose import render
 from labctl.config.context import Context
 from labctl.deploy import plan
 from labctl.deploy.executor import LabDeployment
-from labctl.engines import Daemon
 from labctl.engines.state import Container, ObservedState
 from labctl.hosts import facts as survey
 from labctl.lab.cluster import Cluster
-from labctl.model import Cause, Device, DeviceMapping, Event, File, Host, Job, Lab, Limits, Mount, Node, Pairs, Workload
+from labctl.model import Device, DeviceMapping, Event, File, Host, Job, Lab, Limits, Mount, Node, Workload
 from labctl.runs import job as jobs
-from labctl.system.process import CompletedProcess
+from support.fake_backend import FakeBackend
 
 DIRECTORY = Path("/srv/lab")
 IMAGE_ID = "sha256:1111"
@@ -146,134 +144,12 @@ def up(of: Lab, seen: ObservedState, changed: tuple[File, ...] = ()) -> str:
     return str(plan.up(of, render.render(of), seen, local=local))
 
 
-class Failed(Exception):
-    """Raised by an answer: the program ends with this code."""
-
-    def __init__(self, code: int, err: str = "") -> None:
-        super().__init__(code)
-        self.code, self.err = code, err
-
-
-Answer = Callable[[str, tuple[str, ...]], Iterator[str]]
-"""Container and command -> the lines that the program prints."""
-
-
-def silent(container: str, argv: tuple[str, ...]) -> Iterator[str]:
-    """A program that prints nothing and ends well."""
-    yield from ()
-
-
-@dataclass
-class FakeEngine:
-    """An engine in memory: ``answer`` is what programs print, ``dead`` the containers that are gone."""
-
-    answer: Answer = silent
-    seen: ObservedState = field(default_factory=ObservedState)
-    dead: tuple[str, ...] = ()
-    fallen: tuple[tuple[str, Cause, str], ...] = ()
-    """What ``losses`` reports, once a program runs."""
-    started: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
-    options: list[dict[str, Any]] = field(default_factory=list)
-    done: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
-    observations: int = 0
-    """How often ``observe`` was called."""
-    running: threading.Event = field(default_factory=threading.Event)
-
-    connection = None
-    docker = ("docker",)
-
-    def information(self) -> dict[str, Any]:
-        return {}
-
-    def identity(self) -> str:
-        return "fake"
-
-    def image_id(self, image: str) -> str | None:  # noqa: ARG002
-        return self.seen.image
-
-    def image_labels(self, image: str) -> dict[str, str]:  # noqa: ARG002
-        return {}
-
-    def reserves(self, lab: str, image: str, driver: str, ids: tuple[str, ...]) -> bool:  # noqa: ARG002
-        return True
-
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        return ("local",)
-
-    def on(self, host: str) -> Daemon:  # noqa: ARG002
-        return cast(Daemon, self)
-
-    def versions(self) -> dict[str, str]:
-        return {"engine": "0", "api": "0", "kernel": "0"}
-
-    def observe(self, lab: str, image: str | None = None) -> ObservedState:  # noqa: ARG002
-        self.observations += 1
-        return self.seen
-
-    def compose_up(self, project: str, files: tuple[Path, ...]) -> None:
-        self.done.append(("compose_up", (project, *files)))
-
-    def remove(self, containers: tuple[str, ...]) -> None:
-        self.done.append(("remove", containers))
-
-    def remove_networks(self, networks: tuple[str, ...]) -> None:
-        self.done.append(("remove_networks", networks))
-
-    def remove_image(self, image: str) -> None:
-        self.done.append(("remove_image", (image,)))
-
-    def call(self, container: str, argv: tuple[str, ...], *, user: str, limit: float = 0) -> CompletedProcess:  # noqa: ARG002
-        printed: list[str] = []
-        code, err = self._execute(container, argv, printed.append, user=user)
-        return CompletedProcess(argv, code, "".join(f"{line}\n" for line in printed), err)
-
-    def follow(
-        self,
-        container: str,
-        argv: tuple[str, ...],
-        on_line: Callable[[str], None],
-        *,
-        user: str,
-        workdir: str,
-        environment: Pairs,
-        limit: float,  # noqa: ARG002
-    ) -> int:
-        self.running.set()
-        return self._execute(container, argv, on_line, user=user, workdir=workdir, environment=environment)[0]
-
-    def _execute(
-        self, container: str, argv: tuple[str, ...], on_line: Callable[[str], None], **options: Any
-    ) -> tuple[int, str]:
-        self.started.append((container, argv))
-        self.options.append(options)
-        if container in self.dead:
-            return 1, f"Error response from daemon: No such container: {container}"
-        try:
-            for line in self.answer(container, argv):
-                on_line(line)
-        except Failed as failed:
-            return failed.code, failed.err
-        return 0, ""
-
-    def grants(self, lab: str, image: str, limits: tuple[tuple[str, int], ...]) -> bool:  # noqa: ARG002
-        return True
-
-    def losses(self, lab: str) -> Iterator[tuple[str, Cause, str]]:  # noqa: ARG002
-        self.running.wait(5)
-        yield from self.fallen
-
-    def reaped(self) -> list[str]:
-        """The containers in which the run's processes were ended, in name order."""
-        return sorted({container for container, argv in self.started if "reap" in argv})
-
-
-def deployment(of: Lab, engine: FakeEngine, emit: Callable[[Event], None] = lambda _: None) -> LabDeployment:
+def deployment(of: Lab, engine: FakeBackend, emit: Callable[[Event], None] = lambda _: None) -> LabDeployment:
     """What the steps of a plan for this lab act on."""
     context = Context(directory=of.directory, environ={"LAB_NAME": of.name}, emit=emit, flags={})
     return LabDeployment(context=context, cluster=site(context, engine), lab=of)
 
 
-def site(context: Context, engine: FakeEngine | None = None) -> Cluster:
+def site(context: Context, engine: FakeBackend | None = None) -> Cluster:
     """This machine as the site of the lab that a context says."""
-    return Cluster(settings=context.settings(), directory=context.directory, engine=engine or FakeEngine())
+    return Cluster(settings=context.settings(), directory=context.directory, engine=engine or FakeBackend())

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 from support import builders
-from support.builders import FakeEngine, container
+from support.builders import container
+from support.fake_backend import Failed, FakeBackend
 
 from labctl import flows, model
 from labctl.config.context import Context
 from labctl.doctor import run as doctor_run
+from labctl.engines import Kind
 from labctl.engines.state import ObservedState
 from labctl.errors import HostError
 from labctl.lab import cluster as clusters
@@ -26,22 +28,25 @@ WORKLOAD = "description: hello\nlauncher: deepspeed\nscript: hello.py\ntimeout: 
 DRY = RunOptions(dry_run=True)
 
 
-class Engine(FakeEngine):
+class Engine(FakeBackend):
     """Its launcher reaches every node; what compose brings up is there from then on."""
 
     lab: model.Lab
     image: str | None = builders.IMAGE_ID
 
-    def observe(self, lab: str, image: str | None = None) -> ObservedState:
+    def observe(self, lab: str, image: str | None = None, *, node: str = "") -> ObservedState:
         self.seen = replace(self.seen, image=self.image)
-        return super().observe(lab, image)
+        return super().observe(lab, image, node=node)
 
-    def compose_up(self, project: str, files: tuple[Path, ...]) -> None:
-        super().compose_up(project, files)
+    def image_labels(self, image: str) -> dict[str, str]:  # noqa: ARG002
+        return {}
+
+    def apply(self, host: str, project: str, files: tuple[Path, ...]) -> None:
+        super().apply(host, project, files)
         self.seen = builders.observed(self.lab)
 
-    def remove(self, containers: tuple[str, ...]) -> None:
-        super().remove(containers)
+    def remove(self, host: str, kind: Kind, ids: tuple[str, ...]) -> None:
+        super().remove(host, kind, ids)
         self.seen = ObservedState()
 
 
@@ -60,7 +65,9 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     (tmp_path / "workloads/hello/hello.py").write_text("")
     (tmp_path / "workloads/hello/workload.yml").write_text(WORKLOAD)
     made = Engine(answer=answer)
-    monkeypatch.setattr(clusters, "DockerEngine", lambda **_: made)
+    monkeypatch.setattr(clusters, "backend_here", lambda _: made)
+    # It has images, as a Docker daemon.
+    monkeypatch.setattr(clusters, "DockerEngine", Engine)
     monkeypatch.setattr(doctor_run, "preflight", lambda *given: given[2])
     return made
 
@@ -171,7 +178,7 @@ def test_a_launcher_that_the_image_lacks_is_refused(
 
     def answer(name: str, argv: tuple[str, ...]) -> Iterator[str]:
         if argv[0] == "which":
-            raise builders.Failed(1)
+            raise Failed(1)
         yield from reach(name, argv)
 
     engine.answer = answer

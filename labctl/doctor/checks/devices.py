@@ -202,7 +202,7 @@ def framework_count(ctx: CheckContext, container: Container) -> Iterator[Finding
         return
     # A program that outlives `docker exec` would keep the devices in use.
     argv = ("timeout", "--signal=KILL", f"{COUNT_SECONDS - 2:.0f}", "python", "-c", program)
-    done = ctx.daemon.call(container.name, argv, user=agent.user(ctx.lab), limit=COUNT_SECONDS - 1)
+    done = ctx.daemon.exec(container.name, argv, user=agent.user(ctx.lab), limit=COUNT_SECONDS - 1)
     if done.code == KILLED:
         message = f"its devices were not counted within {COUNT_SECONDS - 2:.0f} s"
         raise HostError(message, hint=f"labctl logs {name}", node=name)

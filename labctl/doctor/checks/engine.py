@@ -186,7 +186,7 @@ def limits(ctx: CheckContext) -> Iterator[Finding]:
         else "",
     }
     missed = {name: needs[name] for name in refused if needs[name]}
-    granted = kernel_limits.try_again(ctx.settings, lab, ctx.daemon, tuple(missed)) if missed else ()
+    granted = kernel_limits.try_again(ctx.settings, lab, ctx.name, ctx.daemon, tuple(missed)) if missed else ()
     for code, name, key in (("LAB-LIMIT-001", "memlock", "LimitMEMLOCK"), ("LAB-LIMIT-002", "nofile", "LimitNOFILE")):
         if name in granted:
             created = ", but could not when the nodes were created" if ctx.observed.containers else ""

@@ -47,7 +47,7 @@ def ssh_port(ctx: CheckContext) -> Iterator[Finding]:
     if lab.network != "host" or facts is None:
         return
     port, user = lab.ssh_port, facts.ports.get(lab.ssh_port)
-    workers = [one for one in ctx.daemon.listeners() if one.port == port]
+    workers = [one for one in ctx.daemon.port_users() if one.port == port]
     foreign = next(filter(None, (other_lab(ctx, one) for one in workers)), "")
     if foreign:
         yield port_in_use(ctx, "LAB-PORT-002", "LAB_SSH_PORT", port, foreign)

@@ -182,7 +182,7 @@ def measure(ctx: CheckContext, workers: tuple[Container, ...]) -> list[tuple[Int
         words = ("collect", to.address, str(len(others)), str(SENT_BYTES), str(SECONDS))
         argv, user = (*PYTHON, "-c", program(), *words), agent.user(lab, first.node)
         limit = SECONDS + 10
-        return ctx.engine.follow(first.name, argv, lines.put, user=user, workdir="/", environment=(), limit=limit)
+        return ctx.engine.stream(first.name, argv, lines.put, user=user, workdir="/", environment=(), limit=limit)
 
     def send(one: Container) -> dict[str, Any]:
         return ask(ctx, one, "hand", to.address, port, str(SENT_BYTES), str(SECONDS), limit=SECONDS + 10)[0]

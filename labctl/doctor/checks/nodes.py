@@ -201,9 +201,9 @@ def program() -> str:
 
 def ask(ctx: CheckContext, one: Container, *words: str, limit: float = LIMIT - 1) -> list[dict[str, Any]]:
     """What `lookaround.py` prints in a container; HostError when it fails."""
-    daemon, user = ctx.engine.on(one.host), agent.user(ctx.lab, one.node)
+    argv, user = (*PYTHON, "-c", program(), *words), agent.user(ctx.lab, one.node)
     try:
-        done = daemon.call(one.name, (*PYTHON, "-c", program(), *words), user=user, limit=limit)
+        done = ctx.engine.exec(one.name, argv, user=user, limit=limit)
     except HostError as failure:
         # Its message would show the whole program.
         fix = ctx.at(one.node).access.command(f"docker restart -t 1 {one.name}")

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.fake_backend import Failed, FakeBackend
 
 from labctl.attach import jupyter, session
 from labctl.config.context import Context
 from labctl.errors import HostError
 from labctl.model import Event
-from labctl.system import process
 
-INSIDE = session.ExecTarget(container="labctl-demo-worker-0-1", directory=None, user="1000:1000")
 Serve = Callable[[int, list[str]], tuple[list[str], list[str]]]
 
 
@@ -26,19 +25,24 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Serve:
         events: list[Event] = []
         told: list[str] = []
 
-        def follow(_: object, __: object, on_line: Callable[[str], None], hidden: dict[str, str]) -> int:
+        def answer(_: str, argv: tuple[str, ...]) -> Iterator[str]:
+            if argv[0] == "sh":
+                yield "/bin/jupyter-lab"
+                return
             # It answers once it has been started, whatever it has said.
             monkeypatch.setattr(jupyter, "answers", lambda _: True)
-            for line in lines:
-                on_line(line.format(token=hidden["JUPYTER_TOKEN"]))
-            return code
+            token = backend.options[-1]["secret_env"]["JUPYTER_TOKEN"]
+            assert token not in " ".join(argv)
+            yield from (line.format(token=token) for line in lines)
+            if code:
+                raise Failed(code)
 
-        monkeypatch.setattr(session, "follow", follow)
-        monkeypatch.setattr(
-            process, "run", lambda argv, **_: process.CompletedProcess(argv, 0, "/bin/jupyter-lab\n", "")
+        backend = FakeBackend(answer=answer)
+        inside = session.ExecTarget(
+            engine=backend, container="labctl-demo-worker-0-1", directory=None, user="1000:1000"
         )
         here = Context(directory=tmp_path, environ={"LAB_NAME": "demo"}, emit=events.append, flags={})
-        jupyter.serve(here, INSIDE, "worker-0", None, told.append)
+        jupyter.serve(here, inside, "worker-0", None, told.append)
         return [event.text for event in events], told
 
     return run

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
+from support.builders import container
 
 from labctl.attach import session
-from labctl.errors import HostError
-from labctl.system import process
 
 
 @pytest.mark.parametrize(
@@ -46,40 +44,13 @@ def test_links_of_this_machine_are_not_those_of_another(tmp_path: Path) -> None:
     assert session.mounted_at(there / "opt", [(str(there), "/workspace")], apart=True) == "/workspace/opt"
 
 
-def fails(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
-    """Docker commands that end with these words."""
-    monkeypatch.setattr(process, "run", lambda argv, **_: process.CompletedProcess(tuple(argv), 1, "[]\n", said))
-
-
-def test_a_container_that_is_not_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    fails(monkeypatch, "Error response from daemon: No such container: demo-launcher")
-    assert session.look("demo", "demo-launcher") is None
-
-
-def test_where_docker_does_not_say_what_a_container_is_its_own_words_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    fails(monkeypatch, "Failed to initialize: open ca.pem: no such file")
-    with pytest.raises(HostError, match=r"docker container inspect demo-launcher: Failed to initialize: open ca.pem"):
-        session.look("demo", "demo-launcher")
-
-
 def test_who_stands_in_a_directory_that_was_removed_stands_nowhere_in_the_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mounts = [{"Type": "bind", "Source": str(tmp_path), "Destination": "/workspace"}]
-    labels = {"labctl.lab": "demo", "labctl.directory": "/labs/demo"}
-    node = {
-        "Config": {"Labels": labels, "Env": ["LAB_UID=7", "LAB_GID=8"]},
-        "State": {"Running": True, "Paused": True},
-        "Mounts": mounts,
-    }
-    monkeypatch.setattr(
-        process, "run", lambda argv, **_: process.CompletedProcess(tuple(argv), 0, json.dumps([node]), "")
-    )
+    node = container("launcher", mounts=((str(tmp_path), "/workspace"),))
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
+    assert session.here_in(node) == "/workspace/gone"
     gone.rmdir()
-    found = session.look("demo", "demo-launcher")
-    assert found == session.ExecTarget(
-        container="demo-launcher", directory=None, user="7:8", owner="/labs/demo", paused=True
-    )
+    assert session.here_in(node) is None

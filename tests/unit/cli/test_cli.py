@@ -23,8 +23,8 @@ from support.builders import container
 from labctl import cli, naming
 from labctl.attach import jupyter, session
 from labctl.cli import exec as exec_cli
-from labctl.engines import docker
 from labctl.engines.docker import DockerEngine
+from labctl.engines.multi import MultiHostEngine
 from labctl.engines.state import ObservedState
 from labctl.errors import HostError
 from labctl.system import process
@@ -482,23 +482,20 @@ class Nodes:
     owner: Path
     paused: bool = False
 
-    def look(self, lab: str, container: str, *_: object, **__: object) -> session.ExecTarget:
-        self.asked.append(lab)
-        return session.ExecTarget(
-            container=container, directory=None, user="1000:1000", owner=str(self.owner), paused=self.paused
-        )
-
     def observe(self, lab: str) -> ObservedState:
         self.asked.append(lab)
-        return ObservedState(containers=(container("launcher", directory=str(self.owner)),))
+        state = "paused" if self.paused else "running"
+        nodes = ("launcher", "worker-0", "worker-7")
+        return ObservedState(
+            containers=tuple(container(node, directory=str(self.owner), state=state) for node in nodes)
+        )
 
 
 @pytest.fixture
 def nodes(labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> Nodes:
     made = Nodes([], labctl.directory)
-    monkeypatch.setattr(session, "look", made.look)
     monkeypatch.setattr(session, "run", lambda *_, **__: 0)
-    monkeypatch.setattr(DockerEngine, "observe", lambda _, lab: made.observe(lab))
+    monkeypatch.setattr(DockerEngine, "observe", lambda _, lab, **__: made.observe(lab))
     monkeypatch.setattr(jupyter, "serve", lambda *_: None)
     monkeypatch.setattr(process, "stream", lambda *_: None)
     return made
@@ -551,32 +548,13 @@ def test_the_nodes_of_another_directorys_lab_are_not_entered(
     assert f"-C {nodes.owner}" in said.err
 
 
-def test_a_docker_command_that_fails_is_heard_where_the_engine_answers(
-    labctl: Labctl, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+def test_where_the_engine_does_not_answer_its_own_reason_is_told(
+    labctl: Labctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def look(*_: object, **__: object) -> None:
-        raise HostError("docker container inspect demo-launcher: open ca.pem")
-
-    monkeypatch.setattr(session, "look", look)
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
     said = labctl("exec", "--", "true")
-    assert (said.code, said.err.splitlines()[0]) == (3, "error: docker container inspect demo-launcher: open ca.pem")
-
-
-def test_where_the_engine_does_not_answer_either_its_own_reason_is_told(
-    labctl: Labctl, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def look(*_: object, **__: object) -> None:
-        raise HostError("docker container inspect demo-launcher: cannot connect")
-
-    def observe(*_: object) -> None:
-        try:
-            Path("no.sock").read_bytes()
-        except FileNotFoundError as error:
-            raise HostError(docker.root_cause(error)) from error
-
-    monkeypatch.setattr(session, "look", look)
-    monkeypatch.setattr(DockerEngine, "observe", observe)
-    assert "No such file or directory\n" in labctl("exec", "--", "true").err
+    assert said.code == 3
+    assert "No such file or directory\n" in said.err
 
 
 def test_a_paused_node_is_said_with_what_wakes_it(labctl: Labctl, nodes: Nodes) -> None:
@@ -588,16 +566,18 @@ def test_a_paused_node_is_said_with_what_wakes_it(labctl: Labctl, nodes: Nodes) 
 
 
 @pytest.fixture
-def followed(monkeypatch: pytest.MonkeyPatch) -> list[SimpleNamespace]:
+def followed(monkeypatch: pytest.MonkeyPatch) -> list[DockerEngine]:
     """The daemons of more hosts than are worked on at once."""
     names = [f"h{number}" for number in range(WIDTH + 8)]
-    daemons = [SimpleNamespace(docker=("docker", "--host", one), hosts=(one,), connection=one) for one in names]
-    monkeypatch.setattr(exec_cli, "reached", lambda *_: contextlib.nullcontext(tuple(daemons)))
+    ways: list[Any] = [SimpleNamespace(address=one, target=SimpleNamespace(name=one)) for one in names]
+    daemons = [DockerEngine(way) for way in ways]
+    engine = MultiHostEngine(dict(zip(names, daemons, strict=True)), {})
+    monkeypatch.setattr(exec_cli, "reached", lambda *_: contextlib.nullcontext(engine))
     return daemons
 
 
 def test_the_logs_of_every_host_are_followed_at_once(
-    labctl: Labctl, followed: list[SimpleNamespace], monkeypatch: pytest.MonkeyPatch
+    labctl: Labctl, followed: list[DockerEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     all_at_once = threading.Barrier(len(followed), timeout=60)
 
@@ -617,7 +597,7 @@ def test_logs_that_go_into_a_file_have_no_control_characters(labctl: Labctl, mon
 
 
 def test_a_host_whose_logs_cannot_be_had_is_named_once_those_of_the_others_are_here(
-    labctl: Labctl, followed: list[SimpleNamespace], monkeypatch: pytest.MonkeyPatch
+    labctl: Labctl, followed: list[DockerEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stream(argv: tuple[str, ...], on_line: Callable[[str], None]) -> None:
         if argv[2] == "h0":
@@ -632,7 +612,7 @@ def test_a_host_whose_logs_cannot_be_had_is_named_once_those_of_the_others_are_h
 
 @pytest.mark.alone
 def test_logs_that_nobody_reads_any_more_end_quietly_though_other_hosts_are_silent(
-    labctl: Labctl, followed: list[SimpleNamespace], monkeypatch: pytest.MonkeyPatch
+    labctl: Labctl, followed: list[DockerEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended = threading.Event()
 

@@ -74,8 +74,8 @@ def test_a_value_cannot_become_yaml(value: str) -> None:
         assert odd["services"][service]["environment"].pop("X").replace("$$", "$") == value
         plain["services"][service]["environment"].pop("X")
         # Made from the text as a whole.
-        odd["services"][service]["labels"].pop("labctl.render")
-        plain["services"][service]["labels"].pop("labctl.render")
+        odd["services"][service]["labels"].pop("labctl.config-hash")
+        plain["services"][service]["labels"].pop("labctl.config-hash")
     assert odd == plain
 
 
@@ -120,7 +120,7 @@ def test_the_fingerprint_changes_with_the_file_and_with_nothing_else() -> None:
 
     assert label(lab(2)) == label(lab(2))
     assert label(lab(2)) != label(lab(2, shm_size="9g"))
-    assert read(lab(2))["services"]["worker-0"]["labels"]["labctl.render"] == label(lab(2))
+    assert read(lab(2))["services"]["worker-0"]["labels"]["labctl.config-hash"] == label(lab(2))
 
 
 def test_limits_that_the_engine_refused_are_left_out() -> None:

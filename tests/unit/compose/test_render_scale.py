@@ -12,7 +12,7 @@ import yaml
 from support import builders
 
 from labctl.compose import render
-from labctl.engines import Daemon
+from labctl.engines import Capabilities
 from labctl.errors import HostError
 from labctl.lab import capabilities
 from labctl.model import HERE, Lab
@@ -43,7 +43,7 @@ def refused(ranks: int, directory: Path, *names: str) -> Lab:
 def asked(lab: Lab, *daemons: Allowing) -> Lab:
     """The lab once the daemons of its hosts were asked."""
     for host, daemon in zip(lab.hosts, daemons, strict=True):
-        capabilities.ask_files(lab, host.name, cast(Daemon, daemon))
+        capabilities.ask_files(lab, host.name, cast(Capabilities, daemon))
     return capabilities.with_files(lab)
 
 

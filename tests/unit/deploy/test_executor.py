@@ -8,17 +8,19 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.builders import Failed, FakeEngine, container, deployment, lab, observed
+from support.builders import container, deployment, lab, observed
+from support.fake_backend import Failed, FakeBackend
 from support.nearby import Nearby
 
 from labctl import errors, naming
 from labctl.compose import render
 from labctl.deploy import executor, plan
-from labctl.engines import Daemon, agent
+from labctl.engines import Kind, agent
 from labctl.engines.multi import MultiHostEngine
 from labctl.engines.state import ObservedState
 from labctl.errors import HostError
 from labctl.hosts import ssh_errors
+from labctl.hosts.ssh import Connection
 from labctl.model import Event
 from labctl.runs import artifacts  # noqa: F401 - how results are fetched
 
@@ -29,7 +31,7 @@ CHANGED_KEY = """\
 Host key verification failed."""
 
 
-def answers(*documents: dict[str, object], code: int = 0, said: str = "what it complained of") -> FakeEngine:
+def answers(*documents: dict[str, object], code: int = 0, said: str = "what it complained of") -> FakeBackend:
     """An engine whose containers print these documents and end with that code, in such words where it is not 0."""
 
     def answer(name: str, argv: tuple[str, ...]) -> Iterator[str]:
@@ -38,7 +40,7 @@ def answers(*documents: dict[str, object], code: int = 0, said: str = "what it c
         if code:
             raise Failed(code, said)
 
-    return FakeEngine(answer=answer)
+    return FakeBackend(answer=answer)
 
 
 # --- reach ---------------------------------------------------------------------------------------------------
@@ -109,8 +111,8 @@ def test_up_is_carried_out_in_order_and_said_aloud(tmp_path: Path) -> None:
         naming.compose_path("worker-1"),
     ]
     assert engine.done == [
-        ("remove", ("id-worker-7",)),
-        ("compose_up", ("labctl-demo", *(tmp_path / naming.compose_path(node.name) for node in of.nodes))),
+        ("remove container", ("id-worker-7",)),
+        ("apply", ("labctl-demo", *(tmp_path / naming.compose_path(node.name) for node in of.nodes))),
     ]
     assert [event.text.split()[0] for event in events] == ["[1/5]", "[2/5]", "[3/5]", "[4/5]", "[5/5]"]
     assert {event.kind for event in events} == {"step"}
@@ -118,7 +120,7 @@ def test_up_is_carried_out_in_order_and_said_aloud(tmp_path: Path) -> None:
 
 def test_a_step_that_fails_ends_the_plan(tmp_path: Path) -> None:
     of = lab(directory=tmp_path)
-    engine = FakeEngine(dead=("labctl-demo-launcher-1",))
+    engine = FakeBackend(dead=("labctl-demo-launcher-1",))
     local = (plan.WriteFiles(files=render.render(of), cause="new"),)
     failed = executor.carry_out(
         plan.up(of, (*local[0].files,), ObservedState(), local=local).steps, deployment(of, engine)
@@ -129,25 +131,27 @@ def test_a_step_that_fails_ends_the_plan(tmp_path: Path) -> None:
 
 
 def test_down_needs_no_lab_on_disk() -> None:
-    engine = FakeEngine()
+    engine = FakeBackend()
     executor.carry_out(plan.down(observed(lab())).steps, deployment(lab(), engine))
     assert engine.done == [
-        ("remove", ("id-launcher", "id-worker-0", "id-worker-1")),
-        ("remove_networks", ("id-network",)),
+        ("remove container", ("id-launcher", "id-worker-0", "id-worker-1")),
+        ("remove network", ("id-network",)),
     ]
 
 
-class Removing(FakeEngine):
+class Removing(FakeBackend):
     """An engine that refuses to remove images, in these words."""
 
     words = ""
 
-    def remove_image(self, image: str) -> None:
-        raise HostError(f"h1: `docker image rm {image}` failed:\nError response from daemon: {self.words}", node="h1")
+    def remove(self, host: str, kind: Kind, ids: tuple[str, ...]) -> None:
+        raise HostError(
+            f"{host}: `docker {kind} rm {ids[0]}` failed:\nError response from daemon: {self.words}", node="h1"
+        )
 
 
 def test_an_image_that_a_container_uses_stays_and_is_no_failure() -> None:
-    engine, events = Removing(), list[Event]()
+    engine, events = Removing(seen=ObservedState(host="h1")), list[Event]()
     steps = plan.down(ObservedState(host="h1", image="sha256:1"), image="labctl/cpu")
     engine.words = (
         'conflict: unable to remove repository reference "labctl/cpu" (must force) - '
@@ -164,10 +168,10 @@ def test_an_image_that_a_container_uses_stays_and_is_no_failure() -> None:
 def test_programs_start_where_a_container_belongs_whoever_else_has_one_of_its_name() -> None:
     """As a host has that is the second one now and was the first, until its launcher is removed."""
     stale = ObservedState(host="h2", containers=(container("launcher", host="h2"),))
-    first, second = FakeEngine(seen=observed(lab())), FakeEngine(seen=stale)
-    fleet = MultiHostEngine({"h1": cast(Daemon, first), "h2": cast(Daemon, second)}, {"labctl-demo-launcher-1": "h1"})
-    fleet.observe("demo")
-    fleet.call("labctl-demo-launcher-1", ("true",), user="1000:1000")
+    first, second = FakeBackend(seen=observed(lab())), FakeBackend(seen=stale)
+    engines = MultiHostEngine({"h1": first, "h2": second}, {"labctl-demo-launcher-1": "h1"})
+    engines.observe("demo")
+    engines.exec("labctl-demo-launcher-1", ("true",), user="1000:1000")
     assert (first.started, second.started) == ([("labctl-demo-launcher-1", ("true",))], [])
 
 
@@ -179,20 +183,19 @@ def test_programs_start_where_a_container_belongs_whoever_else_has_one_of_its_na
     ],
 )
 def test_a_host_that_is_lost_is_told_once(said: str, what: str) -> None:
-    class Silent(FakeEngine):
-        connection = cast(None, SimpleNamespace(why_lost=lambda: said))
-
-    engine = Silent(seen=ObservedState(host="h1", containers=(container("worker-0", host="h1"),)))
+    way = cast(Connection, SimpleNamespace(why_lost=lambda: said))
+    engine = FakeBackend(
+        ways={"h1": way}, seen=ObservedState(host="h1", containers=(container("worker-0", host="h1"),))
+    )
     engine.running.set()
-    fleet = MultiHostEngine({"h1": cast(Daemon, engine)}, {})
-    assert next(fleet.losses("demo")) == ("worker-0", "node-lost", what)
+    engines = MultiHostEngine({"h1": engine}, {})
+    assert next(engines.events("demo")) == ("worker-0", "node-lost", what)
 
 
 def test_a_hosts_files_are_removed_once_what_is_only_there_is_here(tmp_path: Path) -> None:
     directory = tmp_path / ".labctl/demo"
     directory.mkdir(parents=True)
-    engine = FakeEngine()
-    engine.connection = cast(Any, Nearby(name="red"))
+    engine = FakeBackend(ways={"red": cast(Any, Nearby(name="red"))})
     seen = ObservedState(parts=(ObservedState(host="red"),))
     steps = plan.down(seen, {"red": (str(directory),)}, state="kept").steps
     (tmp_path / "kept").mkdir()
@@ -210,7 +213,7 @@ def test_a_hosts_files_are_removed_once_what_is_only_there_is_here(tmp_path: Pat
 
 def test_a_step_that_nobody_knows_is_a_bug() -> None:
     with pytest.raises(TypeError):
-        executor.do(object(), deployment(lab(), FakeEngine()))
+        executor.do(object(), deployment(lab(), FakeBackend()))
 
 
 def test_long_steps_are_cut_for_the_screen() -> None:

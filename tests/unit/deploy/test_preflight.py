@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.builders import FakeEngine, deployment, lab, observed, site, workload
+from support.builders import deployment, lab, observed, site, workload
+from support.fake_backend import FakeBackend
 
 from labctl import flows, naming
 from labctl.compose import render, ssh_keys
@@ -21,7 +22,7 @@ from labctl.system import filelock
 def prepare(of: Lab, image_id: str = "sha256:1") -> tuple[plan.Step, ...]:
     """Carry out what is planned for the lab directory; returns it."""
     steps, _ = provision.plan_local(of, render.render(of), image_id)
-    assert executor.carry_out(steps, deployment(of, FakeEngine())) == {}
+    assert executor.carry_out(steps, deployment(of, FakeBackend())) == {}
     assert provision.plan_local(of, render.render(of), image_id) == ((), ())
     return steps
 
@@ -72,7 +73,7 @@ def test_up_names_who_has_the_lab_before_what_only_follows_from_that(
     context = replace(at(tmp_path), environ={"LAB_NAME": "demo"})
     theirs = tmp_path / "theirs"
     theirs.mkdir()
-    engine = FakeEngine(seen=observed(lab(), worker_0={"directory": str(theirs)}))
+    engine = FakeBackend(seen=observed(lab(), worker_0={"directory": str(theirs)}))
     monkeypatch.setattr(doctor_run, "preflight", port_is_taken)
     with pytest.raises(HostError, match="lab `demo` belongs to"):
         flows.bring_up(context, site(context, engine))

@@ -61,16 +61,13 @@ class Engine:
         }
         self.told = {**known, "CgroupDriver": "cgroupfs", **information}
 
-    def on(self, host: str) -> Engine:  # noqa: ARG002
-        return self
-
     def information(self) -> dict[str, Any]:
         return self.told
 
     def observe(self, lab: str, image: str | None = None) -> ObservedState:  # noqa: ARG002
         return self.seen
 
-    def call(self, container: str, argv: tuple[str, ...], *, user: str, limit: float) -> CompletedProcess:  # noqa: ARG002
+    def exec(self, container: str, argv: tuple[str, ...], *, user: str, limit: float) -> CompletedProcess:  # noqa: ARG002
         return CompletedProcess(argv, self.code, self.out, self.err)
 
     def image_labels(self, image: str) -> dict[str, str]:  # noqa: ARG002

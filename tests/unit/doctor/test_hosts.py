@@ -36,16 +36,13 @@ class Daemon:
     seen: ObservedState
     listening: tuple[HostPortUser, ...] = ()
 
-    def on(self, host: str) -> Daemon:  # noqa: ARG002
-        return self
-
     def observe(self, lab: str, image: str | None = None) -> ObservedState:  # noqa: ARG002
         return self.seen
 
     def information(self) -> dict[str, Any]:
         return {"ServerVersion": "26.1.5"}
 
-    def listeners(self) -> tuple[HostPortUser, ...]:
+    def port_users(self) -> tuple[HostPortUser, ...]:
         return self.listening
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -38,10 +41,13 @@ def hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Doc
 @pytest.mark.parametrize(
     ("act", "what"),
     [
-        (lambda engine: engine.compose_up("labctl-demo", (Path("compose.yml"),)), "docker compose -p labctl-demo up"),
-        (lambda engine: engine.remove(("one", "two")), "docker container rm"),
-        (lambda engine: engine.remove_networks(("one",)), "docker network rm"),
-        (lambda engine: engine.remove_image("image"), "docker image rm image"),
+        (
+            lambda engine: engine.apply("blue", "labctl-demo", (Path("compose.yml"),)),
+            "docker compose -p labctl-demo up",
+        ),
+        (lambda engine: engine.remove("blue", "container", ("one", "two")), "docker container rm"),
+        (lambda engine: engine.remove("blue", "network", ("one",)), "docker network rm"),
+        (lambda engine: engine.remove("blue", "image", ("image",)), "docker image rm image"),
     ],
 )
 def test_what_a_daemon_never_gets_done_ends_with_the_hosts_name(
@@ -54,7 +60,7 @@ def test_what_a_daemon_never_gets_done_ends_with_the_hosts_name(
 
 def test_a_command_that_does_not_heed_its_time_is_killed(hang: Callable[[str], DockerEngine]) -> None:
     with pytest.raises(HostError, match="was not done by Docker Engine within"):
-        hang(DEAF).remove(("one",))
+        hang(DEAF).remove("blue", "container", ("one",))
 
 
 def test_what_the_environment_says_of_another_daemon_is_kept_from_a_hosts(
@@ -64,5 +70,62 @@ def test_what_the_environment_says_of_another_daemon_is_kept_from_a_hosts(
         monkeypatch.setenv(name, "1")
     engine = hang("#!/bin/sh\n! env | grep ^DOCKER_ >&2\n")
     monkeypatch.setattr(docker, "CHANGING", 30)
-    engine.remove(("one",))
-    assert engine.call("one", ("true",), user="0").err == ""
+    engine.remove("blue", "container", ("one",))
+    assert engine.exec("one", ("true",), user="0").err == ""
+
+
+class Answers(BaseHTTPRequestHandler):
+    """A daemon that knows its version, refuses to say what it is, and has no image."""
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        code, said = {"/version": (200, VERSION), "/info": (500, {"message": "layer store is locked"})}.get(
+            path, (404, {"message": "No such image"})
+        )
+        body = json.dumps(said).encode()
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing is logged."""
+
+
+VERSION = {"Version": "26.1", "ApiVersion": "1.45"}
+
+
+@pytest.fixture
+def over_tcp(monkeypatch: pytest.MonkeyPatch) -> Iterator[DockerEngine]:
+    """This machine's engine, where DOCKER_HOST leads to a port."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{server.server_port}")
+        yield DockerEngine()
+        server.shutdown()
+        thread.join()
+
+
+def test_an_engine_is_read_where_docker_host_leads(over_tcp: DockerEngine) -> None:
+    assert over_tcp.versions() == {"engine": "26.1", "api": "1.45", "kernel": ""}
+    assert over_tcp.image_id("nothing") is None
+    with pytest.raises(HostError, match=r"^Docker Engine: layer store is locked$"):
+        over_tcp.information()
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("unix:///nowhere/docker.sock", "No such file or directory"),
+        ("tcp://127.0.0.1:1", "Connection refused"),
+        ("ssh://red", "DOCKER_HOST=ssh://red is neither unix:// nor tcp://"),
+    ],
+)
+def test_an_engine_that_is_not_there_is_said_with_the_reason(
+    address: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", address)
+    with pytest.raises(HostError, match=f"^Docker Engine does not answer: {said}$") as caught:
+        DockerEngine().versions()
+    assert caught.value.hint == "labctl setup"

@@ -9,13 +9,14 @@ from typing import cast
 
 import pytest
 from support import builders
+from support.fake_backend import FakeBackend
 
 from labctl import flows
 from labctl.compose import render
 from labctl.config.context import Context
 from labctl.config.inventory import InventoryHost
 from labctl.deploy import ledger
-from labctl.engines import Daemon
+from labctl.engines.docker import DockerEngine
 from labctl.engines.multi import MultiHostEngine
 from labctl.engines.state import ObservedState
 from labctl.errors import ConfigError, HostError
@@ -32,7 +33,7 @@ NAMES = ("h0", "h1", "h2")
 Open = Callable[..., Cluster]
 
 
-class Engine(builders.FakeEngine):
+class Engine(FakeBackend):
     """It grants limits, and knows NVIDIA's device driver, when ``meet`` lets it."""
 
     def __init__(self, meet: Callable[[], object] = lambda: None) -> None:
@@ -79,7 +80,8 @@ def opened(context: Context) -> Open:
         return Cluster(
             settings=found,
             directory=context.directory,
-            engine=MultiHostEngine(cast(dict[str, Daemon], daemons), {}),
+            engine=MultiHostEngine(cast(dict[str, FakeBackend], daemons), {}),
+            daemons=cast(dict[str, DockerEngine], daemons),
             inventory=tuple(InventoryHost(name=name) for name in NAMES),
             dumps={name: told(number, gpus[number] if gpus else ()) for number, name in enumerate(NAMES)},
         )
@@ -155,14 +157,14 @@ def test_a_host_that_does_not_answer_and_lacks_devices_is_told_not_to_answer(ope
 def test_down_forgets_the_hosts_that_have_nothing_any_more(
     context: Context, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger, "DockerEngine", builders.FakeEngine)
+    monkeypatch.setattr(ledger, "backend_here", lambda _: FakeBackend())
     engines = tuple(Engine() for _ in NAMES)
     for name, engine in zip(NAMES, engines, strict=True):
         node = builders.container("worker-0", host=name, directory=str(context.directory))
         engine.seen = ObservedState(host=name, containers=(node,))
         monkeypatch.setattr(engine, "identity", lambda name=name: f"engine of {name}")
         ledger.note(context.directory, name, f"engine of {name}")
-    monkeypatch.setattr(engines[1], "remove", lambda _: refuse())
+    monkeypatch.setattr(engines[1], "remove", lambda *_: refuse())
     with pytest.raises(HostError, match="cannot start a container"):
         flows.take_down(context, opened(engines=engines, LAB_SHARED_DIR="/"))
     assert [one.host for one in ledger.left_over(context.directory, {})] == ["h1"]

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
 
-from support.builders import FakeEngine, container
+from support.builders import container
+from support.fake_backend import FakeBackend
 
 from labctl.config.context import Context
 from labctl.config.inventory import InventoryHost
-from labctl.engines import Daemon
 from labctl.engines.multi import MultiHostEngine
 from labctl.engines.state import ObservedState
 from labctl.errors import HostError
@@ -16,10 +15,8 @@ from labctl.lab.status import status_of
 
 
 def test_nodes_are_in_their_order_also_where_a_host_does_not_answer(tmp_path: Path) -> None:
-    def daemon(host: str, *nodes: str) -> Daemon:
-        return cast(
-            Daemon, FakeEngine(seen=ObservedState(host=host, containers=tuple(container(one) for one in nodes)))
-        )
+    def daemon(host: str, *nodes: str) -> FakeBackend:
+        return FakeBackend(seen=ObservedState(host=host, containers=tuple(container(one) for one in nodes)))
 
     context = Context(directory=tmp_path, environ={"LAB_NAME": "demo"}, emit=lambda _: None, flags={})
     where = Cluster(

@@ -9,27 +9,20 @@ from typing import Any, cast
 
 import pytest
 from support import builders
+from support.fake_backend import FakeBackend
 from support.nearby import Nearby
 
-from labctl.engines import Backend
 from labctl.errors import HostError
+from labctl.hosts.ssh import Connection
 from labctl.model import Lab, Secret
 from labctl.runs import artifacts
 
 RUN = "20260102-150405-hello-3fa2"
 
 
-class Way:
-    """An engine as far as it leads to hosts."""
-
-    def __init__(self, **connections: Nearby) -> None:
-        self._connections = connections
-
-    def on(self, host: str) -> Any:
-        class There:
-            connection = self._connections[host]
-
-        return There()
+def over(**connections: Nearby) -> FakeBackend:
+    """A backend as far as it leads to hosts."""
+    return FakeBackend(ways=cast(dict[str, Connection], connections))
 
 
 @pytest.fixture
@@ -50,13 +43,13 @@ def there(lab: Lab, run: str = RUN) -> Path:
 def fetched(lab: Lab, red: Nearby) -> list[str]:
     """What is warned of."""
     warned: list[str] = []
-    artifacts.fetch(lab, RUN, cast(Backend, Way(red=red)), lab.directory / "runs" / RUN, warned.append)
+    artifacts.fetch(lab, RUN, over(red=red), lab.directory / "runs" / RUN, warned.append)
     return warned
 
 
 def sent(lab: Lab, *earlier: str) -> None:
     path = lab.directory / "runs" / RUN
-    artifacts.send(lab, builders.job(lab, run_id=RUN), cast(Backend, Way(red=Nearby())), path, earlier)
+    artifacts.send(lab, builders.job(lab, run_id=RUN), over(red=Nearby()), path, earlier)
 
 
 def test_a_host_keeps_nothing_of_a_run_that_came_back(lab: Lab) -> None:
@@ -94,11 +87,11 @@ def test_of_a_file_that_several_hosts_wrote_the_first_ones_stands_whoever_comes_
         (there / "link").symlink_to(f"only-{name}")
     begun, second, third, end = Event(), Event(), Event(), Event()
     begun.set()
-    way = Way(
+    way = over(
         green=Ordered("green", begun, second), blue=Ordered("blue", second, third), red=Ordered("red", third, end)
     )
     path = lab.directory / "runs" / RUN
-    artifacts.fetch(lab, RUN, cast(Backend, way), path, lambda _: None)
+    artifacts.fetch(lab, RUN, way, path, lambda _: None)
     texts = [(path / part / "model/same.txt").read_text() for part in ("", "hosts/blue", "hosts/green")]
     assert (texts, (path / "link").readlink()) == (["red", "blue", "green"], Path("only-red"))
 

@@ -3,35 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from support import builders
+from support.fake_backend import FakeBackend
 from support.nearby import Nearby
 
 from labctl.engines import Backend
 from labctl.engines.state import HostPortUser
 from labctl.errors import HostError
 from labctl.hosts import facts
+from labctl.hosts.ssh import Connection
 from labctl.model import Lab
 from labctl.runs import run
 
 PORT = builders.lab().master_port
 
 
-class Busy(builders.FakeEngine):
+class Busy(FakeBackend):
     """The engine of a host whose survey tells that root listens to these ports now."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *ports: int, lab: str = "") -> None:
-        super().__init__()
-        self.connection = cast(Any, Nearby(name="h1"))
+        super().__init__(ways={"h1": cast(Connection, Nearby(name="h1"))})
         self.others = lab
         lines = "".join(f"\t{n}: 00000000:{port:04X} 00000000:0000 0A 0 0 0 0\n" for n, port in enumerate(ports))
         plain = "labctl survey\nfact id\n\tuid=1000(ann) gid=1000(ann)\nfact home\n\t/\nfact docker\n\t/\n"
         told = f"printf '%s' '{plain}file proc/net/tcp\n{lines}end\n'"
         monkeypatch.setattr(facts, "script", lambda: told)
 
-    def listeners(self) -> tuple[HostPortUser, ...]:
+    def port_users(self) -> tuple[HostPortUser, ...]:
         return tuple(
             HostPortUser(port=1, lab=lab, container=builders.container("worker-0")) for lab in ("demo", self.others)
         )
@@ -48,7 +49,7 @@ def lab() -> Lab:
 
 def ask(lab: Lab, engine: Busy, *before: int) -> None:
     told = {"h1": builders.facts(ports=dict.fromkeys(before, "root")), "h2": builders.facts(ports={PORT + 1: "cy"})}
-    run.require_port(lab, builders.job(lab), cast(Backend, engine), told)
+    run.require_port(lab, builders.job(lab), engine, told)
 
 
 def test_a_port_that_is_taken_where_ranks_meet_is_refused_with_all_that_is_known_and_a_free_one(

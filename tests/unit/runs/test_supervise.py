@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from support.builders import Failed, FakeEngine, devices, job, lab, node, observed
+from support.builders import devices, job, lab, node, observed
+from support.fake_backend import Failed, FakeBackend
 
 from labctl.engines import agent
 from labctl.errors import HostError
@@ -20,7 +21,7 @@ LIMIT = 60.0
 """Seconds that a test waits for what must happen."""
 
 
-def printing(*lines: str, code: int = 0, until: threading.Event | None = None) -> FakeEngine:
+def printing(*lines: str, code: int = 0, until: threading.Event | None = None) -> FakeBackend:
     """An engine whose launch prints these lines, waits, and ends with that code; whose agents find nothing."""
 
     def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
@@ -34,17 +35,17 @@ def printing(*lines: str, code: int = 0, until: threading.Event | None = None) -
         if code:
             raise Failed(code)
 
-    return FakeEngine(answer=answer, seen=observed(LAB))
+    return FakeBackend(answer=answer, seen=observed(LAB))
 
 
-def run(engine: FakeEngine, timeout: float = 60.0) -> tuple[supervise.RunOutcome, list[str]]:
+def run(engine: FakeBackend, timeout: float = 60.0) -> tuple[supervise.RunOutcome, list[str]]:
     lines: list[str] = []
     return supervise.supervise(LAB, replace(JOB, timeout=timeout), engine, lines.append), lines
 
 
 @pytest.fixture
 def stop() -> supervise.RunStopper:
-    return supervise.RunStopper(LAB, JOB, FakeEngine())
+    return supervise.RunStopper(LAB, JOB, FakeBackend())
 
 
 # --- the whole of a run --------------------------------------------------------------------------------------
@@ -81,7 +82,7 @@ def test_processes_that_cannot_be_ended_are_named() -> None:
             yield '{"pid": 7, "command": "python"}'
             raise Failed(1)
 
-    ended, _ = run(FakeEngine(answer=answer, seen=observed(LAB)))
+    ended, _ = run(FakeBackend(answer=answer, seen=observed(LAB)))
     assert ended.cause == "launcher-failed"
     assert 'cannot be ended: worker-1: {"pid": 7' in ended.message
 
@@ -129,7 +130,7 @@ def with_devices(reason: str, launch: str = "") -> tuple[supervise.RunOutcome, l
             yield from filter(None, [launch])
             raise Failed(1)
 
-    engine = FakeEngine(answer=answer, seen=observed(of))
+    engine = FakeBackend(answer=answer, seen=observed(of))
     ended = supervise.supervise(of, job(of), engine, lambda _: None)
     return ended, [container for container, argv in engine.started if "health" in argv]
 
@@ -160,7 +161,7 @@ def test_a_node_that_does_not_answer_about_its_devices_leaves_the_verdict_as_it_
             yield CRASH
             raise Failed(1)
 
-    ended = supervise.supervise(of, job(of), FakeEngine(answer=answer, seen=observed(of)), lambda _: None)
+    ended = supervise.supervise(of, job(of), FakeBackend(answer=answer, seen=observed(of)), lambda _: None)
     assert ended.cause == "device-lost"
     assert ended.message.startswith(f"worker-1 (rank 1): {REASON}")
 
@@ -230,7 +231,7 @@ def test_a_signal_while_a_reason_is_noted_does_not_hang(
 
 
 def test_a_container_that_is_gone_holds_nothing() -> None:
-    engine = FakeEngine(dead=("labctl-demo-worker-1-1",))
+    engine = FakeBackend(dead=("labctl-demo-worker-1-1",))
     assert supervise.RunStopper(LAB, JOB, engine).reap(0) == []
     assert engine.reaped() == EVERYWHERE
 
@@ -339,7 +340,7 @@ def test_a_container_that_stays_and_cannot_be_entered_is_not_taken_for_empty(mon
         yield from ()
         raise Failed(126)
 
-    left = agent.reap(LAB, FakeEngine(answer=answer, seen=observed(LAB)), "r1", 0)
+    left = agent.reap(LAB, FakeBackend(answer=answer, seen=observed(LAB)), "r1", 0)
     assert [text.split(":")[0] for text in left] == ["launcher", "worker-0", "worker-1"]
 
 
@@ -374,9 +375,9 @@ def test_words_alone_stop_nothing(stop: supervise.RunStopper) -> None:
 
 
 def test_a_container_that_does_not_run_explains_a_failure() -> None:
-    engine = FakeEngine(seen=observed(LAB, worker_1={"state": "exited"}))
+    engine = FakeBackend(seen=observed(LAB, worker_1={"state": "exited"}))
     assert supervise.explain(255, 1, LAB, JOB, engine) == ("node-lost", "worker-1 (rank 1): container exited")
-    gone = FakeEngine(seen=observed(lab(1)))
+    gone = FakeBackend(seen=observed(lab(1)))
     assert supervise.explain(255, 1, LAB, JOB, gone) == ("node-lost", "worker-1 (rank 1): container gone")
 
 
@@ -384,7 +385,7 @@ def test_a_container_that_does_not_run_explains_a_failure() -> None:
     ("code", "seconds", "cause"), [(124, 61, "timeout"), (137, 61, "timeout"), (124, 3, None), (1, 61, None)]
 )
 def test_the_inner_limit_explains_only_what_took_that_long(code: int, seconds: float, cause: str | None) -> None:
-    assert supervise.explain(code, seconds, LAB, JOB, FakeEngine(seen=observed(LAB)))[0] == cause
+    assert supervise.explain(code, seconds, LAB, JOB, FakeBackend(seen=observed(LAB)))[0] == cause
 
 
 def test_a_node_is_described_with_its_ranks() -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from http.client import IncompleteRead
 from typing import Any
 
 import pytest
-import requests
 
-from labctl.engines import events as losses
+from labctl.engines import docker, events
 from labctl.engines.docker import DockerEngine
+from labctl.engines.state import ObservedState
+from labctl.errors import HostError
 
 SLOW = "Health check exceeded timeout (15s)"
 LOST = "device lost: /dev/nvidia0 is gone; `labctl up` makes this node anew"
@@ -20,7 +24,7 @@ LIMIT = 60.0
 
 
 class Daemon:
-    """As the docker SDK shows it: its events, and what the checks of worker-0 say, one after the other."""
+    """As its API shows it: its events, and what the checks of worker-0 say, one after the other."""
 
     def __init__(self, *events: tuple[str, str], checks: tuple[str | Exception, ...] = (), status: str = "healthy"):
         self._events, self._checks, self._status = events, deque(checks), status
@@ -29,26 +33,27 @@ class Daemon:
         if not checks:
             self._all_read.set()
 
-    def events(self, **_: Any) -> Daemon:
-        return self
+    @contextmanager
+    def api(self) -> Iterator[Daemon]:
+        yield self
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __call__(self, path: str, **_: object) -> Any:
+        found = {"/containers/json": self.containers, "/networks": list}.get(path)
+        return found() if found else self.inspect_container()
+
+    def __iter__(self) -> Iterator[bytes]:
         """They end when the last check has been read."""
         for node, action in self._events:
-            yield {"Action": action, "Actor": {"ID": node, "Attributes": {"labctl.node": node, "exitCode": "137"}}}
+            actor = {"ID": node, "Attributes": {"labctl.node": node, "exitCode": "137"}}
+            yield json.dumps({"Action": action, "Actor": actor}).encode()
         assert self._all_read.wait(LIMIT), "nobody asked for the checks"
 
-    def close(self) -> None: ...
-
-    def containers(self, **_: Any) -> list[dict[str, Any]]:
+    def containers(self) -> list[dict[str, Any]]:
         labels = {"labctl.node": "worker-0", "labctl.role": "worker"}
         status = f"Up 2 minutes ({self._status})"
         return [{"Id": "worker-0", "Labels": labels, "Status": status, "State": "running", "ImageID": "1"}]
 
-    def networks(self, **_: Any) -> list[dict[str, Any]]:
-        return []
-
-    def inspect_container(self, _: str) -> dict[str, Any]:
+    def inspect_container(self) -> dict[str, Any]:
         self.asked += 1
         said = self._checks.popleft()
         if not self._checks:
@@ -61,25 +66,36 @@ class Daemon:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(losses, "INTERVAL", 0.01)
+    monkeypatch.setattr(events, "INTERVAL", 0.01)
 
 
 def heard(daemon: Daemon) -> list[tuple[str, str, str]]:
-    engine = DockerEngine()
-    engine.__dict__["_reader"] = daemon
-    return [(node, str(cause), what) for node, cause, what in engine.losses("demo")]
+    engine: Any = DockerEngine()
+    engine._api, engine._http = daemon.api, nullcontext
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(docker, "request", lambda *_, **__: daemon)
+        return [(node, str(cause), what) for node, cause, what in engine.events("demo")]
 
 
 UNHEALTHY = ("worker-0", "health_status: unhealthy")
 HEALTHY = ("worker-0", "health_status: healthy")
 DIED = ("worker-1", "node-lost", "container died with exit code 137")
 GONE = ("worker-0", "device-lost", LOST)
-BUSY = requests.ConnectionError("read timed out")
+BUSY = HostError("Docker Engine does not answer: timed out")
 
 
 def test_deaths_and_lack_of_memory_are_told_in_order() -> None:
     told = heard(Daemon(("worker-0", "oom"), ("worker-1", "die")))
     assert told == [("worker-0", "out-of-memory", "container ran out of memory"), DIED]
+
+
+@pytest.mark.parametrize("lost", [ConnectionResetError(), IncompleteRead(b"")])
+def test_events_end_where_the_connection_is_lost(lost: Exception) -> None:
+    def broken() -> Iterator[dict[str, Any]]:
+        yield {"Action": "die", "Actor": {"ID": "1", "Attributes": {"labctl.node": "worker-1", "exitCode": "137"}}}
+        raise lost
+
+    assert list(events.watch(broken(), ObservedState, lambda _: "")) == [DIED]
 
 
 def test_a_check_that_names_a_loss_is_told_once() -> None:
@@ -108,7 +124,7 @@ def test_a_daemon_that_does_not_answer_at_first_ends_no_watch() -> None:
 
 
 def test_a_node_that_is_healthy_again_is_not_asked_about_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(losses, "INTERVAL", LIMIT)
+    monkeypatch.setattr(events, "INTERVAL", LIMIT)
     daemon = Daemon(UNHEALTHY, HEALTHY, ("worker-1", "die"), checks=(SLOW,))
     assert heard(daemon) == [DIED]
     assert daemon.asked == 1

@@ -1,0 +1,198 @@
+"""A backend in memory: containers are what compose files say, programs are what a function answers."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from labctl.engines import Kind, OnLine
+from labctl.engines.agent import AGENT
+from labctl.engines.state import Container, HostPortUser, ObservedState
+from labctl.hosts.ssh import Connection, LocalConnection
+from labctl.model import Cause, Pairs
+from labctl.system.process import CompletedProcess
+
+Answer = Callable[[str, tuple[str, ...]], Iterator[str]]
+"""Container and command -> the lines that the program prints."""
+
+
+class Failed(Exception):
+    """Raised by an answer: the program ends with this code."""
+
+    def __init__(self, code: int, err: str = "") -> None:
+        super().__init__(code)
+        self.code, self.err = code, err
+
+
+def silent(container: str, argv: tuple[str, ...]) -> Iterator[str]:
+    """A program that prints nothing and ends well."""
+    yield from ()
+
+
+def healthy(container: str, argv: tuple[str, ...]) -> Iterator[str]:
+    """The agent of nodes that all answer."""
+    if argv[: len(AGENT)] == AGENT and argv[len(AGENT)] == "reach":
+        for node in argv[len(AGENT) + 2 :]:
+            yield f'{{"node": "{node}", "ok": true, "seconds": 0.1}}'
+
+
+@dataclass
+class FakeBackend:
+    """``answer`` is what programs print, ``dead`` the containers that are gone."""
+
+    answer: Answer = silent
+    seen: ObservedState = field(default_factory=ObservedState)
+    dead: tuple[str, ...] = ()
+    fallen: tuple[tuple[str, Cause, str], ...] = ()
+    """What ``events`` reports, once a program runs."""
+    started: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    options: list[dict[str, Any]] = field(default_factory=list)
+    done: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
+    observations: int = 0
+    """How often ``observe`` was called."""
+    running: threading.Event = field(default_factory=threading.Event)
+    ways: Mapping[str, Connection] = field(default_factory=dict)
+    """The connections to its hosts; one that runs locally where none is given."""
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return tuple(self.connections)
+
+    @property
+    def connections(self) -> Mapping[str, Connection]:
+        return self.ways or {self.seen.host: LocalConnection()}
+
+    def observe(self, lab: str, image: str | None = None, *, node: str = "") -> ObservedState:  # noqa: ARG002
+        self.observations += 1
+        return self.seen
+
+    def apply(self, host: str, project: str, files: tuple[Path, ...]) -> None:
+        self.done.append(("apply", (project, *files)))
+        documents = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in files if path.exists()]
+        services = itertools.chain.from_iterable(document["services"].items() for document in documents)
+        made = {name: self._container(host, project, service) for name, service in services}
+        kept = (one for one in self.seen.containers if one.node not in made)
+        networks = {name: f"id-{name}" for document in documents for name in document.get("networks", {})}
+        self.seen = replace(
+            self.seen,
+            containers=(*kept, *made.values()),
+            networks=tuple({**dict(self.seen.networks), **{key: name for name, key in networks.items()}}.items()),
+        )
+
+    def _container(self, host: str, project: str, service: dict[str, Any]) -> Container:
+        labels, variables = service["labels"], service["environment"]
+        node = labels["labctl.node"]
+        return Container(
+            id=f"id-{node}",
+            name=f"{project}-{node}-1",
+            node=node,
+            host=host,
+            role=labels["labctl.role"],
+            slots=int(labels["labctl.slots"]),
+            state="running",
+            health="healthy",
+            fingerprint=labels["labctl.config-hash"],
+            image=self.seen.image or service["image"],
+            directory=labels["labctl.directory"],
+            owner=labels["labctl.owner"],
+            user=f"{variables.get('LAB_UID')}:{variables.get('LAB_GID')}",
+            mounts=tuple((one["source"], one["target"]) for one in service["volumes"] if one["type"] == "bind"),
+        )
+
+    def remove(self, host: str, kind: Kind, ids: tuple[str, ...]) -> None:  # noqa: ARG002
+        self.done.append((f"remove {kind}", ids))
+        self.seen = replace(
+            self.seen,
+            containers=tuple(one for one in self.seen.containers if one.id not in ids),
+            networks=tuple(one for one in self.seen.networks if one[0] not in ids),
+        )
+
+    def exec(
+        self,
+        container: str,
+        argv: tuple[str, ...],
+        *,
+        user: str,
+        workdir: str | None = None,  # noqa: ARG002
+        limit: float = 0,  # noqa: ARG002
+    ) -> CompletedProcess:
+        printed: list[str] = []
+        code, err = self._execute(container, argv, printed.append, user=user)
+        return CompletedProcess(argv, code, "".join(f"{line}\n" for line in printed), err)
+
+    def stream(
+        self,
+        container: str,
+        argv: tuple[str, ...],
+        on_line: OnLine,
+        *,
+        user: str,
+        workdir: str,
+        environment: Pairs,
+        limit: float,  # noqa: ARG002
+    ) -> int:
+        self.running.set()
+        return self._execute(container, argv, on_line, user=user, workdir=workdir, environment=environment)[0]
+
+    def attach(self, container: str, argv: tuple[str, ...], *, on_line: OnLine | None = None, **options: Any) -> int:
+        return self._execute(container, argv, on_line or (lambda _: None), **options)[0]
+
+    def logs(self, project: str, on_line: OnLine, *, node: str = "", follow: bool = False, color: bool = False) -> None:  # noqa: ARG002
+        for one in self.seen.containers:
+            if node in ("", one.node):
+                on_line(f"{one.node}-1  | {project}")
+
+    def events(self, lab: str) -> Iterator[tuple[str, Cause, str]]:  # noqa: ARG002
+        self.running.wait(5)
+        yield from self.fallen
+
+    def capabilities(self, host: str) -> FakeBackend:  # noqa: ARG002
+        return self
+
+    def _execute(self, container: str, argv: tuple[str, ...], on_line: OnLine, **options: Any) -> tuple[int, str]:
+        self.started.append((container, argv))
+        self.options.append(options)
+        if container in self.dead:
+            return 1, f"Error response from daemon: No such container: {container}"
+        try:
+            for line in self.answer(container, argv):
+                on_line(line)
+        except Failed as failed:
+            return failed.code, failed.err
+        return 0, ""
+
+    def reaped(self) -> list[str]:
+        """The containers in which the run's processes were ended, in name order."""
+        return sorted({container for container, argv in self.started if "reap" in argv})
+
+    # --- capabilities ---
+
+    def identity(self) -> str:
+        return "fake"
+
+    def versions(self) -> dict[str, str]:
+        return {"engine": "0", "api": "0", "kernel": "0"}
+
+    def information(self) -> dict[str, Any]:
+        return {}
+
+    def image_id(self, image: str) -> str | None:  # noqa: ARG002
+        return self.seen.image
+
+    def port_users(self) -> tuple[HostPortUser, ...]:
+        return ()
+
+    def grants(self, lab: str, image: str, limits: tuple[tuple[str, int], ...]) -> bool:  # noqa: ARG002
+        return True
+
+    def most_files(self, lab: str, image: str) -> int:  # noqa: ARG002
+        return 1 << 20
+
+    def reserves(self, lab: str, image: str, driver: str, ids: tuple[str, ...]) -> bool:  # noqa: ARG002
+        return True
