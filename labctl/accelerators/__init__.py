@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
-from pathlib import Path
 
 from labctl.errors import ConfigError, HostError
 from labctl.model import Device, DeviceMapping, Host, Request
 from labctl.system import pci
+from labctl.system.hostpath import HostPath
 
 CPU = "cpu"
 """What a machine without devices is."""
@@ -124,13 +124,13 @@ class AcceleratorModule:
 
     sought: str
     """What is looked for, in words."""
-    find: Callable[[Path], tuple[Device, ...]]
+    find: Callable[[HostPath], tuple[Device, ...]]
     """Its devices on the host whose files are below a root directory."""
     container: Callable[[Host, tuple[Device, ...]], DeviceMapping]
     """What only this vendor's devices ask of a container; see ``mapping``."""
     order: int = 50
     """Its place among what ``auto`` tries."""
-    driver: Callable[[Path], str] = lambda _: ""
+    driver: Callable[[HostPath], str] = lambda _: ""
     """Version of the kernel driver; empty where it is not loaded."""
     pci: PciVendor | None = None
     tool: Tool | None = None
@@ -214,7 +214,7 @@ def get(name: str) -> AcceleratorModule:
     return known[name]
 
 
-def choose(wanted: str, root: Path) -> Detection:
+def choose(wanted: str, root: HostPath) -> Detection:
     """The accelerator that the setting asks for; ``auto`` takes what is there.
 
     Graphics inside the processor serve only who asks for them, and only where there is no card. HostError where the
@@ -232,7 +232,7 @@ def choose(wanted: str, root: Path) -> Detection:
     return Detection(name=wanted, devices=cards_of(found) or found, why="asked for by LAB_ACCELERATOR")
 
 
-def detect_accelerator(root: Path) -> Detection:
+def detect_accelerator(root: HostPath) -> Detection:
     """The first accelerator in order that this host has, and what was looked for before it."""
     missed: list[str] = []
     for name, module in modules().items():
@@ -252,24 +252,24 @@ def cards_of(devices: tuple[Device, ...]) -> tuple[Device, ...]:
     return tuple(device for device in devices if not device.integrated)
 
 
-def find_all(root: Path) -> dict[str, tuple[Device, ...]]:
+def find_all(root: HostPath) -> dict[str, tuple[Device, ...]]:
     """The devices of every accelerator that this host has some of, in the order in which ``auto`` tries them."""
     found = {name: module.find(root) for name, module in modules().items()}
     return {name: devices for name, devices in found.items() if devices}
 
 
-def remarks(root: Path) -> tuple[str, ...]:
+def remarks(root: HostPath) -> tuple[str, ...]:
     """Why each card that no lab can use is not among the devices."""
     return tuple(remark(card, vendor) for card, vendor in unused(root))
 
 
-def unserved(root: Path) -> tuple[str, ...]:
+def unserved(root: HostPath) -> tuple[str, ...]:
     """The same of those cards that ``auto`` would take if they had their driver and device file."""
     cards = ((card, vendor) for card, vendor in unused(root) if vendor.drivers and not is_other(card, vendor))
     return tuple(remark(card, vendor) for card, vendor in cards if card.address != vendor.integrated)
 
 
-def unused(root: Path) -> Iterator[tuple[pci.PciDevice, PciVendor]]:
+def unused(root: HostPath) -> Iterator[tuple[pci.PciDevice, PciVendor]]:
     """The cards of known vendors that no device file leads to."""
     found = find_all(root)
     mapped = {device.pci for devices in found.values() for device in devices}

@@ -11,6 +11,7 @@ from labctl.accelerators import AcceleratorModule, Advice, EngineAccess, PciVend
 from labctl.errors import HostError
 from labctl.model import Device, DeviceMapping, Host, Mount
 from labctl.system import files, pci, process
+from labctl.system.hostpath import HostPath
 from labctl.system.procfs import read
 
 GAUDINET = "/etc/gaudinet.json"
@@ -21,7 +22,7 @@ BALANCED = ((5, 9), (5, 16))
 """First and last kernel on which Habana asks to turn NUMA balancing off; hccl_demo's README."""
 
 
-def find(root: Path) -> tuple[Device, ...]:
+def find(root: HostPath) -> tuple[Device, ...]:
     """The ``/dev/accel/accel<N>`` that the habanalabs driver serves: an NPU uses the same folder.
 
     Source: Documentation/ABI/testing/sysfs-driver-habanalabs of the kernel (device_type, status); ``module_id`` is read
@@ -33,7 +34,7 @@ def find(root: Path) -> tuple[Device, ...]:
     return tuple(device(root, index, folder) for index, folder in folders if pci.driver(folder) == "habanalabs")
 
 
-def device(root: Path, index: str, folder: Path) -> Device:
+def device(root: HostPath, index: str, folder: HostPath) -> Device:
     """A Gaudi by its folder in sysfs. Its status is ``operational`` while it can be used."""
     status = read(folder / "status").strip()
     return Device(
@@ -48,7 +49,7 @@ def device(root: Path, index: str, folder: Path) -> Device:
     )
 
 
-def driver(root: Path) -> str:
+def driver(root: HostPath) -> str:
     """Version of the kernel driver, such as ``1.18.0-ee698fb``; empty where it is not loaded."""
     return read(root / "sys/module/habanalabs/version").strip()
 
@@ -110,7 +111,7 @@ def host_checks(host: Host, read: Callable[[str], str]) -> Iterator[Advice]:
 # driver and image are of one release: Support Matrix and installation guide of docs.habana.ai.
 
 
-def installed_release(root: Path = Path("/")) -> str:
+def installed_release(root: HostPath = Path("/")) -> str:
     """The Gaudi software's version of this host's driver, such as ``1.22.0``; empty where there is none."""
     text = driver(root)
     if not text:

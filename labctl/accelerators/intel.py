@@ -8,6 +8,7 @@ from pathlib import Path
 from labctl.accelerators import COUNT, AcceleratorModule, PciVendor, Tool, Watch
 from labctl.model import Device, DeviceMapping, Host
 from labctl.system import pci
+from labctl.system.hostpath import HostPath
 from labctl.system.procfs import read
 
 VENDOR = "0x8086"
@@ -17,7 +18,7 @@ MEMORY = ("tile*/physical_vram_size_bytes", "drm/card*/lmem_total_bytes")
 """Files of a GPU that have its memory, those of xe and that of i915."""
 
 
-def find(root: Path) -> tuple[Device, ...]:
+def find(root: HostPath) -> tuple[Device, ...]:
     """Render nodes whose PCI vendor is Intel, in the order of their numbers: ``/dev/dri`` may be another maker's."""
     names = (re.fullmatch(r"renderD(\d+)", path.name) for path in (root / "dev/dri").glob("renderD*"))
     nodes = sorted((match for match in names if match), key=lambda match: int(match[1]))
@@ -30,7 +31,7 @@ def find(root: Path) -> tuple[Device, ...]:
     )
 
 
-def device(root: Path, name: str, folder: Path, link: str) -> Device:
+def device(root: HostPath, name: str, folder: HostPath, link: str) -> Device:
     """A GPU by its folder in sysfs. Its memory is told by xe for each tile, by i915 for the card, or by neither."""
     address = pci.address_of(folder)
     texts = (read(path).strip() for pattern in MEMORY for path in folder.glob(pattern))
@@ -48,13 +49,13 @@ def device(root: Path, name: str, folder: Path, link: str) -> Device:
     )
 
 
-def by_path(root: Path) -> dict[str, str]:
+def by_path(root: HostPath) -> dict[str, str]:
     """Render nodes and their names below ``/dev/dri/by-path``, which hold across reboots."""
     links = (path for path in sorted((root / "dev/dri/by-path").glob("*-render")) if path.is_symlink())
     return {link.readlink().name: link.name for link in links}
 
 
-def driver(root: Path) -> str:
+def driver(root: HostPath) -> str:
     """``i915`` or ``xe`` with its own version, or the kernel's that it came with; empty where there is no Intel GPU."""
     names = {pci.driver(root / "sys/class/drm" / Path(one.path).name / "device") for one in find(root)} - {""}
     kernel = read(root / "proc/sys/kernel/osrelease").strip()

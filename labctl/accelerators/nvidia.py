@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
 from labctl.accelerators import COUNT, AcceleratorModule, Advice, EngineAccess, PciVendor, Tool, Variables, Watch
 from labctl.model import Device, DeviceMapping, Host
 from labctl.system import files, pci
+from labctl.system.hostpath import HostPath
 from labctl.system.procfs import read
 
 GPUS = "proc/driver/nvidia/gpus"
@@ -16,7 +16,7 @@ DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 """Oldest driver for each CUDA. Source: CUDA's release notes, "Minimum Required Driver Version" for minor versions."""
 
 
-def find(root: Path) -> tuple[Device, ...]:
+def find(root: HostPath) -> tuple[Device, ...]:
     """The GPUs by the driver's device files ``/dev/nvidia<minor>``, with what the driver tells of each.
 
     An id is the index that nvidia-smi, ``--gpus device=`` and NVIDIA_VISIBLE_DEVICES use: the place in PCI order among
@@ -34,14 +34,14 @@ def find(root: Path) -> tuple[Device, ...]:
     )
 
 
-def information(folder: Path) -> dict[str, str]:
+def information(folder: HostPath) -> dict[str, str]:
     """The fields that the driver tells of a GPU, and its ``address``."""
     lines = (line.partition(":") for line in read(folder / "information").splitlines())
     fields = {name.strip(): value.strip() for name, _, value in lines if value.strip()}
     return {**fields, "address": pci.address(folder.name)}
 
 
-def device(root: Path, index: str, fields: Mapping[str, str]) -> Device:
+def device(root: HostPath, index: str, fields: Mapping[str, str]) -> Device:
     """A GPU; the driver writes ``?`` in the uuid of one that nobody has opened yet."""
     folder = root / "sys/bus/pci/devices" / fields["address"]
     uuid = fields.get("GPU UUID", "")
@@ -56,7 +56,7 @@ def device(root: Path, index: str, fields: Mapping[str, str]) -> Device:
     )
 
 
-def driver(root: Path) -> str:
+def driver(root: HostPath) -> str:
     """Version of the kernel driver, such as ``550.54.15``; empty where it is not loaded."""
     version = read(root / "sys/module/nvidia/version").strip()
     line = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", read(root / "proc/driver/nvidia/version"))

@@ -92,15 +92,15 @@ def fill_cache(context: Context, bundle: Bundle, cached: Mapping[Path, BundleEnt
 def hand_out(context: Context, bundle: Bundle, found: Settings) -> Failures:
     """The images to those that run them, and the cache to hosts."""
     archive = Archive(bundle.path)
-    with cluster.opened(context, found) as where:
-        if not where.targets:
+    with cluster.connect(context, found) as where:
+        if not where.remote_hosts:
             for image in bundle.about["images"]:
                 local.load(archive, image, context.notice)
             return {}
         failures = dict(where.failed)
 
         def left() -> dict[str, Connection]:
-            return {host: one for host, one in where.connections.items() if host not in failures}
+            return {host: one for host, one in where.remote_hosts.items() if host not in failures}
 
         for image in bundle.about["images"]:
             failures |= distribute.hand_out(archive, image, ImageTargets(hosts=left(), emit=context.emit, addresses={}))
@@ -112,5 +112,5 @@ def image_of(context: Context, found: Settings) -> str:
     accelerator = found.text("LAB_ACCELERATOR")
     if found.text("LAB_IMAGE") or accelerator != "auto":
         return found.text("LAB_IMAGE") or catalog.tag(accelerator)
-    with cluster.opened(context, found) as where:
+    with cluster.connect(context, found) as where:
         return where.image

@@ -107,17 +107,13 @@ free() {
 printf '\nlabctl survey\n'
 
 # The person, and by which of its addresses ssh reached the host.
-id=$(id)
-uid=${id#uid=}
-uid=${uid%%[!0-9]*}
-fact id "$id"
+fact id "$(id)"
 fact home "$HOME"
 fact ssh "$SSH_CONNECTION"
 
 # The system.
 text proc/self/status proc/meminfo etc/passwd
-[ -f etc/os-release ] && text etc/os-release || text usr/lib/os-release
-lines proc/sys/kernel/hostname proc/sys/kernel/osrelease proc/sys/kernel/numa_balancing proc/sys/vm/nr_hugepages \
+lines proc/sys/kernel/osrelease proc/sys/kernel/numa_balancing proc/sys/vm/nr_hugepages \
     proc/sys/kernel/random/boot_id proc/sys/net/ipv4/neigh/default/gc_thresh3 \
     proc/cmdline sys/devices/system/cpu/online sys/devices/system/node/node[0-9]*/cpulist
 there etc/docker/daemon.json $accelerator_present
@@ -148,28 +144,9 @@ fi
 listening proc/net/tcp
 listening proc/net/tcp6
 
-# The engine: who may talk to it, what its folders of CDI devices hold, where it keeps images.
-for socket in var/run/docker.sock "run/user/$uid/docker.sock"; do
-    [ -S "$socket" ] || continue
-    may=
-    [ -r "$socket" ] && [ -w "$socket" ] && may=rw
-    fact "socket /$socket" "$may"
-done
+# What the engine's folders of CDI devices hold.
 link var/run
 text etc/cdi/*.json etc/cdi/*.yaml run/cdi/*.json run/cdi/*.yaml
-docker=/var/lib/docker
-if [ -r etc/docker/daemon.json ]; then
-    config=$(cat etc/docker/daemon.json)
-    case $config in
-    *'"data-root"'*)
-        docker=${config#*'"data-root"'}
-        docker=${docker#*'"'}
-        docker=${docker%%'"'*}
-        ;;
-    esac
-fi
-fact docker "$docker"
-free docker "$docker"
 free home "$HOME"
 
 # Device files and their groups, and what the kernel tells of the devices: display controllers and accelerators.

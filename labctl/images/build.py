@@ -18,7 +18,7 @@ from labctl.errors import HostError
 from labctl.images import base as base_image
 from labctl.images import catalog, package_sources
 from labctl.images.package_sources import PipSources
-from labctl.model import Pairs
+from labctl.model import HERE, Pairs
 from labctl.system import process
 from labctl.system.files import make_private
 
@@ -73,7 +73,7 @@ def build(request: BuildRequest, emit: Emit) -> dict[str, Any]:
     engine, tag, lock = request.engine, request.tag, _text(request.image, "lock")
     present = engine.image(tag)
     if present and catalog.INPUTS_LABEL not in (present["Config"].get("Labels") or {}):
-        where = f"on {engine.host}" if engine.connection else "here"
+        where = "here" if engine.host == HERE else f"on {engine.host}"
         raise HostError(f"image {tag} {where} is not labctl's; it is not replaced", hint="unset LAB_IMAGE")
     inputs = catalog.inputs_hash(request.image)
     wanted = package_sources.pins(_text(request.image, "in")) | package_sources.pins(lock)
@@ -218,7 +218,7 @@ def _state(request: BuildRequest) -> Path:
 
 def _buildx(request: BuildRequest, arguments: list[str], emit: Emit) -> None:
     engine = request.engine
-    log = _state(request) / (f"build-{engine.host}.log" if engine.connection else "build.log")
+    log = _state(request) / ("build.log" if engine.host == HERE else f"build-{engine.host}.log")
     environment = _proxy_environment(request)
     run(catalog.dockerfile(request.image), arguments, environment, log, request.tag, emit, engine)
 

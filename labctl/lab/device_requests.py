@@ -7,7 +7,7 @@ them by a hook; then reservations; then the vendor's runtime, which is all that 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,22 +20,12 @@ from labctl.errors import HostError, LabError
 from labctl.lab import capabilities
 from labctl.lab import spec as lab
 from labctl.model import Device, Host, Request
+from labctl.system import procfs
+from labctl.system.hostpath import HostPath
+from labctl.system.procfs import ROOT
 
 ASSUMED: Request = "reservation"
 KEY = "request"
-
-
-Texts = Callable[[str], Mapping[str, str]]
-"""What the files of a folder hold, by name."""
-
-
-def texts_here(folder: str) -> dict[str, str]:
-    """The files of a folder of this machine, less those that are no text."""
-    found = {}
-    for path in sorted(Path(folder).glob("*")):
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            found[path.name] = path.read_text(encoding="utf-8")
-    return found
 
 
 def resolve_device_request(
@@ -47,12 +37,12 @@ def resolve_device_request(
     engine: Daemon | None,
     *,
     refresh: bool = False,
-    texts: Texts = texts_here,
+    root: HostPath = ROOT,
 ) -> Host:
     """The host with the way that its engine is asked for devices. HostError where the engine has none.
 
-    What only a probe can tell is kept per daemon until ``refresh``; without an engine, what was kept counts. ``texts``
-    reads the folders of the engine's host.
+    What only a probe can tell is kept per daemon until ``refresh``; without an engine, what was kept counts. ``root``
+    is the root directory of the engine's host.
     """
     access = accelerators.get(accelerator).engine
     if not engine or not host.devices:
@@ -64,7 +54,7 @@ def resolve_device_request(
     known = capabilities.kept(directory, host.name, engine).get(KEY)
     devices = wanted(settings, accelerator, host)
     request: Request | None
-    if has_cdi(information, access.cdi, devices, texts):
+    if has_cdi(information, access.cdi, devices, root):
         request = "cdi"
     elif known in {"reservation", "runtime"} and not refresh:
         request = known
@@ -123,13 +113,18 @@ def described(
 
 
 def foreseen(
-    settings: Settings, accelerator: str, host: Host, directory: Path, engine: Daemon | None, texts: Texts = texts_here
+    settings: Settings,
+    accelerator: str,
+    host: Host,
+    directory: Path,
+    engine: Daemon | None,
+    root: HostPath = ROOT,
 ) -> tuple[Request, str]:
     """How `up` would ask for devices as far as can be told without a probe, and who says so; no engine need answer."""
     known = capabilities.kept(directory, host.name, None).get(KEY)
     with contextlib.suppress(LabError):
         kind = accelerators.get(accelerator).engine.cdi
-        if engine and has_cdi(engine.information(), kind, wanted(settings, accelerator, host), texts):
+        if engine and has_cdi(engine.information(), kind, wanted(settings, accelerator, host), root):
             return "cdi", "engine"
         if engine:
             known = capabilities.kept(directory, host.name, engine).get(KEY)
@@ -157,13 +152,13 @@ def runtimes(information: dict[str, Any]) -> tuple[str, ...]:
     return tuple(sorted(information.get("Runtimes") or ()))
 
 
-def has_cdi(information: dict[str, Any], kind: str, devices: tuple[Device, ...], texts: Texts = texts_here) -> bool:
+def has_cdi(information: dict[str, Any], kind: str, devices: tuple[Device, ...], root: HostPath = ROOT) -> bool:
     """Whether the engine has every one of these devices as a CDI device of that kind."""
     names = {f"{kind}={device.id}" for device in devices}
-    return bool(kind) and names <= set(cdi_devices(information, texts))
+    return bool(kind) and names <= set(cdi_devices(information, root))
 
 
-def cdi_devices(information: dict[str, Any], texts: Texts) -> Iterator[str]:
+def cdi_devices(information: dict[str, Any], root: HostPath) -> Iterator[str]:
     """Full names of the CDI devices that the engine says it has, or, where it is too old to say, that its folders hold.
 
     Source: Docker Engine API 1.50 (DiscoveredDevices); CDI's SPEC.md.
@@ -172,8 +167,8 @@ def cdi_devices(information: dict[str, Any], texts: Texts) -> Iterator[str]:
         yield from (device["ID"] for device in discovered if device.get("Source") == "cdi")
         return
     for folder in information.get("CDISpecDirs") or ():
-        for name, text in texts(folder).items():
-            spec = read_spec(text) if name.endswith((".json", ".yaml")) else {}
+        for path in sorted((root / folder.lstrip("/")).glob("*")):
+            spec = read_spec(procfs.read(path)) if path.name.endswith((".json", ".yaml")) else {}
             yield from (f"{spec['kind']}={device.get('name')}" for device in spec.get("devices", ()))
 
 

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from labctl import accelerators, errors
 from labctl.accelerators import leases
-from labctl.accelerators.detect import ROOT, Person, groups, observe
+from labctl.accelerators.detect import groups, observe
 from labctl.accelerators.vendor_tools import Run, describe, run_here
 from labctl.config.context import Context
 from labctl.config.settings import Settings
 from labctl.engines.docker import DockerEngine
 from labctl.errors import HostError, LabError
-from labctl.hosts import facts
-from labctl.lab import cluster, device_requests, spec
-from labctl.lab.cluster import Cluster
+from labctl.hosts.ssh import Connection
+from labctl.lab import device_requests, spec
+from labctl.lab.cluster import Cluster, connect, preview_lab
 from labctl.model import HERE, Node
-from labctl.system import files, procfs
+from labctl.system import procfs
+from labctl.system.hostpath import HostPath
+from labctl.system.process import CompletedProcess
+from labctl.system.procfs import ROOT
 
 
-def of_host(found: Settings, directory: Path, root: Path = ROOT) -> dict[str, Any]:
+def of_host(found: Settings, directory: Path, root: HostPath = ROOT) -> dict[str, Any]:
     """This host in the form that scripts rely on, with the nodes of the lab in this directory, if one is there.
 
     ``accelerator`` is null where none of the wanted kind is here. Memory in bytes.
@@ -37,8 +42,7 @@ def described(
     trouble: str,
     *,
     name: str = HERE,
-    root: Path = ROOT,
-    person: Person | None = None,
+    root: HostPath = ROOT,
     run: Run = run_here,
 ) -> dict[str, Any]:
     """A host whose files are below ``root``, and the lab's ``nodes`` on it; ``trouble`` is why there are none.
@@ -68,7 +72,7 @@ def described(
             for device in describe(kind, devices, run)
         ],
         "drivers": {kind: accelerators.get(kind).driver(root) for kind in everything},
-        "groups": groups(every, root, person),
+        "groups": groups(every, root),
         "infiniband": procfs.infiniband(root),
         "fabrics": [asdict(fabric) for fabric in procfs.fabrics(root)],
         "nodes": [
@@ -84,7 +88,7 @@ def described(
     }
 
 
-def choice(found: Settings, root: Path = ROOT) -> tuple[str | None, str]:
+def choice(found: Settings, root: HostPath = ROOT) -> tuple[str | None, str]:
     """The accelerator that a lab with these settings gets here, and why; None where there is none of that kind."""
     wanted = found.text("LAB_ACCELERATOR")
     try:
@@ -97,7 +101,7 @@ def choice(found: Settings, root: Path = ROOT) -> tuple[str | None, str]:
     return chosen.name, f"auto: {'; '.join((chosen.why, *missed))}"
 
 
-def nodes_of(found: Settings, directory: Path, root: Path) -> tuple[tuple[Node, ...], str]:
+def nodes_of(found: Settings, directory: Path, root: HostPath) -> tuple[tuple[Node, ...], str]:
     """The nodes of the lab in this directory, or why there can be none; nothing of either where no lab is here."""
     if not (directory / ".env").is_file():
         return (), ""
@@ -116,46 +120,43 @@ def devices(context: Context) -> list[dict[str, Any]]:
     found = context.settings()
     if not found.text("LAB_HOSTS"):
         return [of_host(found, context.directory)]
-    with cluster.opened(context, found, demand=False) as where:
-        if not where.connections:
-            errors.raise_all(where.failed)
-        for error in where.failed.values():
+    with connect(context, found, demand=False) as cluster:
+        if not cluster.connections:
+            errors.raise_all(cluster.failed)
+        for error in cluster.failed.values():
             context.warn(error.message)
-        return each(where)
+        return each(cluster)
 
 
-def each(where: Cluster) -> list[dict[str, Any]]:
+def each(cluster: Cluster) -> list[dict[str, Any]]:
     """Those that ssh reaches, in the order of the list."""
-    nodes, troubles = nodes_by_host(where)
-    with files.scratch() as scratch:
-        return [
-            described(
-                where.settings,
-                tuple(node for node in nodes if node.host == name),
-                troubles.get(name, ""),
-                name=name,
-                root=facts.lay_out(where.told[name], scratch / str(number)),
-                person=facts.person_of(where.told[name]),
-                run=tool_on(where, name),
-            )
-            for number, name in enumerate(where.connections)
-        ]
+    nodes, troubles = nodes_by_host(cluster)
+    return [
+        described(
+            cluster.settings,
+            tuple(node for node in nodes if node.host == name),
+            troubles.get(name, ""),
+            name=name,
+            root=cluster.root(name),
+            run=partial(run_on, connection),
+        )
+        for name, connection in cluster.connections.items()
+    ]
 
 
-def nodes_by_host(where: Cluster) -> tuple[tuple[Node, ...], dict[str, str]]:
+def nodes_by_host(cluster: Cluster) -> tuple[tuple[Node, ...], dict[str, str]]:
     """The lab's nodes, and on which hosts there can be none and why."""
     try:
-        lab, able = cluster.foresee_lab(where)
+        lab, able = preview_lab(cluster)
     except LabError as error:
-        return (), dict.fromkeys(where.connections, error.message)
-    troubles = {name: error.message for name, error in able.failed.items() if name not in where.failed}
+        return (), dict.fromkeys(cluster.connections, error.message)
+    troubles = {name: error.message for name, error in able.failed.items() if name not in cluster.failed}
     return tuple(node for node in lab.nodes if node.host not in troubles), troubles
 
 
-def tool_on(where: Cluster, name: str) -> Run:
-    """Runs a maker's tool on a host."""
-    connection = where.connections[name]
-    return lambda argv, seconds: connection.run('exec "$@"', *argv, timeout=seconds, check=False)
+def run_on(connection: Connection, argv: Sequence[str], seconds: float) -> CompletedProcess:
+    """Run a vendor's tool on a host, whatever its exit code."""
+    return connection.run('exec "$@"', *argv, timeout=seconds, check=False)
 
 
 def decided(context: Context) -> Rows:
@@ -174,19 +175,19 @@ def decided(context: Context) -> Rows:
 def on_hosts(context: Context, found: Settings) -> tuple[str, str]:
     """The accelerator of the hosts that are listed, as far as they answer or did when they were last reached."""
     wanted = found.text("LAB_ACCELERATOR")
-    with cluster.opened(context, found, demand=False) as where:
-        silent = [one.message for one in where.failed.values()]
+    with connect(context, found, demand=False) as cluster:
+        silent = [one.message for one in cluster.failed.values()]
         try:
-            able = where.equipped()
-            names = [host.name for host in where.hosts if host.name not in able.failed or host.name in where.failed]
-            lacking = [one.message for name, one in able.failed.items() if name not in where.failed]
-            chosen: str = where.accelerator
+            able = cluster.with_usable_hosts()
+            names = [host.name for host in cluster.hosts if host.name not in able.failed or host.name in cluster.failed]
+            lacking = [one.message for name, one in able.failed.items() if name not in cluster.failed]
+            chosen: str = cluster.accelerator
         except HostError as error:
-            if error not in where.failed.values():
+            if error not in cluster.failed.values():
                 return "none", "; ".join((errors.about(error.node or "", error), *silent))
             names, lacking, chosen = [], [], "unknown" if wanted == "auto" else wanted
-        heard = ", ".join(name for name in names if name in where.connections)
-        before = ", ".join(name for name in names if name not in where.connections)
+        heard = ", ".join(name for name in names if name in cluster.connections)
+        before = ", ".join(name for name in names if name not in cluster.connections)
         parts = (
             f"on {heard}" if heard else "",
             f"on {before} when last reached" if before else "",

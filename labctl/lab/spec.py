@@ -16,7 +16,7 @@ from labctl.model import BRIDGED, Accelerator, Device, Host, Lab, Limits, Mount,
 from labctl.system import pci
 from labctl.workloads import external
 
-KEPT = ".lab/kept"
+KEPT = ".lab/home"
 """What shells and notebooks keep when a lab goes down, relative to the lab directory: history, last directories."""
 
 

@@ -10,24 +10,24 @@ from labctl import model
 from labctl.config.context import Context
 from labctl.engines.state import ObservedState, elsewhere
 from labctl.errors import HostError
-from labctl.lab.cluster import Cluster, owner
+from labctl.lab.cluster import THIS_MACHINE, Cluster, owner
 
 
-def status_of(context: Context, where: Cluster) -> dict[str, Any]:
+def status_of(context: Context, cluster: Cluster) -> dict[str, Any]:
     """The lab's state and nodes; nodes of a host that does not answer are ``unreachable``.
 
     Where nothing of it was seen and a host does not answer, its state is ``unknown``.
     """
-    name = where.settings.text("LAB_NAME")
-    observed = where.engine.observe(name)
-    if where.targets:
+    name = cluster.settings.text("LAB_NAME")
+    observed = cluster.engine.observe(name)
+    if cluster.inventory != THIS_MACHINE:
         observed = ours(context, observed, owner())
-    silent = {**where.failed, **dict(observed.silent)}
-    unreachable = unheard(where, silent)
+    silent = {**cluster.failed, **dict(observed.silent)}
+    unreachable = unheard(cluster, silent)
     up_now = {container.node for container in observed.containers if container.state == "running"}
     there = {container.node for container in observed.containers}
     nothing = "unknown" if silent else "down"
-    state = nothing if not there else "up" if up_now == set(where.places) == there else "partial"
+    state = nothing if not there else "up" if up_now == set(cluster.placement) == there else "partial"
     nodes = [
         {
             "name": container.node,
@@ -41,7 +41,7 @@ def status_of(context: Context, where: Cluster) -> dict[str, Any]:
         }
         for container in observed.containers
     ]
-    place = {node: number for number, node in enumerate(where.places)}
+    place = {node: number for number, node in enumerate(cluster.placement)}
     return {
         "lab": name,
         "state": state,
@@ -62,7 +62,7 @@ def ours(context: Context, observed: ObservedState, caller: str) -> ObservedStat
     return replace(observed, containers=tuple(one for one in observed.containers if one.id not in theirs))
 
 
-def unheard(where: Cluster, silent: Mapping[str, HostError]) -> list[dict[str, Any]]:
+def unheard(cluster: Cluster, silent: Mapping[str, HostError]) -> list[dict[str, Any]]:
     """What should be on hosts that do not answer."""
     return [
         {
@@ -75,6 +75,6 @@ def unheard(where: Cluster, silent: Mapping[str, HostError]) -> list[dict[str, A
             "slots": 0,
             "devices": [],
         }
-        for name, host in where.places.items()
+        for name, host in cluster.placement.items()
         if host in silent
     ]

@@ -26,7 +26,7 @@ from labctl.doctor.examination import CheckContext
 from labctl.engines import Backend
 from labctl.errors import ConfigError
 from labctl.hosts import facts
-from labctl.lab import capabilities, spec
+from labctl.lab import capabilities, cluster, spec
 from labctl.lab import devices as device_listing
 from labctl.model import Device, DeviceMapping, Host, Lab
 from labctl.system import files, procfs
@@ -271,10 +271,10 @@ def test_a_made_up_accelerator_is_found_by_its_module_alone(zeta: Path, wanted: 
     assert accelerators.remarks(zeta) == (f"a Zeta card at {CARDS[1]} has its driver, zeta, but no device file",)
 
 
-def test_a_made_up_accelerator_is_found_on_another_host(zeta: Path, tmp_path: Path) -> None:
+def test_a_made_up_accelerator_is_found_on_another_host(zeta: Path) -> None:
     done = subprocess.run(["sh", "-c", facts.script(), "sh", str(zeta)], capture_output=True, text=True, check=True)
     told = facts.read(done.stdout, "blue")
-    accelerator, found = facts.host_of(told, facts.lay_out(told, tmp_path / "blue"), "auto")
+    accelerator, found = cluster.observe("auto", told)
     assert (accelerator, found.devices, found.driver) == ("zeta", observe("auto", zeta)[1].devices, "2.1")
 
 

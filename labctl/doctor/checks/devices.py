@@ -22,7 +22,7 @@ from labctl.engines import agent
 from labctl.engines.state import Container
 from labctl.errors import ConfigError, HostError, LabError
 from labctl.lab import spec
-from labctl.model import Host
+from labctl.model import HERE, Host
 
 KILLED = 137
 
@@ -67,7 +67,7 @@ def register_runtime(ctx: CheckContext, accelerator: str) -> tuple[str, str]:
         steps += [f"{sudo}{access.configure}", engine.restart(ctx)]
         caution = f"{caution}; {engine.RESTART_ENDS}"
     else:
-        path = shutil.which(access.program) if installed and ctx.access.connection is None else ""
+        path = shutil.which(access.program) if installed and ctx.name == HERE else ""
         runtimes = {"runtimes": {access.runtime: {"path": path or f"/usr/bin/{access.program}"}}}
         # The engine reloads its runtimes without a restart.
         steps += [engine.configure(ctx, runtimes), f"{sudo}sh -c 'kill -HUP $(cat /var/run/docker.pid)'"]

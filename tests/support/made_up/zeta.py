@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from labctl.accelerators import AcceleratorModule, Advice, PciVendor, Tool, Watch
 from labctl.model import Device, DeviceMapping, Host
 from labctl.system import pci
+from labctl.system.hostpath import HostPath
 from labctl.system.procfs import read
 
 VENDOR = PciVendor("0x7e7a", "a Zeta card", ("zeta",))
 
 
-def find(root: Path) -> tuple[Device, ...]:
+def find(root: HostPath) -> tuple[Device, ...]:
     """The cards in bus order, whose device files have the same numbers."""
     cards = [card.address for card in pci.cards(root) if card.vendor == VENDOR.id]
     return tuple(
@@ -26,7 +26,7 @@ def find(root: Path) -> tuple[Device, ...]:
     )  # fmt: skip
 
 
-def folder(root: Path, address: str) -> Path:
+def folder(root: HostPath, address: str) -> HostPath:
     return root / "sys/bus/pci/devices" / address
 
 

@@ -488,7 +488,7 @@ def test_a_table_of_neighbours_that_is_too_small_is_told_with_what_raises_it(
     examined: Callable[..., CheckContext],
 ) -> None:
     look = examined(builders.lab(64))
-    file = look.root / "proc/sys/net/ipv4/neigh/default/gc_thresh3"
+    file = Path(str(look.root)) / "proc/sys/net/ipv4/neigh/default/gc_thresh3"
     file.parent.mkdir(parents=True)
     file.write_text("1024\n")
     (finding,) = network.arp_table(look)
@@ -525,8 +525,8 @@ def test_wider_pools_are_put_beside_what_the_engine_is_told_already(examined: Ca
     (fresh,) = network.address_pools(examination)
     assert "default-address-pools" in fresh.fix
     assert "jq" not in fresh.fix
-    (examination.root / "etc/docker").mkdir(parents=True)
-    (examination.root / "etc/docker/daemon.json").touch()
+    (Path(str(examination.root)) / "etc/docker").mkdir(parents=True)
+    (Path(str(examination.root)) / "etc/docker/daemon.json").touch()
     (merging,) = network.address_pools(examination)
     assert 'merged=$(jq \'. * {"default-address-pools"' in merging.fix
     assert "ends every container" in merging.impact
@@ -581,7 +581,7 @@ def test_what_gaudi_asks_of_a_host_is_read_off_the_kernel(
 ) -> None:
     examination = examined(with_devices("habana"))
     for name, text in files.items():
-        path = examination.root / "proc/sys" / name
+        path = Path(str(examination.root)) / "proc/sys" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{text}\n")
     found = list(devices.vendor_host(examination))
@@ -596,8 +596,8 @@ def test_an_iommu_that_translates_is_told_of_on_a_host_with_gaudis(
     examined: Callable[..., CheckContext], words: str, expected: list[str]
 ) -> None:
     examination = examined(with_devices("habana"))
-    (examination.root / "proc").mkdir(parents=True)
-    (examination.root / "proc/cmdline").write_text(words)
+    (Path(str(examination.root)) / "proc").mkdir(parents=True)
+    (Path(str(examination.root)) / "proc/cmdline").write_text(words)
     assert wrong(one for one in devices.vendor_host(examination) if one.code == "LAB-GAUDI-003") == expected
 
 
