@@ -15,7 +15,6 @@ import typer
 
 from labctl.cli.output import Output
 from labctl.config.context import Context
-from labctl.deploy import preflight
 from labctl.errors import ConfigError, Interrupted, LabError, OutputClosed
 
 Directory = Annotated[Path, typer.Option("--directory", "-C", help="The lab's directory, with its .env.")]
@@ -43,12 +42,14 @@ def named(directory: Path, output: Output, overrides: list[str] | None = None) -
     Without -C it is the nearest directory upwards that is a lab's, as the person may stand anywhere within.
     ConfigError where no lab is named.
     """
+    from labctl.deploy.preflight import require_named
+
     where = context(directory, output, overrides)
     if directory == HERE:
         around = (where.directory, *where.directory.parents)
         where = replace(where, directory=next(filter(names_lab, around), where.directory))
     found = where.settings()
-    preflight.require_named(where, found)
+    require_named(where, found)
     return where, found.text("LAB_NAME")
 
 

@@ -13,13 +13,13 @@ from labctl.errors import HostError
 from labctl.lab.cluster import THIS_MACHINE, Cluster, owner
 
 
-def status_of(context: Context, cluster: Cluster) -> dict[str, Any]:
+def status_of(context: Context, cluster: Cluster, observed: ObservedState | None = None) -> dict[str, Any]:
     """The lab's state and nodes; nodes of a host that does not answer are ``unreachable``.
 
-    Where nothing of it was seen and a host does not answer, its state is ``unknown``.
+    Where nothing of it was seen and a host does not answer, its state is ``unknown``. ``observed``: read just before.
     """
     name = cluster.settings.text("LAB_NAME")
-    observed = cluster.engine.observe(name)
+    observed = observed or cluster.engine.observe(name)
     if cluster.inventory != THIS_MACHINE:
         observed = ours(context, observed, owner())
     silent = {**cluster.failed, **dict(observed.silent)}

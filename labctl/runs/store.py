@@ -15,33 +15,28 @@ from typing import Any, TextIO
 
 from labctl import naming
 from labctl.config.settings import Settings
-from labctl.deploy.plan import Plan
 from labctl.engines import Backend
 from labctl.errors import ConfigError
 from labctl.model import File, Job, Lab, Rank, Result, Secret, Verdict
 from labctl.system import filelock, files
 
 
-def before(lab: Lab, settings: Settings, job: Job, engine: Backend, steps: Plan) -> tuple[File, ...]:
-    """Files for the run's directory, relative to it."""
-    rendered = [
-        File(path=f"rendered/{file.path.removeprefix('.lab/')}", content=file.content) for file in _rendered(lab)
-    ]
+def record(
+    lab: Lab, settings: Settings, job: Job, versions: dict[str, Any], *, preview: bool = False
+) -> tuple[File, ...]:
+    """Files for the run's directory, relative to it; a ``preview`` has those that `up` is yet to write, too."""
+    # As they are on disk, which is what the containers were made from.
+    composed = ((path, lab.directory / path) for path in (naming.compose_path(node.name) for node in lab.nodes))
     return (
-        File(path="plan.txt", content=f"{steps}\n"),
         _json("job.json", _job(job)),
         _json("settings.json", [dict(zip(("key", "value", "origin"), row, strict=True)) for row in settings.rows()]),
-        _json("versions.json", _versions(lab, engine)),
-        *rendered,
+        _json("versions.json", versions),
+        *(
+            File(path=f"rendered/{name.removeprefix('.lab/')}", content=path.read_text() if path.exists() else "")
+            for name, path in composed
+            if preview or path.exists()
+        ),
     )
-
-
-def _rendered(lab: Lab) -> list[File]:
-    """The files as they are on disk, which is what the containers were made from."""
-    paths = [naming.compose_path(node.name) for node in lab.nodes]
-    return [
-        File(path=path, content=(lab.directory / path).read_text()) for path in paths if (lab.directory / path).exists()
-    ]
 
 
 def _job(job: Job) -> dict[str, Any]:
@@ -57,13 +52,14 @@ def _job(job: Job) -> dict[str, Any]:
     }
 
 
-def _versions(lab: Lab, engine: Backend) -> dict[str, Any]:
+def versions(lab: Lab, engine: Backend, image_id: str | None) -> dict[str, Any]:
+    """Versions of all that a run depends on."""
     return {
         "labctl": metadata.version("labctl"),
         "python": platform.python_version(),
         **engine.versions(),
         "image": lab.image,
-        "image_id": engine.on(lab.hosts[0].name).image_id(lab.image),
+        "image_id": image_id,
     }
 
 
@@ -91,16 +87,16 @@ def directory(lab: Path, run_id: str) -> Path:
     return lab / "runs" / run_id
 
 
-def create(lab: Lab, run_id: str, job_files: Iterable[File], record: Iterable[File]) -> Path:
+def create(lab: Lab, run_id: str, content: Iterable[File]) -> Path:
     """Make the run's directory with what it needs and what is known before it starts."""
     path = directory(lab.directory, run_id)
     files.make_private(path / "ranks")
-    files.write_all(path, (*job_files, *record))
+    files.write_all(path, content)
     return path
 
 
-class Recorder:
-    """Keeps a run's output, with the lab's secrets taken out; ``lines`` are those that the verdict needs, as said."""
+class RunLog:
+    """Keeps a run's output, with the lab's secrets redacted; ``lines`` are those that the verdict needs, as printed."""
 
     def __init__(self, path: Path, lab: Lab, wanted: Iterable[str]) -> None:
         self._stream: TextIO = (path / OUTPUT).open("w", encoding="utf-8")
@@ -119,7 +115,9 @@ class Recorder:
         return line
 
     def close(self) -> None:
-        """End the record; what ranks wrote themselves is cleared of secrets too."""
+        """Close the log and redact what ranks wrote themselves; once is enough."""
+        if self._stream.closed:
+            return
         self._stream.close()
         redact_ranks(self._path, self._hidden)
 

@@ -42,7 +42,7 @@ def with_secrets(directory: Path, token: str = "", **variables: str) -> Lab:
 
 
 def started(of: Lab, run_id: str) -> Path:
-    path = store.create(of, run_id, (File(path="hostfile", content="worker-0 slots=1\n", mode=0o644),), ())
+    path = store.create(of, run_id, (File(path="hostfile", content="worker-0 slots=1\n", mode=0o644),))
     (path / store.LOCK).touch()
     return path
 
@@ -165,7 +165,7 @@ def test_a_line_that_is_only_like_deepspeeds_starts_no_rank(mapping: str) -> Non
 
 
 def test_a_pattern_with_flags_of_its_own_is_kept_apart(tmp_path: Path) -> None:
-    recorder = store.Recorder(tmp_path, lab(), ["(?i)loss: (\\S+)", "(a)\\1 (\\d)"])
+    recorder = store.RunLog(tmp_path, lab(), ["(?i)loss: (\\S+)", "(a)\\1 (\\d)"])
     for line in ("LOSS: 3", "aa 4", "ab 5"):
         recorder.keep(line)
     recorder.close()
@@ -183,7 +183,7 @@ def test_whatever_lies_under_the_name_of_a_log_does_not_cost_the_verdict(tmp_pat
 def test_secrets_are_taken_out_of_lines_and_of_what_ranks_wrote(tmp_path: Path) -> None:
     of = with_secrets(tmp_path, "CANARY-token", WANDB_API_KEY="CAN ARY's $key")
     path = started(of, "r1")
-    recorder = store.Recorder(path, of, ["speed (.*)"])
+    recorder = store.RunLog(path, of, ["speed (.*)"])
     said = "got CANARY-token and CAN ARY's $key"
     (path / "ranks/rank-0.log").write_bytes(said.encode() + b" \xff\n")
     assert recorder.keep(said) == "got [REDACTED] and [REDACTED]"
@@ -203,7 +203,7 @@ def test_a_secret_of_several_lines_is_taken_out_line_by_line(tmp_path: Path, val
 
 def test_a_secret_that_begins_another_leaves_no_rest_of_it(tmp_path: Path) -> None:
     of = with_secrets(tmp_path, A_KEY="abcd", B_KEY="abcdEFGH")
-    recorder = store.Recorder(started(of, "r1"), of, [])
+    recorder = store.RunLog(started(of, "r1"), of, [])
     kept = recorder.keep("x abcdEFGH y")
     recorder.close()
     assert "EFGH" not in kept
@@ -211,7 +211,7 @@ def test_a_secret_that_begins_another_leaves_no_rest_of_it(tmp_path: Path) -> No
 
 def test_the_verdict_reads_what_was_said_though_the_record_hides_it(tmp_path: Path) -> None:
     of = with_secrets(tmp_path, PORT_PASSWORD="2048")  # noqa: S106
-    recorder = store.Recorder(started(of, "r1"), of, [r"Throughput: (\S+)"])
+    recorder = store.RunLog(started(of, "r1"), of, [r"Throughput: (\S+)"])
     for line in (
         "worker-0: labctl: rank 0 of 1 on worker-0",
         "nothing of note",
@@ -234,7 +234,7 @@ def test_an_abandoned_run_is_closed_without_its_secrets(tmp_path: Path) -> None:
 
 def test_lines_are_on_disk_as_they_come(tmp_path: Path) -> None:
     of = lab(directory=tmp_path)
-    recorder = store.Recorder(started(of, "r1"), of, [])
+    recorder = store.RunLog(started(of, "r1"), of, [])
     recorder.keep("ü first")
     assert (tmp_path / "runs/r1/output.log").read_text(encoding="utf-8") == "ü first\n"
     recorder.close()
