@@ -56,5 +56,5 @@ def test_its_cards_are_found_mapped_leased_watched_and_run_on(
     refused = other.call("up").expect(3)
     assert f"lab `{lab.name}`" in refused.err
 
-    document = lab.call("run", "hello", "--json").expect(0).json
+    document = lab.call("run", "hello", "--launcher", "mpirun", "--json").expect(0).json
     assert (document["verdict"], document["world_size"]) == ("PASS", 2)
