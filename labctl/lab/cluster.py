@@ -341,16 +341,8 @@ def load_lab(context: Context, cluster: Cluster, *, ask: bool = True, refresh: b
     if ask:
 
         def resolve(host: Host, engine: Daemon) -> Host:
-            return device_requests.resolve_device_request(
-                settings,
-                cluster.accelerator,
-                host,
-                directory,
-                cluster.image,
-                engine,
-                refresh=refresh,
-                root=cluster.root(host.name),
-            )
+            asked = settings, cluster.accelerator, host, directory, cluster.image, engine
+            return device_requests.resolve_device_request(*asked, refresh=refresh, root=cluster.root(host.name))
 
         resolved, cluster = cluster.map_engines(resolve)
         hosts |= resolved
@@ -377,14 +369,8 @@ def preview_lab(cluster: Cluster) -> tuple[Lab, Cluster]:
     if accelerators.get(cluster.accelerator).engine.is_open:
 
         def preview(host: Host) -> Host:
-            request, _ = device_requests.foreseen(
-                cluster.settings,
-                cluster.accelerator,
-                host,
-                cluster.directory,
-                cluster.daemon(host),
-                cluster.root(host.name),
-            )
+            asked = cluster.settings, cluster.accelerator, host, cluster.directory, cluster.daemon(host)
+            request, _ = device_requests.foreseen(*asked, cluster.root(host.name))
             return replace(host, request=request)
 
         previewed, _ = map_hosts(preview, {host.name: host for host in hosts})

@@ -180,7 +180,7 @@ def _met(member: ClusterMember) -> Endpoint:
 
 
 def _leaving(members: Sequence[ClusterMember], known: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
-    """For each host the endpoint by which it reaches these ways of the others."""
+    """For each host the endpoint by which it reaches those of the others."""
     names = {int(IPv4Address(endpoint.address)): member.name for member, endpoint in zip(members, known, strict=True)}
     numbers = sorted(names)
     return tuple(

@@ -74,7 +74,7 @@ def test_hosts_that_do_not_answer_are_findings_beside_those_of_the_others(rack: 
     found = doctor(lab)
     assert "Docker Engine does not answer" in the(found, "LAB-ENGINE-001", "h1")["seen"]
     assert "systemctl start docker" in the(found, "LAB-ENGINE-001", "h1")["fix"]
-    assert "cannot be reached" in the(found, "LAB-HOST-004", "h2")["seen"]
+    assert "unreachable: " in the(found, "LAB-HOST-004", "h2")["seen"]
 
 
 @pytest.mark.alone
