@@ -11,6 +11,7 @@ from labctl.config.context import Context
 from labctl.deploy import drift, images, ledger, plan, preflight, provision
 from labctl.engines.state import ObservedState
 from labctl.errors import Failures
+from labctl.lab import capabilities
 from labctl.lab.cluster import Cluster, load_lab, preview_lab
 from labctl.model import HERE, Lab
 
@@ -42,7 +43,7 @@ def up(context: Context, cluster: Cluster, check: Callable[[Lab, Cluster], Clust
     steps = (*first, *provision.plan_probe(cluster))
     lab, cluster = preview_lab(cluster) if dry_run or steps else load_lab(context, cluster)
     preflight.report_accelerator(context, cluster, lab)
-    preflight.require_room(context, cluster, lab)
+    preflight.warn_small_arp_table(context, cluster, lab)
     return rest_of_up(context, cluster, lab, observed, steps)
 
 
@@ -58,6 +59,7 @@ def rest_of_up(
     context: Context, cluster: Cluster, lab: Lab, observed: ObservedState, first: tuple[plan.Step, ...] = ()
 ) -> Decision:
     """What is left once the image is everywhere and the engines were probed."""
+    capabilities.require_files(lab)
     leases.require_free(lab)
     rendered = render.render(lab)
     local, changed = provision.plan_local(lab, rendered, observed.on(HERE).image)

@@ -40,11 +40,10 @@ def report_accelerator(context: Context, cluster: Cluster, lab: Lab) -> None:
         context.warn(remark)
 
 
-def require_room(context: Context, cluster: Cluster, lab: Lab) -> None:
-    """HostError for a lab that is too large for the limits of its hosts; a warning if the ARP table is too small."""
+def warn_small_arp_table(context: Context, cluster: Cluster, lab: Lab) -> None:
+    """Warn if the host's ARP table is too small for all nodes to talk to each other."""
     from labctl.lab import capabilities
 
-    capabilities.require_files(lab)
     root = cluster.root(lab.hosts[0].name)
     if lab.network == "bridge" and (short := capabilities.neighbours_lacking(lab, root)):
         table, needed = short

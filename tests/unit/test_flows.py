@@ -223,3 +223,14 @@ def test_down_and_clean_do_what_they_say(context: Context, engine: Engine, lab_i
     assert flows.down(context)["plan"] == planned
     assert flows.clean(context)["plan"] == ["#1 remove .lab  [labctl clean]"]
     assert not (context.directory / ".lab").exists()
+
+
+def test_a_lab_that_is_too_large_is_refused_once_the_engine_was_probed(
+    context: Context, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "grants", lambda *_: False)
+    monkeypatch.setattr(engine, "most_files", lambda *_: 64, raising=False)
+    large = Context(directory=context.directory, environ={}, emit=lambda _: None, flags={"LAB_NODES": "300"})
+    with pytest.raises(HostError, match=r"ranks take \d+ open files in one process, and containers here may have 64"):
+        flows.up(large)
+    assert engine.done == []
