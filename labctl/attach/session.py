@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from labctl.engines.agent import AGENT
-from labctl.errors import HostError
+from labctl.errors import ConfigError, HostError
 from labctl.system import files, process
 
 # What the agent knows a run's processes by; its value here is a mark of one command.
@@ -28,6 +28,12 @@ LET_GO = 1
 NOT_RUN = (126, 127)
 # Runs in a node's container.
 SCRIPT = Path(__file__).with_name("in_node.sh").read_text(encoding="utf-8")
+
+
+class CommandNotFound(ConfigError):
+    """The node has no such command; ends with the code of a shell."""
+
+    exit_code = process.NOT_FOUND
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

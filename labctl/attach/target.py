@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import as_completed
 from contextlib import contextmanager
 
 from labctl import model, naming
@@ -11,8 +12,10 @@ from labctl.attach import session
 from labctl.config.context import Context
 from labctl.engines import Daemon
 from labctl.engines.state import Container, elsewhere
-from labctl.errors import ConfigError, HostError, raise_all
+from labctl.errors import ConfigError, HostError, on_host, raise_all
 from labctl.lab import cluster
+from labctl.system import process
+from labctl.system.parallel import pool
 
 
 @contextmanager
@@ -72,6 +75,33 @@ def reached(where: Context, name: str, node: str | None) -> Iterator[tuple[Daemo
             container_of(where, name, node or model.LAUNCHER, daemons[0])
         yield daemons
         raise_all(there.failed)
+
+
+def logs(
+    context: Context, lab: str, node: str | None, on_line: Callable[[str], None], *, follow: bool, colors: bool
+) -> None:
+    """Pass on the logs of a node, or of all hosts in parallel. HostError for hosts that fail, once all have ended."""
+    options = (*(("--follow",) if follow else ()), *((node,) if node else ()))
+    ansi = "always" if colors else "never"
+    args = ("compose", "--ansi", ansi, "-p", naming.project_name(lab), "logs", *options)
+
+    def stream(daemon: Daemon) -> None:
+        with on_host(daemon.hosts[0]):
+            process.stream((*daemon.docker, *args), on_line)
+
+    with reached(context, lab, node) as daemons:
+        if len(daemons) == 1:
+            stream(daemons[0])
+            return
+        failed = {}
+        with pool(len(daemons), endless=follow) as threads:
+            hosts = {threads.submit(stream, daemon): daemon.hosts[0] for daemon in daemons}
+            for future in as_completed(hosts):
+                try:
+                    future.result()
+                except HostError as error:
+                    failed[hosts[future]] = error
+        raise_all(failed)
 
 
 def container_of(where: Context, name: str, node: str, daemon: Daemon) -> Container:

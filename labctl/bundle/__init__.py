@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from labctl.bundle import load as loading
 from labctl.bundle import load as to_hosts
 from labctl.bundle import save as saving
+from labctl.bundle.contents import ExcludedFile
 from labctl.bundle.format import Bundle, BundleEntry
+from labctl.bundle.save import SavedBundle
 from labctl.config.context import Context
 from labctl.config.settings import Settings
 from labctl.deploy import images as prepare
@@ -21,15 +23,30 @@ from labctl.images import catalog, distribute, local
 from labctl.images.archive import Archive
 from labctl.images.distribute import Failures, ImageTargets
 from labctl.lab import cluster
+from labctl.model import HostFailure
 from labctl.runs import request
 from labctl.system import filelock
 from labctl.system.files import require_room, room_at
 from labctl.system.progress import Progress
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedBundle:
+    """A bundle that was unpacked into a directory: the files that were written, and the hosts that failed."""
+
+    lab: str
+    images: tuple[str, ...]
+    created: str
+    labctl: str
+    excluded: tuple[ExcludedFile, ...]
+    directory: str
+    files: tuple[str, ...]
+    failed: tuple[HostFailure, ...]
+
+
 def save_bundle(
     context: Context, file: Path, *, workloads: Iterable[str] = (), cache: bool = False, secrets: bool = False
-) -> dict[str, Any]:
+) -> SavedBundle:
     """Write the lab in the context's directory, with the images of its nodes and of these workloads, into a file."""
     found = context.settings()
     preflight.require_initialised(context)
@@ -49,18 +66,18 @@ def save_bundle(
             raise HostError(f"image {image} is not on this machine", hint="labctl build, or docker pull")
         size += described["Size"]
     name = found.text("LAB_NAME")
-    said = saving.write(
+    saved = saving.write(
         file, context.directory, name, tuple(wanted), size, context.notice, cache=folder, secrets=secrets
     )
-    for one in said["left_out"]:
-        context.notice(f"left out: {one['what']} ({one['why']})")
-    return said
+    for entry in saved.excluded:
+        context.notice(f"excluded: {entry.path} ({entry.reason})")
+    return saved
 
 
-def load_bundle(context: Context, file: Path, *, force: bool = False) -> dict[str, Any]:
-    """Unpack a bundle into the context's directory and hand its images to this engine, or to the hosts of LAB_HOSTS.
+def load_bundle(context: Context, file: Path, *, force: bool = False) -> LoadedBundle:
+    """Unpack a bundle into the context's directory, and load its images into Docker here or on the lab's hosts.
 
-    Nothing is changed before all of the bundle was read and found whole.
+    The whole bundle is verified before anything is changed.
     """
     bundle = loading.checked(file, context.notice)
     found = loading.settings_of(bundle, context.environ, context.flags)
@@ -74,12 +91,19 @@ def load_bundle(context: Context, file: Path, *, force: bool = False) -> dict[st
         loading.write(bundle, files, context.directory)
     fill_cache(context, bundle, cached, cache)
     failures = hand_out(context, bundle, found)
-    return {
-        **{key: bundle.about[key] for key in ("lab", "images", "written", "labctl", "left_out")},
-        "directory": str(context.directory),
-        "files": [str(path.relative_to(context.directory)) for path in files],
-        "failed": [{"host": name, "message": one.message, "hint": one.hint} for name, one in failures.items()],
-    }
+    about = bundle.about
+    return LoadedBundle(
+        lab=about["lab"],
+        images=tuple(about["images"]),
+        created=about["written"],
+        labctl=about["labctl"],
+        excluded=tuple(ExcludedFile(entry["what"], entry["why"]) for entry in about["left_out"]),
+        directory=str(context.directory),
+        files=tuple(str(path.relative_to(context.directory)) for path in files),
+        failed=tuple(
+            HostFailure(host=host, message=error.message, hint=error.hint) for host, error in failures.items()
+        ),
+    )
 
 
 def fill_cache(context: Context, bundle: Bundle, cached: Mapping[Path, BundleEntry], cache: Path) -> None:

@@ -40,11 +40,19 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class ExcludedFile:
+    """A file, or a line of .env, that is not in the bundle."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class BundleContents:
-    """What goes along, and what is left out with the reason."""
+    """The files of a bundle, and those that are excluded."""
 
     entries: tuple[Entry, ...]
-    left_out: tuple[tuple[str, str], ...]
+    excluded: tuple[ExcludedFile, ...]
 
 
 def of_lab(directory: Path, *, secrets: bool) -> BundleContents:
@@ -53,23 +61,23 @@ def of_lab(directory: Path, *, secrets: bool) -> BundleContents:
     written = (directory / ".env").read_text(encoding="utf-8")
     text, blanked = (written, ()) if secrets else without_secrets(written, env)
     entries = [Entry(name=".env", mode=0o600, source=text.encode())]
-    left_out = [(f".env: {key}", "a secret") for key in blanked]
+    excluded = [ExcludedFile(f".env: {key}", "a secret") for key in blanked]
     hosts = env.text("LAB_HOSTS")
     if hosts and is_below(hosts) and (directory / hosts).is_file():
         entries.append(Entry(name=hosts, source=directory / hosts))
     elif hosts:
-        left_out.append((hosts, "not in the lab directory"))
+        excluded.append(ExcludedFile(hosts, "not in the lab directory"))
     for folder in FOLDERS:
         for entry in walk(directory, folder):
             reason = "" if secrets else why_secret(entry)
             if leads_out(entry.name, entry.target):
                 reason = "leads out of the lab"
             if reason:
-                left_out.append((entry.name, reason))
+                excluded.append(ExcludedFile(entry.name, reason))
             else:
                 entries.append(entry)
     unique = {entry.name: entry for entry in entries}
-    return BundleContents(tuple(unique.values()), tuple(left_out))
+    return BundleContents(tuple(unique.values()), tuple(excluded))
 
 
 def of_cache(cache: Path) -> Iterator[Entry]:

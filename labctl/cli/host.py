@@ -12,35 +12,33 @@ from typing import Annotated, Any
 import typer
 
 from labctl import flows
-from labctl.cli.common import HERE, Directory, Json, Setting, answering, context, show
+from labctl.cli.common import HERE, Directory, Json, Setting, answering, confirmation, context
 from labctl.cli.output import table
 from labctl.doctor import Finding
 from labctl.errors import ConfigError, HostError
 
 
 def init_command(
-    directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where; made if it is not there.")] = HERE,
+    directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="Lab directory; created if missing.")] = HERE,
     json: Json = False,
 ) -> None:
     with answering(as_json=json) as output:
-        target = directory.resolve()
-        written = flows.init(target)
-        document = {"directory": str(target), "written": list(written)}
-        done = f"wrote {', '.join(written)} in {target}" if written else f"{target} has all of it already"
-        show(
-            output,
-            document,
-            lambda: f"{done}\nnext: {'' if directory == HERE else f'cd {shlex.quote(str(directory))} && '}labctl up",
+        lab = flows.init(directory.resolve())
+        cd = "" if directory == HERE else f"cd {shlex.quote(str(directory))} && "
+        done = (
+            f"wrote {', '.join(lab.written)} in {lab.directory}"
+            if lab.written
+            else f"{lab.directory} is complete already"
         )
+        output.answer(lab, f"{done}\nnext: {cd}labctl up")
 
 
 def setup_command(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False, json: Json = False
 ) -> None:
     with answering(as_json=json) as output:
-        ask = (lambda question: typer.confirm(question, err=True)) if sys.stdin.isatty() else None
-        done = flows.setup(output.note, ask, yes=yes)
-        show(output, {"changed": done}, lambda: "this host can run a lab" + ("" if done else " already"))
+        result = flows.setup(output.note, confirmation(), yes=yes)
+        output.answer(result, "this host can run a lab" + ("" if result.changed else " already"))
 
 
 def doctor_command(
@@ -63,7 +61,7 @@ def doctor_command(
         document: dict[str, Any] = {"findings": [asdict(one) for one in findings]}
         if fix:
             document["mended"] = [asdict(one) for one in attempts]
-        show(output, document, lambda: findings_text(findings))
+        output.answer(document, findings_text(findings))
         if any(one.level == "error" for one in findings):
             sys.exit(HostError.exit_code)
 
@@ -91,9 +89,7 @@ def findings_text(findings: tuple[Finding, ...]) -> str:
 
 def config_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:
     with answering(as_json=json) as output:
-        rows, decided = flows.config(context(directory, output, setting))
-        document = {
-            "settings": [{"key": key, "value": value, "origin": origin} for key, value, origin in rows],
-            "decided": [{"key": key, "value": value, "why": why} for key, value, why in decided],
-        }
-        show(output, document, lambda: table(("KEY", "VALUE", "FROM"), (*rows, *decided)))
+        config = flows.config(context(directory, output, setting))
+        rows = [(row.key, row.value, row.origin) for row in config.settings]
+        rows += [(row.key, row.value, row.reason) for row in config.resolved]
+        output.answer(config, table(("KEY", "VALUE", "ORIGIN"), rows))

@@ -47,13 +47,25 @@ class Item:
     state: State
 
 
-def reach(found: Settings, environ: Mapping[str, str]) -> Hub:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheReport:
+    """The repositories that a workload reads, in the shared cache."""
+
+    workload: str
+    cache: str
+    items: tuple[Item, ...]
+    seconds: float
+
+
+def connect(settings: Settings, environ: Mapping[str, str]) -> Hub:
     """The hub that this environment names, and its cache below HOST_CACHE_PATH."""
     endpoint = environ.get("HF_ENDPOINT") or ENDPOINT
     if not re.fullmatch(r"https?://[^\s/]\S*", endpoint):
         raise ConfigError("environment: HF_ENDPOINT is not a URL", hint=f"unset it, or write it like {ENDPOINT}")
     return Hub(
-        endpoint=endpoint.rstrip("/"), token=found.secret("HF_TOKEN"), cache=Path(found.text("HOST_CACHE_PATH")) / HUB
+        endpoint=endpoint.rstrip("/"),
+        token=settings.secret("HF_TOKEN"),
+        cache=Path(settings.text("HOST_CACHE_PATH")) / HUB,
     )
 
 

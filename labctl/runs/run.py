@@ -41,18 +41,18 @@ def why_not_fit(lab: Lab, task: Job, limit: int) -> str | None:
 
 
 def how_it_fits(
-    lab: Lab, task: Workload, limit: int, *, nodes: int | None, slots: int | None, device_memory: int | None
-) -> dict[str, Any]:
-    """What the workload takes on the lab, or on so many nodes and slots, and whether that is there; sizes in bytes.
+    lab: Lab, workload: Workload, limit: int, *, nodes: int | None, slots: int | None, device_memory: int | None
+) -> fit.FitReport:
+    """Estimate the workload's memory on the lab, or on so many nodes and slots; sizes in bytes.
 
-    ``device_memory`` makes them devices with memory of their own. What other machines than this have is not known.
+    ``device_memory`` is that of one device. The memory of other machines than this one is unknown.
     """
     count = nodes or len(lab.nodes)
     accelerator = "device" if device_memory and lab.accelerator == "cpu" else lab.accelerator
-    training = fit.of(task, accelerator, slots or max(node.slots for node in lab.nodes), count)
+    training = fit.of(workload, accelerator, slots or max(node.slots for node in lab.nodes), count)
     elsewhere = accelerator != "cpu" and bool(nodes or slots)
     capacity = fit.Capacity(device=device_memory, host=None if elsewhere else node_memory(lab, count, limit))
-    return {"workload": task.name, "nodes": count, **fit.document(training, capacity)}
+    return fit.report(workload.name, count, training, capacity)
 
 
 def node_memory(lab: Lab, nodes: int, limit: int) -> int:
@@ -155,37 +155,37 @@ def end_orphans(context: Context, lab: Lab, engine: Backend) -> None:
     And of the last one, if it lost a node: one whose host could not be reached may have its ranks and results still.
     """
     runs = store.listing(lab.directory)
-    if runs and runs[0].get("cause") == "node-lost":
-        agent.reap(lab, engine, runs[0]["run_id"], grace=0)
-        path = store.directory(lab.directory, runs[0]["run_id"])
-        artifacts.fetch(lab, runs[0]["run_id"], engine, path, context.warn)
+    if runs and runs[0].cause == "node-lost":
+        agent.reap(lab, engine, runs[0].run_id, grace=0)
+        path = store.directory(lab.directory, runs[0].run_id)
+        artifacts.fetch(lab, runs[0].run_id, engine, path, context.warn)
         store.redact_ranks(path, lab.hidden)
     for run in runs:
-        if run["state"] == "orphaned":
-            context.notice(f"run {run['run_id']} was left behind: ending it")
-            agent.reap(lab, engine, run["run_id"], grace=0)
-            artifacts.fetch(lab, run["run_id"], engine, store.directory(lab.directory, run["run_id"]), context.warn)
-            store.abandon(lab, run["run_id"])
+        if run.state == "orphaned":
+            context.notice(f"run {run.run_id} was left behind: ending it")
+            agent.reap(lab, engine, run.run_id, grace=0)
+            artifacts.fetch(lab, run.run_id, engine, store.directory(lab.directory, run.run_id), context.warn)
+            store.abandon(lab, run.run_id)
 
 
 def launch(
     context: Context, settings: Settings, lab: Lab, task: Job, engine: Backend, steps: plan.Plan, now: datetime
-) -> dict[str, Any]:
-    """Record, run under watch, judge; the answer is the run's result."""
+) -> Result:
+    """Record the run, supervise it, and judge it."""
     began = time.monotonic()
     path = store.create(lab, task.run_id, task.files, store.before(lab, settings, task, engine, steps))
     with filelock.held(path / store.LOCK, f"run {task.run_id}"):
         context.notice(f"run {task.run_id}: {task.workload.description}")
-        recorder = store.Recorder(path, lab, (metric.pattern for metric in task.workload.metrics))
+        log = store.RunLog(path, lab, (metric.pattern for metric in task.workload.metrics))
         try:
             sent = artifacts.send(lab, task, engine, path, inputs.earlier(lab, task.workload))
             try:
-                ended = supervise(lab, task, engine, lambda line: context.line(recorder.keep(line)))
+                ended = supervise(lab, task, engine, lambda line: context.line(log.keep(line)))
             finally:
                 artifacts.fetch(lab, task.run_id, engine, path, context.warn, sent)
         finally:
-            recorder.close()
-        result = conclude(lab, task, ended, recorder.lines, time.monotonic() - began, now)
+            log.close()
+        result = conclude(lab, task, ended, log.lines, time.monotonic() - began, now)
         return store.finish(lab.directory, result)
 
 
@@ -202,11 +202,11 @@ def conclude(lab: Lab, task: Job, ended: RunOutcome, lines: list[str], seconds: 
         world_size=len(ranks),
         expected_world_size=sum(node.slots for node in task.nodes),
     )
-    return result_of(lab, task, verdict, now, ranks=ranks, reduced=reduced, seconds=seconds)
+    return result_of(lab, task, verdict, now, ranks=ranks, metrics=dict(reduced), seconds=seconds)
 
 
-def refuse(lab: Lab, task: Job, reason: str, now: datetime) -> dict[str, Any]:
-    """The result of a run that is not started because it cannot fit; it is recorded like any other."""
+def refuse(lab: Lab, task: Job, reason: str, now: datetime) -> Result:
+    """Record a run that is not started because it does not fit into memory."""
     verdict = Verdict(status="ERROR", cause="does-not-fit", message=reason, exit_code=3)
     store.create(lab, task.run_id, task.files, ())
     return store.finish(lab.directory, result_of(lab, task, verdict, now))
@@ -219,7 +219,7 @@ def result_of(
     now: datetime,
     *,
     ranks: tuple[Rank, ...] = (),
-    reduced: tuple[tuple[str, dict[str, Any]], ...] = (),
+    metrics: Mapping[str, dict[str, Any]] | None = None,
     seconds: float = 0.0,
 ) -> Result:
     return Result(
@@ -227,10 +227,14 @@ def result_of(
         workload=task.workload.name,
         launcher=task.launcher,
         lab=lab.name,
-        verdict=verdict,
+        verdict=verdict.status,
+        cause=verdict.cause,
+        message=verdict.message,
+        exit_code=verdict.exit_code,
         world_size=len(ranks),
         ranks=ranks,
-        metrics=reduced,
+        metrics=metrics or {},
+        checks=verdict.checks,
         seconds=seconds,
         started=now.isoformat(timespec="seconds"),
     )

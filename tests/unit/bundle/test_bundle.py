@@ -23,6 +23,7 @@ from labctl.cli.bundle import loaded_text
 from labctl.config.context import Context
 from labctl.errors import ConfigError, HostError
 from labctl.images import catalog, local
+from labctl.model import HostFailure
 from labctl.system import filelock, process
 from labctl.system.process import CompletedProcess
 
@@ -163,7 +164,7 @@ def test_the_lab_comes_out_as_it_went_in_less_keys_and_secrets(lab: Path, file: 
 
 def test_what_is_left_out_is_said(lab: Path, tmp_path: Path) -> None:
     said = bundle.save_bundle(context(lab), tmp_path / "lab.bundle")
-    assert {one["what"]: one["why"] for one in said["left_out"]} == {
+    assert {one.path: one.reason for one in said.excluded} == {
         ".env: HF_TOKEN": "a secret",
         ".env: LAB_ENV_API_KEY": "a secret",
         ".env: LAB_PIP_INDEX_URL": "a secret",
@@ -474,9 +475,12 @@ def test_a_hosts_cache_is_not_filled_through_its_links(lab: Path, cache: Path, t
 
 
 def test_a_host_that_failed_is_named_once() -> None:
-    failed = [
-        {"host": "h1", "message": "h1: its engine is down", "hint": "on h1: df -h"},
-        {"host": "h2", "message": "it has no room", "hint": ""},
-    ]
-    text = loaded_text({"lab": "x", "directory": "/lab", "files": [], "failed": failed}, Path("/lab"))
+    failed = (
+        HostFailure(host="h1", message="h1: its engine is down", hint="on h1: df -h"),
+        HostFailure(host="h2", message="it has no room", hint=""),
+    )
+    loaded = bundle.LoadedBundle(
+        lab="x", images=(), created="", labctl="", excluded=(), directory="/lab", files=(), failed=failed
+    )
+    text = loaded_text(loaded, Path("/lab"))
     assert text.splitlines()[1:-1] == ["h1: its engine is down", "  on h1: df -h", "h2: it has no room"]

@@ -21,8 +21,7 @@ import pytest
 from support.builders import container
 
 from labctl import cli, naming
-from labctl.attach import jupyter, session
-from labctl.cli import exec as exec_cli
+from labctl.attach import jupyter, session, target
 from labctl.engines import docker
 from labctl.engines.docker import DockerEngine
 from labctl.engines.state import ObservedState
@@ -100,7 +99,15 @@ def test_help_lists_every_command_and_the_exit_codes(labctl: Labctl) -> None:
     said = labctl("--help")
     assert (said.code, said.err) == (0, "")
     assert re.findall(r"^  ([a-z]+) ", said.out, re.MULTILINE) == list(cli.COMMANDS)
-    for code in ("0 pass", "2 usage", "3 environment", "4 the workload", "5 it missed", "124 time", "130 interrupted"):
+    for code in (
+        "0 pass",
+        "2 usage",
+        "3 environment",
+        "4 workload failed",
+        "5 criteria not met",
+        "124 time",
+        "130 interrupted",
+    ):
         assert code in re.sub(r"\s+", " ", said.out)
 
 
@@ -348,7 +355,7 @@ def test_a_directory_that_was_removed_is_said_and_another_can_be_named(
     gone.rmdir()
     said = labctl("render")
     assert said.code == 2
-    assert "not there any more" in said.err
+    assert "no longer exists" in said.err
     assert labctl("render", "-C", str(labctl.directory)).code == 0
 
 
@@ -380,7 +387,8 @@ def test_config_shows_values_origins_and_no_secret(labctl: Labctl) -> None:
 def test_config_shows_the_accelerator_and_why_it_is_that_one(labctl: Labctl) -> None:
     labctl.env("")
     decided = {row["key"]: row for row in labctl("config", "--json").document["decided"]}
-    assert decided["accelerator"] == {"key": "accelerator", "value": "cpu", "why": "asked for by LAB_ACCELERATOR"}
+    why = "asked for by LAB_ACCELERATOR"
+    assert decided["accelerator"] == {"key": "accelerator", "value": "cpu", "reason": why, "why": why}
     assert re.search(r"accelerator +cpu +asked for by LAB_ACCELERATOR", labctl("config").out)
 
 
@@ -453,7 +461,7 @@ def test_init_writes_a_lab_that_renders(labctl: Labctl) -> None:
         "written": ["hostfiles", "workloads", "hosts.txt", ".env"],
     }
     assert labctl("render", "-C", str(target), "-s", "LAB_ACCELERATOR=cpu", "--json").code == 0
-    assert "has all of it already" in labctl("init", str(target)).out
+    assert "is complete already" in labctl("init", str(target)).out
 
 
 # --- into the nodes ------------------------------------------------------------------------------------------
@@ -579,7 +587,7 @@ def followed(monkeypatch: pytest.MonkeyPatch) -> list[SimpleNamespace]:
     """The daemons of more hosts than are worked on at once."""
     names = [f"h{number}" for number in range(WIDTH + 8)]
     daemons = [SimpleNamespace(docker=("docker", "--host", one), hosts=(one,), connection=one) for one in names]
-    monkeypatch.setattr(exec_cli, "reached", lambda *_: contextlib.nullcontext(tuple(daemons)))
+    monkeypatch.setattr(target, "reached", lambda *_: contextlib.nullcontext(tuple(daemons)))
     return daemons
 
 
@@ -678,9 +686,9 @@ def test_a_directory_that_is_not_there_is_said(labctl: Labctl, command: str) -> 
 @pytest.mark.parametrize(
     ("arguments", "flow", "hint"),
     [
-        (["up"], "flows.up", "the same command again goes on; `labctl down` removes the lab"),
-        (["down"], "flows.down", "the same command again does the rest"),
-        (["bundle", "save", "x"], "bundle.save_bundle", "nothing was written; the same command again begins anew"),
+        (["up"], "flows.up", "re-run `labctl up` to resume, or `labctl down` to remove the lab"),
+        (["down"], "flows.down", "re-run to finish"),
+        (["bundle", "save", "x"], "flows.save_bundle", "nothing was written; re-run to start over"),
         (["status"], "flows.status", ""),
     ],
 )
