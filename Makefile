@@ -4,6 +4,8 @@ VENV := .venv
 # Who was put into group docker just now is not in it yet in this session; sudo begins one that is.
 AS_MEMBER := $(shell [ "$$(id -u)" = 0 ] || id -nG | tr ' ' '\n' | grep -qx docker || ! command -v sudo >/dev/null || echo sudo -E -u "$$(id -un)" --)
 LABCTL := $(VENV)/bin/labctl
+PYTEST := $(AS_MEMBER) $(VENV)/bin/pytest --require-docker
+TESTS_AT_ONCE ?= 3
 .DEFAULT_GOAL := help
 .PHONY: help quickstart test lint unit image bench lock wheel clean
 
@@ -21,8 +23,10 @@ quickstart: $(VENV)/.installed  ## set up this machine, bring a two-node lab up,
 	  '  $(LABCTL) show                      this run again; its files are in runs/' \
 	  '  $(LABCTL) down                      remove the lab'
 
-test: $(VENV)/.developer image lint  ## lint, types, and all tests but the slow ones, on a real engine
-	$(AS_MEMBER) $(VENV)/bin/pytest -m 'not slow' --require-docker
+test: $(VENV)/.developer image lint  ## lint, types, and all tests but the slow ones, TESTS_AT_ONCE=3, on a real engine
+	$(AS_MEMBER) $(LABCTL) build --workload mnist-horovod
+	$(PYTEST) -m 'not slow and not alone' -n $(TESTS_AT_ONCE) --dist loadgroup --no-loadscope-reorder; \
+	  at_once=$$?; $(PYTEST) -m 'alone and not slow' && exit $$at_once
 
 lint: $(VENV)/.developer  ## style, types and shell scripts
 	$(VENV)/bin/ruff check .

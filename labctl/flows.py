@@ -19,8 +19,6 @@ from labctl.config.context import Context
 from labctl.config.settings import Settings
 from labctl.deploy import drift, executor, ledger, plan, preflight, provision
 from labctl.deploy import images as prepare
-from labctl.doctor import Attempt, Finding, require, visit
-from labctl.doctor import mend as repair
 from labctl.errors import ConfigError, HostError
 from labctl.lab import cluster
 from labctl.lab.cluster import Cluster
@@ -39,6 +37,7 @@ if TYPE_CHECKING:
     from labctl.compose.devcontainer import DevcontainerFile
     from labctl.compose.render import RenderedFiles
     from labctl.config.scaffold import InitializedLab
+    from labctl.doctor.examination import DoctorReport
     from labctl.fit import FitReport
     from labctl.hub.prefetch import CacheReport
     from labctl.lab.devices import DeviceReport, EffectiveSettings
@@ -66,14 +65,19 @@ def setup(emit: Callable[[str], None], ask: Ask | None, *, yes: bool) -> SetupRe
     return install.SetupResult(install.setup(yes=yes, ask=ask, emit=emit))
 
 
-def doctor(context: Context, *, node: str = "") -> tuple[Finding, ...]:
-    """Look at the hosts and this lab, or at one node of it and its host."""
-    return visit.findings(context, node=node)
+def doctor(context: Context, *, node: str = "", fix: bool = False, ask: Ask | None = None) -> DoctorReport:
+    """Diagnose hosts, Docker and the lab, or one node of it and its host.
 
+    ``fix`` applies fixes that only change labctl's own resources, asking before each unless ``ask`` is None.
+    """
+    from labctl.doctor import run as doctor_run
+    from labctl.doctor.examination import DoctorReport
 
-def mend(context: Context, ask: Ask | None, *, node: str = "") -> tuple[tuple[Finding, ...], tuple[Attempt, ...]]:
-    """Run what mends and touches only labctl's own; ``ask`` is asked before each, where there is somebody to ask."""
-    return repair(context, lambda: doctor(context, node=node), ask)
+    if not fix:
+        return DoctorReport(doctor_run.findings(context, node=node))
+    from labctl.doctor.fix import apply_fixes
+
+    return DoctorReport(*apply_fixes(context, lambda: doctor_run.findings(context, node=node), ask))
 
 
 def devices(context: Context) -> DeviceReport:
@@ -145,15 +149,19 @@ def up(context: Context, *, workload: str = "", dry_run: bool = False) -> LabSta
 
 def bring_up(context: Context, where: Cluster) -> None:
     """Hosts that can take part, image, lab, plan, containers."""
+    from labctl.doctor import run as doctor_run
+
     ledger.tell_left_over(context, where)
-    where = visit.admitted(context, preflight.without_others(context, where))
+    where = preflight.without_others(context, where)
+    if where.targets:
+        where = doctor_run.preflight(context, *cluster.foresee_lab(where), "up")
     image_id, lacking = prepare.ensure_images(context, where)
     where = where.without(lacking)
     lab, where = cluster.load_lab(context, where)
     preflight.tell_accelerator(context, where, lab)
     preflight.require_room(context, where, lab)
     if not where.targets:
-        require(visit.local(context, where, lab), "up")
+        doctor_run.preflight(context, lab, where, "up")
     own = filelock.held(lab.directory / filelock.LAB, "labctl up", wait=PATIENCE, notice=context.notice)
     with own, leases.granting(lab, wait=PATIENCE, notice=context.notice):
         steps, failed = plan_up(context, lab, where)
@@ -268,6 +276,8 @@ def run_on(
     context: Context, where: Cluster, task: Workload, options: RunOptions, ask: Ask | None
 ) -> Result | dict[str, Any]:
     """Job, what must hold before it, launch."""
+    from labctl.doctor import run as doctor_run
+
     lab, where = cluster.load_lab(context, where, ask=False)
     engine = where.engine
     now = datetime.now().astimezone()
@@ -285,7 +295,7 @@ def run_on(
         observed = engine.observe(lab.name, lab.image)
     run_parts.require_hosts(lab, job, {**where.failed, **preflight.not_ours(context, lab.name, observed)})
     if not where.targets:
-        require(visit.local(context, where, lab), "run")
+        doctor_run.preflight(context, lab, where, "run")
     run_parts.require_up(lab, job, observed)
     run_parts.require_inputs(lab, job, engine)
     if options.launcher:

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import secrets
+import signal
 import warnings
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -19,8 +20,8 @@ from support.rack.rack import Rack, RackLab
 import docker
 from docker import DockerClient
 
-# What a value comes to does not depend on how busy the machine is.
-hypothesis.settings.register_profile("labctl", deadline=None)
+# What a value comes to does not depend on how busy the machine is, nor how long it takes to make one up.
+hypothesis.settings.register_profile("labctl", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("labctl")
 
 IMAGE = "labctl/cpu"
@@ -30,9 +31,40 @@ FreshLab = Callable[..., Lab]
 RackLabs = Callable[..., RackLab]
 
 
+# Under `make test &` in a script SIGINT is ignored, under nohup SIGHUP, and children inherit that: what has a handler
+# here is the default again in them.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, lambda *_: None)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require-docker", action="store_true", help="fail, not skip, where no Docker engine answers")
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden/*/expected from the code")
+
+
+# Hosts and a machine that many tests share, the longest first.
+SHARED = ("shared_rack", "shared_machine")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Under xdist one worker runs all tests of the rack, one all of the second machine, and one each other module."""
+
+    def group(item: pytest.Item) -> str:
+        fixtures = getattr(item, "fixturenames", ())
+        return next((name for name in SHARED if name in fixtures), item.nodeid.partition("::")[0])
+
+    def turn(item: pytest.Item) -> int:
+        name = next(item.iter_markers("xdist_group")).args[0]
+        return SHARED.index(name) if name in SHARED else len(SHARED) + (item.get_closest_marker("docker") is None)
+
+    for item in items:
+        if not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(group(item)))
+    if hasattr(config, "workerinput"):
+        # What takes long begins first, so that no worker is left alone with it at the end.
+        items.sort(key=turn)
 
 
 @pytest.fixture(scope="session")

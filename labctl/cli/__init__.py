@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "init": ("host", "create a lab directory: .env, hosts.txt, hostfiles and workloads"),
     "setup": ("host", "install Docker Engine, buildx and compose on this host"),
-    "doctor": ("host", "check host, engine and lab; each finding says what mends it"),
+    "doctor": ("host", "diagnose hosts, Docker and the lab, and suggest fixes"),
     "devices": ("devices", "list accelerators, cores and fabrics of the hosts, and the node that gets each"),
     "config": ("host", "show effective settings and their origin"),
     "render": ("lab", "write the files of every node without starting it"),

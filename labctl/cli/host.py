@@ -5,17 +5,18 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from labctl import flows
 from labctl.cli.common import HERE, Directory, Json, Setting, answering, confirmation, context
 from labctl.cli.output import table
-from labctl.doctor import Finding
 from labctl.errors import ConfigError, HostError
+
+if TYPE_CHECKING:
+    from labctl.doctor.examination import Finding
 
 
 def init_command(
@@ -45,7 +46,7 @@ def doctor_command(
     directory: Directory = HERE,
     node: Annotated[str, typer.Option("--node", "-n", metavar="NODE", help="Only this node and the host.")] = "",
     fix: Annotated[
-        bool, typer.Option("--fix", help="Run what mends and touches only labctl's own; asks first.")
+        bool, typer.Option("--fix", help="Apply fixes that only change labctl's own resources (asks first).")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     setting: Setting = None,
@@ -54,15 +55,10 @@ def doctor_command(
     with answering(as_json=json) as output:
         if yes and not fix:
             raise ConfigError("--yes is for the commands of --fix", hint="labctl doctor --fix --yes")
-        here = context(directory, output, setting)
-        findings, attempts = (
-            flows.mend(here, None if yes else asking(), node=node) if fix else (flows.doctor(here, node=node), ())
-        )
-        document: dict[str, Any] = {"findings": [asdict(one) for one in findings]}
-        if fix:
-            document["mended"] = [asdict(one) for one in attempts]
-        output.answer(document, findings_text(findings))
-        if any(one.level == "error" for one in findings):
+        ask = None if yes else asking()
+        report = flows.doctor(context(directory, output, setting), node=node, fix=fix, ask=ask)
+        output.answer(report, findings_text(report.findings))
+        if any(one.level == "error" for one in report.findings):
             sys.exit(HostError.exit_code)
 
 
@@ -71,20 +67,20 @@ def asking() -> Callable[[str], bool]:
 
     def ask(question: str) -> bool:
         if not sys.stdin.isatty():
-            raise HostError("nobody is here to ask whether the commands may be run", hint="labctl doctor --fix --yes")
+            raise HostError("cannot prompt: not a terminal (use --yes)", hint="labctl doctor --fix --yes")
         return typer.confirm(question, err=True)
 
     return ask
 
 
 def findings_text(findings: tuple[Finding, ...]) -> str:
-    """What was looked at, and what mends what is wrong."""
-    rows = [(one.level, one.code, one.node, one.seen) for one in findings]
+    """A table of all findings, and how to fix the problems."""
+    rows = [(one.level, one.code, one.node, one.summary) for one in findings]
     wrong = [one for one in findings if one.level != "ok"]
-    advice = [f"\n{one.code} {one.node}: {one.why}\n  mend it: {one.fix}" for one in wrong]
-    if any(one.runnable for one in wrong):
-        advice.append("\n`labctl doctor --fix` runs those of these commands that touch only labctl's own")
-    return table(("LEVEL", "CODE", "NODE", "SEEN"), rows) + "".join(advice)
+    advice = [f"\n{one.code} {one.node}: {one.impact}\n  fix: {one.fix}" for one in wrong]
+    if any(one.auto_fixable for one in wrong):
+        advice.append("\n`labctl doctor --fix` runs those of these commands that only change labctl's own resources")
+    return table(("LEVEL", "CODE", "NODE", "SUMMARY"), rows) + "".join(advice)
 
 
 def config_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:

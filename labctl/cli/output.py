@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # Keys kept beside better ones until schema 2: class, or key of a mapping, -> {key: deprecated key}.
 DEPRECATED = {
+    "DoctorReport": {"fixed": "mended"},
+    "Finding": {"summary": "seen", "impact": "why", "auto_fixable": "runnable"},
     "EffectiveSettings": {"resolved": "decided"},
     "ResolvedSetting": {"reason": "why"},
     "HostDevices": {"reason": "why", "warnings": "notes"},

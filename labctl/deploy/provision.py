@@ -81,14 +81,14 @@ def send(lab: Lab, host: Host, connection: Connection, image_id: str) -> None:
     connection.run(MAKE, *words, timeout=MAKING)
     if not naming.sent(host):
         return
-    files = trees(lab, host, manifest.of(lab.directory / WORKLOADS))
-    push.send(connection, host.directory, files, alone=naming.node_directory("").rstrip("/"))
+    wanted = manifests(lab, host, manifest.scan(lab.directory / WORKLOADS))
+    push.push(connection, host.directory, wanted, prune=naming.node_directory("").rstrip("/"))
 
 
-def trees(lab: Lab, host: Host, workloads: manifest.Tree) -> dict[str, manifest.Tree]:
+def manifests(lab: Lab, host: Host, workloads: manifest.Manifest) -> dict[str, manifest.Manifest]:
     """What a host gets, by where it lies below the lab's directory on both sides."""
     names = [node.name for node in lab.nodes if node.host == host.name]
-    nodes = manifest.of_nodes(lab.directory, names, launcher=lab.nodes[0].host == host.name)
+    nodes = manifest.scan_nodes(lab.directory, names, launcher=lab.nodes[0].host == host.name)
     return {WORKLOADS: workloads, **nodes}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from labctl.engines.state import Listener, ObservedState
+from labctl.engines.state import HostPortUser, ObservedState
 from labctl.hosts.ssh import Connection
 from labctl.model import Cause, DeviceMapping, Pairs
 from labctl.system.process import CompletedProcess
@@ -66,7 +66,7 @@ class Daemon(Backend, Protocol):
 
     def image_variables(self, image: str) -> dict[str, str]: ...
 
-    def listeners(self) -> tuple[Listener, ...]: ...
+    def listeners(self) -> tuple[HostPortUser, ...]: ...
 
     def network(self, identity: str) -> dict[str, Any]: ...
 

@@ -13,7 +13,7 @@ from typing import Any
 from labctl import model
 from labctl.engines import CALL_LIMIT, probe
 from labctl.engines import events as losses
-from labctl.engines.state import Container, Listener, ObservedState
+from labctl.engines.state import Container, HostPortUser, ObservedState
 from labctl.errors import HostError
 from labctl.hosts.ssh import Connection
 from labctl.model import Cause, DeviceMapping, Pairs
@@ -44,11 +44,13 @@ def container_of(found: dict[str, Any], host: str) -> Container:
     )
 
 
-def listener_of(found: dict[str, Any], environment: Mapping[str, str], host: str) -> Listener:
+def listener_of(found: dict[str, Any], environment: Mapping[str, str], host: str) -> HostPortUser:
     """By what the container was made with, where its sshd listens; port 0 where that is not to be told."""
     port = environment.get("LAB_SSH_PORT", "")
     container = container_of(found, host)
-    return Listener(port=int(port) if port.isdecimal() else 0, lab=found["Labels"]["labctl.lab"], container=container)
+    return HostPortUser(
+        port=int(port) if port.isdecimal() else 0, lab=found["Labels"]["labctl.lab"], container=container
+    )
 
 
 def node_order(container: Container) -> tuple[bool, str, int]:
@@ -167,7 +169,7 @@ class DockerEngine:
     def _identity(self) -> str:
         return str(self.information()["ID"])
 
-    def listeners(self) -> tuple[Listener, ...]:
+    def listeners(self) -> tuple[HostPortUser, ...]:
         """The workers, of whatever lab, whose sshd listens on this host's own network."""
         with self._reading():
             found = self._reader.containers(filters={"label": ["labctl.lab", "labctl.role=worker"]})

@@ -80,7 +80,7 @@ class Container:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listener:
+class HostPortUser:
     """A worker of any lab whose sshd listens to a port of the host itself."""
 
     port: int

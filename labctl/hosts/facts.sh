@@ -1,5 +1,5 @@
-# shellcheck shell=sh disable=SC2015 # in this file, `A && B || continue` is meant as that
 # Prints what labctl has to know of a host before it does anything there: for any POSIX sh, with coreutils, as anyone.
+# shellcheck shell=sh disable=SC2015 # in this file, `A && B || continue` is meant as that
 # An entry is a line, `kind name`, and its own lines, each behind a tab, maybe with a number before it; empty lines do
 # not count. Paths are given without their first slash.
 # $1: the folder that holds /proc, /sys, /dev, /etc and /run; they are the host's own where it is left out.

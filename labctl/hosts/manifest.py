@@ -1,24 +1,21 @@
-"""A directory of this machine as it is to lie on a host: names, modes and contents, and one digest of all that."""
+"""Manifest of a directory: names, modes, sizes and digests, as it is here and as a host describes it."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import stat
+import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
 from labctl import model, naming
 from labctl.errors import ConfigError, HostError
 
-Kind = Literal["dir", "file", "link"]
-KINDS: tuple[tuple[Kind, int], ...] = (("dir", stat.S_IFDIR), ("file", stat.S_IFREG), ("link", stat.S_IFLNK))
 SKIPPED = "__pycache__"
-RESERVED = (".sent", ".now")
-"""Names that a sent directory has on its host beside those of the tree."""
+RESERVED = (".versions", ".current")
+"""Names that a pushed directory has on its host beside those of the tree."""
 PIECE = 1 << 18
 
 
@@ -28,7 +25,7 @@ class Entry:
 
     path: str
     """Relative to the root, as ``os.fsdecode`` reads it."""
-    kind: Kind
+    kind: Literal["dir", "file", "link"]
     mode: int
     """Permission bits. A directory's owner may do all in it: else nobody could fill or remove it."""
     size: int
@@ -37,92 +34,34 @@ class Entry:
     """SHA-256 of a file's content; where a link leads; nothing for a directory."""
 
 
-@dataclass(frozen=True)
-class Tree:
-    """What lies below a root, in the order that the host is told of it; parents stand before what is in them."""
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What lies below a root here; parents stand before what is in them."""
 
     root: Path
     entries: tuple[Entry, ...]
 
-    @cached_property
-    def names(self) -> dict[Kind, bytes]:
-        """The paths of each kind as lists that end each path with NUL; they begin with ``./``, never with a dash."""
-        return {
-            kind: b"".join(b"./" + os.fsencode(entry.path) + b"\0" for entry in self.entries if entry.kind == kind)
-            for kind, _ in KINDS
-        }
 
-    @cached_property
-    def description(self) -> bytes:
-        """The tree in the words of ``stat``, ``sha256sum`` and ``readlink``: a host that has it says the same of it."""
-        dirs, files, links = (tuple(entry for entry in self.entries if entry.kind == kind) for kind, _ in KINDS)
-        lines = (
-            *(f"{stat.S_IFDIR | entry.mode:x}" for entry in dirs),
-            *(f"{stat.S_IFREG | entry.mode:x} {entry.size}" for entry in files),
-            *(entry.content for entry in files),
-            # Their lengths first: where one leads may hold line ends.
-            *(str(len(os.fsencode(entry.content))) for entry in links),
-            *(entry.content for entry in links),
-        )
-        return b"".join(names + b"\0" for names in self.names.values()) + b"".join(
-            os.fsencode(line) + b"\n" for line in lines
-        )
+def scan(root: Path, only: Collection[str] | None = None) -> Manifest:
+    """The manifest of a directory, or of these of its names alone, without compiled Python, sockets and devices.
 
-    @cached_property
-    def digest(self) -> str:
-        return hashlib.sha256(self.description).hexdigest()
-
-
-def parse(description: bytes) -> frozenset[Entry]:
-    """The entries that a description tells of; none where it is not whole, as after a file was removed."""
-    names: list[tuple[str, ...]] = []
-    for _ in KINDS:
-        # Each list ends with an empty name; an empty list is that alone.
-        listed, found, description = description.partition(b"\0\0") if description[:1] != b"\0" else _empty(description)
-        if not found:
-            return frozenset()
-        names.append(tuple(os.fsdecode(name[2:]) for name in listed.split(b"\0") if name))
-    dirs, files, links = names
-    lines = [os.fsdecode(line) for line in description.split(b"\n")[:-1]]
-    if len(lines) != len(dirs) + 2 * len(files) + 2 * len(links):
-        return frozenset()
-    told = iter(lines)
-    modes = {path: int(next(told), 16) & 0o7777 for path in dirs}
-    facts = {path: next(told).split() for path in files}
-    targets = lines[len(lines) - len(links) :]
-    return frozenset(
-        (
-            *(Entry(path, "dir", mode, 0, "") for path, mode in modes.items()),
-            *(Entry(path, "file", int(facts[path][0], 16) & 0o7777, int(facts[path][1]), next(told)) for path in files),
-            *(Entry(path, "link", 0o777, 0, target) for path, target in zip(links, targets, strict=True)),
-        )
-    )
-
-
-def _empty(description: bytes) -> tuple[bytes, bytes, bytes]:
-    return b"", b"\0", description[1:]
-
-
-def of(root: Path, only: Collection[str] | None = None) -> Tree:
-    """The tree of a directory, or of these of its names alone, without compiled Python, sockets and other devices.
-
-    HostError for what cannot be read here, ConfigError for a name that hosts keep for labctl.
+    HostError for what cannot be read here, ConfigError for a name that is reserved on hosts.
     """
     root = root.resolve()
     try:
-        entries = tuple(_entries(root, "", only))
+        entries = tuple(_scan(root, "", only))
     except OSError as error:
         raise HostError(f"cannot read {error.filename}: {error.strerror}", hint=f"ls -ld {error.filename}") from error
     for entry in entries:
         if entry.path in RESERVED:
             raise ConfigError(f"{root / entry.path} cannot be sent: hosts keep that name for labctl", hint="rename it")
-    return Tree(root, entries)
+    return Manifest(root, entries)
 
 
-def _entries(root: Path, folder: str, only: Collection[str] | None = None) -> Iterator[Entry]:
-    with os.scandir(root / folder) as scan:
-        found = sorted(scan, key=lambda item: item.name)
-    for item in found:
+def _scan(root: Path, folder: str, only: Collection[str] | None = None) -> Iterator[Entry]:
+    with os.scandir(root / folder) as found:
+        items = sorted(found, key=lambda item: item.name)
+    for item in items:
         if item.name == SKIPPED or (only is not None and item.name not in only):
             continue
         path = f"{folder}{item.name}"
@@ -131,7 +70,7 @@ def _entries(root: Path, folder: str, only: Collection[str] | None = None) -> It
                 yield Entry(path, "link", 0o777, 0, os.readlink(item.path))  # noqa: PTH115 - a Path would tidy what it says
             elif item.is_dir():
                 yield Entry(path, "dir", item.stat().st_mode & 0o777 | 0o700, 0, "")
-                yield from _entries(root, f"{path}/")
+                yield from _scan(root, f"{path}/")
             elif item.is_file():
                 yield _file(path, item.path)
         except FileNotFoundError:
@@ -149,19 +88,53 @@ def _file(path: str, place: str) -> Entry:
     return Entry(path, "file", mode, size, digest.hexdigest())
 
 
-def of_nodes(directory: Path, nodes: Sequence[str], *, launcher: bool) -> dict[str, Tree]:
+def scan_nodes(directory: Path, nodes: Sequence[str], *, launcher: bool) -> dict[str, Manifest]:
     """What a host with these nodes of a lab gets for them, by where it lies below the lab's directory on both sides.
 
     The first node's directory holds the launcher's files and its private key; only the ``launcher``'s host gets them.
-    They are a tree of their own because the running launcher is to see new ones: a mount that is below a tree's
+    They are pushed apart because the running launcher is to see new ones: a mount of something below a pushed
     directory shows for ever what lay there when its container started.
     """
-    trees = {}
+    manifests = {}
     for node in nodes:
         folder = naming.node_directory(node)
         names = {path.name for path in (directory / folder).iterdir()}
-        trees[folder] = of(directory / folder, names - {model.LAUNCHER})
+        manifests[folder] = scan(directory / folder, names - {model.LAUNCHER})
     if launcher:
         folder = f"{naming.node_directory(nodes[0])}/{model.LAUNCHER}"
-        trees[folder] = of(directory / folder)
-    return trees
+        manifests[folder] = scan(directory / folder)
+    return manifests
+
+
+def parse(records: Iterator[bytes]) -> tuple[frozenset[str], frozenset[Entry]]:
+    """One directory of what a host described: names that lead to its version in force, and the entries of that.
+
+    No names where there is no such directory; no entries where they cannot be read, as while somebody changes them.
+    """
+
+    def paths() -> list[str]:
+        names = iter(lambda: next(records, b""), b"")
+        return [os.fsdecode(name).removeprefix(".current/") for name in names]
+
+    if not (names := frozenset(paths())):
+        return names, frozenset()
+    dirs, files, links, targets = (paths() for _ in range(4))
+    modes, facts, sums = (next(records, b"") for _ in range(3))
+    sizes = [line.split() for line in facts.splitlines()]
+    digests = re.findall(rb"(?m)^\\?([0-9a-f]{64}) ", sums)
+    try:
+        entries = (
+            *(Entry(path, "dir", _mode(mode), 0, "") for path, mode in zip(dirs, modes.split(), strict=True)),
+            *(
+                Entry(path, "file", _mode(mode), int(size), digest.decode())
+                for path, (mode, size), digest in zip(files, sizes, digests, strict=True)
+            ),
+            *(Entry(path, "link", 0o777, 0, to.removesuffix("\n")) for path, to in zip(links, targets, strict=True)),
+        )
+    except ValueError:
+        entries = ()
+    return names, frozenset(entries)
+
+
+def _mode(text: bytes) -> int:
+    return int(text, 16) & 0o7777

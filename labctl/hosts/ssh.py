@@ -220,7 +220,7 @@ def _between_double_quotes(signs: str) -> str:
     return f"'\"{doubled}\"'"
 
 
-# With the link's own, one for rsync, and those that sshd has not quite closed yet: below the ten of its MaxSessions.
+# With the link's own, and those that sshd has not quite closed yet: below the ten of its MaxSessions.
 SESSIONS = 6
 # Should it still take no further session, ssh says this, logs in by itself and goes on.
 _REFUSED = re.compile(r"^mux_client_request_session: session request failed: .*\n?", re.MULTILINE)
@@ -304,10 +304,6 @@ class Connection:
         argv = self.argv(script, *words)
         return self._done(script, lambda: process.drain(argv, on_chunk, timeout=timeout), timeout, check)
 
-    def rsh(self) -> str:
-        """The command for ``rsync -e``: over this connection, whatever host it is given."""
-        return shlex.join(self._link.client)
-
     def forward(self, path: str, seconds: float = 10) -> Path:
         """A socket here that leads to the Unix socket of this path on the host, where its sshd allows that."""
         here = Path(f"{self._stem}-{next(self._numbers)}.sock")
@@ -330,7 +326,7 @@ class Connection:
         return served
 
     def _done(self, script: str, work: Callable[[], CompletedProcess], seconds: float, check: bool) -> CompletedProcess:
-        what = script.strip().partition("\n")[0][:60]
+        what = script.strip().removeprefix("#!/bin/sh\n").removeprefix("# ").partition("\n")[0][:60]
         with self._sessions:
             if self._link.lost():
                 raise self._lost("")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -56,3 +58,27 @@ def attempt(work: Callable[[K], T], wanted: Mapping[str, K]) -> tuple[dict[str, 
     if bugs:
         raise bugs[0]
     return done, failures
+
+
+def run_with_deadlines(tasks: Sequence[tuple[Callable[[], T], float]], width: int = 16) -> list[T | None]:
+    """The result of each task, in their order; None for one not done within its seconds. Raises what a task raised.
+
+    A task that hangs holds up neither the others nor the end of the process: its thread is a daemon.
+    """
+    started: list[tuple[Future[T], float]] = []
+    for work, seconds in tasks:
+        while len(busy := [one for one, end in started if not one.done() and time.monotonic() < end]) >= width:
+            wait(busy, timeout=0.1, return_when=FIRST_COMPLETED)
+        future: Future[T] = Future()
+        threading.Thread(target=_fulfil, args=(future, work), daemon=True).start()
+        started.append((future, time.monotonic() + seconds))
+    for future, end in started:
+        wait([future], timeout=max(0.0, end - time.monotonic()))
+    return [future.result() if future.done() else None for future, _ in started]
+
+
+def _fulfil(future: Future[T], work: Callable[[], T]) -> None:
+    try:
+        future.set_result(work())
+    except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+        future.set_exception(error)

@@ -141,6 +141,7 @@ def test_what_is_fetched_is_where_workloads_read_it_and_nothing_is_fetched_twice
     assert [one.path for one in hub.asked] == [f"/api/models/{MODEL}", f"/api/datasets/{DATASET}"]
 
 
+@pytest.mark.alone
 def test_people_are_told_what_comes_and_how_it_went(person: Person) -> None:
     said = person()
     assert f"model {MODEL} (08ab08cc): 600 kB in 4 files, 600 kB to fetch" in said.err

@@ -106,7 +106,7 @@ def test_a_device_moves_from_node_to_node(machine_lab: FreshLab) -> None:
 def test_of_two_at_once_one_wins(machine_lab: FreshLab) -> None:
     labs = machine_lab(**wanting(FIRST)), machine_lab(**wanting(FIRST))
     with labs[0].start("up") as first, labs[1].start("up") as second:
-        answers = first.answer(120), second.answer(120)
+        answers = first.answer(300), second.answer(300)
     winner = 0 if answers[0].code == 0 else 1
     answers[winner].expect(0)
     refused(answers[1 - winner], holder=labs[winner])
@@ -130,7 +130,7 @@ def test_a_lease_and_its_node_live_and_die_together(machine_lab: FreshLab) -> No
     one.containers()["worker-0"].exec_run(holder, user=str(UID))
     refused(other.call("up"), holder=one)
     one.containers()["worker-0"].exec_run(holder, user="0")
-    wait_until(lambda: one.containers()["worker-0"].status == "exited", 10, "the node without a lease is gone")
+    wait_until(lambda: one.containers()["worker-0"].status == "exited", 120, "the node without a lease is gone")
     other.call("up").expect(0)
 
 

@@ -64,13 +64,14 @@ def test_slots_are_chosen_by_number_under_deepspeed(four_nodes: Lab) -> None:
     assert [rank["node"] for rank in document["ranks"]] == ["worker-1", "worker-2", "worker-2"]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("launcher", STOPPED)
 def test_a_worker_that_is_killed_ends_the_run_and_is_named(lab: Lab, launcher: str) -> None:
     workload, *flags = STUBBORN[launcher]
     with lab.stubborn_run(*flags, "--json", workload=workload) as (running, run_id):
         killed = time.monotonic()
         lab.containers()["worker-1"].kill("SIGKILL")
-        answer = running.answer(30)
+        answer = running.answer(120)
         assert time.monotonic() - killed < 15
     assert "worker-1 (rank 1)" in result(answer, 4, "node-lost")["message"]
     assert lab.processes_of(run_id) == []
@@ -78,26 +79,28 @@ def test_a_worker_that_is_killed_ends_the_run_and_is_named(lab: Lab, launcher: s
 
 @pytest.mark.parametrize("launcher", STOPPED[:-1])
 def test_a_rank_that_crashes_ends_the_run_and_is_named(lab: Lab, launcher: str) -> None:
-    document = result(lab.call("run", "crash", "--launcher", launcher, "--json", limit=60), 4, "rank-crashed")
+    document = result(lab.call("run", "crash", "--launcher", launcher, "--json"), 4, "rank-crashed")
     assert re.search(r"rank 1\b.*worker-1.*code 7\b", document["message"])
     assert lab.processes_of(document["run_id"]) == []
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("launcher", STOPPED)
 def test_ctrl_c_ends_the_run_and_leaves_nothing_of_it(lab: Lab, launcher: str) -> None:
     workload, *flags = STUBBORN[launcher]
     with lab.stubborn_run(*flags, "--json", workload=workload) as (running, run_id):
         pressed = time.monotonic()
         running.press(signal.SIGINT)
-        answer = running.answer(30)
+        answer = running.answer(120)
         assert time.monotonic() - pressed < 15
     result(answer, 130, "interrupted")
     assert lab.processes_of(run_id) == []
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("launcher", STOPPED)
 def test_the_time_limit_ends_even_what_does_not_listen(lab: Lab, launcher: str) -> None:
-    answer = lab.call("run", *STUBBORN[launcher], "--timeout", "8", "--json", limit=60)
+    answer = lab.call("run", *STUBBORN[launcher], "--timeout", "8", "--json")
     document = result(answer, 124, "timeout")
     assert 8 <= document["seconds"] < 23
     assert lab.processes_of(document["run_id"]) == []

@@ -37,7 +37,7 @@ def test_up_that_was_interrupted_converges_and_down_leaves_nothing(fresh_lab: Fr
         with lab.start("up") as running:
             running.ends_within((moment + 0.5) / moments * whole)
             running.press()
-            answer = running.answer(30)
+            answer = running.answer(60)
         stopped = answer.code == 130 and "Traceback" not in answer.err
         not_yet_labctl = answer.code == -signal.SIGINT and "main()" not in answer.err
         if not (stopped or not_yet_labctl or (answer.code == 0 and is_complete(lab))):
@@ -54,15 +54,15 @@ def test_of_two_ups_at_once_one_waits_for_the_other_and_says_for_whom(fresh_lab:
     lab = fresh_lab()
     lock = lab.path / ".lab/lock"
     with lab.start("up") as first:
-        wait_until(lambda: lock.exists() and "labctl up" in lock.read_text(), 20, "the first holds the lock")
+        wait_until(lambda: lock.exists() and "labctl up" in lock.read_text(), 120, "the first holds the lock")
         os.kill(first.process.pid, signal.SIGSTOP)
         with lab.start("up") as second:
-            wait_until(lambda: "waiting for" in second.err, 20, "the second says that it waits")
+            wait_until(lambda: "waiting for" in second.err, 120, "the second says that it waits")
             assert re.search(rf"waiting for .*labctl up.*\bpid {first.process.pid}\b", second.err)
             assert not second.ends_within(0.5)
             os.kill(first.process.pid, signal.SIGCONT)
-            first.answer(60).expect(0)
-            second.answer(60).expect(0)
+            first.answer(180).expect(0)
+            second.answer(180).expect(0)
     assert is_complete(lab)
 
 
@@ -70,8 +70,8 @@ def test_of_two_ups_at_once_one_waits_for_the_other_and_says_for_whom(fresh_lab:
 def test_two_ups_at_once_make_one_lab(fresh_lab: FreshLab) -> None:
     lab = fresh_lab()
     with lab.start("up") as first, lab.start("up") as second:
-        first.answer(60).expect(0)
-        second.answer(60).expect(0)
+        first.answer(180).expect(0)
+        second.answer(180).expect(0)
     assert is_complete(lab)
 
 
@@ -80,9 +80,9 @@ def test_down_while_up_is_under_way_waits_and_then_removes_it_all(fresh_lab: Fre
     lab = fresh_lab()
     lock = lab.path / ".lab/lock"
     with lab.start("up") as up:
-        wait_until(lambda: lock.exists() and "labctl up" in lock.read_text(), 20, "up holds the lock")
+        wait_until(lambda: lock.exists() and "labctl up" in lock.read_text(), 120, "up holds the lock")
         lab.call("down").expect(0)
-        up.answer(60)
+        up.answer(180)
     assert lab.labelled() == []
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.machine.machine import import_node
 from support.rack.host import Host
 from support.rack.rack import Rack, RackLab
 
 from docker import DockerClient
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow]
+pytestmark = pytest.mark.docker
 
 LIMIT = 900
 ALONE = """
@@ -19,19 +21,42 @@ iptables --wait --append OUTPUT --jump REJECT
 """
 
 
+@pytest.fixture
+def small_image(engine: DockerClient, image: str, family: str) -> Iterator[str]:
+    """An image without frameworks."""
+    name = f"{family}/node:latest"
+    import_node(image, name)
+    yield name
+    engine.images.remove(name, force=True)
+
+
 def set_apart(host: Host, network: str) -> None:
     """It reaches itself and its own network, and nothing else."""
     host.shell(ALONE, "127.0.0.0/8", network)
     assert "registry-1.docker.io" in host.shell("timeout 20 docker pull --quiet debian 2>&1 || :")
 
 
-def test_a_lab_comes_up_and_trains_where_no_registry_is(
-    rack: Rack, engine: DockerClient, image: str, family: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("small_image", ("hello", "--launcher", "mpirun")),
+        pytest.param("image", ("opt-tiny", "--set", "steps=40"), marks=pytest.mark.slow),
+    ],
+)
+def test_a_lab_comes_up_and_runs_where_no_registry_is(
+    rack: Rack,
+    engine: DockerClient,
+    family: str,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    given: str,
+    words: tuple[str, ...],
 ) -> None:
+    image = request.getfixturevalue(given)
     hosts = rack.make("a", "b")
     for host in hosts:
         set_apart(host, rack.network.attrs["IPAM"]["Config"][0]["Subnet"])
-    origin = rack.lab(tmp_path / "origin", f"{family}-bundled", hosts, {})
+    origin = rack.lab(tmp_path / "origin", f"{family}-bundled", hosts, {"LAB_IMAGE": image})
     file = tmp_path / "lab.bundle"
     origin.call("bundle", "save", str(file), limit=LIMIT).expect(0)
     lab = RackLab(tmp_path / "site", origin.name, origin.engine, origin.environ, hosts=hosts)
@@ -40,7 +65,7 @@ def test_a_lab_comes_up_and_trains_where_no_registry_is(
     mine = engine.images.get(image).id
     assert [host.engine.images.get(image).id for host in hosts] == [mine, mine]
     lab.call("up", limit=LIMIT).expect(0)
-    result = lab.call("run", "opt-tiny", "--set", "steps=40", "--json", limit=LIMIT).expect(0)
+    result = lab.call("run", *words, "--json", limit=LIMIT).expect(0)
     assert result.json["verdict"] == "PASS"
     assert {rank["node"] for rank in result.json["ranks"]} == {"worker-0", "worker-1"}
     lab.call("down").expect(0)

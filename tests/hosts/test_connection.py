@@ -121,7 +121,7 @@ def shared_site(engine: DockerClient, image: str, tmp_path_factory: pytest.TempP
         site = Site(folder, container)
         container.reload()
         for port in SSHDS:
-            wait_until(lambda port=port: _greets(site.host(port).port), 30, f"an sshd on {port}")  # type: ignore[misc]
+            wait_until(lambda port=port: _greets(site.host(port).port), 120, f"an sshd on {port}")  # type: ignore[misc]
         yield site
     finally:
         container.remove(force=True, v=True)
@@ -143,13 +143,13 @@ def _greets(port: int) -> bool:
 
 @contextlib.contextmanager
 def one(target: InventoryHost, opening: str = ":") -> Iterator[Connection]:
-    with connected([target], opening, seconds=20) as (connections, errors):
+    with connected([target], opening, seconds=60) as (connections, errors):
         assert errors == {}
         yield connections[target.name]
 
 
 def refusal(target: InventoryHost, opening: str = ":") -> HostError:
-    with connected([target], opening, seconds=20) as (connections, errors):
+    with connected([target], opening, seconds=60) as (connections, errors):
         assert connections == {}
         assert errors[target.name].node == target.name
         return errors[target.name]
@@ -183,7 +183,7 @@ def test_scripts_run_even_where_sshd_takes_a_single_session(site: Site) -> None:
 
 def test_more_hosts_open_at_once_than_their_gate_lets_in(site: Site) -> None:
     hosts = [replace(site.host(2203), name=f"host-{number}") for number in range(7)]
-    with connected(hosts, "echo here", seconds=30) as (connections, errors):
+    with connected(hosts, "echo here", seconds=60) as (connections, errors):
         assert (errors, list(connections)) == ({}, [host.name for host in hosts])
 
 
@@ -218,9 +218,9 @@ def test_another_socket_of_the_host_is_forwarded_too(site: Site) -> None:
     with one(site.host()) as connection, ThreadPoolExecutor(1) as pool:
         listening = threading.Event()
         served = pool.submit(
-            connection.receive, 'exec python3 -c "$1"', serve, on_chunk=lambda _: listening.set(), timeout=20
+            connection.receive, 'exec python3 -c "$1"', serve, on_chunk=lambda _: listening.set(), timeout=60
         )
-        assert listening.wait(20)
+        assert listening.wait(60)
         with socket.socket(socket.AF_UNIX) as made:
             made.connect(str(connection.forward("/other.sock")))
             assert made.recv(100) == b"from there"
@@ -231,11 +231,12 @@ def test_bytes_pass_unchanged_in_both_directions(site: Site) -> None:
     data = bytes(range(256)) * 4096
     got: list[bytes] = []
     with one(site.host()) as connection:
-        connection.send('cat > "$1"', "/root/it's here", chunks=(data[:1000], data[1000:]), timeout=20)
-        connection.receive('cat "$1"', "/root/it's here", on_chunk=got.append, timeout=20)
+        connection.send('cat > "$1"', "/root/it's here", chunks=(data[:1000], data[1000:]), timeout=60)
+        connection.receive('cat "$1"', "/root/it's here", on_chunk=got.append, timeout=60)
     assert b"".join(got) == data
 
 
+@pytest.mark.alone
 def test_a_script_that_fails_or_takes_too_long_names_its_host(site: Site) -> None:
     with one(site.host()) as connection:
         with pytest.raises(
@@ -347,6 +348,7 @@ def test_a_host_without_an_engine_is_told_from_one_whose_engine_is_down(site: Si
         DockerClient(base_url=connection.address, version="auto")
 
 
+@pytest.mark.alone
 def test_hosts_that_cannot_be_reached_are_named_within_the_limit_while_the_others_answer(site: Site) -> None:
     with socket.socket() as silent, socket.socket() as closed:
         silent.bind(("127.0.0.1", 0))
@@ -375,6 +377,7 @@ def test_hosts_that_cannot_be_reached_are_named_within_the_limit_while_the_other
     assert "write `nobody address=...` in hosts.txt:4" in errors["nobody"].hint
 
 
+@pytest.mark.alone
 def test_hosts_that_do_not_answer_leave_time_for_those_behind_them(site: Site) -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -396,7 +399,7 @@ import sys
 from labctl.hosts.ssh import connected
 from labctl.hosts import Target
 target = Target(name="a", address="127.0.0.1", port=int(sys.argv[1]), user="root")
-with connected([target], ":", seconds=20) as (connections, errors):
+with connected([target], ":", seconds=60) as (connections, errors):
     print(connections["a"].address, flush=True)
     connections["a"].run("exec sleep 98765")
 """
@@ -407,9 +410,9 @@ def test_a_killed_owner_takes_its_connection_along(site: Site) -> None:
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         folder = str(Path(owner.stdout.readline().strip().removeprefix("unix://")).parent)
-        wait_until(lambda: len(commands(folder)) > 2, 20, "the owner's script")
+        wait_until(lambda: len(commands(folder)) > 2, 120, "the owner's script")
         owner.send_signal(signal.SIGKILL)
-    wait_until(lambda: not commands(folder) and not Path(folder).exists(), 10, f"the end of all in {folder}")
+    wait_until(lambda: not commands(folder) and not Path(folder).exists(), 120, f"the end of all in {folder}")
 
 
 DIALLING = """
@@ -432,7 +435,7 @@ def test_an_owner_killed_while_it_dials_leaves_nothing(number: signal.Signals) -
             dialled, _ = silent.accept()
             owner.send_signal(number)
         with dialled:
-            wait_until(lambda: not commands(word), 10, "the end of its ssh")
+            wait_until(lambda: not commands(word), 40, "the end of its ssh")
 
 
 GUARDED = """
@@ -441,7 +444,7 @@ from labctl import shell
 from labctl.hosts.ssh import connected
 from labctl.hosts import Target
 target = Target(name="a", address="127.0.0.1", port=int(sys.argv[1]), user="root")
-with connected([target], ":", seconds=20) as (connections, errors):
+with connected([target], ":", seconds=60) as (connections, errors):
     docker = ("docker", "--host", connections["a"].address)
     with shell.guarded([*docker, "exec", sys.argv[2], "touch", sys.argv[3]]):
         print("within", flush=True)
@@ -455,7 +458,7 @@ def test_what_a_killed_owner_still_has_to_do_on_a_host_is_done_before_its_connec
         assert owner.stdout is not None
         assert owner.stdout.readline() == "within\n"
         owner.kill()
-    wait_until(lambda: site.container.exec_run(["test", "-e", "/reached"]).exit_code == 0, 20, "what was to be done")
+    wait_until(lambda: site.container.exec_run(["test", "-e", "/reached"]).exit_code == 0, 120, "what was to be done")
 
 
 SLOW = """
@@ -471,7 +474,7 @@ def chunks():
     sys.stdout.flush()
     while True:
         yield bytes(1 << 16)
-with connected(targets, ":", seconds=20) as (connections, errors), pool() as threads:
+with connected(targets, ":", seconds=60) as (connections, errors), pool() as threads:
     send = lambda connection: connection.send("exec sleep 60", chunks=chunks(), timeout=300)
     list(threads.map(send, connections.values()))
 """
@@ -484,6 +487,6 @@ def test_ctrl_c_ends_what_is_being_sent(site: Site) -> None:
         try:
             assert [owner.stdout.readline() for _ in "ab"] == ["sending\n"] * 2
             owner.send_signal(signal.SIGINT)
-            assert owner.wait(20) != 0
+            assert owner.wait(40) != 0
         finally:
             owner.kill()

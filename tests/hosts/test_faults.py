@@ -240,6 +240,7 @@ def left_of(lab: RackLab, run_id: str) -> list[str]:
     return sorted(node for node, one in running.items() if one.exec_run(search, user="1000:1000").output)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("number", "trouble"),
     [
@@ -258,12 +259,12 @@ def test_a_host_that_is_lost_ends_the_run_and_up_heals_it_once_it_is_back(
     others = replace(lab, hosts=tuple(one for one in lab.hosts if one is not host))
     before = set(lab.run_ids())
     with lab.start("run", "stubborn", "--json") as run:
-        run_id = wait_until(lambda: ranks_up(lab, run, before), 90, "three ranks run")
+        run_id = wait_until(lambda: ranks_up(lab, run, before), 120, "three ranks run")
         assert left_of(lab, run_id) == ["launcher", "worker-0", "worker-1", "worker-2"]
         trouble(host)
         began = time.monotonic()
         try:
-            answer = run.answer(60).expect(4)
+            answer = run.answer(120).expect(4)
             result = answer.json
             ended = time.monotonic()
             assert left_of(others, run_id) == []
@@ -284,12 +285,13 @@ def test_a_host_that_is_lost_ends_the_run_and_up_heals_it_once_it_is_back(
     assert host.shell('[ ! -e "$1" ] || echo there', kept_there[host.name]) == ""
 
 
+@pytest.mark.alone
 def test_ctrl_c_ends_a_run_on_all_hosts(lab: RackLab) -> None:
     before = set(lab.run_ids())
     with lab.start("run", "stubborn", "--json") as run:
-        run_id = wait_until(lambda: ranks_up(lab, run, before), 90, "three ranks run")
+        run_id = wait_until(lambda: ranks_up(lab, run, before), 120, "three ranks run")
         run.press()
         began = time.monotonic()
-        assert run.answer(60).expect(130).json["cause"] == "interrupted"
+        assert run.answer(120).expect(130).json["cause"] == "interrupted"
     assert time.monotonic() - began < LOST
     assert left_of(lab, run_id) == []

@@ -63,7 +63,7 @@ def send(rack: Rack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
             for host in hosts
         ]
         before = [host.traffic() for host in hosts]
-        with connected(targets, "true", seconds=30) as (connections, failures):
+        with connected(targets, "true", seconds=60) as (connections, failures):
             began = time.monotonic()
             receivers = ImageTargets(hosts=connections, emit=lambda _: None, addresses={})
             assert failures | distribute.send(image, receivers, tmp_path) == {}

@@ -71,7 +71,10 @@ def test_a_host_gets_the_keys_of_its_own_nodes_and_gives_all_back(rack_lab: Rack
     kept = f"{lab.hosts[1].home}/.labctl/{lab.name}.h2/runs/20260102-150405-hello-3fa2"
     lab.inside("worker-1", "sh", "-c", f"mkdir {RUN}; echo 1 > {RUN}/loss; mkfifo {RUN}/pipe", user="1000:1000")
     answer = lab.call("down").expect(3)
-    assert f"h2: fetched run {Path(RUN).name}, but not ./pipe; what h2 has of run" in answer.err
+    assert (
+        f"h2: run {Path(RUN).name}: not fetched, because it is no file of the run: pipe; what h2 has of run"
+        in answer.err
+    )
     assert f"stays there in {kept}" in answer.err
     assert (lab.labelled(), left(lab.hosts[0])) == ([], [])
     lab.hosts[1].shell('rm "$1/pipe"', kept)
@@ -86,7 +89,7 @@ def test_up_sends_to_the_host_that_lacks_files_and_renews_only_what_mounted_them
     lab.call("up").expect(0)
     before = lab.identities()
     one, two = (f"{host.home}/.labctl/{lab.name}.{host.name}" for host in lab.hosts)
-    lab.hosts[0].shell('rm "$1/workloads/.now"', one)
+    lab.hosts[0].shell('rm "$1/workloads/.current"', one)
     lab.hosts[1].shell('rm -r "$1"', two)
 
     assert lab.call("up", "--dry-run", "--json").expect(0).json["plan"][:-1] == [
@@ -95,7 +98,7 @@ def test_up_sends_to_the_host_that_lacks_files_and_renews_only_what_mounted_them
         "#3 send files of worker-1 to h2  [what it does not have]",
         f"#4 compose up worker-1 (project labctl-{lab.name}) on h2  [worker-1 missing]",
     ]
-    assert lab.hosts[0].shell('ls -A "$1/workloads"', one).count(".now") == 0
+    assert lab.hosts[0].shell('ls -A "$1/workloads"', one).count(".current") == 0
     assert lab.hosts[1].shell('[ -e "$1" ] || echo gone', two) == "gone\n"
     lab.call("up").expect(0)
     after = lab.identities()

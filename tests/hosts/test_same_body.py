@@ -10,7 +10,7 @@ from support.rack.rack import RackLab
 
 pytestmark = pytest.mark.docker
 
-WHERE = ("one machine", "several hosts")
+WHERE = ("one machine", pytest.param("several hosts", marks=pytest.mark.xdist_group("shared_rack")))
 RANKS = [{"rank": 0, "node": "worker-0"}, {"rank": 1, "node": "worker-1"}]
 
 

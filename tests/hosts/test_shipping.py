@@ -43,7 +43,7 @@ class Sender:
             InventoryHost(name=host.name, address=host.address, user=host.user, port=host.port, key=str(host.key))
             for host in hosts
         ]
-        with connected(targets, "true", seconds=30) as (connections, failures):
+        with connected(targets, "true", seconds=60) as (connections, failures):
             receivers = ImageTargets(hosts=connections, emit=lambda event: self.said.append(event.text), addresses={})
             return failures | distribute.send(image.name, receivers, self._folder)
 
@@ -86,7 +86,7 @@ def test_a_host_that_is_cut_off_goes_on_where_it_stopped(rack: Rack, small: Load
     part = "cat ~ann/.labctl/images/* 2> /dev/null | wc -c"
     with ThreadPoolExecutor(1) as pool:
         sending = pool.submit(send, small, one, two)
-        wait_until(lambda: int(one.shell(part)) > SIZE // 4, 60, "some of it is there")
+        wait_until(lambda: int(one.shell(part)) > SIZE // 4, 120, "some of it is there")
         one.hang_up()
         failures = sending.result(120)
     assert list(failures) == ["h1"]

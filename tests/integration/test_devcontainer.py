@@ -37,7 +37,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 def devcontainer(program: tuple[str, ...], lab: Lab, command: str, *words: str) -> str:
     """What the CLI answers about a lab's folder."""
     called = [*program, command, "--workspace-folder", str(lab.path), *words]
-    done = subprocess.run(called, env=lab.environ, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(called, env=lab.environ, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -21,7 +21,7 @@ WORKERS = ("worker-0", "worker-1")
 def under_way(lab: Lab, seconds: int, script: str) -> Iterator[Running]:
     """`labctl exec --all -- bash -c SCRIPT`, once the `sleep SECONDS` that it starts is there on both workers."""
     with lab.start("exec", "--all", "--", "bash", "-c", script) as running:
-        wait_until(lambda: sleeping(lab, seconds) == list(WORKERS), 20, "the command runs on both")
+        wait_until(lambda: sleeping(lab, seconds) == list(WORKERS), 120, "the command runs on both")
         yield running
 
 
@@ -67,7 +67,7 @@ def test_it_leaves_what_is_to_be_read_alone(lab: Lab, tmp_path: Path) -> None:
     (tmp_path / "lines").write_text("first\nsecond\n")
     with (tmp_path / "lines").open() as lines:
         command = [LABCTL, "exec", "--all", "--", "cat"]
-        subprocess.run(command, cwd=lab.path, env=lab.environ, stdin=lines, check=True, timeout=30)
+        subprocess.run(command, cwd=lab.path, env=lab.environ, stdin=lines, check=True, timeout=60)
         assert os.lseek(lines.fileno(), 0, os.SEEK_CUR) == 0
 
 
@@ -76,7 +76,7 @@ def test_a_signal_ends_the_command_everywhere(lab: Lab, number: signal.Signals) 
     seconds = 85_000 + number
     with under_way(lab, seconds, f"sleep {seconds}; true") as running:
         running.press(number)
-        assert running.answer(20).err == ""
+        assert running.answer(60).err == ""
         assert running.process.returncode == 128 + number
     assert not sleeping(lab, seconds)
 
@@ -84,7 +84,7 @@ def test_a_signal_ends_the_command_everywhere(lab: Lab, number: signal.Signals) 
 def test_commands_may_answer_a_signal_with_a_code_of_their_own(lab: Lab) -> None:
     with under_way(lab, 86_000, "trap 'echo saved; exit 9' TERM; sleep 86000 & wait") as running:
         running.press(signal.SIGTERM)
-        answer = running.answer(20).expect(9)
+        answer = running.answer(60).expect(9)
     assert sorted(answer.out.splitlines()) == [f"{name}: saved" for name in WORKERS]
     assert not sleeping(lab, 86_000)
 
@@ -92,7 +92,7 @@ def test_commands_may_answer_a_signal_with_a_code_of_their_own(lab: Lab) -> None
 def test_a_killed_labctl_leaves_nothing_behind_anywhere(lab: Lab) -> None:
     with under_way(lab, 87_000, "trap '' TERM; sleep 87000; true") as running:
         running.press(signal.SIGKILL)
-        wait_until(lambda: not sleeping(lab, 87_000) and not left_behind(lab), 20, "the commands have ended")
+        wait_until(lambda: not sleeping(lab, 87_000) and not left_behind(lab), 120, "the commands have ended")
 
 
 def test_output_that_nobody_reads_ends_the_command_everywhere(lab: Lab) -> None:
@@ -101,8 +101,8 @@ def test_output_that_nobody_reads_ends_the_command_everywhere(lab: Lab) -> None:
         assert caller.stdout
         assert caller.stdout.readline().endswith(b": y\n")
         caller.stdout.close()
-        assert caller.wait(20) == 141
-    wait_until(lambda: not left_behind(lab), 20, "the commands have ended")
+        assert caller.wait(60) == 141
+    wait_until(lambda: not left_behind(lab), 120, "the commands have ended")
 
 
 def test_a_node_that_is_not_reached_is_named_and_the_others_go_on(lab: Lab) -> None:

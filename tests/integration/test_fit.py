@@ -19,7 +19,7 @@ def predicted(lab: Lab, workload: str, *settings: str) -> int:
 
 
 def measured(lab: Lab, workload: str, *settings: str) -> int:
-    result = lab.call("run", workload, "--json", *settings, limit=300).expect(0).json
+    result = lab.call("run", workload, "--json", *settings, limit=1200).expect(0).json
     return int(result["metrics"]["peak"]["value"])
 
 

@@ -9,8 +9,8 @@ from support.harness import Lab
 
 from docker import DockerClient
 
-# Its image compiles for ten minutes and more where it is not there yet.
-pytestmark = [pytest.mark.docker, pytest.mark.slow]
+# The image compiles for ten minutes and more where it is not there yet.
+pytestmark = pytest.mark.docker
 
 IMAGE = "labctl/horovod"
 TWO = ("--include", "worker-0@worker-1")
@@ -38,7 +38,7 @@ def horovod_lab(horovod_image: str, new_lab: Callable[[dict[str, str]], Lab]) ->
     ("workload", "way"),
     [
         ("mnist-horovod", "gloo"),
-        ("mnist-horovod-torch", "mpi"),
+        pytest.param("mnist-horovod-torch", "mpi", marks=pytest.mark.slow),
         pytest.param("mnist-horovod", "mpi", marks=pytest.mark.slow),
         pytest.param("mnist-horovod-torch", "gloo", marks=pytest.mark.slow),
     ],
@@ -67,6 +67,7 @@ def test_a_rehearsal_needs_no_images(horovod_lab: Lab, workload: str) -> None:
     assert "data: generated" in (horovod_lab.path / "runs" / result["run_id"] / "output.log").read_text()
 
 
+@pytest.mark.slow
 def test_images_in_the_cache_go_before_the_packages_and_broken_ones_are_refused(horovod_lab: Lab) -> None:
     cache = horovod_lab.path / "cache/mnist"
     cache.mkdir()
@@ -81,7 +82,8 @@ def test_images_in_the_cache_go_before_the_packages_and_broken_ones_are_refused(
     assert "is not Keras's mnist.npz" in answer.json["message"]
 
 
-@pytest.mark.parametrize("nodes", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", [1, 2, 4])
 @pytest.mark.parametrize("launcher", WAYS)
 def test_every_one_of_so_many_nodes_has_its_rank(horovod_lab: Lab, launcher: str, nodes: int) -> None:
     names = [f"worker-{number}" for number in range(nodes)]
@@ -90,6 +92,7 @@ def test_every_one_of_so_many_nodes_has_its_rank(horovod_lab: Lab, launcher: str
     assert [(rank["rank"], rank["node"]) for rank in document["ranks"]] == list(enumerate(names))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", WAYS)
 def test_ctrl_c_ends_the_run_and_leaves_nothing_of_it(horovod_lab: Lab, launcher: str) -> None:
     with horovod_lab.stubborn_run("--launcher", launcher, *TWO, "--json") as (running, run_id):
@@ -108,6 +111,7 @@ def test_the_time_limit_ends_even_what_does_not_listen(horovod_lab: Lab, launche
     assert horovod_lab.processes_of(answer.json["run_id"]) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", WAYS)
 def test_a_worker_that_is_killed_ends_the_run_and_is_named(horovod_lab: Lab, launcher: str) -> None:
     with horovod_lab.stubborn_run("--launcher", launcher, *TWO, "--json") as (running, run_id):

@@ -15,7 +15,7 @@ import tarfile
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -62,7 +62,7 @@ def serving(new_lab: Callable[[dict[str, str]], Lab], image: str) -> Iterator[La
 
 
 @contextmanager
-def jupyter(lab: Lab, limit: float = 20) -> Iterator[tuple[Running, str]]:
+def jupyter(lab: Lab, limit: float = 120) -> Iterator[tuple[Running, str]]:
     """`labctl jupyter` under way, and the URL that it printed."""
     with lab.start("jupyter") as running:
 
@@ -78,7 +78,7 @@ def processes(lab: Lab) -> list[str]:
 
 
 def get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - http, as the URL's test says
+    with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310 - http, as the URL's test says
         return str(answer.read().decode())
 
 
@@ -93,14 +93,17 @@ def test_the_url_leads_to_the_server_and_holds_its_token(serving: Lab) -> None:
 def test_the_token_is_only_where_the_person_reads_it(serving: Lab) -> None:
     with jupyter(serving) as (running, url):
         token = url.partition("token=")[2]
-        arguments = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.parent.exists()]
+        arguments = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):
+                arguments.append(path.read_bytes())
         assert any(b"jupyter-lab" in line for line in arguments)
         assert not any(token.encode() in line for line in arguments)
         container = serving.containers()[NODE]
         execs = [serving.engine.api.exec_inspect(identity) for identity in container.attrs["ExecIDs"]]
         assert execs
         assert token not in json.dumps([container.attrs, execs]) + container.logs().decode()
-        wait_until(lambda: "the token is [REDACTED]" in running.err, 5, "the server's own words")
+        wait_until(lambda: "the token is [REDACTED]" in running.err, 120, "the server's own words")
         assert token not in running.err
         kept = [path for path in serving.path.rglob("*") if path.is_file() and path.suffix != ".out"]
         assert not [path for path in kept if token.encode() in path.read_bytes()]
@@ -120,7 +123,7 @@ def test_ctrl_c_ends_the_server_its_kernels_and_the_relay(serving: Lab) -> None:
     with jupyter(serving) as (running, url):
         assert "sleep 86000" in processes(serving)
         running.press(signal.SIGINT)
-        answer = running.answer(20).expect(130)
+        answer = running.answer(60).expect(130)
         assert "open this" in answer.err
         assert answer.err.endswith("stopped\n")
         assert "serving" not in answer.err
@@ -134,9 +137,9 @@ def test_ctrl_c_ends_the_server_its_kernels_and_the_relay(serving: Lab) -> None:
 def test_a_killed_labctl_leaves_no_server_and_the_next_one_starts(serving: Lab, number: signal.Signals) -> None:
     with jupyter(serving) as (running, _):
         running.press(number)
-        assert running.ends_within(10)
+        assert running.ends_within(60)
         wait_until(
-            lambda: not any("sleep" in line or "jupyter" in line for line in processes(serving)), 20, "all ended"
+            lambda: not any("sleep" in line or "jupyter" in line for line in processes(serving)), 120, "all ended"
         )
     with jupyter(serving) as (_, url):
         assert get(url)
@@ -174,7 +177,7 @@ def test_a_kernel_computes_over_the_relay(lab: Lab) -> None:
     container = lab.containers()[NODE]
     if container.exec_run(["sh", "-c", "command -v jupyter-lab"])[0]:
         pytest.skip("the image has no jupyter-lab")
-    with jupyter(lab, 120) as (_, url):
+    with jupyter(lab) as (_, url):
         place = urlsplit(url)
         token = place.query.removeprefix("token=")
         address = ("127.0.0.1", place.port or 0)

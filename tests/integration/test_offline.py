@@ -38,7 +38,7 @@ def test_what_was_fetched_is_read_without_network(engine: DockerClient, image: s
     with serving(FakeHub(models={"facebook/opt-350m": model}, datasets={"Dahoas/rm-static": rows})) as hub:
         environ = {name: value for name, value in os.environ.items() if not name.startswith(NOT_INHERITED)}
         words = [LABCTL, "cache", "reads", "-C", str(tmp_path), "-s", f"HOST_CACHE_PATH={shared}"]
-        subprocess.run(words, env={**environ, "HF_ENDPOINT": hub.endpoint}, check=True, timeout=60)
+        subprocess.run(words, env={**environ, "HF_ENDPOINT": hub.endpoint}, check=True, timeout=300)
     said = engine.containers.run(
         image,
         ["-c", READ],

@@ -231,4 +231,4 @@ def test_workers_become_healthy(lab: Lab) -> None:
             if node != "launcher"
         }
 
-    wait_until(lambda: health() == {"healthy"}, 40, "every worker is healthy")
+    wait_until(lambda: health() == {"healthy"}, 120, "every worker is healthy")

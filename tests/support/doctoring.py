@@ -46,7 +46,7 @@ def type_in(lab: Lab, commands: list[str], environ: Environ) -> list[Found]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
     )
     assert not done.stdout.startswith("failed"), f"{done.stdout}\n{done.stderr}"
     left = wrong(json.loads(done.stdout)["findings"])

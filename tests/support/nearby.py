@@ -37,10 +37,6 @@ class Nearby(Connection):
         self.commands += 1
         return ("ssh", self.target.name, shlex.join((*self.shell, "-c", script, "sh", *words)))
 
-    def rsh(self) -> str:
-        # As ssh does: the words after the host's name are one text, which a shell there reads.
-        return "sh -c 'shift; exec sh -c \"$*\"' sh"
-
     def run(
         self,
         script: str,

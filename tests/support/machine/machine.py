@@ -23,7 +23,7 @@ from docker import DockerClient
 from support.harness import Lab, wait_until
 
 HERE = Path(__file__).parent
-LABNODE = HERE.parents[1] / "docker/labnode.py"
+LABNODE = HERE.parents[2] / "docker/labnode.py"
 NODE_IMAGE = "stand-in/node"
 FORBIDDEN = ("Operation not permitted", "Permission denied", "permission denied")
 # /dev/full: every container may open it, and nothing comes of it.
@@ -67,7 +67,7 @@ class Machine:
 
     def run(self, *argv: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """A program on that machine, to its end."""
-        return subprocess.run([*self.prefix, *argv], check=check, capture_output=True, text=True, timeout=120)
+        return subprocess.run([*self.prefix, *argv], check=check, capture_output=True, text=True, timeout=300)
 
     def at(self, path: str) -> Path:
         """Where a path of that machine is, as seen from here."""
@@ -160,18 +160,18 @@ class Machine:
             assert self._dockerd.poll() is None, f"dockerd ended:\n{log.read_text()[-3000:]}"
             return self.run("docker", "version", check=False).returncode == 0
 
-        wait_until(answers, 60, "the second engine answers")
+        wait_until(answers, 120, "the second engine answers")
 
     def stop_engine(self) -> None:
         if self._dockerd:
             self._dockerd.terminate()
-            self._dockerd.wait(60)
+            self._dockerd.wait(120)
             self._dockerd = None
 
     @cached_property
     def engine(self) -> DockerClient:
         """The independent witness: the engine, by its socket."""
-        return docker.DockerClient(base_url=f"unix://{self.root}/run/docker.sock", version="1.44", timeout=60)
+        return docker.DockerClient(base_url=f"unix://{self.root}/run/docker.sock", version="1.44", timeout=300)
 
     def lab(self, path: Path, name: str, settings: dict[str, str]) -> Lab:
         """A lab on that machine, with the small node image."""
@@ -179,19 +179,8 @@ class Machine:
         return Lab.make(path, name, self.engine, {**plain, **settings}, prefix=self.prefix)
 
     def load_node(self, image: str) -> None:
-        """Hand the engine a small node image: the lab's image less what is big, with this checkout's node program."""
-        excluded = [f"--exclude={pattern}" for pattern in LEFT_OUT]
-        mount = f"{LABNODE}:/opt/lab/labnode.py:ro"
-        pack = ["docker", "run", "--rm", "--network=none", "--entrypoint=tar", "-v", mount, image]
-        changes = [
-            'ENTRYPOINT ["/usr/bin/python3", "-I", "/opt/lab/labnode.py", "start"]',
-            "ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-            "WORKDIR /workspace",
-        ]
-        unpack = ["docker", "import", *(word for change in changes for word in ("--change", change)), "-", NODE_IMAGE]
-        with subprocess.Popen([*pack, "-C", "/", "-cf", "-", *excluded, "."], stdout=subprocess.PIPE) as packed:
-            subprocess.run([*self.prefix, *unpack], stdin=packed.stdout, check=True, capture_output=True, timeout=300)
-        assert packed.returncode == 0, f"tar in {image}: code {packed.returncode}"
+        """Hand the engine a small node image."""
+        import_node(image, NODE_IMAGE, prefix=self.prefix)
 
     def close(self) -> None:
         """End the engine and the namespaces, and remove what it kept."""
@@ -202,6 +191,25 @@ class Machine:
         self._holder.stdin.close()
         self._holder.wait(90)
         shutil.rmtree(self._images, ignore_errors=True)
+
+
+def import_node(image: str, name: str, *, prefix: tuple[str, ...] = ()) -> None:
+    """Make a small node image: the lab's image less what is big, with this checkout's node program.
+
+    The engine that gets it is the one that ``prefix`` leads to.
+    """
+    excluded = [f"--exclude={pattern}" for pattern in LEFT_OUT]
+    mount = f"{LABNODE}:/opt/lab/labnode.py:ro"
+    pack = ["docker", "run", "--rm", "--network=none", "--entrypoint=tar", "-v", mount, image]
+    changes = [
+        'ENTRYPOINT ["/usr/bin/python3", "-I", "/opt/lab/labnode.py", "start"]',
+        "ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "WORKDIR /workspace",
+    ]
+    unpack = ["docker", "import", *(word for change in changes for word in ("--change", change)), "-", name]
+    with subprocess.Popen([*pack, "-C", "/", "-cf", "-", *excluded, "."], stdout=subprocess.PIPE) as packed:
+        subprocess.run([*prefix, *unpack], stdin=packed.stdout, check=True, capture_output=True, timeout=600)
+    assert packed.returncode == 0, f"tar in {image}: code {packed.returncode}"
 
 
 def _hold(scratch: Path, images: Path) -> subprocess.Popen[bytes]:
@@ -224,7 +232,7 @@ def _hold(scratch: Path, images: Path) -> subprocess.Popen[bytes]:
     if said != b"ready\n":
         assert holder.stdin
         holder.stdin.close()
-        holder.wait(30)
+        holder.wait(90)
         reason = errors.read_text().strip()
         if any(word in reason for word in FORBIDDEN):
             pytest.skip(f"this kernel forbids a machine with stand-in devices: {reason}")

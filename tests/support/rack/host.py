@@ -34,11 +34,12 @@ mount --bind /run/full "$1"
 umount /run/full
 head -c "${size}k" /dev/zero > "$1/filler" 2> /dev/null || true
 """
-# Not by name: the nodes of a lab run sshd too. A session is a child of sshd, and may have one of its own.
+# Not by name: the nodes of a lab run sshd too. A session is a child of sshd, and may have one of its own, with which it
+# may end by itself.
 HANG_UP = """
 for session in $(pgrep -P "$(cat /run/sshd.pid)"); do
     pkill -KILL -P "$session" -x sshd
-    kill -KILL "$session"
+    kill -KILL "$session" 2> /dev/null || true
 done
 """
 CLEAN = """
@@ -73,7 +74,7 @@ class Host:
         """Start it: for the first time, or after `kill`."""
         self._container.start()
         self._wait_for_engine()
-        wait_until(self._greets, 30, f"sshd on {self.name} greets")
+        wait_until(self._greets, 120, f"sshd on {self.name} greets")
         if not self.known:
             where = self.address if self.port == 22 else f"[{self.address}]:{self.port}"
             self.known = f"{where} {self.run('cat', '/etc/ssh/ssh_host_ed25519_key.pub').stdout}"
@@ -120,7 +121,7 @@ class Host:
     ) -> subprocess.CompletedProcess[str]:
         """A program on the host, to its end; not over ssh."""
         inside = ["docker", "exec", "--interactive", "--user", user, self._container.name or "", *argv]
-        done = subprocess.run(inside, input=stdin, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(inside, input=stdin, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0 or not check, f"{self.name}: {shlex.join(argv)}: {done.returncode}\n{done.stderr}"
         return done
 
@@ -131,7 +132,7 @@ class Host:
     @cached_property
     def engine(self) -> DockerClient:
         """The independent witness: the host's engine, by a socket that labctl knows nothing of."""
-        return docker.DockerClient(base_url=f"unix://{self._socket}", version="1.44", timeout=60)
+        return docker.DockerClient(base_url=f"unix://{self._socket}", version="1.44", timeout=300)
 
     def has_engine(self) -> bool:
         """Whether there is anyone to ask; the SDK drops, unclosed, a socket that it could not connect."""
@@ -283,14 +284,14 @@ class Host:
 
     def _wait_for_engine(self) -> None:
         try:
-            wait_until(lambda: self.has_engine() and self.engine.ping(), 60, f"the engine of {self.name} answers")
+            wait_until(lambda: self.has_engine() and self.engine.ping(), 120, f"the engine of {self.name} answers")
         except AssertionError as error:
             said = self._container.logs(tail=20).decode()
             log = self.run("tail", "/var/log/dockerd.log", check=False).stdout
             raise AssertionError(f"{error}\n{said}{log}") from None
 
     def _stop_engine(self) -> None:
-        self.shell("pkill -x dockerd; timeout 30 sh -c 'while pgrep -x dockerd; do sleep 0.1; done'")
+        self.shell("pkill -x dockerd; timeout 60 sh -c 'while pgrep -x dockerd; do sleep 0.1; done'")
 
     def _configure_sshd(self, lines: str) -> None:
         # A file that sshd reads before its own defaults: the first value counts.

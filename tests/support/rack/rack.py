@@ -21,12 +21,13 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from docker.errors import APIError
 from docker.models.containers import Container
 from docker.models.networks import Network
 from docker.types import EndpointConfig, IPAMConfig, IPAMPool, Mount
 
 from docker import DockerClient
-from support.harness import Lab
+from support.harness import Lab, wait_until
 from support.rack import images
 from support.rack.host import Host, shaped
 
@@ -160,7 +161,7 @@ class Rack:
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
         assert done.returncode == 0 or not check, f"ssh {host.name} {shlex.join(argv)}: {done.stderr}"
@@ -263,15 +264,22 @@ class RackLab(Lab):
 @contextlib.contextmanager
 def _network(engine: DockerClient, name: str) -> Iterator[Network]:
     """A network whose subnet is Docker's choice, but chosen: only then may a container name its own address."""
-    trial = engine.networks.create(name)
-    trial.reload()
-    subnet = trial.attrs["IPAM"]["Config"][0]["Subnet"]
-    trial.remove()
-    network = engine.networks.create(
-        name,
-        ipam=IPAMConfig(pool_configs=[IPAMPool(subnet=subnet)]),
-        options={"com.docker.network.driver.mtu": "1400"},
-    )
+
+    def made() -> Network | None:
+        trial = engine.networks.create(name)
+        trial.reload()
+        subnet = trial.attrs["IPAM"]["Config"][0]["Subnet"]
+        trial.remove()
+        ipam, options = IPAMConfig(pool_configs=[IPAMPool(subnet=subnet)]), {"com.docker.network.driver.mtu": "1400"}
+        try:
+            return engine.networks.create(name, ipam=ipam, options=options)
+        except APIError as error:
+            # Another test's network may take the subnet in between.
+            if "overlap" not in str(error):
+                raise
+            return None
+
+    network = wait_until(made, 120, f"a subnet for {name}")
     network.reload()
     yield network
     network.remove()

@@ -77,7 +77,7 @@ def start(of: Lab, said: dict[str, str] | None = None, *, patience: float = 0) -
 def kill(process: subprocess.Popen[str]) -> None:
     """End a node with all its processes, as the kernel does when a container ends."""
     os.killpg(process.pid, signal.SIGKILL)
-    process.communicate(timeout=10)
+    process.communicate(timeout=60)
 
 
 @contextmanager
@@ -228,19 +228,19 @@ def test_who_waits_is_told_for_whom(tmp_path: Path) -> None:
     def hold() -> None:
         with leases.granting(first, wait=0, notice=print):
             entered.set()
-            leave.wait(10)
+            leave.wait(60)
 
     thread = threading.Thread(target=hold)
     thread.start()
-    assert entered.wait(10)
+    assert entered.wait(60)
 
     def notice(text: str) -> None:
         told.append(text)
         leave.set()
 
-    with leases.granting(second, wait=10, notice=notice):
+    with leases.granting(second, wait=60, notice=notice):
         pass
-    thread.join(10)
+    thread.join(60)
     assert len(told) == 1
     assert "lab first" in told[0]
 
@@ -284,7 +284,7 @@ def test_devices_without_a_pci_address_go_by_their_files() -> None:
 def test_a_node_whose_device_is_taken_leaves_with_one_line(mine: Lab) -> None:
     with running(mine, lab="other\n\x1b[2J"):
         late = start(mine)
-        out, err = late.communicate(timeout=10)
+        out, err = late.communicate(timeout=60)
     assert (late.returncode, out) == (1, "")
     assert err.startswith("device 0000:3b:00.0 is held by {")
     assert "other" in err
@@ -316,6 +316,6 @@ def test_a_node_ends_as_its_program_does(mine: Lab) -> None:
     with running(mine) as process:
         wait_until(lambda: handles(process, signal.SIGTERM), 10, "the node passes on what it is told")
         process.terminate()
-        assert process.wait(timeout=10) == 7
+        assert process.wait(timeout=60) == 7
         assert process.communicate()[0] == "ending\n"
         assert leases.holder(mine.hosts[0].locks, CARDS[0]) == ""

@@ -90,6 +90,7 @@ def test_format_is_one_line_per_node() -> None:
     assert format_hostfile([("worker-0", 8), ("worker-1", 1)]) == "worker-0 slots=8\nworker-1 slots=1\n"
 
 
+@pytest.mark.alone
 def test_a_hundred_thousand_lines_are_read_within_a_second() -> None:
     text = "".join(f"node-{number:06d} slots=8\n" for number in range(100_000))
     best = min(_seconds(text) for _ in range(3))

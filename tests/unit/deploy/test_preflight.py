@@ -11,7 +11,7 @@ from labctl import flows, naming
 from labctl.compose import render, ssh_keys
 from labctl.config.context import Context
 from labctl.deploy import images, ledger, plan, preflight, provision
-from labctl.doctor import visit
+from labctl.doctor import run as doctor_run
 from labctl.engines.state import elsewhere
 from labctl.errors import ConfigError, HostError
 from labctl.model import HERE, Secret
@@ -65,7 +65,7 @@ def test_up_names_who_has_the_lab_before_what_only_follows_from_that(
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     engine = FakeEngine(seen=observed(lab(), worker_0={"directory": str(theirs)}))
-    monkeypatch.setattr(visit, "admitted", port_is_taken)
+    monkeypatch.setattr(doctor_run, "preflight", port_is_taken)
     with pytest.raises(HostError, match="lab `demo` belongs to"):
         flows.bring_up(context, site(context, engine))
 

@@ -7,30 +7,33 @@ import ipaddress
 import json
 import re
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from support import builders
 
-from labctl import doctor
+from labctl.cli.output import to_json
 from labctl.compose import ssh_keys
 from labctl.config import settings
 from labctl.config.context import Context
-from labctl.doctor import Check, devices, engine, files, gaudi, host, image, mending, network, nodes
-from labctl.doctor.finding import Examination, Finding, ok
-from labctl.doctor.place import Place
-from labctl.doctor.together import together
+from labctl.doctor import CHECKS, NODE_CHECKS, Check, fix, run
+from labctl.doctor.checks import devices, engine, files, host, image, network, nodes
+from labctl.doctor.examination import CheckContext, Finding, Level, ok, problem
+from labctl.doctor.host_access import HostAccess
 from labctl.engines.docker import DockerEngine
 from labctl.engines.state import ObservedState
 from labctl.errors import ConfigError, HostError
 from labctl.images import catalog
 from labctl.model import Device, DeviceMapping, Lab, Mount
 from labctl.system import filelock
+from labctl.system.parallel import run_with_deadlines
 from labctl.system.process import CompletedProcess
 
 ROOT = Path(__file__).parents[3]
@@ -86,15 +89,15 @@ class Engine:
 
 
 @pytest.fixture
-def examined(tmp_path: Path) -> Callable[..., Examination]:
+def examined(tmp_path: Path) -> Callable[..., CheckContext]:
     """A lab under examination, changed so, with these lines in its .env and this engine."""
 
-    def make(of: Lab | None = None, *, env: str = "", told: Engine | None = None, **flags: str) -> Examination:
+    def make(of: Lab | None = None, *, env: str = "", told: Engine | None = None, **flags: str) -> CheckContext:
         (tmp_path / ".env").write_text(env)
         found = settings.load(tmp_path, {"HOME": str(tmp_path)}, flags)
         lab = replace(of or builders.lab(), directory=tmp_path)
         speaks = cast(DockerEngine, told or Engine())
-        return Examination(lab=lab, settings=found, environ={}, engine=speaks, root=tmp_path / "root")
+        return CheckContext(lab=lab, settings=found, environ={}, engine=speaks, root=tmp_path / "root")
 
     return make
 
@@ -110,79 +113,94 @@ def wrong(findings: Iterator[Finding]) -> list[str]:
 def test_what_does_not_answer_holds_up_neither_the_others_nor_their_order() -> None:
     never = threading.Event()
 
-    def hang() -> Iterator[str]:
+    def hang() -> str:
         never.wait()
-        yield "too late"
+        return "too late"
 
-    def answer(text: str) -> Callable[[], Iterator[str]]:
-        return lambda: iter((text,))
+    def answer(text: str) -> Callable[[], str]:
+        return lambda: text
 
     works = [(answer("a"), 5.0), *[(hang, 0.2)] * 40, (answer("b"), 5.0)]
     began = time.monotonic()
-    answers = together(works)
-    assert [answers[0], answers[-1]] == [("a",), ("b",)]
+    answers = run_with_deadlines(works)
+    assert [answers[0], answers[-1]] == ["a", "b"]
     assert answers[1:-1] == [None] * 40
     assert time.monotonic() - began < 10
     never.set()
 
 
 def test_a_mistake_in_a_check_is_not_hidden() -> None:
-    def mistaken() -> Iterator[str]:
-        yield "a"
+    def mistaken() -> str:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        together([(mistaken, 5.0)])
+        run_with_deadlines([(mistaken, 5.0)])
 
 
 def test_a_check_that_hangs_or_cannot_go_on_is_a_finding_of_its_own(
-    examined: Callable[..., Examination], monkeypatch: pytest.MonkeyPatch
+    examined: Callable[..., CheckContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     never = threading.Event()
 
-    def hangs(examination: Examination) -> Iterator[Finding]:
+    def hangs(examination: CheckContext) -> Iterator[Finding]:
         never.wait()
         yield ok("LAB-HOST-001", "too late")
 
-    def refused(examination: Examination) -> Iterator[Finding]:
+    def refused(examination: CheckContext) -> Iterator[Finding]:
         if examination:
             raise HostError("it does not want to", hint="ask it again")
         yield ok("LAB-HOST-001", "it does")
 
-    def answers(examination: Examination) -> Iterator[Finding]:
+    def answers(examination: CheckContext) -> Iterator[Finding]:
         yield ok("LAB-HOST-001", "here")
 
-    def closed(examination: Examination) -> Iterator[Finding]:
+    def closed(examination: CheckContext) -> Iterator[Finding]:
         if examination:
             raise PermissionError(13, "Permission denied", "/a/key")
         yield ok("LAB-HOST-001", "it may")
 
-    def garbled(examination: Examination) -> Iterator[Finding]:
+    def garbled(examination: CheckContext) -> Iterator[Finding]:
         yield from json.loads("<html>")
 
-    checks = (
-        Check(look=hangs, seconds=0.1),
-        Check(look=refused),
-        Check(look=closed),
-        Check(look=garbled),
-        Check(look=answers),
-    )
-    monkeypatch.setattr(doctor, "CHECKS", checks)
-    late, unable, kept_out, nonsense, well = doctor.examine(examined())
+    for check in (hangs, refused, closed, garbled, answers):
+        monkeypatch.setattr(host, check.__name__, check, raising=False)
+    names = ("refused", "closed", "garbled", "answers")
+    checks = (Check("host.hangs", seconds=0.1), *(Check(f"host.{name}") for name in names))
+    monkeypatch.setattr(run, "CHECKS", checks)
+    late, unable, kept_out, nonsense, well = run.examine(examined())
     assert (late.code, late.level) == ("LAB-CHECK-002", "warn")
-    assert "hangs" in late.seen
+    assert "hangs" in late.summary
     assert (unable.code, unable.fix) == ("LAB-CHECK-001", "ask it again")
-    assert "it does not want to" in unable.seen
+    assert "it does not want to" in unable.summary
     assert (kept_out.code, kept_out.fix) == ("LAB-CHECK-001", "ls -ld /a/key")
     assert (nonsense.code, nonsense.level) == ("LAB-CHECK-001", "warn")
     assert "labctl doctor" not in {late.fix, nonsense.fix}
-    assert well.seen == "here"
+    assert well.summary == "here"
     never.set()
 
 
-def test_a_node_that_the_lab_has_not_is_a_mistake_of_the_person(examined: Callable[..., Examination]) -> None:
+def test_the_engine_is_asked_once_for_all_checks(
+    examined: Callable[..., CheckContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    class Counting(Engine):
+        def information(self) -> dict[str, Any]:
+            asked.append("info")
+            return super().information()
+
+    def version(ctx: CheckContext) -> Iterator[Finding]:
+        yield ok("LAB-ENGINE-001", ctx.info["ServerVersion"])
+
+    monkeypatch.setattr(host, "version", version, raising=False)
+    monkeypatch.setattr(run, "CHECKS", (Check("host.version"), Check("host.version")))
+    assert len(run.examine(examined(told=Counting()))) == 2
+    assert asked == ["info"]
+
+
+def test_a_node_that_the_lab_has_not_is_a_mistake_of_the_person(examined: Callable[..., CheckContext]) -> None:
     with pytest.raises(ConfigError, match="worker-9"):
-        doctor.examine(replace(examined(), only="worker-9"))
+        run.examine(replace(examined(), only="worker-9"))
 
 
 # --- commands that mend settings -----------------------------------------------------------------------------
@@ -198,11 +216,11 @@ def test_a_node_that_the_lab_has_not_is_a_mistake_of_the_person(examined: Callab
     ],
 )
 def test_the_command_that_changes_a_setting_changes_it_and_nothing_else(
-    examined: Callable[..., Examination], tmp_path: Path, env: str, flags: dict[str, str]
+    examined: Callable[..., CheckContext], tmp_path: Path, env: str, flags: dict[str, str]
 ) -> None:
     examination = examined(env=env, **flags)
     before = {key: value for key, value, _ in examination.settings.rows()}
-    subprocess.run(["bash", "-c", examination.put("LAB_SHM_SIZE", "2g")], cwd=tmp_path, check=True)
+    subprocess.run(["bash", "-c", examination.set_setting("LAB_SHM_SIZE", "2g")], cwd=tmp_path, check=True)
     after = {key: value for key, value, _ in settings.load(tmp_path, {}, {}).rows()}
     changed = {key for key in after if after[key] != before.get(key) and not key.startswith("HOST_")}
     assert changed == {"LAB_SHM_SIZE"}
@@ -210,27 +228,27 @@ def test_the_command_that_changes_a_setting_changes_it_and_nothing_else(
 
 
 def test_the_command_that_unsets_a_setting_leaves_its_default(
-    examined: Callable[..., Examination], tmp_path: Path
+    examined: Callable[..., CheckContext], tmp_path: Path
 ) -> None:
     examination = examined(env="LAB_NODES=3\nhttp_proxy=http://p.example:1\nNO_PROXY=a,b\n")
-    subprocess.run(["bash", "-c", examination.drop("HTTP_PROXY")], cwd=tmp_path, check=True)
+    subprocess.run(["bash", "-c", examination.unset_setting("HTTP_PROXY")], cwd=tmp_path, check=True)
     assert (tmp_path / ".env").read_text() == "LAB_NODES=3\nNO_PROXY=a,b\n"
 
 
 def test_commands_of_fix_are_the_printed_ones_word_by_word() -> None:
     printed = "labctl down && chmod 600 'a b' c && labctl up"
-    assert mending.simple_commands(printed) == [["labctl", "down"], ["chmod", "600", "a b", "c"], ["labctl", "up"]]
+    assert fix.simple_commands(printed) == [["labctl", "down"], ["chmod", "600", "a b", "c"], ["labctl", "up"]]
 
 
 def test_fix_asks_before_each_command_runs_it_once_and_looks_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def finding(level: str, fix: str, *, runnable: bool = True) -> Finding:
-        return Finding(code="LAB-X-001", level=level, node="local", seen="so", why="so", fix=fix, runnable=runnable)  # type: ignore[arg-type]
+    def finding(level: Level, fix: str, *, auto_fixable: bool = True) -> Finding:
+        return problem(level, "LAB-X-001", "so", impact="so", fix=fix, auto_fixable=auto_fixable)
 
     there = [
         finding("warn", "labctl render"),
-        finding("error", "sed -i x .env", runnable=False),
+        finding("error", "sed -i x .env", auto_fixable=False),
         finding("error", "labctl up"),
         finding("error", "labctl down"),
         finding("error", "docker unpause one"),
@@ -248,9 +266,9 @@ def test_fix_asks_before_each_command_runs_it_once_and_looks_again(
         asked.append(question)
         return "down" not in question
 
-    monkeypatch.setattr(mending, "run", type_in)
+    monkeypatch.setattr(fix, "run", type_in)
     context = Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={})
-    left, attempts = mending.mend(context, lambda: tuple(there), ask)
+    left, attempts = fix.apply_fixes(context, lambda: tuple(there), ask)
     assert typed == ["labctl up", "docker unpause one", "labctl render"]
     assert [(one.command, one.code) for one in attempts] == [(typed[0], 1), (typed[1], 0), (typed[2], 0)]
     assert {one.fix for one in left} == {"sed -i x .env", "labctl up", "labctl down"}
@@ -259,9 +277,9 @@ def test_fix_asks_before_each_command_runs_it_once_and_looks_again(
 
 def test_fix_runs_nothing_once_a_run_has_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     typed: list[str] = []
-    monkeypatch.setattr(mending, "run", lambda _, command: typed.append(command))
+    monkeypatch.setattr(fix, "run", lambda _, command: typed.append(command))
     context = Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={})
-    wrong_one = Finding(code="LAB-X-001", level="error", node="local", seen="", fix="labctl up", runnable=True)
+    wrong_one = Finding(code="LAB-X-001", level="error", node="local", summary="", fix="labctl up", auto_fixable=True)
     with contextlib.ExitStack() as run:
 
         def ask(_: str) -> bool:
@@ -269,23 +287,23 @@ def test_fix_runs_nothing_once_a_run_has_begun(tmp_path: Path, monkeypatch: pyte
             return True
 
         with pytest.raises(HostError, match="run one"):
-            mending.mend(context, lambda: (wrong_one,), ask)
+            fix.apply_fixes(context, lambda: (wrong_one,), ask)
     assert typed == []
 
 
 def test_a_warning_is_no_reason_to_make_the_nodes_anew() -> None:
     slow = {"name": "worker-0", "seconds": 0.1, "rate": 1e5}
     (found,) = (one for one in nodes.link(builders.container("worker-0"), slow) if one.level == "warn")
-    assert not found.runnable
+    assert not found.auto_fixable
 
 
-def test_what_mends_a_hanging_engine_is_not_to_ask_again(examined: Callable[..., Examination]) -> None:
+def test_what_mends_a_hanging_engine_is_not_to_ask_again(examined: Callable[..., CheckContext]) -> None:
     found = engine.silent(examined(), HostError("Docker Engine: timed out", hint="labctl doctor"))
     assert "journalctl" in found.fix
 
 
 def test_the_makers_tool_is_called_once_for_all_nodes(
-    examined: Callable[..., Examination], monkeypatch: pytest.MonkeyPatch
+    examined: Callable[..., CheckContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
 
@@ -320,11 +338,11 @@ def test_the_makers_tool_is_called_once_for_all_nodes(
         ("http://user:p@ss\u2100@proxy.example:3128", False),
     ],
 )
-def test_proxies_that_name_no_host_are_told_of(examined: Callable[..., Examination], proxy: str, good: bool) -> None:
+def test_proxies_that_name_no_host_are_told_of(examined: Callable[..., CheckContext], proxy: str, good: bool) -> None:
     examination = examined(env=f"HTTP_PROXY={proxy}\nNO_PROXY=*\n")
     found = list(host.proxies(examination))
     assert wrong(iter(found)) == ([] if good else ["LAB-PROXY-001"])
-    assert not any("p@ss" in one.seen + one.fix for one in found)
+    assert not any("p@ss" in one.summary + one.fix for one in found)
 
 
 @pytest.mark.parametrize(
@@ -340,7 +358,7 @@ def test_proxies_that_name_no_host_are_told_of(examined: Callable[..., Examinati
     ],
 )
 def test_shared_memory_is_judged_by_the_ranks_that_share_it(
-    examined: Callable[..., Examination], accelerator: str, slots: int, size: str, level: str
+    examined: Callable[..., CheckContext], accelerator: str, slots: int, size: str, level: str
 ) -> None:
     of = builders.lab((builders.node(slots=slots),), accelerator=accelerator, shm_size=size)
     (found,) = host.shared_memory(examined(of))
@@ -348,18 +366,18 @@ def test_shared_memory_is_judged_by_the_ranks_that_share_it(
 
 
 def test_a_mount_that_up_would_make_is_no_fault_and_another_stops_it(
-    examined: Callable[..., Examination], tmp_path: Path
+    examined: Callable[..., CheckContext], tmp_path: Path
 ) -> None:
     own = Mount(source=str(tmp_path / "runs"), target="/workspace/runs")
     assert wrong(host.mounts(examined(builders.lab(mounts=(own,))))) == []
     other = Mount(source="/nonexistent/clone", target="/workspace/DeepSpeedExamples")
     with pytest.raises(HostError, match=r"/nonexistent/clone.*LAB-MOUNT-001") as refused:
-        doctor.require(examined(builders.lab(mounts=(own, other))), "up")
+        run.failing_hosts(examined(builders.lab(mounts=(own, other))), "up")
     assert refused.value.hint == "mkdir -p /nonexistent/clone"
 
 
 def test_what_may_not_be_looked_at_is_not_said_to_be_missing(
-    examined: Callable[..., Examination], monkeypatch: pytest.MonkeyPatch
+    examined: Callable[..., CheckContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def closed(*_: Any, **__: Any) -> None:
         raise PermissionError(13, "Permission denied", "/a/key")
@@ -367,16 +385,16 @@ def test_what_may_not_be_looked_at_is_not_said_to_be_missing(
     examination = examined(told=Engine(observed=builders.observed(builders.lab())))
     mounted = replace(examination, lab=builders.lab(mounts=(Mount(source="/closed/clone", target="/workspace/x"),)))
     monkeypatch.setattr(ssh_keys, "missing", closed)
-    (key,) = files.private_keys(examination)
+    (key,) = files.keys(examination)
     monkeypatch.setattr(Path, "stat", closed)
     monkeypatch.setattr("os.access", lambda *_: False)
-    assert (key.code, "cannot be read" in key.seen) == ("LAB-KEY-001", True)
+    assert (key.code, "cannot be read" in key.summary) == ("LAB-KEY-001", True)
     assert wrong(host.mounts(mounted)) == ["LAB-MOUNT-002"]
 
 
 @pytest.mark.parametrize(("there", "level"), [("sha256:1111", "warn"), (None, "error")])
 def test_what_only_a_build_needs_stops_only_a_lab_without_its_image(
-    examined: Callable[..., Examination], there: str | None, level: str
+    examined: Callable[..., CheckContext], there: str | None, level: str
 ) -> None:
     told = Engine(observed=ObservedState(image=there))
     lab = replace(builders.lab(), image="labctl/cpu")
@@ -391,11 +409,11 @@ def test_what_only_a_build_needs_stops_only_a_lab_without_its_image(
 @pytest.mark.parametrize(
     ("seconds", "seen"), [(0, None), (3, None), (-3, None), (90, "90 s ahead"), (-90, "90 s behind")]
 )
-def test_a_clock_that_is_off_is_told_of(examined: Callable[..., Examination], seconds: int, seen: str | None) -> None:
+def test_a_clock_that_is_off_is_told_of(examined: Callable[..., CheckContext], seconds: int, seen: str | None) -> None:
     theirs = time.strftime("%Y-%m-%dT%H:%M:%S.5Z", time.gmtime(time.time() + seconds))
     (found,) = engine.clock(examined(told=Engine(SystemTime=theirs)))
     assert (found.level == "ok") == (seen is None)
-    assert (seen or "") in found.seen
+    assert (seen or "") in found.summary
 
 
 @pytest.mark.parametrize(
@@ -411,7 +429,7 @@ def test_the_engine_s_clock_is_read_in_all_its_spellings(text: str) -> None:
     assert engine.seconds_of(text) == pytest.approx(1767366245, abs=0.001)
 
 
-def test_an_old_engine_is_told_of(examined: Callable[..., Examination]) -> None:
+def test_an_old_engine_is_told_of(examined: Callable[..., CheckContext]) -> None:
     assert wrong(engine.version(examined(told=Engine(ServerVersion="20.10.24+dfsg1")))) == ["LAB-ENGINE-001"]
 
 
@@ -434,10 +452,10 @@ def with_devices(accelerator: str, request: str = "reservation", **mapping: Any)
     ],
 )
 def test_gpus_that_a_daemon_reload_would_take_away_are_told_of(
-    examined: Callable[..., Examination], accelerator: str, request_: str, driver: str, expected: list[str]
+    examined: Callable[..., CheckContext], accelerator: str, request_: str, driver: str, expected: list[str]
 ) -> None:
     lab = with_devices(accelerator, request_)
-    assert wrong(engine.groups(examined(lab, told=Engine(CgroupDriver=driver)))) == expected
+    assert wrong(engine.cgroups(examined(lab, told=Engine(CgroupDriver=driver)))) == expected
 
 
 @pytest.mark.parametrize(
@@ -449,14 +467,14 @@ def test_gpus_that_a_daemon_reload_would_take_away_are_told_of(
     ],
 )
 def test_a_limit_that_the_host_refuses_matters_where_it_is_needed(
-    examined: Callable[..., Examination], change: dict[str, Any], expected: list[str]
+    examined: Callable[..., CheckContext], change: dict[str, Any], expected: list[str]
 ) -> None:
     base = builders.lab()
     refused = replace(base.limits, memlock=None, nofile=None)
     assert wrong(engine.limits(examined(replace(base, limits=refused, **change)))) == expected
 
 
-def test_a_limit_that_does_for_this_lab_though_less_than_asked_is_well(examined: Callable[..., Examination]) -> None:
+def test_a_limit_that_does_for_this_lab_though_less_than_asked_is_well(examined: Callable[..., CheckContext]) -> None:
     base = builders.lab(tuple(builders.node(number, slots=8) for number in range(32)))
     levels = {
         files: [one.level for one in engine.limits(examined(replace(base, limits=replace(base.limits, nofile=files))))]
@@ -466,17 +484,17 @@ def test_a_limit_that_does_for_this_lab_though_less_than_asked_is_well(examined:
 
 
 def test_a_table_of_neighbours_that_is_too_small_is_told_with_what_raises_it(
-    examined: Callable[..., Examination],
+    examined: Callable[..., CheckContext],
 ) -> None:
     look = examined(builders.lab(64))
     file = look.root / "proc/sys/net/ipv4/neigh/default/gc_thresh3"
     file.parent.mkdir(parents=True)
     file.write_text("1024\n")
-    (finding,) = network.neighbours(look)
+    (finding,) = network.arp_table(look)
     assert (finding.code, finding.level) == ("LAB-NET-006", "warn")
     assert "gc_thresh3=16384" in finding.fix
     file.write_text("16384\n")
-    assert wrong(network.neighbours(look)) == []
+    assert wrong(network.arp_table(look)) == []
 
 
 FULL = "all predefined address pools have been fully subnetted"
@@ -490,36 +508,36 @@ FULL = "all predefined address pools have been fully subnetted"
     ],
 )
 def test_only_networks_of_labs_are_removed_when_addresses_run_out(
-    examined: Callable[..., Examination], unused: tuple[tuple[str, str], ...], fix: str
+    examined: Callable[..., CheckContext], unused: tuple[tuple[str, str], ...], fix: str
 ) -> None:
     told = Engine()
     told.unused, told.no_network = unused, FULL
-    (found,) = network.pools(examined(told=told))
+    (found,) = network.address_pools(examined(told=told))
     assert (found.code, found.level, found.fix) == ("LAB-NET-003", "error", fix)
-    assert "other's" in found.seen
+    assert "other's" in found.summary
 
 
-def test_wider_pools_are_put_beside_what_the_engine_is_told_already(examined: Callable[..., Examination]) -> None:
+def test_wider_pools_are_put_beside_what_the_engine_is_told_already(examined: Callable[..., CheckContext]) -> None:
     told = Engine()
     told.no_network = FULL
     examination = examined(told=told)
-    (fresh,) = network.pools(examination)
+    (fresh,) = network.address_pools(examination)
     assert "default-address-pools" in fresh.fix
     assert "jq" not in fresh.fix
     (examination.root / "etc/docker").mkdir(parents=True)
     (examination.root / "etc/docker/daemon.json").touch()
-    (merging,) = network.pools(examination)
+    (merging,) = network.address_pools(examination)
     assert 'merged=$(jq \'. * {"default-address-pools"' in merging.fix
-    assert "ends every container" in merging.why
+    assert "ends every container" in merging.impact
 
 
 def test_a_network_that_cannot_be_made_for_another_reason_is_no_lack_of_addresses(
-    examined: Callable[..., Examination],
+    examined: Callable[..., CheckContext],
 ) -> None:
     told = Engine()
     told.no_network = "plugin bridge not found"
     with pytest.raises(HostError, match="plugin bridge not found"):
-        list(network.pools(examined(told=told)))
+        list(network.address_pools(examined(told=told)))
 
 
 # --- devices -------------------------------------------------------------------------------------------------
@@ -544,7 +562,7 @@ def test_device_files_are_judged_as_the_containers_user_would_find_them(
     found = path.stat()
     here = builders.host(uid=found.st_uid if uid == "its" else found.st_uid + 1, gid=found.st_gid + 1)
     given = tuple(found.st_gid for _ in groups)
-    assert bool(devices.why_closed(Place().modes([str(path)], Path("/"))[str(path)], here, given)) == closed
+    assert bool(devices.why_closed(HostAccess().files([str(path)])[str(path)], here, given)) == closed
 
 
 @pytest.mark.parametrize(
@@ -558,14 +576,14 @@ def test_device_files_are_judged_as_the_containers_user_would_find_them(
     ],
 )  # fmt: skip
 def test_what_gaudi_asks_of_a_host_is_read_off_the_kernel(
-    examined: Callable[..., Examination], files: dict[str, str], expected: list[str]
+    examined: Callable[..., CheckContext], files: dict[str, str], expected: list[str]
 ) -> None:
     examination = examined(with_devices("habana"))
     for name, text in files.items():
         path = examination.root / "proc/sys" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{text}\n")
-    found = [*gaudi.hugepages(examination), *gaudi.balancing(examination)]
+    found = [*devices.gaudi_hugepages(examination), *devices.gaudi_numa_balancing(examination)]
     assert wrong(iter(found)) == expected
 
 
@@ -574,12 +592,12 @@ def test_what_gaudi_asks_of_a_host_is_read_off_the_kernel(
     [("quiet", []), ("intel_iommu=on iommu=pt", []), ("quiet intel_iommu=on", ["LAB-GAUDI-003"])],
 )
 def test_an_iommu_that_translates_is_told_of_on_a_host_with_gaudis(
-    examined: Callable[..., Examination], words: str, expected: list[str]
+    examined: Callable[..., CheckContext], words: str, expected: list[str]
 ) -> None:
     examination = examined(with_devices("habana"))
     (examination.root / "proc").mkdir(parents=True)
     (examination.root / "proc/cmdline").write_text(words)
-    assert wrong(gaudi.iommu(examination)) == expected
+    assert wrong(devices.gaudi_iommu(examination)) == expected
 
 
 @pytest.mark.parametrize(
@@ -593,22 +611,22 @@ def test_an_iommu_that_translates_is_told_of_on_a_host_with_gaudis(
     ],
 )
 def test_a_node_s_framework_must_count_the_devices_it_was_given(
-    examined: Callable[..., Examination], out: str, err: str, code: int, seen: str, level: str
+    examined: Callable[..., CheckContext], out: str, err: str, code: int, seen: str, level: str
 ) -> None:
     told = Engine(out=out, err=err, code=code)
-    (found,) = devices.counted(examined(with_devices("intel"), told=told), builders.container("worker-0"))
-    assert seen in found.seen
+    (found,) = devices.framework_count(examined(with_devices("intel"), told=told), builders.container("worker-0"))
+    assert seen in found.summary
     assert found.level == level
 
 
 def test_devices_are_not_counted_while_a_run_has_them_nor_beyond_their_time(
-    examined: Callable[..., Examination],
+    examined: Callable[..., CheckContext],
 ) -> None:
     late = examined(with_devices("nvidia"), told=Engine(code=137))
     with pytest.raises(HostError, match="not counted within"):
-        list(devices.counted(late, builders.container("worker-0")))
+        list(devices.framework_count(late, builders.container("worker-0")))
     with filelock.held(late.lab.directory / filelock.RUN, "run one"):
-        assert not list(devices.counted(replace(late), builders.container("worker-0")))
+        assert not list(devices.framework_count(replace(late), builders.container("worker-0")))
 
 
 @pytest.mark.parametrize("accelerator", devices.COUNT)
@@ -644,7 +662,7 @@ def test_the_cuda_of_labctl_s_own_image_is_known_and_has_its_driver() -> None:
     ],
 )
 def test_an_nvidia_image_is_judged_by_the_cuda_of_the_base_that_it_was_built_on(
-    examined: Callable[..., Examination], base: str, variables: dict[str, str], expected: list[str]
+    examined: Callable[..., CheckContext], base: str, variables: dict[str, str], expected: list[str]
 ) -> None:
     lab = with_devices("nvidia")
     lab = replace(lab, image="labctl/nvidia", hosts=(replace(lab.hosts[0], driver="550.54.14"),))
@@ -655,7 +673,7 @@ def test_an_nvidia_image_is_judged_by_the_cuda_of_the_base_that_it_was_built_on(
 
 @pytest.mark.parametrize(("version", "expected"), [("1.22.1", []), ("1.19.0", ["LAB-IMAGE-003"])])
 def test_a_gaudi_image_of_another_release_than_the_driver_is_told_of(
-    examined: Callable[..., Examination], version: str, expected: list[str]
+    examined: Callable[..., CheckContext], version: str, expected: list[str]
 ) -> None:
     lab = with_devices("habana")
     lab = replace(lab, hosts=(replace(lab.hosts[0], driver=version),))
@@ -705,7 +723,7 @@ def test_an_interface_is_read_as_its_library_reads_it(key: str, value: str, good
     ],
 )
 def test_a_node_is_judged_by_what_the_engine_says_of_it(
-    examined: Callable[..., Examination], change: dict[str, str], code: str | None
+    examined: Callable[..., CheckContext], change: dict[str, str], code: str | None
 ) -> None:
     asked = examined()
     told = Engine(observed=builders.observed(asked.lab, worker_0=change))
@@ -718,16 +736,16 @@ def listener(**changes: Any) -> dict[str, Any]:
     return {"pid": 17, "uid": "1000", "command": "python serve.py", "run": "", **changes}
 
 
-def test_who_took_the_master_port_is_named(examined: Callable[..., Examination]) -> None:
+def test_who_took_the_master_port_is_named(examined: Callable[..., CheckContext]) -> None:
     found = nodes.master_port(examined(), builders.container("worker-0"), listener())
-    assert "pid 17: python serve.py" in found.seen
+    assert "pid 17: python serve.py" in found.summary
     assert found.fix == "labctl exec --node worker-0 -- kill 17"
 
 
-def test_what_a_run_left_on_the_master_port_is_no_fault(examined: Callable[..., Examination]) -> None:
+def test_what_a_run_left_on_the_master_port_is_no_fault(examined: Callable[..., CheckContext]) -> None:
     found = nodes.master_port(examined(), builders.container("worker-0"), listener(run="20260102-150405-hello-3fa2"))
     assert found.level == "ok"
-    assert "20260102-150405-hello-3fa2" in found.seen
+    assert "20260102-150405-hello-3fa2" in found.summary
 
 
 @pytest.mark.parametrize(
@@ -751,7 +769,7 @@ def test_a_login_is_judged_by_what_the_launcher_says_of_it(answer: dict[str, Any
 def test_the_list_of_codes_is_that_of_the_checks() -> None:
     used = {
         code
-        for path in (ROOT / "labctl/doctor").glob("*.py")
+        for path in (ROOT / "labctl/doctor").rglob("*.py")
         for code in re.findall(r"LAB-[A-Z]+-\d{3}", path.read_text(encoding="utf-8"))
     }
     listed = re.findall(
@@ -761,7 +779,23 @@ def test_the_list_of_codes_is_that_of_the_checks() -> None:
 
 
 def test_a_finding_is_what_scripts_rely_on() -> None:
-    from dataclasses import asdict
+    document = to_json(ok("LAB-HOST-001", "well"))
+    assert set(document) == {
+        *("code", "level", "node", "summary", "impact", "fix", "auto_fixable"),
+        *("seen", "why", "runnable"),
+    }
+    assert (document["seen"], document["why"], document["runnable"]) == ("well", "", False)
+    assert json.dumps(document)
 
-    assert list(asdict(ok("LAB-HOST-001", "well"))) == ["code", "level", "node", "seen", "why", "fix", "runnable"]
-    assert json.dumps(asdict(ok("LAB-HOST-001", "well")))
+
+@pytest.mark.parametrize("check", [*CHECKS, *NODE_CHECKS], ids=lambda check: check.function)
+def test_every_check_that_is_listed_is_a_function(check: Check) -> None:
+    module = import_module(f"labctl.doctor.checks.{check.function.partition('.')[0]}")
+    assert callable(getattr(module, check.name))
+
+
+def test_a_preflight_loads_only_the_checks_that_can_stop_its_command() -> None:
+    program = "import sys, labctl.flows, labctl.doctor.run; print(*(m for m in sys.modules if 'doctor.checks.' in m))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+    assert {check.function.partition(".")[0] for check in CHECKS if check.stops == "run"} == {"host"}

@@ -14,14 +14,14 @@ from typing import Any, cast
 import pytest
 from support import builders
 
-from labctl import doctor
 from labctl.config import settings
 from labctl.config.inventory import InventoryHost
-from labctl.doctor import Check, hosts, leased, traffic
-from labctl.doctor.finding import Examination, Finding, error, ok
-from labctl.doctor.place import Place
+from labctl.doctor import Check, run
+from labctl.doctor.checks import devices, host, hosts, network
+from labctl.doctor.examination import CheckContext, Finding, error, ok
+from labctl.doctor.host_access import HostAccess
 from labctl.engines.docker import DockerEngine
-from labctl.engines.state import Listener, ObservedState
+from labctl.engines.state import HostPortUser, ObservedState
 from labctl.errors import HostError
 from labctl.hosts.ssh import Connection
 from labctl.model import Device, DeviceMapping
@@ -34,7 +34,7 @@ class Daemon:
     """What the engine of one host says."""
 
     seen: ObservedState
-    listening: tuple[Listener, ...] = ()
+    listening: tuple[HostPortUser, ...] = ()
 
     def on(self, host: str) -> Daemon:  # noqa: ARG002
         return self
@@ -45,7 +45,7 @@ class Daemon:
     def information(self) -> dict[str, Any]:
         return {"ServerVersion": "26.1.5"}
 
-    def listeners(self) -> tuple[Listener, ...]:
+    def listeners(self) -> tuple[HostPortUser, ...]:
         return self.listening
 
 
@@ -59,10 +59,10 @@ class Shell:
 
 
 @pytest.fixture
-def second(tmp_path: Path) -> Callable[..., Examination]:
+def second(tmp_path: Path) -> Callable[..., CheckContext]:
     """The second host of a lab of two under examination: what it told, and which workers listen there."""
 
-    def make(*listening: Listener, up: bool = False, first: bool = False, **told: Any) -> Examination:
+    def make(*listening: HostPortUser, up: bool = False, first: bool = False, **told: Any) -> CheckContext:
         names = ("h1", "h2")
         here = tuple(
             replace(
@@ -77,36 +77,34 @@ def second(tmp_path: Path) -> Callable[..., Examination]:
         name = names[0] if first else names[1]
         seen = ObservedState(host=name, containers=(builders.container("worker-0", host=name),) if up else ())
         engine = cast(DockerEngine, Daemon(seen, listening))
-        place = Place(name=name, target=InventoryHost(name=name, user="ann"), facts=builders.facts(**told))
-        return Examination(lab=of, settings=found, environ={}, engine=engine, place=place, root=tmp_path / "root")
+        place = HostAccess(name=name, target=InventoryHost(name=name, user="ann"), facts=builders.facts(**told))
+        return CheckContext(lab=of, settings=found, environ={}, engine=engine, access=place, root=tmp_path / "root")
 
     return make
 
 
-def listener(examination_lab: str, **changes: str) -> Listener:
-    return Listener(
-        port=builders.lab().ssh_port, lab=examination_lab, container=builders.container("worker-1", **changes)
-    )
+def listener(lab: str, **changes: str) -> HostPortUser:
+    return HostPortUser(port=builders.lab().ssh_port, lab=lab, container=builders.container("worker-1", **changes))
 
 
 def levels(findings: Any) -> list[tuple[str, str]]:
     return [(one.code, one.level) for one in findings]
 
 
-def test_a_port_that_nobody_has_is_free_and_this_labs_own_is_its_own(second: Callable[..., Examination]) -> None:
+def test_a_port_that_nobody_has_is_free_and_this_labs_own_is_its_own(second: Callable[..., CheckContext]) -> None:
     port, name = builders.lab().ssh_port, builders.lab().name
     assert levels(hosts.ssh_port(second())) == [("LAB-PORT-002", "ok")]
     own = listener(name, owner="ann@here", directory="")
     assert levels(hosts.ssh_port(second(own, ports={port: "root"}))) == [("LAB-PORT-002", "ok")]
 
 
-def test_a_port_is_told_by_its_owner_and_another_free_one_is_offered(second: Callable[..., Examination]) -> None:
+def test_a_port_is_told_by_its_owner_and_another_free_one_is_offered(second: Callable[..., CheckContext]) -> None:
     port = builders.lab().ssh_port
     (found,) = hosts.ssh_port(second(ports={port: "bob"}))
-    assert (found.level, "user bob" in found.seen, f"LAB_SSH_PORT={port + 1}" in found.fix) == ("error", True, True)
+    assert (found.level, "user bob" in found.summary, f"LAB_SSH_PORT={port + 1}" in found.fix) == ("error", True, True)
     (found,) = hosts.ssh_port(second(listener("other", owner="cy@desk", directory="/lab"), ports={port: "root"}))
     assert found.level == "error"
-    assert "worker-1 of lab `other` (cy@desk (/lab)" in found.seen
+    assert "worker-1 of lab `other` (cy@desk (/lab)" in found.summary
     # The own node is there, and somebody else had the port before it.
     own = listener(builders.lab().name, owner="ann@here", directory="")
     assert levels(hosts.ssh_port(second(own, ports={port: "bob"}))) == [("LAB-PORT-002", "error")]
@@ -124,7 +122,7 @@ def test_a_port_is_told_by_its_owner_and_another_free_one_is_offered(second: Cal
     ],
 )
 def test_the_master_port_is_that_of_the_first_host(
-    second: Callable[..., Examination], first: bool, up: bool, user: str, expected: list[str]
+    second: Callable[..., CheckContext], first: bool, up: bool, user: str, expected: list[str]
 ) -> None:
     ports = {builders.lab().master_port: user} if user else {}
     found = list(hosts.master_port(second(first=first, up=up, ports=ports)))
@@ -138,30 +136,32 @@ class Elsewhere(Shell):
         return super().run(script, *(f"/elsewhere{word}" for word in words), timeout=timeout, check=check)
 
 
-@pytest.mark.parametrize(("host", "level"), [(Shell(), "ok"), (Elsewhere(), "error")])
+@pytest.mark.parametrize(("there", "level"), [(Shell(), "ok"), (Elsewhere(), "error")])
 def test_a_directory_that_hosts_are_said_to_share_is_looked_for_there(
-    second: Callable[..., Examination], tmp_path: Path, host: Shell, level: str
+    second: Callable[..., CheckContext], tmp_path: Path, there: Shell, level: str
 ) -> None:
     plain = second()
-    place = replace(plain.place, connection=cast(Connection, host))
+    place = replace(plain.access, connection=cast(Connection, there))
     shared = plain.settings.with_value("LAB_SHARED_DIR", str(tmp_path), origin=".env:2")
-    assert list(hosts.shared(plain)) == []
+    assert list(hosts.shared_directory(plain)) == []
     (tmp_path / ".env").write_text(f"LAB_HOSTS=hosts.txt\nLAB_SHARED_DIR={tmp_path}\n")
     before = sorted(tmp_path.iterdir())
-    (found,) = hosts.shared(replace(plain, place=place, settings=shared))
-    assert (found.level, str(tmp_path) in found.seen, sorted(tmp_path.iterdir())) == (level, True, before)
+    (found,) = hosts.shared_directory(replace(plain, access=place, settings=shared))
+    assert (found.level, str(tmp_path) in found.summary, sorted(tmp_path.iterdir())) == (level, True, before)
 
 
-def test_room_for_the_files_is_that_of_the_home_directory(second: Callable[..., Examination]) -> None:
-    assert levels(hosts.room(second())) == [("LAB-DISK-004", "ok")]
-    (found,) = hosts.room(second(home_free=1 << 20))
+def test_room_for_the_files_is_that_of_the_home_directory(second: Callable[..., CheckContext]) -> None:
+    assert levels(hosts.home_space(second())) == [("LAB-DISK-004", "ok")]
+    (found,) = hosts.home_space(second(home_free=1 << 20))
     assert (found.level, found.fix.startswith("ssh -l ann h2 ")) == ("error", True)
 
 
 def test_the_odd_host_out_is_the_one_that_is_named() -> None:
-    found = list(hosts.odd("LAB-HOST-005", "engine", {"a": "1", "b": "2", "c": "2", "d": None}, "so", str.upper))
+    found = list(hosts.differing("LAB-HOST-005", "engine", {"a": "1", "b": "2", "c": "2", "d": None}, "so", str.upper))
     assert [(one.node, one.level, one.fix) for one in found] == [("a", "warn", "A")]
-    assert levels(hosts.odd("LAB-HOST-005", "engine", {"a": "1", "b": "1"}, "so", str)) == [("LAB-HOST-005", "ok")]
+    assert levels(hosts.differing("LAB-HOST-005", "engine", {"a": "1", "b": "1"}, "so", str)) == [
+        ("LAB-HOST-005", "ok")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -179,45 +179,47 @@ def test_bytes_that_took_another_interface_are_seen_in_its_counters(
 ) -> None:
     chosen = next(iter(through))
     answer = {"through": {name: [0, size] for name, size in through.items()}, "kin": {chosen: kin}}
-    tally = traffic.Tally(replace(builders.host(), interface=chosen), traffic.SENT, 4096, answer)
-    assert tally.astray == astray
+    counted = network.InterfaceTraffic(replace(builders.host(), interface=chosen), network.SENT, 4096, answer)
+    assert counted.astray == astray
 
 
 def test_a_host_that_cannot_take_part_is_named_and_no_other(
-    second: Callable[..., Examination], monkeypatch: pytest.MonkeyPatch
+    second: Callable[..., CheckContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def look(examination: Examination) -> Any:
+    def look(examination: CheckContext) -> Any:
         if examination.name == "h2":
-            yield error("LAB-PORT-002", "port is taken", why="so", fix="do that")
+            yield error("LAB-PORT-002", "port is taken", impact="so", fix="do that")
         yield ok("LAB-PORT-002", "well")
 
-    def broken(examination: Examination) -> Any:
+    def broken(examination: CheckContext) -> Any:
         if examination.name == "h1":
             raise HostError("h1: it hung up", hint="ssh h1")
         yield ok("LAB-DISK-004", "well")
 
-    monkeypatch.setattr(doctor, "CHECKS", (Check(look=look, stops=("up",)), Check(look=broken, stops=("up",))))
-    whole = replace(second(), place=Place(), hosts=(second(first=True), second()))
-    failed = doctor.refused(whole, "up")
+    monkeypatch.setattr(host, "look", look, raising=False)
+    monkeypatch.setattr(host, "broken", broken, raising=False)
+    monkeypatch.setattr(run, "CHECKS", (Check("host.look", stops="up"), Check("host.broken", stops="up")))
+    whole = replace(second(), access=HostAccess(), hosts=(second(first=True), second()))
+    failed = run.failing_hosts(whole, "up")
     assert {name: (why.node, why.hint) for name, why in failed.items()} == {
         "h1": ("h1", "ssh h1"),
         "h2": ("h2", "do that"),
     }
     assert failed["h1"].message == "h1: it hung up"
-    doctor.require(whole, "up")
 
 
 def test_findings_of_a_host_bear_its_name_and_its_commands_are_run_there(
-    second: Callable[..., Examination], monkeypatch: pytest.MonkeyPatch
+    second: Callable[..., CheckContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def look(examination: Examination) -> Any:
+    def look(examination: CheckContext) -> Any:
         yield Finding(
-            code="X", level="warn", node="local", seen="so", fix=examination.place.there("sudo sysctl -w a=1")
+            code="X", level="warn", node="local", summary="so", fix=examination.access.command("sudo sysctl -w a=1")
         )
 
-    monkeypatch.setattr(doctor, "CHECKS", (Check(look=look),))
-    whole = replace(second(), place=Place(), hosts=(second(first=True), second()))
-    found = doctor.examine(whole)
+    monkeypatch.setattr(host, "look", look, raising=False)
+    monkeypatch.setattr(run, "CHECKS", (Check("host.look"),))
+    whole = replace(second(), access=HostAccess(), hosts=(second(first=True), second()))
+    found = run.examine(whole)
     assert [(one.node, one.fix) for one in found] == [
         ("h1", "ssh -l ann -t h1 'sudo sysctl -w a=1'"),
         ("h2", "ssh -l ann -t h2 'sudo sysctl -w a=1'"),
@@ -225,7 +227,7 @@ def test_findings_of_a_host_bear_its_name_and_its_commands_are_run_there(
 
 
 @pytest.fixture
-def leasing(second: Callable[..., Examination], tmp_path: Path) -> Examination:
+def leasing(second: Callable[..., CheckContext], tmp_path: Path) -> CheckContext:
     """The second host, whose node wants both of its devices; it tells of its locks as it does over ssh."""
     found = second()
     cards = (Device(id="0", path="/dev/nvidia0"), Device(id="1", path="/dev/nvidia1"))
@@ -235,51 +237,55 @@ def leasing(second: Callable[..., Examination], tmp_path: Path) -> Examination:
     of = replace(found.lab, hosts=(first, here), nodes=(found.lab.nodes[0], worker))
     (tmp_path / "root/etc").mkdir(parents=True)
     (tmp_path / "root/etc/passwd").write_text("root:x:0:0::/:/bin/sh\nbob:x:4000:4000::/:/bin/sh\n")
-    return replace(found, lab=of, place=replace(found.place, connection=cast(Connection, Shell())))
+    return replace(found, lab=of, access=replace(found.access, connection=cast(Connection, Shell())))
 
 
-def test_a_device_of_a_host_that_another_lab_has_is_told_with_its_holder(leasing: Examination, tmp_path: Path) -> None:
-    device = leasing.here.devices[1]
+def test_a_device_of_a_host_that_another_lab_has_is_told_with_its_holder(leasing: CheckContext, tmp_path: Path) -> None:
+    device = leasing.host.devices[1]
     holder = {"lab": "other", "node": "worker-3", "directory": "/srv/\x1b[2J", "uid": 4000, "since": "noon"}
     with lease_path(str(tmp_path), device).open("w") as stream:
         json.dump(holder, stream)
         stream.flush()
-        assert list(leased.leased(leasing)) == []
+        assert list(devices.leases(leasing)) == []
         fcntl.flock(stream, fcntl.LOCK_EX)
-        (found,) = leased.leased(leasing)
+        (found,) = devices.leases(leasing)
         mine = replace(leasing, lab=replace(leasing.lab, name="other", directory=Path("/srv/\x1b[2J")))
-        assert list(leased.leased(mine)) == []
+        assert list(devices.leases(mine)) == []
     assert (found.code, found.level, found.node) == ("LAB-DEVICE-005", "error", "worker-1")
-    assert found.seen == "1 is held by lab `other` of bob (worker-3, /srv/?[2J, since noon)"
+    assert found.summary == "1 is held by lab `other` of bob (worker-3, /srv/?[2J, since noon)"
     assert found.fix == "ssh -l ann h2 'docker ps --filter label=labctl.lab=other'  # and ask its holder"
-    assert list(leased.leased(leasing)) == []
+    assert list(devices.leases(leasing)) == []
 
 
-def test_ones_own_other_lab_is_ended_where_it_is(leasing: Examination, tmp_path: Path) -> None:
-    with lease_path(str(tmp_path), leasing.here.devices[0]).open("w") as stream:
+def test_ones_own_other_lab_is_ended_where_it_is(leasing: CheckContext, tmp_path: Path) -> None:
+    with lease_path(str(tmp_path), leasing.host.devices[0]).open("w") as stream:
         json.dump({"lab": "other", "node": "worker-0", "directory": str(tmp_path), "uid": 1000, "since": ""}, stream)
         stream.flush()
         fcntl.flock(stream, fcntl.LOCK_EX)
-        (found,) = leased.leased(leasing)
+        (found,) = devices.leases(leasing)
     assert found.fix == f"labctl down -C {tmp_path}"
 
 
-def test_a_pipe_in_the_place_of_a_hosts_lock_keeps_nobody_waiting(leasing: Examination, tmp_path: Path) -> None:
-    os.mkfifo(lease_path(str(tmp_path), leasing.here.devices[0]))
-    assert list(leased.leased(leasing)) == []
+def test_a_pipe_in_the_place_of_a_hosts_lock_keeps_nobody_waiting(leasing: CheckContext, tmp_path: Path) -> None:
+    os.mkfifo(lease_path(str(tmp_path), leasing.host.devices[0]))
+    assert list(devices.leases(leasing)) == []
 
 
 def test_nothing_is_claimed_of_hosts_where_none_answers(
-    second: Callable[..., Examination], monkeypatch: pytest.MonkeyPatch
+    second: Callable[..., CheckContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def look(examination: Examination) -> Any:
+    def look(examination: CheckContext) -> Any:
         yield ok("X", f"{examination.name} looked at")
 
-    checks = tuple(Check(look=look, of=of, engine=engine) for of in ("host", "machine") for engine in (True, False))
-    monkeypatch.setattr(doctor, "CHECKS", checks)
-    whole = replace(second(), place=Place(), hosts=())
-    away = error("LAB-HOST-004", "h1: does not answer", why="so", fix="ssh h1", node="h1")
-    found = doctor.examine(whole, first=(away,))
-    assert [(one.node, one.seen) for one in found] == [("h1", "h1: does not answer"), ("local", "local looked at")]
+    monkeypatch.setattr(host, "look", look, raising=False)
+    checks = (
+        *(Check("host.look", "host", engine=engine) for engine in (True, False)),
+        *(Check("host.look", "machine", engine=engine) for engine in (True, False)),
+    )
+    monkeypatch.setattr(run, "CHECKS", checks)
+    whole = replace(second(), access=HostAccess(), hosts=())
+    away = error("LAB-HOST-004", "h1: does not answer", impact="so", fix="ssh h1", node="h1")
+    found = run.examine(whole, first=(away,))
+    assert [(one.node, one.summary) for one in found] == [("h1", "h1: does not answer"), ("local", "local looked at")]
     lacking = dict.fromkeys(("local", "h1", "h2"), HostError("h2 has no device", node="h2"))
-    assert doctor.examine(whole, first=(away,), lacking=lacking) == (away,)
+    assert run.examine(whole, first=(away,), lacking=lacking) == (away,)

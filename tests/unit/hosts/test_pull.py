@@ -49,23 +49,21 @@ def test_what_ranks_wrote_comes_back_for_its_owner_alone(run: Path, tmp_path: Pa
     (there / "latest").symlink_to("model")
     (there / "new\nline").write_text("x")
     (there / "model/again").hardlink_to(there / "model/config")
-    bytes_seen: list[int] = []
-    found = pull.fetch(Nearby(), str(there), run, on_bytes=bytes_seen.append)
+    found = pull.pull(Nearby(), str(there), run)
     assert {**texts(run)} == {**texts(there), "rank": "#!/bin/bash", "job": "{}", "ranks/own.log": "here"}
     assert (mode(run / "model"), mode(run / "model/config"), mode(run / "model/run")) == (0o700, 0o600, 0o700)
     assert (run / "nothing/in/it").is_dir()
     assert os.readlink(run / "latest") == "model"  # noqa: PTH115
-    assert (found.files, found.size, found.aside, found.refused) == (6, 12, (), ())
-    assert sum(bytes_seen) > 5000
+    assert (found.files, found.aside, found.refused) == (6, [], [])
 
 
 def test_what_was_sent_is_left_out_unless_it_was_changed_there(run: Path, tmp_path: Path) -> None:
-    sent = manifest.of(run)
+    sent = manifest.scan(run)
     there = write(tmp_path / "there", rank="#!/bin/bash", job="changed by a rank", ranks__own_log="here")
     # Written here since.
     write(run, rank="here only")
-    found = pull.fetch(Nearby(name="h1"), str(there), run, sent=sent)
-    assert found.aside == ("hosts/h1/job",)
+    found = pull.pull(Nearby(name="h1"), str(there), run, pushed=sent)
+    assert found.aside == ["hosts/h1/job"]
     assert texts(run) == {
         "rank": "here only",
         "job": "{}",
@@ -75,7 +73,7 @@ def test_what_was_sent_is_left_out_unless_it_was_changed_there(run: Path, tmp_pa
 
 
 def test_a_hard_link_to_what_was_sent_brings_its_content(run: Path) -> None:
-    merge = pull.Merge(run, "h1", manifest.of(run).entries)
+    merge = pull.Merge(run, "h1", manifest.scan(run))
     write(run, rank="changed here")
     merge.unpack(packed(("job", FILE, "{}"), ("kept", HARD, "job"), ("rank", FILE, "#!/bin/bash"), ("r", HARD, "rank")))
     assert texts(run) == {
@@ -85,7 +83,7 @@ def test_a_hard_link_to_what_was_sent_brings_its_content(run: Path) -> None:
         "r": "#!/bin/bash",
         "ranks/own.log": "here",
     }
-    assert (merge.files, merge.aside, merge.refused) == (2, [], [])
+    assert (merge.found.files, merge.found.aside, merge.found.refused) == (2, [], [])
 
 
 def test_hosts_at_once_lose_nothing_of_each_other(run: Path, tmp_path: Path) -> None:
@@ -94,7 +92,7 @@ def test_hosts_at_once_lose_nothing_of_each_other(run: Path, tmp_path: Path) -> 
         write(tmp_path / name, same="same", other__file=name, **{f"only_{name}": name, f"ranks__{name}_log": name})
         (tmp_path / name / "link").symlink_to(f"only_{name}")
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda name: pull.fetch(Nearby(name=name), str(tmp_path / name), run), names))
+        list(pool.map(lambda name: pull.pull(Nearby(name=name), str(tmp_path / name), run), names))
     found = texts(run)
     first = found["other/file"]
     assert found["same"] == "same"
@@ -106,19 +104,19 @@ def test_hosts_at_once_lose_nothing_of_each_other(run: Path, tmp_path: Path) -> 
 
 def test_what_a_killed_labctl_left_half_fetched_goes(run: Path, tmp_path: Path) -> None:
     before = texts(run)
-    write(run / ".new-abcd1234.h1", file="half")
-    others = write(run / ".new-abcd1234.x.h1", file="on its way")
-    pull.fetch(Nearby(name="h1"), str(write(tmp_path / "there", job="{}")), run)
+    write(run / ".incoming-abcd1234.h1", file="half")
+    others = write(run / ".incoming-abcd1234.x.h1", file="on its way")
+    pull.pull(Nearby(name="h1"), str(write(tmp_path / "there", job="{}")), run)
     assert texts(run) == {**before, f"{others.name}/file": "on its way"}
 
 
 def test_a_log_that_has_grown_replaces_its_beginning(run: Path, tmp_path: Path) -> None:
     there = write(tmp_path / "there", ranks__0_log="step 1\n", numbers="1")
-    pull.fetch(Nearby(name="h1"), str(there), run)
+    pull.pull(Nearby(name="h1"), str(there), run)
     write(there, ranks__0_log="step 1\nstep 2\n", numbers="12")
-    pull.fetch(Nearby(name="h1"), str(there), run)
+    pull.pull(Nearby(name="h1"), str(there), run)
     write(there, ranks__0_log="step")
-    assert pull.fetch(Nearby(name="h1"), str(there), run).aside == ("hosts/h1/numbers",)
+    assert pull.pull(Nearby(name="h1"), str(there), run).aside == ["hosts/h1/numbers"]
     assert (run / "ranks/0.log").read_text() == "step 1\nstep 2\n"
     assert ((run / "numbers").read_text(), (run / "hosts/h1/numbers").read_text()) == ("1", "12")
 
@@ -154,20 +152,20 @@ def test_of_a_broken_stream_whole_files_and_beginnings_of_logs_are_kept(run: Pat
     for after in range(0, 12_000, 900):
         host.after = after
         with pytest.raises(HostError, match=r"gpu-1: cannot fetch \S+: (the connection was lost: )?reset by peer; "):
-            pull.fetch(host, str(there), run)
+            pull.pull(host, str(there), run)
         for name, came in texts(run).items():
             if name not in before:
                 assert came == text[name] or (name == "b.log" and text[name].startswith(came))
                 seen.add((name, came == text[name]))
     assert {("a", True), ("b.log", False), ("b.log", True), ("c", True)} == seen
     assert texts(run) == {**before, **text}
-    pull.fetch(Nearby(), str(there), run)
+    pull.pull(Nearby(), str(there), run)
     assert texts(run) == {**before, **text}
 
 
 def test_a_directory_that_is_not_there_is_named(run: Path) -> None:
     with pytest.raises(HostError, match=r"gpu-1: cannot fetch /no/such: .*/no/such; nothing new came"):
-        pull.fetch(Nearby(), "/no/such", run)
+        pull.pull(Nearby(), "/no/such", run)
 
 
 def test_what_cannot_be_written_here_is_named(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +177,7 @@ def test_what_cannot_be_written_here_is_named(run: Path, tmp_path: Path, monkeyp
     monkeypatch.setattr(os, "fchmod", full)
     before = texts(run)
     with pytest.raises(HostError, match="cannot write large: No space left on device"):
-        pull.fetch(Nearby(), str(there), run)
+        pull.pull(Nearby(), str(there), run)
     assert texts(run) == before
 
 
@@ -237,7 +235,7 @@ def test_nothing_gets_out_of_the_directory(tmp_path: Path, members: list[tuple[s
     for path in into.rglob("*"):
         assert path.resolve().is_relative_to(into)
         assert not path.is_file() or path.read_text() != "theirs"
-    assert merge.refused or merge.aside
+    assert merge.found.refused or merge.found.aside
 
 
 def test_a_link_that_is_there_already_is_never_written_through(tmp_path: Path) -> None:
@@ -258,14 +256,14 @@ def test_links_of_two_hosts_do_not_lead_out_together(tmp_path: Path) -> None:
     one, two = pull.Merge(into, "h1"), pull.Merge(into, "h2")
     one.unpack(packed(("a", LINK, "d/../secret")))
     two.unpack(packed(("d", LINK, ".")))
-    assert one.refused == ["a"]
+    assert one.found.refused == ["a"]
     assert [path.name for path in into.iterdir()] == ["d"]
 
 
 def test_every_content_that_a_file_aside_had_is_kept(run: Path, tmp_path: Path) -> None:
     there = tmp_path / "there"
     for text in ("one", "two", "two", "three"):
-        pull.fetch(Nearby(name="h1"), str(write(there, job=text)), run)
+        pull.pull(Nearby(name="h1"), str(write(there, job=text)), run)
     found = texts(run)
     assert [found[f"hosts/h1/job{end}"] for end in ("", ".2", ".3")] == ["one", "two", "three"]
     assert len(list((run / "hosts/h1").iterdir())) == 3
@@ -297,7 +295,7 @@ def test_headers_that_make_no_sense_are_a_broken_stream(run: Path, tmp_path: Pat
     (tmp_path / "stream").write_bytes(stream)
     host = Nearby(environment={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"})
     with pytest.raises(HostError, match=r"gpu-1: cannot fetch \S+: the stream broke off: .*; 1 new files came"):
-        pull.fetch(host, str(tmp_path), run)
+        pull.pull(host, str(tmp_path), run)
     assert (run / "first").exists()
 
 
@@ -307,7 +305,7 @@ def test_headers_that_make_no_sense_are_a_broken_stream(run: Path, tmp_path: Pat
 def test_what_no_file_can_be_called_is_refused(tmp_path: Path, stream: bytes) -> None:
     merge = pull.Merge(tmp_path, "h1")
     assert merge.unpack(io.BytesIO(stream)) == ""
-    assert (len(merge.refused), merge.files) == (1, 1)
+    assert (len(merge.found.refused), merge.found.files) == (1, 1)
 
 
 @pytest.mark.parametrize("when", ["1e30", "nan", "inf", "-5"])
@@ -320,3 +318,13 @@ def test_a_date_that_no_file_can_have_is_none(tmp_path: Path, when: str) -> None
     stream.seek(0)
     pull.Merge(tmp_path, "h1").unpack(stream)
     assert (tmp_path / "file").stat().st_mtime == 0
+
+
+def test_a_link_that_leads_out_through_one_that_is_here_is_refused(tmp_path: Path) -> None:
+    into = tmp_path / "into"
+    into.mkdir()
+    (into / "folder").symlink_to(tmp_path)
+    merge = pull.Merge(into, "h1")
+    merge.unpack(packed(("link", LINK, "folder/secret")))
+    assert merge.found.refused == ["link"]
+    assert [path.name for path in into.iterdir()] == ["folder"]

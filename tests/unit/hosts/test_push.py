@@ -17,19 +17,20 @@ from support.nearby import Nearby
 from labctl.errors import ConfigError, HostError
 from labctl.hosts import manifest, push
 from labctl.system.process import CompletedProcess
+from labctl.system.tar import END
 
 TOOLS = (
     "cat",
     "chmod",
-    "cut",
     "find",
+    "grep",
     "ln",
     "mkdir",
+    "mktemp",
     "mv",
     "readlink",
     "rm",
     "rmdir",
-    "sed",
     "sh",
     "sha256sum",
     "stat",
@@ -38,7 +39,7 @@ TOOLS = (
     "xargs",
 )
 # What changes anything on the host, for the test that ends a sender before each such step.
-CHANGES = ("ln", "mkdir", "mv", "rm", "tar", "touch")
+CHANGES = ("ln", "mkdir", "mktemp", "mv", "rm", "tar", "touch")
 NAMES = ("a b", 'it\'s "one"', "new\nline\n", "-rf", "ünï", "back\\slash", ".hidden", "..two", "*", "$HOME", "x" * 200)
 BUSYBOX = shutil.which("busybox")
 
@@ -104,14 +105,14 @@ def all_of(root: Path) -> Content:
 
 
 def shown(place: Path) -> Content:
-    """What the names in a directory of the host show; each is a link through ``.now``."""
+    """What the names in a directory of the host show; each is a link through ``.current``."""
     if not place.exists():
         return {}
     found: Content = {}
-    for name in names(place) - {".sent", ".now"}:
-        assert os.readlink(place / name) == f".now/{name}"  # noqa: PTH115
-        if os.path.lexists(place / ".now" / name):
-            found.update(content(place / ".now", name))
+    for name in names(place) - {".versions", ".current"}:
+        assert os.readlink(place / name) == f".current/{name}"  # noqa: PTH115
+        if os.path.lexists(place / ".current" / name):
+            found.update(content(place / ".current", name))
     return found
 
 
@@ -120,34 +121,36 @@ def files_of(root: Path) -> dict[str, int]:
 
 
 def versions(place: Path) -> list[str]:
-    return sorted(path.name for path in (place / ".sent").iterdir() if not path.is_symlink())
+    return sorted(path.name for path in (place / ".versions").iterdir() if not path.is_symlink())
 
 
 def age(place: Path, days: float) -> None:
     """Let all that was sent until now be so old."""
     then = time.time() - days * 86400
-    for version in (place / ".sent").iterdir():
+    for version in (place / ".versions").iterdir():
         os.utime(version, (then, then), follow_symlinks=False)
 
 
-def send(host: Nearby, source: Path, directory: Path, name: str = "workloads") -> push.Sent:
-    return push.send(host, str(directory), {name: manifest.of(source)})
+def send(host: Nearby, source: Path, directory: Path, name: str = "workloads") -> tuple[str, ...]:
+    return push.push(host, str(directory), {name: manifest.scan(source)})
 
 
 def test_a_host_shows_what_was_sent_whatever_the_names_and_modes(host: Nearby, source: Path, tmp_path: Path) -> None:
     lab = tmp_path / "home dir/.labctl/it's"
     sent = send(host, source, lab)
     assert shown(lab / "workloads") == all_of(source)
-    assert sorted(sent.paths) == sorted(f"workloads/{path}" for path in all_of(source))
+    assert sorted(sent) == sorted(f"workloads/{path}" for path in all_of(source))
     assert host.commands == 2
-    assert {stat.S_IMODE(path.stat().st_mode) for path in (lab, lab / "workloads", lab / "workloads/.sent")} == {0o700}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (lab, lab / "workloads", lab / "workloads/.versions")} == {
+        0o700
+    }
     assert [path.name for path in lab.iterdir()] == ["workloads"]
 
 
 def test_what_is_unchanged_costs_one_command_and_no_bytes(host: Nearby, source: Path, tmp_path: Path) -> None:
     send(host, source, tmp_path / "lab")
     before, host.commands, host.bytes = versions(tmp_path / "lab/workloads"), 0, 0
-    assert send(host, source, tmp_path / "lab") == push.Sent((), 0)
+    assert send(host, source, tmp_path / "lab") == ()
     assert (host.commands, host.bytes) == (1, 0)
     assert versions(tmp_path / "lab/workloads") == before
 
@@ -156,8 +159,8 @@ def test_only_what_changed_travels_and_the_rest_stays_the_same_file(host: Nearby
     (source / "large").write_bytes(os.urandom(1 << 20))
     place = tmp_path / "lab/workloads"
     send(host, source, tmp_path / "lab")
-    before, inodes = shown(place), files_of(place / ".now")
-    held = (place / ".now").resolve()
+    before, inodes = shown(place), files_of(place / ".current")
+    held = (place / ".current").resolve()
     host.commands = host.bytes = 0
 
     (source / "key").write_text("key two")
@@ -166,11 +169,11 @@ def test_only_what_changed_travels_and_the_rest_stays_the_same_file(host: Nearby
     (source / "names/*").write_text("a file in the place of a directory")
     sent = send(host, source, tmp_path / "lab")
 
-    assert sorted(sent.paths) == ["workloads/key", "workloads/names/*", "workloads/script.sh"]
+    assert sorted(sent) == ["workloads/key", "workloads/names/*", "workloads/script.sh"]
     assert host.commands == 2
     assert host.bytes < 200_000
     assert shown(place) == all_of(source)
-    after = files_of(place / ".now")
+    after = files_of(place / ".current")
     assert {path for path in after if after[path] != inodes.get(path)} == {"key", "names/*", "script.sh"}
     assert all_of(held) == before, "a container that still has the version before sees it as it was"
 
@@ -180,7 +183,7 @@ def test_names_that_went_are_gone(host: Nearby, source: Path, tmp_path: Path) ->
         (source / f"only-{number}").write_text("x")
         (source / f"only-{number - 1}").unlink(missing_ok=True)
         send(host, source, tmp_path / "lab")
-    assert names(tmp_path / "lab/workloads") == {*names(source), ".now", ".sent"}
+    assert names(tmp_path / "lab/workloads") == {*names(source), ".current", ".versions"}
 
 
 def test_who_stands_in_what_was_sent_keeps_it_whatever_is_sent_for_a_month(
@@ -213,16 +216,16 @@ def test_what_was_changed_on_the_host_is_mended(host: Nearby, source: Path, tmp_
 
 
 def test_to_look_changes_nothing_and_tells_what_is_there(host: Nearby, source: Path, tmp_path: Path) -> None:
-    lab, trees = tmp_path / "lab", {"workloads": manifest.of(source), "other": manifest.of(source / "open")}
-    assert push.shown(host, str(lab), trees) == {"workloads": "gone", "other": "gone"}
+    lab, trees = tmp_path / "lab", {"workloads": manifest.scan(source), "other": manifest.scan(source / "open")}
+    assert push.sync_states(host, str(lab), trees) == {"workloads": "missing", "other": "missing"}
     assert not lab.exists()
-    push.send(host, str(lab), trees)
+    push.push(host, str(lab), trees)
     (lab / "workloads/-rf").unlink()
     before = all_of(lab)
-    assert push.shown(host, str(lab), trees) == {"workloads": "other", "other": "same"}
+    assert push.sync_states(host, str(lab), trees) == {"workloads": "stale", "other": "current"}
     assert all_of(lab) == before
-    push.send(host, str(lab), trees)
-    assert set(push.shown(host, str(lab), trees).values()) == {"same"}
+    push.push(host, str(lab), trees)
+    assert set(push.sync_states(host, str(lab), trees).values()) == {"current"}
 
 
 def test_several_trees_go_in_one_command_and_one_may_lie_in_anothers_directory(host: Nearby, tmp_path: Path) -> None:
@@ -233,7 +236,7 @@ def test_several_trees_go_in_one_command_and_one_may_lie_in_anothers_directory(h
     (lab / "workloads").mkdir()
     there = tmp_path / "there"
 
-    push.send(host, str(there), manifest.of_nodes(lab, ("a",), launcher=True), alone=".lab/nodes")
+    push.push(host, str(there), manifest.scan_nodes(lab, ("a",), launcher=True), prune=".lab/nodes")
     assert host.commands == 2
     nodes = there / ".lab/nodes"
     assert (nodes / "a/launcher/id").read_text() == "a/launcher/id"
@@ -241,11 +244,11 @@ def test_several_trees_go_in_one_command_and_one_may_lie_in_anothers_directory(h
     assert shown(there / "workloads") == {}
     assert not (nodes / "b").exists()
 
-    push.send(host, str(there), manifest.of_nodes(lab, ("a", "b"), launcher=False), alone=".lab/nodes")
+    push.push(host, str(there), manifest.scan_nodes(lab, ("a", "b"), launcher=False), prune=".lab/nodes")
     assert (nodes / "b/ssh/key").read_text() == "b/ssh/key"
     assert not (nodes / "a/launcher").exists(), "a private key stays only on the launcher's host"
 
-    push.send(host, str(there), manifest.of_nodes(lab, ("b",), launcher=False), alone=".lab/nodes")
+    push.push(host, str(there), manifest.scan_nodes(lab, ("b",), launcher=False), prune=".lab/nodes")
     assert names(nodes) == {"b"}
 
 
@@ -290,12 +293,12 @@ class CutOff(Nearby):
 def test_a_copy_that_is_cut_off_never_shows(
     host: Nearby, source: Path, tmp_path: Path, tools: Path, kill: bool
 ) -> None:
-    place, old, there = tmp_path / "lab/workloads", all_of(source), frozenset(manifest.of(source).entries)
+    place, old, there = tmp_path / "lab/workloads", all_of(source), frozenset(manifest.scan(source).entries)
     send(host, source, tmp_path / "lab")
     (source / "large").write_bytes(os.urandom(50_000))
     (source / "key").write_text("key two")
     shutil.rmtree(source / "names")
-    length = sum(map(len, push.stream([push.Part("", manifest.of(source), there)])))
+    length = sum(map(len, push.stream([push.Update("", manifest.scan(source), "stale", there)]))) - len(END)
     for after in range(0, length, length // 12):
         with pytest.raises(HostError):
             send(CutOff(tools, after, kill=kill), source, tmp_path / "lab")
@@ -344,14 +347,14 @@ def test_a_sender_killed_before_any_step_leaves_the_old_or_the_new(host: Nearby,
             send(host, new, lab)
             assert shown(lab / "workloads") == all_of(new)
             assert names(lab) == {"workloads"}
-            assert names(lab / "workloads") == {*names(new), ".now", ".sent"}
+            assert names(lab / "workloads") == {*names(new), ".current", ".versions"}
         else:
             break
     assert number > 10
     assert seen == {False, True}
     age(lab / "workloads", 32)
     send(host, trees[number % 2], lab)
-    assert len(list((lab / "workloads/.sent").iterdir())) == 1
+    assert len(list((lab / "workloads/.versions").iterdir())) == 1
 
 
 def test_two_senders_at_once_do_not_break_each_other(host: Nearby, source: Path, tmp_path: Path) -> None:
@@ -371,11 +374,22 @@ def test_two_senders_at_once_do_not_break_each_other(host: Nearby, source: Path,
 def test_a_file_that_changes_on_its_way_is_an_error_and_shows_nowhere(
     host: Nearby, source: Path, tmp_path: Path
 ) -> None:
-    read = {"workloads": manifest.of(source)}
+    read = {"workloads": manifest.scan(source)}
     (source / "key").write_text("KEY ONE")
-    with pytest.raises(HostError, match=r"gpu-1: cannot write .*: what came is not what was read"):
-        push.send(host, str(tmp_path / "lab"), read)
+    with pytest.raises(HostError, match=r"source/key changed while it was sent"):
+        push.push(host, str(tmp_path / "lab"), read)
     assert shown(tmp_path / "lab/workloads") == {}
+
+
+def test_the_layout_of_before_is_replaced(host: Nearby, source: Path, tmp_path: Path) -> None:
+    place = tmp_path / "lab/workloads"
+    (place / ".sent/1234.1-2/tree").mkdir(parents=True)
+    (place / ".sent/1234.1-2/tree/key").write_text("old")
+    (place / ".now").symlink_to(".sent/1234.1-2/tree")
+    (place / "key").symlink_to(".now/key")
+    send(host, source, tmp_path / "lab")
+    assert all_of(place / ".current") == all_of(source)
+    assert (place / "key").read_text() == "key one"
 
 
 def test_what_was_not_sent_is_not_replaced(host: Nearby, source: Path, tmp_path: Path) -> None:
@@ -389,20 +403,13 @@ def test_a_tree_has_no_compiled_python_and_no_sockets(source: Path) -> None:
     (source / "names/__pycache__").mkdir()
     (source / "names/__pycache__/a.pyc").touch()
     os.mkfifo(source / "pipe")
-    before = manifest.of(source)
+    before = manifest.scan(source)
     assert {"names/__pycache__", "pipe"}.isdisjoint(entry.path for entry in before.entries)
-    assert manifest.of(source, only=("key", "names")).entries != before.entries
-    assert {entry.path.partition("/")[0] for entry in manifest.of(source, only=("key", "names")).entries} == {
+    assert manifest.scan(source, only=("key", "names")).entries != before.entries
+    assert {entry.path.partition("/")[0] for entry in manifest.scan(source, only=("key", "names")).entries} == {
         "key",
         "names",
     }
-
-
-def test_a_tree_is_read_back_from_the_hosts_description_of_it(source: Path) -> None:
-    found = manifest.of(source)
-    assert manifest.parse(found.description) == set(found.entries)
-    assert manifest.parse(found.description[:-1]) == frozenset()
-    assert manifest.parse(b"") == frozenset()
 
 
 def test_links_whose_targets_hold_line_ends_are_told_apart(host: Nearby, tmp_path: Path) -> None:
@@ -416,23 +423,23 @@ def test_links_whose_targets_hold_line_ends_are_told_apart(host: Nearby, tmp_pat
 
 
 def test_a_name_that_hosts_need_is_refused(source: Path) -> None:
-    (source / ".now").touch()
+    (source / ".current").touch()
     with pytest.raises(ConfigError, match="hosts keep that name for labctl"):
-        manifest.of(source)
+        manifest.scan(source)
 
 
 def test_a_run_appears_at_once_and_only_once(host: Nearby, source: Path, tmp_path: Path, tools: Path) -> None:
     run = tmp_path / "lab/runs/20260102-opt"
     for kill in (False, True):
         with pytest.raises(HostError):
-            push.send_new(CutOff(tools, 20_000, kill=kill), manifest.of(source), str(run))
+            push.push_new(CutOff(tools, 20_000, kill=kill), manifest.scan(source), str(run))
         assert not run.exists()
-    push.send_new(host, manifest.of(source), str(run))
+    push.push_new(host, manifest.scan(source), str(run))
     assert all_of(run) == all_of(source)
     assert names(run.parent) == {run.name}
     (source / "key").write_text("two")
     with pytest.raises(HostError, match="is there already"):
-        push.send_new(host, manifest.of(source), str(run))
+        push.push_new(host, manifest.scan(source), str(run))
     assert (run / "key").read_text() == "key one"
 
 
@@ -462,45 +469,7 @@ def test_busybox_is_enough_of_a_host(source: Path, tmp_path: Path) -> None:
         host.commands = 0
     send(host, source, tmp_path / "lab")
     assert host.commands == 2
-    assert push.shown(host, str(tmp_path / "lab"), {"workloads": manifest.of(source)}) == {"workloads": "same"}
+    assert push.sync_states(host, str(tmp_path / "lab"), {"workloads": manifest.scan(source)}) == {
+        "workloads": "current"
+    }
     push.remove(host, "/.labctl/no/such")
-
-
-@pytest.mark.skipif(not shutil.which("rsync"), reason="no rsync here")
-def test_rsync_is_used_where_both_ends_have_it(source: Path, tmp_path: Path, tools: Path) -> None:
-    both = shutil.copytree(tools, tmp_path / "both", symlinks=True)
-    (both / "rsync").symlink_to(shutil.which("rsync") or "")
-    host = Nearby(environment={"PATH": str(both)})
-    (source / "large").write_bytes(os.urandom(1 << 20))
-    place = tmp_path / "lab/workloads"
-    send(host, source, tmp_path / "lab")
-    assert shown(place) == all_of(source)
-    inodes, date = files_of(place / ".now"), (source / "key").stat().st_mtime_ns
-    # Of the same size and date as before.
-    (source / "key").write_text("key two")
-    os.utime(source / "key", ns=(date, date))
-    send(host, source, tmp_path / "lab")
-    assert shown(place) == all_of(source)
-    after = files_of(place / ".now")
-    assert {path for path in after if after[path] != inodes[path]} == {"key"}
-    assert host.bytes == 0
-    assert names(tmp_path / "lab") == {"workloads"}
-    # One that does not work there is done without.
-    (both / "rsync").unlink()
-    (both / "rsync").symlink_to(both / "rmdir")
-    (source / "key").write_text("key three")
-    send(host, source, tmp_path / "lab")
-    assert shown(place) == all_of(source)
-
-
-def test_an_rsync_that_takes_too_long_is_told_of_in_a_line(
-    source: Path, tmp_path: Path, tools: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    both = shutil.copytree(tools, tmp_path / "both", symlinks=True)
-    (both / "rsync").write_text("#!/bin/sh\nexec sleep 60\n")
-    (both / "rsync").chmod(0o755)
-    monkeypatch.setenv("PATH", str(both), prepend=os.pathsep)
-    with pytest.raises(HostError) as caught:
-        push.send(Nearby(), str(tmp_path / "lab"), {"workloads": manifest.of(source)}, seconds=1)
-    assert caught.value.message == f"gpu-1: cannot write {tmp_path}/lab: rsync is not done within 1 s"
-    assert caught.value.node == "gpu-1"

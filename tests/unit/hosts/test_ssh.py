@@ -100,6 +100,7 @@ exit 255
         connection.close()
 
 
+@pytest.mark.alone
 def test_a_host_that_hung_up_and_then_says_nothing_until_the_time_is_up_has_hung_up(
     login: Login, target: InventoryHost, tmp_path: Path
 ) -> None:

@@ -93,7 +93,7 @@ def files(lab: Lab, *but: str) -> dict[str, str]:
 
 def test_engines_are_asked_all_at_once(context: Context, opened: Open) -> None:
     together = threading.Barrier(len(NAMES))
-    lab, able = cluster.load_lab(context, opened(engines=tuple(Engine(lambda: together.wait(10)) for _ in NAMES)))
+    lab, able = cluster.load_lab(context, opened(engines=tuple(Engine(lambda: together.wait(60)) for _ in NAMES)))
     assert (able.engine.hosts, able.failed) == (NAMES, {})
     assert lab.limits.memlock == -1
 

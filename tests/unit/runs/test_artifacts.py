@@ -191,7 +191,8 @@ def test_what_runs_left_stays_there_where_not_all_of_it_comes(lab: Lab) -> None:
     sent(lab)
     (there(lab) / "loss").write_text("1")
     (there(lab) / "secret").symlink_to("/etc/passwd")
-    lacks = rf"but not secret; what red has of run {RUN} stays there in {there(lab)}$"
+    kept = f"what red has of run {RUN} stays there in {there(lab)}"
+    lacks = f"not fetched, because it is no file of the run: secret; {kept}$"
     with pytest.raises(HostError, match=lacks) as caught:
         left(lab, Nearby(name="red"))
     assert caught.value.hint == f"ssh red rm -r {there(lab)}  # if nobody needs it"

@@ -146,7 +146,7 @@ class Ranks:
             text=True,
             check=False,
             cwd=self.root,
-            timeout=10,
+            timeout=60,
         )
         return done.returncode, done.stdout
 
@@ -255,7 +255,7 @@ class TestPreparing:
         script = prepared.root / "rank.sh"
         script.write_text(files(of)["rank.sh"], encoding="utf-8")
         done = subprocess.run(
-            ["bash", str(script)], env=prepared.environment, check=True, capture_output=True, text=True, timeout=10
+            ["bash", str(script)], env=prepared.environment, check=True, capture_output=True, text=True, timeout=60
         )
         assert "preparing" in done.stdout
         assert (prepared.root / "cwd").read_text() == f"{elsewhere}\n"
@@ -287,7 +287,7 @@ def test_a_script_that_starts_its_ranks_itself_gets_the_hostfile_and_the_runs_di
     assert of.argv == (f"{ranks.project}/runs/r1/rank.sh",)
     script = ranks.root / "start.sh"
     script.write_text(files(of)["rank.sh"], encoding="utf-8")
-    subprocess.run(["bash", str(script)], env=ranks.environment, check=True, timeout=10, capture_output=True)
+    subprocess.run(["bash", str(script)], env=ranks.environment, check=True, timeout=60, capture_output=True)
     seen = dict(line.split("=", 1) for line in ranks.seen("env"))
     assert ranks.seen("argv") == ["-u", "hello.py", *ARGUMENTS]
     assert seen["LABCTL_HOSTFILE"] == f"{ranks.project}/runs/r1/hostfile"

@@ -10,7 +10,7 @@ from support import builders
 from support.nearby import Nearby
 
 from labctl.engines import Backend
-from labctl.engines.state import Listener
+from labctl.engines.state import HostPortUser
 from labctl.errors import HostError
 from labctl.hosts import facts
 from labctl.model import Lab
@@ -30,9 +30,9 @@ class Busy(builders.FakeEngine):
         plain = "labctl survey\nfact id\n\tuid=1000(ann) gid=1000(ann)\nfact home\n\t/\nfact docker\n\t/\n"
         monkeypatch.setattr(facts, "SCRIPT", f"printf '%s' '{plain}file proc/net/tcp\n{lines}end\n'")
 
-    def listeners(self) -> tuple[Listener, ...]:
+    def listeners(self) -> tuple[HostPortUser, ...]:
         return tuple(
-            Listener(port=1, lab=lab, container=builders.container("worker-0")) for lab in ("demo", self.others)
+            HostPortUser(port=1, lab=lab, container=builders.container("worker-0")) for lab in ("demo", self.others)
         )
 
 

@@ -16,7 +16,7 @@ from labctl.runs import supervise
 LAB = lab()
 JOB = job(LAB)
 EVERYWHERE = ["labctl-demo-launcher-1", "labctl-demo-worker-0-1", "labctl-demo-worker-1-1"]
-LIMIT = 5.0
+LIMIT = 60.0
 """Seconds that a test waits for what must happen."""
 
 

@@ -50,6 +50,7 @@ def _drain(argv: list[str], timeout: float) -> process.CompletedProcess:
     return process.drain(argv, lambda _: None, timeout=timeout)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("start", [_feed, _drain])
 def test_a_time_limit_ends_what_the_program_started_too(start: Callable[[list[str], float], object]) -> None:
     began = time.monotonic()

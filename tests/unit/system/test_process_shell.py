@@ -41,6 +41,7 @@ def test_the_environment_is_added_to() -> None:
     assert done.out == "yes\n"
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("start", [process.run, lambda argv, timeout: process.stream(argv, print, timeout=timeout)])
 def test_a_time_limit_ends_grandchildren_too(start: object, tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
@@ -58,6 +59,7 @@ def test_stream_hands_on_each_line_of_both_outputs() -> None:
     assert (lines, done.out) == (["a", "b", "c"], "a\nb\nc")
 
 
+@pytest.mark.alone
 def test_stream_ends_the_child_when_the_reader_fails() -> None:
     def refuse(line: str) -> None:
         raise KeyboardInterrupt
@@ -105,10 +107,10 @@ def _python(program: str, *arguments: Path, before: Sequence[str] = ()) -> subpr
 def test_a_signal_to_an_attached_program_is_handed_on(tmp_path: Path, number: signal.Signals) -> None:
     got, pid = tmp_path / "got", tmp_path / "pid"
     with _python(ATTACHED, got, pid) as caller:
-        assert _until(lambda: pid.exists() and pid.read_text(), within=10)
+        assert _until(lambda: pid.exists() and pid.read_text(), within=60)
         os.killpg(caller.pid, number)
         # The stand-in ends the program itself by the signal, which is no way for it to end.
-        assert caller.wait(10) == 1
+        assert caller.wait(60) == 1
     assert got.read_text() == f"{number.name}\n"
     assert not _alive(int(pid.read_text()))
 
@@ -116,10 +118,10 @@ def test_a_signal_to_an_attached_program_is_handed_on(tmp_path: Path, number: si
 def test_a_signal_that_this_process_was_told_to_ignore_is_ignored(tmp_path: Path) -> None:
     got, pid = tmp_path / "got", tmp_path / "pid"
     with _python(ATTACHED, got, pid, before=["nohup"]) as caller:
-        assert _until(lambda: pid.exists() and pid.read_text(), within=10)
+        assert _until(lambda: pid.exists() and pid.read_text(), within=60)
         caller.send_signal(signal.SIGHUP)
         caller.send_signal(signal.SIGTERM)
-        caller.wait(10)
+        caller.wait(60)
     assert got.read_text() == "SIGTERM\n"
 
 
@@ -148,8 +150,8 @@ def test_the_guard_acts_when_its_process_is_ended(tmp_path: Path, number: signal
         assert caller.stdout
         assert caller.stdout.readline() == "within\n"
         os.killpg(caller.pid, number)
-        caller.wait(10)
-    assert _until((tmp_path / "ran").exists, within=10)
+        caller.wait(60)
+    assert _until((tmp_path / "ran").exists, within=60)
 
 
 def test_a_guard_waits_for_those_that_began_after_it(tmp_path: Path) -> None:
@@ -158,7 +160,7 @@ def test_a_guard_waits_for_those_that_began_after_it(tmp_path: Path) -> None:
         assert caller.stdout
         assert caller.stdout.readline() == "within\n"
         caller.kill()
-    assert _until(lambda: ran.exists() and "outer" in ran.read_text(), within=10)
+    assert _until(lambda: ran.exists() and "outer" in ran.read_text(), within=60)
     assert ran.read_text() == "inner\nouter\n"
 
 

@@ -212,7 +212,7 @@ def test_a_field_of_the_wrong_kind_is_told_with_its_line(tmp_path: Path, block: 
         (b"# only a comment\n", 1, "is empty"),
         (b"- a\n", 1, "`workload.yml` must be a mapping, not a list"),
         (b"description: a\nscript: \xff\n", 2, "is not UTF-8"),
-        (b"[" * 5000, 1, "is nested too deeply"),
+        pytest.param(b"[" * 5000, 1, "is nested too deeply", id="deep"),
         (MINIMAL.encode() + b"arguments: &a [*a]\n", 5, "`arguments` must be text, not a list"),
     ],
 )

@@ -1,0 +1,204 @@
+"""A host without its engine: cores, memory, shared memory, mounts, disk, proxies, certificates."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from labctl import naming
+from labctl.compose import render
+from labctl.config.settings import in_bytes
+from labctl.doctor.examination import GIB, CheckContext, Finding, error, gib, ok, problem, warn
+from labctl.lab.spec import own_mounts
+from labctl.model import HERE
+
+MIB = 1 << 20
+RANKS_PER_CORE = 4
+"""CPU ranks that a core can serve within the launchers' own time limits."""
+SHARED_PER_RANK = 66 * MIB
+"""What a rank of DeepSpeed's shared-memory communication maps: csrc/cpu/comm/shm.cpp, struct allreduce_workspace."""
+SHARED_PER_DEVICE = GIB
+"""What NVIDIA advises; Docker's own 64 MiB end in bus errors (NCCL issues 290, 342, 983)."""
+CACHE_SPACE = 2 * GIB
+RUN_SPACE = 64 * MIB
+
+
+def cores(ctx: CheckContext) -> Iterator[Finding]:
+    """Cores, and whether they are enough for the ranks of a CPU lab."""
+    cpus, ranks = len(ctx.host.cpus), sum(node.slots for node in ctx.nodes)
+    summary = f"{cpus} cores, {gib(ctx.host.memory)} memory, accelerator {ctx.lab.accelerator}"
+    yield ok("LAB-HOST-001", summary)
+    most = RANKS_PER_CORE * cpus
+    if ctx.lab.accelerator == "cpu" and ranks > most:
+        nodes = most // ctx.nodes[0].slots
+        fewer = ("LAB_NODES", nodes) if nodes and ctx.lab.network != "host" else ("LAB_SLOTS", most)
+        impact = "they wait for each other until launchers time out"
+        fix = ctx.set_setting(fewer[0], str(fewer[1]))
+        yield warn("LAB-HOST-002", f"{ranks} ranks share {cpus} cores", impact=impact, fix=fix)
+
+
+def memory(ctx: CheckContext) -> Iterator[Finding]:
+    """Whether the nodes' memory limits are within what the host has."""
+    limit, has, nodes = ctx.lab.memory, ctx.host.memory, len(ctx.nodes)
+    if limit is None or not nodes:
+        return
+    asked = in_bytes(limit) * nodes
+    if asked <= has:
+        yield ok("LAB-HOST-003", f"memory limits of the nodes add up to {gib(asked)} of {gib(has)}")
+        return
+    fits = max(64, has * 9 // 10 // nodes // MIB)
+    yield warn(
+        "LAB-HOST-003",
+        f"{nodes} nodes may take {limit} each, {gib(asked)}; the host has {gib(has)}",
+        impact="the kernel would kill processes of any of them, or others, before a limit is reached",
+        fix=ctx.set_setting("LAB_MEMORY", f"{fits}m"),
+    )
+
+
+def shared_memory(ctx: CheckContext) -> Iterator[Finding]:
+    """Whether /dev/shm holds what the ranks of one node exchange through it."""
+    lab, slots = ctx.lab, max(node.slots for node in ctx.lab.nodes)
+    has, least = in_bytes(lab.shm_size), SHARED_PER_RANK * slots
+    wanted = least if lab.accelerator == "cpu" else SHARED_PER_DEVICE * slots
+    if slots == 1 or has >= wanted:
+        yield ok("LAB-SHM-001", f"{lab.shm_size} of shared memory, ranks on a node: {slots}")
+        return
+    yield problem(
+        # NCCL does not start without; on CPU it depends on how much the ranks exchange.
+        "error" if lab.accelerator != "cpu" and has < least else "warn",
+        "LAB-SHM-001",
+        f"LAB_SHM_SIZE={lab.shm_size} for {slots} ranks on a node, which take up to {wanted // MIB} MiB",
+        impact="ranks of one node exchange data through /dev/shm and die of SIGBUS when it is full",
+        fix=ctx.set_setting("LAB_SHM_SIZE", f"{max(1024, wanted // MIB)}m"),
+    )
+
+
+def mounts(ctx: CheckContext) -> Iterator[Finding]:
+    """The directories that containers mount: there, and writable where they are written to."""
+    lab, host = ctx.lab, ctx.host
+    own = {naming.path_on(lab, host, source) for source in own_mounts(lab)}
+    cache = naming.path_on(lab, host, ctx.settings.text("HOST_CACHE_PATH"))
+    devices = (mount for node in ctx.nodes for mount in node.devices.mounts)
+    every = (*render.shared_mounts(lab, host), *devices)
+    status = ctx.access.files([mount.source for mount in every])
+    for mount in every:
+        source, found = shlex.quote(mount.source), status[mount.source]
+        shown, described = f"{mount.source} -> {mount.target}", f"{mount.source}, mounted at {mount.target},"
+        if found.exists and set("r" if mount.read_only else "rw") <= set(found.access):
+            yield ok("LAB-MOUNT-001", shown)
+        elif found.exists:
+            summary = f"{described} is not {'read' if mount.read_only else 'writ'}able here"
+            impact = "ranks run as you: what you may not do there they may not either"
+            # Not recursive: it may be a directory that others share.
+            fix = ctx.access.command(f"sudo chown {host.uid}:{host.gid} {source}")
+            yield warn("LAB-MOUNT-002", summary, impact=impact, fix=fix)
+        # What is below the lab's directory on another host is labctl's own there.
+        elif mount.source in own or (host.directory and mount.source.startswith(f"{host.directory}/")):
+            yield ok("LAB-MOUNT-001", f"{shown} (created by the first `labctl up`)")
+        else:
+            fix, fixable = ctx.access.command(f"mkdir -p {source}"), mount.source == cache
+            impact = "its nodes would not start"
+            yield error("LAB-MOUNT-001", f"{described} not found", impact=impact, fix=fix, auto_fixable=fixable)
+
+
+def cache_space(ctx: CheckContext) -> Iterator[Finding]:
+    """Disk for the cache of models and data."""
+    cache = Path(naming.path_on(ctx.lab, ctx.host, ctx.settings.text("HOST_CACHE_PATH")))
+    free = ctx.access.free(cache)
+    if free >= CACHE_SPACE:
+        yield ok("LAB-DISK-002", f"{gib(free)} free at {cache} for models and data")
+        return
+    fix = ctx.access.command(largest(cache))
+    if ctx.name == HERE:
+        folders = (Path(ctx.settings.home) / ".cache/labctl", ctx.lab.directory / "cache")
+        usual = (*folders, Path("/var/tmp/labctl-cache"))  # noqa: S108
+        roomy = (one for one in usual if one != cache and ctx.access.free(one) > 2 * CACHE_SPACE)
+        if place := next(roomy, None):
+            fix = f"mkdir -p {shlex.quote(str(place))} && {ctx.set_setting('HOST_CACHE_PATH', str(place))}"
+    summary = f"{gib(free)} free at {cache}, where models and data are kept"
+    yield warn("LAB-DISK-002", summary, impact="a download or a checkpoint that does not fit ends a run", fix=fix)
+
+
+def run_space(ctx: CheckContext) -> Iterator[Finding]:
+    """Disk for the records of runs: no run starts without."""
+    directory = ctx.lab.directory
+    free = ctx.access.free(directory)
+    if free < RUN_SPACE:
+        summary, impact = f"{free // MIB} MiB free at {directory}", "a run writes its record there"
+        yield error("LAB-DISK-003", summary, impact=impact, fix=largest(directory))
+
+
+def largest(directory: Path | str) -> str:
+    """The command that lists what takes most space."""
+    return f"du -xah {shlex.quote(str(directory))} | sort -h | tail -20  # remove what is not needed"
+
+
+def proxies(ctx: CheckContext) -> Iterator[Finding]:
+    """Proxies that downloads can use, and that the nodes' names bypass. Values may hold passwords: not shown."""
+    values = {key: ctx.settings.secret(key) for key in ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")}
+    revealed = {key: value.reveal() for key, value in values.items() if value}
+    given = revealed.pop("NO_PROXY", "")
+    for key, value in revealed.items():
+        if not (reason := why_no_proxy_url(value)):
+            yield ok("LAB-PROXY-001", f"{key} is set")
+            continue
+        summary, fix = f"{key} ({ctx.settings.origin(key)}) {reason}", ctx.unset_setting(key)
+        yield warn("LAB-PROXY-001", summary, impact="builds and downloads fail, or bypass it", fix=fix)
+    if not revealed:
+        return
+    bypass = [word.strip() for word in given.split(",") if word.strip()]
+    wanted = ("localhost", "127.0.0.1", "launcher", *(node.name for node in ctx.lab.nodes))
+    missing = [] if "*" in bypass else [name for name in wanted if name not in bypass]
+    if not missing:
+        yield ok("LAB-PROXY-002", "NO_PROXY has the lab's own names")
+        return
+    summary = f"not in NO_PROXY: {', '.join(missing[:4])}{' ...' if len(missing) > 4 else ''}"
+    impact = "http between nodes, such as a rendezvous or a dashboard, would go through the proxy"
+    fix = ctx.set_setting("NO_PROXY", ",".join((*bypass, *missing)))
+    yield warn("LAB-PROXY-002", summary, impact=impact, fix=fix)
+
+
+def why_no_proxy_url(value: str) -> str:
+    """What is wrong with a proxy's URL; empty when nothing is."""
+    nowhere = "names no host; write it like http://proxy.example:3128"
+    try:
+        parts = urlsplit(value if "//" in value else f"//{value}")
+    except ValueError:
+        # Its message would show the value, and with it a password.
+        return nowhere
+    if parts.scheme not in ("", "http", "https", "socks4", "socks5", "socks5h"):
+        return f"has the scheme `{parts.scheme}`; a proxy's URL begins with http://"
+    try:
+        port = parts.port
+    except ValueError:
+        return "has a port that is not a number up to 65535"
+    if not parts.hostname or "/" in parts.path.strip("/") or (not port and parts.path.strip("/")):
+        return nowhere
+    return ""
+
+
+def certificates(ctx: CheckContext) -> Iterator[Finding]:
+    """The file of CA certificates for builds: there, and with certificates in it."""
+    import ssl
+
+    path = ctx.settings.text("LAB_CA_CERTIFICATES")
+    if not path:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
+    except ssl.SSLError:
+        reason = "holds no certificate that can be read"
+    except OSError as failure:
+        reason = f"cannot be read: {failure.strerror}"
+    else:
+        yield ok("LAB-CA-001", f"certificates in {path}")
+        return
+    yield problem(
+        "error" if ctx.builds else "warn",
+        "LAB-CA-001",
+        f"LAB_CA_CERTIFICATES ({ctx.settings.origin('LAB_CA_CERTIFICATES')}): {path} {reason}",
+        impact="the image cannot be built with it; unset, this host's own certificates are used",
+        fix=ctx.unset_setting("LAB_CA_CERTIFICATES"),
+    )

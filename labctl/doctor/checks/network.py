@@ -1,0 +1,209 @@
+"""The lab's network: addresses, MTU, who is on it, the ARP table, and which interface traffic between hosts takes."""
+
+from __future__ import annotations
+
+import json
+import queue
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from labctl import naming
+from labctl.doctor.checks import engine
+from labctl.doctor.checks.nodes import PYTHON, ask, program
+from labctl.doctor.examination import RECREATE, TRAFFIC_SECONDS, CheckContext, Finding, error, ok, warn
+from labctl.engines import agent
+from labctl.engines.state import Container
+from labctl.errors import HostError
+from labctl.lab import capabilities
+from labctl.model import Host
+from labctl.system.parallel import pool
+
+MTU = "com.docker.network.driver.mtu"
+POOLS = {"default-address-pools": [{"base": "10.200.0.0/16", "size": 24}]}
+SYSCTL = "/etc/sysctl.d/90-labctl.conf"
+EXHAUSTED = "address pool"
+"""Of Docker Engine's "all predefined address pools have been fully subnetted"."""
+SENT_BYTES = 4 << 20
+"""From each node: far more than what else is sent meanwhile."""
+SECONDS = int(TRAFFIC_SECONDS / 3)
+RECEIVED, SENT = 0, 1
+
+
+def address_pools(ctx: CheckContext) -> Iterator[Finding]:
+    """Whether the engine has addresses for the lab's network; tried only while it does not exist."""
+    if ctx.lab.network == "host":
+        return
+    if ctx.network:
+        yield ok("LAB-NET-003", f"network {ctx.network['Name']} exists")
+        return
+    reason = ctx.daemon.try_network(ctx.lab.name)
+    if not reason:
+        yield ok("LAB-NET-003", "address pool has room")
+        return
+    summary = f"the engine cannot create another network: {reason}"
+    if EXHAUSTED not in reason:
+        raise HostError(summary, hint="docker network ls")
+    unused = ctx.daemon.unused_networks()
+    own, others = ([name for name, lab in unused if bool(lab) == of_lab] for of_lab in (True, False))
+    impact = "a lab has a network of its own; by default an engine has addresses for about 30"
+    # labctl's own are removed; other people's are theirs to judge; else the pools are made larger.
+    if own:
+        fix = f"docker network rm {shlex.join(own)}"
+    elif others:
+        fix = f"docker network inspect {shlex.join(others)}  # and remove those that nobody needs"
+    else:
+        fix = f"{engine.configure(ctx, POOLS)} && {engine.restart(ctx)}"
+        impact = f"{impact}; {engine.RESTART_ENDS}"
+    if others:
+        summary = f"{summary}; unused: {', '.join(others)}"
+    yield error("LAB-NET-003", summary, impact=impact, fix=ctx.access.command(fix))
+
+
+def mtu(ctx: CheckContext) -> Iterator[Finding]:
+    """Whether packets of the lab's network fit through the host's default route."""
+    if ctx.network is None:
+        return
+    host, lab = ctx.host.mtu, int((ctx.network["Options"] or {}).get(MTU, 1500))
+    if lab <= host:
+        yield ok("LAB-NET-002", f"MTU {lab} on the lab's network, {host} on this host's default route")
+        return
+    summary = f"the lab's network has MTU {lab}, the default route of this host {host}"
+    impact = "large packets to other machines are lost: downloads start, and then stall"
+    yield warn("LAB-NET-002", summary, impact=impact, fix=RECREATE)
+
+
+def members(ctx: CheckContext) -> Iterator[Finding]:
+    """Whether every running node is on the lab's network."""
+    if ctx.network is None:
+        return
+    for one in ctx.running:
+        if one.id not in (ctx.network["Containers"] or {}):
+            # Reconnected, its interface could have another name than collectives are configured with.
+            fix = f"{ctx.access.command(f'docker rm --force {one.name}')} && labctl up"
+            summary, impact = f"is not on the network {ctx.network['Name']}", "no other node reaches it"
+            yield error("LAB-NET-001", summary, impact=impact, fix=fix, node=one.node, auto_fixable=True)
+
+
+def missing(ctx: CheckContext) -> Iterator[Finding]:
+    """Whether a running lab has its network."""
+    if ctx.lab.network == "bridge" and ctx.running and ctx.network is None:
+        summary, impact = f"network {naming.project(ctx.lab)} not found", "the nodes do not reach each other"
+        yield error("LAB-NET-001", summary, impact=impact, fix=RECREATE, auto_fixable=True)
+
+
+def arp_table(ctx: CheckContext) -> Iterator[Finding]:
+    """Whether the kernel's ARP table has room for nodes that all talk to each other."""
+    lacking = capabilities.neighbours_lacking(ctx.lab, ctx.root)
+    if not lacking:
+        yield ok("LAB-NET-006", "ARP table is large enough")
+        return
+    has, needed = lacking
+    # Room for another lab, and for entries about to expire: those above gc_thresh2 live for only five seconds.
+    most = 1 << (2 * needed).bit_length()
+    lines = f"net.ipv4.neigh.default.gc_thresh2={most // 2} net.ipv4.neigh.default.gc_thresh3={most}"
+    sudo = ctx.access.sudo
+    yield warn(
+        "LAB-NET-006",
+        f"ARP table too small: gc_thresh3={has}, {len(ctx.lab.nodes)} nodes need {needed} entries",
+        impact="the kernel drops packets to nodes without an entry: connections between nodes time out",
+        fix=ctx.access.command(f"printf '%s\\n' {lines} | {sudo}tee {SYSCTL} && {sudo}sysctl -p {SYSCTL}"),
+    )
+
+
+# --- traffic -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class InterfaceTraffic:
+    """What went through a host's interfaces while the nodes sent bytes to the first."""
+
+    host: Host
+    direction: int
+    """``RECEIVED`` or ``SENT``."""
+    expected: int
+    answer: Mapping[str, Any]
+
+    @property
+    def through(self) -> dict[str, int]:
+        """Bytes, by interface."""
+        return {name: both[self.direction] for name, both in self.answer["through"].items()}
+
+    @property
+    def astray(self) -> list[str]:
+        """The interfaces that the bytes took, where they did not take the chosen one."""
+        chosen = self.host.interface
+        if self.through.get(chosen, 0) >= self.expected:
+            return []
+        # A bridge or a bond and its parts carry the same bytes; less than half of them is something else.
+        same, half = (chosen, *self.answer["kin"].get(chosen, [])), self.expected // 2
+        return [name for name, size in self.through.items() if size >= half and name not in same] or ["none"]
+
+
+def traffic(ctx: CheckContext) -> Iterator[Finding]:
+    """Whether bytes between the hosts take the interfaces that collectives are configured with; not during a run.
+
+    The other nodes send bytes to the first as plain TCP from address to address, which is what collectives do too.
+    """
+    lab = ctx.lab
+    workers = tuple(one for one in ctx.running if one.node in {node.name for node in lab.nodes})
+    if lab.network != "host" or ctx.run_active or len(workers) < 2 or ctx.only or workers[0].node != lab.nodes[0].name:
+        return
+    counted = measure(ctx, workers)
+    failed = [(node, said) for one, node in counted if (said := one.answer["said"])]
+    for node, said in failed:
+        yield error(
+            "LAB-NET-007",
+            f"no bytes get from it to {workers[0].node} at {lab.host_of(workers[0].node).address}: {said}",
+            impact="ranks connect there, on ports that the kernel picks: a firewall, or no route",
+            fix=f"{ctx.at(node).access.command('ip route')}  # and allow the hosts to reach each other on all ports",
+            node=node,
+        )
+    for one, node in counted if not failed else ():
+        chosen, astray = one.host.interface, ", ".join(one.astray)
+        if not astray:
+            size = one.through[chosen] / (1 << 20)
+            yield ok("LAB-NET-007", f"{size:.0f} MiB between the hosts went through {chosen}", node)
+            continue
+        summary = f"bytes between the hosts went through {astray}, not through {chosen}"
+        impact = f"collectives are configured with {chosen}: they would be slower, or not connect"
+        fix = ctx.at(node).access.command("ip route  # and set iface= for each host in the inventory")
+        yield error("LAB-NET-007", summary, impact=impact, fix=fix, node=node)
+
+
+def measure(ctx: CheckContext, workers: tuple[Container, ...]) -> list[tuple[InterfaceTraffic, str]]:
+    """What was counted on each host while the others sent to the first. HostError where nothing arrives."""
+    lab, (first, *others) = ctx.lab, workers
+    to = lab.host_of(first.node)
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def collect() -> int:
+        words = ("collect", to.address, str(len(others)), str(SENT_BYTES), str(SECONDS))
+        argv, user = (*PYTHON, "-c", program(), *words), agent.user(lab, first.node)
+        limit = SECONDS + 10
+        return ctx.engine.follow(first.name, argv, lines.put, user=user, workdir="/", environment=(), limit=limit)
+
+    def send(one: Container) -> dict[str, Any]:
+        return ask(ctx, one, "hand", to.address, port, str(SENT_BYTES), str(SECONDS), limit=SECONDS + 10)[0]
+
+    with pool(len(workers)) as threads:
+        collecting = threads.submit(collect)
+        port = next_line(lines, first)
+        sent = list(threads.map(send, others))
+        collecting.result()
+    received = InterfaceTraffic(to, RECEIVED, SENT_BYTES * len(others), json.loads(next_line(lines, first)))
+    hosts = (lab.host_of(one.node) for one in others)
+    counted = [InterfaceTraffic(host, SENT, SENT_BYTES, answer) for host, answer in zip(hosts, sent, strict=True)]
+    return list(zip((received, *counted), (one.node for one in workers), strict=True))
+
+
+def next_line(lines: queue.SimpleQueue[str], first: Container) -> str:
+    """What the first node prints next: its port, then what it counted. HostError with its output where it fails."""
+    try:
+        line = lines.get(timeout=SECONDS).strip()
+    except queue.Empty:
+        line = "no answer"
+    if not line.startswith("{") and not line.isdecimal():
+        raise HostError(f"cannot receive bytes from the other nodes: {line}", hint=f"labctl logs {first.node}")
+    return line

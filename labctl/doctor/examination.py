@@ -1,0 +1,224 @@
+"""What a check is given and what it yields: the lab on the host that is examined, and findings."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from labctl import naming
+from labctl.compose import render
+from labctl.config import dotenv
+from labctl.config.settings import Settings
+from labctl.doctor.host_access import HostAccess
+from labctl.engines import Backend, Daemon
+from labctl.engines.state import Container, ObservedState
+from labctl.images import catalog
+from labctl.model import HERE, LAUNCHER, File, Host, Lab, Node
+from labctl.system import filelock
+from labctl.system.cached import once
+
+LIMIT = 10.0
+"""Seconds that a check may take. The longer ones: vendors' tools, logins to all workers, importing torch, traffic."""
+VENDOR_TOOL_SECONDS = 20.0
+SSH_SECONDS = 20.0
+COUNT_SECONDS = 30.0
+TRAFFIC_SECONDS = 45.0
+UP = "labctl up"
+RECREATE = "labctl down && labctl up"
+GIB = 1 << 30
+Level = Literal["ok", "warn", "error"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """The result of a check. ``node`` is a container or a host; ``local`` is this machine.
+
+    ``fix`` is typed in the lab's directory. An ``auto_fixable`` one is simple commands with ``&&`` between, which
+    change only labctl's own resources: ``--fix`` may run it.
+    """
+
+    code: str
+    level: Level
+    node: str
+    summary: str
+    impact: str = ""
+    fix: str = ""
+    auto_fixable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedFix:
+    """A command that was run, and its exit code."""
+
+    command: str
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorReport:
+    """The findings of all checks, and the fixes that were applied before."""
+
+    findings: tuple[Finding, ...]
+    fixed: tuple[AppliedFix, ...] = ()
+
+
+def ok(code: str, summary: str, node: str = HERE) -> Finding:
+    return Finding(code=code, level="ok", node=node, summary=summary)
+
+
+def problem(
+    level: Level, code: str, summary: str, *, impact: str, fix: str, node: str = HERE, auto_fixable: bool = False
+) -> Finding:
+    """A warning, or an error, which stops a run."""
+    return Finding(
+        code=code, level=level, node=node, summary=summary, impact=impact, fix=fix, auto_fixable=auto_fixable
+    )
+
+
+warn, error = partial(problem, "warn"), partial(problem, "error")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckContext:
+    """A lab on one host or on all, and what is known of it and its engine; Docker is asked once, when needed."""
+
+    lab: Lab
+    settings: Settings
+    environ: Mapping[str, str]
+    engine: Backend
+    """Of one host; of all of them where the lab as a whole is examined."""
+    access: HostAccess = field(default_factory=HostAccess)
+    """The host that is examined."""
+    hosts: tuple[CheckContext, ...] = ()
+    """Of the lab as a whole: a context for each host that ssh reached."""
+    only: str = ""
+    """The one node that is examined; empty for all."""
+    silent: bool = False
+    """Whether the engine did not answer: it is not asked again."""
+    root: Path = Path("/")
+    """Where /proc, /sys and /dev are; those of another host are copied to a temporary directory."""
+
+    @property
+    def name(self) -> str:
+        """The host that is examined; ``local`` for this machine, also where the lab is on others."""
+        return self.access.name
+
+    @property
+    def local(self) -> bool:
+        """Whether the lab is on this machine, not on hosts of an inventory."""
+        return self.lab.hosts[0].name == HERE
+
+    @property
+    def host(self) -> Host:
+        return self.lab.hosts[0] if self.name == HERE else self.lab.host(self.name)
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The lab's nodes on this host."""
+        return tuple(node for node in self.lab.nodes if self.name in (HERE, node.host))
+
+    def at(self, node: str) -> CheckContext:
+        """The context of the host that has a node."""
+        host = self.lab.host_of(node).name
+        return next((one for one in self.hosts if one.name == host), self)
+
+    @property
+    def daemon(self) -> Daemon:
+        """The host's own engine."""
+        return self.engine.on(self.name)
+
+    @once
+    def info(self) -> dict[str, Any]:
+        return self.daemon.information()
+
+    @once
+    def named(self) -> ObservedState:
+        """What the engine has under this lab's name, whoever owns it."""
+        return self.engine.observe(self.lab.name, self.lab.image)
+
+    @once
+    def observed(self) -> ObservedState:
+        """What the engine has of this lab: nothing where another directory owns the name."""
+        foreign = self.named.owner_elsewhere(self.lab.directory, self.lab.owner)
+        return ObservedState(image=self.named.image) if foreign else self.named
+
+    @once
+    def network(self) -> dict[str, Any] | None:
+        """`docker network inspect` of the lab's network; None where it does not exist."""
+        wanted = naming.project(self.lab)
+        return next((self.daemon.network(key) for key, name in self.observed.networks if name == wanted), None)
+
+    @once
+    def files(self) -> tuple[File, ...]:
+        """The lab's files as they should be."""
+        return render.render(self.lab)
+
+    @property
+    def builds(self) -> bool:
+        """Whether the lab's image is labctl's own and missing, as far as the engine tells."""
+        return not self.silent and catalog.name_of(self.lab.image) is not None and self.observed.image is None
+
+    @once
+    def run_active(self) -> bool:
+        return filelock.is_held(self.lab.directory / filelock.RUN)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The lab's containers to examine: launcher first, then workers."""
+        workers = (node.name for node in self.lab.nodes)
+        every = (LAUNCHER, *workers) if self.name == HERE else self.lab.containers_on(self.name)
+        return tuple(name for name in every if self.only in ("", name))
+
+    @property
+    def running(self) -> tuple[Container, ...]:
+        found = (self.observed.container(name) for name in self.names)
+        return tuple(one for one in found if one and one.state == "running")
+
+    def read(self, path: str) -> str:
+        """A file of /proc, /sys or /etc; empty where it cannot be read."""
+        try:
+            return (self.root / path).read_text(encoding="utf-8", errors="replace").strip()
+        except OSError:
+            return ""
+
+    def as_root(self, command: str) -> str:
+        """The command to type here that runs a command as root on the host."""
+        return self.access.command(f"{self.access.sudo}{command}")
+
+    def set_setting(self, key: str, value: str) -> str:
+        """The command that changes a setting, wherever it was set."""
+        name, origin, line = self._set_at(key)
+        assignment = f"{name}={dotenv.quote(value)}"
+        if line:
+            return f"sed -i {shlex.quote(f'/^{line}/c {assignment}')} .env"
+        if origin == "environment":
+            return f"export {name}={shlex.quote(value)}"
+        if origin == "flag":
+            return f"labctl doctor -s {shlex.quote(f'{name}={value}')}"
+        return f"printf '\\n%s\\n' {shlex.quote(assignment)} >> .env"
+
+    def unset_setting(self, key: str) -> str:
+        name, origin, line = self._set_at(key)
+        if line:
+            return f"sed -i {shlex.quote(f'/^{line}/d')} .env"
+        return f"unset {name}" if origin == "environment" else f"labctl doctor  # without -s {name}=..."
+
+    def _set_at(self, key: str) -> tuple[str, str, str]:
+        """The name that a setting was given under, which may be an alias; its origin; how its line of .env begins.
+
+        Not the line's number, as the command of one finding may move the line of the next.
+        """
+        found = {**self.settings.found, **{one.key: one for one in self.settings.extra}}[key]
+        line = ""
+        if found.origin.startswith(".env:"):
+            lines = (self.lab.directory / ".env").read_text(encoding="utf-8").splitlines()
+            line = lines[int(found.origin.rpartition(":")[2]) - 1].partition("=")[0] + "="
+        return found.key, found.origin, line
+
+
+def gib(size: float) -> str:
+    return f"{size / GIB:.1f} GiB" if size < 10 * GIB else f"{size / GIB:.0f} GiB"

@@ -1,0 +1,271 @@
+"""Run the checks: all of them for `labctl doctor`, those that can stop a command as its preflight."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
+from typing import Literal
+
+from labctl.config.context import Context
+from labctl.deploy.preflight import require_named
+from labctl.doctor import CHECKS, NODE_CHECKS, Check
+from labctl.doctor.examination import CheckContext, Finding, error, ok, warn
+from labctl.doctor.host_access import HostAccess
+from labctl.engines.docker import DockerEngine
+from labctl.engines.state import Container
+from labctl.errors import ConfigError, HostError, LabError
+from labctl.hosts.facts import lay_out
+from labctl.images import catalog
+from labctl.lab.cluster import Cluster, listed, load_lab, opened, places, remembered
+from labctl.model import HERE, Lab
+from labctl.system.files import scratch as temporary_directory
+from labctl.system.parallel import attempt, run_with_deadlines
+
+ENGINE_SECONDS = 30.0
+"""For what is asked of a host's engine before the checks, and for the preflight of a host."""
+ANSWERING = 20
+"""Seconds for one answer of an engine: it is slow while it stores a large image."""
+SKEW = 30.0
+"""Seconds between clocks that `up` warns of."""
+
+
+def findings(context: Context, *, node: str = "") -> tuple[Finding, ...]:
+    """Examine the hosts and the lab, or one node and its host."""
+    from labctl.doctor.checks.hosts import unreachable
+
+    settings = context.settings()
+    require_named(context, settings)
+    targets = listed(context.directory, settings)
+    host = places(settings, targets).get(node)
+    # The other hosts are needed too where their addresses are not known from before.
+    known = all(remembered(context.directory, target.name) for target in targets)
+    only = (host,) if targets and host and known else ()
+    with opened(context, settings, only, seconds=ANSWERING, demand=False) as cluster:
+        failed = [unreachable(one, cluster.failed[one.name]) for one in cluster.targets if one.name in cluster.failed]
+        unreached = tuple(one for one in failed if one.node not in cluster.connections)
+        try:
+            # Its warnings are among the findings.
+            lab, lacking = lab_to_examine(replace(context, emit=lambda _: None), cluster)
+        except HostError as failure:
+            if any(failure is one for one in cluster.failed.values()):
+                first = cluster.targets[0].name
+                seen = f"is reachable; examined once {first} was reached"
+                found = {name: ok("LAB-HOST-004", seen, name) for name in cluster.connections}
+                found |= {one.node: one for one in failed}
+                return tuple(found[target.name] for target in cluster.targets if target.name in found)
+            impact = "the lab cannot be placed on these hosts; further checks skipped"
+            wrong = error("LAB-HOST-007", failure.message, impact=impact, fix=failure.hint, node=failure.node or HERE)
+            return (*unreached, wrong)
+        with check_context(context, cluster, lab, only=node) as ctx:
+            return examine(ctx, lacking=lacking, first=unreached)
+
+
+def lab_to_examine(context: Context, cluster: Cluster) -> tuple[Lab, Mapping[str, LabError]]:
+    """The lab, and the hosts that lack devices for it; where all of them do, the lab without devices."""
+    try:
+        lab, able = load_lab(context, cluster, ask=can_probe(cluster), anew=True)
+        return lab, {name: why for name, why in able.failed.items() if name not in cluster.failed}
+    except (HostError, ConfigError) as lacking:
+        # An error that has nothing to do with devices is raised again.
+        lab, _ = load_lab(context, without_devices(cluster), ask=False)
+        return lab, dict.fromkeys((HERE, *(host.name for host in lab.hosts)), lacking)
+
+
+def without_devices(cluster: Cluster) -> Cluster:
+    """The cluster as a CPU lab would have it, to examine hosts without the devices that the settings ask for."""
+    settings = cluster.settings
+    image = settings.text("LAB_IMAGE") or catalog.tag(settings.text("LAB_ACCELERATOR"))
+    for key, value in (("LAB_IMAGE", image), ("LAB_ACCELERATOR", "cpu"), ("LAB_DEVICES", "")):
+        settings = settings.with_value(key, value, origin="a host without devices")
+    return replace(cluster, settings=settings)
+
+
+def can_probe(cluster: Cluster) -> bool:
+    """Whether every host has an engine, and the image to try limits with."""
+    hosts = {one.name: one.name for one in cluster.hosts}
+    found, failed = attempt(lambda name: cluster.engine.on(name).image_id(cluster.image), hosts)
+    return not failed and None not in found.values()
+
+
+@contextmanager
+def check_context(context: Context, cluster: Cluster, lab: Lab, *, only: str = "") -> Iterator[CheckContext]:
+    """The lab as a whole, and each host that ssh reaches with its /proc, /sys and /etc in a temporary directory."""
+    whole = CheckContext(lab=lab, settings=cluster.settings, environ=context.environ, engine=cluster.engine, only=only)
+    used = frozenset(port for one in cluster.facts.values() for port in one.ports)
+    targets = {target.name: target for target in cluster.targets}
+    with temporary_directory() as scratch:
+
+        def on_host(number: int, name: str) -> CheckContext:
+            connection = cluster.connections[name]
+            facts, target = cluster.facts[name], targets[name]
+            access = HostAccess(name=name, target=target, connection=connection, facts=facts, used_ports=used)
+            root = lay_out(cluster.told[name], scratch / str(number))
+            return replace(whole, engine=DockerEngine(connection, seconds=ANSWERING), root=root, access=access)
+
+        names = {host.name for host in lab.hosts}
+        hosts = (on_host(number, name) for number, name in enumerate(cluster.connections) if name in names)
+        yield replace(whole, hosts=tuple(hosts))
+
+
+def preflight(context: Context, lab: Lab, cluster: Cluster, command: str) -> Cluster:
+    """Check what can stop a command, before it changes anything: the cluster without the hosts that fail.
+
+    HostError for this machine, and where no host is left. A clock that is off is only warned of.
+    """
+    for name, facts in cluster.facts.items():
+        if abs(facts.skew) > SKEW:
+            way = "ahead" if facts.skew > 0 else "behind"
+            context.warn(f"{name}: its clock is {abs(facts.skew):.0f} s {way}; `labctl doctor` says how to set it")
+    with check_context(context, cluster, lab) as ctx:
+        answering = tuple(host for host in ctx.hosts if host.name in cluster.engine.hosts)
+        return cluster.without(failing_hosts(replace(ctx, hosts=answering), command))
+
+
+def failing_hosts(whole: CheckContext, command: str) -> dict[str, HostError]:
+    """The hosts that cannot take part in a command, and the first reason of each. HostError for this machine."""
+    checks = [check for check in CHECKS if check.stops == command]
+    for check in checks:
+        if whole.local or check.scope != "host":
+            for reason in stopping(check, whole):
+                raise reason
+
+    def first_reason(host: CheckContext) -> tuple[HostError, ...]:
+        for check in checks:
+            try:
+                if check.scope == "host" and (reasons := tuple(stopping(check, host))):
+                    return reasons[:1]
+            except HostError as failure:
+                return (failure,)
+        return ()
+
+    late = (HostError(f"preflight timed out after {ENGINE_SECONDS:.0f} s", hint="labctl doctor"),)
+    found = run_with_deadlines([(partial(first_reason, host), ENGINE_SECONDS) for host in whole.hosts])
+    failed = {}
+    for host, answers in zip(whole.hosts, found, strict=True):
+        for why in late if answers is None else answers:
+            message = f"{host.name}: {why.message.removeprefix(f'{host.name}: ')}"
+            failed[host.name] = HostError(message, hint=why.hint, node=host.name)
+    return failed
+
+
+def stopping(check: Check, ctx: CheckContext) -> Iterator[HostError]:
+    """The errors that a check finds."""
+    for one in check.run(ctx):
+        if one.level == "error":
+            message = f"{one.summary} ({one.code}): {one.impact}"
+            yield HostError(message, hint=one.fix, node=None if one.node == HERE else one.node)
+
+
+def examine(
+    whole: CheckContext,
+    *,
+    lacking: Mapping[str, LabError] = MappingProxyType({}),
+    first: tuple[Finding, ...] = (),
+) -> tuple[Finding, ...]:
+    """Run all checks concurrently, each with its time limit; findings are in the order of the checks.
+
+    On hosts ``lacking`` the lab's devices only checks that do not need them are run. ``first`` are findings made
+    before. ConfigError where the one node to examine is not part of the lab.
+    """
+    from labctl.doctor.checks import devices, engine
+
+    if whole.only and not whole.names:
+        known = ", ".join(node.name for node in whole.lab.nodes)
+        raise ConfigError(f"lab {whole.lab.name} has no node `{whole.only}`", hint=f"it has launcher, {known}")
+    hosts = (whole,) if whole.local else whole.hosts
+    answers = run_with_deadlines([(partial(ask_engine, host), ENGINE_SECONDS) for host in hosts])
+    late = HostError(f"Docker Engine does not answer within {ENGINE_SECONDS:.0f} s")
+    failures = dict(zip((host.name for host in hosts), (late if one is None else one for one in answers), strict=True))
+    # One that answers stays the same object, with what it was asked for.
+    hosts = tuple(replace(host, silent=True) if failures[host.name] else host for host in hosts)
+    whole = hosts[0] if whole.local else replace(whole, hosts=hosts, silent=all(host.silent for host in hosts))
+    names = {HERE, *failures}
+    unable = [
+        replace(devices.missing(by_name(hosts, why.node), why), node=why.node or HERE)
+        for why in dict.fromkeys(lacking.values())
+        if hosts and why.node in (None, *names)
+    ]
+    silent = [engine.silent(host, why) for host in hosts if (why := failures[host.name])]
+    tasks = [
+        CheckTask(check, ctx)
+        for check in CHECKS
+        for ctx in (hosts if check.scope == "host" else (whole,))
+        if not (check.lab and ctx.name in lacking) and not (check.engine and ctx.silent)
+    ]
+    tasks += [
+        CheckTask(check, host, container)
+        for host in hosts
+        if not (host.name in lacking or host.silent)
+        for container in host.running
+        for check in NODE_CHECKS
+    ]
+    results = run_with_deadlines([(task.findings, task.check.seconds) for task in tasks])
+    found: list[Finding] = []
+    for task, result in zip(tasks, results, strict=True):
+        found += (task.timed_out(),) if result is None else result
+    # Nothing more is reported of a host that does not answer.
+    return (*first, *unable, *silent, *(one for one in found if one.node in names or whole.only in ("", one.node)))
+
+
+def by_name(hosts: tuple[CheckContext, ...], name: str | None) -> CheckContext:
+    return next((host for host in hosts if host.name == name), hosts[0])
+
+
+def ask_engine(ctx: CheckContext) -> HostError | Literal[False]:
+    """Ask the engine once for what many checks need; the error where it does not answer."""
+    try:
+        _ = ctx.info, ctx.observed, ctx.network
+    except HostError as failure:
+        return failure
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class CheckTask:
+    """One check of one host or container."""
+
+    check: Check
+    ctx: CheckContext
+    container: Container | None = None
+
+    @property
+    def node(self) -> str:
+        return self.container.node if self.container else self.ctx.name
+
+    @property
+    def log(self) -> str:
+        """The command that shows the log of what is examined."""
+        if self.container:
+            return f"labctl logs {self.container.node}"
+        return self.ctx.as_root("journalctl -u docker -n 50" if self.check.engine else "dmesg | tail -n 50")
+
+    def findings(self) -> tuple[Finding, ...]:
+        """What the check finds; a check that fails is a finding too."""
+        found: list[Finding] = []
+        try:
+            # One by one: those before a failure stay.
+            found.extend(self.check.run(self.ctx, *filter(None, (self.container,))))
+        except LabError as failure:
+            fix = self.log if failure.hint in ("", "labctl doctor") else failure.hint
+            node = failure.node or self.node
+            found.append(self.warning("LAB-CHECK-001", failure.message, "the check got no answer", fix, node))
+        except (OSError, ValueError) as failure:
+            # A file that may not be read, or an answer in an unknown format.
+            path = getattr(failure, "filename", None)
+            fix = f"ls -ld {shlex.quote(str(path))}" if path else self.log
+            impact = "the check could not read what it examines"
+            found.append(self.warning("LAB-CHECK-001", str(failure), impact, fix, self.node))
+        return tuple(replace(one, node=self.node) if one.node == HERE else one for one in found)
+
+    def timed_out(self) -> Finding:
+        text = f"timed out after {self.check.seconds:.0f} s"
+        return self.warning(
+            "LAB-CHECK-002", text, "the host, a disk, the engine or the node hangs", self.log, self.node
+        )
+
+    def warning(self, code: str, text: str, impact: str, fix: str, node: str) -> Finding:
+        return warn(code, f"{self.check.name}: {text}", impact=impact, fix=fix, node=node)
