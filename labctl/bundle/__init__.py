@@ -1,4 +1,4 @@
-"""A lab in one file, for a site without network: its images, settings, workloads and, where asked for, its cache."""
+"""A lab as one file for offline use: its images, settings, workloads and, on request, its cache."""
 
 from __future__ import annotations
 
@@ -56,14 +56,12 @@ def save_bundle(
     )
     folder = Path(found.text("HOST_CACHE_PATH")) if cache else None
     if folder and not folder.is_dir():
-        raise HostError(
-            f"HOST_CACHE_PATH {folder} is not there", hint="labctl cache WORKLOAD, or leave --with-cache out"
-        )
+        raise HostError(f"HOST_CACHE_PATH {folder} does not exist", hint="labctl cache WORKLOAD, or omit --with-cache")
     size = 0
     for image in wanted:
         described = local.described(image)
         if described is None:
-            raise HostError(f"image {image} is not on this machine", hint="labctl build, or docker pull")
+            raise HostError(f"image {image} not found on this machine", hint="labctl build, or docker pull")
         size += described["Size"]
     name = found.text("LAB_NAME")
     saved = saving.write(
@@ -113,10 +111,10 @@ def fill_cache(context: Context, bundle: Bundle, cached: Mapping[Path, BundleEnt
         progress.finish()
 
 
-def hand_out(context: Context, bundle: Bundle, found: Settings) -> Failures:
-    """The images to those that run them, and the cache to hosts."""
+def hand_out(context: Context, bundle: Bundle, settings: Settings) -> Failures:
+    """Load the images into Docker here, or send them and the cache to the lab's hosts."""
     archive = Archive(bundle.path)
-    with cluster.opened(context, found) as where:
+    with cluster.opened(context, settings) as where:
         if not where.targets:
             for image in bundle.about["images"]:
                 local.load(archive, image, context.notice)
@@ -128,13 +126,13 @@ def hand_out(context: Context, bundle: Bundle, found: Settings) -> Failures:
 
         for image in bundle.about["images"]:
             failures |= distribute.hand_out(archive, image, ImageTargets(hosts=left(), emit=context.emit, addresses={}))
-        return failures | to_hosts.cache(bundle, found, left(), context.emit)
+        return failures | to_hosts.cache(bundle, settings, left(), context.emit)
 
 
-def image_of(context: Context, found: Settings) -> str:
-    """The image of the lab's nodes; the hosts are asked only where their devices decide."""
-    accelerator = found.text("LAB_ACCELERATOR")
-    if found.text("LAB_IMAGE") or accelerator != "auto":
-        return found.text("LAB_IMAGE") or catalog.tag(accelerator)
-    with cluster.opened(context, found) as where:
+def image_of(context: Context, settings: Settings) -> str:
+    """The image of the lab's nodes; hosts are contacted only if their devices decide."""
+    accelerator = settings.text("LAB_ACCELERATOR")
+    if settings.text("LAB_IMAGE") or accelerator != "auto":
+        return settings.text("LAB_IMAGE") or catalog.tag(accelerator)
+    with cluster.opened(context, settings) as where:
         return where.image

@@ -1,4 +1,4 @@
-"""Writes a bundle."""
+"""Writes a bundle file."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def write(
 
 @contextmanager
 def beside(path: Path) -> Iterator[Path]:
-    """A name near a file's for this process alone, under which it is written until it is whole; it goes in any case."""
+    """A temporary file beside the path, removed in any case."""
     try:
         with (
             tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder,

@@ -210,7 +210,7 @@ def test_a_bad_name_or_accelerator_says_file_and_line(labctl: Labctl, text: str,
         ("worker-0 slots=1\nworker-0 slots=1\n", ":2: duplicate host `worker-0`"),
         ("# none\nworker-0 slots=0\n", ":2: slots must be between 1"),
         ("worker-0;id slots=1\n", ":1: bad host name `worker-0;id`"),
-        ("", ":1: names no node"),
+        ("", ":1: no nodes listed"),
     ],
 )
 def test_a_bad_hostfile_says_file_and_line(labctl: Labctl, text: str, reason: str) -> None:
@@ -245,19 +245,19 @@ BAD_RUNS: dict[str, tuple[list[str], str]] = {
     "way": (["--launcher", "horovod:nccl"], "unknown launcher `horovod:nccl`"),
     "launcher that starts nothing": (
         ["--launcher", "script"],
-        "does not start its ranks by itself, so it cannot run under `script`",
+        "does not start its ranks itself, so it cannot run under `script`",
     ),
     "the same by its name of before": (
         ["--launcher", "own"],
-        "does not start its ranks by itself, so it cannot run under `script`",
+        "does not start its ranks itself, so it cannot run under `script`",
     ),
     "launcher option": (["--launcher-arg=bind_cores"], "unknown deepspeed option `bind_cores`"),
     "launcher's own": (["--launcher-arg=--hostfile"], "is set by labctl"),
     "node": (["--include", "worker-7"], "no node `worker-7`"),
-    "commas": (["--include", "worker-0,worker-1:0"], "`@` stands between nodes"),
+    "commas": (["--include", "worker-0,worker-1:0"], "separate nodes with `@`"),
     "slot": (["--include", "worker-0:1"], "worker-0 has no slot `1`"),
     "nothing left": (["--exclude", "worker-0@worker-1"], "leaves no slot"),
-    "both": (["--include", "worker-0", "--exclude", "worker-1"], "given at once"),
+    "both": (["--include", "worker-0", "--exclude", "worker-1"], "use either --include or --exclude"),
     "slots that torchrun cannot start": (["--launcher", "torchrun", "--hostfile", "uneven"], "the slots differ"),
     "batch": (["--set", "deepspeed.train_batch_size=7"], "--set: `train_batch_size` 7 is not micro-batch x"),
     "batch in a file": (["--deepspeed-config", "indivisible.json"], "indivisible.json: `train_batch_size` 81"),
@@ -265,10 +265,10 @@ BAD_RUNS: dict[str, tuple[list[str], str]] = {
     "stage": (["--set", "deepspeed.zero_optimization.stage=4"], "must be 0, 1, 2 or 3"),
     "comma": (["--deepspeed-config", "comma.json"], "comma.json:2: not JSON: a comma before the closing bracket"),
     "fp16": (["--deepspeed-config", "half.json"], "CPUs do not train in fp16"),
-    "configuration": (["--deepspeed-config", "gone.json"], "gone.json: cannot read it"),
-    "data": (["--set", "data-path=/no/such/data"], "there is no such directory"),
-    "model": (["--set", "model=empty"], "holds no config.json"),
-    "script": (["--script", "/no/such.py"], "there is no script /no/such.py"),
+    "configuration": (["--deepspeed-config", "gone.json"], "gone.json: cannot be read"),
+    "data": (["--set", "data-path=/no/such/data"], "no such directory"),
+    "model": (["--set", "model=empty"], "no config.json"),
+    "script": (["--script", "/no/such.py"], "script not found: /no/such.py"),
 }
 
 

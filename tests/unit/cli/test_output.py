@@ -30,7 +30,7 @@ RESULT = Result(
     seconds=12.3,
     verdict="FAIL",
     cause="criteria",
-    message="Missed 1 of 2 criteria.",
+    message="1 of 2 criteria not met.",
     exit_code=5,
 )
 
@@ -107,7 +107,7 @@ def test_a_result_shows_loss_throughput_ranks_and_verdict() -> None:
         "ranks      9 (0 on worker-0, 1 on worker-1, 2 on worker-2, 3 on worker-3, 4 on worker-4, 5 on worker-5, "
         "6 on worker-6, 7 on worker-7, ...)",
         "seconds    12.3",
-        "verdict    FAIL (criteria): Missed 1 of 2 criteria.",
+        "verdict    FAIL (criteria): 1 of 2 criteria not met.",
         "files      /srv/lab/runs/r1",
     ]
 
