@@ -44,17 +44,6 @@ SECRETS = Path("/run/secrets")
 LISTENING = "0A"
 RUN_VARIABLE = "LABCTL_RUN_ID"
 DEV = Path("/dev")
-# Which device files an accelerator's programs open; the first pattern has one for each device.
-DEVICE_FILES = {
-    "nvidia": ("nvidia[0-9]*", "nvidiactl", "nvidia-uvm"),
-    "habana": ("accel/accel[0-9]*",),
-    "intel": ("dri/renderD*",),
-}
-# How its maker's tool lists devices, and what the line of one begins with; Intel's needs a service of its own.
-TOOLS = {
-    "nvidia": (("nvidia-smi", "-L"), "GPU [0-9]+:"),
-    "habana": (("hl-smi", "-Q", "index", "-f", "csv,noheader"), "[0-9]+"),
-}
 # Seconds. A tool that has to load the driver first needs a few for each device; Docker waits for no check longer.
 TOOL_LIMIT = 10
 # What passes within a second ends no run; a slow answer is not asked for again, because Docker waits no longer.
@@ -86,7 +75,7 @@ def start(role: str) -> NoReturn:
         write_session_environment()
         keys = given_keys()
     if role == "worker":
-        record_devices()
+        record_devices(keys.get("devices.json", b"{}"))
         become_sshd(keys, leases)
     else:
         become_launcher(keys, uid, gid)
@@ -168,11 +157,15 @@ def write_session_environment() -> None:
     write(HOME / ".profile", b". ~/.bashrc\n")
 
 
-def record_devices() -> None:
-    """Note the device files that this node was given, for `health` to look for."""
-    kind = devices_expected()[0]
-    found = [str(path) for pattern in DEVICE_FILES.get(kind, ()) for path in sorted(DEV.glob(pattern))]
-    write(STATE / "devices", os.fsencode("".join(f"{path}\n" for path in found)), 0o644)
+def record_devices(watch: bytes) -> None:
+    """Note the device files that this node was given, for `health` to look for.
+
+    ``watch`` is JSON: ``files``, patterns below /dev of what programs open, of which the first has one for each device;
+    ``tool``, the command that lists devices, if there is one, and ``line``, what it prints for each.
+    """
+    kept = json.loads(watch)
+    kept["given"] = [str(path) for pattern in kept.get("files", ()) for path in sorted(DEV.glob(pattern))]
+    write(STATE / "devices", json.dumps(kept).encode(), 0o644)
 
 
 def become_sshd(keys: dict[str, bytes], leases: tuple[int, ...]) -> NoReturn:
@@ -229,34 +222,33 @@ def mark_ready() -> None:
 
 def health() -> None:
     """Whether a run can use this node; one line says what was seen and what to do. Its first words are relied on."""
-    kind, count = devices_expected()
-    if kind and os.getuid() == 0:
+    count = devices_expected()
+    if count and os.getuid() == 0:
         become_user(int(os.environ["LAB_UID"]), int(os.environ["LAB_GID"]))
     began = time.monotonic()
-    seen = trouble(kind, count)
+    seen = trouble(count)
     if seen and time.monotonic() - began < QUICK:
         time.sleep(SECOND_LOOK)
-        seen = trouble(kind, count)
+        seen = trouble(count)
     if seen:
         sys.exit(seen)
 
 
-def trouble(kind: str, count: int) -> str | None:
+def trouble(count: int) -> str | None:
     """What stands against a run on this node; None when nothing does."""
     if not sshd_listens():
         return f"sshd does not listen; {REMEDY}"
     try:
-        what = device_lost(kind, count) if kind else None
+        what = device_lost(count) if count else None
     except TimeoutError as error:
         # No word of a loss, which would end a run: a machine that is only busy is as silent.
         return f"{error}; if that stays so, `labctl doctor`"
     return f"device lost: {what}; {REMEDY}; if that does not help, `labctl doctor`" if what else None
 
 
-def devices_expected() -> tuple[str, int]:
-    """The accelerator whose devices this node was given and their number; an empty word for none."""
-    kind, _, count = os.environ.get("LAB_HEALTH_DEVICES", "").partition(":")
-    return kind, int(count or 0)
+def devices_expected() -> int:
+    """How many devices this node was given."""
+    return int(os.environ.get("LAB_HEALTH_DEVICES", "").rpartition(":")[2] or 0)
 
 
 def become_user(uid: int, gid: int) -> None:
@@ -266,27 +258,30 @@ def become_user(uid: int, gid: int) -> None:
     os.setuid(uid)
 
 
-def device_lost(kind: str, count: int) -> str | None:
-    """What is wrong with the node's devices; None when nothing is. TimeoutError when their maker's tool does not say.
+def device_lost(count: int) -> str | None:
+    """What is wrong with the node's devices; None when nothing is. TimeoutError when their vendor's tool does not say.
 
-    The files are not opened: a Gaudi has one opener at a time, which is to be the run. access(2) asks the device cgroup
-    as well, from which GPUs vanish when systemd writes it anew: devcgroup_inode_permission() in Linux' fs/namei.c.
+    The files are not opened: some devices have one opener at a time, which is to be the run. access(2) asks the device
+    cgroup as well, from which devices vanish when systemd rewrites it: devcgroup_inode_permission() in fs/namei.c.
     """
-    given = (STATE / "devices").read_text().splitlines()
+    watch = json.loads((STATE / "devices").read_text())
+    if not watch.get("files"):
+        return None
+    given = watch["given"]
     for path in given:
         if not Path(path).exists():
             return f"{path} is gone"
         if not os.access(path, os.R_OK | os.W_OK):
             return f"the lab's user may not open {path}"
-    pattern = DEVICE_FILES[kind][0]
+    pattern = watch["files"][0]
     there = sum(Path(path).match(pattern) for path in given)
     if there < count:
         return f"the node started with {there} of {count} device files {DEV / pattern}"
-    return complaint(*TOOLS[kind], count) if kind in TOOLS else None
+    return complaint(watch["tool"], watch["line"], count) if watch["tool"] else None
 
 
-def complaint(tool: tuple[str, ...], device: str, count: int) -> str | None:
-    """What the maker's tool says instead of listing every device; None when it lists them, or is not there.
+def complaint(tool: list[str], device: str, count: int) -> str | None:
+    """What the vendor's tool says instead of listing every device; None when it lists them, or is not there.
 
     TimeoutError when it gives no answer.
     """
@@ -303,7 +298,7 @@ def complaint(tool: tuple[str, ...], device: str, count: int) -> str | None:
     return f"{name} lists {len(listed)} of {count} devices and ends with code {code}"
 
 
-def answer(tool: tuple[str, ...]) -> tuple[int, list[str]]:
+def answer(tool: list[str]) -> tuple[int, list[str]]:
     """The tool's exit code and lines; TimeoutError where it is not done in time.
 
     One at a time: a process that its driver holds outlives SIGKILL, and each check would leave one more. The tool

@@ -96,8 +96,8 @@ def config(context: Context) -> EffectiveSettings:
 
 def render_files(context: Context) -> RenderedFiles:
     """Write the files of every node."""
-    with cluster.opened(context, context.settings()) as connected:
-        lab, able = cluster.foresee_lab(connected)
+    with cluster.connect(context, context.settings()) as connected:
+        lab, able = cluster.preview_lab(connected)
         preflight.tell_failed(context, able.failed)
     changed = (*write_all(lab.directory, render.render(lab)), *provision.write_secrets(lab))
     nodes = tuple(node.name for node in lab.nodes)
@@ -120,7 +120,7 @@ def devcontainer(context: Context, program: str, *, force: bool = False) -> Devc
 
 def build(context: Context, *, workload: str = "", update_lock: bool = False) -> dict[str, Any]:
     """Build the image of the nodes, or that which a workload needs; or resolve its pinned versions anew."""
-    with cluster.opened(context, settings_for(context, workload)) as where:
+    with cluster.connect(context, settings_for(context, workload)) as where:
         return prepare.build_image(context, where, update_lock=update_lock)
 
 
@@ -138,7 +138,7 @@ def up(context: Context, *, workload: str = "", dry_run: bool = False) -> LabSta
     With a workload, the nodes get the image that it needs. A host that fails is named once the others are done.
     """
     preflight.require_initialised(context)
-    with cluster.opened(context, settings_for(context, workload)) as where:
+    with cluster.connect(context, settings_for(context, workload)) as where:
         if dry_run:
             steps, failed = foresee_up(context, where)
             preflight.tell_failed(context, failed)
@@ -152,15 +152,15 @@ def bring_up(context: Context, where: Cluster) -> None:
     from labctl.doctor import run as doctor_run
 
     ledger.tell_left_over(context, where)
-    where = preflight.without_others(context, where)
-    if where.targets:
-        where = doctor_run.preflight(context, *cluster.foresee_lab(where), "up")
+    where = preflight.exclude_foreign_hosts(context, where)
+    if where.remote_hosts:
+        where = doctor_run.preflight(context, *cluster.preview_lab(where), "up")
     image_id, lacking = prepare.ensure_images(context, where)
-    where = where.without(lacking)
+    where = where.excluding(lacking)
     lab, where = cluster.load_lab(context, where)
     preflight.tell_accelerator(context, where, lab)
     preflight.require_room(context, where, lab)
-    if not where.targets:
+    if not where.remote_hosts:
         doctor_run.preflight(context, lab, where, "up")
     own = filelock.held(lab.directory / filelock.LAB, "labctl up", wait=PATIENCE, notice=context.notice)
     with own, leases.granting(lab, wait=PATIENCE, notice=context.notice):
@@ -173,7 +173,7 @@ def bring_up(context: Context, where: Cluster) -> None:
 def plan_up(context: Context, lab: Lab, where: Cluster) -> tuple[plan.Plan, errors.Failures]:
     """What `up` would do now, and what is wrong with hosts that cannot take part."""
     observed = where.engine.observe(lab.name, lab.image)
-    failed = {**where.failed, **dict(observed.silent), **preflight.not_ours(context, lab.name, observed)}
+    failed = {**where.failed, **dict(observed.silent), **preflight.find_foreign_labs(context, lab.name, observed)}
     leases.require_free(lab)
     files = render.render(lab)
     changed = outdated(lab.directory, files)
@@ -184,16 +184,16 @@ def plan_up(context: Context, lab: Lab, where: Cluster) -> tuple[plan.Plan, erro
 
 def foresee_up(context: Context, where: Cluster) -> tuple[plan.Plan, errors.Failures]:
     """As ``plan_up`` of the lab that `up` would make now, with the image that it would bring first."""
-    lab, where = cluster.foresee_lab(where)
+    lab, where = cluster.preview_lab(where)
     steps, failed = plan_up(context, lab, where)
-    return plan.Plan((*prepare.foresee_images(context, where.without(failed)), *steps.steps)), failed
+    return plan.Plan((*prepare.foresee_images(context, where.excluding(failed)), *steps.steps)), failed
 
 
 def status(context: Context) -> LabStatus:
     """The lab's containers and their health, by their labels; hosts that do not answer are listed."""
     settings = context.settings()
     preflight.require_named(context, settings)
-    with cluster.opened(context, settings, demand=False) as connected:
+    with cluster.connect(context, settings, demand=False) as connected:
         return full_status(context, connected)
 
 
@@ -213,7 +213,7 @@ def down(context: Context, *, images: bool = False, dry_run: bool = False) -> di
     """
     found = context.settings()
     preflight.require_named(context, found)
-    with cluster.opened(context, found) as where:
+    with cluster.connect(context, found) as where:
         if dry_run:
             steps, failed = plan_down(context, where, images)
             preflight.tell_failed(context, failed)
@@ -227,7 +227,7 @@ def clean(context: Context) -> dict[str, Any]:
     found = context.settings()
     preflight.require_named(context, found)
     with (
-        cluster.opened(context, found) as where,
+        cluster.connect(context, found) as where,
         filelock.held(context.directory / filelock.LAB, "labctl clean", wait=PATIENCE, notice=context.notice),
     ):
         answer = remove(context, where)
@@ -254,7 +254,7 @@ def plan_down(context: Context, where: Cluster, images: bool) -> tuple[plan.Plan
     """What `down` would do now, and what is wrong with hosts that cannot take part."""
     name, image = where.settings.text("LAB_NAME"), prepare.image_of_hosts(where) if images else ""
     observed = where.engine.observe(name, image)
-    failed = {**where.failed, **dict(observed.silent), **preflight.not_ours(context, name, observed)}
+    failed = {**where.failed, **dict(observed.silent), **preflight.find_foreign_labs(context, name, observed)}
     return plan.down(observed, ledger.sent(context, where), image, failed), failed
 
 
@@ -268,7 +268,7 @@ def run(context: Context, name: str, options: RunOptions, ask: Ask | None = None
     found = prepare.for_workload(found, task)
     for remark in (*external.remarks(task, external.roots(found)), *unknown(task, options)):
         context.warn(remark)
-    with cluster.opened(context, found) as where:
+    with cluster.connect(context, found) as where:
         return run_on(context, where, task, options, ask)
 
 
@@ -293,9 +293,8 @@ def run_on(
         prepare.offer(task, lab.image, engine.on(lab.hosts[0].name), ask)
         bring_up(context, where)
         observed = engine.observe(lab.name, lab.image)
-    run_parts.require_hosts(lab, job, {**where.failed, **preflight.not_ours(context, lab.name, observed)})
-    if not where.targets:
-        doctor_run.preflight(context, lab, where, "run")
+    run_parts.require_hosts(lab, job, {**where.failed, **preflight.find_foreign_labs(context, lab.name, observed)})
+    doctor_run.preflight(context, lab, where, "run")
     run_parts.require_up(lab, job, observed)
     run_parts.require_inputs(lab, job, engine)
     if options.launcher:
@@ -364,7 +363,7 @@ def fit(
 
     settings = context.settings()
     workload = choose_workload(context.directory, name, options, settings)
-    with cluster.opened(context, settings) as connected:
+    with cluster.connect(context, settings) as connected:
         lab, _ = cluster.load_lab(context, connected, ask=False)
     limit = settings.number("LAB_MEMORY")
     return run_parts.how_it_fits(lab, workload, limit, nodes=nodes, slots=slots, device_memory=device)

@@ -14,7 +14,7 @@ BRIDGED = "eth0"
 """The interface of a lab's bridge network, as a container on it sees it."""
 
 Request = Literal["reservation", "cdi", "runtime"]
-"""How an engine is asked for an NVIDIA GPU: a device reservation, a CDI device, or the runtime ``nvidia``."""
+"""How an engine is asked for a device: by a reservation, as a CDI device, or through its vendor's runtime."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,13 +25,13 @@ class Device:
     """
 
     id: str
-    """How it is asked for: the index of a GPU or Gaudi, or a render node such as ``/dev/dri/renderD128``."""
+    """How it is asked for: the index of a card, or a render node such as ``/dev/dri/renderD128``."""
     path: str
     """Its device file."""
     pci: str = ""
     """PCI address, such as ``0000:3b:00.0``."""
     module: str = ""
-    """Module id of a Gaudi: indices may change with a reboot, this does not."""
+    """Id of its slot, where its vendor gives one: indices may change with a reboot, this does not."""
     numa: int | None = None
     cpus: tuple[int, ...] = ()
     """Cores near it."""
@@ -90,8 +90,8 @@ class Host:
     """The cores of each NUMA node."""
     infiniband: tuple[str, ...] = ()
     """Character devices of RDMA, such as ``/dev/infiniband/uverbs0``."""
-    gaudinet: str | None = None
-    """Path of Gaudi's network description on this host, where it has one."""
+    files: tuple[str, ...] = ()
+    """Those of the files that its accelerator's module asks for that are there."""
     locks: str = "/run/lock"
     """Where the locks of its devices lie."""
 
@@ -113,20 +113,23 @@ class DeviceMapping:
     """Which they are."""
     runtime: str | None = None
     driver: str = ""
-    """The engine's device driver that gets ``requests``: ``nvidia`` or ``cdi``."""
+    """The engine's device driver that gets ``requests``; ``cdi`` for CDI devices."""
     requests: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
     """Device files that are mapped under their own names."""
     links: tuple[tuple[str, str], ...] = ()
     """Names below ``/dev/dri/by-path`` and where they lead."""
     environment: tuple[tuple[str, str], ...] = ()
+    launcher_environment: tuple[tuple[str, str], ...] = ()
+    """That of the launcher, which gets no device."""
     cap_add: tuple[tuple[str, str], ...] = ()
     """Capability and the reason for it."""
     group_add: tuple[int, ...] = ()
     mounts: tuple[Mount, ...] = ()
 
 
-Accelerator = Literal["cpu", "nvidia", "habana", "intel"]
+Accelerator = str
+"""Name of a module in ``accelerators/``."""
 Network = Literal["bridge", "host"]
 Pairs = tuple[tuple[str, str], ...]
 LAUNCHER = "launcher"

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from labctl.accelerators import AcceleratorModule
+from labctl.model import DeviceMapping
 
-from labctl.model import Device, DeviceMapping, Host
+# So that DeepSpeed does not look for anything else.
+_ENVIRONMENT = (("DS_ACCELERATOR", "cpu"),)
 
-SOUGHT = "processor"
-
-
-def find(root: Path) -> tuple[Device, ...]:  # noqa: ARG001
-    """No device files: every host has processors."""
-    return ()
-
-
-def driver(root: Path) -> str:  # noqa: ARG001
-    """Processors need none."""
-    return ""
-
-
-def mapping(host: Host, devices: tuple[Device, ...]) -> DeviceMapping:  # noqa: ARG001
-    """DeepSpeed is told to use the CPU, so that it does not look for anything else."""
-    return DeviceMapping(environment=(("DS_ACCELERATOR", "cpu"),))
+MODULE = AcceleratorModule(
+    sought="processor",
+    order=100,
+    find=lambda root: (),  # noqa: ARG005 - called by name
+    container=lambda *_: DeviceMapping(environment=_ENVIRONMENT, launcher_environment=_ENVIRONMENT),
+)

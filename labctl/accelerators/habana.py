@@ -1,18 +1,28 @@
-"""Intel Gaudi through the habana container runtime."""
+"""Intel Gaudi through Habana's container runtime."""
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from labctl.accelerators import AcceleratorModule, Advice, EngineAccess, PciVendor, Tool, Watch
+from labctl.errors import HostError
 from labctl.model import Device, DeviceMapping, Host, Mount
-from labctl.system import pci
+from labctl.system import files, pci, process
+from labctl.system.hostpath import HostPath
 from labctl.system.procfs import read
 
-SOUGHT = "/dev/accel/accel<N> served by habanalabs"
+GAUDINET = "/etc/gaudinet.json"
+"""Description of the network between Gaudis, where a host has one."""
+HUGEPAGES = 15_000
+"""Pages of 2 MiB for eight Gaudis: what Intel's own cluster software reserves comes to 14 500."""
+BALANCED = ((5, 9), (5, 16))
+"""First and last kernel on which Habana asks to turn NUMA balancing off; hccl_demo's README."""
 
 
-def find(root: Path) -> tuple[Device, ...]:
+def find(root: HostPath) -> tuple[Device, ...]:
     """The ``/dev/accel/accel<N>`` that the habanalabs driver serves: an NPU uses the same folder.
 
     Source: Documentation/ABI/testing/sysfs-driver-habanalabs of the kernel (device_type, status); ``module_id`` is read
@@ -24,7 +34,7 @@ def find(root: Path) -> tuple[Device, ...]:
     return tuple(device(root, index, folder) for index, folder in folders if pci.driver(folder) == "habanalabs")
 
 
-def device(root: Path, index: str, folder: Path) -> Device:
+def device(root: HostPath, index: str, folder: HostPath) -> Device:
     """A Gaudi by its folder in sysfs. Its status is ``operational`` while it can be used."""
     status = read(folder / "status").strip()
     return Device(
@@ -39,34 +49,169 @@ def device(root: Path, index: str, folder: Path) -> Device:
     )
 
 
-def driver(root: Path) -> str:
+def driver(root: HostPath) -> str:
     """Version of the kernel driver, such as ``1.18.0-ee698fb``; empty where it is not loaded."""
     return read(root / "sys/module/habanalabs/version").strip()
 
 
-def mapping(host: Host, devices: tuple[Device, ...]) -> DeviceMapping:
-    """These Gaudis by index and module id, what Intel's run line asks for, and the network description if there is one.
+def container(host: Host, devices: tuple[Device, ...]) -> DeviceMapping:
+    """By index and module id, what Intel's run line asks for, and the network description if there is one.
 
     Source: docs.habana.ai, "Multiple Dockers Each with a Single Workload" (modules) and "Docker Installation".
     """
     modules = tuple(device.module for device in devices)
     return DeviceMapping(
-        devices=devices,
-        runtime="habana",
-        paths=host.infiniband,
         environment=(
             ("HABANA_VISIBLE_DEVICES", ",".join(device.id for device in devices)),
             *((("HABANA_VISIBLE_MODULES", ",".join(modules)),) if all(modules) else ()),
             ("OMPI_MCA_btl_vader_single_copy_mechanism", "none"),
             ("HCCL_SOCKET_IFNAME", host.interface),
         ),
-        cap_add=(
-            ("SYS_NICE", "Intel's run line asks for it; ranks have no capability"),
-            *((("IPC_LOCK", "root pins memory for RDMA; ranks by memlock"),) if host.infiniband else ()),
-        ),
+        cap_add=(("SYS_NICE", "Intel's run line asks for it; ranks have no capability"),),
         mounts=(
-            (Mount(source=host.gaudinet, target="/etc/habanalabs/gaudinet.json", read_only=True),)
-            if host.gaudinet
+            (Mount(source=GAUDINET, target="/etc/habanalabs/gaudinet.json", read_only=True),)
+            if GAUDINET in host.files
             else ()
         ),
     )
+
+
+# --- what a Gaudi asks of its host ---------------------------------------------------------------------------
+
+
+def host_checks(host: Host, read: Callable[[str], str]) -> Iterator[Advice]:
+    """Huge pages, no NUMA balancing on some kernels, an IOMMU that passes accesses through."""
+    pages, count = read("proc/sys/vm/nr_hugepages") or "0", len(host.devices)
+    wanted = HUGEPAGES * max(1, count) // 8
+    impact = "the driver's buffers come from them: large models fail to allocate host memory"
+    summary, fix = f"{pages} huge pages for {count} Gaudis", f"sysctl -w vm.nr_hugepages={wanted}"
+    yield Advice("LAB-GAUDI-001", summary, impact if int(pages) < wanted else "", fix)
+
+    release = re.match(r"(\d+)\.(\d+)", read("proc/sys/kernel/osrelease") or os.uname().release)
+    kernel = (int(release[1]), int(release[2])) if release else (0, 0)
+    on = read("proc/sys/kernel/numa_balancing") not in ("", "0")
+    impact = "on kernels 5.9 to 5.16 it slows Gaudi down and may make it fail"
+    bad = on and BALANCED[0] <= kernel <= BALANCED[1]
+    summary = f"NUMA balancing is {'on' if on else 'off'} under kernel {kernel[0]}.{kernel[1]}"
+    yield Advice("LAB-GAUDI-002", summary, impact if bad else "", "sysctl -w kernel.numa_balancing=0")
+
+    words = set(read("proc/cmdline").split())
+    bad = bool(words & {"intel_iommu=on", "amd_iommu=on"}) and "iommu=pt" not in words
+    summary = f"the IOMMU {'translates accesses' if bad else 'is off or passes accesses through'}"
+    impact = "each memory access of a device is translated, which costs bandwidth; some fail"
+    fix = (
+        "sed -i 's/^GRUB_CMDLINE_LINUX=\"/&iommu=pt /' /etc/default/grub && "
+        "{sudo}update-grub  # and reboot this host when it is not in use"
+    )
+    yield Advice("LAB-GAUDI-003", summary, impact if bad else "", fix)
+
+
+# --- which of Habana's images belongs to which driver --------------------------------------------------------
+# Versions are of the Gaudi software, which both are part of. Sources: docker/habana.releases; names of images, and that
+# driver and image are of one release: Support Matrix and installation guide of docs.habana.ai.
+
+
+def installed_release(root: HostPath = Path("/")) -> str:
+    """The Gaudi software's version of this host's driver, such as ``1.22.0``; empty where there is none."""
+    text = driver(root)
+    if not text:
+        text = process.run(["hl-smi", "-Q", "driver_version", "-f", "csv,noheader"], check=False, timeout=10).out
+    return _version(text)
+
+
+def base_image() -> str:
+    """Habana's PyTorch image for this host's driver. HostError if there is none."""
+    if release := installed_release():
+        return base_for(release)
+    raise HostError(
+        "the base image for Gaudi depends on the driver, and this host has none",
+        hint=f"set LAB_BASE_IMAGE to the image of the nodes' driver, such as {_image(*_torch_of()[-1])}",
+    )
+
+
+def base_for(release: str) -> str:
+    """Habana's PyTorch image for a driver. HostError if its release is not known."""
+    known = _torch_of()
+    same = [row for row in known if _minor(row[0]) == _minor(release)]
+    if not same:
+        minors = dict.fromkeys(_minor(software) for software, _ in known)
+        raise HostError(
+            f"Habana's image for driver {release} is not known: known are the releases {', '.join(minors)}",
+            hint=f"set LAB_BASE_IMAGE to the image of the driver's own release, named like {_image(*known[-1])}",
+        )
+    return _image(*next((row for row in same if row[0] == release), same[-1]))
+
+
+def why_mismatch(release: str, image: str) -> str:
+    """Why an image of Habana's cannot run under a driver; empty if it can, or if its name has no release.
+
+    A patch release apart is no mismatch.
+    """
+    # Docker tells a registry, whose address may look like a version, by a dot or a colon.
+    first, _, rest = image.partition("/")
+    name = rest if rest and ("." in first or ":" in first) else image
+    software = _version(name) if "gaudi" in image or "habana" in image else ""
+    if not software or _minor(software) == _minor(release):
+        return ""
+    return (
+        f"image {image} is of Gaudi software {software}, this host's driver of {release}: they must be of one release"
+    )
+
+
+def require_image(image: str) -> None:
+    """HostError if an image cannot run under this host's driver; nothing is known on a host without one."""
+    release = installed_release()
+    if why := release and why_mismatch(release, image):
+        raise HostError(why, hint="unset LAB_BASE_IMAGE and LAB_IMAGE, then: labctl build")
+
+
+def _torch_of() -> list[tuple[str, str]]:
+    """Software and torch of each image, oldest first."""
+    rows = files.path("docker", "habana.releases").read_text(encoding="utf-8").splitlines()
+    return [(row.split()[0], row.split()[1]) for row in rows if row and not row.startswith("#")]
+
+
+def _image(software: str, torch: str) -> str:
+    return f"vault.habana.ai/gaudi-docker/{software}/ubuntu22.04/habanalabs/pytorch-installer-{torch}:latest"
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def _version(text: str) -> str:
+    found = re.search(r"(?<![\d.])\d+\.\d+\.\d+", text)
+    return found[0] if found else ""
+
+
+_RUNTIME = "/usr/bin/habana-container-runtime"
+
+MODULE = AcceleratorModule(
+    sought="/dev/accel/accel<N> served by habanalabs",
+    order=20,
+    find=find,
+    container=container,
+    driver=driver,
+    pci=PciVendor("0x1da3", "a Gaudi", ("habanalabs",)),
+    # Source: docs.habana.ai, "System Management Interface Tool (hl-smi)".
+    tool=Tool(("hl-smi", "-Q", "index,bus_id,name,memory.total,uuid", "-f", "csv,noheader,nounits")),
+    engine=EngineAccess(
+        runtime="habana",
+        noun="Gaudi",
+        hint="install habanalabs-container-runtime, put "
+        f'"runtimes": {{"habana": {{"path": "{_RUNTIME}"}}}} into /etc/docker/daemon.json and restart Docker',
+        program="habana-container-runtime",
+        package="habanalabs-container-runtime",
+        source="Habana's own archive: add it first (docs.habana.ai, Installation)",
+    ),
+    watch=Watch(files=("accel/accel[0-9]*",), tool=("hl-smi", "-Q", "index", "-f", "csv,noheader"), line="[0-9]+"),
+    attributes=("device_type", "module_id", "status"),
+    texts=("sys/module/habanalabs/version",),
+    present=(GAUDINET,),
+    count="import habana_frameworks.torch.hpu as hpu; print('torch', hpu.device_count())",
+    reset="sh -c 'modprobe -r habanalabs && modprobe habanalabs'",
+    host_checks=host_checks,
+    image_check=lambda version, image, base, _: Advice("LAB-IMAGE-003", why_mismatch(version, base or image)),
+    require_image=require_image,
+    base_image=base_image,
+)

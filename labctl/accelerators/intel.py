@@ -5,15 +5,20 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from labctl.accelerators import COUNT, AcceleratorModule, PciVendor, Tool, Watch
 from labctl.model import Device, DeviceMapping, Host
 from labctl.system import pci
+from labctl.system.hostpath import HostPath
 from labctl.system.procfs import read
 
-SOUGHT = "Intel GPU under /dev/dri"
 VENDOR = "0x8086"
+INTEGRATED = "0000:00:02.0"
+"""Where every Intel processor has its own graphics. Source: the processors' datasheets, device 2, function 0."""
+MEMORY = ("tile*/physical_vram_size_bytes", "drm/card*/lmem_total_bytes")
+"""Files of a GPU that have its memory, those of xe and that of i915."""
 
 
-def find(root: Path) -> tuple[Device, ...]:
+def find(root: HostPath) -> tuple[Device, ...]:
     """Render nodes whose PCI vendor is Intel, in the order of their numbers: ``/dev/dri`` may be another maker's."""
     names = (re.fullmatch(r"renderD(\d+)", path.name) for path in (root / "dev/dri").glob("renderD*"))
     nodes = sorted((match for match in names if match), key=lambda match: int(match[1]))
@@ -26,11 +31,10 @@ def find(root: Path) -> tuple[Device, ...]:
     )
 
 
-def device(root: Path, name: str, folder: Path, link: str) -> Device:
+def device(root: HostPath, name: str, folder: HostPath, link: str) -> Device:
     """A GPU by its folder in sysfs. Its memory is told by xe for each tile, by i915 for the card, or by neither."""
     address = pci.address_of(folder)
-    files = (*folder.glob("tile*/physical_vram_size_bytes"), *folder.glob("drm/card*/lmem_total_bytes"))
-    texts = (read(path).strip() for path in files)
+    texts = (read(path).strip() for pattern in MEMORY for path in folder.glob(pattern))
     memory = sum(int(text) for text in texts if text.isdecimal()) or None
     return Device(
         id=f"/dev/dri/{name}",
@@ -40,18 +44,18 @@ def device(root: Path, name: str, folder: Path, link: str) -> Device:
         cpus=pci.cpus(folder, root),
         link=link,
         # A discrete card may have that address in a virtual machine.
-        integrated=address == pci.INTEGRATED and memory is None,
+        integrated=address == INTEGRATED and memory is None,
         memory=memory,
     )
 
 
-def by_path(root: Path) -> dict[str, str]:
+def by_path(root: HostPath) -> dict[str, str]:
     """Render nodes and their names below ``/dev/dri/by-path``, which hold across reboots."""
     links = (path for path in sorted((root / "dev/dri/by-path").glob("*-render")) if path.is_symlink())
     return {link.readlink().name: link.name for link in links}
 
 
-def driver(root: Path) -> str:
+def driver(root: HostPath) -> str:
     """``i915`` or ``xe`` with its own version, or the kernel's that it came with; empty where there is no Intel GPU."""
     names = {pci.driver(root / "sys/class/drm" / Path(one.path).name / "device") for one in find(root)} - {""}
     kernel = read(root / "proc/sys/kernel/osrelease").strip()
@@ -59,17 +63,32 @@ def driver(root: Path) -> str:
     return ", ".join(f"{name} {version}".strip() for name, version in versions)
 
 
-def mapping(host: Host, devices: tuple[Device, ...]) -> DeviceMapping:
+def container(host: Host, devices: tuple[Device, ...]) -> DeviceMapping:
     """These render nodes by name, their by-path links, and this host's own render and video groups."""
     return DeviceMapping(
-        devices=devices,
-        paths=(*(device.path for device in devices), *host.infiniband),
+        paths=tuple(device.path for device in devices),
         links=tuple((device.link, f"../{Path(device.path).name}") for device in devices if device.link),
         environment=(
             ("ZE_AFFINITY_MASK", ",".join(str(index) for index in range(len(devices)))),
             ("CCL_SOCKET_IFNAME", host.interface),
             ("FI_TCP_IFACE", host.interface),
         ),
-        cap_add=(("IPC_LOCK", "root pins memory for RDMA; ranks by memlock"),) if host.infiniband else (),
         group_add=host.groups,
     )
+
+
+MODULE = AcceleratorModule(
+    sought="Intel GPU under /dev/dri",
+    order=30,
+    find=find,
+    container=container,
+    driver=driver,
+    pci=PciVendor(VENDOR, "an Intel GPU", ("i915", "xe"), other="an Intel NPU", integrated=INTEGRATED),
+    # Source: XPU-SMI's user guide, "Discover the GPU devices": --dump takes the numbers of the properties, and begins
+    # with a line of their names. It needs a service of its own, so nodes do not watch by it.
+    tool=Tool(("xpu-smi", "discovery", "--dump", "1,11,2,16,4"), lists_all=False),
+    watch=Watch(files=("dri/renderD*",)),
+    attributes=MEMORY,
+    texts=("sys/module/i915/version", "sys/module/xe/version"),
+    count=COUNT.format(kind="XPU", module="xpu"),
+)

@@ -1,21 +1,22 @@
-"""NVIDIA GPUs, by the way of asking for them that the engine has: CDI, device reservations or the runtime."""
+"""NVIDIA GPUs, which an engine hands in as CDI devices, by device reservations or by the runtime ``nvidia``."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
+from labctl.accelerators import COUNT, AcceleratorModule, Advice, EngineAccess, PciVendor, Tool, Variables, Watch
 from labctl.model import Device, DeviceMapping, Host
-from labctl.system import pci
+from labctl.system import files, pci
+from labctl.system.hostpath import HostPath
 from labctl.system.procfs import read
 
-SOUGHT = "/dev/nvidia<N>"
-CDI_KIND = "nvidia.com/gpu"
 GPUS = "proc/driver/nvidia/gpus"
+DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
+"""Oldest driver for each CUDA. Source: CUDA's release notes, "Minimum Required Driver Version" for minor versions."""
 
 
-def find(root: Path) -> tuple[Device, ...]:
+def find(root: HostPath) -> tuple[Device, ...]:
     """The GPUs by the driver's device files ``/dev/nvidia<minor>``, with what the driver tells of each.
 
     An id is the index that nvidia-smi, ``--gpus device=`` and NVIDIA_VISIBLE_DEVICES use: the place in PCI order among
@@ -33,14 +34,14 @@ def find(root: Path) -> tuple[Device, ...]:
     )
 
 
-def information(folder: Path) -> dict[str, str]:
+def information(folder: HostPath) -> dict[str, str]:
     """The fields that the driver tells of a GPU, and its ``address``."""
     lines = (line.partition(":") for line in read(folder / "information").splitlines())
     fields = {name.strip(): value.strip() for name, _, value in lines if value.strip()}
     return {**fields, "address": pci.address(folder.name)}
 
 
-def device(root: Path, index: str, fields: Mapping[str, str]) -> Device:
+def device(root: HostPath, index: str, fields: Mapping[str, str]) -> Device:
     """A GPU; the driver writes ``?`` in the uuid of one that nobody has opened yet."""
     folder = root / "sys/bus/pci/devices" / fields["address"]
     uuid = fields.get("GPU UUID", "")
@@ -55,31 +56,99 @@ def device(root: Path, index: str, fields: Mapping[str, str]) -> Device:
     )
 
 
-def driver(root: Path) -> str:
+def driver(root: HostPath) -> str:
     """Version of the kernel driver, such as ``550.54.15``; empty where it is not loaded."""
     version = read(root / "sys/module/nvidia/version").strip()
     line = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", read(root / "proc/driver/nvidia/version"))
     return version or (line[1] if line else "")
 
 
-def mapping(host: Host, devices: tuple[Device, ...]) -> DeviceMapping:
-    """Exactly these GPUs; InfiniBand and the right to pin memory for it only where this host has it."""
-    ids = tuple(device.id for device in devices)
-    by_runtime = host.request == "runtime"
-    # An image may ask for all of them, and get them where the engine's default runtime is `nvidia`.
-    visible = {"runtime": ",".join(ids), "cdi": "void"}.get(host.request)
-    asked = {"reservation": ("nvidia", ids), "cdi": ("cdi", tuple(f"{CDI_KIND}={one}" for one in ids))}
-    driver, requests = asked.get(host.request, ("", ()))
+def container(host: Host, devices: tuple[Device, ...]) -> DeviceMapping:
+    """An image may ask for every GPU, and get them where the engine's default runtime is ``nvidia``: hence ``void``."""
+    every = ("NVIDIA_VISIBLE_DEVICES", "void")
+    ids = ("NVIDIA_VISIBLE_DEVICES", ",".join(device.id for device in devices))
     return DeviceMapping(
-        devices=devices,
-        runtime="nvidia" if by_runtime else None,
-        driver=driver,
-        requests=requests,
-        paths=host.infiniband,
         environment=(
-            *((("NVIDIA_VISIBLE_DEVICES", visible),) if visible else ()),
+            *{"runtime": (ids,), "cdi": (every,)}.get(host.request, ()),
             ("NVIDIA_DRIVER_CAPABILITIES", "compute,utility"),
             ("NCCL_SOCKET_IFNAME", host.interface),
         ),
-        cap_add=(("IPC_LOCK", "root pins memory for RDMA; ranks by memlock"),) if host.infiniband else (),
+        launcher_environment=(every,),
     )
+
+
+def image_check(version: str, image: str, base: str, variables: Variables) -> Advice | None:
+    """Whether a driver supports the CUDA of labctl's own image; another's asks for what it needs by itself."""
+    cuda = cuda_of(image, base, variables)
+    if not cuda:
+        return None
+    package = f"cuda-drivers-{DRIVERS.get(cuda, '').partition('.')[0]}"
+    return Advice(
+        "LAB-IMAGE-003",
+        why_too_old(version, cuda),
+        "the package is in NVIDIA's own archive: add it first (CUDA Installation Guide)",
+        f"apt-get install --yes {package} && {{sudo}}reboot",
+    )
+
+
+def cuda_of(image: str, base: str, variables: Variables) -> int:
+    """Major version of CUDA in labctl's own image; 0 where it is unknown.
+
+    On a distribution's image the lock file has it, on one of NVIDIA's own its CUDA_VERSION.
+    """
+    if image.removesuffix(":latest") != "labctl/nvidia":
+        return 0
+    if not re.search(r"(^|/)(debian|ubuntu|labctl/base)(:|@|$)", base):
+        version = variables().get("CUDA_VERSION", "").partition(".")[0]
+        return int(version) if version.isdecimal() else 0
+    text = read(files.path("docker", "nvidia.lock"))
+    found = re.search(r"^nvidia-cuda-runtime\S*==(\d+)", text, re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+def why_too_old(version: str, cuda: int) -> str:
+    """Why a driver does not support a CUDA; empty where it does, or where nothing is known of that CUDA."""
+    from packaging.version import Version
+
+    oldest = DRIVERS.get(cuda, "")
+    if not oldest or Version(version) >= Version(oldest):
+        return ""
+    return f"driver {version} is too old for the image's CUDA {cuda}, which needs {oldest} or newer"
+
+
+_CONFIGURE = "nvidia-ctk runtime configure --runtime=docker"
+
+MODULE = AcceleratorModule(
+    sought="/dev/nvidia<N>",
+    order=10,
+    find=find,
+    container=container,
+    driver=driver,
+    pci=PciVendor("0x10de", "an NVIDIA card", ("nvidia",), first_file="sudo nvidia-modprobe -c0 -u"),
+    tool=Tool(  # Source: nvidia-smi --help-query-gpu.
+        (
+            "nvidia-smi",
+            "--query-gpu=index,pci.bus_id,name,memory.total,uuid,ecc.errors.uncorrected.volatile.total",
+            "--format=csv,noheader,nounits",
+        ),
+        ("index", "pci", "name", "memory", "uuid", "errors"),
+    ),
+    engine=EngineAccess(
+        cdi="nvidia.com/gpu",
+        driver="nvidia",
+        runtime="nvidia",
+        noun="NVIDIA GPU",
+        hint=f"install NVIDIA Container Toolkit, then `{_CONFIGURE}` and restart Docker",
+        program="nvidia-ctk",
+        package="nvidia-container-toolkit",
+        source="NVIDIA's own archive: add it first (Container Toolkit, Installing)",
+        configure=_CONFIGURE,
+        generate_cdi="nvidia-ctk cdi generate --output={folder}/nvidia.yaml",
+        enable_cdi=f"{_CONFIGURE} --cdi.enabled",
+    ),
+    watch=Watch(files=("nvidia[0-9]*", "nvidiactl", "nvidia-uvm"), tool=("nvidia-smi", "-L"), line="GPU [0-9]+:"),
+    texts=("proc/driver/nvidia/version", f"{GPUS}/*/information", "sys/module/nvidia/version"),
+    count=COUNT.format(kind="GPU", module="cuda"),
+    reset="nvidia-smi --gpu-reset --id={device}",
+    image_check=image_check,
+)

@@ -1,4 +1,4 @@
-"""What the makers' tools add to devices: name, memory, uuid, and what is wrong with one.
+"""What the vendors' tools add to devices: name, memory, uuid, and what is wrong with one.
 
 A tool that is not installed adds nothing; what the kernel told stands.
 """
@@ -8,8 +8,10 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from labctl import accelerators
+from labctl.accelerators import Tool
 from labctl.errors import HostError
 from labctl.model import Device
 from labctl.system import pci, process
@@ -21,42 +23,7 @@ SECONDS = 10
 MIB = 1 << 20
 
 _SICK = re.compile(r"unknown error|is lost|requires? reset|reset required|err!", re.IGNORECASE)
-"""What nvidia-smi writes into a cell that it could not fill."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tool:
-    """A command that prints one line of CSV a device, and what its columns are. Memory is in MiB."""
-
-    argv: tuple[str, ...]
-    columns: tuple[str, ...]
-    lists_all: bool = True
-    """Whether it knows every device that its maker's driver serves."""
-
-    @property
-    def name(self) -> str:
-        return self.argv[0]
-
-
-# Sources: nvidia-smi --help-query-gpu; docs.habana.ai, "System Management Interface Tool (hl-smi)"; the XPU-SMI user
-# guide, "Discover the GPU devices": --dump takes the numbers of the properties, and begins with a line of their names.
-TOOLS = {
-    "nvidia": Tool(
-        (
-            "nvidia-smi",
-            "--query-gpu=index,pci.bus_id,name,memory.total,uuid,ecc.errors.uncorrected.volatile.total",
-            "--format=csv,noheader,nounits",
-        ),
-        ("index", "pci", "name", "memory", "uuid", "errors"),
-    ),
-    "habana": Tool(
-        ("hl-smi", "-Q", "index,bus_id,name,memory.total,uuid", "-f", "csv,noheader,nounits"),
-        ("index", "pci", "name", "memory", "uuid"),
-    ),
-    "intel": Tool(
-        ("xpu-smi", "discovery", "--dump", "1,11,2,16,4"), ("index", "pci", "name", "memory", "uuid"), lists_all=False
-    ),
-}
+"""What a tool writes into a cell that it could not fill."""
 
 
 def run_here(argv: Sequence[str], seconds: float) -> process.CompletedProcess:
@@ -64,8 +31,8 @@ def run_here(argv: Sequence[str], seconds: float) -> process.CompletedProcess:
 
 
 def describe(accelerator: str, devices: tuple[Device, ...], run: Run = run_here) -> tuple[Device, ...]:
-    """The devices with what their maker's tool says of them; a tool that fails or hangs is said in their health."""
-    tool = TOOLS.get(accelerator)
+    """The devices with what their vendor's tool says of them; a tool that fails or hangs is said in their health."""
+    tool = accelerators.get(accelerator).tool
     if tool is None or not devices:
         return devices
     try:

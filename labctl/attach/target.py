@@ -22,18 +22,19 @@ from labctl.system.parallel import pool
 def entered(where: Context, name: str, node: str) -> Iterator[session.ExecTarget]:
     """A node's running container, for as long as the way to its host is open."""
     found = where.settings()
-    targets = cluster.listed(where.directory, found)
-    places = cluster.places(found, targets)
-    if targets and node not in places:
+    targets = cluster.read_inventory(where.directory, found)
+    places = cluster.placement(found, targets)
+    if len(targets) > 1 and node not in places:
         raise unknown(name, node, tuple(places))
-    with cluster.opened(where, found, only=(places.get(node, model.HERE),)) as there:
-        daemon = there.engine.on(places.get(node, model.HERE))
+    host = places.get(node, targets[0].name)
+    with cluster.connect(where, found, only=(host,)) as there:
+        daemon = there.engine.on(host)
         sent = there.sent.get(daemon.hosts[0])
         container = naming.container_of(name, node)
         moved = (where.directory, sent) if sent else None
         inside, unsaid = None, None
         try:
-            inside = session.look(name, container, daemon.docker, moved, apart=bool(daemon.connection))
+            inside = session.look(name, container, daemon.docker, moved, apart=host != model.HERE)
         except HostError as error:
             unsaid = error
         if not inside:
@@ -50,7 +51,7 @@ def entered(where: Context, name: str, node: str) -> Iterator[session.ExecTarget
 def meant(where: Context, word: str, *more: str) -> str:
     """What to type where the first word of a command is the name of a node; nothing where it is none."""
     found = where.settings()
-    if word not in cluster.places(found, cluster.listed(where.directory, found)):
+    if word not in cluster.placement(found, cluster.read_inventory(where.directory, found)):
         return ""
     return f"labctl exec -n {word} -- {shlex.join(one for one in more if one != '--') or 'COMMAND'}"
 
@@ -62,16 +63,16 @@ def reached(where: Context, name: str, node: str | None) -> Iterator[tuple[Daemo
     Hosts that do not answer are told of at once; after the block HostError, as not all of it was there.
     """
     found = where.settings()
-    targets = cluster.listed(where.directory, found)
-    places = cluster.places(found, targets)
-    if targets and node and node not in places:
+    targets = cluster.read_inventory(where.directory, found)
+    places = cluster.placement(found, targets)
+    if len(targets) > 1 and node and node not in places:
         raise unknown(name, node, tuple(places))
     host = places.get(node) if node else None
-    with cluster.opened(where, found, only=(host,) if host else ()) as there:
+    with cluster.connect(where, found, only=(host,) if host else ()) as there:
         for failed in there.failed.values():
             where.warn(failed.message)
         daemons = tuple(there.engine.on(one) for one in there.engine.hosts)
-        if node or not there.targets:
+        if node or len(targets) == 1:
             container_of(where, name, node or model.LAUNCHER, daemons[0])
         yield daemons
         raise_all(there.failed)

@@ -114,15 +114,15 @@ def fill_cache(context: Context, bundle: Bundle, cached: Mapping[Path, BundleEnt
 def hand_out(context: Context, bundle: Bundle, settings: Settings) -> Failures:
     """Load the images into Docker here, or send them and the cache to the lab's hosts."""
     archive = Archive(bundle.path)
-    with cluster.opened(context, settings) as where:
-        if not where.targets:
+    with cluster.connect(context, settings) as where:
+        if not where.remote_hosts:
             for image in bundle.about["images"]:
                 local.load(archive, image, context.notice)
             return {}
         failures = dict(where.failed)
 
         def left() -> dict[str, Connection]:
-            return {host: one for host, one in where.connections.items() if host not in failures}
+            return {host: one for host, one in where.remote_hosts.items() if host not in failures}
 
         for image in bundle.about["images"]:
             failures |= distribute.hand_out(archive, image, ImageTargets(hosts=left(), emit=context.emit, addresses={}))
@@ -134,5 +134,5 @@ def image_of(context: Context, settings: Settings) -> str:
     accelerator = settings.text("LAB_ACCELERATOR")
     if settings.text("LAB_IMAGE") or accelerator != "auto":
         return settings.text("LAB_IMAGE") or catalog.tag(accelerator)
-    with cluster.opened(context, settings) as where:
+    with cluster.connect(context, settings) as where:
         return where.image

@@ -18,7 +18,7 @@ from labctl.images.distribute import Emit, Failures
 from labctl.images.remote import ASKING, MOVING, failed
 from labctl.model import Event
 from labctl.system.files import make_private
-from labctl.system.parallel import attempt
+from labctl.system.parallel import map_hosts
 from labctl.system.progress import Progress
 from labctl.system.tar import END, member_header, padding
 
@@ -156,7 +156,7 @@ def cache(bundle: Bundle, found: Settings, hosts: Mapping[str, Connection], emit
         if lacking:
             unpack(connection, folder, cargo(bundle, lacking), emit)
 
-    return attempt(bring, hosts)[1]
+    return map_hosts(bring, hosts)[1]
 
 
 def place(found: Settings) -> str:

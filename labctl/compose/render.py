@@ -7,11 +7,12 @@ import json
 import math
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from labctl import accelerators
 from labctl.model import LAUNCHER, DeviceMapping, File, Host, Lab, Mount, Node, Pairs
 from labctl.naming import (
     cache_directory,
@@ -76,10 +77,15 @@ def yaml_string(value: str) -> str:
 
 @lru_cache(maxsize=1)
 def _environment() -> Any:
-    from jinja2 import Environment, StrictUndefined
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+    def fragment(name: str) -> str:
+        return files.path("compose", name).read_text(encoding="utf-8")
 
     # Autoescaping is for HTML; every value here goes through `q` (YAML) or `sh` (bash) instead.
-    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)  # noqa: S701
+    environment = Environment(  # noqa: S701
+        undefined=StrictUndefined, keep_trailing_newline=True, loader=FunctionLoader(fragment)
+    )
     environment.filters["q"] = yaml_string
     environment.filters["sh"] = shlex.quote
     return environment
@@ -132,7 +138,7 @@ class RenderedFiles:
 def render(lab: Lab) -> tuple[File, ...]:
     """Every file that the lab's nodes get, but keys and secrets, which are made or written apart."""
     names = extra_hosts(lab)
-    files = [file for node in lab.nodes for file in (render_node(lab, node, names), *links(node))]
+    files = [file for node in lab.nodes for file in (render_node(lab, node, names), *links(node), *watch(lab, node))]
     config = template(Path(__file__).with_name("ssh_config.j2")).render(lab=lab)
     return (*files, File(path=f"{node_directory(lab.nodes[0].name)}/launcher/config", content=config))
 
@@ -183,6 +189,14 @@ def links(node: Node) -> tuple[File, ...]:
     """Its devices' names below ``/dev/dri/by-path``, and none of a card that it does not have."""
     folder = f"{node_directory(node.name)}/by-path"
     return tuple(File(path=f"{folder}/{name}", content=target, link=True) for name, target in node.devices.links)
+
+
+def watch(lab: Lab, node: Node) -> tuple[File, ...]:
+    """What the node's agent looks at to tell whether its devices are there."""
+    what = accelerators.get(lab.accelerator).watch
+    if not what or not node.devices.devices:
+        return ()
+    return (File(path=f"{node_directory(node.name)}/ssh/devices.json", content=f"{json.dumps(asdict(what))}\n"),)
 
 
 def links_mount(lab: Lab, node: Node, host: Host) -> tuple[Mount, ...]:
@@ -240,16 +254,12 @@ def worker(lab: Lab, node: Node, host: Host) -> Service:
 def launcher(lab: Lab, host: Host) -> Service:
     """The container where launch commands run: no devices, no sshd, the only private key."""
     first = lab.nodes[0]
-    accelerator = tuple(pair for pair in first.devices.environment if pair[0].startswith("DS_"))
-    if lab.accelerator == "nvidia":
-        # Where nvidia is the default runtime, an image may ask for every GPU.
-        accelerator += (("NVIDIA_VISIBLE_DEVICES", "void"),)
     return Service(
         name=LAUNCHER,
         role=LAUNCHER,
         slots=0,
         cpuset="",
-        environment=environment(lab, host, accelerator),
+        environment=environment(lab, host, first.devices.launcher_environment),
         capabilities=LAUNCHER_CAPABILITIES,
         devices=DeviceMapping(),
         # An editor that is attached here changes workloads; ranks, which workers run, may not. What was sent stays.

@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from os.path import lexists
 from pathlib import Path
-from typing import get_args
 
+from labctl import accelerators
 from labctl.config import dotenv
 from labctl.errors import ConfigError, nearest
-from labctl.model import Accelerator, Pairs, Secret
-
-ACCELERATORS = ("auto", *get_args(Accelerator))
+from labctl.model import Pairs, Secret
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
@@ -72,10 +70,16 @@ def size(value: str) -> None:
         raise ValueError("must be a size of at least 6m", "write it like 512m or 8g")
 
 
+def accelerators_known() -> tuple[str, ...]:
+    """The values of LAB_ACCELERATOR."""
+    return ("auto", accelerators.CPU, *(name for name in accelerators.modules() if name != accelerators.CPU))
+
+
 def accelerator(value: str) -> None:
-    if value not in ACCELERATORS:
-        near = nearest(value.lower(), ACCELERATORS)
-        reason = f"unknown accelerator {value[:40]!r}; known are {', '.join(ACCELERATORS)}"
+    known = accelerators_known()
+    if value not in known:
+        near = nearest(value.lower(), known)
+        reason = f"unknown accelerator {value[:40]!r}; known are {', '.join(known)}"
         raise ValueError(reason, f"did you mean {near}?" if near else "auto takes what it finds")
 
 
@@ -126,14 +130,15 @@ class Setting:
 
 SETTINGS: tuple[Setting, ...] = (
     Setting("LAB_NAME", "lab", "Name of the lab: lower-case letters, digits and '-', at most 40.", label),
-    Setting("LAB_ACCELERATOR", "auto", f"One of {', '.join(ACCELERATORS)}; auto takes what it finds.", accelerator),
+    Setting("LAB_ACCELERATOR", "auto", f"One of {', '.join(accelerators_known())}; auto takes what it finds.",
+            accelerator),
     Setting("LAB_HOSTS", "", "File that lists the hosts, reached over ssh; default: this machine.", anything),
     Setting("LAB_SHARED_DIR", "", "Directory that all hosts see under one path, with the lab below it; default: none.",
             host_path),
     Setting("LAB_NODES", "2", "Nodes (worker containers) where the host is one, 1 to 1000; on several, one each.",
             whole(1, 1000)),
     Setting("LAB_SLOTS", "", "Slots (ranks) per node, 1 to 1024; default: decided from the devices.", whole(1, 1024)),
-    Setting("LAB_DEVICES", "", "Devices to use, such as 0-3, a PCI address or module:2 of a Gaudi; default: all.",
+    Setting("LAB_DEVICES", "", "Devices to use, such as 0-3, a PCI address or module:2; default: all.",
             devices),
     Setting("LAB_IMAGE", "", "Image of the nodes; default: labctl/<accelerator>, built here.", image),
     Setting("LAB_BASE_IMAGE", "", "Image to build on: plain, or a vendor's own; default: see docs/images.md.", image),

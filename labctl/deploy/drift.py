@@ -14,7 +14,7 @@ from labctl.hosts import manifest, push
 from labctl.hosts.push import SyncState
 from labctl.hosts.ssh import Connection
 from labctl.model import LAUNCHER, File, Host, Lab
-from labctl.system.parallel import attempt
+from labctl.system.parallel import map_hosts
 
 LOST: dict[SyncState, str] = {"stale": "has other files", "missing": "its files are gone"}
 
@@ -45,7 +45,7 @@ def find(
             return {}
         return push.sync_states(connections[host.name], host.directory, manifests(lab, host, workloads))
 
-    found, silent = attempt(states, hosts)
+    found, silent = map_hosts(states, hosts)
     # The launcher knows the keys of all.
     touched = {lab.host_of(node).name for node in (*renewed, *([LAUNCHER] if keyless else ()))}
     stale = frozenset(name for name, of in found.items() if name in touched or set(of.values()) != {"current"})

@@ -18,7 +18,7 @@ from labctl.hosts import push
 from labctl.hosts.ssh import Connection
 from labctl.model import HERE, Event, Lab
 from labctl.system import files
-from labctl.system.parallel import attempt
+from labctl.system.parallel import map_hosts
 from labctl.system.progress import waiting_for
 
 Emit = Callable[[Event], None]
@@ -96,7 +96,7 @@ def on_hosts(
                 act(cast(plan.HostStep, one.step))
 
     with waiting_for("still at it", lambda text: emit(Event(kind="notice", text=text))) as busy:
-        return attempt(work, {host: host for host in queues})[1]
+        return map_hosts(work, {host: host for host in queues})[1]
 
 
 def spared(step: plan.Step, lab: Lab, lost: Failures) -> plan.Step | None:
@@ -114,7 +114,7 @@ def remove(step: plan.HostStep, engine: Backend, bring: Bring) -> str:
         remove_containers(step, engine)
     elif isinstance(step, plan.RemoveNetworks):
         there.remove_networks(tuple(identity for identity, _ in step.networks))
-    elif isinstance(step, plan.RemoveFiles) and there.connection:
+    elif isinstance(step, plan.RemoveFiles):
         bring(there.connection, step.directory)
         push.remove(there.connection, step.directory)
     elif isinstance(step, plan.RemoveImage):
@@ -151,9 +151,8 @@ def _(step: plan.WriteFiles, lab: Lab, engine: Backend) -> None:  # noqa: ARG001
 @do.register
 def _(step: plan.SendFiles, lab: Lab, engine: Backend) -> None:
     there = engine.on(step.host)
-    if there.connection:
-        ledger.note(lab.directory, step.host, there.identity())
-        provision.send(lab, lab.host(step.host), there.connection, step.image)
+    ledger.note(lab.directory, step.host, there.identity())
+    provision.send(lab, lab.host(step.host), there.connection, step.image)
 
 
 @do.register

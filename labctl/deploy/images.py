@@ -7,18 +7,19 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from labctl import accelerators
 from labctl.config.context import Context
 from labctl.config.settings import Settings
 from labctl.deploy.plan import EnsureImage
 from labctl.engines import Daemon
 from labctl.engines.docker import DockerEngine
 from labctl.errors import ConfigError, HostError
-from labctl.images import catalog, gaudi
+from labctl.images import catalog
 from labctl.images import local as local_images
-from labctl.lab import cluster, device_requests
+from labctl.lab import device_requests
 from labctl.lab.cluster import Cluster
 from labctl.model import Workload
-from labctl.system.parallel import attempt
+from labctl.system.parallel import map_hosts
 
 if TYPE_CHECKING:
     from labctl.images.distribute import ImageTargets
@@ -45,12 +46,11 @@ def ensure_image(context: Context, where: Cluster, here: DockerEngine) -> str:
     if here.image_id(image) is None:
         if found.text("LAB_IMAGE") and not own:
             raise HostError(f"there is no image {image}", hint=f"docker pull {image}, or unset LAB_IMAGE")
-        cluster.of_engines(where, partial(device_requests.require_runtime, accelerator))
+        where.map_engines(partial(device_requests.require_runtime, accelerator))
         context.notice(f"image {image} is not there yet: building it (minutes, once)")
         build_image(context, where)
     labels = here.image_labels(image)
-    if accelerator == "habana":
-        gaudi.require_match(labels.get(catalog.BASE_LABEL) or image)
+    accelerators.get(accelerator).require_image(labels.get(catalog.BASE_LABEL) or image)
     if own and catalog.is_stale(labels, own):
         asked = found.origin("LAB_IMAGE").partition("workload ")[2]
         command = f"labctl build --workload {asked}" if asked else "labctl build"
@@ -84,7 +84,7 @@ def build_image(context: Context, where: Cluster, *, update_lock: bool = False, 
 
 def image_of_hosts(where: Cluster) -> str:
     """The image that hosts were given; ConfigError on this machine, where it is what a person built."""
-    if not where.targets:
+    if not where.remote_hosts:
         hint = f"docker image rm {where.image}"
         raise ConfigError("--images removes the image from the hosts of a lab, and LAB_HOSTS lists none", hint=hint)
     return where.image
@@ -92,7 +92,7 @@ def image_of_hosts(where: Cluster) -> str:
 
 def foresee_images(context: Context, where: Cluster) -> tuple[EnsureImage, ...]:
     """What `up` would do so that every host has the image, as far as that can be told without doing it."""
-    if not where.targets:
+    if not where.remote_hosts:
         return ()
     from labctl.images import distribute
 
@@ -104,9 +104,8 @@ def image_targets(context: Context, where: Cluster) -> ImageTargets:
     """The hosts that answer, as those who get an image."""
     from labctl.images.distribute import ImageTargets
 
-    connections = {name: where.connections[name] for name in where.engine.hosts}
     addresses = {host.name: host.address for host in where.hosts}
-    return ImageTargets(hosts=connections, emit=context.emit, addresses=addresses)
+    return ImageTargets(hosts=where.remote_hosts, emit=context.emit, addresses=addresses)
 
 
 def ensure_images(context: Context, where: Cluster) -> tuple[str, dict[str, HostError]]:
@@ -115,7 +114,7 @@ def ensure_images(context: Context, where: Cluster) -> tuple[str, dict[str, Host
     Raises HostError where it cannot be had at all.
     """
     here = DockerEngine()
-    if not where.targets:
+    if not where.remote_hosts:
         return ensure_image(context, where, here), {}
     from labctl.images import distribute
 
@@ -126,8 +125,8 @@ def ensure_images(context: Context, where: Cluster) -> tuple[str, dict[str, Host
     if how == "build":
         return "", distribute.build(where.image, targets, lambda name: build_image(context, where, on=name))
     asked = {name: name for name in targets.hosts}
-    there, silent = attempt(lambda name: where.engine.on(name).image_id(where.image), asked)
-    where = where.without(silent)
+    there, silent = map_hosts(lambda name: where.engine.on(name).image_id(where.image), asked)
+    where = where.excluding(silent)
     targets = image_targets(context, where)
     brought = len(set(there.values())) == 1 and None not in there.values()
     if not brought and catalog.name_of(where.image):

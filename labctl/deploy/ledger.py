@@ -14,10 +14,10 @@ from urllib.parse import quote, unquote
 from labctl.config.context import Context
 from labctl.engines.docker import DockerEngine
 from labctl.errors import HostError
-from labctl.lab.cluster import Cluster
+from labctl.lab.cluster import THIS_MACHINE, Cluster
 from labctl.system.files import write
 
-FILES = ".lab/laid"
+FILES = ".lab/hosts"
 Listed = Mapping[str, str]
 """The hosts of a list and what machines they are; empty for one that did not answer."""
 
@@ -70,8 +70,8 @@ def former(directory: Path, listed: Listed) -> dict[str, tuple[str, ...]]:
 
 
 def machines(where: Cluster) -> dict[str, str]:
-    """Which machine each host is that the list names; empty for one that does not answer."""
-    names = (target.name for target in where.targets)
+    """Engine id per inventory host, empty if unreachable; none where no machine is recorded."""
+    names = [host.name for host in where.inventory] if noted(where.directory) else []
     return {name: where.engine.on(name).identity() if name in where.engine.hosts else "" for name in names}
 
 
@@ -97,7 +97,7 @@ def tell_left_over(context: Context, where: Cluster) -> None:
             f"{one.host} is another machine than the one of this name that still has nodes of this lab: list that one,"
             f" too, by another name, and `labctl down`; or, where it is gone for good, rm '{one.path}'"
         )
-    if where.targets:
+    if where.inventory != THIS_MACHINE:
         with suppress(HostError):
             here = DockerEngine().observe(where.settings.text("LAB_NAME"))
             if any(container.directory == str(context.directory) for container in here.containers):

@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Mapping
 
 from labctl import accelerators
-from labctl.accelerators.detect import ROOT
 from labctl.config.context import Context
 from labctl.config.settings import Settings
 from labctl.deploy.plan import ComposeUp, Plan, RemoveContainers
@@ -28,10 +27,11 @@ def tell_accelerator(context: Context, where: Cluster, lab: Lab) -> None:
     """What `auto` took, and what it could not use."""
     if where.settings.text("LAB_ACCELERATOR") != "auto":
         return
-    unserved = () if where.targets else accelerators.unserved(ROOT)
+    first = lab.hosts[0].name
+    on_host = "" if first == HERE else f"{first}: "
+    unserved = tuple(f"{on_host}{remark}" for remark in accelerators.unserved(where.root(first)))
     tell = context.warn if unserved and lab.accelerator == "cpu" else context.notice
-    why = "" if where.targets else f" ({devices.choice(where.settings)[1]})"
-    tell(f"accelerator {lab.accelerator}{why}")
+    tell(f"accelerator {lab.accelerator} ({devices.choice(where.settings, where.root(first))[1]})")
     for remark in unserved if lab.accelerator != "cpu" else ():
         context.warn(remark)
 
@@ -39,7 +39,8 @@ def tell_accelerator(context: Context, where: Cluster, lab: Lab) -> None:
 def require_room(context: Context, where: Cluster, lab: Lab) -> None:
     """HostError for a lab that is too large for what its hosts allow; a warning where not all of its nodes can talk."""
     capabilities.require_files(lab)
-    if not where.targets and (lacking := capabilities.neighbours_lacking(lab, ROOT)):
+    root = where.root(lab.hosts[0].name)
+    if lab.network == "bridge" and (lacking := capabilities.neighbours_lacking(lab, root)):
         table, needed = lacking
         context.warn(
             f"this host remembers {table} neighbours, and {len(lab.nodes)} nodes that all talk to each other take"
@@ -68,7 +69,7 @@ def require_no_run(context: Context, steps: Plan) -> None:
         raise HostError(f"{holder} is active, and this would change its nodes", hint="wait for it, or stop it first")
 
 
-def require_own(context: Context, name: str, observed: ObservedState) -> None:
+def require_lab_owner(context: Context, name: str, observed: ObservedState) -> None:
     """HostError when these containers belong to a lab of the same name that another person or directory has."""
     owner = observed.owner_elsewhere(context.directory, cluster.owner())
     if owner:
@@ -76,12 +77,12 @@ def require_own(context: Context, name: str, observed: ObservedState) -> None:
         raise HostError(f"lab `{name}` belongs to {owner.name}", hint=hint)
 
 
-def not_ours(context: Context, name: str, observed: ObservedState) -> dict[str, HostError]:
+def find_foreign_labs(context: Context, name: str, observed: ObservedState) -> dict[str, HostError]:
     """The hosts that have another person's lab of this name; on this machine, HostError."""
     found = {}
     for host in observed.hosts:
         try:
-            require_own(context, name, observed.on(host))
+            require_lab_owner(context, name, observed.on(host))
         except HostError as error:
             if host == HERE:
                 raise
@@ -89,10 +90,10 @@ def not_ours(context: Context, name: str, observed: ObservedState) -> dict[str, 
     return found
 
 
-def without_others(context: Context, where: Cluster) -> Cluster:
-    """The site less the hosts that have another person's or directory's lab of this name. HostError as ``not_ours``.
+def exclude_foreign_hosts(context: Context, where: Cluster) -> Cluster:
+    """A copy without the hosts that have another person's or directory's lab of this name.
 
-    To be known before all else: such a lab holds the ports, too.
+    HostError as ``find_foreign_labs``. To be known before all else: such a lab holds the ports, too.
     """
     name = where.settings.text("LAB_NAME")
-    return where.without(not_ours(context, name, where.engine.observe(name)))
+    return where.excluding(find_foreign_labs(context, name, where.engine.observe(name)))

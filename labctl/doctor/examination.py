@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 from labctl import naming
@@ -20,6 +19,8 @@ from labctl.images import catalog
 from labctl.model import HERE, LAUNCHER, File, Host, Lab, Node
 from labctl.system import filelock
 from labctl.system.cached import once
+from labctl.system.hostpath import HostPath
+from labctl.system.procfs import ROOT
 
 LIMIT = 10.0
 """Seconds that a check may take. The longer ones: vendors' tools, logins to all workers, importing torch, traffic."""
@@ -99,8 +100,8 @@ class CheckContext:
     """The one node that is examined; empty for all."""
     silent: bool = False
     """Whether the engine did not answer: it is not asked again."""
-    root: Path = Path("/")
-    """Where /proc, /sys and /dev are; those of another host are copied to a temporary directory."""
+    root: HostPath = ROOT
+    """The host's root directory, to read its /proc, /sys and /etc."""
 
     @property
     def name(self) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,11 +12,13 @@ from labctl.accelerators import leases
 from labctl.config.inventory import InventoryHost
 from labctl.hosts import ssh_errors
 from labctl.hosts.facts import HostFacts
-from labctl.hosts.ssh import Connection
+from labctl.hosts.ssh import Connection, LocalConnection
 from labctl.model import HERE, Device
 from labctl.naming import lease_path
-from labctl.system import filelock, process
+from labctl.system import filelock
+from labctl.system.hostpath import HostPath
 from labctl.system.process import CompletedProcess
+from labctl.system.procfs import ROOT
 
 SECONDS = 8.0
 # Owner, group, mode and access (r, w, rw or -) of each file, a line each; an empty line where it cannot be read.
@@ -62,11 +63,11 @@ class FileStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class HostAccess:
-    """A machine that is examined. Without a connection it is this one."""
+    """A machine that is examined, this one unless another is given."""
 
     name: str = HERE
     target: InventoryHost = field(default_factory=lambda: InventoryHost(name=HERE))
-    connection: Connection | None = None
+    connection: Connection = field(default_factory=LocalConnection)
     facts: HostFacts | None = None
     used_ports: frozenset[int] = frozenset()
     """TCP ports that are in use on any host of the lab."""
@@ -87,27 +88,21 @@ class HostAccess:
 
     def has(self, program: str) -> bool:
         """Whether a program is on the PATH there."""
-        if self.connection is None:
-            return shutil.which(program) is not None
         return self.connection.run('command -v "$1"', program, timeout=SECONDS, check=False).code == 0
 
     def run(self, argv: Sequence[str], seconds: float) -> CompletedProcess:
         """Run a program there, whatever its exit code; 127 where it is not found."""
-        if self.connection is None:
-            return process.run(argv, timeout=seconds, check=False)
         return self.connection.run('exec "$@"', *argv, timeout=seconds, check=False)
 
-    def files(self, paths: Sequence[str], root: Path = Path("/")) -> Mapping[str, FileStatus]:
+    def files(self, paths: Sequence[str], root: HostPath = ROOT) -> Mapping[str, FileStatus]:
         """The status of each path; ``root`` is where this machine's paths begin."""
-        if self.connection is None:
-            return {path: _status(root / path.lstrip("/")) for path in paths}
+        if self.name == HERE:
+            return {path: _status(Path(str(root)) / path.lstrip("/")) for path in paths}
         lines = self.connection.run(STATUS, *paths, timeout=SECONDS).out.split("\n")[: len(paths)] if paths else []
         return {path: _parse_status(line) for path, line in zip(paths, lines, strict=True)}
 
     def free(self, path: Path) -> int:
         """Bytes free on the file system that a path is, or would be, on."""
-        if self.connection is None:
-            return shutil.disk_usage(next(parent for parent in (path, *path.parents) if parent.exists())).free
         blocks, size = self.connection.run(FREE, str(path), timeout=SECONDS).out.split()
         return int(blocks) * int(size)
 
@@ -116,7 +111,7 @@ class HostAccess:
 
         None of a host without flock(1).
         """
-        if self.connection is None:
+        if self.name == HERE:
             found = {device: leases.lease(locks, device) for device in devices}
             return {device: lease for device, lease in found.items() if lease is not None}
         if not devices:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -18,12 +17,10 @@ from labctl.doctor.host_access import HostAccess
 from labctl.engines.docker import DockerEngine
 from labctl.engines.state import Container
 from labctl.errors import ConfigError, HostError, LabError
-from labctl.hosts.facts import lay_out
 from labctl.images import catalog
-from labctl.lab.cluster import Cluster, listed, load_lab, opened, places, remembered
+from labctl.lab.cluster import Cluster, connect, last_dump, load_lab, placement, read_inventory
 from labctl.model import HERE, Lab
-from labctl.system.files import scratch as temporary_directory
-from labctl.system.parallel import attempt, run_with_deadlines
+from labctl.system.parallel import map_hosts, run_with_deadlines
 
 ENGINE_SECONDS = 30.0
 """For what is asked of a host's engine before the checks, and for the preflight of a host."""
@@ -39,35 +36,34 @@ def findings(context: Context, *, node: str = "") -> tuple[Finding, ...]:
 
     settings = context.settings()
     require_named(context, settings)
-    targets = listed(context.directory, settings)
-    host = places(settings, targets).get(node)
+    inventory = read_inventory(context.directory, settings)
+    host = placement(settings, inventory).get(node)
     # The other hosts are needed too where their addresses are not known from before.
-    known = all(remembered(context.directory, target.name) for target in targets)
-    only = (host,) if targets and host and known else ()
-    with opened(context, settings, only, seconds=ANSWERING, demand=False) as cluster:
-        failed = [unreachable(one, cluster.failed[one.name]) for one in cluster.targets if one.name in cluster.failed]
+    known = all(last_dump(context.directory, one.name) for one in inventory)
+    only = (host,) if host and known else ()
+    with connect(context, settings, only, seconds=ANSWERING, demand=False) as cluster:
+        failed = [unreachable(one, cluster.failed[one.name]) for one in cluster.inventory if one.name in cluster.failed]
         unreached = tuple(one for one in failed if one.node not in cluster.connections)
         try:
             # Its warnings are among the findings.
             lab, lacking = lab_to_examine(replace(context, emit=lambda _: None), cluster)
         except HostError as failure:
             if any(failure is one for one in cluster.failed.values()):
-                first = cluster.targets[0].name
+                first = cluster.inventory[0].name
                 seen = f"is reachable; examined once {first} was reached"
                 found = {name: ok("LAB-HOST-004", seen, name) for name in cluster.connections}
                 found |= {one.node: one for one in failed}
-                return tuple(found[target.name] for target in cluster.targets if target.name in found)
+                return tuple(found[target.name] for target in cluster.inventory if target.name in found)
             impact = "the lab cannot be placed on these hosts; further checks skipped"
             wrong = error("LAB-HOST-007", failure.message, impact=impact, fix=failure.hint, node=failure.node or HERE)
             return (*unreached, wrong)
-        with check_context(context, cluster, lab, only=node) as ctx:
-            return examine(ctx, lacking=lacking, first=unreached)
+        return examine(check_context(context, cluster, lab, only=node), lacking=lacking, first=unreached)
 
 
 def lab_to_examine(context: Context, cluster: Cluster) -> tuple[Lab, Mapping[str, LabError]]:
     """The lab, and the hosts that lack devices for it; where all of them do, the lab without devices."""
     try:
-        lab, able = load_lab(context, cluster, ask=can_probe(cluster), anew=True)
+        lab, able = load_lab(context, cluster, ask=can_probe(cluster), refresh=True)
         return lab, {name: why for name, why in able.failed.items() if name not in cluster.failed}
     except (HostError, ConfigError) as lacking:
         # An error that has nothing to do with devices is raised again.
@@ -87,28 +83,24 @@ def without_devices(cluster: Cluster) -> Cluster:
 def can_probe(cluster: Cluster) -> bool:
     """Whether every host has an engine, and the image to try limits with."""
     hosts = {one.name: one.name for one in cluster.hosts}
-    found, failed = attempt(lambda name: cluster.engine.on(name).image_id(cluster.image), hosts)
+    found, failed = map_hosts(lambda name: cluster.engine.on(name).image_id(cluster.image), hosts)
     return not failed and None not in found.values()
 
 
-@contextmanager
-def check_context(context: Context, cluster: Cluster, lab: Lab, *, only: str = "") -> Iterator[CheckContext]:
-    """The lab as a whole, and each host that ssh reaches with its /proc, /sys and /etc in a temporary directory."""
+def check_context(context: Context, cluster: Cluster, lab: Lab, *, only: str = "") -> CheckContext:
+    """The lab as a whole, and each host that ssh reaches."""
     whole = CheckContext(lab=lab, settings=cluster.settings, environ=context.environ, engine=cluster.engine, only=only)
     used = frozenset(port for one in cluster.facts.values() for port in one.ports)
-    targets = {target.name: target for target in cluster.targets}
-    with temporary_directory() as scratch:
 
-        def on_host(number: int, name: str) -> CheckContext:
-            connection = cluster.connections[name]
-            facts, target = cluster.facts[name], targets[name]
-            access = HostAccess(name=name, target=target, connection=connection, facts=facts, used_ports=used)
-            root = lay_out(cluster.told[name], scratch / str(number))
-            return replace(whole, engine=DockerEngine(connection, seconds=ANSWERING), root=root, access=access)
+    def on_host(name: str) -> CheckContext:
+        connection, facts = cluster.connections[name], cluster.facts[name]
+        access = HostAccess(name=name, target=connection.target, connection=connection, facts=facts, used_ports=used)
+        return replace(
+            whole, engine=DockerEngine(connection, seconds=ANSWERING), root=cluster.root(name), access=access
+        )
 
-        names = {host.name for host in lab.hosts}
-        hosts = (on_host(number, name) for number, name in enumerate(cluster.connections) if name in names)
-        yield replace(whole, hosts=tuple(hosts))
+    names = {host.name for host in lab.hosts}
+    return replace(whole, hosts=tuple(on_host(name) for name in cluster.facts if name in names))
 
 
 def preflight(context: Context, lab: Lab, cluster: Cluster, command: str) -> Cluster:
@@ -120,9 +112,9 @@ def preflight(context: Context, lab: Lab, cluster: Cluster, command: str) -> Clu
         if abs(facts.skew) > SKEW:
             way = "ahead" if facts.skew > 0 else "behind"
             context.warn(f"{name}: its clock is {abs(facts.skew):.0f} s {way}; `labctl doctor` says how to set it")
-    with check_context(context, cluster, lab) as ctx:
-        answering = tuple(host for host in ctx.hosts if host.name in cluster.engine.hosts)
-        return cluster.without(failing_hosts(replace(ctx, hosts=answering), command))
+    ctx = check_context(context, cluster, lab)
+    answering = tuple(host for host in ctx.hosts if host.name in cluster.engine.hosts)
+    return cluster.excluding(failing_hosts(replace(ctx, hosts=answering), command))
 
 
 def failing_hosts(whole: CheckContext, command: str) -> dict[str, HostError]:

@@ -49,7 +49,7 @@ class Daemon(Backend, Protocol):
     """What is asked of the daemon of one host."""
 
     @property
-    def connection(self) -> Connection | None:
+    def connection(self) -> Connection:
         """The way to its host; None for this machine."""
 
     @property

@@ -15,7 +15,7 @@ from labctl.engines import CALL_LIMIT, probe
 from labctl.engines import events as losses
 from labctl.engines.state import Container, HostPortUser, ObservedState
 from labctl.errors import HostError
-from labctl.hosts.ssh import Connection
+from labctl.hosts.ssh import Connection, LocalConnection
 from labctl.model import Cause, DeviceMapping, Pairs
 from labctl.system import process
 from labctl.system.cached import once
@@ -79,17 +79,16 @@ GRACE, LATE = 10, (124, 137)
 class DockerEngine:
     """One daemon, at the end of a connection or by the usual DOCKER_HOST, with so many seconds for an answer.
 
-    ``docker`` is the command that reaches it, to be followed by arguments; ``connection`` the way to its host, None
-    for this machine.
+    ``docker`` is the command that reaches it, to be followed by arguments; ``connection`` leads to its host.
     """
 
     def __init__(self, connection: Connection | None = None, *, seconds: int = 30) -> None:
-        self._address = connection.address if connection else ""
+        self.connection = connection or LocalConnection()
+        self._address = self.connection.address
         self._seconds = seconds
-        self.connection = connection
-        self.host = connection.target.name if connection else model.HERE
-        self._program = process.without(OF_ANOTHER, ["docker"]) if connection else ("docker",)
-        self.docker = (*self._program, "--host", self._address) if connection else self._program
+        self.host = self.connection.target.name
+        self._program = process.without(OF_ANOTHER, ["docker"]) if self._address else ("docker",)
+        self.docker = (*self._program, "--host", self._address) if self._address else self._program
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -144,7 +143,7 @@ class DockerEngine:
             yield self._actor(seconds, **options)
         except DockerException as error:
             if error.return_code in LATE:
-                there = f"on {self.host}: " if self.connection else "sudo "
+                there = f"on {self.host}: " if self._address else "sudo "
                 hint = f"{there}systemctl restart docker, where it hangs; then the same command again"
                 raise self._error(f"`{what}` was not done by Docker Engine within {seconds} s", hint) from error
             said = (error.stderr or "").strip().splitlines()[-LAST_LINES:]

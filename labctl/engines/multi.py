@@ -11,7 +11,7 @@ from labctl.engines import CALL_LIMIT, Daemon
 from labctl.engines.state import ObservedState
 from labctl.errors import HostError
 from labctl.model import Cause, Pairs
-from labctl.system.parallel import attempt
+from labctl.system.parallel import map_hosts
 from labctl.system.process import CompletedProcess
 
 
@@ -39,7 +39,7 @@ class MultiHostEngine:
 
     def observe(self, lab: str, image: str | None = None) -> ObservedState:
         """What all of them hold, those that do not answer left out and named in ``silent``."""
-        answers, silent = attempt(lambda daemon: daemon.observe(lab, image), self._daemons)
+        answers, silent = map_hosts(lambda daemon: daemon.observe(lab, image), self._daemons)
         parts = tuple(answers.values())
         return ObservedState(
             containers=tuple(chain.from_iterable(part.containers for part in parts)),
@@ -80,8 +80,7 @@ class MultiHostEngine:
                     heard.put(loss)
             except Exception as error:  # noqa: BLE001 - whatever breaks a stream, the host is not heard any more
                 reason = str(error)
-            way = self._daemons[host].connection
-            lost = (way.why_lost() if way else "") or f"{host} does not answer any more ({reason})"
+            lost = self._daemons[host].connection.why_lost() or f"{host} does not answer any more ({reason})"
             for node in nodes[host]:
                 heard.put((node, "node-lost", f"host {lost}"))
 

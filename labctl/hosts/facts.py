@@ -1,28 +1,42 @@
-"""A host that is reached by ssh: what the opening script tells of it, read by the functions that read this machine."""
+"""Facts of a host: what facts.sh prints there, and its files as paths, to read them as those of this machine."""
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
 
-from labctl.accelerators import detect
+from labctl import accelerators
 from labctl.config import inventory
 from labctl.errors import HostError
-from labctl.model import Accelerator, Host
-from labctl.system import procfs, routing
-from labctl.system.files import is_below
-
-SCRIPT = Path(__file__).with_name("facts.sh").read_text(encoding="utf-8")
-"""What a host runs at first: see there for what it prints."""
+from labctl.system import routing
+from labctl.system.cached import once
 
 _LISTENING = "0A"
 """TCP_LISTEN of linux/include/net/tcp_states.h, as /proc/net/tcp writes it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
+class HostFacts:
+    """What is known of a host besides its hardware. Space in bytes, None where it is unknown."""
+
+    user: str
+    uid: int
+    home: str
+    skew: float
+    """Seconds that its clock is ahead of this one's, give or take the time that the text took to arrive."""
+    home_free: int | None
+    ports: Mapping[int, str]
+    """TCP ports in use, on whatever address, and the user of each."""
+
+
+@dataclass(frozen=True)
 class HostDump:
     """What the script printed, by kind; paths are without their first slash."""
 
@@ -30,42 +44,163 @@ class HostDump:
     facts: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
+    """Links and the real paths that they lead to in the end."""
     folders: dict[str, int] = field(default_factory=dict)
     """With their modes."""
     nodes: dict[str, int] = field(default_factory=dict)
     """Device files with the numbers of their groups."""
 
+    @property
+    def root(self) -> DumpPath:
+        return DumpPath(self, "")
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostFacts:
-    """What else is to be known of a host before something is done there. Space in bytes, None where it is unknown."""
+    @property
+    def home(self) -> str:
+        return self.facts["home"]
 
-    user: str
-    uid: int
-    gid: int
-    home: str
-    hostname: str
-    distribution: str
-    kernel: str
-    skew: float
-    """Seconds that its clock is ahead of this one's, give or take what the text took on its way."""
-    home_free: int | None
-    docker: str
-    """Where its engine keeps images, as far as /etc/docker/daemon.json says it."""
-    docker_free: int | None
-    sockets: Mapping[str, bool]
-    """The usual sockets of an engine that are there, and whether the person may open them."""
-    ports: Mapping[int, str]
-    """TCP ports that are listened to, on whatever address, and the user who does."""
-    network: routing.Network
+    @property
+    def user(self) -> tuple[int, str, int]:
+        """The user's number and name, and the number of the group. Source: id(1), whose form POSIX fixes."""
+        match = re.match(r"uid=(\d+)(?:\((.*?)\))? gid=(\d+)", self.facts.get("id", ""))
+        if not match:
+            raise HostError(f"{self.host}: user unknown", hint=f"on {self.host}: id", node=self.host)
+        return int(match[1]), match[2] or "", int(match[3])
+
+    @once
+    def children(self) -> dict[str, set[str]]:
+        """The names in each directory."""
+        found: dict[str, set[str]] = {}
+        for path in (*self.files, *self.links, *self.links.values(), *self.folders, *self.nodes):
+            rest = path
+            while rest:
+                rest, _, name = rest.rpartition("/")
+                found.setdefault(rest, set()).add(name)
+        return found
+
+    @property
+    def network(self) -> routing.Network:
+        table = routing.parse(self.files.get("proc/net/route", ""))
+        addresses = (
+            routing.addresses(self.facts["addresses"])
+            if "addresses" in self.facts
+            else routing.local_addresses(self.files.get("proc/net/fib_trie", ""), table)
+        )
+        reached, by = routing.reached(self.facts.get("ssh", ""), addresses, self.files.get("proc/net/if_inet6", ""))
+        interfaces = tuple(path.split("/")[3] for path in self.files if path.startswith("sys/class/net/"))
+        return routing.Network(interfaces=interfaces, addresses=addresses, routes=table, reached=reached, reached_by=by)
+
+    def facts_at(self, now: float) -> HostFacts:
+        """The facts; ``now`` is this machine's clock when the last of the text came in. HostError where invalid."""
+        with valid(self.host):
+            uid, user, _ = self.user
+            clock = re.match(r"\d+(\.\d+)?", self.facts.get("clock", ""))
+            free = self.facts.get("free home", "").split()
+            return HostFacts(
+                user=user,
+                uid=uid,
+                home=self.home,
+                skew=float(clock[0]) - now if clock else 0.0,
+                # Blocks and their size.
+                home_free=int(free[0]) * int(free[1]) if len(free) == 2 else None,
+                ports=self._ports(),
+            )
+
+    def _ports(self) -> dict[int, str]:
+        """Source: Documentation/networking/proc_net_tcp.rst of the kernel."""
+        people = (line.split(":") for line in self.files.get("etc/passwd", "").splitlines())
+        names = {fields[2]: fields[0] for fields in people if len(fields) > 2}
+        texts = (self.files.get(f"proc/net/{name}", "") for name in ("tcp", "tcp6"))
+        sockets = (line.split() for text in texts for line in text.splitlines())
+        return {
+            int(fields[1].rpartition(":")[2], 16): names.get(fields[7], f"user {fields[7]}")
+            for fields in sockets
+            if len(fields) > 7 and fields[3] == _LISTENING
+        }
+
+
+@dataclass(frozen=True)
+class DumpPath:
+    """A path on a host, to read what its dump has there; see ``system.hostpath.HostPath``."""
+
+    dump: HostDump
+    path: str
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+    def __str__(self) -> str:
+        return f"/{self.path}"
+
+    def __truediv__(self, path: str, /) -> DumpPath:
+        return DumpPath(self.dump, f"{self.path}/{path}".strip("/"))
+
+    def __lt__(self, other: DumpPath, /) -> bool:
+        return self.path < other.path
+
+    def glob(self, pattern: str, /) -> Iterator[DumpPath]:
+        first, _, rest = pattern.partition("/")
+        for name in self.dump.children.get(self.resolve().path, ()):
+            if fnmatchcase(name, first):
+                yield from (self / name).glob(rest) if rest else (self / name,)
+
+    def resolve(self) -> DumpPath:
+        real = ""
+        for name in self.path.split("/"):
+            step = f"{real}/{name}".lstrip("/")
+            real = self.dump.links.get(step, step)
+        return DumpPath(self.dump, real)
+
+    def readlink(self) -> DumpPath:
+        return self.resolve()
+
+    def is_symlink(self) -> bool:
+        parent, _, name = self.path.rpartition("/")
+        return f"{DumpPath(self.dump, parent).resolve().path}/{name}".lstrip("/") in self.dump.links
+
+    def is_file(self) -> bool:
+        return self.resolve().path in self.dump.files
+
+    def is_dir(self) -> bool:
+        real = self.resolve().path
+        return real in self.dump.folders or real in self.dump.children
+
+    def exists(self) -> bool:
+        return self.is_file() or self.is_dir() or self.resolve().path in self.dump.nodes
+
+    def stat(self) -> os.stat_result:
+        real = self.resolve().path
+        if not self.exists():
+            raise FileNotFoundError(str(self))
+        mode = stat.S_IFDIR | self.dump.folders.get(real, 0o755) if self.is_dir() else stat.S_IFREG | 0o644
+        return os.stat_result((mode, 0, 0, 1, 0, self.dump.nodes.get(real, 0), 0, 0, 0, 0))
+
+    def read_text(self, encoding: str | None = None, errors: str | None = None) -> str:  # noqa: ARG002 - as Path's
+        try:
+            return self.dump.files[self.resolve().path]
+        except KeyError:
+            raise FileNotFoundError(str(self)) from None
+
+
+def script() -> str:
+    """The opening script of a connection: ``facts.sh``, which says what it prints, with what accelerators read."""
+    modules = accelerators.modules().values()
+    lists = {
+        "nodes": [f"dev/{pattern}" for one in modules if one.watch for pattern in one.watch.files],
+        "attributes": [pattern for one in modules for pattern in one.attributes],
+        "texts": [pattern for one in modules for pattern in one.texts],
+        "present": [path.lstrip("/") for one in modules for path in one.present],
+    }
+    settings = "".join(f"accelerator_{name}={shlex.quote(' '.join(words))}\n" for name, words in lists.items())
+    return settings + Path(__file__).with_name("facts.sh").read_text(encoding="utf-8")
 
 
 def read(text: str, name: str) -> HostDump:
-    """What the script printed on the host of this name, among what its shell may have printed as it started.
+    """What the script printed on the host of this name, after what its shell may have printed as it started.
 
-    Raises HostError where that is no more than a part of it.
+    Raises HostError where it is incomplete.
     """
-    told, lines = HostDump(name), text.split("\n")
+    dump, lines = HostDump(name), text.split("\n")
     begin = lines.index("labctl survey") + 1 if "labctl survey" in lines else len(lines)
     entries: list[tuple[str, list[str]]] = []
     for line in lines[begin:]:
@@ -76,44 +211,41 @@ def read(text: str, name: str) -> HostDump:
             entries.append((line, []))
     heads = [head for head, _ in entries]
     if "end" not in heads:
-        last = f"it ends with `{lines[-1][:80]}`" if text else "it printed nothing"
-        raise HostError(
-            f"{name} did not tell all of what it was asked by ssh: {last}",
-            hint=f"on {name}: uname -a; df -h /tmp",
-            node=name,
-        )
-    with _making_sense(name):
+        last = f"the text ends with `{lines[-1][:80]}`" if text else "no output"
+        hint = f"on {name}: uname -a; df -h /tmp"
+        raise HostError(f"facts from {name} are incomplete: {last}", hint=hint, node=name)
+    with valid(name):
         for head, content in entries[: heads.index("end")]:
-            _take(told, head, content)
-    return told
+            _add(dump, head, content)
+    return dump
 
 
 @contextmanager
-def _making_sense(name: str) -> Iterator[None]:
-    """HostError, which names the host, where what it told cannot be used."""
+def valid(name: str) -> Iterator[None]:
+    """HostError where the block cannot parse what the host of this name reported."""
     try:
         yield
     except (ValueError, LookupError, OSError) as error:
-        text = f"{name} tells what cannot be used: {type(error).__name__}: {error}"
+        text = f"facts from {name} are invalid: {type(error).__name__}: {error}"
         raise HostError(text, hint=f"on {name}: id", node=name) from error
 
 
-def _take(told: HostDump, head: str, content: list[str]) -> None:
+def _add(dump: HostDump, head: str, content: list[str]) -> None:
     kind, _, name = head.partition(" ")
     value = content[0] if content else ""
     if kind == "fact":
-        told.facts[name] = "\n".join(content)
+        dump.facts[name] = "\n".join(content)
     elif kind == "file":
-        told.files[name] = "".join(f"{line}\n" for line in content)
+        dump.files[name] = "".join(f"{line}\n" for line in content)
     elif kind == "lines":
-        told.files.update(_one_line_each(content))
+        dump.files.update(_one_line_each(content))
     elif kind == "link":
-        told.links[name] = value
+        dump.links[name] = value
     elif kind == "folder":
-        told.folders[name] = int(value or "755", 8)
+        dump.folders[name] = int(value or "755", 8)
     elif kind == "nodes":
         pairs = (line.split(" ", 1) for line in content)
-        told.nodes.update({path: int(gid) for gid, path in pairs})
+        dump.nodes.update({path: int(gid) for gid, path in pairs})
 
 
 def _one_line_each(content: list[str]) -> Iterator[tuple[str, str]]:
@@ -126,139 +258,15 @@ def _one_line_each(content: list[str]) -> Iterator[tuple[str, str]]:
             yield path, f"{line}\n"
 
 
-def require_apart(
-    targets: Iterable[inventory.InventoryHost], told: Mapping[str, HostDump], engines: Mapping[str, str]
+def require_distinct(
+    targets: Iterable[inventory.InventoryHost], dumps: Mapping[str, HostDump], engines: Mapping[str, str]
 ) -> None:
-    """ConfigError where two names lead to one machine; of those that answer, ``engines`` are the engines' identities.
+    """ConfigError where two names lead to one machine; ``engines`` are the engine ids of the hosts that answer.
 
-    Copies of a machine may have one such identity, and hosts that are containers one kernel: no two have both.
+    Copies of a machine may share an engine id, and hosts that are containers share a kernel: no two share both.
     """
     machines: dict[tuple[str, str], inventory.InventoryHost] = {}
     for target in (one for one in targets if one.name in engines):
-        machine = engines[target.name], told[target.name].files.get("proc/sys/kernel/random/boot_id", "")
+        machine = engines[target.name], dumps[target.name].files.get("proc/sys/kernel/random/boot_id", "")
         if (earlier := machines.setdefault(machine, target)) is not target:
             raise inventory.same(target, earlier)
-
-
-def lay_out(told: HostDump, directory: Path) -> Path:
-    """The host's files below a directory of this machine, which is empty or not there; what they lead to is below too.
-
-    HostError where a path would lead out of it.
-    """
-    paths = (*told.files, *told.links, *told.links.values(), *told.folders, *told.nodes)
-    if astray := next((path for path in paths if not is_below(path)), ""):
-        raise HostError(f"{told.host} tells of a path that is none below /: `{astray}`", node=told.host)
-    with _making_sense(told.host):
-        _lay_out(told, directory)
-    return directory
-
-
-def _lay_out(told: HostDump, directory: Path) -> None:
-    parents = (str(PurePosixPath(path).parent) for path in (*told.files, *told.links, *told.nodes))
-    for path in {*told.folders, *parents}:
-        (directory / path).mkdir(parents=True, exist_ok=True)
-    for path, text in {**told.files, **dict.fromkeys(told.nodes, "")}.items():
-        (directory / path).write_text(text, encoding="utf-8", errors="surrogateescape")
-    for path, target in told.links.items():
-        (directory / path).symlink_to(directory / target)
-    for path, mode in told.folders.items():
-        (directory / path).chmod(mode | 0o700)
-
-
-def texts_in(told: HostDump, folder: str) -> dict[str, str]:
-    """What a folder of the host holds, as far as it was told, by name; ``folder`` is the path that the host knows."""
-    path = folder.strip("/")
-    for link, target in told.links.items():
-        if path.startswith(f"{link}/"):
-            path = target + path.removeprefix(link)
-    return {PurePosixPath(file).name: text for file, text in told.files.items() if file.rpartition("/")[0] == path}
-
-
-def host_of(told: HostDump, root: Path, wanted: str) -> tuple[Accelerator, Host]:
-    """The accelerator that the setting asks for, and the host, whose files were laid out below this root.
-
-    Raises HostError, which names it, when it has no device of the wanted kind.
-    """
-    try:
-        with _making_sense(told.host):
-            accelerator, found = detect.observe(wanted, root, person_of(told))
-            return accelerator, replace(found, name=told.host, home=told.facts["home"])
-    except HostError as error:
-        raise HostError(error.message, hint=error.hint, node=told.host) from error
-
-
-def person_of(told: HostDump) -> detect.Person:
-    """Who one is on the host."""
-    uid, _, gid = _person(told)
-    return detect.Person(uid, gid, lambda path: told.nodes.get(path.lstrip("/"), 0))
-
-
-def facts_of(told: HostDump, now: float) -> HostFacts:
-    """The rest of what was told; ``now`` is this machine's clock when the last of it came in, in seconds.
-
-    HostError where it makes no sense.
-    """
-    with _making_sense(told.host):
-        return _facts(told, now)
-
-
-def _facts(told: HostDump, now: float) -> HostFacts:
-    uid, user, gid = _person(told)
-    release = procfs.parse_os_release(told.files.get("etc/os-release") or told.files.get("usr/lib/os-release", ""))
-    clock = re.match(r"\d+(\.\d+)?", told.facts.get("clock", ""))
-    return HostFacts(
-        user=user,
-        uid=uid,
-        gid=gid,
-        home=told.facts["home"],
-        hostname=told.files.get("proc/sys/kernel/hostname", "").strip(),
-        distribution=release.get("PRETTY_NAME", ""),
-        kernel=told.files.get("proc/sys/kernel/osrelease", "").strip(),
-        skew=float(clock[0]) - now if clock else 0.0,
-        home_free=_space(told.facts.get("free home", "")),
-        docker=told.facts["docker"],
-        docker_free=_space(told.facts.get("free docker", "")),
-        sockets={name[7:]: may == "rw" for name, may in told.facts.items() if name.startswith("socket ")},
-        ports=_ports(told),
-        network=network_of(told),
-    )
-
-
-def _person(told: HostDump) -> tuple[int, str, int]:
-    """Number and name of the user, number of the group. Source: id(1), whose form POSIX fixes."""
-    match = re.match(r"uid=(\d+)(?:\((.*?)\))? gid=(\d+)", told.facts.get("id", ""))
-    if not match:
-        raise HostError(f"{told.host} does not tell who one is there", hint=f"on {told.host}: id", node=told.host)
-    return int(match[1]), match[2] or "", int(match[3])
-
-
-def _space(text: str) -> int | None:
-    """Bytes of ``blocks size``."""
-    words = text.split()
-    return int(words[0]) * int(words[1]) if len(words) == 2 else None
-
-
-def _ports(told: HostDump) -> dict[int, str]:
-    """Source: Documentation/networking/proc_net_tcp.rst of the kernel."""
-    people = (line.split(":") for line in told.files.get("etc/passwd", "").splitlines())
-    names = {fields[2]: fields[0] for fields in people if len(fields) > 2}
-    sockets = (line.split() for name in ("tcp", "tcp6") for line in told.files.get(f"proc/net/{name}", "").splitlines())
-    return {
-        int(fields[1].rpartition(":")[2], 16): names.get(fields[7], f"user {fields[7]}")
-        for fields in sockets
-        if len(fields) > 7 and fields[3] == _LISTENING
-    }
-
-
-def network_of(told: HostDump) -> routing.Network:
-    table = routing.parse(told.files.get("proc/net/route", ""))
-    addresses = (
-        routing.addresses(told.facts["addresses"])
-        if "addresses" in told.facts
-        else routing.local_addresses(told.files.get("proc/net/fib_trie", ""), table)
-    )
-    reached, by = routing.reached(told.facts.get("ssh", ""), addresses, told.files.get("proc/net/if_inet6", ""))
-    interfaces = (PurePosixPath(path).parent.name for path in told.files if path.startswith("sys/class/net/"))
-    return routing.Network(
-        interfaces=tuple(interfaces), addresses=addresses, routes=table, reached=reached, reached_by=by
-    )

@@ -3,7 +3,9 @@
 # An entry is a line, `kind name`, and its own lines, each behind a tab, maybe with a number before it; empty lines do
 # not count. Paths are given without their first slash.
 # $1: the folder that holds /proc, /sys, /dev, /etc and /run; they are the host's own where it is left out.
-# What host.py, pci.py and the modules of accelerators/ read is printed here; what they come to read has to be added.
+# What procfs.py and pci.py read is printed here; what they come to read has to be added. What the modules of
+# accelerators/ read is in variables that facts.py sets before: accelerator_nodes, accelerator_attributes (below the
+# folder of a device in sysfs), accelerator_texts and accelerator_present, each a list of patterns.
 
 LC_ALL=C
 PATH=$PATH:/usr/sbin:/sbin
@@ -66,9 +68,11 @@ device() {
     devices="$devices $where "
     real=
     link "$where/driver"
-    lines "$where/class" "$where/vendor" "$where/numa_node" "$where/local_cpulist" \
-        "$where/device_type" "$where/module_id" "$where/status" \
-        "$where"/tile*/physical_vram_size_bytes "$where"/drm/card*/lmem_total_bytes "sys/module/${real##*/}/version"
+    set --
+    for attribute in $accelerator_attributes; do
+        set -- "$@" "$where"/$attribute
+    done
+    lines "$where/class" "$where/vendor" "$where/numa_node" "$where/local_cpulist" "$@" "sys/module/${real##*/}/version"
 }
 
 # Sockets that are listened to. The kernel lists them before all others, of which there may be very many: 0A is
@@ -103,20 +107,16 @@ free() {
 printf '\nlabctl survey\n'
 
 # The person, and by which of its addresses ssh reached the host.
-id=$(id)
-uid=${id#uid=}
-uid=${uid%%[!0-9]*}
-fact id "$id"
+fact id "$(id)"
 fact home "$HOME"
 fact ssh "$SSH_CONNECTION"
 
 # The system.
 text proc/self/status proc/meminfo etc/passwd
-[ -f etc/os-release ] && text etc/os-release || text usr/lib/os-release
-lines proc/sys/kernel/hostname proc/sys/kernel/osrelease proc/sys/kernel/numa_balancing proc/sys/vm/nr_hugepages \
+lines proc/sys/kernel/osrelease proc/sys/kernel/numa_balancing proc/sys/vm/nr_hugepages \
     proc/sys/kernel/random/boot_id proc/sys/net/ipv4/neigh/default/gc_thresh3 \
     proc/cmdline sys/devices/system/cpu/online sys/devices/system/node/node[0-9]*/cpulist
-there etc/docker/daemon.json etc/gaudinet.json
+there etc/docker/daemon.json $accelerator_present
 folder run/lock
 if groups=$(getent group render video 2> /dev/null) && [ -n "$groups" ]; then
     printf 'file etc/group\n'
@@ -144,33 +144,14 @@ fi
 listening proc/net/tcp
 listening proc/net/tcp6
 
-# The engine: who may talk to it, what its folders of CDI devices hold, where it keeps images.
-for socket in var/run/docker.sock "run/user/$uid/docker.sock"; do
-    [ -S "$socket" ] || continue
-    may=
-    [ -r "$socket" ] && [ -w "$socket" ] && may=rw
-    fact "socket /$socket" "$may"
-done
+# What the engine's folders of CDI devices hold.
 link var/run
 text etc/cdi/*.json etc/cdi/*.yaml run/cdi/*.json run/cdi/*.yaml
-docker=/var/lib/docker
-if [ -r etc/docker/daemon.json ]; then
-    config=$(cat etc/docker/daemon.json)
-    case $config in
-    *'"data-root"'*)
-        docker=${config#*'"data-root"'}
-        docker=${docker#*'"'}
-        docker=${docker%%'"'*}
-        ;;
-    esac
-fi
-fact docker "$docker"
-free docker "$docker"
 free home "$HOME"
 
 # Device files and their groups, and what the kernel tells of the devices: display controllers and accelerators.
 printf 'nodes\n'
-stat -L -c '%g %n' dev/nvidia[0-9]* dev/accel/* dev/dri/renderD* dev/infiniband/* 2> /dev/null | body
+stat -L -c '%g %n' $accelerator_nodes dev/infiniband/* 2> /dev/null | body
 link dev/dri/by-path/*-render
 devices=
 for card in sys/bus/pci/devices/*; do
@@ -182,8 +163,7 @@ done
 for card in sys/class/accel/accel*/device sys/class/drm/renderD*/device; do
     device "$card"
 done
-text proc/driver/nvidia/version proc/driver/nvidia/gpus/*/information
-lines sys/module/nvidia/version sys/module/habanalabs/version
+text $accelerator_texts
 for card in sys/class/infiniband/*; do
     folder "$card" "$card"/device/net/*
     lines "$card/ports/1/link_layer" "$card/ports/1/state" "$card/device/numa_node"

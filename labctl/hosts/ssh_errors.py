@@ -1,4 +1,4 @@
-"""What ssh says of a host that it cannot reach, made plain, with the command to type next."""
+"""What ssh prints when it cannot reach a host, as an error with the command to type next."""
 
 from __future__ import annotations
 
@@ -8,23 +8,21 @@ import shlex
 from labctl.config.inventory import InventoryHost
 from labctl.errors import HostError
 
-_CLOSED = re.compile(
-    r"kex_exchange_identification|Connection (closed|reset) by|banner exchange: .*(closed|reset)", re.IGNORECASE
-)
+_CLOSED = r"(?i)kex_exchange_identification|Connection (closed|reset) by|banner exchange: .*(closed|reset)"
+_CHANGED = "HOST IDENTIFICATION HAS CHANGED"
 
 
 def destination(target: InventoryHost) -> str:
-    """What ssh is asked for: it may be an alias of the person's own config."""
+    """The name that ssh is given: it may be an alias of the person's own config."""
     return target.address or target.name
 
 
 def options(target: InventoryHost) -> tuple[str, ...]:
-    """The options of ssh that the inventory asks for."""
+    """The ssh options that the inventory asks for."""
     user = ("-l", target.user) if target.user else ()
-    port = ("-p", str(target.port)) if target.port else ()
-    # Where a key is named the agent's others must not use up the tries that sshd grants.
-    key = ("-i", target.key, "-o", "IdentitiesOnly=yes") if target.key else ()
-    return (*user, *port, *key)
+    # Where a key is named, the agent's other keys must not use up the tries that sshd grants.
+    key = (*_identity(target), "-o", "IdentitiesOnly=yes") if target.key else ()
+    return (*user, *_port(target), *key)
 
 
 def command(target: InventoryHost, *more: str) -> str:
@@ -33,144 +31,106 @@ def command(target: InventoryHost, *more: str) -> str:
 
 
 def named(target: InventoryHost) -> str:
-    """The host as people are told of it."""
+    """The host's name, and its address where that is another."""
     return f"{target.name} ({target.address})" if target.address not in ("", target.name) else target.name
 
 
-def passing(said: str) -> bool:
-    """Whether its sshd hung up before any login, as it does while too many others are at the door (MaxStartups)."""
-    return bool(_CLOSED.search(said)) and "Permission denied" not in said
+def is_transient(stderr: str) -> bool:
+    """Whether sshd closed the connection before login, as it does while too many log in at once (MaxStartups)."""
+    return bool(re.search(_CLOSED, stderr)) and "Permission denied" not in stderr
 
 
-def distrusted(said: str) -> bool:
-    """Whether the host showed another key than the one known, also where ssh went on nevertheless."""
-    return "HOST IDENTIFICATION HAS CHANGED" in said
-
-
-def silent(target: InventoryHost, seconds: float) -> HostError:
-    """It did not answer in time."""
-    return error(
-        target, f"does not answer within {seconds:.0f} s", f"ping -c 3 {destination(target)}; {command(target, '-v')}"
-    )
-
-
-def talkative(target: InventoryHost, said: str) -> HostError:
-    """Its login shell prints this whatever it is asked to run, and so into the answer to every command."""
-    text = f"prints `{said.splitlines()[0][:80]}` before commands that come in by ssh"
-    return error(target, text, f"on {target.name}: move that behind `case $- in *i*)` in its .bashrc, or its like")
-
-
-def untried(target: InventoryHost) -> HostError:
-    """Its turn did not come in time."""
-    return error(target, "was not asked: hosts before it took all the time there was", command(target))
-
-
-def why(target: InventoryHost, said: str) -> HostError:
-    """The reason in what ssh said on its standard error."""
-    if distrusted(said):
-        return _changed(target, said)
-    for pattern, reason in _REASONS:
-        if found := re.search(pattern, said):
-            return reason(target, said, found)
-    last = "\n".join(said.rstrip().splitlines()[-5:])
-    return error(target, f"cannot be reached over ssh:\n{last}" if last else "hung up", command(target, "-v"))
+def distrusted(stderr: str) -> bool:
+    """Whether the host key has changed, also where ssh went on nevertheless."""
+    return _CHANGED in stderr
 
 
 def error(target: InventoryHost, text: str, hint: str = "") -> HostError:
-    """An error of this host, by the name and the address that it has; without a hint of its own, how to get there."""
+    """An error of this host; without a hint of its own, how to get there."""
     return HostError(f"{named(target)}: {text}", hint=hint or command(target), node=target.name)
 
 
-def _changed(target: InventoryHost, said: str) -> HostError:
-    name = re.search(r"Host key for (\S+) has changed", said) or re.search(r'-R "([^"]+)"', said)
-    file = re.search(r"Offending \S+ key in (.+):\d+", said)
-    plain = destination(target) if target.port in (0, 22) else f"[{destination(target)}]:{target.port}"
-    forget = shlex.join(
-        ("ssh-keygen", *(("-f", file[1]) if file else ()), "-R", name[1] if name else plain),
-    )
-    return error(
-        target,
-        "shows another host key than the one known for it: it was installed anew, or somebody is in between",
-        f"if it was installed anew: {forget}; {command(target)}",
-    )
+def silent(target: InventoryHost, seconds: float) -> HostError:
+    return error(target, f"does not answer within {seconds:.0f} s", _ping(target))
 
 
-def _unknown(target: InventoryHost, _said: str, _found: re.Match[str]) -> HostError:
-    return error(target, "shows a host key that is not known here", f"{command(target)}   (once; compare the key)")
+def noisy_shell(target: InventoryHost, output: str) -> HostError:
+    text = f"its login shell prints output for non-interactive commands: `{output.splitlines()[0][:80]}`"
+    return error(target, text, f"on {target.name}: move that behind `case $- in *i*)` in its .bashrc, or its like")
 
 
-def _no_such_name(target: InventoryHost, _said: str, found: re.Match[str]) -> HostError:
-    where = f" in {target.where}" if target.where else ""
-    return error(
-        target, f"has no address: {found[1]}", f"write `{target.name} address=...`{where}, or a Host in ~/.ssh/config"
-    )
+def skipped(target: InventoryHost) -> HostError:
+    return error(target, "skipped: the time limit was used up by other hosts")
 
 
-def _denied(target: InventoryHost, said: str, found: re.Match[str]) -> HostError:
-    user, how = found[1] or target.user, found[2]
-    key = f"the key {target.key}" if target.key else "the keys of this account and of its agent"
-    text = f"does not let {user or 'this user'} in with {key} ({how})"
-    trouble = re.search(r"^(.*(?:not accessible|Load key|Permissions \S+ for).*)$", said, re.MULTILINE)
-    if trouble:
+def why(target: InventoryHost, stderr: str) -> HostError:  # noqa: PLR0911 - a cause each
+    """The error behind what ssh printed to its standard error."""
+    verbose, where = command(target, "-v"), target.where or "the inventory"
+    if distrusted(stderr):
+        text = "host key has changed: host was reinstalled, or the connection is intercepted"
+        return error(target, text, f"if it was reinstalled: {_forget(target, stderr)}; {command(target)}")
+    if re.search(r"Host key verification failed|No \S+ host key is known", stderr):
+        return error(target, "host key is not known", f"{command(target)}   (once; compare the key)")
+    if found := re.search(r"Could not resolve hostname (.*)", stderr):
+        source = f" in {target.where}" if target.where else ""
+        hint = f"write `{target.name} address=...`{source}, or a Host in ~/.ssh/config"
+        return error(target, f"address not found: {found[1]}", hint)
+    if found := re.search(r"(?:(\S+)@\S+: )?(?:Permission denied \((.*)\)|(Too many authentication failures))", stderr):
+        return _denied(target, stderr, found[1] or target.user, found[2] or found[3])
+    if found := re.search(r"(?:port (\d+): )?Connection refused", stderr):
+        text = f"no sshd on {f'port {found[1]}' if found[1] else 'its port'}: connection refused"
+        return error(target, text, f"start sshd there, or set `port=` in {where}; {verbose}")
+    silence = r"(Connection|Operation) timed out|No route to host|Network is unreachable|port \d+ timed out"
+    if found := re.search(silence, stderr):
+        return error(target, f"unreachable: {found[0].strip().lower()}", _ping(target))
+    if found := re.search(r"Unmatched ['\"`].*", stderr):
+        text = f"its login shell is not POSIX, such as csh or tcsh: it prints `{found[0]}`"
+        return error(target, text, f"{command(target, '-t')} chsh -s /bin/sh")
+    if is_transient(stderr):
+        text = "closed the connection before login (sshd MaxStartups reached, or this client is blocked)"
+        return error(target, text, verbose)
+    last = "\n".join(stderr.rstrip().splitlines()[-5:])
+    return error(target, f"cannot be reached over ssh:\n{last}" if last else "closed the connection", verbose)
+
+
+def _denied(target: InventoryHost, stderr: str, user: str, methods: str) -> HostError:
+    """Permission denied, with what ssh says of the key, and what to do about that."""
+    key, path, where = target.key, shlex.quote(target.key), target.where or "the inventory"
+    text = f"permission denied for {user or 'this user'}{f' with the key {key}' if key else ''} ({methods})"
+    if trouble := re.search(r"^(.*(?:not accessible|Load key|Permissions \S+ for).*)$", stderr, re.MULTILINE):
         text = f"{text}: {trouble[1].strip()}"
-    path = shlex.quote(target.key)
-    if "UNPROTECTED PRIVATE KEY FILE" in said and target.key:
+    if key and "UNPROTECTED PRIVATE KEY FILE" in stderr:
         return error(target, text, f"chmod 600 {path}")
-    if "not accessible: No such file" in said and target.key:
-        where = target.where or "the inventory"
-        return error(target, text, f"say another `key=` in {where}, or make this one: ssh-keygen -t ed25519 -f {path}")
-    port = ("-p", str(target.port)) if target.port else ()
+    if key and "not accessible: No such file" in stderr:
+        return error(target, text, f"set another `key=` in {where}, or create it: ssh-keygen -t ed25519 -f {path}")
     login = f"{user}@{destination(target)}" if user else destination(target)
-    copy = shlex.join(("ssh-copy-id", *(("-i", target.key) if target.key else ()), *port, login))
-    add = shlex.join(("ssh-add", *((target.key,) if target.key else ())))
-    return error(target, text, f"{copy}; or where the key has a passphrase: {add}")
+    copy = shlex.join(("ssh-copy-id", *_identity(target), *_port(target), login))
+    return error(target, text, f"{copy}; or, for a key with a passphrase: ssh-add {path if key else ''}".rstrip())
 
 
-def _strange_shell(target: InventoryHost, _said: str, found: re.Match[str]) -> HostError:
-    return error(
-        target,
-        f"has a login shell that does not read commands as POSIX shells do, as csh and tcsh: it says `{found[0]}`",
-        f"{command(target, '-t')} chsh -s /bin/sh",
-    )
+def _forget(target: InventoryHost, stderr: str) -> str:
+    """The command that removes the host's old key from the known_hosts file that ssh names."""
+    name = re.search(r"Host key for (\S+) has changed", stderr) or re.search(r'-R "([^"]+)"', stderr)
+    file = re.search(r"Offending \S+ key in (.+):\d+", stderr)
+    plain = destination(target) if target.port in (0, 22) else f"[{destination(target)}]:{target.port}"
+    return shlex.join(("ssh-keygen", *(("-f", file[1]) if file else ()), "-R", name[1] if name else plain))
 
 
-def _refused(target: InventoryHost, _said: str, found: re.Match[str]) -> HostError:
-    port = f"port {found[1]}" if found[1] else "its port"
-    return error(
-        target,
-        f"has no sshd on {port}: connection refused",
-        f"start sshd there, or say `port=` in {target.where or 'the inventory'}; {command(target, '-v')}",
-    )
+def _ping(target: InventoryHost) -> str:
+    return f"ping -c 3 {destination(target)}; {command(target, '-v')}"
 
 
-def _unreachable(target: InventoryHost, _said: str, found: re.Match[str]) -> HostError:
-    hint = f"ping -c 3 {destination(target)}; {command(target, '-v')}"
-    return error(target, f"cannot be reached: {found[0].strip().lower()}", hint)
+def _identity(target: InventoryHost) -> tuple[str, ...]:
+    return ("-i", target.key) if target.key else ()
 
 
-def _closed(target: InventoryHost, _said: str, _found: re.Match[str]) -> HostError:
-    return error(
-        target,
-        "hangs up before any login: its sshd is overrun (MaxStartups), or does not take this machine",
-        command(target, "-v"),
-    )
+def _port(target: InventoryHost) -> tuple[str, ...]:
+    return ("-p", str(target.port)) if target.port else ()
 
 
-_REASONS = (
-    (r"Host key verification failed|No \S+ host key is known", _unknown),
-    (r"Could not resolve hostname (.*)", _no_such_name),
-    (r"(?:(\S+)@\S+: )?Permission denied \((.*)\)", _denied),
-    (r"()(Too many authentication failures)", _denied),
-    (r"(?:port (\d+): )?Connection refused", _refused),
-    (r"(Connection|Operation) timed out|No route to host|Network is unreachable|port \d+ timed out", _unreachable),
-    (r"Unmatched ['\"`].*", _strange_shell),
-    (_CLOSED, _closed),
-)
-
-
-def ssh_reason(said: str) -> str:
-    """The line of ssh's words that says why."""
-    if "IDENTIFICATION HAS CHANGED" in said:
-        return "its host key is not the one pinned for it (REMOTE HOST IDENTIFICATION HAS CHANGED); not trusted"
-    lines = [line for line in said.splitlines() if line.strip()]
+def ssh_reason(stderr: str) -> str:
+    """The line of ssh's output that says why."""
+    if distrusted(stderr):
+        return "host key is not the pinned one (REMOTE HOST IDENTIFICATION HAS CHANGED)"
+    lines = [line for line in stderr.splitlines() if line.strip()]
     return lines[-1] if lines else "no answer"

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from labctl import accelerators
 from labctl.config.settings import Settings
 from labctl.engines.docker import DockerEngine
 from labctl.errors import HostError
 from labctl.images import base as base_image
-from labctl.images import catalog, gaudi, package_sources
+from labctl.images import catalog, package_sources
 from labctl.images.package_sources import PipSources
-from labctl.model import Pairs
+from labctl.model import HERE, Pairs
 from labctl.system import process
 from labctl.system.files import make_private
 
@@ -72,7 +73,7 @@ def build(request: BuildRequest, emit: Emit) -> dict[str, Any]:
     engine, tag, lock = request.engine, request.tag, _text(request.image, "lock")
     present = engine.image(tag)
     if present and catalog.INPUTS_LABEL not in (present["Config"].get("Labels") or {}):
-        where = f"on {engine.host}" if engine.connection else "here"
+        where = "here" if engine.host == HERE else f"on {engine.host}"
         raise HostError(f"image {tag} {where} is not labctl's; it is not replaced", hint="unset LAB_IMAGE")
     inputs = catalog.inputs_hash(request.image)
     wanted = package_sources.pins(_text(request.image, "in")) | package_sources.pins(lock)
@@ -131,10 +132,11 @@ def _base(request: BuildRequest, emit: Emit) -> str:
     """The image to build on, which the engine has by now: labctl's own, rebuilt if out of date, or the settings'."""
     name = catalog.base_of(request.image)
     if name is None:
-        if request.image == "habana" and request.base_image:
-            gaudi.require_match(request.base_image)
+        vendor = accelerators.modules().get(request.image)
+        if vendor and request.base_image:
+            vendor.require_image(request.base_image)
         return base_image.ensure(
-            request.base_image or catalog.base(request.image) or gaudi.base_of_host(),
+            request.base_image or catalog.base(request.image) or (vendor.base_image() if vendor else ""),
             chosen=bool(request.base_image),
             mirror=request.apt_mirror,
             directory=_state(request),
@@ -216,7 +218,7 @@ def _state(request: BuildRequest) -> Path:
 
 def _buildx(request: BuildRequest, arguments: list[str], emit: Emit) -> None:
     engine = request.engine
-    log = _state(request) / (f"build-{engine.host}.log" if engine.connection else "build.log")
+    log = _state(request) / ("build.log" if engine.host == HERE else f"build-{engine.host}.log")
     environment = _proxy_environment(request)
     run(catalog.dockerfile(request.image), arguments, environment, log, request.tag, emit, engine)
 

@@ -19,7 +19,7 @@ from labctl.images import catalog, local, remote
 from labctl.images.archive import Archive, ArchiveStream, Image, report, tagged
 from labctl.images.remote import HostImageState
 from labctl.model import Event
-from labctl.system.parallel import attempt
+from labctl.system.parallel import map_hosts
 from labctl.system.process import ProcessTimeout
 from labctl.system.progress import At, Progress, amount, listed, waiting_for
 
@@ -43,7 +43,7 @@ class ImageTargets:
 
     def image_states(self, image: str) -> tuple[dict[str, HostImageState], Failures]:
         """What each host has, and which did not answer."""
-        return attempt(lambda connection: remote.image_state(connection, tagged(image)), self.hosts)
+        return map_hosts(lambda connection: remote.image_state(connection, tagged(image)), self.hosts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,9 +103,9 @@ def deliver(
         emit(Event(kind="notice", text=line))
     sources = {one.source.host for one in transfers.values() if one.source}
     with waiting_for("loading", lambda text: emit(Event(kind="notice", text=text))) as loading:
-        _, failures = attempt(lambda one: install(one, loading, emit, keep=one.host in sources), transfers)
+        _, failures = map_hosts(lambda one: install(one, loading, emit, keep=one.host in sources), transfers)
     kept = {name: transfers[name] for name in sources if name not in failures}
-    attempt(lambda one: remote.remove(one.connection, one.file), kept)
+    map_hosts(lambda one: remote.remove(one.connection, one.file), kept)
     rejected = {name for name, failure in failures.items() if isinstance(failure, ImageRejected) and held[name]}
     if not rejected:
         return failures
@@ -122,7 +122,7 @@ def find_routes(direct: Iterable[Transfer]) -> dict[str, Transfer]:
         groups.setdefault(one.stream.key, []).append(one)
     large = (group for group in groups.values() if group[0].stream.size >= WORTH)
     pairs = {after.host: (before, after) for group in large for before, after in pairwise(group)}
-    reached, _ = attempt(
+    reached, _ = map_hosts(
         lambda pair: remote.reaches(pair[0].connection, pair[1].connection, pair[1].address, pair[1].state), pairs
     )
     routed: dict[str, Transfer] = {}
@@ -300,7 +300,7 @@ def build(image: str, targets: ImageTargets, build_on: Callable[[str], object], 
     lacking = {name: name for name, state in states.items() if state.image is None}
     for name in lacking:
         targets.emit(Event(kind="notice", text=f"{name}: image {image} not found; {doing} it", node=name))
-    return failures | attempt(build_on, lacking)[1]
+    return failures | map_hosts(build_on, lacking)[1]
 
 
 def alike(found: Mapping[str, Any] | None, other: Mapping[str, Any]) -> bool:

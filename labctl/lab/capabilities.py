@@ -14,8 +14,9 @@ from labctl.engines import Daemon
 from labctl.errors import HostError
 from labctl.model import Lab, Limits
 from labctl.system.files import write
+from labctl.system.hostpath import HostPath
 
-FILES = ".lab/engines"
+FILES = ".lab/engine-cache"
 """A file for each host."""
 
 
@@ -113,7 +114,7 @@ def require_files(lab: Lab) -> None:
         )
 
 
-def neighbours_lacking(lab: Lab, root: Path) -> tuple[int, int] | None:
+def neighbours_lacking(lab: Lab, root: HostPath) -> tuple[int, int] | None:
     """Entries that this host's neighbour table has, and those that the lab takes, where that is more.
 
     The kernel has one table for all containers together: arp(7), gc_thresh3.

@@ -1,4 +1,4 @@
-"""The hosts of a lab: this machine, or those that the settings list, reached over ssh for the time of one command."""
+"""The hosts of a lab: this machine, or those of the inventory, reached over ssh for the time of one command."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 
-from labctl import naming
+from labctl import accelerators, naming
 from labctl.accelerators import detect
 from labctl.config import inventory
 from labctl.config.context import Context
@@ -22,89 +21,111 @@ from labctl.engines import Backend, Daemon
 from labctl.engines.docker import DockerEngine
 from labctl.engines.multi import MultiHostEngine
 from labctl.errors import ConfigError, HostError, LabError, on_host, raise_all
-from labctl.hosts import facts as survey
-from labctl.hosts.ssh import Connection, connected
+from labctl.hosts import facts
+from labctl.hosts.ssh import Connection, LocalConnection, SshConnection, connected
 from labctl.images import catalog
 from labctl.lab import capabilities, device_requests, spec
-from labctl.model import HERE, LAUNCHER, Accelerator, Host, Lab, Limits, Network
+from labctl.model import HERE, LAUNCHER, Host, Lab, Network
 from labctl.system import files, routing
 from labctl.system.cached import once
-from labctl.system.parallel import attempt
+from labctl.system.hostpath import HostPath
+from labctl.system.parallel import map_hosts
+from labctl.system.procfs import ROOT
 
 # Seconds in which a host, and then its daemon, answers.
 REACHING = 20
 ANSWERING = 20
-TOLD = ".lab/told"
-"""What hosts told of themselves when they were last reached, relative to the lab directory: one that does not answer
-stays what it was, so that nothing changes for the others."""
+THIS_MACHINE = (InventoryHost(name=HERE),)
+"""The inventory of a lab on this machine."""
+FACTS = ".lab/facts"
+"""What hosts reported when they were last reached, in the lab directory: used for those that do not answer, so that
+nothing changes for the others."""
 FILES = ".labctl"
-"""Where a lab's files lie on a host, below the person's home there."""
+"""Where a lab's files are on a host, in the user's home directory there."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """What was found on the hosts, and what some of them lack for their nodes."""
+class DetectedHardware:
+    """The hosts as they were found, and those that lack what their nodes ask for."""
 
-    accelerator: Accelerator
+    accelerator: str
     hosts: tuple[Host, ...]
     lacking: Mapping[str, HostError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """The hosts and the way to them; without targets it is this machine. ``failed`` are those that do not answer."""
+    """The hosts of a lab, connected. This machine is a cluster of one host, named ``HERE``."""
 
     settings: Settings
     directory: Path
     engine: Backend
-    targets: tuple[InventoryHost, ...] = ()
-    """All that the list names, in its order."""
-    connections: Mapping[str, Connection] = field(default_factory=dict)
-    told: Mapping[str, survey.HostDump] = field(default_factory=dict)
-    """What hosts told, those that do not answer when they last did."""
+    inventory: tuple[InventoryHost, ...] = THIS_MACHINE
+    """All hosts of the lab, in order, also those that do not answer."""
+    connections: Mapping[str, Connection] = field(default_factory=lambda: {HERE: LocalConnection()})
+    dumps: Mapping[str, facts.HostDump] = field(default_factory=dict)
+    """What each host reported, those that do not answer when they were last reached."""
     failed: Mapping[str, HostError] = field(default_factory=dict)
+    """The hosts that do not answer or cannot take part."""
 
     @property
     def network(self) -> Network:
-        return "host" if len(self.targets) > 1 else "bridge"
+        return "host" if len(self.inventory) > 1 else "bridge"
+
+    @property
+    def shares_files(self) -> bool:
+        """Whether the hosts see the lab directory itself, so that nothing is pushed to them."""
+        return self.inventory == THIS_MACHINE or bool(self.settings.text("LAB_SHARED_DIR"))
+
+    @property
+    def remote_hosts(self) -> dict[str, Connection]:
+        """The connections to other machines whose engines answer."""
+        return {name: self.connections[name] for name in self.engine.hosts if name != HERE}
 
     @property
     def sent(self) -> dict[str, str]:
-        """Where the lab's files lie on the hosts that answer, as far as they were sent."""
-        return {host: path for host in self.engine.hosts if self.targets and (path := self.sent_to(host))}
+        """Where the lab's files are on the hosts that answer, as far as they are pushed."""
+        return {} if self.shares_files else {host: self.sent_to(host) for host in self.engine.hosts}
 
     def sent_to(self, host: str, name: str = "") -> str:
-        """Where the lab's files are on a host, of this name when they were sent; empty where it sees the lab directory.
+        """Where the lab's files are on a host, of this name when they were pushed; empty where it shares them.
 
-        Hosts may share a home: each has a directory of its own in it.
+        Hosts may share a home directory: each has a directory of its own in it.
         """
-        if self.settings.text("LAB_SHARED_DIR"):
+        if self.shares_files:
             return ""
-        return f"{self.told[host].facts['home']}/{FILES}/{self.settings.text('LAB_NAME')}.{name or host}"
+        return f"{self.dumps[host].home}/{FILES}/{self.settings.text('LAB_NAME')}.{name or host}"
+
+    def root(self, host: str) -> HostPath:
+        """The host's root directory, to read its /proc, /sys and /etc."""
+        return self.dumps[host].root if host in self.dumps else ROOT
 
     @property
-    def places(self) -> dict[str, str]:
-        """The containers that the settings ask for, and their hosts."""
-        return places(self.settings, self.targets)
+    def placement(self) -> dict[str, str]:
+        """The containers that the settings ask for, and the host of each."""
+        return placement(self.settings, self.inventory)
 
     @once
-    def facts(self) -> dict[str, survey.HostFacts]:
-        """What else is to be known of the hosts that ssh reaches."""
-        return {name: survey.facts_of(self.told[name], one.told_at) for name, one in self.connections.items()}
+    def facts(self) -> dict[str, facts.HostFacts]:
+        """What else is known of the hosts that ssh reaches."""
+        reached = {name: one for name, one in self.connections.items() if isinstance(one, SshConnection)}
+        return {name: self.dumps[name].facts_at(one.output_at) for name, one in reached.items()}
 
     @once
-    def _seen(self) -> Seen:
-        return look(self)
+    def _hardware(self) -> DetectedHardware:
+        return detect_hardware(self)
 
     @property
-    def accelerator(self) -> Accelerator:
-        """What the hosts have. Errors as ``look``."""
-        return self._seen.accelerator
+    def accelerator(self) -> str:
+        """What the hosts have. Errors as ``detect_hardware``."""
+        return self._hardware.accelerator
 
     @property
     def hosts(self) -> tuple[Host, ...]:
-        """The hosts as they were found, less those that were never reached. Errors as ``look``."""
-        return self._seen.hosts
+        """The hosts as they were found, less those that were never reached. Errors as ``detect_hardware``."""
+        return self._hardware.hosts
 
     @property
     def image(self) -> str:
@@ -112,181 +133,189 @@ class Cluster:
         wanted = self.settings.text("LAB_ACCELERATOR")
         return self.settings.text("LAB_IMAGE") or catalog.tag(self.accelerator if wanted == "auto" else wanted)
 
-    def equipped(self) -> Cluster:
-        """The site where hosts have failed, too, that lack what their nodes are to have. Errors as ``look``."""
-        return self.without({name: why for name, why in self._seen.lacking.items() if name not in self.failed})
+    def with_usable_hosts(self) -> Cluster:
+        """A copy without the hosts that lack what their nodes ask for. Errors as ``detect_hardware``."""
+        return self.excluding({name: why for name, why in self._hardware.lacking.items() if name not in self.failed})
 
-    def without(self, failed: Mapping[str, HostError]) -> Cluster:
-        """The site where these hosts have failed too: nothing more is asked of them. HostError where none is left."""
+    def excluding(self, failed: Mapping[str, HostError]) -> Cluster:
+        """A copy without the failed hosts. HostError where none is left."""
         if not failed:
             return self
         left = {name: self.engine.on(name) for name in self.engine.hosts if name not in failed}
         if not left:
             raise_all({**self.failed, **failed})
-        engine = fleet(self.settings, self.targets, left)
+        engine = engine_of(self.settings, self.inventory, left)
         return replace(self, engine=engine, failed={**self.failed, **failed})
 
     def daemon(self, host: Host) -> Daemon | None:
         """The host's engine; None where it did not answer."""
         return self.engine.on(host.name) if host.name in self.engine.hosts else None
 
-    def texts(self, host: Host) -> device_requests.Texts:
-        """What reads the texts in a folder of a host."""
-        return partial(survey.texts_in, self.told[host.name]) if self.targets else device_requests.texts_here
+    def map_engines(self, ask: Callable[[Host, Daemon], T]) -> tuple[dict[str, T], Cluster]:
+        """Ask all engines at once: the answers by host, and a copy without the hosts where that failed."""
 
-    def lab(self, hosts: tuple[Host, ...], granted: Limits) -> Lab:
-        """The lab on these hosts, with the limits that they grant."""
+        def work(host: Host) -> T:
+            with on_host(host.name):
+                return ask(host, self.engine.on(host.name))
+
+        done, failed = map_hosts(work, {host.name: host for host in self.hosts if self.daemon(host)})
+        return done, self.excluding(failed)
+
+    def lab(self, hosts: tuple[Host, ...]) -> Lab:
+        """The lab on these hosts, with the limits that they are known to grant."""
         return spec.build(
             self.settings,
             self.directory,
             self.accelerator,
             hosts,
-            granted,
+            capabilities.granted(self.settings, self.directory, [host.name for host in hosts]),
             network=self.network,
             owner=owner(),
-            lacking=self._seen.lacking,
+            lacking=self._hardware.lacking,
         )
 
 
 @contextmanager
-def opened(
-    context: Context, found: Settings, only: tuple[str, ...] = (), *, seconds: int = ANSWERING, demand: bool = True
+def connect(
+    context: Context, settings: Settings, only: tuple[str, ...] = (), *, seconds: int = ANSWERING, demand: bool = True
 ) -> Iterator[Cluster]:
     """The lab's hosts, or ``only`` some, for the time of the block; daemons have so many seconds for an answer.
 
-    HostError where none of them answers, unless that is not what is to be had (``demand``); ConfigError where two of
-    them are one machine.
+    HostError where no host answers, if one has to (``demand``); ConfigError where two of them are one machine.
     """
-    targets = listed(context.directory, found)
-    if not targets:
-        yield Cluster(settings=found, directory=context.directory, engine=DockerEngine(seconds=seconds))
+    every = read_inventory(context.directory, settings)
+    if every == THIS_MACHINE:
+        yield Cluster(settings=settings, directory=context.directory, engine=DockerEngine(seconds=seconds))
         return
-    chosen = tuple(target for target in targets if not only or target.name in only)
-    with connected(chosen, survey.SCRIPT, seconds=REACHING, waits=context.waits) as (reached, unreached):
-        heard, garbled = attempt(lambda one: survey.read(one.told, one.target.name), reached)
-        connections = {name: reached[name] for name in heard}
+    chosen = tuple(target for target in every if not only or target.name in only)
+    with connected(chosen, facts.script(), seconds=REACHING, waits=context.waits) as (reached, unreached):
+        dumps, invalid = map_hosts(lambda one: facts.read(one.output, one.target.name), reached)
+        connections = {name: reached[name] for name in dumps}
         daemons = {name: DockerEngine(connection, seconds=seconds) for name, connection in connections.items()}
-        engines, silent = attempt(DockerEngine.identity, daemons)
-        survey.require_apart(chosen, heard, engines)
-        failed = {**unreached, **garbled, **silent}
+        ids, silent = map_hosts(DockerEngine.identity, daemons)
+        facts.require_distinct(chosen, dumps, ids)
+        failed = {**unreached, **invalid, **silent}
         if demand and len(failed) == len(chosen):
             raise_all(failed)
         for name, connection in connections.items():
-            files.write(context.directory / TOLD / name, connection.told)
-        earlier = {name: remembered(context.directory, name) for name in (one.name for one in targets)}
-        told = {name: one for name, one in earlier.items() if one}
+            files.write(context.directory / FACTS / name, connection.output)
+        last = {target.name: last_dump(context.directory, target.name) for target in every}
         answering = {name: daemon for name, daemon in daemons.items() if name not in failed}
         yield Cluster(
-            settings=found,
+            settings=settings,
             directory=context.directory,
-            engine=fleet(found, targets, answering),
-            targets=targets,
+            engine=engine_of(settings, every, answering),
+            inventory=every,
             connections=connections,
-            told={**told, **heard},
+            dumps={**{name: dump for name, dump in last.items() if dump}, **dumps},
             failed=failed,
         )
 
 
-def listed(directory: Path, found: Settings) -> tuple[InventoryHost, ...]:
-    """The hosts that the settings list; none for this machine."""
-    name = found.text("LAB_HOSTS")
-    return inventory.read(directory / Path(name).expanduser(), name) if name else ()
+def read_inventory(directory: Path, settings: Settings) -> tuple[InventoryHost, ...]:
+    """The hosts that the settings list, or this machine."""
+    name = settings.text("LAB_HOSTS")
+    return inventory.read(directory / Path(name).expanduser(), name) if name else THIS_MACHINE
 
 
-def places(found: Settings, targets: tuple[InventoryHost, ...]) -> dict[str, str]:
-    """The containers that the settings ask for, by name, and the hosts that are to have them."""
-    names = [target.name for target in targets] or [HERE]
+def placement(settings: Settings, hosts: tuple[InventoryHost, ...]) -> dict[str, str]:
+    """The containers that the settings ask for, by name, and the host of each."""
+    names = [host.name for host in hosts]
     if len(names) == 1:
-        names *= found.number("LAB_NODES")
+        names *= settings.number("LAB_NODES")
     return {LAUNCHER: names[0], **{f"worker-{number}": name for number, name in enumerate(names)}}
 
 
-def fleet(found: Settings, targets: tuple[InventoryHost, ...], daemons: Mapping[str, Daemon]) -> MultiHostEngine:
+def engine_of(settings: Settings, hosts: tuple[InventoryHost, ...], daemons: Mapping[str, Daemon]) -> MultiHostEngine:
     """These daemons as one engine."""
-    name = found.text("LAB_NAME")
-    return MultiHostEngine(
-        daemons, {naming.container_of(name, node): host for node, host in places(found, targets).items()}
-    )
+    name = settings.text("LAB_NAME")
+    places = {naming.container_of(name, node): host for node, host in placement(settings, hosts).items()}
+    return MultiHostEngine(daemons, places)
 
 
-def remembered(directory: Path, name: str) -> survey.HostDump | None:
-    """What a host told when it was last reached; None where it never was."""
+def last_dump(directory: Path, host: str) -> facts.HostDump | None:
+    """What a host reported when it was last reached; None where it never was."""
     try:
-        return survey.read((directory / TOLD / name).read_text(encoding="utf-8"), name)
+        return facts.read((directory / FACTS / host).read_text(encoding="utf-8"), host)
     except (OSError, HostError):
         return None
 
 
-def look(where: Cluster) -> Seen:
+def detect_hardware(cluster: Cluster) -> DetectedHardware:
     """The accelerator, which all hosts must have, and the hosts as they were found.
 
     A host that was never reached is left out. HostError where that is the first one, which has the launcher. Where
     all of them lack the devices that the settings ask for, the settings are wrong: the error is that of the first.
     """
-    wanted = where.settings.text("LAB_ACCELERATOR")
-    if not where.targets:
-        accelerator, here = detect.observe(wanted)
-        return Seen(accelerator=accelerator, hosts=(here,))
-    require_shared(where)
-    first = where.targets[0].name
-    if first not in where.told:
-        raise where.failed[first]
-    known = [(number, target) for number, target in enumerate(where.targets) if target.name in where.told]
-    ways = ways_of(where, [target for _, target in known])
-    seen = []
+    accelerator = cluster.settings.text("LAB_ACCELERATOR")
+    require_shared(cluster)
+    known = [one for one in enumerate(cluster.inventory) if one[1].name in (HERE, *cluster.dumps)]
+    if not known or known[0][0] != 0:
+        raise cluster.failed[cluster.inventory[0].name]
+    endpoints = endpoints_of(cluster, [target for _, target in known])
+    hosts: list[Host] = []
     lacking: dict[str, LabError] = {}
-    with files.scratch() as scratch:
-        for number, target in known:
-            told = where.told[target.name]
-            root = survey.lay_out(told, scratch / str(number))
+    for number, target in known:
+        dump = cluster.dumps.get(target.name)
+        try:
+            accelerator, host = observe(accelerator, dump)
+        except HostError as error:
+            lacking[target.name] = error
+            _, host = observe(accelerators.CPU, dump)
+        endpoint = endpoints.get(target.name)
+        host = replace(
+            host,
+            number=number,
+            slots=target.slots,
+            address=endpoint.address if endpoint else "",
+            interface=endpoint.interface if endpoint else host.interface,
+            directory=cluster.sent_to(target.name),
+        )
+        if cluster.network == "host" and target.name not in lacking:
             try:
-                wanted, host = survey.host_of(told, root, wanted)
-            except HostError as error:
+                spec.node_of(cluster.settings, accelerator, host)
+            except LabError as error:
                 lacking[target.name] = error
-                host = survey.host_of(told, root, "cpu")[1]
-            way = ways.get(target.name)
-            host = replace(
-                host,
-                number=number,
-                slots=target.slots,
-                address=way.address if way else "",
-                interface=way.interface if way else host.interface,
-                directory=where.sent_to(target.name),
-            )
-            if where.network == "host" and target.name not in lacking:
-                try:
-                    spec.node_of(where.settings, cast(Accelerator, wanted), host)
-                except LabError as error:
-                    lacking[target.name] = error
-            seen.append(host)
-    if len(lacking) == len(seen):
+        hosts.append(host)
+    if len(lacking) == len(hosts):
         raise next(iter(lacking.values()))
-    return Seen(accelerator=cast(Accelerator, wanted), hosts=tuple(seen), lacking=named(lacking))
+    errors = {name: HostError(f"{name}: {why.message}", hint=why.hint, node=name) for name, why in lacking.items()}
+    return DetectedHardware(accelerator=accelerator, hosts=tuple(hosts), lacking=errors)
 
 
-def named(lacking: Mapping[str, LabError]) -> dict[str, HostError]:
-    """What each of these hosts lacks, as the host's failure."""
-    return {name: HostError(f"{name}: {why.message}", hint=why.hint, node=name) for name, why in lacking.items()}
+def observe(wanted: str, dump: facts.HostDump | None) -> tuple[str, Host]:
+    """The accelerator, and the host that reported this or else this machine.
+
+    HostError where it has no device of the wanted kind.
+    """
+    if dump is None:
+        return detect.observe(wanted)
+    try:
+        with facts.valid(dump.host):
+            accelerator, host = detect.observe(wanted, dump.root)
+            uid, _, gid = dump.user
+            return accelerator, replace(host, name=dump.host, home=dump.home, uid=uid, gid=gid)
+    except HostError as error:
+        raise HostError(error.message, hint=error.hint, node=dump.host) from error
 
 
-def ways_of(where: Cluster, targets: list[InventoryHost]) -> dict[str, routing.Way]:
+def endpoints_of(cluster: Cluster, hosts: list[InventoryHost]) -> dict[str, routing.Endpoint]:
     """How several hosts reach each other, by name; a host alone needs nothing."""
-    if where.network == "bridge":
+    if cluster.network == "bridge":
         return {}
-    networks = [survey.network_of(where.told[target.name]) for target in targets]
-    asked = [
-        routing.Peer(name=target.name, network=network, iface=target.iface, where=target.where)
-        for target, network in zip(targets, networks, strict=True)
+    members = [
+        routing.ClusterMember(name=one.name, network=cluster.dumps[one.name].network, iface=one.iface, where=one.where)
+        for one in hosts
     ]
-    return dict(zip((target.name for target in targets), routing.ways(asked), strict=True))
+    return dict(zip((one.name for one in hosts), routing.endpoints(members), strict=True))
 
 
-def require_shared(where: Cluster) -> None:
+def require_shared(cluster: Cluster) -> None:
     """ConfigError where the lab is not in the directory that the hosts are said to share."""
-    shared = where.settings.text("LAB_SHARED_DIR")
-    if shared and not where.directory.is_relative_to(shared):
+    shared = cluster.settings.text("LAB_SHARED_DIR")
+    if shared and cluster.inventory != THIS_MACHINE and not cluster.directory.is_relative_to(shared):
         raise ConfigError(
-            f"LAB_SHARED_DIR is {shared}, and the lab is in {where.directory}, which the hosts do not see",
+            f"LAB_SHARED_DIR is {shared}, and the lab is in {cluster.directory}, which the hosts do not see",
             hint=f"move the lab below {shared}, or unset LAB_SHARED_DIR in .env: then its files are sent",
         )
 
@@ -300,72 +329,64 @@ def owner() -> str:
     return f"{person}@{socket.gethostname()}"
 
 
-T = TypeVar("T")
+def load_lab(context: Context, cluster: Cluster, *, ask: bool = True, refresh: bool = False) -> tuple[Lab, Cluster]:
+    """The lab that the settings describe, on its hosts as they are; and the cluster without failed hosts.
 
-
-def load_lab(context: Context, where: Cluster, *, ask: bool = True, anew: bool = False) -> tuple[Lab, Cluster]:
-    """The lab that the settings describe, on its hosts as they are; and the site less those that cannot be part of it.
-
-    Their engines are asked what they can do, side by side, unless what was found out before is to count; what an
-    earlier trial said of devices is tried ``anew`` for doctor.
+    The engines are asked what they can do, all at once, unless what was found out before is enough (``ask``); what an
+    earlier probe said of devices is probed again (``refresh``) for doctor.
     """
-    where = where.equipped()
-    hosts = {host.name: device_requests.remembered(host, where.directory) for host in where.hosts}
+    cluster = cluster.with_usable_hosts()
+    settings, directory = cluster.settings, cluster.directory
+    hosts = {host.name: device_requests.remembered(host, directory) for host in cluster.hosts}
     if ask:
-        settled, where = of_engines(where, partial(settled_on, where, anew=anew))
-        hosts |= settled
-        refused, where = of_engines(where, partial(limits_refused, where))
-        for name, those in refused.items():
-            if those:
+
+        def resolve(host: Host, engine: Daemon) -> Host:
+            return device_requests.resolve_device_request(
+                settings,
+                cluster.accelerator,
+                host,
+                directory,
+                cluster.image,
+                engine,
+                refresh=refresh,
+                root=cluster.root(host.name),
+            )
+
+        resolved, cluster = cluster.map_engines(resolve)
+        hosts |= resolved
+        refused, cluster = cluster.map_engines(
+            lambda host, engine: capabilities.probe(settings, directory, cluster.image, host.name, engine)
+        )
+        for name, limits in refused.items():
+            if limits:
                 who = "this host" if name == HERE else name
-                context.warn(f"{who} cannot raise {', '.join(those)} for a container: its own limit stays in force")
-    lab = lab_on(where, tuple(hosts.values()))
+                context.warn(f"{who} cannot raise {', '.join(limits)} for a container: its own limit stays in force")
+    lab = cluster.lab(tuple(hosts.values()))
     if ask and capabilities.lacks_files(lab):
-        _, where = of_engines(where, lambda host, engine: capabilities.ask_files(lab, host.name, engine))
-    return capabilities.with_files(lab), where
+        _, cluster = cluster.map_engines(lambda host, engine: capabilities.ask_files(lab, host.name, engine))
+    return capabilities.with_files(lab), cluster
 
 
-def foresee_lab(where: Cluster) -> tuple[Lab, Cluster]:
-    """The lab as `up` would make it, as far as can be told without a trial, and the site as ``load_lab``.
+def preview_lab(cluster: Cluster) -> tuple[Lab, Cluster]:
+    """The lab as `up` would make it, as far as can be told without a probe, and the cluster as ``load_lab``.
 
-    No engine need answer.
+    No engine needs to answer.
     """
-    where = where.equipped()
-    hosts = where.hosts
-    if where.accelerator == "nvidia":
-        foreseen, _ = attempt(partial(foreseen_on, where), {host.name: host for host in hosts})
-        hosts = tuple(foreseen.values())
-    return capabilities.with_files(lab_on(where, hosts)), where
+    cluster = cluster.with_usable_hosts()
+    hosts = cluster.hosts
+    if accelerators.get(cluster.accelerator).engine.is_open:
 
+        def preview(host: Host) -> Host:
+            request, _ = device_requests.foreseen(
+                cluster.settings,
+                cluster.accelerator,
+                host,
+                cluster.directory,
+                cluster.daemon(host),
+                cluster.root(host.name),
+            )
+            return replace(host, request=request)
 
-def lab_on(where: Cluster, hosts: tuple[Host, ...]) -> Lab:
-    """The lab on these hosts, with the limits that they are known to grant."""
-    return where.lab(hosts, capabilities.granted(where.settings, where.directory, [host.name for host in hosts]))
-
-
-def settled_on(where: Cluster, host: Host, engine: Daemon, *, anew: bool) -> Host:
-    found, texts = where.settings, where.texts(host)
-    return device_requests.settled(
-        found, where.accelerator, host, where.directory, where.image, engine, anew=anew, texts=texts
-    )
-
-
-def foreseen_on(where: Cluster, host: Host) -> Host:
-    engine, texts = where.daemon(host), where.texts(host)
-    request, _ = device_requests.foreseen(where.settings, host, where.directory, engine, texts)
-    return replace(host, request=request)
-
-
-def limits_refused(where: Cluster, host: Host, engine: Daemon) -> tuple[str, ...]:
-    return capabilities.probe(where.settings, where.directory, where.image, host.name, engine)
-
-
-def of_engines(where: Cluster, ask: Callable[[Host, Daemon], T]) -> tuple[dict[str, T], Cluster]:
-    """What comes of asking all engines side by side, by host; and the site less those where that failed."""
-
-    def work(host: Host) -> T:
-        with on_host(host.name):
-            return ask(host, where.engine.on(host.name))
-
-    done, failed = attempt(work, {host.name: host for host in where.hosts if where.daemon(host)})
-    return done, where.without(failed)
+        previewed, _ = map_hosts(preview, {host.name: host for host in hosts})
+        hosts = tuple(previewed.values())
+    return capabilities.with_files(cluster.lab(hosts)), cluster

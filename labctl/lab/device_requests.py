@@ -1,80 +1,70 @@
-"""How an engine is asked for the devices of a lab: chosen by what it says, tried where it does not say.
+"""How an engine is asked for the devices of a lab: chosen by what it says, probed where it does not say.
 
-NVIDIA: CDI before all, since what it gives outlives `systemctl daemon-reload`, which takes devices from containers
-that got them by a hook; then reservations; then the runtime, which is all that some engines have. Gaudi has only its
-runtime.
+CDI before all, since what it gives outlives `systemctl daemon-reload`, which takes devices from containers that got
+them by a hook; then reservations; then the vendor's runtime, which is all that some engines have.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from labctl.accelerators.nvidia import CDI_KIND
+from labctl import accelerators
+from labctl.accelerators import EngineAccess
 from labctl.config.settings import Settings
 from labctl.engines import Daemon
 from labctl.errors import HostError, LabError
 from labctl.lab import capabilities
 from labctl.lab import spec as lab
-from labctl.model import Accelerator, Device, Host, Request
+from labctl.model import Device, Host, Request
+from labctl.system import procfs
+from labctl.system.hostpath import HostPath
+from labctl.system.procfs import ROOT
 
 ASSUMED: Request = "reservation"
 KEY = "request"
 
 
-Texts = Callable[[str], Mapping[str, str]]
-"""What the files of a folder hold, by name."""
-
-
-def texts_here(folder: str) -> dict[str, str]:
-    """The files of a folder of this machine, less those that are no text."""
-    found = {}
-    for path in sorted(Path(folder).glob("*")):
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            found[path.name] = path.read_text(encoding="utf-8")
-    return found
-
-
-def settled(
-    found: Settings,
-    accelerator: Accelerator,
+def resolve_device_request(
+    settings: Settings,
+    accelerator: str,
     host: Host,
     directory: Path,
     image: str,
     engine: Daemon | None,
     *,
-    anew: bool = False,
-    texts: Texts = texts_here,
+    refresh: bool = False,
+    root: HostPath = ROOT,
 ) -> Host:
-    """The host with the way that its engine is to be asked for devices. HostError where the engine has none.
+    """The host with the way that its engine is asked for devices. HostError where the engine has none.
 
-    What only a trial can tell is kept per daemon until it is tried ``anew``; without an engine, what was kept counts.
-    ``texts`` reads the folders of the engine's host.
+    What only a probe can tell is kept per daemon until ``refresh``; without an engine, what was kept counts. ``root``
+    is the root directory of the engine's host.
     """
+    access = accelerators.get(accelerator).engine
     if not engine or not host.devices:
         return remembered(host, directory)
-    information = engine.information()
-    if accelerator == "habana":
-        require_habana(information)
-    if accelerator != "nvidia":
+    require_runtime(accelerator, host, engine)
+    if not access.is_open:
         return host
+    information = engine.information()
     known = capabilities.kept(directory, host.name, engine).get(KEY)
-    devices = wanted(found, host)
+    devices = wanted(settings, accelerator, host)
     request: Request | None
-    if has_cdi(information, devices, texts):
+    if has_cdi(information, access.cdi, devices, root):
         request = "cdi"
-    elif known in {"reservation", "runtime"} and not anew:
+    elif known in {"reservation", "runtime"} and not refresh:
         request = known
     else:
-        request = tried(engine, information, found.text("LAB_NAME"), image, devices)
+        request = probe_device_request(engine, access, settings.text("LAB_NAME"), image, devices)
     if request != known:
         # What was kept holds no more, even where nothing takes its place.
         capabilities.keep(directory, host.name, engine, **{KEY: request})
     if request is None:
-        raise no_way(information, devices)
+        raise no_way(access, information, devices)
     return replace(host, request=request)
 
 
@@ -83,48 +73,58 @@ def remembered(host: Host, directory: Path) -> Host:
     return replace(host, request=capabilities.kept(directory, host.name, None).get(KEY) or ASSUMED)
 
 
-def tried(
-    engine: Daemon, information: dict[str, Any], lab_name: str, image: str, devices: tuple[Device, ...]
+def probe_device_request(
+    engine: Daemon, access: EngineAccess, lab_name: str, image: str, devices: tuple[Device, ...]
 ) -> Request | None:
     """Reservations where the engine knows their driver, else the runtime; None where it has neither.
 
-    HostError where the trial fails for another reason, which says nothing of either.
+    HostError where the probe fails for another reason, which says nothing of either.
     """
-    if engine.reserves(lab_name, image, "nvidia", tuple(device.id for device in devices)):
+    if access.driver and engine.reserves(lab_name, image, access.driver, tuple(device.id for device in devices)):
         return "reservation"
-    return "runtime" if "nvidia" in runtimes(information) else None
+    return "runtime" if access.runtime in runtimes(engine.information()) else None
 
 
-def no_way(information: dict[str, Any], devices: tuple[Device, ...]) -> HostError:
-    """What is said of an engine that has none of the ways."""
+def no_way(access: EngineAccess, information: dict[str, Any], devices: tuple[Device, ...]) -> HostError:
+    """The error of an engine that has none of the ways."""
     ids = tuple(device.id for device in devices)
     folders = tuple(information.get("CDISpecDirs") or ())
-    return HostError(
-        f"the engine has no way to give a container NVIDIA GPU {', '.join(ids)}: no CDI device {CDI_KIND}={ids[0]} "
-        f"({'in ' + ', '.join(folders) if folders else 'its CDI is off'}), no device driver `nvidia` for reservations, "
-        f"no runtime `nvidia` (it has {', '.join(runtimes(information))})",
-        hint="install NVIDIA Container Toolkit, then `nvidia-ctk runtime configure --runtime=docker` and restart Docker"
-        + (f"; or `nvidia-ctk cdi generate --output={folders[0]}/nvidia.yaml`" if folders else ""),
-    )
+    searched = f"in {', '.join(folders)}" if folders else "its CDI is off"
+    missing = {
+        "cdi": f"no CDI device {access.cdi}={ids[0]} ({searched})",
+        "reservation": f"no device driver `{access.driver}` for reservations",
+        "runtime": f"no runtime `{access.runtime}` (it has {', '.join(runtimes(information))})",
+    }
+    generate = f"; or `{access.generate_cdi.format(folder=folders[0])}`" if access.generate_cdi and folders else ""
+    no = ", ".join(missing[way] for way in access.ways)
+    what = f"the engine has no way to give a container {access.noun} {', '.join(ids)}: {no}"
+    return HostError(what, hint=access.hint + generate)
 
 
 def described(
-    found: Settings, accelerator: Accelerator, host: Host, directory: Path, engine: Daemon | None
+    settings: Settings, accelerator: str, host: Host, directory: Path, engine: Daemon | None
 ) -> tuple[str, str]:
-    """How devices are asked for, and who says so; nothing is tried, and no engine need answer."""
-    if accelerator != "nvidia":
-        ways = {"habana": "runtime habana", "intel": "device files"}
-        return ways.get(accelerator, "none"), f"accelerator {accelerator}"
-    return foreseen(found, host, directory, engine)
+    """How devices are asked for, and who says so; nothing is probed, and no engine need answer."""
+    access = accelerators.get(accelerator).engine
+    if access.is_open:
+        return foreseen(settings, accelerator, host, directory, engine)
+    files = "none" if accelerator == accelerators.CPU else "device files"
+    return f"runtime {access.runtime}" if access.runtime else files, f"accelerator {accelerator}"
 
 
 def foreseen(
-    found: Settings, host: Host, directory: Path, engine: Daemon | None, texts: Texts = texts_here
+    settings: Settings,
+    accelerator: str,
+    host: Host,
+    directory: Path,
+    engine: Daemon | None,
+    root: HostPath = ROOT,
 ) -> tuple[Request, str]:
-    """How `up` would ask for GPUs as far as can be told without a trial, and who says so; no engine need answer."""
+    """How `up` would ask for devices as far as can be told without a probe, and who says so; no engine need answer."""
     known = capabilities.kept(directory, host.name, None).get(KEY)
     with contextlib.suppress(LabError):
-        if engine and has_cdi(engine.information(), wanted(found, host), texts):
+        kind = accelerators.get(accelerator).engine.cdi
+        if engine and has_cdi(engine.information(), kind, wanted(settings, accelerator, host), root):
             return "cdi", "engine"
         if engine:
             known = capabilities.kept(directory, host.name, engine).get(KEY)
@@ -133,27 +133,18 @@ def foreseen(
     return (known, "engine, when it was tried") if known else (ASSUMED, "assumed until `labctl up` tries it")
 
 
-def wanted(found: Settings, host: Host) -> tuple[Device, ...]:
-    """The GPUs that the settings pick."""
-    return lab.chosen_devices("nvidia", host, found.text("LAB_DEVICES"))
+def wanted(settings: Settings, accelerator: str, host: Host) -> tuple[Device, ...]:
+    """The devices that the settings pick."""
+    return lab.chosen_devices(accelerator, host, settings.text("LAB_DEVICES"))
 
 
-def require_runtime(accelerator: Accelerator, host: Host, engine: Daemon) -> None:
+def require_runtime(accelerator: str, host: Host, engine: Daemon) -> None:
     """HostError where the engine lacks what can be told without an image: before one is built for nothing."""
-    if accelerator == "habana" and host.devices:
-        require_habana(engine.information())
-
-
-def require_habana(information: dict[str, Any]) -> None:
-    """HostError where the engine does not know Gaudi's runtime."""
-    if "habana" not in runtimes(information):
-        raise HostError(
-            "the engine has no runtime `habana`, which brings Gaudis into containers "
-            f"(it has {', '.join(runtimes(information))})",
-            hint="install habanalabs-container-runtime, put "
-            '"runtimes": {"habana": {"path": "/usr/bin/habana-container-runtime"}} into /etc/docker/daemon.json '
-            "and restart Docker",
-        )
+    access = accelerators.get(accelerator).engine
+    if access.ways == ("runtime",) and host.devices:
+        information = engine.information()
+        if access.runtime not in runtimes(information):
+            raise no_way(access, information, host.devices)
 
 
 def runtimes(information: dict[str, Any]) -> tuple[str, ...]:
@@ -161,13 +152,13 @@ def runtimes(information: dict[str, Any]) -> tuple[str, ...]:
     return tuple(sorted(information.get("Runtimes") or ()))
 
 
-def has_cdi(information: dict[str, Any], devices: tuple[Device, ...], texts: Texts = texts_here) -> bool:
-    """Whether the engine has every one of these GPUs as a CDI device."""
-    names = {f"{CDI_KIND}={device.id}" for device in devices}
-    return names <= set(cdi_devices(information, texts))
+def has_cdi(information: dict[str, Any], kind: str, devices: tuple[Device, ...], root: HostPath = ROOT) -> bool:
+    """Whether the engine has every one of these devices as a CDI device of that kind."""
+    names = {f"{kind}={device.id}" for device in devices}
+    return bool(kind) and names <= set(cdi_devices(information, root))
 
 
-def cdi_devices(information: dict[str, Any], texts: Texts) -> Iterator[str]:
+def cdi_devices(information: dict[str, Any], root: HostPath) -> Iterator[str]:
     """Full names of the CDI devices that the engine says it has, or, where it is too old to say, that its folders hold.
 
     Source: Docker Engine API 1.50 (DiscoveredDevices); CDI's SPEC.md.
@@ -176,8 +167,8 @@ def cdi_devices(information: dict[str, Any], texts: Texts) -> Iterator[str]:
         yield from (device["ID"] for device in discovered if device.get("Source") == "cdi")
         return
     for folder in information.get("CDISpecDirs") or ():
-        for name, text in texts(folder).items():
-            spec = read_spec(text) if name.endswith((".json", ".yaml")) else {}
+        for path in sorted((root / folder.lstrip("/")).glob("*")):
+            spec = read_spec(procfs.read(path)) if path.name.endswith((".json", ".yaml")) else {}
             yield from (f"{spec['kind']}={device.get('name')}" for device in spec.get("devices", ()))
 
 

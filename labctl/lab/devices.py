@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from labctl import accelerators, errors
 from labctl.accelerators import leases
-from labctl.accelerators.detect import ROOT, Person, groups, observe
+from labctl.accelerators.detect import groups, observe
 from labctl.accelerators.vendor_tools import Run, describe, run_here
 from labctl.config.context import Context
 from labctl.config.settings import Settings
 from labctl.engines.docker import DockerEngine
 from labctl.errors import HostError, LabError
-from labctl.hosts import facts
-from labctl.lab import cluster, device_requests, spec
-from labctl.lab.cluster import Cluster
+from labctl.hosts.ssh import Connection
+from labctl.lab import device_requests, spec
+from labctl.lab.cluster import Cluster, connect, preview_lab
 from labctl.model import HERE, Device, Fabric, Node
-from labctl.system import files, procfs
+from labctl.system import procfs
+from labctl.system.hostpath import HostPath
+from labctl.system.process import CompletedProcess
+from labctl.system.procfs import ROOT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +96,7 @@ class EffectiveSettings:
     resolved: tuple[ResolvedSetting, ...]
 
 
-def of_host(settings: Settings, directory: Path, root: Path = ROOT) -> HostDevices:
+def of_host(settings: Settings, directory: Path, root: HostPath = ROOT) -> HostDevices:
     """The devices of this host, and the nodes of the lab in this directory if it is one."""
     accelerator, _ = choice(settings, root)
     nodes, problem = nodes_of(settings, directory, root) if accelerator else ((), "")
@@ -105,8 +109,7 @@ def detect(
     problem: str,
     *,
     name: str = HERE,
-    root: Path = ROOT,
-    person: Person | None = None,
+    root: HostPath = ROOT,
     run: Run = run_here,
 ) -> HostDevices:
     """The devices of a host whose files are below ``root``, and the lab's nodes on it or the ``problem`` with them.
@@ -135,7 +138,7 @@ def detect(
             for device in describe(kind, devices, run)
         ),
         drivers={kind: accelerators.get(kind).driver(root) for kind in found},
-        groups=groups(tuple(device for devices in found.values() for device in devices), root, person),
+        groups=groups(tuple(device for devices in found.values() for device in devices), root),
         infiniband=procfs.infiniband(root),
         fabrics=procfs.fabrics(root),
         nodes=tuple(
@@ -151,7 +154,7 @@ def detect(
     )
 
 
-def choice(settings: Settings, root: Path = ROOT) -> tuple[str | None, str]:
+def choice(settings: Settings, root: HostPath = ROOT) -> tuple[str | None, str]:
     """The accelerator of a lab with these settings on this host, and why; None if the wanted kind was not found."""
     wanted = settings.text("LAB_ACCELERATOR")
     try:
@@ -164,7 +167,7 @@ def choice(settings: Settings, root: Path = ROOT) -> tuple[str | None, str]:
     return chosen.name, f"auto: {'; '.join((chosen.why, *missed))}"
 
 
-def nodes_of(settings: Settings, directory: Path, root: Path) -> tuple[tuple[Node, ...], str]:
+def nodes_of(settings: Settings, directory: Path, root: HostPath) -> tuple[tuple[Node, ...], str]:
     """The nodes of the lab in this directory, or the problem with them; neither if it is not a lab directory."""
     if not (directory / ".env").is_file():
         return (), ""
@@ -180,46 +183,43 @@ def devices(context: Context) -> DeviceReport:
     settings = context.settings()
     if not settings.text("LAB_HOSTS"):
         return DeviceReport((of_host(settings, context.directory),))
-    with cluster.opened(context, settings, demand=False) as connected:
-        if not connected.connections:
-            errors.raise_all(connected.failed)
-        for error in connected.failed.values():
+    with connect(context, settings, demand=False) as cluster:
+        if not cluster.connections:
+            errors.raise_all(cluster.failed)
+        for error in cluster.failed.values():
             context.warn(error.message)
-        return DeviceReport(of_cluster(connected))
+        return DeviceReport(of_cluster(cluster))
 
 
-def of_cluster(connected: Cluster) -> tuple[HostDevices, ...]:
+def of_cluster(cluster: Cluster) -> tuple[HostDevices, ...]:
     """The devices of each host that ssh reaches, in the order of the inventory."""
-    nodes, problems = nodes_by_host(connected)
-    with files.scratch() as scratch:
-        return tuple(
-            detect(
-                connected.settings,
-                tuple(node for node in nodes if node.host == name),
-                problems.get(name, ""),
-                name=name,
-                root=facts.lay_out(connected.told[name], scratch / str(number)),
-                person=facts.person_of(connected.told[name]),
-                run=tool_on(connected, name),
-            )
-            for number, name in enumerate(connected.connections)
+    nodes, problems = nodes_by_host(cluster)
+    return tuple(
+        detect(
+            cluster.settings,
+            tuple(node for node in nodes if node.host == name),
+            problems.get(name, ""),
+            name=name,
+            root=cluster.root(name),
+            run=partial(run_on, connection),
         )
+        for name, connection in cluster.connections.items()
+    )
 
 
-def nodes_by_host(connected: Cluster) -> tuple[tuple[Node, ...], dict[str, str]]:
+def nodes_by_host(cluster: Cluster) -> tuple[tuple[Node, ...], dict[str, str]]:
     """The lab's nodes, and the problem per host that can have none."""
     try:
-        lab, able = cluster.foresee_lab(connected)
+        lab, able = preview_lab(cluster)
     except LabError as error:
-        return (), dict.fromkeys(connected.connections, error.message)
-    problems = {name: error.message for name, error in able.failed.items() if name not in connected.failed}
+        return (), dict.fromkeys(cluster.connections, error.message)
+    problems = {name: error.message for name, error in able.failed.items() if name not in cluster.failed}
     return tuple(node for node in lab.nodes if node.host not in problems), problems
 
 
-def tool_on(connected: Cluster, name: str) -> Run:
-    """A runner of vendor tools on a host."""
-    connection = connected.connections[name]
-    return lambda argv, seconds: connection.run('exec "$@"', *argv, timeout=seconds, check=False)
+def run_on(connection: Connection, argv: Sequence[str], seconds: float) -> CompletedProcess:
+    """Run a vendor's tool on a host, whatever its exit code."""
+    return connection.run('exec "$@"', *argv, timeout=seconds, check=False)
 
 
 def effective_settings(context: Context) -> EffectiveSettings:
@@ -244,21 +244,19 @@ def resolve(context: Context, settings: Settings) -> tuple[tuple[str, str, str],
 def on_hosts(context: Context, settings: Settings) -> tuple[str, str]:
     """The accelerator of the listed hosts and why, from what they answer now or answered when last reached."""
     wanted = settings.text("LAB_ACCELERATOR")
-    with cluster.opened(context, settings, demand=False) as connected:
-        silent = [error.message for error in connected.failed.values()]
+    with connect(context, settings, demand=False) as cluster:
+        silent = [error.message for error in cluster.failed.values()]
         try:
-            able = connected.equipped()
-            names = [
-                host.name for host in connected.hosts if host.name not in able.failed or host.name in connected.failed
-            ]
-            unusable = [error.message for name, error in able.failed.items() if name not in connected.failed]
-            chosen: str = connected.accelerator
+            able = cluster.with_usable_hosts()
+            names = [host.name for host in cluster.hosts if host.name not in able.failed or host.name in cluster.failed]
+            unusable = [error.message for name, error in able.failed.items() if name not in cluster.failed]
+            chosen: str = cluster.accelerator
         except HostError as error:
-            if error not in connected.failed.values():
+            if error not in cluster.failed.values():
                 return "none", "; ".join((errors.about(error.node or "", error), *silent))
             names, unusable, chosen = [], [], "unknown" if wanted == "auto" else wanted
-        reached = ", ".join(name for name in names if name in connected.connections)
-        earlier = ", ".join(name for name in names if name not in connected.connections)
+        reached = ", ".join(name for name in names if name in cluster.connections)
+        earlier = ", ".join(name for name in names if name not in cluster.connections)
         parts = (
             f"on {reached}" if reached else "",
             f"on {earlier} when last reached" if earlier else "",

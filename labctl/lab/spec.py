@@ -16,7 +16,7 @@ from labctl.model import BRIDGED, Accelerator, Device, Host, Lab, Limits, Mount,
 from labctl.system import pci
 from labctl.workloads import external
 
-KEPT = ".lab/kept"
+KEPT = ".lab/home"
 """What shells and notebooks keep when a lab goes down, relative to the lab directory: history, last directories."""
 
 
@@ -118,7 +118,7 @@ def chosen_devices(accelerator: Accelerator, host: Host, text: str) -> tuple[Dev
     if accelerator == "cpu":
         raise ConfigError("LAB_DEVICES names devices, and a CPU lab has none", hint="unset LAB_DEVICES in .env")
     known = {name: device for device in host.devices for name in names_of(device)}
-    # nvidia-smi writes addresses as 00000000:3B:00.0.
+    # Vendors' tools write addresses as 00000000:3B:00.0.
     wanted = [pci.address(name) or name for word in text.split(",") for name in expand(word.strip())]
     for name in wanted:
         if name not in known:
@@ -130,7 +130,7 @@ def chosen_devices(accelerator: Accelerator, host: Host, text: str) -> tuple[Dev
 
 
 def names_of(device: Device) -> tuple[str, ...]:
-    """What a person may call a device: its id, file, PCI address or uuid, or a Gaudi's module as ``module:3``."""
+    """What a person may call a device: its id, file, PCI address or uuid, or module as ``module:3``."""
     names = (device.id, device.path, device.path.rpartition("/")[2], device.pci, device.uuid)
     return tuple(filter(None, (*names, device.module and f"module:{device.module}")))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from labctl import model
 from labctl.config.context import Context
 from labctl.engines.state import ObservedState, elsewhere
-from labctl.lab.cluster import Cluster, owner
+from labctl.lab.cluster import THIS_MACHINE, Cluster, owner
 from labctl.model import HostFailure
 
 
@@ -48,7 +48,7 @@ def status_of(context: Context, cluster: Cluster) -> LabStatus:
     """The state of the lab on its hosts, without its runs."""
     name = cluster.settings.text("LAB_NAME")
     observed = cluster.engine.observe(name)
-    if cluster.targets:
+    if cluster.inventory != THIS_MACHINE:
         observed = own_containers(context, observed, owner())
     silent = {**cluster.failed, **dict(observed.silent)}
     running = {container.node for container in observed.containers if container.state == "running"}
@@ -75,13 +75,13 @@ def status_of(context: Context, cluster: Cluster) -> LabStatus:
             state="unreachable",
             reason=silent[host].message,
         )
-        for node, host in cluster.places.items()
+        for node, host in cluster.placement.items()
         if host in silent
     ]
-    place = {node: number for number, node in enumerate(cluster.places)}
+    place = {node: number for number, node in enumerate(cluster.placement)}
     return LabStatus(
         lab=name,
-        state=missing if not found else "up" if running == set(cluster.places) == found else "partial",
+        state=missing if not found else "up" if running == set(cluster.placement) == found else "partial",
         nodes=tuple(sorted(nodes, key=lambda node: place.get(node.name, len(place)))),
         unreachable=tuple(
             HostFailure(host=host, message=error.message, hint=error.hint) for host, error in silent.items()

@@ -44,7 +44,7 @@ def send(lab: Lab, job: Job, engine: Backend, path: Path, earlier: tuple[str, ..
             push.push(connection, host.directory, shared, seconds=SECONDS)
             push.push_new(connection, manifest, directory_on(lab, host, job.run_id), seconds=SECONDS)
 
-    on_each(hosts, give)
+    for_each_remote_host(hosts, give)
     return manifest
 
 
@@ -82,7 +82,7 @@ def fetch(
             turns[host.name]()
             done[host.name].set()
 
-    on_each(lab.hosts, in_turn)
+    for_each_remote_host(lab.hosts, in_turn)
 
 
 def fetch_left(
@@ -133,7 +133,7 @@ def directory_on(lab: Lab, host: Host, run_id: str) -> str:
     return naming.own_path(lab, host, f"runs/{run_id}")
 
 
-def on_each(hosts: tuple[Host, ...], act: Callable[[Host], object]) -> None:
+def for_each_remote_host(hosts: tuple[Host, ...], act: Callable[[Host], object]) -> None:
     """Do something for each of these hosts that does not see the run's directory here, for all at once."""
     if apart := [host for host in hosts if naming.sent(host)]:
         with pool(len(apart)) as threads:

@@ -114,10 +114,10 @@ def require_port(lab: Lab, task: Job, engine: Backend, facts: Mapping[str, surve
     """
     host, port = lab.host_of(task.nodes[0].name).name, lab.master_port
     there = engine.on(host)
-    if lab.network != "host" or port not in facts[host].ports or there.connection is None:
+    if lab.network != "host" or port not in facts[host].ports:
         return
-    told = survey.read(there.connection.run(survey.SCRIPT).out, host)
-    user = survey.facts_of(told, time.time()).ports.get(port)
+    now = survey.read(there.connection.run(survey.script()).out, host)
+    user = now.facts_at(time.time()).ports.get(port)
     if user is None:
         return
     others = sorted({f"`{one.lab}`" for one in there.listeners() if one.lab != lab.name})

@@ -35,7 +35,7 @@ def pool(width: int = WIDTH, *, endless: bool = False) -> Iterator[ThreadPoolExe
     threads.shutdown()
 
 
-def attempt(work: Callable[[K], T], wanted: Mapping[str, K]) -> tuple[dict[str, T], dict[str, HostError]]:
+def map_hosts(work: Callable[[K], T], wanted: Mapping[str, K]) -> tuple[dict[str, T], dict[str, HostError]]:
     """What came of each, by host, and what failed on which; in their order.
 
     Any other exception than those that hosts, files and settings cause is a bug: it is raised once all are done.

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 from labctl.system import procfs
+from labctl.system.hostpath import HostPath
 
 _ADDRESS = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])", re.IGNORECASE)
 _CLASSES = ("0x03", "0x12")
 """Display controllers and processing accelerators, by the first byte of the class."""
-
-INTEGRATED = "0000:00:02.0"
-"""Where every Intel processor has its own graphics. Source: the processors' datasheets, device 2, function 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +26,7 @@ class PciDevice:
     driver: str
 
 
-def cards(root: Path) -> tuple[PciDevice, ...]:
+def cards(root: HostPath) -> tuple[PciDevice, ...]:
     """Every display controller and processing accelerator of this host, with or without a driver."""
     folders = sorted((root / "sys/bus/pci/devices").glob("*"))
     classes = ((folder, procfs.read(folder / "class")[:4]) for folder in folders)
@@ -51,7 +48,7 @@ def address(text: str) -> str:
     return f"{int(match[1] or '0', 16):04x}:{match[2]}:{match[3]}.{match[4]}".lower() if match else ""
 
 
-def address_of(folder: Path) -> str:
+def address_of(folder: HostPath) -> str:
     """Where a device's folder in sysfs leads; empty where that is no PCI device."""
     name = folder.resolve().name
     return name if _ADDRESS.fullmatch(name) else ""
@@ -62,19 +59,19 @@ def order(address: str) -> tuple[int, ...]:
     return tuple(int(part, 16) for part in re.split(r"[:.]", address))
 
 
-def driver(folder: Path) -> str:
+def driver(folder: HostPath) -> str:
     """Name of the driver that has a device; empty where none has."""
     link = folder / "driver"
     return link.resolve().name if link.is_symlink() else ""
 
 
-def numa(folder: Path) -> int | None:
+def numa(folder: HostPath) -> int | None:
     """The NUMA node of a device; None where the kernel does not know one, which it writes as -1."""
     text = procfs.read(folder / "numa_node").strip()
     return int(text) if text.isdecimal() else None
 
 
-def cpus(folder: Path, root: Path) -> tuple[int, ...]:
+def cpus(folder: HostPath, root: HostPath) -> tuple[int, ...]:
     """The cores near a device, of those that may be used."""
     usable = set(procfs.cpus(root))
     return tuple(core for core in procfs.parse_cpulist(procfs.read(folder / "local_cpulist")) if core in usable)

@@ -10,12 +10,13 @@ from pathlib import Path
 
 from labctl.model import Fabric
 from labctl.system import routing
+from labctl.system.hostpath import HostPath
 
 ROOT = Path("/")
 """Where /proc, /sys and /etc of this host are."""
 
 
-def read(path: Path) -> str:
+def read(path: HostPath) -> str:
     """The text of a file that the kernel or the system keeps; empty where it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
@@ -23,14 +24,14 @@ def read(path: Path) -> str:
         return ""
 
 
-def default_mtu(root: Path = ROOT) -> int:
+def default_mtu(root: HostPath = ROOT) -> int:
     """MTU of the default route's interface; 1500 where there is none. Source: /proc/net/route, /sys/class/net."""
     interface = routing.default_interface(routing.parse(read(root / "proc/net/route")))
     text = read(root / f"sys/class/net/{interface}/mtu") if interface else ""
     return int(text) if text.strip() else 1500
 
 
-def cpus(root: Path = ROOT) -> tuple[int, ...]:
+def cpus(root: HostPath = ROOT) -> tuple[int, ...]:
     """The cores that this process may use or, on another host's files, the one that read them. Source: proc(5)."""
     if root == ROOT:
         return tuple(sorted(os.sched_getaffinity(0)))
@@ -41,7 +42,7 @@ def cpus(root: Path = ROOT) -> tuple[int, ...]:
     return tuple(core for core in parse_cpulist(allowed) if core in online)
 
 
-def numa_nodes(root: Path = ROOT) -> tuple[tuple[int, ...], ...]:
+def numa_nodes(root: HostPath = ROOT) -> tuple[tuple[int, ...], ...]:
     """Of the cores that may be used, those of each NUMA node; none where the kernel names none."""
     usable = set(cpus(root))
     folders = sorted((root / "sys/devices/system/node").glob("node[0-9]*"), key=lambda path: int(path.name[4:]))
@@ -55,28 +56,28 @@ def parse_cpulist(text: str) -> tuple[int, ...]:
     return tuple(core for low, _, high in spans for core in range(int(low), int(high or low) + 1))
 
 
-def infiniband(root: Path = ROOT) -> tuple[str, ...]:
+def infiniband(root: HostPath = ROOT) -> tuple[str, ...]:
     """The character devices through which a program uses RDMA: one a card, and the connection manager's."""
     found = sorted(path.name for path in (root / "dev/infiniband").glob("*"))
     return tuple(f"/dev/infiniband/{name}" for name in found if name.startswith("uverbs") or name == "rdma_cm")
 
 
-def fabrics(root: Path = ROOT) -> tuple[Fabric, ...]:
+def fabrics(root: HostPath = ROOT) -> tuple[Fabric, ...]:
     """The RDMA devices, each by its first port. Source: Documentation/ABI/stable/sysfs-class-infiniband."""
     return tuple(_fabric(folder) for folder in sorted((root / "sys/class/infiniband").glob("*")))
 
 
-def memory(root: Path = ROOT) -> int:
+def memory(root: HostPath = ROOT) -> int:
     """Memory of this host in bytes."""
     return _meminfo(root, "MemTotal")
 
 
-def memory_available(root: Path = ROOT) -> int:
+def memory_available(root: HostPath = ROOT) -> int:
     """Memory that can be used now without swapping, in bytes."""
     return _meminfo(root, "MemAvailable")
 
 
-def os_release(root: Path = ROOT) -> Mapping[str, str]:
+def os_release(root: HostPath = ROOT) -> Mapping[str, str]:
     """The distribution's own description, such as ``ID`` and ``VERSION_CODENAME``; empty where it has none."""
     text = read(root / "etc/os-release") or read(root / "usr/lib/os-release")
     return parse_os_release(text)
@@ -88,7 +89,7 @@ def parse_os_release(text: str) -> dict[str, str]:
     return {key.strip(): "".join(shlex.split(value)) for key, _, value in pairs}
 
 
-def groups(*names: str, root: Path = ROOT) -> tuple[int, ...]:
+def groups(*names: str, root: HostPath = ROOT) -> tuple[int, ...]:
     """Numbers of those of the named groups that exist there. Source: group(5)."""
     if root == ROOT:
         numbers = {entry.gr_name: entry.gr_gid for entry in grp.getgrall()}
@@ -98,7 +99,7 @@ def groups(*names: str, root: Path = ROOT) -> tuple[int, ...]:
     return tuple(sorted({numbers[name] for name in names if name in numbers}))
 
 
-def group_of(path: str, root: Path = ROOT) -> int:
+def group_of(path: str, root: HostPath = ROOT) -> int:
     """Number of the group that a file belongs to; root's where it is gone."""
     try:
         return (root / path.lstrip("/")).stat().st_gid
@@ -106,7 +107,7 @@ def group_of(path: str, root: Path = ROOT) -> int:
         return 0
 
 
-def lock_directory(root: Path = ROOT) -> str:
+def lock_directory(root: HostPath = ROOT) -> str:
     """Where everyone may put a lock file and only its owner may remove it: the same for every person on this host.
 
     /run/lock is root's alone on some distributions, such as Fedora's; /tmp is never.
@@ -116,12 +117,12 @@ def lock_directory(root: Path = ROOT) -> str:
     return str(preferred if everyones else root / "tmp")
 
 
-def has_systemd(root: Path = ROOT) -> bool:
+def has_systemd(root: HostPath = ROOT) -> bool:
     """Whether systemd is the running service manager. Source: sd_booted(3)."""
     return (root / "run/systemd/system").is_dir()
 
 
-def _fabric(folder: Path) -> Fabric:
+def _fabric(folder: HostPath) -> Fabric:
     """``state`` is the word of ``4: ACTIVE``."""
     numa = read(folder / "device/numa_node").strip()
     return Fabric(
@@ -133,6 +134,6 @@ def _fabric(folder: Path) -> Fabric:
     )
 
 
-def _meminfo(root: Path, name: str) -> int:
+def _meminfo(root: HostPath, name: str) -> int:
     lines = (line.split() for line in read(root / "proc/meminfo").splitlines())
     return next((int(fields[1]) * 1024 for fields in lines if fields and fields[0] == f"{name}:"), 0)

@@ -62,7 +62,7 @@ class Network:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Peer:
+class ClusterMember:
     """A host among the others; ``iface`` is what the inventory asks for, ``where`` the ``file:line`` of it."""
 
     name: str
@@ -72,7 +72,7 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Endpoint:
     """How the others reach a host, and it reaches them."""
 
     interface: str
@@ -128,93 +128,95 @@ def reached(connection: str, addresses: Collection[tuple[str, str]], inet6: str)
 # --- choosing --------------------------------------------------------------------------------------------------
 
 
-def ways(peers: Sequence[Peer]) -> tuple[Way, ...]:
+def endpoints(members: Sequence[ClusterMember]) -> tuple[Endpoint, ...]:
     """The interface of each host that routes to all the others, and its address there; what ``iface=`` says stands.
 
     The others' addresses are first those that ssh reached: a master that was reached from outside has another among
     the hosts, so what comes out is tried a second time. Raises ConfigError for an ``iface=`` that is not to be had,
     HostError where no interface leads to all the others.
     """
-    known = _distinct(peers, tuple(_asked(peer) if peer.iface else _met(peer) for peer in peers))
-    found = _distinct(peers, _leaving(peers, known))
-    for peer, way, again in zip(peers, found, _leaving(peers, found), strict=True):
-        if way != again:
+    known = _distinct(members, tuple(_asked(member) if member.iface else _met(member) for member in members))
+    found = _distinct(members, _leaving(members, known))
+    for member, endpoint, again in zip(members, found, _leaving(members, found), strict=True):
+        if endpoint != again:
             raise HostError(
-                f"{peer.name} reaches the others where ssh did by {way.interface}, but where they reach each other by "
-                f"{again.interface}: one interface is needed for both",
-                hint=_advice(peer),
-                node=peer.name,
+                f"{member.name} reaches the others where ssh did by {endpoint.interface}, but where they reach each "
+                f"other by {again.interface}: one interface is needed for both",
+                hint=_advice(member),
+                node=member.name,
             )
     return found
 
 
-def _asked(peer: Peer) -> Way:
-    if address := peer.network.usable.get(peer.iface):
-        return Way(peer.iface, address)
-    there = peer.iface in peer.network.interfaces
+def _asked(member: ClusterMember) -> Endpoint:
+    if address := member.network.usable.get(member.iface):
+        return Endpoint(member.iface, address)
+    there = member.iface in member.network.interfaces
     reason = "has no IPv4 address" if there else "is not there"
-    if _INNER.fullmatch(peer.iface):
+    if _INNER.fullmatch(member.iface):
         reason = "leads to no other host"
-    where = f"{peer.where}: " if peer.where else ""
+    where = f"{member.where}: " if member.where else ""
     raise ConfigError(
-        f"{where}iface={peer.iface}: on {peer.name} it {reason}", hint=f"{peer.name} has {_has(peer)}", node=peer.name
+        f"{where}iface={member.iface}: on {member.name} it {reason}",
+        hint=f"{member.name} has {_has(member)}",
+        node=member.name,
     )
 
 
-def _met(peer: Peer) -> Way:
+def _met(member: ClusterMember) -> Endpoint:
     """Where ssh reached a host, unless that is no address of its own or none that others could use."""
-    network, usable = peer.network, peer.network.usable
+    network, usable = member.network, member.network.usable
     likely = (network.reached_by, default_interface(network.routes), *(usable if len(usable) == 1 else ()))
     interface = next((name for name in likely if name in usable), "")
     if not interface:
         raise HostError(
-            f"cannot tell by which address the other hosts reach {peer.name}: ssh reached it at "
+            f"cannot tell by which address the other hosts reach {member.name}: ssh reached it at "
             f"{network.reached or 'an unknown address'}, and it has no default route",
-            hint=_advice(peer),
-            node=peer.name,
+            hint=_advice(member),
+            node=member.name,
         )
     direct = (interface, network.reached) in network.addresses
-    return Way(interface, network.reached if direct else usable[interface])
+    return Endpoint(interface, network.reached if direct else usable[interface])
 
 
-def _leaving(peers: Sequence[Peer], known: Sequence[Way]) -> tuple[Way, ...]:
-    """For each host the way by which it reaches these ways of the others."""
-    names = {int(IPv4Address(way.address)): peer.name for peer, way in zip(peers, known, strict=True)}
+def _leaving(members: Sequence[ClusterMember], known: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
+    """For each host the endpoint by which it reaches these ways of the others."""
+    names = {int(IPv4Address(endpoint.address)): member.name for member, endpoint in zip(members, known, strict=True)}
     numbers = sorted(names)
     return tuple(
-        way if peer.iface or len(peers) == 1 else _way_out(peer, way, numbers, names)
-        for peer, way in zip(peers, known, strict=True)
+        endpoint if member.iface or len(members) == 1 else _way_out(member, endpoint, numbers, names)
+        for member, endpoint in zip(members, known, strict=True)
     )
 
 
-def _way_out(peer: Peer, way: Way, numbers: Sequence[int], names: dict[int, str]) -> Way:
-    taken = dict(interfaces(peer.network.routes, numbers, int(IPv4Address(way.address))))
+def _way_out(member: ClusterMember, endpoint: Endpoint, numbers: Sequence[int], names: dict[int, str]) -> Endpoint:
+    taken = dict(interfaces(member.network.routes, numbers, int(IPv4Address(endpoint.address))))
     called = {name: f"{names[number]} ({IPv4Address(number)})" for name, number in taken.items()}
     if "" in taken:
-        raise HostError(f"{peer.name} has no route to {called['']}", hint=_advice(peer), node=peer.name)
+        raise HostError(f"{member.name} has no route to {called['']}", hint=_advice(member), node=member.name)
     if inner := next(filter(_INNER.fullmatch, taken), ""):
         raise HostError(
-            f"{peer.name} would look for {called[inner]} on {inner}, a network of its own containers",
-            hint=f"on {peer.name}: docker network ls; remove the network, or give it other addresses",
-            node=peer.name,
+            f"{member.name} would look for {called[inner]} on {inner}, a network of its own containers",
+            hint=f"on {member.name}: docker network ls; remove the network, or give it other addresses",
+            node=member.name,
         )
     if len(taken) > 1:
-        each = ", ".join(f"{peer} by {name}" for name, peer in called.items())
+        each = ", ".join(f"{member} by {name}" for name, member in called.items())
         raise HostError(
-            f"{peer.name} reaches the other hosts by different interfaces, {each}: collectives use one",
-            hint=_advice(peer),
-            node=peer.name,
+            f"{member.name} reaches the other hosts by different interfaces, {each}: collectives use one",
+            hint=_advice(member),
+            node=member.name,
         )
     (interface,) = taken
-    if interface == way.interface:
-        return way
-    if interface not in peer.network.usable:
+    if interface == endpoint.interface:
+        return endpoint
+    if interface not in member.network.usable:
         raise HostError(
-            f"{peer.name} reaches the other hosts by {interface}, which has no IPv4 address",
-            hint=_advice(peer),
-            node=peer.name,
+            f"{member.name} reaches the other hosts by {interface}, which has no IPv4 address",
+            hint=_advice(member),
+            node=member.name,
         )
-    return Way(interface, peer.network.usable[interface])
+    return Endpoint(interface, member.network.usable[interface])
 
 
 def interfaces(routes: Sequence[Route], numbers: Sequence[int], own: int) -> Iterator[tuple[str, int]]:
@@ -240,28 +242,31 @@ def _taken(routes: Collection[Route], number: int) -> Route | None:
     return min(fitting, key=lambda route: route.rank, default=None)
 
 
-def _distinct(peers: Sequence[Peer], found: tuple[Way, ...]) -> tuple[Way, ...]:
-    owners: dict[str, Peer] = {}
-    for peer, way in zip(peers, found, strict=True):
-        first = owners.setdefault(way.address, peer)
-        if first is not peer:
+def _distinct(members: Sequence[ClusterMember], found: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
+    owners: dict[str, ClusterMember] = {}
+    for member, endpoint in zip(members, found, strict=True):
+        first = owners.setdefault(endpoint.address, member)
+        if first is not member:
             raise HostError(
-                f"{first.name} and {peer.name} both have the address {way.address}: one host under two names, or a "
-                "network that each has for itself",
-                hint=f"name a host once; {_advice(peer)}",
-                node=peer.name,
+                f"{first.name} and {member.name} both have the address {endpoint.address}: one host under two names, "
+                "or a network that each has for itself",
+                hint=f"name a host once; {_advice(member)}",
+                node=member.name,
             )
     return found
 
 
-def _advice(peer: Peer) -> str:
-    return f"write iface= for {peer.name} at {peer.where or 'its line'}; it has {_has(peer)}"
+def _advice(member: ClusterMember) -> str:
+    return f"write iface= for {member.name} at {member.where or 'its line'}; it has {_has(member)}"
 
 
-def _has(peer: Peer) -> str:
+def _has(member: ClusterMember) -> str:
     """A host's interfaces that may lead to others, with their addresses."""
-    usable = peer.network.usable
-    named = (*usable, *(name for name in peer.network.interfaces if name not in usable and not _INNER.fullmatch(name)))
+    usable = member.network.usable
+    named = (
+        *usable,
+        *(name for name in member.network.interfaces if name not in usable and not _INNER.fullmatch(name)),
+    )
     return ", ".join(f"{name} ({usable.get(name, 'no IPv4 address')})" for name in named) or "no interface"
 
 

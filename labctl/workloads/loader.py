@@ -44,16 +44,8 @@ def load(directory: Path, name: str, launchers: tuple[str, ...], *, rehearse: bo
     return rehearsal
 
 
-def load_all(directory: Path, launchers: tuple[str, ...]) -> tuple[Workload, ...]:
-    """Every workload, by folder and then in the file's order. Raises the first ConfigError of any file."""
-    workloads, errors = list_all(directory, launchers)
-    for error in errors:
-        raise error
-    return workloads
-
-
 def list_all(directory: Path, launchers: tuple[str, ...]) -> tuple[tuple[Workload, ...], tuple[ConfigError, ...]]:
-    """Every workload that can be read, and the errors of the files that cannot."""
+    """Every workload that can be read, by folder and then in the file's order; and the errors of those that cannot."""
     declared, errors = _scan(directory, launchers)
     return tuple(item.workload for item in declared), (*errors, *_clashes(declared))
 

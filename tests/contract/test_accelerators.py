@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 import copy
+import fcntl
 import inspect
+import json
+import re
+import subprocess
 from pathlib import Path
-from typing import get_args
+from typing import cast
 
 import pytest
+import yaml
+from support import made_up, sysfs
 from support.builders import devices as made
 from support.builders import host
 
-from labctl import accelerators
+from labctl import accelerators, naming
+from labctl.accelerators.detect import observe
+from labctl.compose import render
 from labctl.config import settings
+from labctl.doctor.checks import devices as checks
+from labctl.doctor.examination import CheckContext
+from labctl.engines import Backend
 from labctl.errors import ConfigError
-from labctl.model import Accelerator, Device, DeviceMapping, Host
+from labctl.hosts import facts
+from labctl.lab import capabilities, cluster, spec
+from labctl.lab import devices as device_listing
+from labctl.model import Device, DeviceMapping, Host, Lab
+from labctl.system import files, procfs
 
 NAMES = accelerators.names()
 DEVICES = {"cpu": (), "intel": ("/dev/dri/renderD128", "/dev/dri/renderD129")}
 UVERBS = "/dev/infiniband/uverbs0"
-FULL = host(devices=made("0", "1"), groups=(44, 109), infiniband=(UVERBS,), gaudinet="/etc/gaudinet.json")
+FULL = host(devices=made("0", "1"), groups=(44, 109), infiniband=(UVERBS,), files=("/etc/gaudinet.json",))
 
 
 def devices(name: str) -> tuple[Device, ...]:
@@ -37,9 +52,9 @@ def put(path: Path, text: str = "") -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def test_names_are_the_ones_that_settings_and_model_know() -> None:
-    assert set(NAMES) == set(get_args(Accelerator)) == set(settings.ACCELERATORS) - {"auto"}
-    assert set(accelerators.PREFERENCE) == set(NAMES)
+def test_names_are_the_ones_that_settings_know() -> None:
+    assert {"cpu", "nvidia", "habana", "intel"} == set(NAMES) == set(settings.accelerators_known()) - {"auto"}
+    assert list(accelerators.modules()) == ["nvidia", "habana", "intel", "cpu"]
 
 
 @pytest.mark.parametrize("name", ["tpu", "", "../cpu", "__init__", "CPU"])
@@ -208,3 +223,132 @@ def test_cards_of_two_makers_go_by_preference(tmp_path: Path) -> None:
     assert accelerators.detect_accelerator(tmp_path).name == "habana"
     put(tmp_path / "dev/nvidia0")
     assert accelerators.detect_accelerator(tmp_path).name == "nvidia"
+
+
+# --- one accelerator more, of one module and one compose fragment --------------------------------------------
+
+CARDS = ("0000:41:00.0", "0000:42:00.0")
+
+
+@pytest.fixture
+def zeta(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A host with two cards of a made-up vendor, whose module and fragment are where those of others are."""
+    monkeypatch.setattr(accelerators, "__path__", [*accelerators.__path__, str(made_up.FOLDER)])
+    packaged = files.path
+
+    def path(*parts: str) -> Path:
+        return made_up.FOLDER / parts[-1] if parts[-1] == "zeta.yml.j2" else packaged(*parts)
+
+    monkeypatch.setattr(files, "path", path)
+    root = tmp_path / "root"
+    sysfs.cores(root, "0-3")
+    put(root / "proc/meminfo", "MemTotal: 8000000 kB\n")
+    put(root / "etc/passwd", "root:x:0:0::/root:/bin/sh\n")
+    put(root / "sys/module/zeta/version", "2.1\n")
+    (root / "run/lock").mkdir(parents=True)
+    for index, address in enumerate(CARDS):
+        put(sysfs.card(root, address, "0x7e7a", driver="zeta", cores=f"{2 * index}-{2 * index + 1}") / "model", "Z1\n")
+        put(root / f"dev/zeta{index}")
+    return root
+
+
+def lab_of(root: Path, directory: Path, **values: str) -> Lab:
+    directory.mkdir(exist_ok=True)
+    (directory / ".env").write_text("LAB_IMAGE=zeta/image\n", encoding="utf-8")
+    found = settings.load(directory, {"HOME": str(directory), **values}, {})
+    accelerator, here = observe(found.text("LAB_ACCELERATOR"), root)
+    return spec.build(found, directory, accelerator, (here,), capabilities.wanted(found))
+
+
+@pytest.mark.parametrize("wanted", ["auto", "zeta"])
+def test_a_made_up_accelerator_is_found_by_its_module_alone(zeta: Path, wanted: str) -> None:
+    accelerator, here = observe(wanted, zeta)
+    assert (accelerator, here.driver) == ("zeta", "2.1")
+    assert [(one.path, one.pci, one.name, one.cpus) for one in here.devices] == [
+        ("/dev/zeta0", CARDS[0], "Z1", (0, 1)), ("/dev/zeta1", CARDS[1], "Z1", (2, 3)),
+    ]  # fmt: skip
+    (zeta / "dev/zeta1").unlink()
+    assert accelerators.remarks(zeta) == (f"a Zeta card at {CARDS[1]} has its driver, zeta, but no device file",)
+
+
+def test_a_made_up_accelerator_is_found_on_another_host(zeta: Path) -> None:
+    done = subprocess.run(["sh", "-c", facts.script(), "sh", str(zeta)], capture_output=True, text=True, check=True)
+    told = facts.read(done.stdout, "blue")
+    accelerator, found = cluster.observe("auto", told)
+    assert (accelerator, found.devices, found.driver) == ("zeta", observe("auto", zeta)[1].devices, "2.1")
+
+
+def test_a_made_up_accelerator_is_mapped_into_the_nodes_and_locked(zeta: Path, tmp_path: Path) -> None:
+    lab = lab_of(zeta, tmp_path / "lab", LAB_ACCELERATOR="zeta", LAB_NODES="2")
+    rendered = {file.path: file.content for file in render.render(lab)}
+    for index, node in enumerate(lab.nodes):
+        folder = naming.node_directory(node.name)
+        services = yaml.safe_load(rendered[naming.compose_path(node.name)])["services"]
+        worker = services[node.name]
+        assert worker["devices"] == [f"/dev/zeta{index}:/dev/zeta{index}"]
+        assert worker["environment"]["ZETA_CARDS"] == str(index)
+        assert worker["oom_score_adj"] == 7
+        locks = [mount["source"] for mount in worker["volumes"] if mount["target"].startswith("/etc/lab/leases/")]
+        assert locks == [str(naming.lease_path(lab.hosts[0].locks, node.devices.devices[0]))]
+        assert json.loads(rendered[f"{folder}/ssh/devices.json"]) == {
+            "files": ["zeta[0-9]*"], "tool": ["zeta-smi", "-L"], "line": "Zeta [0-9]+",
+        }  # fmt: skip
+    launcher = yaml.safe_load(rendered[naming.compose_path("worker-0")])["services"]["launcher"]
+    assert launcher["environment"]["ZETA_CARDS"] == "none"
+    assert not launcher.keys() & {"devices", "oom_score_adj"}
+
+
+def test_a_made_up_accelerator_is_leased_and_shown(zeta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    locks = zeta / "locks"
+    locks.mkdir()
+    monkeypatch.setattr(procfs, "lock_directory", lambda _: str(locks))
+    directory = tmp_path / "lab"
+    lab_of(zeta, directory, LAB_NODES="2")
+    found = settings.load(directory, {}, {})
+    held = {"lab": "other", "uid": "0", "node": "worker-0", "directory": "/srv/other", "since": "today"}
+    path = naming.lease_path(str(locks), observe("zeta", zeta)[1].devices[1])
+    with path.open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        stream.write(json.dumps(held))
+        stream.flush()
+        shown = device_listing.of_host(found, directory, zeta)
+    assert (shown.accelerator, shown.drivers) == ("zeta", {"zeta": "2.1"})
+    assert [(one.id, one.node, one.leased_by.partition(" of ")[0]) for one in shown.devices] == [
+        ("0", "worker-0", ""), ("1", "worker-1", "lab `other`"),
+    ]  # fmt: skip
+
+
+def test_a_made_up_accelerator_is_examined_by_doctor(zeta: Path, tmp_path: Path) -> None:
+    lab = lab_of(zeta, tmp_path / "lab", LAB_NODES="1")
+    found = settings.load(tmp_path / "lab", {}, {})
+    ctx = CheckContext(lab=lab, settings=found, environ={}, engine=cast(Backend, None), root=zeta)
+    (warning,) = checks.vendor_host(ctx)
+    assert (warning.code, warning.level, warning.summary) == ("LAB-ZETA-001", "warn", "zeta level unknown for 2 cards")
+    assert warning.fix.endswith("sysctl -w kernel.zeta_level=1")
+    put(zeta / "proc/sys/kernel/zeta_level", "1\n")
+    assert [one.level for one in checks.vendor_host(ctx)] == ["ok"]
+    assert {one.code for one in checks.health(ctx)} == {"LAB-DEVICE-003"}
+
+
+# --- a vendor's name is in its module, its fragment and its image --------------------------------------------
+
+PACKAGE = Path(accelerators.__file__).parents[1]
+VENDORS = re.compile(r"nvidia|nvml|cuda|habana|gaudi|hl-smi|\bhpu|\bintel|xpu-smi|\bxpu|amdgpu|rocm", re.IGNORECASE)
+OTHERS_PRODUCTS = re.compile(r"Intel MPI|optimum.habana|CUDA_CACHE_PATH|\.cache/cuda", re.IGNORECASE)
+"""A launcher, somebody's repository, and a directory that torch uses on every accelerator."""
+VENDORS_PLACES = ("accelerators/", "images/", "workloads/external.py")
+"""The last one runs the scripts of optimum-habana."""
+
+
+def test_no_vendor_is_named_elsewhere() -> None:
+    agent = (files.path("docker", "labnode.py"), files.path("compose", "node.yml.j2"))
+    sources = (path for path in PACKAGE.rglob("*") if path.suffix in {".py", ".sh", ".j2"})
+    own = {path: path.relative_to(PACKAGE).as_posix() for path in sources if "_data" not in path.parts}
+    elsewhere = [path for path, name in own.items() if not name.startswith(VENDORS_PLACES)]
+    named = [
+        f"{path}:{number}: {line}"
+        for path in (*elsewhere, *agent)
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if VENDORS.search(OTHERS_PRODUCTS.sub("", line))
+    ]
+    assert named == []

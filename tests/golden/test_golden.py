@@ -11,18 +11,18 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import yaml
 
-from labctl import launchers
+from labctl import accelerators, launchers
 from labctl.compose import render
 from labctl.config import hostfile, settings
 from labctl.deploy import plan
 from labctl.engines.state import ObservedState
 from labctl.lab import capabilities, spec
-from labctl.model import Accelerator, Device, Host, Job, Lab, Network
+from labctl.model import Device, Host, Job, Lab, Network
 from labctl.runs import job
 from labctl.workloads import loader
 
@@ -31,7 +31,7 @@ DIRECTORY = Path("/srv/lab")
 ON_HOSTS = ("cpu-3-hosts", "nvidia-3-hosts")
 """A node on each of several hosts; the others are labs on one machine."""
 CASES = (
-    *(f"{accelerator}-{size}" for accelerator in get_args(Accelerator) for size in ("1-node", "3-nodes")),
+    *(f"{accelerator}-{size}" for accelerator in accelerators.names() for size in ("1-node", "3-nodes")),
     *ON_HOSTS,
 )
 COMPOSE_FILES = sorted(HERE.glob("*/expected/nodes/*/compose.yml"))

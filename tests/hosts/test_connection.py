@@ -25,7 +25,7 @@ import docker
 from docker import DockerClient
 from labctl.config.inventory import InventoryHost
 from labctl.errors import HostError
-from labctl.hosts.ssh import Connection, connected
+from labctl.hosts.ssh import SshConnection, connected
 from labctl.system import process
 
 pytestmark = pytest.mark.docker
@@ -142,7 +142,7 @@ def _greets(port: int) -> bool:
 
 
 @contextlib.contextmanager
-def one(target: InventoryHost, opening: str = ":") -> Iterator[Connection]:
+def one(target: InventoryHost, opening: str = ":") -> Iterator[SshConnection]:
     with connected([target], opening, seconds=60) as (connections, errors):
         assert errors == {}
         yield connections[target.name]
@@ -167,7 +167,7 @@ def commands(word: str) -> list[str]:
 def test_an_opening_script_tells_of_its_host(site: Site) -> None:
     opening = "printf 'it'\"'\"'s\\t%s\\\\n' \"$(hostname)\"; cat; echo noise >&2"
     with one(site.host(), opening) as connection:
-        assert connection.told == f"it's\t{site.id[:12]}\\n"
+        assert connection.output == f"it's\t{site.id[:12]}\\n"
 
 
 def test_thirty_scripts_at_once_all_run_where_sshd_takes_ten_sessions(site: Site) -> None:
@@ -240,11 +240,11 @@ def test_bytes_pass_unchanged_in_both_directions(site: Site) -> None:
 def test_a_script_that_fails_or_takes_too_long_names_its_host(site: Site) -> None:
     with one(site.host()) as connection:
         with pytest.raises(
-            HostError, match=r"(?s)host-2201 \(127.0.0.1\): `ls /nowhere` ended with code 2\nls: cannot"
+            HostError, match=r"(?s)host-2201 \(127.0.0.1\): `ls /nowhere` failed with exit code 2\nls: cannot"
         ):
             connection.run("ls /nowhere")
         with pytest.raises(
-            process.ProcessTimeout, match=r"host-2201 \(127.0.0.1\): `sleep 30` is not done within [0-9.]+ s"
+            process.ProcessTimeout, match=r"host-2201 \(127.0.0.1\): `sleep 30` timed out after [0-9.]+ s"
         ):
             connection.run("sleep 30", timeout=0.5)
         assert connection.run("exit 255", check=False).code == 255
@@ -263,14 +263,14 @@ def test_the_persons_own_config_says_how_a_host_is_reached(site: Site) -> None:
     port = site.host().port
     site.configure(f"Host gate\n    HostName 127.0.0.1\n    Port {port}\n    User root\n")
     with one(InventoryHost(name="gate"), "id -un") as connection:
-        assert connection.told == "root\n"
+        assert connection.output == "root\n"
         assert connection.run("echo again").out == "again\n"
 
 
 def test_what_a_person_wrote_for_their_own_logins_does_not_meddle(site: Site) -> None:
     site.configure(f"Host *{PERSONAL.format(folder=site.folder)}")
     with one(site.host(), "echo told") as connection:
-        assert (connection.told, connection.run("echo out; echo err >&2").err) == ("told\n", "err\n")
+        assert (connection.output, connection.run("echo out; echo err >&2").err) == ("told\n", "err\n")
         with contextlib.closing(DockerClient(base_url=connection.address)) as there:
             assert there.ping()
     assert list(site.folder.glob("personal*")) == []
@@ -281,7 +281,7 @@ def test_another_host_key_is_never_trusted(site: Site, config: str) -> None:
     site.trust("stranger")
     site.configure(config)
     error = refusal(site.host())
-    assert "shows another host key than the one known for it" in error.message
+    assert "host key has changed: host was reinstalled, or the connection is intercepted" in error.message
     forget = f"ssh-keygen -f {site.folder}/known -R '[127.0.0.1]:{site.host().port}'"
     assert forget in error.hint
     subprocess.run(["sh", "-c", forget], check=True, capture_output=True)
@@ -291,7 +291,7 @@ def test_another_host_key_is_never_trusted(site: Site, config: str) -> None:
 def test_an_unknown_host_key_is_for_the_person_to_compare(site: Site) -> None:
     (site.folder / "known").write_text("")
     error = refusal(site.host())
-    assert "shows a host key that is not known here" in error.message
+    assert "host key is not known" in error.message
     assert error.hint.startswith(f"ssh -l root -p {site.host().port} 127.0.0.1 ")
 
 
@@ -299,21 +299,21 @@ def test_a_key_that_the_host_does_not_take_is_named(site: Site) -> None:
     site.configure(key="nothing")
     stranger = f"{site.folder}/stranger"
     error = refusal(replace(site.host(), key=stranger))
-    assert f"does not let root in with the key {stranger} (publickey" in error.message
+    assert f"permission denied for root with the key {stranger} (publickey" in error.message
     copy = f"ssh-copy-id -i {stranger} -p {site.host().port} root@127.0.0.1"
-    assert error.hint == f"{copy}; or where the key has a passphrase: ssh-add {stranger}"
+    assert error.hint == f"{copy}; or, for a key with a passphrase: ssh-add {stranger}"
 
 
 def test_a_key_that_is_not_here_is_told_from_one_that_the_host_does_not_take(site: Site) -> None:
     site.configure(key="nothing")
     error = refusal(replace(site.host(), key="/nowhere/key", where="hosts.txt:1"))
     assert "not accessible: No such file" in error.message
-    assert error.hint.startswith("say another `key=` in hosts.txt:1, or make this one: ssh-keygen ")
+    assert error.hint.startswith("set another `key=` in hosts.txt:1, or create it: ssh-keygen ")
 
 
 def test_a_machine_without_ssh_says_so(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(HostError, match="this machine has no ssh"), connected([site.host()], ":", seconds=5):
+    with pytest.raises(HostError, match="ssh client not found"), connected([site.host()], ":", seconds=5):
         pytest.fail("it connected")
 
 
@@ -337,13 +337,13 @@ def test_a_login_shell_that_prints_before_commands_is_named(site: Site) -> None:
         error = refusal(site.host())
     finally:
         site.container.exec_run(["mv", "/root/kept", "/root/.bashrc"])
-    assert "prints `Welcome` before commands that come in by ssh" in error.message
+    assert "its login shell prints output for non-interactive commands: `Welcome`" in error.message
     assert "case $- in *i*)" in error.hint
 
 
 def test_a_host_without_an_engine_is_told_from_one_whose_engine_is_down(site: Site) -> None:
     error = refusal(replace(site.host(), docker="/nowhere.sock"))
-    assert "has no Docker Engine: neither /nowhere.sock nor a docker command" in error.message
+    assert "Docker Engine not found (no /nowhere.sock, no docker command)" in error.message
     with one(replace(site.host(), docker="/dead.sock")) as connection, pytest.raises(docker.errors.DockerException):
         DockerClient(base_url=connection.address, version="auto")
 
@@ -371,9 +371,9 @@ def test_hosts_that_cannot_be_reached_are_named_within_the_limit_while_the_other
             said = {name: error.message for name, error in errors.items()}
     assert list(said) == ["silent", "closed", "nobody", "failing"]
     assert "does not answer within 4 s" in said["silent"]
-    assert f"has no sshd on port {targets[2].port}: connection refused" in said["closed"]
-    assert "nobody (nobody.invalid): has no address" in said["nobody"]
-    assert "cannot say what it has: code 1" in said["failing"]
+    assert f"no sshd on port {targets[2].port}: connection refused" in said["closed"]
+    assert "nobody (nobody.invalid): address not found" in said["nobody"]
+    assert "collecting facts failed (exit code 1)" in said["failing"]
     assert "write `nobody address=...` in hosts.txt:4" in errors["nobody"].hint
 
 
@@ -397,7 +397,7 @@ def test_nothing_is_left_of_a_connection_when_its_block_ends(site: Site) -> None
 OWNER = """
 import sys
 from labctl.hosts.ssh import connected
-from labctl.hosts import Target
+from labctl.config.inventory import InventoryHost as Target
 target = Target(name="a", address="127.0.0.1", port=int(sys.argv[1]), user="root")
 with connected([target], ":", seconds=60) as (connections, errors):
     print(connections["a"].address, flush=True)
@@ -418,7 +418,7 @@ def test_a_killed_owner_takes_its_connection_along(site: Site) -> None:
 DIALLING = """
 import sys
 from labctl.hosts.ssh import connected
-from labctl.hosts import Target
+from labctl.config.inventory import InventoryHost as Target
 with connected([Target(name="a", address="127.0.0.1", port=int(sys.argv[1]), user=sys.argv[2])], ":", seconds=60):
     pass
 """
@@ -440,13 +440,13 @@ def test_an_owner_killed_while_it_dials_leaves_nothing(number: signal.Signals) -
 
 GUARDED = """
 import sys
-from labctl import shell
+from labctl.system import process
 from labctl.hosts.ssh import connected
-from labctl.hosts import Target
+from labctl.config.inventory import InventoryHost as Target
 target = Target(name="a", address="127.0.0.1", port=int(sys.argv[1]), user="root")
 with connected([target], ":", seconds=60) as (connections, errors):
     docker = ("docker", "--host", connections["a"].address)
-    with shell.guarded([*docker, "exec", sys.argv[2], "touch", sys.argv[3]]):
+    with process.guarded([*docker, "exec", sys.argv[2], "touch", sys.argv[3]]):
         print("within", flush=True)
         sys.stdin.readline()
 """
@@ -464,8 +464,8 @@ def test_what_a_killed_owner_still_has_to_do_on_a_host_is_done_before_its_connec
 SLOW = """
 import sys
 from labctl.hosts.ssh import connected
-from labctl.hosts import Target
-from labctl.side_by_side import pool
+from labctl.config.inventory import InventoryHost as Target
+from labctl.system.parallel import pool
 targets = [Target(name=name, address="127.0.0.1", port=int(sys.argv[1]), user="root") for name in "ab"]
 def chunks():
     # More than a pipe holds: by then ssh takes it.

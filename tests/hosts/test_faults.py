@@ -104,7 +104,7 @@ def test_a_key_that_a_host_does_not_take_is_named(lab: RackLab, shared_rack: Rac
     one, two, three = lab.hosts
     hosts.write_text(f"{one.line()}\n{two.line()}\n{three.line(key=shared_rack.other_key)}\n")
     try:
-        refused(lab, "h3", "does not let ann in with the key")
+        refused(lab, "h3", "permission denied for ann with the key")
     finally:
         hosts.write_text(right)
     converges(lab, kept)
@@ -202,7 +202,7 @@ def test_where_no_host_answers_each_is_named_and_nothing_is_claimed_of_any(lab: 
         assert [one["node"] for one in found if one["level"] == "error"] == ["h1", "h2", "h3"]
         of_hosts = {"LAB-HOST-001", "LAB-ENGINE-001", "LAB-MOUNT-001", "LAB-DISK-002", "LAB-NET-006"}
         assert not of_hosts & {one["code"] for one in found}
-        for path in (lab.path / ".lab/told").iterdir():
+        for path in (lab.path / ".lab/facts").iterdir():
             path.unlink()
         (decided,) = lab.call("config", "-s", "LAB_ACCELERATOR=auto", "--json").expect(0).json["decided"]
         assert decided["value"] == "unknown"

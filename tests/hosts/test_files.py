@@ -14,7 +14,7 @@ from support.rack.rack import Rack
 from labctl.config.inventory import InventoryHost
 from labctl.errors import HostError
 from labctl.hosts import manifest, pull, push
-from labctl.hosts.ssh import Connection, connected
+from labctl.hosts.ssh import SshConnection, connected
 
 pytestmark = pytest.mark.docker
 
@@ -27,7 +27,7 @@ def host(rack: Rack) -> Host:
 
 
 @contextmanager
-def reached(host: Host) -> Iterator[Connection]:
+def reached(host: Host) -> Iterator[SshConnection]:
     target = InventoryHost(name=host.name, address=host.address, user=host.user, port=host.port, key=str(host.key))
     with connected([target], "true", seconds=60) as (found, errors):
         assert errors == {}
@@ -35,7 +35,7 @@ def reached(host: Host) -> Iterator[Connection]:
 
 
 @pytest.fixture
-def connection(rack: Rack, host: Host, monkeypatch: pytest.MonkeyPatch) -> Iterator[Connection]:
+def connection(rack: Rack, host: Host, monkeypatch: pytest.MonkeyPatch) -> Iterator[SshConnection]:
     monkeypatch.setenv("PATH", rack.environ["PATH"])
     with reached(host) as made:
         yield made
@@ -52,7 +52,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def test_files_reach_a_host_without_python_and_come_back(
-    connection: Connection, host: Host, source: Path, tmp_path: Path
+    connection: SshConnection, host: Host, source: Path, tmp_path: Path
 ) -> None:
     lab = f"{host.home}/.labctl/lab"
     files = manifest.scan(source)
@@ -78,7 +78,9 @@ def test_files_reach_a_host_without_python_and_come_back(
     assert host.run("find", f"{host.home}/.labctl", check=False).stdout == ""
 
 
-def test_a_full_disk_is_named_and_what_was_there_still_shows(connection: Connection, host: Host, source: Path) -> None:
+def test_a_full_disk_is_named_and_what_was_there_still_shows(
+    connection: SshConnection, host: Host, source: Path
+) -> None:
     lab = f"{host.home}/.labctl/lab"
     push.push(connection, lab, {"workloads": manifest.scan(source)})
     host.fill_disk()
@@ -94,13 +96,13 @@ def test_a_full_disk_is_named_and_what_was_there_still_shows(connection: Connect
     assert host.run("ls", "-A", lab).stdout == "workloads\n"
 
 
-def test_what_may_not_be_written_is_named(connection: Connection, host: Host, source: Path) -> None:
+def test_what_may_not_be_written_is_named(connection: SshConnection, host: Host, source: Path) -> None:
     with pytest.raises(HostError, match=r"cannot write /srv/lab: .*/srv/lab.*: Permission denied"):
         push.push(connection, "/srv/lab", {"workloads": manifest.scan(source)})
 
 
 def test_copies_whose_connection_breaks_never_show(
-    connection: Connection, host: Host, source: Path, monkeypatch: pytest.MonkeyPatch
+    connection: SshConnection, host: Host, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lab = f"{host.home}/.labctl/lab"
     names = [f"file-{number}" for number in range(6)]
@@ -119,7 +121,7 @@ def test_copies_whose_connection_breaks_never_show(
         with reached(host) as doomed, monkeypatch.context() as patched:
 
             def breaking(
-                parts: Iterable[push.Update], left: int = cut * length // 10, doomed: Connection = doomed
+                parts: Iterable[push.Update], left: int = cut * length // 10, doomed: SshConnection = doomed
             ) -> Iterator[bytes]:
                 for chunk in whole(parts):
                     if left <= len(chunk):

@@ -116,7 +116,7 @@ def test_nobody_else_in_the_labs_network_can_connect(serving: Lab) -> None:
     before = listening()
     with jupyter(serving):
         assert listening() == before
-        assert (serving.path / ".lab/kept").stat().st_mode & 0o777 == 0o700
+        assert (serving.path / ".lab/home").stat().st_mode & 0o777 == 0o700
 
 
 def test_ctrl_c_ends_the_server_its_kernels_and_the_relay(serving: Lab) -> None:
@@ -130,7 +130,7 @@ def test_ctrl_c_ends_the_server_its_kernels_and_the_relay(serving: Lab) -> None:
         assert not [line for line in processes(serving) if "sleep 86000" in line or "jupyter" in line]
         with pytest.raises(OSError, match="refused"):
             get(url)
-    assert not list((serving.path / ".lab/kept").glob("*.sock"))
+    assert not list((serving.path / ".lab/home").glob("*.sock"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

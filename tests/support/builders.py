@@ -19,7 +19,6 @@ from labctl.lab.cluster import Cluster
 from labctl.model import Cause, Device, DeviceMapping, File, Host, Job, Lab, Limits, Mount, Node, Pairs, Workload
 from labctl.runs import job as jobs
 from labctl.system.process import CompletedProcess
-from labctl.system.routing import Network
 
 DIRECTORY = Path("/srv/lab")
 IMAGE_ID = "sha256:1111"
@@ -34,18 +33,10 @@ def facts(**changes: Any) -> survey.HostFacts:
     plain = survey.HostFacts(
         user="ann",
         uid=1000,
-        gid=1000,
         home="/home/ann",
-        hostname="h2",
-        distribution="Debian",
-        kernel="6.1",
         skew=0.0,
         home_free=1 << 40,
-        docker="/var/lib/docker",
-        docker_free=None,
-        sockets={},
         ports={},
-        network=Network(),
     )
     return replace(plain, **changes)
 

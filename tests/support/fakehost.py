@@ -82,7 +82,7 @@ class FakeHost(Connection):
 
     def __init__(self, rack: Path, name: str) -> None:
         self.target = InventoryHost(name=name)
-        self.told = self.address = ""
+        self.address = ""
         self.home = rack / name
         self.engine = self.home / "engine"
         self.engine.mkdir(parents=True)

@@ -27,7 +27,7 @@ class Nearby(Connection):
         self, *, shell: tuple[str, ...] = ("sh",), name: str = "gpu-1", environment: dict[str, str] | None = None
     ) -> None:
         self.target = InventoryHost(name=name)
-        self.told = self.address = ""
+        self.address = ""
         self.shell = shell
         self.environment = {**os.environ, **(environment or {})}
         self.commands = 0

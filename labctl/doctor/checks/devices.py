@@ -1,9 +1,7 @@
-"""Accelerators: the runtime that hands them to containers, access to device files, health, leases, and Gaudi's host."""
+"""Accelerators: the runtime that hands them to containers, access to device files, health, leases, and their host."""
 
 from __future__ import annotations
 
-import os
-import re
 import shlex
 import shutil
 import stat
@@ -12,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from labctl import accelerators
 from labctl.accelerators import leases as device_leases
 from labctl.accelerators.detect import observe
 from labctl.accelerators.leases import Lease
@@ -23,34 +22,9 @@ from labctl.engines import agent
 from labctl.engines.state import Container
 from labctl.errors import ConfigError, HostError, LabError
 from labctl.lab import spec
-from labctl.model import Host
+from labctl.model import HERE, Host
 
-HABANA = "habana-container-runtime"
-BY_FRAMEWORK = """
-try:
-    import torch
-except ModuleNotFoundError:
-    from tensorflow import config
-    print("tensorflow", len(config.list_physical_devices("{kind}")))
-else:
-    print("torch", torch.{module}.device_count())
-"""
-COUNT = {
-    "nvidia": BY_FRAMEWORK.format(kind="GPU", module="cuda"),
-    "habana": "import habana_frameworks.torch.hpu as hpu; print('torch', hpu.device_count())",
-    "intel": BY_FRAMEWORK.format(kind="XPU", module="xpu"),
-}
-"""How each accelerator's framework counts its devices; the last line is its name and the number."""
 KILLED = 137
-RESET = {
-    "nvidia": "nvidia-smi --gpu-reset --id={device}",
-    "habana": "sh -c 'modprobe -r habanalabs && modprobe habanalabs'",
-}
-"""How a device that is not in use is reset."""
-HUGEPAGES = 15_000
-"""Pages of 2 MiB for eight Gaudis: what Intel's own cluster software reserves comes to 14 500."""
-BALANCED = ((5, 9), (5, 16))
-"""First and last kernel on which Habana asks to turn NUMA balancing off; hccl_demo's README."""
 
 
 def missing(ctx: CheckContext, why: LabError) -> Finding:
@@ -76,7 +50,7 @@ def missing(ctx: CheckContext, why: LabError) -> Finding:
         else:
             fix = ctx.set_setting("LAB_ACCELERATOR", "auto")
         return error("LAB-DEVICE-001", why.message, impact=impact, fix=fix)
-    if accelerator == "cpu":
+    if accelerator == accelerators.CPU:
         fix = ctx.as_root("journalctl -u docker -n 50")
         return error("LAB-RUNTIME-001", why.message, impact=impact, fix=fix)
     fix, caution = register_runtime(ctx, accelerator)
@@ -85,21 +59,16 @@ def missing(ctx: CheckContext, why: LabError) -> Finding:
 
 def register_runtime(ctx: CheckContext, accelerator: str) -> tuple[str, str]:
     """The command that lets the host's engine hand devices in, and what to know before typing it."""
-    sudo = ctx.access.sudo
-    program, package = HABANA, "habanalabs-container-runtime"
-    source = "Habana's own archive: add it first (docs.habana.ai, Installation)"
-    if accelerator == "nvidia":
-        program, package = "nvidia-ctk", "nvidia-container-toolkit"
-        source = "NVIDIA's own archive: add it first (Container Toolkit, Installing)"
-    installed = ctx.access.has(program)
-    steps = [] if installed else [f"{sudo}apt-get install --yes {package}"]
-    caution = "" if installed else f"; the package is in {source}"
-    if accelerator == "nvidia":
-        steps += [f"{sudo}nvidia-ctk runtime configure --runtime=docker", engine.restart(ctx)]
+    access, sudo = accelerators.get(accelerator).engine, ctx.access.sudo
+    installed = ctx.access.has(access.program)
+    steps = [] if installed else [f"{sudo}apt-get install --yes {access.package}"]
+    caution = "" if installed else f"; the package is in {access.source}"
+    if access.configure:
+        steps += [f"{sudo}{access.configure}", engine.restart(ctx)]
         caution = f"{caution}; {engine.RESTART_ENDS}"
     else:
-        path = shutil.which(HABANA) if installed and ctx.access.connection is None else ""
-        runtimes = {"runtimes": {"habana": {"path": path or f"/usr/bin/{HABANA}"}}}
+        path = shutil.which(access.program) if installed and ctx.name == HERE else ""
+        runtimes = {"runtimes": {access.runtime: {"path": path or f"/usr/bin/{access.program}"}}}
         # The engine reloads its runtimes without a restart.
         steps += [engine.configure(ctx, runtimes), f"{sudo}sh -c 'kill -HUP $(cat /var/run/docker.pid)'"]
     return ctx.access.command(" && ".join(steps)), caution
@@ -115,10 +84,10 @@ def container_starts(ctx: CheckContext) -> Iterator[Finding]:
     if not reason:
         yield ok("LAB-RUNTIME-002", f"a container with {ids} starts")
         return
-    intel = ctx.lab.accelerator == "intel"
-    fix, caution = ("labctl devices", "") if intel else register_runtime(ctx, ctx.lab.accelerator)
+    access = accelerators.get(ctx.lab.accelerator).engine
+    fix, caution = register_runtime(ctx, ctx.lab.accelerator) if access.ways else ("labctl devices", "")
     if mapping.driver == "cdi":
-        fix = ctx.as_root("nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml")
+        fix = ctx.as_root(access.generate_cdi.format(folder="/etc/cdi"))
     summary, impact = f"a container with {ids} does not start: {reason}", f"the nodes would fail to start too{caution}"
     yield error("LAB-RUNTIME-002", summary, impact=impact, fix=fix)
 
@@ -134,8 +103,7 @@ def permissions(ctx: CheckContext) -> Iterator[Finding]:
     status = ctx.access.files(tuple(groups), ctx.root)
     closed = {path: why for path in groups if (why := why_closed(status[path], ctx.host, groups[path]))}
     for path, why in closed.items():
-        # To everybody is how the drivers of NVIDIA, Gaudi and RDMA create them; a node has no other group of the host
-        # than that of render nodes.
+        # To everybody is how most drivers create them; a node has no other group of the host than that of render nodes.
         fix = f"chmod a+rw {path}"
         if status[path].gid in groups[path]:
             fix = f"chmod g+rw {path}"
@@ -159,7 +127,7 @@ def why_closed(found: FileStatus, host: Host, groups: tuple[int, ...]) -> str:
 
 def health(ctx: CheckContext) -> Iterator[Finding]:
     """What the vendor's tool says of each device, where it is installed."""
-    kind = ctx.lab.accelerator
+    kind, module = ctx.lab.accelerator, accelerators.get(ctx.lab.accelerator)
     given = [(node.name, device) for node in ctx.nodes for device in node.devices.devices]
     # One call of the tool for all: it takes seconds.
     described = describe(kind, tuple(device for _, device in given), ctx.access.run)
@@ -167,10 +135,11 @@ def health(ctx: CheckContext) -> Iterator[Finding]:
         if not device.health:
             yield ok("LAB-DEVICE-003", f"{device.id} {device.name}".rstrip(), node)
             continue
-        # A GPU of Intel's may also drive a person's screen.
-        fix = ctx.as_root("dmesg | grep -i -e i915 -e xe | tail -n 50")
-        if kind in RESET:
-            fix = f"labctl down && {ctx.as_root(RESET[kind].format(device=device.id))} && labctl up"
+        if module.reset:
+            fix = f"labctl down && {ctx.as_root(module.reset.format(device=device.id))} && labctl up"
+        else:
+            drivers = " ".join(f"-e {name}" for name in module.pci.drivers) if module.pci else "-e pci"
+            fix = ctx.as_root(f"dmesg | grep -i {drivers} | tail -n 50")
         summary = f"{device.id}: {device.health}"
         yield error("LAB-DEVICE-003", summary, impact="ranks on it fail or hang", fix=fix, node=node)
 
@@ -211,53 +180,14 @@ def release(ctx: CheckContext, lease: Lease) -> str:
     return ctx.set_setting("LAB_DEVICES", ",".join(free)) if free else "labctl devices  # and ask its holder"
 
 
-def gaudi_hugepages(ctx: CheckContext) -> Iterator[Finding]:
-    """Huge pages, from which Gaudi's communication takes its buffers."""
-    if ctx.lab.accelerator != "habana":
-        return
-    pages, devices = ctx.read("proc/sys/vm/nr_hugepages"), len(ctx.host.devices)
-    wanted = HUGEPAGES * max(1, devices) // 8
-    if int(pages or 0) >= wanted:
-        yield ok("LAB-GAUDI-001", f"{pages} huge pages")
-        return
-    impact = "the driver's buffers come from them: large models fail to allocate host memory"
-    fix = ctx.as_root(f"sysctl -w vm.nr_hugepages={wanted}")
-    yield warn("LAB-GAUDI-001", f"{pages or 'no'} huge pages for {devices} Gaudis", impact=impact, fix=fix)
-
-
-def gaudi_numa_balancing(ctx: CheckContext) -> Iterator[Finding]:
-    """NUMA balancing, which on some kernels moves pages that Gaudi's driver has pinned."""
-    if ctx.lab.accelerator != "habana":
-        return
-    release = re.match(r"(\d+)\.(\d+)", ctx.read("proc/sys/kernel/osrelease") or os.uname().release)
-    kernel = (int(release[1]), int(release[2])) if release else (0, 0)
-    on = ctx.read("proc/sys/kernel/numa_balancing") not in ("", "0")
-    if not on or not BALANCED[0] <= kernel <= BALANCED[1]:
-        yield ok("LAB-GAUDI-002", f"NUMA balancing {'on' if on else 'off'} (fine with this kernel)")
-        return
-    summary = f"NUMA balancing is on under kernel {kernel[0]}.{kernel[1]}"
-    impact = "on kernels 5.9 to 5.16 it slows Gaudi down and may make it fail"
-    yield warn("LAB-GAUDI-002", summary, impact=impact, fix=ctx.as_root("sysctl -w kernel.numa_balancing=0"))
-
-
-def gaudi_iommu(ctx: CheckContext) -> Iterator[Finding]:
-    """An IOMMU that translates each of Gaudi's memory accesses instead of passing them through."""
-    if ctx.lab.accelerator != "habana":
-        return
-    words = set(ctx.read("proc/cmdline").split())
-    translating = sorted({"intel_iommu=on", "amd_iommu=on"} & words)
-    if not translating or "iommu=pt" in words:
-        yield ok("LAB-GAUDI-003", "the IOMMU is off or passes accesses through")
-        return
-    yield warn(
-        "LAB-GAUDI-003",
-        f"the kernel was started with {', '.join(translating)} and without iommu=pt",
-        impact="each memory access of a device is translated, which costs bandwidth; some fail",
-        fix=ctx.as_root(
-            "sed -i 's/^GRUB_CMDLINE_LINUX=\"/&iommu=pt /' /etc/default/grub && "
-            f"{ctx.access.sudo}update-grub  # and reboot this host when it is not in use"
-        ),
-    )
+def vendor_host(ctx: CheckContext) -> Iterator[Finding]:
+    """What the accelerator's vendor asks of a host."""
+    for one in accelerators.get(ctx.lab.accelerator).host_checks(ctx.host, ctx.read):
+        if one.impact:
+            fix = ctx.as_root(one.fix.replace("{sudo}", ctx.access.sudo))
+            yield warn(one.code, one.summary, impact=one.impact, fix=fix)
+        else:
+            yield ok(one.code, one.summary)
 
 
 # --- in a node -----------------------------------------------------------------------------------------------
@@ -267,8 +197,8 @@ def framework_count(ctx: CheckContext, container: Container) -> Iterator[Finding
     """Whether the node's torch or TensorFlow counts the devices that the node was given; not during a run."""
     name = container.node
     given = next((len(node.devices.devices) for node in ctx.lab.nodes if node.name == name), 0)
-    program = COUNT.get(ctx.lab.accelerator)
-    if not given or program is None or ctx.run_active:
+    program = accelerators.get(ctx.lab.accelerator).count
+    if not given or not program or ctx.run_active:
         return
     # A program that outlives `docker exec` would keep the devices in use.
     argv = ("timeout", "--signal=KILL", f"{COUNT_SECONDS - 2:.0f}", "python", "-c", program)

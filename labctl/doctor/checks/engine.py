@@ -14,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from labctl import accelerators
 from labctl.compose import render
 from labctl.doctor.examination import GIB, LIMIT, UP, CheckContext, Finding, Level, error, gib, ok, problem, warn
 from labctl.errors import HostError
@@ -109,19 +110,18 @@ def plugin(ctx: CheckContext, level: Level, code: str, name: str, impact: str) -
 
 
 def cgroups(ctx: CheckContext) -> Iterator[Finding]:
-    """NVIDIA's device hook does not work with systemd's cgroups. Source: nvidia-container-toolkit issue 48."""
+    """A hook that hands devices in does not work with systemd's cgroups, which CDI does."""
     driver = str(ctx.info.get("CgroupDriver", ""))
-    if ctx.lab.accelerator != "nvidia" or driver != "systemd" or ctx.host.request == "cdi":
+    access = accelerators.get(ctx.lab.accelerator).engine
+    if not access.cdi or driver != "systemd" or ctx.host.request == "cdi":
         yield ok("LAB-ENGINE-005", f"cgroup driver {driver}")
         return
     yield warn(
         "LAB-ENGINE-005",
         "cgroup driver systemd, and GPUs are handed in by a hook that it does not know",
-        impact="`systemctl daemon-reload` takes the GPUs from running nodes (NVML: Unknown Error); by CDI they stay; "
-        + RESTART_ENDS,
+        impact="`systemctl daemon-reload` takes the GPUs from running nodes; by CDI they stay; " + RESTART_ENDS,
         fix=ctx.as_root(
-            "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml && "
-            f"{ctx.access.sudo}nvidia-ctk runtime configure --runtime=docker --cdi.enabled && {restart(ctx)}"
+            f"{access.generate_cdi.format(folder='/etc/cdi')} && {ctx.access.sudo}{access.enable_cdi} && {restart(ctx)}"
         ),
     )
 

@@ -20,7 +20,7 @@ RANKS_PER_CORE = 4
 SHARED_PER_RANK = 66 * MIB
 """What a rank of DeepSpeed's shared-memory communication maps: csrc/cpu/comm/shm.cpp, struct allreduce_workspace."""
 SHARED_PER_DEVICE = GIB
-"""What NVIDIA advises; Docker's own 64 MiB end in bus errors (NCCL issues 290, 342, 983)."""
+"""What NCCL's authors advise; Docker's own 64 MiB end in bus errors (NCCL issues 290, 342, 983)."""
 CACHE_SPACE = 2 * GIB
 RUN_SPACE = 64 * MIB
 

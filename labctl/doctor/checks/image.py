@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterator
+from functools import partial
 
+from labctl import accelerators
 from labctl.doctor.examination import UP, CheckContext, Finding, error, ok, warn
-from labctl.engines import Daemon
-from labctl.images import catalog, gaudi
+from labctl.images import catalog
 from labctl.model import HERE
-
-DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
-"""Oldest driver for each CUDA. Source: CUDA's release notes, "Minimum Required Driver Version" for minor versions."""
 
 
 def image(ctx: CheckContext) -> Iterator[Finding]:
@@ -41,44 +38,15 @@ def driver(ctx: CheckContext) -> Iterator[Finding]:
     if not version or not ctx.observed.image:
         return
     base = ctx.daemon.image_labels(lab.image).get(catalog.BASE_LABEL, "")
-    impact = "the image's libraries do not work with another driver"
-    if lab.accelerator == "habana":
-        reason, fix = gaudi.why_mismatch(version, base or lab.image), f"labctl build && {UP}"
-        if ctx.settings.origin("LAB_BASE_IMAGE") != "default":
-            fix = f"{ctx.unset_setting('LAB_BASE_IMAGE')} && {fix}"
-    elif lab.accelerator == "nvidia" and (cuda := cuda_of(lab.image, base, ctx.daemon)):
-        reason, package = why_too_old(version, cuda), f"cuda-drivers-{DRIVERS.get(cuda, '').partition('.')[0]}"
-        fix = ctx.as_root(f"apt-get install --yes {package} && {ctx.access.sudo}reboot")
-        impact += "; the package is in NVIDIA's own archive: add it first (CUDA Installation Guide)"
-    else:
-        return
-    if reason:
-        yield error("LAB-IMAGE-003", reason, impact=impact, fix=fix)
-    else:
+    variables = partial(ctx.daemon.image_variables, lab.image)
+    found = accelerators.get(lab.accelerator).image_check(version, lab.image, base, variables)
+    if found and not found.summary:
         yield ok("LAB-IMAGE-003", f"driver {version} supports image {lab.image}")
-
-
-def cuda_of(image: str, base: str, engine: Daemon) -> int:
-    """Major version of CUDA in labctl's own image; 0 where it is unknown, or the image another's that checks it itself.
-
-    On a distribution's image the lock file has it, on one of NVIDIA's own its CUDA_VERSION.
-    """
-    lock = catalog.file("nvidia", "lock")
-    if catalog.name_of(image) != "nvidia":
-        return 0
-    if not re.search(r"(^|/)(debian|ubuntu|labctl/base)(:|@|$)", base):
-        version = engine.image_variables(image).get("CUDA_VERSION", "").partition(".")[0]
-        return int(version) if version.isdecimal() else 0
-    text = lock.read_text(encoding="utf-8") if lock.is_file() else ""
-    found = re.search(r"^nvidia-cuda-runtime\S*==(\d+)", text, re.MULTILINE)
-    return int(found[1]) if found else 0
-
-
-def why_too_old(version: str, cuda: int) -> str:
-    """Why a driver does not support a CUDA; empty where it does, or where nothing is known of that CUDA."""
-    from packaging.version import Version
-
-    oldest = DRIVERS.get(cuda, "")
-    if not oldest or Version(version) >= Version(oldest):
-        return ""
-    return f"driver {version} is too old for the image's CUDA {cuda}, which needs {oldest} or newer"
+    elif found:
+        impact = "; ".join(filter(None, ("the image's libraries do not work with another driver", found.impact)))
+        fix = f"labctl build && {UP}"
+        if found.fix:
+            fix = ctx.as_root(found.fix.replace("{sudo}", ctx.access.sudo))
+        elif ctx.settings.origin("LAB_BASE_IMAGE") != "default":
+            fix = f"{ctx.unset_setting('LAB_BASE_IMAGE')} && {fix}"
+        yield error(found.code, found.summary, impact=impact, fix=fix)

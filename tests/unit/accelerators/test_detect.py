@@ -320,8 +320,9 @@ def test_a_host_is_observed_with_its_driver_and_groups(tmp_path: Path) -> None:
 
 def test_paths_are_named_as_the_host_knows_them(tmp_path: Path) -> None:
     sysfs.put(tmp_path / "etc/gaudinet.json")
-    _, here = observe("cpu", tmp_path)
-    assert (here.gaudinet, here.locks) == ("/etc/gaudinet.json", "/tmp")  # noqa: S108
+    sysfs.gaudi(tmp_path, 0, "0000:19:00.0")
+    _, here = observe("habana", tmp_path)
+    assert (here.files, here.locks) == (("/etc/gaudinet.json",), "/tmp")  # noqa: S108
 
 
 # --- fabrics, groups, addresses ------------------------------------------------------------------------------

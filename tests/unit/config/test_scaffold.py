@@ -20,7 +20,8 @@ def test_a_lab_directory_has_settings_hostfiles_and_workloads(tmp_path: Path) ->
     lab = tmp_path / "new/lab"
     assert set(scaffold.initialise(lab)) == {".env", "hosts.txt", "hostfiles", "workloads"}
     assert (lab / ".env").stat().st_mode & 0o777 == 0o600
-    listed = loader.load_all(lab / "workloads", launchers.names())
+    listed, errors = loader.list_all(lab / "workloads", launchers.names())
+    assert errors == ()
     assert "opt-tiny" in {one.name for one in listed}
     assert (lab / "workloads/common/script_exit.py").is_file()
     assert "common" not in {name for one in listed for name in (one.name, one.directory.name)}

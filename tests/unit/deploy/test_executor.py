@@ -63,7 +63,7 @@ def test_reach_names_the_nodes_that_failed_with_sshs_reason() -> None:
         agent.reach(lab(4), engine, ("worker-0", "worker-1", "worker-2", "worker-3"), 60)
     assert caught.value.message.splitlines() == [
         "the launcher does not reach every worker over ssh",
-        "  worker-1: its host key is not the one pinned for it (REMOTE HOST IDENTIFICATION HAS CHANGED); not trusted",
+        "  worker-1: host key is not the pinned one (REMOTE HOST IDENTIFICATION HAS CHANGED)",
         "  worker-2: ssh: connect: Connection refused",
         "  worker-3: the launcher gave no answer about it",
     ]

@@ -50,7 +50,7 @@ def at(directory: Path) -> Context:
 def test_a_lab_of_the_same_name_in_another_directory_is_left_alone(tmp_path: Path) -> None:
     seen = observed(lab(), worker_0={"directory": str(tmp_path)})
     with pytest.raises(HostError) as caught:
-        preflight.require_own(at(Path("/srv/lab")), "demo", seen)
+        preflight.require_lab_owner(at(Path("/srv/lab")), "demo", seen)
     assert str(tmp_path) in caught.value.message
     assert "LAB_NAME" in caught.value.hint
 
@@ -71,7 +71,9 @@ def test_up_names_who_has_the_lab_before_what_only_follows_from_that(
 
 
 def test_a_lab_whose_directory_was_moved_can_still_be_taken_over(tmp_path: Path) -> None:
-    preflight.require_own(at(Path("/srv/lab")), "demo", observed(lab(), worker_0={"directory": str(tmp_path / "gone")}))
+    preflight.require_lab_owner(
+        at(Path("/srv/lab")), "demo", observed(lab(), worker_0={"directory": str(tmp_path / "gone")})
+    )
 
 
 def test_a_directory_behind_a_home_that_is_closed_is_somebodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,8 @@ from typing import Any, cast
 import pytest
 from support import builders
 
+from labctl import accelerators
+from labctl.accelerators import nvidia
 from labctl.cli.output import to_json
 from labctl.compose import ssh_keys
 from labctl.config import settings
@@ -487,7 +489,7 @@ def test_a_table_of_neighbours_that_is_too_small_is_told_with_what_raises_it(
     examined: Callable[..., CheckContext],
 ) -> None:
     look = examined(builders.lab(64))
-    file = look.root / "proc/sys/net/ipv4/neigh/default/gc_thresh3"
+    file = Path(str(look.root)) / "proc/sys/net/ipv4/neigh/default/gc_thresh3"
     file.parent.mkdir(parents=True)
     file.write_text("1024\n")
     (finding,) = network.arp_table(look)
@@ -524,8 +526,8 @@ def test_wider_pools_are_put_beside_what_the_engine_is_told_already(examined: Ca
     (fresh,) = network.address_pools(examination)
     assert "default-address-pools" in fresh.fix
     assert "jq" not in fresh.fix
-    (examination.root / "etc/docker").mkdir(parents=True)
-    (examination.root / "etc/docker/daemon.json").touch()
+    (Path(str(examination.root)) / "etc/docker").mkdir(parents=True)
+    (Path(str(examination.root)) / "etc/docker/daemon.json").touch()
     (merging,) = network.address_pools(examination)
     assert 'merged=$(jq \'. * {"default-address-pools"' in merging.fix
     assert "ends every container" in merging.impact
@@ -580,10 +582,10 @@ def test_what_gaudi_asks_of_a_host_is_read_off_the_kernel(
 ) -> None:
     examination = examined(with_devices("habana"))
     for name, text in files.items():
-        path = examination.root / "proc/sys" / name
+        path = Path(str(examination.root)) / "proc/sys" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{text}\n")
-    found = [*devices.gaudi_hugepages(examination), *devices.gaudi_numa_balancing(examination)]
+    found = list(devices.vendor_host(examination))
     assert wrong(iter(found)) == expected
 
 
@@ -595,9 +597,9 @@ def test_an_iommu_that_translates_is_told_of_on_a_host_with_gaudis(
     examined: Callable[..., CheckContext], words: str, expected: list[str]
 ) -> None:
     examination = examined(with_devices("habana"))
-    (examination.root / "proc").mkdir(parents=True)
-    (examination.root / "proc/cmdline").write_text(words)
-    assert wrong(devices.gaudi_iommu(examination)) == expected
+    (Path(str(examination.root)) / "proc").mkdir(parents=True)
+    (Path(str(examination.root)) / "proc/cmdline").write_text(words)
+    assert wrong(one for one in devices.vendor_host(examination) if one.code == "LAB-GAUDI-003") == expected
 
 
 @pytest.mark.parametrize(
@@ -629,9 +631,9 @@ def test_devices_are_not_counted_while_a_run_has_them_nor_beyond_their_time(
         assert not list(devices.framework_count(replace(late), builders.container("worker-0")))
 
 
-@pytest.mark.parametrize("accelerator", devices.COUNT)
+@pytest.mark.parametrize("accelerator", ["nvidia", "habana", "intel"])
 def test_the_programs_that_count_devices_are_python(accelerator: str) -> None:
-    compile(devices.COUNT[accelerator], "count", "exec")
+    compile(accelerators.get(accelerator).count, "count", "exec")
 
 
 @pytest.mark.parametrize(
@@ -640,15 +642,14 @@ def test_the_programs_that_count_devices_are_python(accelerator: str) -> None:
      ("470.256.02", 99, False)],
 )  # fmt: skip
 def test_a_driver_that_is_too_old_for_an_image_s_cuda_is_told_of(version: str, cuda: int, old: bool) -> None:
-    reason = image.why_too_old(version, cuda)
+    reason = nvidia.why_too_old(version, cuda)
     assert bool(reason) is old
     assert not old or version in reason
 
 
 def test_the_cuda_of_labctl_s_own_image_is_known_and_has_its_driver() -> None:
-    told = cast(DockerEngine, Engine())
-    assert image.cuda_of("labctl/nvidia", "debian:bookworm-slim", told) in image.DRIVERS
-    assert image.cuda_of("someone/nvidia", "debian:bookworm-slim", told) == 0
+    assert nvidia.cuda_of("labctl/nvidia", "debian:bookworm-slim", dict) in nvidia.DRIVERS
+    assert nvidia.cuda_of("someone/nvidia", "debian:bookworm-slim", dict) == 0
 
 
 @pytest.mark.parametrize(
@@ -769,7 +770,8 @@ def test_a_login_is_judged_by_what_the_launcher_says_of_it(answer: dict[str, Any
 def test_the_list_of_codes_is_that_of_the_checks() -> None:
     used = {
         code
-        for path in (ROOT / "labctl/doctor").rglob("*.py")
+        for package in ("doctor", "accelerators")
+        for path in (ROOT / "labctl" / package).rglob("*.py")
         for code in re.findall(r"LAB-[A-Z]+-\d{3}", path.read_text(encoding="utf-8"))
     }
     listed = re.findall(

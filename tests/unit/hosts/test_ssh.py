@@ -12,7 +12,7 @@ import pytest
 
 from labctl.config.inventory import InventoryHost
 from labctl.errors import HostError
-from labctl.hosts.ssh import Connection, ControlMaster
+from labctl.hosts.ssh import SshConnection
 
 SSH = """#!/bin/sh
 for last; do :; done
@@ -58,9 +58,10 @@ def target(tmp_path: Path) -> Iterator[InventoryHost]:
 @contextmanager
 def opened(target: InventoryHost, stem: Path, seconds: float = 10) -> Iterator[str]:
     """What the opening script told."""
-    link = ControlMaster(target, str(stem), seconds)
+    link = SshConnection(target, str(stem), seconds)
     try:
-        yield link.open("printf told", seconds)
+        link.open("printf told", seconds)
+        yield link.output
     finally:
         link.close()
 
@@ -90,7 +91,7 @@ read -r _ <cut
 {last}
 exit 255
 """)
-    connection = Connection(target, f"{tmp_path}/0", 5)
+    connection = SshConnection(target, f"{tmp_path}/0", 5)
     try:
         connection.open(":", 10)
         assert connection.why_lost() == ""
@@ -110,6 +111,6 @@ touch tried
 echo 'kex_exchange_identification: Connection closed by remote host' >&2
 exit 255
 """)
-    with pytest.raises(HostError, match="red: hangs up before any login"), opened(target, tmp_path / "0", 1):
+    with pytest.raises(HostError, match="red: closed the connection before login"), opened(target, tmp_path / "0", 1):
         pass
     assert (tmp_path / "tried").exists()

@@ -29,7 +29,7 @@ from labctl.images.archive import Archive, common, tagged
 from labctl.images.distribute import Failures, ImageTargets, alike
 from labctl.system import process, progress
 from labctl.system.files import Room
-from labctl.system.parallel import attempt
+from labctl.system.parallel import map_hosts
 from labctl.system.process import CompletedProcess
 
 BASE, TOP, OTHER = (letter * 5000 for letter in (b"b", b"t", b"o"))
@@ -291,7 +291,7 @@ def test_who_is_stopped_waits_for_no_host() -> None:
 
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        attempt(work, {"h1": "h1", "h2": "h2"})
+        map_hosts(work, {"h1": "h1", "h2": "h2"})
     held.set()
     assert time.monotonic() - began < 30
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from support.builders import site
 
-from labctl.accelerators import detect
+from labctl.accelerators import detect, habana
 from labctl.config.context import Context
-from labctl.config.settings import ACCELERATORS
+from labctl.config.settings import accelerators_known
 from labctl.deploy import images as prepare
 from labctl.engines.docker import DockerEngine
 from labctl.errors import HostError
 from labctl.images import base as base_image
-from labctl.images import build, catalog, gaudi, package_sources
+from labctl.images import build, catalog, package_sources
 from labctl.images.build import BuildRequest
 from labctl.system import process
 
@@ -44,7 +44,7 @@ def steps(name: str) -> list[str]:
 
 
 def test_every_accelerator_has_an_image() -> None:
-    assert {*ACCELERATORS} - {"auto"} <= {*catalog.names()}
+    assert {*accelerators_known()} - {"auto"} <= {*catalog.names()}
 
 
 @pytest.mark.parametrize("name", catalog.names())
@@ -168,15 +168,15 @@ def test_a_lock_is_installed_as_it_is_and_deepspeed_against_its_torch(tmp_path: 
     ],
 )
 def test_habanas_image_is_of_the_drivers_release(driver: str, image: str) -> None:
-    assert gaudi.base_for(driver) == image
-    assert gaudi.why_mismatch(driver, image) is None
+    assert habana.base_for(driver) == image
+    assert not habana.why_mismatch(driver, image)
 
 
 def test_a_driver_whose_image_is_not_known_is_an_error_that_names_the_releases() -> None:
     with pytest.raises(
         HostError, match=r"driver 9\.1\.0 is not known: known are the releases 1\.17, .*1\.24"
     ) as caught:
-        gaudi.base_for("9.1.0")
+        habana.base_for("9.1.0")
     assert caught.value.hint.startswith("set LAB_BASE_IMAGE to ")
 
 
@@ -208,8 +208,8 @@ def test_a_base_whose_release_is_not_known_ends_the_build_with_those_that_are(tm
     ],
 )
 def test_an_image_of_another_release_than_the_driver(driver: str, image: str, differs: bool) -> None:
-    why = gaudi.why_mismatch(driver, image)
-    assert (why is not None) is differs
+    why = habana.why_mismatch(driver, image)
+    assert bool(why) is differs
     if why:
         assert image in why
         assert driver in why
@@ -220,7 +220,7 @@ def test_the_driver_is_known_without_habanas_tools(tmp_path: Path, said: str) ->
     path = tmp_path / "sys/module/habanalabs/version"
     path.parent.mkdir(parents=True)
     path.write_text(said)
-    assert gaudi.driver(tmp_path) == "1.22.0"
+    assert habana.installed_release(tmp_path) == "1.22.0"
 
 
 @pytest.mark.parametrize(("code", "out", "version"), [(0, "1.22.0-97a5f6b\n", "1.22.0"), (127, "", "")])
@@ -228,7 +228,7 @@ def test_where_the_kernel_does_not_say_the_tool_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, out: str, version: str
 ) -> None:
     monkeypatch.setattr(process, "run", lambda argv, **_: process.CompletedProcess(tuple(argv), code, out, ""))
-    assert gaudi.driver(tmp_path) == version
+    assert habana.installed_release(tmp_path) == version
 
 
 class Builder:
@@ -262,7 +262,7 @@ def builder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Builder:
 
 
 def driver(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    monkeypatch.setattr(gaudi, "driver", lambda: version)
+    monkeypatch.setattr(habana, "installed_release", lambda: version)
 
 
 def test_each_image_has_its_own_base_unless_one_is_chosen(builder: Builder, monkeypatch: pytest.MonkeyPatch) -> None:

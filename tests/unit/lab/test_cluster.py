@@ -80,8 +80,8 @@ def opened(context: Context) -> Open:
             settings=found,
             directory=context.directory,
             engine=MultiHostEngine(cast(dict[str, Daemon], daemons), {}),
-            targets=tuple(InventoryHost(name=name) for name in NAMES),
-            told={name: told(number, gpus[number] if gpus else ()) for number, name in enumerate(NAMES)},
+            inventory=tuple(InventoryHost(name=name) for name in NAMES),
+            dumps={name: told(number, gpus[number] if gpus else ()) for number, name in enumerate(NAMES)},
         )
 
     return make
@@ -133,7 +133,7 @@ def test_what_one_host_lacks_is_told_of_it_and_changes_nothing_for_the_others(
     assert able.engine.hosts == ("h0", "h2")
     assert reason in able.failed["h1"].message
     assert able.failed["h1"].node == "h1"
-    assert list(cluster.foresee_lab(opened(*gpus, **nvidia))[1].failed) == ["h1"]
+    assert list(cluster.preview_lab(opened(*gpus, **nvidia))[1].failed) == ["h1"]
     cured, all_of_them = cluster.load_lab(context, opened(gpus[0], gpus[0], gpus[0], **nvidia))
     assert all_of_them.failed == {}
     assert files(lab, "worker-1") == files(cured, "worker-1")
@@ -148,8 +148,8 @@ def test_what_all_hosts_lack_is_one_mistake(context: Context, opened: Open) -> N
 
 
 def test_a_host_that_does_not_answer_and_lacks_devices_is_told_not_to_answer(opened: Open) -> None:
-    silent = opened((0,), (), (0,), LAB_ACCELERATOR="nvidia").without({"h1": HostError("h1: timed out", node="h1")})
-    assert cluster.foresee_lab(silent)[1].failed["h1"].message == "h1: timed out"
+    silent = opened((0,), (), (0,), LAB_ACCELERATOR="nvidia").excluding({"h1": HostError("h1: timed out", node="h1")})
+    assert cluster.preview_lab(silent)[1].failed["h1"].message == "h1: timed out"
 
 
 def test_down_forgets_the_hosts_that_have_nothing_any_more(
@@ -164,5 +164,5 @@ def test_down_forgets_the_hosts_that_have_nothing_any_more(
         ledger.note(context.directory, name, f"engine of {name}")
     monkeypatch.setattr(engines[1], "remove", lambda _: refuse())
     with pytest.raises(HostError, match="cannot start a container"):
-        flows.remove(context, opened(engines=engines))
+        flows.remove(context, opened(engines=engines, LAB_SHARED_DIR="/"))
     assert [one.host for one in ledger.left_over(context.directory, {})] == ["h1"]

@@ -12,9 +12,10 @@ from support.builders import host
 from labctl.config import settings
 from labctl.engines.docker import DockerEngine
 from labctl.errors import HostError
-from labctl.lab.device_requests import foreseen, has_cdi, settled
+from labctl.lab.device_requests import foreseen, has_cdi, resolve_device_request
 from labctl.model import Device
 
+KIND = "nvidia.com/gpu"
 YAML = """\
 ---
 cdiVersion: 0.5.0
@@ -45,23 +46,23 @@ def folder(tmp_path: Path) -> Path:
 
 def test_every_wanted_gpu_must_be_described(folder: Path) -> None:
     information = {"CDISpecDirs": ["/nowhere", str(folder)]}
-    assert has_cdi(information, gpus("0", "1"))
-    assert not has_cdi(information, gpus("0", "2"))
-    assert not has_cdi(information, gpus("7"))
-    assert not has_cdi(information, gpus("9"))
+    assert has_cdi(information, KIND, gpus("0", "1"))
+    assert not has_cdi(information, KIND, gpus("0", "2"))
+    assert not has_cdi(information, KIND, gpus("7"))
+    assert not has_cdi(information, KIND, gpus("9"))
 
 
 def test_an_engine_with_cdi_off_has_none(folder: Path) -> None:
-    assert not has_cdi({"CDISpecDirs": None}, gpus("0"))
-    assert not has_cdi({}, gpus("0"))
+    assert not has_cdi({"CDISpecDirs": None}, KIND, gpus("0"))
+    assert not has_cdi({}, KIND, gpus("0"))
 
 
 def test_what_the_engine_says_itself_counts_before_the_folders(folder: Path) -> None:
     said = [{"Source": "cdi", "ID": "nvidia.com/gpu=5"}, {"Source": "other", "ID": "nvidia.com/gpu=6"}]
     information = {"CDISpecDirs": [str(folder)], "DiscoveredDevices": said}
-    assert has_cdi(information, gpus("5"))
-    assert not has_cdi(information, gpus("6"))
-    assert not has_cdi(information, gpus("0"))
+    assert has_cdi(information, KIND, gpus("5"))
+    assert not has_cdi(information, KIND, gpus("6"))
+    assert not has_cdi(information, KIND, gpus("0"))
 
 
 @dataclass
@@ -88,11 +89,11 @@ class Daemon:
         return self.driver
 
 
-def settle(directory: Path, daemon: Daemon | None, *, anew: bool = False, **environ: str) -> str:
+def settle(directory: Path, daemon: Daemon | None, *, refresh: bool = False, **environ: str) -> str:
     found = settings.load(directory, environ, {})
     machine = host(devices=gpus("0", "1"))
     engine = cast(DockerEngine, daemon) if daemon else None
-    return settled(found, "nvidia", machine, directory, "image", engine, anew=anew).request
+    return resolve_device_request(found, "nvidia", machine, directory, "image", engine, refresh=refresh).request
 
 
 def test_the_first_of_cdi_reservation_and_runtime_that_is_there_is_taken(tmp_path: Path) -> None:
@@ -115,14 +116,14 @@ def test_a_trial_is_made_once_and_counts_where_no_engine_is_asked(tmp_path: Path
 
 def test_a_trial_made_anew_replaces_what_was_kept(tmp_path: Path) -> None:
     settle(tmp_path, Daemon(driver=True))
-    assert settle(tmp_path, Daemon(runtimes=("nvidia", "runc")), anew=True) == "runtime"
+    assert settle(tmp_path, Daemon(runtimes=("nvidia", "runc")), refresh=True) == "runtime"
     assert settle(tmp_path, None) == "runtime"
 
 
 def test_what_was_kept_is_forgotten_where_a_trial_finds_nothing(tmp_path: Path) -> None:
     settle(tmp_path, Daemon(driver=True))
     with pytest.raises(HostError, match="no runtime `nvidia`"):
-        settle(tmp_path, Daemon(), anew=True)
+        settle(tmp_path, Daemon(), refresh=True)
     mended = Daemon(runtimes=("nvidia", "runc"))
     assert settle(tmp_path, mended) == "runtime"
     assert mended.trials == [("0", "1")]
@@ -131,7 +132,7 @@ def test_what_was_kept_is_forgotten_where_a_trial_finds_nothing(tmp_path: Path) 
 def test_a_trial_that_comes_to_no_end_leaves_what_was_kept(tmp_path: Path) -> None:
     settle(tmp_path, Daemon(runtimes=("nvidia", "runc")))
     with pytest.raises(HostError, match="not done within"):
-        settle(tmp_path, Daemon(wedged=True), anew=True)
+        settle(tmp_path, Daemon(wedged=True), refresh=True)
     assert settle(tmp_path, None) == "runtime"
 
 
@@ -145,7 +146,7 @@ def test_what_was_kept_and_cannot_be_read_counts_as_nothing(tmp_path: Path, text
 
 def foresee(directory: Path, daemon: Daemon) -> str:
     found = settings.load(directory, {}, {})
-    return foreseen(found, host(devices=gpus("0", "1")), directory, cast(DockerEngine, daemon))[0]
+    return foreseen(found, "nvidia", host(devices=gpus("0", "1")), directory, cast(DockerEngine, daemon))[0]
 
 
 def test_what_is_foreseen_is_what_is_settled_as_far_as_the_engine_tells_it(tmp_path: Path) -> None:

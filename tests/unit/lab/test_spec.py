@@ -146,7 +146,7 @@ def test_clones_are_mounted_where_the_scripts_expect_them(tmp_path: Path) -> Non
         "/srv/habana": ("/project/optimum-habana", False),
         "/srv/lab/workloads": ("/project/workloads", True),
         "/srv/lab/runs": ("/project/runs", False),
-        "/srv/lab/.lab/kept": ("/home/lab/.kept", False),
+        "/srv/lab/.lab/home": ("/home/lab/.kept", False),
     }
 
 

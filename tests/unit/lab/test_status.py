@@ -28,7 +28,7 @@ def test_nodes_are_in_their_order_also_where_a_host_does_not_answer(tmp_path: Pa
         engine=MultiHostEngine(
             {"h0": daemon("h0", "launcher", "worker-0"), "h2": daemon("h2", "worker-2", "worker-7")}, {}
         ),
-        targets=tuple(InventoryHost(name=name) for name in ("h0", "h1", "h2")),
+        inventory=tuple(InventoryHost(name=name) for name in ("h0", "h1", "h2")),
         failed={"h1": HostError("h1: silent", node="h1")},
     )
     nodes = [(node.name, node.state == "unreachable") for node in status_of(context, where).nodes]

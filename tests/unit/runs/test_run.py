@@ -28,7 +28,8 @@ class Busy(builders.FakeEngine):
         self.others = lab
         lines = "".join(f"\t{n}: 00000000:{port:04X} 00000000:0000 0A 0 0 0 0\n" for n, port in enumerate(ports))
         plain = "labctl survey\nfact id\n\tuid=1000(ann) gid=1000(ann)\nfact home\n\t/\nfact docker\n\t/\n"
-        monkeypatch.setattr(facts, "SCRIPT", f"printf '%s' '{plain}file proc/net/tcp\n{lines}end\n'")
+        told = f"printf '%s' '{plain}file proc/net/tcp\n{lines}end\n'"
+        monkeypatch.setattr(facts, "script", lambda: told)
 
     def listeners(self) -> tuple[HostPortUser, ...]:
         return tuple(

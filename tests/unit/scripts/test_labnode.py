@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 
@@ -22,6 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.nearby import Nearby
 
+from labctl import accelerators
 from labctl.engines.state import lost
 from labctl.hosts import manifest, push
 
@@ -236,7 +238,9 @@ class Devices:
             path.touch()
         for name, value in (("LAB_HEALTH_DEVICES", expected), ("LAB_UID", "1000"), ("LAB_GID", "1000")):
             self._patch.setenv(name, value)
-        labnode.record_devices()
+        watch = accelerators.get(expected.partition(":")[0]).watch
+        assert watch
+        labnode.record_devices(json.dumps(asdict(watch)).encode())
 
     def tool(self, name: str, script: str) -> None:
         path = self._tools / name

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from labctl.errors import ConfigError
-from labctl.system.parallel import attempt
+from labctl.system.parallel import map_hosts
 
 
 def test_what_files_and_settings_cause_is_the_hosts_failure() -> None:
@@ -17,7 +17,7 @@ def test_what_files_and_settings_cause_is_the_hosts_failure() -> None:
         return "done"
 
     reasons = {"h1": ConfigError("bad", hint="mend it"), "h2": None, "h3": PermissionError(13, "denied", "/lab")}
-    done, failures = attempt(work, reasons)
+    done, failures = map_hosts(work, reasons)
     assert done == {"h2": "done"}
     assert [(name, str(why), why.hint, why.node) for name, why in failures.items()] == [
         ("h1", "h1: bad", "mend it", "h1"),
@@ -29,7 +29,7 @@ def test_this_machines_failure_names_no_host() -> None:
     def work(_: str) -> None:
         raise PermissionError(13, "denied")
 
-    assert str(attempt(work, {"local": ""})[1]["local"]) == "[Errno 13] denied"
+    assert str(map_hosts(work, {"local": ""})[1]["local"]) == "[Errno 13] denied"
 
 
 def test_a_bug_is_raised_once_the_others_are_done() -> None:
@@ -43,5 +43,5 @@ def test_a_bug_is_raised_once_the_others_are_done() -> None:
         done.append(name)
 
     with pytest.raises(ZeroDivisionError):
-        attempt(work, {"h1": "h1", "h2": "h2"})
+        map_hosts(work, {"h1": "h1", "h2": "h2"})
     assert done == ["h2"]

@@ -13,7 +13,7 @@ import pytest
 from support.harness import wait_until
 
 from labctl.errors import HostError
-from labctl.hosts.ssh import Dialer
+from labctl.hosts.ssh import EngineRelay
 from labctl.system import process
 
 
@@ -89,7 +89,9 @@ def test_what_is_held_ends_as_soon_as_it_is_let_go(tmp_path: Path) -> None:
 
 
 def test_each_connection_to_a_dialer_is_a_program_of_its_own(tmp_path: Path) -> None:
-    with contextlib.closing(Dialer(tmp_path / "s", ["sh", "-c", "echo $$; cat"], threading.Semaphore(2))) as dialer:
+    with contextlib.closing(
+        EngineRelay(tmp_path / "s", ["sh", "-c", "echo $$; cat"], threading.Semaphore(2))
+    ) as dialer:
         with _dialled(dialer.path) as first, _dialled(dialer.path) as second:
             programs = {int(first.readline()), int(second.readline())}
             second.write(b"there and back\n")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from labctl.errors import ConfigError, LabError
 from labctl.system import routing
-from labctl.system.routing import Network, Peer, Way
+from labctl.system.routing import ClusterMember, Endpoint, Network
 
 HEAD = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n"
 # Of a machine with Docker, as its kernel wrote it.
@@ -70,7 +70,7 @@ def table(*lines: str) -> tuple[routing.Route, ...]:
     return routing.parse(text)
 
 
-def peer(name: str, *addresses: str, ssh: str = "", iface: str = "", more: tuple[str, ...] = ()) -> Peer:
+def peer(name: str, *addresses: str, ssh: str = "", iface: str = "", more: tuple[str, ...] = ()) -> ClusterMember:
     """A host with ``eth0 10.0.0.5/24`` and the like, the routes to these, and more; ssh reached its first address."""
     pairs = tuple((word[0], word[1].partition("/")[0]) for word in map(str.split, addresses))
     direct = (f"{word[0]} {IPv4Network(word[1], strict=False)}" for word in map(str.split, addresses))
@@ -82,18 +82,18 @@ def peer(name: str, *addresses: str, ssh: str = "", iface: str = "", more: tuple
         reached=ssh,
         reached_by=next((interface for interface, address in pairs if address == ssh), ""),
     )
-    return Peer(name=name, network=network, iface=iface, where=f"hosts.txt:{name.rpartition('-')[2]}")
+    return ClusterMember(name=name, network=network, iface=iface, where=f"hosts.txt:{name.rpartition('-')[2]}")
 
 
-def rack(count: int, *patterns: str, **changes: object) -> list[Peer]:
+def rack(count: int, *patterns: str, **changes: object) -> list[ClusterMember]:
     """Hosts ``gpu-0`` and so on, in whose addresses ``{}`` is the host's number."""
     made = [peer(f"gpu-{i}", *(pattern.format(i + 10) for pattern in patterns)) for i in range(count)]
     return [replace(one, **changes) for one in made]  # type: ignore[arg-type]
 
 
-def failure(peers: list[Peer]) -> LabError:
+def failure(peers: list[ClusterMember]) -> LabError:
     with pytest.raises(LabError) as caught:
-        routing.ways(peers)
+        routing.endpoints(peers)
     return caught.value
 
 
@@ -149,18 +149,20 @@ def test_the_address_that_ssh_reached_is_found_among_the_hosts_own(connection: s
 
 
 def test_hosts_of_one_network_meet_on_it() -> None:
-    assert routing.ways(rack(16, "eno1 10.0.0.{}/24")) == tuple(Way("eno1", f"10.0.0.{i + 10}") for i in range(16))
+    assert routing.endpoints(rack(16, "eno1 10.0.0.{}/24")) == tuple(
+        Endpoint("eno1", f"10.0.0.{i + 10}") for i in range(16)
+    )
 
 
 @pytest.mark.parametrize("interface", ["bond0", "bond0.100", "enp65s0f0np0", "br-lan", "vmbr0"])
 def test_an_interface_of_any_kind_that_people_made_counts(interface: str) -> None:
     peers = rack(4, f"{interface} 10.0.0.{{}}/24", "usb0 169.254.3.1/24")
-    assert {way.interface for way in routing.ways(peers)} == {interface}
+    assert {way.interface for way in routing.endpoints(peers)} == {interface}
 
 
 def test_hosts_may_call_their_interfaces_differently() -> None:
     peers = [peer("a", "eno1 10.0.0.1/24"), peer("b", "enp5s0 10.0.0.2/24")]
-    assert [way.interface for way in routing.ways(peers)] == ["eno1", "enp5s0"]
+    assert [way.interface for way in routing.endpoints(peers)] == ["eno1", "enp5s0"]
 
 
 def test_the_longest_prefix_wins_and_then_the_lowest_metric() -> None:
@@ -169,21 +171,21 @@ def test_the_longest_prefix_wins_and_then_the_lowest_metric() -> None:
         peer("a", "eth0 10.0.0.1/16", "eth1 10.0.1.1/24", ssh="10.0.1.1", more=more),
         peer("b", "eth1 10.0.1.2/24"),
     ]
-    assert routing.ways(peers)[0] == Way("eth1", "10.0.1.1")
+    assert routing.endpoints(peers)[0] == Endpoint("eth1", "10.0.1.1")
     far = [peer("a", "eth0 10.0.0.1/24", "eth1 10.1.0.1/24", more=more), peer("b", "eth0 10.7.0.2/24", more=more[1:])]
-    assert routing.ways(far) == (Way("eth1", "10.1.0.1"), Way("eth0", "10.7.0.2"))
+    assert routing.endpoints(far) == (Endpoint("eth1", "10.1.0.1"), Endpoint("eth0", "10.7.0.2"))
 
 
 def test_what_is_asked_for_stands_and_the_others_follow_it() -> None:
     peers = rack(16, "eno1 10.0.0.{}/24", "ib0 10.8.0.{}/24", iface="ib0")
-    assert routing.ways(peers) == tuple(Way("ib0", f"10.8.0.{i + 10}") for i in range(16))
-    assert routing.ways([*peers[:-1], replace(peers[-1], iface="")])[-1] == Way("ib0", "10.8.0.25")
+    assert routing.endpoints(peers) == tuple(Endpoint("ib0", f"10.8.0.{i + 10}") for i in range(16))
+    assert routing.endpoints([*peers[:-1], replace(peers[-1], iface="")])[-1] == Endpoint("ib0", "10.8.0.25")
 
 
 def test_a_master_reached_from_outside_meets_the_others_inside() -> None:
     master = peer("a-1", "eth1 203.0.113.5/24", "eth0 10.0.0.1/24", more=("eth1 default 0",))
     workers = [peer(f"b-{i}", f"eth0 10.0.0.{i}/24", more=("eth0 default 0",)) for i in (2, 3)]
-    assert [(way.interface, way.address) for way in routing.ways([master, *workers])] == [
+    assert [(way.interface, way.address) for way in routing.endpoints([master, *workers])] == [
         ("eth0", "10.0.0.1"),
         ("eth0", "10.0.0.2"),
         ("eth0", "10.0.0.3"),
@@ -193,16 +195,16 @@ def test_a_master_reached_from_outside_meets_the_others_inside() -> None:
 @pytest.mark.parametrize("ssh", ["127.0.0.1", "::1", "172.17.0.1", "203.0.113.9"])
 def test_where_ssh_went_a_way_that_others_cannot_the_default_route_tells(ssh: str) -> None:
     here = peer("a", "eth9 10.9.0.1/24", "eth0 10.0.0.1/24", ssh=ssh, more=("eth0 default 0",))
-    assert routing.ways([here, peer("b", "eth0 10.0.0.2/24")])[0] == Way("eth0", "10.0.0.1")
+    assert routing.endpoints([here, peer("b", "eth0 10.0.0.2/24")])[0] == Endpoint("eth0", "10.0.0.1")
 
 
 def test_a_rack_without_a_way_out_has_its_only_network() -> None:
     peers = [peer("a", "eth0 10.0.0.1/24", ssh="127.0.0.1"), peer("b", "eth0 10.0.0.2/24")]
-    assert routing.ways(peers)[0] == Way("eth0", "10.0.0.1")
+    assert routing.endpoints(peers)[0] == Endpoint("eth0", "10.0.0.1")
 
 
 def test_a_host_alone_needs_no_route() -> None:
-    assert routing.ways(rack(1, "eth0 10.0.0.{}/24")) == (Way("eth0", "10.0.0.10"),)
+    assert routing.endpoints(rack(1, "eth0 10.0.0.{}/24")) == (Endpoint("eth0", "10.0.0.10"),)
 
 
 # --- what cannot be ------------------------------------------------------------------------------------------
@@ -300,5 +302,5 @@ def test_a_thousand_hosts_with_full_tables_take_less_than_a_second() -> None:
     more = ("eth0 default 100", *(f"cali{i} 10.244.0.{i}/32" for i in range(60)))
     peers = [peer(f"gpu-{i}", f"eth0 10.0.{i // 250}.{i % 250 + 1}/16", more=more) for i in range(1000)]
     began = time.process_time()
-    assert len(routing.ways(peers)) == 1000
+    assert len(routing.endpoints(peers)) == 1000
     assert time.process_time() - began < 1

@@ -6,7 +6,7 @@ import pytest
 
 from labctl.errors import ConfigError
 from labctl.model import Criterion, Memory, Metric, Workload
-from labctl.workloads.loader import list_all, load, load_all
+from labctl.workloads.loader import list_all, load
 from labctl.workloads.schema import parse_duration, parse_expectation
 
 LAUNCHERS = ("deepspeed", "mpirun", "script")
@@ -50,7 +50,9 @@ variants:
 
 def test_a_file_without_variants_is_one_workload_named_as_its_folder(tmp_path: Path) -> None:
     directory = _write(tmp_path, hello=MINIMAL)
-    assert load_all(directory, LAUNCHERS) == (
+    workloads, errors = list_all(directory, LAUNCHERS)
+    assert errors == ()
+    assert workloads == (
         Workload(
             name="hello",
             description="prints a line",
@@ -113,7 +115,7 @@ def test_without_a_rehearse_section_there_is_no_rehearsal(tmp_path: Path) -> Non
 def test_workloads_come_by_folder_then_in_the_order_of_the_file(tmp_path: Path) -> None:
     directory = _write(tmp_path, zeta=MINIMAL, opt=FAMILY, alpha=MINIMAL)
     (directory / "data").mkdir()
-    assert [workload.name for workload in load_all(directory, LAUNCHERS)] == ["alpha", "opt-tiny", "opt-13b", "zeta"]
+    assert [workload.name for workload in list_all(directory, LAUNCHERS)[0]] == ["alpha", "opt-tiny", "opt-13b", "zeta"]
 
 
 @pytest.mark.parametrize(
@@ -231,9 +233,8 @@ def test_one_broken_file_does_not_hide_the_others(tmp_path: Path) -> None:
     assert [workload.name for workload in workloads] == ["hello"]
     assert [error.message for error in errors] == ["workloads/broken/workload.yml:1: unknown key `a`"]
     assert load(directory, "hello", LAUNCHERS).name == "hello"
-    for read in (lambda: load_all(directory, LAUNCHERS), lambda: load(directory, "broken", LAUNCHERS)):
-        with pytest.raises(ConfigError, match=r"^workloads/broken/workload\.yml:1: unknown key `a`"):
-            read()
+    with pytest.raises(ConfigError, match=r"^workloads/broken/workload\.yml:1: unknown key `a`"):
+        load(directory, "broken", LAUNCHERS)
 
 
 @pytest.mark.parametrize(
@@ -256,10 +257,10 @@ def test_a_name_declared_twice_is_refused_with_both_places(tmp_path: Path) -> No
     message = (
         "workloads/opt-tiny/workload.yml:1: workload `opt-tiny` is already declared at workloads/opt/workload.yml:15"
     )
-    for read in (lambda: load_all(directory, LAUNCHERS), lambda: load(directory, "opt-tiny", LAUNCHERS)):
-        with pytest.raises(ConfigError) as caught:
-            read()
-        assert caught.value.message == message
+    with pytest.raises(ConfigError) as caught:
+        load(directory, "opt-tiny", LAUNCHERS)
+    assert caught.value.message == message
+    assert [error.message for error in list_all(directory, LAUNCHERS)[1]] == [message]
     assert load(directory, "opt-13b", LAUNCHERS).name == "opt-13b"
 
 
