@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-import shlex
-import shutil
-import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
-from datetime import datetime
-from functools import partial
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labctl import errors
-from labctl.accelerators import leases
-from labctl.compose import render
 from labctl.config.context import Context
 from labctl.config.settings import Settings
-from labctl.deploy import drift, executor, ledger, plan, preflight, provision
-from labctl.deploy import images as prepare
-from labctl.errors import ConfigError, HostError
-from labctl.lab import cluster
-from labctl.lab.cluster import Cluster
-from labctl.lab.spec import hidden
-from labctl.model import LAUNCHER, Lab, Result, Workload
-from labctl.runs import artifacts
-from labctl.runs import run as run_parts
-from labctl.runs.request import RunOptions, build_job, choose_workload, unknown
-from labctl.system import filelock
-from labctl.system.files import outdated, write_all
-from labctl.workloads import external
+from labctl.errors import ConfigError, raise_all
 
 if TYPE_CHECKING:
     from labctl.bundle import LoadedBundle
@@ -37,16 +18,21 @@ if TYPE_CHECKING:
     from labctl.compose.devcontainer import DevcontainerFile
     from labctl.compose.render import RenderedFiles
     from labctl.config.scaffold import InitializedLab
+    from labctl.deploy.decide import Decision
+    from labctl.deploy.images import Ask
+    from labctl.deploy.plan import Step
     from labctl.doctor.examination import DoctorReport
     from labctl.fit import FitReport
     from labctl.hub.prefetch import CacheReport
+    from labctl.lab.cluster import Cluster
     from labctl.lab.devices import DeviceReport, EffectiveSettings
     from labctl.lab.status import LabStatus
+    from labctl.model import Lab, Result, Workload
+    from labctl.runs.request import RunOptions
     from labctl.runs.store import RunList, RunSummary
     from labctl.setup.install import SetupResult
     from labctl.workloads.external import WorkloadList
 
-Ask = prepare.Ask
 # Seconds to wait for another `up` or `down` of the same lab.
 PATIENCE = 300
 
@@ -96,19 +82,28 @@ def config(context: Context) -> EffectiveSettings:
 
 def render_files(context: Context) -> RenderedFiles:
     """Write the files of every node."""
-    with cluster.connect(context, context.settings()) as connected:
-        lab, able = cluster.preview_lab(connected)
-        preflight.tell_failed(context, able.failed)
-    changed = (*write_all(lab.directory, render.render(lab)), *provision.write_secrets(lab))
-    nodes = tuple(node.name for node in lab.nodes)
-    return render.RenderedFiles(lab=lab.name, directory=str(lab.directory), nodes=nodes, changed=changed)
+    from labctl.compose import render
+    from labctl.deploy import preflight, provision
+    from labctl.lab.cluster import connect, preview_lab
+    from labctl.system.files import write_all
+
+    with connect(context, context.settings()) as cluster:
+        lab, able = preview_lab(cluster)
+        preflight.warn_excluded_hosts(context, able.failed)
+        for path in provision.stale_secrets(lab):
+            path.unlink()
+        changed = tuple(write_all(lab.directory, (*render.render(lab), *provision.secrets(lab))))
+        nodes = tuple(node.name for node in lab.nodes)
+        return render.RenderedFiles(lab=lab.name, directory=str(lab.directory), nodes=nodes, changed=changed)
 
 
 def devcontainer(context: Context, program: str, *, force: bool = False) -> DevcontainerFile:
     """Write the devcontainer.json that attaches VS Code to this lab; ConfigError if it was edited, unless forced."""
     from labctl.compose import devcontainer
+    from labctl.deploy.preflight import require_initialised
+    from labctl.system.files import write_all
 
-    preflight.require_initialised(context)
+    require_initialised(context)
     settings = context.settings()
     path = context.directory / devcontainer.PATH
     if path.exists() and not force and not devcontainer.is_ours(path.read_text(encoding="utf-8", errors="replace")):
@@ -119,191 +114,207 @@ def devcontainer(context: Context, program: str, *, force: bool = False) -> Devc
 
 
 def build(context: Context, *, workload: str = "", update_lock: bool = False) -> dict[str, Any]:
-    """Build the image of the nodes, or that which a workload needs; or resolve its pinned versions anew."""
-    with cluster.connect(context, settings_for(context, workload)) as where:
-        return prepare.build_image(context, where, update_lock=update_lock)
+    """Build the image of the nodes, or that which a workload needs; or resolve its pinned versions again."""
+    from labctl.deploy.images import build_image
+    from labctl.lab.cluster import connect
+
+    with connect(context, settings_for(context, workload)) as cluster:
+        return build_image(context, cluster, update_lock=update_lock)
 
 
 def settings_for(context: Context, workload: str) -> Settings:
     """The settings, with the image that a workload needs where one is named."""
-    found = context.settings()
+    from labctl.deploy.images import for_workload
+    from labctl.runs.request import RunOptions, choose_workload
+
+    settings = context.settings()
     if not workload:
-        return found
-    return prepare.for_workload(found, choose_workload(context.directory, workload, RunOptions(), found))
+        return settings
+    return for_workload(settings, choose_workload(context.directory, workload, RunOptions(), settings))
 
 
-def up(context: Context, *, workload: str = "", dry_run: bool = False) -> LabStatus | dict[str, Any]:
+def up(context: Context, *, workload: str = "", dry_run: bool = False) -> LabStatus | PlanPreview:
     """Bring the lab up and return when the launcher has reached every worker; a second call changes nothing.
 
     With a workload, the nodes get the image that it needs. A host that fails is named once the others are done.
     """
-    preflight.require_initialised(context)
-    with cluster.connect(context, settings_for(context, workload)) as where:
+    from labctl.deploy.preflight import require_initialised
+    from labctl.lab.cluster import connect
+
+    require_initialised(context)
+    with connect(context, settings_for(context, workload)) as cluster:
+        return bring_up(context, cluster, dry_run=dry_run)
+
+
+def bring_up(context: Context, cluster: Cluster, *, dry_run: bool = False) -> LabStatus | PlanPreview:
+    """Decide and carry out what brings the lab up; the answer is its status, or the plan."""
+    from labctl.deploy import executor, preflight
+    from labctl.lab.status import status_of
+
+    with changing(context, "labctl up", dry_run=dry_run):
+        decided = decide_up(context, cluster, dry_run=dry_run)
         if dry_run:
-            steps, failed = foresee_up(context, where)
-            preflight.tell_failed(context, failed)
-            return {"lab": where.settings.text("LAB_NAME"), "plan": str(steps).splitlines()}
-        bring_up(context, where)
-        return full_status(context, where)
+            preflight.warn_excluded_hosts(context, decided.failed)
+            return answer(cluster, decided.plan)
+        cluster, observed = executor.bring_up(context, decided, wait=PATIENCE)
+        return with_runs(context, status_of(context, cluster, observed))
 
 
-def bring_up(context: Context, where: Cluster) -> None:
-    """Hosts that can take part, image, lab, plan, containers."""
+def decide_up(context: Context, cluster: Cluster, *, dry_run: bool) -> Decision:
+    """What `up` would do now, and is stopped by."""
+    from labctl.deploy import decide
     from labctl.doctor import run as doctor_run
 
-    ledger.tell_left_over(context, where)
-    where = preflight.exclude_foreign_hosts(context, where)
-    if where.remote_hosts:
-        where = doctor_run.preflight(context, *cluster.preview_lab(where), "up")
-    image_id, lacking = prepare.ensure_images(context, where)
-    where = where.excluding(lacking)
-    lab, where = cluster.load_lab(context, where)
-    preflight.tell_accelerator(context, where, lab)
-    preflight.require_room(context, where, lab)
-    if not where.remote_hosts:
-        doctor_run.preflight(context, lab, where, "up")
-    own = filelock.held(lab.directory / filelock.LAB, "labctl up", wait=PATIENCE, notice=context.notice)
-    with own, leases.granting(lab, wait=PATIENCE, notice=context.notice):
-        steps, failed = plan_up(context, lab, where)
-        preflight.require_no_run(context, steps)
-        provision.prepare(lab, image_id)
-        executor.carry_out(steps, lab, where.engine, context.emit, failed)
+    def check(lab: Lab, cluster: Cluster) -> Cluster:
+        return doctor_run.preflight(context, lab, cluster, "up")
+
+    return decide.up(context, cluster, check, dry_run=dry_run)
 
 
-def plan_up(context: Context, lab: Lab, where: Cluster) -> tuple[plan.Plan, errors.Failures]:
-    """What `up` would do now, and what is wrong with hosts that cannot take part."""
-    observed = where.engine.observe(lab.name, lab.image)
-    failed = {**where.failed, **dict(observed.silent), **preflight.find_foreign_labs(context, lab.name, observed)}
-    leases.require_free(lab)
-    files = render.render(lab)
-    changed = outdated(lab.directory, files)
-    lacks, unasked = drift.find(lab, where.connections, changed, failed)
-    failed |= unasked
-    return plan.up(lab, files, changed, observed, unsent=lacks.hosts, unusable=lacks.containers, failed=failed), failed
+def changing(context: Context, command: str, *, dry_run: bool) -> AbstractContextManager[None]:
+    """Be the only command that changes the lab, unless nothing is changed."""
+    from labctl.system import filelock
+
+    if dry_run:
+        return nullcontext()
+    return filelock.held(context.directory / filelock.LAB, command, wait=PATIENCE, notice=context.notice)
 
 
-def foresee_up(context: Context, where: Cluster) -> tuple[plan.Plan, errors.Failures]:
-    """As ``plan_up`` of the lab that `up` would make now, with the image that it would bring first."""
-    lab, where = cluster.preview_lab(where)
-    steps, failed = plan_up(context, lab, where)
-    return plan.Plan((*prepare.foresee_images(context, where.excluding(failed)), *steps.steps)), failed
+@dataclass(frozen=True, slots=True)
+class PlanPreview:
+    """The steps of a plan, as text."""
+
+    lab: str
+    plan: tuple[str, ...]
+
+
+def answer(cluster: Cluster, plan: object) -> PlanPreview:
+    """The plan of a command, as its answer."""
+    return PlanPreview(cluster.settings.text("LAB_NAME"), tuple(str(plan).splitlines()))
 
 
 def status(context: Context) -> LabStatus:
-    """The lab's containers and their health, by their labels; hosts that do not answer are listed."""
+    """What Docker says of the lab, by its labels; hosts that do not answer are named in it."""
+    from labctl.deploy.preflight import require_named
+    from labctl.lab.cluster import connect
+    from labctl.lab.status import status_of
+
     settings = context.settings()
-    preflight.require_named(context, settings)
-    with cluster.connect(context, settings, demand=False) as connected:
-        return full_status(context, connected)
+    require_named(context, settings)
+    with connect(context, settings, demand=False) as cluster:
+        return with_runs(context, status_of(context, cluster))
 
 
-def full_status(context: Context, connected: Cluster) -> LabStatus:
+def with_runs(context: Context, status: LabStatus) -> LabStatus:
     """The lab's status with its latest runs."""
-    from labctl.lab.status import RunState, status_of
+    from labctl.lab.status import RunState
     from labctl.runs import store
 
-    runs = tuple(RunState(run.run_id, run.state) for run in store.listing(context.directory, 20))
-    return replace(status_of(context, connected), runs=runs)
+    return replace(status, runs=tuple(RunState(run.run_id, run.state) for run in store.listing(context.directory, 20)))
 
 
-def down(context: Context, *, images: bool = False, dry_run: bool = False) -> dict[str, Any]:
+def down(context: Context, *, images: bool = False, dry_run: bool = False) -> PlanPreview:
     """Remove the lab's containers and network; works without the state directory, twice, or on a lab never made.
 
     With ``images``, hosts lose the lab's image too.
     """
-    found = context.settings()
-    preflight.require_named(context, found)
-    with cluster.connect(context, found) as where:
-        if dry_run:
-            steps, failed = plan_down(context, where, images)
-            preflight.tell_failed(context, failed)
-            return {"lab": found.text("LAB_NAME"), "plan": str(steps).splitlines()}
-        with filelock.held(context.directory / filelock.LAB, "labctl down", wait=PATIENCE, notice=context.notice):
-            return remove(context, where, images)
+    return remove(context, "labctl down", images=images, dry_run=dry_run)
 
 
-def clean(context: Context) -> dict[str, Any]:
+def clean(context: Context) -> PlanPreview:
     """``down``, and the lab's own state goes: keys, rendered files. Runs stay."""
-    found = context.settings()
-    preflight.require_named(context, found)
-    with (
-        cluster.connect(context, found) as where,
-        filelock.held(context.directory / filelock.LAB, "labctl clean", wait=PATIENCE, notice=context.notice),
-    ):
-        answer = remove(context, where)
-        forget(context.directory)
-        return answer
+    return remove(context, "labctl clean", state=".lab")
 
 
-def remove(context: Context, where: Cluster, images: bool = False) -> dict[str, Any]:
-    """Carry out what `down` plans; the caller holds the lock."""
-    steps, failed = plan_down(context, where, images)
+def remove(
+    context: Context, command: str, *, images: bool = False, state: str = "", dry_run: bool = False
+) -> PlanPreview:
+    """Decide and carry out what removes the lab, and ``state`` of its directory; the answer is the plan."""
+    from labctl.deploy.preflight import require_named
+    from labctl.lab.cluster import connect
+
+    settings = context.settings()
+    require_named(context, settings)
+    with connect(context, settings) as cluster, changing(context, command, dry_run=dry_run):
+        return take_down(context, cluster, images=images, state=state, dry_run=dry_run)
+
+
+def take_down(
+    context: Context, cluster: Cluster, *, images: bool = False, state: str = "", dry_run: bool = False
+) -> PlanPreview:
+    """The same on connected hosts; the caller holds the lock."""
+    from labctl.deploy import decide, executor, preflight
+    from labctl.runs import artifacts  # noqa: F401 - fetches what runs left on hosts
+    from labctl.system import filelock
+
+    plan, failed = decide.down(context, cluster, images_too=images, state=state)
     if filelock.is_held(context.directory / filelock.RUN):
         context.warn(f"this ends {filelock.holder(context.directory / filelock.RUN)}")
-    ledger.tell_left_over(context, where)
-    secret = hidden(where.settings)
-    bring = partial(artifacts.fetch_left, lab=context.directory, hidden=secret, notice=context.notice)
-    failed = executor.remove_all(steps, where.engine, context.emit, bring, failed)
-    done = [machine for host, machine in ledger.machines(where).items() if host not in failed]
-    ledger.forget(context.directory, done)
-    errors.raise_all(failed)
-    return {"lab": where.settings.text("LAB_NAME"), "plan": str(steps).splitlines()}
+    if dry_run:
+        preflight.warn_excluded_hosts(context, failed)
+    else:
+        raise_all(executor.carry_out(plan.steps, executor.Deployment(context=context, cluster=cluster), failed))
+    return answer(cluster, plan)
 
 
-def plan_down(context: Context, where: Cluster, images: bool) -> tuple[plan.Plan, errors.Failures]:
-    """What `down` would do now, and what is wrong with hosts that cannot take part."""
-    name, image = where.settings.text("LAB_NAME"), prepare.image_of_hosts(where) if images else ""
-    observed = where.engine.observe(name, image)
-    failed = {**where.failed, **dict(observed.silent), **preflight.find_foreign_labs(context, name, observed)}
-    return plan.down(observed, ledger.sent(context, where), image, failed), failed
-
-
-def run(context: Context, name: str, options: RunOptions, ask: Ask | None = None) -> Result | dict[str, Any]:
+def run(context: Context, name: str, options: RunOptions, ask: Ask | None = None) -> Result | PlanPreview:
     """Run a workload on the lab and judge it; the answer is the run's result.
 
     ``ask`` is asked whether the image that the workload needs may be built and the lab brought up with it.
     """
-    found = context.settings()
-    task = choose_workload(context.directory, name, options, found)
-    found = prepare.for_workload(found, task)
-    for remark in (*external.remarks(task, external.roots(found)), *unknown(task, options)):
+    from labctl.deploy.images import for_workload
+    from labctl.lab.cluster import connect
+    from labctl.runs.request import choose_workload, unknown
+    from labctl.workloads import external
+
+    settings = context.settings()
+    workload = choose_workload(context.directory, name, options, settings)
+    settings = for_workload(settings, workload)
+    for remark in (*external.remarks(workload, external.roots(settings)), *unknown(workload, options)):
         context.warn(remark)
-    with cluster.connect(context, found) as where:
-        return run_on(context, where, task, options, ask)
+    with connect(context, settings) as cluster:
+        return run_on(context, cluster, workload, options, ask)
 
 
 def run_on(
-    context: Context, where: Cluster, task: Workload, options: RunOptions, ask: Ask | None
-) -> Result | dict[str, Any]:
-    """Job, what must hold before it, launch."""
-    from labctl.doctor import run as doctor_run
+    context: Context, cluster: Cluster, workload: Workload, options: RunOptions, ask: Ask | None
+) -> Result | PlanPreview:
+    """Job, what must hold before it, plan, launch."""
+    from datetime import datetime
 
-    lab, where = cluster.load_lab(context, where, ask=False)
-    engine = where.engine
-    now = datetime.now().astimezone()
-    job = build_job(lab, task, options, now)
-    steps = plan.run(job)
-    if options.dry_run:
-        return {"lab": lab.name, "plan": str(steps).splitlines()}
-    external.require_device(task, lab.accelerator)
-    if reason := run_parts.why_not_fit(lab, job, where.settings.number("LAB_MEMORY")):
-        return run_parts.refuse(lab, job, reason, now)
-    observed = engine.observe(lab.name, lab.image)
-    if task.image and run_parts.not_up(lab, job, observed):
-        prepare.offer(task, lab.image, engine.on(lab.hosts[0].name), ask)
-        bring_up(context, where)
-        observed = engine.observe(lab.name, lab.image)
-    run_parts.require_hosts(lab, job, {**where.failed, **preflight.find_foreign_labs(context, lab.name, observed)})
-    doctor_run.preflight(context, lab, where, "run")
-    run_parts.require_up(lab, job, observed)
-    run_parts.require_inputs(lab, job, engine)
-    if options.launcher:
-        run_parts.require_program(lab, job, engine)
-    with filelock.held(lab.directory / filelock.RUN, f"run {job.run_id}"):
-        run_parts.end_orphans(context, lab, engine)
-        run_parts.require_port(lab, job, engine, where.facts)
-        executor.do(steps.steps[0], lab, engine)
-        return run_parts.launch(context, where.settings, lab, job, engine, steps, now)
+    from labctl.deploy import images, preflight
+    from labctl.deploy.plan import Plan
+    from labctl.doctor import run as doctor_run
+    from labctl.lab.cluster import load_lab
+    from labctl.runs import run as runs
+    from labctl.runs.request import build_job
+    from labctl.system import filelock
+    from labctl.workloads import external
+
+    now, dry_run = datetime.now().astimezone(), options.dry_run
+    first: tuple[Step, ...] = ()
+    lab, cluster = load_lab(context, cluster, ask=False)
+    job = build_job(lab, workload, options, now)
+    external.require_device(workload, lab.accelerator)
+    if reason := runs.why_not_fit(lab, job, cluster.settings.number("LAB_MEMORY")):
+        return runs.refuse(lab, job, reason, now, dry_run=dry_run)
+    observed = runs.observe(context, cluster, lab, dry_run=dry_run)
+    if workload.image and observed and runs.not_up(lab, job, observed):
+        images.confirm_image(workload, lab.image, bool(observed.on(lab.hosts[0].name).image), ask, dry_run=dry_run)
+        if not dry_run:
+            bring_up(context, cluster)
+            return run_on(context, cluster, workload, options, None)
+        first = decide_up(context, cluster, dry_run=True).plan.steps
+    failed = preflight.find_foreign_labs(context, lab.name, observed) if observed else {}
+    runs.require_hosts(lab, job, {**cluster.failed, **failed})
+    doctor_run.preflight(context, lab, cluster, "run")
+    runs.require_ready(context, cluster, lab, job, observed, options)
+    lock = context.directory / filelock.RUN
+    with nullcontext() if dry_run else filelock.held(lock, f"run {job.run_id}"):
+        plan = runs.plan_run(lab, job, cluster, observed, dry_run=dry_run)
+        if dry_run:
+            return answer(cluster, Plan((*first, *plan.steps)))
+        return runs.carry_out(context, cluster, lab, job, plan, now)
 
 
 def runs(context: Context) -> RunList:
@@ -336,6 +347,8 @@ def workloads(context: Context) -> WorkloadList:
 
 def cache(context: Context, name: str, *, dry_run: bool = False) -> CacheReport:
     """Download the models and datasets of a workload into the shared cache; needs no lab, engine or device."""
+    import time
+
     from labctl.hub import prefetch
     from labctl.runs.request import RunOptions, choose_workload
 
@@ -358,13 +371,14 @@ def fit(
     context: Context, name: str, options: RunOptions, *, nodes: int | None, slots: int | None, device: int | None
 ) -> FitReport:
     """Estimate the memory of a run of the workload, and whether it fits; ``device`` in bytes."""
+    from labctl.lab.cluster import connect, load_lab
     from labctl.runs import run as run_parts
     from labctl.runs.request import choose_workload
 
     settings = context.settings()
     workload = choose_workload(context.directory, name, options, settings)
-    with cluster.connect(context, settings) as connected:
-        lab, _ = cluster.load_lab(context, connected, ask=False)
+    with connect(context, settings) as cluster:
+        lab, _ = load_lab(context, cluster, ask=False)
     limit = settings.number("LAB_MEMORY")
     return run_parts.how_it_fits(lab, workload, limit, nodes=nodes, slots=slots, device_memory=device)
 
@@ -382,7 +396,10 @@ def shell(context: Context, node: str, *, terminal: bool) -> int:
 
 def execute(context: Context, command: tuple[str, ...], node: str, *, everywhere: bool, terminal: bool) -> int:
     """Run a command in a node, or from the launcher on several (``a,b``) or all workers; returns its exit code."""
+    import shlex
+
     from labctl.attach import session, target
+    from labctl.model import LAUNCHER
 
     if everywhere and node != LAUNCHER:
         raise ConfigError("use either --all or -n", hint=f"labctl exec --all -- {shlex.join(command)}")
@@ -418,8 +435,10 @@ def logs(context: Context, node: str | None, on_line: Callable[[str], None], *, 
 
 def lab_name(context: Context) -> str:
     """The name of the lab in the context's directory. ConfigError if it is not a lab directory."""
+    from labctl.deploy.preflight import require_named
+
     settings = context.settings()
-    preflight.require_named(context, settings)
+    require_named(context, settings)
     return settings.text("LAB_NAME")
 
 
@@ -435,11 +454,3 @@ def load_bundle(context: Context, file: Path, *, force: bool) -> LoadedBundle:
     from labctl import bundle
 
     return bundle.load_bundle(context, file, force=force)
-
-
-def forget(directory: Path) -> None:
-    """Remove keys, secrets and rendered files. HostError for what cannot go."""
-    try:
-        shutil.rmtree(directory / ".lab")
-    except OSError as error:
-        raise HostError(f"cannot remove {error.filename}: {error.strerror}", hint=f"rm -r {directory}/.lab") from error

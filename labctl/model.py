@@ -255,7 +255,7 @@ class File:
     """A file to be written: path relative to the lab directory, bytes as text, mode; or a link to its content."""
 
     path: str
-    content: str
+    content: str = field(repr=False)
     mode: int = 0o600
     link: bool = False
 

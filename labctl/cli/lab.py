@@ -57,8 +57,8 @@ def up_command(
 ) -> None:
     with answering(as_json=json, stopped="re-run `labctl up` to resume, or `labctl down` to remove the lab") as output:
         answer = flows.up(context(directory, output, setting), workload=workload, dry_run=dry_run)
-        if isinstance(answer, dict):
-            output.answer(answer, "\n".join(answer["plan"]))
+        if isinstance(answer, flows.PlanPreview):
+            output.answer(answer, "\n".join(answer.plan))
         else:
             answer_status(output, answer)
 
@@ -79,13 +79,13 @@ def down_command(
 ) -> None:
     with answering(as_json=json, stopped="re-run to finish") as output:
         answer = flows.down(context(directory, output, setting), images=images, dry_run=dry_run)
-        output.answer(answer, "\n".join(answer["plan"]) if dry_run else f"lab {answer['lab']} is down")
+        output.answer(answer, "\n".join(answer.plan) if dry_run else f"lab {answer.lab} is down")
 
 
 def clean_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:
     with answering(as_json=json, stopped="re-run to finish") as output:
         answer = flows.clean(context(directory, output, setting))
-        output.answer(answer, f"lab {answer['lab']} is down; its keys and rendered files were removed, runs/ is kept")
+        output.answer(answer, f"lab {answer.lab} is down; its keys and rendered files were removed, runs/ is kept")
 
 
 def answer_status(output: Output, status: LabStatus) -> None:

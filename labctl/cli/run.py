@@ -100,7 +100,7 @@ def run_command(
         if isinstance(answer, Result):
             output.answer(answer, run_text(answer, lab.directory))
             sys.exit(answer.exit_code)
-        output.answer(answer, "\n".join(answer["plan"]))
+        output.answer(answer, "\n".join(answer.plan))
 
 
 def runs_command(directory: Directory = HERE, json: Json = False) -> None:

@@ -37,6 +37,25 @@ def ensure(lab: Lab) -> None:
     write(launcher / "known_hosts", "".join(known_hosts))
 
 
+def outdated(lab: Lab) -> tuple[str, ...]:
+    """The files that ``ensure`` would write, relative to the lab directory."""
+    launcher, known_hosts, changed = launcher_directory(lab), "", []
+    identity = public_of(launcher / IDENTITY)
+    if identity is None:
+        changed.append(launcher / IDENTITY)
+    for node in lab.nodes:
+        ssh = ssh_directory(lab, node.name)
+        public = public_of(ssh / HOST_KEY)
+        if public is None:
+            changed.append(ssh / HOST_KEY)
+        if identity is None or _text(ssh / "authorized_keys") != admitted(lab, identity):
+            changed.append(ssh / "authorized_keys")
+        known_hosts += pin(lab, node.name, public or "")
+    if _text(launcher / "known_hosts") != known_hosts:
+        changed.append(launcher / "known_hosts")
+    return tuple(str(path.relative_to(lab.directory)) for path in changed)
+
+
 def unpinned(lab: Lab) -> frozenset[str]:
     """Workers whose host key on disk is not the one that the launcher is told, or that do not admit the launcher's."""
     launcher = launcher_directory(lab)

@@ -1,171 +1,228 @@
-"""Plan + engine -> done: carries out each step and says so; decides nothing."""
+"""Carries out each step of a plan and announces it; decides nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import shutil
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import singledispatch
 from itertools import groupby
 from types import MappingProxyType
-from typing import cast
 
 from labctl import model, naming
-from labctl.deploy import ledger, plan, provision
-from labctl.engines import Backend
+from labctl.accelerators import leases
+from labctl.config.context import Context
+from labctl.deploy import decide, images, ledger, plan, provision
+from labctl.deploy.decide import Decision
 from labctl.engines.agent import reach
+from labctl.engines.state import ObservedState
 from labctl.errors import Failures, HostError, raise_all
 from labctl.hosts import push
-from labctl.hosts.ssh import Connection
+from labctl.lab import cluster
+from labctl.lab.cluster import Cluster
 from labctl.model import HERE, Event, Lab
 from labctl.system import files
 from labctl.system.parallel import map_hosts
 from labctl.system.progress import waiting_for
 
-Emit = Callable[[Event], None]
-Bring = Callable[[Connection, str], None]
-"""Fetches what is only on a host, from a directory there that is to be removed."""
+
+@dataclass(kw_only=True)
+class Deployment:
+    """What steps act on: the hosts of a lab, less those that fail meanwhile."""
+
+    context: Context
+    cluster: Cluster
 
 
-def carry_out(steps: plan.Plan, lab: Lab, engine: Backend, emit: Emit, failed: Failures = MappingProxyType({})) -> None:
-    """Every step in order, those of different hosts side by side; one that ``failed`` gets none, nor any further ones.
+@dataclass(kw_only=True)
+class LabDeployment(Deployment):
+    """The same, with the lab that they are to have."""
 
-    HostError says which step failed, on which host or node, and what came back, once the others are done.
+    lab: Lab
+
+
+def bring_up(context: Context, decided: Decision, *, wait: float) -> tuple[Cluster, ObservedState | None]:
+    """Carry out what `up` decided; returns the hosts left, and what was observed if nothing was changed since.
+
+    Once images and engines are ready, the rest is decided again. HostError names what failed on each host.
+    """
+    first, steps = decided.first, decided.plan.steps
+    if first:
+        site = Deployment(context=context, cluster=decided.cluster)
+        carry_out(steps[:first], site, decided.failed, after=len(steps) - first)
+        observed, able = decide.observe(context, site.cluster)
+        lab, able = cluster.load_lab(context, able)
+        decided = decide.rest_of_up(context, able, lab, observed)
+        steps = decided.plan.steps
+    with leases.granting(decided.lab, wait=wait, notice=context.notice):
+        leases.require_free(decided.lab)
+        site = LabDeployment(context=context, cluster=decided.cluster, lab=decided.lab)
+        raise_all(carry_out(steps, site, decided.failed, before=first))
+    return decided.cluster, None if first or len(steps) > 1 else decided.observed
+
+
+def carry_out(
+    steps: Sequence[plan.Step],
+    site: Deployment,
+    failed: Failures = MappingProxyType({}),
+    *,
+    before: int = 0,
+    after: int = 0,
+) -> dict[str, HostError]:
+    """Every step in order, those of different hosts concurrently; returns what failed on which host, with ``failed``.
+
+    A host that fails gets no further steps; HostError for another step that fails. ``before`` and ``after``: further
+    steps of the same plan.
     """
     lost = dict(failed)
-    for concerns_hosts, group in groupby(numbered(steps), key=lambda one: isinstance(one.step, plan.HostStep)):
-        if concerns_hosts:
-            lost |= on_hosts(group, lambda step: do(step, lab, engine), emit, lost)
+    of = before + len(steps) + after
+    numbered = [(f"[{number}/{of}]", step) for number, step in enumerate(steps, before + 1)]
+    for on_hosts, group in groupby(numbered, key=lambda one: isinstance(one[1], plan.HostStep)):
+        if on_hosts:
+            lost |= concurrently(group, site, lost)
             continue
-        for one in group:
-            if step := spared(one.step, lab, lost):
-                replace(one, step=step).announce(emit)
+        for number, whole in group:
+            if step := skip_failed_hosts(whole, site, lost):
+                announce(site, number, step)
                 try:
-                    do(step, lab, engine)
+                    lost |= do(step, site) or {}
                 except HostError as error:
-                    if not lost:
-                        raise
-                    lost[lab.host_of(error.node).name if error.node else HERE] = error
-    raise_all(lost)
+                    raise_all({**lost, error.node or HERE: error})
+    return lost
 
 
-def remove_all(
-    steps: plan.Plan, engine: Backend, emit: Emit, bring: Bring, failed: Failures = MappingProxyType({})
-) -> Failures:
-    """The steps of a plan that only removes: it needs no lab on disk. Returns what failed where, and did before.
-
-    The files of a host go once ``bring`` has fetched what is not here.
-    """
-
-    def act(step: plan.HostStep) -> None:
-        if stays := remove(step, engine, bring):
-            emit(Event(kind="warning", text=f"{step.host}: {stays}"))
-
-    return {**failed, **on_hosts(numbered(steps), act, emit, failed)}
-
-
-@dataclass(frozen=True, slots=True)
-class Numbered:
-    """A step of a plan and its place in it."""
-
-    step: plan.Step
-    number: int
-    of: int
-
-    def announce(self, emit: Emit) -> None:
-        emit(Event(kind="step", text=f"[{self.number}/{self.of}] {shorten(str(self.step))}"))
-
-
-def numbered(steps: plan.Plan) -> Iterator[Numbered]:
-    return (Numbered(step, number, len(steps.steps)) for number, step in enumerate(steps.steps, 1))
-
-
-def on_hosts(
-    group: Iterable[Numbered], act: Callable[[plan.HostStep], None], emit: Emit, lost: Failures
-) -> dict[str, HostError]:
-    """The steps of each host in order, all hosts at once; returns what failed where. Lost hosts are left out."""
-    queues: dict[str, list[Numbered]] = {}
-    for one in group:
-        host = cast(plan.HostStep, one.step).host
-        if host not in lost:
-            queues.setdefault(host, []).append(one)
+def concurrently(group: Iterable[tuple[str, plan.Step]], site: Deployment, lost: Failures) -> dict[str, HostError]:
+    """The steps of each host in order, all hosts at once; returns what failed where. Lost hosts are skipped."""
+    queues: dict[str, list[tuple[str, plan.HostStep]]] = {}
+    for number, step in group:
+        if isinstance(step, plan.HostStep) and step.host not in lost:
+            queues.setdefault(step.host, []).append((number, step))
 
     def work(host: str) -> None:
-        for one in queues[host]:
-            one.announce(emit)
+        for number, step in queues[host]:
+            announce(site, number, step)
             with busy(host):
-                act(cast(plan.HostStep, one.step))
+                do(step, site)
 
-    with waiting_for("still at it", lambda text: emit(Event(kind="notice", text=text))) as busy:
+    with waiting_for("still running", site.context.notice) as busy:
         return map_hosts(work, {host: host for host in queues})[1]
 
 
-def spared(step: plan.Step, lab: Lab, lost: Failures) -> plan.Step | None:
-    """The step as far as it concerns hosts that are not lost; None where nothing of it is left."""
-    if not isinstance(step, plan.WaitForSsh) or not lost:
-        return step
-    nodes = tuple(node.name for node in lab.nodes if node.name in step.nodes and node.host not in lost)
-    return replace(step, nodes=nodes) if nodes and lab.host_of(model.LAUNCHER).name not in lost else None
-
-
-def remove(step: plan.HostStep, engine: Backend, bring: Bring) -> str:
-    """Carry out a step that only removes; returns what stays, as others use it."""
-    there = engine.on(step.host)
-    if isinstance(step, plan.RemoveContainers):
-        remove_containers(step, engine)
-    elif isinstance(step, plan.RemoveNetworks):
-        there.remove_networks(tuple(identity for identity, _ in step.networks))
-    elif isinstance(step, plan.RemoveFiles):
-        bring(there.connection, step.directory)
-        push.remove(there.connection, step.directory)
-    elif isinstance(step, plan.RemoveImage):
-        try:
-            there.remove_image(step.image)
-        except HostError as error:
-            # Docker's word for an image that a container uses.
-            _, conflict, why = error.message.partition("conflict: ")
-            if not conflict:
-                raise
-            return f"image {step.image} stays: {why}"
-    return ""
-
-
-def remove_containers(step: plan.RemoveContainers, engine: Backend) -> None:
-    engine.on(step.host).remove(tuple(container.id for container in step.containers))
+def announce(site: Deployment, number: str, step: plan.Step) -> None:
+    site.context.emit(Event(kind="step", text=f"{number} {shorten(str(step))}"))
 
 
 def shorten(text: str, width: int = 110) -> str:
     return text if len(text) <= width else text[: width - 3] + "..."
 
 
+def skip_failed_hosts(step: plan.Step, site: Deployment, lost: Failures) -> plan.Step | None:
+    """The step as far as it concerns other hosts than the lost ones; None if nothing of it is left."""
+    if not lost or not isinstance(step, plan.WaitForSsh | plan.RemoveState):
+        return step
+    if isinstance(step, plan.RemoveState) or not isinstance(site, LabDeployment):
+        return None
+    nodes = tuple(node.name for node in site.lab.nodes if node.name in step.nodes and node.host not in lost)
+    return replace(step, nodes=nodes) if nodes and site.lab.host_of(model.LAUNCHER).name not in lost else None
+
+
 @singledispatch
-def do(step: object, lab: Lab, engine: Backend) -> None:  # noqa: ARG001
-    """Carry out one step."""
+def do(step: object, site: Deployment) -> Failures | None:  # noqa: ARG001
+    """Carry out one step; returns the hosts on which it failed, if it goes on without them."""
     raise TypeError(f"no way to carry out {type(step).__name__}")
 
 
 @do.register
-def _(step: plan.WriteFiles, lab: Lab, engine: Backend) -> None:  # noqa: ARG001
-    files.write_all(lab.directory, step.files)
+def _(step: plan.EnsureImage, site: Deployment) -> Failures:
+    failed = images.ensure(site.context, site.cluster, step.image)
+    site.cluster = site.cluster.excluding(failed)
+    return failed
 
 
 @do.register
-def _(step: plan.SendFiles, lab: Lab, engine: Backend) -> None:
-    there = engine.on(step.host)
-    ledger.note(lab.directory, step.host, there.identity())
-    provision.send(lab, lab.host(step.host), there.connection, step.image)
+def _(step: plan.ProbeEngines, site: Deployment) -> Failures:  # noqa: ARG001
+    before = site.cluster.failed
+    _, site.cluster = cluster.load_lab(site.context, site.cluster)
+    return {host: error for host, error in site.cluster.failed.items() if host not in before}
 
 
 @do.register
-def _(step: plan.RemoveContainers, lab: Lab, engine: Backend) -> None:  # noqa: ARG001
-    remove_containers(step, engine)
+def _(step: plan.MakeDirectories, site: Deployment) -> None:
+    for path in step.paths:
+        files.make_private(site.context.directory / path)
 
 
 @do.register
-def _(step: plan.ComposeUp, lab: Lab, engine: Backend) -> None:
-    files = tuple(lab.directory / naming.compose_path(node) for node in step.nodes)
-    engine.on(step.host).compose_up(step.project, files)
+def _(step: plan.WriteKeys, site: LabDeployment) -> None:  # noqa: ARG001
+    from labctl.compose import ssh_keys
+
+    ssh_keys.ensure(site.lab)
 
 
 @do.register
-def _(step: plan.WaitForSsh, lab: Lab, engine: Backend) -> None:
-    reach(lab, engine, step.nodes, step.seconds)
+def _(step: plan.WriteFiles, site: Deployment) -> None:
+    files.write_all(site.context.directory, step.files)
+
+
+@do.register
+def _(step: plan.RemoveState, site: Deployment) -> None:
+    for path in (site.context.directory / name for name in step.paths):
+        try:
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        except OSError as error:
+            raise HostError(f"cannot remove {error.filename}: {error.strerror}", hint=f"rm -r {path}") from error
+
+
+@do.register
+def _(step: plan.PushFiles, site: LabDeployment) -> None:
+    daemon = site.cluster.engine.on(step.host)
+    ledger.note(site.lab.directory, step.host, daemon.identity())
+    provision.send(site.lab, site.lab.host(step.host), daemon.connection, step.image)
+
+
+@do.register
+def _(step: plan.RemoveContainers, site: Deployment) -> None:
+    site.cluster.engine.on(step.host).remove(tuple(container.id for container in step.containers))
+
+
+@do.register
+def _(step: plan.ApplyProject, site: Deployment) -> None:
+    paths = tuple(site.context.directory / naming.compose_path(node) for node in step.nodes)
+    site.cluster.engine.on(step.host).compose_up(step.project, paths)
+
+
+@do.register
+def _(step: plan.WaitForSsh, site: LabDeployment) -> Failures | None:
+    try:
+        reach(site.lab, site.cluster.engine, step.nodes, step.seconds)
+    except HostError as error:
+        return {site.lab.host_of(error.node).name if error.node else HERE: error}
+    return None
+
+
+@do.register
+def _(step: plan.RemoveNetworks, site: Deployment) -> None:
+    site.cluster.engine.on(step.host).remove_networks(tuple(identity for identity, _ in step.networks))
+
+
+@do.register
+def _(step: plan.RemoveFiles, site: Deployment) -> None:
+    push.remove(site.cluster.engine.on(step.host).connection, step.directory)
+
+
+@do.register
+def _(step: plan.RemoveImage, site: Deployment) -> None:
+    try:
+        site.cluster.engine.on(step.host).remove_image(step.image)
+    except HostError as error:
+        # Docker's word for an image that a container uses.
+        _, conflict, why = error.message.partition("conflict: ")
+        if not conflict:
+            raise
+        site.context.warn(f"{step.host}: image {step.image} stays: {why}")
+
+
+@do.register
+def _(step: plan.ForgetHost, site: Deployment) -> None:
+    for path in step.paths:
+        (site.context.directory / path).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Which machines a lab was laid over: one that is not listed any more keeps its nodes until somebody says so.
+"""Records which machines have nodes of this lab, so that hosts removed from the inventory are not forgotten.
 
 A machine is known by its engine's identity: names and addresses come to mean another.
 """
@@ -24,7 +24,7 @@ Listed = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True, order=True)
 class DeployedHost:
-    """A machine that has got nodes, and its name then."""
+    """A machine that got nodes, and its name then."""
 
     host: str
     machine: str
@@ -35,12 +35,12 @@ class DeployedHost:
 
 
 def note(directory: Path, host: str, machine: str) -> None:
-    """A host has got nodes of this lab."""
+    """Record that a host has nodes of this lab."""
     write(directory / DeployedHost(host, machine).path, "")
 
 
 def forget(directory: Path, machines: Collection[str]) -> None:
-    """These machines have nothing of it any more."""
+    """Remove the records of machines without nodes."""
     for one in noted(directory):
         if one.machine in machines:
             (directory / one.path).unlink(missing_ok=True)
@@ -52,12 +52,12 @@ def noted(directory: Path) -> tuple[DeployedHost, ...]:
 
 
 def moved(directory: Path, listed: Listed) -> tuple[DeployedHost, ...]:
-    """The machines that are not listed any more by the name that they had, as far as those answer that are."""
+    """The machines that are no longer listed by the name that they had, as far as the listed ones answer."""
     return tuple(one for one in noted(directory) if listed.get(one.host) not in ("", one.machine))
 
 
 def left_over(directory: Path, listed: Listed) -> tuple[DeployedHost, ...]:
-    """The machines that have nodes of it and are not listed any more by any name."""
+    """The machines that have nodes of the lab and are no longer listed by any name."""
     return tuple(one for one in moved(directory, listed) if one.machine not in listed.values())
 
 
@@ -69,36 +69,43 @@ def former(directory: Path, listed: Listed) -> dict[str, tuple[str, ...]]:
     }
 
 
-def machines(where: Cluster) -> dict[str, str]:
+def machines(cluster: Cluster) -> dict[str, str]:
     """Engine id per inventory host, empty if unreachable; none where no machine is recorded."""
-    names = [host.name for host in where.inventory] if noted(where.directory) else []
-    return {name: where.engine.on(name).identity() if name in where.engine.hosts else "" for name in names}
+    names = [host.name for host in cluster.inventory] if noted(cluster.directory) else []
+    return {name: cluster.engine.on(name).identity() if name in cluster.engine.hosts else "" for name in names}
 
 
-def sent(context: Context, where: Cluster) -> dict[str, tuple[str, ...]]:
+def sent(context: Context, cluster: Cluster) -> dict[str, tuple[str, ...]]:
     """Where the lab's files lie on the hosts that answer, by their names now and those that they had."""
-    names_before = former(context.directory, machines(where))
-    sent_by = {host: (host, *names_before.get(host, ())) for host in where.sent}
-    return {host: tuple(where.sent_to(host, name) for name in names) for host, names in sent_by.items()}
+    names_before = former(context.directory, machines(cluster))
+    sent_by = {host: (host, *names_before.get(host, ())) for host in cluster.sent}
+    return {host: tuple(cluster.sent_to(host, name) for name in names) for host, names in sent_by.items()}
 
 
-def tell_left_over(context: Context, where: Cluster) -> None:
-    """Hosts that are not listed any more, and this machine where others are listed now, keep what they got."""
-    listed = machines(where)
+def records(directory: Path, machines: Listed) -> dict[str, tuple[str, ...]]:
+    """The records of each of these hosts, under whatever name, relative to the lab directory."""
+    found = noted(directory)
+    return {host: tuple(one.path for one in found if one.machine == machine) for host, machine in machines.items()}
+
+
+def warn_orphaned_hosts(context: Context, cluster: Cluster) -> None:
+    """Warn of machines that still have nodes and are no longer listed, and of this one if others are listed now."""
+    listed = machines(cluster)
     left = left_over(context.directory, listed)
     names = tuple(dict.fromkeys(one.host for one in left if one.host not in listed))
     if names:
+        were, run, them = ("was", "runs", "it") if len(names) == 1 else ("were", "run", "them")
         context.warn(
-            f"{', '.join(names)} still {'has' if len(names) == 1 else 'have'} nodes of this lab and "
-            f"{'is' if len(names) == 1 else 'are'} not in LAB_HOSTS any more: list them again and `labctl down` first"
+            f"{', '.join(names)} {were} removed from LAB_HOSTS but still {run} nodes of this lab; "
+            f"add {them} back and run `labctl down`"
         )
     for one in (one for one in left if one.host in listed):
         context.warn(
-            f"{one.host} is another machine than the one of this name that still has nodes of this lab: list that one,"
-            f" too, by another name, and `labctl down`; or, where it is gone for good, rm '{one.path}'"
+            f"{one.host} is now another machine than the one that still runs nodes of this lab: list that one, too, "
+            f"by another name, and run `labctl down`; or, if it is gone for good, rm '{one.path}'"
         )
-    if where.inventory != THIS_MACHINE:
+    if cluster.inventory != THIS_MACHINE:
         with suppress(HostError):
-            here = DockerEngine().observe(where.settings.text("LAB_NAME"))
+            here = DockerEngine().observe(cluster.settings.text("LAB_NAME"))
             if any(container.directory == str(context.directory) for container in here.containers):
-                context.warn("this machine still has nodes of this lab: `labctl down -s LAB_HOSTS=` removes them")
+                context.warn("this machine still runs nodes of this lab: `labctl down -s LAB_HOSTS=` removes them")

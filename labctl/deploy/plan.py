@@ -1,137 +1,216 @@
-"""What to do, as data: a plan is decided in full before anything happens, and its text is what ``--dry-run`` prints."""
+"""All that a command does to machines, as data: decided in full before anything happens; ``--dry-run`` prints it."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import ClassVar
 
 from labctl import model, naming
 from labctl.engines.state import Container, ObservedState, lost
 from labctl.model import HERE, File, Host, Job, Lab
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteFiles:
-    """Write these files below the lab directory, and make the keys that are missing."""
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One thing that a command does to a machine, and why."""
 
-    files: tuple[File, ...]
     cause: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostStep(Step):
+    """A step on one host; successive ones of different hosts run concurrently."""
+
+    host: str = HERE
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathStep(Step):
+    """Something that is done to these paths, which are relative to the lab directory unless they lie elsewhere."""
+
+    verb: ClassVar[str] = "write"
+    paths: tuple[str, ...]
 
     def __str__(self) -> str:
-        return "write " + ", ".join(file.path for file in self.files)
+        return f"{self.verb} {', '.join(self.paths)}"
+
+
+class ProbeEngines(PathStep):
+    """Try limits, and how to request devices, with throw-away containers; the results are kept in these files."""
+
+    verb = "probe limits and devices, write"
+
+
+class MakeDirectories(PathStep):
+    """Make these directories of this machine, for their owner alone."""
+
+    verb = "make"
+
+
+class WriteKeys(PathStep):
+    """Generate missing ssh keys and write the files that follow from them."""
+
+
+class RemoveState(PathStep):
+    """Remove these files and directories below the lab directory."""
+
+    verb = "remove"
+
+
+class EndRun(PathStep):
+    """End what is left of an earlier run, fetch its results and close its record."""
+
+    verb = "end, fetch and close"
+
+
+class WriteResult(PathStep):
+    """Judge the run and write its result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EnsureImage:
-    """Have the nodes' image on hosts. It is only foreseen: `up` does that before it plans, as the rest hangs on it."""
+class EnsureImage(Step):
+    """Build, pull or send the lab's image wherever it is not found."""
 
+    image: str
     words: str
-    cause: str
 
     def __str__(self) -> str:
         return self.words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendFiles:
-    """Make a host's folders, and send it the files of its nodes and the workloads, as far as it does not have them.
+class WriteFiles(Step):
+    """Write these files below the lab directory."""
 
-    A host that shows the files as they are to be gets the folders alone.
-    """
+    files: tuple[File, ...]
+
+    def __str__(self) -> str:
+        return "write " + ", ".join(file.path for file in self.files)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushFiles(HostStep):
+    """Make a host's folders and push the files of its nodes and the workloads; only ``folders`` if all is current."""
 
     nodes: tuple[str, ...]
     image: str
     """Id of the image that they run."""
     folders: bool = False
-    """Nothing is to be sent."""
-    cause: str
-    host: str
 
     def __str__(self) -> str:
         nodes = ", ".join(self.nodes)
-        return f"make folders of {nodes} on {self.host}" if self.folders else f"send files of {nodes} to {self.host}"
+        return f"make folders of {nodes} on {self.host}" if self.folders else f"push files of {nodes} to {self.host}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemoveContainers:
+class RemoveContainers(HostStep):
     """Kill and remove these containers of the lab."""
 
     containers: tuple[Container, ...]
-    cause: str
-    host: str = HERE
 
     def __str__(self) -> str:
         return "remove " + ", ".join(container.node for container in self.containers) + on(self.host)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ComposeUp:
+class ApplyProject(HostStep):
     """Create or start these nodes from their compose files, as one project."""
 
     project: str
     nodes: tuple[str, ...]
-    cause: str
-    host: str = HERE
 
     def __str__(self) -> str:
         return f"compose up {', '.join(self.nodes)} (project {self.project}){on(self.host)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WaitForSsh:
+class WaitForSsh(Step):
     """Log in from the launcher to each of these workers over ssh, or say which could not be reached and why."""
 
     nodes: tuple[str, ...]
     seconds: int
-    cause: str
 
     def __str__(self) -> str:
         return f"reach {', '.join(self.nodes)} over ssh within {self.seconds} s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemoveNetworks:
+class RemoveNetworks(HostStep):
     """Remove these networks of the lab."""
 
     networks: tuple[tuple[str, str], ...]
-    cause: str
-    host: str = HERE
 
     def __str__(self) -> str:
         return "remove network " + ", ".join(name for _, name in self.networks) + on(self.host)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemoveFiles:
-    """Remove what was sent to a host, once what runs left there is fetched."""
+class FetchLeftRuns(HostStep):
+    """Fetch what runs left in the lab's directory on a host."""
 
     directory: str
-    cause: str
-    host: str
+
+    def __str__(self) -> str:
+        return f"fetch results left in {self.directory}/runs on {self.host}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveFiles(HostStep):
+    """Remove what was pushed to a host."""
+
+    directory: str
 
     def __str__(self) -> str:
         return f"remove {self.directory} on {self.host}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemoveImage:
+class RemoveImage(HostStep):
     """Remove the lab's image from a host, unless a container there that is not the lab's still uses it."""
 
     image: str
-    cause: str
-    host: str
 
     def __str__(self) -> str:
         return f"remove image {self.image} on {self.host}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class ForgetHost(HostStep, PathStep):
+    """Remove the records that a host has nodes of this lab."""
+
+    verb = "remove"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class StageRun(Step):
+    """Make the run's directory, with the job's files and its record; hold its lock."""
+
+    run_id: str
+    files: tuple[File, ...]
+
+    def __str__(self) -> str:
+        names = ", ".join(("ranks/", *(file.path for file in self.files), "run.lock", "output.log"))
+        return f"write {names} to runs/{self.run_id}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushRun(Step):
+    """Push the workloads, and the directories of this run and of those that it reads, to hosts."""
+
+    runs: tuple[str, ...]
+    hosts: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"push workloads, {', '.join(f'runs/{run}' for run in self.runs)} to {', '.join(self.hosts)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchJob(Step):
     """Execute the job's command in the launcher until it ends, is stopped, or its time is up."""
 
     job: Job
-    cause: str
 
     def __str__(self) -> str:
         import shlex
@@ -141,9 +220,15 @@ class Launch:
         return f"in launcher, at most {self.job.timeout:g} s: {shlex.join(self.job.argv)}, which starts {started}"
 
 
-HostStep = SendFiles | RemoveContainers | ComposeUp | RemoveNetworks | RemoveFiles | RemoveImage
-"""What concerns one host: such steps of different hosts, one after the other in a plan, are done side by side."""
-Step = HostStep | EnsureImage | WriteFiles | WaitForSsh | Launch
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchResults(Step):
+    """Fetch what ranks wrote on hosts, and remove it there."""
+
+    run_id: str
+    hosts: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"fetch runs/{self.run_id} from {', '.join(self.hosts)}"
 
 
 def on(host: str) -> str:
@@ -154,7 +239,7 @@ def on(host: str) -> str:
 class Plan:
     """Steps in order; the text has one numbered line each, with its cause."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[Step, ...] = ()
 
     def __str__(self) -> str:
         lines = (f"#{number} {step}  [{step.cause}]" for number, step in enumerate(self.steps, 1))
@@ -164,32 +249,30 @@ class Plan:
 def up(
     lab: Lab,
     files: tuple[File, ...],
-    changed: tuple[File, ...],
     observed: ObservedState,
     *,
-    unsent: Collection[str] = (),
+    local: tuple[Step, ...] = (),
+    stale: Collection[str] = (),
     unusable: Mapping[str, str] = MappingProxyType({}),
     failed: Collection[str] = (),
 ) -> Plan:
     """Bring the daemons to what the files say: surplus and stuck containers go, missing and changed ones come.
 
-    ``unsent`` hosts do not show the files as they are to be, ``unusable`` containers have lost theirs, with the reason;
-    hosts that have ``failed`` are left as they are.
+    ``local``: steps in the lab directory. ``stale``: hosts whose files are out of date. ``unusable``: containers whose
+    mounts are broken, with the reason. Hosts that have ``failed`` are skipped.
     """
-    steps: list[Step] = []
-    if changed:
-        steps.append(WriteFiles(files=changed, cause="new or changed"))
-    for host in (one for one in lab.hosts if one.name not in failed):
-        steps += up_on(lab, host, files, observed.on(host.name), unusable, sends=host.name in unsent)
+    steps: list[Step] = [*local]
+    for host in (host for host in lab.hosts if host.name not in failed):
+        steps += up_on(lab, host, files, observed.on(host.name), unusable, push=host.name in stale)
     workers = tuple(node.name for node in lab.nodes)
-    steps.append(WaitForSsh(nodes=workers, seconds=60, cause="ready means that the launcher reaches every worker"))
+    steps.append(WaitForSsh(nodes=workers, seconds=60, cause="wait for SSH"))
     return Plan(tuple(steps))
 
 
 def up_on(
-    lab: Lab, host: Host, files: tuple[File, ...], observed: ObservedState, unusable: Mapping[str, str], *, sends: bool
+    lab: Lab, host: Host, files: tuple[File, ...], observed: ObservedState, unusable: Mapping[str, str], *, push: bool
 ) -> Iterator[HostStep]:
-    """What brings one host, of which this was observed, to what the files say."""
+    """Bring one host to what the files say."""
     workers = tuple(node.name for node in lab.nodes if node.host == host.name)
     wanted = lab.containers_on(host.name)
     surplus = tuple(container for container in observed.containers if container.node not in wanted)
@@ -197,16 +280,16 @@ def up_on(
     kept = replace(observed, containers=tuple(one for one in observed.containers if one not in stuck))
     pending = not_current(lab, files, kept, wanted)
     if surplus:
-        yield RemoveContainers(containers=surplus, host=host.name, cause="not in .env any more")
+        yield RemoveContainers(containers=surplus, host=host.name, cause="removed from .env")
     if stuck:
         reasons = sorted({why_stuck(lab, one, unusable) or "" for one in stuck})
         yield RemoveContainers(containers=stuck, host=host.name, cause="cannot be used: " + ", ".join(reasons))
-    if host.name != HERE and (sends or surplus or pending):
-        image, cause = observed.image or "", "what it does not have"
-        yield SendFiles(nodes=workers, image=image, folders=not sends, host=host.name, cause=cause)
+    if host.name != HERE and (push or surplus or pending):
+        image, cause = observed.image or "", "files missing on host"
+        yield PushFiles(nodes=workers, image=image, folders=not push, host=host.name, cause=cause)
     if pending:
         cause = "; ".join(f"{node} {why}" for node, why in pending)
-        yield ComposeUp(project=naming.project(lab), nodes=workers, host=host.name, cause=cause)
+        yield ApplyProject(project=naming.project(lab), nodes=workers, host=host.name, cause=cause)
 
 
 def why_stuck(lab: Lab, container: Container, unusable: Mapping[str, str]) -> str | None:
@@ -214,7 +297,7 @@ def why_stuck(lab: Lab, container: Container, unusable: Mapping[str, str]) -> st
     if container.state in ("paused", "dead", "removing"):
         return container.state
     if container.name != naming.container_name(lab, container.node):
-        return "left by an interrupted renewal"
+        return "left over from an interrupted recreate"
     if cause := lost(container.reason):
         return cause
     return unusable.get(container.node)
@@ -243,8 +326,8 @@ def why_not_current(container: Container | None, fingerprint: str, image: str | 
     if container.state != "running":
         return container.state
     if container.image != image:
-        return "has another image"
-    return "has other settings" if container.fingerprint != fingerprint else None
+        return "image changed"
+    return "configuration changed" if container.fingerprint != fingerprint else None
 
 
 def down(
@@ -252,32 +335,62 @@ def down(
     sent: Mapping[str, Collection[str]] = MappingProxyType({}),
     image: str = "",
     failed: Collection[str] = (),
+    *,
+    records: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+    state: str = "",
 ) -> Plan:
     """Remove all with the lab's label, whatever the files on disk say, and what was ``sent``: folders by host.
 
-    With an ``image``, the one that was observed goes too. Hosts that have ``failed`` are left as they are.
+    With an ``image``, the one that was observed goes too; so do the ``records`` that hosts have nodes, and at last the
+    lab's own ``state`` directory. Hosts that have ``failed`` are skipped.
     """
     steps: list[Step] = []
-    for host in (one for one in observed.hosts if one not in failed):
-        there = observed.on(host)
-        if containers := (*there.containers, *there.probes):
-            steps.append(RemoveContainers(containers=containers, host=host, cause="labctl down"))
-        if networks := (*there.networks, *there.probe_networks):
-            steps.append(RemoveNetworks(networks=networks, host=host, cause="labctl down"))
-        folders = sent.get(host, ())
-        steps += (RemoveFiles(directory=directory, host=host, cause="labctl down") for directory in folders)
-        if image and there.image:
-            steps.append(RemoveImage(image=image, host=host, cause="labctl down --images"))
+    why = "labctl down"
+    for host in (host for host in observed.hosts if host not in failed):
+        found = observed.on(host)
+        if containers := (*found.containers, *found.probes):
+            steps.append(RemoveContainers(containers=containers, host=host, cause=why))
+        if networks := (*found.networks, *found.probe_networks):
+            steps.append(RemoveNetworks(networks=networks, host=host, cause=why))
+        for directory in sent.get(host, ()):
+            steps.append(FetchLeftRuns(directory=directory, host=host, cause=why))
+            steps.append(RemoveFiles(directory=directory, host=host, cause=why))
+        if image and found.image:
+            steps.append(RemoveImage(image=image, host=host, cause=f"{why} --images"))
+        if paths := records.get(host):
+            steps.append(ForgetHost(paths=paths, host=host, cause=why))
+    if state:
+        steps.append(RemoveState(paths=(state,), cause="labctl clean"))
     return Plan(tuple(steps))
 
 
-def run(job: Job) -> Plan:
-    """Check that the run's nodes answer, write its files, launch."""
+def run(
+    job: Job,
+    record: tuple[File, ...] = (),
+    *,
+    hosts: tuple[str, ...] = (),
+    reads: tuple[str, ...] = (),
+    ended: Mapping[str, str] = MappingProxyType({}),
+) -> Plan:
+    """Check that the run's nodes answer, write its files, launch, judge.
+
+    ``hosts`` are those that the files are pushed to; ``reads`` are earlier runs that it reads, ``ended`` those that
+    are ended first, with the reason. The record holds the text of the plan itself.
+    """
     nodes = tuple(node.name for node in job.nodes)
-    return Plan(
-        (
-            WaitForSsh(nodes=nodes, seconds=15, cause="a run needs every node"),
-            WriteFiles(files=job.files, cause=f"run {job.run_id}"),
-            Launch(job=job, cause=f"{job.workload.name} on {', '.join(nodes)}"),
-        )
-    )
+    cause = f"run {job.run_id}"
+
+    def steps(text: str) -> Iterator[Step]:
+        for run_id, why in ended.items():
+            yield EndRun(paths=(f"runs/{run_id}",), cause=why)
+        yield WaitForSsh(nodes=nodes, seconds=15, cause="a run needs every node")
+        plan = File(path="plan.txt", content=text)
+        yield StageRun(run_id=job.run_id, files=(*job.files, plan, *record), cause=cause)
+        if hosts:
+            yield PushRun(runs=(job.run_id, *reads), hosts=hosts, cause=cause)
+        yield LaunchJob(job=job, cause=f"{job.workload.name} on {', '.join(nodes)}")
+        if hosts:
+            yield FetchResults(run_id=job.run_id, hosts=hosts, cause=cause)
+        yield WriteResult(paths=(f"runs/{job.run_id}/result.json",), cause=cause)
+
+    return Plan(tuple(steps(f"{Plan(tuple(steps('')))}\n")))

@@ -1,17 +1,21 @@
-"""What lies on a host before its containers start: mounts, keys, secrets, caches; here, or sent there."""
+"""What a host has before its containers start: mounts, keys, secrets, caches; planned here, or pushed there."""
 
 from __future__ import annotations
 
-import shutil
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from labctl import naming
+from labctl import accelerators, naming
 from labctl.compose import ssh_keys
+from labctl.deploy.plan import MakeDirectories, ProbeEngines, RemoveState, Step, WriteFiles, WriteKeys
 from labctl.hosts import manifest, push
 from labctl.hosts.ssh import Connection
+from labctl.lab import capabilities, device_requests
+from labctl.lab.cluster import Cluster
 from labctl.lab.spec import own_mounts
 from labctl.model import HERE, File, Host, Lab
-from labctl.system.files import make_private, write_all
+from labctl.system.files import outdated
 
 WORKLOADS = "workloads"
 # Seconds for the folders, and for the files of one host: workloads are small, a person's clone may not be.
@@ -19,51 +23,83 @@ MAKING = 30
 MAKE = Path(__file__).with_name("provision.sh").read_text(encoding="utf-8")
 
 
-def prepare(lab: Lab, image_id: str | None) -> None:
-    """Mounts, keys, secrets and caches, which no plan shows; what removed nodes had is removed with them."""
-    for source in own_mounts(lab):
-        make_private(Path(source))
-    ssh_keys.ensure(lab)
-    write_secrets(lab)
-    prepare_caches(lab, image_id)
-    drop_links(lab)
-    kept = {node.name for node in lab.nodes}
+def plan_local(lab: Lab, rendered: tuple[File, ...], image_id: str | None) -> tuple[tuple[Step, ...], tuple[File, ...]]:
+    """What is to be made and removed below the lab directory, and the rendered files that change."""
+    changed = outdated(lab.directory, rendered)
+    own = (*secrets(lab), *cache_markers(lab, image_id))
+    written = (*changed, *(file for file in own if not is_current(lab.directory / file.path, file)))
+    here = f"{lab.directory}/"
+    folders = tuple(source.removeprefix(here) for source in own_mounts(lab) if not Path(source).is_dir())
+    keys = ssh_keys.outdated(lab)
+    gone = tuple(str(path.relative_to(lab.directory)) for path in surplus(lab, image_id))
+    found: list[Step] = []
+    if gone:
+        found.append(RemoveState(paths=gone, cause="no longer needed"))
+    if folders:
+        found.append(MakeDirectories(paths=folders, cause="mounted by nodes"))
+    if keys:
+        found.append(WriteKeys(paths=keys, cause="new or changed"))
+    if written:
+        found.append(WriteFiles(files=written, cause="new or changed"))
+    return tuple(found), changed
+
+
+def is_current(path: Path, file: File) -> bool:
+    return not outdated(path.parent, (replace(file, path=path.name),)) and path.stat().st_mode & 0o777 == file.mode
+
+
+def secrets(lab: Lab) -> tuple[File, ...]:
+    """Each node's secrets as 0600 files that compose mounts under /run/secrets."""
+    return tuple(
+        File(path=f"{naming.node_directory(node.name)}/secrets/{name}", content=value.reveal())
+        for node in lab.nodes
+        for name, value in lab.secrets
+    )
+
+
+def cache_markers(lab: Lab, image_id: str | None) -> tuple[File, ...]:
+    """In each node's own cache of compiled operators, the id of the image that fills it: they fit only their torch."""
+    nodes = (node.name for node in lab.nodes if node.host == HERE)
+    return tuple(File(path=f"{naming.cache_directory(name)}/image", content=image_id or "") for name in nodes)
+
+
+def surplus(lab: Lab, image_id: str | None) -> Iterator[Path]:
+    """What the lab directory has of removed nodes, secrets, device names, and caches that another image filled."""
+    names = {node.name for node in lab.nodes}
     for folder in (naming.node_directory(""), naming.cache_directory("")):
-        for path in (lab.directory / folder).glob("*"):
-            if path.name not in kept:
-                shutil.rmtree(path)
-
-
-def prepare_caches(lab: Lab, image_id: str | None) -> None:
-    """Each node's own cache of compiled operators, emptied where another image filled it: they fit only their torch."""
-    for node in (one for one in lab.nodes if one.host == HERE):
-        path = lab.directory / naming.cache_directory(node.name)
-        marker = path / "image"
-        if path.is_dir() and (not marker.is_file() or marker.read_text(encoding="utf-8") != image_id):
-            shutil.rmtree(path)
-        make_private(path)
-        marker.write_text(image_id or "", encoding="utf-8")
-
-
-def drop_links(lab: Lab) -> None:
-    """Remove the names of devices that a node had before."""
+        yield from (path for path in (lab.directory / folder).glob("*") if path.name not in names)
     for node in lab.nodes:
-        kept = {name for name, _ in node.devices.links}
-        for path in (lab.directory / naming.node_directory(node.name) / "by-path").glob("*"):
-            if path.name not in kept:
-                path.unlink()
+        links = {name for name, _ in node.devices.links}
+        found = (lab.directory / naming.node_directory(node.name) / "by-path").glob("*")
+        yield from (path for path in found if path.name not in links)
+        cache = lab.directory / naming.cache_directory(node.name)
+        if node.host == HERE and cache.is_dir() and outdated(cache, (File(path="image", content=image_id or ""),)):
+            yield cache
+    yield from stale_secrets(lab)
 
 
-def write_secrets(lab: Lab) -> tuple[str, ...]:
-    """Each node's secrets as 0600 files that compose mounts under /run/secrets; those no longer set are removed."""
-    written: list[str] = []
+def stale_secrets(lab: Lab) -> Iterator[Path]:
+    """The files of secrets that are no longer set."""
+    kept = {name for name, _ in lab.secrets}
     for node in lab.nodes:
-        folder = f"{naming.node_directory(node.name)}/secrets"
-        secrets = [File(path=f"{folder}/{name}", content=value.reveal()) for name, value in lab.secrets]
-        for path in set((lab.directory / folder).glob("*")) - {lab.directory / secret.path for secret in secrets}:
-            path.unlink()
-        written += write_all(lab.directory, secrets)
-    return tuple(written)
+        found = (lab.directory / naming.node_directory(node.name) / "secrets").glob("*")
+        yield from (path for path in found if path.name not in kept)
+
+
+def plan_probe(cluster: Cluster) -> tuple[ProbeEngines, ...]:
+    """The engines that were never asked for the lab's limits, or for the way to request its devices."""
+    names = tuple(host.name for host in cluster.hosts if is_unprobed(cluster, host))
+    files = tuple(f"{capabilities.FILES}/{name}.json" for name in names)
+    return (ProbeEngines(paths=files, cause="never probed"),) if names else ()
+
+
+def is_unprobed(cluster: Cluster, host: Host) -> bool:
+    engine = cluster.daemon(host)
+    if engine is None:
+        return False
+    known = capabilities.kept(cluster.directory, host.name, engine)
+    open_choice = bool(host.devices) and accelerators.get(cluster.accelerator).engine.is_open
+    return bool(capabilities.unprobed(cluster.settings, known)) or (open_choice and not known.get(device_requests.KEY))
 
 
 def send(lab: Lab, host: Host, connection: Connection, image_id: str) -> None:

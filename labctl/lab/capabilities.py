@@ -64,13 +64,18 @@ def probe(settings: Settings, directory: Path, image: str, host: str, engine: Da
     What was found is kept per daemon, and doctor tries again what was refused.
     """
     asked = pairs(settings)
-    known: dict[str, bool] = kept(directory, host, engine).get("limits", {})
-    unknown = {key: pair for key, pair in asked.items() if key not in known}
-    if not unknown:
+    found = kept(directory, host, engine)
+    if not (unknown := unprobed(settings, found)):
         return ()
+    known: dict[str, bool] = found.get("limits", {})
     known |= _probe(engine, settings.text("LAB_NAME"), image, unknown)
     keep(directory, host, engine, limits=known)
     return tuple(name for key, (name, _) in asked.items() if not known[key])
+
+
+def unprobed(settings: Settings, found: dict[str, Any]) -> dict[str, tuple[str, int]]:
+    """The limits that were never asked for, by what is ``kept`` of a daemon."""
+    return {key: pair for key, pair in pairs(settings).items() if key not in found.get("limits", {})}
 
 
 def granted(settings: Settings, directory: Path, hosts: Collection[str]) -> Limits:

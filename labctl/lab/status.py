@@ -44,10 +44,10 @@ class LabStatus:
     runs: tuple[RunState, ...] = ()
 
 
-def status_of(context: Context, cluster: Cluster) -> LabStatus:
-    """The state of the lab on its hosts, without its runs."""
+def status_of(context: Context, cluster: Cluster, observed: ObservedState | None = None) -> LabStatus:
+    """The state of the lab on its hosts, without its runs; ``observed`` is what was read just before."""
     name = cluster.settings.text("LAB_NAME")
-    observed = cluster.engine.observe(name)
+    observed = observed or cluster.engine.observe(name)
     if cluster.inventory != THIS_MACHINE:
         observed = own_containers(context, observed, owner())
     silent = {**cluster.failed, **dict(observed.silent)}

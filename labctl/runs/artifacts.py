@@ -8,12 +8,15 @@ from pathlib import Path
 from threading import Event
 
 from labctl import naming
+from labctl.deploy import plan
+from labctl.deploy.executor import Deployment, do
 from labctl.engines import Backend
 from labctl.errors import HostError
 from labctl.hosts import pull, push, ssh_errors
 from labctl.hosts.manifest import Manifest, scan
 from labctl.hosts.pull import PullResult
 from labctl.hosts.ssh import Connection
+from labctl.lab.spec import hidden as hidden_values
 from labctl.model import LAUNCHER, Host, Job, Lab, Secret
 from labctl.runs import store
 from labctl.system import filelock
@@ -112,6 +115,12 @@ def fetch_left(
             reason = f"{name}: run {run}: {_missing(result)}; {kept(name, there, run)}"
             raise HostError(reason, hint=remedy, node=name)
         push.remove(connection, there)
+
+
+@do.register
+def _(step: plan.FetchLeftRuns, site: Deployment) -> None:
+    connection, context = site.cluster.engine.on(step.host).connection, site.context
+    fetch_left(connection, step.directory, context.directory, hidden_values(site.cluster.settings), context.notice)
 
 
 def runs_on(connection: Connection, directory: str) -> list[str]:

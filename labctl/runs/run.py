@@ -1,43 +1,49 @@
-"""The parts of ``labctl run``: what must hold before it, the launch, and the verdict."""
+"""The parts of ``labctl run``: what must hold before it, its steps, and the verdict."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from labctl import fit, model, naming
 from labctl.compose import render
 from labctl.config.context import Context
-from labctl.config.settings import Settings
-from labctl.deploy import plan
+from labctl.deploy import executor, images, plan
+from labctl.deploy.executor import LabDeployment, do
 from labctl.engines import Backend, agent
 from labctl.engines.state import ObservedState, lost
-from labctl.errors import ConfigError, HostError
+from labctl.errors import ConfigError, HostError, raise_all
 from labctl.hosts import facts as survey
+from labctl.hosts.manifest import Manifest
+from labctl.lab.cluster import Cluster
 from labctl.model import HERE, Job, Lab, Rank, Result, Verdict, Workload
 from labctl.runs import artifacts, inputs, metrics, store
+from labctl.runs.request import RunOptions
 from labctl.runs.supervise import RunOutcome, supervise
 from labctl.runs.verdict import judge
 from labctl.system import filelock, procfs, routing
 
 
-def why_not_fit(lab: Lab, task: Job, limit: int) -> str | None:
+def why_not_fit(lab: Lab, job: Job, limit: int) -> str | None:
     """Why the workload cannot fit in the memory that the nodes share on this CPU host; None when it may.
 
     ``limit`` is that of a node in bytes, 0 for none.
     """
-    if task.workload.memory is None or task.workload.deepspeed is None or lab.accelerator != "cpu":
+    if job.workload.memory is None or job.workload.deepspeed is None or lab.accelerator != "cpu":
         return None
-    slots = max(node.slots for node in task.nodes)
+    slots = max(node.slots for node in job.nodes)
     try:
-        training = fit.of(task.workload, lab.accelerator, slots, len(task.nodes))
+        training = fit.of(job.workload, lab.accelerator, slots, len(job.nodes))
     except ConfigError:
         # A model whose memory is not known may run all the same.
         return None
-    reason = fit.check(training, fit.Capacity(device=None, host=node_memory(lab, len(task.nodes), limit)))
-    return f"{task.workload.name} {reason}; --rehearse runs the same path shrunk" if reason else None
+    reason = fit.check(training, fit.Capacity(device=None, host=node_memory(lab, len(job.nodes), limit)))
+    return f"{job.workload.name} {reason}; --rehearse runs the same path shrunk" if reason else None
 
 
 def how_it_fits(
@@ -66,53 +72,83 @@ def node_memory(lab: Lab, nodes: int, limit: int) -> int:
     return min(share, limit or share)
 
 
-def not_up(lab: Lab, task: Job, observed: ObservedState) -> list[tuple[str, str]]:
-    """The containers of a run that are not there as the settings and the image now say, with the reason."""
-    concerned = {model.LAUNCHER, *(node.name for node in task.nodes)}
+def not_up(lab: Lab, job: Job, observed: ObservedState) -> list[tuple[str, str]]:
+    """The containers of a run that are not as the settings and the image now say, with the reason."""
+    concerned = {model.LAUNCHER, *(node.name for node in job.nodes)}
     files = render.render(lab)
     hosts = [(observed.on(host.name), lab.containers_on(host.name)) for host in lab.hosts]
     return [
-        one for there, wanted in hosts for one in plan.not_current(lab, files, there, wanted) if one[0] in concerned
+        one for found, wanted in hosts for one in plan.not_current(lab, files, found, wanted) if one[0] in concerned
     ]
 
 
-def require_hosts(lab: Lab, task: Job, failed: Mapping[str, HostError]) -> None:
+def observe(context: Context, cluster: Cluster, lab: Lab, *, dry_run: bool) -> ObservedState | None:
+    """What the daemons hold of the lab; None if they do not answer, which is only a warning to a dry run."""
+    try:
+        return cluster.engine.observe(lab.name, lab.image)
+    except HostError as error:
+        if not dry_run:
+            raise
+        context.notice(error.message)
+        return None
+
+
+def require_hosts(lab: Lab, job: Job, failed: Mapping[str, HostError]) -> None:
     """HostError of the first host of the run that has failed."""
-    for name in (model.LAUNCHER, *(node.name for node in task.nodes)):
+    for name in (model.LAUNCHER, *(node.name for node in job.nodes)):
         if error := failed.get(lab.host_of(name).name):
             raise error
 
 
-def require_up(lab: Lab, task: Job, observed: ObservedState) -> None:
+def require_ready(
+    context: Context, cluster: Cluster, lab: Lab, job: Job, observed: ObservedState | None, options: RunOptions
+) -> None:
+    """HostError or ConfigError for what stops the run; to a dry run, a lab that is not up yet is only a warning."""
+    if options.dry_run and filelock.is_held(lab.directory / filelock.RUN):
+        raise filelock.busy(lab.directory / filelock.RUN)
+    if observed is None:
+        return
+    if options.dry_run and not_up(lab, job, observed):
+        if not observed.on(lab.hosts[0].name).image:
+            images.require_buildable(cluster)
+        context.warn(f"lab {lab.name} is not up, so its launcher was not asked for programs and inputs")
+        return
+    require_up(lab, job, observed)
+    require_inputs(lab, job, cluster.engine)
+    if options.launcher:
+        require_program(lab, job, cluster.engine)
+
+
+def require_up(lab: Lab, job: Job, observed: ObservedState) -> None:
     """HostError unless the launcher and every node of the run are there."""
-    for name, why in not_up(lab, task, observed):
-        reason = f"lab {lab.name} is not up as its settings say: {name}: {why} (wanted: {lab.image})"
-        raise HostError(reason, hint="labctl up", node=name)
-    for node in task.nodes:
+    for name, why in not_up(lab, job, observed):
+        state = "is out of date" if observed.containers else "is not up"
+        raise HostError(f"lab {lab.name} {state}: {name}: {why} (wanted: {lab.image})", hint="labctl up", node=name)
+    for node in job.nodes:
         container = observed.container(node.name)
         if container and lost(container.reason):
             raise HostError(f"{node.name} is unhealthy: {container.reason}", hint="labctl up", node=node.name)
 
 
-def require_program(lab: Lab, task: Job, engine: Backend) -> None:
-    """HostError where the lab's image lacks the launcher program that a person asked for."""
-    if task.launcher == "script":
+def require_program(lab: Lab, job: Job, engine: Backend) -> None:
+    """HostError if the launcher program that a person asked for is not in the lab's image."""
+    if job.launcher == "script":
         return
-    program = task.argv[0]
+    program = job.argv[0]
     found = engine.call(naming.container_name(lab, model.LAUNCHER), ("which", program), user=agent.user(lab))
     if found.code:
         hint = f"set LAB_IMAGE in .env to one that has {program}, then `labctl up`"
         if program == "horovodrun":
             hint = "LAB_IMAGE=labctl/horovod in .env, then `labctl up`: its image has all of the CPU image too"
-        raise HostError(f"image {lab.image} has no `{program}`, which starts `{task.launcher}`", hint=hint)
+        raise HostError(f"launcher `{program}` not found in image {lab.image}", hint=hint)
 
 
-def require_port(lab: Lab, task: Job, engine: Backend, facts: Mapping[str, survey.HostFacts]) -> None:
+def require_port(lab: Lab, job: Job, engine: Backend, facts: Mapping[str, survey.HostFacts]) -> None:
     """HostError where somebody listens to the port at which the ranks meet, if that is one of a host's own.
 
     ``facts`` are what the hosts told before; what runs of this lab had left behind may have been ended since.
     """
-    host, port = lab.host_of(task.nodes[0].name).name, lab.master_port
+    host, port = lab.host_of(job.nodes[0].name).name, lab.master_port
     there = engine.on(host)
     if lab.network != "host" or port not in facts[host].ports:
         return
@@ -121,21 +157,21 @@ def require_port(lab: Lab, task: Job, engine: Backend, facts: Mapping[str, surve
     if user is None:
         return
     others = sorted({f"`{one.lab}`" for one in there.listeners() if one.lab != lab.name})
-    whose = f"; on this host there is lab {', '.join(others)}, too" if others else ""
+    whose = f"; this host has lab {', '.join(others)}, too" if others else ""
     busy = {port, lab.ssh_port}.union(*(one.ports for one in facts.values()))
     free = routing.free_port(port, busy)
     raise HostError(
-        f"{host}: port {port} (LAB_MASTER_PORT), at which the ranks meet, is taken by a program of user {user}{whose}",
+        f"{host}: port {port} (LAB_MASTER_PORT) is in use (user {user}){whose}",
         hint=f"wait for it to end, or LAB_MASTER_PORT={free} in .env: two labs on the same hosts need a port each",
         node=host,
     )
 
 
-def require_inputs(lab: Lab, task: Job, engine: Backend) -> None:
+def require_inputs(lab: Lab, job: Job, engine: Backend) -> None:
     """ConfigError where a path that was named for the run is not on the launcher's host."""
     host = lab.host_of(model.LAUNCHER)
     runs = lab.directory / inputs.RUNS
-    named = inputs.given(task.workload) if naming.sent(host) else ()
+    named = inputs.given(job.workload) if naming.sent(host) else ()
     paths = tuple(path for path in named if not inputs.locate(lab, path).is_relative_to(runs))
     if not paths:
         return
@@ -143,78 +179,150 @@ def require_inputs(lab: Lab, task: Job, engine: Backend) -> None:
     absent = engine.call(naming.container_name(lab, model.LAUNCHER), look, user=agent.user(lab)).out.splitlines()
     if absent:
         raise ConfigError(
-            f"{task.workload.name}: {host.name} has no {absent[0]} in its containers",
+            f"{job.workload.name}: {host.name} has no {absent[0]} in its containers",
             hint="HOST_CACHE_PATH and HOST_REPO_PATH are directories of the hosts: put it there on each",
             node=host.name,
         )
 
 
-def end_orphans(context: Context, lab: Lab, engine: Backend) -> None:
-    """End what is left of runs whose labctl died before them, and close their records.
+def unfinished(lab: Path) -> dict[str, str]:
+    """The runs to end before another one, with the reason: those whose labctl died before them.
 
-    And of the last one, if it lost a node: one whose host could not be reached may have its ranks and results still.
+    And the last one, if it lost a node: a host that could not be reached may have its ranks and results still.
     """
-    runs = store.listing(lab.directory)
-    if runs and runs[0].cause == "node-lost":
-        agent.reap(lab, engine, runs[0].run_id, grace=0)
-        path = store.directory(lab.directory, runs[0].run_id)
-        artifacts.fetch(lab, runs[0].run_id, engine, path, context.warn)
+    runs = store.listing(lab)
+    found = {run.run_id: "its labctl died" for run in runs if run.state == "orphaned"}
+    return {runs[0].run_id: "it lost a node", **found} if runs and runs[0].cause == "node-lost" else found
+
+
+def plan_run(lab: Lab, job: Job, cluster: Cluster, observed: ObservedState | None, *, dry_run: bool) -> plan.Plan:
+    """All that a run does; a dry run does not ask for versions, which only the record's content needs."""
+    ended = unfinished(lab.directory)
+    if dry_run and observed and not ended:
+        require_port(lab, job, cluster.engine, cluster.facts)
+    names = dict.fromkeys(lab.host_of(name).name for name in (model.LAUNCHER, *(node.name for node in job.nodes)))
+    image_id = observed.on(lab.hosts[0].name).image if observed else None
+    versions = {} if dry_run else store.versions(lab, cluster.engine, image_id)
+    return plan.run(
+        job,
+        store.record(lab, cluster.settings, job, versions, preview=dry_run),
+        hosts=tuple(name for name in names if naming.sent(lab.host(name))),
+        reads=inputs.earlier(lab, job.workload),
+        ended=ended,
+    )
+
+
+@dataclass(kw_only=True)
+class RunDeployment(LabDeployment):
+    """A run under way: what its steps hand on to each other."""
+
+    job: Job
+    now: datetime
+    held: ExitStack
+    """What is to be closed at the end, however that comes."""
+    began: float = field(init=False)
+    log: store.RunLog = field(init=False)
+    pushed: Manifest | None = None
+    outcome: RunOutcome = field(init=False)
+    result: Result = field(init=False)
+
+    @property
+    def path(self) -> Path:
+        return store.directory(self.lab.directory, self.job.run_id)
+
+
+@do.register
+def _(step: plan.EndRun, site: RunDeployment) -> None:
+    lab, engine, path = site.lab, site.cluster.engine, site.lab.directory / step.paths[0]
+    agent.reap(lab, engine, path.name, grace=0)
+    artifacts.fetch(lab, path.name, engine, path, site.context.warn)
+    if store.state(lab.directory, path.name) == "orphaned":
+        store.abandon(lab, path.name)
+    else:
         store.redact_ranks(path, lab.hidden)
-    for run in runs:
-        if run.state == "orphaned":
-            context.notice(f"run {run.run_id} was left behind: ending it")
-            agent.reap(lab, engine, run.run_id, grace=0)
-            artifacts.fetch(lab, run.run_id, engine, store.directory(lab.directory, run.run_id), context.warn)
-            store.abandon(lab, run.run_id)
 
 
-def launch(
-    context: Context, settings: Settings, lab: Lab, task: Job, engine: Backend, steps: plan.Plan, now: datetime
-) -> Result:
-    """Record the run, supervise it, and judge it."""
-    began = time.monotonic()
-    path = store.create(lab, task.run_id, task.files, store.before(lab, settings, task, engine, steps))
-    with filelock.held(path / store.LOCK, f"run {task.run_id}"):
-        context.notice(f"run {task.run_id}: {task.workload.description}")
-        log = store.RunLog(path, lab, (metric.pattern for metric in task.workload.metrics))
-        try:
-            sent = artifacts.send(lab, task, engine, path, inputs.earlier(lab, task.workload))
-            try:
-                ended = supervise(lab, task, engine, lambda line: context.line(log.keep(line)))
-            finally:
-                artifacts.fetch(lab, task.run_id, engine, path, context.warn, sent)
-        finally:
-            log.close()
-        result = conclude(lab, task, ended, log.lines, time.monotonic() - began, now)
-        return store.finish(lab.directory, result)
+@do.register
+def _(step: plan.StageRun, site: RunDeployment) -> None:
+    require_port(site.lab, site.job, site.cluster.engine, site.cluster.facts)
+    site.began = time.monotonic()
+    store.create(site.lab, step.run_id, step.files)
+    site.held.enter_context(filelock.held(site.path / store.LOCK, f"run {step.run_id}"))
+    site.log = store.RunLog(site.path, site.lab, (metric.pattern for metric in site.job.workload.metrics))
+    site.held.callback(site.log.close)
+    site.context.notice(f"run {step.run_id}: {site.job.workload.description}")
 
 
-def conclude(lab: Lab, task: Job, ended: RunOutcome, lines: list[str], seconds: float, now: datetime) -> Result:
+@do.register
+def _(step: plan.PushRun, site: RunDeployment) -> None:
+    site.pushed = artifacts.send(site.lab, site.job, site.cluster.engine, site.path, step.runs[1:])
+
+
+@do.register
+def _(step: plan.LaunchJob, site: RunDeployment) -> None:
+    def on_line(line: str) -> None:
+        site.context.line(site.log.keep(line))
+
+    try:
+        site.outcome = supervise(site.lab, step.job, site.cluster.engine, on_line)
+    except BaseException:
+        fetch_results(site)
+        raise
+
+
+@do.register
+def _(step: plan.FetchResults, site: RunDeployment) -> None:  # noqa: ARG001
+    fetch_results(site)
+
+
+def fetch_results(site: RunDeployment) -> None:
+    artifacts.fetch(site.lab, site.job.run_id, site.cluster.engine, site.path, site.context.warn, site.pushed)
+
+
+@do.register
+def _(step: plan.WriteResult, site: RunDeployment) -> None:  # noqa: ARG001
+    site.log.close()
+    seconds = time.monotonic() - site.began
+    result = conclude(site.lab, site.job, site.outcome, site.log.lines, seconds, site.now)
+    site.result = store.finish(site.lab.directory, result)
+
+
+def carry_out(context: Context, cluster: Cluster, lab: Lab, job: Job, steps: plan.Plan, now: datetime) -> Result:
+    """Every step of a run; returns its result. HostError for a step that fails."""
+    with ExitStack() as held:
+        site = RunDeployment(context=context, cluster=cluster, lab=lab, job=job, now=now, held=held)
+        raise_all(executor.carry_out(steps.steps, site))
+        return site.result
+
+
+def conclude(lab: Lab, job: Job, ended: RunOutcome, lines: list[str], seconds: float, now: datetime) -> Result:
     """What was printed and how it ended -> the run's result."""
     ranks = store.ranks_of(lines)
-    reduced = metrics.reduce_samples(task.workload.metrics, metrics.read_samples(task.workload.metrics, lines))
+    reduced = metrics.reduce_samples(job.workload.metrics, metrics.read_samples(job.workload.metrics, lines))
     verdict = judge(
-        task.workload.criteria,
+        job.workload.criteria,
         reduced,
         exit_code=ended.exit_code,
         cause=ended.cause,
         message=ended.message,
         world_size=len(ranks),
-        expected_world_size=sum(node.slots for node in task.nodes),
+        expected_world_size=sum(node.slots for node in job.nodes),
     )
-    return result_of(lab, task, verdict, now, ranks=ranks, metrics=dict(reduced), seconds=seconds)
+    return result_of(lab, job, verdict, now, ranks=ranks, metrics=dict(reduced), seconds=seconds)
 
 
-def refuse(lab: Lab, task: Job, reason: str, now: datetime) -> Result:
-    """Record a run that is not started because it does not fit into memory."""
+def refuse(lab: Lab, job: Job, reason: str, now: datetime, *, dry_run: bool = False) -> Result:
+    """The result of a run that cannot fit, recorded like any other; HostError for a dry run, which records nothing."""
+    if dry_run:
+        raise HostError(reason, hint=f"labctl fit {job.workload.name}")
     verdict = Verdict(status="ERROR", cause="does-not-fit", message=reason, exit_code=3)
-    store.create(lab, task.run_id, task.files, ())
-    return store.finish(lab.directory, result_of(lab, task, verdict, now))
+    store.create(lab, job.run_id, job.files)
+    return store.finish(lab.directory, result_of(lab, job, verdict, now))
 
 
 def result_of(
     lab: Lab,
-    task: Job,
+    job: Job,
     verdict: Verdict,
     now: datetime,
     *,
@@ -223,9 +331,9 @@ def result_of(
     seconds: float = 0.0,
 ) -> Result:
     return Result(
-        run_id=task.run_id,
-        workload=task.workload.name,
-        launcher=task.launcher,
+        run_id=job.run_id,
+        workload=job.workload.name,
+        launcher=job.launcher,
         lab=lab.name,
         verdict=verdict.status,
         cause=verdict.cause,

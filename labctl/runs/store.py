@@ -15,25 +15,26 @@ from typing import Any, TextIO
 
 from labctl import naming
 from labctl.config.settings import Settings
-from labctl.deploy.plan import Plan
 from labctl.engines import Backend
 from labctl.errors import ConfigError
 from labctl.model import CriterionResult, File, Job, Lab, Rank, Result, Secret
 from labctl.system import filelock, files
 
 
-def before(lab: Lab, settings: Settings, job: Job, engine: Backend, steps: Plan) -> tuple[File, ...]:
-    """The files of a run's record that are known before it starts, relative to its directory."""
+def record(
+    lab: Lab, settings: Settings, job: Job, versions: dict[str, Any], *, preview: bool = False
+) -> tuple[File, ...]:
+    """Files for the run's directory, relative to it; a ``preview`` has those that `up` is yet to write, too."""
     # As they are on disk, which is what the containers were made from.
-    compose_files = [path for node in lab.nodes if (lab.directory / (path := naming.compose_path(node.name))).exists()]
+    composed = ((path, lab.directory / path) for path in (naming.compose_path(node.name) for node in lab.nodes))
     return (
-        File(path="plan.txt", content=f"{steps}\n"),
         _json("job.json", _job(job)),
         _json("settings.json", [dict(zip(("key", "value", "origin"), row, strict=True)) for row in settings.rows()]),
-        _json("versions.json", _versions(lab, engine)),
+        _json("versions.json", versions),
         *(
-            File(path=f"rendered/{path.removeprefix('.lab/')}", content=(lab.directory / path).read_text())
-            for path in compose_files
+            File(path=f"rendered/{name.removeprefix('.lab/')}", content=path.read_text() if path.exists() else "")
+            for name, path in composed
+            if preview or path.exists()
         ),
     )
 
@@ -51,13 +52,14 @@ def _job(job: Job) -> dict[str, Any]:
     }
 
 
-def _versions(lab: Lab, engine: Backend) -> dict[str, Any]:
+def versions(lab: Lab, engine: Backend, image_id: str | None) -> dict[str, Any]:
+    """Versions of all that a run depends on."""
     return {
         "labctl": metadata.version("labctl"),
         "python": platform.python_version(),
         **engine.versions(),
         "image": lab.image,
-        "image_id": engine.on(lab.hosts[0].name).image_id(lab.image),
+        "image_id": image_id,
     }
 
 
@@ -85,16 +87,16 @@ def directory(lab: Path, run_id: str) -> Path:
     return lab / "runs" / run_id
 
 
-def create(lab: Lab, run_id: str, job_files: Iterable[File], record: Iterable[File]) -> Path:
-    """Create the run's directory with the files of its job and its record."""
+def create(lab: Lab, run_id: str, content: Iterable[File]) -> Path:
+    """Make the run's directory with what it needs and what is known before it starts."""
     path = directory(lab.directory, run_id)
     files.make_private(path / "ranks")
-    files.write_all(path, (*job_files, *record))
+    files.write_all(path, content)
     return path
 
 
 class RunLog:
-    """Writes a run's output without the lab's secrets; ``lines`` are those that the verdict needs, unchanged."""
+    """Keeps a run's output, with the lab's secrets redacted; ``lines`` are those that the verdict needs, as printed."""
 
     def __init__(self, path: Path, lab: Lab, wanted: Iterable[str]) -> None:
         self._stream: TextIO = (path / OUTPUT).open("w", encoding="utf-8")
@@ -113,7 +115,9 @@ class RunLog:
         return line
 
     def close(self) -> None:
-        """Close the log, and redact the logs that ranks wrote themselves."""
+        """Close the log and redact what ranks wrote themselves; once is enough."""
+        if self._stream.closed:
+            return
         self._stream.close()
         redact_ranks(self._path, self._hidden)
 

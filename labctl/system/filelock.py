@@ -100,6 +100,11 @@ def make_shared(path: Path, mode: int) -> None:
         Path(temporary).unlink()
 
 
+def busy(path: Path) -> HostError:
+    """What is raised where another process holds the lock."""
+    return HostError(f"{holder(path)} holds {path}", hint="wait for it, or end that process")
+
+
 def owner(purpose: str) -> dict[str, str | int]:
     started = datetime.now().astimezone().isoformat(timespec="seconds")
     return {

@@ -112,6 +112,6 @@ def test_a_launcher_that_the_image_lacks_is_refused_before_anything_starts(
 ) -> None:
     before = lab.run_ids()
     error = lab.call("run", "hello", "--launcher", launcher, "--json").expect(3).json["error"]
-    assert f"has no `{program}`" in error["message"]
+    assert f"launcher `{program}` not found" in error["message"]
     assert "LAB_IMAGE" in error["hint"]
     assert lab.run_ids() == before

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from labctl import accelerators, launchers
-from labctl.compose import render
+from labctl.compose import render, ssh_keys
 from labctl.config import hostfile, settings
 from labctl.deploy import plan
 from labctl.engines.state import ObservedState
@@ -68,7 +68,13 @@ def rendered(folder: Path, scratch: Path) -> dict[str, str]:
     of = load_case(folder, scratch)
     files = render.render(of)
     found = {file.path.removeprefix(".lab/"): file.content for file in files}
-    found["plan-up.txt"] = f"{plan.up(of, files, files, ObservedState(), unsent=[host.name for host in of.hosts])}\n"
+    local = (
+        plan.WriteKeys(paths=ssh_keys.outdated(of), cause="new or changed"),
+        plan.WriteFiles(files=files, cause="new or changed"),
+    )
+    found["plan-up.txt"] = (
+        f"{plan.up(of, files, ObservedState(), local=local, stale=[host.name for host in of.hosts])}\n"
+    )
     if task := load_job(folder, of):
         found |= {f"run/{file.path}": file.content for file in task.files}
         found["run/argv.txt"] = "".join(f"{word}\n" for word in task.argv)

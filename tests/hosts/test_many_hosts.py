@@ -93,9 +93,9 @@ def test_up_sends_to_the_host_that_lacks_files_and_renews_only_what_mounted_them
     lab.hosts[1].shell('rm -r "$1"', two)
 
     assert lab.call("up", "--dry-run", "--json").expect(0).json["plan"][:-1] == [
-        "#1 send files of worker-0 to h1  [what it does not have]",
+        "#1 push files of worker-0 to h1  [files missing on host]",
         "#2 remove worker-1 on h2  [cannot be used: its files are gone]",
-        "#3 send files of worker-1 to h2  [what it does not have]",
+        "#3 push files of worker-1 to h2  [files missing on host]",
         f"#4 compose up worker-1 (project labctl-{lab.name}) on h2  [worker-1 missing]",
     ]
     assert lab.hosts[0].shell('ls -A "$1/workloads"', one).count(".current") == 0

@@ -28,7 +28,7 @@ def test_results_appear_in_place_and_are_the_persons_own(
         assert f"{name}: does not see {own} (LAB-HOST-008): LAB_SHARED_DIR is to be the same directory" in refused
     assert [host.shell('[ ! -e "$1" ] || echo made', str(own)) for host in hosts] == ["", ""]
 
-    assert "send files" not in lab.call("up").expect(0).err
+    assert "push files" not in lab.call("up").expect(0).err
     assert lab.inside("worker-1", "id", "-u") == f"{os.getuid()}\n"
 
     result = lab.call("run", "hello-mpi", "--json").expect(0).json

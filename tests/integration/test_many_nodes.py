@@ -59,7 +59,7 @@ def test_every_pair_of_them_can_talk_or_the_table_that_is_too_small_is_named(man
     if table < NODES * (NODES + 1):
         findings = json.loads(many.call("doctor", "--json", limit=300).stdout)["findings"]
         assert "LAB-NET-006" in {one["code"] for one in findings if one["level"] != "ok"}
-        assert f"remembers {table} neighbours" in many.call("up", limit=300).expect(0).err
+        assert f"gc_thresh3={table}" in many.call("up", limit=300).expect(0).err
         return
     result = many.call("run", "ssh-check", "--json", limit=600).expect(0).json
     assert result["metrics"]["pairs"]["value"] == NODES * (NODES + 1)

@@ -12,11 +12,12 @@ from labctl import model, naming
 from labctl.compose import render
 from labctl.config.context import Context
 from labctl.deploy import plan
+from labctl.deploy.executor import LabDeployment
 from labctl.engines import Daemon
 from labctl.engines.state import Container, ObservedState
 from labctl.hosts import facts as survey
 from labctl.lab.cluster import Cluster
-from labctl.model import Cause, Device, DeviceMapping, File, Host, Job, Lab, Limits, Mount, Node, Pairs, Workload
+from labctl.model import Cause, Device, DeviceMapping, Event, File, Host, Job, Lab, Limits, Mount, Node, Pairs, Workload
 from labctl.runs import job as jobs
 from labctl.system.process import CompletedProcess
 
@@ -141,7 +142,8 @@ def observed(of: Lab, **changes: dict[str, Any]) -> ObservedState:
 
 def up(of: Lab, seen: ObservedState, changed: tuple[File, ...] = ()) -> str:
     """The text of the plan that brings the lab up."""
-    return str(plan.up(of, render.render(of), changed, seen))
+    local = (plan.WriteFiles(files=changed, cause="new or changed"),) if changed else ()
+    return str(plan.up(of, render.render(of), seen, local=local))
 
 
 class Failed(Exception):
@@ -173,6 +175,8 @@ class FakeEngine:
     started: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     options: list[dict[str, Any]] = field(default_factory=list)
     done: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
+    observations: int = 0
+    """How often ``observe`` was called."""
     running: threading.Event = field(default_factory=threading.Event)
 
     connection = None
@@ -204,6 +208,7 @@ class FakeEngine:
         return {"engine": "0", "api": "0", "kernel": "0"}
 
     def observe(self, lab: str, image: str | None = None) -> ObservedState:  # noqa: ARG002
+        self.observations += 1
         return self.seen
 
     def compose_up(self, project: str, files: tuple[Path, ...]) -> None:
@@ -261,6 +266,12 @@ class FakeEngine:
     def reaped(self) -> list[str]:
         """The containers in which the run's processes were ended, in name order."""
         return sorted({container for container, argv in self.started if "reap" in argv})
+
+
+def deployment(of: Lab, engine: FakeEngine, emit: Callable[[Event], None] = lambda _: None) -> LabDeployment:
+    """What the steps of a plan for this lab act on."""
+    context = Context(directory=of.directory, environ={"LAB_NAME": of.name}, emit=emit, flags={})
+    return LabDeployment(context=context, cluster=site(context, engine), lab=of)
 
 
 def site(context: Context, engine: FakeEngine | None = None) -> Cluster:

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.builders import Failed, FakeEngine, container, lab, observed
+from support.builders import Failed, FakeEngine, container, deployment, lab, observed
 from support.nearby import Nearby
 
 from labctl import errors, naming
@@ -18,8 +19,8 @@ from labctl.engines.multi import MultiHostEngine
 from labctl.engines.state import ObservedState
 from labctl.errors import HostError
 from labctl.hosts import ssh_errors
-from labctl.hosts.ssh import Connection
 from labctl.model import Event
+from labctl.runs import artifacts  # noqa: F401 - how results are fetched
 
 CHANGED_KEY = """\
 @@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@
@@ -100,7 +101,9 @@ def test_up_is_carried_out_in_order_and_said_aloud(tmp_path: Path) -> None:
     seen = ObservedState(containers=(surplus,), image="sha256:1111")
     files = render.render(of)
     events: list[Event] = []
-    executor.carry_out(plan.up(of, files, files, seen), of, engine, events.append)
+    local = (plan.WriteKeys(paths=("keys",), cause="new"), plan.WriteFiles(files=files, cause="new"))
+    steps = plan.up(of, files, seen, local=local).steps
+    assert executor.carry_out(steps, deployment(of, engine, events.append)) == {}
     assert [path.relative_to(tmp_path).as_posix() for path in sorted((tmp_path / ".lab").rglob("*.yml"))] == [
         naming.compose_path("worker-0"),
         naming.compose_path("worker-1"),
@@ -109,24 +112,25 @@ def test_up_is_carried_out_in_order_and_said_aloud(tmp_path: Path) -> None:
         ("remove", ("id-worker-7",)),
         ("compose_up", ("labctl-demo", *(tmp_path / naming.compose_path(node.name) for node in of.nodes))),
     ]
-    assert [event.text.split()[0] for event in events] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
+    assert [event.text.split()[0] for event in events] == ["[1/5]", "[2/5]", "[3/5]", "[4/5]", "[5/5]"]
     assert {event.kind for event in events} == {"step"}
 
 
 def test_a_step_that_fails_ends_the_plan(tmp_path: Path) -> None:
     of = lab(directory=tmp_path)
     engine = FakeEngine(dead=("labctl-demo-launcher-1",))
-    with pytest.raises(HostError, match="No such container"):
-        executor.carry_out(plan.up(of, render.render(of), (), ObservedState()), of, engine, lambda _: None)
-
-
-def nothing(connection: Connection, there: str) -> None:
-    """Nothing is fetched."""
+    local = (plan.WriteFiles(files=render.render(of), cause="new"),)
+    failed = executor.carry_out(
+        plan.up(of, (*local[0].files,), ObservedState(), local=local).steps, deployment(of, engine)
+    )
+    assert "No such container" in failed["local"].message
+    with pytest.raises(HostError, match="cannot make"):
+        executor.carry_out(local, deployment(lab(directory=tmp_path / naming.compose_path("worker-0")), engine))
 
 
 def test_down_needs_no_lab_on_disk() -> None:
     engine = FakeEngine()
-    executor.remove_all(plan.down(observed(lab())), engine, lambda _: None, nothing)
+    executor.carry_out(plan.down(observed(lab())).steps, deployment(lab(), engine))
     assert engine.done == [
         ("remove", ("id-launcher", "id-worker-0", "id-worker-1")),
         ("remove_networks", ("id-network",)),
@@ -149,12 +153,12 @@ def test_an_image_that_a_container_uses_stays_and_is_no_failure() -> None:
         'conflict: unable to remove repository reference "labctl/cpu" (must force) - '
         "container f970c0067a97 is using its referenced image 9ee0058fd941"
     )
-    assert executor.remove_all(steps, engine, events.append, nothing) == {}
+    assert executor.carry_out(steps.steps, deployment(lab(), engine, events.append)) == {}
     (warning,) = (event.text for event in events if event.kind == "warning")
     assert warning.startswith("h1: image labctl/cpu stays: ")
     assert "container f970c0067a97" in warning
     engine.words = "read-only file system"
-    assert set(executor.remove_all(steps, engine, events.append, nothing)) == {"h1"}
+    assert set(executor.carry_out(steps.steps, deployment(lab(), engine, events.append))) == {"h1"}
 
 
 def test_programs_start_where_a_container_belongs_whoever_else_has_one_of_its_name() -> None:
@@ -189,21 +193,24 @@ def test_a_hosts_files_are_removed_once_what_is_only_there_is_here(tmp_path: Pat
     directory.mkdir(parents=True)
     engine = FakeEngine()
     engine.connection = cast(Any, Nearby(name="red"))
-    steps = plan.Plan((plan.RemoveFiles(directory=str(directory), cause="labctl down", host="red"),))
-    seen: list[bool] = []
-
-    def fail(connection: Connection, there: str) -> None:
-        raise HostError("red: cannot fetch")
-
-    assert set(executor.remove_all(steps, engine, lambda _: None, fail)) == {"red"}
-    assert directory.exists()
-    executor.remove_all(steps, engine, lambda _: None, lambda _, there: seen.append(Path(there).exists()))
-    assert (seen, directory.exists()) == ([True], False)
+    seen = ObservedState(parts=(ObservedState(host="red"),))
+    steps = plan.down(seen, {"red": (str(directory),)}, state="kept").steps
+    (tmp_path / "kept").mkdir()
+    site = deployment(lab(directory=tmp_path), engine)
+    (directory / "runs/\n..").mkdir(parents=True)
+    assert set(executor.carry_out(steps, site)) == {"red"}
+    assert (directory.exists(), (tmp_path / "kept").exists()) == (True, True)
+    shutil.rmtree(directory / "runs")
+    (directory / "runs/r1").mkdir(parents=True)
+    (directory / "runs/r1/loss").write_text("1")
+    assert executor.carry_out(steps, site) == {}
+    assert ((tmp_path / "runs/r1/loss").read_text(), directory.exists()) == ("1", False)
+    assert not (tmp_path / "kept").exists()
 
 
 def test_a_step_that_nobody_knows_is_a_bug() -> None:
     with pytest.raises(TypeError):
-        executor.do(object(), lab(), FakeEngine())
+        executor.do(object(), deployment(lab(), FakeEngine()))
 
 
 def test_long_steps_are_cut_for_the_screen() -> None:

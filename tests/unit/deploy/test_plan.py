@@ -10,9 +10,9 @@ from support.builders import IMAGE_ID, container, host, job, lab, node, observed
 from labctl.compose import render
 from labctl.deploy import plan
 from labctl.engines.state import ObservedState
-from labctl.model import Lab
+from labctl.model import File, Lab
 
-REACH = "reach worker-0, worker-1 over ssh within 60 s  [ready means that the launcher reaches every worker]"
+REACH = "reach worker-0, worker-1 over ssh within 60 s  [wait for SSH]"
 
 
 def test_first_up_writes_makes_and_reaches() -> None:
@@ -34,7 +34,7 @@ def test_surplus_nodes_go_and_only_they() -> None:
     seen = observed(lab(4))
     now = observed(lab(2))
     seen = replace(seen, containers=(*now.containers, *seen.containers[3:]))
-    assert up(lab(2), seen) == f"#1 remove worker-2, worker-3  [not in .env any more]\n#2 {REACH}"
+    assert up(lab(2), seen) == f"#1 remove worker-2, worker-3  [removed from .env]\n#2 {REACH}"
 
 
 @pytest.mark.parametrize("state", ["paused", "dead", "removing"])
@@ -74,7 +74,7 @@ def test_a_stopped_container_is_started(state: str) -> None:
 def test_another_image_makes_every_container_anew() -> None:
     assert up(lab(), replace(observed(lab()), image="sha256:2222")) == (
         "#1 compose up worker-0, worker-1 (project labctl-demo)  "
-        "[launcher has another image; worker-0 has another image; worker-1 has another image]\n"
+        "[launcher image changed; worker-0 image changed; worker-1 image changed]\n"
         f"#2 {REACH}"
     )
 
@@ -84,7 +84,7 @@ def test_changed_settings_make_the_nodes_they_change_anew() -> None:
     changed = tuple(file for file in render.render(after) if file not in render.render(before))
     assert up(after, observed(before), changed) == (
         "#1 write .lab/nodes/worker-1/compose.yml  [new or changed]\n"
-        "#2 compose up worker-0, worker-1 (project labctl-demo)  [worker-1 has other settings]\n"
+        "#2 compose up worker-0, worker-1 (project labctl-demo)  [worker-1 configuration changed]\n"
         f"#3 {REACH}"
     )
 
@@ -97,12 +97,12 @@ def test_a_new_node_comes_alone_and_the_launcher_is_told_of_it() -> None:
 
 def test_a_container_that_an_interrupted_renewal_left_under_another_name_is_made_anew() -> None:
     text = up(lab(), observed(lab(), worker_1={"name": "0a1b2c_labctl-demo-worker-1-1"}))
-    assert "remove worker-1  [cannot be used: left by an interrupted renewal]" in text
+    assert "remove worker-1  [cannot be used: left over from an interrupted recreate]" in text
     assert "[worker-1 missing]" in text
 
 
 def test_nodes_whose_keys_are_gone_are_made_anew() -> None:
-    text = str(plan.up(lab(), render.render(lab()), (), observed(lab()), unusable={"worker-0": "its keys are gone"}))
+    text = str(plan.up(lab(), render.render(lab()), observed(lab()), unusable={"worker-0": "its keys are gone"}))
     assert "remove worker-0  [cannot be used: its keys are gone]" in text
     assert "[worker-0 missing]" in text
 
@@ -119,11 +119,11 @@ def test_a_host_that_has_all_files_gets_none() -> None:
 
 def test_files_go_to_a_host_that_lacks_them_and_only_folders_are_made_for_its_containers_otherwise() -> None:
     of, seen = on_a_host()
-    send = "#1 send files of worker-0, worker-1 to red  [what it does not have]"
-    assert str(plan.up(of, render.render(of), (), seen, unsent=("red",))) == f"{send}\n#2 {REACH}"
+    send = "#1 push files of worker-0, worker-1 to red  [files missing on host]"
+    assert str(plan.up(of, render.render(of), seen, stale=("red",))) == f"{send}\n#2 {REACH}"
     fewer = replace(seen, containers=seen.containers[:2])
     assert up(of, fewer) == (
-        "#1 make folders of worker-0, worker-1 on red  [what it does not have]\n"
+        "#1 make folders of worker-0, worker-1 on red  [files missing on host]\n"
         "#2 compose up worker-0, worker-1 (project labctl-demo) on red  [worker-1 missing]\n"
         f"#3 {REACH}"
     )
@@ -132,9 +132,9 @@ def test_files_go_to_a_host_that_lacks_them_and_only_folders_are_made_for_its_co
 def test_containers_whose_files_are_gone_are_removed_before_others_are_sent() -> None:
     of, seen = on_a_host()
     lost = {"worker-1": "its files are gone"}
-    assert str(plan.up(of, render.render(of), (), seen, unsent=("red",), unusable=lost)) == (
+    assert str(plan.up(of, render.render(of), seen, stale=("red",), unusable=lost)) == (
         "#1 remove worker-1 on red  [cannot be used: its files are gone]\n"
-        "#2 send files of worker-0, worker-1 to red  [what it does not have]\n"
+        "#2 push files of worker-0, worker-1 to red  [files missing on host]\n"
         "#3 compose up worker-0, worker-1 (project labctl-demo) on red  [worker-1 missing]\n"
         f"#4 {REACH}"
     )
@@ -167,8 +167,10 @@ def test_down_removes_a_network_that_was_left_alone() -> None:
 def test_down_removes_what_was_sent_to_a_host_by_whatever_name() -> None:
     seen = ObservedState(parts=(ObservedState(host="h1"), ObservedState(host="h2")))
     assert str(plan.down(seen, {"h2": ("/home/ann/.labctl/demo.h2", "/home/ann/.labctl/demo.old")})) == (
-        "#1 remove /home/ann/.labctl/demo.h2 on h2  [labctl down]\n"
-        "#2 remove /home/ann/.labctl/demo.old on h2  [labctl down]"
+        "#1 fetch results left in /home/ann/.labctl/demo.h2/runs on h2  [labctl down]\n"
+        "#2 remove /home/ann/.labctl/demo.h2 on h2  [labctl down]\n"
+        "#3 fetch results left in /home/ann/.labctl/demo.old/runs on h2  [labctl down]\n"
+        "#4 remove /home/ann/.labctl/demo.old on h2  [labctl down]"
     )
 
 
@@ -187,8 +189,36 @@ def test_run_reaches_writes_launches() -> None:
     directory = "/workspace/runs/20260102-150405-hello-3fa2"
     assert str(plan.run(job(entries=(("worker-1", 1),)))) == (
         "#1 reach worker-1 over ssh within 15 s  [a run needs every node]\n"
-        "#2 write hostfile, .deepspeed_env, rank.sh  [run 20260102-150405-hello-3fa2]\n"
+        "#2 write ranks/, hostfile, .deepspeed_env, rank.sh, plan.txt, run.lock, output.log "
+        "to runs/20260102-150405-hello-3fa2  [run 20260102-150405-hello-3fa2]\n"
         f"#3 in launcher, at most 60 s: deepspeed --hostfile {directory}/hostfile --master_addr worker-1 "
         "--master_port 29500 --ssh_port 12345 --launcher pdsh --force_multi --no_python --no_local_rank "
-        f"{directory}/rank.sh, which starts hello.py  [hello on worker-1]"
+        f"{directory}/rank.sh, which starts hello.py  [hello on worker-1]\n"
+        "#4 write runs/20260102-150405-hello-3fa2/result.json  [run 20260102-150405-hello-3fa2]"
     )
+
+
+def test_a_run_on_hosts_ends_what_is_left_pushes_and_fetches() -> None:
+    of = job()
+    text = str(plan.run(of, hosts=("red", "blue"), reads=("r1",), ended={"r0": "its labctl died"})).splitlines()
+    assert text[0] == "#1 end, fetch and close runs/r0  [its labctl died]"
+    assert text[3] == f"#4 push workloads, runs/{of.run_id}, runs/r1 to red, blue  [run {of.run_id}]"
+    assert text[5] == f"#6 fetch runs/{of.run_id} from red, blue  [run {of.run_id}]"
+
+
+def test_the_record_of_a_run_has_the_text_of_its_own_plan() -> None:
+    whole = plan.run(job())
+    (stage,) = (step for step in whole.steps if isinstance(step, plan.StageRun))
+    assert {file.path: file.content for file in stage.files}["plan.txt"] == f"{whole}\n"
+
+
+def test_clean_removes_the_state_at_last_and_down_the_records_of_hosts() -> None:
+    on_hosts = ObservedState(parts=(ObservedState(host="red"), ObservedState(host="blue")))
+    steps = plan.down(on_hosts, records={"red": (".lab/hosts/red@X",), "blue": ()}, state=".lab")
+    assert str(steps) == "#1 remove .lab/hosts/red@X  [labctl down]\n#2 remove .lab  [labctl clean]"
+
+
+def test_what_a_file_holds_is_in_no_text() -> None:
+    secret = File(path="secrets/hf_token", content="CANARY")
+    step = plan.WriteFiles(files=(secret,), cause="new or changed")
+    assert "CANARY" not in f"{step}{step!r}"

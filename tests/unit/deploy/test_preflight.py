@@ -5,17 +5,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.builders import FakeEngine, lab, observed, site, workload
+from support.builders import FakeEngine, deployment, lab, observed, site, workload
 
 from labctl import flows, naming
 from labctl.compose import render, ssh_keys
 from labctl.config.context import Context
-from labctl.deploy import images, ledger, plan, preflight, provision
+from labctl.deploy import executor, images, ledger, plan, preflight, provision
 from labctl.doctor import run as doctor_run
 from labctl.engines.state import elsewhere
 from labctl.errors import ConfigError, HostError
-from labctl.model import HERE, Secret
+from labctl.model import HERE, Lab, Secret
 from labctl.system import filelock
+
+
+def prepare(of: Lab, image_id: str = "sha256:1") -> tuple[plan.Step, ...]:
+    """Carry out what is planned for the lab directory; returns it."""
+    steps, _ = provision.plan_local(of, render.render(of), image_id)
+    assert executor.carry_out(steps, deployment(of, FakeEngine())) == {}
+    assert provision.plan_local(of, render.render(of), image_id) == ((), ())
+    return steps
 
 
 def secrets_of(directory: Path) -> dict[str, str]:
@@ -23,14 +31,14 @@ def secrets_of(directory: Path) -> dict[str, str]:
 
 
 def test_a_secret_is_a_private_file_of_every_node(tmp_path: Path) -> None:
-    provision.write_secrets(lab(directory=tmp_path, secrets=(("hf_token", Secret("first")),)))
+    prepare(lab(directory=tmp_path, secrets=(("hf_token", Secret("first")),)))
     assert secrets_of(tmp_path) == {"hf_token": "first"}
     assert (tmp_path / ".lab/nodes/worker-0/secrets/hf_token").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_secret_that_is_not_set_any_more_is_removed(tmp_path: Path) -> None:
-    provision.write_secrets(lab(directory=tmp_path, secrets=(("hf_token", Secret("a")), ("environment", Secret("b")))))
-    provision.write_secrets(lab(directory=tmp_path, secrets=(("environment", Secret("b")),)))
+    prepare(lab(directory=tmp_path, secrets=(("hf_token", Secret("a")), ("environment", Secret("b")))))
+    prepare(lab(directory=tmp_path, secrets=(("environment", Secret("b")),)))
     assert secrets_of(tmp_path) == {"environment": "b"}
 
 
@@ -145,19 +153,19 @@ def test_an_engine_says_nothing_that_leads_out_of_the_notes(tmp_path: Path) -> N
 
 
 def test_what_nodes_of_before_had_is_removed(tmp_path: Path) -> None:
-    provision.prepare(lab(3, directory=tmp_path), "sha256:1")
-    provision.prepare(lab(2, directory=tmp_path), "sha256:1")
+    prepare(lab(3, directory=tmp_path), "sha256:1")
+    prepare(lab(2, directory=tmp_path), "sha256:1")
     assert sorted(path.name for path in (tmp_path / ".lab/nodes").iterdir()) == ["worker-0", "worker-1"]
 
 
 def test_compiled_operators_are_kept_for_the_image_that_compiled_them(tmp_path: Path) -> None:
     compiled = tmp_path / ".lab/cache/worker-1/torch_extensions/op.so"
-    provision.prepare(lab(directory=tmp_path), "sha256:1")
+    prepare(lab(directory=tmp_path), "sha256:1")
     compiled.parent.mkdir()
     compiled.touch()
-    provision.prepare(lab(directory=tmp_path), "sha256:1")
+    prepare(lab(directory=tmp_path), "sha256:1")
     assert compiled.exists()
-    provision.prepare(lab(directory=tmp_path), "sha256:2")
+    prepare(lab(directory=tmp_path), "sha256:2")
     assert not compiled.exists()
 
 
@@ -178,39 +186,32 @@ def test_a_directory_without_settings_is_no_lab(tmp_path: Path) -> None:
 
 
 def test_a_run_keeps_its_nodes(tmp_path: Path) -> None:
-    steps = plan.up(lab(3), render.render(lab(3)), (), observed(lab()))
+    steps = plan.up(lab(3), render.render(lab(3)), observed(lab())).steps
     preflight.require_no_run(at(tmp_path), steps)
-    with filelock.held(tmp_path / filelock.RUN, "run r1"), pytest.raises(HostError, match=r"`run r1` by .* is active"):
+    with (
+        filelock.held(tmp_path / filelock.RUN, "run r1"),
+        pytest.raises(HostError, match=r"cannot change the lab while `run r1` by .* is active"),
+    ):
         preflight.require_no_run(at(tmp_path), steps)
 
 
 def test_an_up_that_changes_nothing_does_not_mind_a_run(tmp_path: Path) -> None:
-    steps = plan.up(lab(), render.render(lab()), (), observed(lab()))
+    steps = plan.up(lab(), render.render(lab()), observed(lab())).steps
     with filelock.held(tmp_path / filelock.RUN, "run r1"):
         preflight.require_no_run(at(tmp_path), steps)
 
 
 def test_outside_a_lab_nobodys_lab_is_meant(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has no \.env"):
+    with pytest.raises(ConfigError, match=r"is not a lab directory \(no \.env\)"):
         preflight.require_named(at(tmp_path), at(tmp_path).settings())
     named = Context(directory=tmp_path, environ={"LAB_NAME": "mine"}, emit=lambda _: None, flags={})
     preflight.require_named(named, named.settings())
 
 
-class Images:
-    """An engine that holds these images."""
-
-    def __init__(self, *names: str) -> None:
-        self.names = names
-
-    def image_id(self, name: str) -> str | None:
-        return "sha256:1" if name in self.names else None
-
-
 @pytest.mark.parametrize(
     ("there", "reason", "hint"),
     [
-        ((), "which is not there", "labctl build --workload hello && labctl up --workload hello"),
+        ((), "which is not found", "labctl build --workload hello && labctl up --workload hello"),
         (("labctl/horovod",), "which the lab does not run", "labctl up --workload hello"),
     ],
 )
@@ -221,13 +222,13 @@ def test_the_image_that_a_workload_needs_is_offered(there: tuple[str, ...], reas
         asked.append(question)
         return True
 
-    engine: Any = Images(*there)
+    found = "labctl/horovod" in there
     task = workload(image="horovod")
-    images.offer(task, "labctl/horovod", engine, agree)
+    images.confirm_image(task, "labctl/horovod", found, agree)
     assert reason in asked[0]
     for ask in (None, lambda _: False):
         with pytest.raises(HostError, match=f"hello needs image labctl/horovod, {reason}") as caught:
-            images.offer(task, "labctl/horovod", engine, ask)
+            images.confirm_image(task, "labctl/horovod", found, ask)
         assert caught.value.hint == hint
 
 

@@ -14,7 +14,7 @@ from labctl import flows
 from labctl.compose import render
 from labctl.config.context import Context
 from labctl.config.inventory import InventoryHost
-from labctl.deploy import images, ledger
+from labctl.deploy import ledger
 from labctl.engines import Daemon
 from labctl.engines.multi import MultiHostEngine
 from labctl.engines.state import ObservedState
@@ -155,7 +155,7 @@ def test_a_host_that_does_not_answer_and_lacks_devices_is_told_not_to_answer(ope
 def test_down_forgets_the_hosts_that_have_nothing_any_more(
     context: Context, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(images, "DockerEngine", builders.FakeEngine)
+    monkeypatch.setattr(ledger, "DockerEngine", builders.FakeEngine)
     engines = tuple(Engine() for _ in NAMES)
     for name, engine in zip(NAMES, engines, strict=True):
         node = builders.container("worker-0", host=name, directory=str(context.directory))
@@ -164,5 +164,5 @@ def test_down_forgets_the_hosts_that_have_nothing_any_more(
         ledger.note(context.directory, name, f"engine of {name}")
     monkeypatch.setattr(engines[1], "remove", lambda _: refuse())
     with pytest.raises(HostError, match="cannot start a container"):
-        flows.remove(context, opened(engines=engines, LAB_SHARED_DIR="/"))
+        flows.take_down(context, opened(engines=engines, LAB_SHARED_DIR="/"))
     assert [one.host for one in ledger.left_over(context.directory, {})] == ["h1"]

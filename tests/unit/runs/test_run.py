@@ -55,7 +55,7 @@ def test_a_port_that_is_taken_where_ranks_meet_is_refused_with_all_that_is_known
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(
-        HostError, match=rf"^h1: port {PORT} \(LAB_MASTER_PORT\).* of user .*there is lab `other`"
+        HostError, match=rf"^h1: port {PORT} \(LAB_MASTER_PORT\).* is in use \(user .*this host has lab `other`"
     ) as it:
         ask(lab, Busy(monkeypatch, PORT, lab="other"), PORT)
     assert f"LAB_MASTER_PORT={PORT + 2} in .env" in it.value.hint

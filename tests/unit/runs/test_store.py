@@ -48,7 +48,7 @@ def with_secrets(directory: Path, token: str = "", **variables: str) -> Lab:
 
 
 def started(of: Lab, run_id: str) -> Path:
-    path = store.create(of, run_id, (File(path="hostfile", content="worker-0 slots=1\n", mode=0o644),), ())
+    path = store.create(of, run_id, (File(path="hostfile", content="worker-0 slots=1\n", mode=0o644),))
     (path / store.LOCK).touch()
     return path
 

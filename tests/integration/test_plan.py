@@ -1,0 +1,124 @@
+"""What a dry run says, and what the command then does: on a lab that does not exist yet."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from support.harness import Lab
+
+pytestmark = pytest.mark.docker
+
+# Locks say who is at work, not what was made.
+LOCKS = {".lab/lock", ".lab/run.lock"}
+
+
+def made(lab: Lab) -> dict[str, str]:
+    """Every file that labctl keeps for the lab, with what it holds."""
+    found = (path for folder in (".lab", "runs") for path in (lab.path / folder).rglob("*") if path.is_file())
+    names = {str(path.relative_to(lab.path)): path for path in found}
+    return {name: path.read_bytes().hex() for name, path in names.items() if name not in LOCKS}
+
+
+def planned(lab: Lab, *words: str) -> list[str]:
+    """The steps of a dry run, which makes nothing."""
+    before = made(lab), lab.labelled(), lab.identities()
+    plan: list[str] = lab.call(*words, "--dry-run", "--json").expect(0).json["plan"]
+    assert (made(lab), lab.labelled(), lab.identities()) == before
+    return plan
+
+
+def carried_out(err: str) -> list[str]:
+    """The steps that a command announced, each as far as a line of the screen holds it."""
+    return [line.partition("] ")[2].removesuffix("...") for line in err.splitlines() if re.match(r"\[\d+/\d+\] ", line)]
+
+
+def texts(plan: list[str]) -> list[str]:
+    return [line.partition(" ")[2].rpartition("  [")[0] for line in plan]
+
+
+def written(plan: list[str]) -> set[str]:
+    """The paths that a plan says it writes."""
+    paths: set[str] = set()
+    for text in texts(plan):
+        _, writes, names = text.partition("write ")
+        names, _, run = names.partition(" to ")
+        paths |= {f"{run}/{name}" if run else name for name in names.split(", ")} if writes else set()
+    return paths
+
+
+def same_steps(plan: list[str], err: str) -> None:
+    """The steps announced are those of the plan, in order; each run has an id of its own."""
+    run = re.compile(r"\d{8}-\d{6}-([\w-]+)-[0-9a-f]{4}\b")
+    steps = [run.sub(r"\1", text) for text in texts(plan)]
+    announced = [run.sub(r"\1", text) for text in carried_out(err)]
+    assert len(announced) == len(steps), err
+    for step, text in zip(steps, announced, strict=True):
+        assert step.startswith(text[:60])
+
+
+def test_plan_and_deed_of_a_lab_from_nothing_to_nothing(fresh_lab: Callable[..., Lab]) -> None:
+    lab = fresh_lab(LAB_NODES="2")
+    plan = planned(lab, "up")
+    up = lab.call("up").expect(0)
+    same_steps(plan, up.err)
+    assert set(made(lab)) == written(plan)
+    (compose,) = (text for text in texts(plan) if text.startswith("compose up"))
+    reasons = next(line for line in plan if "compose up" in line)
+    assert all(f"{node} missing" in reasons for node in lab.containers())
+    assert compose.startswith("compose up worker-0, worker-1 ")
+    assert sorted(lab.containers()) == ["launcher", "worker-0", "worker-1"]
+
+    before, containers = made(lab), lab.identities()
+    assert len(planned(lab, "up")) == 1
+    lab.call("up").expect(0)
+    assert (made(lab), lab.identities()) == (before, containers)
+
+    plan = planned(lab, "run", "hello")
+    result = lab.call("run", "hello", "--json").expect(0)
+    same_steps(plan, result.err)
+    run_id = result.json["run_id"]
+    (dry_id,) = {re.search(r"to runs/(\S+)", text)[1] for text in texts(plan) if " to runs/" in text}  # type: ignore[index]
+    new = {name.replace(run_id, dry_id) for name in set(made(lab)) - set(before)}
+    ranks = f"runs/{dry_id}/ranks/"
+    assert ranks in written(plan)
+    assert {name for name in new if not name.startswith(ranks)} == written(plan) - {ranks}
+    assert {name: text for name, text in made(lab).items() if name in before} == before
+    assert lab.identities() == containers
+    recorded = (lab.path / "runs" / run_id / "plan.txt").read_text().splitlines()
+    assert [line.replace(run_id, dry_id) for line in recorded] == plan
+
+    plan = planned(lab, "down")
+    names = ", ".join(("launcher", "worker-0", "worker-1"))
+    assert texts(plan) == [f"remove {names}", f"remove network labctl-{lab.name}"]
+    down = lab.call("down").expect(0)
+    same_steps(plan, down.err)
+    assert (lab.labelled(), set(before) - set(made(lab))) == ([], set())
+
+    clean = lab.call("clean").expect(0)
+    assert carried_out(clean.err) == ["remove .lab"]
+    assert not (lab.path / ".lab").exists()
+
+
+def test_a_dry_run_of_a_run_on_a_lab_that_is_not_up_says_the_whole_of_it(fresh_lab: Callable[..., Lab]) -> None:
+    lab = fresh_lab(LAB_NODES="2")
+    plan = planned(lab, "run", "hello")
+    assert [text.split()[0] for text in texts(plan)] == ["reach", "write", "in", "write"]
+    assert "rendered/nodes/worker-1/compose.yml" in plan[1]
+    assert not (lab.path / ".lab").exists()
+
+
+@pytest.mark.parametrize("words", [(), ("--dry-run",)])
+def test_a_dry_run_refuses_what_the_command_refuses(lab: Lab, words: tuple[str, ...]) -> None:
+    lab.ensure_up()
+    answer = lab.call("run", "hello", "--launcher", "horovod", *words).expect(3)
+    assert "launcher `horovodrun` not found in image" in answer.err
+    answer = lab.call("up", "-s", "LAB_IMAGE=far.example/none:1", *words).expect(3)
+    assert "image far.example/none:1 not found" in answer.err
+
+
+def test_the_paths_of_a_plan_are_read_as_they_are_meant() -> None:
+    assert written(["#1 write a, b  [why]", "#2 write c, d/ to runs/x  [why]", "#3 reach w  [why]"]) == {
+        *("a", "b", "runs/x/c", "runs/x/d/"),
+    }

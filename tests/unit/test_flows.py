@@ -1,0 +1,219 @@
+"""Whole commands on an engine in memory: what is planned, refused, done, and how often the engine is asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support import builders
+from support.builders import FakeEngine, container
+
+from labctl import flows, model
+from labctl.cli.output import to_json
+from labctl.config.context import Context
+from labctl.doctor import run as doctor_run
+from labctl.engines.state import ObservedState
+from labctl.errors import HostError
+from labctl.lab import cluster as clusters
+from labctl.model import Event
+from labctl.runs.request import RunOptions
+from labctl.system import filelock
+
+SETTINGS = "LAB_NAME=demo\nLAB_ACCELERATOR=cpu\nLAB_NODES=2\n"
+WORKLOAD = "description: hello\nlauncher: deepspeed\nscript: hello.py\ntimeout: 60s\n"
+DRY = RunOptions(dry_run=True)
+
+
+class Engine(FakeEngine):
+    """Its launcher reaches every node; what compose brings up is there from then on."""
+
+    lab: model.Lab
+    image: str | None = builders.IMAGE_ID
+
+    def observe(self, lab: str, image: str | None = None) -> ObservedState:
+        self.seen = replace(self.seen, image=self.image)
+        return super().observe(lab, image)
+
+    def compose_up(self, project: str, files: tuple[Path, ...]) -> None:
+        super().compose_up(project, files)
+        self.seen = builders.observed(self.lab)
+
+    def remove(self, containers: tuple[str, ...]) -> None:
+        super().remove(containers)
+        self.seen = ObservedState()
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """The engine of the lab in ``tmp_path``."""
+
+    def answer(name: str, argv: tuple[str, ...]) -> Iterator[str]:
+        if "reach" in argv:
+            for node in ("worker-0", "worker-1"):
+                yield json.dumps({"node": node, "ok": True, "seconds": 0})
+
+    (tmp_path / ".env").write_text(f"{SETTINGS}HOST_CACHE_PATH={tmp_path}/cache\n")
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "workloads/hello").mkdir(parents=True)
+    (tmp_path / "workloads/hello/hello.py").write_text("")
+    (tmp_path / "workloads/hello/workload.yml").write_text(WORKLOAD)
+    made = Engine(answer=answer)
+    monkeypatch.setattr(clusters, "DockerEngine", lambda **_: made)
+    monkeypatch.setattr(doctor_run, "preflight", lambda *given: given[2])
+    return made
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Context:
+    return Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={})
+
+
+@pytest.fixture
+def lab_is_up(context: Context, engine: Engine) -> Callable[[], None]:
+    """Bring it up; the engine then says what compose would have made."""
+
+    def up() -> None:
+        with clusters.connect(context, context.settings()) as cluster:
+            # What the engine grants is known once it was asked.
+            clusters.load_lab(context, cluster)
+            engine.lab, _ = clusters.load_lab(context, cluster)
+        flows.up(context)
+        engine.observations = 0
+
+    return up
+
+
+def files(directory: Path) -> dict[str, int]:
+    """All files but locks, with the time when they changed."""
+    found = (path for path in directory.rglob("*") if path.is_file() and not path.name.endswith("lock"))
+    return {str(path.relative_to(directory)): path.stat().st_mtime_ns for path in found}
+
+
+def test_an_unchanged_up_observes_once(context: Context, engine: Engine, lab_is_up: Callable[[], None]) -> None:
+    lab_is_up()
+    before = files(context.directory)
+    status = flows.up(context)
+    assert (engine.observations, to_json(status)["state"]) == (1, "up")
+    assert files(context.directory) == before
+    assert len(to_json(flows.up(context, dry_run=True))["plan"]) == 1
+    assert engine.observations == 2
+
+
+def test_a_first_up_carries_out_what_its_dry_run_says(context: Context, engine: Engine) -> None:
+    with clusters.connect(context, context.settings()) as cluster:
+        engine.lab, _ = clusters.preview_lab(cluster)
+    said: list[Event] = []
+    planned = to_json(flows.up(context, dry_run=True))["plan"]
+    assert engine.done == []
+    assert not (context.directory / ".lab").exists()
+    flows.up(Context(directory=context.directory, environ={}, emit=said.append, flags={}))
+    steps = [event.text for event in said if event.kind == "step"]
+    assert [line.split(" ")[1] for line in planned] == [text.split(" ")[1] for text in steps]
+    assert [text.split(" ")[0] for text in steps] == [f"[{n}/{len(planned)}]" for n in range(1, len(planned) + 1)]
+    made = {path for path in files(context.directory) if path.startswith(".lab/")}
+    assert made
+    assert all(path in "\n".join(planned) for path in made)
+    # Once before, once after the engine was probed, and for the status.
+    assert engine.observations <= 1 + 3
+
+
+def test_a_dry_run_says_the_image_that_is_to_be_built(context: Context, engine: Engine) -> None:
+    engine.image = None
+    plan = to_json(flows.up(context, dry_run=True))["plan"]
+    assert plan[0] == "#1 build image labctl/cpu  [not found; takes minutes, once]"
+    assert "compose up worker-0, worker-1" in "\n".join(plan)
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_an_image_that_cannot_be_built_is_refused(context: Context, engine: Engine, *, dry_run: bool) -> None:
+    engine.image = None
+    found = Context(directory=context.directory, environ={}, emit=lambda _: None, flags={"LAB_IMAGE": "far.example/x"})
+    with pytest.raises(HostError, match=r"^image far.example/x not found"):
+        flows.up(found, dry_run=dry_run)
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_the_lab_of_another_directory_is_refused(
+    context: Context, engine: Engine, tmp_path: Path, *, dry_run: bool
+) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    engine.seen = ObservedState(containers=(container("worker-0", directory=str(theirs)),))
+    for command in (flows.up, flows.down):
+        with pytest.raises(HostError, match="lab `demo` belongs to"):
+            command(context, dry_run=dry_run)
+    with pytest.raises(HostError, match="lab `demo` belongs to"):
+        flows.run(context, "hello", RunOptions(dry_run=dry_run))
+    assert engine.done == []
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_another_run_that_is_active_is_refused(
+    context: Context, engine: Engine, lab_is_up: Callable[[], None], *, dry_run: bool
+) -> None:
+    lab_is_up()
+    with filelock.held(context.directory / filelock.RUN, "run r1"):
+        with pytest.raises(HostError, match=r"`run r1` by .* holds"):
+            flows.run(context, "hello", RunOptions(dry_run=dry_run))
+        engine.seen = ObservedState()
+        with pytest.raises(HostError, match="cannot change the lab while `run r1`"):
+            flows.up(context, dry_run=dry_run)
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_launcher_that_the_image_lacks_is_refused(
+    context: Context, engine: Engine, lab_is_up: Callable[[], None], *, dry_run: bool
+) -> None:
+    lab_is_up()
+    reach = engine.answer
+
+    def answer(name: str, argv: tuple[str, ...]) -> Iterator[str]:
+        if argv[0] == "which":
+            raise builders.Failed(1)
+        yield from reach(name, argv)
+
+    engine.answer = answer
+    with pytest.raises(HostError, match="launcher `mpirun` not found in image labctl/cpu"):
+        flows.run(context, "hello", RunOptions(dry_run=dry_run, launcher="mpirun"))
+
+
+def test_a_run_observes_once_and_makes_what_its_dry_run_says(
+    context: Context, engine: Engine, lab_is_up: Callable[[], None]
+) -> None:
+    lab_is_up()
+    planned = to_json(flows.run(context, "hello", DRY))["plan"]
+    assert (engine.observations, list((context.directory / "runs").iterdir())) == (1, [])
+    said: list[Event] = []
+    emitting = Context(directory=context.directory, environ={}, emit=said.append, flags={})
+    result = flows.run(emitting, "hello", RunOptions())
+    steps = [event.text for event in said if event.kind == "step"]
+    assert [line.split(" ")[1] for line in planned] == [text.split(" ")[1] for text in steps]
+    record = context.directory / "runs" / to_json(result)["run_id"]
+    assert all(path in "\n".join(planned) for path in files(record))
+    assert "#4 write runs/" in (record / "plan.txt").read_text()
+
+
+def test_a_dry_run_of_a_run_says_what_left_runs_are_ended(
+    context: Context, engine: Engine, lab_is_up: Callable[[], None]
+) -> None:
+    lab_is_up()
+    left = context.directory / "runs/20260101-000000-hello-0000"
+    left.mkdir(parents=True)
+    (left / "run.lock").touch()
+    assert to_json(flows.run(context, "hello", DRY))["plan"][0].endswith(
+        "close runs/20260101-000000-hello-0000  [its labctl died]"
+    )
+    flows.run(context, "hello", RunOptions())
+    assert (left / "result.json").exists()
+
+
+def test_down_and_clean_do_what_they_say(context: Context, engine: Engine, lab_is_up: Callable[[], None]) -> None:
+    lab_is_up()
+    planned = to_json(flows.down(context, dry_run=True))["plan"]
+    assert engine.observations == 1
+    assert to_json(flows.down(context))["plan"] == planned
+    assert to_json(flows.clean(context))["plan"] == ["#1 remove .lab  [labctl clean]"]
+    assert not (context.directory / ".lab").exists()
