@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,66 +13,75 @@ from labctl.config.settings import Settings
 from labctl.errors import ConfigError, raise_all
 
 if TYPE_CHECKING:
+    from labctl.bundle import LoadedBundle
+    from labctl.bundle.save import SavedBundle
+    from labctl.compose.devcontainer import DevcontainerFile
+    from labctl.compose.render import RenderedFiles
+    from labctl.config.scaffold import InitializedLab
     from labctl.deploy.decide import Decision
     from labctl.deploy.images import Ask
     from labctl.deploy.plan import Step
-    from labctl.doctor.examination import Finding
-    from labctl.doctor.fix import AppliedFix
+    from labctl.doctor.examination import DoctorReport
+    from labctl.fit import FitReport
+    from labctl.hub.prefetch import CacheReport
     from labctl.lab.cluster import Cluster
-    from labctl.model import Lab, Workload
+    from labctl.lab.devices import DeviceReport, EffectiveSettings
+    from labctl.lab.status import LabStatus
+    from labctl.model import Lab, Result, Workload
     from labctl.runs.request import RunOptions
+    from labctl.runs.store import RunList, RunSummary
+    from labctl.setup.install import SetupResult
+    from labctl.workloads.external import WorkloadList
 
-Rows = tuple[tuple[str, str, str], ...]
 # Seconds to wait for another `up` or `down` of the same lab.
 PATIENCE = 300
 
 
-def init(directory: Path) -> tuple[str, ...]:
-    """Write .env, hosts.txt, hostfiles and workloads where they are missing."""
+def init(directory: Path) -> InitializedLab:
+    """Create a lab directory: .env, hosts.txt, hostfiles and workloads, where they are missing."""
     from labctl.config import scaffold
 
-    return scaffold.initialise(directory)
+    return scaffold.InitializedLab(str(directory), scaffold.initialise(directory))
 
 
-def setup(emit: Callable[[str], None], ask: Ask | None, *, yes: bool) -> bool:
-    """Install and start what this host lacks; False where it lacked nothing."""
+def setup(emit: Callable[[str], None], ask: Ask | None, *, yes: bool) -> SetupResult:
+    """Install and start what this host needs to run a lab."""
     from labctl.setup import install
 
-    return install.setup(yes=yes, ask=ask, emit=emit)
+    return install.SetupResult(install.setup(yes=yes, ask=ask, emit=emit))
 
 
-def doctor(context: Context, *, node: str = "") -> tuple[Finding, ...]:
-    """Diagnose hosts, Docker and the lab, or one node of it and its host."""
+def doctor(context: Context, *, node: str = "", fix: bool = False, ask: Ask | None = None) -> DoctorReport:
+    """Diagnose hosts, Docker and the lab, or one node of it and its host.
+
+    ``fix`` applies fixes that only change labctl's own resources, asking before each unless ``ask`` is None.
+    """
     from labctl.doctor import run as doctor_run
+    from labctl.doctor.examination import DoctorReport
 
-    return doctor_run.findings(context, node=node)
+    if not fix:
+        return DoctorReport(doctor_run.findings(context, node=node))
+    from labctl.doctor.fix import apply_fixes
 
-
-def doctor_fix(
-    context: Context, ask: Ask | None, *, node: str = ""
-) -> tuple[tuple[Finding, ...], tuple[AppliedFix, ...]]:
-    """Apply fixes that only change labctl's own resources, asking before each unless ``ask`` is None."""
-    from labctl.doctor import fix
-
-    return fix.apply_fixes(context, lambda: doctor(context, node=node), ask)
+    return DoctorReport(*apply_fixes(context, lambda: doctor_run.findings(context, node=node), ask))
 
 
-def devices(context: Context) -> dict[str, Any]:
-    """What each host has for a lab; works without an engine, and where no lab is."""
-    from labctl.lab import devices as overview
+def devices(context: Context) -> DeviceReport:
+    """The devices of each host; needs neither an engine nor a lab."""
+    from labctl.lab import devices
 
-    return {"hosts": overview.devices(context)}
-
-
-def config(context: Context) -> tuple[Rows, Rows]:
-    """The settings in force with their origins, and what follows from them on the hosts with the reason."""
-    from labctl.lab import devices as overview
-
-    return context.settings().rows(), overview.decided(context)
+    return devices.devices(context)
 
 
-def render_files(context: Context) -> tuple[Lab, tuple[str, ...]]:
-    """Write every node's files; returns the lab and the paths that changed."""
+def config(context: Context) -> EffectiveSettings:
+    """The effective settings with their origins, and what they resolve to on the hosts."""
+    from labctl.lab import devices
+
+    return devices.effective_settings(context)
+
+
+def render_files(context: Context) -> RenderedFiles:
+    """Write the files of every node."""
     from labctl.compose import render
     from labctl.deploy import preflight, provision
     from labctl.lab.cluster import connect, preview_lab
@@ -82,23 +92,25 @@ def render_files(context: Context) -> tuple[Lab, tuple[str, ...]]:
         preflight.warn_excluded_hosts(context, able.failed)
         for path in provision.stale_secrets(lab):
             path.unlink()
-        return lab, write_all(lab.directory, (*render.render(lab), *provision.secrets(lab)))
+        changed = tuple(write_all(lab.directory, (*render.render(lab), *provision.secrets(lab))))
+        nodes = tuple(node.name for node in lab.nodes)
+        return render.RenderedFiles(lab=lab.name, directory=str(lab.directory), nodes=nodes, changed=changed)
 
 
-def devcontainer(context: Context, program: str, *, force: bool = False) -> dict[str, Any]:
-    """Write what attaches VS Code to this lab; ConfigError where a person changed that file, unless forced."""
-    from labctl.compose import devcontainer as vscode
+def devcontainer(context: Context, program: str, *, force: bool = False) -> DevcontainerFile:
+    """Write the devcontainer.json that attaches VS Code to this lab; ConfigError if it was edited, unless forced."""
+    from labctl.compose import devcontainer
     from labctl.deploy.preflight import require_initialised
     from labctl.system.files import write_all
 
     require_initialised(context)
     settings = context.settings()
-    path = context.directory / vscode.PATH
-    if path.exists() and not force and not vscode.is_ours(path.read_text(encoding="utf-8", errors="replace")):
+    path = context.directory / devcontainer.PATH
+    if path.exists() and not force and not devcontainer.is_ours(path.read_text(encoding="utf-8", errors="replace")):
         raise ConfigError(f"{path} was not written by labctl, or was changed since", hint="labctl devcontainer --force")
-    file = vscode.render(settings.text("LAB_NAME"), settings.text("PROJECT_PATH"), program)
+    file = devcontainer.render(settings.text("LAB_NAME"), settings.text("PROJECT_PATH"), program)
     changed = write_all(context.directory, (file,))
-    return {"file": str(path), "folder": str(context.directory), "changed": bool(changed)}
+    return devcontainer.DevcontainerFile(str(path), str(context.directory), bool(changed))
 
 
 def build(context: Context, *, workload: str = "", update_lock: bool = False) -> dict[str, Any]:
@@ -121,7 +133,7 @@ def settings_for(context: Context, workload: str) -> Settings:
     return for_workload(settings, choose_workload(context.directory, workload, RunOptions(), settings))
 
 
-def up(context: Context, *, workload: str = "", dry_run: bool = False) -> dict[str, Any]:
+def up(context: Context, *, workload: str = "", dry_run: bool = False) -> LabStatus | PlanPreview:
     """Bring the lab up and return when the launcher has reached every worker; a second call changes nothing.
 
     With a workload, the nodes get the image that it needs. A host that fails is named once the others are done.
@@ -134,7 +146,7 @@ def up(context: Context, *, workload: str = "", dry_run: bool = False) -> dict[s
         return bring_up(context, cluster, dry_run=dry_run)
 
 
-def bring_up(context: Context, cluster: Cluster, *, dry_run: bool = False) -> dict[str, Any]:
+def bring_up(context: Context, cluster: Cluster, *, dry_run: bool = False) -> LabStatus | PlanPreview:
     """Decide and carry out what brings the lab up; the answer is its status, or the plan."""
     from labctl.deploy import executor, preflight
     from labctl.lab.status import status_of
@@ -168,12 +180,20 @@ def changing(context: Context, command: str, *, dry_run: bool) -> AbstractContex
     return filelock.held(context.directory / filelock.LAB, command, wait=PATIENCE, notice=context.notice)
 
 
-def answer(cluster: Cluster, plan: object) -> dict[str, Any]:
-    """What a dry run returns."""
-    return {"lab": cluster.settings.text("LAB_NAME"), "plan": str(plan).splitlines()}
+@dataclass(frozen=True, slots=True)
+class PlanPreview:
+    """The steps of a plan, as text."""
+
+    lab: str
+    plan: tuple[str, ...]
 
 
-def status(context: Context) -> dict[str, Any]:
+def answer(cluster: Cluster, plan: object) -> PlanPreview:
+    """The plan of a command, as its answer."""
+    return PlanPreview(cluster.settings.text("LAB_NAME"), tuple(str(plan).splitlines()))
+
+
+def status(context: Context) -> LabStatus:
     """What Docker says of the lab, by its labels; hosts that do not answer are named in it."""
     from labctl.deploy.preflight import require_named
     from labctl.lab.cluster import connect
@@ -185,15 +205,15 @@ def status(context: Context) -> dict[str, Any]:
         return with_runs(context, status_of(context, cluster))
 
 
-def with_runs(context: Context, status: dict[str, Any]) -> dict[str, Any]:
+def with_runs(context: Context, status: LabStatus) -> LabStatus:
     """The lab's status with its latest runs."""
+    from labctl.lab.status import RunState
     from labctl.runs import store
 
-    latest = [{"run_id": run["run_id"], "state": run["state"]} for run in store.listing(context.directory, 20)]
-    return {**status, "runs": latest}
+    return replace(status, runs=tuple(RunState(run.run_id, run.state) for run in store.listing(context.directory, 20)))
 
 
-def down(context: Context, *, images: bool = False, dry_run: bool = False) -> dict[str, Any]:
+def down(context: Context, *, images: bool = False, dry_run: bool = False) -> PlanPreview:
     """Remove the lab's containers and network; works without the state directory, twice, or on a lab never made.
 
     With ``images``, hosts lose the lab's image too.
@@ -201,14 +221,14 @@ def down(context: Context, *, images: bool = False, dry_run: bool = False) -> di
     return remove(context, "labctl down", images=images, dry_run=dry_run)
 
 
-def clean(context: Context) -> dict[str, Any]:
+def clean(context: Context) -> PlanPreview:
     """``down``, and the lab's own state goes: keys, rendered files. Runs stay."""
     return remove(context, "labctl clean", state=".lab")
 
 
 def remove(
     context: Context, command: str, *, images: bool = False, state: str = "", dry_run: bool = False
-) -> dict[str, Any]:
+) -> PlanPreview:
     """Decide and carry out what removes the lab, and ``state`` of its directory; the answer is the plan."""
     from labctl.deploy.preflight import require_named
     from labctl.lab.cluster import connect
@@ -221,7 +241,7 @@ def remove(
 
 def take_down(
     context: Context, cluster: Cluster, *, images: bool = False, state: str = "", dry_run: bool = False
-) -> dict[str, Any]:
+) -> PlanPreview:
     """The same on connected hosts; the caller holds the lock."""
     from labctl.deploy import decide, executor, preflight
     from labctl.runs import artifacts  # noqa: F401 - fetches what runs left on hosts
@@ -237,7 +257,7 @@ def take_down(
     return answer(cluster, plan)
 
 
-def run(context: Context, name: str, options: RunOptions, ask: Ask | None = None) -> dict[str, Any]:
+def run(context: Context, name: str, options: RunOptions, ask: Ask | None = None) -> Result | PlanPreview:
     """Run a workload on the lab and judge it; the answer is the run's result.
 
     ``ask`` is asked whether the image that the workload needs may be built and the lab brought up with it.
@@ -258,7 +278,7 @@ def run(context: Context, name: str, options: RunOptions, ask: Ask | None = None
 
 def run_on(
     context: Context, cluster: Cluster, workload: Workload, options: RunOptions, ask: Ask | None
-) -> dict[str, Any]:
+) -> Result | PlanPreview:
     """Job, what must hold before it, plan, launch."""
     from datetime import datetime
 
@@ -297,10 +317,37 @@ def run_on(
         return runs.carry_out(context, cluster, lab, job, plan, now)
 
 
-def cache(context: Context, name: str, *, dry_run: bool = False) -> dict[str, Any]:
-    """Fetch ahead what a workload declares to read from the hub; no lab, engine or device is needed."""
+def runs(context: Context) -> RunList:
+    """The lab's runs, the latest first."""
+    from labctl.runs import store
+
+    return store.RunList(store.listing(context.directory))
+
+
+def show(context: Context, run: str) -> Result | RunSummary:
+    """The result of a run (its id, or ``latest``), or its summary without one."""
+    from labctl.runs import store
+
+    return store.read(context.directory, run)
+
+
+def workloads(context: Context) -> WorkloadList:
+    """The workloads of the lab, and the errors of those that cannot be read."""
+    from labctl import launchers
+    from labctl.workloads import external
+
+    roots = external.roots(context.settings())
+    found, errors = external.list_all(context.directory / "workloads", launchers.known(), roots)
+    listed = (
+        external.WorkloadInfo(name=one.name, launcher=one.launcher, description=one.description, source=one.declared)
+        for one in found
+    )
+    return external.WorkloadList(tuple(listed), errors)
+
+
+def cache(context: Context, name: str, *, dry_run: bool = False) -> CacheReport:
+    """Download the models and datasets of a workload into the shared cache; needs no lab, engine or device."""
     import time
-    from dataclasses import asdict
 
     from labctl.hub import prefetch
     from labctl.runs.request import RunOptions, choose_workload
@@ -308,22 +355,24 @@ def cache(context: Context, name: str, *, dry_run: bool = False) -> dict[str, An
     began = time.monotonic()
     settings = context.settings()
     wanted = choose_workload(context.directory, name, RunOptions(), settings).cache
-    hub = prefetch.reach(settings, context.environ)
-    items = prefetch.fetch(context, hub, wanted, dry_run=dry_run)
-    return {
-        "workload": name,
-        "cache": settings.text("HOST_CACHE_PATH"),
-        "items": [asdict(item) for item in items],
-        "seconds": round(time.monotonic() - began, 3),
-    }
+    items = prefetch.fetch(context, prefetch.connect(settings, context.environ), wanted, dry_run=dry_run)
+    seconds = round(time.monotonic() - began, 3)
+    return prefetch.CacheReport(workload=name, cache=settings.text("HOST_CACHE_PATH"), items=items, seconds=seconds)
+
+
+def proxies(context: Context) -> dict[str, str]:
+    """The proxy variables that the settings give to programs."""
+    from labctl.lab import spec
+
+    return {key: value.reveal() for key, value in spec.proxies(context.settings())}
 
 
 def fit(
     context: Context, name: str, options: RunOptions, *, nodes: int | None, slots: int | None, device: int | None
-) -> dict[str, Any]:
-    """What memory a run of the workload takes, part by part, and whether it is there; ``device`` in bytes."""
+) -> FitReport:
+    """Estimate the memory of a run of the workload, and whether it fits; ``device`` in bytes."""
     from labctl.lab.cluster import connect, load_lab
-    from labctl.runs import run as runs
+    from labctl.runs import run as run_parts
     from labctl.runs.request import choose_workload
 
     settings = context.settings()
@@ -331,4 +380,80 @@ def fit(
     with connect(context, settings) as cluster:
         lab, _ = load_lab(context, cluster, ask=False)
     limit = settings.number("LAB_MEMORY")
-    return runs.how_it_fits(lab, workload, limit, nodes=nodes, slots=slots, device_memory=device)
+    return run_parts.how_it_fits(lab, workload, limit, nodes=nodes, slots=slots, device_memory=device)
+
+
+def shell(context: Context, node: str, *, terminal: bool) -> int:
+    """Open a shell in a node, in the current directory if it is mounted there; returns its exit code."""
+    from labctl.attach import session, target
+
+    with target.entered(context, lab_name(context), node) as inside:
+        if not terminal:
+            raise ConfigError("a shell needs a terminal", hint=f"labctl exec -n {node} -- COMMAND")
+        resume = () if inside.directory else ("LABCTL_RESUME=1",)
+        return session.run(inside, ("bash",), stdin="terminal", environment=resume)
+
+
+def execute(context: Context, command: tuple[str, ...], node: str, *, everywhere: bool, terminal: bool) -> int:
+    """Run a command in a node, or from the launcher on several (``a,b``) or all workers; returns its exit code."""
+    import shlex
+
+    from labctl.attach import session, target
+    from labctl.model import LAUNCHER
+
+    if everywhere and node != LAUNCHER:
+        raise ConfigError("use either --all or -n", hint=f"labctl exec --all -- {shlex.join(command)}")
+    several = everywhere or "," in node
+    with target.entered(context, lab_name(context), LAUNCHER if several else node) as inside:
+        if several:
+            return session.run_on_nodes(inside, () if everywhere else tuple(node.split(",")), command)
+        code = session.run(inside, command, stdin="terminal" if terminal else "pipe")
+        if code in session.NOT_RUN and session.lacks(inside, command[0]):
+            hint = target.meant(context, *command)
+            raise session.CommandNotFound(f"{node}: command not found: `{command[0]}`", hint=hint, node=node)
+        return code
+
+
+def jupyter(context: Context, node: str, port: int | None, emit_url: Callable[[str], None]) -> None:
+    """Serve notebooks from a node on 127.0.0.1 until interrupted."""
+    from labctl.attach import jupyter, target
+
+    name = lab_name(context)
+    if context.settings().text("LAB_HOSTS"):
+        hint = f"labctl exec -n {node} -- jupyter lab, and `ssh -L` to its port"
+        raise ConfigError("labctl jupyter serves from nodes on this machine, and LAB_HOSTS lists others", hint=hint)
+    with target.entered(context, name, node) as inside:
+        jupyter.serve(context, inside, node, port, emit_url)
+
+
+def logs(context: Context, node: str | None, on_line: Callable[[str], None], *, follow: bool, colors: bool) -> None:
+    """Pass on the logs of a node, or of all containers."""
+    from labctl import naming
+    from labctl.attach import target
+
+    name = lab_name(context)
+    with target.reached(context, name, node) as engine:
+        engine.logs(naming.project_name(name), on_line, node=node or "", follow=follow, color=colors)
+
+
+def lab_name(context: Context) -> str:
+    """The name of the lab in the context's directory. ConfigError if it is not a lab directory."""
+    from labctl.deploy.preflight import require_named
+
+    settings = context.settings()
+    require_named(context, settings)
+    return settings.text("LAB_NAME")
+
+
+def save_bundle(context: Context, file: Path, *, workloads: Iterable[str], cache: bool, secrets: bool) -> SavedBundle:
+    """Write the lab with its images into one file."""
+    from labctl import bundle
+
+    return bundle.save_bundle(context, file, workloads=workloads, cache=cache, secrets=secrets)
+
+
+def load_bundle(context: Context, file: Path, *, force: bool) -> LoadedBundle:
+    """Unpack a bundle into the context's directory, and load its images."""
+    from labctl import bundle
+
+    return bundle.load_bundle(context, file, force=force)

@@ -395,6 +395,15 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostFailure:
+    """A host that failed or does not answer, with the hint what to type next."""
+
+    host: str
+    message: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
     """A rank that reported in, and the node it ran on."""
 
@@ -404,15 +413,19 @@ class Rank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The outcome of a run, as written to ``result.json``. ``seconds`` is wall-clock time."""
+    """The outcome of a run, key by key as written to ``result.json``. ``seconds`` is wall-clock time."""
 
     run_id: str
     workload: str
     launcher: str
     lab: str
-    verdict: Verdict
-    world_size: int
-    ranks: tuple[Rank, ...]
-    metrics: tuple[tuple[str, dict[str, Any]], ...]
-    seconds: float
-    started: str
+    verdict: Literal["PASS", "FAIL", "ERROR"]
+    cause: Cause | None
+    message: str
+    exit_code: int
+    world_size: int = 0
+    ranks: tuple[Rank, ...] = ()
+    metrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    checks: tuple[CriterionResult, ...] = ()
+    seconds: float = 0.0
+    started: str = ""

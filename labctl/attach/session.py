@@ -10,11 +10,18 @@ from typing import Any
 from labctl.engines import Backend
 from labctl.engines.agent import IN_NODE
 from labctl.engines.state import Container
+from labctl.errors import ConfigError
 from labctl.model import HERE
-from labctl.system import files
+from labctl.system import files, process
 
 # What docker and shells end with where a command cannot be run: it is not there, or may not be.
 NOT_RUN = (126, 127)
+
+
+class CommandNotFound(ConfigError):
+    """The node has no such command; ends with the code of a shell."""
+
+    exit_code = process.NOT_FOUND
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,15 +1,17 @@
-"""A lab in one file, for a site without network: its images, settings, workloads and, where asked for, its cache."""
+"""A lab as one file for offline use: its images, settings, workloads and, on request, its cache."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from labctl.bundle import load as loading
 from labctl.bundle import load as to_hosts
 from labctl.bundle import save as saving
+from labctl.bundle.contents import ExcludedFile
 from labctl.bundle.format import Bundle, BundleEntry
+from labctl.bundle.save import SavedBundle
 from labctl.config.context import Context
 from labctl.config.settings import Settings
 from labctl.deploy import images as prepare
@@ -21,15 +23,30 @@ from labctl.images import catalog, distribute, local
 from labctl.images.archive import Archive
 from labctl.images.distribute import Failures, ImageTargets
 from labctl.lab import cluster
+from labctl.model import HostFailure
 from labctl.runs import request
 from labctl.system import filelock
 from labctl.system.files import require_room, room_at
 from labctl.system.progress import Progress
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedBundle:
+    """A bundle that was unpacked into a directory: the files that were written, and the hosts that failed."""
+
+    lab: str
+    images: tuple[str, ...]
+    created: str
+    labctl: str
+    excluded: tuple[ExcludedFile, ...]
+    directory: str
+    files: tuple[str, ...]
+    failed: tuple[HostFailure, ...]
+
+
 def save_bundle(
     context: Context, file: Path, *, workloads: Iterable[str] = (), cache: bool = False, secrets: bool = False
-) -> dict[str, Any]:
+) -> SavedBundle:
     """Write the lab in the context's directory, with the images of its nodes and of these workloads, into a file."""
     found = context.settings()
     preflight.require_initialised(context)
@@ -39,28 +56,26 @@ def save_bundle(
     )
     folder = Path(found.text("HOST_CACHE_PATH")) if cache else None
     if folder and not folder.is_dir():
-        raise HostError(
-            f"HOST_CACHE_PATH {folder} is not there", hint="labctl cache WORKLOAD, or leave --with-cache out"
-        )
+        raise HostError(f"HOST_CACHE_PATH {folder} does not exist", hint="labctl cache WORKLOAD, or omit --with-cache")
     size = 0
     for image in wanted:
         described = local.described(image)
         if described is None:
-            raise HostError(f"image {image} is not on this machine", hint="labctl build, or docker pull")
+            raise HostError(f"image {image} not found on this machine", hint="labctl build, or docker pull")
         size += described["Size"]
     name = found.text("LAB_NAME")
-    said = saving.write(
+    saved = saving.write(
         file, context.directory, name, tuple(wanted), size, context.notice, cache=folder, secrets=secrets
     )
-    for one in said["left_out"]:
-        context.notice(f"left out: {one['what']} ({one['why']})")
-    return said
+    for entry in saved.excluded:
+        context.notice(f"excluded: {entry.path} ({entry.reason})")
+    return saved
 
 
-def load_bundle(context: Context, file: Path, *, force: bool = False) -> dict[str, Any]:
-    """Unpack a bundle into the context's directory and hand its images to this engine, or to the hosts of LAB_HOSTS.
+def load_bundle(context: Context, file: Path, *, force: bool = False) -> LoadedBundle:
+    """Unpack a bundle into the context's directory, and load its images into Docker here or on the lab's hosts.
 
-    Nothing is changed before all of the bundle was read and found whole.
+    The whole bundle is verified before anything is changed.
     """
     bundle = loading.checked(file, context.notice)
     found = loading.settings_of(bundle, context.environ, context.flags)
@@ -74,12 +89,19 @@ def load_bundle(context: Context, file: Path, *, force: bool = False) -> dict[st
         loading.write(bundle, files, context.directory)
     fill_cache(context, bundle, cached, cache)
     failures = hand_out(context, bundle, found)
-    return {
-        **{key: bundle.about[key] for key in ("lab", "images", "written", "labctl", "left_out")},
-        "directory": str(context.directory),
-        "files": [str(path.relative_to(context.directory)) for path in files],
-        "failed": [{"host": name, "message": one.message, "hint": one.hint} for name, one in failures.items()],
-    }
+    about = bundle.about
+    return LoadedBundle(
+        lab=about["lab"],
+        images=tuple(about["images"]),
+        created=about["written"],
+        labctl=about["labctl"],
+        excluded=tuple(ExcludedFile(entry["what"], entry["why"]) for entry in about["left_out"]),
+        directory=str(context.directory),
+        files=tuple(str(path.relative_to(context.directory)) for path in files),
+        failed=tuple(
+            HostFailure(host=host, message=error.message, hint=error.hint) for host, error in failures.items()
+        ),
+    )
 
 
 def fill_cache(context: Context, bundle: Bundle, cached: Mapping[Path, BundleEntry], cache: Path) -> None:
@@ -89,10 +111,10 @@ def fill_cache(context: Context, bundle: Bundle, cached: Mapping[Path, BundleEnt
         progress.finish()
 
 
-def hand_out(context: Context, bundle: Bundle, found: Settings) -> Failures:
-    """The images to those that run them, and the cache to hosts."""
+def hand_out(context: Context, bundle: Bundle, settings: Settings) -> Failures:
+    """Load the images into Docker here, or send them and the cache to the lab's hosts."""
     archive = Archive(bundle.path)
-    with cluster.connect(context, found) as where:
+    with cluster.connect(context, settings) as where:
         if not where.remote_hosts:
             for image in bundle.about["images"]:
                 local.load(archive, image, context.notice)
@@ -104,13 +126,13 @@ def hand_out(context: Context, bundle: Bundle, found: Settings) -> Failures:
 
         for image in bundle.about["images"]:
             failures |= distribute.hand_out(archive, image, ImageTargets(hosts=left(), emit=context.emit, addresses={}))
-        return failures | to_hosts.cache(bundle, found, left(), context.emit)
+        return failures | to_hosts.cache(bundle, settings, left(), context.emit)
 
 
-def image_of(context: Context, found: Settings) -> str:
-    """The image of the lab's nodes; the hosts are asked only where their devices decide."""
-    accelerator = found.text("LAB_ACCELERATOR")
-    if found.text("LAB_IMAGE") or accelerator != "auto":
-        return found.text("LAB_IMAGE") or catalog.tag(accelerator)
-    with cluster.connect(context, found) as where:
+def image_of(context: Context, settings: Settings) -> str:
+    """The image of the lab's nodes; hosts are contacted only if their devices decide."""
+    accelerator = settings.text("LAB_ACCELERATOR")
+    if settings.text("LAB_IMAGE") or accelerator != "auto":
+        return settings.text("LAB_IMAGE") or catalog.tag(accelerator)
+    with cluster.connect(context, settings) as where:
         return where.image

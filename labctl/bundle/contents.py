@@ -1,4 +1,4 @@
-"""What of a lab goes into a bundle, and what stays: a file that is carried about holds no keys and no secrets."""
+"""The contents of a bundle: the lab's files, without keys and secrets unless asked for."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ FOLDERS = ("workloads", "hostfiles", NODES)
 """Of a lab directory, beside .env and the list of hosts."""
 SKIPPED = frozenset({"__pycache__", ".git"})
 PASSWORDS = frozenset({".env", ".netrc", ".git-credentials", ".pypirc"})
-"""Names of files of other programs that hold passwords and tokens."""
+"""Names of files of other programs with passwords and tokens."""
 TOKENS = frozenset({"huggingface/token", "huggingface/stored_tokens"})
-"""Where a login to the hub leaves its token in a cache."""
+"""Token files of a Hub login in a cache."""
 KEY = re.compile(rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY( BLOCK)?-----|^PuTTY-User-Key-File", re.MULTILINE)
 HEAD = 1 << 20
-"""Bytes of a file in which a private key begins: before it may stand what it is for, or a document around it."""
+"""Bytes of a file to search for the begin of a private key."""
 ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)[ \t]*=[ \t]*\S")
 LOGIN = re.compile(r"://\S*@|_proxy=\S*@|\bhf_[A-Za-z0-9]{8}", re.IGNORECASE)
 """A URL with a password, and a token of the hub."""
@@ -31,7 +31,7 @@ LOGIN = re.compile(r"://\S*@|_proxy=\S*@|\bhf_[A-Za-z0-9]{8}", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A file by its path in the lab directory, its content where it is not the file's own, or where a link leads."""
+    """A file by its path in the lab directory, with its source (a file or content) or a link's target."""
 
     name: str
     mode: int = 0o644
@@ -40,40 +40,48 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class ExcludedFile:
+    """A file, or a line of .env, that is not in the bundle."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class BundleContents:
-    """What goes along, and what is left out with the reason."""
+    """The files of a bundle, and those that are excluded."""
 
     entries: tuple[Entry, ...]
-    left_out: tuple[tuple[str, str], ...]
+    excluded: tuple[ExcludedFile, ...]
 
 
 def of_lab(directory: Path, *, secrets: bool) -> BundleContents:
-    """The lab's settings, hosts, workloads and node directories; with ``secrets`` its keys and passwords too."""
+    """The lab's settings, inventory, workloads and node directories; with ``secrets`` also keys and passwords."""
     env = settings.load(directory, {"HOME": "/"}, {})
     written = (directory / ".env").read_text(encoding="utf-8")
     text, blanked = (written, ()) if secrets else without_secrets(written, env)
     entries = [Entry(name=".env", mode=0o600, source=text.encode())]
-    left_out = [(f".env: {key}", "a secret") for key in blanked]
+    excluded = [ExcludedFile(f".env: {key}", "a secret") for key in blanked]
     hosts = env.text("LAB_HOSTS")
     if hosts and is_below(hosts) and (directory / hosts).is_file():
         entries.append(Entry(name=hosts, source=directory / hosts))
     elif hosts:
-        left_out.append((hosts, "not in the lab directory"))
+        excluded.append(ExcludedFile(hosts, "not in the lab directory"))
     for folder in FOLDERS:
         for entry in walk(directory, folder):
             reason = "" if secrets else why_secret(entry)
             if leads_out(entry.name, entry.target):
-                reason = "leads out of the lab"
+                reason = "points outside the lab"
             if reason:
-                left_out.append((entry.name, reason))
+                excluded.append(ExcludedFile(entry.name, reason))
             else:
                 entries.append(entry)
     unique = {entry.name: entry for entry in entries}
-    return BundleContents(tuple(unique.values()), tuple(left_out))
+    return BundleContents(tuple(unique.values()), tuple(excluded))
 
 
 def of_cache(cache: Path) -> Iterator[Entry]:
-    """All of the shared cache, by paths in it, but labctl's own locks, what is on its way and logins."""
+    """The files of the shared cache, without locks, partial downloads and tokens."""
     for entry in walk(cache, "."):
         own = entry.name.endswith((".lock", ".incomplete")) or entry.name in TOKENS
         if not own and not leads_out(entry.name, entry.target):
@@ -81,7 +89,7 @@ def of_cache(cache: Path) -> Iterator[Entry]:
 
 
 def locks_of(names: Iterable[str]) -> dict[str, Path]:
-    """The files with the pinned versions of those images that are labctl's own, and of the ones below them."""
+    """The lock files of labctl's images among these, and of their base images."""
     found: dict[str, Path] = {}
     for name in names:
         own = catalog.name_of(name)
@@ -93,7 +101,7 @@ def locks_of(names: Iterable[str]) -> dict[str, Path]:
 
 
 def without_secrets(text: str, env: settings.Settings) -> tuple[str, tuple[str, ...]]:
-    """A text of .env with the values left out that are never shown, and their keys."""
+    """The text of .env without secrets, and their keys."""
     values = {f".env:{entry.line}": entry for entry in dotenv.parse(text, ".env")}
     hidden = {
         values[origin].line: values[origin].key
@@ -110,12 +118,12 @@ def without_secrets(text: str, env: settings.Settings) -> tuple[str, tuple[str, 
 
 
 def is_secret(entry: dotenv.Entry, shown: str) -> bool:
-    """Whether a value is one that ``config`` hides, or holds a password for a URL; a digest has an @ too."""
+    """Whether a value is redacted by ``config`` or has a password in a URL; a digest has an @ too."""
     return shown == "set" != entry.value or bool(re.search(r"://\S*@", entry.value)) or is_login(entry)
 
 
 def tells_secret(comment: str) -> bool:
-    """Whether a comment holds what looks like a secret: a setting that was switched off, as a rule."""
+    """Whether a comment looks like it has a secret, such as a commented-out setting."""
     return bool(LOGIN.search(comment)) or any(settings.sounds_secret(key) for key in ASSIGNED.findall(comment))
 
 
@@ -124,7 +132,7 @@ def is_login(entry: dotenv.Entry) -> bool:
 
 
 def walk(root: Path, folder: str) -> Iterator[Entry]:
-    """Files and links below a folder, by paths relative to the root, in order."""
+    """Files and links below a directory, by sorted paths relative to the root."""
     for where, folders, files in os.walk(root / folder):
         folders[:] = sorted(set(folders) - SKIPPED)
         here = Path(where)
@@ -138,11 +146,11 @@ def walk(root: Path, folder: str) -> Iterator[Entry]:
 
 
 def why_secret(entry: Entry) -> str:
-    """Why a file stays here; empty where it may go."""
+    """Why a file is secret; empty if it is not."""
     if entry.name.startswith(NODES) and "secrets" in PurePosixPath(entry.name).parts:
         return "a secret"
     if PurePosixPath(entry.name).name in PASSWORDS:
-        return "it may hold passwords"
+        return "may contain passwords"
     if isinstance(entry.source, Path):
         try:
             with entry.source.open("rb") as file:

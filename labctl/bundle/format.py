@@ -1,6 +1,6 @@
-"""The file of a bundle: Docker's own image archive, with labctl's members after it and the sums of everything last.
+"""The bundle file format: a Docker image archive, then labctl's members, then the checksums of everything.
 
-``docker load`` takes it as it is. The sums tell damage and what was cut off, not what somebody changed on purpose.
+``docker load`` accepts it. The checksums detect damage and truncation, not tampering.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from labctl.errors import ConfigError, HostError
 from labctl.system.files import climbs_late
 
 OURS = "labctl/"
-"""What the names of labctl's members begin with; the others are Docker's."""
+"""Prefix of labctl's members; the others are Docker's."""
 SEAL = "labctl/bundle.json"
 SCHEMA = 1
 PIECE = 1 << 20
-AGAIN = "copy it anew, or save it anew where it came from"
+AGAIN = "copy the bundle again or re-create it"
 _BLOB = re.compile(r"blobs/sha256/([0-9a-f]{64})")
 
 Advance = Callable[[int], None]
-"""Told of bytes as they are read."""
+"""Called with the number of bytes read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleEntry:
-    """A file of a bundle, or, where it has a target, a symbolic link."""
+    """A file of a bundle, or with a target a symbolic link."""
 
     name: str
     offset: int
@@ -43,7 +43,7 @@ class BundleEntry:
 
 
 class BundleWriter:
-    """Appends to an image archive; when the block ends well, the seal is put on it."""
+    """Appends members to an image archive, and the checksums when the block succeeds."""
 
     def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
         there = tuple(_members(path))
@@ -81,47 +81,47 @@ class BundleWriter:
 
 
 class Bundle:
-    """A bundle to be read. ConfigError where the file is none, HostError where it is damaged."""
+    """A bundle to read. ConfigError if it cannot be read, HostError if it is damaged."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.members = {member.name: member for member in _members(path)}
         seal = self.members.pop(SEAL, None)
         if seal is None:
-            raise HostError(f"{path} was cut off, or is no bundle: it does not end with {SEAL}", hint=AGAIN)
+            raise HostError(f"{path} is truncated or not a bundle: no {SEAL} at its end", hint=AGAIN)
         text = b"".join(self.chunks(seal))
         try:
             self.about: dict[str, Any] = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise HostError(f"{path} is damaged: {SEAL} cannot be read", hint=AGAIN) from error
         if not isinstance(self.about, dict) or text != _sealed(self.about):
-            raise HostError(f"{path} is damaged: {SEAL} is not as it was written", hint=AGAIN)
+            raise HostError(f"{path} is damaged: {SEAL} does not match its checksum", hint=AGAIN)
         if self.about.get("schema") != SCHEMA:
-            writer = self.about.get("labctl", "of a version that it does not say")
+            writer = self.about.get("labctl", "unknown version")
             raise ConfigError(f"{path} was written by another labctl ({writer})", hint="use that one")
         if not all(isinstance(self.about.get(key), dict) for key in ("sha256", "links")):
-            raise HostError(f"{path} is no bundle: {SEAL} does not name what it holds", hint=AGAIN)
+            raise HostError(f"{path} is not a bundle: {SEAL} has no checksums", hint=AGAIN)
 
     @property
     def size(self) -> int:
-        """Bytes of all that it holds."""
+        """Bytes of all members."""
         return sum(member.size for member in self.members.values())
 
     def below(self, folder: str) -> dict[str, BundleEntry]:
-        """Members of one of labctl's folders, by their path in it."""
+        """Members of one of labctl's directories, by their path in it."""
         start = f"{OURS}{folder}/"
         return {name.removeprefix(start): one for name, one in self.members.items() if name.startswith(start)}
 
     def chunks(self, member: BundleEntry) -> Iterator[bytes]:
-        """What a file holds."""
+        """The content of a file."""
         return _pieces(self.path, member)
 
     def sum_of(self, member: BundleEntry) -> str:
-        """The SHA-256 that a file had when it was added."""
+        """The SHA-256 of a file when it was added."""
         return str(self.about["sha256"][member.name])
 
     def check(self, advance: Advance) -> None:
-        """HostError unless everything is there and as it was written, and nothing leads out of where it belongs."""
+        """Verify that all members are there and match their checksums, and that no path is unsafe. HostError."""
         sums, links = self.about["sha256"], self.about["links"]
         odd = sorted(set(self.members) ^ {*sums, *links})
         if odd:
@@ -130,7 +130,7 @@ class Bundle:
             if not _is_inside(name, member.target) or any(
                 str(parent) in links for parent in PurePosixPath(name).parents
             ):
-                raise HostError(f"{self.path}: {name} leads out of the bundle", hint="do not use this file")
+                raise HostError(f"{self.path}: unsafe path in bundle: {name}", hint="do not use this file")
             if name in links:
                 if member.target != links[name]:
                     raise HostError(f"{self.path} is damaged: {name}", hint=AGAIN)
@@ -140,11 +140,11 @@ class Bundle:
                 digest.update(piece)
                 advance(len(piece))
             if digest.hexdigest() != sums[name]:
-                raise HostError(f"{self.path} is damaged: {name} is not as it was written", hint=AGAIN)
+                raise HostError(f"{self.path} is damaged: {name} does not match its checksum", hint=AGAIN)
 
 
 class _Summing:
-    """A stream whose sum is known when it was read."""
+    """A stream that computes the SHA-256 of what is read."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -170,11 +170,11 @@ def _members(path: Path) -> Iterator[BundleEntry]:
         with path.open("rb") as file:
             packed = file.read(2) == b"\x1f\x8b"
         hint = "gunzip it first" if packed else AGAIN
-        raise HostError(f"{path} is damaged, or is no bundle: {error}", hint=hint) from error
+        raise HostError(f"{path} is damaged or not a bundle: {error}", hint=hint) from error
 
 
 def _known(path: Path, member: BundleEntry) -> str:
-    """A sum: Docker's blobs are named by theirs."""
+    """The SHA-256 of a member; Docker's blobs are named by theirs."""
     if named := _BLOB.fullmatch(member.name):
         return named[1]
     digest = hashlib.sha256()
@@ -193,7 +193,7 @@ def _pieces(path: Path, member: BundleEntry) -> Iterator[bytes]:
 
 
 def _sealed(said: Mapping[str, Any]) -> bytes:
-    """The last member: JSON with its own sum, so that a changed letter of it shows."""
+    """The last member: JSON with its own checksum."""
     said = {key: value for key, value in said.items() if key != "seal"}
     text = json.dumps(said, indent=1, sort_keys=True)
     return json.dumps({**said, "seal": hashlib.sha256(text.encode()).hexdigest()}, indent=1, sort_keys=True).encode()

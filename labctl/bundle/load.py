@@ -1,4 +1,4 @@
-"""A bundle's cache onto hosts: what they lack of it, which is theirs only once it is whole."""
+"""Loads a bundle: verifies it, writes its files, and sends its cache to hosts."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from labctl.system.tar import END, member_header, padding
 
 Notice = Callable[[str], None]
 LOCKS = ".lab/bundle"
-"""Where the pinned versions of the images come to lie, relative to the lab directory."""
+"""Directory of the images' lock files, relative to the lab directory."""
 
 
 def checked(path: Path, notice: Notice) -> Bundle:
-    """A bundle that is whole. ConfigError where the file is none, HostError where it is damaged."""
+    """Open and verify a bundle. ConfigError, HostError if it is damaged."""
     bundle = Bundle(path)
     progress = Progress(f"checking {path.name}", bundle.size, 0, notice)
     bundle.check(progress.advance)
@@ -37,7 +37,7 @@ def checked(path: Path, notice: Notice) -> Bundle:
 
 
 def require_lab(bundle: Bundle) -> None:
-    """HostError unless it says all that is asked of it, and holds a lab's settings."""
+    """HostError unless its metadata is complete and it has a .env."""
     about, env = bundle.about, bundle.below("lab").get(".env")
     images, left_out = about.get("images"), about.get("left_out")
     if (
@@ -51,16 +51,16 @@ def require_lab(bundle: Bundle) -> None:
 
 
 def settings_of(bundle: Bundle, environ: Mapping[str, str], flags: Mapping[str, str]) -> settings.Settings:
-    """The settings that will be in force in the lab's directory."""
+    """The settings of the lab in the bundle, with this environment and flags."""
     with tempfile.TemporaryDirectory(prefix="labctl-") as folder:
         copy(bundle, bundle.below("lab")[".env"], Path(folder, ".env"))
         return settings.load(Path(folder), environ, flags)
 
 
 def of_lab(bundle: Bundle, directory: Path, *, force: bool) -> dict[Path, BundleEntry]:
-    """What is to be written for the lab, and where. ConfigError where that would change files, unless forced.
+    """The files to write for the lab, by path. ConfigError if that would change files, unless forced.
 
-    Node directories that are there stay: `labctl up` made them, with the keys that no bundle holds.
+    Existing node directories are kept, with the keys that no bundle contains.
     """
     wanted = {directory / name: member for name, member in bundle.below("lab").items()}
     wanted |= {directory / LOCKS / name: member for name, member in bundle.below("locks").items()}
@@ -80,7 +80,7 @@ def of_lab(bundle: Bundle, directory: Path, *, force: bool) -> dict[Path, Bundle
 
 
 def of_cache(bundle: Bundle, cache: Path) -> dict[Path, BundleEntry]:
-    """What the cache lacks of the bundle's; what is there already stays as it is."""
+    """The cache files to write, by path; existing ones are kept."""
     wanted = {cache / name: member for name, member in bundle.below("cache").items()}
     missing = {path: member for path, member in wanted.items() if not os.path.lexists(path)}
     for path in missing:
@@ -89,7 +89,7 @@ def of_cache(bundle: Bundle, cache: Path) -> dict[Path, BundleEntry]:
 
 
 def require_no_link(path: Path, root: Path) -> None:
-    """HostError where the way from a root to a path goes through a link: that may lead anywhere."""
+    """HostError if a parent of the path below the root is a link."""
     for parent in path.parents:
         if parent == root:
             return
@@ -100,7 +100,7 @@ def require_no_link(path: Path, root: Path) -> None:
 
 
 def write(bundle: Bundle, wanted: Mapping[Path, BundleEntry], root: Path, progress: Progress | None = None) -> None:
-    """Write these files, each at once or not at all. HostError names the one that cannot be written."""
+    """Write these files, each atomically. HostError names the one that cannot be written."""
     for path, member in wanted.items():
         require_no_link(path, root)
         make_private(path.parent)
@@ -115,7 +115,7 @@ def write(bundle: Bundle, wanted: Mapping[Path, BundleEntry], root: Path, progre
 
 
 def copy(bundle: Bundle, member: BundleEntry, path: Path) -> None:
-    """Put a member at a path, in place of another file."""
+    """Write a member to a path, atomically."""
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".new-") as folder:
         new = Path(folder, "file")
         if member.target:
@@ -128,7 +128,7 @@ def copy(bundle: Bundle, member: BundleEntry, path: Path) -> None:
 
 
 def holds(bundle: Bundle, member: BundleEntry, path: Path) -> bool:
-    """Whether a path is as the bundle has it."""
+    """Whether a path has the content of a member."""
     if member.target:
         return path.is_symlink() and str(path.readlink()) == member.target
     if path.is_symlink() or not path.is_file() or path.stat().st_size != member.size:
@@ -141,7 +141,7 @@ SCRIPT = Path(__file__).with_name("cache.sh").read_text(encoding="utf-8")
 
 
 def cache(bundle: Bundle, found: Settings, hosts: Mapping[str, Connection], emit: Emit) -> Failures:
-    """Bring the bundle's cache to hosts, side by side; returns why it is not on which of them."""
+    """Send the bundle's cache to hosts in parallel; returns the failures."""
     members = bundle.below("cache")
     if not members:
         return {}
@@ -160,7 +160,7 @@ def cache(bundle: Bundle, found: Settings, hosts: Mapping[str, Connection], emit
 
 
 def place(found: Settings) -> str:
-    """HOST_CACHE_PATH as a host understands it: relative to the person's home there, where it is below it here."""
+    """HOST_CACHE_PATH on a host: relative to the home there if it is below the home here."""
     path = Path(found.text("HOST_CACHE_PATH"))
     return str(path.relative_to(found.home)) if path.is_relative_to(found.home) else str(path)
 
@@ -176,7 +176,7 @@ def cargo(bundle: Bundle, members: Mapping[str, BundleEntry]) -> ArchiveStream:
 
 
 def unpack(connection: Connection, folder: str, cargo: ArchiveStream, emit: Emit) -> None:
-    """Send an archive into a folder. HostError where it does not come whole."""
+    """Send an archive and unpack it in a directory. HostError if it is incomplete."""
     host = connection.target.name
 
     def notice(text: str) -> None:

@@ -1,4 +1,4 @@
-"""Writes a bundle."""
+"""Writes a bundle file."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import shlex
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from labctl.bundle import contents
-from labctl.bundle.contents import Entry
+from labctl.bundle.contents import Entry, ExcludedFile
 from labctl.bundle.format import BundleWriter
 from labctl.errors import ConfigError, HostError
 from labctl.images import local
@@ -20,6 +21,21 @@ from labctl.system import process
 from labctl.system.progress import Progress, amount
 
 Notice = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedBundle:
+    """A bundle that was written, and what is in it."""
+
+    file: str
+    bytes: int
+    labctl: str
+    lab: str
+    images: tuple[str, ...]
+    created: str
+    cache: bool
+    secrets: bool
+    excluded: tuple[ExcludedFile, ...]
 
 
 def write(
@@ -32,23 +48,23 @@ def write(
     *,
     cache: Path | None = None,
     secrets: bool = False,
-) -> dict[str, Any]:
-    """Write the bundle of the lab in that directory with these images, of so many bytes, and with a cache.
+) -> SavedBundle:
+    """Write the bundle of the lab in a directory, with these images (``size`` bytes in all) and a cache.
 
-    Returns what is in it. HostError where an image is not here or the disk is full. A file of that name is replaced by
-    a whole one or stays.
+    HostError if an image is not found or the disk is full. An existing file is replaced atomically.
     """
     if path.is_dir():
         raise ConfigError(f"{path} is a directory", hint=f"name a file in it: {shlex.quote(str(path / 'lab.bundle'))}")
     chosen = contents.of_lab(directory, secrets=secrets)
-    about = {
+    # The format of the file, as in its first version: these keys stay.
+    about: dict[str, Any] = {
         "labctl": metadata.version("labctl"),
         "lab": lab,
         "images": list(images),
         "written": datetime.now().astimezone().isoformat(timespec="seconds"),
         "cache": cache is not None,
         "secrets": secrets,
-        "left_out": [{"what": what, "why": why} for what, why in chosen.left_out],
+        "left_out": [{"what": entry.path, "why": entry.reason} for entry in chosen.excluded],
     }
     with beside(path) as partial:
         notice(f"writing {', '.join(images)}")
@@ -64,12 +80,22 @@ def write(
         size = partial.stat().st_size
         partial.replace(path)
     notice(f"{path}: {amount(size)}")
-    return {"file": str(path), "bytes": size, **about}
+    return SavedBundle(
+        file=str(path),
+        bytes=size,
+        labctl=about["labctl"],
+        lab=lab,
+        images=images,
+        created=about["written"],
+        cache=cache is not None,
+        secrets=secrets,
+        excluded=chosen.excluded,
+    )
 
 
 @contextmanager
 def beside(path: Path) -> Iterator[Path]:
-    """A name near a file's for this process alone, under which it is written until it is whole; it goes in any case."""
+    """A temporary file beside the path, removed in any case."""
     try:
         with (
             tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder,

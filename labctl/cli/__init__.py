@@ -1,6 +1,6 @@
-"""The command line: flags -> one flow -> output. The only place that exits and that reads the process's environment.
+"""The command line: flags -> one flow -> output. Only this package exits and reads the process environment.
 
-Only the command that was asked for is imported; the list of commands is printed without any of them.
+Only the module of the command is imported; `labctl --help` imports none.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ if TYPE_CHECKING:
 
 # name -> (module with a function of that name, one line of help)
 COMMANDS = {
-    "init": ("host", "write .env, hosts.txt, hostfiles and workloads into a directory"),
-    "setup": ("host", "make this host able to run a lab: Docker Engine, buildx, compose"),
+    "init": ("host", "create a lab directory: .env, hosts.txt, hostfiles and workloads"),
+    "setup": ("host", "install Docker Engine, buildx and compose on this host"),
     "doctor": ("host", "diagnose hosts, Docker and the lab, and suggest fixes"),
-    "devices": ("devices", "accelerators, cores and fabrics of this host, and the node that gets each"),
-    "config": ("host", "the settings in force and where each came from"),
-    "render": ("lab", "write the files of every node and stop"),
+    "devices": ("devices", "list accelerators, cores and fabrics of the hosts, and the node that gets each"),
+    "config": ("host", "show effective settings and their origin"),
+    "render": ("lab", "write the files of every node without starting it"),
     "build": ("lab", "build the lab's image, or a workload's"),
-    "up": ("lab", "bring the lab up, until the launcher reaches every worker"),
-    "bundle": ("bundle", "save the lab with its image into one file, or load it, for a site without network"),
-    "status": ("lab", "what runs, as Docker says"),
-    "devcontainer": ("lab", "write what attaches VS Code to the launcher"),
-    "shell": ("exec", "a prompt in the launcher, or in a node, in the directory where you stand"),
-    "exec": ("exec", "run one command in the launcher, or in a node"),
-    "jupyter": ("exec", "serve notebooks from a node on a loopback port, with a token, until Ctrl-C"),
-    "logs": ("exec", "what the containers print"),
-    "workloads": ("run", "list what can be run"),
-    "cache": ("cache", "fetch a workload's weights and data ahead into the shared cache"),
-    "fit": ("fit", "the memory that a workload takes, part by part, and whether it is there"),
-    "run": ("run", "run a workload and judge it"),
-    "runs": ("run", "list the runs"),
-    "show": ("run", "one run in full"),
+    "up": ("lab", "create and start the lab, and wait until every worker is reachable"),
+    "bundle": ("bundle", "save the lab with its image as one file, or load it, for offline use"),
+    "status": ("lab", "show the lab's containers and their health"),
+    "devcontainer": ("lab", "write the devcontainer.json that attaches VS Code to the launcher"),
+    "shell": ("exec", "open a shell in the launcher or a node"),
+    "exec": ("exec", "run a command in the launcher, a node or all workers"),
+    "jupyter": ("exec", "serve notebooks from a node on 127.0.0.1, until Ctrl-C"),
+    "logs": ("exec", "show container logs"),
+    "workloads": ("run", "list workloads"),
+    "cache": ("cache", "download a workload's models and datasets into the shared cache"),
+    "fit": ("fit", "estimate a workload's memory and whether it fits"),
+    "run": ("run", "run a workload and check its criteria"),
+    "runs": ("run", "list runs"),
+    "show": ("run", "show the result of a run"),
     "down": ("lab", "remove the lab's containers and network"),
-    "clean": ("lab", "down, and remove the lab's keys and rendered files"),
+    "clean": ("lab", "remove the lab with its keys and rendered files; runs are kept"),
 }
 
 USAGE = """\
@@ -51,9 +51,9 @@ usage: labctl COMMAND [OPTIONS] [ARGS]
 
 {commands}
 
-labctl COMMAND --help says more. --version; --install-completion for the shell's.
-exit codes: 0 pass, 2 usage or settings, 3 environment, 4 the workload broke, 5 it missed its criteria,
-            124 time out, 130 interrupted, 1 a bug in labctl
+labctl COMMAND --help for options; --version; --install-completion for shell completion.
+exit codes: 0 pass, 2 usage or settings, 3 environment, 4 workload failed, 5 criteria not met,
+            124 timed out, 130 interrupted, 1 a bug in labctl
 """
 
 
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def dispatch(arguments: list[str]) -> int:
-    """The exit code of a command line; only the module of its command is imported."""
+    """Run a command line; returns its exit code."""
     if completing():
         return execute(set(COMMANDS))
     if arguments in ([], ["--help"], ["-h"], ["help"]):
@@ -78,26 +78,24 @@ def dispatch(arguments: list[str]) -> int:
 
         say(f"labctl {version('labctl')}")
     else:
-        asked = next((word for word in arguments if word in COMMANDS), None)
-        return execute({asked} if asked and arguments[0] == asked else set(COMMANDS))
+        return execute({arguments[0]} if arguments[0] in COMMANDS else set(COMMANDS))
     return 0
 
 
 def completing() -> bool:
-    """Whether a shell asks for completions, which it does through the environment and without arguments."""
+    """Whether a shell asks for completions, which it does through the environment."""
     return any(name.startswith("_LABCTL") for name in os.environ)
 
 
 def execute(names: set[str]) -> int:
-    """Run the command line with these commands; a usage error is said in the form that was asked for."""
+    """Run the command line with these commands; a usage error is JSON with --json."""
     import typer
 
     try:
         return int(application(names)(prog_name="labctl", standalone_mode=False) or 0)
     except _usage_error() as error:
         if "--json" in sys.argv:
-            said = error.format_message()
-            Output(as_json=True).error(ConfigError(said, hint="labctl --help"))
+            Output(as_json=True).error(ConfigError(error.format_message(), hint="labctl --help"))
         else:
             error.show()
         return ConfigError.exit_code
@@ -106,7 +104,7 @@ def execute(names: set[str]) -> int:
 
 
 def _usage_error() -> type[Any]:
-    """What Typer raises for a command line it cannot use; it has no public name."""
+    """Typer's usage error, which has no public name."""
     import typer
 
     return typer.BadParameter.__bases__[0]
@@ -119,7 +117,7 @@ def print_usage() -> None:
 
 
 def application(names: set[str]) -> typer.Typer:
-    """A Typer application with these commands; all of them where completion or an error message needs them."""
+    """A Typer application with these commands: all of them for completion and for error messages."""
     import typer
 
     app = typer.Typer(

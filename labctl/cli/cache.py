@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from labctl import flows
-from labctl.cli.common import HERE, Directory, DryRun, Json, Setting, answering, context, show
+from labctl.cli.common import HERE, Directory, DryRun, Json, Setting, answering, context
 from labctl.cli.output import table
 from labctl.cli.run import complete_workload
-from labctl.lab.spec import proxies
 from labctl.system.progress import amount
+
+if TYPE_CHECKING:
+    from labctl.hub.prefetch import CacheReport
 
 
 def cache_command(
@@ -23,21 +25,17 @@ def cache_command(
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    with answering(as_json=json, stopped="the same command again goes on") as output:
+    with answering(as_json=json, stopped="re-run to resume") as output:
         asked = context(directory, output, setting)
-        # The hub's library takes these from the process's environment alone; the proxies may come from .env.
-        known = replace(asked, emit=lambda _: None).settings()
-        os.environ.update({key: value.reveal() for key, value in proxies(known)})
+        # huggingface_hub reads these from the process environment only; proxies may come from .env.
+        os.environ.update(flows.proxies(replace(asked, emit=lambda _: None)))
         os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-        document = flows.cache(asked, name, dry_run=dry_run)
-        show(output, document, lambda: cache_text(document))
+        report = flows.cache(asked, name, dry_run=dry_run)
+        output.answer(report, cache_text(report))
 
 
-def cache_text(document: dict[str, Any]) -> str:
-    if not document["items"]:
-        return f"workload {document['workload']} declares nothing to fetch (`cache` in its workload.yml)"
-    rows = [
-        (one["kind"], one["name"], one["revision"][:8], amount(one["bytes"]), one["state"]) for one in document["items"]
-    ]
-    shown = table(("KIND", "NAME", "REVISION", "SIZE", "STATE"), rows)
-    return f"{shown}\nin {document['cache']}"
+def cache_text(report: CacheReport) -> str:
+    if not report.items:
+        return f"workload {report.workload} declares nothing to fetch (`cache` in its workload.yml)"
+    rows = [(item.kind, item.name, item.revision[:8], amount(item.bytes), item.state) for item in report.items]
+    return f"{table(('KIND', 'NAME', 'REVISION', 'SIZE', 'STATE'), rows)}\nin {report.cache}"

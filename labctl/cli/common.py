@@ -1,69 +1,51 @@
-"""What all commands share: the options every command has, and errors turned into words and exit codes."""
+"""Shared by all commands: common options, the context, and errors as messages and exit codes."""
 
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from labctl.cli.output import Output
-from labctl.config.context import Context
+from labctl.config.context import Context, find_lab
 from labctl.errors import ConfigError, Interrupted, LabError, OutputClosed
 
-Directory = Annotated[Path, typer.Option("--directory", "-C", help="The lab's directory, with its .env.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and do nothing.")]
-Setting = Annotated[list[str] | None, typer.Option("--setting", "-s", metavar="KEY=VALUE", help="Override a setting.")]
+Directory = Annotated[Path, typer.Option("--directory", "-C", help="Lab directory (default: the current one).")]
+Json = Annotated[bool, typer.Option("--json", help="Print a JSON document.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan without executing it.")]
+Setting = Annotated[
+    list[str] | None, typer.Option("--setting", "-s", metavar="KEY=VALUE", help="Override a setting (repeatable).")
+]
 
 HERE = Path()
 
 
-def context(directory: Path, output: Output, overrides: list[str] | None = None) -> Context:
-    """Where the command works. ConfigError in a directory that is not there, or was removed."""
+def context(
+    directory: Path, output: Output, overrides: list[str] | None = None, *, search: bool = False, create: bool = False
+) -> Context:
+    """The context of a command. ConfigError if the directory does not exist and the command does not create it.
+
+    ``search`` looks for the lab in parent directories too, unless -C is given.
+    """
     try:
         resolved = directory.resolve()
     except FileNotFoundError as error:
-        raise ConfigError("this directory is not there any more", hint="cd to the lab's, or name it with -C") from error
-    if not resolved.is_dir():
-        raise ConfigError(f"{directory}: no such directory", hint="-C names the lab's directory; labctl init makes one")
+        hint = "cd to the lab directory, or name it with -C"
+        raise ConfigError("the current directory no longer exists", hint=hint) from error
+    if not resolved.is_dir() and not create:
+        raise ConfigError(f"{directory}: no such directory", hint="-C names the lab directory; labctl init creates one")
+    if search and directory == HERE:
+        resolved = find_lab(resolved)
     return Context(directory=resolved, environ=os.environ, emit=output.event, flags=pairs(overrides or [], "--setting"))
 
 
-def named(directory: Path, output: Output, overrides: list[str] | None = None) -> tuple[Context, str]:
-    """Where a command works that goes into a lab's nodes, and the lab's name.
-
-    Without -C it is the nearest directory upwards that is a lab's, as the person may stand anywhere within.
-    ConfigError where no lab is named.
-    """
-    from labctl.deploy.preflight import require_named
-
-    where = context(directory, output, overrides)
-    if directory == HERE:
-        around = (where.directory, *where.directory.parents)
-        where = replace(where, directory=next(filter(names_lab, around), where.directory))
-    found = where.settings()
-    require_named(where, found)
-    return where, found.text("LAB_NAME")
-
-
-def names_lab(directory: Path) -> bool:
-    """Whether this directory's .env names a lab: code that lies within one may have a .env of its own."""
-    try:
-        text = (directory / ".env").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    return re.search(r"^\s*(export\s+)?LAB_NAME\s*=", text, re.MULTILINE) is not None
-
-
 def pairs(words: list[str], option: str) -> dict[str, str]:
-    """``KEY=VALUE`` words as a mapping."""
+    """``KEY=VALUE`` arguments as a mapping."""
     for word in words:
         if "=" not in word:
             raise ConfigError(f"{option} {word}: expected KEY=VALUE")
@@ -72,9 +54,9 @@ def pairs(words: list[str], option: str) -> dict[str, str]:
 
 @contextmanager
 def answering(*, as_json: bool = False, stopped: str = "") -> Iterator[Output]:
-    """Run a command: its failures become a message, a hint and the exit code that design promises.
+    """Run a command: a LabError is printed with its hint and ends with its exit code.
 
-    The hint after Ctrl-C, where there is something to be said, is what is true of a command that was ``stopped``.
+    ``stopped`` is the hint after Ctrl-C.
     """
     output = Output(as_json=as_json)
     try:
@@ -89,6 +71,6 @@ def answering(*, as_json: bool = False, stopped: str = "") -> Iterator[Output]:
         sys.exit(Interrupted.exit_code)
 
 
-def show(output: Output, document: dict[str, Any], text: Callable[[], str]) -> None:
-    """The answer; the text is only made when people read it."""
-    output.answer(document, "" if output.as_json else text())
+def confirmation(as_json: bool = False) -> Callable[[str], bool] | None:
+    """A yes/no prompt on stderr; None without a terminal or with --json."""
+    return (lambda question: typer.confirm(question, err=True)) if sys.stdin.isatty() and not as_json else None

@@ -3,64 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from labctl import flows
-from labctl.cli.common import HERE, Directory, Json, Setting, answering, context, show
+from labctl.cli.common import HERE, Directory, Json, Setting, answering, context
 from labctl.cli.output import table
 
-Row = dict[str, Any]
-# A column stands where any device has something to say in it.
-COLUMNS: dict[str, Callable[[Row], str]] = {
-    "KIND": lambda device: str(device["accelerator"]),
-    "ID": lambda device: str(device["id"]).rpartition("/")[2],
-    "FILE": lambda device: str(device["path"]),
-    "PCI": lambda device: str(device["pci"]),
-    "MODULE": lambda device: str(device["module"]),
-    "NUMA": lambda device: "" if device["numa"] is None else str(device["numa"]),
-    "CORES": lambda device: ranges(device["cpus"]),
-    "NAME": lambda device: f"{device['name']}{' (integrated)' * device['integrated']}".strip(),
-    "MEMORY": lambda device: f"{device['memory'] / (1 << 30):.0f} GiB" if device["memory"] else "",
-    "NODE": lambda device: str(device["node"] or ""),
-    "HELD BY": lambda device: str(device["holder"]),
-    "HEALTH": lambda device: str(device["health"]),
+if TYPE_CHECKING:
+    from labctl.lab.devices import DetectedDevice, HostDevices
+
+# A column is shown if it is filled for any device.
+COLUMNS: dict[str, Callable[[DetectedDevice], str]] = {
+    "KIND": lambda device: device.kind,
+    "ID": lambda device: device.id.rpartition("/")[2],
+    "FILE": lambda device: device.path,
+    "PCI": lambda device: device.pci,
+    "MODULE": lambda device: device.module,
+    "NUMA": lambda device: "" if device.numa is None else str(device.numa),
+    "CORES": lambda device: ranges(device.cpus),
+    "NAME": lambda device: f"{device.name}{' (integrated)' * device.integrated}".strip(),
+    "MEMORY": lambda device: f"{device.memory / (1 << 30):.0f} GiB" if device.memory else "",
+    "NODE": lambda device: device.node or "",
+    "HELD BY": lambda device: device.leased_by,
+    "HEALTH": lambda device: device.health,
 }
 
 
 def devices_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:
     with answering(as_json=json) as output:
-        document = flows.devices(context(directory, output, setting))
-        show(output, document, lambda: "\n\n".join(map(host_text, document["hosts"])))
+        report = flows.devices(context(directory, output, setting))
+        output.answer(report, "\n\n".join(map(host_text, report.hosts)))
 
 
-def host_text(host: Row) -> str:
-    """A host for people: its devices, then what else a lab gets of it."""
-    rows = [("host", host["name"]), ("accelerator", f"{host['accelerator'] or 'none'}; {host['why']}")]
-    rows += [("driver", f"{kind}: {version}") for kind, version in host["drivers"].items() if version]
-    rows.append(("cores", " | ".join(map(ranges, host["numa"] or [host["cpus"]]))))
-    rows += [("fabric", fabric_text(fabric)) for fabric in host["fabrics"]]
-    if host["groups"]:
-        rows.append(("groups", ", ".join(map(str, host["groups"]))))
-    rows += [("node", node_text(node)) for node in host["nodes"]]
-    rows += [("note", note) for note in host["notes"]]
+def host_text(host: HostDevices) -> str:
+    """A host, then a table of its devices."""
+    rows = [("host", host.name), ("accelerator", f"{host.accelerator or 'none'}; {host.reason}")]
+    rows += [("driver", f"{kind}: {version}") for kind, version in host.drivers.items() if version]
+    rows.append(("cores", " | ".join(map(ranges, host.numa or [host.cpus]))))
+    for fabric in host.fabrics:
+        numa = "" if fabric.numa is None else f"NUMA node {fabric.numa}"
+        parts = (f"{fabric.name} {fabric.layer} {fabric.state}", fabric.interface, numa)
+        rows.append(("fabric", ", ".join(filter(None, parts))))
+    if host.groups:
+        rows.append(("groups", ", ".join(map(str, host.groups))))
+    for node in host.nodes:
+        devices = f"devices {', '.join(node.devices)}; " if node.devices else ""
+        rows.append(("node", f"{node.name}: {devices}cores {ranges(node.cpus)}"))
+    rows += [("note", warning) for warning in host.warnings]
     text = table(rows[0], rows[1:])
-    return f"{text}\n\n{device_table(host['devices'])}" if host["devices"] else text
+    return f"{text}\n\n{device_table(host.devices)}" if host.devices else text
 
 
-def device_table(devices: Sequence[Row]) -> str:
-    """One line a device, without the columns that none of them fills."""
+def device_table(devices: Sequence[DetectedDevice]) -> str:
+    """A line per device, without empty columns."""
     filled = {name: cells for name, cell in COLUMNS.items() if any(cells := [cell(device) for device in devices])}
     return table(list(filled), [[cell or "-" for cell in line] for line in zip(*filled.values(), strict=True)])
-
-
-def fabric_text(fabric: Row) -> str:
-    numa = "" if fabric["numa"] is None else f"NUMA node {fabric['numa']}"
-    return ", ".join(filter(None, (f"{fabric['name']} {fabric['layer']} {fabric['state']}", fabric["interface"], numa)))
-
-
-def node_text(node: Row) -> str:
-    devices = f"devices {', '.join(node['devices'])}; " if node["devices"] else ""
-    return f"{node['name']}: {devices}cores {ranges(node['cpus'])}"
 
 
 def ranges(numbers: Sequence[int]) -> str:

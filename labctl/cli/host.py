@@ -5,14 +5,13 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from labctl import flows
-from labctl.cli.common import HERE, Directory, Json, Setting, answering, context, show
+from labctl.cli.common import HERE, Directory, Json, Setting, answering, confirmation, context
 from labctl.cli.output import table
 from labctl.errors import ConfigError, HostError
 
@@ -21,28 +20,26 @@ if TYPE_CHECKING:
 
 
 def init_command(
-    directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where; made if it is not there.")] = HERE,
+    directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="Lab directory; created if missing.")] = HERE,
     json: Json = False,
 ) -> None:
     with answering(as_json=json) as output:
-        target = directory.resolve()
-        written = flows.init(target)
-        document = {"directory": str(target), "written": list(written)}
-        done = f"wrote {', '.join(written)} in {target}" if written else f"{target} has all of it already"
-        show(
-            output,
-            document,
-            lambda: f"{done}\nnext: {'' if directory == HERE else f'cd {shlex.quote(str(directory))} && '}labctl up",
+        lab = flows.init(directory.resolve())
+        cd = "" if directory == HERE else f"cd {shlex.quote(str(directory))} && "
+        done = (
+            f"wrote {', '.join(lab.written)} in {lab.directory}"
+            if lab.written
+            else f"{lab.directory} is complete already"
         )
+        output.answer(lab, f"{done}\nnext: {cd}labctl up")
 
 
 def setup_command(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False, json: Json = False
 ) -> None:
     with answering(as_json=json) as output:
-        ask = (lambda question: typer.confirm(question, err=True)) if sys.stdin.isatty() else None
-        done = flows.setup(output.note, ask, yes=yes)
-        show(output, {"changed": done}, lambda: "this host can run a lab" + ("" if done else " already"))
+        result = flows.setup(output.note, confirmation(), yes=yes)
+        output.answer(result, "this host can run a lab" + ("" if result.changed else " already"))
 
 
 def doctor_command(
@@ -58,16 +55,10 @@ def doctor_command(
     with answering(as_json=json) as output:
         if yes and not fix:
             raise ConfigError("--yes is for the commands of --fix", hint="labctl doctor --fix --yes")
-        here = context(directory, output, setting)
-        findings, applied = (
-            flows.doctor_fix(here, None if yes else asking(), node=node) if fix else (flows.doctor(here, node=node), ())
-        )
-        document: dict[str, Any] = {"findings": [one.document() for one in findings]}
-        if fix:
-            # The first is the deprecated name of schema 1.
-            document["mended"] = document["fixed"] = [asdict(one) for one in applied]
-        show(output, document, lambda: findings_text(findings))
-        if any(one.level == "error" for one in findings):
+        ask = None if yes else asking()
+        report = flows.doctor(context(directory, output, setting), node=node, fix=fix, ask=ask)
+        output.answer(report, findings_text(report.findings))
+        if any(one.level == "error" for one in report.findings):
             sys.exit(HostError.exit_code)
 
 
@@ -94,9 +85,7 @@ def findings_text(findings: tuple[Finding, ...]) -> str:
 
 def config_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:
     with answering(as_json=json) as output:
-        rows, decided = flows.config(context(directory, output, setting))
-        document = {
-            "settings": [{"key": key, "value": value, "origin": origin} for key, value, origin in rows],
-            "decided": [{"key": key, "value": value, "why": why} for key, value, why in decided],
-        }
-        show(output, document, lambda: table(("KEY", "VALUE", "FROM"), (*rows, *decided)))
+        config = flows.config(context(directory, output, setting))
+        rows = [(row.key, row.value, row.origin) for row in config.settings]
+        rows += [(row.key, row.value, row.reason) for row in config.resolved]
+        output.answer(config, table(("KEY", "VALUE", "ORIGIN"), rows))

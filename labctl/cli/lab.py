@@ -1,132 +1,110 @@
-"""render, build, up, status, down, clean."""
+"""render, devcontainer, build, up, status, down, clean."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from labctl import flows, model
-from labctl.cli.common import HERE, Directory, DryRun, Json, Setting, answering, context, show
+from labctl.cli.common import HERE, Directory, DryRun, Json, Setting, answering, context
 from labctl.cli.output import Output, table
 from labctl.errors import HostError
+
+if TYPE_CHECKING:
+    from labctl.lab.status import LabStatus
 
 
 def render_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:
     with answering(as_json=json) as output:
-        lab, changed = flows.render_files(context(directory, output, setting))
-        document = {"lab": lab.name, "nodes": [node.name for node in lab.nodes], "changed": list(changed)}
-        show(
-            output,
-            document,
-            lambda: f"{len(lab.nodes)} nodes in {lab.directory / '.lab/nodes'}, {len(changed)} files changed",
-        )
+        files = flows.render_files(context(directory, output, setting))
+        where = Path(files.directory) / ".lab/nodes"
+        output.answer(files, f"{len(files.nodes)} nodes in {where}, {len(files.changed)} files changed")
 
 
 def devcontainer_command(
     directory: Directory = HERE,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that a person changed.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that was edited.")] = False,
     setting: Setting = None,
     json: Json = False,
 ) -> None:
     with answering(as_json=json) as output:
         program = str(Path(sys.argv[0]).absolute())
-        document = flows.devcontainer(context(directory, output, setting), program, force=force)
-        show(
-            output,
-            document,
-            lambda: f"{document['file']}: in VS Code, open {document['folder']} and reopen it in its container",
-        )
+        written = flows.devcontainer(context(directory, output, setting), program, force=force)
+        output.answer(written, f"{written.file}: in VS Code, open {written.folder} and reopen it in its container")
 
 
 def build_command(
     directory: Directory = HERE,
-    workload: Annotated[str, typer.Option(metavar="NAME", help="The image that this workload needs.")] = "",
-    update_lock: Annotated[bool, typer.Option("--update-lock", help="Resolve the pinned versions anew.")] = False,
+    workload: Annotated[str, typer.Option(metavar="NAME", help="Build the image of this workload.")] = "",
+    update_lock: Annotated[bool, typer.Option("--update-lock", help="Update the pinned versions.")] = False,
     setting: Setting = None,
     json: Json = False,
 ) -> None:
-    with answering(as_json=json, stopped="the same command again goes on") as output:
+    with answering(as_json=json, stopped="re-run to resume") as output:
         document = flows.build(context(directory, output, setting), workload=workload, update_lock=update_lock)
-        show(output, document, lambda: "\n".join(f"{key:<8} {value}" for key, value in document.items()))
+        output.answer(document, "\n".join(f"{key:<8} {value}" for key, value in document.items()))
 
 
 def up_command(
     directory: Directory = HERE,
-    workload: Annotated[str, typer.Option(metavar="NAME", help="With the image that this workload needs.")] = "",
+    workload: Annotated[str, typer.Option(metavar="NAME", help="Use the image of this workload.")] = "",
     setting: Setting = None,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    with answering(as_json=json, stopped="the same command again goes on; `labctl down` removes the lab") as output:
-        document = flows.up(context(directory, output, setting), workload=workload, dry_run=dry_run)
-        if dry_run:
-            show(output, document, lambda: plan_text(document))
+    with answering(as_json=json, stopped="re-run `labctl up` to resume, or `labctl down` to remove the lab") as output:
+        answer = flows.up(context(directory, output, setting), workload=workload, dry_run=dry_run)
+        if isinstance(answer, flows.PlanPreview):
+            output.answer(answer, "\n".join(answer.plan))
         else:
-            show_status(output, document)
+            answer_status(output, answer)
 
 
 def status_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:
     with answering(as_json=json) as output:
-        document = flows.status(context(directory, output, setting))
-        show_status(output, document)
+        answer_status(output, flows.status(context(directory, output, setting)))
 
 
 def down_command(
     directory: Directory = HERE,
     images: Annotated[
-        bool,
-        typer.Option("--images", help="The hosts of LAB_HOSTS lose the lab's image too, where nothing else uses it."),
+        bool, typer.Option("--images", help="Also remove the lab's image from the hosts of LAB_HOSTS if it is unused.")
     ] = False,
     setting: Setting = None,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    with answering(as_json=json, stopped="the same command again does the rest") as output:
-        document = flows.down(context(directory, output, setting), images=images, dry_run=dry_run)
-        show(output, document, lambda: plan_text(document) if dry_run else f"lab {document['lab']} is down")
+    with answering(as_json=json, stopped="re-run to finish") as output:
+        answer = flows.down(context(directory, output, setting), images=images, dry_run=dry_run)
+        output.answer(answer, "\n".join(answer.plan) if dry_run else f"lab {answer.lab} is down")
 
 
 def clean_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:
-    with answering(as_json=json, stopped="the same command again does the rest") as output:
-        document = flows.clean(context(directory, output, setting))
-        show(
-            output,
-            document,
-            lambda: f"lab {document['lab']} is down, its keys and rendered files are gone; runs/ stays",
-        )
+    with answering(as_json=json, stopped="re-run to finish") as output:
+        answer = flows.clean(context(directory, output, setting))
+        output.answer(answer, f"lab {answer.lab} is down; its keys and rendered files were removed, runs/ is kept")
 
 
-def plan_text(document: dict[str, Any]) -> str:
-    return "\n".join(document["plan"])
-
-
-def show_status(output: Output, document: dict[str, Any]) -> None:
-    """The answer; it ends with the code of a host that failed where one does not answer, as not all of it was seen."""
-    show(output, document, lambda: status_text(document))
-    if document["unreachable"]:
+def answer_status(output: Output, status: LabStatus) -> None:
+    """Print the status; exit with the code of a host error if a host does not answer."""
+    output.answer(status, status_text(status))
+    if status.unreachable:
         sys.exit(HostError.exit_code)
 
 
-def status_text(document: dict[str, Any]) -> str:
-    elsewhere = any(node["host"] != model.HERE for node in document["nodes"])
-    rows = [
-        (
-            *((node["name"], node["host"]) if elsewhere else (node["name"],)),
-            *(node["role"], node["state"], health_word(node["health"]), node["slots"] or "-"),
-        )
-        for node in document["nodes"]
-    ]
-    columns = ("NODE", *(("HOST",) if elsewhere else ()), "ROLE", "STATE", "HEALTH", "SLOTS")
-    nodes = table(columns, rows) if rows else "no containers"
-    seen = (node for node in document["nodes"] if node["state"] != "unreachable")
-    reasons = "".join(f"\n{node['name']}: {node['reason']}" for node in seen if node["reason"])
-    unreachable = "".join(f"\n{one['message']}\n  hint: {one['hint']}" for one in document["unreachable"])
-    return f"lab {document['lab']}: {document['state']}\n{nodes}{reasons}{unreachable}"
-
-
-def health_word(health: str | None) -> str:
-    """What calls for somebody stands out."""
-    return health.upper() if health == "unhealthy" else health or "-"
+def status_text(status: LabStatus) -> str:
+    several = any(node.host != model.HERE for node in status.nodes)
+    columns = ("NODE", *(("HOST",) if several else ()), "ROLE", "STATE", "HEALTH", "SLOTS")
+    rows = []
+    for node in status.nodes:
+        health = "UNHEALTHY" if node.health == "unhealthy" else node.health or "-"
+        host = (node.host,) if several else ()
+        rows.append((node.name, *host, node.role, node.state, health, node.slots or "-"))
+    lines = [f"lab {status.lab}: {status.state}", table(columns, rows) if rows else "no containers"]
+    lines += [f"{node.name}: {node.reason}" for node in status.nodes if node.state != "unreachable" and node.reason]
+    for failure in status.unreachable:
+        lines += [failure.message, f"  hint: {failure.hint}"]
+    return "\n".join(lines)

@@ -5,92 +5,83 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from labctl import flows, launchers
-from labctl.cli.common import HERE, Directory, DryRun, Json, Setting, answering, context, pairs, show
-from labctl.cli.output import quantity, result_text, table
-from labctl.config import settings
+from labctl import flows
+from labctl.cli.common import HERE, Directory, DryRun, Json, Setting, answering, confirmation, context, pairs
+from labctl.cli.output import quantity, table
+from labctl.config.context import Context
 from labctl.errors import ConfigError
-from labctl.runs import request, store
-from labctl.workloads import external
-from labctl.workloads.schema import parse_duration, parse_expectation
+from labctl.model import Result
+
+if TYPE_CHECKING:
+    from labctl.runs.store import RunSummary
+
+# Ranks that a result's text lists.
+SHOWN = 8
 
 
 def complete_workload(incomplete: str) -> list[str]:
-    """Names for the shell's completion."""
+    """Workload names for the shell's completion."""
+    here = Context(directory=Path.cwd(), environ=os.environ, emit=lambda _: None, flags={})
     try:
-        roots = external.roots(settings.load(Path(), os.environ, {}))
-        known, _ = external.list_all(Path("workloads"), launchers.known(), roots)
+        known = flows.workloads(here).workloads
     except ConfigError:
         return []
-    return [one.name for one in known if one.name.startswith(incomplete)]
+    return [workload.name for workload in known if workload.name.startswith(incomplete)]
 
 
 def workloads_command(directory: Directory = HERE, json: Json = False) -> None:
     with answering(as_json=json) as output:
-        roots = external.roots(context(directory, output).settings())
-        known, errors = external.list_all(directory.resolve() / "workloads", launchers.known(), roots)
-        for error in errors:
+        listed = flows.workloads(context(directory, output))
+        for error in listed.errors:
             output.error(error) if not json else None
-        document = {
-            "workloads": [
-                {
-                    "name": one.name,
-                    "launcher": one.launcher,
-                    "description": one.description,
-                    "source": one.declared,
-                    # Deprecated: description and source by their names of before.
-                    "describe": one.description,
-                    "declared": one.declared,
-                }
-                for one in known
-            ],
-            "errors": [error.message for error in errors],
-        }
-        rows = [(one.name, one.launcher, one.description) for one in known]
-        show(output, document, lambda: table(("WORKLOAD", "LAUNCHER", "WHAT"), rows))
-        if errors:
+        rows = [(workload.name, workload.launcher, workload.description) for workload in listed.workloads]
+        output.answer(listed, table(("WORKLOAD", "LAUNCHER", "DESCRIPTION"), rows))
+        if listed.errors:
             sys.exit(ConfigError.exit_code)
 
 
 def run_command(
     name: Annotated[str, typer.Argument(metavar="WORKLOAD", autocompletion=complete_workload)],
     directory: Directory = HERE,
-    rehearse: Annotated[
-        bool, typer.Option("--rehearse", help="The same path with a shrunk model and a few steps.")
-    ] = False,
-    timeout: Annotated[str | None, typer.Option(help="Time limit, e.g. 90s, 20m, 2h.")] = None,
-    expect: Annotated[list[str] | None, typer.Option(help="A criterion, e.g. 'throughput>=600'.")] = None,
+    rehearse: Annotated[bool, typer.Option("--rehearse", help="Smoke test: tiny model, a few steps.")] = False,
+    timeout: Annotated[str | None, typer.Option(help="Time limit, such as 90s, 20m, 2h.")] = None,
+    expect: Annotated[
+        list[str] | None, typer.Option(help="A criterion, such as 'throughput>=600' (repeatable).")
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KEY=VALUE", help="Give the script --KEY VALUE; deepspeed.KEY is one of DeepSpeed's."
+            "--set",
+            metavar="KEY=VALUE",
+            help="Override a script argument, or DeepSpeed's config with deepspeed.KEY (repeatable).",
         ),
     ] = None,
     launcher: Annotated[
-        str, typer.Option(metavar="NAME[:WAY]", help="Another launcher, e.g. mpirun or horovod:mpi.")
+        str, typer.Option(metavar="NAME[:BACKEND]", help="Use this launcher, such as mpirun or horovod:mpi.")
     ] = "",
     launcher_arg: Annotated[
-        list[str] | None, typer.Option(metavar="WORD", help="One word for the launcher itself; repeat it.")
+        list[str] | None, typer.Option(metavar="ARG", help="Extra launcher argument (repeatable).")
     ] = None,
-    script: Annotated[
-        Path | None, typer.Option(help="A script of your own, unmodified, in the workload's place.")
-    ] = None,
+    script: Annotated[Path | None, typer.Option(help="Run this script instead of the workload's.")] = None,
     deepspeed_config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="DeepSpeed's configuration in the workload's place.")
+        Path | None, typer.Option(metavar="FILE", help="Use this DeepSpeed configuration.")
     ] = None,
-    hostfile: Annotated[Path | None, typer.Option(help="Nodes and slots to use; all by default.")] = None,
-    include: Annotated[str, typer.Option(metavar="NODES", help="Use only these, e.g. worker-0@worker-1:0,2.")] = "",
+    hostfile: Annotated[Path | None, typer.Option(help="Nodes and slots to use (default: all).")] = None,
+    include: Annotated[str, typer.Option(metavar="NODES", help="Use only these, such as worker-0@worker-1:0,2.")] = "",
     exclude: Annotated[str, typer.Option(metavar="NODES", help="Use all but these.")] = "",
     setting: Setting = None,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    with answering(as_json=json, stopped="the same command again begins anew; `labctl down` removes the lab") as output:
-        options = request.RunOptions(
+    from labctl.runs.request import RunOptions
+    from labctl.workloads.schema import parse_duration, parse_expectation
+
+    with answering(as_json=json, stopped="re-run to start over, or `labctl down` to remove the lab") as output:
+        options = RunOptions(
             rehearse=rehearse,
             timeout=parse_duration(timeout) if timeout else None,
             expect=tuple(map(parse_expectation, expect or [])),
@@ -104,48 +95,68 @@ def run_command(
             exclude=exclude,
             dry_run=dry_run,
         )
-        ask = (lambda question: typer.confirm(question, err=True)) if sys.stdin.isatty() and not json else None
-        document = flows.run(context(directory, output, setting), name, options, ask)
-        show(
-            output,
-            document,
-            lambda: "\n".join(document["plan"]) if dry_run else show_text(document, directory.resolve()),
-        )
-        sys.exit(document.get("exit_code", 0))
+        lab = context(directory, output, setting)
+        answer = flows.run(lab, name, options, confirmation(json))
+        if isinstance(answer, Result):
+            output.answer(answer, run_text(answer, lab.directory))
+            sys.exit(answer.exit_code)
+        output.answer(answer, "\n".join(answer.plan))
 
 
 def runs_command(directory: Directory = HERE, json: Json = False) -> None:
     with answering(as_json=json) as output:
-        found = store.listing(context(directory, output).directory)
+        listed = flows.runs(context(directory, output))
         rows = [
             (
-                run["run_id"],
-                run["state"],
-                run.get("verdict", "-"),
-                run.get("cause") or "-",
-                quantity(run.get("seconds", "-")),
+                run.run_id,
+                run.state,
+                run.verdict or "-",
+                run.cause or "-",
+                "-" if run.seconds is None else quantity(run.seconds),
             )
-            for run in found
+            for run in listed.runs
         ]
-        show(output, {"runs": found}, lambda: table(("RUN", "STATE", "VERDICT", "CAUSE", "SECONDS"), rows))
+        output.answer(listed, table(("RUN", "STATE", "VERDICT", "CAUSE", "SECONDS"), rows))
 
 
 def show_command(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's id, or `latest`.")] = "latest",
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run id, or `latest`.")] = "latest",
     directory: Directory = HERE,
     json: Json = False,
 ) -> None:
     with answering(as_json=json) as output:
-        lab = context(directory, output).directory
-        known = store.listing(lab)
-        if run == "latest" and not known:
-            raise ConfigError(f"no run in {lab / 'runs'} yet", hint="labctl run opt-tiny")
-        document = store.read(lab, known[0]["run_id"] if run == "latest" else run)
-        show(output, document, lambda: show_text(document, lab))
+        lab = context(directory, output)
+        answer = flows.show(lab, run)
+        output.answer(answer, run_text(answer, lab.directory))
 
 
-def show_text(document: dict[str, Any], lab: Path) -> str:
-    files = store.directory(lab, document["run_id"])
-    if "verdict" not in document:
-        return f"run   {document['run_id']}\nstate {document['state']}\nfiles {files}"
-    return result_text(document, files)
+def run_text(run: Result | RunSummary, lab: Path) -> str:
+    """A run's result, or its state without one, and the directory of its record."""
+    rows = [("run", run.run_id)]
+    if isinstance(run, Result):
+        rows += result_rows(run)
+    else:
+        rows.append(("state", run.state))
+    rows.append(("files", str(lab / "runs" / run.run_id)))
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}} {text}" for name, text in rows)
+
+
+def result_rows(result: Result) -> list[tuple[str, str]]:
+    """Metrics, ranks, time and verdict of a run."""
+    rows = []
+    for name, value in result.metrics.items():
+        unit = f" {value['unit']}" if value.get("unit") else ""
+        if "first" in value:
+            rows.append((name, f"{quantity(value['first'])} -> {quantity(value['last'])}{unit}"))
+        else:
+            rows.append((name, f"{quantity(value['value'])}{unit}"))
+    if result.ranks:
+        ranks = ", ".join(f"{rank.rank} on {rank.node}" for rank in result.ranks[:SHOWN])
+        rows.append(("ranks", f"{result.world_size} ({ranks}{', ...' if len(result.ranks) > SHOWN else ''})"))
+        rows.append(("seconds", quantity(result.seconds)))
+    cause = f" ({result.cause})" if result.cause else ""
+    rows.append(("verdict", f"{result.verdict}{cause}: {result.message}"))
+    if result.cause == "node-lost":
+        rows.append(("next", "`labctl up` recreates the node"))
+    return rows

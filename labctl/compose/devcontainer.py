@@ -1,7 +1,7 @@
-"""The file that attaches VS Code, or the devcontainers CLI, to a lab's launcher.
+"""The devcontainer.json that attaches VS Code, or the devcontainers CLI, to a lab's launcher.
 
-Its keys: containers.dev/implementors/json_reference. It names the project, file and service of the running launcher,
-and nothing that would make the CLI build, change or stop what `labctl up` made.
+Keys: containers.dev/implementors/json_reference. It names the Compose project, file and service of the running
+launcher, and nothing that would make the CLI build, change or stop the lab's containers.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
+from dataclasses import dataclass
 from typing import Any
 
 from labctl.model import LAUNCHER, File
@@ -17,8 +18,17 @@ from labctl.naming import compose_path, container_of
 PATH = ".devcontainer/devcontainer.json"
 
 
+@dataclass(frozen=True, slots=True)
+class DevcontainerFile:
+    """The devcontainer file of a lab directory, and whether it was changed."""
+
+    file: str
+    folder: str
+    changed: bool
+
+
 def render(lab: str, project: str, program: str) -> File:
-    """The file for a lab of this name with its workspace at ``project``; ``program`` is labctl's own path."""
+    """The file for a lab with its workspace at ``project``; ``program`` is the path of labctl."""
     content = {
         "name": f"labctl {lab}",
         "initializeCommand": bring_up(lab, program),
@@ -37,19 +47,19 @@ def render(lab: str, project: str, program: str) -> File:
 
 
 def bring_up(lab: str, program: str) -> str:
-    """A command for the shell of the host: a lab that is up is left as it is, whatever image or settings it has."""
+    """A shell command of the host: `labctl up`, unless the launcher is running, even with an outdated image."""
     running = f"docker container inspect --format '{{{{.State.Running}}}}' {container_of(lab, LAUNCHER)}"
     return f'[ "$({running} 2>&1)" = true ] || {shlex.quote(program)} up'
 
 
 def sealed(content: dict[str, Any]) -> str:
-    """The content as JSON with a digest of itself, by which a later labctl sees that no person changed it."""
+    """The content as JSON with its own digest, which shows later whether it was edited."""
     customizations = {**content["customizations"], "labctl": {"digest": digest(content)}}
     return json.dumps({**content, "customizations": customizations}, indent=2) + "\n"
 
 
 def is_ours(text: str) -> bool:
-    """Whether labctl wrote this and nobody changed it."""
+    """Whether labctl wrote this text and it was not edited."""
     try:
         content = json.loads(text)
         found = content["customizations"].pop("labctl")["digest"]

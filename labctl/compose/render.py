@@ -125,6 +125,16 @@ class Service:
     secrets: Pairs
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderedFiles:
+    """The nodes whose files were rendered below ``directory``, and the files that changed."""
+
+    lab: str
+    directory: str
+    nodes: tuple[str, ...]
+    changed: tuple[str, ...]
+
+
 def render(lab: Lab) -> tuple[File, ...]:
     """Every file that the lab's nodes get, but keys and secrets, which are made or written apart."""
     names = extra_hosts(lab)

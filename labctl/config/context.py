@@ -1,7 +1,8 @@
-"""Where a command works: the lab's directory, the process's environment, flags that override settings."""
+"""The context of a command: lab directory, environment, flags that override settings, and progress."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from labctl.model import Event
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What the command line hands to a flow; ``emit`` takes progress."""
+    """What the command line passes to a flow; ``emit`` receives progress."""
 
     directory: Path
     environ: Mapping[str, str]
@@ -20,11 +21,11 @@ class Context:
     flags: Mapping[str, str]
 
     def settings(self) -> settings.Settings:
-        """The settings in force; ConfigError with ``file:line`` for what cannot be read."""
-        found = settings.load(self.directory, self.environ, self.flags)
-        for warning in found.warnings:
+        """The effective settings; emits their warnings. ConfigError with ``file:line``."""
+        loaded = settings.load(self.directory, self.environ, self.flags)
+        for warning in loaded.warnings:
             self.warn(warning)
-        return found
+        return loaded
 
     def warn(self, text: str) -> None:
         self.emit(Event(kind="warning", text=text))
@@ -37,3 +38,19 @@ class Context:
 
     def line(self, text: str) -> None:
         self.emit(Event(kind="line", text=text))
+
+
+def find_lab(directory: Path) -> Path:
+    """The nearest directory upwards whose .env sets LAB_NAME, else the directory itself.
+
+    Code below a lab directory may have a .env of its own.
+    """
+    return next(filter(_names_lab, (directory, *directory.parents)), directory)
+
+
+def _names_lab(directory: Path) -> bool:
+    try:
+        text = (directory / ".env").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return re.search(r"^\s*(export\s+)?LAB_NAME\s*=", text, re.MULTILINE) is not None

@@ -1,4 +1,4 @@
-"""Hostfile text <-> (name, slots) pairs, in DeepSpeed's dialect, read strictly."""
+"""DeepSpeed hostfiles: a strict parser, a writer, and --include/--exclude."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ def parse(text: str, path: str) -> tuple[tuple[str, int], ...]:
         if not words:
             continue
         name = host_name(words[0], where)
-        # Host names are the same in either case, to DNS and to ssh.
+        # DNS and ssh ignore case.
         earlier = first_line.setdefault(name.lower(), number)
         if earlier != number:
             raise ConfigError(f"{where}: duplicate host {quote(name)}, first named on line {earlier}")
         slots[name] = _slots(words, where)
     if not slots:
-        raise ConfigError(f"{path}:1: names no node", hint="write one line per node, such as `worker-0 slots=8`")
+        raise ConfigError(f"{path}:1: no nodes listed", hint="write one line per node, such as `worker-0 slots=8`")
     return tuple(slots.items())
 
 
 def format_hostfile(entries: Iterable[tuple[str, int]]) -> str:
-    """The hostfile that ``parse`` reads back as the same entries."""
+    """The text of a hostfile; the inverse of ``parse``."""
     return "".join(f"{name} slots={slots}\n" for name, slots in entries)
 
 
 def select(
     entries: tuple[tuple[str, int], ...], include: str = "", exclude: str = ""
 ) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Nodes with the numbers of their slots that are used, in the hostfile's order.
+    """Nodes with the numbers of their used slots, in the hostfile's order.
 
-    In DeepSpeed's words (parse_inclusion_exclusion in deepspeed/launcher/runner.py): ``worker-0@worker-1:0,2`` is all
-    of worker-0 and two slots of worker-1. Raises ConfigError for both at once, unknown nodes or slots, none left.
+    In DeepSpeed's syntax (parse_inclusion_exclusion in deepspeed/launcher/runner.py): ``worker-0@worker-1:0,2`` is all
+    of worker-0 and two slots of worker-1. ConfigError for both options, unknown nodes or slots, or no slots left.
     """
     if include and exclude:
-        raise ConfigError("--include and --exclude are given at once", hint="one of them says it all")
+        raise ConfigError("use either --include or --exclude")
     option = "--include" if include else "--exclude"
     named = _filter(include or exclude, dict(entries), option)
     chosen = []
@@ -65,19 +65,19 @@ def select(
         if kept:
             chosen.append((name, tuple(sorted(kept))))
     if not chosen:
-        raise ConfigError(f"{option} {include or exclude} leaves no slot", hint="leave some node in")
+        raise ConfigError(f"{option} {include or exclude} leaves no slots")
     return tuple(chosen)
 
 
 def _filter(text: str, slots: dict[str, int], option: str) -> dict[str, set[int]]:
     """The slots that an inclusion or exclusion names, by node."""
     named: dict[str, set[int]] = {}
-    # Without slots, which have commas of their own, nodes may be told apart by commas too.
+    # Without slots, which are comma-separated, nodes may be too.
     for part in filter(None, re.split("@" if ":" in text else "[@,]", text)):
         name, colon, numbers = part.partition(":")
         if name not in slots:
-            form = "; `@` stands between nodes, `,` between slots: worker-0@worker-1:0,2" if "," in part else ""
-            hint = f"there are {', '.join(slots)}{form}"
+            form = "; separate nodes with `@`, slots with `,`: worker-0@worker-1:0,2" if "," in part else ""
+            hint = f"known: {', '.join(slots)}{form}"
             raise ConfigError(f"{option} {quote(text)}: no node {quote(name)}", hint=hint)
         words = numbers.split(",") if colon else [str(number) for number in range(slots[name])]
         for word in words:
@@ -89,7 +89,7 @@ def _filter(text: str, slots: dict[str, int], option: str) -> dict[str, set[int]
 
 
 def host_name(word: str, where: str) -> str:
-    """The word, if it is an RFC 1123 name. ConfigError."""
+    """Check an RFC 1123 name. ConfigError."""
     if "@" in word:
         raise ConfigError(f"{where}: {quote(word)} names a user; user and port belong in the ssh config")
     if len(word) > 253 or not _NAME.fullmatch(word):
@@ -112,7 +112,7 @@ def _slots(words: list[str], where: str) -> int:
 
 
 def slot_count(count: str, where: str) -> int:
-    """The number in a text. ConfigError."""
+    """Parse a number of slots. ConfigError."""
     if not (count.isascii() and count.isdecimal()):
         raise ConfigError(f"{where}: slots must be a number, not {quote(count)}")
     # Counted before it is converted: int() of thousands of digits is slow, or an error of its own.
@@ -123,6 +123,6 @@ def slot_count(count: str, where: str) -> int:
 
 
 def quote(word: str) -> str:
-    """The word as it can be shown on a terminal: control characters escaped, cut at 80."""
+    """Quote a word for a terminal: control characters escaped, cut at 80."""
     shown = word.encode("unicode_escape").decode("ascii")
     return f"`{shown[:80]}...`" if len(shown) > 80 else f"`{shown}`"

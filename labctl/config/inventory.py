@@ -320,7 +320,7 @@ def _words(line: str, where: str) -> list[str]:
         # A path may hold one: a comment begins with the line or after a blank.
         line = re.split(r"(?:^|[ \t])#", line, maxsplit=1)[0]
     if not line.isprintable() and not (line := line.removesuffix("\r").replace("\t", " ")).isprintable():
-        raise ConfigError(f"{where}: contains a control character: {quote(line)}", hint="write the line anew")
+        raise ConfigError(f"{where}: contains a control character: {quote(line)}", hint="retype the line")
     return line.split()
 
 

@@ -1,10 +1,11 @@
-"""``labctl init``: .env, hosts.txt, hostfiles and workloads for a lab, from what labctl ships and what is here."""
+"""``labctl init``: creates .env, hosts.txt, hostfiles and workloads in a lab directory."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 from labctl.errors import ConfigError
@@ -12,11 +13,19 @@ from labctl.system import files
 from labctl.system.files import make_private, write
 
 HOSTS = "hosts.txt"
-"""The list of hosts, which says nothing until a person does and sets LAB_HOSTS."""
+"""The inventory; not used until LAB_HOSTS names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class InitializedLab:
+    """A lab directory, and what was written in it."""
+
+    directory: str
+    written: tuple[str, ...]
 
 
 def initialise(directory: Path) -> tuple[str, ...]:
-    """Write what is missing; returns the paths that were written. What is there is left as it is."""
+    """Create missing files; returns their paths. Existing files are kept."""
     if directory.exists() and not directory.is_dir():
         raise ConfigError(f"{directory} is a file", hint="labctl init DIRECTORY")
     make_private(directory)
@@ -33,7 +42,7 @@ def initialise(directory: Path) -> tuple[str, ...]:
 
 
 def copy_tree(name: str, directory: Path) -> bool:
-    """Copy a folder that labctl ships, unless the directory has one with something in it."""
+    """Copy a folder that labctl ships, unless the directory has one that is not empty."""
     target = directory / name
     if target.exists() and any(target.iterdir()):
         return False
@@ -42,12 +51,12 @@ def copy_tree(name: str, directory: Path) -> bool:
 
 
 def env_text(directory: Path) -> str:
-    """env.example with a name of this directory's own: two directories never share a lab by accident."""
+    """env.example with a lab name unique to this directory."""
     example = files.path("env.example").read_text(encoding="utf-8")
     return re.sub(r"^LAB_NAME=.*$", f"LAB_NAME={lab_name(directory)}", example, flags=re.MULTILINE)
 
 
 def lab_name(directory: Path) -> str:
-    """The directory's name as an RFC 1123 label, and four characters that stand for its path."""
+    """The directory's name as an RFC 1123 label, with four characters of a hash of its path."""
     stem = re.sub(r"[^a-z0-9]+", "-", directory.name.lower()).strip("-")[:30] or "lab"
     return f"{stem}-{hashlib.sha256(str(directory).encode()).hexdigest()[:4]}"

@@ -1,4 +1,4 @@
-"""The settings: flags, then the process environment, then ``.env``, then defaults; where each came from is kept."""
+"""Settings from flags, the process environment, ``.env`` and defaults, in this order, with their origin."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from labctl.model import Pairs, Secret
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 Validator = Callable[[str], None]
-"""Refuses a value with ``ValueError(reason)`` or ``ValueError(reason, hint)``, without showing it."""
+"""Rejects a value with ``ValueError(reason)`` or ``ValueError(reason, hint)``, which do not contain it."""
 
 
 def in_bytes(text: str) -> int:
-    """``64k`` as 65536. ValueError for what is no size."""
+    """``64k`` as 65536. ValueError if it is not a size."""
     match = re.fullmatch(r"([0-9]+)([kmgt]?)i?b?", text.lower())
     if match is None:
         raise ValueError(f"{text!r} is not a number")
@@ -28,7 +28,7 @@ def in_bytes(text: str) -> int:
 
 
 def shaped(pattern: str, reason: str, hint: str = "") -> Validator:
-    """What matches a pattern."""
+    """A validator for a pattern."""
 
     def check(value: str) -> None:
         if not re.fullmatch(pattern, value):
@@ -38,7 +38,7 @@ def shaped(pattern: str, reason: str, hint: str = "") -> Validator:
 
 
 def whole(low: int, high: int) -> Validator:
-    """A whole number, written as one."""
+    """A validator for a whole number."""
 
     def check(value: str) -> None:
         if not re.fullmatch(r"0|[1-9][0-9]{0,18}", value) or not low <= int(value) <= high:
@@ -48,14 +48,14 @@ def whole(low: int, high: int) -> Validator:
 
 
 def span(word: str) -> tuple[int, int] | None:
-    """The first and last index of ``0-3``; None for what is no such range."""
+    """The first and last index of a range such as ``0-3``; None if it is not one."""
     match = re.fullmatch(r"(\d{1,4})-(\d{1,4})", word)
     return (int(match[1]), int(match[2])) if match else None
 
 
 def devices(value: str) -> None:
     if not re.fullmatch(r"[\w:./-]+(\s*,\s*[\w:./-]+)*", value):
-        raise ValueError("must be devices with commas between", "write it like 0,1 or 0-3; labctl devices")
+        raise ValueError("must be comma-separated devices", "write it like 0,1 or 0-3; labctl devices")
     for word in map(str.strip, value.split(",")):
         if (ends := span(word)) and ends[0] > ends[1]:
             raise ValueError(f"has the range {word}, which is empty", f"write it as {ends[1]}-{ends[0]}")
@@ -84,7 +84,7 @@ def accelerator(value: str) -> None:
 
 
 def one_of(*words: str) -> Validator:
-    """One of these words."""
+    """A validator for one of these words."""
 
     def check(value: str) -> None:
         if value not in words:
@@ -103,9 +103,9 @@ host_path = shaped(r"/.*", "must be an absolute path", "begin it with / or ~/")
 # So narrow because launchers put it into remote shell commands without quotes.
 container_path = shaped(r"(/(?!\.\.?(/|\Z))[A-Za-z0-9._+-]+)+", "must be /an/absolute/path of letters, digits, . _ + -")
 url = shaped(r"(https?|file)://\S+", "must be a URL", "begin it with https://, http:// or file://")
-sources = shaped(r"((https?|file):/)?/\S+(\s+((https?|file):/)?/\S+)*", "must be URLs or /paths, blanks between them")
-proxy = shaped(r"\S+", "must be one URL without blanks", "write it like http://proxy.example:3128")
-token = shaped(r"[!-~]+", "holds blanks or characters that no token has")
+sources = shaped(r"((https?|file):/)?/\S+(\s+((https?|file):/)?/\S+)*", "must be space-separated URLs or /paths")
+proxy = shaped(r"\S+", "must be one URL without spaces", "write it like http://proxy.example:3128")
+token = shaped(r"[!-~]+", "contains spaces or characters that no token has")
 anything = shaped(r".*", "must be one line")
 
 EXTRA = "LAB_ENV_"
@@ -118,7 +118,7 @@ _SECRET_NAME = re.compile(r"TOKEN(?![A-Z])|SECRET|PASSWORD|PASSWD|CREDENTIAL|API
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A key, its default and its one line of meaning."""
+    """A key, its default and its help."""
 
     key: str
     default: str
@@ -132,16 +132,16 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("LAB_NAME", "lab", "Name of the lab: lower-case letters, digits and '-', at most 40.", label),
     Setting("LAB_ACCELERATOR", "auto", f"One of {', '.join(accelerators_known())}; auto takes what it finds.",
             accelerator),
-    Setting("LAB_HOSTS", "", "File that lists the hosts, reached over ssh; empty: this machine.", anything),
-    Setting("LAB_SHARED_DIR", "", "Directory that all hosts see under one path, with the lab below it; empty: none.",
+    Setting("LAB_HOSTS", "", "File that lists the hosts, reached over ssh; default: this machine.", anything),
+    Setting("LAB_SHARED_DIR", "", "Directory that all hosts see under one path, with the lab below it; default: none.",
             host_path),
     Setting("LAB_NODES", "2", "Nodes (worker containers) where the host is one, 1 to 1000; on several, one each.",
             whole(1, 1000)),
-    Setting("LAB_SLOTS", "", "Slots (ranks) per node, 1 to 1024; empty: decided from the devices.", whole(1, 1024)),
-    Setting("LAB_DEVICES", "", "Devices to use, such as 0-3, a PCI address or module:2; empty: all.",
+    Setting("LAB_SLOTS", "", "Slots (ranks) per node, 1 to 1024; default: decided from the devices.", whole(1, 1024)),
+    Setting("LAB_DEVICES", "", "Devices to use, such as 0-3, a PCI address or module:2; default: all.",
             devices),
-    Setting("LAB_IMAGE", "", "Image of the nodes; empty: labctl/<accelerator>, built here.", image),
-    Setting("LAB_BASE_IMAGE", "", "Image to build on: plain, or a vendor's own; empty: as docs/images.md says.", image),
+    Setting("LAB_IMAGE", "", "Image of the nodes; default: labctl/<accelerator>, built here.", image),
+    Setting("LAB_BASE_IMAGE", "", "Image to build on: plain, or a vendor's own; default: see docs/images.md.", image),
     Setting("LAB_IMAGE_FROM", "send", "How hosts get it: send (this machine's), pull, or build (each its own).",
             image_from),
     Setting("LAB_SSH_PORT", "12345", "Port of sshd in the nodes, 1024 to 65535 (also DOCKER_SSH_PORT).", port,
@@ -149,27 +149,27 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("LAB_MASTER_PORT", "29500", "Port where the ranks meet, not the ssh port (also DOCKER_MASTER_PORT).", port,
             aliases=("DOCKER_MASTER_PORT",)),
     Setting("LAB_SHM_SIZE", "8g", "Size of /dev/shm in each node.", size),
-    Setting("LAB_MEMORY", "", "Memory limit of each node, such as 16g; empty: none.", size),
+    Setting("LAB_MEMORY", "", "Memory limit of each node, such as 16g; default: none.", size),
     Setting("LAB_MEMLOCK", "unlimited", "Memory that a process may lock: unlimited, or bytes.", memlock),
     Setting("LAB_STACK", "67108864", "Stack limit in bytes.", whole(2**16, 2**40)),
     Setting("LAB_NOFILE", "1048576", "Open files per process; a number, never unlimited.", whole(1024, 2**30)),
     Setting("LAB_PIDS", "8192", "Processes and threads per node.", whole(64, 2**22)),
     Setting("HOST_CACHE_PATH", "~/.cache/labctl", "Host directory mounted at PROJECT_PATH/.cache.", host_path),
-    Setting("HOST_REPO_PATH", "", "Clone of DeepSpeedExamples, mounted below PROJECT_PATH; empty: none.", host_path),
-    Setting("HOST_OPTIMUM_HABANA_PATH", "", "Clone of optimum-habana, mounted below PROJECT_PATH; empty: none.",
+    Setting("HOST_REPO_PATH", "", "Clone of DeepSpeedExamples, mounted below PROJECT_PATH; default: none.", host_path),
+    Setting("HOST_OPTIMUM_HABANA_PATH", "", "Clone of optimum-habana, mounted below PROJECT_PATH; default: none.",
             host_path),
     Setting("PROJECT_PATH", "/workspace", "Working directory inside the nodes.", container_path),
     Setting("HF_TOKEN", "", "Token of the Hugging Face hub, never shown (also HUGGING_FACE_HUB_TOKEN).", token,
             secret=True, aliases=("HUGGING_FACE_HUB_TOKEN",)),
-    Setting("LAB_PIP_INDEX_URL", "", "Python package index; empty: this host's own pip configuration.", url),
-    Setting("LAB_PIP_EXTRA_INDEX_URL", "", "More indexes, blanks between; empty: this host's own.", sources),
-    Setting("LAB_PIP_FIND_LINKS", "", "URLs or directories of wheels, blanks between; empty: this host's.", sources),
-    Setting("LAB_CA_CERTIFICATES", "", "File of CA certificates for the build; empty: this host's own.", host_path),
-    Setting("LAB_APT_MIRROR", "", "Debian mirror for the build; empty: this host's own apt configuration.", url),
-    Setting("LAB_TORCH_INDEX", "", "Index of PyTorch wheels; empty: the one for the accelerator.", sources),
+    Setting("LAB_PIP_INDEX_URL", "", "Python package index; default: this host's own pip configuration.", url),
+    Setting("LAB_PIP_EXTRA_INDEX_URL", "", "More indexes, space-separated; default: this host's own.", sources),
+    Setting("LAB_PIP_FIND_LINKS", "", "URLs or directories of wheels, space-separated; default: this host's.", sources),
+    Setting("LAB_CA_CERTIFICATES", "", "File of CA certificates for the build; default: this host's own.", host_path),
+    Setting("LAB_APT_MIRROR", "", "Debian mirror for the build; default: this host's own apt configuration.", url),
+    Setting("LAB_TORCH_INDEX", "", "Index of PyTorch wheels; default: the one for the accelerator.", sources),
     Setting("HTTP_PROXY", "", "Proxy for http (also http_proxy).", proxy, aliases=("http_proxy",)),
     Setting("HTTPS_PROXY", "", "Proxy for https (also https_proxy).", proxy, aliases=("https_proxy",)),
-    Setting("NO_PROXY", "", "Hosts without proxy, commas between (also no_proxy).", anything, aliases=("no_proxy",)),
+    Setting("NO_PROXY", "", "Hosts without proxy, comma-separated (also no_proxy).", anything, aliases=("no_proxy",)),
 )  # fmt: skip
 
 _BY_NAME = {name: setting for setting in SETTINGS for name in (setting.key, *setting.aliases)}
@@ -177,7 +177,7 @@ _BY_NAME = {name: setting for setting in SETTINGS for name in (setting.key, *set
 
 @dataclass(frozen=True, slots=True)
 class SettingValue:
-    """A value as it was written: under which key (it may be an alias) and where."""
+    """A value with the key (or alias) it was set by, and its origin."""
 
     key: str
     value: str = field(repr=False)
@@ -222,18 +222,18 @@ class Settings:
         return replace(self, found={**self.found, key: SettingValue(key, value, origin)})
 
     def rows(self) -> tuple[tuple[str, str, str], ...]:
-        """Key, value fit to be shown, and origin of everything in force."""
+        """Key, redacted value and origin of every effective setting."""
         everything = (*self.found.items(), *((found.key, found) for found in self.extra))
         return tuple((key, _shown(found), found.origin) for key, found in everything)
 
     @property
     def environment(self) -> Pairs:
-        """The extra environment of workloads, less its secrets."""
+        """The extra environment of workloads, without secrets."""
         return tuple((_name(found), found.value) for found in self.extra if not _is_secret(found))
 
     @property
     def secret_environment(self) -> tuple[tuple[str, Secret], ...]:
-        """The extra environment whose names say that it is secret."""
+        """The extra environment with secret names."""
         return tuple((_name(found), Secret(found.value)) for found in self.extra if _is_secret(found))
 
 
@@ -272,9 +272,9 @@ def _check(found: SettingValue, home: str) -> None:
         raise found.error("not UTF-8 text without NUL")
     if found.key.startswith(EXTRA):
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", _name(found)):
-            raise found.error(f"what follows {EXTRA} is not the name of a variable")
+            raise found.error(f"the part after {EXTRA} is not a variable name")
     elif re.search(r"[\x00-\x1f\x7f]", found.value):
-        raise found.error("holds a line break, a tab or another control character")
+        raise found.error("contains a line break, a tab or another control character")
     elif found.value:
         setting = _BY_NAME[found.key]
         try:
@@ -290,14 +290,14 @@ def _hint_for_unknown(key: str) -> str:
 
 
 def _by_key(layer: Iterable[SettingValue]) -> dict[str, SettingValue]:
-    """What one source sets, under the keys of the table. ConfigError where a key and its alias differ."""
+    """The values of one source by key. ConfigError if a key and its alias differ."""
     chosen: dict[str, SettingValue] = {}
     for found in layer:
         if found.key.startswith(EXTRA):
             chosen[found.key] = found
         elif found.value:
             first = chosen.setdefault(_BY_NAME[found.key].key, found)
-            # A host's own environment often spells its proxies in two ways; nobody wrote that for labctl.
+            # Environments often set proxies in both spellings, not for labctl.
             if first.value != found.value and not (found.origin == "environment" and found.key.islower()):
                 raise found.error(f"differs from {first.key} ({first.origin}), the same setting", "keep one of the two")
     return chosen
@@ -316,7 +316,7 @@ def _unknown_in(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def sounds_secret(key: str) -> bool:
-    """Whether what a key is set to is never shown."""
+    """Whether the value of a key is secret."""
     setting = _BY_NAME.get(key)
     return setting.secret if setting else bool(_SECRET_NAME.search(key.removeprefix(EXTRA)))
 

@@ -1,4 +1,4 @@
-"""A YAML file read strictly: every value knows its line, and every error says ``path:line: reason``."""
+"""A strict YAML reader; errors are ``path:line: reason``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def compose(path: Path, shown: str, hint: str = "") -> Value:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A YAML node under the name and line that errors give; each method raises ConfigError, ``path:line: reason``."""
+    """A YAML node with its name and line; methods raise ConfigError, ``path:line: reason``."""
 
     path: str
     line: int
@@ -52,9 +52,9 @@ class Value:
     def read(
         self, schema: Schema, required: Iterable[str] = (), former: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
-        """The mapping with each key read as the schema says; other keys are errors.
+        """The mapping, each key read by the schema; unknown keys are errors.
 
-        ``former`` maps former names of keys, which are still taken, to the names of today.
+        ``former`` maps deprecated keys, still accepted, to the current ones.
         """
         entries = self.entries(schema, former)
         for key in required:
@@ -111,7 +111,7 @@ class Value:
         return text
 
     def data(self) -> Any:
-        """The value as plain data; a number such as 1e-5, which YAML 1.1 takes for text, is a number."""
+        """The value as plain data; 1e-5, text in YAML 1.1, is a number."""
         if self.node.id == "mapping":
             return {name: value.data() for name, value in self.entries().items()}
         if self.node.id == "sequence":
@@ -132,7 +132,7 @@ _KINDS = {"scalar": "text", "sequence": "a list", "mapping": "a mapping"}
 
 
 def finite(text: str) -> float | None:
-    """The number that a text is, None for nan, infinity and anything else."""
+    """The text as a number; None for nan, infinity and anything else."""
     try:
         number = float(text)
     except ValueError:

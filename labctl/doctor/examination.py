@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, cast
 
@@ -51,9 +51,21 @@ class Finding:
     fix: str = ""
     auto_fixable: bool = False
 
-    def document(self) -> dict[str, Any]:
-        """For JSON; ``seen``, ``why`` and ``runnable`` are deprecated names of schema 1."""
-        return asdict(self) | {"seen": self.summary, "why": self.impact, "runnable": self.auto_fixable}
+
+@dataclass(frozen=True, slots=True)
+class AppliedFix:
+    """A command that was run, and its exit code."""
+
+    command: str
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorReport:
+    """The findings of all checks, and the fixes that were applied before."""
+
+    findings: tuple[Finding, ...]
+    fixed: tuple[AppliedFix, ...] = ()
 
 
 def ok(code: str, summary: str, node: str = HERE) -> Finding:

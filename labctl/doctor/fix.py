@@ -5,24 +5,15 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from labctl.config.context import Context
-from labctl.doctor.examination import Finding
+from labctl.doctor.examination import AppliedFix, Finding
 from labctl.errors import HostError
 from labctl.system import filelock, process
 
 LONGEST = 900.0
 """Seconds for a command; the longest brings a large lab up."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AppliedFix:
-    """A command that was run, and its exit code."""
-
-    command: str
-    code: int
 
 
 def apply_fixes(

@@ -17,7 +17,7 @@ class Change:
     """One setting to change: what to type, and what it costs."""
 
     set: str
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ def _candidates(training: Training) -> Iterator[tuple[float, Training]]:
                 stage=stage,
                 gradient_checkpointing=recompute,
                 micro_batch=micro,
-                accumulation=training.accumulation * (training.micro_batch // micro),
+                gradient_accumulation_steps=training.gradient_accumulation_steps * (training.micro_batch // micro),
                 offload_optimizer=optimizer,
                 offload_parameters=parameters,
                 lora_dim=lora,
@@ -74,18 +74,18 @@ def _candidates(training: Training) -> Iterator[tuple[float, Training]]:
 
 def _changes(old: Training, new: Training) -> Iterator[Change]:
     if new.stage != old.stage:
-        why = "half as much again to send" if new.stage == 3 else "nothing more to send"
-        yield Change(set=f"deepspeed.zero_optimization.stage={new.stage}", why=why)
+        reason = "1.5 times the communication" if new.stage == 3 else "no extra communication"
+        yield Change(set=f"deepspeed.zero_optimization.stage={new.stage}", reason=reason)
     if new.gradient_checkpointing != old.gradient_checkpointing:
-        yield Change(set="gradient-checkpointing=on", why="a third more time")
+        yield Change(set="gradient-checkpointing=on", reason="a third more time")
     if new.micro_batch != old.micro_batch:
-        yield Change(set=f"deepspeed.train_micro_batch_size_per_gpu={new.micro_batch}", why="shorter products")
-        steps = f"deepspeed.gradient_accumulation_steps={new.accumulation}"
-        yield Change(set=steps, why="keeps the batch as large as it was")
+        yield Change(set=f"deepspeed.train_micro_batch_size_per_gpu={new.micro_batch}", reason="shorter products")
+        steps = f"deepspeed.gradient_accumulation_steps={new.gradient_accumulation_steps}"
+        yield Change(set=steps, reason="keeps the batch as large as it was")
     for name in ("optimizer", "param"):
         attribute = "offload_parameters" if name == "param" else "offload_optimizer"
         if getattr(new, attribute) != getattr(old, attribute):
             key = f"deepspeed.zero_optimization.offload_{name}.device=cpu"
-            yield Change(set=key, why="the host's memory, and waiting for it")
+            yield Change(set=key, reason="the host's memory, and waiting for it")
     if new.lora_dim != old.lora_dim:
-        yield Change(set=f"lora-dim={new.lora_dim}", why="trains adapters, not the weights")
+        yield Change(set=f"lora-dim={new.lora_dim}", reason="trains adapters, not the weights")

@@ -14,7 +14,7 @@ from labctl.fit.training import Model, Training
 
 PHASES = ("build", "generate", "forward", "backward", "step")
 """RLHF generates answers before it learns from them; no other task does."""
-Place = Literal["device", "host"]
+Location = Literal["device", "host"]
 
 ZERO = "Rajbhandari et al. 2020 (ZeRO), section 3.1 and, for the division among ranks, section 5"
 STAGES = ("deepspeed/runtime/zero/stage_1_and_2.py", "deepspeed/runtime/zero/stage3.py")
@@ -27,9 +27,9 @@ l layers, h hidden size, f width of the perceptron, v vocabulary"""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryItem:
-    """Bytes per rank of one part of the memory, in each phase."""
+    """Bytes per rank of one component, in each phase."""
 
-    part: str
+    component: str
     formula: str
     source: str
     build: int = 0
@@ -37,13 +37,13 @@ class MemoryItem:
     forward: int = 0
     backward: int = 0
     step: int = 0
-    place: Place = "device"
+    location: Location = "device"
 
     def during(self, phase: str) -> int:
         return int(getattr(self, phase))
 
     def plus(self, other: MemoryItem) -> MemoryItem:
-        """The same part with the other's bytes as well."""
+        """This item with the bytes of another added."""
         return replace(
             self,
             build=self.build + other.build,
@@ -54,24 +54,26 @@ class MemoryItem:
         )
 
 
-def peak(parts: tuple[MemoryItem, ...], *places: Place) -> tuple[int, str]:
+def peak(parts: tuple[MemoryItem, ...], *places: Location) -> tuple[int, str]:
     """Bytes per rank in these places, in the phase that takes most, and that phase."""
-    return max((sum(line.during(phase) for line in parts if line.place in places), phase) for phase in PHASES)
+    return max((sum(line.during(phase) for line in parts if line.location in places), phase) for phase in PHASES)
 
 
 def summed(parts: Iterable[MemoryItem]) -> tuple[MemoryItem, ...]:
-    """Lines of the same part, formula and place as one."""
-    found: dict[tuple[str, str, Place], MemoryItem] = {}
+    """Merge items of the same component, formula and location."""
+    found: dict[tuple[str, str, Location], MemoryItem] = {}
     for line in parts:
-        key = line.part, line.formula, line.place
+        key = line.component, line.formula, line.location
         before = found.get(key)
         found[key] = before.plus(line) if before else line
     return tuple(found.values())
 
 
-def always(part: str, formula: str, source: str, size: int, place: Place = "device") -> MemoryItem:
-    """A part that is there all through a step."""
-    return MemoryItem(part=part, formula=formula, source=source, forward=size, backward=size, step=size, place=place)
+def always(component: str, formula: str, source: str, size: int, location: Location = "device") -> MemoryItem:
+    """An item that stays allocated through a whole step."""
+    return MemoryItem(
+        component=component, formula=formula, source=source, forward=size, backward=size, step=size, location=location
+    )
 
 
 # --- counts --------------------------------------------------------------------------------------------------
@@ -110,30 +112,30 @@ def held_lines(training: Training, model: Model) -> tuple[MemoryItem, ...]:
 
 def _weights(training: Training, model: Model) -> tuple[MemoryItem, ...]:
     width, cpu, sharded = training.width, training.accelerator == "cpu", model.stage == 3
-    place: Place = "host" if training.offload_parameters and sharded else "device"
+    location: Location = "host" if training.offload_parameters and sharded else "device"
     slash = " / N" if sharded else ""
     states, asked = (share(training, model, width * count, 3) for count in (model.parameters, model.asked))
     return (
         MemoryItem(
-            part="weights while the model is built",
+            component="weights while the model is built",
             formula="w (P + F) / N + 4 L" if sharded else "4 (P + F): in fp32 until DeepSpeed converts them",
             source="deepspeed/runtime/zero/partition_parameters.py, Init" if sharded else "torch: fp32 by default",
             build=states + asked + 4 * model.shape.largest if sharded else 4 * (model.parameters + model.asked),
-            place="device" if cpu or sharded else "host",
+            location="device" if cpu or sharded else "host",
         ),
-        always("weights", f"w P{slash}", ZERO, states, place),
-        always("weights of reference and reward", f"w F{slash}", "DeepSpeed-Chat: ZeRO-3 or none", asked, place),
+        always("weights", f"w P{slash}", ZERO, states, location),
+        always("weights of reference and reward", f"w F{slash}", "DeepSpeed-Chat: ZeRO-3 or none", asked, location),
     )  # fmt: skip
 
 
 def _optimiser(training: Training, model: Model) -> tuple[MemoryItem, ...]:
     trained, stage, slash = model.trained, model.stage, " / N" if model.stage else ""
-    place: Place = "host" if training.offload_optimizer else "device"
+    location: Location = "host" if training.offload_optimizer else "device"
     # ZeRO clones its share of the weights also where they are in fp32 already.
-    master = share(training, model, 4 * trained, 1) if training.mixed or stage else 0
+    master = share(training, model, 4 * trained, 1) if training.mixed_precision or stage else 0
     return (
-        always("master weights", f"4 T{slash}", f"{ZERO}; {STAGES[stage == 3]}" if stage else ZERO, master, place),
-        always("Adam's two moments", f"8 T{slash}", ZERO, share(training, model, 8 * trained, 1), place),
+        always("master weights", f"4 T{slash}", f"{ZERO}; {STAGES[stage == 3]}" if stage else ZERO, master, location),
+        always("Adam's two moments", f"8 T{slash}", ZERO, share(training, model, 8 * trained, 1), location),
         *(_offloaded(training, model) if training.offload_optimizer else ()),
     )
 
@@ -157,10 +159,10 @@ def _offloaded(training: Training, model: Model) -> tuple[MemoryItem, ...]:
 def _buckets(training: Training, model: Model) -> tuple[MemoryItem, ...]:
     """Stage 3 keeps its bucket, and this rank's share of the gradients, for the next step."""
     own = share(training, model, training.width * model.trained, 1)
-    place: Place = "host" if training.offload_optimizer else "device"
+    location: Location = "host" if training.offload_optimizer else "device"
     size, formula = bucket(training, model)
     return (
-        always("gradients of this rank's share", "w T / N", f"{ZERO}; {STAGES[1]}", own, place),
+        always("gradients of this rank's share", "w T / N", f"{ZERO}; {STAGES[1]}", own, location),
         always("bucket of gradients", formula, f"{STAGES[1]}, _setup_for_real_optimizer", size),
     )
 
@@ -173,7 +175,7 @@ RECOMPUTE = "Korthikanti et al. 2022 (Reducing Activation Recomputation), sectio
 
 
 def lines(training: Training) -> tuple[MemoryItem, ...]:
-    """Every part that takes memory in this training.
+    """Every component of this training's memory.
 
     RLHF trains its models one after the other: both are held, and one of them, that which needs more, is at work.
     """
@@ -181,7 +183,7 @@ def lines(training: Training) -> tuple[MemoryItem, ...]:
     process = PROCESS if training.accelerator == "cpu" else 0
     always = (
         MemoryItem(
-            part="Python, torch, DeepSpeed", formula="constant", source="measured, docs/figures.md",
+            component="Python, torch, DeepSpeed", formula="constant", source="measured, docs/figures.md",
             build=process, forward=process, backward=process, step=process,
         ),
         *always,
@@ -199,12 +201,12 @@ def _generating(training: Training, actor: Model) -> tuple[MemoryItem, ...]:
     written = actor.shape.keys_and_values(training.tokens, training.width)
     return (
         MemoryItem(
-            part="actor gathered to write answers", formula="w P of the actor",
+            component="actor gathered to write answers", formula="w P of the actor",
             source="workloads/opt/rlhf.py: GatheredParameters around all of it, as DeepSpeed-Chat's hybrid engine",
             generate=training.width * actor.parameters if actor.stage == 3 else 0,
         ),
         MemoryItem(
-            part="keys and values of the answers, or logits", formula=f"max(2 w l h s b, {formula})",
+            component="keys and values of the answers, or logits", formula=f"max(2 w l h s b, {formula})",
             source="transformers/cache_utils.py, DynamicCache; workloads/opt/ppo.py, log_probabilities",
             generate=max(written, logits),
         ),
@@ -216,7 +218,7 @@ def _working(training: Training, model: Model) -> tuple[MemoryItem, ...]:
     gradients = _gradients(training, model) if model.stage else _whole_gradients(training, model)
     gathered = training.width * min(model.parameters, training.max_live) if model.stage == 3 else 0
     live = MemoryItem(
-        part="weights gathered from all ranks", formula="w min(P, stage3_max_live_parameters)",
+        component="weights gathered from all ranks", formula="w min(P, stage3_max_live_parameters)",
         source="deepspeed/runtime/zero/partitioned_param_coordinator.py, release_sub_module",
         forward=gathered, backward=gathered,
     )  # fmt: skip
@@ -226,7 +228,7 @@ def _working(training: Training, model: Model) -> tuple[MemoryItem, ...]:
 def _gradients(training: Training, model: Model) -> tuple[MemoryItem, ...]:
     """Under ZeRO: gradients pass through a bucket, of which each rank keeps its share."""
     width, stage, kept, source = training.width, model.stage, model.stage == 3, STAGES[model.stage == 3]
-    accumulating = training.accumulation > 1
+    accumulating = training.gradient_accumulation_steps > 1
     own = share(training, model, width * model.trained, 1)
     whole = width * model.trained if stage == 1 and accumulating else 0
     # Where one bucket holds all gradients, the copy of it is gone before this rank's share is taken out.
@@ -235,27 +237,28 @@ def _gradients(training: Training, model: Model) -> tuple[MemoryItem, ...]:
     elements, formula = stepped(training, model)
     passing = () if kept else (
         MemoryItem(
-            part="gradients of this rank's share", formula="w T / N", source=f"{ZERO}; {source}",
+            component="gradients of this rank's share", formula="w T / N", source=f"{ZERO}; {source}",
             forward=own if stage == 2 and accumulating else 0, backward=beside,
-            place="host" if training.offload_optimizer else "device",
+            location="host" if training.offload_optimizer else "device",
         ),
         MemoryItem(
-            part="bucket of gradients", formula=filled, source=f"{source}, setup_buckets",
+            component="bucket of gradients", formula=filled, source=f"{source}, setup_buckets",
             backward=size * (2 if training.overlap else 1),
         ),
     )  # fmt: skip
     return (
         MemoryItem(
-            part="gradients that accumulate", formula="w T", source=f"{ZERO}; {source}", forward=whole, backward=whole,
+            component="gradients that accumulate", formula="w T", source=f"{ZERO}; {source}",
+            forward=whole, backward=whole,
         ),
         *passing,
         MemoryItem(
-            part="copy of the bucket", formula="w min(T, reduce_bucket_size)",
+            component="copy of the bucket", formula="w min(T, reduce_bucket_size)",
             source=f"{source}, {'__avg_scatter_contiguous_grads' if kept else 'allreduce_bucket'}",
             backward=width * min(model.trained, training.reduce_bucket),
         ),
         MemoryItem(
-            part="gradients in fp32", formula=f"4 {formula}", source=f"{source}, step",
+            component="gradients in fp32", formula=f"4 {formula}", source=f"{source}, step",
             step=0 if training.offload_optimizer else 4 * elements,
         ),
     )  # fmt: skip
@@ -267,16 +270,16 @@ def _whole_gradients(training: Training, model: Model) -> tuple[MemoryItem, ...]
     summed = training.width * min(model.trained, ALLREDUCE) if training.ranks > 1 else 0
     return (
         MemoryItem(
-            part="gradients", formula="w T", source=ZERO,
-            forward=whole if training.accumulation > 1 else 0, backward=whole, step=whole,
+            component="gradients", formula="w T", source=ZERO,
+            forward=whole if training.gradient_accumulation_steps > 1 else 0, backward=whole, step=whole,
         ),
         MemoryItem(
-            part="copy for the sum over ranks", formula="w min(T, 5e8)",
+            component="copy for the sum over ranks", formula="w min(T, 5e8)",
             source="deepspeed/runtime/engine.py, allreduce_bucket", backward=summed,
         ),
         MemoryItem(
-            part="gradients in fp32", formula="4 T", source="deepspeed/runtime/fp16/unfused_optimizer.py, step",
-            step=4 * model.trained if training.mixed else 0,
+            component="gradients in fp32", formula="4 T", source="deepspeed/runtime/fp16/unfused_optimizer.py, step",
+            step=4 * model.trained if training.mixed_precision else 0,
         ),
     )  # fmt: skip
 
@@ -294,7 +297,7 @@ def _temporary(training: Training, model: Model) -> tuple[MemoryItem, ...]:
     source = f"torch/optim/adam.py, {function}"
     return (
         MemoryItem(
-            part="temporary tensors of AdamW", formula=f"{factor} {formula}", source=source, step=factor * elements
+            component="temporary tensors of AdamW", formula=f"{factor} {formula}", source=source, step=factor * elements
         ),
     )
 
@@ -313,11 +316,12 @@ def _activations(training: Training, model: Model) -> tuple[MemoryItem, ...]:
     left = max(0.0, 1 - training.reduce_bucket / model.trained) if model.stage else 0.0
     return (
         MemoryItem(
-            part="activations", formula=f"l w s b h + {formula}" if training.gradient_checkpointing else f"l {formula}",
+            component="activations",
+            formula=f"l w s b h + {formula}" if training.gradient_checkpointing else f"l {formula}",
             source=RECOMPUTE, forward=kept, backward=int(kept * left),
         ),
         MemoryItem(
-            part="logits and their gradients", formula=logits_formula,
+            component="logits and their gradients", formula=logits_formula,
             source="workloads/opt/ppo.py, log_probabilities" if training.answer_length
             else "transformers/loss/loss_utils.py, torch's nll_loss and log_softmax",
             forward=logits if model.speaks else 0,
@@ -335,5 +339,5 @@ def _logits(training: Training) -> tuple[int, str]:
     vocabulary = training.model.vocabulary
     if not training.answer_length:
         return 12 * training.tokens * vocabulary, "12 s b v"
-    width = 14 if training.mixed else 12
+    width = 14 if training.mixed_precision else 12
     return width * training.micro_batch * training.answer_length * vocabulary, f"{width} a b v"

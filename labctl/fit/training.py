@@ -148,10 +148,10 @@ class Training:
     stage: int = 0
     critic_stage: int | None = None
     """ZeRO stage of critic and reward model; None: the actor's."""
-    mixed: bool = True
+    mixed_precision: bool = True
     """Weights of two bytes (bf16, fp16) with a master copy in fp32; else all in fp32."""
     micro_batch: int = 1
-    accumulation: int = 1
+    gradient_accumulation_steps: int = 1
     sequence_length: int
     answer_length: int = 0
     """Tokens of a sequence that RLHF's actor writes."""
@@ -170,7 +170,7 @@ class Training:
     @property
     def width(self) -> int:
         """Bytes of a weight."""
-        return 2 if self.mixed else 4
+        return 2 if self.mixed_precision else 4
 
     @property
     def tokens(self) -> int:
@@ -228,9 +228,9 @@ def of(workload: Workload, accelerator: str, slots: int, nodes: int) -> Training
         slots=slots,
         stage=zero.get("stage", 0),
         critic_stage=critic_stage,
-        mixed=any(config.get(name, {}).get("enabled", False) for name in ("bf16", "fp16")),
+        mixed_precision=any(config.get(name, {}).get("enabled", False) for name in ("bf16", "fp16")),
         micro_batch=batch[deepspeed_config.MICRO],
-        accumulation=batch[deepspeed_config.STEPS],
+        gradient_accumulation_steps=batch[deepspeed_config.STEPS],
         sequence_length=sequence,
         answer_length=answer,
         gradient_checkpointing=_switch(said, "gradient_checkpointing"),

@@ -1,4 +1,4 @@
-"""The Hugging Face hub as a person reaches it: what a repository holds, and why it cannot be had."""
+"""Hugging Face Hub client: the files of a repository, and errors in plain words."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from labctl.model import Secret
 Kind = Literal["model", "dataset"]
 
 PATIENCE = 10
-"""Seconds that the hub may stay silent."""
+"""Timeout of a request in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hub:
-    """Where the hub is, and the directory of its library's cache here (``$HF_HOME/hub``)."""
+    """The hub's endpoint, the token, and the local cache (``$HF_HOME/hub``)."""
 
     endpoint: str
     token: Secret | None
@@ -28,22 +28,22 @@ class Hub:
 
     @property
     def shown(self) -> str:
-        """The endpoint without a password that it may hold."""
+        """The endpoint with a password redacted."""
         return re.sub(r"//[^/]*@", "//[REDACTED]@", self.endpoint)
 
     @property
     def credential(self) -> str | Literal[False]:
-        """What the library takes; without a token it must not look for one of its own."""
+        """The token for huggingface_hub; False keeps it from looking for one itself."""
         return self.token.reveal() if self.token else False
 
     def folder(self, kind: Kind, name: str) -> Path:
-        """Where the library keeps a repository: ``models--facebook--opt-350m``."""
+        """The cache directory of a repository: ``models--facebook--opt-350m``."""
         return self.cache / f"{kind}s--{name.replace('/', '--')}"
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file of a repository. ``blob`` names its content: SHA-256 where it is ``large``, else its git object."""
+    """A file of a repository. ``blob``: the SHA-256 of its content if ``large``, else its git object id."""
 
     path: str
     size: int
@@ -53,7 +53,7 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repository:
-    """A model or dataset at one revision, those of its files that are wanted, and where they are kept."""
+    """A model or dataset at one revision, the files to fetch, and their cache directory."""
 
     kind: Kind
     name: str
@@ -70,24 +70,24 @@ class Repository:
         return sum(file.size for file in self.files)
 
     def link(self, file: RemoteFile) -> Path:
-        """Where workloads read a file."""
+        """The path by which workloads read a file."""
         return self.folder / "snapshots" / self.revision / file.path
 
     def blob(self, file: RemoteFile) -> Path:
-        """Where a file's content is, whole."""
+        """The path of a file's content once complete."""
         return self.folder / "blobs" / file.blob
 
     def partial(self, file: RemoteFile) -> Path:
-        """Where a large file's content grows."""
+        """The path of a large file's content while it is downloaded."""
         return self.folder / "blobs" / f"{file.blob}.incomplete"
 
 
 class Unreachable(HostError):
-    """No answer from the hub: no network, a wrong address, a proxy in between."""
+    """No answer from the hub."""
 
 
 def look_up(hub: Hub, kind: Kind, name: str) -> Repository:
-    """The repository as the hub has it now. HostError where it refuses or is not reached."""
+    """The repository's current revision. HostError."""
     from huggingface_hub import HfApi
 
     with answers(hub, kind, name):
@@ -103,7 +103,7 @@ def look_up(hub: Hub, kind: Kind, name: str) -> Repository:
 
 @contextlib.contextmanager
 def answers(hub: Hub, kind: Kind, name: str) -> Iterator[None]:
-    """The library's failures in this block, as people are told them."""
+    """Raise errors of huggingface_hub as LabError."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     try:
@@ -113,7 +113,7 @@ def answers(hub: Hub, kind: Kind, name: str) -> Iterator[None]:
     except HfHubHTTPError as error:
         raise refused(hub, kind, name, error.response.status_code) from error
     except OfflineModeIsEnabled as error:
-        what = "HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set, so the hub was not asked"
+        what = "HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set"
         raise Unreachable(what, hint="unset them") from error
     except (transport_error(), LocalEntryNotFoundError) as error:
         reason = first_line(error) or type(error).__name__
@@ -126,10 +126,10 @@ def answers(hub: Hub, kind: Kind, name: str) -> Iterator[None]:
 
 
 def refused(hub: Hub, kind: Kind, name: str, status: int) -> HostError:
-    """What an HTTP status means for a person; the hub says 401 of what is not there, too."""
+    """The error for an HTTP status; the hub answers 401 also for repositories that do not exist."""
     if status not in (401, 403, 404):
-        return HostError(f"{kind} {name}: the hub at {hub.shown} answers {status}", hint="the same command later")
-    wrong = "it is not open to you" if status == 403 else "there is no such repository, or it is not open to you"
+        return HostError(f"{kind} {name}: the hub at {hub.shown} answers {status}", hint="re-run later")
+    wrong = "permission denied" if status == 403 else "repository not found, or permission denied"
     page = f"{hub.shown}/{'datasets/' if kind == 'dataset' else ''}{name}"
     return HostError(
         f"{kind} {name}: the hub at {hub.shown} answers {status}: {wrong} "
@@ -139,7 +139,7 @@ def refused(hub: Hub, kind: Kind, name: str, status: int) -> HostError:
 
 
 def transport_error() -> type[Exception]:
-    """The base of every failure of the library's HTTP client, which is not the same in all its versions."""
+    """The base class of huggingface_hub's HTTP errors, which depends on its version."""
     from huggingface_hub.errors import HfHubHTTPError
 
     return HfHubHTTPError.__bases__[0]

@@ -1,4 +1,4 @@
-"""A workload's weights and data into the shared cache ahead of any run: on this host, without lab, engine or device."""
+"""``labctl cache``: downloads a workload's models and datasets into the shared cache of this host."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from labctl.system.progress import Progress, amount
 
 ENDPOINT = "https://huggingface.co"
 HUB = "huggingface/hub"
-"""Below the cache: in the containers HF_HOME is its ``huggingface``."""
+"""Path below the cache; in the containers HF_HOME is its ``huggingface``."""
 LOCK = ".labctl.lock"
 PATIENCE = 24 * 3600
-"""Seconds to wait for another `labctl cache`: it may have a big model to fetch."""
+"""Seconds to wait for another `labctl cache`, which may download a large model."""
 WEIGHTS = (".safetensors", ".bin")
-"""In the order of preference; one of them is enough."""
+"""In order of preference; one of them is enough."""
 TEXTS = (".json", ".txt", ".model", ".jinja")
 """Configuration and tokenisers."""
 
@@ -37,7 +37,7 @@ State = Literal["present", "to fetch", "fetched", "unchecked"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """A repository in the cache, as scripts are told of it. ``unchecked``: whole, but the hub could not be asked."""
+    """A repository in the cache. ``unchecked``: complete, but not compared with the hub."""
 
     kind: Kind
     name: str
@@ -47,20 +47,32 @@ class Item:
     state: State
 
 
-def reach(found: Settings, environ: Mapping[str, str]) -> Hub:
-    """The hub that this environment names, and its cache below HOST_CACHE_PATH."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheReport:
+    """The repositories that a workload reads, in the shared cache."""
+
+    workload: str
+    cache: str
+    items: tuple[Item, ...]
+    seconds: float
+
+
+def connect(settings: Settings, environ: Mapping[str, str]) -> Hub:
+    """The hub of this environment, and its cache below HOST_CACHE_PATH."""
     endpoint = environ.get("HF_ENDPOINT") or ENDPOINT
     if not re.fullmatch(r"https?://[^\s/]\S*", endpoint):
         raise ConfigError("environment: HF_ENDPOINT is not a URL", hint=f"unset it, or write it like {ENDPOINT}")
     return Hub(
-        endpoint=endpoint.rstrip("/"), token=found.secret("HF_TOKEN"), cache=Path(found.text("HOST_CACHE_PATH")) / HUB
+        endpoint=endpoint.rstrip("/"),
+        token=settings.secret("HF_TOKEN"),
+        cache=Path(settings.text("HOST_CACHE_PATH")) / HUB,
     )
 
 
 def fetch(context: Context, hub: Hub, wanted: Cache, *, dry_run: bool = False) -> tuple[Item, ...]:
-    """Bring everything wanted into the cache; what is whole already is left alone.
+    """Download what is wanted and not complete in the cache.
 
-    Nothing is fetched before every repository was found and the disk has room for all. Raises HostError.
+    Nothing is downloaded before every repository was found and the disk has room for all. HostError.
     """
     repositories = names(wanted)
     if dry_run or not repositories:
@@ -78,9 +90,9 @@ def names(wanted: Cache) -> tuple[tuple[Kind, str], ...]:
 
 
 def make_root(root: Path) -> None:
-    """The default cache is made; another that is not there is more likely a slip or a disk that is not mounted."""
+    """Create the default cache. HostError if another does not exist: a typo or a disk that is not mounted."""
     if not root.is_dir() and root != Path.home() / ".cache/labctl":
-        raise HostError(f"HOST_CACHE_PATH {root} is not there", hint=f"mkdir -p {shlex.quote(str(root))}")
+        raise HostError(f"HOST_CACHE_PATH {root} does not exist", hint=f"mkdir -p {shlex.quote(str(root))}")
     make_private(root)
 
 
@@ -88,14 +100,14 @@ def make_root(root: Path) -> None:
 
 
 def survey(context: Context, hub: Hub, repositories: Iterable[tuple[Kind, str]]) -> list[tuple[Repository, Item]]:
-    """What the hub has of each and what is here; says it. HostError where it cannot be had, or has no room."""
+    """Compare each repository with the cache, and report it. HostError if one is unavailable or the disk is full."""
     found: list[tuple[Repository, Item]] = []
     absent: list[tuple[Kind, str]] = []
     failure: HostError | None = None
     for kind, name in repositories:
         try:
             if isinstance(failure, Unreachable):
-                # One silence is enough: the hub is the same for all.
+                # Do not wait for the hub again.
                 raise failure
             entry = compare(wanted_of(look_up(hub, kind, name)))
         except HostError as error:
@@ -121,7 +133,7 @@ def survey(context: Context, hub: Hub, repositories: Iterable[tuple[Kind, str]])
 
 
 def wanted_of(repository: Repository) -> Repository:
-    """Of a dataset everything; of a model what training reads: one set of weights, configuration and tokeniser.
+    """The files to fetch: all of a dataset; of a model one set of weights, configuration and tokenizer.
 
     HostError for a model without weights.
     """
@@ -138,12 +150,12 @@ def wanted_of(repository: Repository) -> Repository:
 
 
 def is_weight(path: str, suffix: str) -> bool:
-    """Of ``.bin`` only weights: ``training_args.bin`` is none."""
+    """Whether a file has weights; ``training_args.bin`` does not."""
     return fnmatch.fnmatch(path, "*.safetensors" if suffix == ".safetensors" else "*model*.bin")
 
 
 def compare(repository: Repository) -> tuple[Repository, Item]:
-    """A repository of the hub, and what is here of it."""
+    """A repository of the hub, and its state in the cache."""
     state: State = "to fetch" if missing(repository) else "present"
     return repository, describe(repository, repository.size, state)
 
@@ -160,7 +172,7 @@ def describe(repository: Repository, size: int, state: State) -> Item:
 
 
 def whole_here(hub: Hub, kind: Kind, name: str) -> tuple[Repository, Item] | None:
-    """The newest snapshot that is whole as far as its own files tell; None for none."""
+    """The newest snapshot that is complete by its own files; None if there is none."""
     snapshots = (hub.folder(kind, name) / "snapshots").glob("*")
     for snapshot in sorted(snapshots, key=lambda path: path.stat().st_mtime, reverse=True):
         sizes = {path.name: path.stat().st_size for path in snapshot.rglob("*") if path.is_file()}
@@ -173,7 +185,7 @@ def whole_here(hub: Hub, kind: Kind, name: str) -> tuple[Repository, Item] | Non
 
 
 def has_all_weights(snapshot: Path, suffix: str, files: set[str]) -> bool:
-    """Whether weights of this format are here, and every part that their index names."""
+    """Whether weights of this format are complete: every part that their index names is there."""
     parts = {
         part
         for index in snapshot.glob(f"*{suffix}.index.json")
@@ -183,7 +195,7 @@ def has_all_weights(snapshot: Path, suffix: str, files: set[str]) -> bool:
 
 
 def by_hand(hub: Hub, failure: HostError, absent: Iterable[tuple[Kind, str]]) -> HostError:
-    """What is missing without the hub, and how it gets here without one."""
+    """The error for repositories missing while the hub is unreachable, with other ways to get them."""
     lines = ", ".join(f"{kind} {name}" for kind, name in absent)
     folders = " ".join(hub.folder(kind, name).name for kind, name in absent)
     way = (
@@ -194,10 +206,10 @@ def by_hand(hub: Hub, failure: HostError, absent: Iterable[tuple[Kind, str]]) ->
 
 
 def sentence(repository: Repository, item: Item) -> str:
-    """One repository's state in words."""
+    """One repository's state as text."""
     what = f"{repository} ({item.revision[:8]})"
     if item.state != "to fetch":
-        return f"{what}: {amount(item.bytes)}, all here"
+        return f"{what}: {amount(item.bytes)}, complete"
     return f"{what}: {amount(item.bytes)} in {len(repository.files)} files, {amount(to_come(repository))} to fetch"
 
 
@@ -205,7 +217,7 @@ def sentence(repository: Repository, item: Item) -> str:
 
 
 def bring(context: Context, hub: Hub, repository: Repository, item: Item) -> Item:
-    """Fetch one repository where something of it is missing."""
+    """Download a repository unless it is complete."""
     if item.state != "to fetch":
         return item
     needed = to_come(repository)
@@ -214,8 +226,8 @@ def bring(context: Context, hub: Hub, repository: Repository, item: Item) -> Ite
         complete(hub, repository, progress.advance)
     except Unreachable as error:
         raise HostError(
-            f"{repository}: {error.message}; {amount(progress.done)} of {amount(progress.total)} are here",
-            hint="the same command again goes on from there",
+            f"{repository}: {error.message}; {amount(progress.done)} of {amount(progress.total)} downloaded",
+            hint="re-run to resume",
         ) from error
     progress.finish()
     return replace(item, fetched_bytes=needed, state="fetched")

@@ -1,12 +1,11 @@
-"""What the hosts of a lab have for it, and what its settings come to on them."""
+"""Devices of the lab's hosts, and what its settings resolve to on them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from labctl import accelerators, errors
 from labctl.accelerators import leases
@@ -18,78 +17,145 @@ from labctl.errors import HostError, LabError
 from labctl.hosts.ssh import Connection
 from labctl.lab import device_requests, spec
 from labctl.lab.cluster import ANSWERING, Cluster, backend_here, connect, preview_lab
-from labctl.model import HERE, Node
+from labctl.model import HERE, Device, Fabric, Node
 from labctl.system import procfs
 from labctl.system.hostpath import HostPath
 from labctl.system.process import CompletedProcess
 from labctl.system.procfs import ROOT
 
 
-def of_host(found: Settings, directory: Path, root: HostPath = ROOT) -> dict[str, Any]:
-    """This host in the form that scripts rely on, with the nodes of the lab in this directory, if one is there.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetectedDevice(Device):
+    """A device of a host, its accelerator, the lab's node that gets it, and who holds its lease on this machine."""
 
-    ``accelerator`` is null where none of the wanted kind is here. Memory in bytes.
-    """
-    accelerator, _ = choice(found, root)
-    nodes, trouble = nodes_of(found, directory, root) if accelerator else ((), "")
-    return described(found, nodes, trouble, root=root)
+    kind: str
+    node: str | None
+    leased_by: str
 
 
-def described(
-    found: Settings,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeShare:
+    """What a node of the lab gets of its host; ``devices`` by id."""
+
+    name: str
+    slots: int
+    cpus: tuple[int, ...]
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostDevices:
+    """What a host has for a lab, ``memory`` in bytes; ``accelerator`` is None if the wanted kind was not found."""
+
+    name: str
+    accelerator: str | None
+    reason: str
+    cpus: tuple[int, ...]
+    numa: tuple[tuple[int, ...], ...]
+    memory: int
+    devices: tuple[DetectedDevice, ...]
+    drivers: Mapping[str, str]
+    groups: tuple[int, ...]
+    infiniband: tuple[str, ...]
+    fabrics: tuple[Fabric, ...]
+    nodes: tuple[NodeShare, ...]
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReport:
+    """The devices of each host."""
+
+    hosts: tuple[HostDevices, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EffectiveSetting:
+    """A setting as it may be shown, and where it was set."""
+
+    key: str
+    value: str
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedSetting:
+    """What follows from the settings on the lab's hosts, and why."""
+
+    key: str
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EffectiveSettings:
+    """Every setting, and what they resolve to."""
+
+    settings: tuple[EffectiveSetting, ...]
+    resolved: tuple[ResolvedSetting, ...]
+
+
+def of_host(settings: Settings, directory: Path, root: HostPath = ROOT) -> HostDevices:
+    """The devices of this host, and the nodes of the lab in this directory if it is one."""
+    accelerator, _ = choice(settings, root)
+    nodes, problem = nodes_of(settings, directory, root) if accelerator else ((), "")
+    return detect(settings, nodes, problem, root=root)
+
+
+def detect(
+    settings: Settings,
     nodes: tuple[Node, ...],
-    trouble: str,
+    problem: str,
     *,
     name: str = HERE,
     root: HostPath = ROOT,
     run: Run = run_here,
-) -> dict[str, Any]:
-    """A host whose files are below ``root``, and the lab's ``nodes`` on it; ``trouble`` is why there are none.
+) -> HostDevices:
+    """The devices of a host whose files are below ``root``, and the lab's nodes on it or the ``problem`` with them.
 
-    ``run`` runs the makers' tools there. Who holds a device is told of this machine's alone.
+    ``run`` runs vendor tools there. Leases are read on this machine only.
     """
-    accelerator, why = choice(found, root)
-    everything = accelerators.find_all(root)
+    accelerator, reason = choice(settings, root)
+    found = accelerators.find_all(root)
     locks = procfs.lock_directory(root)
     owners = {device.path: node.name for node in nodes for device in node.devices.devices}
-    every = tuple(device for devices in everything.values() for device in devices)
-    return {
-        "name": name,
-        "accelerator": accelerator,
-        "why": why,
-        "cpus": procfs.cpus(root),
-        "numa": procfs.numa_nodes(root),
-        "memory": procfs.memory(root),
-        "devices": [
-            {
-                "accelerator": kind,
+    return HostDevices(
+        name=name,
+        accelerator=accelerator,
+        reason=reason,
+        cpus=procfs.cpus(root),
+        numa=procfs.numa_nodes(root),
+        memory=procfs.memory(root),
+        devices=tuple(
+            DetectedDevice(
                 **asdict(device),
-                "node": owners.get(device.path),
-                "holder": leases.holder(locks, device) if name == HERE else "",
-            }
-            for kind, devices in everything.items()
+                kind=kind,
+                node=owners.get(device.path),
+                leased_by=leases.holder(locks, device) if name == HERE else "",
+            )
+            for kind, devices in found.items()
             for device in describe(kind, devices, run)
-        ],
-        "drivers": {kind: accelerators.get(kind).driver(root) for kind in everything},
-        "groups": groups(every, root),
-        "infiniband": procfs.infiniband(root),
-        "fabrics": [asdict(fabric) for fabric in procfs.fabrics(root)],
-        "nodes": [
-            {
-                "name": node.name,
-                "slots": node.slots,
-                "cpus": node.cpuset or procfs.cpus(root),
-                "devices": [device.id for device in node.devices.devices],
-            }
+        ),
+        drivers={kind: accelerators.get(kind).driver(root) for kind in found},
+        groups=groups(tuple(device for devices in found.values() for device in devices), root),
+        infiniband=procfs.infiniband(root),
+        fabrics=procfs.fabrics(root),
+        nodes=tuple(
+            NodeShare(
+                name=node.name,
+                slots=node.slots,
+                cpus=node.cpuset or procfs.cpus(root),
+                devices=tuple(device.id for device in node.devices.devices),
+            )
             for node in nodes
-        ],
-        "notes": [*accelerators.remarks(root), *filter(None, [trouble])],
-    }
+        ),
+        warnings=(*accelerators.remarks(root), *filter(None, [problem])),
+    )
 
 
-def choice(found: Settings, root: HostPath = ROOT) -> tuple[str | None, str]:
-    """The accelerator that a lab with these settings gets here, and why; None where there is none of that kind."""
-    wanted = found.text("LAB_ACCELERATOR")
+def choice(settings: Settings, root: HostPath = ROOT) -> tuple[str | None, str]:
+    """The accelerator of a lab with these settings on this host, and why; None if the wanted kind was not found."""
+    wanted = settings.text("LAB_ACCELERATOR")
     try:
         chosen = accelerators.choose(wanted, root)
     except HostError as error:
@@ -100,57 +166,54 @@ def choice(found: Settings, root: HostPath = ROOT) -> tuple[str | None, str]:
     return chosen.name, f"auto: {'; '.join((chosen.why, *missed))}"
 
 
-def nodes_of(found: Settings, directory: Path, root: HostPath) -> tuple[tuple[Node, ...], str]:
-    """The nodes of the lab in this directory, or why there can be none; nothing of either where no lab is here."""
+def nodes_of(settings: Settings, directory: Path, root: HostPath) -> tuple[tuple[Node, ...], str]:
+    """The nodes of the lab in this directory, or the problem with them; neither if it is not a lab directory."""
     if not (directory / ".env").is_file():
         return (), ""
-    accelerator, here = observe(found.text("LAB_ACCELERATOR"), root)
+    accelerator, host = observe(settings.text("LAB_ACCELERATOR"), root)
     try:
-        return spec.nodes(found, accelerator, here), ""
+        return spec.nodes(settings, accelerator, host), ""
     except LabError as error:
         return (), error.message
 
 
-Rows = tuple[tuple[str, str, str], ...]
-
-
-def devices(context: Context) -> list[dict[str, Any]]:
-    """Each host in the form that scripts rely on; those that do not answer are left out, with a warning."""
-    found = context.settings()
-    if not found.text("LAB_HOSTS"):
-        return [of_host(found, context.directory)]
-    with connect(context, found, demand=False) as cluster:
+def devices(context: Context) -> DeviceReport:
+    """The devices of each host; hosts that do not answer are left out, with a warning."""
+    settings = context.settings()
+    if not settings.text("LAB_HOSTS"):
+        return DeviceReport((of_host(settings, context.directory),))
+    with connect(context, settings, demand=False) as cluster:
         if not cluster.connections:
             errors.raise_all(cluster.failed)
         for error in cluster.failed.values():
             context.warn(error.message)
-        return each(cluster)
+        return DeviceReport(of_cluster(cluster))
 
 
-def each(cluster: Cluster) -> list[dict[str, Any]]:
-    """Those that ssh reaches, in the order of the list."""
-    nodes, troubles = nodes_by_host(cluster)
-    return [
-        described(
+def of_cluster(cluster: Cluster) -> tuple[HostDevices, ...]:
+    """The devices of each host that ssh reaches, in the order of the inventory."""
+    nodes, problems = nodes_by_host(cluster)
+    return tuple(
+        detect(
             cluster.settings,
             tuple(node for node in nodes if node.host == name),
-            troubles.get(name, ""),
+            problems.get(name, ""),
             name=name,
             root=cluster.root(name),
             run=partial(run_on, connection),
         )
         for name, connection in cluster.connections.items()
-    ]
+    )
 
 
 def nodes_by_host(cluster: Cluster) -> tuple[tuple[Node, ...], dict[str, str]]:
-    """The lab's nodes, and on which hosts there can be none and why."""
+    """The lab's nodes, and the problem per host that can have none."""
     try:
         lab, able = preview_lab(cluster)
     except LabError as error:
         return (), dict.fromkeys(cluster.connections, error.message)
-    troubles = {name: error.message for name, error in able.failed.items() if name not in cluster.failed}
-    return tuple(node for node in lab.nodes if node.host not in troubles), troubles
+    problems = {name: error.message for name, error in able.failed.items() if name not in cluster.failed}
+    return tuple(node for node in lab.nodes if node.host not in problems), problems
 
 
 def run_on(connection: Connection, argv: Sequence[str], seconds: float) -> CompletedProcess:
@@ -158,41 +221,48 @@ def run_on(connection: Connection, argv: Sequence[str], seconds: float) -> Compl
     return connection.run('exec "$@"', *argv, timeout=seconds, check=False)
 
 
-def decided(context: Context) -> Rows:
-    """What the settings leave to be found out, and the reason."""
-    found = context.settings()
-    if found.text("LAB_HOSTS"):
-        return (("accelerator", *on_hosts(context, found)),)
-    accelerator, why = choice(found)
+def effective_settings(context: Context) -> EffectiveSettings:
+    """Every setting with its origin, and what is left to detection as it is resolved now."""
+    settings = context.settings()
+    rows = tuple(EffectiveSetting(*row) for row in settings.rows())
+    return EffectiveSettings(rows, tuple(ResolvedSetting(*row) for row in resolve(context, settings)))
+
+
+def resolve(context: Context, settings: Settings) -> tuple[tuple[str, str, str], ...]:
+    """Key, value and reason of what is left to detection."""
+    if settings.text("LAB_HOSTS"):
+        return (("accelerator", *on_hosts(context, settings)),)
+    accelerator, reason = choice(settings)
     if accelerator is None:
-        return (("accelerator", "none", why),)
-    chosen, here = observe(accelerator)
-    engine = backend_here(ANSWERING).capabilities(HERE)
-    request = device_requests.described(found, chosen, here, context.directory, engine)
-    return ("accelerator", accelerator, why), ("device request", *request)
+        return (("accelerator", "none", reason),)
+    chosen, host = observe(accelerator)
+    request = device_requests.described(
+        settings, chosen, host, context.directory, backend_here(ANSWERING).capabilities(HERE)
+    )
+    return ("accelerator", accelerator, reason), ("device request", *request)
 
 
-def on_hosts(context: Context, found: Settings) -> tuple[str, str]:
-    """The accelerator of the hosts that are listed, as far as they answer or did when they were last reached."""
-    wanted = found.text("LAB_ACCELERATOR")
-    with connect(context, found, demand=False) as cluster:
-        silent = [one.message for one in cluster.failed.values()]
+def on_hosts(context: Context, settings: Settings) -> tuple[str, str]:
+    """The accelerator of the listed hosts and why, from what they answer now or answered when last reached."""
+    wanted = settings.text("LAB_ACCELERATOR")
+    with connect(context, settings, demand=False) as cluster:
+        silent = [error.message for error in cluster.failed.values()]
         try:
             able = cluster.with_usable_hosts()
             names = [host.name for host in cluster.hosts if host.name not in able.failed or host.name in cluster.failed]
-            lacking = [one.message for name, one in able.failed.items() if name not in cluster.failed]
+            unusable = [error.message for name, error in able.failed.items() if name not in cluster.failed]
             chosen: str = cluster.accelerator
         except HostError as error:
             if error not in cluster.failed.values():
                 return "none", "; ".join((errors.about(error.node or "", error), *silent))
-            names, lacking, chosen = [], [], "unknown" if wanted == "auto" else wanted
-        heard = ", ".join(name for name in names if name in cluster.connections)
-        before = ", ".join(name for name in names if name not in cluster.connections)
+            names, unusable, chosen = [], [], "unknown" if wanted == "auto" else wanted
+        reached = ", ".join(name for name in names if name in cluster.connections)
+        earlier = ", ".join(name for name in names if name not in cluster.connections)
         parts = (
-            f"on {heard}" if heard else "",
-            f"on {before} when last reached" if before else "",
-            *lacking,
+            f"on {reached}" if reached else "",
+            f"on {earlier} when last reached" if earlier else "",
+            *unusable,
             *silent,
-            "`labctl doctor` says what to type" if silent else "",
+            "run `labctl doctor`" if silent else "",
         )
         return chosen, f"{wanted}: {'; '.join(filter(None, parts))}"

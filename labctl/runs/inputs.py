@@ -1,4 +1,4 @@
-"""Paths that a person names for a run: checked before anything starts, handed on as containers see them."""
+"""Input paths of a run: checked before it starts, and translated to paths in the containers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ RUNS = "runs"
 def resolve(lab: Lab, workload: Workload) -> Workload:
     """The workload with its inputs as paths in the containers.
 
-    Raises ConfigError for what is required and not given, is not there, is not what it should be, or lies where no
-    container sees it.
+    ConfigError for an input that is required and missing, does not exist, is not of its kind, or is not mounted in the
+    containers.
     """
     words = list(workload.arguments)
     _require(workload)
@@ -37,7 +37,7 @@ def given(workload: Workload) -> tuple[str, ...]:
 
 
 def earlier(lab: Lab, workload: Workload) -> tuple[str, ...]:
-    """The runs of which its inputs name something, by id."""
+    """The ids of runs whose results the workload's inputs name."""
     runs = lab.directory / RUNS
     places = (locate(lab, path) for path in given(workload))
     inside = (place.relative_to(runs) for place in places if place.is_relative_to(runs))
@@ -45,9 +45,9 @@ def earlier(lab: Lab, workload: Workload) -> tuple[str, ...]:
 
 
 def _given(workload: Workload) -> Iterator[tuple[int, str, str, str]]:
-    """Each input that is given: the place of the word that holds its path, its option, the path, and its kind."""
+    """Each input that is given: the index of the argument with its path, its option, the path, and its kind."""
     words = workload.arguments
-    # Of an argument that is given twice, the last counts: what it replaces need not be there.
+    # The last of a repeated argument counts: the path it replaces need not exist.
     last = {word.partition("=")[0].replace("_", "-"): index for index, word in enumerate(words)}
     for name, kind in workload.inputs:
         if (index := last.get(f"--{name.replace('_', '-')}")) is None:
@@ -60,34 +60,32 @@ def _given(workload: Workload) -> Iterator[tuple[int, str, str, str]]:
 
 
 def _require(workload: Workload) -> None:
-    """ConfigError for an input that must be given and is not."""
+    """ConfigError for a required input that is missing."""
     given = {word.partition("=")[0].replace("_", "-") for word in workload.arguments}
     for name in workload.required_inputs:
         if f"--{name.replace('_', '-')}" not in given:
-            raise ConfigError(
-                f"{workload.name} needs a path of yours for --{name}", hint=f"--set {name}=PATH, or --rehearse"
-            )
+            raise ConfigError(f"{workload.name} needs a path for --{name}", hint=f"--set {name}=PATH, or --rehearse")
 
 
 def _resolve(lab: Lab, workload: str, option: str, value: str, kind: str) -> str:
     path = locate(lab, value)
-    # What is on other hosts is looked for there, once the launcher is known to run; but runs are all here.
+    # Paths on other hosts are checked there once the launcher runs; runs are all on this machine.
     elsewhere = naming.sent(lab.hosts[0]) and not path.is_relative_to(lab.directory / RUNS)
     problem = None if elsewhere else _problem(path, kind)
     if problem:
-        hint = f"looked at {path}; a relative path is below {cache_of(lab)} (HOST_CACHE_PATH)"
+        hint = f"checked {path}; relative paths are below {cache_of(lab)} (HOST_CACHE_PATH)"
         raise ConfigError(f"{workload}: {option} {shlex.quote(value)}: {problem}", hint=hint)
     inside = in_container(lab, path)
     if inside is None:
         raise ConfigError(
-            f"{workload}: {option} {shlex.quote(value)}: no container sees {path}",
-            hint=f"put it below {cache_of(lab)}, or set HOST_CACHE_PATH or HOST_REPO_PATH to a folder above it",
+            f"{workload}: {option} {shlex.quote(value)}: {path} is not mounted in the containers",
+            hint=f"move it below {cache_of(lab)}, or set HOST_CACHE_PATH or HOST_REPO_PATH to a parent directory",
         )
     return inside
 
 
 def locate(lab: Lab, value: str) -> Path:
-    """Where on the host a path is: one in a container is translated back, a relative one is below the cache."""
+    """The path on the host: container paths are translated back, relative ones are below the cache."""
     for mount in lab.mounts:
         if PurePosixPath(value).is_relative_to(mount.target):
             return Path(mount.source) / PurePosixPath(value).relative_to(mount.target)
@@ -100,7 +98,7 @@ def cache_of(lab: Lab) -> str:
 
 
 def in_container(lab: Lab, path: Path) -> str | None:
-    """The path by which every container of the lab sees a path of the host, by the nearest mount."""
+    """The path in the containers of a path on the host, by the nearest mount; None if it is not mounted."""
     resolved = path.resolve()
     found = [mount for mount in lab.mounts if resolved.is_relative_to(Path(mount.source).resolve())]
     if not found:
@@ -110,13 +108,13 @@ def in_container(lab: Lab, path: Path) -> str | None:
 
 
 def _problem(path: Path, kind: str) -> str | None:
-    """What is wrong with an input of this kind; None when nothing is."""
+    """The problem with an input of this kind; None if there is none."""
     if kind == "path":
-        return None if path.exists() else "there is no such file or directory"
+        return None if path.exists() else "no such file or directory"
     if kind == "file":
-        return None if path.is_file() else "there is no such file"
+        return None if path.is_file() else "no such file"
     if not path.is_dir():
-        return "there is no such directory"
+        return "no such directory"
     return _why_no_model(path) if kind == "model" else None
 
 
@@ -124,26 +122,25 @@ def _why_no_model(path: Path) -> str | None:
     try:
         json.loads((path / "config.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return "it holds no config.json, so it is no model's directory"
+        return "not a model directory (no config.json)"
     except (OSError, ValueError) as error:
-        return f"its config.json cannot be read: {error}"
+        return f"config.json cannot be read: {error}"
     return None
 
 
 def place_script(lab: Lab, workload: Workload, run_directory: str) -> tuple[Workload, str, tuple[File, ...]]:
-    """A script given by its path on the host: where it lies in the containers, or a copy of it in the run's directory.
+    """Place a script given by its path on the host: its directory if that is mounted, else a copy in the run's.
 
-    Returns the workload with the script's name, the folder that it is started in, and the files to write.
-    Raises ConfigError where there is no such file.
+    Returns the workload with the script's name, the directory in the containers, and the files to write. ConfigError.
     """
     path = Path(workload.script)
     if not path.is_absolute():
         return workload, job.workload_directory(lab, workload), ()
     if not path.is_file():
-        raise ConfigError(f"{workload.name}: there is no script {path}")
+        raise ConfigError(f"{workload.name}: script not found: {path}")
     if path.suffix != ".py" and not os.access(path, os.X_OK):
-        hint = f"chmod +x {shlex.quote(str(path))}, or give a Python script the suffix .py"
-        raise ConfigError(f"{workload.name}: {path} is neither Python nor a program that can be executed", hint=hint)
+        hint = f"chmod +x {shlex.quote(str(path))}, or use the suffix .py for Python"
+        raise ConfigError(f"{workload.name}: {path} is neither Python nor executable", hint=hint)
     workload = replace(workload, script=path.name)
     if inside := in_container(lab, path):
         return workload, str(PurePosixPath(inside).parent), ()

@@ -1,4 +1,4 @@
-"""The script that every rank of a run executes."""
+"""Builds the job of a run: its nodes, its launch command, and the script that every rank executes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from labctl.workloads import deepspeed_config
 
 
 def render_program(lab: Lab, job: Job, script_directory: str) -> File:
-    """The script that every rank of a run executes; of a workload that starts its ranks itself, the launcher."""
+    """The script that every rank executes; for a workload that starts its ranks itself, the launcher does."""
     workload = job.workload
     name = "start.sh.j2" if workload.launcher == "script" else "rank.sh.j2"
     content: str = template(Path(__file__).with_name(name)).render(
@@ -34,12 +34,12 @@ def render_program(lab: Lab, job: Job, script_directory: str) -> File:
 
 
 def workload_directory(lab: Lab, workload: Workload) -> str:
-    """Where a workload's folder is in the containers."""
+    """The directory of a workload in the containers."""
     return f"{lab.project_path}/workloads/{workload.directory.name}"
 
 
 def command(script: str) -> tuple[str, ...]:
-    """How a script is started: Python by the image's own interpreter, anything else by itself."""
+    """The command that starts a script: .py with the image's Python, anything else directly."""
     if script.endswith(".py"):
         return ("python", "-u", script)
     return (script if "/" in script else f"./{script}",)
@@ -57,16 +57,15 @@ def build(
     script_directory: str = "",
     config_source: str = "",
 ) -> Job:
-    """A run of this workload on these nodes and slots of the lab, ready to start.
+    """Build the job of a workload on these nodes and slots of the lab.
 
-    ``script_directory`` is where the script lies in the containers, its workload's own folder unless said otherwise;
-    ``config_source`` is what errors name as the source of DeepSpeed's configuration.
-    Raises ConfigError for what the launcher or DeepSpeed would refuse.
+    ``script_directory`` is that of the script in the containers (default: the workload's); ``config_source`` is the
+    source of DeepSpeed's configuration in errors. ConfigError for what the launcher or DeepSpeed would reject.
     """
     directory = f"{lab.project_path}/runs/{run_id}"
     numbered = any(slots != tuple(range(len(slots))) for _, slots in chosen)
     launch = LaunchSpec(
-        # Where slots are chosen by number, the hostfile must reach up to the last of them.
+        # If slots are chosen by number, the hostfile must include the last of them.
         entries=tuple((node.name, slots[-1] + 1 if numbered else len(slots)) for node, slots in chosen),
         include="@".join(f"{node.name}:{','.join(map(str, slots))}" for node, slots in chosen) if numbered else "",
         directory=directory,
@@ -108,9 +107,9 @@ def choose(
     include: str = "",
     exclude: str = "",
 ) -> tuple[tuple[Node, tuple[int, ...]], ...]:
-    """The lab's nodes that a hostfile names (all of them for an empty one), in its order, with the slots to use.
+    """The nodes of a hostfile (default: all of the lab) with the slots to use, in its order.
 
-    Raises ConfigError when the hostfile names a node or slots that the lab does not have.
+    ConfigError for a node or slots that the lab does not have.
     """
     known = {node.name: node for node in lab.nodes}
     for name, slots in entries:

@@ -1,4 +1,4 @@
-"""Lines of output -> samples -> one reduced value per metric."""
+"""Metrics of a run: output lines -> samples -> one reduced value per metric."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from labctl.model import Metric, Sample
 
 
 def read_samples(metrics: Iterable[Metric], lines: Iterable[str]) -> tuple[Sample, ...]:
-    """Numbers that the metrics' patterns find, the first match on each line, in order of the lines.
+    """The numbers matched by the metrics' patterns, the first on each line, in order.
 
-    A pattern may match anywhere, so a ``worker-1: `` prefix does no harm; text that float() cannot read is no sample.
+    Patterns match anywhere in a line, also after a ``worker-1: `` prefix; text that float() rejects is skipped.
     """
     patterns = [(metric.name, re.compile(metric.pattern)) for metric in metrics]
     return tuple(
@@ -25,9 +25,9 @@ def read_samples(metrics: Iterable[Metric], lines: Iterable[str]) -> tuple[Sampl
 
 
 def reduce_samples(metrics: Iterable[Metric], samples: Iterable[Sample]) -> tuple[tuple[str, dict[str, Any]], ...]:
-    """Metrics in their JSON form, ``{"value", "unit"}`` or ``{"first", "last"}``; without samples they are left out.
+    """Metrics as in JSON, ``{"value", "unit"}`` or ``{"first", "last"}``; those without samples are left out.
 
-    JSON has no nan and no infinity: such a number is None, and ``note`` says which it was.
+    nan and infinity, which JSON lacks, are None with a ``note``.
     """
     values: dict[str, list[float]] = {}
     for sample in samples:
@@ -59,7 +59,7 @@ def _float(text: str | None) -> float | None:
 
 
 def _unless_nan(reducer: Callable[[list[float]], float]) -> Callable[[list[float]], float]:
-    """One nan makes the result nan; left alone, min, max and sorting depend on where it stands."""
+    """The reducer, but nan if any value is: with nan, min, max and sorting depend on the order."""
     return lambda values: math.nan if any(map(math.isnan, values)) else reducer(values)
 
 

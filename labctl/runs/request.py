@@ -1,4 +1,4 @@
-"""What a person asks of one run, and the job that comes of it."""
+"""The options of `labctl run`, and the job that follows from them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from labctl.workloads import deepspeed_config, external
 from labctl.workloads.schema import launcher_name
 
 DEEPSPEED = "deepspeed."
-# The launcher of scripts that start their ranks by themselves.
+# The launcher of scripts that start their ranks themselves.
 SCRIPT = "script"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What a person may ask of one run beside its workload's name."""
+    """The options of one run."""
 
     rehearse: bool = False
     timeout: float | None = None
@@ -40,10 +40,10 @@ class RunOptions:
     dry_run: bool = False
 
 
-def choose_workload(directory: Path, name: str, options: RunOptions, found: Settings) -> Workload:
-    """The declared workload with what a person changes of it for this run."""
+def choose_workload(directory: Path, name: str, options: RunOptions, settings: Settings) -> Workload:
+    """The declared workload with the options of this run."""
     chosen = external.load(
-        directory / "workloads", name, launchers.known(), external.roots(found), rehearse=options.rehearse
+        directory / "workloads", name, launchers.known(), external.roots(settings), rehearse=options.rehearse
     )
     known = {metric.name for metric in chosen.metrics}
     for criterion in options.expect:
@@ -53,17 +53,17 @@ def choose_workload(directory: Path, name: str, options: RunOptions, found: Sett
     launcher = launcher_name(options.launcher) or chosen.launcher
     launchers.get(launcher)
     if launcher != chosen.launcher and SCRIPT in (launchers.name(launcher), chosen.launcher):
-        itself = "starts its ranks by itself" if chosen.launcher == SCRIPT else "does not start its ranks by itself"
+        itself = "starts its ranks itself" if chosen.launcher == SCRIPT else "does not start its ranks itself"
         raise ConfigError(f"{name} {itself}, so it cannot run under `{launcher}`", hint="leave out --launcher")
     same = launchers.name(launcher) == launchers.name(chosen.launcher)
     given = ((key, value) for key, value in options.arguments if not _of_deepspeed(key))
-    words = (word for key, value in given for word in external.words(chosen, key, value))
+    extra = (argument for key, value in given for argument in external.words(chosen, key, value))
     return replace(
         chosen,
-        arguments=(*chosen.arguments, *words),
+        arguments=(*chosen.arguments, *extra),
         criteria=(*chosen.criteria, *options.expect),
         launcher=launcher,
-        # Another launcher would not know the words that were declared for this one.
+        # Declared launcher arguments are for the declared launcher only.
         launcher_arguments=(*(chosen.launcher_arguments if same else ()), *options.launcher_arguments),
         script=str(options.script.absolute()) if options.script else chosen.script,
         deepspeed=choose_config(chosen, options),
@@ -71,7 +71,7 @@ def choose_workload(directory: Path, name: str, options: RunOptions, found: Sett
 
 
 def choose_config(chosen: Workload, options: RunOptions) -> deepspeed_config.Config | None:
-    """DeepSpeed's configuration: the workload's own or a person's file, with the keys that are set for this run."""
+    """The DeepSpeed configuration: the workload's or that of --deepspeed-config, with the keys of --set."""
     config = chosen.deepspeed
     if options.deepspeed_config:
         where = str(options.deepspeed_config)
@@ -88,58 +88,51 @@ def choose_config(chosen: Workload, options: RunOptions) -> deepspeed_config.Con
     return config
 
 
-def unknown(task: Workload, options: RunOptions) -> Iterator[str]:
-    """Warnings for options of the launcher and keys of DeepSpeed that labctl does not know and passes on."""
-    yield from launchers.unknown_options(task.launcher, task.launcher_arguments)
-    yield from deepspeed_config.unknown_keys(task.deepspeed or {}, config_source(task, options))
+def unknown(workload: Workload, options: RunOptions) -> Iterator[str]:
+    """Warnings for unknown launcher options and DeepSpeed keys, which are passed on."""
+    yield from launchers.unknown_options(workload.launcher, workload.launcher_arguments)
+    yield from deepspeed_config.unknown_keys(workload.deepspeed or {}, config_source(workload, options))
 
 
-def config_source(task: Workload, options: RunOptions) -> str:
-    """What a person changed of DeepSpeed's configuration, for errors to name; else where it is declared."""
+def config_source(workload: Workload, options: RunOptions) -> str:
+    """The source of the DeepSpeed configuration that errors name: --set, a file, or the declaration."""
     if any(_of_deepspeed(key) for key, _ in options.arguments):
         return "--set"
-    return str(options.deepspeed_config or task.declared)
+    return str(options.deepspeed_config or workload.declared)
 
 
 def _of_deepspeed(key: str) -> bool:
     return key.startswith(DEEPSPEED)
 
 
-def build_job(lab: Lab, task: Workload, options: RunOptions, now: datetime) -> Job:
-    """The workload on the nodes that are asked for, as a job with a new id; its inputs are checked on the host."""
+def build_job(lab: Lab, workload: Workload, options: RunOptions, now: datetime) -> Job:
+    """Build the job of a run, with a new id, on the chosen nodes; checks the workload's inputs on this host."""
     chosen = job.choose(
         lab,
-        read_hostfile(options.hostfile),
+        hostfile.parse(read_text(options.hostfile), str(options.hostfile)) if options.hostfile else (),
         str(options.hostfile or "hostfile"),
         include=options.include,
         exclude=options.exclude,
     )
-    run_id = store.new_id(task.name, now)
+    run_id = store.new_id(workload.name, now)
     directory = f"{lab.project_path}/runs/{run_id}"
-    task = inputs.resolve(lab, external.at(task, len(chosen), directory))
-    task, folder, copied = inputs.place_script(lab, task, directory)
+    workload = inputs.resolve(lab, external.at(workload, len(chosen), directory))
+    workload, folder, copied = inputs.place_script(lab, workload, directory)
     built = job.build(
         lab,
-        task,
+        workload,
         run_id,
         chosen,
-        options.timeout or task.timeout,
+        options.timeout or workload.timeout,
         script_directory=folder,
-        config_source=config_source(task, options),
+        config_source=config_source(workload, options),
     )
     return replace(built, files=(*built.files, *copied))
 
 
-def read_hostfile(path: Path | None) -> tuple[tuple[str, int], ...]:
-    """The entries of a hostfile; none for no file. A file that is not there is an error, never a local run."""
-    if path is None:
-        return ()
-    return hostfile.parse(read_text(path), str(path))
-
-
 def read_text(path: Path) -> str:
-    """A person's file; ConfigError where it cannot be read."""
+    """Read a file named by an option. ConfigError."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot read it: {error}") from error
+        raise ConfigError(f"{path}: cannot be read: {error}") from error

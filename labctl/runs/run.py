@@ -48,17 +48,17 @@ def why_not_fit(lab: Lab, job: Job, limit: int) -> str | None:
 
 def how_it_fits(
     lab: Lab, workload: Workload, limit: int, *, nodes: int | None, slots: int | None, device_memory: int | None
-) -> dict[str, Any]:
-    """What the workload takes on the lab, or on so many nodes and slots, and whether that is there; sizes in bytes.
+) -> fit.FitReport:
+    """Estimate the workload's memory on the lab, or on so many nodes and slots; sizes in bytes.
 
-    ``device_memory`` makes them devices with memory of their own. What other machines than this have is not known.
+    ``device_memory`` is that of one device. The memory of other machines than this one is unknown.
     """
     count = nodes or len(lab.nodes)
     accelerator = "device" if device_memory and lab.accelerator == "cpu" else lab.accelerator
     training = fit.of(workload, accelerator, slots or max(node.slots for node in lab.nodes), count)
     elsewhere = accelerator != "cpu" and bool(nodes or slots)
     capacity = fit.Capacity(device=device_memory, host=None if elsewhere else node_memory(lab, count, limit))
-    return {"workload": workload.name, "nodes": count, **fit.document(training, capacity)}
+    return fit.report(workload.name, count, training, capacity)
 
 
 def node_memory(lab: Lab, nodes: int, limit: int) -> int:
@@ -190,8 +190,8 @@ def unfinished(lab: Path) -> dict[str, str]:
     And the last one, if it lost a node: a host that could not be reached may have its ranks and results still.
     """
     runs = store.listing(lab)
-    found = {run["run_id"]: "its labctl died" for run in runs if run["state"] == "orphaned"}
-    return {runs[0]["run_id"]: "it lost a node", **found} if runs and runs[0].get("cause") == "node-lost" else found
+    found = {run.run_id: "its labctl died" for run in runs if run.state == "orphaned"}
+    return {runs[0].run_id: "it lost a node", **found} if runs and runs[0].cause == "node-lost" else found
 
 
 def plan_run(lab: Lab, job: Job, cluster: Cluster, observed: ObservedState | None, *, dry_run: bool) -> plan.Plan:
@@ -223,7 +223,7 @@ class RunDeployment(LabDeployment):
     log: store.RunLog = field(init=False)
     pushed: Manifest | None = None
     outcome: RunOutcome = field(init=False)
-    document: dict[str, Any] = field(init=False)
+    result: Result = field(init=False)
 
     @property
     def path(self) -> Path:
@@ -283,17 +283,15 @@ def _(step: plan.WriteResult, site: RunDeployment) -> None:  # noqa: ARG001
     site.log.close()
     seconds = time.monotonic() - site.began
     result = conclude(site.lab, site.job, site.outcome, site.log.lines, seconds, site.now)
-    site.document = store.finish(site.lab.directory, result)
+    site.result = store.finish(site.lab.directory, result)
 
 
-def carry_out(
-    context: Context, cluster: Cluster, lab: Lab, job: Job, steps: plan.Plan, now: datetime
-) -> dict[str, Any]:
+def carry_out(context: Context, cluster: Cluster, lab: Lab, job: Job, steps: plan.Plan, now: datetime) -> Result:
     """Every step of a run; returns its result. HostError for a step that fails."""
     with ExitStack() as held:
         site = RunDeployment(context=context, cluster=cluster, lab=lab, job=job, now=now, held=held)
         raise_all(executor.carry_out(steps.steps, site))
-        return site.document
+        return site.result
 
 
 def conclude(lab: Lab, job: Job, ended: RunOutcome, lines: list[str], seconds: float, now: datetime) -> Result:
@@ -309,10 +307,10 @@ def conclude(lab: Lab, job: Job, ended: RunOutcome, lines: list[str], seconds: f
         world_size=len(ranks),
         expected_world_size=sum(node.slots for node in job.nodes),
     )
-    return result_of(lab, job, verdict, now, ranks=ranks, reduced=reduced, seconds=seconds)
+    return result_of(lab, job, verdict, now, ranks=ranks, metrics=dict(reduced), seconds=seconds)
 
 
-def refuse(lab: Lab, job: Job, reason: str, now: datetime, *, dry_run: bool = False) -> dict[str, Any]:
+def refuse(lab: Lab, job: Job, reason: str, now: datetime, *, dry_run: bool = False) -> Result:
     """The result of a run that cannot fit, recorded like any other; HostError for a dry run, which records nothing."""
     if dry_run:
         raise HostError(reason, hint=f"labctl fit {job.workload.name}")
@@ -328,7 +326,7 @@ def result_of(
     now: datetime,
     *,
     ranks: tuple[Rank, ...] = (),
-    reduced: tuple[tuple[str, dict[str, Any]], ...] = (),
+    metrics: Mapping[str, dict[str, Any]] | None = None,
     seconds: float = 0.0,
 ) -> Result:
     return Result(
@@ -336,10 +334,14 @@ def result_of(
         workload=job.workload.name,
         launcher=job.launcher,
         lab=lab.name,
-        verdict=verdict,
+        verdict=verdict.status,
+        cause=verdict.cause,
+        message=verdict.message,
+        exit_code=verdict.exit_code,
         world_size=len(ranks),
         ranks=ranks,
-        metrics=reduced,
+        metrics=metrics or {},
+        checks=verdict.checks,
         seconds=seconds,
         started=now.isoformat(timespec="seconds"),
     )

@@ -1,4 +1,4 @@
-"""``runs/<id>/``: everything that is known of a run, and the reading of it back."""
+"""The record of a run, ``runs/<id>/``: written while it runs, read back by `runs` and `show`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import platform
 import re
 import secrets
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
@@ -17,7 +17,7 @@ from labctl import naming
 from labctl.config.settings import Settings
 from labctl.engines import Backend
 from labctl.errors import ConfigError
-from labctl.model import File, Job, Lab, Rank, Result, Secret, Verdict
+from labctl.model import CriterionResult, File, Job, Lab, Rank, Result, Secret
 from labctl.system import filelock, files
 
 
@@ -71,15 +71,15 @@ SCHEMA = 1
 RESULT = "result.json"
 OUTPUT = "output.log"
 LOCK = "run.lock"
-# Where ranks and scripts write themselves, and where what came from several hosts lies apart.
+# Logs that ranks and scripts write themselves; below hosts/, where several hosts wrote the same name.
 LOGS = ("*.log", "ranks/*.log", "hosts/*/*.log", "hosts/*/ranks/*.log")
 RANK_REPORTED = re.compile(r"labctl: rank (\d+) of \d+ on (\S+)$")
-# DeepSpeed's launcher on each node says which ranks it is about to start there; deepspeed/launcher/launch.py.
+# Printed on each node by DeepSpeed's launcher before it starts the ranks; deepspeed/launcher/launch.py.
 RANKS_STARTED = re.compile(r"^(\S+): .*\bglobal_rank_mapping=defaultdict\(<class 'list'>, (\{.*\})\)$")
 
 
 def new_id(workload: str, now: datetime) -> str:
-    """An id that sorts by time and reads as what it is: ``20260102-150405-opt-tiny-3fa2``."""
+    """A new run id, which sorts by time: ``20260102-150405-opt-tiny-3fa2``."""
     return f"{now:%Y%m%d-%H%M%S}-{workload.replace('/', '-')}-{secrets.token_hex(2)}"
 
 
@@ -106,7 +106,7 @@ class RunLog:
         self.lines: list[str] = []
 
     def keep(self, line: str) -> str:
-        """Write one line down; returns it as it may be shown."""
+        """Write one line; returns it redacted."""
         if any(pattern.search(line) for pattern in self._wanted):
             self.lines.append(line)
         line = redact(line, self._hidden)
@@ -123,9 +123,9 @@ class RunLog:
 
 
 def redact_ranks(path: Path, hidden: tuple[Secret, ...]) -> None:
-    """Take secrets out of the logs that ranks and scripts wrote themselves."""
+    """Redact secrets in the logs that ranks and scripts wrote themselves."""
     for log in (log for place in LOGS for log in path.glob(place)):
-        # A workload may leave anything under such a name.
+        # A workload may create anything with such a name.
         if log.is_symlink() or not log.is_file():
             continue
         text = log.read_text(encoding="utf-8", errors="surrogateescape")
@@ -140,101 +140,114 @@ def redact(text: str, hidden: tuple[Secret, ...]) -> str:
     return text
 
 
-def result_document(result: Result) -> dict[str, Any]:
-    """A result in the form that scripts rely on."""
-    verdict = result.verdict
-    return {
-        "schema": SCHEMA,
-        "run_id": result.run_id,
-        "workload": result.workload,
-        "launcher": result.launcher,
-        "lab": result.lab,
-        "verdict": verdict.status,
-        "cause": verdict.cause,
-        "message": verdict.message,
-        "exit_code": verdict.exit_code,
-        "world_size": result.world_size,
-        "ranks": [asdict(rank) for rank in result.ranks],
-        "metrics": dict(result.metrics),
-        "checks": [asdict(check) for check in verdict.checks],
-        "seconds": round(result.seconds, 3),
-        "started": result.started,
-    }
-
-
-def finish(lab: Path, result: Result) -> dict[str, Any]:
-    """Write ``result.json``, the last file of a run; returns its content."""
-    document = result_document(result)
-    content = json.dumps(document, indent=2, allow_nan=False) + "\n"
+def finish(lab: Path, result: Result) -> Result:
+    """Write ``result.json``, the last file of a run, with ``seconds`` rounded; returns what was written."""
+    result = replace(result, seconds=round(result.seconds, 3))
+    content = json.dumps({"schema": SCHEMA, **asdict(result)}, indent=2, allow_nan=False) + "\n"
     files.write(directory(lab, result.run_id) / RESULT, content, 0o644)
-    return document
+    return result
 
 
 def abandon(lab: Lab, run_id: str) -> None:
-    """Close the record of a run whose labctl died before it."""
+    """Close the record of a run whose labctl process was killed."""
     path = directory(lab.directory, run_id)
     redact_ranks(path, lab.hidden)
-    verdict = Verdict(status="ERROR", cause="interrupted", message="labctl ended before the run did", exit_code=130)
     try:
         job = json.loads((path / "job.json").read_text())
     except (OSError, ValueError):
         job = {"workload": "unknown", "launcher": "unknown"}
-    finish(
-        lab.directory,
-        Result(
-            run_id=run_id,
-            workload=job["workload"],
-            launcher=job["launcher"],
-            lab=lab.name,
-            verdict=verdict,
-            world_size=0,
-            ranks=(),
-            metrics=(),
-            seconds=0.0,
-            started="",
-        ),
+    result = Result(
+        run_id=run_id,
+        workload=job["workload"],
+        launcher=job["launcher"],
+        lab=lab.name,
+        verdict="ERROR",
+        cause="interrupted",
+        message="labctl ended before the run did",
+        exit_code=130,
     )
+    finish(lab.directory, result)
 
 
-def read(lab: Path, run_id: str) -> dict[str, Any]:
-    """The result of a run; a run without one is described by its state. ConfigError for an unknown id."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """A run in a list; what is only in its result is None without one.
+
+    ``state``: ``done``; ``running`` while its process lives; ``orphaned`` when that ended without a result.
+    """
+
+    run_id: str
+    state: str
+    workload: str | None = None
+    verdict: str | None = None
+    cause: str | None = None
+    seconds: float | None = None
+    started: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunList:
+    """The lab's runs, the latest first."""
+
+    runs: tuple[RunSummary, ...]
+
+
+def read(lab: Path, run_id: str) -> Result | RunSummary:
+    """The result of a run, or its summary without one. ConfigError for an unknown id; ``latest`` is one."""
+    if run_id == "latest":
+        if not (latest := listing(lab, 1)):
+            raise ConfigError(f"no runs in {lab / 'runs'}", hint="labctl run opt-tiny")
+        run_id = latest[0].run_id
     path = directory(lab, run_id)
     if path.parent != lab / "runs" or path.name in ("", ".", "..") or not path.is_dir():
-        known = [entry["run_id"] for entry in listing(lab, 5)]
+        known = [run.run_id for run in listing(lab, 5)]
         raise ConfigError(f"no run `{run_id}` in {lab / 'runs'}", hint=f"the latest are {', '.join(known) or 'none'}")
+    return read_result(lab, run_id) or RunSummary(run_id=run_id, state=state(lab, run_id))
+
+
+def read_result(lab: Path, run_id: str) -> Result | None:
+    """The result of a run; None where ``result.json`` is missing or broken."""
     try:
-        document: dict[str, Any] = json.loads((path / RESULT).read_text())
-    except (OSError, ValueError):
-        return {"schema": SCHEMA, "run_id": run_id, "state": state(lab, run_id)}
-    return document
+        document = json.loads((directory(lab, run_id) / RESULT).read_text())
+        values = {field.name: document[field.name] for field in fields(Result)}
+        values["ranks"] = tuple(Rank(**rank) for rank in values["ranks"])
+        values["checks"] = tuple(CriterionResult(**check) for check in values["checks"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return Result(**values)
 
 
 def state(lab: Path, run_id: str) -> str:
-    """``done``; ``running`` while its process lives; ``orphaned`` when that ended without a result."""
+    """The state of a run, as in ``RunSummary``."""
     if (directory(lab, run_id) / RESULT).exists():
         return "done"
     return "running" if filelock.is_held(directory(lab, run_id) / LOCK) else "orphaned"
 
 
-def listing(lab: Path, most: int | None = None) -> list[dict[str, Any]]:
-    """The latest runs first: id and state, with workload and verdict where there is a result."""
-    runs = lab / "runs"
-    records = [path.name for path in runs.glob("*") if (path / LOCK).exists() or (path / RESULT).exists()]
-    names = sorted(records, reverse=True)
-    return [{"run_id": name, "state": state(lab, name), **_summary(lab, name)} for name in names[:most]]
+def listing(lab: Path, limit: int | None = None) -> tuple[RunSummary, ...]:
+    """The lab's runs, the latest first."""
+    records = (path.name for path in (lab / "runs").glob("*") if (path / LOCK).exists() or (path / RESULT).exists())
+    return tuple(summary(lab, run_id) for run_id in sorted(records, reverse=True)[:limit])
 
 
-def _summary(lab: Path, run_id: str) -> dict[str, Any]:
-    try:
-        document = json.loads((directory(lab, run_id) / RESULT).read_text())
-    except (OSError, ValueError):
-        return {}
-    return {key: document[key] for key in ("workload", "verdict", "cause", "seconds", "started")}
+def summary(lab: Path, run_id: str) -> RunSummary:
+    result, now = read_result(lab, run_id), state(lab, run_id)
+    if not result:
+        return RunSummary(run_id=run_id, state=now)
+    return RunSummary(
+        run_id=run_id,
+        state=now,
+        workload=result.workload,
+        verdict=result.verdict,
+        cause=result.cause,
+        seconds=result.seconds,
+        started=result.started,
+    )
 
 
 def ranks_of(lines: Iterable[str]) -> tuple[Rank, ...]:
-    """The ranks that reported in, by the line that each prints first; of a script that starts ranks of its own and
-    has them print no such line, those that DeepSpeed's launchers started."""
+    """The ranks that reported in with their first line; else those that DeepSpeed's launcher says it started, as for
+    a script that starts its ranks itself."""
     lines = tuple(lines)
     found = {int(match[1]): match[2] for line in lines if (match := RANK_REPORTED.search(line))}
     if not found:

@@ -1,4 +1,4 @@
-"""A run under watch: streams its output, stops it for a reason, and leaves nothing of it in any container."""
+"""Supervises a run: streams its output, stops it on failure or timeout, and kills its remaining processes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from labctl.model import Cause, Job, Lab
 from labctl.system import filelock
 
 REPORTED = re.compile(r"labctl: (rank \d+) on (\S+) exited with code (\d+)")
-# What DeepSpeed's launcher says on the node where a rank failed; deepspeed/launcher/launch.py.
+# Printed by DeepSpeed's launcher on the node of a failed rank; deepspeed/launcher/launch.py.
 DEEPSPEED_REPORTED = re.compile(r"^(\S+): .*\[launch\.py:.* exits with return code = (-?\d+)")
-# Who said a line, as pdsh marks it (`worker-0: `), Open MPI (`[1,0]<stdout>:`) or Horovod (`[0]<stderr>:`).
+# The rank or node of a line, as marked by pdsh (`worker-0: `), Open MPI (`[1,0]<stdout>:`) or Horovod (`[0]<stderr>:`).
 SPEAKER = re.compile(r"(?:\[(?:\d+,)?(\d+)\](?:<std\w+>:)? ?|(\S+): )(.*)")
-# What is said about a rank, not by it.
+# Lines about a rank, not by it.
 REMARK = re.compile(r"labctl: |.*\[launch\.py:")
 OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|can't allocate memory", re.IGNORECASE)
-# The last words of a rank that failed because another was gone, as gloo, torch's store, NCCL and Horovod put it.
+# Errors of gloo, torch's store, NCCL and Horovod in a rank that lost its peer.
 PEER_LOST = re.compile(
     r"closed by peer|reset by peer|broken pipe|connection was likely closed|remote process exit|ncclRemoteError"
     r"|HorovodInternalError",
@@ -37,28 +37,28 @@ PEER_LOST = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class RankFailure:
-    """A rank that failed: where, the exit code of its process, and the last line that it said."""
+    """A failed rank: its node, the exit code of its process, and its last line of output."""
 
     who: str
     node: str
     code: int
-    words: str
+    last_line: str
     cause: Literal["rank-crashed", "out-of-memory"]
 
     def __str__(self) -> str:
-        said = f": {self.words}" if self.words else ""
-        return f"{self.who} on {self.node} exited with code {self.code}{signal_name(self.code)}{said}"
+        output = f": {self.last_line}" if self.last_line else ""
+        return f"{self.who} on {self.node} exited with code {self.code}{signal_name(self.code)}{output}"
 
     @property
     def follows(self) -> bool:
-        """Whether it failed because another had."""
-        return bool(PEER_LOST.search(self.words))
+        """Whether it failed because another rank had."""
+        return bool(PEER_LOST.search(self.last_line))
 
 
 class RankFailureDetector:
-    """The crash that explains a run: the first that is reported, unless a later one was not of a lost peer.
+    """Finds the rank failure that explains a run: the first one that is not a consequence of a lost peer.
 
-    The ranks of a script that starts them itself report nothing; there it is DeepSpeed that says so.
+    Ranks that a script starts itself report nothing; for them DeepSpeed's launcher does.
     """
 
     def __init__(self, *, starts_itself: bool = False) -> None:
@@ -86,31 +86,31 @@ class RankFailureDetector:
         return None
 
     def _crash(self, who: str, node: str, code: int) -> RankFailure:
-        words = self._last.get(node) or self._last.get(who) or ""
-        return RankFailure(who, node, code, words, "out-of-memory" if self._memory else "rank-crashed")
+        last_line = self._last.get(node) or self._last.get(who) or ""
+        return RankFailure(who, node, code, last_line, "out-of-memory" if self._memory else "rank-crashed")
 
 
 def signal_name(code: int) -> str:
-    """What a shell's exit code above 128 means."""
+    """The signal of a shell's exit code above 128."""
     with contextlib.suppress(ValueError):
         return f" ({signal.Signals(code - 128).name})" if code > 128 else ""
     return ""
 
 
-# Seconds between asking a run's processes to end and ending them.
+# Seconds between TERM and KILL for a run's processes.
 GRACE = 5
-# The limit inside the launcher comes first; the one out here covers a launcher that does not answer.
+# The timeout inside the launcher comes first; this one covers a launcher that does not answer.
 WATCHDOG_DELAY = 1
-# A rank that failed has this long to bring the others down in its own way, with its own words.
+# Seconds after a rank failed for the launcher to stop the others itself.
 CRASH_GRACE = 5
 
-# How a run ends when its ranks notice that a device is gone before the node's health check does.
+# Causes that may hide a lost device, which ranks notice before the node's health check.
 SYMPTOMS: tuple[Cause | None, ...] = (None, "rank-crashed", "launcher-failed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    """How a run ended: the launcher's exit code, and the cause where it was not its own end."""
+    """How a run ended: the launcher's exit code, and the cause if it was stopped or failed."""
 
     exit_code: int
     cause: Cause | None
@@ -118,18 +118,18 @@ class RunOutcome:
 
 
 class RunStopper:
-    """The first reason to stop a run wins; giving it ends the run's processes in every container."""
+    """Stops a run, for the first reason given: kills its processes in every container."""
 
     def __init__(self, lab: Lab, job: Job, engine: Backend) -> None:
         self._lab, self._job, self._engine = lab, job, engine
-        # Taken again by a signal handler that interrupts the main thread within it.
+        # Reentrant: a signal handler may interrupt the main thread while it holds the lock.
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
         self.cause: Cause | None = None
         self.message = ""
 
     def because(self, cause: Cause, message: str) -> None:
-        """Note the reason and begin to end the run; later reasons are ignored."""
+        """Stop the run for this reason; later ones are ignored."""
         with self._lock:
             if self.cause is None:
                 self.cause, self.message = cause, message
@@ -137,7 +137,7 @@ class RunStopper:
                 self._thread.start()
 
     def reap(self, grace: float = GRACE) -> list[str]:
-        """End what is left of the run, in all containers at once; returns what could not be ended, as text."""
+        """Kill the run's processes in all containers; returns those that could not be killed, as text."""
         return agent.reap(self._lab, self._engine, self._job.run_id, grace)
 
     def wait(self) -> None:
@@ -146,7 +146,7 @@ class RunStopper:
 
 
 def supervise(lab: Lab, job: Job, engine: Backend, on_line: Callable[[str], None]) -> RunOutcome:
-    """Run the job's command in the launcher until it ends or is stopped; afterwards no process of it is left."""
+    """Run the job's command in the launcher until it ends or is stopped, then kill its remaining processes."""
     stop = RunStopper(lab, job, engine)
     began = time.monotonic()
     with watchdog(stop, job.timeout), node_losses(stop, lab, job, engine), interrupts(stop):
@@ -164,7 +164,7 @@ def supervise(lab: Lab, job: Job, engine: Backend, on_line: Callable[[str], None
             look_at_devices(stop, lab, job, engine)
     if left:
         stop.cause = stop.cause or "launcher-failed"
-        stop.message = "; ".join((stop.message, "processes that cannot be ended: " + ", ".join(left))).lstrip("; ")
+        stop.message = "; ".join((stop.message, "could not kill: " + ", ".join(left))).lstrip("; ")
     return RunOutcome(exit_code=exit_code, cause=stop.cause, message=stop.message)
 
 
@@ -191,7 +191,7 @@ def follow(lab: Lab, job: Job, engine: Backend, stop: RunStopper, on_line: Calla
 
 
 class CrashWatch:
-    """Notices a rank that fails, and stops the run if the others do not end by themselves."""
+    """Stops the run after a rank failed if the others do not exit by themselves."""
 
     def __init__(self, stop: RunStopper, *, starts_itself: bool = False) -> None:
         self._stop = stop
@@ -210,36 +210,36 @@ class CrashWatch:
             self._stop.because(reason.cause, str(reason))
 
     def close(self) -> None:
-        """At the end of the output: the reason stands even when the others ended by themselves."""
+        """Report a failed rank at the end of the output, too."""
         if self._timer:
             self._timer.cancel()
         self._tell()
 
 
 def explain(exit_code: int, seconds: float, lab: Lab, job: Job, engine: Backend) -> tuple[Cause | None, str]:
-    """The cause of a failure that no watcher named: a container that is gone, or the limit inside the launcher."""
+    """The cause of a failure that was not detected while it ran: a stopped container, or the timeout."""
     observed = engine.observe(lab.name)
     for name in (model.LAUNCHER, *(node.name for node in job.nodes)):
         container = observed.container(name)
         if container is None or container.state != "running":
             return "node-lost", f"{describe_node(name, job)}: container {container.state if container else 'gone'}"
     if exit_code in (124, 137) and seconds >= job.timeout:
-        return "timeout", f"not done after {job.timeout:g} s"
+        return "timeout", f"timed out after {job.timeout:g} s"
     return None, ""
 
 
 def look_at_devices(stop: RunStopper, lab: Lab, job: Job, engine: Backend) -> None:
-    """Name the device that is lost as the cause, where one is; what the run said of it stands behind."""
+    """Set the cause to a lost device, if one is; the earlier message follows in parentheses."""
     names = tuple(node.name for node in job.nodes if node.devices.devices)
     for name, reason in agent.unhealthy(lab, engine, names).items():
         if lost(reason) == "device-lost":
-            said = f" ({stop.message})" if stop.message else ""
-            stop.cause, stop.message = "device-lost", f"{describe_node(name, job)}: {reason}{said}"
+            earlier = f" ({stop.message})" if stop.message else ""
+            stop.cause, stop.message = "device-lost", f"{describe_node(name, job)}: {reason}{earlier}"
             return
 
 
 def describe_node(name: str, job: Job) -> str:
-    """A node with the ranks that it carries, as ``worker-1 (rank 1)``."""
+    """A node with its ranks, as ``worker-1 (rank 1)``."""
     first = 0
     for node in job.nodes:
         if node.name == name:
@@ -251,8 +251,8 @@ def describe_node(name: str, job: Job) -> str:
 
 @contextlib.contextmanager
 def watchdog(stop: RunStopper, timeout: float) -> Iterator[None]:
-    """Stop the run from outside when its time is up."""
-    message = f"not done after {timeout:g} s"
+    """Stop the run at its timeout."""
+    message = f"timed out after {timeout:g} s"
     timer = threading.Timer(timeout + WATCHDOG_DELAY, stop.because, ("timeout", message))
     timer.daemon = True
     timer.start()
@@ -278,19 +278,19 @@ def node_losses(stop: RunStopper, lab: Lab, job: Job, engine: Backend) -> Iterat
     try:
         yield
     finally:
-        # The way to a host that ends from now on ends with the command.
+        # Connections that end from now on end with the command.
         over.set()
 
 
 def by_whom(lab: Lab) -> str:
-    """Who is changing the lab just now, if somebody is."""
+    """The labctl command that is changing the lab now, if any."""
     path = lab.directory / filelock.LAB
     return f" during {filelock.holder(path)}" if filelock.is_held(path) else ""
 
 
 @contextlib.contextmanager
 def interrupts(stop: RunStopper) -> Iterator[None]:
-    """Ctrl-C, TERM and a closed terminal stop the run; a second Ctrl-C does not wait for its grace."""
+    """Stop the run on INT, TERM and HUP; a second Ctrl-C kills at once."""
 
     def handle(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         if stop.cause == "interrupted":

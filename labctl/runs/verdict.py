@@ -32,14 +32,14 @@ def judge(
     world_size: int,
     expected_world_size: int,
 ) -> Verdict:
-    """The verdict of a run. The first that applies decides: cause, exit code, ranks, missing numbers, criteria.
+    """Judge a run. The first that applies decides: cause, exit code, ranks, missing numbers, criteria.
 
-    ``message`` is used where the run did not end by itself; a number that is missing or nan is never a pass.
+    ``message`` explains the cause; a missing or nan metric is never a pass.
     """
     if cause:
-        return _error(cause, message or f"The run did not end as asked: {cause}.")
+        return _error(cause, message or f"The run was stopped: {cause}.")
     if exit_code:
-        return _error("launcher-failed", message or f"The launcher ended with exit code {exit_code}.")
+        return _error("launcher-failed", message or f"The launcher failed with exit code {exit_code}.")
     if world_size < expected_world_size:
         return _error("launcher-failed", f"Only {world_size} of {expected_world_size} ranks reported.")
     metrics = dict(reduced_metrics)
@@ -50,12 +50,10 @@ def judge(
     checks = tuple(check for criterion in criteria for check in _checks(criterion, metrics[criterion.metric]))
     missed = [check for check in checks if not check.passed]
     if missed:
-        message = f"Missed {len(missed)} of {_count(len(checks), 'criterion', 'criteria')}: {_list(missed)}."
+        message = f"{len(missed)} of {_count(len(checks), 'criterion', 'criteria')} not met: {_list(missed)}."
         return Verdict(status="FAIL", cause="criteria", message=message, exit_code=5, checks=checks)
     ranks = _count(world_size, "rank", "ranks")
-    message = (
-        f"All criteria met on {ranks}: {_list(checks)}." if checks else f"Ended well on {ranks}; nothing to judge."
-    )
+    message = f"All criteria met on {ranks}: {_list(checks)}." if checks else f"Completed on {ranks}; no criteria."
     return Verdict(status="PASS", cause=None, message=message, exit_code=0, checks=checks)
 
 
@@ -64,19 +62,19 @@ def _error(cause: Cause, message: str) -> Verdict:
 
 
 def _absent(criterion: Criterion, metric: dict[str, Any] | None) -> str | None:
-    """Why the criterion cannot be judged, or None: its numbers are there and finite."""
+    """Why a criterion cannot be checked; None if its numbers are there and finite."""
     if metric is None:
-        return f"The output gave no {criterion.metric}, which the criteria need."
+        return f"Metric `{criterion.metric}` not found in the output; the criteria need it."
     needed = ["first", "last"] if criterion.decrease is not None else [_final(metric)]
     if all(metric.get(key) is not None for key in needed):
         return None
-    return f"The metric {criterion.metric} is {metric.get('note', 'incomplete')}, so its criteria cannot be judged."
+    return f"Metric `{criterion.metric}` is {metric.get('note', 'incomplete')}; its criteria cannot be checked."
 
 
 def _checks(criterion: Criterion, metric: dict[str, Any]) -> list[CriterionResult]:
-    """One check per bound; ``min`` and ``max`` look at the last value of a metric that has a first and a last.
+    """The result per bound; ``min`` and ``max`` apply to the last value of a metric with a first and a last.
 
-    The value of a check is in the unit of its text: a fall is in per cent, and None where it began at 0.
+    The value of a decrease is in per cent; None if the first value is 0.
     """
     name, unit = criterion.metric, metric.get("unit", "")
     checks = []
@@ -104,8 +102,8 @@ def _final(metric: dict[str, Any]) -> str:
 
 
 def _list(checks: Iterable[CriterionResult]) -> str:
-    shown = ((check.criterion, "no share of 0" if check.value is None else f"{check.value:.6g}") for check in checks)
-    return "; ".join(f"{criterion} (it was {value})" for criterion, value in shown)
+    shown = ((check.criterion, "undefined" if check.value is None else f"{check.value:.6g}") for check in checks)
+    return "; ".join(f"{criterion} (was {value})" for criterion, value in shown)
 
 
 def _count(number: int, one: str, many: str) -> str:

@@ -192,6 +192,13 @@ def _unknown_way(facts: Facts, missing: tuple[str, ...]) -> HostError:
 # --- act -----------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class SetupResult:
+    """Whether this host was changed."""
+
+    changed: bool
+
+
 def setup(*, yes: bool, ask: Callable[[str], bool] | None, emit: Emit) -> bool:
     """Set this host up to run a lab; False if it already was. ``ask`` is None if there is no terminal.
 

@@ -127,6 +127,24 @@ def at(of: Workload, nodes: int, directory: str) -> Workload:
     return replace(of, arguments=(*of.arguments, f"{nodes}xN", f"{directory}/hostfile", directory))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadInfo:
+    """A workload in a list; ``source`` is the ``file:line`` of its declaration."""
+
+    name: str
+    launcher: str
+    description: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadList:
+    """The workloads of a lab, and the errors of those that cannot be read."""
+
+    workloads: tuple[WorkloadInfo, ...]
+    errors: tuple[ConfigError, ...]
+
+
 def list_all(
     directory: Path, launchers: tuple[str, ...], clones: Mapping[str, Path]
 ) -> tuple[tuple[Workload, ...], tuple[ConfigError, ...]]:

@@ -312,8 +312,8 @@ def test_a_made_up_accelerator_is_leased_and_shown(zeta: Path, tmp_path: Path, m
         stream.write(json.dumps(held))
         stream.flush()
         shown = device_listing.of_host(found, directory, zeta)
-    assert (shown["accelerator"], shown["drivers"]) == ("zeta", {"zeta": "2.1"})
-    assert [(one["id"], one["node"], one["holder"].partition(" of ")[0]) for one in shown["devices"]] == [
+    assert (shown.accelerator, shown.drivers) == ("zeta", {"zeta": "2.1"})
+    assert [(one.id, one.node, one.leased_by.partition(" of ")[0]) for one in shown.devices] == [
         ("0", "worker-0", ""), ("1", "worker-1", "lab `other`"),
     ]  # fmt: skip
 

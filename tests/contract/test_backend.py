@@ -17,6 +17,8 @@ from labctl.config.context import Context
 from labctl.engines import Backend
 from labctl.engines.state import ObservedState
 from labctl.lab import cluster
+from labctl.lab.status import LabStatus
+from labctl.model import Result
 from labctl.runs.request import RunOptions
 
 NODES = ["launcher", "worker-0", "worker-1"]
@@ -50,8 +52,9 @@ def context(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     yield Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={})
 
 
-def states(status: dict[str, Any]) -> tuple[str, list[str]]:
-    return status["state"], [node["name"] for node in status["nodes"] if node["state"] == "running"]
+def states(status: object) -> tuple[str, list[str]]:
+    assert isinstance(status, LabStatus)
+    return status.state, [node.name for node in status.nodes if node.state == "running"]
 
 
 def printed(context: Context, node: str, *argv: str) -> tuple[int, list[str]]:
@@ -80,9 +83,10 @@ def test_a_lab_comes_up_once_runs_and_goes_down(context: Context) -> None:
     assert printed(context, "launcher", "false") == (1, [])
 
     result = flows.run(context, "hello", RunOptions())
-    assert (result["verdict"], result["world_size"]) == ("PASS", 2)
-    assert result["metrics"]["answer"]["value"] == 42
-    assert flows.status(context)["runs"] == [{"run_id": result["run_id"], "state": "done"}]
+    assert isinstance(result, Result)
+    assert (result.verdict, result.world_size) == ("PASS", 2)
+    assert dict(result.metrics)["answer"]["value"] == 42
+    assert [(one.run_id, one.state) for one in flows.status(context).runs] == [(result.run_id, "done")]
 
     flows.down(context)
     assert states(flows.status(context)) == ("down", [])

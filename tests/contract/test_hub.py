@@ -202,7 +202,7 @@ def test_content_that_is_not_what_the_hub_describes_is_never_kept(hub: FakeHub, 
     hub.spoil = True
     said = person()
     assert said.code == 3
-    assert f"pytorch_model.bin came with SHA-256 {blob_of(bytes(600_000))[:12]}" in said.err
+    assert f"pytorch_model.bin has SHA-256 {blob_of(bytes(600_000))[:12]}" in said.err
     assert not person.partial.exists()
     hub.spoil = False
     assert person().code == 0

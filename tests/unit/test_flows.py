@@ -13,6 +13,7 @@ from support.builders import container
 from support.fake_backend import Failed, FakeBackend
 
 from labctl import flows, model
+from labctl.cli.output import to_json
 from labctl.config.context import Context
 from labctl.doctor import run as doctor_run
 from labctl.engines import Kind
@@ -102,9 +103,9 @@ def test_an_unchanged_up_observes_once(context: Context, engine: Engine, lab_is_
     lab_is_up()
     before = files(context.directory)
     status = flows.up(context)
-    assert (engine.observations, status["state"]) == (1, "up")
+    assert (engine.observations, to_json(status)["state"]) == (1, "up")
     assert files(context.directory) == before
-    assert len(flows.up(context, dry_run=True)["plan"]) == 1
+    assert len(to_json(flows.up(context, dry_run=True))["plan"]) == 1
     assert engine.observations == 2
 
 
@@ -112,7 +113,7 @@ def test_a_first_up_carries_out_what_its_dry_run_says(context: Context, engine: 
     with clusters.connect(context, context.settings()) as cluster:
         engine.lab, _ = clusters.preview_lab(cluster)
     said: list[Event] = []
-    planned = flows.up(context, dry_run=True)["plan"]
+    planned = to_json(flows.up(context, dry_run=True))["plan"]
     assert engine.done == []
     assert not (context.directory / ".lab").exists()
     flows.up(Context(directory=context.directory, environ={}, emit=said.append, flags={}))
@@ -128,7 +129,7 @@ def test_a_first_up_carries_out_what_its_dry_run_says(context: Context, engine: 
 
 def test_a_dry_run_says_the_image_that_is_to_be_built(context: Context, engine: Engine) -> None:
     engine.image = None
-    plan = flows.up(context, dry_run=True)["plan"]
+    plan = to_json(flows.up(context, dry_run=True))["plan"]
     assert plan[0] == "#1 build image labctl/cpu  [not found; takes minutes, once]"
     assert "compose up worker-0, worker-1" in "\n".join(plan)
 
@@ -190,14 +191,14 @@ def test_a_run_observes_once_and_makes_what_its_dry_run_says(
     context: Context, engine: Engine, lab_is_up: Callable[[], None]
 ) -> None:
     lab_is_up()
-    planned = flows.run(context, "hello", DRY)["plan"]
+    planned = to_json(flows.run(context, "hello", DRY))["plan"]
     assert (engine.observations, list((context.directory / "runs").iterdir())) == (1, [])
     said: list[Event] = []
     emitting = Context(directory=context.directory, environ={}, emit=said.append, flags={})
     result = flows.run(emitting, "hello", RunOptions())
     steps = [event.text for event in said if event.kind == "step"]
     assert [line.split(" ")[1] for line in planned] == [text.split(" ")[1] for text in steps]
-    record = context.directory / "runs" / result["run_id"]
+    record = context.directory / "runs" / to_json(result)["run_id"]
     assert all(path in "\n".join(planned) for path in files(record))
     assert "#4 write runs/" in (record / "plan.txt").read_text()
 
@@ -209,7 +210,7 @@ def test_a_dry_run_of_a_run_says_what_left_runs_are_ended(
     left = context.directory / "runs/20260101-000000-hello-0000"
     left.mkdir(parents=True)
     (left / "run.lock").touch()
-    assert flows.run(context, "hello", DRY)["plan"][0].endswith(
+    assert to_json(flows.run(context, "hello", DRY))["plan"][0].endswith(
         "close runs/20260101-000000-hello-0000  [its labctl died]"
     )
     flows.run(context, "hello", RunOptions())
@@ -218,10 +219,10 @@ def test_a_dry_run_of_a_run_says_what_left_runs_are_ended(
 
 def test_down_and_clean_do_what_they_say(context: Context, engine: Engine, lab_is_up: Callable[[], None]) -> None:
     lab_is_up()
-    planned = flows.down(context, dry_run=True)["plan"]
+    planned = to_json(flows.down(context, dry_run=True))["plan"]
     assert engine.observations == 1
-    assert flows.down(context)["plan"] == planned
-    assert flows.clean(context)["plan"] == ["#1 remove .lab  [labctl clean]"]
+    assert to_json(flows.down(context))["plan"] == planned
+    assert to_json(flows.clean(context))["plan"] == ["#1 remove .lab  [labctl clean]"]
     assert not (context.directory / ".lab").exists()
 
 

@@ -23,6 +23,7 @@ from labctl.cli.bundle import loaded_text
 from labctl.config.context import Context
 from labctl.errors import ConfigError, HostError
 from labctl.images import catalog, local
+from labctl.model import HostFailure
 from labctl.system import filelock, process
 from labctl.system.process import CompletedProcess
 
@@ -163,18 +164,18 @@ def test_the_lab_comes_out_as_it_went_in_less_keys_and_secrets(lab: Path, file: 
 
 def test_what_is_left_out_is_said(lab: Path, tmp_path: Path) -> None:
     said = bundle.save_bundle(context(lab), tmp_path / "lab.bundle")
-    assert {one["what"]: one["why"] for one in said["left_out"]} == {
+    assert {one.path: one.reason for one in said.excluded} == {
         ".env: HF_TOKEN": "a secret",
         ".env: LAB_ENV_API_KEY": "a secret",
         ".env: LAB_PIP_INDEX_URL": "a secret",
         ".env: HTTPS_PROXY": "a secret",
-        "workloads/mine/far": "leads out of the lab",
-        "workloads/mine/round": "leads out of the lab",
+        "workloads/mine/far": "points outside the lab",
+        "workloads/mine/round": "points outside the lab",
         ".env: line 14": "a secret",
         ".env: line 13": "a secret",
         ".env: LAB_SHM_SIZE": "a secret",
-        "workloads/mine/.env": "it may hold passwords",
-        "workloads/mine/.netrc": "it may hold passwords",
+        "workloads/mine/.env": "may contain passwords",
+        "workloads/mine/.netrc": "may contain passwords",
         "workloads/mine/account.json": "a private key",
         "workloads/mine/key.pem": "a private key",
         "workloads/mine/late.pem": "a private key",
@@ -220,7 +221,7 @@ def test_a_save_that_fails_leaves_the_file_that_was_there(
 
 def test_an_image_that_is_not_here_is_said(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "described", lambda _: None)
-    with pytest.raises(HostError, match=f"image {NAME} is not on this machine"):
+    with pytest.raises(HostError, match=f"image {NAME} not found on this machine"):
         bundle.save_bundle(context(lab), tmp_path / "lab.bundle")
 
 
@@ -234,7 +235,7 @@ def test_a_file_that_was_cut_off_changes_nothing(file: Path, tmp_path: Path) -> 
     whole = file.read_bytes()
     for place in (0, 1, 600, *(end * tenth // 10 for tenth in range(1, 10)), last.offset, end - 1):
         file.write_bytes(whole[:place])
-        with pytest.raises(HostError, match=r"lab\.bundle (was cut off|is damaged)"):
+        with pytest.raises(HostError, match=r"lab\.bundle (is truncated|is damaged)"):
             bundle.load_bundle(context(tmp_path / "out"), file)
     assert not (tmp_path / "out").exists()
 
@@ -259,7 +260,7 @@ def test_a_changed_byte_in_any_member_changes_nothing(file: Path, tmp_path: Path
 @pytest.mark.parametrize("content", [b"", b"\x1f\x8b" + b"x" * 5000, b"x" * 5000], ids=["empty", "gzip", "other"])
 def test_what_is_no_bundle_is_said(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "file").write_bytes(content)
-    with pytest.raises(HostError, match=r"is no bundle") as caught:
+    with pytest.raises(HostError, match=r"not a bundle") as caught:
         Bundle(tmp_path / "file")
     assert caught.value.hint
 
@@ -327,7 +328,7 @@ def test_nothing_leads_out_of_a_bundle(tmp_path: Path, name: str, target: str) -
     path = image_archive(tmp_path / "evil", NAME, [b"l"])
     with BundleWriter(path, {}) as sealer:
         sealer.link(name, target) if target else sealer.add(name, b"x")
-    with pytest.raises(HostError, match="leads out of the bundle"):
+    with pytest.raises(HostError, match="unsafe path in bundle"):
         load.checked(path, lambda _: None)
 
 
@@ -336,7 +337,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     with BundleWriter(path, {}) as sealer:
         sealer.link("lab/a", "b")
         sealer.add("lab/a/x", b"x")
-    with pytest.raises(HostError, match="leads out of the bundle"):
+    with pytest.raises(HostError, match="unsafe path in bundle"):
         load.checked(path, lambda _: None)
 
 
@@ -474,9 +475,12 @@ def test_a_hosts_cache_is_not_filled_through_its_links(lab: Path, cache: Path, t
 
 
 def test_a_host_that_failed_is_named_once() -> None:
-    failed = [
-        {"host": "h1", "message": "h1: its engine is down", "hint": "on h1: df -h"},
-        {"host": "h2", "message": "it has no room", "hint": ""},
-    ]
-    text = loaded_text({"lab": "x", "directory": "/lab", "files": [], "failed": failed}, Path("/lab"))
+    failed = (
+        HostFailure(host="h1", message="h1: its engine is down", hint="on h1: df -h"),
+        HostFailure(host="h2", message="it has no room", hint=""),
+    )
+    loaded = bundle.LoadedBundle(
+        lab="x", images=(), created="", labctl="", excluded=(), directory="/lab", files=(), failed=failed
+    )
+    text = loaded_text(loaded, Path("/lab"))
     assert text.splitlines()[1:-1] == ["h1: its engine is down", "  on h1: df -h", "h2: it has no room"]

@@ -21,8 +21,7 @@ import pytest
 from support.builders import container
 
 from labctl import cli, naming
-from labctl.attach import jupyter, session
-from labctl.cli import exec as exec_cli
+from labctl.attach import jupyter, session, target
 from labctl.engines.docker import DockerEngine
 from labctl.engines.multi import MultiHostEngine
 from labctl.engines.state import ObservedState
@@ -110,7 +109,15 @@ def test_help_lists_every_command_and_the_exit_codes(labctl: Labctl) -> None:
     said = labctl("--help")
     assert (said.code, said.err) == (0, "")
     assert re.findall(r"^  ([a-z]+) ", said.out, re.MULTILINE) == list(cli.COMMANDS)
-    for code in ("0 pass", "2 usage", "3 environment", "4 the workload", "5 it missed", "124 time", "130 interrupted"):
+    for code in (
+        "0 pass",
+        "2 usage",
+        "3 environment",
+        "4 workload failed",
+        "5 criteria not met",
+        "124 time",
+        "130 interrupted",
+    ):
         assert code in re.sub(r"\s+", " ", said.out)
 
 
@@ -213,7 +220,7 @@ def test_a_bad_name_or_accelerator_says_file_and_line(labctl: Labctl, text: str,
         ("worker-0 slots=1\nworker-0 slots=1\n", ":2: duplicate host `worker-0`"),
         ("# none\nworker-0 slots=0\n", ":2: slots must be between 1"),
         ("worker-0;id slots=1\n", ":1: bad host name `worker-0;id`"),
-        ("", ":1: names no node"),
+        ("", ":1: no nodes listed"),
     ],
 )
 def test_a_bad_hostfile_says_file_and_line(labctl: Labctl, text: str, reason: str) -> None:
@@ -248,19 +255,19 @@ BAD_RUNS: dict[str, tuple[list[str], str]] = {
     "way": (["--launcher", "horovod:nccl"], "unknown launcher `horovod:nccl`"),
     "launcher that starts nothing": (
         ["--launcher", "script"],
-        "does not start its ranks by itself, so it cannot run under `script`",
+        "does not start its ranks itself, so it cannot run under `script`",
     ),
     "the same by its name of before": (
         ["--launcher", "own"],
-        "does not start its ranks by itself, so it cannot run under `script`",
+        "does not start its ranks itself, so it cannot run under `script`",
     ),
     "launcher option": (["--launcher-arg=bind_cores"], "unknown deepspeed option `bind_cores`"),
     "launcher's own": (["--launcher-arg=--hostfile"], "is set by labctl"),
     "node": (["--include", "worker-7"], "no node `worker-7`"),
-    "commas": (["--include", "worker-0,worker-1:0"], "`@` stands between nodes"),
+    "commas": (["--include", "worker-0,worker-1:0"], "separate nodes with `@`"),
     "slot": (["--include", "worker-0:1"], "worker-0 has no slot `1`"),
     "nothing left": (["--exclude", "worker-0@worker-1"], "leaves no slot"),
-    "both": (["--include", "worker-0", "--exclude", "worker-1"], "given at once"),
+    "both": (["--include", "worker-0", "--exclude", "worker-1"], "use either --include or --exclude"),
     "slots that torchrun cannot start": (["--launcher", "torchrun", "--hostfile", "uneven"], "the slots differ"),
     "batch": (["--set", "deepspeed.train_batch_size=7"], "--set: `train_batch_size` 7 is not micro-batch x"),
     "batch in a file": (["--deepspeed-config", "indivisible.json"], "indivisible.json: `train_batch_size` 81"),
@@ -268,10 +275,10 @@ BAD_RUNS: dict[str, tuple[list[str], str]] = {
     "stage": (["--set", "deepspeed.zero_optimization.stage=4"], "must be 0, 1, 2 or 3"),
     "comma": (["--deepspeed-config", "comma.json"], "comma.json:2: not JSON: a comma before the closing bracket"),
     "fp16": (["--deepspeed-config", "half.json"], "CPUs do not train in fp16"),
-    "configuration": (["--deepspeed-config", "gone.json"], "gone.json: cannot read it"),
-    "data": (["--set", "data-path=/no/such/data"], "there is no such directory"),
-    "model": (["--set", "model=empty"], "holds no config.json"),
-    "script": (["--script", "/no/such.py"], "there is no script /no/such.py"),
+    "configuration": (["--deepspeed-config", "gone.json"], "gone.json: cannot be read"),
+    "data": (["--set", "data-path=/no/such/data"], "no such directory"),
+    "model": (["--set", "model=empty"], "no config.json"),
+    "script": (["--script", "/no/such.py"], "script not found: /no/such.py"),
 }
 
 
@@ -359,7 +366,7 @@ def test_a_directory_that_was_removed_is_said_and_another_can_be_named(
     gone.rmdir()
     said = labctl("render")
     assert said.code == 2
-    assert "not there any more" in said.err
+    assert "no longer exists" in said.err
     assert labctl("render", "-C", str(labctl.directory)).code == 0
 
 
@@ -391,7 +398,8 @@ def test_config_shows_values_origins_and_no_secret(labctl: Labctl) -> None:
 def test_config_shows_the_accelerator_and_why_it_is_that_one(labctl: Labctl) -> None:
     labctl.env("")
     decided = {row["key"]: row for row in labctl("config", "--json").document["decided"]}
-    assert decided["accelerator"] == {"key": "accelerator", "value": "cpu", "why": "asked for by LAB_ACCELERATOR"}
+    why = "asked for by LAB_ACCELERATOR"
+    assert decided["accelerator"] == {"key": "accelerator", "value": "cpu", "reason": why, "why": why}
     assert re.search(r"accelerator +cpu +asked for by LAB_ACCELERATOR", labctl("config").out)
 
 
@@ -466,7 +474,7 @@ def test_init_writes_a_lab_that_renders(labctl: Labctl) -> None:
         "written": ["hostfiles", "workloads", "hosts.txt", ".env"],
     }
     assert labctl("render", "-C", str(target), "-s", "LAB_ACCELERATOR=cpu", "--json").code == 0
-    assert "has all of it already" in labctl("init", str(target)).out
+    assert "is complete already" in labctl("init", str(target)).out
 
 
 # --- into the nodes ------------------------------------------------------------------------------------------
@@ -572,7 +580,7 @@ def followed(monkeypatch: pytest.MonkeyPatch) -> list[DockerEngine]:
     ways: list[Any] = [SimpleNamespace(address=one, target=SimpleNamespace(name=one)) for one in names]
     daemons = [DockerEngine(way) for way in ways]
     engine = MultiHostEngine(dict(zip(names, daemons, strict=True)), {})
-    monkeypatch.setattr(exec_cli, "reached", lambda *_: contextlib.nullcontext(engine))
+    monkeypatch.setattr(target, "reached", lambda *_: contextlib.nullcontext(engine))
     return daemons
 
 
@@ -672,9 +680,9 @@ def test_a_directory_that_is_not_there_is_said(labctl: Labctl, command: str) -> 
 @pytest.mark.parametrize(
     ("arguments", "flow", "hint"),
     [
-        (["up"], "flows.up", "the same command again goes on; `labctl down` removes the lab"),
-        (["down"], "flows.down", "the same command again does the rest"),
-        (["bundle", "save", "x"], "bundle.save_bundle", "nothing was written; the same command again begins anew"),
+        (["up"], "flows.up", "re-run `labctl up` to resume, or `labctl down` to remove the lab"),
+        (["down"], "flows.down", "re-run to finish"),
+        (["bundle", "save", "x"], "flows.save_bundle", "nothing was written; re-run to start over"),
         (["status"], "flows.status", ""),
     ],
 )

@@ -3,30 +3,36 @@ from __future__ import annotations
 import io
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from labctl.cli.output import Output, quantity, result_text, say, table
+from labctl.cli.output import Output, quantity, say, table, to_json
+from labctl.cli.run import run_text
 from labctl.errors import HostError
-from labctl.model import Event
+from labctl.lab.devices import ResolvedSetting
+from labctl.model import Event, Rank, Result
 
 ERROR = HostError("no engine", hint="labctl setup", node="worker-1")
-RESULT: dict[str, Any] = {
-    "run_id": "r1",
-    "metrics": {
+RESULT = Result(
+    run_id="r1",
+    workload="hello",
+    launcher="deepspeed",
+    lab="demo",
+    metrics={
         "loss": {"first": 4.123456, "last": 1.0},
         "throughput": {"value": 12.34567, "unit": "samples/s"},
         "broken": {"value": None, "unit": "", "note": "nan"},
     },
-    "ranks": [{"rank": index, "node": f"worker-{index}"} for index in range(9)],
-    "world_size": 9,
-    "seconds": 12.3,
-    "verdict": "FAIL",
-    "cause": "criteria",
-    "message": "Missed 1 of 2 criteria.",
-}
+    ranks=tuple(Rank(rank=index, node=f"worker-{index}") for index in range(9)),
+    world_size=9,
+    seconds=12.3,
+    verdict="FAIL",
+    cause="criteria",
+    message="1 of 2 criteria not met.",
+    exit_code=5,
+)
 
 
 def test_the_answer_is_on_stdout_and_words_are_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,6 +79,12 @@ def test_no_colors_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]
     assert "\033" not in capsys.readouterr().err
 
 
+def test_better_keys_have_the_deprecated_ones_beside_them() -> None:
+    assert to_json(ResolvedSetting("accelerator", "cpu", "no device")) == {
+        "key": "accelerator", "value": "cpu", "reason": "no device", "why": "no device",
+    }  # fmt: skip
+
+
 def test_a_number_that_json_has_not_is_refused() -> None:
     with pytest.raises(ValueError, match="JSON"):
         Output(as_json=True).answer({"x": float("nan")}, "")
@@ -87,7 +99,7 @@ def test_numbers_have_the_digits_that_people_read() -> None:
 
 
 def test_a_result_shows_loss_throughput_ranks_and_verdict() -> None:
-    assert result_text(RESULT, Path("/srv/lab/runs/r1")).splitlines() == [
+    assert run_text(RESULT, Path("/srv/lab")).splitlines() == [
         "run        r1",
         "loss       4.123 -> 1",
         "throughput 12.35 samples/s",
@@ -95,14 +107,14 @@ def test_a_result_shows_loss_throughput_ranks_and_verdict() -> None:
         "ranks      9 (0 on worker-0, 1 on worker-1, 2 on worker-2, 3 on worker-3, 4 on worker-4, 5 on worker-5, "
         "6 on worker-6, 7 on worker-7, ...)",
         "seconds    12.3",
-        "verdict    FAIL (criteria): Missed 1 of 2 criteria.",
+        "verdict    FAIL (criteria): 1 of 2 criteria not met.",
         "files      /srv/lab/runs/r1",
     ]
 
 
 def test_the_result_of_a_run_that_lost_a_node_says_what_is_next() -> None:
-    text = result_text({**RESULT, "cause": "node-lost"}, Path("/srv/lab/runs/r1"))
-    assert text.splitlines()[-2] == "next       `labctl up` makes the node anew"
+    text = run_text(replace(RESULT, cause="node-lost"), Path("/srv/lab"))
+    assert text.splitlines()[-2] == "next       `labctl up` recreates the node"
 
 
 def test_a_line_is_written_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,8 +69,8 @@ def test_the_check_by_the_schema_can_fail(change: dict[str, Any]) -> None:
 
 def test_it_names_the_rendered_file_and_service_of_the_launcher(context: Context) -> None:
     said = flows.devcontainer(context, "/opt/labctl")
-    document = json.loads(Path(said["file"]).read_text())
-    compose = Path(said["file"]).parent / document["dockerComposeFile"]
+    document = json.loads(Path(said.file).read_text())
+    compose = Path(said.file).parent / document["dockerComposeFile"]
     assert compose.resolve() == context.directory / ".lab/nodes/worker-0/compose.yml"
     assert (document["service"], document["workspaceFolder"]) == ("launcher", "/home/me/project")
 
@@ -90,11 +90,11 @@ def test_a_lab_is_brought_up_only_where_it_does_not_run(tmp_path: Path, state: s
 
 def test_what_labctl_wrote_is_written_anew_when_the_settings_change(context: Context) -> None:
     flows.devcontainer(context, "/opt/labctl")
-    assert not flows.devcontainer(context, "/opt/labctl")["changed"]
+    assert not flows.devcontainer(context, "/opt/labctl").changed
     (context.directory / ".env").write_text("LAB_NAME=other\n")
     said = flows.devcontainer(context, "/opt/labctl")
-    assert said["changed"]
-    assert json.loads(Path(said["file"]).read_text())["name"] == "labctl other"
+    assert said.changed
+    assert json.loads(Path(said.file).read_text())["name"] == "labctl other"
 
 
 @pytest.mark.parametrize("own", ['{"image": "debian"}', "// mine\n{}", "[]", "with a line of mine"])

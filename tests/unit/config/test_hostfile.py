@@ -59,8 +59,8 @@ def test_nodes_are_read_in_order(text: str, nodes: tuple[tuple[str, int], ...]) 
         ("a slots=1\rb slots=1", 1, "unknown word `b`"),
         ("\ufeffa slots=1", 1, "byte order mark"),
         ("a slots=1\nb\0 slots=1", 2, "NUL"),
-        ("", 1, "names no node"),
-        ("# nothing\n\n", 1, "names no node"),
+        ("", 1, "no nodes listed"),
+        ("# nothing\n\n", 1, "no nodes listed"),
     ],
 )
 def test_what_cannot_be_read_names_file_line_and_reason(text: str, line: int, reason: str) -> None:

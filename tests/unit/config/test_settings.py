@@ -243,7 +243,7 @@ def test_extra_environment_by_name_and_source(lab: Lab) -> None:
 
 
 def test_extra_environment_takes_names_of_variables_only(lab: Lab) -> None:
-    assert lab.error("LAB_ENV_1A=x").startswith(".env:1: LAB_ENV_1A: what follows LAB_ENV_ is not the name")
+    assert lab.error("LAB_ENV_1A=x").startswith(".env:1: LAB_ENV_1A: the part after LAB_ENV_ is not a variable name")
 
 
 # --- secrets -------------------------------------------------------------------------------------------------

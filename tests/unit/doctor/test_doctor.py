@@ -21,6 +21,7 @@ from support import builders
 
 from labctl import accelerators
 from labctl.accelerators import nvidia
+from labctl.cli.output import to_json
 from labctl.compose import ssh_keys
 from labctl.config import settings
 from labctl.config.context import Context
@@ -777,7 +778,7 @@ def test_the_list_of_codes_is_that_of_the_checks() -> None:
 
 
 def test_a_finding_is_what_scripts_rely_on() -> None:
-    document = ok("LAB-HOST-001", "well").document()
+    document = to_json(ok("LAB-HOST-001", "well"))
     assert set(document) == {
         *("code", "level", "node", "summary", "impact", "fix", "auto_fixable"),
         *("seen", "why", "runnable"),

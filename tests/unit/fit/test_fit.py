@@ -12,6 +12,7 @@ from support import builders
 
 from labctl import fit
 from labctl.cli.fit import text
+from labctl.cli.output import to_json
 from labctl.errors import ConfigError
 from labctl.fit import memory
 from labctl.fit import training as shape
@@ -32,11 +33,11 @@ def training(**changes: Any) -> Training:
 
 
 def part(planned: Training, name: str) -> MemoryItem:
-    return next(line for line in memory.lines(planned) if line.part == name)
+    return next(line for line in memory.lines(planned) if line.component == name)
 
 
 def parts(planned: Training) -> set[str]:
-    return {line.part for line in memory.lines(planned)}
+    return {line.component for line in memory.lines(planned)}
 
 
 # --- shapes --------------------------------------------------------------------------------------------------
@@ -85,7 +86,7 @@ def test_what_is_no_config_of_a_known_model_is_said(tmp_path: Path, text: str) -
     [(0, 16), (2, 2 + 14 / 64), (3, 16 / 64)],
 )
 def test_states_are_those_of_the_zero_paper(stage: int, bytes_per_parameter: float) -> None:
-    lines = [line for line in memory.lines(training(stage=stage)) if line.part in STATES]
+    lines = [line for line in memory.lines(training(stage=stage)) if line.component in STATES]
     assert sum(line.backward for line in lines) / OPT_13B.parameters == pytest.approx(bytes_per_parameter, rel=1e-6)
 
 
@@ -98,13 +99,15 @@ def test_frozen_weights_have_neither_gradients_nor_states() -> None:
 
 
 def test_fp32_needs_no_master_copy_until_zero_makes_one() -> None:
-    assert "master weights" not in parts(training(mixed=False))
-    assert part(training(mixed=False, stage=1), "master weights").step == pytest.approx(OPT_13B.parameters / 16, abs=1)
+    assert "master weights" not in parts(training(mixed_precision=False))
+    assert part(training(mixed_precision=False, stage=1), "master weights").step == pytest.approx(
+        OPT_13B.parameters / 16, abs=1
+    )
 
 
 def test_offloading_moves_states_and_weights_to_the_host() -> None:
     planned = training(stage=3, offload_optimizer=True, offload_parameters=True)
-    on_host = {line.part for line in memory.lines(planned) if line.place == "host"}
+    on_host = {line.component for line in memory.lines(planned) if line.location == "host"}
     assert on_host >= {"weights", "master weights", "Adam's two moments", "gradients of this rank's share"}
     assert "temporary tensors of AdamW" not in parts(planned)
     assert fit.needs(planned).device < fit.needs(training(stage=3)).device
@@ -153,7 +156,7 @@ def test_rlhfs_loss_sees_the_logits_of_answers_alone() -> None:
 def test_the_critic_may_have_a_stage_of_its_own() -> None:
     planned = training(task="rlhf", critic=OPT_350M, stage=3, critic_stage=0)
     critic = OPT_350M.parameters + OPT_350M.hidden
-    held = {line.formula: line.step for line in memory.lines(planned) if line.part == "Adam's two moments"}
+    held = {line.formula: line.step for line in memory.lines(planned) if line.component == "Adam's two moments"}
     assert held == {"8 T / N": 8 * OPT_13B.parameters / 64, "8 T": 8 * critic}
 
 
@@ -188,7 +191,7 @@ def test_arguments_and_deepspeeds_keys_decide() -> None:
         zero_optimization=zero, gradient_accumulation_steps=4,
     )  # fmt: skip
     assert fit.of(given, "cpu", 2, 3) == Training(
-        model=OPT_350M, accelerator="cpu", ranks=6, slots=2, stage=3, micro_batch=2, accumulation=4,
+        model=OPT_350M, accelerator="cpu", ranks=6, slots=2, stage=3, micro_batch=2, gradient_accumulation_steps=4,
         sequence_length=256, gradient_checkpointing=True, lora_dim=16, lora_modules=("fc1",), offload_optimizer=True,
     )  # fmt: skip
 
@@ -224,9 +227,9 @@ def test_of_a_model_that_is_only_counted_the_states_are_known() -> None:
     assert "activations" not in parts(planned)
     plenty = fit.Capacity(device=GIB, host=GIB)
     assert fit.fits(planned, plenty) is None
-    said = text({"workload": "counted", "nodes": 2, **fit.document(planned, plenty)})
+    said = text(fit.report("counted", 2, planned, plenty))
     assert "activations: not counted" in said
-    assert "nothing that is known stands against it; activations come on top" in said
+    assert "unknown whether it fits (activations not counted)" in said
     assert "tokens" not in said.splitlines()[1]
 
 
@@ -280,7 +283,8 @@ def test_what_nothing_helps_is_said() -> None:
 
 
 def test_the_document_is_plain_data() -> None:
-    said = json.loads(json.dumps(fit.document(training(stage=3, ranks=2), fit.Capacity(device=80 * GIB, host=None))))
+    report = fit.report("opt", 2, training(stage=3, ranks=2), fit.Capacity(device=80 * GIB, host=None))
+    said = json.loads(json.dumps(to_json(report)))
     assert said["fits"] is False
     assert said["needs"]["device"] > said["available"]["device"]
     assert all(line["formula"] and line["source"] for line in said["lines"])

@@ -12,7 +12,7 @@ from labctl.config import settings
 from labctl.errors import ConfigError, HostError
 from labctl.hub.client import Hub, Kind, RemoteFile, Repository
 from labctl.hub.download import literal, missing, to_come
-from labctl.hub.prefetch import ENDPOINT, names, reach, wanted_of, whole_here
+from labctl.hub.prefetch import ENDPOINT, connect, names, wanted_of, whole_here
 from labctl.model import Cache
 from labctl.system.progress import Progress, amount
 
@@ -140,21 +140,21 @@ def test_nothing_is_whole_in_an_empty_cache(tmp_path: Path) -> None:
 
 def test_the_hub_and_its_cache_come_from_settings_and_environment(tmp_path: Path) -> None:
     environ = {"HF_ENDPOINT": "https://mirror.example/hub/", "HF_TOKEN": "hf_x", "HOME": "/home/ann"}
-    found = reach(settings.load(tmp_path, environ, {}), environ)
+    found = connect(settings.load(tmp_path, environ, {}), environ)
     assert (found.endpoint, found.credential) == ("https://mirror.example/hub", "hf_x")
     assert found.cache == Path("/home/ann/.cache/labctl/huggingface/hub")
     assert "hf_x" not in repr(found)
 
 
 def test_without_a_token_the_library_may_not_look_for_one(tmp_path: Path) -> None:
-    found = reach(settings.load(tmp_path, {}, {}), {})
+    found = connect(settings.load(tmp_path, {}, {}), {})
     assert (found.endpoint, found.credential) == (ENDPOINT, False)
 
 
 @pytest.mark.parametrize("endpoint", ["huggingface.co", "ftp://x", "https://", "https:// x"])
 def test_an_endpoint_that_is_no_url_is_a_setting_to_mend(tmp_path: Path, endpoint: str) -> None:
     with pytest.raises(ConfigError, match="HF_ENDPOINT is not a URL"):
-        reach(settings.load(tmp_path, {}, {}), {"HF_ENDPOINT": endpoint})
+        connect(settings.load(tmp_path, {}, {}), {"HF_ENDPOINT": endpoint})
 
 
 # --- what is said --------------------------------------------------------------------------------------------

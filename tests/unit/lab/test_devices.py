@@ -11,6 +11,7 @@ import pytest
 from support import sysfs
 
 from labctl.cli.devices import host_text, ranges
+from labctl.cli.output import to_json
 from labctl.config import settings
 from labctl.lab import devices
 from labctl.system import procfs
@@ -26,14 +27,19 @@ def plain_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         sysfs.put(tmp_path / f"root/sys/devices/system/node/{node}/cpulist", f"{cores}\n")
 
 
-def take(tmp_path: Path, text: str | None = None) -> dict[str, Any]:
-    """This host's document as JSON gives it; in a lab with that .env, or in no lab."""
+def host(tmp_path: Path, text: str | None = None) -> devices.HostDevices:
+    """This host; in a lab with that .env, or in no lab."""
     directory = tmp_path / "lab"
     directory.mkdir()
     if text is not None:
         (directory / ".env").write_text(text, encoding="utf-8")
     found = settings.load(directory, {"HOME": "/home/someone"}, {})
-    document: dict[str, Any] = json.loads(json.dumps(devices.of_host(found, directory, tmp_path / "root")))
+    return devices.of_host(found, directory, tmp_path / "root")
+
+
+def take(tmp_path: Path, text: str | None = None) -> dict[str, Any]:
+    """``host`` as its JSON document."""
+    document: dict[str, Any] = json.loads(json.dumps(to_json(host(tmp_path, text))))
     return document
 
 
@@ -128,7 +134,7 @@ def test_people_read_a_table(tmp_path: Path) -> None:
     sysfs.put(root / "sys/class/infiniband/mlx5_0/ports/1/link_layer", "InfiniBand\n")
     sysfs.put(root / "sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE\n")
     (root / "sys/class/infiniband/mlx5_0/device/net/ib0").mkdir(parents=True)
-    assert host_text(take(tmp_path, "LAB_NODES=2\n")) == (
+    assert host_text(host(tmp_path, "LAB_NODES=2\n")) == (
         "host         local\n"
         "accelerator  nvidia; auto: found 2 (/dev/nvidia<N>)\n"
         "driver       nvidia: 550.54.15\n"

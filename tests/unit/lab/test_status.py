@@ -28,7 +28,7 @@ def test_nodes_are_in_their_order_also_where_a_host_does_not_answer(tmp_path: Pa
         inventory=tuple(InventoryHost(name=name) for name in ("h0", "h1", "h2")),
         failed={"h1": HostError("h1: silent", node="h1")},
     )
-    nodes = [(node["name"], node["state"] == "unreachable") for node in status_of(context, where)["nodes"]]
+    nodes = [(node.name, node.state == "unreachable") for node in status_of(context, where).nodes]
     assert nodes == [
         ("launcher", False),
         ("worker-0", False),

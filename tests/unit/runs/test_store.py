@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 from support.builders import lab
 
+from labctl.cli.output import to_json
 from labctl.config import dotenv, settings
 from labctl.errors import ConfigError
 from labctl.lab import spec as labs
-from labctl.model import CriterionResult, File, Lab, Rank, Result, Secret, Verdict
+from labctl.model import CriterionResult, File, Lab, Rank, Result, Secret
 from labctl.runs import store
+from labctl.runs.store import RunSummary
 from labctl.system import filelock
 
 NOW = datetime(2026, 1, 2, 15, 4, 5, tzinfo=timezone.utc)
@@ -24,10 +26,14 @@ def result(run_id: str) -> Result:
         workload="hello",
         launcher="deepspeed",
         lab="demo",
-        verdict=Verdict(status="PASS", cause=None, message="All criteria met.", exit_code=0, checks=(check,)),
+        verdict="PASS",
+        cause=None,
+        message="All criteria met.",
+        exit_code=0,
+        checks=(check,),
         world_size=2,
         ranks=(Rank(rank=0, node="worker-0"), Rank(rank=1, node="worker-1")),
-        metrics=(("throughput", {"value": 7.5, "unit": "samples/s"}), ("loss", {"first": 4.0, "last": 1.0})),
+        metrics={"throughput": {"value": 7.5, "unit": "samples/s"}, "loss": {"first": 4.0, "last": 1.0}},
         seconds=12.3456,
         started="2026-01-02T15:04:05+00:00",
     )
@@ -62,7 +68,7 @@ def test_a_run_goes_from_running_to_done(tmp_path: Path) -> None:
     path = started(of, "r1")
     with filelock.held(path / store.LOCK, "run r1"):
         assert store.state(tmp_path, "r1") == "running"
-        assert store.read(tmp_path, "r1") == {"schema": 1, "run_id": "r1", "state": "running"}
+        assert store.read(tmp_path, "r1") == RunSummary(run_id="r1", state="running")
         store.finish(tmp_path, result("r1"))
     assert store.state(tmp_path, "r1") == "done"
 
@@ -87,8 +93,8 @@ def test_create_makes_room_for_the_ranks_and_writes_what_is_known(tmp_path: Path
 
 def test_the_result_has_the_keys_that_scripts_rely_on(tmp_path: Path) -> None:
     started(lab(directory=tmp_path), "r1")
-    document = store.finish(tmp_path, result("r1"))
-    assert document == {
+    written = store.finish(tmp_path, result("r1"))
+    assert {"schema": 1, **to_json(written)} == {
         "schema": 1,
         "run_id": "r1",
         "workload": "hello",
@@ -105,8 +111,8 @@ def test_the_result_has_the_keys_that_scripts_rely_on(tmp_path: Path) -> None:
         "seconds": 12.346,
         "started": "2026-01-02T15:04:05+00:00",
     }
-    assert json.loads((tmp_path / "runs/r1/result.json").read_text()) == document
-    assert store.read(tmp_path, "r1") == document
+    assert json.loads((tmp_path / "runs/r1/result.json").read_text()) == {"schema": 1, **to_json(written)}
+    assert store.read(tmp_path, "r1") == written
 
 
 @pytest.mark.parametrize("run_id", ["nope", "../runs/r1", "..", "r1/ranks", ""])
@@ -123,13 +129,13 @@ def test_the_listing_has_the_latest_first_and_takes_broken_results(tmp_path: Pat
         started(lab(directory=tmp_path), run_id)
     store.finish(tmp_path, result("20260103-c"))
     (tmp_path / "runs/20260102-b/result.json").write_text("{")
-    assert [(run["run_id"], run["state"], run.get("verdict")) for run in store.listing(tmp_path)] == [
+    assert [(run.run_id, run.state, run.verdict) for run in store.listing(tmp_path)] == [
         ("20260103-c", "done", "PASS"),
         ("20260102-b", "done", None),
         ("20260101-a", "orphaned", None),
     ]
     assert len(store.listing(tmp_path, 1)) == 1
-    assert store.listing(tmp_path / "nowhere") == []
+    assert store.listing(tmp_path / "nowhere") == ()
 
 
 def test_ranks_are_those_that_reported_in_behind_any_prefix() -> None:
@@ -229,7 +235,7 @@ def test_an_abandoned_run_is_closed_without_its_secrets(tmp_path: Path) -> None:
     (path / "ranks/rank-0.log").write_text("got CANARY-token\n")
     store.abandon(of, "r1")
     assert (path / "ranks/rank-0.log").read_text() == "got [REDACTED]\n"
-    assert store.read(tmp_path, "r1")["cause"] == "interrupted"
+    assert to_json(store.read(tmp_path, "r1"))["cause"] == "interrupted"
 
 
 def test_lines_are_on_disk_as_they_come(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_processes_that_cannot_be_ended_are_named() -> None:
 
     ended, _ = run(FakeBackend(answer=answer, seen=observed(LAB)))
     assert ended.cause == "launcher-failed"
-    assert 'cannot be ended: worker-1: {"pid": 7' in ended.message
+    assert 'could not kill: worker-1: {"pid": 7' in ended.message
 
 
 def test_a_node_that_dies_stops_the_run_and_is_named_with_its_rank() -> None:
@@ -176,7 +176,7 @@ def test_a_run_past_its_time_is_stopped_from_outside(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(supervise, "WATCHDOG_DELAY", 0)
     engine = printing(code=137, until=threading.Event())
     ended, _ = run(engine, timeout=0.05)
-    assert (ended.cause, ended.message) == ("timeout", "not done after 0.05 s")
+    assert (ended.cause, ended.message) == ("timeout", "timed out after 0.05 s")
     assert engine.reaped() == EVERYWHERE
 
 

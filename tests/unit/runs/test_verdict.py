@@ -23,7 +23,7 @@ def test_met_criteria_pass_and_the_message_has_the_numbers() -> None:
         ("loss falls by 20 %", 25.0, True),
     ]
     assert verdict.message == (
-        "All criteria met on 2 ranks: throughput >= 600 samples/s (it was 612.5); loss falls by 20 % (it was 25)."
+        "All criteria met on 2 ranks: throughput >= 600 samples/s (was 612.5); loss falls by 20 % (was 25)."
     )
 
 
@@ -57,7 +57,7 @@ def test_each_bound_is_checked(
 def test_a_range_gives_two_checks() -> None:
     verdict = _judge(criteria=[Criterion(metric="throughput", min=1, max=600)])
     assert [check.passed for check in verdict.checks] == [True, False]
-    assert verdict.message == "Missed 1 of 2 criteria: throughput <= 600 samples/s (it was 612.5)."
+    assert verdict.message == "1 of 2 criteria not met: throughput <= 600 samples/s (was 612.5)."
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_number_that_no_criterion_needs_may_be_missing() -> None:
 
 def test_without_criteria_a_good_end_passes() -> None:
     verdict = _judge(criteria=[], world_size=1, expected_world_size=1)
-    assert (verdict.status, verdict.message) == ("PASS", "Ended well on 1 rank; nothing to judge.")
+    assert (verdict.status, verdict.message) == ("PASS", "Completed on 1 rank; no criteria.")
 
 
 def _judge(
