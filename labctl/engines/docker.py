@@ -94,12 +94,13 @@ def http_connection(address: str, seconds: float | None) -> HTTPConnection:
 
 
 def request(http: HTTPConnection, path: str, method: str = "GET", body: object = None, **query: Any) -> HTTPResponse:
-    """Docker Engine API. ApiError for what the daemon refuses; what is not there is an answer too."""
+    """Docker Engine API. ApiError for what the daemon refuses; 404 is an answer of what only reads or removes."""
     words = {name: json.dumps(value) if isinstance(value, dict) else str(value) for name, value in query.items()}
     headers = {"Content-Type": "application/json"}
     http.request(method, f"{quote(path)}?{urlencode(words)}", json.dumps(body) if body else None, headers)
     answer = http.getresponse()
-    if answer.status >= 400 and answer.status != 404:
+    # The daemon answers 404 to a network for which it has no addresses left, too.
+    if answer.status >= 400 and (answer.status != 404 or method == "POST"):
         raise ApiError(json.loads(answer.read())["message"])
     return answer
 

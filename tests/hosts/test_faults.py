@@ -148,7 +148,7 @@ def test_a_run_is_refused_where_another_has_the_port_at_which_its_ranks_meet(lab
         error = lab.call("run", "hello", "--include", "worker-1@worker-2", "--json").expect(3).json["error"]
         assert error["node"] == "h2"
         assert "h2: port 29500 (LAB_MASTER_PORT)" in error["message"]
-        assert "taken by a program of user bob" in error["message"]
+        assert "in use (user bob)" in error["message"]
         assert "LAB_MASTER_PORT=29501" in error["hint"]
     finally:
         lab.hosts[1].cure()

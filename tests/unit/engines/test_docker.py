@@ -75,13 +75,19 @@ def test_what_the_environment_says_of_another_daemon_is_kept_from_a_hosts(
 
 
 class Answers(BaseHTTPRequestHandler):
-    """A daemon that knows its version, refuses to say what it is, and has no image."""
+    """A daemon that knows its version, refuses to say what it is, and has neither an image nor addresses."""
 
     def do_GET(self) -> None:
-        path = self.path.partition("?")[0]
-        code, said = {"/version": (200, VERSION), "/info": (500, {"message": "layer store is locked"})}.get(
-            path, (404, {"message": "No such image"})
-        )
+        answers = {"/version": (200, VERSION), "/info": (500, {"message": "layer store is locked"})}
+        self.answer(*answers.get(self.path.partition("?")[0], (404, {"message": "No such image"})))
+
+    def do_POST(self) -> None:
+        self.answer(404, {"message": "no address pool"})
+
+    def do_DELETE(self) -> None:
+        self.answer(404, {"message": "No such network"})
+
+    def answer(self, code: int, said: dict[str, str]) -> None:
         body = json.dumps(said).encode()
         self.send_response(code)
         self.send_header("Content-Length", str(len(body)))
@@ -112,6 +118,10 @@ def test_an_engine_is_read_where_docker_host_leads(over_tcp: DockerEngine) -> No
     assert over_tcp.image_id("nothing") is None
     with pytest.raises(HostError, match=r"^Docker Engine: layer store is locked$"):
         over_tcp.information()
+
+
+def test_a_daemon_that_has_no_addresses_left_says_so_with_404(over_tcp: DockerEngine) -> None:
+    assert over_tcp.try_network("demo") == "no address pool"
 
 
 @pytest.mark.parametrize(
