@@ -1,5 +1,5 @@
 # Prints what labctl has to know of a host before it does anything there: for any POSIX sh, with coreutils, as anyone.
-# shellcheck shell=sh disable=SC2015 # in this file, `A && B || continue` is meant as that
+# shellcheck shell=sh disable=SC2015,SC2086,SC2154 # `A && B || continue` is meant as that; facts.py sets the lists of patterns
 # An entry is a line, `kind name`, and its own lines, each behind a tab, maybe with a number before it; empty lines do
 # not count. Paths are given without their first slash.
 # $1: the folder that holds /proc, /sys, /dev, /etc and /run; they are the host's own where it is left out.
