@@ -1,4 +1,4 @@
-"""What can go wrong, as people are told it: what was tried, on which node, what came back, what to type next."""
+"""Errors for people: what was tried, on which node, what came back, what to type next."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def raise_all(lost: Failures) -> None:
         advice = lost[first].hint
         if advice and len({error.hint for error in lost.values()}) > 1:
             advice = f"{advice} (for {first}; `labctl doctor` says what for each)"
-        hint = f"{advice}; then the same command again" if advice else "the same command again"
+        hint = f"{advice}; then re-run the command" if advice else "re-run the command"
         raise HostError(f"{len(lost)} hosts failed:{lines}", hint=hint, node=first)
 
 

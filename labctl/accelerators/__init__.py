@@ -273,7 +273,7 @@ def unused(root: HostPath) -> Iterator[tuple[pci.PciDevice, PciVendor]]:
     """The cards of known vendors that no device file leads to."""
     found = find_all(root)
     mapped = {device.pci for devices in found.values() for device in devices}
-    # Without addresses it cannot be told which of the cards a device file is.
+    # Without addresses a device file cannot be matched to its card.
     unclear = {get(name).pci for name, devices in found.items() if not all(device.pci for device in devices)}
     vendors = {one.id: one for one in (UNSUPPORTED, *(module.pci for module in modules().values())) if one}
     for card in pci.cards(root):

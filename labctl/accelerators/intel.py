@@ -32,7 +32,7 @@ def find(root: HostPath) -> tuple[Device, ...]:
 
 
 def device(root: HostPath, name: str, folder: HostPath, link: str) -> Device:
-    """A GPU by its folder in sysfs. Its memory is told by xe for each tile, by i915 for the card, or by neither."""
+    """A GPU by its folder in sysfs. xe reports memory per tile, i915 per card, or neither does."""
     address = pci.address_of(folder)
     texts = (read(path).strip() for pattern in MEMORY for path in folder.glob(pattern))
     memory = sum(int(text) for text in texts if text.isdecimal()) or None

@@ -25,12 +25,12 @@ def find(root: HostPath) -> tuple[Device, ...]:
     """
     names = (re.fullmatch(r"nvidia(\d+)", path.name) for path in (root / "dev").glob("nvidia*"))
     minors = sorted((match[1] for match in names if match), key=int)
-    told = [information(folder) for folder in (root / GPUS).glob("*") if pci.address(folder.name)]
-    told.sort(key=lambda fields: pci.order(fields["address"]))
-    if not told or not all("Device Minor" in fields for fields in told):
+    cards = [information(folder) for folder in (root / GPUS).glob("*") if pci.address(folder.name)]
+    cards.sort(key=lambda fields: pci.order(fields["address"]))
+    if not cards or not all("Device Minor" in fields for fields in cards):
         return tuple(Device(id=minor, path=f"/dev/nvidia{minor}") for minor in minors)
     return tuple(
-        device(root, str(index), fields) for index, fields in enumerate(told) if fields["Device Minor"] in minors
+        device(root, str(index), fields) for index, fields in enumerate(cards) if fields["Device Minor"] in minors
     )
 
 

@@ -1,6 +1,6 @@
 """What the vendors' tools add to devices: name, memory, uuid, and what is wrong with one.
 
-A tool that is not installed adds nothing; what the kernel told stands.
+A tool that is not installed adds nothing; what the kernel reported stays.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def describe(accelerator: str, devices: tuple[Device, ...], run: Run = run_here)
     if done.code == process.NOT_FOUND:
         return devices
     rows, words = read(tool, f"{done.out}\n{done.err}".splitlines())
-    return tuple(told(device, tool, row_of(device, rows), words, done.code) for device in devices)
+    return tuple(completed(device, tool, row_of(device, rows), words, done.code) for device in devices)
 
 
 def read(tool: Tool, lines: Iterable[str]) -> tuple[tuple[dict[str, str], ...], tuple[str, ...]]:
@@ -68,8 +68,8 @@ def row_of(device: Device, rows: Iterable[Mapping[str, str]]) -> Mapping[str, st
     return None
 
 
-def told(device: Device, tool: Tool, row: Mapping[str, str] | None, words: tuple[str, ...], code: int) -> Device:
-    """The device with the row's words; cells that say nothing leave what the kernel told."""
+def completed(device: Device, tool: Tool, row: Mapping[str, str] | None, words: tuple[str, ...], code: int) -> Device:
+    """The device with the row's words; cells that say nothing leave what the kernel reported."""
     health = complaint(device, tool, row, words, code)
     row = {name: text for name, text in (row or {}).items() if not re.fullmatch(r"\[.*\]|N/A|", text)}
     memory = re.match(r"\d+", row.get("memory", ""))

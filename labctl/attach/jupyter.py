@@ -47,7 +47,7 @@ class _Connection(socketserver.BaseRequestHandler):
 
 
 def pump(source: socket.socket, sink: socket.socket) -> None:
-    """Bytes from one to the other until the first says that it is done; the second is told so."""
+    """Bytes from one to the other until the first ends its output, and then end the other's input."""
     with contextlib.suppress(OSError):
         while data := source.recv(CHUNK):
             sink.sendall(data)
@@ -68,7 +68,7 @@ def connected(path: Path) -> Iterator[socket.socket]:
 
 
 def answers(path: Path) -> bool:
-    """Whether somebody listens on a Unix socket."""
+    """Whether a program listens on a Unix socket."""
     try:
         with connected(path):
             return True
@@ -121,7 +121,7 @@ def serve(
     make_private(context.directory / NOTEBOOKS)
     path = free_socket(context.directory, node)
     token = secrets.token_urlsafe(24)
-    told: list[str] = []
+    urls: list[str] = []
     last: deque[str] = deque(maxlen=LAST)
     context.notice(
         f"{server} on {node}: notebooks saved in {NOTEBOOKS} stay; "
@@ -133,10 +133,10 @@ def serve(
             last.append(line.replace(token, "[REDACTED]"))
             if line.startswith(LOUD):
                 context.line(last.pop())
-            if not told and answers(path):
-                told.append(f"http://{LOOPBACK}:{chosen}/{PAGES[server]}?token={token}")
+            if not urls and answers(path):
+                urls.append(f"http://{LOOPBACK}:{chosen}/{PAGES[server]}?token={token}")
                 context.notice("Ctrl-C ends it; open this:")
-                tell(told[0])
+                tell(urls[0])
 
         argv = (server, *arguments(path, project, inside.directory))
         try:

@@ -59,7 +59,7 @@ def meant(where: Context, word: str, *more: str) -> str:
 def reached(where: Context, name: str, node: str | None) -> Iterator[Backend]:
     """The backend that has a node, or all of the lab.
 
-    Hosts that do not answer are told of at once; after the block HostError, as not all of it was there.
+    Unreachable hosts are warned of at once; after the block HostError names them.
     """
     with opened(where, name, node) as there:
         for failed in there.failed.values():

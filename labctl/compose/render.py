@@ -106,7 +106,7 @@ LAUNCHER_CAPABILITIES = (
 BESIDE = "127.0.0.2"
 # What the template says in place of the digest of its own text; a value with these quotes would have them escaped.
 UNSEALED = 'labctl.config-hash: ""'
-# By these Open MPI is told which network to use; an accelerator adds variables for its own libraries.
+# These select the network of Open MPI; an accelerator adds variables for its own libraries.
 OPEN_MPI_NETWORK = ("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_oob_tcp_if_include")
 
 

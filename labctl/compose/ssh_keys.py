@@ -57,7 +57,7 @@ def outdated(lab: Lab) -> tuple[str, ...]:
 
 
 def unpinned(lab: Lab) -> frozenset[str]:
-    """Workers whose host key on disk is not the one that the launcher is told, or that do not admit the launcher's."""
+    """Workers whose host key differs from the launcher's known_hosts, or that do not accept the launcher's key."""
     launcher = launcher_directory(lab)
     identity = admitted(lab, public_of(launcher / IDENTITY) or "")
     pins = set(_text(launcher / "known_hosts").splitlines(keepends=True))

@@ -106,7 +106,7 @@ def send(lab: Lab, host: Host, connection: Connection, image_id: str) -> None:
     """What is the host's, to the host: folders, then the files of its nodes and the workloads, if they changed.
 
     No files where it sees the lab directory itself.
-    HostError names the host, what it lacks, and what came back.
+    HostError names the host, what is missing, and what came back.
     """
     nodes = [node for node in lab.nodes if node.host == host.name]
     caches = [naming.own_path(lab, host, naming.cache_directory(node.name)) for node in nodes]

@@ -33,7 +33,7 @@ def reach(lab: Lab, engine: Backend, nodes: tuple[str, ...], seconds: int) -> di
         raise HostError(
             "the launcher does not reach every worker over ssh"
             + "".join(f"\n  {node}: {reason}" for node, reason in reasons.items()),
-            hint=f"labctl logs {first}; `labctl down && labctl up` makes the nodes anew",
+            hint=f"labctl logs {first}; `labctl down && labctl up` recreates the nodes",
             node=first,
         )
     return {answer["node"]: answer["seconds"] for answer in answers}

@@ -142,7 +142,7 @@ LEFT_GRACE = "2"
 DETACH_KEYS = "ctrl-^,ctrl-_,ctrl-^,ctrl-_"
 # What docker itself ends with when it lets go of a command.
 DETACHED = 1
-# What docker compose erases the line before with, on a terminal, and elsewhere too, whatever it is told.
+# What docker compose erases the line before with, on a terminal, and elsewhere too, whatever its options.
 ERASE = "\033[2K"
 
 
@@ -223,7 +223,7 @@ class DockerEngine:
         except DockerException as error:
             if error.return_code in LATE:
                 there = f"on {self.host}: " if self._address else "sudo "
-                hint = f"{there}systemctl restart docker, where it hangs; then the same command again"
+                hint = f"{there}systemctl restart docker, if it hangs; then re-run the command"
                 raise self._error(f"`{what}` was not done by Docker Engine within {seconds} s", hint) from error
             said = (error.stderr or "").strip().splitlines()[-LAST_LINES:]
             raise self._error(f"`{what}` failed:\n" + "\n".join(said)) from error

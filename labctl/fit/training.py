@@ -77,7 +77,7 @@ class DecoderConfig:
         Korthikanti et al. 2022, section 4.1, sbh(34 + 5as/h): the inputs of both norms and of the three products of
         attention, Q, K, V and the attention's result, the input of the first layer of the perceptron and of the
         second, of its activation function too, and two masks of dropout. 5as/h is not kept: the attention that torch
-        and transformers choose (scaled_dot_product_attention) computes it anew, as in the paper's section 5. ReLU
+        and transformers choose (scaled_dot_product_attention) recomputes it, as in the paper's section 5. ReLU
         keeps its result, which is the second layer's input, and no other.
         """
         kept = 8 * self.hidden + self.feed_forward * (1 if self.relu else 2)
@@ -90,7 +90,7 @@ class DecoderConfig:
 
 
 def read(path: Path) -> DecoderConfig:
-    """The shape that a config.json, or a directory with one, describes. ConfigError where it cannot be told."""
+    """The shape that a config.json, or a directory with one, describes. ConfigError if it is unknown."""
     file = path / "config.json" if path.is_dir() else path
     try:
         config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))

@@ -109,7 +109,7 @@ def scan_nodes(directory: Path, nodes: Sequence[str], *, launcher: bool) -> dict
 def parse(records: Iterator[bytes]) -> tuple[frozenset[str], frozenset[Entry]]:
     """One directory of what a host described: names that lead to its version in force, and the entries of that.
 
-    No names where there is no such directory; no entries where they cannot be read, as while somebody changes them.
+    No names where there is no such directory; no entries where they cannot be read, as while they are being changed.
     """
 
     def paths() -> list[str]:

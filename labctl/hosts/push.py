@@ -104,7 +104,7 @@ def remove(connection: Connection, directory: str, *, seconds: float = 120) -> N
 def _inspect(
     connection: Connection, directory: str, manifests: Mapping[str, Manifest], *words: str, seconds: float
 ) -> list[Update]:
-    """These directories as they are on the host, which may be told to ``tidy`` first."""
+    """These directories as they are on the host, which may ``tidy`` up first."""
     for name in manifests:
         if not NAME.fullmatch(name) or not is_below(name):
             raise ValueError(name)

@@ -350,7 +350,7 @@ def connected(
     """Connections to the hosts that answer within so many seconds, and the errors of the others, by name, in order.
 
     ``opening`` is a POSIX sh script that each host runs first. ``bound`` hosts are tried at a time; with more, each
-    gets a share of the time, so that silent ones leave some to the rest. ``waits`` is told once of the slow ones.
+    gets a share of the time, so that silent ones leave some to the rest. ``waits`` is called once with the slow ones.
     """
     if not shutil.which("ssh"):
         raise HostError("ssh client not found", hint="apt-get install openssh-client")

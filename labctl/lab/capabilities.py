@@ -1,4 +1,4 @@
-"""What was found out about engines by trying them, kept in the lab's directory until it is tried anew."""
+"""What probes found out about engines, kept in the lab's directory until the next probe."""
 
 from __future__ import annotations
 

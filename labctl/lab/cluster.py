@@ -370,7 +370,7 @@ def load_lab(context: Context, cluster: Cluster, *, ask: bool = True, refresh: b
 
 
 def preview_lab(cluster: Cluster) -> tuple[Lab, Cluster]:
-    """The lab as `up` would make it, as far as can be told without a probe, and the cluster as ``load_lab``.
+    """The lab as `up` would make it, as far as is known without a probe, and the cluster as ``load_lab``.
 
     No engine needs to answer.
     """

@@ -120,7 +120,7 @@ def foreseen(
     engine: Capabilities | None,
     root: HostPath = ROOT,
 ) -> tuple[Request, str]:
-    """How `up` would ask for devices as far as can be told without a probe, and who says so; no engine need answer."""
+    """How `up` would ask for devices as far as is known without a probe, and who says so; no engine need answer."""
     known = capabilities.kept(directory, host.name, None).get(KEY)
     with contextlib.suppress(LabError):
         kind = accelerators.get(accelerator).engine.cdi
@@ -139,7 +139,7 @@ def wanted(settings: Settings, accelerator: str, host: Host) -> tuple[Device, ..
 
 
 def require_runtime(accelerator: str, host: Host, engine: Capabilities) -> None:
-    """HostError where the engine lacks what can be told without an image: before one is built for nothing."""
+    """HostError if the engine cannot serve the devices, as far as is known before an image is built."""
     access = accelerators.get(accelerator).engine
     if access.ways == ("runtime",) and host.devices:
         information = engine.information()

@@ -144,9 +144,9 @@ def require_program(lab: Lab, job: Job, engine: Backend) -> None:
 
 
 def require_port(lab: Lab, job: Job, engine: Backend, facts: Mapping[str, survey.HostFacts]) -> None:
-    """HostError where somebody listens to the port at which the ranks meet, if that is one of a host's own.
+    """HostError if the port at which the ranks meet is in use, if that is one of a host's own.
 
-    ``facts`` are what the hosts told before; what runs of this lab had left behind may have been ended since.
+    ``facts`` are what the hosts reported before; what runs of this lab had left behind may have been ended since.
     """
     host, port = lab.host_of(job.nodes[0].name).name, lab.master_port
     if lab.network != "host" or port not in facts[host].ports:

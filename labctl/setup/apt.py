@@ -17,7 +17,7 @@ SUFFIXES = ("", "-updates", "-security")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """One archive as apt is told of it."""
+    """One archive of apt."""
 
     uris: tuple[str, ...]
     suites: tuple[str, ...]

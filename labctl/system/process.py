@@ -107,7 +107,7 @@ def attached(
 ) -> int:
     """Run a program on this process's own input and output to its end; returns its code. ``env`` as ``run``.
 
-    What would end this process meanwhile (INT, TERM, HUP, less what it was told to ignore) goes to ``forward`` instead.
+    What would end this process meanwhile (INT, TERM, HUP, less ignored signals) goes to ``forward`` instead.
     HostError when the program is not there, or was itself ended by a signal; Unread when nobody reads what it prints.
     """
     ours = [number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if _heeded(number)]
@@ -321,7 +321,7 @@ class BackgroundProcess:
         self._told_to_end = False
 
     def lines(self, seconds: float) -> Generator[str, None, None]:
-        """Its output as it comes, line ends kept; it is killed if somebody still waits for more after so long."""
+        """Its output as it comes, line ends kept; it is killed if a reader still waits after so long."""
         with limited(self._child, seconds, threading.Event()):
             for line in self._child.stdout or ():
                 yield line.decode("utf-8", "replace")

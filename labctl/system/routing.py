@@ -132,7 +132,7 @@ def endpoints(members: Sequence[ClusterMember]) -> tuple[Endpoint, ...]:
     """The interface of each host that routes to all the others, and its address there; what ``iface=`` says stands.
 
     The others' addresses are first those that ssh reached: a master that was reached from outside has another among
-    the hosts, so what comes out is tried a second time. Raises ConfigError for an ``iface=`` that is not to be had,
+    the hosts, so what comes out is tried a second time. Raises ConfigError for an ``iface=`` that is not found,
     HostError where no interface leads to all the others.
     """
     known = _distinct(members, tuple(_asked(member) if member.iface else _met(member) for member in members))

@@ -121,7 +121,7 @@ def words(of: Workload, key: str, value: str) -> tuple[str, ...]:
 
 
 def at(of: Workload, nodes: int, directory: str) -> Workload:
-    """The workload as one run starts it: DeepSpeed-Chat's scripts are told a job's name, the hostfile and a folder."""
+    """The workload as one run starts it: DeepSpeed-Chat's scripts get a job's name, the hostfile and a folder."""
     if of.directory.name != DSCHAT.family:
         return of
     return replace(of, arguments=(*of.arguments, f"{nodes}xN", f"{directory}/hostfile", directory))
