@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import secrets
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -268,6 +267,8 @@ class DockerEngine:
 
     def try_network(self, lab: str) -> str:
         """Why the daemon cannot make another network for a lab; empty when it can. What was made for it is removed."""
+        import secrets
+
         name = f"labctl-{lab}-{probe.ROLE}-{secrets.token_hex(4)}"
         labels = {"labctl.lab": lab, "labctl.role": probe.ROLE}
         try:
@@ -396,6 +397,8 @@ class DockerEngine:
         on_line: OnLine | None = None,
     ) -> int:
         """As the protocol says, also where docker lets go of the program by its own keys for that."""
+        import secrets
+
         mark = f"person-{secrets.token_hex(8)}"
         agent = (*self._exec(container, user), *AGENT)
         options = {"terminal": ("-it", "--detach-keys", DETACH_KEYS), "pipe": ("-i",), "none": ()}[stdin]

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from labctl import accelerators, naming
-from labctl.accelerators import detect
+from labctl import naming
 from labctl.config import inventory
 from labctl.config.context import Context
 from labctl.config.inventory import InventoryHost
@@ -21,16 +20,16 @@ from labctl.engines import Backend, Capabilities
 from labctl.engines.docker import DockerEngine
 from labctl.engines.multi import MultiHostEngine
 from labctl.errors import ConfigError, HostError, LabError, on_host, raise_all
-from labctl.hosts import facts
 from labctl.hosts.ssh import Connection, LocalConnection, SshConnection, connected
-from labctl.images import catalog
-from labctl.lab import capabilities, device_requests, spec
 from labctl.model import HERE, LAUNCHER, Host, Lab, Network
-from labctl.system import files, routing
+from labctl.system import files
 from labctl.system.cached import once
 from labctl.system.hostpath import HostPath
 from labctl.system.parallel import map_hosts
-from labctl.system.procfs import ROOT
+
+if TYPE_CHECKING:
+    from labctl.hosts import facts
+    from labctl.system import routing
 
 # Seconds in which a host, and then its daemon, answers.
 REACHING = 20
@@ -102,6 +101,8 @@ class Cluster:
 
     def root(self, host: str) -> HostPath:
         """The host's root directory, to read its /proc, /sys and /etc."""
+        from labctl.system.procfs import ROOT
+
         return self.dumps[host].root if host in self.dumps else ROOT
 
     @property
@@ -132,6 +133,8 @@ class Cluster:
     @property
     def image(self) -> str:
         """The image of the lab's nodes: the one asked for, or labctl's own for the accelerator."""
+        from labctl.images import catalog
+
         wanted = self.settings.text("LAB_ACCELERATOR")
         return self.settings.text("LAB_IMAGE") or catalog.tag(self.accelerator if wanted == "auto" else wanted)
 
@@ -165,6 +168,8 @@ class Cluster:
 
     def lab(self, hosts: tuple[Host, ...]) -> Lab:
         """The lab on these hosts, with the limits that they are known to grant."""
+        from labctl.lab import capabilities, spec
+
         return spec.build(
             self.settings,
             self.directory,
@@ -191,6 +196,8 @@ def connect(
         docker = {HERE: engine} if isinstance(engine, DockerEngine) else {}
         yield Cluster(settings=settings, directory=context.directory, engine=engine, daemons=docker)
         return
+    from labctl.hosts import facts
+
     chosen = tuple(target for target in every if not only or target.name in only)
     with connected(chosen, facts.script(), seconds=REACHING, waits=context.waits) as (reached, unreached):
         dumps, invalid = map_hosts(lambda one: facts.read(one.output, one.target.name), reached)
@@ -245,6 +252,8 @@ def engine_of(settings: Settings, hosts: tuple[InventoryHost, ...], daemons: Map
 
 def last_dump(directory: Path, host: str) -> facts.HostDump | None:
     """What a host reported when it was last reached; None where it never was."""
+    from labctl.hosts import facts
+
     try:
         return facts.read((directory / FACTS / host).read_text(encoding="utf-8"), host)
     except (OSError, HostError):
@@ -257,6 +266,9 @@ def detect_hardware(cluster: Cluster) -> DetectedHardware:
     A host that was never reached is left out. HostError where that is the first one, which has the launcher. Where
     all of them lack the devices that the settings ask for, the settings are wrong: the error is that of the first.
     """
+    from labctl import accelerators
+    from labctl.lab import spec
+
     accelerator = cluster.settings.text("LAB_ACCELERATOR")
     require_shared(cluster)
     known = [one for one in enumerate(cluster.inventory) if one[1].name in (HERE, *cluster.dumps)]
@@ -298,6 +310,9 @@ def observe(wanted: str, dump: facts.HostDump | None) -> tuple[str, Host]:
 
     HostError where it has no device of the wanted kind.
     """
+    from labctl.accelerators import detect
+    from labctl.hosts import facts
+
     if dump is None:
         return detect.observe(wanted)
     try:
@@ -313,6 +328,8 @@ def endpoints_of(cluster: Cluster, hosts: list[InventoryHost]) -> dict[str, rout
     """How several hosts reach each other, by name; a host alone needs nothing."""
     if cluster.network == "bridge":
         return {}
+    from labctl.system import routing
+
     members = [
         routing.ClusterMember(name=one.name, network=cluster.dumps[one.name].network, iface=one.iface, where=one.where)
         for one in hosts
@@ -345,6 +362,8 @@ def load_lab(context: Context, cluster: Cluster, *, ask: bool = True, refresh: b
     The engines are asked what they can do, all at once, unless what was found out before is enough (``ask``); what an
     earlier probe said of devices is probed again (``refresh``) for doctor.
     """
+    from labctl.lab import capabilities, device_requests
+
     cluster = cluster.with_usable_hosts()
     settings, directory = cluster.settings, cluster.directory
     hosts = {host.name: device_requests.remembered(host, directory) for host in cluster.hosts}
@@ -374,6 +393,9 @@ def preview_lab(cluster: Cluster) -> tuple[Lab, Cluster]:
 
     No engine needs to answer.
     """
+    from labctl import accelerators
+    from labctl.lab import capabilities, device_requests
+
     cluster = cluster.with_usable_hosts()
     hosts = cluster.hosts
     if accelerators.get(cluster.accelerator).engine.is_open:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import platform
 import re
 import secrets
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -54,6 +52,9 @@ def _job(job: Job) -> dict[str, Any]:
 
 def versions(lab: Lab, engine: Backend, image_id: str | None) -> dict[str, Any]:
     """Versions of all that a run depends on."""
+    import platform
+    from importlib import metadata
+
     return {
         "labctl": metadata.version("labctl"),
         "python": platform.python_version(),
