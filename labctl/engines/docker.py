@@ -223,7 +223,7 @@ class DockerEngine:
             if error.return_code in LATE:
                 there = f"on {self.host}: " if self._address else "sudo "
                 hint = f"{there}systemctl restart docker, if it hangs; then re-run the command"
-                raise self._error(f"`{what}` was not done by Docker Engine within {seconds} s", hint) from error
+                raise self._error(f"`{what}` timed out after {seconds} s", hint) from error
             said = (error.stderr or "").strip().splitlines()[-LAST_LINES:]
             raise self._error(f"`{what}` failed:\n" + "\n".join(said)) from error
 

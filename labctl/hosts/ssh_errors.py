@@ -51,7 +51,7 @@ def error(target: InventoryHost, text: str, hint: str = "") -> HostError:
 
 
 def silent(target: InventoryHost, seconds: float) -> HostError:
-    return error(target, f"does not answer within {seconds:.0f} s", _ping(target))
+    return error(target, f"timed out after {seconds:.0f} s", _ping(target))
 
 
 def noisy_shell(target: InventoryHost, output: str) -> HostError:

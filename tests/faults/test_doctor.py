@@ -489,7 +489,7 @@ def test_fix_runs_what_mends_and_says_so(healthy: Lab) -> None:
 def test_fix_leaves_the_nodes_of_a_run_alone(healthy: Lab) -> None:
     with healthy.stubborn_run(), paused_worker(healthy):
         refused = healthy.call("doctor", "--fix", "--yes").expect(3)
-        assert "under way" in refused.err
+        assert "is active" in refused.err
         assert healthy.containers()["worker-1"].status == "paused"
 
 

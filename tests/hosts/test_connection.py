@@ -370,7 +370,7 @@ def test_hosts_that_cannot_be_reached_are_named_within_the_limit_while_the_other
             assert list(connections) == ["host-2201"]
             said = {name: error.message for name, error in errors.items()}
     assert list(said) == ["silent", "closed", "nobody", "failing"]
-    assert "does not answer within 4 s" in said["silent"]
+    assert "timed out after 4 s" in said["silent"]
     assert f"no sshd on port {targets[2].port}: connection refused" in said["closed"]
     assert "nobody (nobody.invalid): address not found" in said["nobody"]
     assert "collecting facts failed (exit code 1)" in said["failing"]

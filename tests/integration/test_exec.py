@@ -121,11 +121,11 @@ def test_output_that_nobody_reads_ends_the_command_without_a_word(lab: Lab) -> N
 @pytest.mark.parametrize("command", ["no-such-program", "./no-such-program"])
 def test_a_command_that_the_node_has_not_is_said(lab: Lab, command: str) -> None:
     answer = lab.call("exec", "-n", NODE, "--", command).expect(127)
-    assert f"{NODE} has no command `{command}`" in answer.err
+    assert f"{NODE}: command not found: `{command}`" in answer.err
 
 
 def test_a_command_that_may_not_be_run_is_not_called_missing(lab: Lab) -> None:
-    assert "no command" not in lab.call("exec", "-n", NODE, "--", "/etc/passwd").expect(126).err
+    assert "command not found" not in lab.call("exec", "-n", NODE, "--", "/etc/passwd").expect(126).err
 
 
 def test_a_node_that_does_not_run_is_named_with_what_mends_it(fresh_lab: Callable[..., Lab]) -> None:

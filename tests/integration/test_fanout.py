@@ -117,4 +117,4 @@ def test_a_node_that_is_not_there_is_said_before_anything_runs(lab: Lab) -> None
     answer = lab.call("exec", "-n", "worker-0,worker-9", "--", "hostname").expect(2)
     assert answer.out == ""
     assert "no worker `worker-9`" in answer.err
-    assert "one or the other" in lab.call("exec", "--all", "-n", "worker-0", "--", "hostname").expect(2).err
+    assert "use either --all or -n" in lab.call("exec", "--all", "-n", "worker-0", "--", "hostname").expect(2).err
