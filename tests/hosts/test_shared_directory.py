@@ -25,7 +25,7 @@ def test_results_appear_in_place_and_are_the_persons_own(
     apart = rack.lab(own, f"{family}-apart", hosts, {"LAB_SHARED_DIR": str(own)})
     refused = apart.call("up").expect(3).err
     for name in ("n1", "n2"):
-        assert f"{name}: does not see {own} (LAB-HOST-008): LAB_SHARED_DIR is to be the same directory" in refused
+        assert f"{name}: does not see {own} (LAB-HOST-008): LAB_SHARED_DIR must be the same directory" in refused
     assert [host.shell('[ ! -e "$1" ] || echo made', str(own)) for host in hosts] == ["", ""]
 
     assert "push files" not in lab.call("up").expect(0).err
