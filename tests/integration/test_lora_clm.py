@@ -11,7 +11,7 @@ pytestmark = pytest.mark.docker
 
 MAKE_MODEL = """
 import sys
-sys.path.insert(0, "/workspace/workloads/lora-clm")
+sys.path[:0] = ["/workspace/workloads/lora-clm", "/workspace/workloads/common"]
 import model
 from transformers import LlamaForCausalLM
 tokenizer = model.byte_tokenizer()

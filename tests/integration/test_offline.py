@@ -13,12 +13,12 @@ from support.harness import LABCTL, NOT_INHERITED
 from docker import DockerClient
 
 pytestmark = pytest.mark.docker
-OPT = Path(__file__).resolve().parents[2] / "workloads/opt"
+WORKLOADS = Path(__file__).resolve().parents[2] / "workloads"
 WEIGHTS = bytes(200_000)
 ROWS = b'{"prompt": "how?", "chosen": "so"}\n' * 5000
 READ = """
 import sys
-sys.path.insert(0, "/opt-workload")
+sys.path[:0] = ["/workloads/opt", "/workloads/common"]
 import data, datasets, model
 print("model", model.find_snapshot("opt-350m")[0])
 print("rows", len(datasets.load_dataset(data.fetched_dataset("Dahoas/rm-static"), split="train")))
@@ -46,7 +46,7 @@ def test_what_was_fetched_is_read_without_network(engine: DockerClient, image: s
         user=f"{os.getuid()}:{os.getgid()}",
         network_mode="none",
         environment={"HF_HOME": "/cache/huggingface", "HF_DATASETS_CACHE": "/cache/datasets", "HF_HUB_OFFLINE": "1"},
-        volumes={str(shared): {"bind": "/cache"}, str(OPT): {"bind": "/opt-workload", "mode": "ro"}},
+        volumes={str(shared): {"bind": "/cache"}, str(WORKLOADS): {"bind": "/workloads", "mode": "ro"}},
         remove=True,
     ).decode()
     found = f"/cache/huggingface/hub/models--facebook--opt-350m/snapshots/{REVISION}"

@@ -12,7 +12,7 @@ from docker import DockerClient
 
 pytestmark = pytest.mark.docker
 
-OPT = Path(__file__).resolve().parents[2] / "workloads/opt"
+WORKLOADS = Path(__file__).resolve().parents[2] / "workloads"
 LIMIT = 1200
 """Seconds for one run, many times what it takes on idle cores."""
 
@@ -75,7 +75,7 @@ def test_a_key_of_the_configuration_reaches_the_model(lab: Lab) -> None:
 
 PPO = """
 import sys
-sys.path.insert(0, "/opt-workload")
+sys.path[:0] = ["/workloads/opt", "/workloads/common"]
 import ppo, torch
 answers = torch.tensor([[7, 2, 9, 2], [7, 8, 9, 5]])
 mask = ppo.answer_mask(answers, eos=2)
@@ -111,7 +111,7 @@ def test_ppo_is_what_the_papers_say(engine: DockerClient, image: str) -> None:
         ["-c", PPO],
         entrypoint="python3",
         network_mode="none",
-        volumes={str(OPT): {"bind": "/opt-workload", "mode": "ro"}},
+        volumes={str(WORKLOADS): {"bind": "/workloads", "mode": "ro"}},
         remove=True,
     ).decode()
     assert said.splitlines() == EXPECTED
