@@ -88,8 +88,15 @@ def carry_out(
                 try:
                     lost |= do(step, site) or {}
                 except HostError as error:
-                    raise_all({**lost, error.node or HERE: error})
+                    raise_all({**lost, host_of(site, error): error})
     return lost
+
+
+def host_of(site: Deployment, error: HostError) -> str:
+    """The host on which a step failed, also where the error names a node of it."""
+    if isinstance(site, LabDeployment) and error.node in (model.LAUNCHER, *(node.name for node in site.lab.nodes)):
+        return site.lab.host_of(error.node).name
+    return error.node or HERE
 
 
 def concurrently(group: Iterable[tuple[str, plan.Step]], site: Deployment, lost: Failures) -> dict[str, HostError]:
@@ -193,12 +200,8 @@ def _(step: plan.ApplyProject, site: Deployment) -> None:
 
 
 @do.register
-def _(step: plan.WaitForSsh, site: LabDeployment) -> Failures | None:
-    try:
-        reach(site.lab, site.cluster.engine, step.nodes, step.seconds)
-    except HostError as error:
-        return {site.lab.host_of(error.node).name if error.node else HERE: error}
-    return None
+def _(step: plan.WaitForSsh, site: LabDeployment) -> None:
+    reach(site.lab, site.cluster.engine, step.nodes, step.seconds)
 
 
 @do.register

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 from support import builders
 from support.builders import container
-from support.fake_backend import Failed, FakeBackend
+from support.fake_backend import Failed, FakeBackend, silent
 
 from labctl import flows, model
 from labctl.cli.output import to_json
 from labctl.config.context import Context
 from labctl.doctor import run as doctor_run
 from labctl.engines import Kind
+from labctl.engines.agent import AGENT
 from labctl.engines.state import ObservedState
 from labctl.errors import HostError
 from labctl.lab import cluster as clusters
@@ -201,6 +202,19 @@ def test_a_run_observes_once_and_makes_what_its_dry_run_says(
     record = context.directory / "runs" / to_json(result)["run_id"]
     assert all(path in "\n".join(planned) for path in files(record))
     assert "#4 write runs/" in (record / "plan.txt").read_text()
+
+
+def test_a_run_is_not_launched_on_a_node_that_the_launcher_does_not_reach(
+    context: Context, engine: Engine, lab_is_up: Callable[[], None]
+) -> None:
+    lab_is_up()
+    engine.answer = silent
+    engine.started.clear()
+    with pytest.raises(HostError, match="the launcher does not reach every worker over ssh"):
+        flows.run(context, "hello", RunOptions())
+    assert [argv[len(AGENT)] for _, argv in engine.started if argv[: len(AGENT)] == AGENT] == ["reach"]
+    assert [argv for _, argv in engine.started if argv[0] == "timeout"] == []
+    assert list((context.directory / "runs").iterdir()) == []
 
 
 def test_a_dry_run_of_a_run_says_what_left_runs_are_ended(

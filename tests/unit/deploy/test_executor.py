@@ -122,10 +122,8 @@ def test_a_step_that_fails_ends_the_plan(tmp_path: Path) -> None:
     of = lab(directory=tmp_path)
     engine = FakeBackend(dead=("labctl-demo-launcher-1",))
     local = (plan.WriteFiles(files=render.render(of), cause="new"),)
-    failed = executor.carry_out(
-        plan.up(of, (*local[0].files,), ObservedState(), local=local).steps, deployment(of, engine)
-    )
-    assert "No such container" in failed["local"].message
+    with pytest.raises(HostError, match="No such container"):
+        executor.carry_out(plan.up(of, (*local[0].files,), ObservedState(), local=local).steps, deployment(of, engine))
     with pytest.raises(HostError, match="cannot make"):
         executor.carry_out(local, deployment(lab(directory=tmp_path / naming.compose_path("worker-0")), engine))
 
