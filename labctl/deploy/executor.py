@@ -12,7 +12,7 @@ from types import MappingProxyType
 from labctl import model, naming
 from labctl.accelerators import leases
 from labctl.config.context import Context
-from labctl.deploy import decide, images, ledger, plan, provision
+from labctl.deploy import decide, images, ledger, plan, preflight, provision
 from labctl.deploy.decide import Decision
 from labctl.engines import connection_to
 from labctl.engines.agent import reach
@@ -57,6 +57,8 @@ def bring_up(context: Context, decided: Decision, *, wait: float) -> tuple[Clust
         steps = decided.plan.steps
     with leases.granting(decided.lab, wait=wait, notice=context.notice):
         leases.require_free(decided.lab)
+        # One may have begun while this waited.
+        preflight.require_no_run(context, steps)
         site = LabDeployment(context=context, cluster=decided.cluster, lab=decided.lab)
         raise_all(carry_out(steps, site, decided.failed, before=first))
     return decided.cluster, None if first or len(steps) > 1 else decided.observed

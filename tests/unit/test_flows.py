@@ -13,6 +13,7 @@ from support.builders import container
 from support.fake_backend import Failed, FakeBackend, silent
 
 from labctl import flows, model
+from labctl.accelerators import leases
 from labctl.cli.output import to_json
 from labctl.config.context import Context
 from labctl.doctor import run as doctor_run
@@ -169,6 +170,15 @@ def test_another_run_that_is_active_is_refused(
         engine.seen = ObservedState()
         with pytest.raises(HostError, match="cannot change the lab while `run r1`"):
             flows.up(context, dry_run=dry_run)
+
+
+def test_a_run_that_begins_while_up_waits_for_devices_keeps_its_nodes(
+    context: Context, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "granting", lambda *_, **__: filelock.held(context.directory / filelock.RUN, "run r1"))
+    with pytest.raises(HostError, match="cannot change the lab while `run r1`"):
+        flows.up(context)
+    assert engine.done == []
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
