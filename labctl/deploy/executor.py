@@ -130,8 +130,11 @@ def skip_failed_hosts(step: plan.Step, site: Deployment, lost: Failures) -> plan
     """The step as far as it concerns other hosts than the lost ones; None if nothing of it is left."""
     if not lost or not isinstance(step, plan.WaitForSsh | plan.RemoveState):
         return step
-    if isinstance(step, plan.RemoveState) or not isinstance(site, LabDeployment):
+    if not isinstance(site, LabDeployment):
+        # What `clean` removes is that of a lab which the lost hosts still have.
         return None
+    if isinstance(step, plan.RemoveState):
+        return step
     nodes = tuple(node.name for node in site.lab.nodes if node.name in step.nodes and node.host not in lost)
     return replace(step, nodes=nodes) if nodes and site.lab.host_of(model.LAUNCHER).name not in lost else None
 
