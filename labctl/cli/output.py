@@ -35,7 +35,7 @@ DEPRECATED = {
 }
 
 
-BOLD, DIM, RED, GREEN, YELLOW, PLAIN = "\033[1m", "\033[2m", "\033[31m", "\033[32m", "\033[33m", "\033[0m"
+BOLD, DIM, RED, YELLOW, PLAIN = "\033[1m", "\033[2m", "\033[31m", "\033[33m", "\033[0m"
 
 
 class Output:
