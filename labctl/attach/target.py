@@ -21,7 +21,7 @@ def opened(where: Context, name: str, node: str | None) -> Iterator[cluster.Clus
     settings = where.settings()
     every = cluster.read_inventory(where.directory, settings)
     placement = cluster.placement(settings, every)
-    if len(every) > 1 and node and node not in placement:
+    if every != cluster.THIS_MACHINE and node and node not in placement:
         raise unknown(name, node, tuple(placement))
     only = (placement[node],) if node in placement else ()
     with cluster.connect(where, settings, only=only) as there:

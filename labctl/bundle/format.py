@@ -116,10 +116,6 @@ class Bundle:
         """The content of a file."""
         return _pieces(self.path, member)
 
-    def sum_of(self, member: BundleEntry) -> str:
-        """The SHA-256 of a file when it was added."""
-        return str(self.about["sha256"][member.name])
-
     def check(self, advance: Advance) -> None:
         """Verify that all members are there and match their checksums, and that no path is unsafe. HostError."""
         sums, links = self.about["sha256"], self.about["links"]

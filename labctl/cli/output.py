@@ -35,7 +35,7 @@ DEPRECATED = {
 }
 
 
-BOLD, DIM, RED, GREEN, YELLOW, PLAIN = "\033[1m", "\033[2m", "\033[31m", "\033[32m", "\033[33m", "\033[0m"
+BOLD, DIM, RED, YELLOW, PLAIN = "\033[1m", "\033[2m", "\033[31m", "\033[33m", "\033[0m"
 
 
 class Output:
@@ -79,7 +79,7 @@ def to_json(value: Any, kind: str = "") -> Any:
         kind, value = type(value).__name__, {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, Mapping):
         document = {key: to_json(item, key) for key, item in value.items()}
-        return document | {old: document[key] for key, old in DEPRECATED.get(kind, {}).items()}
+        return document | {old: document[key] for key, old in DEPRECATED.get(kind, {}).items() if key in document}
     if isinstance(value, (list, tuple)):
         return [to_json(item) for item in value]
     return value.message if isinstance(value, LabError) else value

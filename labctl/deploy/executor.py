@@ -12,7 +12,7 @@ from types import MappingProxyType
 from labctl import model, naming
 from labctl.accelerators import leases
 from labctl.config.context import Context
-from labctl.deploy import decide, images, ledger, plan, provision
+from labctl.deploy import decide, images, ledger, plan, preflight, provision
 from labctl.deploy.decide import Decision
 from labctl.engines import connection_to
 from labctl.engines.agent import reach
@@ -57,6 +57,8 @@ def bring_up(context: Context, decided: Decision, *, wait: float) -> tuple[Clust
         steps = decided.plan.steps
     with leases.granting(decided.lab, wait=wait, notice=context.notice):
         leases.require_free(decided.lab)
+        # One may have begun while this waited.
+        preflight.require_no_run(context, steps)
         site = LabDeployment(context=context, cluster=decided.cluster, lab=decided.lab)
         raise_all(carry_out(steps, site, decided.failed, before=first))
     return decided.cluster, None if first or len(steps) > 1 else decided.observed
@@ -88,8 +90,15 @@ def carry_out(
                 try:
                     lost |= do(step, site) or {}
                 except HostError as error:
-                    raise_all({**lost, error.node or HERE: error})
+                    raise_all({**lost, host_of(site, error): error})
     return lost
+
+
+def host_of(site: Deployment, error: HostError) -> str:
+    """The host on which a step failed, also where the error names a node of it."""
+    if isinstance(site, LabDeployment) and error.node in (model.LAUNCHER, *(node.name for node in site.lab.nodes)):
+        return site.lab.host_of(error.node).name
+    return error.node or HERE
 
 
 def concurrently(group: Iterable[tuple[str, plan.Step]], site: Deployment, lost: Failures) -> dict[str, HostError]:
@@ -121,8 +130,11 @@ def skip_failed_hosts(step: plan.Step, site: Deployment, lost: Failures) -> plan
     """The step as far as it concerns other hosts than the lost ones; None if nothing of it is left."""
     if not lost or not isinstance(step, plan.WaitForSsh | plan.RemoveState):
         return step
-    if isinstance(step, plan.RemoveState) or not isinstance(site, LabDeployment):
+    if not isinstance(site, LabDeployment):
+        # What `clean` removes is that of a lab which the lost hosts still have.
         return None
+    if isinstance(step, plan.RemoveState):
+        return step
     nodes = tuple(node.name for node in site.lab.nodes if node.name in step.nodes and node.host not in lost)
     return replace(step, nodes=nodes) if nodes and site.lab.host_of(model.LAUNCHER).name not in lost else None
 
@@ -193,12 +205,8 @@ def _(step: plan.ApplyProject, site: Deployment) -> None:
 
 
 @do.register
-def _(step: plan.WaitForSsh, site: LabDeployment) -> Failures | None:
-    try:
-        reach(site.lab, site.cluster.engine, step.nodes, step.seconds)
-    except HostError as error:
-        return {site.lab.host_of(error.node).name if error.node else HERE: error}
-    return None
+def _(step: plan.WaitForSsh, site: LabDeployment) -> None:
+    reach(site.lab, site.cluster.engine, step.nodes, step.seconds)
 
 
 @do.register

@@ -5,7 +5,7 @@ A machine is known by its engine's identity: names and addresses come to mean an
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,13 +38,6 @@ def note(directory: Path, host: str, machine: str) -> None:
     write(directory / DeployedHost(host, machine).path, "")
 
 
-def forget(directory: Path, machines: Collection[str]) -> None:
-    """Remove the records of machines without nodes."""
-    for one in noted(directory):
-        if one.machine in machines:
-            (directory / one.path).unlink(missing_ok=True)
-
-
 def noted(directory: Path) -> tuple[DeployedHost, ...]:
     found = (path.name.partition("@") for path in (directory / FILES).glob("*@*"))
     return tuple(sorted(DeployedHost(host, unquote(machine)) for host, _, machine in found))
@@ -69,8 +62,12 @@ def former(directory: Path, listed: Listed) -> dict[str, tuple[str, ...]]:
 
 
 def machines(cluster: Cluster) -> dict[str, str]:
-    """Engine id per inventory host, empty if unreachable; none where no machine is recorded."""
-    names = [host.name for host in cluster.inventory] if noted(cluster.directory) else []
+    """Engine id per inventory host, empty if unreachable; none where no machine is recorded, or no host is listed.
+
+    What this machine was pushed as a listed host stays its record's until it is listed again.
+    """
+    listed = cluster.inventory if cluster.inventory != THIS_MACHINE and noted(cluster.directory) else ()
+    names = [host.name for host in listed]
     engine = cluster.engine
     return {name: engine.capabilities(name).identity() if name in engine.hosts else "" for name in names}
 

@@ -255,7 +255,9 @@ class DockerEngine:
 
     def network(self, identity: str) -> dict[str, Any]:
         """A network in full: its options, addresses, and who is on it."""
-        return dict(self._get(f"/networks/{identity}"))
+        if not (found := self._get(f"/networks/{identity}")):
+            raise self._error(f"Docker Engine: network {identity} not found")
+        return dict(found)
 
     def unused_networks(self) -> tuple[tuple[str, str], ...]:
         """Networks that no container refers to, not even a stopped one: name, and the lab it was made for, if any."""

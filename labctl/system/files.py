@@ -7,15 +7,13 @@ import os
 import posixpath
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import dropwhile
 from pathlib import Path, PurePosixPath
 
 from labctl.errors import HostError
 from labctl.model import File
-from labctl.system import process
 from labctl.system.progress import amount
 
 
@@ -94,17 +92,6 @@ def replace(path: Path, data: bytes, mode: int) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-
-
-@contextmanager
-def scratch() -> Iterator[Path]:
-    """A folder for many small files, in memory where it can be; gone after the block, also where this is killed."""
-    memory = Path("/dev/shm")  # noqa: S108 - a folder of a random name below it, for its owner alone
-    with (
-        tempfile.TemporaryDirectory(prefix="labctl-", dir=memory if os.access(memory, os.W_OK) else None) as folder,
-        process.guarded(("rm", "-rf", folder)),
-    ):
-        yield Path(folder)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 from support import builders
 from support.builders import container
-from support.fake_backend import Failed, FakeBackend
+from support.fake_backend import Failed, FakeBackend, silent
 
 from labctl import flows, model
+from labctl.accelerators import leases
 from labctl.cli.output import to_json
 from labctl.config.context import Context
 from labctl.doctor import run as doctor_run
 from labctl.engines import Kind
+from labctl.engines.agent import AGENT
 from labctl.engines.state import ObservedState
 from labctl.errors import HostError
 from labctl.lab import cluster as clusters
@@ -170,6 +172,15 @@ def test_another_run_that_is_active_is_refused(
             flows.up(context, dry_run=dry_run)
 
 
+def test_a_run_that_begins_while_up_waits_for_devices_keeps_its_nodes(
+    context: Context, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "granting", lambda *_, **__: filelock.held(context.directory / filelock.RUN, "run r1"))
+    with pytest.raises(HostError, match="cannot change the lab while `run r1`"):
+        flows.up(context)
+    assert engine.done == []
+
+
 @pytest.mark.parametrize("dry_run", [True, False])
 def test_a_launcher_that_the_image_lacks_is_refused(
     context: Context, engine: Engine, lab_is_up: Callable[[], None], *, dry_run: bool
@@ -201,6 +212,19 @@ def test_a_run_observes_once_and_makes_what_its_dry_run_says(
     record = context.directory / "runs" / to_json(result)["run_id"]
     assert all(path in "\n".join(planned) for path in files(record))
     assert "#4 write runs/" in (record / "plan.txt").read_text()
+
+
+def test_a_run_is_not_launched_on_a_node_that_the_launcher_does_not_reach(
+    context: Context, engine: Engine, lab_is_up: Callable[[], None]
+) -> None:
+    lab_is_up()
+    engine.answer = silent
+    engine.started.clear()
+    with pytest.raises(HostError, match="the launcher does not reach every worker over ssh"):
+        flows.run(context, "hello", RunOptions())
+    assert [argv[len(AGENT)] for _, argv in engine.started if argv[: len(AGENT)] == AGENT] == ["reach"]
+    assert [argv for _, argv in engine.started if argv[0] == "timeout"] == []
+    assert list((context.directory / "runs").iterdir()) == []
 
 
 def test_a_dry_run_of_a_run_says_what_left_runs_are_ended(

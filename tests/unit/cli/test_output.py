@@ -85,6 +85,11 @@ def test_better_keys_have_the_deprecated_ones_beside_them() -> None:
     }  # fmt: skip
 
 
+def test_a_metric_may_have_the_name_of_a_document() -> None:
+    metrics = {"training": {"value": 1.0, "unit": "s"}}
+    assert to_json(metrics) == metrics
+
+
 def test_a_number_that_json_has_not_is_refused() -> None:
     with pytest.raises(ValueError, match="JSON"):
         Output(as_json=True).answer({"x": float("nan")}, "")

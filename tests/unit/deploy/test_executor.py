@@ -122,12 +122,24 @@ def test_a_step_that_fails_ends_the_plan(tmp_path: Path) -> None:
     of = lab(directory=tmp_path)
     engine = FakeBackend(dead=("labctl-demo-launcher-1",))
     local = (plan.WriteFiles(files=render.render(of), cause="new"),)
-    failed = executor.carry_out(
-        plan.up(of, (*local[0].files,), ObservedState(), local=local).steps, deployment(of, engine)
-    )
-    assert "No such container" in failed["local"].message
+    with pytest.raises(HostError, match="No such container"):
+        executor.carry_out(plan.up(of, (*local[0].files,), ObservedState(), local=local).steps, deployment(of, engine))
     with pytest.raises(HostError, match="cannot make"):
         executor.carry_out(local, deployment(lab(directory=tmp_path / naming.compose_path("worker-0")), engine))
+
+
+def test_state_is_kept_for_a_host_that_failed_but_not_what_no_node_needs(tmp_path: Path) -> None:
+    of, failed = lab(directory=tmp_path), {"red": HostError("red: no answer", node="red")}
+    up = deployment(of, FakeBackend())
+    secret = tmp_path / ".lab/nodes/worker-0/secrets/hf_token"
+    secret.parent.mkdir(parents=True)
+    secret.touch()
+    down = executor.Deployment(context=up.context, cluster=up.cluster)
+    executor.carry_out((plan.RemoveState(paths=(".lab",), cause="labctl clean"),), down, failed)
+    assert secret.exists()
+    path = str(secret.relative_to(tmp_path))
+    executor.carry_out((plan.RemoveState(paths=(path,), cause="no longer needed"),), up, failed)
+    assert not secret.exists()
 
 
 def test_down_needs_no_lab_on_disk() -> None:
@@ -199,7 +211,8 @@ def test_a_hosts_files_are_removed_once_what_is_only_there_is_here(tmp_path: Pat
     seen = ObservedState(parts=(ObservedState(host="red"),))
     steps = plan.down(seen, {"red": (str(directory),)}, state="kept").steps
     (tmp_path / "kept").mkdir()
-    site = deployment(lab(directory=tmp_path), engine)
+    made = deployment(lab(directory=tmp_path), engine)
+    site = executor.Deployment(context=made.context, cluster=made.cluster)
     (directory / "runs/\n..").mkdir(parents=True)
     assert set(executor.carry_out(steps, site)) == {"red"}
     assert (directory.exists(), (tmp_path / "kept").exists()) == (True, True)

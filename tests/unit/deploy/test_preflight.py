@@ -10,11 +10,13 @@ from support.fake_backend import FakeBackend
 
 from labctl import flows, naming
 from labctl.compose import render, ssh_keys
+from labctl.config import settings
 from labctl.config.context import Context
 from labctl.deploy import executor, images, ledger, plan, preflight, provision
 from labctl.doctor import run as doctor_run
 from labctl.engines.state import elsewhere
 from labctl.errors import ConfigError, HostError
+from labctl.lab import cluster as clusters
 from labctl.model import HERE, Lab, Secret
 from labctl.system import filelock
 
@@ -141,10 +143,21 @@ def test_a_machine_that_has_nodes_is_known_whatever_it_is_called_now(
     ledger.note(tmp_path, "h1", "X")
     assert [one.host for one in ledger.left_over(tmp_path, listed)] == left
     assert ledger.former(tmp_path, listed).get("h2", ()) == former
-    ledger.forget(tmp_path, ["Y"])
-    assert [one.host for one in ledger.left_over(tmp_path, {})] == ["h1"]
-    ledger.forget(tmp_path, ["X"])
-    assert ledger.left_over(tmp_path, {}) == ()
+    assert ledger.records(tmp_path, {"h2": "Y"}) == {"h2": ()}
+    assert ledger.records(tmp_path, {"h2": "X"}) == {"h2": (ledger.DeployedHost("h1", "X").path,)}
+
+
+def test_what_this_machine_got_as_a_listed_host_stays_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was pushed to it, and results left there, are removed as that host's, not as this machine's."""
+    engine = FakeBackend()
+    monkeypatch.setattr(FakeBackend, "identity", lambda _: "X", raising=False)
+    ledger.note(tmp_path, "red", "X")
+    cluster = clusters.Cluster(settings=settings.load(tmp_path, {}, {}), directory=tmp_path, engine=engine)
+    said: list[str] = []
+    context = Context(directory=tmp_path, environ={}, emit=lambda event: said.append(event.text), flags={})
+    ledger.warn_orphaned_hosts(context, cluster)
+    assert "red was removed from LAB_HOSTS" in said[0]
+    assert ledger.records(tmp_path, ledger.machines(cluster)) == {}
 
 
 def test_an_engine_says_nothing_that_leads_out_of_the_notes(tmp_path: Path) -> None:

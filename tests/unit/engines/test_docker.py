@@ -120,6 +120,11 @@ def test_an_engine_is_read_where_docker_host_leads(over_tcp: DockerEngine) -> No
         over_tcp.information()
 
 
+def test_a_network_that_is_gone_is_an_error_of_the_engine(over_tcp: DockerEngine) -> None:
+    with pytest.raises(HostError, match=r"^Docker Engine: network nothing not found$"):
+        over_tcp.network("nothing")
+
+
 def test_a_daemon_that_has_no_addresses_left_says_so_with_404(over_tcp: DockerEngine) -> None:
     assert over_tcp.try_network("demo") == "no address pool"
 

@@ -1,12 +1,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import stat
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -100,28 +96,3 @@ def test_bytes_that_are_no_text_come_back_the_same(tmp_path: Path) -> None:
     files.write(tmp_path / "a", "x\udcff")
     assert (tmp_path / "a").read_bytes() == b"x\xff"
     assert files.write(tmp_path / "a", "x\udcff") is False
-
-
-SCRATCH = """
-from labctl.system import files
-with files.scratch() as folder:
-    (folder / "passwd").write_text("theirs")
-    print(folder, flush=True)
-    input()
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, None], ids=["killed", "ended", "left"])
-def test_a_scratch_folder_goes_with_its_process(number: signal.Signals | None) -> None:
-    pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", SCRATCH], stdin=pipe, stdout=pipe, text=True) as owner:
-        assert owner.stdout
-        folder = Path(owner.stdout.readline().strip())
-        assert mode(folder) == 0o700
-        assert (folder / "passwd").exists()
-        if number:
-            owner.send_signal(number)
-    deadline = time.monotonic() + 10
-    while folder.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not folder.exists()

@@ -1,0 +1,24 @@
+"""The way into a node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from labctl.attach import target
+from labctl.config.context import Context
+from labctl.errors import ConfigError
+
+
+@pytest.mark.parametrize("hosts", ["red", "red\nblue"])
+def test_a_node_that_no_listed_host_is_to_have_is_unknown(tmp_path: Path, hosts: str) -> None:
+    """Also where its container is left on the only host: nothing leads to it."""
+    (tmp_path / ".env").write_text("LAB_NAME=demo\nLAB_NODES=1\nLAB_HOSTS=hosts.txt\n")
+    (tmp_path / "hosts.txt").write_text(f"{hosts}\n")
+    context = Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={})
+    with (
+        pytest.raises(ConfigError, match="lab demo has no node `worker-5`"),
+        target.entered(context, "demo", "worker-5"),
+    ):
+        pass
