@@ -19,9 +19,9 @@ ROWS = b'{"prompt": "how?", "chosen": "so"}\n' * 5000
 READ = """
 import sys
 sys.path[:0] = ["/workloads/opt", "/workloads/common"]
-import data, datasets, model
+import datasets, model, training_text
 print("model", model.find_snapshot("opt-350m")[0])
-print("rows", len(datasets.load_dataset(data.fetched_dataset("Dahoas/rm-static"), split="train")))
+print("rows", len(datasets.load_dataset(training_text.fetched_dataset("Dahoas/rm-static"), split="train")))
 """
 
 
