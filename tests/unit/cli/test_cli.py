@@ -377,7 +377,7 @@ def test_a_missing_engine_is_the_environments_fault(labctl: Labctl) -> None:
     said = Said(done.returncode, done.stdout, done.stderr)
     assert said.code == 3
     assert said.document["error"]["kind"] == "environment"
-    assert said.document["error"]["hint"] == "labctl setup"
+    assert said.document["error"]["hint"] == "unset DOCKER_HOST"
 
 
 # --- answers that need no engine -----------------------------------------------------------------------------
@@ -562,7 +562,7 @@ def test_where_the_engine_does_not_answer_its_own_reason_is_told(
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
     said = labctl("exec", "--", "true")
     assert said.code == 3
-    assert "No such file or directory\n" in said.err
+    assert f"No such file or directory (DOCKER_HOST=unix://{tmp_path}/no.sock)\nhint: unset DOCKER_HOST\n" in said.err
 
 
 def test_a_paused_node_is_said_with_what_wakes_it(labctl: Labctl, nodes: Nodes) -> None:
