@@ -309,7 +309,7 @@ def test_keys_and_options_that_labctl_does_not_know_are_passed_on_with_a_warning
     said = labctl("run", "hello", "--dry-run", *changes)
     assert said.code == 0, said
     assert " --bind_cores " in said.out
-    assert [line for line in said.err.splitlines() if line != "Docker Engine does not answer"] == [
+    assert [line for line in said.err.splitlines() if line != "warning: Docker Engine does not answer"] == [
         "warning: deepspeed option `--bind_cores` is unknown to labctl and passed on as it is; "
         "did you mean `--bind_core_list`?",
         "warning: --set: DeepSpeed 0.19 has no key `shiny` and ignores it",
