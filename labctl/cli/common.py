@@ -15,7 +15,9 @@ from labctl.cli.output import Output
 from labctl.config.context import Context, find_lab
 from labctl.errors import ConfigError, Interrupted, LabError, OutputClosed
 
-Directory = Annotated[Path, typer.Option("--directory", "-C", help="Lab directory (default: the current one).")]
+Directory = Annotated[
+    Path, typer.Option("--directory", "-C", show_default=False, help="Lab directory (default: the current one).")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print a JSON document.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan without executing it.")]
 Setting = Annotated[

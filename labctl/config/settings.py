@@ -267,7 +267,8 @@ def _written(path: Path) -> list[SettingValue]:
 
 def _check(found: SettingValue, home: str) -> None:
     if not _is_known(found.key):
-        raise ConfigError(f"{found.origin}: unknown key {found.key}", hint=_hint_for_unknown(found.key))
+        where = "--setting" if found.origin == "flag" else found.origin
+        raise ConfigError(f"{where}: unknown key {found.key}", hint=_hint_for_unknown(found.key))
     if "\0" in found.value or not dotenv.is_utf8(found.value):
         raise found.error("not UTF-8 text without NUL")
     if found.key.startswith(EXTRA):

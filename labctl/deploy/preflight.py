@@ -62,7 +62,7 @@ def require_initialised(context: Context) -> None:
 def require_named(context: Context, settings: Settings) -> None:
     """ConfigError if nothing says which lab is meant: the default name would be another lab's."""
     if settings.origin("LAB_NAME") == "default" and not (context.directory / ".env").exists():
-        hint = "cd into the lab's directory, or name it: -C DIRECTORY"
+        hint = "cd into the lab's directory, or name it: -C DIRECTORY; `labctl init DIRECTORY` creates one"
         raise ConfigError(f"{context.directory} is not a lab directory (no .env)", hint=hint)
 
 

@@ -174,7 +174,8 @@ class DockerEngine:
     def _http(self, seconds: float | None) -> Iterator[HTTPConnection]:
         from http.client import HTTPException
 
-        address = self._address or process.variable("DOCKER_HOST") or "unix:///var/run/docker.sock"
+        named = "" if self._address else process.variable("DOCKER_HOST")
+        address = self._address or named or "unix:///var/run/docker.sock"
         try:
             with contextlib.closing(http_connection(address, seconds)) as http:
                 http.connect()
@@ -189,6 +190,9 @@ class DockerEngine:
             why = error.strerror or str(error)
             start = "restart" if "timed out" in why else "start"
             hint = "labctl setup" if self.host == model.HERE else f"on {self.host}: systemctl {start} docker"
+            if named:
+                hint = "unset DOCKER_HOST"
+                why = why if named in why else f"{why} (DOCKER_HOST={named})"
             raise self._error(f"Docker Engine does not answer: {why}", hint) from error
 
     @contextlib.contextmanager

@@ -116,7 +116,7 @@ def chosen_devices(accelerator: Accelerator, host: Host, text: str) -> tuple[Dev
     if not text:
         return host.devices
     if accelerator == "cpu":
-        raise ConfigError("LAB_DEVICES names devices, and a CPU lab has none", hint="unset LAB_DEVICES in .env")
+        raise ConfigError("LAB_DEVICES names devices, and a CPU lab has none", hint="leave LAB_DEVICES unset")
     known = {name: device for device in host.devices for name in names_of(device)}
     # Vendors' tools write addresses as 00000000:3B:00.0.
     wanted = [pci.address(name) or name for word in text.split(",") for name in expand(word.strip())]

@@ -134,5 +134,7 @@ def read_text(path: Path) -> str:
     """Read a file named by an option. ConfigError."""
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -13,6 +14,7 @@ from typing import Any
 from labctl import fit, model, naming
 from labctl.compose import render
 from labctl.config.context import Context
+from labctl.config.settings import sounds_secret
 from labctl.deploy import executor, images, plan
 from labctl.deploy.executor import LabDeployment, do
 from labctl.engines import Backend, agent, connection_to
@@ -89,7 +91,7 @@ def observe(context: Context, cluster: Cluster, lab: Lab, *, dry_run: bool) -> O
     except HostError as error:
         if not dry_run:
             raise
-        context.notice(error.message)
+        context.warn(error.message)
         return None
 
 
@@ -111,19 +113,29 @@ def require_ready(
     if options.dry_run and not_up(lab, job, observed):
         if not observed.on(lab.hosts[0].name).image:
             images.require_buildable(cluster)
-        context.warn(f"lab {lab.name} is not up, so its launcher was not asked for programs and inputs")
+        context.warn(f"lab {lab.name} {_lacking(observed)}, so its launcher was not asked for programs and inputs")
         return
-    require_up(lab, job, observed)
+    require_up(lab, job, observed, context.flags)
     require_inputs(lab, job, cluster.engine)
     if options.launcher:
         require_program(lab, job, cluster.engine)
 
 
-def require_up(lab: Lab, job: Job, observed: ObservedState) -> None:
-    """HostError unless the launcher and every node of the run are there."""
+def _lacking(observed: ObservedState) -> str:
+    return "is out of date" if observed.containers else "is not up"
+
+
+def _up_with(flags: Mapping[str, str]) -> str:
+    """The command that makes the lab as these overrides have it: without them, `up` would leave it as it is."""
+    shown = (f"{key}={'...' if sounds_secret(key) else shlex.quote(value)}" for key, value in flags.items())
+    return " ".join(("labctl up", *(f"-s {one}" for one in shown)))
+
+
+def require_up(lab: Lab, job: Job, observed: ObservedState, flags: Mapping[str, str]) -> None:
+    """HostError unless the launcher and every node of the run are there, as the settings with ``flags`` have them."""
     for name, why in not_up(lab, job, observed):
-        state = "is out of date" if observed.containers else "is not up"
-        raise HostError(f"lab {lab.name} {state}: {name}: {why} (wanted: {lab.image})", hint="labctl up", node=name)
+        message = f"lab {lab.name} {_lacking(observed)}: {name}: {why} (wanted: {lab.image})"
+        raise HostError(message, hint=_up_with(flags), node=name)
     for node in job.nodes:
         container = observed.container(node.name)
         if container and lost(container.reason):

@@ -181,6 +181,22 @@ def test_a_run_that_begins_while_up_waits_for_devices_keeps_its_nodes(
     assert engine.done == []
 
 
+@pytest.mark.usefixtures("engine")
+def test_a_run_with_other_settings_than_the_labs_says_the_up_that_makes_them_so(
+    context: Context, lab_is_up: Callable[[], None]
+) -> None:
+    lab_is_up()
+    said: list[Event] = []
+    flags = {"LAB_ENV_GREETING": "good day", "LAB_ENV_API_TOKEN": "s3cr3t"}
+    changed = Context(directory=context.directory, environ={}, emit=said.append, flags=flags)
+    with pytest.raises(HostError, match="lab demo is out of date: launcher: ") as caught:
+        flows.run(changed, "hello", RunOptions())
+    assert caught.value.hint == "labctl up -s LAB_ENV_GREETING='good day' -s LAB_ENV_API_TOKEN=..."
+    flows.run(changed, "hello", DRY)
+    warned = [event.text for event in said if event.kind == "warning"]
+    assert "lab demo is out of date, so its launcher was not asked for programs and inputs" in warned
+
+
 @pytest.mark.parametrize("dry_run", [True, False])
 def test_a_launcher_that_the_image_lacks_is_refused(
     context: Context, engine: Engine, lab_is_up: Callable[[], None], *, dry_run: bool

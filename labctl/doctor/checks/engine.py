@@ -57,7 +57,8 @@ def silent(ctx: CheckContext, failure: HostError) -> Finding:
         code, fix = "LAB-ENGINE-004", join_group()
         impact = "nothing runs without the engine, and only root and members of its group may open its socket"
     elif address:
-        summary, fix = f"{summary} (DOCKER_HOST={address})", "unset DOCKER_HOST"
+        summary = summary if address in summary else f"{summary} (DOCKER_HOST={address})"
+        fix = "unset DOCKER_HOST"
     elif fix in ("", "labctl doctor"):
         fix = ctx.as_root("journalctl -u docker -n 50")
     return error(code, summary, impact=impact, fix=fix, node=ctx.name)

@@ -309,7 +309,7 @@ def test_keys_and_options_that_labctl_does_not_know_are_passed_on_with_a_warning
     said = labctl("run", "hello", "--dry-run", *changes)
     assert said.code == 0, said
     assert " --bind_cores " in said.out
-    assert [line for line in said.err.splitlines() if line != "Docker Engine does not answer"] == [
+    assert [line for line in said.err.splitlines() if line != "warning: Docker Engine does not answer"] == [
         "warning: deepspeed option `--bind_cores` is unknown to labctl and passed on as it is; "
         "did you mean `--bind_core_list`?",
         "warning: --set: DeepSpeed 0.19 has no key `shiny` and ignores it",
@@ -377,7 +377,7 @@ def test_a_missing_engine_is_the_environments_fault(labctl: Labctl) -> None:
     said = Said(done.returncode, done.stdout, done.stderr)
     assert said.code == 3
     assert said.document["error"]["kind"] == "environment"
-    assert said.document["error"]["hint"] == "labctl setup"
+    assert said.document["error"]["hint"] == "unset DOCKER_HOST"
 
 
 # --- answers that need no engine -----------------------------------------------------------------------------
@@ -562,7 +562,7 @@ def test_where_the_engine_does_not_answer_its_own_reason_is_told(
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
     said = labctl("exec", "--", "true")
     assert said.code == 3
-    assert "No such file or directory\n" in said.err
+    assert f"No such file or directory (DOCKER_HOST=unix://{tmp_path}/no.sock)\nhint: unset DOCKER_HOST\n" in said.err
 
 
 def test_a_paused_node_is_said_with_what_wakes_it(labctl: Labctl, nodes: Nodes) -> None:

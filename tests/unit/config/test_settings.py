@@ -70,6 +70,10 @@ def test_an_empty_value_is_not_set(lab: Lab) -> None:
     assert loaded.secret("HF_TOKEN") is None
 
 
+def test_an_override_that_is_no_setting_is_said_by_its_option(lab: Lab) -> None:
+    assert lab.error(flags={"LAB_NOPE": "1"}).startswith("--setting: unknown key LAB_NOPE |")
+
+
 def test_an_alias_is_its_key(lab: Lab) -> None:
     loaded = lab.load("DOCKER_SSH_PORT=5100\nhttp_proxy=http://p:1\nHTTP_PROXY=http://p:1")
     assert (loaded.number("LAB_SSH_PORT"), loaded.origin("LAB_SSH_PORT")) == (5100, ".env:1")
