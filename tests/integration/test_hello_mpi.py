@@ -41,4 +41,4 @@ def test_a_rank_that_does_not_answer_is_named(lab: Lab) -> None:
 def test_a_library_that_does_not_see_the_ranks_that_were_started_is_said(lab: Lab) -> None:
     said = lab.inside("launcher", "bash", "-c", FOREIGN_MPI)
     assert "5 ranks were started, MPI sees 2" in said
-    assert said.endswith("code 4\n")
+    assert "code 4" in said.splitlines()

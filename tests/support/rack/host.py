@@ -299,9 +299,9 @@ class Host:
         self._restart_sshd()
 
     def _restart_sshd(self) -> None:
-        """Connections that are open stay so."""
+        """Connections that are open stay so. sshd writes its pid once it listens."""
         self.shell('old=$(cat /run/sshd.pid); kill "$old"; while kill -0 "$old" 2> /dev/null; do sleep 0.05; done; '
-                   "/usr/sbin/sshd")  # fmt: skip
+                   "rm -f /run/sshd.pid; /usr/sbin/sshd; until [ -s /run/sshd.pid ]; do sleep 0.05; done")  # fmt: skip
 
 
 def shaped(rate: str) -> tuple[str, ...]:
