@@ -63,7 +63,8 @@ def serving(new_lab: Callable[[dict[str, str]], Lab], image: str) -> Iterator[La
 
 @contextmanager
 def jupyter(lab: Lab, limit: float = 120) -> Iterator[tuple[Running, str]]:
-    """`labctl jupyter` under way, and the URL that it printed."""
+    """`labctl jupyter` under way, and the URL that it printed; what an earlier one started has ended."""
+    wait_until(lambda: not any("jupyter" in line for line in processes(lab)), 120, "no other server is left")
     with lab.start("jupyter") as running:
 
         def url() -> str:
