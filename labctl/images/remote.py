@@ -10,7 +10,7 @@ from typing import Any
 
 from labctl.errors import HostError
 from labctl.hosts.ssh import Connection, remote
-from labctl.images.archive import ArchiveStream, Image, common
+from labctl.images.archive import ArchiveStream, Image, common, sha256
 from labctl.system.files import Room, require_room
 
 ASKING = 120
@@ -135,7 +135,7 @@ def load(connection: Connection, file: str, image: str) -> str:
 def is_whole(connection: Connection, file: str, stream: ArchiveStream) -> bool:
     """Whether a file on the host equals what was sent."""
     done = connection.run(_script("digest"), "digest", file, timeout=MOVING, check=False)
-    return done.out.split()[:1] == [stream.digest()]
+    return done.out.split()[:1] == [sha256(stream.chunks())]
 
 
 def remove(connection: Connection, file: str) -> None:
