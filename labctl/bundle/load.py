@@ -18,16 +18,17 @@ from labctl.hosts.ssh import Connection
 from labctl.hub.prefetch import make_root
 from labctl.images import distribute, local
 from labctl.images.archive import Archive, ArchiveStream, Range, report
-from labctl.images.distribute import Emit, Failures, ImageTargets
+from labctl.images.distribute import Failures, ImageTargets
 from labctl.images.remote import ASKING, MOVING, failed
 from labctl.lab import cluster
-from labctl.model import Event, HostFailure
+from labctl.model import HostFailure
 from labctl.system import filelock
 from labctl.system.files import make_private, require_room, room_at
 from labctl.system.parallel import map_hosts
 from labctl.system.progress import Progress, listed
 from labctl.system.tar import END, member_header, padding
 
+Notice = Callable[[str], None]
 LOCKS = ".lab/bundle"
 """Directory of the images' lock files, relative to the lab directory."""
 ABOUT = {"lab": str, "written": str, "labctl": str, "images": list, "left_out": list}
@@ -56,7 +57,7 @@ def load_bundle(context: Context, file: Path, *, force: bool = False) -> LoadedB
     """
     bundle = checked(file, context.notice)
     with tempfile.TemporaryDirectory(prefix="labctl-") as folder:
-        copy(bundle, bundle.below("lab")[".env"], Path(folder, ".env"))
+        Path(folder, ".env").write_bytes(b"".join(bundle.chunks(bundle.below("lab")[".env"])))
         settings = config.load(Path(folder), context.environ, context.flags)
     cache = Path(settings.text("HOST_CACHE_PATH"))
     files, cached = of_lab(bundle, context.directory, force=force), of_cache(bundle, cache)
@@ -86,7 +87,7 @@ def load_bundle(context: Context, file: Path, *, force: bool = False) -> LoadedB
     )
 
 
-def checked(path: Path, notice: Callable[[str], None]) -> Bundle:
+def checked(path: Path, notice: Notice) -> Bundle:
     """Open and verify a bundle of a lab. ConfigError, HostError if it is damaged."""
     bundle = Bundle(path)
     bundle.check(notice)
@@ -144,26 +145,21 @@ def write(bundle: Bundle, wanted: Mapping[Path, BundleEntry], progress: Progress
     for path, member in wanted.items():
         make_private(path.parent)
         try:
-            copy(bundle, member, path)
+            with tempfile.TemporaryDirectory(dir=path.parent, prefix=".new-") as folder:
+                new = Path(folder, "file")
+                if member.target:
+                    new.symlink_to(member.target)
+                else:
+                    with new.open("wb") as stream:
+                        stream.writelines(bundle.chunks(member))
+                    new.chmod(member.mode & 0o777)
+                new.replace(path)
         except OSError as error:
             raise HostError(
                 f"cannot write {path}: {error.strerror}", hint=f"ls -ld {path.parent}; df -h {path.parent}"
             ) from error
         if progress:
             progress.advance(len(member.content))
-
-
-def copy(bundle: Bundle, member: BundleEntry, path: Path) -> None:
-    """Write a member to a path, atomically."""
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".new-") as folder:
-        new = Path(folder, "file")
-        if member.target:
-            new.symlink_to(member.target)
-        else:
-            with new.open("wb") as stream:
-                stream.writelines(bundle.chunks(member))
-            new.chmod(member.mode & 0o777)
-        new.replace(path)
 
 
 def holds(bundle: Bundle, member: BundleEntry, path: Path) -> bool:
@@ -190,11 +186,13 @@ def hand_out(context: Context, bundle: Bundle, settings: Settings) -> Failures:
             return {host: one for host, one in where.remote_hosts.items() if host not in failures}
 
         for image in bundle.about["images"]:
-            failures |= distribute.hand_out(archive, image, ImageTargets(hosts=left(), emit=context.emit, addresses={}))
-        return failures | send_cache(bundle, settings, left(), context.emit)
+            failures |= distribute.hand_out(
+                archive, image, ImageTargets(hosts=left(), notice=context.notice, addresses={})
+            )
+        return failures | send_cache(bundle, settings, left(), context.notice)
 
 
-def send_cache(bundle: Bundle, settings: Settings, hosts: Mapping[str, Connection], emit: Emit) -> Failures:
+def send_cache(bundle: Bundle, settings: Settings, hosts: Mapping[str, Connection], notice: Notice) -> Failures:
     """Send the bundle's cache to hosts in parallel; returns the failures."""
     members = bundle.below("cache")
     if not members:
@@ -210,7 +208,7 @@ def send_cache(bundle: Bundle, settings: Settings, hosts: Mapping[str, Connectio
         there = {line.removeprefix("./") for line in found.out.splitlines()}
         lacking = {name: member for name, member in members.items() if name not in there}
         if lacking:
-            unpack(connection, str(folder), cargo(bundle, lacking), emit)
+            unpack(connection, str(folder), cargo(bundle, lacking), notice)
 
     return map_hosts(bring, hosts)[1]
 
@@ -224,14 +222,9 @@ def cargo(bundle: Bundle, members: Mapping[str, BundleEntry]) -> ArchiveStream:
     return ArchiveStream(path=bundle.path, parts=(*parts, END))
 
 
-def unpack(connection: Connection, folder: str, cargo: ArchiveStream, emit: Emit) -> None:
+def unpack(connection: Connection, folder: str, cargo: ArchiveStream, notice: Notice) -> None:
     """Send an archive and unpack it in a directory. HostError if it is incomplete."""
-    host = connection.target.name
-
-    def notice(text: str) -> None:
-        emit(Event(kind="notice", text=text, node=host))
-
-    progress = Progress(f"{host}: cache", cargo.size, 0, notice)
+    progress = Progress(f"{connection.target.name}: cache", cargo.size, 0, notice)
     chunks = report(cargo.chunks(), progress)
     done = connection.send(SCRIPT, folder, "unpack", chunks=chunks, timeout=MOVING, check=False)
     if done.code != 0:

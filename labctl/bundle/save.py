@@ -214,21 +214,18 @@ def locks_of(names: Iterable[str]) -> dict[str, Path]:
     return found
 
 
-def without_secrets(text: str, env: Settings) -> tuple[str, tuple[str, ...]]:
+def without_secrets(text: str, env: Settings) -> tuple[str, list[str]]:
     """The text of .env without secrets, and their keys."""
-    values = {f".env:{entry.line}": entry for entry in dotenv.parse(text, ".env")}
-    hidden = {
-        values[origin].line: values[origin].key
-        for _, shown, origin in env.rows()
-        if origin in values and is_secret(values[origin], shown)
-    }
+    entries = {f".env:{entry.line}": entry for entry in dotenv.parse(text, ".env")}
+    secret = {origin for _, shown, origin in env.rows() if origin in entries and is_secret(entries[origin], shown)}
+    hidden: list[str] = []
     lines = text.split("\n")
     for number, line in enumerate(lines, start=1):
-        if number not in hidden and tells_secret(line.partition("#")[2]):
-            hidden[number] = values[f".env:{number}"].key if f".env:{number}" in values else f"line {number}"
-    for number, key in hidden.items():
-        lines[number - 1] = f"# {key}: left out of the bundle"
-    return "\n".join(lines), tuple(hidden.values())
+        origin = f".env:{number}"
+        if origin in secret or tells_secret(line.partition("#")[2]):
+            hidden.append(entries[origin].key if origin in entries else f"line {number}")
+            lines[number - 1] = f"# {hidden[-1]}: left out of the bundle"
+    return "\n".join(lines), hidden
 
 
 def is_secret(entry: dotenv.Entry, shown: str) -> bool:

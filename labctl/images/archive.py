@@ -104,17 +104,13 @@ class Archive:
         except (OSError, ValueError, KeyError, tarfile.TarError) as error:
             raise HostError(f"{path} is not an image archive of Docker: {error}") from error
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The images' tags."""
-        return tuple(tag for entry in self._manifest for tag in entry["RepoTags"] or ())
-
     def image(self, name: str) -> Image:
         """An image by its name. HostError if the archive does not have it."""
         wanted = tagged(name)
-        entry = next((entry for entry in self._manifest if wanted in (entry["RepoTags"] or ())), None)
-        if entry is None:
-            raise HostError(f"{self.path} has no image {name}", hint=f"it has {', '.join(self.names) or 'none'}")
+        entries = {tag: entry for entry in self._manifest for tag in entry["RepoTags"] or ()}
+        if wanted not in entries:
+            raise HostError(f"{self.path} has no image {name}", hint=f"it has {', '.join(entries) or 'none'}")
+        entry = entries[wanted]
         config, layers = self._read(entry["Config"]), entry["Layers"]
         described = [one for one in self._index.get("manifests", ()) if entry["Config"] in self._below(one)]
         blobs = dict.fromkeys(blob for one in described for blob in self._below(one))

@@ -78,7 +78,8 @@ def build(request: BuildRequest, emit: Emit) -> dict[str, Any]:
     inputs = catalog.inputs_hash(request.image)
     wanted = package_sources.pins(_text(request.image, "in")) | package_sources.pins(lock)
     with _prepared(request, wanted, emit, package_sources.hashes(lock)) as arguments:
-        _buildx(request, ["--load", "--tag", tag, "--label", f"{catalog.INPUTS_LABEL}={inputs}", *arguments], emit)
+        loaded = ["--load", "--tag", tag, "--label", f"{catalog.INPUTS_LABEL}={inputs}"]
+        run(catalog.dockerfile(request.image), [*loaded, *arguments], request, emit)
     built = engine.image(tag) or {}
     seconds = round(time.monotonic() - began, 1)
     emit(f"image {tag}: {built['Size'] / 1e9:.2f} GB, {seconds:g} s")
@@ -101,7 +102,7 @@ def update_lock(request: BuildRequest, emit: Emit) -> dict[str, Any]:
     ):
         # Without the cache for that stage, which has last month's versions.
         exported = ["--target", "lock", "--no-cache-filter", "resolve", "--output", f'type=local,"dest={folder}"']
-        _buildx(request, [*exported, *arguments], emit)
+        run(catalog.dockerfile(request.image), [*exported, *arguments], request, emit)
         text = (Path(folder) / lock.name).read_text(encoding="utf-8")
     try:
         lock.write_text(text, encoding="utf-8")
@@ -122,9 +123,8 @@ def _prepared(
     release = base_image.release_of(base, request.engine)
     apt_list = base_image.apt_list(release.get("ID", ""), release.get("VERSION_CODENAME", ""), request.apt_mirror)
     with tempfile.TemporaryDirectory(dir=_state(request), prefix="build-") as folder:
-        given = hand_in(
-            request, pip_sources(request, package_sources.of_host()), wanted, apt_list, Path(folder), hashes
-        )
+        pip = pip_sources(request, package_sources.of_host())
+        given = hand_in(request, pip, wanted, apt_list, Path(folder), hashes)
         yield ["--build-arg", f"BASE_IMAGE={base}", "--label", f"{catalog.BASE_LABEL}={base}", *given]
 
 
@@ -172,37 +172,28 @@ def hand_in(
         local = replace(pip, find_links=(*pip.find_links, index), extra_indexes=(*pip.extra_indexes, index))
     staged = package_sources.stage_wheels(local, wanted, folder / "wheels", hashes)
     certificates = package_sources.ca_bundle((pip.cert,), request.environ)
-    apt_conf = (
-        [f'Dir::Etc::SourceList "{package_sources.IN_BUILD}/apt.list";', 'Dir::Etc::SourceParts "-";']
-        if apt_list
-        else []
-    )
+    apt_conf = ""
+    if apt_list:
+        apt_conf += f'Dir::Etc::SourceList "{package_sources.IN_BUILD}/apt.list";\nDir::Etc::SourceParts "-";\n'
     if certificates:
-        apt_conf.append(f'Acquire::https::CAInfo "{package_sources.IN_BUILD}/ca.crt";')
+        apt_conf += f'Acquire::https::CAInfo "{package_sources.IN_BUILD}/ca.crt";\n'
     # Only if torch is wanted and no wheel is here: pip would ask that index for every package.
     torch_index = index if "torch" in wanted.keys() - staged else ""
-    secrets = {
-        "pip.conf": package_sources.pip_conf(
-            pip, torch_index=torch_index, wheels=bool(staged), certificates=bool(certificates)
-        ),
-        "apt.list": apt_list,
-        "apt.conf": "".join(f"{line}\n" for line in apt_conf),
-    }
-    arguments = ["--build-context", f"wheels={folder / 'wheels'}"] if staged else []
-    if certificates:
-        arguments += _secret("ca.crt", certificates)
-    for name, content in secrets.items():
+    pip_conf = package_sources.pip_conf(
+        pip, torch_index=torch_index, wheels=bool(staged), certificates=bool(certificates)
+    )
+    secrets = {"ca.crt": certificates} if certificates else {}
+    for name, content in (("pip.conf", pip_conf), ("apt.list", apt_list), ("apt.conf", apt_conf)):
         if content:
-            (folder / name).write_text(content, encoding="utf-8")
-            arguments += _secret(name, folder / name)
+            secrets[name] = folder / name
+            secrets[name].write_text(content, encoding="utf-8")
+    arguments = ["--build-context", f"wheels={folder / 'wheels'}"] if staged else []
+    for name, path in secrets.items():
+        # Quoted, as the value is read as a line of CSV.
+        arguments += ["--secret", f'id={name},"src={path}"']
     for name in _proxy_environment(request):
         arguments += ["--build-arg", name]
     return arguments
-
-
-def _secret(name: str, path: Path) -> list[str]:
-    # Quoted, as the value is read as a line of CSV.
-    return ["--secret", f'id={name},"src={path}"']
 
 
 def _proxy_environment(request: BuildRequest) -> dict[str, str]:
@@ -216,36 +207,22 @@ def _state(request: BuildRequest) -> Path:
     return state
 
 
-def _buildx(request: BuildRequest, arguments: list[str], emit: Emit) -> None:
-    engine = request.engine
-    log = _state(request) / ("build.log" if engine.host == HERE else f"build-{engine.host}.log")
-    environment = _proxy_environment(request)
-    run(catalog.dockerfile(request.image), arguments, environment, log, request.tag, emit, engine)
-
-
 def _text(image: str, kind: str) -> str:
     path = catalog.file(image, kind)
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
-def run(
-    dockerfile: Path,
-    arguments: list[str],
-    environment: Mapping[str, str],
-    log: Path,
-    what: str,
-    emit: Emit,
-    engine: DockerEngine,
-) -> None:
+def run(dockerfile: Path, arguments: list[str], request: BuildRequest, emit: Emit) -> None:
     """Run ``docker buildx build`` on a Dockerfile and its folder. HostError with the log's last lines if a step fails.
 
     Not through python-on-whales, which puts the values of build arguments on the command line, where everyone on the
     host could read a proxy's password, and keeps no log.
     """
+    engine = request.engine
     # The engine's own builder: another could neither see a local base image nor share its cache with the engine.
     argv = [*engine.docker, "buildx", "build", "--builder", engine.context(), "--progress", "plain"]
-    argv.append("--provenance=false")
-    argv += ["--file", str(dockerfile), *arguments, str(dockerfile.parent)]
+    argv += ["--provenance=false", "--file", str(dockerfile), *arguments, str(dockerfile.parent)]
+    log = _state(request) / ("build.log" if engine.host == HERE else f"build-{engine.host}.log")
     progress = Progress(emit)
     with log.open("w", encoding="utf-8") as file:
         log.chmod(0o600)
@@ -255,11 +232,10 @@ def run(
             file.write(safe + "\n")
             progress.read(safe)
 
-        done = process.stream(argv, keep, env=environment, check=False)
+        done = process.stream(argv, keep, env=_proxy_environment(request), check=False)
     if done.code != 0:
-        last = hide_credentials(done.out)
         raise HostError(
-            f"building {what} failed:\n{last}",
+            f"building {request.tag} failed:\n{hide_credentials(done.out)}",
             hint=f"less {log}; where packages come from: LAB_APT_MIRROR, LAB_PIP_INDEX_URL, LAB_PIP_FIND_LINKS, "
             "LAB_CA_CERTIFICATES, HTTPS_PROXY",
         )
@@ -283,14 +259,12 @@ class Progress:
         if match is None:
             return
         number, text = match.groups()
+        name = self._names.get(number, "")
         if named := re.match(r"\[(?!internal|context)([^\]]+)\]|(exporting)", text):
             self._names.setdefault(number, named[1] or named[2])
-        elif number in self._names:
-            self._report(number, text)
-
-    def _report(self, number: str, text: str) -> None:
-        name = self._names[number]
-        if ended := re.match(r"DONE (\S+?)s|(CACHED)", text):
+        elif not name:
+            return
+        elif ended := re.match(r"DONE (\S+?)s|(CACHED)", text):
             self._emit(f"  {name}: {'cached' if ended[2] else f'{ended[1]} s'}")
         elif number not in self._working:
             self._working.add(number)

@@ -52,14 +52,14 @@ def save(images: tuple[str, ...], path: Path, size: int, notice: Callable[[str],
         process.run(["docker", "save", "--output", str(path), *images], timeout=STORING)
 
 
-def load(archive: Archive, name: str, notice: Callable[[str], None]) -> bool:
-    """Load an image of an archive; False if the engine has it. HostError with the engine's own words."""
+def load(archive: Archive, name: str, notice: Callable[[str], None]) -> None:
+    """Load an image of an archive, unless the engine has it. HostError with the engine's own words."""
     import docker
 
     image = archive.image(name)
     found = described(name)
     if found and found["Id"] in image.ids:
-        return False
+        return
     stream = archive.stream(image)
     progress = Progress(name, stream.size, 0, notice)
 
@@ -76,4 +76,3 @@ def load(archive: Archive, name: str, notice: Callable[[str], None]) -> bool:
     if refused:
         raise HostError(f"Docker Engine did not load {name}: {refused}", hint="df -h")
     progress.finish()
-    return True

@@ -183,7 +183,7 @@ def test_a_failed_build_shows_its_last_lines_without_credentials(
     monkeypatch.setattr(process, "stream", stream)
     monkeypatch.setattr(DockerEngine, "context", lambda _: "default")
     with pytest.raises(HostError, match=r"https://\[REDACTED\]@i\.example") as caught:
-        build._buildx(request(tmp_path), [], print)
+        build.run(catalog.dockerfile("cpu"), [], request(tmp_path), print)
     log = tmp_path / ".lab/build.log"
     assert CANARY not in caught.value.message + log.read_text()
     assert log.stat().st_mode & 0o777 == 0o600
