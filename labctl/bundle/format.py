@@ -11,7 +11,7 @@ import json
 import posixpath
 import re
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
@@ -51,7 +51,7 @@ class BundleWriter:
             else:
                 # Docker's blobs are named by their digest.
                 blob = _BLOB.fullmatch(name)
-                self._sums[name] = blob[1] if blob else sha256(member.content.chunks(path))
+                self._sums[name] = blob[1] if blob else sha256(member.content.chunks())
         self._tar = tarfile.open(path, "a", format=tarfile.GNU_FORMAT)  # noqa: SIM115 - it is closed with the block
 
     def __enter__(self) -> BundleWriter:
@@ -102,7 +102,7 @@ class Bundle:
         seal = self.members.pop(SEAL, None)
         if seal is None:
             raise HostError(f"{path} is truncated or not a bundle: no {SEAL} at its end", hint=AGAIN)
-        text = b"".join(self.chunks(seal))
+        text = b"".join(seal.content.chunks())
         try:
             self.about: dict[str, Any] = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -117,10 +117,6 @@ class Bundle:
         """Members of one of labctl's directories, by their path in it."""
         start = f"{OURS}{folder}/"
         return {name.removeprefix(start): one for name, one in self.members.items() if name.startswith(start)}
-
-    def chunks(self, member: BundleEntry) -> Iterator[bytes]:
-        """The content of a file."""
-        return member.content.chunks(self.path)
 
     def check(self, notice: Callable[[str], None]) -> None:
         """Verify that all members are there and match their checksums, and that no path is unsafe. HostError."""
@@ -138,7 +134,7 @@ class Bundle:
             if name in links:
                 if member.target != links[name]:
                     raise HostError(f"{self.path} is damaged: {name}", hint=AGAIN)
-            elif sha256(report(self.chunks(member), progress)) != sums[name]:
+            elif sha256(report(member.content.chunks(), progress)) != sums[name]:
                 raise HostError(f"{self.path} is damaged: {name} does not match its checksum", hint=AGAIN)
 
 
@@ -146,7 +142,9 @@ def _members(path: Path) -> dict[str, BundleEntry]:
     try:
         with tarfile.open(path, "r:") as tar:
             return {
-                one.name: BundleEntry(content=Range(one.offset_data, one.size), mode=one.mode, target=one.linkname)
+                one.name: BundleEntry(
+                    content=Range(path, one.offset_data, one.size), mode=one.mode, target=one.linkname
+                )
                 for one in tar
                 if one.isfile() or one.issym()
             }

@@ -57,7 +57,7 @@ def load_bundle(context: Context, file: Path, *, force: bool = False) -> LoadedB
     """
     bundle = checked(file, context.notice)
     with tempfile.TemporaryDirectory(prefix="labctl-") as folder:
-        Path(folder, ".env").write_bytes(b"".join(bundle.chunks(bundle.below("lab")[".env"])))
+        Path(folder, ".env").write_bytes(b"".join(bundle.below("lab")[".env"].content.chunks()))
         settings = config.load(Path(folder), context.environ, context.flags)
     cache = Path(settings.text("HOST_CACHE_PATH"))
     files, cached = of_lab(bundle, context.directory, force=force), of_cache(bundle, cache)
@@ -66,10 +66,10 @@ def load_bundle(context: Context, file: Path, *, force: bool = False) -> LoadedB
     if cached:
         make_root(cache)
     with filelock.held(context.directory / filelock.LAB, "labctl bundle load"):
-        write(bundle, files)
+        write(files)
     if cached:
         progress = Progress("cache", sum(len(member.content) for member in cached.values()), 0, context.notice)
-        write(bundle, cached, progress)
+        write(cached, progress)
         progress.finish()
     failures = hand_out(context, bundle, settings)
     about = bundle.about
@@ -108,7 +108,7 @@ def of_lab(bundle: Bundle, directory: Path, *, force: bool) -> dict[Path, Bundle
     wanted |= {directory / LOCKS / name: member for name, member in bundle.below("locks").items()}
     if (directory / NODES).exists():
         wanted = {path: member for path, member in wanted.items() if not path.is_relative_to(directory / NODES)}
-    missing = {path: member for path, member in wanted.items() if not holds(bundle, member, path)}
+    missing = {path: member for path, member in wanted.items() if not holds(member, path)}
     others = sorted(str(path.relative_to(directory)) for path in missing if os.path.lexists(path))
     if others and not force:
         raise ConfigError(
@@ -140,7 +140,7 @@ def require_no_link(path: Path, root: Path) -> None:
             )
 
 
-def write(bundle: Bundle, wanted: Mapping[Path, BundleEntry], progress: Progress | None = None) -> None:
+def write(wanted: Mapping[Path, BundleEntry], progress: Progress | None = None) -> None:
     """Write these files, each atomically. HostError names the one that cannot be written."""
     for path, member in wanted.items():
         make_private(path.parent)
@@ -151,7 +151,7 @@ def write(bundle: Bundle, wanted: Mapping[Path, BundleEntry], progress: Progress
                     new.symlink_to(member.target)
                 else:
                     with new.open("wb") as stream:
-                        stream.writelines(bundle.chunks(member))
+                        stream.writelines(member.content.chunks())
                     new.chmod(member.mode & 0o777)
                 new.replace(path)
         except OSError as error:
@@ -162,14 +162,14 @@ def write(bundle: Bundle, wanted: Mapping[Path, BundleEntry], progress: Progress
             progress.advance(len(member.content))
 
 
-def holds(bundle: Bundle, member: BundleEntry, path: Path) -> bool:
+def holds(member: BundleEntry, path: Path) -> bool:
     """Whether a path has the content of a member."""
     if member.target:
         return path.is_symlink() and str(path.readlink()) == member.target
     if path.is_symlink() or not path.is_file() or path.stat().st_size != len(member.content):
         return False
     with path.open("rb") as file:
-        return all(file.read(len(piece)) == piece for piece in bundle.chunks(member))
+        return all(file.read(len(piece)) == piece for piece in member.content.chunks())
 
 
 def hand_out(context: Context, bundle: Bundle, settings: Settings) -> Failures:
@@ -208,18 +208,18 @@ def send_cache(bundle: Bundle, settings: Settings, hosts: Mapping[str, Connectio
         there = {line.removeprefix("./") for line in found.out.splitlines()}
         lacking = {name: member for name, member in members.items() if name not in there}
         if lacking:
-            unpack(connection, str(folder), cargo(bundle, lacking), notice)
+            unpack(connection, str(folder), cargo(lacking), notice)
 
     return map_hosts(bring, hosts)[1]
 
 
-def cargo(bundle: Bundle, members: Mapping[str, BundleEntry]) -> ArchiveStream:
+def cargo(members: Mapping[str, BundleEntry]) -> ArchiveStream:
     """A tar archive of these members."""
     parts: list[bytes | Range] = []
     for name, member in members.items():
         size = len(member.content)
         parts += [member_header(name, size, member.mode, member.target), member.content, padding(size)]
-    return ArchiveStream(path=bundle.path, parts=(*parts, END))
+    return ArchiveStream(parts=(*parts, END))
 
 
 def unpack(connection: Connection, folder: str, cargo: ArchiveStream, notice: Notice) -> None:

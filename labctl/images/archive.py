@@ -30,21 +30,22 @@ _LAYOUT = b'{"imageLayoutVersion":"1.0.0"}'
 class Range:
     """A run of bytes of a file."""
 
+    path: Path
     offset: int
     size: int
 
     def __len__(self) -> int:
         return self.size
 
-    def chunks(self, path: Path, start: int = 0) -> Iterator[bytes]:
-        """The file's bytes, from an offset in the range on."""
+    def chunks(self, start: int = 0) -> Iterator[bytes]:
+        """The bytes, from an offset in the range on."""
         left = self.size - start
-        with path.open("rb") as file:
+        with self.path.open("rb") as file:
             file.seek(self.offset + start)
             while left:
                 piece = file.read(min(PIECE, left))
                 if not piece:
-                    raise HostError(f"{path} was truncated while it was read")
+                    raise HostError(f"{self.path} was truncated while it was read")
                 left -= len(piece)
                 yield piece
 
@@ -53,7 +54,6 @@ class Range:
 class ArchiveStream:
     """A tar stream of bytes in memory and ranges of a file; it can be read from any offset on."""
 
-    path: Path
     parts: tuple[bytes | Range, ...]
 
     @property
@@ -73,7 +73,7 @@ class ArchiveStream:
             if isinstance(part, bytes):
                 yield part[skipped:]
             else:
-                yield from part.chunks(self.path, skipped)
+                yield from part.chunks(skipped)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +97,8 @@ class Archive:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
-                self._members = _located(tar)
+            with tarfile.open(path, "r:") as tar:
+                self._members = _located(path, tar)
             self._manifest = json.loads(self._read("manifest.json"))
             self._index = json.loads(self._read("index.json")) if "index.json" in self._members else {}
         except (OSError, ValueError, KeyError, tarfile.TarError) as error:
@@ -136,7 +136,7 @@ class Archive:
             if where is None:
                 raise HostError(f"{self.path}: a layer of {image.name} is missing", hint=f"docker pull {image.name}")
             parts += [member_header(name, where.size), where, padding(where.size)]
-        return ArchiveStream(path=self.path, parts=(*parts, END))
+        return ArchiveStream(parts=(*parts, END))
 
     def _below(self, descriptor: Mapping[str, Any]) -> tuple[str, ...]:
         """The members that a descriptor refers to: a manifest with its configuration and layers, or several of them."""
@@ -149,7 +149,7 @@ class Archive:
         return (name, *(blob for one in inner for blob in self._below(one)))
 
     def _read(self, name: str) -> bytes:
-        return b"".join(self._members[name].chunks(self.path))
+        return b"".join(self._members[name].chunks())
 
 
 def sha256(chunks: Iterable[bytes]) -> str:
@@ -181,12 +181,12 @@ def common(layers: Sequence[str], held: Iterable[Sequence[str]]) -> int:
     return most
 
 
-def _located(tar: tarfile.TarFile) -> dict[str, Range]:
+def _located(path: Path, tar: tarfile.TarFile) -> dict[str, Range]:
     """The range of each file; engines before 25 link a layer that occurs twice."""
     found: dict[str, Range] = {}
     for member in tar:
         if member.isfile():
-            found[member.name] = Range(member.offset_data, member.size)
+            found[member.name] = Range(path, member.offset_data, member.size)
         elif member.issym() or member.islnk():
             base = posixpath.dirname(member.name) if member.issym() else ""
             target = posixpath.normpath(posixpath.join(base, member.linkname))

@@ -102,7 +102,7 @@ def stage_wheels(
         project, version = project_of(path.name)
         checked = digests and project != "torch"
         fits = project in wanted and (not (pin := wanted[project]) or Version(pin) == version)
-        if fits and not (checked and sha256(Range(0, path.stat().st_size).chunks(path)) not in digests):
+        if fits and not (checked and sha256(Range(path, 0, path.stat().st_size).chunks()) not in digests):
             target = into / path.name
             target.unlink(missing_ok=True)
             try:

@@ -122,7 +122,7 @@ def unpacked(file: Path, directory: Path, *, force: bool = False) -> list[str]:
     """Unpack the lab; the files that were written."""
     whole = load.checked(file, lambda _: None)
     wanted = load.of_lab(whole, directory, force=force)
-    load.write(whole, wanted)
+    load.write(wanted)
     return [str(path.relative_to(directory)) for path in wanted]
 
 
@@ -387,7 +387,7 @@ def test_the_cache_goes_along_and_what_is_there_stays(lab: Path, cache: Path, tm
     (there / "huggingface/hub/models--m/blobs").mkdir(parents=True)
     (there / "huggingface/hub/models--m/blobs/b").write_text("kept")
     whole = load.checked(file, lambda _: None)
-    load.write(whole, load.of_cache(whole, there))
+    load.write(load.of_cache(whole, there))
     assert tree(there) == {
         "huggingface/hub/models--m/blobs/b": "kept",
         "huggingface/hub/models--m/snapshots/1/model": "../../blobs/b",
@@ -451,7 +451,7 @@ def test_a_cache_that_is_cut_off_leaves_nothing_of_it(lab: Path, cache: Path, tm
     file = tmp_path / "lab.bundle"
     save.save_bundle(context(lab, HOST_CACHE_PATH=str(cache)), file, cache=True)
     whole = load.checked(file, lambda _: None)
-    cargo = load.cargo(whole, whole.below("cache"))
+    cargo = load.cargo(whole.below("cache"))
     host = FakeHost(tmp_path / "rack", "h1")
     (host.home / "c").mkdir()
     cut = replace(cargo, parts=cargo.parts[:2])
