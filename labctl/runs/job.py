@@ -79,24 +79,26 @@ def build(
         options=workload.launcher_arguments,
     )
     launchers.check(workload.launcher, launch)
-    config = configure(lab, workload, sum(len(slots) for _, slots in chosen), config_source or workload.declared)
-    if config:
-        path = f"{directory}/{CONFIG}"
-        workload = replace(workload, arguments=(*workload.arguments, "--deepspeed_config", path))
     launcher = launchers.get(workload.launcher)
+    files = launcher.files(launch)
+    if workload.deepspeed is not None:
+        where, ranks = config_source or workload.declared, sum(len(slots) for _, slots in chosen)
+        config = deepspeed_config.complete(workload.deepspeed, ranks=ranks, accelerator=lab.accelerator, where=where)
+        files = (*files, File(path=CONFIG, content=json.dumps(config, indent=2) + "\n", mode=0o644))
+        arguments = (*workload.arguments, "--deepspeed_config", f"{directory}/{CONFIG}")
+        workload = replace(workload, arguments=arguments)
     job = Job(
         run_id=run_id,
         workload=workload,
-        launcher=workload.launcher,
         nodes=tuple(replace(node, slots=len(slots)) for node, slots in chosen),
         argv=launcher.argv(launch),
         environment=(("LABCTL_RUN_ID", run_id),),
-        files=(*launcher.files(launch), *config),
+        files=files,
         timeout=timeout,
         directory=directory,
     )
-    folder = script_directory or workload_directory(lab, workload)
-    return replace(job, files=(*job.files, render_program(lab, job, folder)))
+    program = render_program(lab, job, script_directory or workload_directory(lab, workload))
+    return replace(job, files=(*files, program))
 
 
 def choose(
@@ -119,11 +121,3 @@ def choose(
             raise ConfigError(f"{source}: {name} has {known[name].slots} slots, not {slots}")
     entries = entries or tuple((node.name, node.slots) for node in lab.nodes)
     return tuple((known[name], slots) for name, slots in hostfile.select(entries, include, exclude))
-
-
-def configure(lab: Lab, workload: Workload, ranks: int, where: str) -> tuple[File, ...]:
-    """DeepSpeed's configuration for so many ranks as a file, where the workload has one."""
-    if workload.deepspeed is None:
-        return ()
-    complete = deepspeed_config.complete(workload.deepspeed, ranks=ranks, accelerator=lab.accelerator, where=where)
-    return (File(path=CONFIG, content=json.dumps(complete, indent=2) + "\n", mode=0o644),)

@@ -56,7 +56,7 @@ def choose_workload(directory: Path, name: str, options: RunOptions, settings: S
         itself = "starts its ranks itself" if chosen.launcher == SCRIPT else "does not start its ranks itself"
         raise ConfigError(f"{name} {itself}, so it cannot run under `{launcher}`", hint="leave out --launcher")
     same = launchers.name(launcher) == launchers.name(chosen.launcher)
-    given = ((key, value) for key, value in options.arguments if not _of_deepspeed(key))
+    given = ((key, value) for key, value in options.arguments if not key.startswith(DEEPSPEED))
     extra = (argument for key, value in given for argument in external.words(chosen, key, value))
     return replace(
         chosen,
@@ -78,7 +78,7 @@ def choose_config(chosen: Workload, options: RunOptions) -> deepspeed_config.Con
         config = deepspeed_config.parse(read_text(options.deepspeed_config), where)
         deepspeed_config.check_sections(config, where)
     for key, value in options.arguments:
-        if _of_deepspeed(key):
+        if key.startswith(DEEPSPEED):
             config = deepspeed_config.assign(config or {}, key.removeprefix(DEEPSPEED), value)
     if config is not None and chosen.deepspeed is None:
         raise ConfigError(
@@ -96,13 +96,9 @@ def unknown(workload: Workload, options: RunOptions) -> Iterator[str]:
 
 def config_source(workload: Workload, options: RunOptions) -> str:
     """The source of the DeepSpeed configuration that errors name: --set, a file, or the declaration."""
-    if any(_of_deepspeed(key) for key, _ in options.arguments):
+    if any(key.startswith(DEEPSPEED) for key, _ in options.arguments):
         return "--set"
     return str(options.deepspeed_config or workload.declared)
-
-
-def _of_deepspeed(key: str) -> bool:
-    return key.startswith(DEEPSPEED)
 
 
 def build_job(lab: Lab, workload: Workload, options: RunOptions, now: datetime) -> Job:
@@ -134,7 +130,5 @@ def read_text(path: Path) -> str:
     """Read a file named by an option. ConfigError."""
     try:
         return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
