@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -10,7 +11,7 @@ from pathlib import Path
 from labctl import launchers
 from labctl.config import hostfile
 from labctl.config.settings import Settings
-from labctl.errors import ConfigError
+from labctl.errors import ConfigError, nearest
 from labctl.model import Criterion, Job, Lab, Pairs, Workload
 from labctl.runs import inputs, job, store
 from labctl.workloads import deepspeed_config, external
@@ -89,8 +90,17 @@ def choose_config(chosen: Workload, options: RunOptions) -> deepspeed_config.Con
 
 
 def unknown(workload: Workload, options: RunOptions) -> Iterator[str]:
-    """Warnings for unknown launcher options and DeepSpeed keys, which are passed on."""
+    """Warnings for unknown launcher options, script options and DeepSpeed keys, which are passed on."""
     yield from launchers.unknown_options(workload.launcher, workload.launcher_arguments)
+    scripts = () if Path(workload.script).is_absolute() else workload.directory.glob("*.py")
+    texts = [path.read_text(encoding="utf-8", errors="replace") for path in scripts]
+    known = {option for text in texts for option in re.findall(r"""["']--([\w-]+)["']""", text)}
+    for key, _ in options.arguments:
+        # argparse takes unique beginnings, too.
+        if known and not key.startswith(DEEPSPEED) and not any(option.startswith(key) for option in known):
+            near = nearest(key, known)
+            hint = f"; did you mean `{near}`?" if near else ""
+            yield f"--set {key}: no script of {workload.name} has an option `--{key}`; passed on as it is{hint}"
     yield from deepspeed_config.unknown_keys(workload.deepspeed or {}, config_source(workload, options))
 
 
