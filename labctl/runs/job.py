@@ -21,14 +21,11 @@ def render_program(lab: Lab, job: Job, script_directory: str) -> File:
     name = "start.sh.j2" if workload.launcher == "script" else "rank.sh.j2"
     content: str = template(Path(__file__).with_name(name)).render(
         job=job,
+        lab=lab,
         script_directory=script_directory,
         command=(*command(workload.script), *workload.arguments),
         prepare=(*command(workload.prepare), *workload.arguments) if workload.prepare else (),
         prepare_directory=workload_directory(lab, workload),
-        common=f"{lab.project_path}/workloads/common",
-        environment=workload.environment,
-        master_port=lab.master_port,
-        ssh_port=lab.ssh_port,
     )
     return File(path="rank.sh", content=content, mode=0o755)
 

@@ -26,8 +26,8 @@ from labctl.lab.cluster import Cluster
 from labctl.model import HERE, Job, Lab, Result, Verdict, Workload
 from labctl.runs import artifacts, inputs, metrics, store
 from labctl.runs.request import RunOptions
-from labctl.runs.supervise import RunOutcome, supervise
-from labctl.runs.verdict import error, judge
+from labctl.runs.supervise import supervise
+from labctl.runs.verdict import RunOutcome, error, judge
 from labctl.system import filelock, procfs, routing
 
 
@@ -302,15 +302,7 @@ def conclude(lab: Lab, job: Job, ended: RunOutcome, lines: list[str], seconds: f
     """What was printed and how it ended -> the run's result."""
     ranks = store.ranks_of(lines)
     reduced = metrics.reduce_values(job.workload.metrics, metrics.read_values(job.workload.metrics, lines))
-    verdict = judge(
-        job.workload,
-        reduced,
-        exit_code=ended.exit_code,
-        cause=ended.cause,
-        message=ended.message,
-        world_size=len(ranks),
-        expected_world_size=sum(node.slots for node in job.nodes),
-    )
+    verdict = judge(job, reduced, ended, len(ranks))
     return result_of(lab, job, verdict, now, world_size=len(ranks), ranks=ranks, metrics=reduced, seconds=seconds)
 
 

@@ -16,6 +16,7 @@ from labctl.engines import Backend, agent
 from labctl.engines.state import lost
 from labctl.errors import HostError
 from labctl.model import Cause, Job, Lab
+from labctl.runs.verdict import RunOutcome
 from labctl.system import filelock
 
 REPORTED = re.compile(r"labctl: (rank \d+) on (\S+) exited with code (\d+)")
@@ -72,15 +73,6 @@ CRASH_GRACE = 5
 SYMPTOMS: tuple[Cause | None, ...] = (None, "rank-crashed", "launcher-failed")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOutcome:
-    """How a run ended: the launcher's exit code, and the cause if it was stopped or failed."""
-
-    exit_code: int
-    cause: Cause | None
-    message: str
-
-
 class RunStopper:
     """Stops a run, for the first reason given: kills its processes in every container."""
 
@@ -134,13 +126,12 @@ def supervise(lab: Lab, job: Job, engine: Backend, on_line: Callable[[str], None
 
 def follow(lab: Lab, job: Job, engine: Backend, stop: RunStopper, on_line: Callable[[str], None]) -> int:
     """Stream the command's output to its end; returns its exit code."""
-    crash = CrashWatch(stop, starts_itself=job.workload.launcher == "script")
+    with contextlib.closing(CrashWatch(stop, starts_itself=job.workload.launcher == "script")) as crash:
 
-    def look_at(line: str) -> None:
-        on_line(line)
-        crash.look_at(line)
+        def look_at(line: str) -> None:
+            on_line(line)
+            crash.look_at(line)
 
-    try:
         return engine.stream(
             naming.container_name(lab, model.LAUNCHER),
             ("timeout", f"--kill-after={GRACE}", f"{job.timeout:g}", *job.argv),
@@ -150,8 +141,6 @@ def follow(lab: Lab, job: Job, engine: Backend, stop: RunStopper, on_line: Calla
             environment=job.environment,
             limit=job.timeout + 10 * GRACE,
         )
-    finally:
-        crash.close()
 
 
 class CrashWatch:
@@ -253,10 +242,12 @@ def node_losses(stop: RunStopper, lab: Lab, job: Job, engine: Backend) -> Iterat
     """Stop the run when a container that it runs on dies, or its node is lost to it."""
 
     def watch() -> None:
+        lock = lab.directory / filelock.LAB
         with contextlib.suppress(Exception):
             for node, cause, what in engine.events(lab.name):
                 if node in job.containers and not over.is_set():
-                    stop.because(cause, f"{describe_node(node, job)}: {what}{by_whom(lab)}")
+                    command = f" during {filelock.holder(lock)}" if filelock.is_held(lock) else ""
+                    stop.because(cause, f"{describe_node(node, job)}: {what}{command}")
 
     over = threading.Event()
     threading.Thread(target=watch, daemon=True).start()
@@ -265,12 +256,6 @@ def node_losses(stop: RunStopper, lab: Lab, job: Job, engine: Backend) -> Iterat
     finally:
         # Connections that end from now on end with the command.
         over.set()
-
-
-def by_whom(lab: Lab) -> str:
-    """The labctl command that is changing the lab now, if any."""
-    path = lab.directory / filelock.LAB
-    return f" during {filelock.holder(path)}" if filelock.is_held(path) else ""
 
 
 @contextlib.contextmanager

@@ -4,51 +4,42 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from labctl.model import Cause, Criterion, CriterionResult, Verdict, Workload
+from labctl.model import Cause, Criterion, CriterionResult, Job, Verdict, Workload
 
-EXIT_CODES: dict[Cause, int] = {
-    "does-not-fit": 3,
-    "node-lost": 4,
-    "device-lost": 4,
-    "rank-crashed": 4,
-    "out-of-memory": 4,
-    "launcher-failed": 4,
-    "no-metric": 4,
-    "criteria": 5,
-    "timeout": 124,
-    "stalled": 124,
-    "interrupted": 130,
-}
+# Of what is no PASS or FAIL: 4 for every other cause.
+EXIT_CODES: dict[Cause, int] = {"does-not-fit": 3, "timeout": 124, "stalled": 124, "interrupted": 130}
 
 
-def judge(
-    workload: Workload,
-    metrics: Mapping[str, Mapping[str, Any]],
-    *,
-    exit_code: int,
-    cause: Cause | None,
-    message: str,
-    world_size: int,
-    expected_world_size: int,
-) -> Verdict:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOutcome:
+    """How a run ended: the launcher's exit code, and the cause, with a message, if it was stopped or failed."""
+
+    exit_code: int
+    cause: Cause | None
+    message: str
+
+
+def judge(job: Job, metrics: Mapping[str, Mapping[str, Any]], ended: RunOutcome, world_size: int) -> Verdict:
     """Judge a run. The first that applies decides: cause, exit code, ranks, missing numbers, criteria.
 
-    ``message`` explains the cause; a missing or nan metric is never a pass.
+    A missing or nan metric is never a pass.
     """
-    if cause:
-        return error(cause, message or f"The run was stopped: {cause}.")
-    if exit_code:
-        return error("launcher-failed", message or f"The launcher failed with exit code {exit_code}.")
-    if world_size < expected_world_size:
-        return error("launcher-failed", f"Only {world_size} of {expected_world_size} ranks reported.")
+    if ended.cause:
+        return error(ended.cause, ended.message or f"The run was stopped: {ended.cause}.")
+    if ended.exit_code:
+        return error("launcher-failed", ended.message or f"The launcher failed with exit code {ended.exit_code}.")
+    expected = sum(node.slots for node in job.nodes)
+    if world_size < expected:
+        return error("launcher-failed", f"Only {world_size} of {expected} ranks reported.")
     checks: list[CriterionResult] = []
-    for criterion in workload.criteria:
+    for criterion in job.workload.criteria:
         metric = metrics.get(criterion.metric, {})
         needed = ["first", "last"] if criterion.decrease is not None else [_final(metric)]
         if any(metric.get(key) is None for key in needed):
-            return error("no-metric", _why_absent(workload, criterion.metric, metric))
+            return error("no-metric", _why_absent(job.workload, criterion.metric, metric))
         checks += _checks(criterion, metric)
     missed = [check for check in checks if not check.passed]
     if missed:
@@ -61,7 +52,7 @@ def judge(
 
 
 def error(cause: Cause, message: str) -> Verdict:
-    return Verdict(status="ERROR", cause=cause, message=message, exit_code=EXIT_CODES[cause])
+    return Verdict(status="ERROR", cause=cause, message=message, exit_code=EXIT_CODES.get(cause, 4))
 
 
 def _why_absent(workload: Workload, name: str, metric: Mapping[str, Any]) -> str:

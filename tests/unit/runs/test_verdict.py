@@ -3,10 +3,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.builders import workload
+from support.builders import job, lab
 
 from labctl.model import Cause, Criterion, Metric, Verdict
-from labctl.runs.verdict import judge
+from labctl.runs.verdict import RunOutcome, judge
 
 THROUGHPUT = Criterion(metric="throughput", min=600)
 LOSS = Criterion(metric="loss", decrease=0.2)
@@ -138,12 +138,6 @@ def _judge(
 ) -> Verdict:
     criteria = [THROUGHPUT, LOSS] if criteria is None else criteria
     declared = tuple(Metric(name=one.metric, pattern=rf"{one.metric}: (\S+)") for one in criteria)
-    return judge(
-        workload(criteria=tuple(criteria), metrics=declared),
-        GOOD if metrics is None else metrics,
-        exit_code=exit_code,
-        cause=cause,
-        message=message,
-        world_size=world_size,
-        expected_world_size=expected_world_size,
-    )
+    ran = job(lab(expected_world_size), criteria=tuple(criteria), metrics=declared)
+    ended = RunOutcome(exit_code=exit_code, cause=cause, message=message)
+    return judge(ran, GOOD if metrics is None else metrics, ended, world_size)
