@@ -9,7 +9,7 @@ from typing import Any
 
 from labctl.model import Cause, Criterion, CriterionResult, Job, Verdict, Workload
 
-# Of what is no PASS or FAIL: 4 for every other cause.
+# Exit codes of an ERROR by its cause; 4 of every other cause.
 EXIT_CODES: dict[Cause, int] = {"does-not-fit": 3, "timeout": 124, "stalled": 124, "interrupted": 130}
 
 
