@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from labctl import naming
-from labctl.attach.session import mounted_at
 from labctl.errors import ConfigError
 from labctl.model import File, Lab, Workload
 from labctl.runs import job
@@ -99,6 +98,8 @@ def cache_of(lab: Lab) -> str:
 
 def in_container(lab: Lab, path: Path) -> str | None:
     """The path in the containers of a path on the host; None if it is not mounted."""
+    from labctl.attach.session import mounted_at
+
     return mounted_at(path.resolve(), ((mount.source, mount.target) for mount in lab.mounts))
 
 
