@@ -62,7 +62,7 @@ def fetch(lab: Lab, run_id: str, engine: Backend, warn: Callable[[str], None], p
 
     A host from which not all comes keeps it, with a warning. Of files that several wrote the first host's stands.
     """
-    hosts = tuple(filter(naming.sent, lab.hosts))
+    path, hosts = store.directory(lab.directory, run_id), tuple(filter(naming.sent, lab.hosts))
     done = {host.name: Event() for host in hosts}
     turns = dict(zip(done, (lambda: True, *(one.wait for one in done.values())), strict=False))
 
@@ -71,14 +71,7 @@ def fetch(lab: Lab, run_id: str, engine: Backend, warn: Callable[[str], None], p
         try:
             connection = connection_to(engine, host.name)
             if run_id in runs_on(connection, host.directory):
-                bring(
-                    connection,
-                    there,
-                    store.directory(lab.directory, run_id),
-                    warn,
-                    pushed=pushed,
-                    turn=turns[host.name],
-                )
+                bring(connection, there, path, warn, pushed=pushed, turn=turns[host.name])
         except HostError as error:
             warn(f"{error.message}; what {host.name} has of the run stays there in {there}")
         finally:
