@@ -2,7 +2,7 @@
 
 Standard library only, Python >= 3.8:
 
-    look PORT                   one JSON line: clock, interfaces, what collectives are told, who listens on the port
+    look PORT                   one JSON line: clock, interfaces, those that collectives shall use, who listens on the port
     links SECONDS BYTES RATE NODE...
                                 one JSON line per node: log in over ssh, hand so many bytes over, in so many seconds
     collect ADDRESS PEERS BYTES SECONDS
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 SIOCGIFADDR, SIOCGIFMTU = 0x8915, 0x8921
 # The state of a listening socket in /proc/net/tcp; proc(5).
 LISTENING = "0A"
-TOLD = (
+INTERFACE_VARIABLES = (
     "GLOO_SOCKET_IFNAME",
     "NCCL_SOCKET_IFNAME",
     "HCCL_SOCKET_IFNAME",
@@ -50,7 +50,7 @@ def look(port: str) -> None:
     seen = {
         "time": time.time(),
         "interfaces": {name: interface(name) for _, name in socket.if_nameindex()},
-        "told": {name: os.environ[name] for name in TOLD if os.environ.get(name)},
+        "variables": {name: os.environ[name] for name in INTERFACE_VARIABLES if os.environ.get(name)},
         "listener": listener(int(port)),
     }
     print(json.dumps(seen))

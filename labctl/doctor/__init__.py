@@ -44,8 +44,8 @@ class Check:
         return self.function.partition(".")[2]
 
     def run(self, ctx: CheckContext, *container: Container) -> Iterator[Finding]:
-        module = import_module(f"labctl.doctor.checks.{self.function.partition('.')[0]}")
-        findings: Iterator[Finding] = getattr(module, self.name)(ctx, *container)
+        module, _, name = self.function.partition(".")
+        findings: Iterator[Finding] = getattr(import_module(f"labctl.doctor.checks.{module}"), name)(ctx, *container)
         return findings
 
 
@@ -63,8 +63,7 @@ CHECKS: tuple[Check, ...] = (
     Check("devices.permissions", engine=False, stops="up"),
     Check("devices.health", engine=False, seconds=VENDOR_TOOL_SECONDS),
     Check("devices.leases", engine=False),
-    Check("engine.compose", "machine", engine=False, lab=False),
-    Check("engine.buildx", "machine", engine=False, lab=False),
+    Check("engine.plugins", "machine", engine=False, lab=False, seconds=2 * LIMIT),
     Check("engine.version", lab=False, stops="up"),
     Check("hosts.ssh_port", stops="up"),
     Check("hosts.master_port", stops="up"),
@@ -76,8 +75,8 @@ CHECKS: tuple[Check, ...] = (
     Check("engine.limits"),
     Check("devices.container_starts", seconds=VENDOR_TOOL_SECONDS),
     Check("files.lab_name", lab=False),
-    Check("image.image", lab=False),
-    Check("image.driver"),
+    Check("engine.image", lab=False),
+    Check("engine.driver"),
     Check("network.address_pools", lab=False),
     Check("network.mtu", lab=False),
     Check("network.arp_table", engine=False),
