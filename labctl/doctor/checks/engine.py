@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import grp
 import json
 import os
 import pwd
@@ -23,6 +22,7 @@ from labctl.images import catalog
 from labctl.lab import capabilities as kernel_limits
 from labctl.model import HERE
 from labctl.setup.requirements import OLDEST_ENGINE, major, plugin_version
+from labctl.system import procfs
 
 DAEMON = "/etc/docker/daemon.json"
 RESTART = "systemctl restart docker"
@@ -64,15 +64,15 @@ def silent(ctx: CheckContext, failure: HostError) -> Finding:
 def join_group() -> str:
     """The command that lets this person open the engine's socket."""
     try:
-        name = pwd.getpwuid(os.geteuid()).pw_name
+        user = pwd.getpwuid(os.geteuid())
     except KeyError:
         # A number without a name cannot be put into a group.
         return f"ls -l /var/run/docker.sock  # and have user {os.geteuid()} be in its group"
-    try:
-        member = name in grp.getgrnam("docker").gr_mem
-    except KeyError:
-        return f"sudo groupadd docker && sudo usermod -aG docker {name} && sudo systemctl restart docker"
-    return "newgrp docker" if member else f"sudo usermod -aG docker {name} && newgrp docker"
+    join = f"sudo usermod -aG docker {user.pw_name}"
+    if not (docker := procfs.groups("docker")):
+        return f"sudo groupadd docker && {join} && sudo {RESTART}"
+    member = docker[0] in os.getgrouplist(user.pw_name, user.pw_gid)
+    return "newgrp docker" if member else f"{join} && newgrp docker"
 
 
 def version(ctx: CheckContext) -> Iterator[Finding]:
