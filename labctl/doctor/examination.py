@@ -29,7 +29,6 @@ from labctl.system.hostpath import HostPath
 
 LIMIT = 10.0
 """Seconds that a check may take. The longer ones: vendors' tools, logins to all workers, importing torch, traffic."""
-VENDOR_TOOL_SECONDS = 20.0
 SSH_SECONDS = 20.0
 COUNT_SECONDS = 30.0
 TRAFFIC_SECONDS = 45.0
@@ -56,7 +55,7 @@ stat -f -c '%a %S' -- "$place"
 Level = Literal["ok", "warn", "error"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """The result of a check. ``node`` is a container or a host; ``local`` is this machine.
 
@@ -90,16 +89,14 @@ class DoctorReport:
 
 
 def ok(code: str, summary: str, node: str = HERE) -> Finding:
-    return Finding(code=code, level="ok", node=node, summary=summary)
+    return Finding(code, "ok", node, summary)
 
 
 def problem(
     level: Level, code: str, summary: str, impact: str, fix: str, *, node: str = HERE, auto_fixable: bool = False
 ) -> Finding:
     """A warning, or an error, which stops a run."""
-    return Finding(
-        code=code, level=level, node=node, summary=summary, impact=impact, fix=fix, auto_fixable=auto_fixable
-    )
+    return Finding(code, level, node, summary, impact, fix, auto_fixable)
 
 
 warn, error = partial(problem, "warn"), partial(problem, "error")

@@ -17,6 +17,7 @@ from labctl.system import process, procfs
 Emit = Callable[[str], None]
 
 AGAIN = "log in again to use it (here and now: newgrp docker)"
+MANUAL = "https://docs.docker.com/engine/install/"
 STATE = Path("/var/lib/labctl")
 LOG = STATE / "dockerd.log"
 NEXT = {"bookworm": "trixie", "trixie": "forky"}
@@ -32,7 +33,7 @@ class SetupStep:
     input: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SetupPlan:
     """The steps in order; ``unfinished`` if the rest depends on their outcome."""
 
@@ -64,31 +65,34 @@ class SetupPlan:
 
 def plan(facts: Facts) -> SetupPlan:
     """What this host is missing and how to install it. HostError if it cannot be installed by labctl."""
-    missing = _missing(facts)
-    present = f"Docker Engine {facts.engine}, buildx {facts.buildx}, compose {facts.compose}"
-    if missing and facts.distribution not in {"debian", "ubuntu"}:
-        raise _unknown_way(facts, missing)
-    if missing and not facts.candidates:
-        update = SetupStep(("apt-get", "update"), "package lists are empty: update them")
-        return SetupPlan(steps=(update,), present=present, prefix=facts.prefix, unfinished=True)
-    packages, from_next = _packages(facts, missing)
-    steps = (*(_next_release(facts) if from_next else ()), *(_install(packages) if packages else ()))
-    if not (facts.running or facts.denied) or "Docker Engine" in missing:
-        steps += _start(facts)
-    if (person := facts.outsider) and (steps or facts.denied):
-        reason = f"let {person} use Docker (members of group docker are as powerful as root on this host)"
-        steps += (SetupStep(("usermod", "--append", "--groups", "docker", person), reason),)
-    return SetupPlan(steps=steps, present=present, prefix=facts.prefix)
-
-
-def _missing(facts: Facts) -> tuple[str, ...]:
     has = {
         "Docker Engine": major(facts.engine) >= OLDEST_ENGINE,
         "docker command": facts.command,
         "buildx": bool(facts.buildx),
         "compose v2": major(facts.compose) >= 2,
     }
-    return tuple(need for need, there in has.items() if not there)
+    missing = tuple(need for need, there in has.items() if not there)
+    present = f"Docker Engine {facts.engine}, buildx {facts.buildx}, compose {facts.compose}"
+    if missing and facts.distribution not in {"debian", "ubuntu"}:
+        raise _unknown_way(facts, missing)
+    if missing and not facts.candidates:
+        update = SetupStep(("apt-get", "update"), "package lists are empty: update them")
+        return SetupPlan((update,), present, facts.prefix, unfinished=True)
+    packages, from_next = _packages(facts, missing)
+    steps = _next_release(facts) if from_next else ()
+    if packages:
+        words = "--no-install-recommends", *packages
+        install = ("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "install", "--yes", *words)
+        steps += (
+            SetupStep(("apt-get", "install", "--simulate", *words), "check that nothing else is upgraded or removed"),
+            SetupStep(install, f"install {', '.join(packages)}"),
+        )
+    if not (facts.running or facts.denied) or "Docker Engine" in missing:
+        steps += _start(facts)
+    if (person := facts.outsider) and (steps or facts.denied):
+        reason = f"let {person} use Docker (members of group docker are as powerful as root on this host)"
+        steps += (SetupStep(("usermod", "--append", "--groups", "docker", person), reason),)
+    return SetupPlan(steps, present, facts.prefix)
 
 
 def _packages(facts: Facts, missing: tuple[str, ...]) -> tuple[tuple[str, ...], bool]:
@@ -122,28 +126,13 @@ def _next_release(facts: Facts) -> tuple[SetupStep, ...]:
         f"Package: *\nPin: release n={release}\nPin-Priority: 1\n\n"
         f"Package: {named}\nPin: release n={release}\nPin-Priority: 990\n"
     )
+    pinning = f"keep everything but {named} away from Debian {release}"
+    adding = f"Debian {facts.codename}'s own packages are too old: add Debian {release} as a source"
     return (
         # The pin first: at no moment may the next release be open to the whole system.
-        SetupStep(
-            ("tee", "/etc/apt/preferences.d/labctl-next"),
-            f"keep everything but {named} away from Debian {release}",
-            pins,
-        ),
-        SetupStep(
-            ("tee", "/etc/apt/sources.list.d/labctl-next.sources"),
-            f"Debian {facts.codename}'s own packages are too old: add Debian {release} as a source",
-            source,
-        ),
+        SetupStep(("tee", "/etc/apt/preferences.d/labctl-next"), pinning, pins),
+        SetupStep(("tee", "/etc/apt/sources.list.d/labctl-next.sources"), adding, source),
         SetupStep(("apt-get", "update"), "update the package lists"),
-    )
-
-
-def _install(packages: tuple[str, ...]) -> tuple[SetupStep, ...]:
-    words = "--no-install-recommends", *packages
-    real = ("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "install", "--yes", *words)
-    return (
-        SetupStep(("apt-get", "install", "--simulate", *words), "check that nothing else is upgraded or removed"),
-        SetupStep(real, f"install {', '.join(packages)}"),
     )
 
 
@@ -156,18 +145,14 @@ def _start(facts: Facts) -> tuple[SetupStep, ...]:
         "--exec", facts.daemon, "--", "--mtu", str(facts.mtu),
     )  # fmt: skip
     reason = f"start Docker (there is no service manager here) with the default route's MTU, {facts.mtu}"
-    return (
-        SetupStep(("mkdir", "--parents", str(STATE)), "a place for Docker's log and pid"),
-        SetupStep(daemon, reason),
-    )
+    folder = SetupStep(("mkdir", "--parents", str(STATE)), "a place for Docker's log and pid")
+    return (folder, SetupStep(daemon, reason))
 
 
 def _unknown_way(facts: Facts, missing: tuple[str, ...]) -> HostError:
     where = f"{facts.distribution} {facts.codename}".strip() or "this distribution"
-    return HostError(
-        f"missing: {', '.join(missing)}; {where} has no packages of it that labctl knows",
-        hint=f"install Docker Engine {OLDEST_ENGINE} or newer with buildx and compose: https://docs.docker.com/engine/install/",
-    )
+    message = f"missing: {', '.join(missing)}; {where} has no packages of it that labctl knows"
+    return HostError(message, hint=f"install Docker Engine {OLDEST_ENGINE} or newer with buildx and compose: {MANUAL}")
 
 
 # --- act -----------------------------------------------------------------------------------------------------
@@ -231,16 +216,12 @@ def _require_harmless(simulation: str, argv: tuple[str, ...]) -> None:
     removed = re.findall(r"^(?:Remv|Purg) (\S+)", simulation, re.MULTILINE)
     changes = [f"{verb} {', '.join(names)}" for verb, names in (("upgrade", upgraded), ("remove", removed)) if names]
     if changes:
-        raise HostError(
-            f"not installed: {shlex.join(argv)} would {' and '.join(changes)}",
-            hint="decide on these yourself first, then: labctl setup",
-        )
+        message = f"not installed: {shlex.join(argv)} would {' and '.join(changes)}"
+        raise HostError(message, hint="decide on these yourself first, then: labctl setup")
     engine = next((version for package, _, version in actions if package == "docker.io"), "")
     if engine and major(engine) < OLDEST_ENGINE:
-        raise HostError(
-            f"not installed: that would be Docker Engine {engine}, and a lab needs {OLDEST_ENGINE} or newer",
-            hint="https://docs.docker.com/engine/install/",
-        )
+        message = f"not installed: that would be Docker Engine {engine}, and a lab needs {OLDEST_ENGINE} or newer"
+        raise HostError(message, hint=MANUAL)
 
 
 def _wait_until_it_answers(prefix: tuple[str, ...], limit: float) -> None:
@@ -254,10 +235,8 @@ def _wait_until_it_answers(prefix: tuple[str, ...], limit: float) -> None:
         died = pid_file.is_file() and not Path(f"/proc/{pid_file.read_text(encoding='utf-8').strip()}").exists()
         if died or time.monotonic() > deadline:
             log = procfs.read(LOG).splitlines()[-20:]
-            raise HostError(
-                "\n".join((f"Docker does not answer: {reason}", *log)),
-                hint=f"less {LOG}" if log else "journalctl --unit docker",
-            )
+            message = "\n".join((f"Docker does not answer: {reason}", *log))
+            raise HostError(message, hint=f"less {LOG}" if log else "journalctl --unit docker")
         time.sleep(0.5)
     if major(version) < OLDEST_ENGINE:
         raise HostError(f"Docker Engine {version} still runs", hint="restart it, then: labctl setup")

@@ -106,27 +106,24 @@ def differences(ctx: CheckContext) -> Iterator[Finding]:
     answering = [one for one in ctx.hosts if not one.engine_error]
 
     def typed(command: str) -> Callable[[str], str]:
-        return lambda host: hosts[host].command(command)
+        return lambda host: hosts[host].command(f"{command} everywhere")
 
-    images = {one.name: one.observed.image for one in answering}
+    values = {one.name: one.observed.image for one in answering}
     impact = "ranks of one run would run different code"
-    yield from differing("LAB-IMAGE-004", f"image {ctx.lab.image} is", images, impact, lambda _: UP)
-    versions = {one.name: str(one.info["ServerVersion"]) for one in answering}
-    impact, fix = "what works on one host may not on another", typed("docker version  # have the same everywhere")
-    yield from differing("LAB-HOST-005", "Docker Engine", versions, impact, fix)
-    drivers = {one.name: one.host.driver for one in ctx.hosts}
-    impact = "libraries of one run would meet different drivers"
-    fix = typed("uname -a  # have the same driver everywhere")
-    yield from differing("LAB-HOST-006", "driver", drivers, impact, fix)
+    yield from differing("LAB-IMAGE-004", f"image {ctx.lab.image} is", values, impact, lambda _: UP)
+    values = {one.name: str(one.info["ServerVersion"]) for one in answering}
+    impact, fix = "what works on one host may not on another", typed("docker version  # have the same")
+    yield from differing("LAB-HOST-005", "Docker Engine", values, impact, fix)
+    values = {one.name: one.host.driver for one in ctx.hosts}
+    impact, fix = "libraries of one run would meet different drivers", typed("uname -a  # have the same driver")
+    yield from differing("LAB-HOST-006", "driver", values, impact, fix)
     if ctx.lab.network == "host":
-        mtus = {one.name: one.read(f"sys/class/net/{one.host.interface}/mtu") for one in ctx.hosts}
-        usual = common(mtus)
-
-        def set_mtu(host: str) -> str:
-            return hosts[host].as_root(f"ip link set dev {hosts[host].host.interface} mtu {usual}")
-
+        values = {one.name: one.read(f"sys/class/net/{one.host.interface}/mtu") for one in ctx.hosts}
+        set_mtu = {
+            one.name: one.as_root(f"ip link set dev {one.host.interface} mtu {common(values)}") for one in ctx.hosts
+        }
         impact = "large packets from one host to another are lost: a run starts, and then stalls"
-        yield from differing("LAB-NET-008", "MTU", mtus, impact, set_mtu)
+        yield from differing("LAB-NET-008", "MTU", values, impact, set_mtu.__getitem__)
 
 
 def differing(

@@ -26,9 +26,10 @@ from labctl.cli.output import to_json
 from labctl.compose import ssh_keys
 from labctl.config import settings
 from labctl.config.context import Context
-from labctl.doctor import CHECKS, NODE_CHECKS, Check, fix, run
+from labctl.doctor import fix, run
 from labctl.doctor.checks import devices, engine, files, host, network, nodes
 from labctl.doctor.examination import CheckContext, Finding, Level, ok, problem
+from labctl.doctor.run import CHECKS, NODE_CHECKS, Check
 from labctl.engines.docker import DockerEngine
 from labctl.engines.state import ObservedState
 from labctl.errors import ConfigError, HostError

@@ -16,9 +16,10 @@ from support import builders
 
 from labctl.config import settings
 from labctl.config.inventory import InventoryHost
-from labctl.doctor import Check, run
+from labctl.doctor import run
 from labctl.doctor.checks import devices, host, hosts, network
 from labctl.doctor.examination import CheckContext, Finding, error, ok
+from labctl.doctor.run import Check
 from labctl.engines.docker import DockerEngine
 from labctl.engines.state import HostPortUser, ObservedState
 from labctl.errors import HostError
