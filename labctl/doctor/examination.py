@@ -219,14 +219,18 @@ class CheckContext:
         """A file of /proc, /sys or /etc; empty where it cannot be read."""
         return procfs.read(self.root / path).strip()
 
+    def script(self, script: str, *words: str, check: bool = True) -> str:
+        """What a POSIX sh script prints on the host. HostError: too slow, and with ``check`` its exit code."""
+        return self.connection.run(script, *words, timeout=SCRIPT_SECONDS, check=check).out
+
     def files(self, paths: Sequence[str]) -> dict[str, FileStatus]:
         """The status of each path on the host."""
-        lines = self.connection.run(STATUS, *paths, timeout=SCRIPT_SECONDS).out.splitlines() if paths else []
+        lines = self.script(STATUS, *paths).splitlines() if paths else []
         return {path: parse_status(line) for path, line in zip(paths, lines, strict=True)}
 
     def free(self, path: Path) -> int:
         """Bytes free on the host's file system that a path is, or would be, on."""
-        blocks, size = self.connection.run(FREE, str(path), timeout=SCRIPT_SECONDS).out.split()
+        blocks, size = self.script(FREE, str(path)).split()
         return int(blocks) * int(size)
 
     @property

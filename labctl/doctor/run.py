@@ -104,7 +104,6 @@ CHECKS: tuple[Check, ...] = (
     Check("files.keys", "lab"),
     Check("files.rendered", "lab"),
     Check("nodes.states"),
-    Check("network.missing"),
     Check("network.members"),
     Check("nodes.ssh", "lab", seconds=SSH_SECONDS),
     Check("network.traffic", "lab", seconds=TRAFFIC_SECONDS),

@@ -61,9 +61,8 @@ def parse_deb822(text: str) -> Iterator[Source]:
             yield Source(uris, suites, components, fields.get("signed-by", ""))
 
 
-def archive(sources: tuple[Source, ...], distribution: str, codename: str, suffix: str = "") -> Source | None:
-    """The distribution's own main archive of a release, over http; None where no source is that."""
-    suite = codename + suffix
+def archive(sources: tuple[Source, ...], distribution: str, suite: str) -> Source | None:
+    """The distribution's own main archive of a suite, over http; None where no source is that."""
     for source in sources:
         uris = tuple(uri for uri in source.uris if urlsplit(uri).scheme in {"http", "https"})
         if suite in source.suites and "main" in source.components and _is_own(source, uris, distribution):
@@ -76,10 +75,9 @@ def for_release(sources: tuple[Source, ...], distribution: str, host_codename: s
 
     Only what the distribution itself publishes: a third party's entry never passes.
     """
-    found = ((suffix, archive(sources, distribution, host_codename, suffix)) for suffix in SUFFIXES)
-    return "".join(
-        _line(uri, codename + suffix, distribution) for suffix, source in found if source for uri in source.uris[:1]
-    )
+    found = {suffix: archive(sources, distribution, host_codename + suffix) for suffix in SUFFIXES}
+    firsts = {suffix: source.uris[0] for suffix, source in found.items() if source and source.uris}
+    return "".join(_line(uri, codename + suffix, distribution) for suffix, uri in firsts.items())
 
 
 def for_mirror(mirror: str, codename: str) -> str:

@@ -8,7 +8,6 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labctl.setup import apt
@@ -54,16 +53,16 @@ class Facts:
     """What to put before a command to run it as root; None if this user cannot."""
 
 
-def observe(root: Path = Path("/")) -> Facts:
+def observe() -> Facts:
     """This host as it is."""
-    release = procfs.os_release(root)
+    release = procfs.os_release()
     engine, why = ask_docker(engine_version)
     names = [name for alternatives in PACKAGES.values() for name, _ in alternatives]
     policy = process.run(["apt-cache", "policy", *names], check=False, env={"LC_ALL": "C"}).out
     return Facts(
         distribution=release.get("ID", ""),
         codename=release.get("VERSION_CODENAME", ""),
-        sources=apt.read(root),
+        sources=apt.read(),
         candidates=apt.candidates(policy),
         engine=engine or _first_version(process.run(["dockerd", "--version"], check=False, timeout=20).out),
         running=bool(engine),
@@ -72,8 +71,8 @@ def observe(root: Path = Path("/")) -> Facts:
         command=shutil.which("docker") is not None,
         buildx=_first_version(plugin_version("buildx")[0]),
         compose=_first_version(plugin_version("compose")[0]),
-        systemd=procfs.has_systemd(root),
-        mtu=procfs.default_mtu(root),
+        systemd=procfs.has_systemd(),
+        mtu=procfs.default_mtu(),
         daemon=shutil.which("dockerd") or "/usr/sbin/dockerd",
         prefix=root_prefix(),
     )

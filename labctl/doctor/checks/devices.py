@@ -15,17 +15,7 @@ from labctl.accelerators.detect import observe
 from labctl.accelerators.leases import Lease
 from labctl.accelerators.vendor_tools import describe
 from labctl.doctor.checks import engine
-from labctl.doctor.examination import (
-    COUNT_SECONDS,
-    RECREATE,
-    SCRIPT_SECONDS,
-    CheckContext,
-    FileStatus,
-    Finding,
-    error,
-    ok,
-    warn,
-)
+from labctl.doctor.examination import COUNT_SECONDS, RECREATE, CheckContext, FileStatus, Finding, error, ok, warn
 from labctl.engines import agent
 from labctl.engines.state import Container
 from labctl.errors import ConfigError, HostError, LabError
@@ -85,7 +75,7 @@ def missing(ctx: CheckContext, why: LabError) -> Finding:
 def register_runtime(ctx: CheckContext, accelerator: str) -> tuple[str, str]:
     """The command that lets the host's engine hand devices in, and what to know before typing it."""
     access, sudo = accelerators.get(accelerator).engine, ctx.sudo
-    path = ctx.connection.run('command -v "$1"', access.program, timeout=SCRIPT_SECONDS, check=False).out.strip()
+    path = ctx.script('command -v "$1"', access.program, check=False).strip()
     steps = [] if path else [f"{sudo}apt-get install --yes {access.package}"]
     caution = "" if path else f"; the package is in {access.source}"
     if access.configure:
@@ -178,7 +168,7 @@ def leases(ctx: CheckContext) -> Iterator[Finding]:
     if not wanted:
         return
     paths = [str(lease_path(ctx.host.locks, device)) for device in wanted]
-    lines = ctx.connection.run(LOCKS, *paths, timeout=SCRIPT_SECONDS, check=False).out.split("\n")
+    lines = ctx.script(LOCKS, *paths, check=False).split("\n")
     # No lines of a host without flock(1).
     for (device, node), line in zip(wanted.items(), lines, strict=False):
         lease = filelock.words(line.removeprefix("held "))

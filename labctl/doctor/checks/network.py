@@ -72,8 +72,11 @@ def mtu(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def members(ctx: CheckContext) -> Iterator[Finding]:
-    """Whether every running node is on the lab's network."""
+    """Whether a running lab has its network, and every running node is on it."""
     if ctx.network is None:
+        if ctx.lab.network == "bridge" and ctx.running:
+            summary, impact = f"network {naming.project(ctx.lab)} not found", "the nodes do not reach each other"
+            yield error("LAB-NET-001", summary, impact, RECREATE, auto_fixable=True)
         return
     for one in ctx.running:
         if one.id not in (ctx.network["Containers"] or {}):
@@ -81,13 +84,6 @@ def members(ctx: CheckContext) -> Iterator[Finding]:
             fix = f"{ctx.command(f'docker rm --force {one.name}')} && labctl up"
             summary, impact = f"is not on the network {ctx.network['Name']}", "no other node reaches it"
             yield error("LAB-NET-001", summary, impact, fix, node=one.node, auto_fixable=True)
-
-
-def missing(ctx: CheckContext) -> Iterator[Finding]:
-    """Whether a running lab has its network."""
-    if ctx.lab.network == "bridge" and ctx.running and ctx.network is None:
-        summary, impact = f"network {naming.project(ctx.lab)} not found", "the nodes do not reach each other"
-        yield error("LAB-NET-001", summary, impact, RECREATE, auto_fixable=True)
 
 
 def arp_table(ctx: CheckContext) -> Iterator[Finding]:

@@ -89,7 +89,7 @@ def ssh(ctx: CheckContext) -> Iterator[Finding]:
     words = ("links", str(PATIENCE), str(SENT_BYTES), str(SLOW), *(one.node for one in workers))
     answers = {answer["node"]: answer for answer in ask(ctx, launcher, *words, limit=SSH_SECONDS - 1)}
     for one in workers:
-        answer = answers.get(one.node, {"said": "the launcher gave no answer about it", "code": 1})
+        answer = answers.get(one.node, {"said": "the launcher gave no answer about it"})
         yield from link(ctx, one, answer)
 
 
@@ -131,7 +131,7 @@ def interfaces(ctx: CheckContext, seen: dict[str, Any]) -> Iterator[Finding]:
     """Whether each collective library is configured with an interface of the node that is on the lab's network."""
     network = ctx.network
     subnets = [ipaddress.ip_network(one["Subnet"]) for one in network["IPAM"]["Config"]] if network else []
-    addresses = {name: one["address"] for name, one in seen["interfaces"].items() if one["address"]}
+    addresses = seen["addresses"]
     on_lab = [name for name, text in addresses.items() if any(ipaddress.ip_address(text) in net for net in subnets)]
     if ctx.lab.network == "host":
         address = ctx.host.address
