@@ -141,7 +141,7 @@ def findings(context: Context, *, node: str = "") -> tuple[Finding, ...]:
             impact = "the lab cannot be placed on these hosts; further checks skipped"
             wrong = error("LAB-HOST-007", failure.message, impact, failure.hint, node=failure.node or HERE)
             return (*unreached, wrong)
-        return examine(check_context(context, cluster, lab, only=node), lacking=lacking, first=unreached)
+        return (*unreached, *examine(check_context(context, cluster, lab, only=node), lacking))
 
 
 def lab_to_examine(context: Context, cluster: Cluster) -> tuple[Lab, Mapping[str, LabError]]:
@@ -234,13 +234,11 @@ def stopping(checks: Iterable[Check], ctx: CheckContext) -> Iterator[HostError]:
                 yield HostError(message, hint=one.fix, node=None if one.node == HERE else one.node)
 
 
-def examine(
-    whole: CheckContext, *, lacking: Mapping[str, LabError] | None = None, first: tuple[Finding, ...] = ()
-) -> tuple[Finding, ...]:
+def examine(whole: CheckContext, lacking: Mapping[str, LabError] | None = None) -> tuple[Finding, ...]:
     """Run all checks concurrently, each with its time limit; findings are in the order of the checks.
 
-    On hosts ``lacking`` the lab's devices only checks that do not need them are run. ``first`` are findings made
-    before. ConfigError where the one node to examine is not part of the lab.
+    On hosts ``lacking`` the lab's devices only checks that do not need them are run. ConfigError where the one node to
+    examine is not part of the lab.
     """
     from labctl.doctor.checks import devices, engine
 
@@ -280,7 +278,7 @@ def examine(
         found += [task.timed_out()] if result is None else result
     # Nothing more is reported of a host that does not answer.
     shown = [one for one in found if one.node in (HERE, *by_name) or whole.only in ("", one.node)]
-    return (*first, *unable, *silent, *shown)
+    return (*unable, *silent, *shown)
 
 
 def ask_engine(ctx: CheckContext) -> CheckContext:
@@ -322,13 +320,11 @@ class CheckTask:
 
     def timed_out(self) -> Finding:
         text, impact = f"timed out after {self.check.seconds:.0f} s", "the host, a disk, the engine or the node hangs"
-        return self.failed(text, impact, code="LAB-CHECK-002", node=self.node)
+        return replace(self.failed(text, impact, node=self.node), code="LAB-CHECK-002")
 
-    def failed(
-        self, text: str, impact: str, fix: str = "", *, code: str = "LAB-CHECK-001", node: str = HERE
-    ) -> Finding:
+    def failed(self, text: str, impact: str, fix: str = "", node: str = HERE) -> Finding:
         """Fixed by looking at the log of what is examined where nothing else is known."""
         log = self.ctx.as_root("journalctl -u docker -n 50" if self.check.engine else "dmesg | tail -n 50")
         if self.container:
             log = f"labctl logs {self.container.node}"
-        return warn(code, f"{self.check.name}: {text}", impact, fix or log, node=node)
+        return warn("LAB-CHECK-001", f"{self.check.name}: {text}", impact, fix or log, node=node)

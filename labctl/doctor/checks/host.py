@@ -158,15 +158,12 @@ def why_no_proxy_url(value: str) -> str:
     nowhere = "names no host; write it like http://proxy.example:3128"
     try:
         parts = urlsplit(value if "//" in value else f"//{value}")
-    except ValueError:
+        port = parts.port
+    except ValueError as failure:
         # Its message would show the value, and with it a password.
-        return nowhere
+        return "has a port that is not a number up to 65535" if str(failure).startswith("Port ") else nowhere
     if parts.scheme not in ("", "http", "https", "socks4", "socks5", "socks5h"):
         return f"has the scheme `{parts.scheme}`; a proxy's URL begins with http://"
-    try:
-        port = parts.port
-    except ValueError:
-        return "has a port that is not a number up to 65535"
     if not parts.hostname or "/" in parts.path.strip("/") or (not port and parts.path.strip("/")):
         return nowhere
     return ""

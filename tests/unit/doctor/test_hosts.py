@@ -287,7 +287,7 @@ def test_nothing_is_claimed_of_hosts_where_none_answers(
     monkeypatch.setattr(run, "CHECKS", checks)
     whole = replace(second(), connection=LocalConnection(), hosts=())
     away = error("LAB-HOST-004", "h1: does not answer", impact="so", fix="ssh h1", node="h1")
-    found = run.examine(whole, first=(away,))
+    found = (away, *run.examine(whole))
     assert [(one.node, one.summary) for one in found] == [("h1", "h1: does not answer"), ("local", "local looked at")]
     lacking = dict.fromkeys(("local", "h1", "h2"), HostError("h2 has no device", node="h2"))
-    assert run.examine(whole, first=(away,), lacking=lacking) == (away,)
+    assert (away, *run.examine(whole, lacking)) == (away,)
