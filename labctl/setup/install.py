@@ -206,7 +206,7 @@ def carry_out(steps: SetupPlan, emit: Emit) -> None:
         else:
             process.stream(argv, lambda line: emit(f"  {line}") if line.startswith(("Get:", "Setting up ")) else None)
     if not steps.unfinished:
-        _wait_until_it_answers(prefix, limit=60)
+        _wait_until_it_answers(prefix)
 
 
 def _require_harmless(simulation: str, argv: tuple[str, ...]) -> None:
@@ -224,8 +224,8 @@ def _require_harmless(simulation: str, argv: tuple[str, ...]) -> None:
         raise HostError(message, hint=MANUAL)
 
 
-def _wait_until_it_answers(prefix: tuple[str, ...], limit: float) -> None:
-    deadline, pid_file = time.monotonic() + limit, STATE / "dockerd.pid"
+def _wait_until_it_answers(prefix: tuple[str, ...]) -> None:
+    deadline, pid_file = time.monotonic() + 60, STATE / "dockerd.pid"
     while True:
         # With the prefix, as this session may not be in group docker yet.
         version, reason = ask_docker(engine_version, prefix=prefix)
