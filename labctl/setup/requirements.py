@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from labctl.setup import apt
 from labctl.system import process, procfs
 
 if TYPE_CHECKING:
+    from labctl.setup import apt
     from python_on_whales import DockerClient
 
 OLDEST_ENGINE = 24
@@ -55,6 +55,8 @@ class Facts:
 
 def observe() -> Facts:
     """This host as it is."""
+    from labctl.setup import apt
+
     release = procfs.os_release()
     engine, why = ask_docker(engine_version)
     names = [name for alternatives in PACKAGES.values() for name, _ in alternatives]

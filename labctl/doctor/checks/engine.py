@@ -21,7 +21,6 @@ from labctl.errors import HostError
 from labctl.images import catalog
 from labctl.lab import capabilities as kernel_limits
 from labctl.model import HERE
-from labctl.setup.requirements import OLDEST_ENGINE, major, plugin_version
 from labctl.system import procfs
 
 DAEMON = "/etc/docker/daemon.json"
@@ -76,6 +75,8 @@ def join_group() -> str:
 
 
 def version(ctx: CheckContext) -> Iterator[Finding]:
+    from labctl.setup.requirements import OLDEST_ENGINE, major
+
     found = str(ctx.info["ServerVersion"])
     if major(found) >= OLDEST_ENGINE:
         yield ok("LAB-ENGINE-001", f"Docker Engine {found}")
@@ -87,6 +88,8 @@ def version(ctx: CheckContext) -> Iterator[Finding]:
 
 def plugins(ctx: CheckContext) -> Iterator[Finding]:
     """The docker command's plugins; that which builds images is not needed where the lab has its image."""
+    from labctl.setup.requirements import plugin_version
+
     rows: tuple[tuple[str, str, Level, str], ...] = (
         ("LAB-ENGINE-002", "compose", "error", "containers are created by it"),
         ("LAB-ENGINE-003", "buildx", "error" if ctx.builds else "warn", "images are built by it"),
