@@ -112,6 +112,8 @@ class Bundle:
         if self.about.get("schema") != SCHEMA:
             writer = self.about.get("labctl", "unknown version")
             raise ConfigError(f"{path} was written by another labctl ({writer})", hint="use that one")
+        if not all(isinstance(self.about.get(key), dict) for key in ("sha256", "links")):
+            raise HostError(f"{path} has no checksums", hint=AGAIN)
 
     def below(self, folder: str) -> dict[str, BundleEntry]:
         """Members of one of labctl's directories, by their path in it."""
