@@ -181,6 +181,12 @@ class Limits:
     nofile: int | None = 1_048_576
     pids: int = 8192
 
+    @property
+    def ulimits(self) -> dict[str, int]:
+        """Those that a daemon may refuse to raise, by their names in compose."""
+        asked = {"memlock": self.memlock, "stack": self.stack, "nofile": self.nofile}
+        return {name: value for name, value in asked.items() if value is not None}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
