@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -192,7 +192,14 @@ def devices(context: Context) -> DeviceReport:
 
 def of_cluster(cluster: Cluster) -> tuple[HostDevices, ...]:
     """The devices of each host that ssh reaches, in the order of the inventory."""
-    nodes, problems = nodes_by_host(cluster)
+    nodes: tuple[Node, ...] = ()
+    try:
+        lab, able = preview_lab(cluster)
+    except LabError as error:
+        problems = dict.fromkeys(cluster.connections, error.message)
+    else:
+        problems = {name: error.message for name, error in able.failed.items() if name not in cluster.failed}
+        nodes = tuple(node for node in lab.nodes if node.host not in problems)
     return tuple(
         detect(
             cluster.settings,
@@ -206,16 +213,6 @@ def of_cluster(cluster: Cluster) -> tuple[HostDevices, ...]:
     )
 
 
-def nodes_by_host(cluster: Cluster) -> tuple[tuple[Node, ...], dict[str, str]]:
-    """The lab's nodes, and the problem per host that can have none."""
-    try:
-        lab, able = preview_lab(cluster)
-    except LabError as error:
-        return (), dict.fromkeys(cluster.connections, error.message)
-    problems = {name: error.message for name, error in able.failed.items() if name not in cluster.failed}
-    return tuple(node for node in lab.nodes if node.host not in problems), problems
-
-
 def run_on(connection: Connection, argv: Sequence[str], seconds: float) -> CompletedProcess:
     """Run a vendor's tool on a host, whatever its exit code."""
     return connection.run('exec "$@"', *argv, timeout=seconds, check=False)
@@ -225,21 +222,29 @@ def effective_settings(context: Context) -> EffectiveSettings:
     """Every setting with its origin, and what is left to detection as it is resolved now."""
     settings = context.settings()
     rows = tuple(EffectiveSetting(*row) for row in settings.rows())
-    return EffectiveSettings(rows, tuple(ResolvedSetting(*row) for row in resolve(context, settings)))
+    return EffectiveSettings(rows, tuple(resolve(context, settings)))
 
 
-def resolve(context: Context, settings: Settings) -> tuple[tuple[str, str, str], ...]:
-    """Key, value and reason of what is left to detection."""
+def resolve(context: Context, settings: Settings) -> Iterator[ResolvedSetting]:
+    """What is left to detection."""
     if settings.text("LAB_HOSTS"):
-        return (("accelerator", *on_hosts(context, settings)),)
+        yield ResolvedSetting("accelerator", *on_hosts(context, settings))
+        return
     accelerator, reason = choice(settings)
+    yield ResolvedSetting("accelerator", accelerator or "none", reason)
     if accelerator is None:
-        return (("accelerator", "none", reason),)
-    chosen, host = observe(accelerator)
-    request = device_requests.described(
-        settings, chosen, host, context.directory, backend_here(ANSWERING).capabilities(HERE)
-    )
-    return ("accelerator", accelerator, reason), ("device request", *request)
+        return
+    _, host = observe(accelerator)
+    access = accelerators.get(accelerator).engine
+    request, reason = "device files", f"accelerator {accelerator}"
+    if access.is_open:
+        engine = backend_here(ANSWERING).capabilities(HERE)
+        request, reason = device_requests.foreseen(settings, accelerator, host, context.directory, engine)
+    elif access.runtime:
+        request = f"runtime {access.runtime}"
+    elif accelerator == accelerators.CPU:
+        request = "none"
+    yield ResolvedSetting("device request", request, reason)
 
 
 def on_hosts(context: Context, settings: Settings) -> tuple[str, str]:

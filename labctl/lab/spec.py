@@ -9,8 +9,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 
 from labctl import accelerators
-from labctl.config import settings as setting_kinds
-from labctl.config.settings import Settings
+from labctl.config.settings import Settings, span
 from labctl.errors import ConfigError, HostError
 from labctl.model import BRIDGED, Accelerator, Device, Host, Lab, Limits, Mount, Network, Node, Pairs, Secret
 from labctl.system import pci
@@ -107,8 +106,9 @@ def devices_and_slots(
 ) -> tuple[tuple[Device, ...], int]:
     """The devices that may be used on a host of so many nodes, and the slots of each node."""
     devices = chosen_devices(accelerator, host, settings.text("LAB_DEVICES"))
-    asked = host.slots or settings.number("LAB_SLOTS")
-    return devices, asked or default_slots(accelerator, devices, count)
+    # One rank per CPU node; elsewhere an equal share of the devices.
+    share = 1 if accelerator == "cpu" else max(1, len(devices) // count)
+    return devices, host.slots or settings.number("LAB_SLOTS") or share
 
 
 def chosen_devices(accelerator: Accelerator, host: Host, text: str) -> tuple[Device, ...]:
@@ -137,13 +137,8 @@ def names_of(device: Device) -> tuple[str, ...]:
 
 def expand(word: str) -> tuple[str, ...]:
     """``0-3`` as four indices; any other word as itself."""
-    span = setting_kinds.span(word)
-    return tuple(str(index) for index in range(span[0], span[1] + 1)) if span else (word,)
-
-
-def default_slots(accelerator: Accelerator, devices: tuple[Device, ...], count: int) -> int:
-    """One rank per CPU node; elsewhere an equal share of the devices."""
-    return 1 if accelerator == "cpu" else max(1, len(devices) // count)
+    ends = span(word)
+    return tuple(str(index) for index in range(ends[0], ends[1] + 1)) if ends else (word,)
 
 
 def share_devices(
