@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 HERE = "local"
 """The name of this machine among hosts."""
@@ -96,8 +96,7 @@ class Host:
     """Where the locks of its devices lie."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mount:
+class Mount(NamedTuple):
     """A bind mount: an absolute path on the node's host to an absolute path in the container."""
 
     source: str
@@ -128,8 +127,6 @@ class DeviceMapping:
     mounts: tuple[Mount, ...] = ()
 
 
-Accelerator = str
-"""Name of a module in ``accelerators/``."""
 Network = Literal["bridge", "host"]
 Pairs = tuple[tuple[str, str], ...]
 LAUNCHER = "launcher"
@@ -206,7 +203,8 @@ class Lab:
 
     name: str
     directory: Path
-    accelerator: Accelerator
+    accelerator: str
+    """Name of a module in ``accelerators/``."""
     image: str
     nodes: tuple[Node, ...]
     hosts: tuple[Host, ...]
@@ -292,8 +290,7 @@ class Criterion:
     decrease: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class Memory(NamedTuple):
     """What `fit` needs: ``{name}`` in a path is argument ``--name``; ``defaults`` stand for arguments not given."""
 
     model: str = ""
@@ -357,8 +354,7 @@ class Job:
 # --- what happens --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class Event(NamedTuple):
     """Something that happened while a plan was carried out."""
 
     kind: Literal["step", "line", "notice", "warning", "waiting"]
@@ -366,8 +362,7 @@ class Event:
     node: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class Sample(NamedTuple):
     """One number that a metric's pattern found."""
 
     metric: str
@@ -400,7 +395,7 @@ class Verdict:
     checks: tuple[CriterionResult, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class HostFailure:
     """A host that failed or does not answer, with the hint what to type next."""
 

@@ -7,7 +7,7 @@ import json
 import math
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -194,7 +194,7 @@ def lease_holder(lab: Lab, node: Node, host: Host) -> Pairs:
 
 def shared_mounts(lab: Lab, host: Host) -> tuple[Mount, ...]:
     """What every container of the lab sees, by its path on this host."""
-    return tuple(replace(mount, source=path_on(lab, host, mount.source)) for mount in lab.mounts)
+    return tuple(mount._replace(source=path_on(lab, host, mount.source)) for mount in lab.mounts)
 
 
 def worker(lab: Lab, node: Node, host: Host) -> dict[str, Any]:
@@ -229,7 +229,7 @@ def launcher(lab: Lab, host: Host) -> dict[str, Any]:
     """The container where launch commands run: no devices, no sshd, the only private key."""
     first = lab.nodes[0]
     # An editor that is attached here changes workloads; ranks, which workers run, may not. What was sent stays.
-    mounts = [replace(mount, read_only=mount.read_only and sent(host)) for mount in shared_mounts(lab, host)]
+    mounts = [mount._replace(read_only=mount.read_only and sent(host)) for mount in shared_mounts(lab, host)]
     return {
         "name": LAUNCHER,
         "role": LAUNCHER,

@@ -98,7 +98,13 @@ class EffectiveSettings:
 def of_host(settings: Settings, directory: Path, root: HostPath = ROOT) -> HostDevices:
     """The devices of this host, and the nodes of the lab in this directory if it is one."""
     accelerator, _ = choice(settings, root)
-    nodes, problem = nodes_of(settings, directory, root) if accelerator else ((), "")
+    nodes: tuple[Node, ...] = ()
+    problem = ""
+    if accelerator and (directory / ".env").is_file():
+        try:
+            nodes = spec.nodes(settings, *observe(accelerator, root))
+        except LabError as error:
+            problem = error.message
     return detect(settings, nodes, problem, root=root)
 
 
@@ -164,17 +170,6 @@ def choice(settings: Settings, root: HostPath = ROOT) -> tuple[str | None, str]:
         return chosen.name, chosen.why
     missed = accelerators.unserved(root) if chosen.name == "cpu" else ()
     return chosen.name, f"auto: {'; '.join((chosen.why, *missed))}"
-
-
-def nodes_of(settings: Settings, directory: Path, root: HostPath) -> tuple[tuple[Node, ...], str]:
-    """The nodes of the lab in this directory, or the problem with them; neither if it is not a lab directory."""
-    if not (directory / ".env").is_file():
-        return (), ""
-    accelerator, host = observe(settings.text("LAB_ACCELERATOR"), root)
-    try:
-        return spec.nodes(settings, accelerator, host), ""
-    except LabError as error:
-        return (), error.message
 
 
 def devices(context: Context) -> DeviceReport:

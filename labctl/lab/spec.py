@@ -11,7 +11,7 @@ from pathlib import Path
 from labctl import accelerators
 from labctl.config.settings import Settings, span
 from labctl.errors import ConfigError, HostError
-from labctl.model import BRIDGED, Accelerator, Device, Host, Lab, Limits, Mount, Network, Node, Pairs, Secret
+from labctl.model import BRIDGED, Device, Host, Lab, Limits, Mount, Network, Node, Pairs, Secret
 from labctl.system import pci
 from labctl.workloads import external
 
@@ -22,7 +22,7 @@ KEPT = ".lab/home"
 def build(
     settings: Settings,
     directory: Path,
-    accelerator: Accelerator,
+    accelerator: str,
     hosts: tuple[Host, ...],
     limits: Limits,
     *,
@@ -63,7 +63,7 @@ def build(
     )
 
 
-def nodes(settings: Settings, accelerator: Accelerator, host: Host) -> tuple[Node, ...]:
+def nodes(settings: Settings, accelerator: str, host: Host) -> tuple[Node, ...]:
     """``LAB_NODES`` workers that share the host's devices and cores without overlap."""
     count = settings.number("LAB_NODES")
     devices, slots = devices_and_slots(settings, accelerator, host, count)
@@ -82,9 +82,7 @@ def nodes(settings: Settings, accelerator: Accelerator, host: Host) -> tuple[Nod
     )
 
 
-def spread(
-    settings: Settings, accelerator: Accelerator, hosts: tuple[Host, ...], lacking: Container[str]
-) -> Iterator[Node]:
+def spread(settings: Settings, accelerator: str, hosts: tuple[Host, ...], lacking: Container[str]) -> Iterator[Node]:
     """A worker on each host; on those that are lacking it has no devices."""
     for host in hosts:
         if host.name in lacking:
@@ -94,16 +92,14 @@ def spread(
             yield node_of(settings, accelerator, host)
 
 
-def node_of(settings: Settings, accelerator: Accelerator, host: Host) -> Node:
+def node_of(settings: Settings, accelerator: str, host: Host) -> Node:
     """The worker of one of several hosts, with all of its cores and as many of its devices as it has slots."""
     devices, slots = devices_and_slots(settings, accelerator, host, 1)
     mapping = accelerators.get(accelerator).mapping(host, share_devices(accelerator, host, devices, 0, slots, 1))
     return Node(name=f"worker-{host.number}", host=host.name, slots=slots, devices=mapping)
 
 
-def devices_and_slots(
-    settings: Settings, accelerator: Accelerator, host: Host, count: int
-) -> tuple[tuple[Device, ...], int]:
+def devices_and_slots(settings: Settings, accelerator: str, host: Host, count: int) -> tuple[tuple[Device, ...], int]:
     """The devices that may be used on a host of so many nodes, and the slots of each node."""
     devices = chosen_devices(accelerator, host, settings.text("LAB_DEVICES"))
     # One rank per CPU node; elsewhere an equal share of the devices.
@@ -111,7 +107,7 @@ def devices_and_slots(
     return devices, host.slots or settings.number("LAB_SLOTS") or share
 
 
-def chosen_devices(accelerator: Accelerator, host: Host, text: str) -> tuple[Device, ...]:
+def chosen_devices(accelerator: str, host: Host, text: str) -> tuple[Device, ...]:
     """The host's devices, or those that LAB_DEVICES names, in its order. ConfigError for one that is not there."""
     if not text:
         return host.devices
@@ -142,7 +138,7 @@ def expand(word: str) -> tuple[str, ...]:
 
 
 def share_devices(
-    accelerator: Accelerator, host: Host, devices: tuple[Device, ...], index: int, slots: int, count: int
+    accelerator: str, host: Host, devices: tuple[Device, ...], index: int, slots: int, count: int
 ) -> tuple[Device, ...]:
     """The node's own run of devices, in their order."""
     if accelerator == "cpu":

@@ -83,9 +83,7 @@ def status_of(context: Context, cluster: Cluster, observed: ObservedState | None
         lab=name,
         state=missing if not found else "up" if running == set(cluster.placement) == found else "partial",
         nodes=tuple(sorted(nodes, key=lambda node: place.get(node.name, len(place)))),
-        unreachable=tuple(
-            HostFailure(host=host, message=error.message, hint=error.hint) for host, error in silent.items()
-        ),
+        unreachable=tuple(HostFailure(host, error.message, error.hint) for host, error in silent.items()),
     )
 
 
