@@ -305,6 +305,7 @@ def run_on(
             bring_up(context, cluster)
             return run_on(context, cluster, workload, options, None)
         first = decide_up(context, cluster, dry_run=True).plan.steps
+    early = runs.begin_reach(lab, job, cluster, observed) if observed and not dry_run else None
     failed = preflight.find_foreign_labs(context, lab.name, observed) if observed else {}
     runs.require_hosts(lab, job, {**cluster.failed, **failed})
     doctor_run.preflight(context, lab, cluster, "run")
@@ -314,7 +315,7 @@ def run_on(
         plan = runs.plan_run(lab, job, cluster, observed, dry_run=dry_run)
         if dry_run:
             return answer(cluster, Plan((*first, *plan.steps)))
-        return runs.carry_out(context, cluster, lab, job, plan, now)
+        return runs.carry_out(context, cluster, lab, job, plan, now, early)
 
 
 def runs(context: Context) -> RunList:

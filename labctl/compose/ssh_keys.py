@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from labctl.model import LAUNCHER, Lab
 from labctl.naming import node_directory
 from labctl.system.files import write
 
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 HOST_KEY = "ssh_host_ed25519_key"
 IDENTITY = "id_ed25519"
+ED25519 = b"\0\0\0\x0bssh-ed25519\0\0\0\x20"
+"""What precedes the 32 bytes of a public key."""
+HEADER = b"openssh-key-v1\0" + b"\0\0\0\4none" * 2 + b"\0\0\0\0" + b"\0\0\0\1" + b"\0\0\0\x33" + ED25519
+"""What precedes the public key in a file without a passphrase: no cipher, no key derivation, one key."""
 
 
 def missing(lab: Lab) -> frozenset[str]:
@@ -107,30 +108,30 @@ def _text(path: Path) -> str:
 
 def ensure_pair(path: Path) -> str:
     """The public key of the private key at this path, made now if there is none that can be read."""
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+    public = public_of(path)
+    if public is None:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+        from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-    if public := public_of(path):
-        return public
-    key = Ed25519PrivateKey.generate()
-    write(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()).decode())
-    return public_line(key)
+        key = Ed25519PrivateKey.generate()
+        write(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()).decode())
+        public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+    return public
 
 
 def public_of(path: Path) -> str | None:
-    """The public line of a private key file, or None where it is missing or broken."""
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+    """The public line of a private key file, or None where it is missing or broken.
 
+    Such a file holds the public key in clear, before the private section (PROTOCOL.key of OpenSSH).
+    """
     try:
-        key = load_ssh_private_key(path.read_bytes(), password=None)
-    except (FileNotFoundError, ValueError, TypeError, UnsupportedAlgorithm):
+        begin, *lines, end = path.read_text(encoding="utf-8").splitlines()
+        blob = base64.b64decode("".join(lines), validate=True)
+    except (FileNotFoundError, ValueError):
         return None
-    return public_line(key) if isinstance(key, Ed25519PrivateKey) else None
-
-
-def public_line(key: Ed25519PrivateKey) -> str:
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
-    return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+    public, private = blob[len(HEADER) : len(HEADER) + 32], blob[len(HEADER) + 36 :]
+    marked = (begin, end) == tuple(f"-----{word} OPENSSH PRIVATE KEY-----" for word in ("BEGIN", "END"))
+    whole = blob.startswith(HEADER) and blob[len(HEADER) + 32 :].startswith(len(private).to_bytes(4, "big"))
+    return (
+        f"ssh-ed25519 {base64.b64encode(ED25519 + public).decode()}" if marked and whole and public in private else None
+    )
