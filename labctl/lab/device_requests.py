@@ -18,7 +18,7 @@ from labctl.config.settings import Settings
 from labctl.engines import Capabilities
 from labctl.errors import HostError, LabError
 from labctl.lab import capabilities
-from labctl.lab import spec as lab
+from labctl.lab.spec import chosen_devices
 from labctl.model import Device, Host, Request
 from labctl.system import procfs
 from labctl.system.hostpath import HostPath
@@ -52,7 +52,7 @@ def resolve_device_request(
         return host
     information = engine.information()
     known = capabilities.kept(directory, host.name, engine).get(KEY)
-    devices = wanted(settings, accelerator, host)
+    devices = chosen_devices(settings, accelerator, host)
     ids = tuple(device.id for device in devices)
     request: Request | None = None
     if has_cdi(information, access.cdi, devices, root):
@@ -104,18 +104,13 @@ def foreseen(
     known = capabilities.kept(directory, host.name, None).get(KEY)
     with contextlib.suppress(LabError):
         kind = accelerators.get(accelerator).engine.cdi
-        if engine and has_cdi(engine.information(), kind, wanted(settings, accelerator, host), root):
+        if engine and has_cdi(engine.information(), kind, chosen_devices(settings, accelerator, host), root):
             return "cdi", "engine"
         if engine:
             known = capabilities.kept(directory, host.name, engine).get(KEY)
             # What was true once: it says that it has none now.
             known = None if known == "cdi" else known
     return (known, "engine, when it was tried") if known else (ASSUMED, "assumed until `labctl up` tries it")
-
-
-def wanted(settings: Settings, accelerator: str, host: Host) -> tuple[Device, ...]:
-    """The devices that the settings pick."""
-    return lab.chosen_devices(accelerator, host, settings.text("LAB_DEVICES"))
 
 
 def require_runtime(accelerator: str, host: Host, engine: Capabilities) -> None:

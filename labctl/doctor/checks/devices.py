@@ -33,7 +33,7 @@ def missing(ctx: CheckContext, why: LabError) -> Finding:
     impact, found = "no node can be created", 0
     try:
         accelerator, host = observe(settings.text("LAB_ACCELERATOR"), ctx.root)
-        found = len(spec.chosen_devices(accelerator, host, settings.text("LAB_DEVICES")))
+        found = len(spec.chosen_devices(settings, accelerator, host))
         if spread:
             spec.node_of(settings, accelerator, replace(host, slots=ctx.host.slots))
         else:
