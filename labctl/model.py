@@ -27,7 +27,6 @@ class Device:
     id: str
     """How it is asked for: the index of a card, or a render node such as ``/dev/dri/renderD128``."""
     path: str
-    """Its device file."""
     pci: str = ""
     """PCI address, such as ``0000:3b:00.0``."""
     module: str = ""
@@ -54,7 +53,6 @@ class Fabric:
     state: str
     numa: int | None = None
     interface: str = ""
-    """Its network interface, where it has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +107,6 @@ class DeviceMapping:
     """What an accelerator asks of a container; one template turns it into YAML."""
 
     devices: tuple[Device, ...] = ()
-    """Which they are."""
     runtime: str | None = None
     driver: str = ""
     """The engine's device driver that gets ``requests``; ``cdi`` for CDI devices."""
@@ -213,7 +210,6 @@ class Lab:
     owner: str = ""
     """Who makes it, as ``person@machine``."""
     home: str = ""
-    """That person's home there."""
     ssh_port: int
     master_port: int
     shm_size: str

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from ipaddress import IPv6Address, ip_address
 from itertools import starmap
 from pathlib import Path
@@ -39,7 +39,7 @@ VARIABLES = {
 }
 _KNOWN = f"known: {', '.join(VARIABLES)}; what else ssh needs belongs in ~/.ssh/config"
 # They change how a host is reached: to pass over them could be to reach another one.
-_REFUSED = re.compile("ansible_(connection|password|private_key_file|ssh_.*)|labctl_.*")
+_REFUSED = "ansible_(connection|password|private_key_file|ssh_.*)|labctl_.*"
 _INSTALL = "install ansible-core: labctl then asks its ansible-inventory"
 _ALL = "all"
 _SECTIONS = ("hosts", "vars", "children")
@@ -67,7 +67,7 @@ def resolved(path: Path, shown: str, text: str) -> Iterator[Named]:
     for name in dict.fromkeys(_members(groups, _ALL)):
         where = f"{shown}:{lines.get(name, 1)}"
         given = groups["_meta"]["hostvars"].get(name, {})
-        if refused := next(filter(_REFUSED.fullmatch, given.keys() - VARIABLES), ""):
+        if refused := next((key for key in given.keys() - VARIABLES if re.fullmatch(_REFUSED, key)), ""):
             raise ConfigError(f"{where}: `{refused}` is not understood here", hint=_KNOWN)
         yield name, {VARIABLES[key]: (str(value), where) for key, value in given.items() if key in VARIABLES}, where
 
@@ -104,13 +104,13 @@ def hosts(path: Path, shown: str) -> Iterator[Named]:
         yield name, said | host.said, host.where
 
 
-@dataclass
 class _Member:
     """A group or a host, and the groups that list it."""
 
-    where: str = ""
-    said: Given = field(default_factory=dict)
-    parents: set[str] = field(default_factory=set)
+    def __init__(self, where: str = "") -> None:
+        self.where = where
+        self.said: Given = {}
+        self.parents: set[str] = set()
 
 
 class _Inventory:
@@ -145,13 +145,13 @@ class _Inventory:
             host.parents.add(group)
             host.said |= _variables(content)
 
-    def holding(self, host: _Member) -> set[str]:
+    def holding(self, host: _Member) -> list[str]:
         """The groups that hold the host, and those that hold them."""
         found, new = {_ALL}, host.parents
         while new := new - found:
             found |= new
             new = {parent for name in new for parent in self.groups[name].parents}
-        return found
+        return sorted(found)
 
     def depth(self, name: str, where: str, below: tuple[str, ...] = ()) -> int:
         """How many groups stand above this one, by the longest way."""
@@ -172,7 +172,7 @@ def _variables(value: Value) -> Given:
             raise NeedsAnsible(f"{where}: `{name}` is not understood here", hint=_INSTALL)
         if name in VARIABLES:
             said[VARIABLES[name]] = content.text(), where
-        elif _REFUSED.fullmatch(name):
+        elif re.fullmatch(_REFUSED, name):
             raise content.error(f"`{name}` is not understood here", hint=_KNOWN)
     return said
 

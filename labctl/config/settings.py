@@ -108,7 +108,7 @@ anything = shaped(r".*", "must be one line")
 EXTRA = "LAB_ENV_"
 """``LAB_ENV_<NAME>=value`` gives workloads ``NAME=value``."""
 
-_SECRET_NAME = re.compile(r"TOKEN(?![A-Z])|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_KEY|_KEY\Z", re.IGNORECASE)
+_SENSITIVE = r"TOKEN(?![A-Z])|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_KEY|_KEY\Z"
 
 # --- the table -----------------------------------------------------------------------------------------------
 
@@ -297,7 +297,7 @@ def _check_ports(ssh: SettingValue, master: SettingValue) -> None:
 def sounds_secret(key: str) -> bool:
     """Whether the value of a key is secret."""
     setting = _BY_NAME.get(key)
-    return setting.secret if setting else bool(_SECRET_NAME.search(key.removeprefix(EXTRA)))
+    return setting.secret if setting else bool(re.search(_SENSITIVE, key.removeprefix(EXTRA), re.IGNORECASE))
 
 
 def _name(found: SettingValue) -> str:

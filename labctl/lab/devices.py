@@ -249,19 +249,19 @@ def on_hosts(context: Context, settings: Settings) -> tuple[str, str]:
         silent = [error.message for error in cluster.failed.values()]
         try:
             able = cluster.with_usable_hosts()
-            names = [host.name for host in cluster.hosts if host.name not in able.failed or host.name in cluster.failed]
-            unusable = [error.message for name, error in able.failed.items() if name not in cluster.failed]
+            problems = {name: error.message for name, error in able.failed.items() if name not in cluster.failed}
+            names = [host.name for host in cluster.hosts if host.name not in problems]
             chosen: str = cluster.accelerator
         except HostError as error:
             if error not in cluster.failed.values():
                 return "none", "; ".join((errors.about(error.node or "", error), *silent))
-            names, unusable, chosen = [], [], "unknown" if wanted == "auto" else wanted
+            problems, names, chosen = {}, [], "unknown" if wanted == "auto" else wanted
         reached = ", ".join(name for name in names if name in cluster.connections)
         earlier = ", ".join(name for name in names if name not in cluster.connections)
         parts = (
             f"on {reached}" if reached else "",
             f"on {earlier} when last reached" if earlier else "",
-            *unusable,
+            *problems.values(),
             *silent,
             "run `labctl doctor`" if silent else "",
         )
