@@ -124,12 +124,12 @@ def build(context: Context, *, workload: str = "", update_lock: bool = False) ->
 
 def settings_for(context: Context, workload: str) -> Settings:
     """The settings, with the image that a workload needs where one is named."""
-    from labctl.deploy.images import for_workload
-    from labctl.runs.request import RunOptions, choose_workload
-
     settings = context.settings()
     if not workload:
         return settings
+    from labctl.deploy.images import for_workload
+    from labctl.runs.request import RunOptions, choose_workload
+
     return for_workload(settings, choose_workload(context.directory, workload, RunOptions(), settings))
 
 

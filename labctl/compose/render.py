@@ -57,10 +57,9 @@ def neighbours_needed(lab: Lab) -> int:
     return nodes_on_a_host(lab) * (len(lab.nodes) + 1)
 
 
-@lru_cache
 def template(path: Path) -> Any:
     """A template file; ``render`` it with what it names."""
-    return _environment().from_string(path.read_text(encoding="utf-8"))
+    return _environment().get_template(str(path))
 
 
 @lru_cache(maxsize=4096)
@@ -77,11 +76,20 @@ def yaml_string(value: str) -> str:
 
 @lru_cache(maxsize=1)
 def _environment() -> Any:
-    from jinja2 import Environment, FunctionLoader, StrictUndefined
+    from jinja2 import Environment, FileSystemBytecodeCache, FunctionLoader, StrictUndefined
 
-    fragments = FunctionLoader(lambda name: files.path("compose", name).read_text(encoding="utf-8"))
+    def read(name: str) -> str:
+        path = Path(name)
+        return (path if path.is_absolute() else files.path("compose", name)).read_text(encoding="utf-8")
+
     # Autoescaping is for HTML; every value here goes through `q` (YAML) or `sh` (bash) instead.
-    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, loader=fragments)  # noqa: S701
+    environment = Environment(  # noqa: S701
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        loader=FunctionLoader(read),
+        bytecode_cache=FileSystemBytecodeCache(),
+        auto_reload=False,
+    )
     environment.filters["q"] = yaml_string
     environment.filters["sh"] = shlex.quote
     return environment

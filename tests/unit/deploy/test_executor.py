@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -91,6 +92,40 @@ def test_an_agent_that_ends_without_a_word_is_told_by_its_code() -> None:
 @pytest.mark.parametrize("said", ["", "\n \n"])
 def test_silence_is_a_reason_too(said: str) -> None:
     assert ssh_errors.ssh_reason(said) == "no answer"
+
+
+NODES = ("worker-0", "worker-1")
+
+
+def names(*nodes: str) -> FakeBackend:
+    """An engine in whose launcher a shell prints these names."""
+    return FakeBackend(answer=lambda _, argv: iter(nodes if argv[0] == "sh" else ()))
+
+
+@pytest.mark.parametrize(("early", "again"), [(NODES[::-1], 0), (NODES[:1], 1), ((), 1)])
+def test_nodes_that_answered_meanwhile_are_not_reached_again(
+    early: tuple[str, ...], again: int, tmp_path: Path
+) -> None:
+    of = lab(directory=tmp_path)
+    begun = agent.begin_reach(of, names(*early), observed(of), NODES)
+    engine = answers(*({"node": name, "ok": True, "seconds": 0.2} for name in NODES))
+    step = plan.WaitForSsh(nodes=NODES, seconds=60, cause="wait for SSH")
+    assert executor.carry_out((step,), replace(deployment(of, engine), early=begun)) == {}
+    assert len(engine.started) == again
+
+
+def test_other_nodes_than_those_asked_meanwhile_are_reached() -> None:
+    begun = agent.begin_reach(lab(), names(*NODES), observed(lab()), NODES)
+    assert begun
+    assert begun.passed(NODES)
+    assert not begun.passed(NODES[:1])
+
+
+@pytest.mark.parametrize("gone", ["launcher", "worker_1"])
+def test_a_lab_that_is_not_running_is_not_asked_meanwhile(gone: str) -> None:
+    of, engine = lab(), names(*NODES)
+    assert agent.begin_reach(of, engine, observed(of, **{gone: {"state": "exited"}}), NODES) is None
+    assert engine.started == []
 
 
 # --- carrying out --------------------------------------------------------------------------------------------
