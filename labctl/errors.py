@@ -81,7 +81,7 @@ def raise_all(lost: Failures) -> None:
         raise next(iter(lost.values()))
     if lost:
         first = next(iter(lost))
-        lines = "".join(f"\n  {indented(about(host, error))}" for host, error in lost.items())
+        lines = "".join("\n  " + about(host, error).replace("\n", "\n    ") for host, error in lost.items())
         advice = lost[first].hint
         if advice and len({error.hint for error in lost.values()}) > 1:
             advice = f"{advice} (for {first}; `labctl doctor` says what for each)"
@@ -91,7 +91,3 @@ def raise_all(lost: Failures) -> None:
 
 def about(host: str, error: HostError) -> str:
     return error.message if error.message.startswith(host) else f"{host}: {error.message}"
-
-
-def indented(text: str) -> str:
-    return text.replace("\n", "\n    ")

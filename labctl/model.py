@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 HERE = "local"
 """The name of this machine among hosts."""
@@ -27,7 +27,6 @@ class Device:
     id: str
     """How it is asked for: the index of a card, or a render node such as ``/dev/dri/renderD128``."""
     path: str
-    """Its device file."""
     pci: str = ""
     """PCI address, such as ``0000:3b:00.0``."""
     module: str = ""
@@ -54,7 +53,6 @@ class Fabric:
     state: str
     numa: int | None = None
     interface: str = ""
-    """Its network interface, where it has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +94,7 @@ class Host:
     """Where the locks of its devices lie."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mount:
+class Mount(NamedTuple):
     """A bind mount: an absolute path on the node's host to an absolute path in the container."""
 
     source: str
@@ -110,7 +107,6 @@ class DeviceMapping:
     """What an accelerator asks of a container; one template turns it into YAML."""
 
     devices: tuple[Device, ...] = ()
-    """Which they are."""
     runtime: str | None = None
     driver: str = ""
     """The engine's device driver that gets ``requests``; ``cdi`` for CDI devices."""
@@ -128,8 +124,6 @@ class DeviceMapping:
     mounts: tuple[Mount, ...] = ()
 
 
-Accelerator = str
-"""Name of a module in ``accelerators/``."""
 Network = Literal["bridge", "host"]
 Pairs = tuple[tuple[str, str], ...]
 LAUNCHER = "launcher"
@@ -181,6 +175,12 @@ class Limits:
     nofile: int | None = 1_048_576
     pids: int = 8192
 
+    @property
+    def ulimits(self) -> dict[str, int]:
+        """Those that a daemon may refuse to raise, by their names in compose."""
+        asked = {"memlock": self.memlock, "stack": self.stack, "nofile": self.nofile}
+        return {name: value for name, value in asked.items() if value is not None}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
@@ -200,7 +200,8 @@ class Lab:
 
     name: str
     directory: Path
-    accelerator: Accelerator
+    accelerator: str
+    """Name of a module in ``accelerators/``."""
     image: str
     nodes: tuple[Node, ...]
     hosts: tuple[Host, ...]
@@ -209,7 +210,6 @@ class Lab:
     owner: str = ""
     """Who makes it, as ``person@machine``."""
     home: str = ""
-    """That person's home there."""
     ssh_port: int
     master_port: int
     shm_size: str
@@ -286,8 +286,7 @@ class Criterion:
     decrease: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class Memory(NamedTuple):
     """What `fit` needs: ``{name}`` in a path is argument ``--name``; ``defaults`` stand for arguments not given."""
 
     model: str = ""
@@ -355,8 +354,7 @@ class Job:
 # --- what happens --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class Event(NamedTuple):
     """Something that happened while a plan was carried out."""
 
     kind: Literal["step", "line", "notice", "warning", "waiting"]
@@ -390,7 +388,7 @@ class Verdict:
     checks: tuple[CriterionResult, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class HostFailure:
     """A host that failed or does not answer, with the hint what to type next."""
 

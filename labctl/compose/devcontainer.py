@@ -29,9 +29,11 @@ class DevcontainerFile:
 
 def render(lab: str, project: str, program: str) -> File:
     """The file for a lab with its workspace at ``project``; ``program`` is the path of labctl."""
+    running = f"docker container inspect --format '{{{{.State.Running}}}}' {container_of(lab, LAUNCHER)}"
     content = {
         "name": f"labctl {lab}",
-        "initializeCommand": bring_up(lab, program),
+        # Not where the launcher is running, even with an outdated image.
+        "initializeCommand": f'[ "$({running} 2>&1)" = true ] || {shlex.quote(program)} up',
         # The first node's file holds the launcher, whatever the number of nodes.
         "dockerComposeFile": f"../{compose_path('worker-0')}",
         "service": LAUNCHER,
@@ -44,12 +46,6 @@ def render(lab: str, project: str, program: str) -> File:
         "customizations": {"vscode": {"extensions": ["ms-python.python"]}},
     }
     return File(path=PATH, content=sealed(content), mode=0o644)
-
-
-def bring_up(lab: str, program: str) -> str:
-    """A shell command of the host: `labctl up`, unless the launcher is running, even with an outdated image."""
-    running = f"docker container inspect --format '{{{{.State.Running}}}}' {container_of(lab, LAUNCHER)}"
-    return f'[ "$({running} 2>&1)" = true ] || {shlex.quote(program)} up'
 
 
 def sealed(content: dict[str, Any]) -> str:

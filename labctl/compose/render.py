@@ -7,7 +7,7 @@ import json
 import math
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -115,21 +115,6 @@ OPEN_MPI_NETWORK = ("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_oob_tcp_if_include"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
-    """One container, as the template needs it."""
-
-    name: str
-    role: str
-    slots: int
-    cpuset: str
-    environment: Pairs
-    capabilities: Pairs
-    devices: DeviceMapping
-    mounts: tuple[Mount, ...]
-    secrets: Pairs
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RenderedFiles:
     """The nodes whose files were rendered below ``directory``, and the files that changed."""
 
@@ -170,19 +155,17 @@ def render_node(lab: Lab, node: Node, names: Mapping[str, str]) -> File:
     services = [worker(lab, node, host)]
     if node is lab.nodes[0]:
         services.append(launcher(lab, host))
-    context: dict[str, Any] = {
-        "lab": lab,
-        "node": node,
-        "host": host,
-        "project": project(lab),
-        "path": compose_path(node.name),
-        "services": services,
-        "limits": limits(lab),
-        "interval": check_interval(lab, host),
-        "names": names,
-        "secrets": [(f"{service.name}-{name}", path) for service in services for name, path in service.secrets],
-    }
-    content = template(files.path("compose", "node.yml.j2")).render(context)
+    content = template(files.path("compose", "node.yml.j2")).render(
+        lab=lab,
+        node=node,
+        host=host,
+        project=project(lab),
+        path=compose_path(node.name),
+        services=services,
+        interval=check_interval(lab, host),
+        names=names,
+        secrets=[(f"{service['name']}-{name}", path) for service in services for name, path in service["secrets"]],
+    )
     # The label lets `up` see from the container alone whether it was made from this very text and these secrets.
     sealed = "".join(f"{name}\0{value.reveal()}\0" for name, value in lab.secrets)
     digest = hashlib.sha256((content + sealed).encode("utf-8", "surrogateescape")).hexdigest()[:16]
@@ -203,11 +186,6 @@ def watch(lab: Lab, node: Node) -> tuple[File, ...]:
     return (File(path=f"{node_directory(node.name)}/ssh/devices.json", content=f"{json.dumps(asdict(what))}\n"),)
 
 
-def links_mount(lab: Lab, node: Node, host: Host) -> tuple[Mount, ...]:
-    source = own_path(lab, host, f"{node_directory(node.name)}/by-path")
-    return (Mount(source=source, target="/dev/dri/by-path", read_only=True),) if node.devices.links else ()
-
-
 def lease_mounts(node: Node, host: Host) -> tuple[Mount, ...]:
     """The locks of a node's devices and no others: the node takes all that it finds there."""
     return tuple(
@@ -224,65 +202,63 @@ def lease_holder(lab: Lab, node: Node, host: Host) -> Pairs:
 
 def shared_mounts(lab: Lab, host: Host) -> tuple[Mount, ...]:
     """What every container of the lab sees, by its path on this host."""
-    return tuple(replace(mount, source=path_on(lab, host, mount.source)) for mount in lab.mounts)
+    return tuple(mount._replace(source=path_on(lab, host, mount.source)) for mount in lab.mounts)
 
 
-def worker(lab: Lab, node: Node, host: Host) -> Service:
-    cores = len(node.cpuset or host.cpus)
-    threads = ("OMP_NUM_THREADS", str(max(1, cores // node.slots)))
-    devices = node.devices.devices
-    health = (("LAB_HEALTH_DEVICES", f"{lab.accelerator}:{len(devices)}"),) if devices else ()
-    cache = Mount(source=own_path(lab, host, cache_directory(node.name)), target="/home/lab/.cache")
-    return Service(
-        name=node.name,
-        role="worker",
-        slots=node.slots,
-        cpuset=",".join(map(str, node.cpuset)),
-        environment=environment(
-            lab, host, (*node.devices.environment, threads, *health, *lease_holder(lab, node, host))
-        ),
-        capabilities=(*SSHD_CAPABILITIES, *node.devices.cap_add),
-        devices=node.devices,
-        mounts=(
-            *shared_mounts(lab, host),
-            *node.devices.mounts,
-            *links_mount(lab, node, host),
-            *lease_mounts(node, host),
-            cache,
-            ssh_mount(lab, host, f"{node_directory(node.name)}/ssh"),
-        ),
-        secrets=secret_paths(lab, host, node.name),
-    )
+def worker(lab: Lab, node: Node, host: Host) -> dict[str, Any]:
+    """The service of a node, as the template needs it."""
+    directory = node_directory(node.name)
+    variables = dict(node.devices.environment)
+    variables["OMP_NUM_THREADS"] = str(max(1, len(node.cpuset or host.cpus) // node.slots))
+    mounts = [*shared_mounts(lab, host), *node.devices.mounts]
+    if node.devices.links:
+        mounts.append(
+            Mount(source=own_path(lab, host, f"{directory}/by-path"), target="/dev/dri/by-path", read_only=True)
+        )
+    mounts += lease_mounts(node, host)
+    mounts.append(Mount(source=own_path(lab, host, cache_directory(node.name)), target="/home/lab/.cache"))
+    if node.devices.devices:
+        variables["LAB_HEALTH_DEVICES"] = f"{lab.accelerator}:{len(node.devices.devices)}"
+    variables |= lease_holder(lab, node, host)
+    return {
+        "name": node.name,
+        "role": "worker",
+        "slots": node.slots,
+        "cpuset": ",".join(map(str, node.cpuset)),
+        "environment": environment(lab, host, variables),
+        "capabilities": (*SSHD_CAPABILITIES, *node.devices.cap_add),
+        "devices": node.devices,
+        "mounts": (*mounts, ssh_mount(lab, host, f"{directory}/ssh")),
+        "secrets": secret_paths(lab, host, node.name),
+    }
 
 
-def launcher(lab: Lab, host: Host) -> Service:
+def launcher(lab: Lab, host: Host) -> dict[str, Any]:
     """The container where launch commands run: no devices, no sshd, the only private key."""
     first = lab.nodes[0]
-    return Service(
-        name=LAUNCHER,
-        role=LAUNCHER,
-        slots=0,
-        cpuset="",
-        environment=environment(lab, host, first.devices.launcher_environment),
-        capabilities=LAUNCHER_CAPABILITIES,
-        devices=DeviceMapping(),
-        # An editor that is attached here changes workloads; ranks, which workers run, may not. What was sent stays.
-        mounts=(
-            *(replace(mount, read_only=mount.read_only and sent(host)) for mount in shared_mounts(lab, host)),
-            ssh_mount(lab, host, f"{node_directory(first.name)}/launcher"),
-        ),
-        secrets=secret_paths(lab, host, first.name),
-    )
+    # An editor that is attached here changes workloads; ranks, which workers run, may not. What was sent stays.
+    mounts = [mount._replace(read_only=mount.read_only and sent(host)) for mount in shared_mounts(lab, host)]
+    return {
+        "name": LAUNCHER,
+        "role": LAUNCHER,
+        "slots": 0,
+        "cpuset": "",
+        "environment": environment(lab, host, dict(first.devices.launcher_environment)),
+        "capabilities": LAUNCHER_CAPABILITIES,
+        "devices": DeviceMapping(),
+        "mounts": (*mounts, ssh_mount(lab, host, f"{node_directory(first.name)}/launcher")),
+        "secrets": secret_paths(lab, host, first.name),
+    }
 
 
-def environment(lab: Lab, host: Host, more: Pairs) -> Pairs:
+def environment(lab: Lab, host: Host, more: Mapping[str, str]) -> Pairs:
     """The container's environment: the node's own, then the lab's, whose extra variables win."""
     node = {"LAB_NAME": lab.name, "LAB_UID": str(host.uid), "LAB_GID": str(host.gid), "LAB_SSH_PORT": str(lab.ssh_port)}
     if lab.network == "host":
         # The host's other networks have no business with the lab's sshd.
         node["LAB_SSH_ADDRESS"] = f"{host.address} {BESIDE}" if host.name == lab.nodes[0].host else host.address
     network = {"GLOO_SOCKET_IFNAME": host.interface, **dict.fromkeys(OPEN_MPI_NETWORK, lab.addresses)}
-    return tuple({**node, **network, **dict(more), **dict(lab.environment)}.items())
+    return tuple({**node, **network, **more, **dict(lab.environment)}.items())
 
 
 def ssh_mount(lab: Lab, host: Host, path: str) -> Mount:
@@ -292,9 +268,3 @@ def ssh_mount(lab: Lab, host: Host, path: str) -> Mount:
 def secret_paths(lab: Lab, host: Host, node: str) -> Pairs:
     base = own_path(lab, host, f"{node_directory(node)}/secrets")
     return tuple((name, f"{base}/{name}") for name, _ in lab.secrets)
-
-
-def limits(lab: Lab) -> list[tuple[str, int]]:
-    """The ulimits that the engine was found to grant."""
-    wanted = (("memlock", lab.limits.memlock), ("stack", lab.limits.stack), ("nofile", lab.limits.nofile))
-    return [(name, value) for name, value in wanted if value is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from labctl.model import LAUNCHER, Lab
@@ -20,10 +21,9 @@ HEADER = b"openssh-key-v1\0" + b"\0\0\0\4none" * 2 + b"\0\0\0\0" + b"\0\0\0\1" +
 def missing(lab: Lab) -> frozenset[str]:
     """Containers whose private key is not on disk; without the identity, all of them hold the wrong public one."""
     nodes = {node.name for node in lab.nodes}
-    directory = lab.directory / ".lab/nodes"
-    if not (directory / lab.nodes[0].name / LAUNCHER / IDENTITY).is_file():
+    if not (launcher_directory(lab) / IDENTITY).is_file():
         return frozenset((LAUNCHER, *nodes))
-    return frozenset(name for name in nodes if not (directory / name / "ssh" / HOST_KEY).is_file())
+    return frozenset(name for name in nodes if not (ssh_directory(lab, name) / HOST_KEY).is_file())
 
 
 def ensure(lab: Lab) -> None:
@@ -31,34 +31,35 @@ def ensure(lab: Lab) -> None:
 
     A worker's private host key lies only in that worker's directory, the identity only in the launcher's.
     """
-    launcher = launcher_directory(lab)
-    identity = ensure_pair(launcher / IDENTITY)
-    known_hosts = []
-    for node in lab.nodes:
-        ssh = ssh_directory(lab, node.name)
-        public = ensure_pair(ssh / HOST_KEY)
-        write(ssh / "authorized_keys", admitted(lab, identity))
-        known_hosts.append(pin(lab, node.name, public))
-    write(launcher / "known_hosts", "".join(known_hosts))
+    for path, content in public_files(lab, ensure_pair):
+        write(path, content)
 
 
 def outdated(lab: Lab) -> tuple[str, ...]:
     """The files that ``ensure`` would write, relative to the lab directory."""
-    launcher, known_hosts, changed = launcher_directory(lab), "", []
-    identity = public_of(launcher / IDENTITY)
-    if identity is None:
-        changed.append(launcher / IDENTITY)
+    changed = []
+
+    def public(path: Path) -> str:
+        found = public_of(path)
+        if found is None:
+            changed.append(path)
+        return found or ""
+
+    for path, content in public_files(lab, public):
+        if _text(path) != content:
+            changed.append(path)
+    return tuple(str(path.relative_to(lab.directory)) for path in changed)
+
+
+def public_files(lab: Lab, public: Callable[[Path], str]) -> Iterator[tuple[Path, str]]:
+    """The files that hold public keys; ``public`` is asked for that of each private key."""
+    launcher, known_hosts = launcher_directory(lab), ""
+    identity = public(launcher / IDENTITY)
     for node in lab.nodes:
         ssh = ssh_directory(lab, node.name)
-        public = public_of(ssh / HOST_KEY)
-        if public is None:
-            changed.append(ssh / HOST_KEY)
-        if identity is None or _text(ssh / "authorized_keys") != admitted(lab, identity):
-            changed.append(ssh / "authorized_keys")
-        known_hosts += pin(lab, node.name, public or "")
-    if _text(launcher / "known_hosts") != known_hosts:
-        changed.append(launcher / "known_hosts")
-    return tuple(str(path.relative_to(lab.directory)) for path in changed)
+        known_hosts += pin(lab, node.name, public(ssh / HOST_KEY))
+        yield ssh / "authorized_keys", admitted(lab, identity)
+    yield launcher / "known_hosts", known_hosts
 
 
 def unpinned(lab: Lab) -> frozenset[str]:
@@ -109,20 +110,13 @@ def ensure_pair(path: Path) -> str:
     """The public key of the private key at this path, made now if there is none that can be read."""
     public = public_of(path)
     if public is None:
-        private, public = generate()
-        write(path, private)
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+        from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+        key = Ed25519PrivateKey.generate()
+        write(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()).decode())
+        public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
     return public
-
-
-def generate() -> tuple[str, str]:
-    """A new ed25519 key: private in OpenSSH's format, public as one line without a comment."""
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-
-    key = Ed25519PrivateKey.generate()
-    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    return private.decode(), public.decode()
 
 
 def public_of(path: Path) -> str | None:

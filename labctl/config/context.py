@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,12 +46,9 @@ def find_lab(directory: Path) -> Path:
 
     Code below a lab directory may have a .env of its own.
     """
-    return next(filter(_names_lab, (directory, *directory.parents)), directory)
-
-
-def _names_lab(directory: Path) -> bool:
-    try:
-        text = (directory / ".env").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    return re.search(r"^\s*(export\s+)?LAB_NAME\s*=", text, re.MULTILINE) is not None
+    for one in (directory, *directory.parents):
+        with suppress(OSError):
+            text = (one / ".env").read_text(encoding="utf-8", errors="replace")
+            if re.search(r"^\s*(export\s+)?LAB_NAME\s*=", text, re.MULTILINE):
+                return one
+    return directory

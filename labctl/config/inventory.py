@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from ipaddress import IPv6Address, ip_address
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from labctl.system import process
 
 Given = dict[str, tuple[str, str]]
 """What is said of a host by our own words for it: its text and where it stands."""
+Named = tuple[str, Given, str]
+"""A host's name, what is said of it, and where it stands."""
 
 VARIABLES = {
     "ansible_host": "address",
@@ -36,7 +39,7 @@ VARIABLES = {
 }
 _KNOWN = f"known: {', '.join(VARIABLES)}; what else ssh needs belongs in ~/.ssh/config"
 # They change how a host is reached: to pass over them could be to reach another one.
-_REFUSED = re.compile("ansible_(connection|password|private_key_file|ssh_.*)|labctl_.*")
+_REFUSED = "ansible_(connection|password|private_key_file|ssh_.*)|labctl_.*"
 _INSTALL = "install ansible-core: labctl then asks its ansible-inventory"
 _ALL = "all"
 _SECTIONS = ("hosts", "vars", "children")
@@ -46,14 +49,7 @@ class NeedsAnsible(ConfigError):
     """An inventory has what only Ansible resolves."""
 
 
-def require_alone(path: Path, shown: str) -> None:
-    """NeedsAnsible where variables lie in files beside an inventory."""
-    for name in ("group_vars", "host_vars"):
-        if (path.parent / name).is_dir():
-            raise NeedsAnsible(f"{shown}:1: {name} beside it holds more variables of its hosts", hint=_INSTALL)
-
-
-def resolved(path: Path, shown: str, text: str) -> Iterator[tuple[str, str, Given]]:
+def resolved(path: Path, shown: str, text: str) -> Iterator[Named]:
     """As ``hosts``, by `ansible-inventory`; none where that is not installed. A line is the first that has the name."""
     # Neither an executable file nor a plugin's configuration is run as one.
     only = {"ANSIBLE_INVENTORY_ENABLED": "yaml,ini", "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "true"}
@@ -71,9 +67,9 @@ def resolved(path: Path, shown: str, text: str) -> Iterator[tuple[str, str, Give
     for name in dict.fromkeys(_members(groups, _ALL)):
         where = f"{shown}:{lines.get(name, 1)}"
         given = groups["_meta"]["hostvars"].get(name, {})
-        if refused := next(filter(_REFUSED.fullmatch, given.keys() - VARIABLES), ""):
+        if refused := next((key for key in given.keys() - VARIABLES if re.fullmatch(_REFUSED, key)), ""):
             raise ConfigError(f"{where}: `{refused}` is not understood here", hint=_KNOWN)
-        yield name, where, {VARIABLES[key]: (str(value), where) for key, value in given.items() if key in VARIABLES}
+        yield name, {VARIABLES[key]: (str(value), where) for key, value in given.items() if key in VARIABLES}, where
 
 
 def _members(groups: dict[str, Any], name: str) -> Iterator[str]:
@@ -83,14 +79,19 @@ def _members(groups: dict[str, Any], name: str) -> Iterator[str]:
         yield from _members(groups, child)
 
 
-def hosts(root: Value) -> Iterator[tuple[str, str, Given]]:
-    """Names in the order of the file, where they stand and what is said of them. ConfigError, ``path:line: reason``.
+def hosts(path: Path, shown: str) -> Iterator[Named]:
+    """The hosts of an Ansible inventory, in the order of the file. ConfigError, ``path:line: reason``.
 
     As Ansible has it: what a host says itself goes before its groups, a group before those that hold it, and ``all``
     holds every host.
     """
-    read = _Inventory()
-    for name, value in _groups(root):
+    for name in ("group_vars", "host_vars"):
+        if (path.parent / name).is_dir():
+            raise NeedsAnsible(f"{shown}:1: {name} beside it holds more variables of its hosts", hint=_INSTALL)
+    root, read = yaml_reader.compose(path, shown, hint=_HINT), _Inventory()
+    if root.node.id == "mapping":
+        root.node.value = [(name, node) for name, node in root.node.value if not _is_nothing(node)]
+    for name, value in root.entries().items():
         if name == "hosts":
             # Without a group around them: so writes the operator that validates clusters.
             read.take_hosts(value, _ALL)
@@ -100,40 +101,30 @@ def hosts(root: Value) -> Iterator[tuple[str, str, Given]]:
         said: Given = {}
         for _, group in sorted((read.depth(group, host.where), group) for group in read.holding(host)):
             said |= read.groups[group].said
-        yield name, host.where, said | host.said
+        yield name, said | host.said, host.where
 
 
-def _groups(root: Value) -> Iterable[tuple[str, Value]]:
-    if root.node.id == "mapping":
-        root.node.value = [(name, node) for name, node in root.node.value if not _is_nothing(node)]
-    return root.entries().items()
+class _Member:
+    """A group or a host, and the groups that list it."""
 
-
-@dataclass
-class _Group:
-    said: Given = field(default_factory=dict)
-    parents: set[str] = field(default_factory=set)
-
-
-@dataclass
-class _Host:
-    where: str
-    said: Given = field(default_factory=dict)
-    groups: set[str] = field(default_factory=set)
+    def __init__(self, where: str = "") -> None:
+        self.where = where
+        self.said: Given = {}
+        self.parents: set[str] = set()
 
 
 class _Inventory:
     """Groups and hosts by name: either may be spoken of at several places."""
 
     def __init__(self) -> None:
-        self.groups: dict[str, _Group] = {_ALL: _Group()}
-        self.hosts: dict[str, _Host] = {}
+        self.groups: dict[str, _Member] = {_ALL: _Member()}
+        self.hosts: dict[str, _Member] = {}
         self._depths: dict[str, int] = {_ALL: 0}
 
     def take_group(self, name: str, value: Value, above: tuple[str, ...]) -> None:
         if name in above:
             raise value.error(f"group `{name}` holds itself", hint="take it out of the `children` below it")
-        group = self.groups.setdefault(name, _Group())
+        group = self.groups.setdefault(name, _Member())
         if name != _ALL:
             group.parents.add(above[-1] if above else _ALL)
         for section, content in _entries(value, _SECTIONS):
@@ -147,15 +138,16 @@ class _Inventory:
 
     def take_hosts(self, value: Value, group: str) -> None:
         for name, content in _entries(value):
+            where = f"{content.path}:{content.line}"
             if "[" in name:
-                raise NeedsAnsible(f"{content.path}:{content.line}: bad host name `{name}`, a range", hint=_INSTALL)
-            host = self.hosts.setdefault(name, _Host(f"{content.path}:{content.line}"))
-            host.groups.add(group)
+                raise NeedsAnsible(f"{where}: bad host name `{name}`, a range", hint=_INSTALL)
+            host = self.hosts.setdefault(name, _Member(where))
+            host.parents.add(group)
             host.said |= _variables(content)
 
-    def holding(self, host: _Host) -> list[str]:
+    def holding(self, host: _Member) -> list[str]:
         """The groups that hold the host, and those that hold them."""
-        found, new = {_ALL}, host.groups
+        found, new = {_ALL}, host.parents
         while new := new - found:
             found |= new
             new = {parent for name in new for parent in self.groups[name].parents}
@@ -180,7 +172,7 @@ def _variables(value: Value) -> Given:
             raise NeedsAnsible(f"{where}: `{name}` is not understood here", hint=_INSTALL)
         if name in VARIABLES:
             said[VARIABLES[name]] = content.text(), where
-        elif _REFUSED.fullmatch(name):
+        elif re.fullmatch(_REFUSED, name):
             raise content.error(f"`{name}` is not understood here", hint=_KNOWN)
     return said
 
@@ -228,37 +220,31 @@ def read(path: Path, shown: str = "") -> tuple[InventoryHost, ...]:
         raise ConfigError(
             f"{shown}:{error.object.count(10, 0, error.start) + 1}: is not UTF-8", hint="save it as UTF-8"
         ) from error
+    first = _first(text)
     try:
-        if path.suffix in (".yaml", ".yml") or _looks_like_yaml(text):
-            require_alone(path, shown)
-            found = _inventory(hosts(yaml_reader.compose(path, shown, hint=_HINT)), shown)
+        if path.suffix in (".yaml", ".yml") or first == "---" or first.endswith(":"):
+            found = _checked(hosts(path, shown), shown)
         else:
             found = parse(text, shown)
     except NeedsAnsible:
         if not (listed := list(resolved(path, shown, text))):
             raise
-        found = _inventory(listed, shown)
-    return tuple(replace(one, key=_beside(path, one.key)) if one.key else one for one in found)
+        found = _checked(listed, shown)
+    folder = path.absolute().parent
+    return tuple(replace(one, key=str(folder / Path(one.key).expanduser())) if one.key else one for one in found)
 
 
 def parse(text: str, shown: str) -> tuple[InventoryHost, ...]:
     """The hosts of a text that is not YAML, in order. ConfigError as ``read``."""
     if text.startswith("\ufeff"):
         raise ConfigError(f"{shown}:1: begins with a byte order mark", hint="save it as UTF-8 without BOM")
-    return _checked(_seed(text, shown) if _is_assignment(_first(text)) else _lines(text, shown), shown)
+    # The line of an env file: no host's name holds a `=`.
+    is_assignment = re.match(r"(?:export[ \t]+)?[A-Za-z_][A-Za-z0-9_]*=", _first(text))
+    return _checked(_seed(text, shown) if is_assignment else _lines(text, shown), shown)
 
 
 _HINT = "write one line per host, such as `node-0 address=10.0.0.5 user=lab slots=8`"
 _ONCE = "name each machine once; `slots=` says how much of it is used"
-
-
-def _looks_like_yaml(text: str) -> bool:
-    return _first(text) == "---" or _first(text).endswith(":")
-
-
-def _is_assignment(line: str) -> bool:
-    """Whether it is one of an env file: no host's name holds a ``=``."""
-    return bool(re.match(r"(?:export[ \t]+)?[A-Za-z_][A-Za-z0-9_]*=", line))
 
 
 def _first(text: str) -> str:
@@ -267,15 +253,11 @@ def _first(text: str) -> str:
     return found[1].rstrip() if found else ""
 
 
-def _beside(path: Path, key: str) -> str:
-    return str(path.absolute().parent / Path(key).expanduser())
-
-
-def _checked(targets: Iterable[InventoryHost], shown: str) -> tuple[InventoryHost, ...]:
-    """The targets, if there are some and no two are the same host."""
+def _checked(listed: Iterable[Named], shown: str) -> tuple[InventoryHost, ...]:
+    """The hosts, if there are some and no two are the same."""
     names: dict[str, InventoryHost] = {}
     machines: dict[tuple[str, int], InventoryHost] = {}
-    for target in targets:
+    for target in starmap(_target, listed):
         # Host names are the same in either case, to DNS and to ssh.
         if (earlier := names.setdefault(target.name.lower(), target)) is not target:
             raise ConfigError(
@@ -302,7 +284,7 @@ def _at(target: InventoryHost) -> str:
 # --- a host per line ---
 
 
-def _lines(text: str, shown: str) -> Iterator[InventoryHost]:
+def _lines(text: str, shown: str) -> Iterator[Named]:
     if group := re.search(r"^[ \t]*(\[[^\n]+\])[ \t\r]*$", text, re.MULTILINE):
         raise NeedsAnsible(
             f"{shown}:{text.count(chr(10), 0, group.start()) + 1}: {quote(group[1])} begins a group, as in an Ansible "
@@ -312,7 +294,7 @@ def _lines(text: str, shown: str) -> Iterator[InventoryHost]:
     for number, line in enumerate(text.split("\n"), start=1):
         where = f"{shown}:{number}"
         if words := _words(line, where):
-            yield _target(words[0], _assigned(words, where), where)
+            yield words[0], _assigned(words, where), where
 
 
 def _words(line: str, where: str) -> list[str]:
@@ -353,10 +335,6 @@ def _is_ip(word: str) -> bool:
         return False
 
 
-def _inventory(listed: Iterable[tuple[str, str, Given]], shown: str) -> tuple[InventoryHost, ...]:
-    return _checked((_target(name, given, where) for name, where, given in listed), shown)
-
-
 def _target(name: str, given: Given, where: str) -> InventoryHost:
     if "@" in name or ":" in name:
         name, given = _apart(name, given, where)
@@ -369,7 +347,8 @@ def _target(name: str, given: Given, where: str) -> InventoryHost:
     values: dict[str, Any] = {}
     for key, (text, its_line) in given.items():
         if not (check := _FIELDS.get(key)):
-            raise ConfigError(f"{its_line}: unknown word {quote(key)}", hint=_known(key))
+            hint = f"write `{VARIABLES[key]}=`" if key in VARIABLES else did_you_mean(key, _FIELDS)
+            raise ConfigError(f"{its_line}: unknown word {quote(key)}", hint=hint)
         values[key] = check(text, its_line)
     if ":" in name and _is_ip(name):
         hint = f"write `node-0 address={name}`, with a name of your own"
@@ -388,11 +367,6 @@ def _apart(word: str, given: Given, where: str) -> tuple[str, Given]:
             f"{where}: {quote(word)} gives a {twice}, and so does `{twice}=`", hint="leave one of them out"
         )
     return found[1].strip("[]") if found else rest, {**given, **{key: (text, where) for key, text in said.items()}}
-
-
-def _known(key: str) -> str:
-    """What to write for a key that is none."""
-    return f"write `{VARIABLES[key]}=`" if key in VARIABLES else did_you_mean(key, _FIELDS)
 
 
 # --- values ---
@@ -447,7 +421,7 @@ _MASTER, _MEMBERS = "MASTER_IP", "MEMBER_IPS"
 _OTHER = ("TEST_CONFIGURATION", "BUILD_VERSION", "SKIP_NETWORK_SETUP", "L3_ENABLED")
 
 
-def _seed(text: str, shown: str) -> Iterator[InventoryHost]:
+def _seed(text: str, shown: str) -> Iterator[Named]:
     entries = {entry.key: entry for entry in dotenv.parse(text, shown)}
     for entry in entries.values():
         if entry.key not in (_MASTER, _MEMBERS, *_OTHER):
@@ -461,4 +435,4 @@ def _seed(text: str, shown: str) -> Iterator[InventoryHost]:
         addresses += [(address.strip(), members.line) for address in members.value.split(",")]
     for number, (address, line) in enumerate(addresses):
         where = f"{shown}:{line}"
-        yield _target(f"node-{number}", {"address": (address, where)}, where)
+        yield f"node-{number}", {"address": (address, where)}, where

@@ -30,14 +30,15 @@ def initialise(directory: Path) -> tuple[str, ...]:
         raise ConfigError(f"{directory} is a file", hint="labctl init DIRECTORY")
     make_private(directory)
     written = [name for name in ("hostfiles", "workloads") if copy_tree(name, directory)]
-    hosts = directory / HOSTS
-    if not hosts.exists():
-        write(hosts, files.path("hosts.example").read_text(encoding="utf-8"))
-        written.append(HOSTS)
-    env = directory / ".env"
-    if not env.exists():
-        write(env, env_text(directory))
-        written.append(".env")
+    settings = files.path("env.example").read_text(encoding="utf-8")
+    texts = {
+        HOSTS: files.path("hosts.example").read_text(encoding="utf-8"),
+        ".env": re.sub(r"^LAB_NAME=.*$", f"LAB_NAME={lab_name(directory)}", settings, flags=re.MULTILINE),
+    }
+    for name, text in texts.items():
+        if not (directory / name).exists():
+            write(directory / name, text)
+            written.append(name)
     return tuple(written)
 
 
@@ -50,13 +51,7 @@ def copy_tree(name: str, directory: Path) -> bool:
     return True
 
 
-def env_text(directory: Path) -> str:
-    """env.example with a lab name unique to this directory."""
-    example = files.path("env.example").read_text(encoding="utf-8")
-    return re.sub(r"^LAB_NAME=.*$", f"LAB_NAME={lab_name(directory)}", example, flags=re.MULTILINE)
-
-
 def lab_name(directory: Path) -> str:
-    """The directory's name as an RFC 1123 label, with four characters of a hash of its path."""
+    """A lab name unique to this directory: its name as an RFC 1123 label, and four characters of a hash of its path."""
     stem = re.sub(r"[^a-z0-9]+", "-", directory.name.lower()).strip("-")[:30] or "lab"
     return f"{stem}-{hashlib.sha256(str(directory).encode()).hexdigest()[:4]}"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from os.path import lexists
 from pathlib import Path
+from typing import NamedTuple
 
-from labctl import accelerators
 from labctl.config import dotenv
 from labctl.errors import ConfigError, nearest
 from labctl.model import Pairs, Secret
@@ -72,6 +72,8 @@ def size(value: str) -> None:
 
 def accelerators_known() -> tuple[str, ...]:
     """The values of LAB_ACCELERATOR."""
+    from labctl import accelerators
+
     return ("auto", accelerators.CPU, *(name for name in accelerators.modules() if name != accelerators.CPU))
 
 
@@ -83,18 +85,13 @@ def accelerator(value: str) -> None:
         raise ValueError(reason, f"did you mean {near}?" if near else "auto takes what it finds")
 
 
-def one_of(*words: str) -> Validator:
-    """A validator for one of these words."""
-
-    def check(value: str) -> None:
-        if value not in words:
-            near = nearest(value.lower(), words)
-            raise ValueError(f"must be one of {', '.join(words)}", f"did you mean {near}?" if near else "")
-
-    return check
+def image_from(value: str) -> None:
+    words = ("send", "pull", "build")
+    if value not in words:
+        near = nearest(value.lower(), words)
+        raise ValueError(f"must be one of {', '.join(words)}", f"did you mean {near}?" if near else "")
 
 
-image_from = one_of("send", "pull", "build")
 port = whole(1024, 65535)
 label = shaped(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?", "must be at most 40 of a-z, 0-9 and inner '-', such as lab-2")
 image = shaped(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", "must be the name of an image", "write it like debian:bookworm-slim")
@@ -111,66 +108,55 @@ anything = shaped(r".*", "must be one line")
 EXTRA = "LAB_ENV_"
 """``LAB_ENV_<NAME>=value`` gives workloads ``NAME=value``."""
 
-_SECRET_NAME = re.compile(r"TOKEN(?![A-Z])|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_KEY|_KEY\Z", re.IGNORECASE)
+_SENSITIVE = r"TOKEN(?![A-Z])|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_KEY|_KEY\Z"
 
 # --- the table -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """A key, its default and its help."""
+class Setting(NamedTuple):
+    """A key and its default; env.example says what it is for."""
 
     key: str
     default: str
-    help: str
     kind: Validator
     secret: bool = False
     aliases: tuple[str, ...] = ()
 
 
-SETTINGS: tuple[Setting, ...] = (
-    Setting("LAB_NAME", "lab", "Name of the lab: lower-case letters, digits and '-', at most 40.", label),
-    Setting("LAB_ACCELERATOR", "auto", f"One of {', '.join(accelerators_known())}; auto takes what it finds.",
-            accelerator),
-    Setting("LAB_HOSTS", "", "File that lists the hosts, reached over ssh; default: this machine.", anything),
-    Setting("LAB_SHARED_DIR", "", "Directory that all hosts see under one path, with the lab below it; default: none.",
-            host_path),
-    Setting("LAB_NODES", "2", "Nodes (worker containers) where the host is one, 1 to 1000; on several, one each.",
-            whole(1, 1000)),
-    Setting("LAB_SLOTS", "", "Slots (ranks) per node, 1 to 1024; default: decided from the devices.", whole(1, 1024)),
-    Setting("LAB_DEVICES", "", "Devices to use, such as 0-3, a PCI address or module:2; default: all.",
-            devices),
-    Setting("LAB_IMAGE", "", "Image of the nodes; default: labctl/<accelerator>, built here.", image),
-    Setting("LAB_BASE_IMAGE", "", "Image to build on: plain, or a vendor's own; default: see docs/images.md.", image),
-    Setting("LAB_IMAGE_FROM", "send", "How hosts get it: send (this machine's), pull, or build (each its own).",
-            image_from),
-    Setting("LAB_SSH_PORT", "12345", "Port of sshd in the nodes, 1024 to 65535 (also DOCKER_SSH_PORT).", port,
-            aliases=("DOCKER_SSH_PORT",)),
-    Setting("LAB_MASTER_PORT", "29500", "Port where the ranks meet, not the ssh port (also DOCKER_MASTER_PORT).", port,
-            aliases=("DOCKER_MASTER_PORT",)),
-    Setting("LAB_SHM_SIZE", "8g", "Size of /dev/shm in each node.", size),
-    Setting("LAB_MEMORY", "", "Memory limit of each node, such as 16g; default: none.", size),
-    Setting("LAB_MEMLOCK", "unlimited", "Memory that a process may lock: unlimited, or bytes.", memlock),
-    Setting("LAB_STACK", "67108864", "Stack limit in bytes.", whole(2**16, 2**40)),
-    Setting("LAB_NOFILE", "1048576", "Open files per process; a number, never unlimited.", whole(1024, 2**30)),
-    Setting("LAB_PIDS", "8192", "Processes and threads per node.", whole(64, 2**22)),
-    Setting("HOST_CACHE_PATH", "~/.cache/labctl", "Host directory mounted at PROJECT_PATH/.cache.", host_path),
-    Setting("HOST_REPO_PATH", "", "Clone of DeepSpeedExamples, mounted below PROJECT_PATH; default: none.", host_path),
-    Setting("HOST_OPTIMUM_HABANA_PATH", "", "Clone of optimum-habana, mounted below PROJECT_PATH; default: none.",
-            host_path),
-    Setting("PROJECT_PATH", "/workspace", "Working directory inside the nodes.", container_path),
-    Setting("HF_TOKEN", "", "Token of the Hugging Face hub, never shown (also HUGGING_FACE_HUB_TOKEN).", token,
-            secret=True, aliases=("HUGGING_FACE_HUB_TOKEN",)),
-    Setting("LAB_PIP_INDEX_URL", "", "Python package index; default: this host's own pip configuration.", url),
-    Setting("LAB_PIP_EXTRA_INDEX_URL", "", "More indexes, space-separated; default: this host's own.", sources),
-    Setting("LAB_PIP_FIND_LINKS", "", "URLs or directories of wheels, space-separated; default: this host's.", sources),
-    Setting("LAB_CA_CERTIFICATES", "", "File of CA certificates for the build; default: this host's own.", host_path),
-    Setting("LAB_APT_MIRROR", "", "Debian mirror for the build; default: this host's own apt configuration.", url),
-    Setting("LAB_TORCH_INDEX", "", "Index of PyTorch wheels; default: the one for the accelerator.", sources),
-    Setting("HTTP_PROXY", "", "Proxy for http (also http_proxy).", proxy, aliases=("http_proxy",)),
-    Setting("HTTPS_PROXY", "", "Proxy for https (also https_proxy).", proxy, aliases=("https_proxy",)),
-    Setting("NO_PROXY", "", "Hosts without proxy, comma-separated (also no_proxy).", anything, aliases=("no_proxy",)),
-)  # fmt: skip
+SETTINGS = (
+    Setting("LAB_NAME", "lab", label),
+    Setting("LAB_ACCELERATOR", "auto", accelerator),
+    Setting("LAB_HOSTS", "", anything),
+    Setting("LAB_SHARED_DIR", "", host_path),
+    Setting("LAB_NODES", "2", whole(1, 1000)),
+    Setting("LAB_SLOTS", "", whole(1, 1024)),
+    Setting("LAB_DEVICES", "", devices),
+    Setting("LAB_IMAGE", "", image),
+    Setting("LAB_BASE_IMAGE", "", image),
+    Setting("LAB_IMAGE_FROM", "send", image_from),
+    Setting("LAB_SSH_PORT", "12345", port, aliases=("DOCKER_SSH_PORT",)),
+    Setting("LAB_MASTER_PORT", "29500", port, aliases=("DOCKER_MASTER_PORT",)),
+    Setting("LAB_SHM_SIZE", "8g", size),
+    Setting("LAB_MEMORY", "", size),
+    Setting("LAB_MEMLOCK", "unlimited", memlock),
+    Setting("LAB_STACK", "67108864", whole(2**16, 2**40)),
+    Setting("LAB_NOFILE", "1048576", whole(1024, 2**30)),
+    Setting("LAB_PIDS", "8192", whole(64, 2**22)),
+    Setting("HOST_CACHE_PATH", "~/.cache/labctl", host_path),
+    Setting("HOST_REPO_PATH", "", host_path),
+    Setting("HOST_OPTIMUM_HABANA_PATH", "", host_path),
+    Setting("PROJECT_PATH", "/workspace", container_path),
+    Setting("HF_TOKEN", "", token, secret=True, aliases=("HUGGING_FACE_HUB_TOKEN",)),
+    Setting("LAB_PIP_INDEX_URL", "", url),
+    Setting("LAB_PIP_EXTRA_INDEX_URL", "", sources),
+    Setting("LAB_PIP_FIND_LINKS", "", sources),
+    Setting("LAB_CA_CERTIFICATES", "", host_path),
+    Setting("LAB_APT_MIRROR", "", url),
+    Setting("LAB_TORCH_INDEX", "", sources),
+    Setting("HTTP_PROXY", "", proxy, aliases=("http_proxy",)),
+    Setting("HTTPS_PROXY", "", proxy, aliases=("https_proxy",)),
+    Setting("NO_PROXY", "", anything, aliases=("no_proxy",)),
+)
 
 _BY_NAME = {name: setting for setting in SETTINGS for name in (setting.key, *setting.aliases)}
 
@@ -229,40 +215,38 @@ class Settings:
     @property
     def environment(self) -> Pairs:
         """The extra environment of workloads, without secrets."""
-        return tuple((_name(found), found.value) for found in self.extra if not _is_secret(found))
+        return tuple((_name(found), found.value) for found in self.extra if not sounds_secret(found.key))
 
     @property
     def secret_environment(self) -> tuple[tuple[str, Secret], ...]:
         """The extra environment with secret names."""
-        return tuple((_name(found), Secret(found.value)) for found in self.extra if _is_secret(found))
+        return tuple((_name(found), Secret(found.value)) for found in self.extra if sounds_secret(found.key))
 
 
 def load(directory: Path, environ: Mapping[str, str], flags: Mapping[str, str]) -> Settings:
     """The settings of the lab in ``directory``; ``flags`` by key. ConfigError ``where: key: reason`` on any bad one."""
     typed = [SettingValue(key, value, "flag") for key, value in flags.items()]
     exported = [SettingValue(key, value, "environment") for key, value in environ.items() if _is_known(key)]
-    written = _written(directory / ".env")
+    file = directory / ".env"
+    entries = dotenv.read(file, shown=file.name) if lexists(file) else ()
+    written = [SettingValue(entry.key, entry.value, f"{file.name}:{entry.line}") for entry in entries]
     home = environ.get("HOME") or str(Path.home())
     for found in (*typed, *exported, *written):
         _check(found, home)
     defaults = {setting.key: SettingValue(setting.key, setting.default, "default") for setting in SETTINGS}
     in_force = defaults | _by_key(written) | _by_key(exported) | _by_key(typed)
     _check_ports(in_force["LAB_SSH_PORT"], in_force["LAB_MASTER_PORT"])
+    unread = sorted(key for key in environ if key.startswith("LAB_") and not _is_known(key))
     return Settings(
         found={key: in_force[key] for key in defaults},
         extra=tuple(in_force[key] for key in sorted(in_force.keys() - defaults.keys())),
         home=home,
-        warnings=tuple(_unknown_in(environ)),
+        warnings=tuple(f"environment: unknown key {key}, not read ({_hint_for_unknown(key)})" for key in unread),
     )
 
 
 def _is_known(key: str) -> bool:
     return key in _BY_NAME or (key.startswith(EXTRA) and key != EXTRA)
-
-
-def _written(path: Path) -> list[SettingValue]:
-    entries = dotenv.read(path, shown=path.name) if lexists(path) else ()
-    return [SettingValue(entry.key, entry.value, f"{path.name}:{entry.line}") for entry in entries]
 
 
 def _check(found: SettingValue, home: str) -> None:
@@ -310,28 +294,18 @@ def _check_ports(ssh: SettingValue, master: SettingValue) -> None:
         raise blamed.error(f"{blamed.value} is also {other.key} ({other.origin})", "the two ports must differ")
 
 
-def _unknown_in(environ: Mapping[str, str]) -> Iterator[str]:
-    for key in sorted(environ):
-        if key.startswith("LAB_") and not _is_known(key):
-            yield f"environment: unknown key {key}, not read ({_hint_for_unknown(key)})"
-
-
 def sounds_secret(key: str) -> bool:
     """Whether the value of a key is secret."""
     setting = _BY_NAME.get(key)
-    return setting.secret if setting else bool(_SECRET_NAME.search(key.removeprefix(EXTRA)))
+    return setting.secret if setting else bool(re.search(_SENSITIVE, key.removeprefix(EXTRA), re.IGNORECASE))
 
 
 def _name(found: SettingValue) -> str:
     return found.key.removeprefix(EXTRA)
 
 
-def _is_secret(found: SettingValue) -> bool:
-    return sounds_secret(found.key)
-
-
 def _shown(found: SettingValue) -> str:
-    if _is_secret(found):
+    if sounds_secret(found.key):
         return "set" if found.value else "unset"
     # Up to the last @ of a word: a password may itself hold / and @, and a proxy may lack its scheme.
     return re.sub(r"((?:\w+://)?)\S+@", r"\1[REDACTED]@", found.value)

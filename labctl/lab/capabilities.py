@@ -42,9 +42,8 @@ NEIGHBOURS = "proc/sys/net/ipv4/neigh/default/gc_thresh3"
 
 def wanted(settings: Settings) -> Limits:
     """The limits that the settings ask for."""
-    memlock = settings.text("LAB_MEMLOCK")
     return Limits(
-        memlock=-1 if memlock == "unlimited" else int(memlock),
+        memlock=settings.number("LAB_MEMLOCK"),
         stack=settings.number("LAB_STACK"),
         nofile=settings.number("LAB_NOFILE"),
         pids=settings.number("LAB_PIDS"),
@@ -53,9 +52,7 @@ def wanted(settings: Settings) -> Limits:
 
 def pairs(settings: Settings) -> dict[str, tuple[str, int]]:
     """Those of the wanted limits that a daemon may refuse, by the word under which its answer is kept."""
-    limits = wanted(settings)
-    asked = (("memlock", limits.memlock), ("stack", limits.stack), ("nofile", limits.nofile))
-    return {f"{name}={value}": (name, value) for name, value in asked if value is not None}
+    return {f"{name}={value}": (name, value) for name, value in wanted(settings).ulimits.items()}
 
 
 def probe(settings: Settings, directory: Path, image: str, host: str, engine: Capabilities) -> tuple[str, ...]:
@@ -63,14 +60,15 @@ def probe(settings: Settings, directory: Path, image: str, host: str, engine: Ca
 
     What was found is kept per daemon, and doctor tries again what was refused.
     """
-    asked = pairs(settings)
     found = kept(directory, host, engine)
     if not (unknown := unprobed(settings, found)):
         return ()
-    known: dict[str, bool] = found.get("limits", {})
-    known |= _probe(engine, settings.text("LAB_NAME"), image, unknown)
+    lab, known = settings.text("LAB_NAME"), found.get("limits", {})
+    # One by one only where a throw-away container with all of them fails.
+    together = engine.grants(lab, image, tuple(unknown.values()))
+    known |= {key: together or engine.grants(lab, image, (pair,)) for key, pair in unknown.items()}
     keep(directory, host, engine, limits=known)
-    return tuple(name for key, (name, _) in asked.items() if not known[key])
+    return tuple(name for key, (name, _) in pairs(settings).items() if not known[key])
 
 
 def unprobed(settings: Settings, found: dict[str, Any]) -> dict[str, tuple[str, int]]:
@@ -80,9 +78,9 @@ def unprobed(settings: Settings, found: dict[str, Any]) -> dict[str, tuple[str, 
 
 def granted(settings: Settings, directory: Path, hosts: Collection[str]) -> Limits:
     """The wanted limits less those that some host's daemon refused or was never asked for: its own default stays."""
+    found = [kept(directory, host, None) for host in hosts]
     # A host that was never asked for any takes nothing from those that were.
-    heard = [host for host in hosts if kept(directory, host, None)] or hosts
-    known = [kept(directory, host, None).get("limits", {}) for host in heard]
+    known = [one.get("limits", {}) for one in found if one] or [{}]
     refused = [name for key, (name, _) in pairs(settings).items() if not all(one.get(key) for one in known)]
     left_out: dict[str, Any] = dict.fromkeys(refused)
     return replace(wanted(settings), **left_out)
@@ -140,10 +138,3 @@ def try_again(settings: Settings, lab: Lab, host: str, engine: Capabilities, nam
         known = kept(lab.directory, host, engine).get("limits", {})
         keep(lab.directory, host, engine, limits=known | {f"{name}={asked[name]}": True for name in granted})
     return tuple(granted)
-
-
-def _probe(engine: Capabilities, lab: str, image: str, asked: dict[str, tuple[str, int]]) -> dict[str, bool]:
-    """Start a throw-away container with all of them; one by one only where that fails."""
-    if engine.grants(lab, image, tuple(asked.values())):
-        return dict.fromkeys(asked, True)
-    return {key: engine.grants(lab, image, (pair,)) for key, pair in asked.items()}

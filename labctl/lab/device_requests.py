@@ -18,7 +18,7 @@ from labctl.config.settings import Settings
 from labctl.engines import Capabilities
 from labctl.errors import HostError, LabError
 from labctl.lab import capabilities
-from labctl.lab import spec as lab
+from labctl.lab.spec import chosen_devices
 from labctl.model import Device, Host, Request
 from labctl.system import procfs
 from labctl.system.hostpath import HostPath
@@ -39,7 +39,7 @@ def resolve_device_request(
     refresh: bool = False,
     root: HostPath = ROOT,
 ) -> Host:
-    """The host with the way that its engine is asked for devices. HostError where the engine has none.
+    """The host with the way that its engine is asked for devices. HostError where it has none, or a probe fails.
 
     What only a probe can tell is kept per daemon until ``refresh``; without an engine, what was kept counts. ``root``
     is the root directory of the engine's host.
@@ -52,14 +52,17 @@ def resolve_device_request(
         return host
     information = engine.information()
     known = capabilities.kept(directory, host.name, engine).get(KEY)
-    devices = wanted(settings, accelerator, host)
-    request: Request | None
+    devices = chosen_devices(settings, accelerator, host)
+    ids = tuple(device.id for device in devices)
+    request: Request | None = None
     if has_cdi(information, access.cdi, devices, root):
         request = "cdi"
     elif known in {"reservation", "runtime"} and not refresh:
         request = known
-    else:
-        request = probe_device_request(engine, access, settings.text("LAB_NAME"), image, devices)
+    elif access.driver and engine.reserves(settings.text("LAB_NAME"), image, access.driver, ids):
+        request = "reservation"
+    elif access.runtime in runtimes(information):
+        request = "runtime"
     if request != known:
         # What was kept holds no more, even where nothing takes its place.
         capabilities.keep(directory, host.name, engine, **{KEY: request})
@@ -71,18 +74,6 @@ def resolve_device_request(
 def remembered(host: Host, directory: Path) -> Host:
     """The host with the way that was found when its engine was last asked."""
     return replace(host, request=capabilities.kept(directory, host.name, None).get(KEY) or ASSUMED)
-
-
-def probe_device_request(
-    engine: Capabilities, access: EngineAccess, lab_name: str, image: str, devices: tuple[Device, ...]
-) -> Request | None:
-    """Reservations where the engine knows their driver, else the runtime; None where it has neither.
-
-    HostError where the probe fails for another reason, which says nothing of either.
-    """
-    if access.driver and engine.reserves(lab_name, image, access.driver, tuple(device.id for device in devices)):
-        return "reservation"
-    return "runtime" if access.runtime in runtimes(engine.information()) else None
 
 
 def no_way(access: EngineAccess, information: dict[str, Any], devices: tuple[Device, ...]) -> HostError:
@@ -101,17 +92,6 @@ def no_way(access: EngineAccess, information: dict[str, Any], devices: tuple[Dev
     return HostError(what, hint=access.hint + generate)
 
 
-def described(
-    settings: Settings, accelerator: str, host: Host, directory: Path, engine: Capabilities | None
-) -> tuple[str, str]:
-    """How devices are asked for, and who says so; nothing is probed, and no engine need answer."""
-    access = accelerators.get(accelerator).engine
-    if access.is_open:
-        return foreseen(settings, accelerator, host, directory, engine)
-    files = "none" if accelerator == accelerators.CPU else "device files"
-    return f"runtime {access.runtime}" if access.runtime else files, f"accelerator {accelerator}"
-
-
 def foreseen(
     settings: Settings,
     accelerator: str,
@@ -124,18 +104,13 @@ def foreseen(
     known = capabilities.kept(directory, host.name, None).get(KEY)
     with contextlib.suppress(LabError):
         kind = accelerators.get(accelerator).engine.cdi
-        if engine and has_cdi(engine.information(), kind, wanted(settings, accelerator, host), root):
+        if engine and has_cdi(engine.information(), kind, chosen_devices(settings, accelerator, host), root):
             return "cdi", "engine"
         if engine:
             known = capabilities.kept(directory, host.name, engine).get(KEY)
             # What was true once: it says that it has none now.
             known = None if known == "cdi" else known
     return (known, "engine, when it was tried") if known else (ASSUMED, "assumed until `labctl up` tries it")
-
-
-def wanted(settings: Settings, accelerator: str, host: Host) -> tuple[Device, ...]:
-    """The devices that the settings pick."""
-    return lab.chosen_devices(accelerator, host, settings.text("LAB_DEVICES"))
 
 
 def require_runtime(accelerator: str, host: Host, engine: Capabilities) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -98,7 +98,13 @@ class EffectiveSettings:
 def of_host(settings: Settings, directory: Path, root: HostPath = ROOT) -> HostDevices:
     """The devices of this host, and the nodes of the lab in this directory if it is one."""
     accelerator, _ = choice(settings, root)
-    nodes, problem = nodes_of(settings, directory, root) if accelerator else ((), "")
+    nodes: tuple[Node, ...] = ()
+    problem = ""
+    if accelerator and (directory / ".env").is_file():
+        try:
+            nodes = spec.nodes(settings, *observe(accelerator, root))
+        except LabError as error:
+            problem = error.message
     return detect(settings, nodes, problem, root=root)
 
 
@@ -166,17 +172,6 @@ def choice(settings: Settings, root: HostPath = ROOT) -> tuple[str | None, str]:
     return chosen.name, f"auto: {'; '.join((chosen.why, *missed))}"
 
 
-def nodes_of(settings: Settings, directory: Path, root: HostPath) -> tuple[tuple[Node, ...], str]:
-    """The nodes of the lab in this directory, or the problem with them; neither if it is not a lab directory."""
-    if not (directory / ".env").is_file():
-        return (), ""
-    accelerator, host = observe(settings.text("LAB_ACCELERATOR"), root)
-    try:
-        return spec.nodes(settings, accelerator, host), ""
-    except LabError as error:
-        return (), error.message
-
-
 def devices(context: Context) -> DeviceReport:
     """The devices of each host; hosts that do not answer are left out, with a warning."""
     settings = context.settings()
@@ -192,7 +187,14 @@ def devices(context: Context) -> DeviceReport:
 
 def of_cluster(cluster: Cluster) -> tuple[HostDevices, ...]:
     """The devices of each host that ssh reaches, in the order of the inventory."""
-    nodes, problems = nodes_by_host(cluster)
+    nodes: tuple[Node, ...] = ()
+    try:
+        lab, able = preview_lab(cluster)
+    except LabError as error:
+        problems = dict.fromkeys(cluster.connections, error.message)
+    else:
+        problems = {name: error.message for name, error in able.failed.items() if name not in cluster.failed}
+        nodes = tuple(node for node in lab.nodes if node.host not in problems)
     return tuple(
         detect(
             cluster.settings,
@@ -206,16 +208,6 @@ def of_cluster(cluster: Cluster) -> tuple[HostDevices, ...]:
     )
 
 
-def nodes_by_host(cluster: Cluster) -> tuple[tuple[Node, ...], dict[str, str]]:
-    """The lab's nodes, and the problem per host that can have none."""
-    try:
-        lab, able = preview_lab(cluster)
-    except LabError as error:
-        return (), dict.fromkeys(cluster.connections, error.message)
-    problems = {name: error.message for name, error in able.failed.items() if name not in cluster.failed}
-    return tuple(node for node in lab.nodes if node.host not in problems), problems
-
-
 def run_on(connection: Connection, argv: Sequence[str], seconds: float) -> CompletedProcess:
     """Run a vendor's tool on a host, whatever its exit code."""
     return connection.run('exec "$@"', *argv, timeout=seconds, check=False)
@@ -225,21 +217,29 @@ def effective_settings(context: Context) -> EffectiveSettings:
     """Every setting with its origin, and what is left to detection as it is resolved now."""
     settings = context.settings()
     rows = tuple(EffectiveSetting(*row) for row in settings.rows())
-    return EffectiveSettings(rows, tuple(ResolvedSetting(*row) for row in resolve(context, settings)))
+    return EffectiveSettings(rows, tuple(resolve(context, settings)))
 
 
-def resolve(context: Context, settings: Settings) -> tuple[tuple[str, str, str], ...]:
-    """Key, value and reason of what is left to detection."""
+def resolve(context: Context, settings: Settings) -> Iterator[ResolvedSetting]:
+    """What is left to detection."""
     if settings.text("LAB_HOSTS"):
-        return (("accelerator", *on_hosts(context, settings)),)
+        yield ResolvedSetting("accelerator", *on_hosts(context, settings))
+        return
     accelerator, reason = choice(settings)
+    yield ResolvedSetting("accelerator", accelerator or "none", reason)
     if accelerator is None:
-        return (("accelerator", "none", reason),)
-    chosen, host = observe(accelerator)
-    request = device_requests.described(
-        settings, chosen, host, context.directory, backend_here(ANSWERING).capabilities(HERE)
-    )
-    return ("accelerator", accelerator, reason), ("device request", *request)
+        return
+    _, host = observe(accelerator)
+    access = accelerators.get(accelerator).engine
+    request, reason = "device files", f"accelerator {accelerator}"
+    if access.is_open:
+        engine = backend_here(ANSWERING).capabilities(HERE)
+        request, reason = device_requests.foreseen(settings, accelerator, host, context.directory, engine)
+    elif access.runtime:
+        request = f"runtime {access.runtime}"
+    elif accelerator == accelerators.CPU:
+        request = "none"
+    yield ResolvedSetting("device request", request, reason)
 
 
 def on_hosts(context: Context, settings: Settings) -> tuple[str, str]:
@@ -249,19 +249,19 @@ def on_hosts(context: Context, settings: Settings) -> tuple[str, str]:
         silent = [error.message for error in cluster.failed.values()]
         try:
             able = cluster.with_usable_hosts()
-            names = [host.name for host in cluster.hosts if host.name not in able.failed or host.name in cluster.failed]
-            unusable = [error.message for name, error in able.failed.items() if name not in cluster.failed]
+            problems = {name: error.message for name, error in able.failed.items() if name not in cluster.failed}
+            names = [host.name for host in cluster.hosts if host.name not in problems]
             chosen: str = cluster.accelerator
         except HostError as error:
             if error not in cluster.failed.values():
                 return "none", "; ".join((errors.about(error.node or "", error), *silent))
-            names, unusable, chosen = [], [], "unknown" if wanted == "auto" else wanted
+            problems, names, chosen = {}, [], "unknown" if wanted == "auto" else wanted
         reached = ", ".join(name for name in names if name in cluster.connections)
         earlier = ", ".join(name for name in names if name not in cluster.connections)
         parts = (
             f"on {reached}" if reached else "",
             f"on {earlier} when last reached" if earlier else "",
-            *unusable,
+            *problems.values(),
             *silent,
             "run `labctl doctor`" if silent else "",
         )

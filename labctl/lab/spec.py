@@ -9,10 +9,9 @@ from itertools import islice, pairwise
 from pathlib import Path
 
 from labctl import accelerators
-from labctl.config import settings as setting_kinds
-from labctl.config.settings import Settings
+from labctl.config.settings import Settings, span
 from labctl.errors import ConfigError, HostError
-from labctl.model import BRIDGED, Accelerator, Device, Host, Lab, Limits, Mount, Network, Node, Pairs, Secret
+from labctl.model import BRIDGED, Device, Host, Lab, Limits, Mount, Network, Node, Pairs, Secret
 from labctl.system import pci
 from labctl.workloads import external
 
@@ -23,7 +22,7 @@ KEPT = ".lab/home"
 def build(
     settings: Settings,
     directory: Path,
-    accelerator: Accelerator,
+    accelerator: str,
     hosts: tuple[Host, ...],
     limits: Limits,
     *,
@@ -64,11 +63,10 @@ def build(
     )
 
 
-def nodes(settings: Settings, accelerator: Accelerator, host: Host) -> tuple[Node, ...]:
+def nodes(settings: Settings, accelerator: str, host: Host) -> tuple[Node, ...]:
     """``LAB_NODES`` workers that share the host's devices and cores without overlap."""
     count = settings.number("LAB_NODES")
-    devices, slots = devices_and_slots(settings, accelerator, host, count)
-    shares = tuple(share_devices(accelerator, host, devices, index, slots, count) for index in range(count))
+    slots, shares = share_devices(settings, accelerator, host, count)
     cores = share_cores(host, tuple(tuple(core for device in share for core in device.cpus) for share in shares))
     module = accelerators.get(accelerator)
     return tuple(
@@ -83,9 +81,7 @@ def nodes(settings: Settings, accelerator: Accelerator, host: Host) -> tuple[Nod
     )
 
 
-def spread(
-    settings: Settings, accelerator: Accelerator, hosts: tuple[Host, ...], lacking: Container[str]
-) -> Iterator[Node]:
+def spread(settings: Settings, accelerator: str, hosts: tuple[Host, ...], lacking: Container[str]) -> Iterator[Node]:
     """A worker on each host; on those that are lacking it has no devices."""
     for host in hosts:
         if host.name in lacking:
@@ -95,24 +91,16 @@ def spread(
             yield node_of(settings, accelerator, host)
 
 
-def node_of(settings: Settings, accelerator: Accelerator, host: Host) -> Node:
+def node_of(settings: Settings, accelerator: str, host: Host) -> Node:
     """The worker of one of several hosts, with all of its cores and as many of its devices as it has slots."""
-    devices, slots = devices_and_slots(settings, accelerator, host, 1)
-    mapping = accelerators.get(accelerator).mapping(host, share_devices(accelerator, host, devices, 0, slots, 1))
+    slots, (devices,) = share_devices(settings, accelerator, host, 1)
+    mapping = accelerators.get(accelerator).mapping(host, devices)
     return Node(name=f"worker-{host.number}", host=host.name, slots=slots, devices=mapping)
 
 
-def devices_and_slots(
-    settings: Settings, accelerator: Accelerator, host: Host, count: int
-) -> tuple[tuple[Device, ...], int]:
-    """The devices that may be used on a host of so many nodes, and the slots of each node."""
-    devices = chosen_devices(accelerator, host, settings.text("LAB_DEVICES"))
-    asked = host.slots or settings.number("LAB_SLOTS")
-    return devices, asked or default_slots(accelerator, devices, count)
-
-
-def chosen_devices(accelerator: Accelerator, host: Host, text: str) -> tuple[Device, ...]:
+def chosen_devices(settings: Settings, accelerator: str, host: Host) -> tuple[Device, ...]:
     """The host's devices, or those that LAB_DEVICES names, in its order. ConfigError for one that is not there."""
+    text = settings.text("LAB_DEVICES")
     if not text:
         return host.devices
     if accelerator == "cpu":
@@ -137,21 +125,19 @@ def names_of(device: Device) -> tuple[str, ...]:
 
 def expand(word: str) -> tuple[str, ...]:
     """``0-3`` as four indices; any other word as itself."""
-    span = setting_kinds.span(word)
-    return tuple(str(index) for index in range(span[0], span[1] + 1)) if span else (word,)
-
-
-def default_slots(accelerator: Accelerator, devices: tuple[Device, ...], count: int) -> int:
-    """One rank per CPU node; elsewhere an equal share of the devices."""
-    return 1 if accelerator == "cpu" else max(1, len(devices) // count)
+    ends = span(word)
+    return tuple(str(index) for index in range(ends[0], ends[1] + 1)) if ends else (word,)
 
 
 def share_devices(
-    accelerator: Accelerator, host: Host, devices: tuple[Device, ...], index: int, slots: int, count: int
-) -> tuple[Device, ...]:
-    """The node's own run of devices, in their order."""
+    settings: Settings, accelerator: str, host: Host, count: int
+) -> tuple[int, tuple[tuple[Device, ...], ...]]:
+    """The slots of each of the host's nodes, and the devices of each: its own run of them, in their order."""
+    devices = chosen_devices(settings, accelerator, host)
+    asked = host.slots or settings.number("LAB_SLOTS")
     if accelerator == "cpu":
-        return ()
+        return asked or 1, ((),) * count
+    slots = asked or max(1, len(devices) // count)
     if len(devices) < slots * count:
         there, picked = len(host.devices), len(devices)
         few = picked < there
@@ -160,7 +146,7 @@ def share_devices(
             f"{count} nodes with {slots} slots need {slots * count} {accelerator} devices, {has}",
             hint=f"lower LAB_NODES or LAB_SLOTS{', or name more in LAB_DEVICES,' if few else ''} in .env",
         )
-    return devices[index * slots : (index + 1) * slots]
+    return slots, tuple(devices[index * slots : (index + 1) * slots] for index in range(count))
 
 
 def share_cores(host: Host, near: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:

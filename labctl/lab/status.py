@@ -83,20 +83,18 @@ def status_of(context: Context, cluster: Cluster, observed: ObservedState | None
         lab=name,
         state=missing if not found else "up" if running == set(cluster.placement) == found else "partial",
         nodes=tuple(sorted(nodes, key=lambda node: place.get(node.name, len(place)))),
-        unreachable=tuple(
-            HostFailure(host=host, message=error.message, hint=error.hint) for host, error in silent.items()
-        ),
+        unreachable=tuple(HostFailure(host, error.message, error.hint) for host, error in silent.items()),
     )
 
 
 def own_containers(context: Context, observed: ObservedState, caller: str) -> ObservedState:
     """Exclude containers of another user's or directory's lab with the same name, with a warning per host."""
-    foreign = {
-        container.id: lab
-        for container in observed.containers
-        if (lab := elsewhere(container.directory, context.directory, container.owner, caller, container.host))
-    }
-    hosts = {container.host: foreign[container.id] for container in observed.containers if container.id in foreign}
+    own, hosts = [], {}
+    for one in observed.containers:
+        if lab := elsewhere(one.directory, context.directory, one.owner, caller, one.host):
+            hosts[one.host] = lab
+        else:
+            own.append(one)
     for host, lab in hosts.items():
         context.warn(f"{host} has a lab of this name that is not yours: {lab.name}")
-    return replace(observed, containers=tuple(one for one in observed.containers if one.id not in foreign))
+    return replace(observed, containers=tuple(own))

@@ -46,7 +46,7 @@ def missing(ctx: CheckContext, why: LabError) -> Finding:
     code, caution, found = "LAB-DEVICE-001", "", 0
     try:
         accelerator, host = observe(settings.text("LAB_ACCELERATOR"), ctx.root)
-        found = len(spec.chosen_devices(accelerator, host, settings.text("LAB_DEVICES")))
+        found = len(spec.chosen_devices(settings, accelerator, host))
         if spread:
             spec.node_of(settings, accelerator, replace(host, slots=ctx.host.slots))
         else:

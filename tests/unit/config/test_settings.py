@@ -309,23 +309,30 @@ def test_errors_never_show_a_secret(lab: Lab, text: str) -> None:
 # --- env.example ---------------------------------------------------------------------------------------------
 
 
-def test_example_and_table_agree() -> None:
+def example_entries() -> list[tuple[str, str]]:
+    """Each setting of env.example with the comment above it."""
     lines = EXAMPLE.read_text(encoding="utf-8").splitlines()
-    pairs = [(above, line) for above, line in pairwise(lines) if re.match(r"#?[A-Z_]+=", line)]
-    *table, (meaning, extra) = pairs
+    return [(above, line) for above, line in pairwise(lines) if re.match(r"#?[A-Z_]+=", line)]
+
+
+def test_example_and_table_agree() -> None:
+    *table, (meaning, extra) = example_entries()
     shown = {"LAB_NAME", "LAB_NODES"}
-    assert table == [
-        (f"# {setting.help}", f"{'' if setting.key in shown else '#'}{setting.key}={setting.default}")
-        for setting in settings.SETTINGS
+    assert [line for _, line in table] == [
+        f"{'' if setting.key in shown else '#'}{setting.key}={setting.default}" for setting in settings.SETTINGS
     ]
+    assert all(re.fullmatch(r"# \S.*\.", above) for above, _ in table)
     assert meaning.startswith("# LAB_ENV_<NAME>=value ")
     assert extra == "#LAB_ENV_NCCL_DEBUG=INFO"
 
 
-def test_every_alias_is_documented() -> None:
+def test_every_accelerator_and_every_alias_is_documented() -> None:
+    meanings = {line.lstrip("#").partition("=")[0]: above for above, line in example_entries()}
+    known = ", ".join(settings.accelerators_known())
+    assert meanings["LAB_ACCELERATOR"] == f"# One of {known}; auto takes what it finds."
     for setting in settings.SETTINGS:
         for alias in setting.aliases:
-            assert f"(also {alias})" in setting.help
+            assert f"(also {alias})" in meanings[setting.key]
 
 
 @pytest.mark.parametrize("uncommented", [False, True])
