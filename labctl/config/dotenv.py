@@ -3,7 +3,7 @@
 Blank lines, ``# comment`` lines and ``KEY=VALUE``, optionally after ``export``. A bare value has neither blanks nor
 quotes; in single quotes everything is literal; in double quotes the escapes are \\ \" \n \r \t and no others. ``$`` is
 an ordinary character everywhere. A comment begins with ``#`` at the start of a line, after a blank, or after a quote.
-What other readers would guess at, or take differently, is refused first; python-dotenv reads values in double quotes.
+python-dotenv reads the lines; what it would guess at, or what other readers take differently, is refused first.
 """
 
 from __future__ import annotations
@@ -85,6 +85,8 @@ def read(path: Path, *, shown: str = "") -> tuple[Entry, ...]:
 
 def parse(text: str, path: str) -> tuple[Entry, ...]:
     """The entries of a text, in order. ConfigError ``path:line: reason``, which never shows a value."""
+    from dotenv.parser import parse_stream
+
     entries: dict[str, Entry] = {}
     # Not splitlines(): it also breaks at U+0085, U+2028 and others, which may stand inside a value.
     for number, whole in enumerate(text.split("\n"), start=1):
@@ -96,14 +98,10 @@ def parse(text: str, path: str) -> tuple[Entry, ...]:
                 raise ConfigError(f"{path}:{number}: {reason.format(**words)}", hint=hint.format(**words))
         if nothing:
             continue
-        if literal := re.match(rf"""{_KEY}=(?:'(?P<quoted>[^']*)'|(?P<bare>[^\s'"]*)(?:\s|$))""", line):
-            key, value = literal["key"], literal["quoted"] or literal["bare"] or ""
-        else:
-            # Loaded for the escapes in double quotes only, which few files have: it takes a while.
-            from dotenv.parser import parse_stream
-
-            binding = next(parse_stream(StringIO(line)))
-            key, value = binding.key or "", binding.value or ""
+        binding = next(parse_stream(StringIO(line)))
+        # In single quotes python-dotenv takes a backslash for an escape.
+        literal = re.match(rf"{_KEY}='(?P<value>[^']*)'", line)
+        key, value = literal.group("key", "value") if literal else (binding.key or "", binding.value or "")
         if key in entries:
             reason = f"duplicate key {key}, first on line {entries[key].line}"
             raise ConfigError(f"{path}:{number}: {reason}", hint="keep one of the two")
