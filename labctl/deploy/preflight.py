@@ -27,7 +27,7 @@ def warn_excluded_hosts(context: Context, failed: Mapping[str, HostError]) -> No
 def report_accelerator(context: Context, cluster: Cluster, lab: Lab) -> None:
     """What `auto` chose, and what it ignored."""
     from labctl import accelerators
-    from labctl.lab import devices
+    from labctl.lab import spec
 
     if cluster.settings.text("LAB_ACCELERATOR") != "auto":
         return
@@ -35,7 +35,7 @@ def report_accelerator(context: Context, cluster: Cluster, lab: Lab) -> None:
     on_host = "" if first == HERE else f"{first}: "
     unserved = tuple(f"{on_host}{remark}" for remark in accelerators.unserved(cluster.root(first)))
     tell = context.warn if unserved and lab.accelerator == "cpu" else context.notice
-    tell(f"accelerator {lab.accelerator} ({devices.choice(cluster.settings, cluster.root(first))[1]})")
+    tell(f"accelerator {lab.accelerator} ({spec.choice(cluster.settings, cluster.root(first))[1]})")
     for remark in unserved if lab.accelerator != "cpu" else ():
         context.warn(remark)
 

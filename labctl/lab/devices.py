@@ -97,7 +97,7 @@ class EffectiveSettings:
 
 def of_host(settings: Settings, directory: Path, root: HostPath = ROOT) -> HostDevices:
     """The devices of this host, and the nodes of the lab in this directory if it is one."""
-    accelerator, _ = choice(settings, root)
+    accelerator, _ = spec.choice(settings, root)
     nodes: tuple[Node, ...] = ()
     problem = ""
     if accelerator and (directory / ".env").is_file():
@@ -121,7 +121,7 @@ def detect(
 
     ``run`` runs vendor tools there. Leases are read on this machine only.
     """
-    accelerator, reason = choice(settings, root)
+    accelerator, reason = spec.choice(settings, root)
     found = accelerators.find_all(root)
     locks = procfs.lock_directory(root)
     owners = {device.path: node.name for node in nodes for device in node.devices.devices}
@@ -157,19 +157,6 @@ def detect(
         ),
         warnings=(*accelerators.remarks(root), *filter(None, [problem])),
     )
-
-
-def choice(settings: Settings, root: HostPath = ROOT) -> tuple[str | None, str]:
-    """The accelerator of a lab with these settings on this host, and why; None if the wanted kind was not found."""
-    wanted = settings.text("LAB_ACCELERATOR")
-    try:
-        chosen = accelerators.choose(wanted, root)
-    except HostError as error:
-        return None, error.message
-    if wanted != "auto":
-        return chosen.name, chosen.why
-    missed = accelerators.unserved(root) if chosen.name == "cpu" else ()
-    return chosen.name, f"auto: {'; '.join((chosen.why, *missed))}"
 
 
 def devices(context: Context) -> DeviceReport:
@@ -225,7 +212,7 @@ def resolve(context: Context, settings: Settings) -> Iterator[ResolvedSetting]:
     if settings.text("LAB_HOSTS"):
         yield ResolvedSetting("accelerator", *on_hosts(context, settings))
         return
-    accelerator, reason = choice(settings)
+    accelerator, reason = spec.choice(settings)
     yield ResolvedSetting("accelerator", accelerator or "none", reason)
     if accelerator is None:
         return

@@ -13,7 +13,8 @@ from labctl.config.settings import Settings, span
 from labctl.errors import ConfigError, HostError
 from labctl.model import BRIDGED, Device, Host, Lab, Limits, Mount, Network, Node, Pairs, Secret
 from labctl.system import pci
-from labctl.workloads import external
+from labctl.system.hostpath import HostPath
+from labctl.system.procfs import ROOT
 
 KEPT = ".lab/home"
 """What shells and notebooks keep when a lab goes down, relative to the lab directory: history, last directories."""
@@ -173,6 +174,8 @@ def share_cores(host: Host, near: tuple[tuple[int, ...], ...]) -> tuple[tuple[in
 
 def mounts(settings: Settings, directory: Path, project: str) -> tuple[Mount, ...]:
     """The cache, clones and results, where the DeepSpeed-Chat scripts expect them; and what shells keep."""
+    from labctl.workloads import external
+
     sources = ((settings.text(clone.setting), clone.repository) for clone in external.CLONES)
     there = (Mount(source=source, target=f"{project}/{repository}") for source, repository in sources if source)
     return (
@@ -235,3 +238,16 @@ def hidden(settings: Settings) -> tuple[Secret, ...]:
 def shell_exports(variables: tuple[tuple[str, Secret], ...]) -> Secret:
     """Lines for bash that set these variables, byte for byte."""
     return Secret("".join(f"export {name}={shlex.quote(value.reveal())}\n" for name, value in variables))
+
+
+def choice(settings: Settings, root: HostPath = ROOT) -> tuple[str | None, str]:
+    """The accelerator of a lab with these settings on this host, and why; None if the wanted kind was not found."""
+    wanted = settings.text("LAB_ACCELERATOR")
+    try:
+        chosen = accelerators.choose(wanted, root)
+    except HostError as error:
+        return None, error.message
+    if wanted != "auto":
+        return chosen.name, chosen.why
+    missed = accelerators.unserved(root) if chosen.name == "cpu" else ()
+    return chosen.name, f"auto: {'; '.join((chosen.why, *missed))}"

@@ -13,7 +13,7 @@ from support import sysfs
 from labctl.cli.devices import host_text, ranges
 from labctl.cli.output import to_json
 from labctl.config import settings
-from labctl.lab import devices
+from labctl.lab import devices, spec
 from labctl.system import procfs
 
 
@@ -61,7 +61,7 @@ def test_a_bare_host_outside_a_lab(tmp_path: Path) -> None:
 def test_auto_says_what_it_would_have_taken(tmp_path: Path) -> None:
     root = tmp_path / "root"
     sysfs.nvidia(root, "0000:3b:00.0", 0, file=False)
-    assert devices.choice(settings.load(tmp_path, {"HOME": "/home/someone"}, {}), root) == (
+    assert spec.choice(settings.load(tmp_path, {"HOME": "/home/someone"}, {}), root) == (
         "cpu",
         "auto: no /dev/nvidia<N>, no /dev/accel/accel<N> served by habanalabs, no Intel GPU under /dev/dri; "
         "an NVIDIA card at 0000:3b:00.0 has its driver, nvidia, but no device file "
