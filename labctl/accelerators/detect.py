@@ -25,6 +25,7 @@ def observe(wanted: str, root: HostPath = ROOT) -> tuple[str, Host]:
         mtu=procfs.default_mtu(root),
         uid=os.getuid(),
         gid=os.getgid(),
+        bf16=procfs.has_bf16(root),
         devices=choice.devices,
         driver=module.driver(root),
         groups=groups(choice.devices, root),

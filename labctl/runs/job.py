@@ -79,6 +79,7 @@ def build(
         options=workload.launcher_arguments,
     )
     launchers.check(workload.launcher, launch)
+    workload = deepspeed_config.resolve_bf16(workload, lab.accelerator, lab.hosts)
     config = configure(lab, workload, sum(len(slots) for _, slots in chosen), config_source or workload.declared)
     if config:
         path = f"{directory}/{CONFIG}"

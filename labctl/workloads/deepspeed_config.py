@@ -7,10 +7,12 @@ ignores keys that it does not know, so labctl warns about those that are not in 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from labctl.errors import ConfigError, nearest
+from labctl.model import Host, Workload
 
 Config = Mapping[str, Any]
 
@@ -104,6 +106,15 @@ def assign(config: Config, dotted: str, text: str) -> dict[str, Any]:
     for key in reversed(dotted.split(".")):
         over = {key: over}
     return merge(config, over)
+
+
+def resolve_bf16(workload: Workload, accelerator: str, hosts: Iterable[Host]) -> Workload:
+    """The workload with ``bf16.enabled: auto`` decided, alike for all ranks: false if a CPU host computes it slowly."""
+    config = workload.deepspeed or {}
+    if config.get("bf16", {}).get("enabled") != "auto":
+        return workload
+    fast = accelerator != "cpu" or all(host.bf16 for host in hosts)
+    return replace(workload, deepspeed=merge(config, {"bf16": {"enabled": fast}}))
 
 
 def complete(config: Config, *, ranks: int, accelerator: str, where: str) -> dict[str, Any]:
