@@ -216,7 +216,7 @@ def of(workload: Workload, accelerator: str, slots: int, nodes: int) -> Training
         raise ConfigError(f"{workload.declared}: `memory.model` {memory.model} names an argument that is not given")
     task = _task(workload, memory.task, said)
     sequence, answer = (0, 0) if counted else _lengths(workload, task, said)
-    critic_stage = _whole(workload, said, "critic_zero_stage") if said.get("critic_zero_stage") else None
+    checkpointing = said.get("gradient_checkpointing", ["no"])
     zero = config.get("zero_optimization", {})
     batch = deepspeed_config.batch_sizes(config, slots * nodes, workload.declared)
     return Training(
@@ -227,13 +227,14 @@ def of(workload: Workload, accelerator: str, slots: int, nodes: int) -> Training
         ranks=slots * nodes,
         slots=slots,
         stage=zero.get("stage", 0),
-        critic_stage=critic_stage,
+        critic_stage=_whole(workload, said, "critic_zero_stage") if said.get("critic_zero_stage") else None,
         mixed_precision=any(config.get(name, {}).get("enabled", False) for name in ("bf16", "fp16")),
         micro_batch=batch[deepspeed_config.MICRO],
         gradient_accumulation_steps=batch[deepspeed_config.STEPS],
         sequence_length=sequence,
         answer_length=answer,
-        gradient_checkpointing=_switch(said, "gradient_checkpointing"),
+        # On when it is given, alone or with anything but a no.
+        gradient_checkpointing=not {"false", "off", "no", "0"} & {word.lower() for word in checkpointing},
         lora_dim=_whole(workload, said, "lora_dim"),
         lora_modules=tuple(said.get("lora_modules", LORA_MODULES)),
         offload_optimizer=_offloaded(zero, "offload_optimizer"),
@@ -279,10 +280,8 @@ def _lengths(workload: Workload, task: str, said: Mapping[str, list[str]]) -> tu
     names = ("max_prompt_length", "max_answer_length") if task == "rlhf" else ("sequence_length",)
     lengths = [_whole(workload, said, name) for name in names]
     if not all(lengths):
-        missing = " and ".join(
-            name.replace("_", " ") for name, length in zip(names, lengths, strict=True) if not length
-        )
-        raise ConfigError(f"{workload.declared}: neither `memory` nor the arguments give {missing}")
+        missing = [name.replace("_", " ") for name in names if not _whole(workload, said, name)]
+        raise ConfigError(f"{workload.declared}: neither `memory` nor the arguments give {' and '.join(missing)}")
     return sum(lengths), lengths[-1] if task == "rlhf" else 0
 
 
@@ -303,11 +302,6 @@ def _whole(workload: Workload, said: Mapping[str, list[str]], name: str) -> int:
     except ValueError:
         option = name.replace("_", "-")
         raise ConfigError(f"{workload.name}: --{option} {values[-1]} is not a whole number") from None
-
-
-def _switch(said: Mapping[str, list[str]], name: str) -> bool:
-    """A switch is on when it is given, alone or with anything but a no."""
-    return name in said and not {word.lower() for word in said[name]} & {"false", "off", "no", "0"}
 
 
 def _offloaded(zero: Mapping[str, Any], key: str) -> bool:

@@ -50,7 +50,6 @@ _FP16 = """
 _BF16 = """
     bf16_master_weights_and_grads bf16_optimizer_states check_grad_overflow enabled immediate_grad_update
 """
-TOP = frozenset(_TOP.split())
 SECTIONS = {
     "zero_optimization": frozenset(_ZERO.split()),
     "fp16": frozenset(_FP16.split()),
@@ -99,10 +98,9 @@ def merge(base: Config, over: Config) -> dict[str, Any]:
 def assign(config: Config, dotted: str, text: str) -> dict[str, Any]:
     """The configuration with one key set, ``zero_optimization.stage`` to ``3``; the value is JSON where it can be."""
     try:
-        value = json.loads(text)
+        over: Any = json.loads(text)
     except ValueError:
-        value = text
-    over: Any = value
+        over = text
     for key in reversed(dotted.split(".")):
         over = {key: over}
     return merge(config, over)
@@ -129,7 +127,7 @@ def complete(config: Config, *, ranks: int, accelerator: str, where: str) -> dic
 
 def unknown_keys(config: Config, where: str) -> Iterator[str]:
     """A warning for each key that DeepSpeed 0.19 does not have, with the nearest that it has."""
-    for section, known in {"": TOP, **SECTIONS}.items():
+    for section, known in {"": frozenset(_TOP.split()), **SECTIONS}.items():
         inner = config.get(section) if section else config
         for key in inner if isinstance(inner, Mapping) else ():
             if key in known:
@@ -176,19 +174,15 @@ def batch_sizes(config: Config, ranks: int, where: str) -> dict[str, int]:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigError(f"{where}: `{key}` must be a whole number above 0, not {json.dumps(value)}")
     micro, steps, batch = (given.get(key) for key in (MICRO, STEPS, BATCH))
-    if batch is None:
-        if micro is None:
-            raise ConfigError(f"{where}: neither `{BATCH}` nor `{MICRO}` is given", hint=f"give {MICRO}")
-        steps = steps or 1
-        return {MICRO: micro, STEPS: steps, BATCH: micro * steps * ranks}
+    if batch is None and micro is None:
+        raise ConfigError(f"{where}: neither `{BATCH}` nor `{MICRO}` is given", hint=f"give {MICRO}")
     parts = ranks * (micro or 1) * (steps or 1)
+    batch = batch or parts
     if batch % parts or (micro and steps and batch != parts):
         counted = f"{micro or 'micro-batch'} x {steps or 'steps'} x {ranks} ranks"
         raise ConfigError(
             f"{where}: `{BATCH}` {batch} is not micro-batch x accumulation steps x ranks ({counted})",
-            hint=f"{ranks * (micro or 1) * (steps or 1)} goes, or leave `{BATCH}` out",
+            hint=f"{parts} goes, or leave `{BATCH}` out",
         )
-    if micro is None:
-        steps = steps or 1
-        return {MICRO: batch // (steps * ranks), STEPS: steps, BATCH: batch}
+    micro = micro or batch // parts
     return {MICRO: micro, STEPS: batch // (micro * ranks), BATCH: batch}

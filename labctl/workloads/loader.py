@@ -14,7 +14,7 @@ from typing import Any
 
 from labctl.config.yaml_reader import Value, compose
 from labctl.errors import ConfigError, did_you_mean, nearest
-from labctl.model import Cache, Criterion, Metric, Workload
+from labctl.model import Criterion, Metric, Workload
 from labctl.workloads import deepspeed_config
 from labctl.workloads.schema import FORMER_KEYS, NAME, schema
 
@@ -114,48 +114,32 @@ def _declare(name: str, folder: Path, at: Value, common: dict[str, Any], own: di
             raise at.error(f"workload `{name}` has no `{key}`")
     if fields["launcher"] == "script" and "prepare" in fields:
         raise at.error(f"workload `{name}` starts its ranks itself, so nothing runs its `prepare` on the nodes")
-    metrics: dict[str, Metric] = _merged("metrics", common, own)
-    workload = Workload(
-        name=name,
-        description=fields["description"],
-        declared=f"{at.path}:{at.line}",
-        directory=folder,
-        launcher=fields["launcher"],
-        launcher_arguments=fields.get("launcher_arguments", ()),
-        image=fields.get("image", ""),
-        script=fields["script"],
-        prepare=fields.get("prepare", ""),
-        arguments=(*common.get("arguments", ()), *own.get("arguments", ())),
-        inputs=tuple(_merged("inputs", common, own).items()),
-        required_inputs=fields.get("required_inputs", ()),
-        deepspeed=_merged_deepspeed(common, own),
-        environment=tuple(_merged("environment", common, own).items()),
-        timeout=fields["timeout"],
-        metrics=tuple(metrics.values()),
-        criteria=_resolve(fields.get("criteria", ()), metrics),
-        cache=fields.get("cache", Cache()),
-        memory=fields.get("memory"),
-    )
-    if "rehearse" not in fields:
+    rehearse = fields.pop("rehearse", None)
+    merged = {key: {**common.get(key, {}), **own.get(key, {})} for key in ("metrics", "inputs", "environment")}
+    metrics: dict[str, Metric] = merged["metrics"]
+    fields |= {
+        **_merged(common, own),
+        "inputs": tuple(merged["inputs"].items()),
+        "environment": tuple(merged["environment"].items()),
+        "metrics": tuple(metrics.values()),
+        "criteria": _resolve(fields.get("criteria", ()), metrics),
+    }
+    workload = Workload(name=name, declared=f"{at.path}:{at.line}", directory=folder, **fields)
+    if rehearse is None:
         return _Declared(workload, None)
-    smaller = dict(fields["rehearse"])
-    smaller["arguments"] = (*workload.arguments, *smaller.get("arguments", ()))
-    smaller["deepspeed"] = _merged_deepspeed({"deepspeed": workload.deepspeed}, smaller)
+    smaller = {**rehearse, **_merged(fields, rehearse)}
     if "criteria" in smaller:
         smaller["criteria"] = _resolve(smaller["criteria"], metrics)
     return _Declared(workload, replace(workload, memory=None, required_inputs=(), **smaller))
 
 
-def _merged(key: str, common: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    return {**common.get(key, {}), **own.get(key, {})}
-
-
-def _merged_deepspeed(common: dict[str, Any], own: dict[str, Any]) -> dict[str, Any] | None:
-    """DeepSpeed's keys, section by section; None where neither declares any."""
-    declared = [part["deepspeed"] for part in (common, own) if part.get("deepspeed") is not None]
-    if not declared:
-        return None
-    return deepspeed_config.merge(declared[0], declared[-1])
+def _merged(common: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of both, and DeepSpeed's keys, section by section; None where neither declares any."""
+    configs = [part["deepspeed"] for part in (common, own) if part.get("deepspeed") is not None]
+    return {
+        "arguments": (*common.get("arguments", ()), *own.get("arguments", ())),
+        "deepspeed": deepspeed_config.merge(configs[0], configs[-1]) if configs else None,
+    }
 
 
 def _resolve(criteria: Iterable[tuple[Value, Criterion]], metrics: dict[str, Metric]) -> tuple[Criterion, ...]:

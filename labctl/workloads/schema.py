@@ -44,6 +44,10 @@ def parse_expectation(text: str) -> Criterion:
     return Criterion(metric=match[1], **{"min" if match[2] == ">=" else "max": number})
 
 
+def _criteria(value: Value) -> tuple[tuple[Value, Criterion], ...]:
+    return tuple((item, _criterion(item)) for item in value.items())
+
+
 def schema(folder: Path, launchers: tuple[str, ...]) -> Schema:
     """What a workload in this folder may declare, be it common to all variants or one's own."""
     return {
@@ -59,11 +63,13 @@ def schema(folder: Path, launchers: tuple[str, ...]) -> Schema:
         "deepspeed": _deepspeed,
         "environment": _environment,
         "timeout": _timeout,
-        "metrics": _metrics,
+        "metrics": lambda value: {name: _metric(name, entry) for name, entry in value.entries().items()},
         "criteria": _criteria,
-        "cache": _cache,
+        "cache": lambda value: Cache(**value.read({"models": _repositories, "datasets": _repositories})),
         "memory": _memory,
-        "rehearse": _rehearse,
+        "rehearse": lambda value: value.read(
+            {"arguments": _words, "timeout": _timeout, "criteria": _criteria, "deepspeed": _deepspeed}
+        ),
     }
 
 
@@ -132,10 +138,6 @@ def _timeout(value: Value) -> float:
         raise value.error(error.message, error.hint) from None
 
 
-def _metrics(value: Value) -> dict[str, Metric]:
-    return {name: _metric(name, entry) for name, entry in value.entries().items()}
-
-
 def _metric(name: str, value: Value) -> Metric:
     if not NAME.fullmatch(name):
         raise value.error(f"bad metric name `{name}`", hint="letters, digits, `.`, `_` and `-`, at most 63")
@@ -161,10 +163,6 @@ def _pattern(value: Value) -> str:
     return text
 
 
-def _criteria(value: Value) -> tuple[tuple[Value, Criterion], ...]:
-    return tuple((item, _criterion(item)) for item in value.items())
-
-
 def _criterion(value: Value) -> Criterion:
     fields: Schema = {"metric": Value.text, "min": Value.number, "max": Value.number, "decrease": Value.number}
     criterion = Criterion(**value.read(fields, required=("metric",), former=FORMER_KEYS))
@@ -177,23 +175,11 @@ def _criterion(value: Value) -> Criterion:
     return criterion
 
 
-def _cache(value: Value) -> Cache:
-    return Cache(**value.read({"models": _repositories, "datasets": _repositories}))
-
-
 def _repositories(value: Value) -> tuple[str, ...]:
-    return tuple(_repository(item) for item in value.items())
-
-
-def _repository(value: Value) -> str:
-    text = value.text()
-    if not _REPOSITORY.fullmatch(text):
-        raise value.error(f"bad name on the hub `{text}`", hint="write it like facebook/opt-350m")
-    return text
-
-
-def _rehearse(value: Value) -> dict[str, Any]:
-    return value.read({"arguments": _words, "timeout": _timeout, "criteria": _criteria, "deepspeed": _deepspeed})
+    for item in value.items():
+        if not _REPOSITORY.fullmatch(item.text()):
+            raise item.error(f"bad name on the hub `{item.text()}`", hint="write it like facebook/opt-350m")
+    return _words(value)
 
 
 def _memory(value: Value) -> Memory:
@@ -205,8 +191,7 @@ def _memory(value: Value) -> Memory:
         "lora_modules": _words,
         "gradient_checkpointing": lambda switch: (switch.choice(("on", "off")),),
     }
-    fields = {"model": Value.text, "critic": Value.text, "task": _task, **defaults}
-    read = value.read(fields)
+    read = value.read({"model": Value.text, "critic": Value.text, "task": _task, **defaults})
     if ("model" in read) == ("parameters" in read):
         raise value.error("`memory` takes the model's config.json, `model`, or only their number, `parameters`")
     return Memory(
