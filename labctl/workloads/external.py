@@ -15,6 +15,7 @@ from pathlib import Path
 from labctl.config.settings import Settings
 from labctl.errors import ConfigError, HostError, nearest
 from labctl.model import Workload
+from labctl.system import procfs
 from labctl.workloads import loader
 
 
@@ -220,19 +221,16 @@ def path_of(clone: ExternalRepo, root: Path, script: str) -> Path:
 def scripts(clone: ExternalRepo, root: Path) -> tuple[str, ...]:
     """Names of the clone's scripts, without their suffix, relative to where they lie; odd ones are passed over."""
     folder = root / clone.scripts
-    texts = {
-        path.relative_to(folder).with_suffix("").as_posix(): path.read_text(encoding="utf-8", errors="replace")
+    found = [
+        path
         for path in sorted(folder.glob(clone.pattern))
-        if path.is_file()
-    }
-    return tuple(name for name, text in texts.items() if _NAME.fullmatch(name) and re.search(clone.mark, text))
+        if path.is_file() and re.search(clone.mark, procfs.read(path))
+    ]
+    names = (path.relative_to(folder).with_suffix("").as_posix() for path in found)
+    return tuple(filter(_NAME.fullmatch, names))
 
 
 def version(root: Path) -> str:
     """The version that a clone of optimum-habana says it has; empty where it says none."""
-    try:
-        text = (root / "optimum/habana/version.py").read_text(encoding="utf-8")
-    except OSError:
-        return ""
-    match = re.search(r"__version__ = \"([^\"]+)\"", text)
+    match = re.search(r"__version__ = \"([^\"]+)\"", procfs.read(root / "optimum/habana/version.py"))
     return match[1] if match else ""

@@ -16,7 +16,7 @@ import pytest
 from support import sysfs
 
 from labctl import accelerators
-from labctl.accelerators.detect import observe
+from labctl.accelerators import observe
 from labctl.config.inventory import parse
 from labctl.errors import ConfigError, HostError
 from labctl.hosts import facts as survey
