@@ -157,19 +157,17 @@ def _candidates(training: Training) -> Iterator[tuple[float, Training]]:
         cost = 0.02 * (stage - training.stage) + 0.5 * (stage == 3 != training.stage) + 0.1 * halvings
         cost += 0.33 * (recompute != training.gradient_checkpointing) + 1.0 * (optimizer != training.offload_optimizer)
         cost += 2.0 * (parameters != training.offload_parameters) + 10.0 * (lora != training.lora_dim)
-        yield (
-            cost,
-            replace(
-                training,
-                stage=stage,
-                gradient_checkpointing=recompute,
-                micro_batch=micro,
-                gradient_accumulation_steps=training.gradient_accumulation_steps * (training.micro_batch // micro),
-                offload_optimizer=optimizer,
-                offload_parameters=parameters,
-                lora_dim=lora,
-            ),
+        changed = replace(
+            training,
+            stage=stage,
+            gradient_checkpointing=recompute,
+            micro_batch=micro,
+            gradient_accumulation_steps=training.gradient_accumulation_steps * (training.micro_batch // micro),
+            offload_optimizer=optimizer,
+            offload_parameters=parameters,
+            lora_dim=lora,
         )
+        yield cost, changed
 
 
 def _changes(old: Training, new: Training) -> Iterator[Change]:
@@ -182,10 +180,9 @@ def _changes(old: Training, new: Training) -> Iterator[Change]:
         yield Change(set=f"deepspeed.train_micro_batch_size_per_gpu={new.micro_batch}", reason="shorter products")
         steps = f"deepspeed.gradient_accumulation_steps={new.gradient_accumulation_steps}"
         yield Change(set=steps, reason="keeps the batch as large as it was")
-    for name in ("optimizer", "param"):
-        attribute = "offload_parameters" if name == "param" else "offload_optimizer"
+    for key, attribute in {"offload_optimizer": "offload_optimizer", "offload_param": "offload_parameters"}.items():
         if getattr(new, attribute) != getattr(old, attribute):
-            key = f"deepspeed.zero_optimization.offload_{name}.device=cpu"
-            yield Change(set=key, reason="the host's memory, and waiting for it")
+            setting = f"deepspeed.zero_optimization.{key}.device=cpu"
+            yield Change(set=setting, reason="the host's memory, and waiting for it")
     if new.lora_dim != old.lora_dim:
         yield Change(set=f"lora-dim={new.lora_dim}", reason="trains adapters, not the weights")

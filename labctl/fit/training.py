@@ -214,7 +214,10 @@ def of(workload: Workload, accelerator: str, slots: int, nodes: int) -> Training
     model = DecoderConfig(name=workload.name, counted=counted) if counted else _shape(workload, memory.model, said)
     if model is None:
         raise ConfigError(f"{workload.declared}: `memory.model` {memory.model} names an argument that is not given")
-    task = _task(workload, memory.task, said)
+    task = _filled(memory.task, said) or TASKS[0]
+    if task not in TASKS:
+        hint = f"known: {', '.join(TASKS)}"
+        raise ConfigError(f"{workload.name}: the memory of task `{task}` is not known", hint=hint)
     sequence, answer = (0, 0) if counted else _lengths(workload, task, said)
     checkpointing = said.get("gradient_checkpointing", ["no"])
     zero = config.get("zero_optimization", {})
@@ -265,14 +268,6 @@ def _shape(workload: Workload, declared: str | None, said: Mapping[str, list[str
     """The shape in a file relative to the workload, where ``{name}`` is the value of the argument ``--name``."""
     path = _filled(declared or "", said)
     return read(workload.directory / path) if path else None
-
-
-def _task(workload: Workload, declared: str, said: Mapping[str, list[str]]) -> str:
-    task = _filled(declared, said) or TASKS[0]
-    if task not in TASKS:
-        hint = f"known: {', '.join(TASKS)}"
-        raise ConfigError(f"{workload.name}: the memory of task `{task}` is not known", hint=hint)
-    return task
 
 
 def _lengths(workload: Workload, task: str, said: Mapping[str, list[str]]) -> tuple[int, int]:

@@ -121,7 +121,17 @@ def complete(config: Config, *, ranks: int, accelerator: str, where: str) -> dic
     Raises ConfigError for batch sizes that do not go together, and for a precision that the device lacks.
     """
     check_sections(config, where)
-    check_precision(config, accelerator, where)
+    enabled = {name: config.get(name, {}).get("enabled", False) for name in ("fp16", "bf16")}
+    for name, value in enabled.items():
+        if not isinstance(value, bool):
+            raise ConfigError(f"{where}: `{name}.enabled` must be true or false, not {json.dumps(value)}")
+    if all(enabled.values()):
+        raise ConfigError(f"{where}: fp16 and bf16 are both enabled", hint="set one of them to false")
+    if enabled["fp16"] and accelerator == "cpu":
+        raise ConfigError(
+            f"{where}: fp16 is enabled, and CPUs do not train in fp16 (half and float mix in their kernels)",
+            hint="--set deepspeed.fp16.enabled=false --set deepspeed.bf16.enabled=true",
+        )
     return dict(config) | batch_sizes(config, ranks, where)
 
 
@@ -147,21 +157,6 @@ def check_sections(config: Config, where: str) -> None:
     stage = config.get("zero_optimization", {}).get("stage", 0)
     if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
         raise ConfigError(f"{where}: `zero_optimization.stage` must be 0, 1, 2 or 3, not {json.dumps(stage)}")
-
-
-def check_precision(config: Config, accelerator: str, where: str) -> None:
-    """ConfigError for fp16 where the device has none, and for fp16 and bf16 at once."""
-    enabled = {name: config.get(name, {}).get("enabled", False) for name in ("fp16", "bf16")}
-    for name, value in enabled.items():
-        if not isinstance(value, bool):
-            raise ConfigError(f"{where}: `{name}.enabled` must be true or false, not {json.dumps(value)}")
-    if all(enabled.values()):
-        raise ConfigError(f"{where}: fp16 and bf16 are both enabled", hint="set one of them to false")
-    if enabled["fp16"] and accelerator == "cpu":
-        raise ConfigError(
-            f"{where}: fp16 is enabled, and CPUs do not train in fp16 (half and float mix in their kernels)",
-            hint="--set deepspeed.fp16.enabled=false --set deepspeed.bf16.enabled=true",
-        )
 
 
 def batch_sizes(config: Config, ranks: int, where: str) -> dict[str, int]:

@@ -8,7 +8,7 @@ replaces the rest.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from labctl.workloads import deepspeed_config
 from labctl.workloads.schema import FORMER_KEYS, NAME, schema
 
 FILE = "workload.yml"
+Declared = tuple[Workload, Workload | None]
+"""A workload and its rehearsal."""
 
 
 def load(directory: Path, name: str, launchers: tuple[str, ...], *, rehearse: bool = False) -> Workload:
@@ -27,14 +29,14 @@ def load(directory: Path, name: str, launchers: tuple[str, ...], *, rehearse: bo
     Raises ConfigError where it is unknown, declared twice, broken, or has no rehearsal to give.
     """
     declared, errors = _scan(directory, launchers, name)
-    found = [item for item in declared if item.workload.name == name]
+    found = [pair for pair in declared if pair[0].name == name]
     if not found:
         # A file that cannot be read may be the one that declares it.
         declared, errors = _scan(directory, launchers)
-        raise errors[0] if errors else _unknown(directory, name, [item.workload for item in declared])
+        raise errors[0] if errors else _unknown(directory, name, [workload for workload, _ in declared])
     for clash in _clashes(found):
         raise clash
-    workload, rehearsal = found[0].workload, found[0].rehearsal
+    workload, rehearsal = found[0]
     if not rehearse:
         return workload
     if rehearsal is None:
@@ -48,23 +50,17 @@ def load(directory: Path, name: str, launchers: tuple[str, ...], *, rehearse: bo
 def list_all(directory: Path, launchers: tuple[str, ...]) -> tuple[tuple[Workload, ...], tuple[ConfigError, ...]]:
     """Every workload that can be read, by folder and then in the file's order; and the errors of those that cannot."""
     declared, errors = _scan(directory, launchers)
-    return tuple(item.workload for item in declared), (*errors, *_clashes(declared))
+    return tuple(workload for workload, _ in declared), (*errors, *_clashes(declared))
 
 
 # --- files ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Declared:
-    workload: Workload
-    rehearsal: Workload | None
-
-
-def _scan(directory: Path, launchers: tuple[str, ...], name: str = "") -> tuple[list[_Declared], list[ConfigError]]:
+def _scan(directory: Path, launchers: tuple[str, ...], name: str = "") -> tuple[list[Declared], list[ConfigError]]:
     """What the files declare and what is wrong with them; of the files that have the name in them, if it is given."""
     if not directory.is_dir():
         raise ConfigError(f"{directory}: no such folder of workloads", hint="`labctl init` writes one")
-    declared: list[_Declared] = []
+    declared: list[Declared] = []
     errors: list[ConfigError] = []
     for path in sorted(directory.glob(f"*/{FILE}")):
         try:
@@ -77,11 +73,11 @@ def _scan(directory: Path, launchers: tuple[str, ...], name: str = "") -> tuple[
     return declared, errors
 
 
-def _clashes(declared: Iterable[_Declared]) -> list[ConfigError]:
+def _clashes(declared: Iterable[Declared]) -> list[ConfigError]:
     first: dict[str, Workload] = {}
     return [
         ConfigError(f"{again.declared}: workload `{again.name}` is already declared at {known.declared}")
-        for again in (item.workload for item in declared)
+        for again, _ in declared
         if (known := first.setdefault(again.name, again)) is not again
     ]
 
@@ -95,7 +91,7 @@ def _unknown(directory: Path, name: str, known: list[Workload]) -> ConfigError:
     return ConfigError(f"no workload `{name}`", hint=f"{hint}`labctl workloads` lists them")
 
 
-def _read_file(path: Path, launchers: tuple[str, ...]) -> list[_Declared]:
+def _read_file(path: Path, launchers: tuple[str, ...]) -> list[Declared]:
     folder = path.parent
     shown = f"{folder.absolute().parent.name}/{folder.name}/{FILE}"
     root = compose(path, shown, hint="a workload needs description, launcher, script and timeout")
@@ -110,7 +106,7 @@ def _read_file(path: Path, launchers: tuple[str, ...]) -> list[_Declared]:
     ]
 
 
-def _declare(name: str, folder: Path, at: Value, common: dict[str, Any], own: dict[str, Any]) -> _Declared:
+def _declare(name: str, folder: Path, at: Value, common: dict[str, Any], own: dict[str, Any]) -> Declared:
     if not NAME.fullmatch(name):
         raise at.error(f"bad workload name `{name}`", hint="letters, digits, `.`, `_` and `-`, at most 63")
     fields = {**common, **own}
@@ -131,11 +127,11 @@ def _declare(name: str, folder: Path, at: Value, common: dict[str, Any], own: di
     }
     workload = Workload(name=name, declared=f"{at.path}:{at.line}", directory=folder, **fields)
     if rehearse is None:
-        return _Declared(workload, None)
+        return workload, None
     smaller = {**rehearse, **_merged(fields, rehearse)}
     if "criteria" in smaller:
         smaller["criteria"] = _resolve(smaller["criteria"], metrics)
-    return _Declared(workload, replace(workload, memory=None, required_inputs=(), **smaller))
+    return workload, replace(workload, memory=None, required_inputs=(), **smaller)
 
 
 def _merged(common: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:

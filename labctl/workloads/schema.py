@@ -63,7 +63,7 @@ def schema(folder: Path, launchers: tuple[str, ...]) -> Schema:
         "deepspeed": _deepspeed,
         "environment": _environment,
         "timeout": _timeout,
-        "metrics": lambda value: {name: _metric(name, entry) for name, entry in value.entries().items()},
+        "metrics": _metrics,
         "criteria": _criteria,
         "cache": lambda value: Cache(**value.read({"models": _repositories, "datasets": _repositories})),
         "memory": _memory,
@@ -105,11 +105,16 @@ def _words(value: Value) -> tuple[str, ...]:
     return tuple(item.text() for item in value.items())
 
 
-def _inputs(value: Value) -> dict[str, str]:
+def _named(value: Value, kind: str, pattern: re.Pattern[str], hint: str) -> dict[str, Value]:
     entries = value.entries()
     for name, entry in entries.items():
-        if not _ARGUMENT.fullmatch(name):
-            raise entry.error(f"bad argument name `{name}`", hint="as in --data-path, without the dashes")
+        if not pattern.fullmatch(name):
+            raise entry.error(f"bad {kind} name `{name}`", hint=hint)
+    return entries
+
+
+def _inputs(value: Value) -> dict[str, str]:
+    entries = _named(value, "argument", _ARGUMENT, "as in --data-path, without the dashes")
     return {name: entry.choice(INPUT_KINDS) for name, entry in entries.items()}
 
 
@@ -121,12 +126,7 @@ def _deepspeed(value: Value) -> dict[str, Any]:
 
 
 def _environment(value: Value) -> dict[str, str]:
-    entries = value.entries()
-    for name, entry in entries.items():
-        if not _VARIABLE.fullmatch(name):
-            raise entry.error(
-                f"bad environment name `{name}`", hint="letters, digits and `_`, not beginning with a digit"
-            )
+    entries = _named(value, "environment", _VARIABLE, "letters, digits and `_`, not beginning with a digit")
     return {name: entry.text() for name, entry in entries.items()}
 
 
@@ -138,16 +138,15 @@ def _timeout(value: Value) -> float:
         raise value.error(error.message, error.hint) from None
 
 
-def _metric(name: str, value: Value) -> Metric:
-    if not NAME.fullmatch(name):
-        raise value.error(f"bad metric name `{name}`", hint="letters, digits, `.`, `_` and `-`, at most 63")
+def _metrics(value: Value) -> dict[str, Metric]:
     fields: Schema = {
         "pattern": _pattern,
         "unit": Value.text,
         "skip": Value.whole,
         "reduce": lambda reduce: reduce.choice(get_args(Reduce)),
     }
-    return Metric(name=name, **value.read(fields, required=("pattern",)))
+    entries = _named(value, "metric", NAME, "letters, digits, `.`, `_` and `-`, at most 63")
+    return {name: Metric(name=name, **entry.read(fields, required=("pattern",))) for name, entry in entries.items()}
 
 
 def _pattern(value: Value) -> str:
