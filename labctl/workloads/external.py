@@ -146,19 +146,18 @@ class WorkloadList:
     errors: tuple[ConfigError, ...]
 
 
-def list_all(
-    directory: Path, launchers: tuple[str, ...], clones: Mapping[str, Path]
-) -> tuple[tuple[Workload, ...], tuple[ConfigError, ...]]:
+def list_all(directory: Path, launchers: tuple[str, ...], clones: Mapping[str, Path]) -> WorkloadList:
     """Every workload that can be read, each family followed by the scripts of its clone, and the errors of the rest."""
     declared, errors = loader.list_all(directory, launchers)
-    found: list[Workload] = []
+    listed: list[WorkloadInfo] = []
     for one in declared:
-        found.append(one)
+        info = WorkloadInfo(name=one.name, launcher=one.launcher, description=one.description, source=one.declared)
+        listed.append(info)
         clone, root = FAMILIES.get(one.name), clones.get(one.name)
         if clone and root:
             paths = {name: path_of(clone, root, name) for name in scripts(clone, root)}
-            found += [replace(one, name=f"{one.name}/{name}", description=str(path)) for name, path in paths.items()]
-    return tuple(found), errors
+            listed += [replace(info, name=f"{one.name}/{name}", description=str(path)) for name, path in paths.items()]
+    return WorkloadList(tuple(listed), errors)
 
 
 def remarks(of: Workload, clones: Mapping[str, Path]) -> tuple[str, ...]:
