@@ -340,7 +340,6 @@ class Job:
 
     run_id: str
     workload: Workload
-    launcher: str
     nodes: tuple[Node, ...]
     argv: tuple[str, ...]
     environment: Pairs
@@ -348,6 +347,11 @@ class Job:
     timeout: float
     directory: str
     """Absolute path of the run's directory inside the containers."""
+
+    @property
+    def containers(self) -> tuple[str, ...]:
+        """The names of what it runs in: the launcher, then its nodes."""
+        return (LAUNCHER, *(node.name for node in self.nodes))
 
 
 # --- what happens --------------------------------------------------------------------------------------------
@@ -360,14 +364,6 @@ class Event:
     kind: Literal["step", "line", "notice", "warning", "waiting"]
     text: str
     node: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """One number that a metric's pattern found."""
-
-    metric: str
-    value: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
