@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from labctl.system import process, procfs
 
 if TYPE_CHECKING:
-    from labctl.setup import apt
     from python_on_whales import DockerClient
+
+    from labctl.setup import apt
 
 OLDEST_ENGINE = 24
 
