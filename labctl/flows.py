@@ -338,12 +338,7 @@ def workloads(context: Context) -> WorkloadList:
     from labctl.workloads import external
 
     roots = external.roots(context.settings())
-    found, errors = external.list_all(context.directory / "workloads", launchers.known(), roots)
-    listed = (
-        external.WorkloadInfo(name=one.name, launcher=one.launcher, description=one.description, source=one.declared)
-        for one in found
-    )
-    return external.WorkloadList(tuple(listed), errors)
+    return external.list_all(context.directory / "workloads", launchers.known(), roots)
 
 
 def cache(context: Context, name: str, *, dry_run: bool = False) -> CacheReport:

@@ -77,6 +77,8 @@ class Host:
     mtu: int
     uid: int
     gid: int
+    bf16: bool = True
+    """Whether its processor has bf16 instructions."""
     devices: tuple[Device, ...] = ()
     """Those of the lab's accelerator."""
     driver: str = ""

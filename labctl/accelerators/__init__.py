@@ -6,6 +6,7 @@ A module of this package is an accelerator if it has ``MODULE``. What it adds to
 
 from __future__ import annotations
 
+import os
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -14,8 +15,9 @@ from importlib import import_module
 
 from labctl.errors import ConfigError, HostError
 from labctl.model import Device, DeviceMapping, Host, Request
-from labctl.system import pci
+from labctl.system import pci, procfs
 from labctl.system.hostpath import HostPath
+from labctl.system.procfs import ROOT
 
 CPU = "cpu"
 """What a machine without devices is."""
@@ -189,11 +191,6 @@ class Detection:
 UNSUPPORTED = PciVendor("0x1002", "an AMD card")
 
 
-def names() -> tuple[str, ...]:
-    """The accelerators that labctl knows."""
-    return tuple(sorted(modules()))
-
-
 def modules() -> dict[str, AcceleratorModule]:
     """Every accelerator by name, in the order in which ``auto`` tries them; a CPU lab is the last."""
     return _modules(tuple(__path__))
@@ -300,3 +297,38 @@ def remark(card: pci.PciDevice, vendor: PciVendor) -> str:
         return f"{what} is held by the driver {card.driver}, not by {wanted}"
     fix = f" (`{vendor.first_file}` makes the first)" if vendor.first_file else ""
     return f"{what} has its driver, {card.driver}, but no device file{fix}"
+
+
+def observe(wanted: str, root: HostPath = ROOT) -> tuple[str, Host]:
+    """The accelerator that the setting asks for (``auto`` takes what is there) and the host whose files are below root.
+
+    Paths are as that host knows them. Raises HostError when there is no device of the wanted kind.
+    """
+    choice = choose(wanted, root)
+    module = get(choice.name)
+    return choice.name, Host(
+        name="local",
+        cpus=procfs.cpus(root),
+        memory=procfs.memory(root),
+        mtu=procfs.default_mtu(root),
+        uid=os.getuid(),
+        gid=os.getgid(),
+        bf16=procfs.has_bf16(root),
+        devices=choice.devices,
+        driver=module.driver(root),
+        groups=groups(choice.devices, root),
+        numa=procfs.numa_nodes(root),
+        infiniband=procfs.infiniband(root),
+        files=tuple(path for path in module.present if (root / path.lstrip("/")).is_file()),
+        locks=f"/{procfs.lock_directory(root).removeprefix(str(root)).lstrip('/')}",
+    )
+
+
+def groups(devices: tuple[Device, ...], root: HostPath) -> tuple[int, ...]:
+    """The groups that may open these devices, and ``render`` and ``video`` where the host names them; never root's.
+
+    Who opens a device is decided by the number of its group.
+    """
+    named = procfs.groups("render", "video", root=root)
+    owning = (procfs.group_of(device.path, root) for device in devices)
+    return tuple(sorted({*named, *owning} - {0}))

@@ -60,6 +60,7 @@ def container(host: Host, devices: tuple[Device, ...]) -> DeviceMapping:
     Source: docs.habana.ai, "Multiple Dockers Each with a Single Workload" (modules) and "Docker Installation".
     """
     modules = tuple(device.module for device in devices)
+    network = Mount(source=GAUDINET, target="/etc/habanalabs/gaudinet.json", read_only=True)
     return DeviceMapping(
         environment=(
             ("HABANA_VISIBLE_DEVICES", ",".join(device.id for device in devices)),
@@ -68,11 +69,7 @@ def container(host: Host, devices: tuple[Device, ...]) -> DeviceMapping:
             ("HCCL_SOCKET_IFNAME", host.interface),
         ),
         cap_add=(("SYS_NICE", "Intel's run line asks for it; ranks have no capability"),),
-        mounts=(
-            (Mount(source=GAUDINET, target="/etc/habanalabs/gaudinet.json", read_only=True),)
-            if GAUDINET in host.files
-            else ()
-        ),
+        mounts=(network,) if GAUDINET in host.files else (),
     )
 
 
@@ -113,10 +110,8 @@ def host_checks(host: Host, read: Callable[[str], str]) -> Iterator[Advice]:
 
 def installed_release(root: HostPath = Path("/")) -> str:
     """The Gaudi software's version of this host's driver, such as ``1.22.0``; empty where there is none."""
-    text = driver(root)
-    if not text:
-        text = process.run(["hl-smi", "-Q", "driver_version", "-f", "csv,noheader"], check=False, timeout=10).out
-    return _version(text)
+    query = ["hl-smi", "-Q", "driver_version", "-f", "csv,noheader"]
+    return _version(driver(root) or process.run(query, check=False, timeout=10).out)
 
 
 def base_image() -> str:

@@ -23,7 +23,9 @@ def find(root: HostPath) -> tuple[Device, ...]:
     names = (re.fullmatch(r"renderD(\d+)", path.name) for path in (root / "dev/dri").glob("renderD*"))
     nodes = sorted((match for match in names if match), key=lambda match: int(match[1]))
     folders = ((match[0], root / "sys/class/drm" / match[0] / "device") for match in nodes)
-    links = by_path(root)
+    # Their names below by-path hold across reboots.
+    by_path = (path for path in sorted((root / "dev/dri/by-path").glob("*-render")) if path.is_symlink())
+    links = {link.readlink().name: link.name for link in by_path}
     return tuple(
         device(root, name, folder, links.get(name, ""))
         for name, folder in folders
@@ -47,12 +49,6 @@ def device(root: HostPath, name: str, folder: HostPath, link: str) -> Device:
         integrated=address == INTEGRATED and memory is None,
         memory=memory,
     )
-
-
-def by_path(root: HostPath) -> dict[str, str]:
-    """Render nodes and their names below ``/dev/dri/by-path``, which hold across reboots."""
-    links = (path for path in sorted((root / "dev/dri/by-path").glob("*-render")) if path.is_symlink())
-    return {link.readlink().name: link.name for link in links}
 
 
 def driver(root: HostPath) -> str:

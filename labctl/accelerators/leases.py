@@ -60,13 +60,12 @@ def handed_out_here(lab: Lab) -> list[tuple[Host, Device]]:
 
 def require_free(lab: Lab) -> None:
     """HostError that names the holder of each device that the lab would get and another lab has."""
-    wanted = handed_out_here(lab)
-    held = {device: lease(host.locks, device) for host, device in wanted}
-    taken = [(host, device) for host, device in wanted if is_foreign(lab, host, held[device])]
+    held = [(host, device, lease(host.locks, device)) for host, device in handed_out_here(lab)]
+    taken = [(host, device, found) for host, device, found in held if is_foreign(lab, host, found)]
     if taken:
-        lines = (f"device {called(device)} is held by {in_words(held[device])}" for _, device in taken)
-        host, device = taken[0]
-        raise HostError("\n".join(lines), hint=remedy(lab, host, held[device]))
+        lines = (f"device {called(device)} is held by {in_words(found)}" for _, device, found in taken)
+        host, _, found = taken[0]
+        raise HostError("\n".join(lines), hint=remedy(lab, host, found))
 
 
 def lease(locks: str, device: Device) -> Lease | None:

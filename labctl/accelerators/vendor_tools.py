@@ -94,7 +94,5 @@ def complaint(device: Device, tool: Tool, row: Mapping[str, str] | None, words: 
     if code == 0:
         return "does not list it" if tool.lists_all else ""
     # A failure that names other devices says nothing of this one.
-    general = [line for line in words if not pci.address(line)]
-    if general or words:
-        return general[0] if general else ""
-    return f"exit code {code}"
+    general = (line for line in words if not pci.address(line))
+    return next(general, "") if words else f"exit code {code}"

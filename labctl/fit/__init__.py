@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import Any
 
 from labctl.fit import memory
-from labctl.fit.advice import Advice, Change, nearest
 from labctl.fit.memory import Location, MemoryItem, peak
 from labctl.fit.training import Training, of
 
-__all__ = [
-    "Capacity", "FitReport", "Requirement", "Training", "advise", "check", "fits", "gib", "needs", "of", "report",
-]  # fmt: skip
+__all__ = ["Capacity", "FitReport", "Training", "advise", "check", "fits", "needs", "of", "report"]
+
+LORA_DIM = 8
+"""Rank of the adapters that are suggested: the smallest that Hu et al. 2021 find enough, section 7.2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,14 @@ class Requirement:
     device_phase: str
     host: int
     host_phase: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One setting to change: what to type, and what it costs."""
+
+    set: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +88,12 @@ def fits(training: Training, capacity: Capacity) -> bool | None:
     return None if unknown else True
 
 
-def advise(training: Training, capacity: Capacity) -> Advice | None:
-    """The cheapest changes after which the training is not known to exceed the capacity."""
-    return nearest(training, lambda changed: fits(changed, capacity) is not False)
+def advise(training: Training, capacity: Capacity) -> FitAdvice | None:
+    """The cheapest changes after which the training is not known to exceed the capacity; None where none help."""
+    for _, changed in sorted(_candidates(training), key=lambda candidate: candidate[0]):
+        if fits(changed, capacity) is not False:
+            return FitAdvice(changes=tuple(_changes(training, changed)), required=needs(changed))
+    return None
 
 
 def check(training: Training, capacity: Capacity) -> str | None:
@@ -92,7 +104,8 @@ def check(training: Training, capacity: Capacity) -> str | None:
     hint = f"; it would with {' '.join(f'--set {change.set}' for change in advice.changes)}" if advice else ""
     required = needs(training)
     return (
-        f"needs {gib(required.host)} per node while in {required.host_phase}, {gib(capacity.host)} available "
+        f"needs {required.host / 2**30:,.1f} GiB per node while in {required.host_phase}, "
+        f"{capacity.host / 2**30:,.1f} GiB available "
         f"(ZeRO stage {training.stage} over {training.ranks} ranks; details: `labctl fit`){hint}"
     )
 
@@ -100,7 +113,6 @@ def check(training: Training, capacity: Capacity) -> str | None:
 def report(workload: str, nodes: int, training: Training, capacity: Capacity) -> FitReport:
     """Estimate the memory of a training on so many nodes and compare it with what is available."""
     fit = fits(training, capacity)
-    advice = advise(training, capacity) if fit is False else None
     summary = {name: value for name, value in asdict(training).items() if name not in ("model", "critic")}
     return FitReport(
         workload=workload,
@@ -117,9 +129,60 @@ def report(workload: str, nodes: int, training: Training, capacity: Capacity) ->
         required=needs(training),
         available=capacity,
         fits=fit,
-        advice=FitAdvice(changes=advice.changes, required=needs(advice.training)) if advice else None,
+        advice=advise(training, capacity) if fit is False else None,
     )
 
 
-def gib(size: int) -> str:
-    return f"{size / 2**30:,.1f} GiB"
+def _candidates(training: Training) -> Iterator[tuple[float, Training]]:
+    """Every combination of changes, with its cost in steps' time.
+
+    Stage 3 sends half as much again (ZeRO, section 7), recomputation takes a third more time (Korthikanti et al.,
+    table 2); offloading waits for the host; a smaller micro-batch uses the device less well; LoRA changes what is
+    learnt and so comes last.
+    """
+    stages = range(training.stage, 4)
+    checkpointing = sorted({training.gradient_checkpointing, True})
+    micros = [training.micro_batch >> halving for halving in range(training.micro_batch.bit_length())]
+    offloads = [
+        (training.offload_optimizer, training.offload_parameters),
+        (True, training.offload_parameters),
+        (True, True),
+    ]
+    adapters = sorted({training.lora_dim, training.lora_dim or LORA_DIM})
+    for stage, recompute, (halvings, micro), (optimizer, parameters), lora in product(
+        stages, checkpointing, enumerate(micros), dict.fromkeys(offloads), adapters
+    ):
+        if (optimizer and not stage) or (parameters and stage < 3):
+            continue
+        cost = 0.02 * (stage - training.stage) + 0.5 * (stage == 3 != training.stage) + 0.1 * halvings
+        cost += 0.33 * (recompute != training.gradient_checkpointing) + 1.0 * (optimizer != training.offload_optimizer)
+        cost += 2.0 * (parameters != training.offload_parameters) + 10.0 * (lora != training.lora_dim)
+        changed = replace(
+            training,
+            stage=stage,
+            gradient_checkpointing=recompute,
+            micro_batch=micro,
+            gradient_accumulation_steps=training.gradient_accumulation_steps * (training.micro_batch // micro),
+            offload_optimizer=optimizer,
+            offload_parameters=parameters,
+            lora_dim=lora,
+        )
+        yield cost, changed
+
+
+def _changes(old: Training, new: Training) -> Iterator[Change]:
+    if new.stage != old.stage:
+        reason = "1.5 times the communication" if new.stage == 3 else "no extra communication"
+        yield Change(set=f"deepspeed.zero_optimization.stage={new.stage}", reason=reason)
+    if new.gradient_checkpointing != old.gradient_checkpointing:
+        yield Change(set="gradient-checkpointing=on", reason="a third more time")
+    if new.micro_batch != old.micro_batch:
+        yield Change(set=f"deepspeed.train_micro_batch_size_per_gpu={new.micro_batch}", reason="shorter products")
+        steps = f"deepspeed.gradient_accumulation_steps={new.gradient_accumulation_steps}"
+        yield Change(set=steps, reason="keeps the batch as large as it was")
+    for key, attribute in {"offload_optimizer": "offload_optimizer", "offload_param": "offload_parameters"}.items():
+        if getattr(new, attribute) != getattr(old, attribute):
+            setting = f"deepspeed.zero_optimization.{key}.device=cpu"
+            yield Change(set=setting, reason="the host's memory, and waiting for it")
+    if new.lora_dim != old.lora_dim:
+        yield Change(set=f"lora-dim={new.lora_dim}", reason="trains adapters, not the weights")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from labctl.fit.training import Model, Training
 
@@ -42,17 +42,6 @@ class MemoryItem:
     def during(self, phase: str) -> int:
         return int(getattr(self, phase))
 
-    def plus(self, other: MemoryItem) -> MemoryItem:
-        """This item with the bytes of another added."""
-        return replace(
-            self,
-            build=self.build + other.build,
-            generate=self.generate + other.generate,
-            forward=self.forward + other.forward,
-            backward=self.backward + other.backward,
-            step=self.step + other.step,
-        )
-
 
 def peak(parts: tuple[MemoryItem, ...], *places: Location) -> tuple[int, str]:
     """Bytes per rank in these places, in the phase that takes most, and that phase."""
@@ -65,7 +54,10 @@ def summed(parts: Iterable[MemoryItem]) -> tuple[MemoryItem, ...]:
     for line in parts:
         key = line.component, line.formula, line.location
         before = found.get(key)
-        found[key] = before.plus(line) if before else line
+        totals: dict[str, Any] = (
+            {phase: before.during(phase) + line.during(phase) for phase in PHASES} if before else {}
+        )
+        found[key] = replace(before or line, **totals)
     return tuple(found.values())
 
 
@@ -92,9 +84,9 @@ def largest(model: Model) -> int:
 def stepped(training: Training, model: Model) -> tuple[int, str]:
     """Elements that ZeRO's optimiser updates at once, and as a formula: this rank's share, in stage 3 by groups."""
     elements = share(training, model, model.trained, 1)
-    return (
-        (min(elements, training.sub_group), "min(T / N, sub_group_size)") if model.stage == 3 else (elements, "T / N")
-    )
+    if model.stage == 3:
+        return min(elements, training.sub_group), "min(T / N, sub_group_size)"
+    return elements, "T / N"
 
 
 def bucket(training: Training, model: Model) -> tuple[int, str]:
@@ -179,18 +171,14 @@ def lines(training: Training) -> tuple[MemoryItem, ...]:
 
     RLHF trains its models one after the other: both are held, and one of them, that which needs more, is at work.
     """
-    always = summed(line for model in training.models for line in held_lines(training, model))
     process = PROCESS if training.accelerator == "cpu" else 0
-    always = (
-        MemoryItem(
-            component="Python, torch, DeepSpeed", formula="constant", source="measured, docs/figures.md",
-            build=process, forward=process, backward=process, step=process,
-        ),
-        *always,
-    )  # fmt: skip
+    held = (
+        replace(always("Python, torch, DeepSpeed", "constant", "measured, docs/figures.md", process), build=process),
+        *summed(line for model in training.models for line in held_lines(training, model)),
+    )
     if training.task == "rlhf":
-        always = (*(replace(line, generate=line.step) for line in always), *_generating(training, training.models[0]))
-    each = [(*always, *_working(training, model)) for model in training.models]
+        held = (*(replace(line, generate=line.step) for line in held), *_generating(training, training.models[0]))
+    each = [(*held, *_working(training, model)) for model in training.models]
     found = max(each, key=lambda parts: peak(parts, "device", "host"))
     return tuple(line for line in found if any(map(line.during, PHASES)))
 
@@ -294,23 +282,21 @@ def _temporary(training: Training, model: Model) -> tuple[MemoryItem, ...]:
         elements, formula = stepped(training, model)
     else:
         elements, formula = (largest(model), "L") if cpu else (model.trained, "T")
-    source = f"torch/optim/adam.py, {function}"
     return (
         MemoryItem(
-            component="temporary tensors of AdamW", formula=f"{factor} {formula}", source=source, step=factor * elements
+            component="temporary tensors of AdamW", formula=f"{factor} {formula}",
+            source=f"torch/optim/adam.py, {function}", step=factor * elements,
         ),
-    )
+    )  # fmt: skip
 
 
 def _activations(training: Training, model: Model) -> tuple[MemoryItem, ...]:
     width, tokens, shape = training.width, training.tokens, model.shape
     logits, logits_formula = _logits(training)
     layer = shape.layer_activations(tokens, width)
-    kept = (
-        layer + shape.layers * width * tokens * shape.hidden
-        if training.gradient_checkpointing
-        else shape.layers * layer
-    )
+    kept = shape.layers * layer
+    if training.gradient_checkpointing:
+        kept = layer + shape.layers * width * tokens * shape.hidden
     formula = f"s b (w (8 h + {'' if shape.relu else '2 '}f){' + 2 h' if shape.dropout else ''})"
     # The backward pass frees a layer's activations as it goes; the first bucket may be full when some are still there.
     left = max(0.0, 1 - training.reduce_bucket / model.trained) if model.stage else 0.0

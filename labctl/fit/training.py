@@ -214,9 +214,12 @@ def of(workload: Workload, accelerator: str, slots: int, nodes: int) -> Training
     model = DecoderConfig(name=workload.name, counted=counted) if counted else _shape(workload, memory.model, said)
     if model is None:
         raise ConfigError(f"{workload.declared}: `memory.model` {memory.model} names an argument that is not given")
-    task = _task(workload, memory.task, said)
+    task = _filled(memory.task, said) or TASKS[0]
+    if task not in TASKS:
+        hint = f"known: {', '.join(TASKS)}"
+        raise ConfigError(f"{workload.name}: the memory of task `{task}` is not known", hint=hint)
     sequence, answer = (0, 0) if counted else _lengths(workload, task, said)
-    critic_stage = _whole(workload, said, "critic_zero_stage") if said.get("critic_zero_stage") else None
+    checkpointing = said.get("gradient_checkpointing", ["no"])
     zero = config.get("zero_optimization", {})
     batch = deepspeed_config.batch_sizes(config, slots * nodes, workload.declared)
     return Training(
@@ -227,13 +230,14 @@ def of(workload: Workload, accelerator: str, slots: int, nodes: int) -> Training
         ranks=slots * nodes,
         slots=slots,
         stage=zero.get("stage", 0),
-        critic_stage=critic_stage,
+        critic_stage=_whole(workload, said, "critic_zero_stage") if said.get("critic_zero_stage") else None,
         mixed_precision=any(config.get(name, {}).get("enabled", False) for name in ("bf16", "fp16")),
         micro_batch=batch[deepspeed_config.MICRO],
         gradient_accumulation_steps=batch[deepspeed_config.STEPS],
         sequence_length=sequence,
         answer_length=answer,
-        gradient_checkpointing=_switch(said, "gradient_checkpointing"),
+        # On when it is given, alone or with anything but a no.
+        gradient_checkpointing=not {"false", "off", "no", "0"} & {word.lower() for word in checkpointing},
         lora_dim=_whole(workload, said, "lora_dim"),
         lora_modules=tuple(said.get("lora_modules", LORA_MODULES)),
         offload_optimizer=_offloaded(zero, "offload_optimizer"),
@@ -266,23 +270,13 @@ def _shape(workload: Workload, declared: str | None, said: Mapping[str, list[str
     return read(workload.directory / path) if path else None
 
 
-def _task(workload: Workload, declared: str, said: Mapping[str, list[str]]) -> str:
-    task = _filled(declared, said) or TASKS[0]
-    if task not in TASKS:
-        hint = f"known: {', '.join(TASKS)}"
-        raise ConfigError(f"{workload.name}: the memory of task `{task}` is not known", hint=hint)
-    return task
-
-
 def _lengths(workload: Workload, task: str, said: Mapping[str, list[str]]) -> tuple[int, int]:
     """Tokens of a sequence, and how many of them RLHF writes: its sequences are a prompt and an answer."""
     names = ("max_prompt_length", "max_answer_length") if task == "rlhf" else ("sequence_length",)
     lengths = [_whole(workload, said, name) for name in names]
     if not all(lengths):
-        missing = " and ".join(
-            name.replace("_", " ") for name, length in zip(names, lengths, strict=True) if not length
-        )
-        raise ConfigError(f"{workload.declared}: neither `memory` nor the arguments give {missing}")
+        missing = [name.replace("_", " ") for name in names if not _whole(workload, said, name)]
+        raise ConfigError(f"{workload.declared}: neither `memory` nor the arguments give {' and '.join(missing)}")
     return sum(lengths), lengths[-1] if task == "rlhf" else 0
 
 
@@ -303,11 +297,6 @@ def _whole(workload: Workload, said: Mapping[str, list[str]], name: str) -> int:
     except ValueError:
         option = name.replace("_", "-")
         raise ConfigError(f"{workload.name}: --{option} {values[-1]} is not a whole number") from None
-
-
-def _switch(said: Mapping[str, list[str]], name: str) -> bool:
-    """A switch is on when it is given, alone or with anything but a no."""
-    return name in said and not {word.lower() for word in said[name]} & {"false", "off", "no", "0"}
 
 
 def _offloaded(zero: Mapping[str, Any], key: str) -> bool:

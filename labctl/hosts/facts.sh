@@ -113,6 +113,11 @@ fact ssh "$SSH_CONNECTION"
 
 # The system.
 text proc/self/status proc/meminfo etc/passwd
+# The first core, with its flags; all of them would be long.
+[ ! -r proc/cpuinfo ] || {
+    printf 'file proc/cpuinfo\n'
+    head -n 30 proc/cpuinfo | body
+}
 lines proc/sys/kernel/osrelease proc/sys/kernel/numa_balancing proc/sys/vm/nr_hugepages \
     proc/sys/kernel/random/boot_id proc/sys/net/ipv4/neigh/default/gc_thresh3 \
     proc/cmdline sys/devices/system/cpu/online sys/devices/system/node/node[0-9]*/cpulist

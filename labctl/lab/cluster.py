@@ -310,14 +310,14 @@ def observe(wanted: str, dump: facts.HostDump | None) -> tuple[str, Host]:
 
     HostError where it has no device of the wanted kind.
     """
-    from labctl.accelerators import detect
+    from labctl import accelerators
     from labctl.hosts import facts
 
     if dump is None:
-        return detect.observe(wanted)
+        return accelerators.observe(wanted)
     try:
         with facts.valid(dump.host):
-            accelerator, host = detect.observe(wanted, dump.root)
+            accelerator, host = accelerators.observe(wanted, dump.root)
             uid, _, gid = dump.user
             return accelerator, replace(host, name=dump.host, home=dump.home, uid=uid, gid=gid)
     except HostError as error:

@@ -8,8 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from labctl import accelerators, errors
-from labctl.accelerators import leases
-from labctl.accelerators.detect import groups, observe
+from labctl.accelerators import groups, leases, observe
 from labctl.accelerators.vendor_tools import Run, describe, run_here
 from labctl.config.context import Context
 from labctl.config.settings import Settings

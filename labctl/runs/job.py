@@ -76,6 +76,7 @@ def build(
         options=workload.launcher_arguments,
     )
     launchers.check(workload.launcher, launch)
+    workload = deepspeed_config.resolve_bf16(workload, lab.accelerator, lab.hosts)
     launcher = launchers.get(workload.launcher)
     files = launcher.files(launch)
     if workload.deepspeed is not None:

@@ -75,9 +75,7 @@ def choose_config(chosen: Workload, options: RunOptions) -> deepspeed_config.Con
     """The DeepSpeed configuration: the workload's or that of --deepspeed-config, with the keys of --set."""
     config = chosen.deepspeed
     if options.deepspeed_config:
-        where = str(options.deepspeed_config)
-        config = deepspeed_config.parse(read_text(options.deepspeed_config), where)
-        deepspeed_config.check_sections(config, where)
+        config = deepspeed_config.parse(read_text(options.deepspeed_config), str(options.deepspeed_config))
     for key, value in options.arguments:
         if key.startswith(DEEPSPEED):
             config = deepspeed_config.assign(config or {}, key.removeprefix(DEEPSPEED), value)
@@ -86,6 +84,7 @@ def choose_config(chosen: Workload, options: RunOptions) -> deepspeed_config.Con
             f"{chosen.name} takes no DeepSpeed configuration",
             hint=f"{chosen.declared} declares no `deepspeed` section; `labctl workloads` lists the others",
         )
+    deepspeed_config.check_sections(config or {}, config_source(chosen, options))
     return config
 
 

@@ -29,6 +29,7 @@ from labctl.runs.request import RunOptions
 from labctl.runs.supervise import supervise
 from labctl.runs.verdict import RunOutcome, error, judge
 from labctl.system import filelock, procfs, routing
+from labctl.workloads import deepspeed_config
 
 
 def why_not_fit(lab: Lab, job: Job, limit: int) -> str | None:
@@ -57,6 +58,7 @@ def how_it_fits(
     """
     count = nodes or len(lab.nodes)
     accelerator = "device" if device_memory and lab.accelerator == "cpu" else lab.accelerator
+    workload = deepspeed_config.resolve_bf16(workload, accelerator, lab.hosts)
     training = fit.of(workload, accelerator, slots or max(node.slots for node in lab.nodes), count)
     elsewhere = accelerator != "cpu" and bool(nodes or slots)
     capacity = fit.Capacity(device=device_memory, host=None if elsewhere else node_memory(lab, count, limit))

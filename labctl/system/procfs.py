@@ -42,6 +42,13 @@ def cpus(root: HostPath = ROOT) -> tuple[int, ...]:
     return tuple(core for core in parse_cpulist(allowed) if core in online)
 
 
+def has_bf16(root: HostPath = ROOT) -> bool:
+    """Whether the processor has bf16 instructions; True where /proc/cpuinfo lists none at all."""
+    fields = (line.partition(":") for line in read(root / "proc/cpuinfo").splitlines())
+    flags = next((value.split() for name, _, value in fields if name.strip() in ("flags", "Features")), ())
+    return not flags or not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags)
+
+
 def numa_nodes(root: HostPath = ROOT) -> tuple[tuple[int, ...], ...]:
     """Of the cores that may be used, those of each NUMA node; none where the kernel names none."""
     usable = set(cpus(root))

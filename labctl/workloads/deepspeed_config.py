@@ -7,10 +7,12 @@ ignores keys that it does not know, so labctl warns about those that are not in 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from labctl.errors import ConfigError, nearest
+from labctl.model import Host, Workload
 
 Config = Mapping[str, Any]
 
@@ -48,7 +50,6 @@ _FP16 = """
 _BF16 = """
     bf16_master_weights_and_grads bf16_optimizer_states check_grad_overflow enabled immediate_grad_update
 """
-TOP = frozenset(_TOP.split())
 SECTIONS = {
     "zero_optimization": frozenset(_ZERO.split()),
     "fp16": frozenset(_FP16.split()),
@@ -97,13 +98,21 @@ def merge(base: Config, over: Config) -> dict[str, Any]:
 def assign(config: Config, dotted: str, text: str) -> dict[str, Any]:
     """The configuration with one key set, ``zero_optimization.stage`` to ``3``; the value is JSON where it can be."""
     try:
-        value = json.loads(text)
+        over: Any = json.loads(text)
     except ValueError:
-        value = text
-    over: Any = value
+        over = text
     for key in reversed(dotted.split(".")):
         over = {key: over}
     return merge(config, over)
+
+
+def resolve_bf16(workload: Workload, accelerator: str, hosts: Iterable[Host]) -> Workload:
+    """The workload with ``bf16.enabled: auto`` decided, alike for all ranks: false if a CPU host computes it slowly."""
+    config = workload.deepspeed or {}
+    if config.get("bf16", {}).get("enabled") != "auto":
+        return workload
+    fast = accelerator != "cpu" or all(host.bf16 for host in hosts)
+    return replace(workload, deepspeed=merge(config, {"bf16": {"enabled": fast}}))
 
 
 def complete(config: Config, *, ranks: int, accelerator: str, where: str) -> dict[str, Any]:
@@ -112,13 +121,23 @@ def complete(config: Config, *, ranks: int, accelerator: str, where: str) -> dic
     Raises ConfigError for batch sizes that do not go together, and for a precision that the device lacks.
     """
     check_sections(config, where)
-    check_precision(config, accelerator, where)
+    enabled = {name: config.get(name, {}).get("enabled", False) for name in ("fp16", "bf16")}
+    for name, value in enabled.items():
+        if not isinstance(value, bool):
+            raise ConfigError(f"{where}: `{name}.enabled` must be true or false, not {json.dumps(value)}")
+    if all(enabled.values()):
+        raise ConfigError(f"{where}: fp16 and bf16 are both enabled", hint="set one of them to false")
+    if enabled["fp16"] and accelerator == "cpu":
+        raise ConfigError(
+            f"{where}: fp16 is enabled, and CPUs do not train in fp16 (half and float mix in their kernels)",
+            hint="--set deepspeed.fp16.enabled=false --set deepspeed.bf16.enabled=true",
+        )
     return dict(config) | batch_sizes(config, ranks, where)
 
 
 def unknown_keys(config: Config, where: str) -> Iterator[str]:
     """A warning for each key that DeepSpeed 0.19 does not have, with the nearest that it has."""
-    for section, known in {"": TOP, **SECTIONS}.items():
+    for section, known in {"": frozenset(_TOP.split()), **SECTIONS}.items():
         inner = config.get(section) if section else config
         for key in inner if isinstance(inner, Mapping) else ():
             if key in known:
@@ -140,21 +159,6 @@ def check_sections(config: Config, where: str) -> None:
         raise ConfigError(f"{where}: `zero_optimization.stage` must be 0, 1, 2 or 3, not {json.dumps(stage)}")
 
 
-def check_precision(config: Config, accelerator: str, where: str) -> None:
-    """ConfigError for fp16 where the device has none, and for fp16 and bf16 at once."""
-    enabled = {name: config.get(name, {}).get("enabled", False) for name in ("fp16", "bf16")}
-    for name, value in enabled.items():
-        if not isinstance(value, bool):
-            raise ConfigError(f"{where}: `{name}.enabled` must be true or false, not {json.dumps(value)}")
-    if all(enabled.values()):
-        raise ConfigError(f"{where}: fp16 and bf16 are both enabled", hint="set one of them to false")
-    if enabled["fp16"] and accelerator == "cpu":
-        raise ConfigError(
-            f"{where}: fp16 is enabled, and CPUs do not train in fp16 (half and float mix in their kernels)",
-            hint="--set deepspeed.fp16.enabled=false --set deepspeed.bf16.enabled=true",
-        )
-
-
 def batch_sizes(config: Config, ranks: int, where: str) -> dict[str, int]:
     """Micro-batch, accumulation steps and batch, the missing ones computed as DeepSpeed does.
 
@@ -165,19 +169,15 @@ def batch_sizes(config: Config, ranks: int, where: str) -> dict[str, int]:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigError(f"{where}: `{key}` must be a whole number above 0, not {json.dumps(value)}")
     micro, steps, batch = (given.get(key) for key in (MICRO, STEPS, BATCH))
-    if batch is None:
-        if micro is None:
-            raise ConfigError(f"{where}: neither `{BATCH}` nor `{MICRO}` is given", hint=f"give {MICRO}")
-        steps = steps or 1
-        return {MICRO: micro, STEPS: steps, BATCH: micro * steps * ranks}
+    if batch is None and micro is None:
+        raise ConfigError(f"{where}: neither `{BATCH}` nor `{MICRO}` is given", hint=f"give {MICRO}")
     parts = ranks * (micro or 1) * (steps or 1)
+    batch = batch or parts
     if batch % parts or (micro and steps and batch != parts):
         counted = f"{micro or 'micro-batch'} x {steps or 'steps'} x {ranks} ranks"
         raise ConfigError(
             f"{where}: `{BATCH}` {batch} is not micro-batch x accumulation steps x ranks ({counted})",
-            hint=f"{ranks * (micro or 1) * (steps or 1)} goes, or leave `{BATCH}` out",
+            hint=f"{parts} goes, or leave `{BATCH}` out",
         )
-    if micro is None:
-        steps = steps or 1
-        return {MICRO: batch // (steps * ranks), STEPS: steps, BATCH: batch}
+    micro = micro or batch // parts
     return {MICRO: micro, STEPS: batch // (micro * ranks), BATCH: batch}

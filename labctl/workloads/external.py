@@ -15,6 +15,7 @@ from pathlib import Path
 from labctl.config.settings import Settings
 from labctl.errors import ConfigError, HostError, nearest
 from labctl.model import Workload
+from labctl.system import procfs
 from labctl.workloads import loader
 
 
@@ -145,19 +146,18 @@ class WorkloadList:
     errors: tuple[ConfigError, ...]
 
 
-def list_all(
-    directory: Path, launchers: tuple[str, ...], clones: Mapping[str, Path]
-) -> tuple[tuple[Workload, ...], tuple[ConfigError, ...]]:
+def list_all(directory: Path, launchers: tuple[str, ...], clones: Mapping[str, Path]) -> WorkloadList:
     """Every workload that can be read, each family followed by the scripts of its clone, and the errors of the rest."""
     declared, errors = loader.list_all(directory, launchers)
-    found: list[Workload] = []
+    listed: list[WorkloadInfo] = []
     for one in declared:
-        found.append(one)
+        info = WorkloadInfo(name=one.name, launcher=one.launcher, description=one.description, source=one.declared)
+        listed.append(info)
         clone, root = FAMILIES.get(one.name), clones.get(one.name)
         if clone and root:
             paths = {name: path_of(clone, root, name) for name in scripts(clone, root)}
-            found += [replace(one, name=f"{one.name}/{name}", description=str(path)) for name, path in paths.items()]
-    return tuple(found), errors
+            listed += [replace(info, name=f"{one.name}/{name}", description=str(path)) for name, path in paths.items()]
+    return WorkloadList(tuple(listed), errors)
 
 
 def remarks(of: Workload, clones: Mapping[str, Path]) -> tuple[str, ...]:
@@ -220,19 +220,16 @@ def path_of(clone: ExternalRepo, root: Path, script: str) -> Path:
 def scripts(clone: ExternalRepo, root: Path) -> tuple[str, ...]:
     """Names of the clone's scripts, without their suffix, relative to where they lie; odd ones are passed over."""
     folder = root / clone.scripts
-    texts = {
-        path.relative_to(folder).with_suffix("").as_posix(): path.read_text(encoding="utf-8", errors="replace")
+    found = [
+        path
         for path in sorted(folder.glob(clone.pattern))
-        if path.is_file()
-    }
-    return tuple(name for name, text in texts.items() if _NAME.fullmatch(name) and re.search(clone.mark, text))
+        if path.is_file() and re.search(clone.mark, procfs.read(path))
+    ]
+    names = (path.relative_to(folder).with_suffix("").as_posix() for path in found)
+    return tuple(filter(_NAME.fullmatch, names))
 
 
 def version(root: Path) -> str:
     """The version that a clone of optimum-habana says it has; empty where it says none."""
-    try:
-        text = (root / "optimum/habana/version.py").read_text(encoding="utf-8")
-    except OSError:
-        return ""
-    match = re.search(r"__version__ = \"([^\"]+)\"", text)
+    match = re.search(r"__version__ = \"([^\"]+)\"", procfs.read(root / "optimum/habana/version.py"))
     return match[1] if match else ""

@@ -8,17 +8,19 @@ replaces the rest.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from labctl.config.yaml_reader import Value, compose
 from labctl.errors import ConfigError, did_you_mean, nearest
-from labctl.model import Cache, Criterion, Metric, Workload
+from labctl.model import Criterion, Metric, Workload
 from labctl.workloads import deepspeed_config
 from labctl.workloads.schema import FORMER_KEYS, NAME, schema
 
 FILE = "workload.yml"
+Declared = tuple[Workload, Workload | None]
+"""A workload and its rehearsal."""
 
 
 def load(directory: Path, name: str, launchers: tuple[str, ...], *, rehearse: bool = False) -> Workload:
@@ -27,14 +29,14 @@ def load(directory: Path, name: str, launchers: tuple[str, ...], *, rehearse: bo
     Raises ConfigError where it is unknown, declared twice, broken, or has no rehearsal to give.
     """
     declared, errors = _scan(directory, launchers, name)
-    found = [item for item in declared if item.workload.name == name]
+    found = [pair for pair in declared if pair[0].name == name]
     if not found:
         # A file that cannot be read may be the one that declares it.
         declared, errors = _scan(directory, launchers)
-        raise errors[0] if errors else _unknown(directory, name, [item.workload for item in declared])
+        raise errors[0] if errors else _unknown(directory, name, [workload for workload, _ in declared])
     for clash in _clashes(found):
         raise clash
-    workload, rehearsal = found[0].workload, found[0].rehearsal
+    workload, rehearsal = found[0]
     if not rehearse:
         return workload
     if rehearsal is None:
@@ -48,23 +50,17 @@ def load(directory: Path, name: str, launchers: tuple[str, ...], *, rehearse: bo
 def list_all(directory: Path, launchers: tuple[str, ...]) -> tuple[tuple[Workload, ...], tuple[ConfigError, ...]]:
     """Every workload that can be read, by folder and then in the file's order; and the errors of those that cannot."""
     declared, errors = _scan(directory, launchers)
-    return tuple(item.workload for item in declared), (*errors, *_clashes(declared))
+    return tuple(workload for workload, _ in declared), (*errors, *_clashes(declared))
 
 
 # --- files ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Declared:
-    workload: Workload
-    rehearsal: Workload | None
-
-
-def _scan(directory: Path, launchers: tuple[str, ...], name: str = "") -> tuple[list[_Declared], list[ConfigError]]:
+def _scan(directory: Path, launchers: tuple[str, ...], name: str = "") -> tuple[list[Declared], list[ConfigError]]:
     """What the files declare and what is wrong with them; of the files that have the name in them, if it is given."""
     if not directory.is_dir():
         raise ConfigError(f"{directory}: no such folder of workloads", hint="`labctl init` writes one")
-    declared: list[_Declared] = []
+    declared: list[Declared] = []
     errors: list[ConfigError] = []
     for path in sorted(directory.glob(f"*/{FILE}")):
         try:
@@ -77,11 +73,11 @@ def _scan(directory: Path, launchers: tuple[str, ...], name: str = "") -> tuple[
     return declared, errors
 
 
-def _clashes(declared: Iterable[_Declared]) -> list[ConfigError]:
+def _clashes(declared: Iterable[Declared]) -> list[ConfigError]:
     first: dict[str, Workload] = {}
     return [
         ConfigError(f"{again.declared}: workload `{again.name}` is already declared at {known.declared}")
-        for again in (item.workload for item in declared)
+        for again, _ in declared
         if (known := first.setdefault(again.name, again)) is not again
     ]
 
@@ -95,7 +91,7 @@ def _unknown(directory: Path, name: str, known: list[Workload]) -> ConfigError:
     return ConfigError(f"no workload `{name}`", hint=f"{hint}`labctl workloads` lists them")
 
 
-def _read_file(path: Path, launchers: tuple[str, ...]) -> list[_Declared]:
+def _read_file(path: Path, launchers: tuple[str, ...]) -> list[Declared]:
     folder = path.parent
     shown = f"{folder.absolute().parent.name}/{folder.name}/{FILE}"
     root = compose(path, shown, hint="a workload needs description, launcher, script and timeout")
@@ -110,7 +106,7 @@ def _read_file(path: Path, launchers: tuple[str, ...]) -> list[_Declared]:
     ]
 
 
-def _declare(name: str, folder: Path, at: Value, common: dict[str, Any], own: dict[str, Any]) -> _Declared:
+def _declare(name: str, folder: Path, at: Value, common: dict[str, Any], own: dict[str, Any]) -> Declared:
     if not NAME.fullmatch(name):
         raise at.error(f"bad workload name `{name}`", hint="letters, digits, `.`, `_` and `-`, at most 63")
     fields = {**common, **own}
@@ -119,48 +115,32 @@ def _declare(name: str, folder: Path, at: Value, common: dict[str, Any], own: di
             raise at.error(f"workload `{name}` has no `{key}`")
     if fields["launcher"] == "script" and "prepare" in fields:
         raise at.error(f"workload `{name}` starts its ranks itself, so nothing runs its `prepare` on the nodes")
-    metrics: dict[str, Metric] = _merged("metrics", common, own)
-    workload = Workload(
-        name=name,
-        description=fields["description"],
-        declared=f"{at.path}:{at.line}",
-        directory=folder,
-        launcher=fields["launcher"],
-        launcher_arguments=fields.get("launcher_arguments", ()),
-        image=fields.get("image", ""),
-        script=fields["script"],
-        prepare=fields.get("prepare", ""),
-        arguments=(*common.get("arguments", ()), *own.get("arguments", ())),
-        inputs=tuple(_merged("inputs", common, own).items()),
-        required_inputs=fields.get("required_inputs", ()),
-        deepspeed=_merged_deepspeed(common, own),
-        environment=tuple(_merged("environment", common, own).items()),
-        timeout=fields["timeout"],
-        metrics=tuple(metrics.values()),
-        criteria=_resolve(fields.get("criteria", ()), metrics),
-        cache=fields.get("cache", Cache()),
-        memory=fields.get("memory"),
-    )
-    if "rehearse" not in fields:
-        return _Declared(workload, None)
-    smaller = dict(fields["rehearse"])
-    smaller["arguments"] = (*workload.arguments, *smaller.get("arguments", ()))
-    smaller["deepspeed"] = _merged_deepspeed({"deepspeed": workload.deepspeed}, smaller)
+    rehearse = fields.pop("rehearse", None)
+    merged = {key: {**common.get(key, {}), **own.get(key, {})} for key in ("metrics", "inputs", "environment")}
+    metrics: dict[str, Metric] = merged["metrics"]
+    fields |= {
+        **_merged(common, own),
+        "inputs": tuple(merged["inputs"].items()),
+        "environment": tuple(merged["environment"].items()),
+        "metrics": tuple(metrics.values()),
+        "criteria": _resolve(fields.get("criteria", ()), metrics),
+    }
+    workload = Workload(name=name, declared=f"{at.path}:{at.line}", directory=folder, **fields)
+    if rehearse is None:
+        return workload, None
+    smaller = {**rehearse, **_merged(fields, rehearse)}
     if "criteria" in smaller:
         smaller["criteria"] = _resolve(smaller["criteria"], metrics)
-    return _Declared(workload, replace(workload, memory=None, required_inputs=(), **smaller))
+    return workload, replace(workload, memory=None, required_inputs=(), **smaller)
 
 
-def _merged(key: str, common: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    return {**common.get(key, {}), **own.get(key, {})}
-
-
-def _merged_deepspeed(common: dict[str, Any], own: dict[str, Any]) -> dict[str, Any] | None:
-    """DeepSpeed's keys, section by section; None where neither declares any."""
-    declared = [part["deepspeed"] for part in (common, own) if part.get("deepspeed") is not None]
-    if not declared:
-        return None
-    return deepspeed_config.merge(declared[0], declared[-1])
+def _merged(common: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of both, and DeepSpeed's keys, section by section; None where neither declares any."""
+    configs = [part["deepspeed"] for part in (common, own) if part.get("deepspeed") is not None]
+    return {
+        "arguments": (*common.get("arguments", ()), *own.get("arguments", ())),
+        "deepspeed": deepspeed_config.merge(configs[0], configs[-1]) if configs else None,
+    }
 
 
 def _resolve(criteria: Iterable[tuple[Value, Criterion]], metrics: dict[str, Metric]) -> tuple[Criterion, ...]:

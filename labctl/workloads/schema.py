@@ -44,6 +44,10 @@ def parse_expectation(text: str) -> Criterion:
     return Criterion(metric=match[1], **{"min" if match[2] == ">=" else "max": number})
 
 
+def _criteria(value: Value) -> tuple[tuple[Value, Criterion], ...]:
+    return tuple((item, _criterion(item)) for item in value.items())
+
+
 def schema(folder: Path, launchers: tuple[str, ...]) -> Schema:
     """What a workload in this folder may declare, be it common to all variants or one's own."""
     return {
@@ -61,9 +65,11 @@ def schema(folder: Path, launchers: tuple[str, ...]) -> Schema:
         "timeout": _timeout,
         "metrics": _metrics,
         "criteria": _criteria,
-        "cache": _cache,
+        "cache": lambda value: Cache(**value.read({"models": _repositories, "datasets": _repositories})),
         "memory": _memory,
-        "rehearse": _rehearse,
+        "rehearse": lambda value: value.read(
+            {"arguments": _words, "timeout": _timeout, "criteria": _criteria, "deepspeed": _deepspeed}
+        ),
     }
 
 
@@ -99,11 +105,16 @@ def _words(value: Value) -> tuple[str, ...]:
     return tuple(item.text() for item in value.items())
 
 
-def _inputs(value: Value) -> dict[str, str]:
+def _named(value: Value, kind: str, pattern: re.Pattern[str], hint: str) -> dict[str, Value]:
     entries = value.entries()
     for name, entry in entries.items():
-        if not _ARGUMENT.fullmatch(name):
-            raise entry.error(f"bad argument name `{name}`", hint="as in --data-path, without the dashes")
+        if not pattern.fullmatch(name):
+            raise entry.error(f"bad {kind} name `{name}`", hint=hint)
+    return entries
+
+
+def _inputs(value: Value) -> dict[str, str]:
+    entries = _named(value, "argument", _ARGUMENT, "as in --data-path, without the dashes")
     return {name: entry.choice(INPUT_KINDS) for name, entry in entries.items()}
 
 
@@ -115,12 +126,7 @@ def _deepspeed(value: Value) -> dict[str, Any]:
 
 
 def _environment(value: Value) -> dict[str, str]:
-    entries = value.entries()
-    for name, entry in entries.items():
-        if not _VARIABLE.fullmatch(name):
-            raise entry.error(
-                f"bad environment name `{name}`", hint="letters, digits and `_`, not beginning with a digit"
-            )
+    entries = _named(value, "environment", _VARIABLE, "letters, digits and `_`, not beginning with a digit")
     return {name: entry.text() for name, entry in entries.items()}
 
 
@@ -133,19 +139,14 @@ def _timeout(value: Value) -> float:
 
 
 def _metrics(value: Value) -> dict[str, Metric]:
-    return {name: _metric(name, entry) for name, entry in value.entries().items()}
-
-
-def _metric(name: str, value: Value) -> Metric:
-    if not NAME.fullmatch(name):
-        raise value.error(f"bad metric name `{name}`", hint="letters, digits, `.`, `_` and `-`, at most 63")
     fields: Schema = {
         "pattern": _pattern,
         "unit": Value.text,
         "skip": Value.whole,
         "reduce": lambda reduce: reduce.choice(get_args(Reduce)),
     }
-    return Metric(name=name, **value.read(fields, required=("pattern",)))
+    entries = _named(value, "metric", NAME, "letters, digits, `.`, `_` and `-`, at most 63")
+    return {name: Metric(name=name, **entry.read(fields, required=("pattern",))) for name, entry in entries.items()}
 
 
 def _pattern(value: Value) -> str:
@@ -161,10 +162,6 @@ def _pattern(value: Value) -> str:
     return text
 
 
-def _criteria(value: Value) -> tuple[tuple[Value, Criterion], ...]:
-    return tuple((item, _criterion(item)) for item in value.items())
-
-
 def _criterion(value: Value) -> Criterion:
     fields: Schema = {"metric": Value.text, "min": Value.number, "max": Value.number, "decrease": Value.number}
     criterion = Criterion(**value.read(fields, required=("metric",), former=FORMER_KEYS))
@@ -177,23 +174,11 @@ def _criterion(value: Value) -> Criterion:
     return criterion
 
 
-def _cache(value: Value) -> Cache:
-    return Cache(**value.read({"models": _repositories, "datasets": _repositories}))
-
-
 def _repositories(value: Value) -> tuple[str, ...]:
-    return tuple(_repository(item) for item in value.items())
-
-
-def _repository(value: Value) -> str:
-    text = value.text()
-    if not _REPOSITORY.fullmatch(text):
-        raise value.error(f"bad name on the hub `{text}`", hint="write it like facebook/opt-350m")
-    return text
-
-
-def _rehearse(value: Value) -> dict[str, Any]:
-    return value.read({"arguments": _words, "timeout": _timeout, "criteria": _criteria, "deepspeed": _deepspeed})
+    for item in value.items():
+        if not _REPOSITORY.fullmatch(item.text()):
+            raise item.error(f"bad name on the hub `{item.text()}`", hint="write it like facebook/opt-350m")
+    return _words(value)
 
 
 def _memory(value: Value) -> Memory:
@@ -205,8 +190,7 @@ def _memory(value: Value) -> Memory:
         "lora_modules": _words,
         "gradient_checkpointing": lambda switch: (switch.choice(("on", "off")),),
     }
-    fields = {"model": Value.text, "critic": Value.text, "task": _task, **defaults}
-    read = value.read(fields)
+    read = value.read({"model": Value.text, "critic": Value.text, "task": _task, **defaults})
     if ("model" in read) == ("parameters" in read):
         raise value.error("`memory` takes the model's config.json, `model`, or only their number, `parameters`")
     return Memory(

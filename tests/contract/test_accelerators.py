@@ -18,7 +18,7 @@ from support.builders import devices as made
 from support.builders import host
 
 from labctl import accelerators, naming
-from labctl.accelerators.detect import observe
+from labctl.accelerators import observe
 from labctl.compose import render
 from labctl.config import settings
 from labctl.doctor.checks import devices as checks
@@ -31,7 +31,7 @@ from labctl.lab import devices as device_listing
 from labctl.model import Device, DeviceMapping, Host, Lab
 from labctl.system import files, procfs
 
-NAMES = accelerators.names()
+NAMES = tuple(sorted(accelerators.modules()))
 DEVICES = {"cpu": (), "intel": ("/dev/dri/renderD128", "/dev/dri/renderD129")}
 UVERBS = "/dev/infiniband/uverbs0"
 FULL = host(devices=made("0", "1"), groups=(44, 109), infiniband=(UVERBS,), files=("/etc/gaudinet.json",))

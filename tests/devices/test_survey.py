@@ -29,7 +29,7 @@ def test_a_machines_devices_are_told_as_they_are(machine: Machine) -> None:
     for wanted in ("auto", "intel"):
         accelerator, found = cluster.observe(wanted, told)
         there = machine.run(
-            sys.executable, "-c", f"from labctl.accelerators.detect import observe; print(observe({wanted!r}))"
+            sys.executable, "-c", f"from labctl.accelerators import observe; print(observe({wanted!r}))"
         )
         assert repr((accelerator, replace(found, name="local", home=""))) == there.stdout.strip()
     assert [device.module for device in cluster.observe("auto", told)[1].devices] == ["7", "6"]

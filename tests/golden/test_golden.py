@@ -31,7 +31,7 @@ DIRECTORY = Path("/srv/lab")
 ON_HOSTS = ("cpu-3-hosts", "nvidia-3-hosts")
 """A node on each of several hosts; the others are labs on one machine."""
 CASES = (
-    *(f"{accelerator}-{size}" for accelerator in accelerators.names() for size in ("1-node", "3-nodes")),
+    *(f"{accelerator}-{size}" for accelerator in sorted(accelerators.modules()) for size in ("1-node", "3-nodes")),
     *ON_HOSTS,
 )
 COMPOSE_FILES = sorted(HERE.glob("*/expected/nodes/*/compose.yml"))

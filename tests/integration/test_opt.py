@@ -18,10 +18,6 @@ LIMIT = 1200
 """Seconds for one run, many times what it takes on idle cores."""
 
 
-# Processors without bf16 instructions compute it sixty times slower; the rehearsals below keep the workloads' own.
-FP32 = ("--set", "deepspeed.bf16.enabled=false")
-
-
 def metrics_of(answer: Answer) -> dict[str, Any]:
     """The metrics of a run that passed on two ranks, one per node."""
     result = answer.expect(0).json
@@ -35,17 +31,17 @@ def metrics_of(answer: Answer) -> dict[str, Any]:
 
 
 def test_fine_tuning_teaches_a_tiny_model(lab: Lab) -> None:
-    metrics = metrics_of(lab.call("run", "opt-tiny", "--set", "steps=40", *FP32, "--json", limit=LIMIT))
+    metrics = metrics_of(lab.call("run", "opt-tiny", "--set", "steps=40", "--json", limit=LIMIT))
     assert metrics["loss"]["last"] < 0.8 * metrics["loss"]["first"]
 
 
 def test_a_reward_model_learns_which_answer_is_the_true_one(lab: Lab) -> None:
-    metrics = metrics_of(lab.call("run", "opt-tiny-reward", *FP32, "--json", limit=LIMIT))
+    metrics = metrics_of(lab.call("run", "opt-tiny-reward", "--json", limit=LIMIT))
     assert metrics["accuracy"]["value"] >= 0.7
 
 
 def test_reinforcement_moves_the_actor_to_what_scores_better(lab: Lab) -> None:
-    metrics = metrics_of(lab.call("run", "opt-tiny-rlhf", *FP32, "--json", limit=LIMIT))
+    metrics = metrics_of(lab.call("run", "opt-tiny-rlhf", "--json", limit=LIMIT))
     assert metrics["reward_gain"]["value"] > 0
     assert metrics["critic_loss"].keys() >= {"first", "last"}
 

@@ -97,10 +97,13 @@ def build(args: Namespace, shape: Any, config: dict[str, Any]) -> Any:
     return get_peft_model(model, adapters, autocast_adapter_dtype=False)
 
 
-def dtype(config: dict[str, Any]) -> torch.dtype:
+def precision(config: dict[str, Any]) -> str:
     """The number format that DeepSpeed will train in."""
-    enabled = [name for name in ("bf16", "fp16") if (config.get(name) or {}).get("enabled")]
-    return {"bf16": torch.bfloat16, "fp16": torch.float16}[enabled[0]] if enabled else torch.float32
+    return next((name for name in ("bf16", "fp16") if (config.get(name) or {}).get("enabled")), "fp32")
+
+
+def dtype(config: dict[str, Any]) -> torch.dtype:
+    return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[precision(config)]
 
 
 def counts(model: nn.Module) -> tuple[int, int]:

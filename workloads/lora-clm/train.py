@@ -35,7 +35,7 @@ def train(args: Namespace, config: dict[str, Any]) -> None:
     import torch
     import transformers
     from device import refuse_unsupported
-    from model import build, counts, load_shape, load_tokenizer
+    from model import build, counts, load_shape, load_tokenizer, precision
     from sequences import split
 
     set_up()
@@ -46,6 +46,8 @@ def train(args: Namespace, config: dict[str, Any]) -> None:
     shape = load_shape(args, tokenizer)
     training, validation = split(prepare(args, tokenizer, shape), args.validation_percentage)
     say(f"sequences: {len(training)} to train on, {len(validation)} to validate on")
+
+    say(f"precision: {precision(config)}")
 
     torch.manual_seed(args.seed)
     model = build(args, shape, config)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from labctl import accelerators
 from labctl.accelerators import leases as device_leases
-from labctl.accelerators.detect import observe
 from labctl.accelerators.leases import Lease
 from labctl.accelerators.vendor_tools import describe
 from labctl.doctor.checks import engine
@@ -45,7 +44,7 @@ def missing(ctx: CheckContext, why: LabError) -> Finding:
     settings, spread = ctx.settings, ctx.lab.network == "host"
     code, caution, found = "LAB-DEVICE-001", "", 0
     try:
-        accelerator, host = observe(settings.text("LAB_ACCELERATOR"), ctx.root)
+        accelerator, host = accelerators.observe(settings.text("LAB_ACCELERATOR"), ctx.root)
         found = len(spec.chosen_devices(settings, accelerator, host))
         if spread:
             spec.node_of(settings, accelerator, replace(host, slots=ctx.host.slots))

@@ -9,7 +9,7 @@ import pytest
 from support import sysfs
 
 from labctl import accelerators
-from labctl.accelerators.detect import observe
+from labctl.accelerators import observe
 from labctl.errors import HostError
 from labctl.model import Device, Fabric
 from labctl.system import pci, procfs

@@ -16,7 +16,7 @@ import pytest
 from support import sysfs
 
 from labctl import accelerators
-from labctl.accelerators.detect import observe
+from labctl.accelerators import observe
 from labctl.config.inventory import parse
 from labctl.errors import ConfigError, HostError
 from labctl.hosts import facts as survey
@@ -148,6 +148,7 @@ def intel(root: Path) -> None:
     sysfs.put(root / "sys/module/xe/version", "1.2.3\n")
     sysfs.put(root / "proc/sys/kernel/osrelease", "6.8.0-45-generic\n")
     sysfs.put(root / "proc/meminfo", "MemTotal: 2048 kB\n")
+    sysfs.put(root / "proc/cpuinfo", "processor : 0\nflags : fpu avx2\n")
 
 
 def broken(root: Path) -> None:

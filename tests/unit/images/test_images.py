@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from support.builders import site
 
-from labctl.accelerators import detect, habana
+from labctl import accelerators
+from labctl.accelerators import habana
 from labctl.config.context import Context
 from labctl.config.settings import accelerators_known
 from labctl.deploy import images as prepare
@@ -347,7 +348,7 @@ def test_an_image_is_built_where_its_devices_are_not(
 ) -> None:
     built: list[BuildRequest] = []
     monkeypatch.setattr(build, "build", lambda request, _: built.append(request))
-    monkeypatch.setattr(detect, "ROOT", tmp_path)
+    monkeypatch.setattr(accelerators, "ROOT", tmp_path)
     context = Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={"LAB_ACCELERATOR": accelerator})
     prepare.build_image(context, site(context))
     assert [(one.image, one.tag) for one in built] == [(accelerator, f"labctl/{accelerator}")]

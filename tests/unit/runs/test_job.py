@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.builders import job, lab, node, workload
+from support.builders import host, job, lab, node, workload
 
 from labctl.errors import ConfigError
 from labctl.model import Job, Pairs
@@ -82,6 +82,25 @@ def test_deepspeeds_configuration_is_completed_for_the_ranks_and_handed_to_the_s
     of = job(lab((node(0, slots=2), node(1, slots=2))), deepspeed=config)
     assert json.loads(files(of)["ds_config.json"])["train_batch_size"] == 24
     assert of.workload.arguments[-2:] == ("--deepspeed_config", f"{of.directory}/ds_config.json")
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "has", "declared", "enabled"),
+    [
+        ("cpu", False, "auto", False),
+        ("cpu", True, "auto", True),
+        ("nvidia", False, "auto", True),
+        ("cpu", False, True, True),
+        ("cpu", True, False, False),
+    ],
+)
+def test_bf16_is_decided_by_the_processors_of_all_hosts_unless_it_is_set(
+    accelerator: str, has: bool, declared: object, enabled: bool
+) -> None:
+    config = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": declared}}
+    of = job(lab(accelerator=accelerator, hosts=(host(), host(name="b", bf16=has))), deepspeed=config)
+    assert json.loads(files(of)["ds_config.json"])["bf16"] == {"enabled": enabled}
+    assert of.workload.deepspeed == {**config, "bf16": {"enabled": enabled}}
 
 
 def test_the_run_id_is_on_every_process() -> None:

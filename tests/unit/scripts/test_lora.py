@@ -38,7 +38,7 @@ def test_the_declared_parameters_are_those_of_the_published_job(lora: SimpleName
         "gradient_accumulation_steps": 2,
         "gradient_clipping": 0.3,
         "zero_optimization": {"stage": 0},
-        "bf16": {"enabled": True},
+        "bf16": {"enabled": "auto"},
     }
 
 

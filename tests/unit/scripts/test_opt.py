@@ -96,7 +96,7 @@ def test_a_word_adapts_every_linear_layer_that_has_it_in_its_name(opt: Opt) -> N
 def test_a_declared_variant_can_be_run_and_what_labctl_writes_can_be_read(
     opt: Opt, variant: str, tmp_path: Path
 ) -> None:
-    workload = load(OPT.parent, variant, LAUNCHERS)
+    workload = deepspeed_config.resolve_bf16(load(OPT.parent, variant, LAUNCHERS), "cuda", ())
     args = opt.arguments.parse(workload.arguments)
     opt.arguments.check(args)
     path = tmp_path / "ds.json"

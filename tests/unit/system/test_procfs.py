@@ -36,6 +36,20 @@ def test_memory_in_bytes(tmp_path: Path) -> None:
     assert (procfs.memory(tmp_path), procfs.memory_available(tmp_path)) == (2048 * 1024, 1024 * 1024)
 
 
+def test_bf16_is_an_instruction_of_some_processors(tmp_path: Path) -> None:
+    for line, has in {
+        "flags\t\t: fpu avx2 avx512_bf16": True,
+        "flags\t\t: fpu amx_bf16 amx_tile": True,
+        "Features\t: fp asimd bf16": True,
+        "flags\t\t: fpu avx2 avx512f": False,
+        "Features\t: fp asimd": False,
+        "hart\t\t: 0": True,
+    }.items():
+        put(tmp_path, "proc/cpuinfo", f"processor\t: 0\n{line}\n\nprocessor\t: 1\n{line}\n")
+        assert procfs.has_bf16(tmp_path) is has
+    assert procfs.has_bf16(tmp_path / "nothing")
+
+
 def test_os_release(tmp_path: Path) -> None:
     put(tmp_path, "etc/os-release", '# who\nID=debian\nPRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\n\nVERSION_ID=\n')
     expected = {"ID": "debian", "PRETTY_NAME": "Debian GNU/Linux 12 (bookworm)", "VERSION_ID": ""}

@@ -31,9 +31,9 @@ def load(name: str, *, rehearse: bool = False, roots: dict[str, Path] = BOTH) ->
 
 
 def names(roots: dict[str, Path]) -> list[str]:
-    found, errors = external.list_all(WORKLOADS, launchers.known(), roots)
-    assert errors == ()
-    return [one.name for one in found if "/" in one.name]
+    found = external.list_all(WORKLOADS, launchers.known(), roots)
+    assert found.errors == ()
+    return [one.name for one in found.workloads if "/" in one.name]
 
 
 # --- names ---------------------------------------------------------------------------------------------------
