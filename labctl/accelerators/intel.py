@@ -9,7 +9,7 @@ from labctl.accelerators import COUNT, AcceleratorModule, PciVendor, Tool, Watch
 from labctl.model import Device, DeviceMapping, Host
 from labctl.system import pci
 from labctl.system.hostpath import HostPath
-from labctl.system.procfs import read
+from labctl.system.procfs import numa, read
 
 VENDOR = "0x8086"
 INTEGRATED = "0000:00:02.0"
@@ -40,7 +40,7 @@ def device(root: HostPath, name: str, folder: HostPath, link: str) -> Device:
         id=f"/dev/dri/{name}",
         path=f"/dev/dri/{name}",
         pci=address,
-        numa=pci.numa(folder),
+        numa=numa(folder),
         cpus=pci.cpus(folder, root),
         link=link,
         # A discrete card may have that address in a virtual machine.
