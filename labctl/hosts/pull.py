@@ -246,11 +246,9 @@ def _above(path: str) -> str:
 
 def _begin_alike(one: Path, other: Path) -> bool:
     """Whether a file holds what the other does, as far as the shorter goes."""
-    left = min(one.stat().st_size, other.stat().st_size)
     with one.open("rb") as first, other.open("rb") as second:
-        while left:
-            piece = first.read(min(left, PIECE))
-            if not piece or piece != second.read(len(piece)):
+        while (piece := first.read(PIECE)) and (against := second.read(PIECE)):
+            length = min(len(piece), len(against))
+            if piece[:length] != against[:length]:
                 return False
-            left -= len(piece)
     return True

@@ -113,15 +113,14 @@ def _inspect(
     done = connection.receive(SCRIPT, *words, on_chunk=described.append, timeout=seconds, check=False)
     _require(done, connection, directory)
     records = iter(b"".join(described).split(b"\0"))
-    return [_compare(name, manifest, *parse(records)) for name, manifest in manifests.items()]
-
-
-def _compare(name: str, manifest: Manifest, names: frozenset[str], there: frozenset[Entry]) -> Update:
-    if not names:
-        return Update(name, manifest)
-    wanted = {f"./{entry.path.partition('/')[0]}" for entry in manifest.entries}
-    same = there == frozenset(manifest.entries) and wanted <= names
-    return Update(name, manifest, "current" if same else "stale", there)
+    updates = []
+    for name, manifest in manifests.items():
+        names, there = parse(records)
+        wanted = {f"./{entry.path.partition('/')[0]}" for entry in manifest.entries}
+        same = there == frozenset(manifest.entries) and wanted <= names
+        state: SyncState = "missing" if not names else "current" if same else "stale"
+        updates.append(Update(name, manifest, state, there))
+    return updates
 
 
 def _numbered(names: Iterable[str]) -> str:
