@@ -52,7 +52,7 @@ def device(root: HostPath, name: str, folder: HostPath, link: str) -> Device:
 def by_path(root: HostPath) -> dict[str, str]:
     """Render nodes and their names below ``/dev/dri/by-path``, which hold across reboots."""
     links = (path for path in sorted((root / "dev/dri/by-path").glob("*-render")) if path.is_symlink())
-    return {link.readlink().name: link.name for link in links}
+    return {link.resolve().name: link.name for link in links}
 
 
 def driver(root: HostPath) -> str:

@@ -61,10 +61,8 @@ class HostDump:
     @property
     def user(self) -> tuple[int, str, int]:
         """The user's number and name, and the number of the group. Source: id(1), whose form POSIX fixes."""
-        match = re.match(r"uid=(\d+)(?:\((.*?)\))? gid=(\d+)", self.facts.get("id", ""))
-        if not match:
-            raise HostError(f"{self.host}: user unknown", hint=f"on {self.host}: id", node=self.host)
-        return int(match[1]), match[2] or "", int(match[3])
+        uid, name, gid = re.findall(r"^uid=(\d+)(?:\((.*?)\))? gid=(\d+)", self.facts["id"])[0]
+        return int(uid), name, int(gid)
 
     @once
     def children(self) -> dict[str, set[str]]:
@@ -150,9 +148,6 @@ class DumpPath:
             step = f"{real}/{name}".lstrip("/")
             real = self.dump.links.get(step, step)
         return DumpPath(self.dump, real)
-
-    def readlink(self) -> DumpPath:
-        return self.resolve()
 
     def is_symlink(self) -> bool:
         parent, _, name = self.path.rpartition("/")

@@ -21,10 +21,8 @@ NOT_FOUND = 127
 """The code of a program that is not there, as shells give it."""
 # Seconds for what is to be done when this process is gone.
 GUARDING = 60
-_TEXT: dict[str, Any] = {"text": True, "encoding": "utf-8", "errors": "replace"}
-
-
 CHUNK = 1 << 16
+_TEXT: dict[str, Any] = {"text": True, "encoding": "utf-8", "errors": "replace"}
 
 
 class ProcessTimeout(HostError):
@@ -64,8 +62,6 @@ def run(
             out, err = child.communicate(input, timeout=timeout)
     except ProgramNotFound as error:
         return _not_found(argv, check, error)
-    except subprocess.TimeoutExpired as error:
-        raise _too_slow(argv, timeout) from error
     return _judged(CompletedProcess(tuple(argv), child.returncode, out, err), err or out, check)
 
 
@@ -109,7 +105,7 @@ def attached(
     """Run a program on this process's own input and output to its end; returns its code. ``env`` as ``run``.
 
     What would end this process meanwhile (INT, TERM, HUP, less ignored signals) goes to ``forward`` instead.
-    HostError when the program is not there, or was itself ended by a signal; Unread when nobody reads what it prints.
+    HostError when the program is not there, or was itself ended by a signal; OutputClosed when its output is closed.
     """
     ours = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {
@@ -192,24 +188,28 @@ def _child(
 
     Without a limit it stays in the terminal's own group: Ctrl-C reaches it, and sudo can ask for a password.
     """
-    expired, own_session = threading.Event(), timeout is not None
+    own_session = timeout is not None
     child = _start(argv, env={**os.environ, **(env or {})}, start_new_session=own_session, **options)
-    with child, _limited(child, timeout, expired):
+    with child, _limited(child, timeout) as expired:
         try:
             yield child
             child.wait()
+        except subprocess.TimeoutExpired:
+            expired.set()
+            _kill(child, own_session=own_session)
         except BaseException:
             _kill(child, own_session=own_session)
             raise
     if expired.is_set():
-        raise _too_slow(argv, timeout)
+        raise ProcessTimeout(f"{shlex.join(argv)}: not done within {timeout} s")
 
 
 @contextmanager
-def _limited(child: subprocess.Popen[Any], timeout: float | None, expired: threading.Event) -> Iterator[None]:
-    """Kill the child, which leads a session of its own, when its time is up."""
+def _limited(child: subprocess.Popen[Any], timeout: float | None) -> Iterator[threading.Event]:
+    """Kill the child, which leads a session of its own, when its time is up; hands out whether it was."""
+    expired = threading.Event()
     if timeout is None:
-        yield
+        yield expired
         return
 
     def expire() -> None:
@@ -220,7 +220,7 @@ def _limited(child: subprocess.Popen[Any], timeout: float | None, expired: threa
     timer.daemon = True
     timer.start()
     try:
-        yield
+        yield expired
     finally:
         timer.cancel()
 
@@ -245,10 +245,6 @@ def _not_found(argv: Sequence[str], check: bool, error: ProgramNotFound) -> Comp
     if check:
         raise error
     return CompletedProcess(tuple(argv), NOT_FOUND, "", f"{argv[0]}: not found")
-
-
-def _too_slow(argv: Sequence[str], timeout: float | None) -> ProcessTimeout:
-    return ProcessTimeout(f"{shlex.join(argv)}: not done within {timeout} s")
 
 
 def feed(argv: Sequence[str], chunks: Iterable[bytes], *, timeout: float) -> CompletedProcess:
@@ -305,7 +301,7 @@ class BackgroundProcess:
 
     def lines(self, seconds: float) -> Generator[str, None, None]:
         """Its output as it comes, line ends kept; it is killed if a reader still waits after so long."""
-        with _limited(self._child, seconds, threading.Event()):
+        with _limited(self._child, seconds):
             for line in self._child.stdout or ():
                 yield line.decode("utf-8", "replace")
 
