@@ -233,24 +233,17 @@ def _add(dump: HostDump, head: str, content: list[str]) -> None:
     elif kind == "file":
         dump.files[name] = "".join(f"{line}\n" for line in content)
     elif kind == "lines":
-        dump.files.update(_one_line_each(content))
+        # As head(1) prints the first lines of several files.
+        found = re.findall(r"^==> (.*) <==\n(.+)$", "\n".join(content), re.MULTILINE)
+        dump.files.update((path, f"{line}\n") for path, line in found)
     elif kind == "link":
         dump.links[name] = value
     elif kind == "folder":
         dump.folders[name] = int(value or "755", 8)
     elif kind == "nodes":
-        pairs = (line.split(" ", 1) for line in content)
-        dump.nodes.update({path: int(gid) for gid, path in pairs})
-
-
-def _one_line_each(content: list[str]) -> Iterator[tuple[str, str]]:
-    """Files and their first lines, each below its name, as head(1) prints several."""
-    path = ""
-    for line in content:
-        if match := re.fullmatch("==> (.*) <==", line):
-            path = match[1]
-        elif line and path != "/dev/null":
-            yield path, f"{line}\n"
+        for line in content:
+            gid, path = line.split(" ", 1)
+            dump.nodes[path] = int(gid)
 
 
 def require_distinct(

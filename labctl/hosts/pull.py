@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import posixpath
 import re
 import shlex
 import shutil
@@ -195,10 +196,10 @@ class Merge:
             raise broken
 
     def _place(self, new: Path, path: str, size: int) -> None:
-        if self._folder(_above(path)) and self._put(new, path, path, size):
+        if self._folder(posixpath.dirname(path)) and self._put(new, path, path, size):
             return
         aside = f"{ASIDE}/{self.host}/{path}"
-        if not self._folder(_above(aside)):
+        if not self._folder(posixpath.dirname(aside)):
             self.found.refused.append(path)
             return
         names = chain([aside], (f"{aside}.{number}" for number in count(2)))
@@ -227,7 +228,7 @@ class Merge:
             link = self.into / place
             if not Path(os.path.realpath(link.parent / target)).is_relative_to(self.into):
                 break
-            if self._folder(_above(place)):
+            if self._folder(posixpath.dirname(place)):
                 with contextlib.suppress(FileExistsError):
                     link.symlink_to(target)
                 if link.is_symlink() and os.readlink(link) == target:  # noqa: PTH115 - a Path would tidy what it says
@@ -238,10 +239,6 @@ class Merge:
 def _inside(name: str) -> str | None:
     """A name in a stream as a path below the directory; None where it would lead out."""
     return str(PurePosixPath(name)) if is_below(name) and "\0" not in name else None
-
-
-def _above(path: str) -> str:
-    return str(PurePosixPath(path).parent)
 
 
 def _begin_alike(one: Path, other: Path) -> bool:

@@ -103,8 +103,8 @@ def local_addresses(trie: str, routes: Collection[Route]) -> tuple[tuple[str, st
     """The same of /proc/net/fib_trie, which names no interfaces: that of the network which holds an address."""
     found = re.findall(r"\|-- ([0-9.]+)\n(?: +/\d+ .*\n)*? +/32 host LOCAL", trie)
     direct = [route for route in routes if not route.gateway]
-    pairs = (pair for address in dict.fromkeys(found) for pair in interfaces(direct, [int(IPv4Address(address))]))
-    return tuple((interface, str(IPv4Address(number))) for interface, number in pairs if interface)
+    taken = {address: next(interfaces(direct, [int(IPv4Address(address))]))[0] for address in found}
+    return tuple((interface, address) for address, interface in taken.items() if interface)
 
 
 def reached(connection: str, addresses: Collection[tuple[str, str]], inet6: str) -> tuple[str, str]:
