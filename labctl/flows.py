@@ -124,12 +124,12 @@ def build(context: Context, *, workload: str = "", update_lock: bool = False) ->
 
 def settings_for(context: Context, workload: str) -> Settings:
     """The settings, with the image that a workload needs where one is named."""
-    from labctl.deploy.images import for_workload
-    from labctl.runs.request import RunOptions, choose_workload
-
     settings = context.settings()
     if not workload:
         return settings
+    from labctl.deploy.images import for_workload
+    from labctl.runs.request import RunOptions, choose_workload
+
     return for_workload(settings, choose_workload(context.directory, workload, RunOptions(), settings))
 
 
@@ -305,6 +305,7 @@ def run_on(
             bring_up(context, cluster)
             return run_on(context, cluster, workload, options, None)
         first = decide_up(context, cluster, dry_run=True).plan.steps
+    early = runs.begin_reach(lab, job, cluster, observed) if observed and not dry_run else None
     failed = preflight.find_foreign_labs(context, lab.name, observed) if observed else {}
     runs.require_hosts(lab, job, {**cluster.failed, **failed})
     doctor_run.preflight(context, lab, cluster, "run")
@@ -314,7 +315,7 @@ def run_on(
         plan = runs.plan_run(lab, job, cluster, observed, dry_run=dry_run)
         if dry_run:
             return answer(cluster, Plan((*first, *plan.steps)))
-        return runs.carry_out(context, cluster, lab, job, plan, now)
+        return runs.carry_out(context, cluster, lab, job, plan, now, early)
 
 
 def runs(context: Context) -> RunList:

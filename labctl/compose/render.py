@@ -57,10 +57,9 @@ def neighbours_needed(lab: Lab) -> int:
     return nodes_on_a_host(lab) * (len(lab.nodes) + 1)
 
 
-@lru_cache
 def template(path: Path) -> Any:
     """A template file; ``render`` it with what it names."""
-    return _environment().from_string(path.read_text(encoding="utf-8"))
+    return _environment().get_template(str(path))
 
 
 @lru_cache(maxsize=4096)
@@ -77,14 +76,19 @@ def yaml_string(value: str) -> str:
 
 @lru_cache(maxsize=1)
 def _environment() -> Any:
-    from jinja2 import Environment, FunctionLoader, StrictUndefined
+    from jinja2 import Environment, FileSystemBytecodeCache, FunctionLoader, StrictUndefined
 
-    def fragment(name: str) -> str:
-        return files.path("compose", name).read_text(encoding="utf-8")
+    def read(name: str) -> str:
+        path = Path(name)
+        return (path if path.is_absolute() else files.path("compose", name)).read_text(encoding="utf-8")
 
     # Autoescaping is for HTML; every value here goes through `q` (YAML) or `sh` (bash) instead.
     environment = Environment(  # noqa: S701
-        undefined=StrictUndefined, keep_trailing_newline=True, loader=FunctionLoader(fragment)
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        loader=FunctionLoader(read),
+        bytecode_cache=FileSystemBytecodeCache(),
+        auto_reload=False,
     )
     environment.filters["q"] = yaml_string
     environment.filters["sh"] = shlex.quote

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 
 from labctl.model import LAUNCHER, Lab
@@ -10,6 +11,10 @@ from labctl.system.files import write
 
 HOST_KEY = "ssh_host_ed25519_key"
 IDENTITY = "id_ed25519"
+ED25519 = b"\0\0\0\x0bssh-ed25519\0\0\0\x20"
+"""What precedes the 32 bytes of a public key."""
+HEADER = b"openssh-key-v1\0" + b"\0\0\0\4none" * 2 + b"\0\0\0\0" + b"\0\0\0\1" + b"\0\0\0\x33" + ED25519
+"""What precedes the public key in a file without a passphrase: no cipher, no key derivation, one key."""
 
 
 def missing(lab: Lab) -> frozenset[str]:
@@ -112,29 +117,27 @@ def ensure_pair(path: Path) -> str:
 def generate() -> tuple[str, str]:
     """A new ed25519 key: private in OpenSSH's format, public as one line without a comment."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
     key = Ed25519PrivateKey.generate()
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-    return private.decode(), _public_line(key)
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    return private.decode(), public.decode()
 
 
 def public_of(path: Path) -> str | None:
-    """The public line of a private key file, or None where it is missing or broken."""
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+    """The public line of a private key file, or None where it is missing or broken.
 
+    Such a file holds the public key in clear, before the private section (PROTOCOL.key of OpenSSH).
+    """
     try:
-        key = load_ssh_private_key(path.read_bytes(), password=None)
-    except (FileNotFoundError, ValueError, TypeError, UnsupportedAlgorithm):
+        begin, *lines, end = path.read_text(encoding="utf-8").splitlines()
+        blob = base64.b64decode("".join(lines), validate=True)
+    except (FileNotFoundError, ValueError):
         return None
-    return _public_line(key) if isinstance(key, Ed25519PrivateKey) else None
-
-
-def _public_line(key: object) -> str:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
-    assert isinstance(key, Ed25519PrivateKey)  # noqa: S101
-    return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+    public, private = blob[len(HEADER) : len(HEADER) + 32], blob[len(HEADER) + 36 :]
+    marked = (begin, end) == tuple(f"-----{word} OPENSSH PRIVATE KEY-----" for word in ("BEGIN", "END"))
+    whole = blob.startswith(HEADER) and blob[len(HEADER) + 32 :].startswith(len(private).to_bytes(4, "big"))
+    return (
+        f"ssh-ed25519 {base64.b64encode(ED25519 + public).decode()}" if marked and whole and public in private else None
+    )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from labctl.accelerators import leases
 from labctl.compose import render
 from labctl.config.context import Context
 from labctl.deploy import drift, images, ledger, plan, preflight, provision
+from labctl.engines.agent import EarlyReach, begin_reach
 from labctl.engines.state import ObservedState
 from labctl.errors import Failures
 from labctl.lab import capabilities
@@ -26,6 +27,8 @@ class Decision:
     plan: plan.Plan
     failed: Failures
     """Hosts that the plan skips, and why."""
+    early: EarlyReach | None = None
+    """The check over ssh of a lab as it was observed, under way."""
     first: int = 0
     """Steps at the beginning on whose results the others depend: they are decided again after those."""
 
@@ -37,14 +40,16 @@ def up(context: Context, cluster: Cluster, check: Callable[[Lab, Cluster], Clust
     """
     observed, cluster = observe(context, cluster)
     ledger.warn_orphaned_hosts(context, cluster)
-    cluster = check(*preview_lab(cluster))
+    lab, cluster = preview_lab(cluster)
+    early = None if dry_run else begin_reach(lab, cluster.engine, observed, tuple(node.name for node in lab.nodes))
+    cluster = check(lab, cluster)
     first, failed = images.plan_images(context, cluster, observed)
     cluster = cluster.excluding(failed)
     steps = (*first, *provision.plan_probe(cluster))
     lab, cluster = preview_lab(cluster) if dry_run or steps else load_lab(context, cluster)
     preflight.report_accelerator(context, cluster, lab)
     preflight.warn_small_arp_table(context, cluster, lab)
-    return rest_of_up(context, cluster, lab, observed, steps)
+    return replace(rest_of_up(context, cluster, lab, observed, steps), early=early)
 
 
 def observe(context: Context, cluster: Cluster) -> tuple[ObservedState, Cluster]:

@@ -15,7 +15,7 @@ from labctl.config.context import Context
 from labctl.deploy import decide, images, ledger, plan, preflight, provision
 from labctl.deploy.decide import Decision
 from labctl.engines import connection_to
-from labctl.engines.agent import reach
+from labctl.engines.agent import EarlyReach, reach
 from labctl.engines.state import ObservedState
 from labctl.errors import Failures, HostError, raise_all
 from labctl.hosts import push
@@ -40,6 +40,8 @@ class LabDeployment(Deployment):
     """The same, with the lab that they are to have."""
 
     lab: Lab
+    early: EarlyReach | None = None
+    """The check over ssh, if it was begun before and nothing has changed containers since."""
 
 
 def bring_up(context: Context, decided: Decision, *, wait: float) -> tuple[Cluster, ObservedState | None]:
@@ -59,7 +61,8 @@ def bring_up(context: Context, decided: Decision, *, wait: float) -> tuple[Clust
         leases.require_free(decided.lab)
         # One may have begun while this waited.
         preflight.require_no_run(context, steps)
-        site = LabDeployment(context=context, cluster=decided.cluster, lab=decided.lab)
+        early = decided.early if len(steps) == 1 else None
+        site = LabDeployment(context=context, cluster=decided.cluster, lab=decided.lab, early=early)
         raise_all(carry_out(steps, site, decided.failed, before=first))
     return decided.cluster, None if first or len(steps) > 1 else decided.observed
 
@@ -206,7 +209,8 @@ def _(step: plan.ApplyProject, site: Deployment) -> None:
 
 @do.register
 def _(step: plan.WaitForSsh, site: LabDeployment) -> None:
-    reach(site.lab, site.cluster.engine, step.nodes, step.seconds)
+    if not (site.early and site.early.passed(step.nodes)):
+        reach(site.lab, site.cluster.engine, step.nodes, step.seconds)
 
 
 @do.register

@@ -14,7 +14,7 @@ from labctl.deploy.plan import EnsureImage
 from labctl.engines.docker import DockerEngine
 from labctl.engines.state import ObservedState
 from labctl.errors import ConfigError, HostError
-from labctl.images import catalog, local
+from labctl.images import catalog
 from labctl.lab import device_requests
 from labctl.lab.cluster import Cluster
 from labctl.model import HERE, Workload
@@ -47,7 +47,7 @@ def plan_images(
             return (), {}
         require_buildable(cluster)
         return (EnsureImage(image=image, words=f"build image {image}", cause="not found; takes minutes, once"),), {}
-    from labctl.images import distribute
+    from labctl.images import distribute, local
 
     targets = image_targets(context, cluster)
     words = distribute.preview(image, how, targets)
@@ -73,7 +73,7 @@ def ensure(context: Context, cluster: Cluster, image: str) -> dict[str, HostErro
         build_image(context, cluster)
         check_image(context, cluster)
         return {}
-    from labctl.images import distribute
+    from labctl.images import distribute, local
 
     targets, how = image_targets(context, cluster), cluster.settings.text("LAB_IMAGE_FROM")
     if how == "pull":

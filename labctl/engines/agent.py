@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import Future
 from pathlib import Path
+from typing import NamedTuple
 
 from labctl import model, naming
 from labctl.engines import Backend
+from labctl.engines.state import ObservedState
 from labctl.errors import HostError
 from labctl.hosts.ssh_errors import ssh_reason
 from labctl.model import Lab
-from labctl.system.parallel import pool
+from labctl.system.parallel import begin, pool
 
 # Runs in any container: has_command NAME; runs VARIABLE=VALUE.
 IN_NODE = Path(__file__).with_name("in_node.sh").read_text(encoding="utf-8")
@@ -37,6 +40,25 @@ def reach(lab: Lab, engine: Backend, nodes: tuple[str, ...], seconds: int) -> di
             node=first,
         )
     return {answer["node"]: answer["seconds"] for answer in answers}
+
+
+class EarlyReach(NamedTuple):
+    """A check that was begun while the command still decides, which takes about as long."""
+
+    nodes: tuple[str, ...]
+    answers: Future[dict[str, float]]
+
+    def passed(self, nodes: tuple[str, ...]) -> bool:
+        """Whether these nodes have answered it."""
+        return nodes == self.nodes and not self.answers.exception()
+
+
+def begin_reach(lab: Lab, engine: Backend, observed: ObservedState, nodes: tuple[str, ...]) -> EarlyReach | None:
+    """Reach these nodes beside what follows, for one second, if they and the launcher are running."""
+    containers = (observed.container(name) for name in (model.LAUNCHER, *nodes))
+    if not all(one and one.state == "running" for one in containers):
+        return None
+    return EarlyReach(nodes, begin(lambda: reach(lab, engine, nodes, 1)))
 
 
 def reap(lab: Lab, engine: Backend, run_id: str, grace: float) -> list[str]:

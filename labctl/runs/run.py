@@ -298,10 +298,23 @@ def _(step: plan.WriteResult, site: RunDeployment) -> None:  # noqa: ARG001
     site.result = store.finish(site.lab.directory, result)
 
 
-def carry_out(context: Context, cluster: Cluster, lab: Lab, job: Job, steps: plan.Plan, now: datetime) -> Result:
+def begin_reach(lab: Lab, job: Job, cluster: Cluster, observed: ObservedState) -> agent.EarlyReach | None:
+    """The check over ssh that the run ends its preparations with, begun while they are made."""
+    return agent.begin_reach(lab, cluster.engine, observed, tuple(node.name for node in job.nodes))
+
+
+def carry_out(
+    context: Context,
+    cluster: Cluster,
+    lab: Lab,
+    job: Job,
+    steps: plan.Plan,
+    now: datetime,
+    early: agent.EarlyReach | None,
+) -> Result:
     """Every step of a run; returns its result. HostError for a step that fails."""
     with ExitStack() as held:
-        site = RunDeployment(context=context, cluster=cluster, lab=lab, job=job, now=now, held=held)
+        site = RunDeployment(context=context, cluster=cluster, lab=lab, early=early, job=job, now=now, held=held)
         raise_all(executor.carry_out(steps.steps, site))
         return site.result
 

@@ -69,12 +69,17 @@ def run_with_deadlines(tasks: Sequence[tuple[Callable[[], T], float]], width: in
     for work, seconds in tasks:
         while len(busy := [one for one, end in started if not one.done() and time.monotonic() < end]) >= width:
             wait(busy, timeout=0.1, return_when=FIRST_COMPLETED)
-        future: Future[T] = Future()
-        threading.Thread(target=_fulfil, args=(future, work), daemon=True).start()
-        started.append((future, time.monotonic() + seconds))
+        started.append((begin(work), time.monotonic() + seconds))
     for future, end in started:
         wait([future], timeout=max(0.0, end - time.monotonic()))
     return [future.result() if future.done() else None for future, _ in started]
+
+
+def begin(work: Callable[[], T]) -> Future[T]:
+    """Start this beside what follows; the end of the process does not wait for it: its thread is a daemon."""
+    future: Future[T] = Future()
+    threading.Thread(target=_fulfil, args=(future, work), daemon=True).start()
+    return future
 
 
 def _fulfil(future: Future[T], work: Callable[[], T]) -> None:

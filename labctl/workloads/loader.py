@@ -26,10 +26,11 @@ def load(directory: Path, name: str, launchers: tuple[str, ...], *, rehearse: bo
 
     Raises ConfigError where it is unknown, declared twice, broken, or has no rehearsal to give.
     """
-    declared, errors = _scan(directory, launchers)
+    declared, errors = _scan(directory, launchers, name)
     found = [item for item in declared if item.workload.name == name]
     if not found:
         # A file that cannot be read may be the one that declares it.
+        declared, errors = _scan(directory, launchers)
         raise errors[0] if errors else _unknown(directory, name, [item.workload for item in declared])
     for clash in _clashes(found):
         raise clash
@@ -59,14 +60,18 @@ class _Declared:
     rehearsal: Workload | None
 
 
-def _scan(directory: Path, launchers: tuple[str, ...]) -> tuple[list[_Declared], list[ConfigError]]:
+def _scan(directory: Path, launchers: tuple[str, ...], name: str = "") -> tuple[list[_Declared], list[ConfigError]]:
+    """What the files declare and what is wrong with them; of the files that have the name in them, if it is given."""
     if not directory.is_dir():
         raise ConfigError(f"{directory}: no such folder of workloads", hint="`labctl init` writes one")
     declared: list[_Declared] = []
     errors: list[ConfigError] = []
     for path in sorted(directory.glob(f"*/{FILE}")):
         try:
-            declared += _read_file(path, launchers)
+            if name in (path.parent.name, "") or name.encode() in path.read_bytes():
+                declared += _read_file(path, launchers)
+        except OSError:
+            continue
         except ConfigError as error:
             errors.append(error)
     return declared, errors
