@@ -97,7 +97,7 @@ def _receive(connection: Connection, directory: str, writing: int, seconds: floa
     """Let the host's stream flow into the pipe; returns why not all of it did, if so, and whether nothing changed."""
     try:
         with os.fdopen(writing, "wb") as sink:
-            done = connection.receive(SCRIPT, "pull", directory, on_chunk=sink.write, timeout=seconds, check=False)
+            done = connection.receive(SCRIPT, "pull", directory, on_chunk=sink.write, timeout=seconds)
     except BrokenPipeError:
         return "", False  # Whoever unpacked it knows why no more is wanted.
     except HostError as error:

@@ -96,19 +96,17 @@ class Connection:
         argv = self.argv(script, *words)
         return self._done(script, lambda: process.run(argv, input=input, timeout=timeout, check=False), timeout, check)
 
-    def send(
-        self, script: str, *words: str, chunks: Iterable[bytes], timeout: float, check: bool = True
-    ) -> CompletedProcess:
-        """As ``run``, with these bytes as the script's input: it must know the end by itself, as ssh may be cut off."""
+    def send(self, script: str, *words: str, chunks: Iterable[bytes], timeout: float) -> CompletedProcess:
+        """As ``run`` unchecked, with these bytes as input: the script must know the end, as ssh may be cut off."""
         argv = self.argv(script, *words)
-        return self._done(script, lambda: process.feed(argv, chunks, timeout=timeout), timeout, check)
+        return self._done(script, lambda: process.feed(argv, chunks, timeout=timeout), timeout)
 
     def receive(
-        self, script: str, *words: str, on_chunk: Callable[[bytes], object], timeout: float, check: bool = True
+        self, script: str, *words: str, on_chunk: Callable[[bytes], object], timeout: float
     ) -> CompletedProcess:
-        """As ``run``, passing the script's output to ``on_chunk``; ``out`` of the result is empty."""
+        """As ``run`` unchecked, passing the script's output to ``on_chunk``; ``out`` of the result is empty."""
         argv = self.argv(script, *words)
-        return self._done(script, lambda: process.drain(argv, on_chunk, timeout=timeout), timeout, check)
+        return self._done(script, lambda: process.drain(argv, on_chunk, timeout=timeout), timeout)
 
     def why_lost(self) -> str:
         """Why the connection ended, if it has or does within a second; empty while it stands."""
@@ -118,7 +116,9 @@ class Connection:
         """An error of this host."""
         return HostError(text, hint="labctl doctor")
 
-    def _done(self, script: str, work: Callable[[], CompletedProcess], seconds: float, check: bool) -> CompletedProcess:
+    def _done(
+        self, script: str, work: Callable[[], CompletedProcess], seconds: float, check: bool = False
+    ) -> CompletedProcess:
         what = script.strip().removeprefix("# ").partition("\n")[0][:60]
         try:
             done = self._perform(work)
