@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -91,6 +92,39 @@ def test_an_agent_that_ends_without_a_word_is_told_by_its_code() -> None:
 @pytest.mark.parametrize("said", ["", "\n \n"])
 def test_silence_is_a_reason_too(said: str) -> None:
     assert ssh_errors.ssh_reason(said) == "no answer"
+
+
+NODES = ("worker-0", "worker-1")
+BOTH = ({"node": "worker-0", "ok": True, "seconds": 0.2}, {"node": "worker-1", "ok": True, "seconds": 0.3})
+LATE = ({"node": "worker-0", "ok": True, "seconds": 0.2}, {"node": "worker-1", "ok": False, "error": "late"})
+
+
+@pytest.mark.parametrize(("early", "asked"), [(BOTH, ["1"]), (LATE, ["1", "60"])], ids=["passed", "failed"])
+def test_nodes_that_were_reached_meanwhile_are_not_reached_again(early: Any, asked: list[str], tmp_path: Path) -> None:
+    of = lab(directory=tmp_path)
+    once, again = answers(*early), answers(*BOTH)
+    begun = agent.begin_reach(of, once, observed(of), NODES)
+    assert begun
+    begun.answers.exception(timeout=10)
+    site = replace(deployment(of, again), early=begun)
+    step = plan.WaitForSsh(nodes=NODES, seconds=60, cause="wait for SSH")
+    assert executor.carry_out((step,), site) == {}
+    assert [argv[len(agent.AGENT) + 1] for _, argv in (*once.started, *again.started)] == asked
+
+
+def test_other_nodes_than_those_reached_meanwhile_are_reached(tmp_path: Path) -> None:
+    of = lab(directory=tmp_path)
+    begun = agent.begin_reach(of, answers(*BOTH), observed(of), NODES)
+    assert begun
+    assert begun.passed(NODES)
+    assert not begun.passed(NODES[:1])
+
+
+@pytest.mark.parametrize("gone", ["launcher", "worker_1"])
+def test_a_lab_that_is_not_running_is_not_reached_meanwhile(gone: str) -> None:
+    of, engine = lab(), answers(*BOTH)
+    assert agent.begin_reach(of, engine, observed(of, **{gone: {"state": "exited"}}), NODES) is None
+    assert engine.started == []
 
 
 # --- carrying out --------------------------------------------------------------------------------------------
