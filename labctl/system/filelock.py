@@ -104,11 +104,9 @@ def holder(path: Path) -> str:
 
 def said(path: Path) -> dict[str, str]:
     """What the last holder wrote of itself, fit to be printed; empty where that cannot be read."""
-    try:
-        with reading(path) as stream:
-            return words(stream.read(LONGEST_TEXT))
-    except OSError:
-        return {}
+    with contextlib.suppress(OSError), reading(path) as stream:
+        return words(stream.read(LONGEST_TEXT))
+    return {}
 
 
 def words(text: str) -> dict[str, str]:
@@ -129,10 +127,8 @@ def is_held(path: Path) -> bool:
     try:
         with reading(path) as stream:
             fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
     return False
 
 

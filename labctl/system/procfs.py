@@ -97,8 +97,7 @@ def memory_available(root: HostPath = ROOT) -> int:
 
 def os_release(root: HostPath = ROOT) -> Mapping[str, str]:
     """The distribution's own description, such as ``ID`` and ``VERSION_CODENAME``; empty where it has none."""
-    text = read(root / "etc/os-release") or read(root / "usr/lib/os-release")
-    return parse_os_release(text)
+    return parse_os_release(read(root / "etc/os-release") or read(root / "usr/lib/os-release"))
 
 
 def parse_os_release(text: str) -> dict[str, str]:
