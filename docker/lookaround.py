@@ -2,7 +2,8 @@
 
 Standard library only, Python >= 3.8:
 
-    look PORT                   one JSON line: clock, interfaces, what collectives are told, who listens on the port
+    look PORT                   one JSON line: clock, addresses of interfaces, variables that choose among them, who
+                                listens on the port
     links SECONDS BYTES RATE NODE...
                                 one JSON line per node: log in over ssh, hand so many bytes over, in so many seconds
     collect ADDRESS PEERS BYTES SECONDS
@@ -32,10 +33,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 # linux/sockios.h
-SIOCGIFADDR, SIOCGIFMTU = 0x8915, 0x8921
+SIOCGIFADDR = 0x8915
 # The state of a listening socket in /proc/net/tcp; proc(5).
 LISTENING = "0A"
-TOLD = (
+INTERFACE_VARIABLES = (
     "GLOO_SOCKET_IFNAME",
     "NCCL_SOCKET_IFNAME",
     "HCCL_SOCKET_IFNAME",
@@ -49,23 +50,22 @@ TOLD = (
 def look(port: str) -> None:
     seen = {
         "time": time.time(),
-        "interfaces": {name: interface(name) for _, name in socket.if_nameindex()},
-        "told": {name: os.environ[name] for name in TOLD if os.environ.get(name)},
+        "addresses": addresses(),
+        "variables": {name: os.environ[name] for name in INTERFACE_VARIABLES if os.environ.get(name)},
         "listener": listener(int(port)),
     }
     print(json.dumps(seen))
 
 
-def interface(name: str) -> dict[str, object]:
-    """Its IPv4 address (empty without one) and its MTU."""
-    request = struct.pack("256s", name.encode()[:15])
+def addresses() -> dict[str, str]:
+    """The IPv4 address of each interface that has one."""
+    found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        mtu = struct.unpack("16si", fcntl.ioctl(asked, SIOCGIFMTU, request)[:20])[1]
-        try:
-            address = socket.inet_ntoa(fcntl.ioctl(asked, SIOCGIFADDR, request)[20:24])
-        except OSError:
-            address = ""
-    return {"address": address, "mtu": mtu}
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                answer = fcntl.ioctl(asked, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                found[name] = socket.inet_ntoa(answer[20:24])
+    return found
 
 
 def listener(port: int) -> dict[str, object] | None:
@@ -135,8 +135,8 @@ def link(node: str, seconds: float, size: int) -> dict[str, Any]:
     ended = time.monotonic()
     said = child.stderr.read().decode(errors="replace").strip()
     rate = size / (ended - reached) if counted == str(size).encode() else None
-    answer = {"node": node, "name": name, "seconds": round(reached - began, 3), "rate": rate, "said": said}
-    return {**answer, "code": child.wait()}
+    child.wait()
+    return {"node": node, "name": name, "seconds": round(reached - began, 3), "rate": rate, "said": said}
 
 
 def collect(address: str, peers: str, size: str, seconds: str) -> None:

@@ -13,7 +13,7 @@ from labctl.config.settings import Settings
 from labctl.errors import ConfigError, raise_all
 
 if TYPE_CHECKING:
-    from labctl.bundle import LoadedBundle
+    from labctl.bundle.load import LoadedBundle
     from labctl.bundle.save import SavedBundle
     from labctl.compose.devcontainer import DevcontainerFile
     from labctl.compose.render import RenderedFiles
@@ -448,13 +448,13 @@ def lab_name(context: Context) -> str:
 
 def save_bundle(context: Context, file: Path, *, workloads: Iterable[str], cache: bool, secrets: bool) -> SavedBundle:
     """Write the lab with its images into one file."""
-    from labctl import bundle
+    from labctl.bundle import save
 
-    return bundle.save_bundle(context, file, workloads=workloads, cache=cache, secrets=secrets)
+    return save.save_bundle(context, file, workloads=workloads, cache=cache, secrets=secrets)
 
 
 def load_bundle(context: Context, file: Path, *, force: bool) -> LoadedBundle:
     """Unpack a bundle into the context's directory, and load its images."""
-    from labctl import bundle
+    from labctl.bundle import load
 
-    return bundle.load_bundle(context, file, force=force)
+    return load.load_bundle(context, file, force=force)

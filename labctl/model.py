@@ -338,7 +338,6 @@ class Job:
 
     run_id: str
     workload: Workload
-    launcher: str
     nodes: tuple[Node, ...]
     argv: tuple[str, ...]
     environment: Pairs
@@ -346,6 +345,11 @@ class Job:
     timeout: float
     directory: str
     """Absolute path of the run's directory inside the containers."""
+
+    @property
+    def containers(self) -> tuple[str, ...]:
+        """The names of what it runs in: the launcher, then its nodes."""
+        return (LAUNCHER, *(node.name for node in self.nodes))
 
 
 # --- what happens --------------------------------------------------------------------------------------------
@@ -358,14 +362,6 @@ class Event:
     kind: Literal["step", "line", "notice", "warning", "waiting"]
     text: str
     node: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """One number that a metric's pattern found."""
-
-    metric: str
-    value: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

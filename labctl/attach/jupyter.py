@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import secrets
 import socket
@@ -84,8 +83,6 @@ def relaying(ports: range, target: Path) -> Iterator[int]:
             relay = Relay(port, target)
             break
         except OSError as error:
-            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
-                raise HostError(f"cannot listen on {LOOPBACK}:{port}: {error.strerror}") from error
             refused = error.strerror
     else:
         tried = f"port {ports[0]}" if len(ports) == 1 else f"any port from {ports[0]} to {ports[-1]}"

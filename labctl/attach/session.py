@@ -52,8 +52,8 @@ def mounted_at(directory: Path, mounts: Iterable[tuple[str, str]], *, apart: boo
 
     Links on the way to a source are this machine's, unless the host stands ``apart``.
     """
-    holding = [(Path(source) if apart else Path(source).resolve(), target) for source, target in mounts]
-    holding = [(source, target) for source, target in holding if directory.is_relative_to(source)]
+    sources = ((Path(source) if apart else Path(source).resolve(), target) for source, target in mounts)
+    holding = [(source, target) for source, target in sources if directory.is_relative_to(source)]
     if not holding:
         return None
     source, target = max(holding, key=lambda mount: len(mount[0].parts))

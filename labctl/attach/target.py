@@ -75,21 +75,17 @@ def container_of(where: Context, name: str, node: str, engine: Backend) -> Conta
     observed = engine.observe(name, node=node)
     raise_all(dict(observed.silent))
     container = observed.container(node)
-    if container:
-        require_own(where, name, container.directory, container.owner, container.host)
-        return container
-    if observed.containers:
+    if not container and observed.containers:
         raise unknown(name, node, tuple(one.node for one in observed.containers))
-    raise HostError(f"lab {name} is down", hint="labctl up", node=node)
+    if not container:
+        raise HostError(f"lab {name} is down", hint="labctl up", node=node)
+    directory = container.directory
+    if owner := elsewhere(directory, where.directory, container.owner, cluster.owner(), container.host):
+        way = f"to go into that one: -C {shlex.quote(directory)}" if owner.name == directory else "it is theirs"
+        hint = f"{way}; for a lab here, set another LAB_NAME in .env"
+        raise HostError(f"lab `{name}` belongs to {owner.name}", hint=hint)
+    return container
 
 
 def unknown(name: str, node: str, known: tuple[str, ...]) -> ConfigError:
     return ConfigError(f"lab {name} has no node `{node}`", hint=f"it has {', '.join(known)}", node=node)
-
-
-def require_own(where: Context, name: str, directory: str, maker: str, host: str) -> None:
-    """HostError for a container that another person's or directory's lab of this name has, as its labels say."""
-    if owner := elsewhere(directory, where.directory, maker, cluster.owner(), host):
-        way = f"to go into that one: -C {shlex.quote(directory)}" if owner.name == directory else "it is theirs"
-        hint = f"{way}; for a lab here, set another LAB_NAME in .env"
-        raise HostError(f"lab `{name}` belongs to {owner.name}", hint=hint)

@@ -11,33 +11,29 @@ import json
 import posixpath
 import re
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from labctl.errors import ConfigError, HostError
-from labctl.system.files import climbs_late
+from labctl.images.archive import Range, report, sha256
+from labctl.system.files import is_below, leads_out
+from labctl.system.progress import Progress
 
 OURS = "labctl/"
 """Prefix of labctl's members; the others are Docker's."""
 SEAL = "labctl/bundle.json"
 SCHEMA = 1
-PIECE = 1 << 20
 AGAIN = "copy the bundle again or re-create it"
 _BLOB = re.compile(r"blobs/sha256/([0-9a-f]{64})")
-
-Advance = Callable[[int], None]
-"""Called with the number of bytes read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleEntry:
     """A file of a bundle, or with a target a symbolic link."""
 
-    name: str
-    offset: int
-    size: int
+    content: Range
     mode: int
     target: str = ""
 
@@ -46,10 +42,16 @@ class BundleWriter:
     """Appends members to an image archive, and the checksums when the block succeeds."""
 
     def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
-        there = tuple(_members(path))
         self._about = about
-        self._sums = {member.name: _known(path, member) for member in there if not member.target}
-        self._links = {member.name: member.target for member in there if member.target}
+        self._sums: dict[str, str] = {}
+        self._links: dict[str, str] = {}
+        for name, member in _members(path).items():
+            if member.target:
+                self._links[name] = member.target
+            else:
+                # Docker's blobs are named by their digest.
+                blob = _BLOB.fullmatch(name)
+                self._sums[name] = blob[1] if blob else sha256(member.content.chunks())
         self._tar = tarfile.open(path, "a", format=tarfile.GNU_FORMAT)  # noqa: SIM115 - it is closed with the block
 
     def __enter__(self) -> BundleWriter:
@@ -61,82 +63,21 @@ class BundleWriter:
             self.add(SEAL.removeprefix(OURS), _sealed(said))
         self._tar.close()
 
-    def add(self, name: str, source: Path | bytes, mode: int = 0o644) -> None:
-        """Add a file, from here or with this content."""
+    def add(self, name: str, source: Path | bytes = b"", mode: int = 0o644, target: str = "") -> None:
+        """Add a file, from here or with this content, or with a target a symbolic link."""
         member = tarfile.TarInfo(OURS + name)
         member.mode = mode
+        if target:
+            member.type, member.linkname = tarfile.SYMTYPE, target
+            self._tar.addfile(member)
+            self._links[member.name] = target
+            return
         with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as stream:
             member.size = stream.seek(0, io.SEEK_END)
             stream.seek(0)
             reading = _Summing(stream)
             self._tar.addfile(member, reading)  # type: ignore[arg-type]
         self._sums[member.name] = reading.digest.hexdigest()
-
-    def link(self, name: str, target: str) -> None:
-        """Add a symbolic link."""
-        member = tarfile.TarInfo(OURS + name)
-        member.type, member.linkname = tarfile.SYMTYPE, target
-        self._tar.addfile(member)
-        self._links[member.name] = target
-
-
-class Bundle:
-    """A bundle to read. ConfigError if it cannot be read, HostError if it is damaged."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.members = {member.name: member for member in _members(path)}
-        seal = self.members.pop(SEAL, None)
-        if seal is None:
-            raise HostError(f"{path} is truncated or not a bundle: no {SEAL} at its end", hint=AGAIN)
-        text = b"".join(self.chunks(seal))
-        try:
-            self.about: dict[str, Any] = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise HostError(f"{path} is damaged: {SEAL} cannot be read", hint=AGAIN) from error
-        if not isinstance(self.about, dict) or text != _sealed(self.about):
-            raise HostError(f"{path} is damaged: {SEAL} does not match its checksum", hint=AGAIN)
-        if self.about.get("schema") != SCHEMA:
-            writer = self.about.get("labctl", "unknown version")
-            raise ConfigError(f"{path} was written by another labctl ({writer})", hint="use that one")
-        if not all(isinstance(self.about.get(key), dict) for key in ("sha256", "links")):
-            raise HostError(f"{path} is not a bundle: {SEAL} has no checksums", hint=AGAIN)
-
-    @property
-    def size(self) -> int:
-        """Bytes of all members."""
-        return sum(member.size for member in self.members.values())
-
-    def below(self, folder: str) -> dict[str, BundleEntry]:
-        """Members of one of labctl's directories, by their path in it."""
-        start = f"{OURS}{folder}/"
-        return {name.removeprefix(start): one for name, one in self.members.items() if name.startswith(start)}
-
-    def chunks(self, member: BundleEntry) -> Iterator[bytes]:
-        """The content of a file."""
-        return _pieces(self.path, member)
-
-    def check(self, advance: Advance) -> None:
-        """Verify that all members are there and match their checksums, and that no path is unsafe. HostError."""
-        sums, links = self.about["sha256"], self.about["links"]
-        odd = sorted(set(self.members) ^ {*sums, *links})
-        if odd:
-            raise HostError(f"{self.path} is damaged: {odd[0]} is missing, or was added", hint=AGAIN)
-        for name, member in self.members.items():
-            if not _is_inside(name, member.target) or any(
-                str(parent) in links for parent in PurePosixPath(name).parents
-            ):
-                raise HostError(f"{self.path}: unsafe path in bundle: {name}", hint="do not use this file")
-            if name in links:
-                if member.target != links[name]:
-                    raise HostError(f"{self.path} is damaged: {name}", hint=AGAIN)
-                continue
-            digest = hashlib.sha256()
-            for piece in self.chunks(member):
-                digest.update(piece)
-                advance(len(piece))
-            if digest.hexdigest() != sums[name]:
-                raise HostError(f"{self.path} is damaged: {name} does not match its checksum", hint=AGAIN)
 
 
 class _Summing:
@@ -152,14 +93,61 @@ class _Summing:
         return piece
 
 
-def _members(path: Path) -> Iterator[BundleEntry]:
+class Bundle:
+    """A bundle to read. ConfigError if it cannot be read, HostError if it is damaged."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.members = _members(path)
+        seal = self.members.pop(SEAL, None)
+        if seal is None:
+            raise HostError(f"{path} is truncated or not a bundle: no {SEAL} at its end", hint=AGAIN)
+        text = b"".join(seal.content.chunks())
+        try:
+            self.about: dict[str, Any] = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise HostError(f"{path} is damaged: {SEAL} cannot be read", hint=AGAIN) from error
+        if not isinstance(self.about, dict) or text != _sealed(self.about):
+            raise HostError(f"{path} is damaged: {SEAL} does not match its checksum", hint=AGAIN)
+        if self.about.get("schema") != SCHEMA:
+            writer = self.about.get("labctl", "unknown version")
+            raise ConfigError(f"{path} was written by another labctl ({writer})", hint="use that one")
+
+    def below(self, folder: str) -> dict[str, BundleEntry]:
+        """Members of one of labctl's directories, by their path in it."""
+        start = f"{OURS}{folder}/"
+        return {name.removeprefix(start): one for name, one in self.members.items() if name.startswith(start)}
+
+    def check(self, notice: Callable[[str], None]) -> None:
+        """Verify that all members are there and match their checksums, and that no path is unsafe. HostError."""
+        sums, links = self.about["sha256"], self.about["links"]
+        odd = sorted(set(self.members) ^ {*sums, *links})
+        if odd:
+            raise HostError(f"{self.path} is damaged: {odd[0]} is missing, or was added", hint=AGAIN)
+        total = sum(len(member.content) for member in self.members.values())
+        progress = Progress(f"checking {self.path.name}", total, 0, notice)
+        for name, member in self.members.items():
+            if not _is_inside(name, member.target) or any(
+                str(parent) in links for parent in PurePosixPath(name).parents
+            ):
+                raise HostError(f"{self.path}: unsafe path in bundle: {name}", hint="do not use this file")
+            if name in links:
+                if member.target != links[name]:
+                    raise HostError(f"{self.path} is damaged: {name}", hint=AGAIN)
+            elif sha256(report(member.content.chunks(), progress)) != sums[name]:
+                raise HostError(f"{self.path} is damaged: {name} does not match its checksum", hint=AGAIN)
+
+
+def _members(path: Path) -> dict[str, BundleEntry]:
     try:
         with tarfile.open(path, "r:") as tar:
-            for one in tar:
-                if one.isfile() or one.issym():
-                    yield BundleEntry(
-                        name=one.name, offset=one.offset_data, size=one.size, mode=one.mode, target=one.linkname
-                    )
+            return {
+                one.name: BundleEntry(
+                    content=Range(path, one.offset_data, one.size), mode=one.mode, target=one.linkname
+                )
+                for one in tar
+                if one.isfile() or one.issym()
+            }
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
     except tarfile.ReadError as error:
@@ -169,42 +157,15 @@ def _members(path: Path) -> Iterator[BundleEntry]:
         raise HostError(f"{path} is damaged or not a bundle: {error}", hint=hint) from error
 
 
-def _known(path: Path, member: BundleEntry) -> str:
-    """The SHA-256 of a member; Docker's blobs are named by theirs."""
-    if named := _BLOB.fullmatch(member.name):
-        return named[1]
-    digest = hashlib.sha256()
-    for piece in _pieces(path, member):
-        digest.update(piece)
-    return digest.hexdigest()
-
-
-def _pieces(path: Path, member: BundleEntry) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        file.seek(member.offset)
-        left = member.size
-        while left and (piece := file.read(min(PIECE, left))):
-            left -= len(piece)
-            yield piece
-
-
 def _sealed(said: Mapping[str, Any]) -> bytes:
     """The last member: JSON with its own checksum."""
     said = {key: value for key, value in said.items() if key != "seal"}
     text = json.dumps(said, indent=1, sort_keys=True)
-    return json.dumps({**said, "seal": hashlib.sha256(text.encode()).hexdigest()}, indent=1, sort_keys=True).encode()
+    return json.dumps({**said, "seal": sha256([text.encode()])}, indent=1, sort_keys=True).encode()
 
 
 def _is_inside(name: str, target: str) -> bool:
-    """Whether a name, and where a link of that name leads, stay below the member's folder of the bundle.
-
-    Names are compared, so no link may climb after it went through what may itself be a link.
-    """
-    folder = "/".join(name.split("/")[:2])
-    end = posixpath.normpath(posixpath.join(posixpath.dirname(name), target)) if target else posixpath.normpath(name)
-    return (
-        posixpath.normpath(name) == name
-        and not name.startswith(("/", "../"))
-        and not climbs_late(target)
-        and (not name.startswith(OURS) or f"{end}/".startswith(f"{folder}/"))
-    )
+    """Whether a name, and where a link of that name leads, stay below the member's folder of the bundle."""
+    _, _, path = name.removeprefix(OURS).partition("/")
+    leaves = name.startswith(OURS) and leads_out(path, target)
+    return is_below(name) and posixpath.normpath(name) == name and not leaves

@@ -1,60 +1,102 @@
-"""Loads a bundle: verifies it, writes its files, and sends its cache to hosts."""
+"""Loads a bundle: verifies it, writes its files, and brings its images and cache to hosts."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from labctl.bundle.contents import NODES
 from labctl.bundle.format import AGAIN, Bundle, BundleEntry
-from labctl.config import settings
+from labctl.bundle.save import NODES, ExcludedFile
+from labctl.config import settings as config
+from labctl.config.context import Context
 from labctl.config.settings import Settings
 from labctl.errors import ConfigError, HostError
 from labctl.hosts.ssh import Connection
-from labctl.images.archive import ArchiveStream, Range, report
-from labctl.images.distribute import Emit, Failures
+from labctl.hub.prefetch import make_root
+from labctl.images import distribute, local
+from labctl.images.archive import Archive, ArchiveStream, Range, report
+from labctl.images.distribute import Failures, ImageTargets
 from labctl.images.remote import ASKING, MOVING, failed
-from labctl.model import Event
-from labctl.system.files import make_private
+from labctl.lab import cluster
+from labctl.model import HostFailure
+from labctl.system import filelock
+from labctl.system.files import make_private, require_room, room_at
 from labctl.system.parallel import map_hosts
-from labctl.system.progress import Progress
+from labctl.system.progress import Progress, listed
 from labctl.system.tar import END, member_header, padding
 
 Notice = Callable[[str], None]
 LOCKS = ".lab/bundle"
 """Directory of the images' lock files, relative to the lab directory."""
+ABOUT = {"lab": str, "written": str, "labctl": str, "images": list, "left_out": list}
+"""What every bundle of a lab says of itself."""
+SCRIPT = Path(__file__).with_name("cache.sh").read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedBundle:
+    """A bundle that was unpacked into a directory: the files that were written, and the hosts that failed."""
+
+    lab: str
+    images: tuple[str, ...]
+    created: str
+    labctl: str
+    excluded: tuple[ExcludedFile, ...]
+    directory: str
+    files: tuple[str, ...]
+    failed: tuple[HostFailure, ...]
+
+
+def load_bundle(context: Context, file: Path, *, force: bool = False) -> LoadedBundle:
+    """Unpack a bundle into the context's directory, and load its images into Docker here or on the lab's hosts.
+
+    The whole bundle is verified before anything is changed.
+    """
+    bundle = checked(file, context.notice)
+    with tempfile.TemporaryDirectory(prefix="labctl-") as folder:
+        Path(folder, ".env").write_bytes(b"".join(bundle.below("lab")[".env"].content.chunks()))
+        settings = config.load(Path(folder), context.environ, context.flags)
+    cache = Path(settings.text("HOST_CACHE_PATH"))
+    files, cached = of_lab(bundle, context.directory, force=force), of_cache(bundle, cache)
+    wanted = {**files, **cached}
+    require_room("the bundle", [(room_at(path), len(member.content)) for path, member in wanted.items()])
+    if cached:
+        make_root(cache)
+    with filelock.held(context.directory / filelock.LAB, "labctl bundle load"):
+        write(files)
+    if cached:
+        progress = Progress("cache", sum(len(member.content) for member in cached.values()), 0, context.notice)
+        write(cached, progress)
+        progress.finish()
+    failures = hand_out(context, bundle, settings)
+    about = bundle.about
+    return LoadedBundle(
+        lab=about["lab"],
+        images=tuple(about["images"]),
+        created=about["written"],
+        labctl=about["labctl"],
+        excluded=tuple(ExcludedFile(entry["what"], entry["why"]) for entry in about["left_out"]),
+        directory=str(context.directory),
+        files=tuple(str(path.relative_to(context.directory)) for path in files),
+        failed=tuple(
+            HostFailure(host=host, message=error.message, hint=error.hint) for host, error in failures.items()
+        ),
+    )
 
 
 def checked(path: Path, notice: Notice) -> Bundle:
-    """Open and verify a bundle. ConfigError, HostError if it is damaged."""
+    """Open and verify a bundle of a lab. ConfigError, HostError if it is damaged."""
     bundle = Bundle(path)
-    progress = Progress(f"checking {path.name}", bundle.size, 0, notice)
-    bundle.check(progress.advance)
-    require_lab(bundle)
-    return bundle
-
-
-def require_lab(bundle: Bundle) -> None:
-    """HostError unless its metadata is complete and it has a .env."""
-    about, env = bundle.about, bundle.below("lab").get(".env")
-    images, left_out = about.get("images"), about.get("left_out")
-    if (
-        not all(isinstance(about.get(key), str) for key in ("lab", "written", "labctl"))
-        or not (isinstance(images, list) and all(isinstance(one, str) for one in images))
-        or not isinstance(left_out, list)
-    ):
-        raise HostError(f"{bundle.path} does not say which lab it holds", hint=AGAIN)
+    bundle.check(notice)
+    if not all(isinstance(bundle.about.get(key), kind) for key, kind in ABOUT.items()):
+        raise HostError(f"{path} does not say which lab it holds", hint=AGAIN)
+    env = bundle.below("lab").get(".env")
     if env is None or env.target:
-        raise HostError(f"{bundle.path} holds no .env: it is not a lab's", hint=AGAIN)
-
-
-def settings_of(bundle: Bundle, environ: Mapping[str, str], flags: Mapping[str, str]) -> settings.Settings:
-    """The settings of the lab in the bundle, with this environment and flags."""
-    with tempfile.TemporaryDirectory(prefix="labctl-") as folder:
-        copy(bundle, bundle.below("lab")[".env"], Path(folder, ".env"))
-        return settings.load(Path(folder), environ, flags)
+        raise HostError(f"{path} holds no .env: it is not a lab's", hint=AGAIN)
+    return bundle
 
 
 def of_lab(bundle: Bundle, directory: Path, *, force: bool) -> dict[Path, BundleEntry]:
@@ -66,12 +108,11 @@ def of_lab(bundle: Bundle, directory: Path, *, force: bool) -> dict[Path, Bundle
     wanted |= {directory / LOCKS / name: member for name, member in bundle.below("locks").items()}
     if (directory / NODES).exists():
         wanted = {path: member for path, member in wanted.items() if not path.is_relative_to(directory / NODES)}
-    missing = {path: member for path, member in wanted.items() if not holds(bundle, member, path)}
+    missing = {path: member for path, member in wanted.items() if not holds(member, path)}
     others = sorted(str(path.relative_to(directory)) for path in missing if os.path.lexists(path))
     if others and not force:
-        few = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
         raise ConfigError(
-            f"{directory} has other content than the bundle: {few}",
+            f"{directory} has other content than the bundle: {listed(others, 3)}",
             hint="load it into another directory, or --force to replace those files",
         )
     for path in missing:
@@ -99,90 +140,91 @@ def require_no_link(path: Path, root: Path) -> None:
             )
 
 
-def write(bundle: Bundle, wanted: Mapping[Path, BundleEntry], root: Path, progress: Progress | None = None) -> None:
+def write(wanted: Mapping[Path, BundleEntry], progress: Progress | None = None) -> None:
     """Write these files, each atomically. HostError names the one that cannot be written."""
     for path, member in wanted.items():
-        require_no_link(path, root)
         make_private(path.parent)
         try:
-            copy(bundle, member, path)
+            with tempfile.TemporaryDirectory(dir=path.parent, prefix=".new-") as folder:
+                new = Path(folder, "file")
+                if member.target:
+                    new.symlink_to(member.target)
+                else:
+                    with new.open("wb") as stream:
+                        stream.writelines(member.content.chunks())
+                    new.chmod(member.mode & 0o777)
+                new.replace(path)
         except OSError as error:
             raise HostError(
                 f"cannot write {path}: {error.strerror}", hint=f"ls -ld {path.parent}; df -h {path.parent}"
             ) from error
         if progress:
-            progress.advance(member.size)
+            progress.advance(len(member.content))
 
 
-def copy(bundle: Bundle, member: BundleEntry, path: Path) -> None:
-    """Write a member to a path, atomically."""
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".new-") as folder:
-        new = Path(folder, "file")
-        if member.target:
-            new.symlink_to(member.target)
-        else:
-            with new.open("wb") as stream:
-                stream.writelines(bundle.chunks(member))
-            new.chmod(member.mode & 0o777)
-        new.replace(path)
-
-
-def holds(bundle: Bundle, member: BundleEntry, path: Path) -> bool:
+def holds(member: BundleEntry, path: Path) -> bool:
     """Whether a path has the content of a member."""
     if member.target:
         return path.is_symlink() and str(path.readlink()) == member.target
-    if path.is_symlink() or not path.is_file() or path.stat().st_size != member.size:
+    if path.is_symlink() or not path.is_file() or path.stat().st_size != len(member.content):
         return False
     with path.open("rb") as file:
-        return all(file.read(len(piece)) == piece for piece in bundle.chunks(member))
+        return all(file.read(len(piece)) == piece for piece in member.content.chunks())
 
 
-SCRIPT = Path(__file__).with_name("cache.sh").read_text(encoding="utf-8")
+def hand_out(context: Context, bundle: Bundle, settings: Settings) -> Failures:
+    """Load the images into Docker here, or send them and the cache to the lab's hosts."""
+    archive = Archive(bundle.path)
+    with cluster.connect(context, settings) as where:
+        if not where.remote_hosts:
+            for image in bundle.about["images"]:
+                local.load(archive, image, context.notice)
+            return {}
+        failures = dict(where.failed)
+
+        def left() -> dict[str, Connection]:
+            return {host: one for host, one in where.remote_hosts.items() if host not in failures}
+
+        for image in bundle.about["images"]:
+            failures |= distribute.hand_out(
+                archive, image, ImageTargets(hosts=left(), notice=context.notice, addresses={})
+            )
+        return failures | send_cache(bundle, settings, left(), context.notice)
 
 
-def cache(bundle: Bundle, found: Settings, hosts: Mapping[str, Connection], emit: Emit) -> Failures:
+def send_cache(bundle: Bundle, settings: Settings, hosts: Mapping[str, Connection], notice: Notice) -> Failures:
     """Send the bundle's cache to hosts in parallel; returns the failures."""
     members = bundle.below("cache")
     if not members:
         return {}
-    folder = place(found)
+    folder = Path(settings.text("HOST_CACHE_PATH"))
+    if folder.is_relative_to(settings.home):
+        folder = folder.relative_to(settings.home)
 
     def bring(connection: Connection) -> None:
-        listed = connection.run(SCRIPT, folder, "list", timeout=ASKING, check=False)
-        if listed.code != 0:
-            raise failed(connection, f"cannot use its cache {folder}", listed.err, "ls -ld ~/.cache/labctl; df -h")
-        there = {line.removeprefix("./") for line in listed.out.splitlines()}
+        found = connection.run(SCRIPT, str(folder), "list", timeout=ASKING, check=False)
+        if found.code != 0:
+            raise failed(connection, f"cannot use its cache {folder}", found.err, "ls -ld ~/.cache/labctl; df -h")
+        there = {line.removeprefix("./") for line in found.out.splitlines()}
         lacking = {name: member for name, member in members.items() if name not in there}
         if lacking:
-            unpack(connection, folder, cargo(bundle, lacking), emit)
+            unpack(connection, str(folder), cargo(lacking), notice)
 
     return map_hosts(bring, hosts)[1]
 
 
-def place(found: Settings) -> str:
-    """HOST_CACHE_PATH on a host: relative to the home there if it is below the home here."""
-    path = Path(found.text("HOST_CACHE_PATH"))
-    return str(path.relative_to(found.home)) if path.is_relative_to(found.home) else str(path)
-
-
-def cargo(bundle: Bundle, members: Mapping[str, BundleEntry]) -> ArchiveStream:
+def cargo(members: Mapping[str, BundleEntry]) -> ArchiveStream:
     """A tar archive of these members."""
     parts: list[bytes | Range] = []
     for name, member in members.items():
-        parts.append(member_header(name, member.size, member.mode, member.target))
-        if not member.target:
-            parts += [Range(member.offset, member.size), padding(member.size)]
-    return ArchiveStream(path=bundle.path, parts=(*parts, END))
+        size = len(member.content)
+        parts += [member_header(name, size, member.mode, member.target), member.content, padding(size)]
+    return ArchiveStream(parts=(*parts, END))
 
 
-def unpack(connection: Connection, folder: str, cargo: ArchiveStream, emit: Emit) -> None:
+def unpack(connection: Connection, folder: str, cargo: ArchiveStream, notice: Notice) -> None:
     """Send an archive and unpack it in a directory. HostError if it is incomplete."""
-    host = connection.target.name
-
-    def notice(text: str) -> None:
-        emit(Event(kind="notice", text=text, node=host))
-
-    progress = Progress(f"{host}: cache", cargo.size, 0, notice)
+    progress = Progress(f"{connection.target.name}: cache", cargo.size, 0, notice)
     chunks = report(cargo.chunks(), progress)
     done = connection.send(SCRIPT, folder, "unpack", chunks=chunks, timeout=MOVING)
     if done.code != 0:

@@ -16,7 +16,7 @@ from labctl.errors import ConfigError, HostError
 from labctl.system.progress import amount
 
 if TYPE_CHECKING:
-    from labctl.bundle import LoadedBundle
+    from labctl.bundle.load import LoadedBundle
     from labctl.bundle.save import SavedBundle
 
 bundle_command = typer.Typer(no_args_is_help=True, rich_markup_mode=None)

@@ -140,4 +140,4 @@ def image_targets(context: Context, cluster: Cluster) -> ImageTargets:
     from labctl.images.distribute import ImageTargets
 
     addresses = {host.name: host.address for host in cluster.hosts}
-    return ImageTargets(hosts=cluster.remote_hosts, emit=context.emit, addresses=addresses)
+    return ImageTargets(hosts=cluster.remote_hosts, notice=context.notice, addresses=addresses)

@@ -2,40 +2,60 @@
 
 from __future__ import annotations
 
+import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, cast
 
 from labctl import naming
 from labctl.compose import render
 from labctl.config import dotenv
 from labctl.config.settings import Settings
-from labctl.doctor.host_access import HostAccess
 from labctl.engines import Backend
 from labctl.engines.docker import DockerEngine
 from labctl.engines.state import Container, ObservedState
+from labctl.errors import HostError
+from labctl.hosts import ssh_errors
+from labctl.hosts.facts import HostFacts
+from labctl.hosts.ssh import Connection, LocalConnection
 from labctl.images import catalog
 from labctl.model import HERE, LAUNCHER, File, Host, Lab, Node
-from labctl.system import filelock
+from labctl.system import filelock, procfs
 from labctl.system.cached import once
 from labctl.system.hostpath import HostPath
-from labctl.system.procfs import ROOT
 
 LIMIT = 10.0
 """Seconds that a check may take. The longer ones: vendors' tools, logins to all workers, importing torch, traffic."""
-VENDOR_TOOL_SECONDS = 20.0
 SSH_SECONDS = 20.0
 COUNT_SECONDS = 30.0
 TRAFFIC_SECONDS = 45.0
+SCRIPT_SECONDS = 8.0
+"""For a script on the host, which is shorter than the check."""
 UP = "labctl up"
 RECREATE = "labctl down && labctl up"
 GIB = 1 << 30
+# Owner, group, mode and access (r, w, rw or -) of each file, a line each; of one that cannot be read what stat says.
+STATUS = r"""
+for path; do
+    access=
+    [ ! -r "$path" ] || access=r
+    [ ! -w "$path" ] || access=${access}w
+    LC_ALL=C stat -L -c "%u %g %f ${access:--}" -- "$path" 2>&1
+done
+true
+"""
+FREE = r"""
+place=$1
+until [ -e "$place" ]; do place=${place%/*}; place=${place:-/}; done
+stat -f -c '%a %S' -- "$place"
+"""
 Level = Literal["ok", "warn", "error"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """The result of a check. ``node`` is a container or a host; ``local`` is this machine.
 
@@ -69,19 +89,29 @@ class DoctorReport:
 
 
 def ok(code: str, summary: str, node: str = HERE) -> Finding:
-    return Finding(code=code, level="ok", node=node, summary=summary)
+    return Finding(code, "ok", node, summary)
 
 
 def problem(
-    level: Level, code: str, summary: str, *, impact: str, fix: str, node: str = HERE, auto_fixable: bool = False
+    level: Level, code: str, summary: str, impact: str, fix: str, *, node: str = HERE, auto_fixable: bool = False
 ) -> Finding:
     """A warning, or an error, which stops a run."""
-    return Finding(
-        code=code, level=level, node=node, summary=summary, impact=impact, fix=fix, auto_fixable=auto_fixable
-    )
+    return Finding(code, level, node, summary, impact, fix, auto_fixable)
 
 
 warn, error = partial(problem, "warn"), partial(problem, "error")
+
+
+@dataclass(frozen=True, slots=True)
+class FileStatus:
+    """A file's owner, group and mode; ``access`` is what this person may do: ``r``, ``w``, both or neither."""
+
+    uid: int = -1
+    gid: int = -1
+    mode: int = 0
+    access: str = ""
+    error: str = ""
+    exists: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,21 +123,25 @@ class CheckContext:
     environ: Mapping[str, str]
     engine: Backend
     """Of one host; of all of them where the lab as a whole is examined."""
-    access: HostAccess = field(default_factory=HostAccess)
-    """The host that is examined."""
+    connection: Connection = field(default_factory=LocalConnection)
+    """To the host that is examined."""
+    facts: HostFacts | None = None
+    """Of a host that is reached over ssh."""
+    used_ports: frozenset[int] = frozenset()
+    """TCP ports that are in use on any host of the lab."""
     hosts: tuple[CheckContext, ...] = ()
     """Of the lab as a whole: a context for each host that ssh reached."""
     only: str = ""
     """The one node that is examined; empty for all."""
-    silent: bool = False
-    """Whether the engine did not answer: it is not asked again."""
-    root: HostPath = ROOT
+    engine_error: HostError | None = None
+    """Why the engine did not answer: it is not asked again."""
+    root: HostPath = procfs.ROOT
     """The host's root directory, to read its /proc, /sys and /etc."""
 
     @property
     def name(self) -> str:
         """The host that is examined; ``local`` for this machine, also where the lab is on others."""
-        return self.access.name
+        return self.connection.target.name
 
     @property
     def local(self) -> bool:
@@ -116,12 +150,12 @@ class CheckContext:
 
     @property
     def host(self) -> Host:
-        return self.lab.hosts[0] if self.name == HERE else self.lab.host(self.name)
+        return self.lab.host(self.name)
 
     @property
     def nodes(self) -> tuple[Node, ...]:
         """The lab's nodes on this host."""
-        return tuple(node for node in self.lab.nodes if self.name in (HERE, node.host))
+        return tuple(node for node in self.lab.nodes if node.host == self.name)
 
     def at(self, node: str) -> CheckContext:
         """The context of the host that has a node."""
@@ -155,14 +189,15 @@ class CheckContext:
         return next((self.daemon.network(key) for key, name in self.observed.networks if name == wanted), None)
 
     @once
-    def files(self) -> tuple[File, ...]:
+    def rendered(self) -> tuple[File, ...]:
         """The lab's files as they should be."""
         return render.render(self.lab)
 
     @property
     def builds(self) -> bool:
         """Whether the lab's image is labctl's own and missing, as far as the engine tells."""
-        return not self.silent and catalog.name_of(self.lab.image) is not None and self.observed.image is None
+        own = catalog.name_of(self.lab.image) is not None
+        return own and not self.engine_error and self.observed.image is None
 
     @once
     def run_active(self) -> bool:
@@ -171,9 +206,9 @@ class CheckContext:
     @property
     def names(self) -> tuple[str, ...]:
         """The lab's containers to examine: launcher first, then workers."""
-        workers = (node.name for node in self.lab.nodes)
-        every = (LAUNCHER, *workers) if self.name == HERE else self.lab.containers_on(self.name)
-        return tuple(name for name in every if self.only in ("", name))
+        every = (LAUNCHER, *(node.name for node in self.lab.nodes))
+        here = (name for name in every if self.name in (HERE, self.lab.host_of(name).name))
+        return tuple(name for name in here if self.only in ("", name))
 
     @property
     def running(self) -> tuple[Container, ...]:
@@ -182,14 +217,39 @@ class CheckContext:
 
     def read(self, path: str) -> str:
         """A file of /proc, /sys or /etc; empty where it cannot be read."""
-        try:
-            return (self.root / path).read_text(encoding="utf-8", errors="replace").strip()
-        except OSError:
-            return ""
+        return procfs.read(self.root / path).strip()
+
+    def script(self, script: str, *words: str, check: bool = True) -> str:
+        """What a POSIX sh script prints on the host. HostError: too slow, and with ``check`` its exit code."""
+        return self.connection.run(script, *words, timeout=SCRIPT_SECONDS, check=check).out
+
+    def files(self, paths: Sequence[str]) -> dict[str, FileStatus]:
+        """The status of each path on the host."""
+        lines = self.script(STATUS, *paths).splitlines() if paths else []
+        return {path: parse_status(line) for path, line in zip(paths, lines, strict=True)}
+
+    def free(self, path: Path) -> int:
+        """Bytes free on the host's file system that a path is, or would be, on."""
+        blocks, size = self.script(FREE, str(path)).split()
+        return int(blocks) * int(size)
+
+    @property
+    def sudo(self) -> str:
+        """What a person types on the host before a command for root."""
+        uid = self.facts.uid if self.facts else os.geteuid()
+        return "" if uid == 0 else "sudo "
+
+    def command(self, command: str) -> str:
+        """What to type here to run a command on the host; its ``  # comment`` stays outside."""
+        if self.name == HERE:
+            return command
+        command, mark, comment = command.partition("  # ")
+        terminal = ("-t",) if "sudo " in command else ()
+        return f"{ssh_errors.command(self.connection.target, *terminal)} {shlex.quote(command)}{mark}{comment}"
 
     def as_root(self, command: str) -> str:
         """The command to type here that runs a command as root on the host."""
-        return self.access.command(f"{self.access.sudo}{command}")
+        return self.command(f"{self.sudo}{command}")
 
     def set_setting(self, key: str, value: str) -> str:
         """The command that changes a setting, wherever it was set."""
@@ -220,6 +280,15 @@ class CheckContext:
             lines = (self.lab.directory / ".env").read_text(encoding="utf-8").splitlines()
             line = lines[int(found.origin.rpartition(":")[2]) - 1].partition("=")[0] + "="
         return found.key, found.origin, line
+
+
+def parse_status(line: str) -> FileStatus:
+    """A line of ``STATUS``; a file in a directory that may not be searched may exist."""
+    if not line[:1].isdecimal():
+        reason = line.rpartition(": ")[2]
+        return FileStatus(error=f"cannot be read: {reason}", exists=reason == "Permission denied")
+    uid, gid, mode, access = line.split()
+    return FileStatus(int(uid), int(gid), int(mode, 16), access)
 
 
 def gib(size: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 
 from labctl.config.context import Context
@@ -62,10 +63,5 @@ def run(context: Context, command: str) -> int:
 
 def simple_commands(command: str) -> list[list[str]]:
     """``a b && c`` as argument lists."""
-    found: list[list[str]] = [[]]
-    for word in shlex.split(command):
-        if word == "&&":
-            found.append([])
-        else:
-            found[-1].append(word)
-    return found
+    groups = groupby(shlex.split(command), key="&&".__eq__)
+    return [list(words) for is_and, words in groups if not is_and]

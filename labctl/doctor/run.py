@@ -1,19 +1,32 @@
-"""Run the checks: all of them for `labctl doctor`, those that can stop a command as its preflight."""
+"""The list of checks; all of them are run by `labctl doctor`, those that can stop a command as its preflight.
+
+A check is a function in ``checks/`` that yields findings; adding one is adding a function and its line here. Functions
+are named, not imported: `up` and `run` load only the checks that can stop them.
+"""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from types import MappingProxyType
+from importlib import import_module
+from itertools import islice
 from typing import Literal
 
 from labctl.config.context import Context
 from labctl.deploy.preflight import require_named
-from labctl.doctor import CHECKS, NODE_CHECKS, Check
-from labctl.doctor.examination import CheckContext, Finding, error, ok, warn
-from labctl.doctor.host_access import HostAccess
+from labctl.doctor.examination import (
+    COUNT_SECONDS,
+    LIMIT,
+    SSH_SECONDS,
+    TRAFFIC_SECONDS,
+    CheckContext,
+    Finding,
+    error,
+    ok,
+    warn,
+)
 from labctl.engines.docker import DockerEngine
 from labctl.engines.state import Container
 from labctl.errors import ConfigError, HostError, LabError
@@ -28,6 +41,77 @@ ANSWERING = 20
 """Seconds for one answer of an engine: it is slow while it stores a large image."""
 SKEW = 30.0
 """Seconds between clocks that `up` warns of."""
+VENDOR_TOOL_SECONDS = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A check, and where it applies."""
+
+    function: str
+    """Module and function below ``labctl.doctor.checks``."""
+    scope: Literal["machine", "host", "lab", "node"] = "host"
+    """What it is called for: this machine, each host, all hosts as a whole, or each running container."""
+    engine: bool = True
+    """Whether it needs a Docker daemon that answers."""
+    lab: bool = True
+    """Whether it needs the lab's devices to be there."""
+    stops: str = ""
+    """The command that its errors stop, which calls it as preflight."""
+    seconds: float = LIMIT
+
+    @property
+    def name(self) -> str:
+        return self.function.partition(".")[2]
+
+    def run(self, ctx: CheckContext, *container: Container) -> Iterator[Finding]:
+        module, _, name = self.function.partition(".")
+        findings: Iterator[Finding] = getattr(import_module(f"labctl.doctor.checks.{module}"), name)(ctx, *container)
+        return findings
+
+
+CHECKS: tuple[Check, ...] = (
+    Check("host.cores", engine=False),
+    Check("host.memory", engine=False),
+    Check("host.shared_memory", "machine", engine=False, stops="up"),
+    Check("hosts.shared_directory", engine=False, lab=False, stops="up"),
+    Check("host.mounts", engine=False, stops="up"),
+    Check("host.cache_space", engine=False, lab=False),
+    Check("host.run_space", "machine", engine=False, lab=False, stops="run"),
+    Check("host.proxies", "machine", engine=False, lab=False),
+    Check("host.certificates", "machine", engine=False, lab=False),
+    Check("devices.vendor_host", engine=False),
+    Check("devices.permissions", engine=False, stops="up"),
+    Check("devices.health", engine=False, seconds=VENDOR_TOOL_SECONDS),
+    Check("devices.leases", engine=False),
+    Check("engine.plugins", "machine", engine=False, lab=False, seconds=2 * LIMIT),
+    Check("engine.version", lab=False, stops="up"),
+    Check("hosts.ssh_port", stops="up"),
+    Check("hosts.master_port", stops="up"),
+    Check("hosts.home_space", engine=False, stops="up"),
+    Check("hosts.differences", "lab"),
+    Check("engine.cgroups"),
+    Check("engine.clock", lab=False),
+    Check("engine.space", lab=False),
+    Check("engine.limits"),
+    Check("devices.container_starts", seconds=VENDOR_TOOL_SECONDS),
+    Check("files.lab_name", lab=False),
+    Check("engine.image", lab=False),
+    Check("engine.driver"),
+    Check("network.address_pools", lab=False),
+    Check("network.mtu", lab=False),
+    Check("network.arp_table", engine=False),
+    Check("files.keys", "lab"),
+    Check("files.rendered", "lab"),
+    Check("nodes.states"),
+    Check("network.members"),
+    Check("nodes.ssh", "lab", seconds=SSH_SECONDS),
+    Check("network.traffic", "lab", seconds=TRAFFIC_SECONDS),
+)
+NODE_CHECKS = (
+    Check("nodes.inside", "node"),
+    Check("devices.framework_count", "node", seconds=COUNT_SECONDS),
+)
 
 
 def findings(context: Context, *, node: str = "") -> tuple[Finding, ...]:
@@ -55,9 +139,9 @@ def findings(context: Context, *, node: str = "") -> tuple[Finding, ...]:
                 found |= {one.node: one for one in failed}
                 return tuple(found[target.name] for target in cluster.inventory if target.name in found)
             impact = "the lab cannot be placed on these hosts; further checks skipped"
-            wrong = error("LAB-HOST-007", failure.message, impact=impact, fix=failure.hint, node=failure.node or HERE)
+            wrong = error("LAB-HOST-007", failure.message, impact, failure.hint, node=failure.node or HERE)
             return (*unreached, wrong)
-        return examine(check_context(context, cluster, lab, only=node), lacking=lacking, first=unreached)
+        return (*unreached, *examine(check_context(context, cluster, lab, only=node), lacking))
 
 
 def lab_to_examine(context: Context, cluster: Cluster) -> tuple[Lab, Mapping[str, LabError]]:
@@ -66,18 +150,13 @@ def lab_to_examine(context: Context, cluster: Cluster) -> tuple[Lab, Mapping[str
         lab, able = load_lab(context, cluster, ask=can_probe(cluster), refresh=True)
         return lab, {name: why for name, why in able.failed.items() if name not in cluster.failed}
     except (HostError, ConfigError) as lacking:
+        settings = cluster.settings
+        image = settings.text("LAB_IMAGE") or catalog.tag(settings.text("LAB_ACCELERATOR"))
+        for key, value in (("LAB_IMAGE", image), ("LAB_ACCELERATOR", "cpu"), ("LAB_DEVICES", "")):
+            settings = settings.with_value(key, value, origin="a host without devices")
         # An error that has nothing to do with devices is raised again.
-        lab, _ = load_lab(context, without_devices(cluster), ask=False)
+        lab, _ = load_lab(context, replace(cluster, settings=settings), ask=False)
         return lab, dict.fromkeys((HERE, *(host.name for host in lab.hosts)), lacking)
-
-
-def without_devices(cluster: Cluster) -> Cluster:
-    """The cluster as a CPU lab would have it, to examine hosts without the devices that the settings ask for."""
-    settings = cluster.settings
-    image = settings.text("LAB_IMAGE") or catalog.tag(settings.text("LAB_ACCELERATOR"))
-    for key, value in (("LAB_IMAGE", image), ("LAB_ACCELERATOR", "cpu"), ("LAB_DEVICES", "")):
-        settings = settings.with_value(key, value, origin="a host without devices")
-    return replace(cluster, settings=settings)
 
 
 def can_probe(cluster: Cluster) -> bool:
@@ -91,16 +170,20 @@ def check_context(context: Context, cluster: Cluster, lab: Lab, *, only: str = "
     """The lab as a whole, and each host that ssh reaches."""
     whole = CheckContext(lab=lab, settings=cluster.settings, environ=context.environ, engine=cluster.engine, only=only)
     used = frozenset(port for one in cluster.facts.values() for port in one.ports)
-
-    def on_host(name: str) -> CheckContext:
-        connection, facts = cluster.connections[name], cluster.facts[name]
-        access = HostAccess(name=name, target=connection.target, connection=connection, facts=facts, used_ports=used)
-        return replace(
-            whole, engine=DockerEngine(connection, seconds=ANSWERING), root=cluster.root(name), access=access
-        )
-
     names = {host.name for host in lab.hosts}
-    return replace(whole, hosts=tuple(on_host(name) for name in cluster.facts if name in names))
+    hosts = (
+        replace(
+            whole,
+            engine=DockerEngine(cluster.connections[name], seconds=ANSWERING),
+            connection=cluster.connections[name],
+            facts=facts,
+            used_ports=used,
+            root=cluster.root(name),
+        )
+        for name, facts in cluster.facts.items()
+        if name in names
+    )
+    return replace(whole, hosts=tuple(hosts))
 
 
 def preflight(context: Context, lab: Lab, cluster: Cluster, command: str) -> Cluster:
@@ -122,100 +205,89 @@ def preflight(context: Context, lab: Lab, cluster: Cluster, command: str) -> Clu
 def failing_hosts(whole: CheckContext, command: str) -> dict[str, HostError]:
     """The hosts that cannot take part in a command, and the first reason of each. HostError for this machine."""
     checks = [check for check in CHECKS if check.stops == command]
-    for check in checks:
-        if whole.local or check.scope != "host":
-            for reason in stopping(check, whole):
-                raise reason
+    for reason in stopping([check for check in checks if whole.local or check.scope != "host"], whole):
+        raise reason
+    host_checks = [check for check in checks if check.scope == "host"]
 
-    def first_reason(host: CheckContext) -> tuple[HostError, ...]:
-        for check in checks:
-            try:
-                if check.scope == "host" and (reasons := tuple(stopping(check, host))):
-                    return reasons[:1]
-            except HostError as failure:
-                return (failure,)
-        return ()
+    def first_reason(host: CheckContext) -> list[HostError]:
+        try:
+            return list(islice(stopping(host_checks, host), 1))
+        except HostError as failure:
+            return [failure]
 
-    late = (HostError(f"preflight timed out after {ENGINE_SECONDS:.0f} s", hint="labctl doctor"),)
+    late = [HostError(f"preflight timed out after {ENGINE_SECONDS:.0f} s", hint="labctl doctor")]
     found = run_with_deadlines([(partial(first_reason, host), ENGINE_SECONDS) for host in whole.hosts])
     failed = {}
-    for host, answers in zip(whole.hosts, found, strict=True):
-        for why in late if answers is None else answers:
+    for host, reasons in zip(whole.hosts, found, strict=True):
+        for why in late if reasons is None else reasons:
             message = f"{host.name}: {why.message.removeprefix(f'{host.name}: ')}"
             failed[host.name] = HostError(message, hint=why.hint, node=host.name)
     return failed
 
 
-def stopping(check: Check, ctx: CheckContext) -> Iterator[HostError]:
-    """The errors that a check finds."""
-    for one in check.run(ctx):
-        if one.level == "error":
-            message = f"{one.summary} ({one.code}): {one.impact}"
-            yield HostError(message, hint=one.fix, node=None if one.node == HERE else one.node)
+def stopping(checks: Iterable[Check], ctx: CheckContext) -> Iterator[HostError]:
+    """The errors that the checks find, one by one."""
+    for check in checks:
+        for one in check.run(ctx):
+            if one.level == "error":
+                message = f"{one.summary} ({one.code}): {one.impact}"
+                yield HostError(message, hint=one.fix, node=None if one.node == HERE else one.node)
 
 
-def examine(
-    whole: CheckContext,
-    *,
-    lacking: Mapping[str, LabError] = MappingProxyType({}),
-    first: tuple[Finding, ...] = (),
-) -> tuple[Finding, ...]:
+def examine(whole: CheckContext, lacking: Mapping[str, LabError] | None = None) -> tuple[Finding, ...]:
     """Run all checks concurrently, each with its time limit; findings are in the order of the checks.
 
-    On hosts ``lacking`` the lab's devices only checks that do not need them are run. ``first`` are findings made
-    before. ConfigError where the one node to examine is not part of the lab.
+    On hosts ``lacking`` the lab's devices only checks that do not need them are run. ConfigError where the one node to
+    examine is not part of the lab.
     """
     from labctl.doctor.checks import devices, engine
 
     if whole.only and not whole.names:
         known = ", ".join(node.name for node in whole.lab.nodes)
         raise ConfigError(f"lab {whole.lab.name} has no node `{whole.only}`", hint=f"it has launcher, {known}")
+    lacking = lacking or {}
     hosts = (whole,) if whole.local else whole.hosts
-    answers = run_with_deadlines([(partial(ask_engine, host), ENGINE_SECONDS) for host in hosts])
     late = HostError(f"Docker Engine does not answer within {ENGINE_SECONDS:.0f} s")
-    failures = dict(zip((host.name for host in hosts), (late if one is None else one for one in answers), strict=True))
-    # One that answers stays the same object, with what it was asked for.
-    hosts = tuple(replace(host, silent=True) if failures[host.name] else host for host in hosts)
-    whole = hosts[0] if whole.local else replace(whole, hosts=hosts, silent=all(host.silent for host in hosts))
-    names = {HERE, *failures}
+    asked = run_with_deadlines([(partial(ask_engine, host), ENGINE_SECONDS) for host in hosts])
+    hosts = tuple(new or replace(old, engine_error=late) for old, new in zip(hosts, asked, strict=True))
+    silent = [engine.silent(host, host.engine_error) for host in hosts if host.engine_error]
+    all_silent = late if len(silent) == len(hosts) else None
+    whole = hosts[0] if whole.local else replace(whole, hosts=hosts, engine_error=all_silent)
+    by_name = {host.name: host for host in hosts}
     unable = [
-        replace(devices.missing(by_name(hosts, why.node), why), node=why.node or HERE)
+        replace(devices.missing(by_name.get(why.node or HERE, hosts[0]), why), node=why.node or HERE)
         for why in dict.fromkeys(lacking.values())
-        if hosts and why.node in (None, *names)
+        if hosts and why.node in (None, HERE, *by_name)
     ]
-    silent = [engine.silent(host, why) for host in hosts if (why := failures[host.name])]
     tasks = [
         CheckTask(check, ctx)
         for check in CHECKS
         for ctx in (hosts if check.scope == "host" else (whole,))
-        if not (check.lab and ctx.name in lacking) and not (check.engine and ctx.silent)
+        if not (check.lab and ctx.name in lacking) and not (check.engine and ctx.engine_error)
     ]
     tasks += [
         CheckTask(check, host, container)
         for host in hosts
-        if not (host.name in lacking or host.silent)
+        if not (host.name in lacking or host.engine_error)
         for container in host.running
         for check in NODE_CHECKS
     ]
     results = run_with_deadlines([(task.findings, task.check.seconds) for task in tasks])
     found: list[Finding] = []
     for task, result in zip(tasks, results, strict=True):
-        found += (task.timed_out(),) if result is None else result
+        found += [task.timed_out()] if result is None else result
     # Nothing more is reported of a host that does not answer.
-    return (*first, *unable, *silent, *(one for one in found if one.node in names or whole.only in ("", one.node)))
+    shown = [one for one in found if one.node in (HERE, *by_name) or whole.only in ("", one.node)]
+    return (*unable, *silent, *shown)
 
 
-def by_name(hosts: tuple[CheckContext, ...], name: str | None) -> CheckContext:
-    return next((host for host in hosts if host.name == name), hosts[0])
-
-
-def ask_engine(ctx: CheckContext) -> HostError | Literal[False]:
-    """Ask the engine once for what many checks need; the error where it does not answer."""
+def ask_engine(ctx: CheckContext) -> CheckContext:
+    """The same context with what many checks need of the engine; a copy with the error where it does not answer."""
     try:
         _ = ctx.info, ctx.observed, ctx.network
     except HostError as failure:
-        return failure
-    return False
+        return replace(ctx, engine_error=failure)
+    return ctx
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,36 +302,29 @@ class CheckTask:
     def node(self) -> str:
         return self.container.node if self.container else self.ctx.name
 
-    @property
-    def log(self) -> str:
-        """The command that shows the log of what is examined."""
-        if self.container:
-            return f"labctl logs {self.container.node}"
-        return self.ctx.as_root("journalctl -u docker -n 50" if self.check.engine else "dmesg | tail -n 50")
-
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> list[Finding]:
         """What the check finds; a check that fails is a finding too."""
         found: list[Finding] = []
         try:
             # One by one: those before a failure stay.
             found.extend(self.check.run(self.ctx, *filter(None, (self.container,))))
         except LabError as failure:
-            fix = self.log if failure.hint in ("", "labctl doctor") else failure.hint
-            node = failure.node or self.node
-            found.append(self.warning("LAB-CHECK-001", failure.message, "the check got no answer", fix, node))
+            fix = "" if failure.hint == "labctl doctor" else failure.hint
+            found.append(self.failed(failure.message, "the check got no answer", fix, node=failure.node or HERE))
         except (OSError, ValueError) as failure:
             # A file that may not be read, or an answer in an unknown format.
             path = getattr(failure, "filename", None)
-            fix = f"ls -ld {shlex.quote(str(path))}" if path else self.log
-            impact = "the check could not read what it examines"
-            found.append(self.warning("LAB-CHECK-001", str(failure), impact, fix, self.node))
-        return tuple(replace(one, node=self.node) if one.node == HERE else one for one in found)
+            fix = f"ls -ld {shlex.quote(str(path))}" if path else ""
+            found.append(self.failed(str(failure), "the check could not read what it examines", fix))
+        return [replace(one, node=self.node) if one.node == HERE else one for one in found]
 
     def timed_out(self) -> Finding:
-        text = f"timed out after {self.check.seconds:.0f} s"
-        return self.warning(
-            "LAB-CHECK-002", text, "the host, a disk, the engine or the node hangs", self.log, self.node
-        )
+        text, impact = f"timed out after {self.check.seconds:.0f} s", "the host, a disk, the engine or the node hangs"
+        return replace(self.failed(text, impact, node=self.node), code="LAB-CHECK-002")
 
-    def warning(self, code: str, text: str, impact: str, fix: str, node: str) -> Finding:
-        return warn(code, f"{self.check.name}: {text}", impact=impact, fix=fix, node=node)
+    def failed(self, text: str, impact: str, fix: str = "", node: str = HERE) -> Finding:
+        """Fixed by looking at the log of what is examined where nothing else is known."""
+        log = self.ctx.as_root("journalctl -u docker -n 50" if self.check.engine else "dmesg | tail -n 50")
+        if self.container:
+            log = f"labctl logs {self.container.node}"
+        return warn("LAB-CHECK-001", f"{self.check.name}: {text}", impact, fix or log, node=node)

@@ -21,6 +21,8 @@ IN_NODE = Path(__file__).with_name("in_node.sh").read_text(encoding="utf-8")
 AGENT = ("/usr/bin/python3", "-I", "/opt/lab/labnode.py")
 # Seconds in which a container that is being removed is gone.
 DYING = 5
+# Nodes that the launcher logs in to at once, as the agent does.
+AT_ONCE = 64
 # Seconds for a node's health check, which has shorter limits inside.
 CHECKING = 20
 
@@ -43,22 +45,23 @@ def reach(lab: Lab, engine: Backend, nodes: tuple[str, ...], seconds: int) -> di
 
 
 class EarlyReach(NamedTuple):
-    """A check that was begun while the command still decides, which takes about as long."""
+    """A check over ssh that was begun while the command still decides, which takes about as long."""
 
     nodes: tuple[str, ...]
-    answers: Future[dict[str, float]]
+    answers: Future[list[str]]
 
     def passed(self, nodes: tuple[str, ...]) -> bool:
-        """Whether these nodes have answered it."""
-        return nodes == self.nodes and not self.answers.exception()
+        """Whether these nodes have all answered."""
+        return nodes == self.nodes and not self.answers.exception() and self.answers.result() == sorted(nodes)
 
 
 def begin_reach(lab: Lab, engine: Backend, observed: ObservedState, nodes: tuple[str, ...]) -> EarlyReach | None:
-    """Reach these nodes beside what follows, for one second, if they and the launcher are running."""
+    """Ask these nodes beside what follows, if they and the launcher are running, once and for a second at most."""
     containers = (observed.container(name) for name in (model.LAUNCHER, *nodes))
-    if not all(one and one.state == "running" for one in containers):
+    if len(nodes) > AT_ONCE or not all(one and one.state == "running" for one in containers):
         return None
-    return EarlyReach(nodes, begin(lambda: reach(lab, engine, nodes, 1)))
+    launcher, look = naming.container_name(lab, model.LAUNCHER), ("sh", "-c", IN_NODE, "sh", "answers", *nodes)
+    return EarlyReach(nodes, begin(lambda: sorted(engine.exec(launcher, look, user=user(lab)).out.split())))
 
 
 def reap(lab: Lab, engine: Backend, run_id: str, grace: float) -> list[str]:

@@ -113,8 +113,7 @@ def answers(hub: Hub, kind: Kind, name: str) -> Iterator[None]:
     except HfHubHTTPError as error:
         raise refused(hub, kind, name, error.response.status_code) from error
     except OfflineModeIsEnabled as error:
-        what = "HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set"
-        raise Unreachable(what, hint="unset them") from error
+        raise Unreachable("HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set", hint="unset them") from error
     except (transport_error(), LocalEntryNotFoundError) as error:
         reason = first_line(error) or type(error).__name__
         raise Unreachable(f"cannot reach the hub at {hub.shown}: {reason}") from error

@@ -1,21 +1,28 @@
-"""``labctl cache``: downloads a workload's models and datasets into the shared cache of this host."""
+"""``labctl cache``: downloads a workload's models and datasets into the shared cache of this host.
+
+huggingface_hub discards partial files. So large files are downloaded here into its blobs; it then downloads the small
+ones and links the snapshot that workloads read.
+"""
 
 from __future__ import annotations
 
 import fnmatch
+import glob
+import hashlib
 import json
 import re
 import shlex
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 from labctl.config.context import Context
 from labctl.config.settings import Settings
 from labctl.errors import ConfigError, HostError
-from labctl.hub.client import Hub, Kind, Repository, Unreachable, look_up
-from labctl.hub.download import complete, missing, to_come
+from labctl.hub import client
+from labctl.hub.client import Hub, Kind, RemoteFile, Repository, Unreachable, look_up
 from labctl.model import Cache
 from labctl.system import filelock
 from labctl.system.files import make_private, require_room, room_at
@@ -27,8 +34,11 @@ HUB = "huggingface/hub"
 LOCK = ".labctl.lock"
 PATIENCE = 24 * 3600
 """Seconds to wait for another `labctl cache`, which may download a large model."""
-WEIGHTS = (".safetensors", ".bin")
-"""In order of preference; one of them is enough."""
+TRIES = 5
+"""Attempts in a row without progress before a download fails."""
+PIECE = 1 << 20
+WEIGHTS = {"*.safetensors.index.json": "*.safetensors", "*.bin.index.json": "*model*.bin"}
+"""Weights by the index of their parts, in order of preference; one of them is enough. Not ``training_args.bin``."""
 TEXTS = (".json", ".txt", ".model", ".jinja")
 """Configuration and tokenisers."""
 
@@ -69,7 +79,7 @@ def connect(settings: Settings, environ: Mapping[str, str]) -> Hub:
     )
 
 
-def fetch(context: Context, hub: Hub, wanted: Cache, *, dry_run: bool = False) -> tuple[Item, ...]:
+def fetch(context: Context, hub: Hub, wanted: Cache, *, dry_run: bool) -> tuple[Item, ...]:
     """Download what is wanted and not complete in the cache.
 
     Nothing is downloaded before every repository was found and the disk has room for all. HostError.
@@ -80,7 +90,7 @@ def fetch(context: Context, hub: Hub, wanted: Cache, *, dry_run: bool = False) -
     root = hub.cache.parents[1]
     make_root(root)
     with filelock.held(root / LOCK, "labctl cache", wait=PATIENCE, notice=context.notice):
-        return tuple(bring(context, hub, one, item) for one, item in survey(context, hub, repositories))
+        return tuple(download(context, hub, one, item) for one, item in survey(context, hub, repositories))
 
 
 def names(wanted: Cache) -> tuple[tuple[Kind, str], ...]:
@@ -109,19 +119,21 @@ def survey(context: Context, hub: Hub, repositories: Iterable[tuple[Kind, str]])
             if isinstance(failure, Unreachable):
                 # Do not wait for the hub again.
                 raise failure
-            entry = compare(wanted_of(look_up(hub, kind, name)))
+            repository = wanted_of(look_up(hub, kind, name))
+            item = describe(repository, repository.size, "to fetch" if missing(repository) else "present")
         except HostError as error:
             failure = error
             here = whole_here(hub, kind, name)
-            if here:
-                entry = here
-            elif isinstance(error, Unreachable):
+            if not here and not isinstance(error, Unreachable):
+                raise
+            if not here:
                 absent.append((kind, name))
                 continue
-            else:
-                raise
-        found.append(entry)
-        context.notice(sentence(*entry))
+            repository, item = here
+        found.append((repository, item))
+        left = f" in {len(repository.files)} files, {amount(to_come(repository))} to fetch"
+        state = left if item.state == "to fetch" else ", complete"
+        context.notice(f"{repository} ({item.revision[:8]}): {amount(item.bytes)}{state}")
     if failure and absent:
         raise by_hand(hub, failure, absent)
     if failure:
@@ -140,24 +152,14 @@ def wanted_of(repository: Repository) -> Repository:
     if repository.kind == "dataset":
         return repository
     top = [file for file in repository.files if "/" not in file.path]
-    weights = next(filter(None, ([file for file in top if is_weight(file.path, suffix)] for suffix in WEIGHTS)), [])
+    formats = ([file for file in top if fnmatch.fnmatch(file.path, pattern)] for pattern in WEIGHTS.values())
+    weights = next(filter(None, formats), [])
     if not weights:
         raise HostError(
             f"{repository} has no weights in safetensors or PyTorch's format",
             hint=f"name another repository; this one holds {', '.join(sorted(file.path for file in top)[:8])}",
         )
     return replace(repository, files=(*weights, *(file for file in top if file.path.endswith(TEXTS))))
-
-
-def is_weight(path: str, suffix: str) -> bool:
-    """Whether a file has weights; ``training_args.bin`` does not."""
-    return fnmatch.fnmatch(path, "*.safetensors" if suffix == ".safetensors" else "*model*.bin")
-
-
-def compare(repository: Repository) -> tuple[Repository, Item]:
-    """A repository of the hub, and its state in the cache."""
-    state: State = "to fetch" if missing(repository) else "present"
-    return repository, describe(repository, repository.size, state)
 
 
 def describe(repository: Repository, size: int, state: State) -> Item:
@@ -176,7 +178,7 @@ def whole_here(hub: Hub, kind: Kind, name: str) -> tuple[Repository, Item] | Non
     snapshots = (hub.folder(kind, name) / "snapshots").glob("*")
     for snapshot in sorted(snapshots, key=lambda path: path.stat().st_mtime, reverse=True):
         sizes = {path.name: path.stat().st_size for path in snapshot.rglob("*") if path.is_file()}
-        if sizes and (kind == "dataset" or any(has_all_weights(snapshot, suffix, set(sizes)) for suffix in WEIGHTS)):
+        if sizes and (kind == "dataset" or any(has_all_weights(snapshot, index, set(sizes)) for index in WEIGHTS)):
             repository = Repository(
                 kind=kind, name=name, revision=snapshot.name, files=(), folder=hub.folder(kind, name)
             )
@@ -184,14 +186,14 @@ def whole_here(hub: Hub, kind: Kind, name: str) -> tuple[Repository, Item] | Non
     return None
 
 
-def has_all_weights(snapshot: Path, suffix: str, files: set[str]) -> bool:
+def has_all_weights(snapshot: Path, index: str, files: set[str]) -> bool:
     """Whether weights of this format are complete: every part that their index names is there."""
     parts = {
         part
-        for index in snapshot.glob(f"*{suffix}.index.json")
-        for part in json.loads(index.read_text(encoding="utf-8")).get("weight_map", {}).values()
+        for path in snapshot.glob(index)
+        for part in json.loads(path.read_text(encoding="utf-8")).get("weight_map", {}).values()
     }
-    return parts <= files and any(is_weight(name, suffix) for name in files)
+    return parts <= files and bool(fnmatch.filter(files, WEIGHTS[index]))
 
 
 def by_hand(hub: Hub, failure: HostError, absent: Iterable[tuple[Kind, str]]) -> HostError:
@@ -205,29 +207,122 @@ def by_hand(hub: Hub, failure: HostError, absent: Iterable[tuple[Kind, str]]) ->
     return HostError(f"{failure.message}; missing here: {lines}", hint=failure.hint or way)
 
 
-def sentence(repository: Repository, item: Item) -> str:
-    """One repository's state as text."""
-    what = f"{repository} ({item.revision[:8]})"
-    if item.state != "to fetch":
-        return f"{what}: {amount(item.bytes)}, complete"
-    return f"{what}: {amount(item.bytes)} in {len(repository.files)} files, {amount(to_come(repository))} to fetch"
+def missing(repository: Repository) -> tuple[RemoteFile, ...]:
+    """The files that are missing or incomplete."""
+    return tuple(file for file in repository.files if size_of(repository.link(file)) != file.size)
+
+
+def to_come(repository: Repository) -> int:
+    """Bytes left to download."""
+    left = 0
+    for file in missing(repository):
+        if size_of(repository.blob(file)) != file.size:
+            received = max(0, size_of(repository.partial(file))) if file.large else 0
+            left += max(0, file.size - received)
+    return left
+
+
+def size_of(path: Path) -> int:
+    """Bytes; -1 if there is no file."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
 
 
 # --- fetching ------------------------------------------------------------------------------------------------
 
 
-def bring(context: Context, hub: Hub, repository: Repository, item: Item) -> Item:
-    """Download a repository unless it is complete."""
+def download(context: Context, hub: Hub, repository: Repository, item: Item) -> Item:
+    """Download the missing files and link them, unless all are there. After a HostError the next call resumes."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.utils import disable_progress_bars
+
     if item.state != "to fetch":
         return item
     needed = to_come(repository)
     progress = Progress(str(repository), item.bytes, item.bytes - needed, context.notice)
     try:
-        complete(hub, repository, progress.advance)
+        with client.answers(hub, repository.kind, repository.name):
+            for file in missing(repository):
+                for path in (repository.blob(file), repository.link(file)):
+                    # huggingface_hub would take them for complete.
+                    if size_of(path) not in (-1, file.size):
+                        path.unlink()
+                if file.large and not repository.blob(file).exists():
+                    download_large(hub, repository, file, progress)
+            small = to_come(repository)
+            # They would overwrite labctl's output.
+            disable_progress_bars()
+            snapshot_download(
+                repository.name,
+                repo_type=repository.kind,
+                cache_dir=hub.cache,
+                endpoint=hub.endpoint,
+                token=hub.credential,
+                allow_patterns=[glob.escape(file.path) for file in repository.files],
+            )
+            progress.advance(small)
     except Unreachable as error:
         raise HostError(
             f"{repository}: {error.message}; {amount(progress.done)} of {amount(progress.total)} downloaded",
             hint="re-run to resume",
         ) from error
+    if left := missing(repository):
+        raise HostError(f"{repository}: {left[0].path} is incomplete", hint="re-run to resume")
     progress.finish()
     return replace(item, fetched_bytes=needed, state="fetched")
+
+
+def download_large(hub: Hub, repository: Repository, file: RemoteFile, progress: Progress) -> None:
+    """Download a large file into its blob, resuming; HostError if its SHA-256 is wrong."""
+    path = repository.partial(file)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as stream:
+        digest = hashlib.sha256()
+        stream.seek(0)
+        while piece := stream.read(PIECE):
+            digest.update(piece)
+        failures = 0
+        while failures < TRIES and (have := stream.tell()) < file.size:
+            try:
+                receive(hub, repository, file, stream, digest, progress)
+            except client.transport_error() as error:
+                status = getattr(getattr(error, "response", None), "status_code", 0)
+                is_final = 400 <= status < 500 and status not in (408, 429)
+                if is_final or failures == TRIES - 1:
+                    raise
+            failures = failures + 1 if stream.tell() == have else 0
+            time.sleep(2**failures - 1)
+    if digest.hexdigest() != file.blob:
+        path.unlink()
+        raise HostError(
+            f"{repository}: {file.path} has SHA-256 {digest.hexdigest()[:12]}..., expected {file.blob[:12]}...; "
+            "removed",
+            hint="re-run to download it again",
+        )
+    path.replace(repository.blob(file))
+
+
+def receive(
+    hub: Hub, repository: Repository, file: RemoteFile, stream: IO[bytes], digest: hashlib._Hash, progress: Progress
+) -> None:
+    """Append the rest of a file, as far as one response has it."""
+    from huggingface_hub import get_session, hf_hub_url
+    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
+
+    where = {"repo_type": repository.kind, "revision": repository.revision, "endpoint": hub.endpoint}
+    url = hf_hub_url(repository.name, file.path, **where)
+    # Ranges of a compressed response are not those of the file.
+    headers = {"Range": f"bytes={stream.tell()}-", "Accept-Encoding": "identity"}
+    headers |= build_hf_headers(token=hub.credential)
+    with get_session().stream("GET", url, headers=headers, timeout=client.PATIENCE, follow_redirects=True) as answer:
+        hf_raise_for_status(answer)
+        # A server without ranges sends the whole file: skip what is here.
+        known = 0 if answer.status_code == 206 else stream.tell()
+        for piece in answer.iter_bytes():
+            new = piece[known:]
+            known = max(0, known - len(piece))
+            stream.write(new)
+            digest.update(new)
+            progress.advance(len(new))

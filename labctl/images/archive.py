@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from labctl.errors import HostError
-from labctl.system import tar as packing
 from labctl.system.progress import Progress
-from labctl.system.tar import member_header
+from labctl.system.tar import END, member_header, padding
 
 PIECE = 1 << 20
 """Bytes per read."""
@@ -31,53 +30,50 @@ _LAYOUT = b'{"imageLayoutVersion":"1.0.0"}'
 class Range:
     """A run of bytes of a file."""
 
+    path: Path
     offset: int
     size: int
+
+    def __len__(self) -> int:
+        return self.size
+
+    def chunks(self, start: int = 0) -> Iterator[bytes]:
+        """The bytes, from an offset in the range on."""
+        left = self.size - start
+        with self.path.open("rb") as file:
+            file.seek(self.offset + start)
+            while left:
+                piece = file.read(min(PIECE, left))
+                if not piece:
+                    raise HostError(f"{self.path} was truncated while it was read")
+                left -= len(piece)
+                yield piece
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveStream:
     """A tar stream of bytes in memory and ranges of a file; it can be read from any offset on."""
 
-    path: Path
     parts: tuple[bytes | Range, ...]
 
     @property
     def size(self) -> int:
-        return sum(_size(part) for part in self.parts)
+        return sum(map(len, self.parts))
 
     @property
     def key(self) -> str:
         """Identifies the stream: the bytes before a range name it by its digest."""
-        digest = hashlib.sha256()
-        for part in self.parts:
-            digest.update(part if isinstance(part, bytes) else part.size.to_bytes(8, "big"))
-        return digest.hexdigest()
-
-    def digest(self) -> str:
-        """SHA-256 of the whole stream."""
-        digest = hashlib.sha256()
-        for chunk in self.chunks():
-            digest.update(chunk)
-        return digest.hexdigest()
+        return sha256(part if isinstance(part, bytes) else part.size.to_bytes(8, "big") for part in self.parts)
 
     def chunks(self, start: int = 0) -> Iterator[bytes]:
         """The bytes from an offset on."""
-        with self.path.open("rb") as file:
-            for part in self.parts:
-                skipped = min(start, _size(part))
-                start -= skipped
-                if isinstance(part, bytes):
-                    yield part[skipped:]
-                    continue
-                file.seek(part.offset + skipped)
-                left = part.size - skipped
-                while left:
-                    piece = file.read(min(PIECE, left))
-                    if not piece:
-                        raise HostError(f"{self.path} was truncated while it was read")
-                    left -= len(piece)
-                    yield piece
+        for part in self.parts:
+            skipped = min(start, len(part))
+            start -= skipped
+            if isinstance(part, bytes):
+                yield part[skipped:]
+            else:
+                yield from part.chunks(skipped)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,55 +97,50 @@ class Archive:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
-                self._members = _located(tar)
+            with tarfile.open(path, "r:") as tar:
+                self._members = _located(path, tar)
             self._manifest = json.loads(self._read("manifest.json"))
             self._index = json.loads(self._read("index.json")) if "index.json" in self._members else {}
         except (OSError, ValueError, KeyError, tarfile.TarError) as error:
             raise HostError(f"{path} is not an image archive of Docker: {error}") from error
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The images' tags."""
-        return tuple(tag for entry in self._manifest for tag in entry["RepoTags"] or ())
-
     def image(self, name: str) -> Image:
         """An image by its name. HostError if the archive does not have it."""
         wanted = tagged(name)
-        entry = next((entry for entry in self._manifest if wanted in (entry["RepoTags"] or ())), None)
-        if entry is None:
-            raise HostError(f"{self.path} has no image {name}", hint=f"it has {', '.join(self.names) or 'none'}")
-        config = self._read(entry["Config"])
+        entries = {tag: entry for entry in self._manifest for tag in entry["RepoTags"] or ()}
+        if wanted not in entries:
+            raise HostError(f"{self.path} has no image {name}", hint=f"it has {', '.join(entries) or 'none'}")
+        entry = entries[wanted]
+        config, layers = self._read(entry["Config"]), entry["Layers"]
         described = [one for one in self._index.get("manifests", ()) if entry["Config"] in self._below(one)]
         blobs = dict.fromkeys(blob for one in described for blob in self._below(one))
-        listed = {"Config": entry["Config"], "RepoTags": [wanted], "Layers": entry["Layers"]}
-        own = {"manifest.json": _json([listed])}
+        own = {"manifest.json": _json([{"Config": entry["Config"], "RepoTags": [wanted], "Layers": layers}])}
         if described:
             own |= {"oci-layout": _LAYOUT, "index.json": _json({**self._index, "manifests": described})}
-        small = [blob for blob in (entry["Config"], *blobs) if blob not in entry["Layers"]]
+        small = dict.fromkeys(blob for blob in (entry["Config"], *blobs) if blob not in layers)
         return Image(
             name=name,
-            ids=frozenset(("sha256:" + hashlib.sha256(config).hexdigest(), *(one["digest"] for one in described))),
+            ids=frozenset((f"sha256:{sha256([config])}", *(one["digest"] for one in described))),
             diffs=tuple(json.loads(config)["rootfs"]["diff_ids"]),
-            layers=tuple(entry["Layers"]),
-            documents=(*own.items(), *((blob, self._read(blob)) for blob in dict.fromkeys(small))),
+            layers=tuple(layers),
+            documents=(*own.items(), *((blob, self._read(blob)) for blob in small)),
         )
 
     def stream(self, image: Image, held: int = 0) -> ArchiveStream:
         """An archive of one image without its ``held`` lowest layers; the same bytes every time."""
         parts: list[bytes | Range] = [member_header("blobs/"), member_header("blobs/sha256/")]
         for name, content in image.documents:
-            parts.append(member_header(name, len(content)) + content + packing.padding(len(content)))
+            parts.append(member_header(name, len(content)) + content + padding(len(content)))
         for name in dict.fromkeys(image.layers[held:]):
             where = self._members.get(name)
             if where is None:
                 raise HostError(f"{self.path}: a layer of {image.name} is missing", hint=f"docker pull {image.name}")
-            parts += [member_header(name, where.size), where, packing.padding(where.size)]
-        return ArchiveStream(path=self.path, parts=(*parts, packing.END))
+            parts += [member_header(name, where.size), where, padding(where.size)]
+        return ArchiveStream(parts=(*parts, END))
 
     def _below(self, descriptor: Mapping[str, Any]) -> tuple[str, ...]:
         """The members that a descriptor refers to: a manifest with its configuration and layers, or several of them."""
-        name = _member_of(descriptor)
+        name = "blobs/" + descriptor["digest"].replace(":", "/")
         if name not in self._members:
             return ()  # of another platform
         said = json.loads(self._read(name)) if descriptor["mediaType"].endswith(_LEADING) else {}
@@ -158,10 +149,15 @@ class Archive:
         return (name, *(blob for one in inner for blob in self._below(one)))
 
     def _read(self, name: str) -> bytes:
-        where = self._members[name]
-        with self.path.open("rb") as file:
-            file.seek(where.offset)
-            return file.read(where.size)
+        return b"".join(self._members[name].chunks())
+
+
+def sha256(chunks: Iterable[bytes]) -> str:
+    """Their hexadecimal digest."""
+    digest = hashlib.sha256()
+    for chunk in chunks:
+        digest.update(chunk)
+    return digest.hexdigest()
 
 
 def tagged(name: str) -> str:
@@ -185,26 +181,18 @@ def common(layers: Sequence[str], held: Iterable[Sequence[str]]) -> int:
     return most
 
 
-def _located(tar: tarfile.TarFile) -> dict[str, Range]:
+def _located(path: Path, tar: tarfile.TarFile) -> dict[str, Range]:
     """The range of each file; engines before 25 link a layer that occurs twice."""
     found: dict[str, Range] = {}
     for member in tar:
         if member.isfile():
-            found[member.name] = Range(member.offset_data, member.size)
+            found[member.name] = Range(path, member.offset_data, member.size)
         elif member.issym() or member.islnk():
             base = posixpath.dirname(member.name) if member.issym() else ""
             target = posixpath.normpath(posixpath.join(base, member.linkname))
             if target in found:
                 found[member.name] = found[target]
     return found
-
-
-def _member_of(descriptor: Mapping[str, Any]) -> str:
-    return "blobs/" + str(descriptor["digest"]).replace(":", "/")
-
-
-def _size(part: bytes | Range) -> int:
-    return len(part) if isinstance(part, bytes) else part.size
 
 
 def _json(document: object) -> bytes:

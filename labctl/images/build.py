@@ -1,8 +1,13 @@
-"""Builds labctl's images from this host's package sources, which only the build sees."""
+"""Builds labctl's images from this host's package sources, which only the build sees.
+
+The image that they are built on is here already, pulled, or, plain Debian, made from this host's own packages.
+"""
 
 from __future__ import annotations
 
 import re
+import shlex
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,15 +20,20 @@ from labctl import accelerators
 from labctl.config.settings import Settings
 from labctl.engines.docker import DockerEngine
 from labctl.errors import HostError
-from labctl.images import base as base_image
 from labctl.images import catalog, package_sources
 from labctl.images.package_sources import PipSources
 from labctl.model import HERE, Pairs
-from labctl.system import process
+from labctl.setup import apt
+from labctl.setup.requirements import root_prefix
+from labctl.system import process, procfs
 from labctl.system.files import make_private
 
 Emit = Callable[[str], None]
 
+DEBIAN = "bookworm"
+"""The release of the plain base image, whatever release the host runs."""
+PLAIN = f"debian:{DEBIAN}-slim"
+KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 TORCH_INDEXES = {"cpu": "https://download.pytorch.org/whl/cpu", "intel": "https://download.pytorch.org/whl/xpu"}
 """Where an image's torch comes from, if not from the package index itself."""
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
@@ -78,7 +88,8 @@ def build(request: BuildRequest, emit: Emit) -> dict[str, Any]:
     inputs = catalog.inputs_hash(request.image)
     wanted = package_sources.pins(_text(request.image, "in")) | package_sources.pins(lock)
     with _prepared(request, wanted, emit, package_sources.hashes(lock)) as arguments:
-        _buildx(request, ["--load", "--tag", tag, "--label", f"{catalog.INPUTS_LABEL}={inputs}", *arguments], emit)
+        loaded = ["--load", "--tag", tag, "--label", f"{catalog.INPUTS_LABEL}={inputs}"]
+        run(catalog.dockerfile(request.image), [*loaded, *arguments], request, emit)
     built = engine.image(tag) or {}
     seconds = round(time.monotonic() - began, 1)
     emit(f"image {tag}: {built['Size'] / 1e9:.2f} GB, {seconds:g} s")
@@ -101,7 +112,7 @@ def update_lock(request: BuildRequest, emit: Emit) -> dict[str, Any]:
     ):
         # Without the cache for that stage, which has last month's versions.
         exported = ["--target", "lock", "--no-cache-filter", "resolve", "--output", f'type=local,"dest={folder}"']
-        _buildx(request, [*exported, *arguments], emit)
+        run(catalog.dockerfile(request.image), [*exported, *arguments], request, emit)
         text = (Path(folder) / lock.name).read_text(encoding="utf-8")
     try:
         lock.write_text(text, encoding="utf-8")
@@ -119,12 +130,11 @@ def _prepared(
 ) -> Iterator[list[str]]:
     """The arguments that pass base image and package sources in, valid while their files are there."""
     base = _base(request, emit)
-    release = base_image.release_of(base, request.engine)
-    apt_list = base_image.apt_list(release.get("ID", ""), release.get("VERSION_CODENAME", ""), request.apt_mirror)
+    release = release_of(base, request.engine)
+    sources = apt_list(release.get("ID", ""), release.get("VERSION_CODENAME", ""), request.apt_mirror)
     with tempfile.TemporaryDirectory(dir=_state(request), prefix="build-") as folder:
-        given = hand_in(
-            request, pip_sources(request, package_sources.of_host()), wanted, apt_list, Path(folder), hashes
-        )
+        pip = pip_sources(request, package_sources.of_host())
+        given = hand_in(request, pip, wanted, sources, Path(folder), hashes)
         yield ["--build-arg", f"BASE_IMAGE={base}", "--label", f"{catalog.BASE_LABEL}={base}", *given]
 
 
@@ -135,20 +145,110 @@ def _base(request: BuildRequest, emit: Emit) -> str:
         vendor = accelerators.modules().get(request.image)
         if vendor and request.base_image:
             vendor.require_image(request.base_image)
-        return base_image.ensure(
-            request.base_image or catalog.base(request.image) or (vendor.base_image() if vendor else ""),
-            chosen=bool(request.base_image),
-            mirror=request.apt_mirror,
-            directory=_state(request),
-            emit=emit,
-            engine=request.engine,
-        )
+        wanted = request.base_image or catalog.base(request.image) or (vendor.base_image() if vendor else "")
+        return ensure_base(wanted, request, emit)
     tag = catalog.tag(name)
     present = request.engine.image(tag)
     if present is None or catalog.is_stale(present["Config"].get("Labels") or {}, name):
         emit(f"image {request.tag} is built on {tag}: building that first")
         build(replace(request, image=name, tag=tag), emit)
     return tag
+
+
+def ensure_base(name: str, request: BuildRequest, emit: Emit) -> str:
+    """The name of an image that the engine has: this one or, unless the settings name it, one made in its place.
+
+    HostError if it can be neither pulled nor made.
+    """
+    engine = request.engine
+    made = f"labctl/base:{DEBIAN}"
+    can_make = name == PLAIN and not request.base_image
+    for image in (name, made) if can_make else (name,):
+        if engine.image_id(image):
+            return image
+    emit(f"pulling {name}")
+    try:
+        engine.pull(name)
+    except HostError as error:
+        reason = error.message.strip().splitlines()[-1]
+    else:
+        return name
+    if not can_make:
+        hint = "LAB_BASE_IMAGE may name an image that is here: docker images"
+        raise HostError(f"cannot pull {name}: {reason}", hint=hint)
+    emit(f"cannot pull {name} ({reason}): making {made} from this host's own Debian packages instead")
+    make_base(made, request, emit)
+    return made
+
+
+def make_base(tag: str, request: BuildRequest, emit: Emit) -> None:
+    """Make a minimal Debian and import it. HostError if this host cannot, or a step fails.
+
+    Source: mmdebstrap(1).
+    """
+    if procfs.os_release().get("ID") not in {"debian", "ubuntu"}:
+        raise HostError(
+            "only a Debian or Ubuntu host can make the base image itself",
+            hint="set LAB_BASE_IMAGE to a Debian image that is here, or docker load one",
+        )
+    archive = apt_list("debian", DEBIAN, request.apt_mirror)
+    if not archive:
+        raise HostError(
+            f"this host's own package sources have no Debian {DEBIAN} to make the base image from",
+            hint="set LAB_APT_MIRROR to a Debian mirror, or LAB_BASE_IMAGE to an image that is here",
+        )
+    _require_mmdebstrap(emit)
+    with tempfile.TemporaryDirectory(dir=_state(request), prefix="base-") as folder:
+        work = Path(folder)
+        # Credentials are used from a file here, and stay out of the image.
+        (work / "mirror.list").write_text(archive, encoding="utf-8")
+        (work / "public.list").write_text(re.sub(r"(\w://)[^\s/]*@", r"\1", archive), encoding="utf-8")
+        argv = [
+            *(root_prefix() or ()),
+            "mmdebstrap",
+            "--variant=apt",
+            "--include=ca-certificates",
+            f"--customize-hook=upload {shlex.quote(f'{work}/public.list')} /etc/apt/sources.list",
+            '--customize-hook=rm -f "$1"/etc/apt/sources.list.d/* "$1/etc/resolv.conf" "$1/etc/hostname"',
+            DEBIAN,
+            f"{work}/base.tar",
+            f"{work}/mirror.list",
+        ]
+        process.stream(argv, lambda line: emit(f"  {line[3:]}") if line.startswith("I: ") else None)
+        request.engine.import_image(work / "base.tar", tag)
+
+
+def apt_list(distribution: str, codename: str, mirror: str) -> str:
+    """``sources.list`` for an image of that release: Debian's from a named mirror, else this host's own; or empty."""
+    if mirror and distribution == "debian":
+        return apt.for_mirror(mirror, codename)
+    release = procfs.os_release()
+    if release.get("ID") != distribution:
+        return ""
+    return apt.for_release(apt.read(), distribution, release.get("VERSION_CODENAME", ""), codename)
+
+
+def release_of(image: str, engine: DockerEngine) -> Mapping[str, str]:
+    """``/etc/os-release`` of an image; empty if it has none."""
+    try:
+        return procfs.parse_os_release(engine.file_of(image, "/etc/os-release"))
+    except HostError:
+        return {}
+
+
+def _require_mmdebstrap(emit: Emit) -> None:
+    there = {"mmdebstrap": shutil.which("mmdebstrap"), "debian-archive-keyring": KEYRING.is_file()}
+    wanted = [package for package, found in there.items() if not found]
+    if not wanted:
+        return
+    install = ["apt-get", "install", "--yes", "--no-install-recommends", *wanted]
+    prefix = root_prefix()
+    if prefix is None:
+        raise HostError(f"making the base image needs {' and '.join(wanted)}", hint=f"as root: {shlex.join(install)}")
+    emit(f"installing {', '.join(wanted)}")
+    if process.run([*prefix, *install], check=False).code != 0:
+        process.run([*prefix, "apt-get", "update"])
+        process.run([*prefix, *install])
 
 
 def pip_sources(request: BuildRequest, host: PipSources) -> PipSources:
@@ -161,7 +261,7 @@ def hand_in(
     request: BuildRequest,
     pip: PipSources,
     wanted: Mapping[str, str | None],
-    apt_list: str,
+    sources: str,
     folder: Path,
     hashes: frozenset[str] = frozenset(),
 ) -> list[str]:
@@ -172,37 +272,28 @@ def hand_in(
         local = replace(pip, find_links=(*pip.find_links, index), extra_indexes=(*pip.extra_indexes, index))
     staged = package_sources.stage_wheels(local, wanted, folder / "wheels", hashes)
     certificates = package_sources.ca_bundle((pip.cert,), request.environ)
-    apt_conf = (
-        [f'Dir::Etc::SourceList "{package_sources.IN_BUILD}/apt.list";', 'Dir::Etc::SourceParts "-";']
-        if apt_list
-        else []
-    )
+    apt_conf = ""
+    if sources:
+        apt_conf += f'Dir::Etc::SourceList "{package_sources.IN_BUILD}/apt.list";\nDir::Etc::SourceParts "-";\n'
     if certificates:
-        apt_conf.append(f'Acquire::https::CAInfo "{package_sources.IN_BUILD}/ca.crt";')
+        apt_conf += f'Acquire::https::CAInfo "{package_sources.IN_BUILD}/ca.crt";\n'
     # Only if torch is wanted and no wheel is here: pip would ask that index for every package.
     torch_index = index if "torch" in wanted.keys() - staged else ""
-    secrets = {
-        "pip.conf": package_sources.pip_conf(
-            pip, torch_index=torch_index, wheels=bool(staged), certificates=bool(certificates)
-        ),
-        "apt.list": apt_list,
-        "apt.conf": "".join(f"{line}\n" for line in apt_conf),
-    }
-    arguments = ["--build-context", f"wheels={folder / 'wheels'}"] if staged else []
-    if certificates:
-        arguments += _secret("ca.crt", certificates)
-    for name, content in secrets.items():
+    pip_conf = package_sources.pip_conf(
+        pip, torch_index=torch_index, wheels=bool(staged), certificates=bool(certificates)
+    )
+    secrets = {"ca.crt": certificates} if certificates else {}
+    for name, content in (("pip.conf", pip_conf), ("apt.list", sources), ("apt.conf", apt_conf)):
         if content:
-            (folder / name).write_text(content, encoding="utf-8")
-            arguments += _secret(name, folder / name)
+            secrets[name] = folder / name
+            secrets[name].write_text(content, encoding="utf-8")
+    arguments = ["--build-context", f"wheels={folder / 'wheels'}"] if staged else []
+    for name, path in secrets.items():
+        # Quoted, as the value is read as a line of CSV.
+        arguments += ["--secret", f'id={name},"src={path}"']
     for name in _proxy_environment(request):
         arguments += ["--build-arg", name]
     return arguments
-
-
-def _secret(name: str, path: Path) -> list[str]:
-    # Quoted, as the value is read as a line of CSV.
-    return ["--secret", f'id={name},"src={path}"']
 
 
 def _proxy_environment(request: BuildRequest) -> dict[str, str]:
@@ -216,36 +307,22 @@ def _state(request: BuildRequest) -> Path:
     return state
 
 
-def _buildx(request: BuildRequest, arguments: list[str], emit: Emit) -> None:
-    engine = request.engine
-    log = _state(request) / ("build.log" if engine.host == HERE else f"build-{engine.host}.log")
-    environment = _proxy_environment(request)
-    run(catalog.dockerfile(request.image), arguments, environment, log, request.tag, emit, engine)
-
-
 def _text(image: str, kind: str) -> str:
     path = catalog.file(image, kind)
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
-def run(
-    dockerfile: Path,
-    arguments: list[str],
-    environment: Mapping[str, str],
-    log: Path,
-    what: str,
-    emit: Emit,
-    engine: DockerEngine,
-) -> None:
+def run(dockerfile: Path, arguments: list[str], request: BuildRequest, emit: Emit) -> None:
     """Run ``docker buildx build`` on a Dockerfile and its folder. HostError with the log's last lines if a step fails.
 
     Not through python-on-whales, which puts the values of build arguments on the command line, where everyone on the
     host could read a proxy's password, and keeps no log.
     """
+    engine = request.engine
     # The engine's own builder: another could neither see a local base image nor share its cache with the engine.
     argv = [*engine.docker, "buildx", "build", "--builder", engine.context(), "--progress", "plain"]
-    argv.append("--provenance=false")
-    argv += ["--file", str(dockerfile), *arguments, str(dockerfile.parent)]
+    argv += ["--provenance=false", "--file", str(dockerfile), *arguments, str(dockerfile.parent)]
+    log = _state(request) / ("build.log" if engine.host == HERE else f"build-{engine.host}.log")
     progress = Progress(emit)
     with log.open("w", encoding="utf-8") as file:
         log.chmod(0o600)
@@ -255,11 +332,10 @@ def run(
             file.write(safe + "\n")
             progress.read(safe)
 
-        done = process.stream(argv, keep, env=environment, check=False)
+        done = process.stream(argv, keep, env=_proxy_environment(request), check=False)
     if done.code != 0:
-        last = hide_credentials(done.out)
         raise HostError(
-            f"building {what} failed:\n{last}",
+            f"building {request.tag} failed:\n{hide_credentials(done.out)}",
             hint=f"less {log}; where packages come from: LAB_APT_MIRROR, LAB_PIP_INDEX_URL, LAB_PIP_FIND_LINKS, "
             "LAB_CA_CERTIFICATES, HTTPS_PROXY",
         )
@@ -283,14 +359,12 @@ class Progress:
         if match is None:
             return
         number, text = match.groups()
+        name = self._names.get(number, "")
         if named := re.match(r"\[(?!internal|context)([^\]]+)\]|(exporting)", text):
             self._names.setdefault(number, named[1] or named[2])
-        elif number in self._names:
-            self._report(number, text)
-
-    def _report(self, number: str, text: str) -> None:
-        name = self._names[number]
-        if ended := re.match(r"DONE (\S+?)s|(CACHED)", text):
+        elif not name:
+            return
+        elif ended := re.match(r"DONE (\S+?)s|(CACHED)", text):
             self._emit(f"  {name}: {'cached' if ended[2] else f'{ended[1]} s'}")
         elif number not in self._working:
             self._working.add(number)

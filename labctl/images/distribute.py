@@ -18,12 +18,10 @@ from labctl.hosts.ssh import Connection
 from labctl.images import catalog, local, remote
 from labctl.images.archive import Archive, ArchiveStream, Image, report, tagged
 from labctl.images.remote import HostImageState
-from labctl.model import Event
+from labctl.system.files import require_room
 from labctl.system.parallel import map_hosts
 from labctl.system.process import ProcessTimeout
 from labctl.system.progress import At, Progress, amount, listed, waiting_for
-
-Emit = Callable[[Event], None]
 
 WORTH = 32 << 20
 """Bytes from which on it pays to ask hosts whether they reach each other."""
@@ -38,7 +36,7 @@ class ImageTargets:
     """The hosts that are to have an image; ``addresses`` if they reach each other by others than the inventory's."""
 
     hosts: Mapping[str, Connection]
-    emit: Emit
+    notice: Callable[[str], None]
     addresses: Mapping[str, str]
 
     def image_states(self, image: str) -> tuple[dict[str, HostImageState], Failures]:
@@ -83,7 +81,7 @@ def deliver(
 
     A host whose engine rejects an archive without the layers that it has gets the whole one.
     """
-    emit = targets.emit
+    notice = targets.notice
     held = {name: 0 if whole else state.held(image) for name, state in states.items()}
     streams = {count: archive.stream(image, count) for count in set(held.values())}
     direct = [
@@ -100,17 +98,17 @@ def deliver(
     ]
     transfers = find_routes(direct)
     for line in describe_routes(transfers.values()):
-        emit(Event(kind="notice", text=line))
+        notice(line)
     sources = {one.source.host for one in transfers.values() if one.source}
-    with waiting_for("loading", lambda text: emit(Event(kind="notice", text=text))) as loading:
-        _, failures = map_hosts(lambda one: install(one, loading, emit, keep=one.host in sources), transfers)
+    with waiting_for("loading", notice) as loading:
+        _, failures = map_hosts(lambda one: install(one, loading, notice, keep=one.host in sources), transfers)
     kept = {name: transfers[name] for name in sources if name not in failures}
     map_hosts(lambda one: remote.remove(one.connection, one.file), kept)
     rejected = {name for name, failure in failures.items() if isinstance(failure, ImageRejected) and held[name]}
     if not rejected:
         return failures
     for name in rejected:
-        emit(Event(kind="notice", text=f"{failures.pop(name).message}; sending all layers", node=name))
+        notice(f"{failures.pop(name).message}; sending all layers")
     again = {name: state for name, state in states.items() if name in rejected}
     return failures | deliver(archive, image, again, targets, whole=True)
 
@@ -126,9 +124,10 @@ def find_routes(direct: Iterable[Transfer]) -> dict[str, Transfer]:
         lambda pair: remote.reaches(pair[0].connection, pair[1].connection, pair[1].address, pair[1].state), pairs
     )
     routed: dict[str, Transfer] = {}
-    for one in (one for group in groups.values() for one in group):
-        source = routed[pairs[one.host][0].host] if reached.get(one.host) else None
-        routed[one.host] = replace(one, source=source)
+    for group in groups.values():
+        for one in group:
+            source = routed[pairs[one.host][0].host] if reached.get(one.host) else None
+            routed[one.host] = replace(one, source=source)
     return routed
 
 
@@ -148,9 +147,9 @@ def describe_routes(transfers: Iterable[Transfer]) -> Iterator[str]:
         )
 
 
-def install(one: Transfer, loading: At, emit: Emit, *, keep: bool) -> None:
+def install(one: Transfer, loading: At, notice: Callable[[str], None], *, keep: bool) -> None:
     """Upload the image, load it and compare its id; the uploaded file is removed unless others are relayed it."""
-    upload(one, emit)
+    upload(one, notice)
     try:
         with loading(one.host):
             found = remote.load(one.connection, one.file, tagged(one.image.name))
@@ -173,25 +172,23 @@ def install(one: Transfer, loading: At, emit: Emit, *, keep: bool) -> None:
         raise ImageRejected(
             f"{one.host}: its engine loaded {one.image.name} as {found}, not {min(one.image.ids)}", node=one.host
         )
-    emit(Event(kind="notice", text=f"{one.host}: image {one.image.name} is loaded", node=one.host))
+    notice(f"{one.host}: image {one.image.name} is loaded")
 
 
-def upload(one: Transfer, emit: Emit) -> None:
+def upload(one: Transfer, notice: Callable[[str], None]) -> None:
     """Have the whole archive on the host, from its source and from here. HostError if it does not get there."""
-
-    def notice(text: str) -> None:
-        emit(Event(kind="notice", text=text, node=one.host))
-
     size, received = one.stream.size, remote.size(one.connection, one.file)
     if received > size:
         remote.remove(one.connection, one.file)
         received = 0
-    remote.require_room_for(one.connection, one.state, size, received)
+    # During `docker load` it is there three times: as sent, as the engine unpacks it, and as layers.
+    disks = ((one.state.home, size - received), (one.state.root, 2 * size))
+    require_room("the image", [(room, needed) for room, needed in disks if room], one.host)
     if received:
         notice(f"{one.host}: resuming after {amount(received)} of {amount(size)}")
     progress = Progress(f"{one.host}: {one.image.name}", size, received, notice, every=one.pace)
     if one.source and received < size:
-        received = relay(one, one.source, received, progress)
+        received = relay(one, one.source, progress)
     for _ in range(TURNS):
         if received >= size:
             break
@@ -205,19 +202,12 @@ def upload(one: Transfer, emit: Emit) -> None:
     progress.finish()
 
 
-def relay(one: Transfer, source: Transfer, received: int, progress: Progress) -> int:
+def relay(one: Transfer, source: Transfer, progress: Progress) -> int:
     """Have the source host pass the file on; returns how much has arrived when it is done or its connection broke."""
     reason = ""
-    hop = remote.ssh_hop(one.connection, one.address, "append", one.file, str(received))
+    hop = remote.ssh_hop(one.connection, one.address, "append", one.file, str(progress.done))
     try:
-        remote.relay(
-            source.connection,
-            source.file,
-            one.stream.size,
-            received,
-            hop,
-            lambda offset: progress.advance(offset - progress.done),
-        )
+        remote.relay(source.connection, source.file, one.stream.size, hop, progress)
     except HostError as error:
         reason = f" ({error.message})"
     received = remote.size(one.connection, one.file)
@@ -262,12 +252,8 @@ def send(image: str, targets: ImageTargets, directory: Path) -> Failures:
     lacking = {name: state for name, state in states.items() if not alike(state.image, own)}
     if not lacking:
         return failures
-
-    def notice(text: str) -> None:
-        targets.emit(Event(kind="notice", text=text))
-
-    notice(f"reading image {image} for {listed(lacking)}")
-    with local.spooled(image, directory, own["Size"], notice) as archive:
+    targets.notice(f"reading image {image} for {listed(lacking)}")
+    with local.spooled(image, directory, own["Size"], targets.notice) as archive:
         return failures | deliver(archive, archive.image(image), lacking, targets)
 
 
@@ -299,7 +285,7 @@ def build(image: str, targets: ImageTargets, build_on: Callable[[str], object], 
     states, failures = targets.image_states(image)
     lacking = {name: name for name, state in states.items() if state.image is None}
     for name in lacking:
-        targets.emit(Event(kind="notice", text=f"{name}: image {image} not found; {doing} it", node=name))
+        targets.notice(f"{name}: image {image} not found; {doing} it")
     return failures | map_hosts(build_on, lacking)[1]
 
 
@@ -307,13 +293,10 @@ def alike(found: Mapping[str, Any] | None, other: Mapping[str, Any]) -> bool:
     """Whether two engines describe the same image; they give it different ids if they store images differently."""
     if found is None or found["Id"] == other["Id"]:
         return found is not None
-    return all(
-        _filled(found, *keys) == _filled(other, *keys) for keys in (("RootFS", "Layers"), ("Created",), ("Config",))
-    )
+    return _content(found) == _content(other)
 
 
-def _filled(document: Any, *keys: str) -> Any:
-    """What a description has below these keys, without empty values: engines differ in those."""
-    for key in keys:
-        document = document.get(key) or {}
-    return {key: value for key, value in document.items() if value} if isinstance(document, dict) else document
+def _content(image: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Layers, time and configuration, without empty values: engines differ in those."""
+    config = {key: value for key, value in (image.get("Config") or {}).items() if value}
+    return image["RootFS"].get("Layers") or [], image.get("Created") or "", config

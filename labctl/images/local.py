@@ -11,7 +11,7 @@ from typing import Any
 from labctl.engines.docker import DockerEngine
 from labctl.errors import HostError
 from labctl.images.archive import Archive, report
-from labctl.images.remote import ASKING, STORING
+from labctl.images.remote import ASKING, MOVING, STORING
 from labctl.system import process
 from labctl.system.files import make_private
 from labctl.system.progress import Progress, amount, waiting
@@ -52,28 +52,20 @@ def save(images: tuple[str, ...], path: Path, size: int, notice: Callable[[str],
         process.run(["docker", "save", "--output", str(path), *images], timeout=STORING)
 
 
-def load(archive: Archive, name: str, notice: Callable[[str], None]) -> bool:
-    """Load an image of an archive; False if the engine has it. HostError with the engine's own words."""
-    import docker
-
+def load(archive: Archive, name: str, notice: Callable[[str], None]) -> None:
+    """Load an image of an archive, unless the engine has it. HostError with the engine's own words."""
     image = archive.image(name)
     found = described(name)
     if found and found["Id"] in image.ids:
-        return False
+        return
     stream = archive.stream(image)
     progress = Progress(name, stream.size, 0, notice)
 
     def storing(seconds: float) -> str:
         return f"{name}: Docker stores it, {seconds:.0f} s so far" if progress.done == stream.size else ""
 
-    try:
-        api: Any = docker.from_env(timeout=STORING).api
-        with waiting(notice, storing):
-            answers = api.load_image(report(stream.chunks(), progress))
-            refused = " ".join(line["error"] for line in answers if "error" in line)
-    except (docker.errors.DockerException, OSError) as error:
-        raise HostError(f"Docker Engine did not load {name}: {error}", hint="labctl setup; df -h") from error
-    if refused:
-        raise HostError(f"Docker Engine did not load {name}: {refused}", hint="df -h")
+    with waiting(notice, storing):
+        done = process.feed(["docker", "load", "--quiet"], report(stream.chunks(), progress), timeout=MOVING)
+    if done.code != 0:
+        raise HostError(f"Docker Engine did not load {name}: {done.err.strip()}", hint="labctl setup; df -h")
     progress.finish()
-    return True

@@ -7,7 +7,6 @@ file names of wheels (PEP 427) and source archives (PEP 625).
 from __future__ import annotations
 
 import ast
-import hashlib
 import os
 import re
 import shutil
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
 
+from labctl.images.archive import Range, sha256
 from labctl.system import process
 
 CA_BUNDLES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
@@ -102,8 +102,14 @@ def stage_wheels(
         project, version = project_of(path.name)
         checked = digests and project != "torch"
         fits = project in wanted and (not (pin := wanted[project]) or Version(pin) == version)
-        if fits and not (checked and _sha256(path) not in digests):
-            _link(path, into / path.name)
+        if fits and not (checked and sha256(Range(path, 0, path.stat().st_size).chunks()) not in digests):
+            target = into / path.name
+            target.unlink(missing_ok=True)
+            try:
+                os.link(path.resolve(), target)
+            except OSError:
+                # Another file system, or someone else's file.
+                shutil.copyfile(path, target)
             staged.add(project)
     return frozenset(staged)
 
@@ -156,20 +162,3 @@ def _in_indexes(indexes: Iterable[str], wanted: Iterable[str]) -> Iterator[Path]
                 path = local_path(urljoin(page.absolute().as_uri(), link))
                 if path and path.is_file():
                     yield path
-
-
-def _link(source: Path, target: Path) -> None:
-    target.unlink(missing_ok=True)
-    try:
-        os.link(source.resolve(), target)
-    except OSError:
-        # Another file system, or someone else's file.
-        shutil.copyfile(source, target)
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from labctl.errors import HostError
 from labctl.hosts.ssh import Connection, remote
-from labctl.images.archive import ArchiveStream, Image, common
-from labctl.system.files import Room, require_room
+from labctl.images.archive import ArchiveStream, Image, common, sha256
+from labctl.system.files import Room
+from labctl.system.progress import Progress
 
 ASKING = 120
 """Seconds for an engine to say what it has: one that stores a large image is slow to answer."""
@@ -64,15 +65,6 @@ def image_state(connection: Connection, image: str) -> HostImageState:
     )
 
 
-def require_room_for(connection: Connection, state: HostImageState, size: int, received: int) -> None:
-    """HostError if a disk is too small for an archive of ``size`` bytes, some of them received.
-
-    During `docker load` it is there three times: as sent, as the engine unpacks it, and as layers.
-    """
-    needed = [(room, count) for room, count in ((state.home, size - received), (state.root, 2 * size)) if room]
-    require_room("the image", needed, connection.target.name)
-
-
 def size(connection: Connection, file: str) -> int:
     """Bytes of a file that the host received so far."""
     fix = "ls -la ~/.labctl/images"
@@ -88,19 +80,17 @@ def append(connection: Connection, file: str, offset: int, chunks: Iterable[byte
     return done.code == 0
 
 
-def relay(
-    source: Connection, file: str, size: int, offset: int, hop: tuple[str, ...], on_progress: Callable[[int], None]
-) -> None:
-    """Have a host pipe its file, as it grows, into a program; ``on_progress`` gets the offset that it has reached."""
+def relay(source: Connection, file: str, size: int, hop: tuple[str, ...], progress: Progress) -> None:
+    """Have a host pipe its file, as it grows, into a program, from what is done on."""
     rest = b""
 
     def read(chunk: bytes) -> None:
         nonlocal rest
         *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines[-1:]:
-            on_progress(int(line))
+        if lines:
+            progress.advance(int(lines[-1]) - progress.done)
 
-    words = ("relay", file, str(size), str(offset), *hop)
+    words = ("relay", file, str(size), str(progress.done), *hop)
     done = source.receive(_script("relay"), *words, on_chunk=read, timeout=MOVING)
     if done.code != 0:
         raise failed(source, "cannot relay the image", done.err)
@@ -109,12 +99,13 @@ def relay(
 def ssh_hop(connection: Connection, address: str, *words: str) -> tuple[str, ...]:
     """The ssh command by which another host runs the script on this one, as its own user and ssh configuration say."""
     target = connection.target
-    options = ["BatchMode=yes", "ConnectTimeout=5", "ServerAliveInterval=3", "ServerAliveCountMax=3"]
-    plain = [word for option in (*options, "ClearAllForwardings=yes", "ForwardAgent=no") for word in ("-o", option)]
-    named = [
-        word for flag, value in (("-l", target.user), ("-p", str(target.port or ""))) if value for word in (flag, value)
-    ]
-    return ("ssh", "-T", *plain, *named, "--", address or target.address or target.name, remote(SCRIPT, words))
+    options = ["-oBatchMode=yes", "-oConnectTimeout=5", "-oServerAliveInterval=3", "-oServerAliveCountMax=3"]
+    options += ["-oClearAllForwardings=yes", "-oForwardAgent=no"]
+    if target.user:
+        options += ["-l", target.user]
+    if target.port:
+        options += ["-p", str(target.port)]
+    return ("ssh", "-T", *options, "--", address or target.address or target.name, remote(SCRIPT, words))
 
 
 def reaches(source: Connection, target: Connection, address: str, state: HostImageState) -> bool:
@@ -135,7 +126,7 @@ def load(connection: Connection, file: str, image: str) -> str:
 def is_whole(connection: Connection, file: str, stream: ArchiveStream) -> bool:
     """Whether a file on the host equals what was sent."""
     done = connection.run(_script("digest"), "digest", file, timeout=MOVING, check=False)
-    return done.out.split()[:1] == [stream.digest()]
+    return done.out.split()[:1] == [sha256(stream.chunks())]
 
 
 def remove(connection: Connection, file: str) -> None:

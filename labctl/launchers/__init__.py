@@ -164,9 +164,9 @@ def one_interface_only(launcher: str, launch: LaunchSpec) -> None:
         )
 
 
-def hostfile(launch: LaunchSpec) -> File:
-    """The nodes in the dialect that most launchers read, in the run's directory."""
-    return File(path="hostfile", content=format_hostfile(launch.entries), mode=0o644)
+def hostfile(launch: LaunchSpec) -> tuple[File, ...]:
+    """The nodes in the dialect that most launchers read, in the run's directory: the only file that most need."""
+    return (File(path="hostfile", content=format_hostfile(launch.entries), mode=0o644),)
 
 
 def open_mpi_options(launch: LaunchSpec) -> tuple[str, ...]:

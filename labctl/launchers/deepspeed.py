@@ -39,7 +39,9 @@ def check(launch: LaunchSpec) -> None:
 
 def argv(launch: LaunchSpec) -> tuple[str, ...]:
     """The command for the launcher container, to be run in the run's directory."""
-    mpi = ("--launcher_args", shlex.join(_mpirun_options(launch))) if launch.way == "openmpi" else ()
+    # What DeepSpeed does not tell mpirun.
+    options = ("--allow-run-as-root", "--tag-output", "--bind-to", "none", *open_mpi_options(launch))
+    mpi = ("--launcher_args", shlex.join(options)) if launch.way == "openmpi" else ()
     return (
         "deepspeed",
         "--hostfile", f"{launch.directory}/hostfile",
@@ -60,15 +62,4 @@ def argv(launch: LaunchSpec) -> tuple[str, ...]:
 def files(launch: LaunchSpec) -> tuple[File, ...]:
     """The hostfile and the environment, relative to the run's directory."""
     variables = "".join(f"{name}={value}\n" for name, value in launch.variables)
-    return (
-        hostfile(launch),
-        File(path=".deepspeed_env", content=variables, mode=0o644),
-    )
-
-
-def _mpirun_options(launch: LaunchSpec) -> tuple[str, ...]:
-    """What DeepSpeed does not tell mpirun."""
-    return (
-        "--allow-run-as-root", "--tag-output", "--bind-to", "none",
-        *open_mpi_options(launch),
-    )  # fmt: skip
+    return (*hostfile(launch), File(path=".deepspeed_env", content=variables, mode=0o644))

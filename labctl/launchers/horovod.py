@@ -8,7 +8,6 @@ is off; it hands the launcher's whole environment to every rank.
 from __future__ import annotations
 
 from labctl.launchers import LaunchSpec, first_slots_only, hostfile, one_interface_only
-from labctl.model import File
 
 WAYS = ("gloo", "mpi")
 OPTIONS = {
@@ -52,6 +51,4 @@ def argv(launch: LaunchSpec) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def files(launch: LaunchSpec) -> tuple[File, ...]:
-    """The hostfile, relative to the run's directory."""
-    return (hostfile(launch),)
+files = hostfile

@@ -7,7 +7,6 @@ node are its cpuset, which several ranks may share.
 from __future__ import annotations
 
 from labctl.launchers import LaunchSpec, first_slots_only, hostfile, open_mpi_options
-from labctl.model import File
 
 WAYS = ("openmpi",)
 OPTIONS = {
@@ -50,6 +49,4 @@ def argv(launch: LaunchSpec) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def files(launch: LaunchSpec) -> tuple[File, ...]:
-    """The hostfile, relative to the run's directory."""
-    return (hostfile(launch),)
+files = hostfile

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from labctl.launchers import LaunchSpec, first_slots_only, hostfile
-from labctl.model import File
 
 WAYS = ("script",)
 OPTIONS: Mapping[str, int] = {}
@@ -25,6 +24,4 @@ def argv(launch: LaunchSpec) -> tuple[str, ...]:
     return (launch.program,)
 
 
-def files(launch: LaunchSpec) -> tuple[File, ...]:
-    """The hostfile, relative to the run's directory."""
-    return (hostfile(launch),)
+files = hostfile

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from labctl.errors import ConfigError
 from labctl.launchers import LaunchSpec, first_slots_only, hostfile
-from labctl.model import File
 
 WAYS = ("pdsh",)
 OPTIONS = {
@@ -55,6 +54,5 @@ def argv(launch: LaunchSpec) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def files(launch: LaunchSpec) -> tuple[File, ...]:
-    """The hostfile, for the record: pdsh is given the nodes by name."""
-    return (hostfile(launch),)
+# For the record: pdsh is given the nodes by name.
+files = hostfile

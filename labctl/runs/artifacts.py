@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 from labctl import naming
 from labctl.deploy import plan
@@ -14,10 +15,9 @@ from labctl.engines import Backend, connection_to
 from labctl.errors import HostError
 from labctl.hosts import pull, push, ssh_errors
 from labctl.hosts.manifest import Manifest, scan
-from labctl.hosts.pull import PullResult
 from labctl.hosts.ssh import Connection
 from labctl.lab.spec import hidden as hidden_values
-from labctl.model import LAUNCHER, Host, Job, Lab, Secret
+from labctl.model import Host, Job, Lab, Secret
 from labctl.runs import store
 from labctl.system import filelock
 from labctl.system.parallel import pool
@@ -30,62 +30,74 @@ ENDING = 300
 SHOWN = 3
 
 
-def send(lab: Lab, job: Job, engine: Backend, path: Path, earlier: tuple[str, ...] = ()) -> Manifest:
+def hosts_apart(lab: Lab, job: Job) -> tuple[Host, ...]:
+    """The hosts of a run that do not see the lab's directory."""
+    hosts = {host.name: host for host in map(lab.host_of, job.containers)}
+    return tuple(filter(naming.sent, hosts.values()))
+
+
+def send(lab: Lab, job: Job, engine: Backend, earlier: tuple[str, ...] = ()) -> Manifest:
     """Push the run's directory to each of its hosts; returns what that is. HostError where one does not get it.
 
     The workloads go along: what was edited since `up` is what runs, as it is on this machine. So do the ``earlier``
     runs whose results it reads; they stay there.
     """
-    manifest = scan(path)
-    names = dict.fromkeys(lab.host_of(name).name for name in (LAUNCHER, *(node.name for node in job.nodes)))
-    hosts = tuple(lab.host(name) for name in names if naming.sent(lab.host(name)))
+    manifest = scan(store.directory(lab.directory, job.run_id))
+    hosts = hosts_apart(lab, job)
     folders = ("workloads", *(f"runs/{run}" for run in earlier)) if hosts else ()
     shared = {folder: scan(lab.directory / folder) for folder in folders}
 
     def give(host: Host) -> None:
         connection = connection_to(engine, host.name)
         push.push(connection, host.directory, shared, seconds=SECONDS)
-        push.push_new(connection, manifest, directory_on(lab, host, job.run_id), seconds=SECONDS)
+        push.push_new(connection, manifest, naming.own_path(lab, host, f"runs/{job.run_id}"), seconds=SECONDS)
 
-    for_each_remote_host(hosts, give)
+    with pool(len(hosts)) as threads:
+        list(threads.map(give, hosts))
     return manifest
 
 
-def fetch(
-    lab: Lab,
-    run_id: str,
-    engine: Backend,
-    path: Path,
-    warn: Callable[[str], None],
-    pushed: Manifest | None = None,
-) -> None:
+def fetch(lab: Lab, run_id: str, engine: Backend, warn: Callable[[str], None], pushed: Manifest | None = None) -> None:
     """Pull what ranks wrote on the lab's hosts into the run's directory, and remove it there once all of it is here.
 
     A host from which not all comes keeps it, with a warning. Of files that several wrote the first host's stands.
     """
-    done = {host.name: Event() for host in lab.hosts if naming.sent(host)}
+    path, hosts = store.directory(lab.directory, run_id), tuple(filter(naming.sent, lab.hosts))
+    done = {host.name: Event() for host in hosts}
     turns = dict(zip(done, (lambda: True, *(one.wait for one in done.values())), strict=False))
 
     def in_turn(host: Host) -> None:
-        there = directory_on(lab, host, run_id)
+        there = naming.own_path(lab, host, f"runs/{run_id}")
         try:
             connection = connection_to(engine, host.name)
             if run_id in runs_on(connection, host.directory):
-                result = pull.pull(connection, there, path, pushed=pushed, turn=turns[host.name], seconds=SECONDS)
-                if result.complete:
-                    push.remove(connection, there)
-                else:
-                    warn(f"{host.name}: {_missing(result)}; {kept(host.name, there)}")
-                if result.aside:
-                    places = ", ".join(result.aside[:SHOWN])
-                    warn(f"{host.name}: another host wrote the same names: see {places} in {path}")
+                bring(connection, there, path, warn, pushed=pushed, turn=turns[host.name])
         except HostError as error:
-            warn(f"{error.message}; {kept(host.name, there)}")
+            warn(f"{error.message}; what {host.name} has of the run stays there in {there}")
         finally:
             turns[host.name]()
             done[host.name].set()
 
-    for_each_remote_host(lab.hosts, in_turn)
+    with pool(len(hosts)) as threads:
+        list(threads.map(in_turn, hosts))
+
+
+def bring(connection: Connection, there: str, path: Path, warn: Callable[[str], None], **options: Any) -> None:
+    """Pull a run's directory from a host and remove it there. HostError where not all of it comes: then it stays."""
+    name = connection.target.name
+    result = pull.pull(connection, there, path, seconds=SECONDS, **options)
+    if result.aside:
+        warn(f"{name}: another host wrote the same names: see {', '.join(result.aside[:SHOWN])} in {path}")
+    if not result.complete:
+        reason = "files changed while they were fetched"
+        if result.refused:
+            reason = f"not fetched, because it is no file of the run: {', '.join(result.refused[:SHOWN])}"
+        raise HostError(f"{name}: {reason}", hint=remedy(connection, there), node=name)
+    push.remove(connection, there)
+
+
+def remedy(connection: Connection, there: str) -> str:
+    return f"{ssh_errors.command(connection.target)} rm -r {shlex.quote(there)}  # if nobody needs it"
 
 
 def fetch_left(
@@ -101,20 +113,17 @@ def fetch_left(
         pass
     for run in runs_on(connection, directory):
         there, path = f"{directory}/runs/{run}", store.directory(lab, run)
-        remedy = f"{ssh_errors.command(connection.target)} rm -r {shlex.quote(there)}  # if nobody needs it"
         if run.startswith(".") or not run:
-            raise HostError(f"{name}: {directory}/runs has what is no run's directory", hint=remedy, node=name)
+            unexpected = f"{name}: {directory}/runs has what is no run's directory"
+            raise HostError(unexpected, hint=remedy(connection, there), node=name)
         try:
-            result = pull.pull(connection, there, path, seconds=SECONDS)
+            bring(connection, there, path, notice)
         except HostError as error:
-            raise HostError(f"{error.message}; {kept(name, there, run)}", hint=error.hint, node=name) from error
+            stays = f"what {name} has of run {run} stays there in {there}"
+            raise HostError(f"{error.message}; {stays}", hint=error.hint, node=name) from error
         finally:
             store.redact_ranks(path, hidden)
         notice(f"{name}: fetched what it still had of run {run}")
-        if not result.complete:
-            reason = f"{name}: run {run}: {_missing(result)}; {kept(name, there, run)}"
-            raise HostError(reason, hint=remedy, node=name)
-        push.remove(connection, there)
 
 
 @do.register
@@ -126,24 +135,3 @@ def _(step: plan.FetchLeftRuns, site: Deployment) -> None:
 def runs_on(connection: Connection, directory: str) -> list[str]:
     """The runs of which results are in the lab's directory on a host; copies of earlier runs are not."""
     return connection.run(push.SCRIPT, "runs", directory).out.splitlines()
-
-
-def kept(host: str, there: str, run: str = "") -> str:
-    return f"what {host} has of {f'run {run}' if run else 'the run'} stays there in {there}"
-
-
-def _missing(result: PullResult) -> str:
-    if result.refused:
-        return f"not fetched, because it is no file of the run: {', '.join(result.refused[:SHOWN])}"
-    return "files changed while they were fetched"
-
-
-def directory_on(lab: Lab, host: Host, run_id: str) -> str:
-    return naming.own_path(lab, host, f"runs/{run_id}")
-
-
-def for_each_remote_host(hosts: tuple[Host, ...], act: Callable[[Host], object]) -> None:
-    """Do something for each of these hosts that does not see the run's directory here, for all at once."""
-    if apart := [host for host in hosts if naming.sent(host)]:
-        with pool(len(apart)) as threads:
-            list(threads.map(act, apart))

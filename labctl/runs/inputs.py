@@ -24,7 +24,9 @@ def resolve(lab: Lab, workload: Workload) -> Workload:
     containers.
     """
     words = list(workload.arguments)
-    _require(workload)
+    for name in workload.required_inputs:
+        if _option(f"--{name}") not in map(_option, words):
+            raise ConfigError(f"{workload.name} needs a path for --{name}", hint=f"--set {name}=PATH, or --rehearse")
     for index, option, value, kind in _given(workload):
         inside = _resolve(lab, workload.name, option, value, kind)
         words[index] = f"{option}={inside}" if words[index].startswith(f"{option}=") else inside
@@ -48,9 +50,9 @@ def _given(workload: Workload) -> Iterator[tuple[int, str, str, str]]:
     """Each input that is given: the index of the argument with its path, its option, the path, and its kind."""
     words = workload.arguments
     # The last of a repeated argument counts: the path it replaces need not exist.
-    last = {word.partition("=")[0].replace("_", "-"): index for index, word in enumerate(words)}
+    last = {_option(word): index for index, word in enumerate(words)}
     for name, kind in workload.inputs:
-        if (index := last.get(f"--{name.replace('_', '-')}")) is None:
+        if (index := last.get(_option(f"--{name}"))) is None:
             continue
         option, equals, value = words[index].partition("=")
         if equals:
@@ -59,12 +61,9 @@ def _given(workload: Workload) -> Iterator[tuple[int, str, str, str]]:
             yield index + 1, option, words[index + 1], kind
 
 
-def _require(workload: Workload) -> None:
-    """ConfigError for a required input that is missing."""
-    given = {word.partition("=")[0].replace("_", "-") for word in workload.arguments}
-    for name in workload.required_inputs:
-        if f"--{name.replace('_', '-')}" not in given:
-            raise ConfigError(f"{workload.name} needs a path for --{name}", hint=f"--set {name}=PATH, or --rehearse")
+def _option(word: str) -> str:
+    """The option of an argument, whichever its spelling: ``--data-path`` of ``--data_path=mnist``."""
+    return word.partition("=")[0].replace("_", "-")
 
 
 def _resolve(lab: Lab, workload: str, option: str, value: str, kind: str) -> str:
@@ -98,13 +97,10 @@ def cache_of(lab: Lab) -> str:
 
 
 def in_container(lab: Lab, path: Path) -> str | None:
-    """The path in the containers of a path on the host, by the nearest mount; None if it is not mounted."""
-    resolved = path.resolve()
-    found = [mount for mount in lab.mounts if resolved.is_relative_to(Path(mount.source).resolve())]
-    if not found:
-        return None
-    nearest = max(found, key=lambda mount: len(mount.source))
-    return str(PurePosixPath(nearest.target) / resolved.relative_to(Path(nearest.source).resolve()))
+    """The path in the containers of a path on the host; None if it is not mounted."""
+    from labctl.attach.session import mounted_at
+
+    return mounted_at(path.resolve(), ((mount.source, mount.target) for mount in lab.mounts))
 
 
 def _problem(path: Path, kind: str) -> str | None:
@@ -115,12 +111,9 @@ def _problem(path: Path, kind: str) -> str | None:
         return None if path.is_file() else "no such file"
     if not path.is_dir():
         return "no such directory"
-    return _why_no_model(path) if kind == "model" else None
-
-
-def _why_no_model(path: Path) -> str | None:
     try:
-        json.loads((path / "config.json").read_text(encoding="utf-8"))
+        if kind == "model":
+            json.loads((path / "config.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return "not a model directory (no config.json)"
     except (OSError, ValueError) as error:

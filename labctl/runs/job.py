@@ -21,14 +21,11 @@ def render_program(lab: Lab, job: Job, script_directory: str) -> File:
     name = "start.sh.j2" if workload.launcher == "script" else "rank.sh.j2"
     content: str = template(Path(__file__).with_name(name)).render(
         job=job,
+        lab=lab,
         script_directory=script_directory,
         command=(*command(workload.script), *workload.arguments),
         prepare=(*command(workload.prepare), *workload.arguments) if workload.prepare else (),
         prepare_directory=workload_directory(lab, workload),
-        common=f"{lab.project_path}/workloads/common",
-        environment=workload.environment,
-        master_port=lab.master_port,
-        ssh_port=lab.ssh_port,
     )
     return File(path="rank.sh", content=content, mode=0o755)
 
@@ -79,24 +76,26 @@ def build(
         options=workload.launcher_arguments,
     )
     launchers.check(workload.launcher, launch)
-    config = configure(lab, workload, sum(len(slots) for _, slots in chosen), config_source or workload.declared)
-    if config:
-        path = f"{directory}/{CONFIG}"
-        workload = replace(workload, arguments=(*workload.arguments, "--deepspeed_config", path))
     launcher = launchers.get(workload.launcher)
+    files = launcher.files(launch)
+    if workload.deepspeed is not None:
+        where, ranks = config_source or workload.declared, sum(len(slots) for _, slots in chosen)
+        config = deepspeed_config.complete(workload.deepspeed, ranks=ranks, accelerator=lab.accelerator, where=where)
+        files = (*files, File(path=CONFIG, content=json.dumps(config, indent=2) + "\n", mode=0o644))
+        arguments = (*workload.arguments, "--deepspeed_config", f"{directory}/{CONFIG}")
+        workload = replace(workload, arguments=arguments)
     job = Job(
         run_id=run_id,
         workload=workload,
-        launcher=workload.launcher,
         nodes=tuple(replace(node, slots=len(slots)) for node, slots in chosen),
         argv=launcher.argv(launch),
         environment=(("LABCTL_RUN_ID", run_id),),
-        files=(*launcher.files(launch), *config),
+        files=files,
         timeout=timeout,
         directory=directory,
     )
-    folder = script_directory or workload_directory(lab, workload)
-    return replace(job, files=(*job.files, render_program(lab, job, folder)))
+    program = render_program(lab, job, script_directory or workload_directory(lab, workload))
+    return replace(job, files=(*files, program))
 
 
 def choose(
@@ -119,11 +118,3 @@ def choose(
             raise ConfigError(f"{source}: {name} has {known[name].slots} slots, not {slots}")
     entries = entries or tuple((node.name, node.slots) for node in lab.nodes)
     return tuple((known[name], slots) for name, slots in hostfile.select(entries, include, exclude))
-
-
-def configure(lab: Lab, workload: Workload, ranks: int, where: str) -> tuple[File, ...]:
-    """DeepSpeed's configuration for so many ranks as a file, where the workload has one."""
-    if workload.deepspeed is None:
-        return ()
-    complete = deepspeed_config.complete(workload.deepspeed, ranks=ranks, accelerator=lab.accelerator, where=where)
-    return (File(path=CONFIG, content=json.dumps(complete, indent=2) + "\n", mode=0o644),)

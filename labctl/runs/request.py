@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -10,7 +11,7 @@ from pathlib import Path
 from labctl import launchers
 from labctl.config import hostfile
 from labctl.config.settings import Settings
-from labctl.errors import ConfigError
+from labctl.errors import ConfigError, nearest
 from labctl.model import Criterion, Job, Lab, Pairs, Workload
 from labctl.runs import inputs, job, store
 from labctl.workloads import deepspeed_config, external
@@ -56,7 +57,7 @@ def choose_workload(directory: Path, name: str, options: RunOptions, settings: S
         itself = "starts its ranks itself" if chosen.launcher == SCRIPT else "does not start its ranks itself"
         raise ConfigError(f"{name} {itself}, so it cannot run under `{launcher}`", hint="leave out --launcher")
     same = launchers.name(launcher) == launchers.name(chosen.launcher)
-    given = ((key, value) for key, value in options.arguments if not _of_deepspeed(key))
+    given = ((key, value) for key, value in options.arguments if not key.startswith(DEEPSPEED))
     extra = (argument for key, value in given for argument in external.words(chosen, key, value))
     return replace(
         chosen,
@@ -78,7 +79,7 @@ def choose_config(chosen: Workload, options: RunOptions) -> deepspeed_config.Con
         config = deepspeed_config.parse(read_text(options.deepspeed_config), where)
         deepspeed_config.check_sections(config, where)
     for key, value in options.arguments:
-        if _of_deepspeed(key):
+        if key.startswith(DEEPSPEED):
             config = deepspeed_config.assign(config or {}, key.removeprefix(DEEPSPEED), value)
     if config is not None and chosen.deepspeed is None:
         raise ConfigError(
@@ -89,20 +90,25 @@ def choose_config(chosen: Workload, options: RunOptions) -> deepspeed_config.Con
 
 
 def unknown(workload: Workload, options: RunOptions) -> Iterator[str]:
-    """Warnings for unknown launcher options and DeepSpeed keys, which are passed on."""
+    """Warnings for unknown launcher options, script options and DeepSpeed keys, which are passed on."""
     yield from launchers.unknown_options(workload.launcher, workload.launcher_arguments)
+    scripts = () if Path(workload.script).is_absolute() else workload.directory.glob("*.py")
+    texts = [path.read_text(encoding="utf-8", errors="replace") for path in scripts]
+    known = {option for text in texts for option in re.findall(r"""["']--([\w-]+)["']""", text)}
+    for key, _ in options.arguments:
+        # argparse takes unique beginnings, too.
+        if known and not key.startswith(DEEPSPEED) and not any(option.startswith(key) for option in known):
+            near = nearest(key, known)
+            hint = f"; did you mean `{near}`?" if near else ""
+            yield f"--set {key}: no script of {workload.name} has an option `--{key}`; passed on as it is{hint}"
     yield from deepspeed_config.unknown_keys(workload.deepspeed or {}, config_source(workload, options))
 
 
 def config_source(workload: Workload, options: RunOptions) -> str:
     """The source of the DeepSpeed configuration that errors name: --set, a file, or the declaration."""
-    if any(_of_deepspeed(key) for key, _ in options.arguments):
+    if any(key.startswith(DEEPSPEED) for key, _ in options.arguments):
         return "--set"
     return str(options.deepspeed_config or workload.declared)
-
-
-def _of_deepspeed(key: str) -> bool:
-    return key.startswith(DEEPSPEED)
 
 
 def build_job(lab: Lab, workload: Workload, options: RunOptions, now: datetime) -> Job:
@@ -134,7 +140,5 @@ def read_text(path: Path) -> str:
     """Read a file named by an option. ConfigError."""
     try:
         return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error

@@ -23,11 +23,11 @@ from labctl.errors import ConfigError, HostError, raise_all
 from labctl.hosts import facts as survey
 from labctl.hosts.manifest import Manifest
 from labctl.lab.cluster import Cluster
-from labctl.model import HERE, Job, Lab, Rank, Result, Verdict, Workload
+from labctl.model import HERE, Job, Lab, Result, Verdict, Workload
 from labctl.runs import artifacts, inputs, metrics, store
 from labctl.runs.request import RunOptions
-from labctl.runs.supervise import RunOutcome, supervise
-from labctl.runs.verdict import judge
+from labctl.runs.supervise import supervise
+from labctl.runs.verdict import RunOutcome, error, judge
 from labctl.system import filelock, procfs, routing
 
 
@@ -76,12 +76,11 @@ def node_memory(lab: Lab, nodes: int, limit: int) -> int:
 
 def not_up(lab: Lab, job: Job, observed: ObservedState) -> list[tuple[str, str]]:
     """The containers of a run that are not as the settings and the image now say, with the reason."""
-    concerned = {model.LAUNCHER, *(node.name for node in job.nodes)}
     files = render.render(lab)
-    hosts = [(observed.on(host.name), lab.containers_on(host.name)) for host in lab.hosts]
-    return [
-        one for found, wanted in hosts for one in plan.not_current(lab, files, found, wanted) if one[0] in concerned
-    ]
+    found: list[tuple[str, str]] = []
+    for host in lab.hosts:
+        found += plan.not_current(lab, files, observed.on(host.name), lab.containers_on(host.name))
+    return [(name, why) for name, why in found if name in job.containers]
 
 
 def observe(context: Context, cluster: Cluster, lab: Lab, *, dry_run: bool) -> ObservedState | None:
@@ -97,7 +96,7 @@ def observe(context: Context, cluster: Cluster, lab: Lab, *, dry_run: bool) -> O
 
 def require_hosts(lab: Lab, job: Job, failed: Mapping[str, HostError]) -> None:
     """HostError of the first host of the run that has failed."""
-    for name in (model.LAUNCHER, *(node.name for node in job.nodes)):
+    for name in job.containers:
         if error := failed.get(lab.host_of(name).name):
             raise error
 
@@ -125,17 +124,13 @@ def _lacking(observed: ObservedState) -> str:
     return "is out of date" if observed.containers else "is not up"
 
 
-def _up_with(flags: Mapping[str, str]) -> str:
-    """The command that makes the lab as these overrides have it: without them, `up` would leave it as it is."""
-    shown = (f"{key}={'...' if sounds_secret(key) else shlex.quote(value)}" for key, value in flags.items())
-    return " ".join(("labctl up", *(f"-s {one}" for one in shown)))
-
-
 def require_up(lab: Lab, job: Job, observed: ObservedState, flags: Mapping[str, str]) -> None:
     """HostError unless the launcher and every node of the run are there, as the settings with ``flags`` have them."""
     for name, why in not_up(lab, job, observed):
         message = f"lab {lab.name} {_lacking(observed)}: {name}: {why} (wanted: {lab.image})"
-        raise HostError(message, hint=_up_with(flags), node=name)
+        # Without these overrides `up` would leave the lab as it is.
+        overrides = (f"-s {key}={'...' if sounds_secret(key) else shlex.quote(value)}" for key, value in flags.items())
+        raise HostError(message, hint=" ".join(("labctl up", *overrides)), node=name)
     for node in job.nodes:
         container = observed.container(node.name)
         if container and lost(container.reason):
@@ -144,7 +139,7 @@ def require_up(lab: Lab, job: Job, observed: ObservedState, flags: Mapping[str, 
 
 def require_program(lab: Lab, job: Job, engine: Backend) -> None:
     """HostError if the launcher program that a person asked for is not in the lab's image."""
-    if job.launcher == "script":
+    if job.workload.launcher == "script":
         return
     program = job.argv[0]
     found = engine.exec(naming.container_name(lab, model.LAUNCHER), ("which", program), user=agent.user(lab))
@@ -169,8 +164,7 @@ def require_port(lab: Lab, job: Job, engine: Backend, facts: Mapping[str, survey
         return
     others = sorted({f"`{one.lab}`" for one in engine.capabilities(host).port_users() if one.lab != lab.name})
     whose = f"; this host has lab {', '.join(others)}, too" if others else ""
-    busy = {port, lab.ssh_port}.union(*(one.ports for one in facts.values()))
-    free = routing.free_port(port, busy)
+    free = routing.free_port(port, {port, lab.ssh_port}.union(*(one.ports for one in facts.values())))
     raise HostError(
         f"{host}: port {port} (LAB_MASTER_PORT) is in use (user {user}){whose}",
         hint=f"wait for it to end, or LAB_MASTER_PORT={free} in .env: two labs on the same hosts need a port each",
@@ -211,13 +205,12 @@ def plan_run(lab: Lab, job: Job, cluster: Cluster, observed: ObservedState | Non
     ended = unfinished(lab.directory)
     if dry_run and observed and not ended:
         require_port(lab, job, cluster.engine, cluster.facts)
-    names = dict.fromkeys(lab.host_of(name).name for name in (model.LAUNCHER, *(node.name for node in job.nodes)))
     image_id = observed.on(lab.hosts[0].name).image if observed else None
     versions = {} if dry_run else store.versions(lab, cluster.engine, image_id)
     return plan.run(
         job,
         store.record(lab, cluster.settings, job, versions, preview=dry_run),
-        hosts=tuple(name for name in names if naming.sent(lab.host(name))),
+        hosts=tuple(host.name for host in artifacts.hosts_apart(lab, job)),
         reads=inputs.earlier(lab, job.workload),
         ended=ended,
     )
@@ -246,7 +239,7 @@ class RunDeployment(LabDeployment):
 def _(step: plan.EndRun, site: RunDeployment) -> None:
     lab, engine, path = site.lab, site.cluster.engine, site.lab.directory / step.paths[0]
     agent.reap(lab, engine, path.name, grace=0)
-    artifacts.fetch(lab, path.name, engine, path, site.context.warn)
+    artifacts.fetch(lab, path.name, engine, site.context.warn)
     if store.state(lab.directory, path.name) == "orphaned":
         store.abandon(lab, path.name)
     else:
@@ -266,16 +259,15 @@ def _(step: plan.StageRun, site: RunDeployment) -> None:
 
 @do.register
 def _(step: plan.PushRun, site: RunDeployment) -> None:
-    site.pushed = artifacts.send(site.lab, site.job, site.cluster.engine, site.path, step.runs[1:])
+    site.pushed = artifacts.send(site.lab, site.job, site.cluster.engine, step.runs[1:])
 
 
 @do.register
 def _(step: plan.LaunchJob, site: RunDeployment) -> None:
-    def on_line(line: str) -> None:
-        site.context.line(site.log.keep(line))
-
     try:
-        site.outcome = supervise(site.lab, step.job, site.cluster.engine, on_line)
+        site.outcome = supervise(
+            site.lab, step.job, site.cluster.engine, lambda line: site.context.line(site.log.keep(line))
+        )
     except BaseException:
         fetch_results(site)
         raise
@@ -287,7 +279,7 @@ def _(step: plan.FetchResults, site: RunDeployment) -> None:  # noqa: ARG001
 
 
 def fetch_results(site: RunDeployment) -> None:
-    artifacts.fetch(site.lab, site.job.run_id, site.cluster.engine, site.path, site.context.warn, site.pushed)
+    artifacts.fetch(site.lab, site.job.run_id, site.cluster.engine, site.context.warn, site.pushed)
 
 
 @do.register
@@ -322,51 +314,30 @@ def carry_out(
 def conclude(lab: Lab, job: Job, ended: RunOutcome, lines: list[str], seconds: float, now: datetime) -> Result:
     """What was printed and how it ended -> the run's result."""
     ranks = store.ranks_of(lines)
-    reduced = metrics.reduce_samples(job.workload.metrics, metrics.read_samples(job.workload.metrics, lines))
-    verdict = judge(
-        job.workload.criteria,
-        reduced,
-        exit_code=ended.exit_code,
-        cause=ended.cause,
-        message=ended.message,
-        world_size=len(ranks),
-        expected_world_size=sum(node.slots for node in job.nodes),
-    )
-    return result_of(lab, job, verdict, now, ranks=ranks, metrics=dict(reduced), seconds=seconds)
+    reduced = metrics.reduce_values(job.workload.metrics, metrics.read_values(job.workload.metrics, lines))
+    verdict = judge(job, reduced, ended, len(ranks))
+    return result_of(lab, job, verdict, now, world_size=len(ranks), ranks=ranks, metrics=reduced, seconds=seconds)
 
 
 def refuse(lab: Lab, job: Job, reason: str, now: datetime, *, dry_run: bool = False) -> Result:
     """The result of a run that cannot fit, recorded like any other; HostError for a dry run, which records nothing."""
     if dry_run:
         raise HostError(reason, hint=f"labctl fit {job.workload.name}")
-    verdict = Verdict(status="ERROR", cause="does-not-fit", message=reason, exit_code=3)
     store.create(lab, job.run_id, job.files)
-    return store.finish(lab.directory, result_of(lab, job, verdict, now))
+    return store.finish(lab.directory, result_of(lab, job, error("does-not-fit", reason), now))
 
 
-def result_of(
-    lab: Lab,
-    job: Job,
-    verdict: Verdict,
-    now: datetime,
-    *,
-    ranks: tuple[Rank, ...] = (),
-    metrics: Mapping[str, dict[str, Any]] | None = None,
-    seconds: float = 0.0,
-) -> Result:
+def result_of(lab: Lab, job: Job, verdict: Verdict, now: datetime, **measured: Any) -> Result:
     return Result(
         run_id=job.run_id,
         workload=job.workload.name,
-        launcher=job.launcher,
+        launcher=job.workload.launcher,
         lab=lab.name,
         verdict=verdict.status,
         cause=verdict.cause,
         message=verdict.message,
         exit_code=verdict.exit_code,
-        world_size=len(ranks),
-        ranks=ranks,
-        metrics=metrics or {},
         checks=verdict.checks,
-        seconds=seconds,
         started=now.isoformat(timespec="seconds"),
+        **measured,
     )

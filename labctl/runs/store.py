@@ -25,8 +25,18 @@ def record(
     """Files for the run's directory, relative to it; a ``preview`` has those that `up` is yet to write, too."""
     # As they are on disk, which is what the containers were made from.
     composed = ((path, lab.directory / path) for path in (naming.compose_path(node.name) for node in lab.nodes))
+    described = {
+        "run_id": job.run_id,
+        "workload": job.workload.name,
+        "launcher": job.workload.launcher,
+        "argv": job.argv,
+        "rank_argv": [job.workload.script, *job.workload.arguments],
+        "environment": dict(job.workload.environment),
+        "timeout": job.timeout,
+        "nodes": [{"name": node.name, "slots": node.slots} for node in job.nodes],
+    }
     return (
-        _json("job.json", _job(job)),
+        _json("job.json", described),
         _json("settings.json", [dict(zip(("key", "value", "origin"), row, strict=True)) for row in settings.rows()]),
         _json("versions.json", versions),
         *(
@@ -35,19 +45,6 @@ def record(
             if preview or path.exists()
         ),
     )
-
-
-def _job(job: Job) -> dict[str, Any]:
-    return {
-        "run_id": job.run_id,
-        "workload": job.workload.name,
-        "launcher": job.launcher,
-        "argv": list(job.argv),
-        "rank_argv": [job.workload.script, *job.workload.arguments],
-        "environment": dict(job.workload.environment),
-        "timeout": job.timeout,
-        "nodes": [{"name": node.name, "slots": node.slots} for node in job.nodes],
-    }
 
 
 def versions(lab: Lab, engine: Backend, image_id: str | None) -> dict[str, Any]:
@@ -100,7 +97,7 @@ class RunLog:
     """Keeps a run's output, with the lab's secrets redacted; ``lines`` are those that the verdict needs, as printed."""
 
     def __init__(self, path: Path, lab: Lab, wanted: Iterable[str]) -> None:
-        self._stream: TextIO = (path / OUTPUT).open("w", encoding="utf-8")
+        self._stream: TextIO = (path / OUTPUT).open("w", encoding="utf-8", buffering=1)
         self._hidden = lab.hidden
         self._path = path
         self._wanted = (RANK_REPORTED, RANKS_STARTED, *map(re.compile, wanted))
@@ -112,15 +109,13 @@ class RunLog:
             self.lines.append(line)
         line = redact(line, self._hidden)
         self._stream.write(line + "\n")
-        self._stream.flush()
         return line
 
     def close(self) -> None:
         """Close the log and redact what ranks wrote themselves; once is enough."""
-        if self._stream.closed:
-            return
-        self._stream.close()
-        redact_ranks(self._path, self._hidden)
+        if not self._stream.closed:
+            self._stream.close()
+            redact_ranks(self._path, self._hidden)
 
 
 def redact_ranks(path: Path, hidden: tuple[Secret, ...]) -> None:
@@ -203,7 +198,7 @@ def read(lab: Path, run_id: str) -> Result | RunSummary:
     if path.parent != lab / "runs" or path.name in ("", ".", "..") or not path.is_dir():
         known = [run.run_id for run in listing(lab, 5)]
         raise ConfigError(f"no run `{run_id}` in {lab / 'runs'}", hint=f"the latest are {', '.join(known) or 'none'}")
-    return read_result(lab, run_id) or RunSummary(run_id=run_id, state=state(lab, run_id))
+    return read_result(lab, run_id) or summary(lab, run_id)
 
 
 def read_result(lab: Path, run_id: str) -> Result | None:
@@ -232,18 +227,10 @@ def listing(lab: Path, limit: int | None = None) -> tuple[RunSummary, ...]:
 
 
 def summary(lab: Path, run_id: str) -> RunSummary:
-    result, now = read_result(lab, run_id), state(lab, run_id)
-    if not result:
-        return RunSummary(run_id=run_id, state=now)
-    return RunSummary(
-        run_id=run_id,
-        state=now,
-        workload=result.workload,
-        verdict=result.verdict,
-        cause=result.cause,
-        seconds=result.seconds,
-        started=result.started,
-    )
+    result = read_result(lab, run_id)
+    known = ("workload", "verdict", "cause", "seconds", "started")
+    values: dict[str, Any] = {name: getattr(result, name, None) for name in known}
+    return RunSummary(run_id=run_id, state=state(lab, run_id), **values)
 
 
 def ranks_of(lines: Iterable[str]) -> tuple[Rank, ...]:

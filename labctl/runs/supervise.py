@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
-from typing import Literal
 
 from labctl import model, naming
 from labctl.engines import Backend, agent
 from labctl.engines.state import lost
 from labctl.errors import HostError
 from labctl.model import Cause, Job, Lab
+from labctl.runs.verdict import RunOutcome
 from labctl.system import filelock
 
 REPORTED = re.compile(r"labctl: (rank \d+) on (\S+) exited with code (\d+)")
@@ -43,7 +43,7 @@ class RankFailure:
     node: str
     code: int
     last_line: str
-    cause: Literal["rank-crashed", "out-of-memory"]
+    cause: Cause
 
     def __str__(self) -> str:
         output = f": {self.last_line}" if self.last_line else ""
@@ -53,41 +53,6 @@ class RankFailure:
     def follows(self) -> bool:
         """Whether it failed because another rank had."""
         return bool(PEER_LOST.search(self.last_line))
-
-
-class RankFailureDetector:
-    """Finds the rank failure that explains a run: the first one that is not a consequence of a lost peer.
-
-    Ranks that a script starts itself report nothing; for them DeepSpeed's launcher does.
-    """
-
-    def __init__(self, *, starts_itself: bool = False) -> None:
-        self._starts_itself = starts_itself
-        self._memory = False
-        self._last: dict[str, str] = {}
-        self.reason: RankFailure | None = None
-
-    def look_at(self, line: str) -> None:
-        self._memory = self._memory or bool(OUT_OF_MEMORY.search(line))
-        if crash := self._crash_in(line):
-            if self.reason is None or (self.reason.follows and not crash.follows):
-                self.reason = crash
-            return
-        speaker = SPEAKER.match(line)
-        if speaker and speaker[3].strip() and not REMARK.match(speaker[3]):
-            self._last[speaker[2] or f"rank {speaker[1]}"] = speaker[3].strip()
-
-    def _crash_in(self, line: str) -> RankFailure | None:
-        if reported := REPORTED.search(line):
-            return self._crash(reported[1], reported[2], int(reported[3]))
-        if self._starts_itself and (reported := DEEPSPEED_REPORTED.search(line)):
-            code = int(reported[2])
-            return self._crash("a rank", reported[1], code if code > 0 else 128 - code)
-        return None
-
-    def _crash(self, who: str, node: str, code: int) -> RankFailure:
-        last_line = self._last.get(node) or self._last.get(who) or ""
-        return RankFailure(who, node, code, last_line, "out-of-memory" if self._memory else "rank-crashed")
 
 
 def signal_name(code: int) -> str:
@@ -106,15 +71,6 @@ CRASH_GRACE = 5
 
 # Causes that may hide a lost device, which ranks notice before the node's health check.
 SYMPTOMS: tuple[Cause | None, ...] = (None, "rank-crashed", "launcher-failed")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOutcome:
-    """How a run ended: the launcher's exit code, and the cause if it was stopped or failed."""
-
-    exit_code: int
-    cause: Cause | None
-    message: str
 
 
 class RunStopper:
@@ -170,13 +126,12 @@ def supervise(lab: Lab, job: Job, engine: Backend, on_line: Callable[[str], None
 
 def follow(lab: Lab, job: Job, engine: Backend, stop: RunStopper, on_line: Callable[[str], None]) -> int:
     """Stream the command's output to its end; returns its exit code."""
-    crash = CrashWatch(stop, starts_itself=job.launcher == "script")
+    with contextlib.closing(CrashWatch(stop, starts_itself=job.workload.launcher == "script")) as crash:
 
-    def look_at(line: str) -> None:
-        on_line(line)
-        crash.look_at(line)
+        def look_at(line: str) -> None:
+            on_line(line)
+            crash.look_at(line)
 
-    try:
         return engine.stream(
             naming.container_name(lab, model.LAUNCHER),
             ("timeout", f"--kill-after={GRACE}", f"{job.timeout:g}", *job.argv),
@@ -186,40 +141,61 @@ def follow(lab: Lab, job: Job, engine: Backend, stop: RunStopper, on_line: Calla
             environment=job.environment,
             limit=job.timeout + 10 * GRACE,
         )
-    finally:
-        crash.close()
 
 
 class CrashWatch:
-    """Stops the run after a rank failed if the others do not exit by themselves."""
+    """Finds the rank failure that explains a run, and stops the run if the other ranks do not exit by themselves.
+
+    That is the first one that is not a consequence of a lost peer. Ranks that a script starts itself report nothing;
+    for them DeepSpeed's launcher does.
+    """
 
     def __init__(self, stop: RunStopper, *, starts_itself: bool = False) -> None:
-        self._stop = stop
-        self._crashes = RankFailureDetector(starts_itself=starts_itself)
-        self._timer: threading.Timer | None = None
+        self._stop, self._starts_itself = stop, starts_itself
+        self._timer = threading.Timer(CRASH_GRACE, self._tell)
+        self._timer.daemon = True
+        self._memory = False
+        self._last: dict[str, str] = {}
+        self.reason: RankFailure | None = None
 
     def look_at(self, line: str) -> None:
-        self._crashes.look_at(line)
-        if self._crashes.reason and not self._timer:
-            self._timer = threading.Timer(CRASH_GRACE, self._tell)
-            self._timer.daemon = True
-            self._timer.start()
+        self._memory = self._memory or bool(OUT_OF_MEMORY.search(line))
+        if crash := self._crash_in(line):
+            if self.reason is None:
+                self.reason = crash
+                self._timer.start()
+            elif self.reason.follows and not crash.follows:
+                self.reason = crash
+            return
+        speaker = SPEAKER.match(line)
+        if speaker and speaker[3].strip() and not REMARK.match(speaker[3]):
+            self._last[speaker[2] or f"rank {speaker[1]}"] = speaker[3].strip()
+
+    def _crash_in(self, line: str) -> RankFailure | None:
+        if reported := REPORTED.search(line):
+            who, node, code = reported[1], reported[2], int(reported[3])
+        elif self._starts_itself and (reported := DEEPSPEED_REPORTED.search(line)):
+            who, node, code = "a rank", reported[1], int(reported[2])
+        else:
+            return None
+        last_line = self._last.get(node) or self._last.get(who) or ""
+        cause: Cause = "out-of-memory" if self._memory else "rank-crashed"
+        return RankFailure(who, node, code if code >= 0 else 128 - code, last_line, cause)
 
     def _tell(self) -> None:
-        if reason := self._crashes.reason:
-            self._stop.because(reason.cause, str(reason))
+        if self.reason:
+            self._stop.because(self.reason.cause, str(self.reason))
 
     def close(self) -> None:
         """Report a failed rank at the end of the output, too."""
-        if self._timer:
-            self._timer.cancel()
+        self._timer.cancel()
         self._tell()
 
 
 def explain(exit_code: int, seconds: float, lab: Lab, job: Job, engine: Backend) -> tuple[Cause | None, str]:
     """The cause of a failure that was not detected while it ran: a stopped container, or the timeout."""
     observed = engine.observe(lab.name)
-    for name in (model.LAUNCHER, *(node.name for node in job.nodes)):
+    for name in job.containers:
         container = observed.container(name)
         if container is None or container.state != "running":
             return "node-lost", f"{describe_node(name, job)}: container {container.state if container else 'gone'}"
@@ -252,8 +228,7 @@ def describe_node(name: str, job: Job) -> str:
 @contextlib.contextmanager
 def watchdog(stop: RunStopper, timeout: float) -> Iterator[None]:
     """Stop the run at its timeout."""
-    message = f"timed out after {timeout:g} s"
-    timer = threading.Timer(timeout + WATCHDOG_DELAY, stop.because, ("timeout", message))
+    timer = threading.Timer(timeout + WATCHDOG_DELAY, stop.because, ("timeout", f"timed out after {timeout:g} s"))
     timer.daemon = True
     timer.start()
     try:
@@ -265,13 +240,14 @@ def watchdog(stop: RunStopper, timeout: float) -> Iterator[None]:
 @contextlib.contextmanager
 def node_losses(stop: RunStopper, lab: Lab, job: Job, engine: Backend) -> Iterator[None]:
     """Stop the run when a container that it runs on dies, or its node is lost to it."""
-    concerned = {model.LAUNCHER, *(node.name for node in job.nodes)}
 
     def watch() -> None:
+        lock = lab.directory / filelock.LAB
         with contextlib.suppress(Exception):
             for node, cause, what in engine.events(lab.name):
-                if node in concerned and not over.is_set():
-                    stop.because(cause, f"{describe_node(node, job)}: {what}{by_whom(lab)}")
+                if node in job.containers and not over.is_set():
+                    command = f" during {filelock.holder(lock)}" if filelock.is_held(lock) else ""
+                    stop.because(cause, f"{describe_node(node, job)}: {what}{command}")
 
     over = threading.Event()
     threading.Thread(target=watch, daemon=True).start()
@@ -280,12 +256,6 @@ def node_losses(stop: RunStopper, lab: Lab, job: Job, engine: Backend) -> Iterat
     finally:
         # Connections that end from now on end with the command.
         over.set()
-
-
-def by_whom(lab: Lab) -> str:
-    """The labctl command that is changing the lab now, if any."""
-    path = lab.directory / filelock.LAB
-    return f" during {filelock.holder(path)}" if filelock.is_held(path) else ""
 
 
 @contextlib.contextmanager

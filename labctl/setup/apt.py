@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from labctl.system import procfs
+
 SUFFIXES = ("", "-updates", "-security")
 """Suites of a release that an installed system follows."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Source:
     """One archive of apt."""
 
@@ -31,8 +33,8 @@ def read(root: Path = Path("/")) -> tuple[Source, ...]:
     one_line = [folder / "sources.list", *sorted((folder / "sources.list.d").glob("*.list"))]
     deb822 = sorted((folder / "sources.list.d").glob("*.sources"))
     return (
-        *(source for path in one_line for source in parse_list(_text(path))),
-        *(source for path in deb822 for source in parse_deb822(_text(path))),
+        *(source for path in one_line for source in parse_list(procfs.read(path))),
+        *(source for path in deb822 for source in parse_deb822(procfs.read(path))),
     )
 
 
@@ -42,12 +44,7 @@ def parse_list(text: str) -> Iterator[Source]:
         match = re.fullmatch(r"\s*deb\s+(?:\[([^\]]*)\]\s+)?(\S+)\s+(\S+)\s*(.*)", line.partition("#")[0].rstrip())
         if match:
             options = dict(option.split("=", 1) for option in (match[1] or "").split() if "=" in option)
-            yield Source(
-                uris=(match[2],),
-                suites=(match[3],),
-                components=tuple(match[4].split()),
-                signed_by=options.get("signed-by", ""),
-            )
+            yield Source((match[2],), (match[3],), tuple(match[4].split()), options.get("signed-by", ""))
 
 
 def parse_deb822(text: str) -> Iterator[Source]:
@@ -58,22 +55,14 @@ def parse_deb822(text: str) -> Iterator[Source]:
             match[1].lower(): " ".join(match[2].split())
             for match in re.finditer(r"^([A-Za-z-]+):(.*(?:\n[ \t].*)*)", stanza, re.MULTILINE)
         }
-        if "deb" in fields.get("types", "").split() and fields.get("enabled", "yes").lower() not in {
-            "no",
-            "false",
-            "0",
-        }:
-            yield Source(
-                uris=tuple(fields.get("uris", "").split()),
-                suites=tuple(fields.get("suites", "").split()),
-                components=tuple(fields.get("components", "").split()),
-                signed_by=fields.get("signed-by", ""),
-            )
+        enabled = fields.get("enabled", "yes").lower() not in {"no", "false", "0"}
+        if enabled and "deb" in fields.get("types", "").split():
+            uris, suites, components = (tuple(fields.get(key, "").split()) for key in ("uris", "suites", "components"))
+            yield Source(uris, suites, components, fields.get("signed-by", ""))
 
 
-def archive(sources: tuple[Source, ...], distribution: str, codename: str, suffix: str = "") -> Source | None:
-    """The distribution's own main archive of a release, over http; None where no source is that."""
-    suite = codename + suffix
+def archive(sources: tuple[Source, ...], distribution: str, suite: str) -> Source | None:
+    """The distribution's own main archive of a suite, over http; None where no source is that."""
     for source in sources:
         uris = tuple(uri for uri in source.uris if urlsplit(uri).scheme in {"http", "https"})
         if suite in source.suites and "main" in source.components and _is_own(source, uris, distribution):
@@ -86,10 +75,9 @@ def for_release(sources: tuple[Source, ...], distribution: str, host_codename: s
 
     Only what the distribution itself publishes: a third party's entry never passes.
     """
-    found = ((suffix, archive(sources, distribution, host_codename, suffix)) for suffix in SUFFIXES)
-    return "".join(
-        _line(uri, codename + suffix, distribution) for suffix, source in found if source for uri in source.uris[:1]
-    )
+    found = {suffix: archive(sources, distribution, host_codename + suffix) for suffix in SUFFIXES}
+    firsts = {suffix: source.uris[0] for suffix, source in found.items() if source and source.uris}
+    return "".join(_line(uri, codename + suffix, distribution) for suffix, uri in firsts.items())
 
 
 def for_mirror(mirror: str, codename: str) -> str:
@@ -104,25 +92,6 @@ def candidates(policy: str) -> dict[str, str]:
     return {package: version for package, version in found if version != "(none)"}
 
 
-@dataclass(frozen=True, slots=True)
-class Simulated:
-    """What ``apt-get install -s`` would do: package -> version."""
-
-    installed: dict[str, str]
-    upgraded: dict[str, str]
-    removed: tuple[str, ...]
-
-
-def simulated(output: str) -> Simulated:
-    """Read the output of ``apt-get install -s``."""
-    actions = re.findall(r"^Inst (\S+) (\[\S+\] )?\((\S+)", output, re.MULTILINE)
-    return Simulated(
-        installed={package: version for package, old, version in actions if not old},
-        upgraded={package: version for package, old, version in actions if old},
-        removed=tuple(re.findall(r"^(?:Remv|Purg) (\S+)", output, re.MULTILINE)),
-    )
-
-
 def _is_own(source: Source, uris: tuple[str, ...], distribution: str) -> bool:
     """A third party also has suites named like the release: the key tells it apart, or else the path."""
     if source.signed_by:
@@ -132,10 +101,3 @@ def _is_own(source: Source, uris: tuple[str, ...], distribution: str) -> bool:
 
 def _line(uri: str, suite: str, distribution: str) -> str:
     return f"deb [signed-by=/usr/share/keyrings/{distribution}-archive-keyring.gpg] {uri} {suite} main\n"
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

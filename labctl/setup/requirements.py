@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import grp
 import os
 import pwd
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from labctl.setup import apt
 from labctl.system import process, procfs
+
+if TYPE_CHECKING:
+    from python_on_whales import DockerClient
+
+    from labctl.setup import apt
 
 OLDEST_ENGINE = 24
 
@@ -51,24 +54,28 @@ class Facts:
     """What to put before a command to run it as root; None if this user cannot."""
 
 
-def observe(root: Path = Path("/")) -> Facts:
+def observe() -> Facts:
     """This host as it is."""
-    release = procfs.os_release(root)
-    engine, why = _engine()
+    from labctl.setup import apt
+
+    release = procfs.os_release()
+    engine, why = ask_docker(engine_version)
+    names = [name for alternatives in PACKAGES.values() for name, _ in alternatives]
+    policy = process.run(["apt-cache", "policy", *names], check=False, env={"LC_ALL": "C"}).out
     return Facts(
         distribution=release.get("ID", ""),
         codename=release.get("VERSION_CODENAME", ""),
-        sources=apt.read(root),
-        candidates=_candidates(),
-        engine=engine or _version(["dockerd", "--version"]),
+        sources=apt.read(),
+        candidates=apt.candidates(policy),
+        engine=engine or _first_version(process.run(["dockerd", "--version"], check=False, timeout=20).out),
         running=bool(engine),
         denied="permission denied" in why.lower(),
         outsider=_outsider(),
         command=shutil.which("docker") is not None,
         buildx=_first_version(plugin_version("buildx")[0]),
         compose=_first_version(plugin_version("compose")[0]),
-        systemd=procfs.has_systemd(root),
-        mtu=procfs.default_mtu(root),
+        systemd=procfs.has_systemd(),
+        mtu=procfs.default_mtu(),
         daemon=shutil.which("dockerd") or "/usr/sbin/dockerd",
         prefix=root_prefix(),
     )
@@ -86,54 +93,37 @@ def root_prefix() -> tuple[str, ...] | None:
 
 
 def _outsider() -> str:
-    if os.geteuid() == 0:
-        return ""
     try:
-        name = pwd.getpwuid(os.geteuid()).pw_name
+        user = pwd.getpwuid(os.geteuid())
     except KeyError:
         # A number without a name cannot be put into a group.
         return ""
-    try:
-        group = grp.getgrnam("docker")
-    except KeyError:
-        return name
-    return "" if name in group.gr_mem or group.gr_gid in os.getgroups() else name
+    groups = {*os.getgroups(), *os.getgrouplist(user.pw_name, user.pw_gid)}
+    return "" if os.geteuid() == 0 or groups.intersection(procfs.groups("docker")) else user.pw_name
 
 
-def _candidates() -> Mapping[str, str]:
-    names = [name for alternatives in PACKAGES.values() for name, _ in alternatives]
-    return apt.candidates(process.run(["apt-cache", "policy", *names], check=False, env={"LC_ALL": "C"}).out)
-
-
-def plugin_version(name: str, seconds: float = 20) -> tuple[str, str]:
-    """What ``docker NAME version`` prints for compose or buildx, and why it fails; one of both is empty."""
+def ask_docker(ask: Callable[[DockerClient], str], seconds: float = 20, prefix: Sequence[str] = ()) -> tuple[str, str]:
+    """What the docker command answers, and why it does not; one of both is empty."""
     from python_on_whales import DockerClient
     from python_on_whales.exceptions import DockerException
 
     if shutil.which("docker") is None:
         return "", "docker: command not found"
-    docker = DockerClient(client_call=["timeout", str(seconds), "docker"])
     try:
-        return (docker.compose if name == "compose" else docker.buildx).version().strip(), ""
+        return ask(DockerClient(client_call=[*prefix, "timeout", str(seconds), "docker"])).strip(), ""
     except DockerException as error:
         return "", (error.stderr or "").strip() or "no output"
 
 
-def _engine() -> tuple[str, str]:
-    """Version of the running daemon, and why there is none; one of both is empty."""
-    import requests
-
-    import docker
-
-    try:
-        return str(docker.from_env(timeout=20).version()["Version"]), ""
-    except (docker.errors.DockerException, requests.RequestException) as error:
-        return "", str(error)
+def engine_version(docker: DockerClient) -> str:
+    """That of the daemon."""
+    server = docker.version().server
+    return (server and server.version) or ""
 
 
-def _version(argv: list[str]) -> str:
-    done = process.run(argv, check=False, timeout=20)
-    return _first_version(done.out) if done.code == 0 else ""
+def plugin_version(name: str, seconds: float = 20) -> tuple[str, str]:
+    """What ``docker NAME version`` prints for compose or buildx, and why it fails; one of both is empty."""
+    return ask_docker(lambda docker: str(getattr(docker, name).version()), seconds)
 
 
 def _first_version(text: str) -> str:

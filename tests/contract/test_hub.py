@@ -141,6 +141,17 @@ def test_what_is_fetched_is_where_workloads_read_it_and_nothing_is_fetched_twice
     assert [one.path for one in hub.asked] == [f"/api/models/{MODEL}", f"/api/datasets/{DATASET}"]
 
 
+def test_a_path_is_a_pattern_for_itself_alone(hub: FakeHub, person: Person) -> None:
+    paths = ("data/[all]/train-*.txt", "data/a/train-1.txt", "what?.json", "whats.json")
+    hub.datasets[DATASET] |= {path: path.encode() for path in paths}
+    hub.models[MODEL] |= {"a*.json": b"wanted", "a/b.json": b"in a folder"}
+    assert person().code == 0
+    snapshot = person.hub / "datasets--Dahoas--rm-static/snapshots" / REVISION
+    assert [(snapshot / path).read_bytes() for path in paths] == [path.encode() for path in paths]
+    assert (person.snapshot / "a*.json").read_bytes() == b"wanted"
+    assert not (person.snapshot / "a").exists()
+
+
 @pytest.mark.alone
 def test_people_are_told_what_comes_and_how_it_went(person: Person) -> None:
     said = person()

@@ -65,7 +65,7 @@ def send(rack: Rack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
         before = [host.traffic() for host in hosts]
         with connected(targets, "true", seconds=60) as (connections, failures):
             began = time.monotonic()
-            receivers = ImageTargets(hosts=connections, emit=lambda _: None, addresses={})
+            receivers = ImageTargets(hosts=connections, notice=lambda _: None, addresses={})
             assert failures | distribute.send(image, receivers, tmp_path) == {}
             seconds = time.monotonic() - began
         traffic = [(host.traffic(), was) for host, was in zip(hosts, before, strict=True)]

@@ -44,7 +44,7 @@ class Sender:
             for host in hosts
         ]
         with connected(targets, "true", seconds=60) as (connections, failures):
-            receivers = ImageTargets(hosts=connections, emit=lambda event: self.said.append(event.text), addresses={})
+            receivers = ImageTargets(hosts=connections, notice=self.said.append, addresses={})
             return failures | distribute.send(image.name, receivers, self._folder)
 
 

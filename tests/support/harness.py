@@ -66,7 +66,7 @@ class Answer:
         """This answer, when it ended with the code and without a traceback."""
         said = f"labctl {' '.join(self.words)}: code {self.code}\n--- stdout\n{self.out}\n--- stderr\n{self.err}"
         assert self.code == code, said
-        # torchrun logs one, and exits with 0, on a node that is still leaving its barrier when the first node's has ended.
+        # torchrun logs one, and exits with 0, on a node that leaves its barrier after the first node has ended.
         torchrun = (self.out + self.err).count("Error waiting on exit barrier")
         assert (self.out + self.err).count("Traceback (") <= torchrun, said
         return self

@@ -238,9 +238,7 @@ def test_a_run_is_not_launched_on_a_node_that_the_launcher_does_not_reach(
     engine.started.clear()
     with pytest.raises(HostError, match="the launcher does not reach every worker over ssh"):
         flows.run(context, "hello", RunOptions())
-    # Meanwhile for one second, and then with all of its time.
-    asked = [argv[len(AGENT) :][:2] for _, argv in engine.started if argv[: len(AGENT)] == AGENT]
-    assert asked == [("reach", "1"), ("reach", "15")]
+    assert [argv[len(AGENT)] for _, argv in engine.started if argv[: len(AGENT)] == AGENT] == ["reach"]
     assert [argv for _, argv in engine.started if argv[0] == "timeout"] == []
     assert list((context.directory / "runs").iterdir()) == []
 

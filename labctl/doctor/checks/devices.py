@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,21 +15,35 @@ from labctl.accelerators.detect import observe
 from labctl.accelerators.leases import Lease
 from labctl.accelerators.vendor_tools import describe
 from labctl.doctor.checks import engine
-from labctl.doctor.examination import COUNT_SECONDS, RECREATE, CheckContext, Finding, error, ok, warn
-from labctl.doctor.host_access import FileStatus
+from labctl.doctor.examination import COUNT_SECONDS, RECREATE, CheckContext, FileStatus, Finding, error, ok, warn
 from labctl.engines import agent
 from labctl.engines.state import Container
 from labctl.errors import ConfigError, HostError, LabError
 from labctl.lab import spec
-from labctl.model import HERE, Host
+from labctl.model import Host
+from labctl.naming import lease_path
+from labctl.system import filelock
+from labctl.system.process import CompletedProcess
 
 KILLED = 137
+# For each lock that is held `held` and what its holder wrote; an empty line for others. Regular files only: a pipe
+# would wait for a writer.
+LOCKS = r"""
+command -v flock > /dev/null || exit 127
+for path; do
+    if [ -f "$path" ] && [ ! -h "$path" ] && [ -r "$path" ] && { flock -n -s 9 9< "$path"; [ $? = 1 ]; }; then
+        printf 'held '
+        head -c "$LONGEST" < "$path" | tr -cd '\040-\176'
+    fi
+    echo
+done
+""".replace("$LONGEST", str(filelock.LONGEST_TEXT))
 
 
 def missing(ctx: CheckContext, why: LabError) -> Finding:
     """The finding of a host without the devices that the settings ask for, or whose engine cannot hand them in."""
     settings, spread = ctx.settings, ctx.lab.network == "host"
-    impact, found = "no node can be created", 0
+    code, caution, found = "LAB-DEVICE-001", "", 0
     try:
         accelerator, host = observe(settings.text("LAB_ACCELERATOR"), ctx.root)
         found = len(spec.chosen_devices(accelerator, host, settings.text("LAB_DEVICES")))
@@ -39,39 +52,40 @@ def missing(ctx: CheckContext, why: LabError) -> Finding:
         else:
             spec.nodes(settings, accelerator, host)
     except ConfigError:
-        return error("LAB-DEVICE-001", why.message, impact=impact, fix=ctx.unset_setting("LAB_DEVICES"))
+        fix = ctx.unset_setting("LAB_DEVICES")
     except HostError:
         slots = int(settings.text("LAB_SLOTS") or 1)
-        if found:
-            fewer = ("LAB_NODES", found // slots) if found >= slots else ("LAB_SLOTS", found)
-            fix = ctx.set_setting(fewer[0], str(fewer[1]))
+        if found >= slots:
+            fix = ctx.set_setting("LAB_NODES", str(found // slots))
+        elif found:
+            fix = ctx.set_setting("LAB_SLOTS", str(found))
         elif spread:
             fix = ctx.as_root("dmesg | tail -n 50  # or remove it from LAB_HOSTS")
         else:
             fix = ctx.set_setting("LAB_ACCELERATOR", "auto")
-        return error("LAB-DEVICE-001", why.message, impact=impact, fix=fix)
-    if accelerator == accelerators.CPU:
-        fix = ctx.as_root("journalctl -u docker -n 50")
-        return error("LAB-RUNTIME-001", why.message, impact=impact, fix=fix)
-    fix, caution = register_runtime(ctx, accelerator)
-    return error("LAB-RUNTIME-001", why.message, impact=f"{impact}{caution}", fix=fix)
+    else:
+        code = "LAB-RUNTIME-001"
+        if accelerator == accelerators.CPU:
+            fix = ctx.as_root("journalctl -u docker -n 50")
+        else:
+            fix, caution = register_runtime(ctx, accelerator)
+    return error(code, why.message, f"no node can be created{caution}", fix)
 
 
 def register_runtime(ctx: CheckContext, accelerator: str) -> tuple[str, str]:
     """The command that lets the host's engine hand devices in, and what to know before typing it."""
-    access, sudo = accelerators.get(accelerator).engine, ctx.access.sudo
-    installed = ctx.access.has(access.program)
-    steps = [] if installed else [f"{sudo}apt-get install --yes {access.package}"]
-    caution = "" if installed else f"; the package is in {access.source}"
+    access, sudo = accelerators.get(accelerator).engine, ctx.sudo
+    path = ctx.script('command -v "$1"', access.program, check=False).strip()
+    steps = [] if path else [f"{sudo}apt-get install --yes {access.package}"]
+    caution = "" if path else f"; the package is in {access.source}"
     if access.configure:
-        steps += [f"{sudo}{access.configure}", engine.restart(ctx)]
+        steps += [f"{sudo}{access.configure}", f"{sudo}{engine.RESTART}"]
         caution = f"{caution}; {engine.RESTART_ENDS}"
     else:
-        path = shutil.which(access.program) if installed and ctx.name == HERE else ""
         runtimes = {"runtimes": {access.runtime: {"path": path or f"/usr/bin/{access.program}"}}}
         # The engine reloads its runtimes without a restart.
         steps += [engine.configure(ctx, runtimes), f"{sudo}sh -c 'kill -HUP $(cat /var/run/docker.pid)'"]
-    return ctx.access.command(" && ".join(steps)), caution
+    return ctx.command(" && ".join(steps)), caution
 
 
 def container_starts(ctx: CheckContext) -> Iterator[Finding]:
@@ -89,7 +103,7 @@ def container_starts(ctx: CheckContext) -> Iterator[Finding]:
     if mapping.driver == "cdi":
         fix = ctx.as_root(access.generate_cdi.format(folder="/etc/cdi"))
     summary, impact = f"a container with {ids} does not start: {reason}", f"the nodes would fail to start too{caution}"
-    yield error("LAB-RUNTIME-002", summary, impact=impact, fix=fix)
+    yield error("LAB-RUNTIME-002", summary, impact, fix)
 
 
 def permissions(ctx: CheckContext) -> Iterator[Finding]:
@@ -100,7 +114,7 @@ def permissions(ctx: CheckContext) -> Iterator[Finding]:
         for node in ctx.nodes
         for path in (*(device.path for device in node.devices.devices), *node.devices.paths)
     }
-    status = ctx.access.files(tuple(groups), ctx.root)
+    status = ctx.files(tuple(groups))
     closed = {path: why for path in groups if (why := why_closed(status[path], ctx.host, groups[path]))}
     for path, why in closed.items():
         # To everybody is how most drivers create them; a node has no other group of the host than that of render nodes.
@@ -108,9 +122,9 @@ def permissions(ctx: CheckContext) -> Iterator[Finding]:
         if status[path].gid in groups[path]:
             fix = f"chmod g+rw {path}"
         elif path.startswith("/dev/dri/"):
-            fix = f"chgrp render {path} && {ctx.access.sudo}chmod g+rw {path}"
+            fix = f"chgrp render {path} && {ctx.sudo}chmod g+rw {path}"
         impact = f"ranks run as user {uid} and could not open it"
-        yield error("LAB-DEVICE-002", f"{path} {why}", impact=impact, fix=ctx.as_root(fix))
+        yield error("LAB-DEVICE-002", f"{path} {why}", impact, ctx.as_root(fix))
     if groups and not closed:
         yield ok("LAB-DEVICE-002", f"user {uid} may open all {len(groups)} device files")
 
@@ -127,10 +141,14 @@ def why_closed(found: FileStatus, host: Host, groups: tuple[int, ...]) -> str:
 
 def health(ctx: CheckContext) -> Iterator[Finding]:
     """What the vendor's tool says of each device, where it is installed."""
+
+    def run(argv: Sequence[str], seconds: float) -> CompletedProcess:
+        return ctx.connection.run('exec "$@"', *argv, timeout=seconds, check=False)
+
     kind, module = ctx.lab.accelerator, accelerators.get(ctx.lab.accelerator)
     given = [(node.name, device) for node in ctx.nodes for device in node.devices.devices]
     # One call of the tool for all: it takes seconds.
-    described = describe(kind, tuple(device for _, device in given), ctx.access.run)
+    described = describe(kind, tuple(device for _, device in given), run)
     for (node, _), device in zip(given, described, strict=True):
         if not device.health:
             yield ok("LAB-DEVICE-003", f"{device.id} {device.name}".rstrip(), node)
@@ -141,22 +159,24 @@ def health(ctx: CheckContext) -> Iterator[Finding]:
             drivers = " ".join(f"-e {name}" for name in module.pci.drivers) if module.pci else "-e pci"
             fix = ctx.as_root(f"dmesg | grep -i {drivers} | tail -n 50")
         summary = f"{device.id}: {device.health}"
-        yield error("LAB-DEVICE-003", summary, impact="ranks on it fail or hang", fix=fix, node=node)
+        yield error("LAB-DEVICE-003", summary, "ranks on it fail or hang", fix, node=node)
 
 
 def leases(ctx: CheckContext) -> Iterator[Finding]:
     """Whether another lab holds a device that this lab would get."""
     wanted = {device: node.name for node in ctx.nodes for device in node.devices.devices}
-    for device, lease in ctx.access.leases(ctx.host.locks, tuple(wanted)).items():
-        if device_leases.is_foreign(ctx.lab, ctx.host, lease):
+    if not wanted:
+        return
+    paths = [str(lease_path(ctx.host.locks, device)) for device in wanted]
+    lines = ctx.script(LOCKS, *paths, check=False).split("\n")
+    # No lines of a host without flock(1).
+    for (device, node), line in zip(wanted.items(), lines, strict=False):
+        lease = filelock.words(line.removeprefix("held "))
+        if line.startswith("held ") and device_leases.is_foreign(ctx.lab, ctx.host, lease):
             holder = device_leases.in_words(lease, partial(user_name, ctx))
-            yield error(
-                "LAB-DEVICE-005",
-                f"{device_leases.called(device)} is held by {holder}",
-                impact="two labs on a device would crash or slow each other down; `down` ends the run of the other",
-                fix=release(ctx, lease),
-                node=wanted[device],
-            )
+            summary = f"{device_leases.called(device)} is held by {holder}"
+            impact = "two labs on a device would crash or slow each other down; `down` ends the run of the other"
+            yield error("LAB-DEVICE-005", summary, impact, release(ctx, lease), node=node)
 
 
 def user_name(ctx: CheckContext, uid: str) -> str:
@@ -175,7 +195,7 @@ def release(ctx: CheckContext, lease: Lease) -> str:
     if not ctx.local:
         # LAB_DEVICES would change every host, and only this one was examined.
         label = shlex.quote(f"label=labctl.lab={lease.get('lab', '')}")
-        return ctx.access.command(f"docker ps --filter {label}  # and ask its holder")
+        return ctx.command(f"docker ps --filter {label}  # and ask its holder")
     free = device_leases.enough(ctx.lab, ctx.host)
     return ctx.set_setting("LAB_DEVICES", ",".join(free)) if free else "labctl devices  # and ask its holder"
 
@@ -184,8 +204,8 @@ def vendor_host(ctx: CheckContext) -> Iterator[Finding]:
     """What the accelerator's vendor asks of a host."""
     for one in accelerators.get(ctx.lab.accelerator).host_checks(ctx.host, ctx.read):
         if one.impact:
-            fix = ctx.as_root(one.fix.replace("{sudo}", ctx.access.sudo))
-            yield warn(one.code, one.summary, impact=one.impact, fix=fix)
+            fix = ctx.as_root(one.fix.replace("{sudo}", ctx.sudo))
+            yield warn(one.code, one.summary, one.impact, fix)
         else:
             yield ok(one.code, one.summary)
 
@@ -209,11 +229,10 @@ def framework_count(ctx: CheckContext, container: Container) -> Iterator[Finding
     framework, _, count = (done.out.strip().splitlines() or [""])[-1].partition(" ")
     stderr = (done.err.strip().splitlines() or [""])[-1]
     if done.code and stderr.startswith("ModuleNotFoundError"):
-        yield ok("LAB-DEVICE-004", f"its image has nothing that counts devices ({stderr})", name)
+        yield ok("LAB-DEVICE-004", f"its image has nothing that counts devices ({stderr})")
     elif done.code == 0 and count == str(given):
-        yield ok("LAB-DEVICE-004", f"{framework} counts {given} devices", name)
+        yield ok("LAB-DEVICE-004", f"{framework} counts {given} devices")
     else:
         reason = f": {stderr}" if done.code else ""
         summary = f"{framework or 'torch'} counts {count or 'no'} of {given} devices{reason}"
-        impact = "each rank needs a device of its own"
-        yield error("LAB-DEVICE-004", summary, impact=impact, fix=RECREATE, node=name, auto_fixable=True)
+        yield error("LAB-DEVICE-004", summary, "each rank needs a device of its own", RECREATE, auto_fixable=True)

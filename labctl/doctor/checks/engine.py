@@ -1,8 +1,7 @@
-"""The Docker daemon and its plugins: answering, new enough, clock, disk, limits; and commands that configure it."""
+"""Docker: daemon and plugins answer and are new enough, clock, disk, limits; the lab's image; how to configure it."""
 
 from __future__ import annotations
 
-import grp
 import json
 import os
 import pwd
@@ -11,6 +10,7 @@ import shlex
 import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,13 @@ from labctl import accelerators
 from labctl.compose import render
 from labctl.doctor.examination import GIB, LIMIT, UP, CheckContext, Finding, Level, error, gib, ok, problem, warn
 from labctl.errors import HostError
+from labctl.images import catalog
 from labctl.lab import capabilities as kernel_limits
 from labctl.model import HERE
-from labctl.setup.requirements import OLDEST_ENGINE, major, plugin_version
+from labctl.system import procfs
 
 DAEMON = "/etc/docker/daemon.json"
+RESTART = "systemctl restart docker"
 RESTART_ENDS = "restarting Docker ends every container of this host"
 """What a person should know before typing that; live-restore, where it is on, keeps them."""
 IMAGE_SPACE = 8 * GIB
@@ -30,21 +32,15 @@ IMAGE_SPACE = 8 * GIB
 SPARE = 1 * GIB
 SKEW = 5.0
 """Seconds between two clocks that certificates, tokens and logs tolerate."""
-DROP_INS = ("docker.service.d", "containerd.service.d")
-"""A container's limits are within those of containerd, which starts it."""
 
 
 def configure(ctx: CheckContext, wanted: Mapping[str, Any]) -> str:
     """The command that, typed on the host, merges settings into the daemon's configuration file."""
-    text, sudo = json.dumps(wanted), ctx.access.sudo
+    text, sudo = json.dumps(wanted), ctx.sudo
     if (ctx.root / DAEMON.lstrip("/")).exists():
         # Not a pipe from jq: it would leave an empty file where jq is missing.
         return f"""merged=$(jq '. * {text}' {DAEMON}) && echo "$merged" | {sudo}tee {DAEMON}"""
     return f"{sudo}mkdir -p /etc/docker && echo '{text}' | {sudo}tee {DAEMON}"
-
-
-def restart(ctx: CheckContext) -> str:
-    return f"{ctx.access.sudo}systemctl restart docker"
 
 
 def silent(ctx: CheckContext, failure: HostError) -> Finding:
@@ -61,53 +57,52 @@ def silent(ctx: CheckContext, failure: HostError) -> Finding:
         fix = "unset DOCKER_HOST"
     elif fix in ("", "labctl doctor"):
         fix = ctx.as_root("journalctl -u docker -n 50")
-    return error(code, summary, impact=impact, fix=fix, node=ctx.name)
+    return error(code, summary, impact, fix, node=ctx.name)
 
 
 def join_group() -> str:
     """The command that lets this person open the engine's socket."""
     try:
-        name = pwd.getpwuid(os.geteuid()).pw_name
+        user = pwd.getpwuid(os.geteuid())
     except KeyError:
         # A number without a name cannot be put into a group.
         return f"ls -l /var/run/docker.sock  # and have user {os.geteuid()} be in its group"
-    try:
-        member = name in grp.getgrnam("docker").gr_mem
-    except KeyError:
-        return f"sudo groupadd docker && sudo usermod -aG docker {name} && sudo systemctl restart docker"
-    return "newgrp docker" if member else f"sudo usermod -aG docker {name} && newgrp docker"
+    join = f"sudo usermod -aG docker {user.pw_name}"
+    if not (docker := procfs.groups("docker")):
+        return f"sudo groupadd docker && {join} && sudo {RESTART}"
+    member = docker[0] in os.getgrouplist(user.pw_name, user.pw_gid)
+    return "newgrp docker" if member else f"{join} && newgrp docker"
 
 
 def version(ctx: CheckContext) -> Iterator[Finding]:
+    from labctl.setup.requirements import OLDEST_ENGINE, major
+
     found = str(ctx.info["ServerVersion"])
     if major(found) >= OLDEST_ENGINE:
         yield ok("LAB-ENGINE-001", f"Docker Engine {found}")
         return
     install = f"docker version  # and install Docker Engine {OLDEST_ENGINE} or newer there"
-    fix = "labctl setup" if ctx.name == HERE else ctx.access.command(install)
-    impact = f"labctl needs {OLDEST_ENGINE} or newer"
-    yield error("LAB-ENGINE-001", f"Docker Engine {found}", impact=impact, fix=fix)
+    fix = "labctl setup" if ctx.name == HERE else ctx.command(install)
+    yield error("LAB-ENGINE-001", f"Docker Engine {found}", f"labctl needs {OLDEST_ENGINE} or newer", fix)
 
 
-def compose(ctx: CheckContext) -> Iterator[Finding]:
-    """The plugin that creates the containers."""
-    yield plugin(ctx, "error", "LAB-ENGINE-002", "compose", "containers are created by it")
+def plugins(ctx: CheckContext) -> Iterator[Finding]:
+    """The docker command's plugins; that which builds images is not needed where the lab has its image."""
+    from labctl.setup.requirements import plugin_version
 
-
-def buildx(ctx: CheckContext) -> Iterator[Finding]:
-    """The plugin that builds images; not needed where the lab has its image."""
-    yield plugin(ctx, "error" if ctx.builds else "warn", "LAB-ENGINE-003", "buildx", "images are built by it")
-
-
-def plugin(ctx: CheckContext, level: Level, code: str, name: str, impact: str) -> Finding:
-    version, reason = plugin_version(name, LIMIT - 1)
-    if version:
-        return ok(code, version.splitlines()[0])
-    own = Path(ctx.environ.get("DOCKER_CONFIG") or f"{ctx.settings.home}/.docker") / f"cli-plugins/docker-{name}"
-    # A plugin of the person's own hides that of the system, also when it does not work.
-    move = f"mv {shlex.quote(str(own))} {shlex.quote(f'{own}.broken')}"
-    summary = f"docker {name} does not work: {reason.splitlines()[0]}"
-    return problem(level, code, summary, impact=impact, fix=move if os.path.lexists(own) else "labctl setup")
+    rows: tuple[tuple[str, str, Level, str], ...] = (
+        ("LAB-ENGINE-002", "compose", "error", "containers are created by it"),
+        ("LAB-ENGINE-003", "buildx", "error" if ctx.builds else "warn", "images are built by it"),
+    )
+    for code, name, level, impact in rows:
+        version, reason = plugin_version(name, LIMIT - 1)
+        if version:
+            yield ok(code, version.splitlines()[0])
+            continue
+        own = Path(ctx.environ.get("DOCKER_CONFIG") or f"{ctx.settings.home}/.docker") / f"cli-plugins/docker-{name}"
+        # A plugin of the person's own hides that of the system, also when it does not work.
+        fix = shlex.join(("mv", str(own), f"{own}.broken")) if os.path.lexists(own) else "labctl setup"
+        yield problem(level, code, f"docker {name} does not work: {reason.splitlines()[0]}", impact, fix)
 
 
 def cgroups(ctx: CheckContext) -> Iterator[Finding]:
@@ -117,24 +112,20 @@ def cgroups(ctx: CheckContext) -> Iterator[Finding]:
     if not access.cdi or driver != "systemd" or ctx.host.request == "cdi":
         yield ok("LAB-ENGINE-005", f"cgroup driver {driver}")
         return
-    yield warn(
-        "LAB-ENGINE-005",
-        "cgroup driver systemd, and GPUs are handed in by a hook that it does not know",
-        impact="`systemctl daemon-reload` takes the GPUs from running nodes; by CDI they stay; " + RESTART_ENDS,
-        fix=ctx.as_root(
-            f"{access.generate_cdi.format(folder='/etc/cdi')} && {ctx.access.sudo}{access.enable_cdi} && {restart(ctx)}"
-        ),
-    )
+    summary = "cgroup driver systemd, and GPUs are handed in by a hook that it does not know"
+    impact = f"`systemctl daemon-reload` takes the GPUs from running nodes; by CDI they stay; {RESTART_ENDS}"
+    steps = (access.generate_cdi.format(folder="/etc/cdi"), access.enable_cdi, RESTART)
+    yield warn("LAB-ENGINE-005", summary, impact, ctx.as_root(f" && {ctx.sudo}".join(steps)))
 
 
 def clock(ctx: CheckContext) -> Iterator[Finding]:
     """A host's clock, or the daemon's, which is another one where it runs on another machine."""
-    if facts := ctx.access.facts:
-        yield judge_skew(ctx, facts.skew, ctx.name)
+    if ctx.facts:
+        yield judge_skew(ctx, ctx.facts.skew, "its clock")
         return
     before = time.time()
     theirs = seconds_of(str(ctx.daemon.information()["SystemTime"]))
-    yield judge_skew(ctx, skew(theirs, before), HERE)
+    yield judge_skew(ctx, skew(theirs, before), "the engine's clock")
 
 
 def skew(theirs: float, before: float) -> float:
@@ -143,23 +134,20 @@ def skew(theirs: float, before: float) -> float:
     return theirs - now if theirs > now else min(0.0, theirs - before)
 
 
-def judge_skew(ctx: CheckContext, skew: float, node: str) -> Finding:
-    whose = "the engine's clock" if node == HERE else "its clock"
+def judge_skew(ctx: CheckContext, skew: float, whose: str) -> Finding:
     if abs(skew) <= SKEW:
-        return ok("LAB-CLOCK-001", f"{whose} is right to {SKEW:.0f} s", node)
+        return ok("LAB-CLOCK-001", f"{whose} is right to {SKEW:.0f} s")
     summary = f"{whose} is {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}"
     impact = "certificates and tokens are refused, and the ranks' logs cannot be put in order"
-    return warn("LAB-CLOCK-001", summary, impact=impact, fix=ctx.as_root("timedatectl set-ntp true"), node=node)
+    return warn("LAB-CLOCK-001", summary, impact, ctx.as_root("timedatectl set-ntp true"))
 
 
 def seconds_of(text: str) -> float:
     """``2026-01-02T15:04:05.123456789Z`` in seconds since 1970."""
-    match = re.fullmatch(r"(\S+T[\d:]+)(?:\.(\d+))?(Z|[+-]\d\d:\d\d)", text)
-    if match is None:
-        raise HostError(f"invalid time from the engine: {text!r}", hint="docker info")
-    whole, fraction, zone = match.groups()
     # Python 3.10 reads neither nanoseconds nor Z.
-    return datetime.fromisoformat(f"{whole}.{fraction or '':0<6.6}{'+00:00' if zone == 'Z' else zone}").timestamp()
+    fraction = re.search(r"\.\d+", text)
+    whole = datetime.fromisoformat(re.sub(r"\.\d+", "", text).replace("Z", "+00:00"))
+    return whole.timestamp() + float(fraction[0] if fraction else 0)
 
 
 def space(ctx: CheckContext) -> Iterator[Finding]:
@@ -167,49 +155,87 @@ def space(ctx: CheckContext) -> Iterator[Finding]:
     folder = Path(str(ctx.info["DockerRootDir"]))
     if ctx.name == HERE and not folder.is_dir():
         return
-    free = ctx.access.free(folder)
+    free = ctx.free(folder)
     summary, image = f"{gib(free)} free at {folder}", ctx.observed.image
     if free >= (SPARE if image else IMAGE_SPACE):
         yield ok("LAB-DISK-001", summary)
         return
     impact = "containers write there" if image else "an image and its build cache take 8 GiB"
-    yield warn("LAB-DISK-001", summary, impact=impact, fix=ctx.access.command("docker builder prune --force"))
+    yield warn("LAB-DISK-001", summary, impact, ctx.command("docker builder prune --force"))
 
 
 def limits(ctx: CheckContext) -> Iterator[Finding]:
     """Kernel limits that this host refused to raise, where they matter to this lab; those are tried again."""
     lab, asked, needed = ctx.lab, kernel_limits.wanted(ctx.settings), render.files_needed(ctx.lab)
-    refused = [name for name in ("memlock", "nofile") if getattr(lab.limits, name) != getattr(asked, name)]
-    needs = {
-        "memlock": "RDMA pins memory" if ctx.host.infiniband else "",
-        "nofile": f"a launcher opens up to {needed} files"
-        if needed > (lab.limits.nofile or render.USUAL_FILES)
-        else "",
-    }
-    missed = {name: needs[name] for name in refused if needs[name]}
-    granted = kernel_limits.try_again(ctx.settings, lab, ctx.name, ctx.daemon, tuple(missed)) if missed else ()
-    for code, name, key in (("LAB-LIMIT-001", "memlock", "LimitMEMLOCK"), ("LAB-LIMIT-002", "nofile", "LimitNOFILE")):
+    pins = "RDMA pins memory" if ctx.host.infiniband else ""
+    opens = f"a launcher opens up to {needed} files" if needed > (lab.limits.nofile or render.USUAL_FILES) else ""
+    rows = (
+        ("LAB-LIMIT-001", "memlock", "infinity", pins),
+        ("LAB-LIMIT-002", "nofile", ctx.settings.text("LAB_NOFILE"), opens),
+    )
+    refused = {name for _, name, *_ in rows if getattr(lab.limits, name) != getattr(asked, name)}
+    missed = tuple(name for _, name, _, need in rows if need and name in refused)
+    granted = kernel_limits.try_again(ctx.settings, lab, ctx.name, ctx.daemon, missed) if missed else ()
+    for code, name, value, need in rows:
         if name in granted:
             created = ", but could not when the nodes were created" if ctx.observed.containers else ""
-            summary = f"this host can raise {name} now{created}"
-            yield warn(code, summary, impact=missed[name], fix=UP, auto_fixable=True)
+            yield warn(code, f"this host can raise {name} now{created}", need, UP, auto_fixable=True)
         elif name in missed:
-            value = "infinity" if name == "memlock" else ctx.settings.text("LAB_NOFILE")
             # `up` refuses what is known to be too few.
             level: Level = "error" if name == "nofile" and lab.limits.nofile else "warn"
-            summary, impact = f"this host cannot raise {name} for a container", f"{missed[name]}; {RESTART_ENDS}"
-            yield problem(level, code, summary, impact=impact, fix=raise_limit(ctx, key, value))
+            summary, impact = f"this host cannot raise {name} for a container", f"{need}; {RESTART_ENDS}"
+            yield problem(level, code, summary, impact, raise_limit(ctx, name, value))
         elif name in refused:
             yield ok(code, f"{name} stays at this host's own limit, which is enough for this lab")
         else:
             yield ok(code, f"{name} as asked")
 
 
-def raise_limit(ctx: CheckContext, key: str, value: str) -> str:
-    """The command that raises a limit of the services that start containers."""
-    sudo, folders = ctx.access.sudo, [f"/etc/systemd/system/{name}" for name in DROP_INS]
-    files = " ".join(f"{folder}/labctl.conf" for folder in folders)
-    return ctx.as_root(
-        f"mkdir -p {' '.join(folders)} && printf '[Service]\\n{key}={value}\\n' | {sudo}tee -a {files} && "
-        f"{sudo}systemctl daemon-reload && {sudo}systemctl restart containerd docker"
-    )
+def raise_limit(ctx: CheckContext, name: str, value: str) -> str:
+    """The command that raises a limit of the services: a container's are within those of containerd."""
+    sudo, folders = ctx.sudo, "/etc/systemd/system/docker.service.d /etc/systemd/system/containerd.service.d"
+    files = " ".join(f"{folder}/labctl.conf" for folder in folders.split())
+    write = f"printf '[Service]\\nLimit{name.upper()}={value}\\n' | {sudo}tee -a {files}"
+    restart = f"{sudo}systemctl daemon-reload && {sudo}systemctl restart containerd docker"
+    return ctx.as_root(f"mkdir -p {folders} && {write} && {restart}")
+
+
+# --- the image -----------------------------------------------------------------------------------------------
+
+
+def image(ctx: CheckContext) -> Iterator[Finding]:
+    """The lab's image: there, and built from the files that labctl has now."""
+    name, own = ctx.lab.image, catalog.name_of(ctx.lab.image)
+    absent = f"image {name} not found"
+    if ctx.observed.image is None and ctx.name != HERE:
+        yield warn("LAB-IMAGE-001", absent, "the next `labctl up` delivers it", UP)
+    elif ctx.observed.image is None and own:
+        yield warn("LAB-IMAGE-001", absent, "the first `labctl up` builds it", "labctl build")
+    elif ctx.observed.image is None:
+        fix = ctx.command(f"docker pull {shlex.quote(name)}")
+        yield error("LAB-IMAGE-001", absent, "nodes are created from it", fix)
+    elif own and catalog.is_stale(ctx.daemon.image_labels(name), own):
+        # Not for --fix: every lab of this host uses that image.
+        yield warn("LAB-IMAGE-002", f"image {name} is out of date", "nodes run old code", f"labctl build && {UP}")
+    else:
+        yield ok("LAB-IMAGE-001", f"image {name}")
+
+
+def driver(ctx: CheckContext) -> Iterator[Finding]:
+    """Whether the host's driver supports what the image was built from; nothing where that is unknown."""
+    lab, version = ctx.lab, ctx.host.driver
+    if not version or not ctx.observed.image:
+        return
+    base = ctx.daemon.image_labels(lab.image).get(catalog.BASE_LABEL, "")
+    variables = partial(ctx.daemon.image_variables, lab.image)
+    found = accelerators.get(lab.accelerator).image_check(version, lab.image, base, variables)
+    if found and not found.summary:
+        yield ok("LAB-IMAGE-003", f"driver {version} supports image {lab.image}")
+    elif found:
+        impact = "; ".join(filter(None, ("the image's libraries do not work with another driver", found.impact)))
+        fix = f"labctl build && {UP}"
+        if found.fix:
+            fix = ctx.as_root(found.fix.replace("{sudo}", ctx.sudo))
+        elif ctx.settings.origin("LAB_BASE_IMAGE") != "default":
+            fix = f"{ctx.unset_setting('LAB_BASE_IMAGE')} && {fix}"
+        yield error(found.code, found.summary, impact, fix)

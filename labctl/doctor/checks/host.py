@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from labctl import naming
 from labctl.compose import render
 from labctl.config.settings import in_bytes
-from labctl.doctor.examination import GIB, CheckContext, Finding, error, gib, ok, problem, warn
+from labctl.doctor.examination import GIB, CheckContext, Finding, Level, error, gib, ok, problem, warn
 from labctl.lab.spec import own_mounts
 from labctl.model import HERE
 
@@ -34,9 +34,8 @@ def cores(ctx: CheckContext) -> Iterator[Finding]:
     if ctx.lab.accelerator == "cpu" and ranks > most:
         nodes = most // ctx.nodes[0].slots
         fewer = ("LAB_NODES", nodes) if nodes and ctx.lab.network != "host" else ("LAB_SLOTS", most)
-        impact = "they wait for each other until launchers time out"
-        fix = ctx.set_setting(fewer[0], str(fewer[1]))
-        yield warn("LAB-HOST-002", f"{ranks} ranks share {cpus} cores", impact=impact, fix=fix)
+        impact, fix = "they wait for each other until launchers time out", ctx.set_setting(fewer[0], str(fewer[1]))
+        yield warn("LAB-HOST-002", f"{ranks} ranks share {cpus} cores", impact, fix)
 
 
 def memory(ctx: CheckContext) -> Iterator[Finding]:
@@ -49,12 +48,9 @@ def memory(ctx: CheckContext) -> Iterator[Finding]:
         yield ok("LAB-HOST-003", f"memory limits of the nodes add up to {gib(asked)} of {gib(has)}")
         return
     fits = max(64, has * 9 // 10 // nodes // MIB)
-    yield warn(
-        "LAB-HOST-003",
-        f"{nodes} nodes may take {limit} each, {gib(asked)}; the host has {gib(has)}",
-        impact="the kernel would kill processes of any of them, or others, before a limit is reached",
-        fix=ctx.set_setting("LAB_MEMORY", f"{fits}m"),
-    )
+    summary = f"{nodes} nodes may take {limit} each, {gib(asked)}; the host has {gib(has)}"
+    impact = "the kernel would kill processes of any of them, or others, before a limit is reached"
+    yield warn("LAB-HOST-003", summary, impact, ctx.set_setting("LAB_MEMORY", f"{fits}m"))
 
 
 def shared_memory(ctx: CheckContext) -> Iterator[Finding]:
@@ -65,14 +61,12 @@ def shared_memory(ctx: CheckContext) -> Iterator[Finding]:
     if slots == 1 or has >= wanted:
         yield ok("LAB-SHM-001", f"{lab.shm_size} of shared memory, ranks on a node: {slots}")
         return
-    yield problem(
-        # NCCL does not start without; on CPU it depends on how much the ranks exchange.
-        "error" if lab.accelerator != "cpu" and has < least else "warn",
-        "LAB-SHM-001",
-        f"LAB_SHM_SIZE={lab.shm_size} for {slots} ranks on a node, which take up to {wanted // MIB} MiB",
-        impact="ranks of one node exchange data through /dev/shm and die of SIGBUS when it is full",
-        fix=ctx.set_setting("LAB_SHM_SIZE", f"{max(1024, wanted // MIB)}m"),
-    )
+    # NCCL does not start without; on CPU it depends on how much the ranks exchange.
+    level: Level = "error" if lab.accelerator != "cpu" and has < least else "warn"
+    summary = f"LAB_SHM_SIZE={lab.shm_size} for {slots} ranks on a node, which take up to {wanted // MIB} MiB"
+    impact = "ranks of one node exchange data through /dev/shm and die of SIGBUS when it is full"
+    fix = ctx.set_setting("LAB_SHM_SIZE", f"{max(1024, wanted // MIB)}m")
+    yield problem(level, "LAB-SHM-001", summary, impact, fix)
 
 
 def mounts(ctx: CheckContext) -> Iterator[Finding]:
@@ -82,7 +76,7 @@ def mounts(ctx: CheckContext) -> Iterator[Finding]:
     cache = naming.path_on(lab, host, ctx.settings.text("HOST_CACHE_PATH"))
     devices = (mount for node in ctx.nodes for mount in node.devices.mounts)
     every = (*render.shared_mounts(lab, host), *devices)
-    status = ctx.access.files([mount.source for mount in every])
+    status = ctx.files([mount.source for mount in every])
     for mount in every:
         source, found = shlex.quote(mount.source), status[mount.source]
         shown, described = f"{mount.source} -> {mount.target}", f"{mount.source}, mounted at {mount.target},"
@@ -92,42 +86,41 @@ def mounts(ctx: CheckContext) -> Iterator[Finding]:
             summary = f"{described} is not {'read' if mount.read_only else 'writ'}able here"
             impact = "ranks run as you: what you may not do there they may not either"
             # Not recursive: it may be a directory that others share.
-            fix = ctx.access.command(f"sudo chown {host.uid}:{host.gid} {source}")
-            yield warn("LAB-MOUNT-002", summary, impact=impact, fix=fix)
+            fix = ctx.command(f"sudo chown {host.uid}:{host.gid} {source}")
+            yield warn("LAB-MOUNT-002", summary, impact, fix)
         # What is below the lab's directory on another host is labctl's own there.
         elif mount.source in own or (host.directory and mount.source.startswith(f"{host.directory}/")):
             yield ok("LAB-MOUNT-001", f"{shown} (created by the first `labctl up`)")
         else:
-            fix, fixable = ctx.access.command(f"mkdir -p {source}"), mount.source == cache
-            impact = "its nodes would not start"
-            yield error("LAB-MOUNT-001", f"{described} not found", impact=impact, fix=fix, auto_fixable=fixable)
+            fix, fixable = ctx.command(f"mkdir -p {source}"), mount.source == cache
+            summary = f"{described} not found"
+            yield error("LAB-MOUNT-001", summary, "its nodes would not start", fix, auto_fixable=fixable)
 
 
 def cache_space(ctx: CheckContext) -> Iterator[Finding]:
     """Disk for the cache of models and data."""
     cache = Path(naming.path_on(ctx.lab, ctx.host, ctx.settings.text("HOST_CACHE_PATH")))
-    free = ctx.access.free(cache)
+    free = ctx.free(cache)
     if free >= CACHE_SPACE:
         yield ok("LAB-DISK-002", f"{gib(free)} free at {cache} for models and data")
         return
-    fix = ctx.access.command(largest(cache))
+    fix = ctx.command(largest(cache))
     if ctx.name == HERE:
         folders = (Path(ctx.settings.home) / ".cache/labctl", ctx.lab.directory / "cache")
         usual = (*folders, Path("/var/tmp/labctl-cache"))  # noqa: S108
-        roomy = (one for one in usual if one != cache and ctx.access.free(one) > 2 * CACHE_SPACE)
+        roomy = (one for one in usual if one != cache and ctx.free(one) > 2 * CACHE_SPACE)
         if place := next(roomy, None):
             fix = f"mkdir -p {shlex.quote(str(place))} && {ctx.set_setting('HOST_CACHE_PATH', str(place))}"
     summary = f"{gib(free)} free at {cache}, where models and data are kept"
-    yield warn("LAB-DISK-002", summary, impact="a download or a checkpoint that does not fit ends a run", fix=fix)
+    yield warn("LAB-DISK-002", summary, "a download or a checkpoint that does not fit ends a run", fix)
 
 
 def run_space(ctx: CheckContext) -> Iterator[Finding]:
     """Disk for the records of runs: no run starts without."""
-    directory = ctx.lab.directory
-    free = ctx.access.free(directory)
+    directory, free = ctx.lab.directory, ctx.free(ctx.lab.directory)
     if free < RUN_SPACE:
         summary, impact = f"{free // MIB} MiB free at {directory}", "a run writes its record there"
-        yield error("LAB-DISK-003", summary, impact=impact, fix=largest(directory))
+        yield error("LAB-DISK-003", summary, impact, largest(directory))
 
 
 def largest(directory: Path | str) -> str:
@@ -145,7 +138,7 @@ def proxies(ctx: CheckContext) -> Iterator[Finding]:
             yield ok("LAB-PROXY-001", f"{key} is set")
             continue
         summary, fix = f"{key} ({ctx.settings.origin(key)}) {reason}", ctx.unset_setting(key)
-        yield warn("LAB-PROXY-001", summary, impact="builds and downloads fail, or bypass it", fix=fix)
+        yield warn("LAB-PROXY-001", summary, "builds and downloads fail, or bypass it", fix)
     if not revealed:
         return
     bypass = [word.strip() for word in given.split(",") if word.strip()]
@@ -157,7 +150,7 @@ def proxies(ctx: CheckContext) -> Iterator[Finding]:
     summary = f"not in NO_PROXY: {', '.join(missing[:4])}{' ...' if len(missing) > 4 else ''}"
     impact = "http between nodes, such as a rendezvous or a dashboard, would go through the proxy"
     fix = ctx.set_setting("NO_PROXY", ",".join((*bypass, *missing)))
-    yield warn("LAB-PROXY-002", summary, impact=impact, fix=fix)
+    yield warn("LAB-PROXY-002", summary, impact, fix)
 
 
 def why_no_proxy_url(value: str) -> str:
@@ -165,15 +158,12 @@ def why_no_proxy_url(value: str) -> str:
     nowhere = "names no host; write it like http://proxy.example:3128"
     try:
         parts = urlsplit(value if "//" in value else f"//{value}")
-    except ValueError:
+        port = parts.port
+    except ValueError as failure:
         # Its message would show the value, and with it a password.
-        return nowhere
+        return "has a port that is not a number up to 65535" if str(failure).startswith("Port ") else nowhere
     if parts.scheme not in ("", "http", "https", "socks4", "socks5", "socks5h"):
         return f"has the scheme `{parts.scheme}`; a proxy's URL begins with http://"
-    try:
-        port = parts.port
-    except ValueError:
-        return "has a port that is not a number up to 65535"
     if not parts.hostname or "/" in parts.path.strip("/") or (not port and parts.path.strip("/")):
         return nowhere
     return ""
@@ -195,10 +185,7 @@ def certificates(ctx: CheckContext) -> Iterator[Finding]:
     else:
         yield ok("LAB-CA-001", f"certificates in {path}")
         return
-    yield problem(
-        "error" if ctx.builds else "warn",
-        "LAB-CA-001",
-        f"LAB_CA_CERTIFICATES ({ctx.settings.origin('LAB_CA_CERTIFICATES')}): {path} {reason}",
-        impact="the image cannot be built with it; unset, this host's own certificates are used",
-        fix=ctx.unset_setting("LAB_CA_CERTIFICATES"),
-    )
+    summary = f"LAB_CA_CERTIFICATES ({ctx.settings.origin('LAB_CA_CERTIFICATES')}): {path} {reason}"
+    impact = "the image cannot be built with it; unset, this host's own certificates are used"
+    fix = ctx.unset_setting("LAB_CA_CERTIFICATES")
+    yield problem("error" if ctx.builds else "warn", "LAB-CA-001", summary, impact, fix)

@@ -23,7 +23,7 @@ def unreachable(target: InventoryHost, failure: HostError) -> Finding:
     """The finding of a host that ssh does not reach, or where labctl cannot do anything."""
     impact = "its nodes cannot be created, used or examined; other hosts are not affected"
     fix = failure.hint or ssh_errors.command(target, "-v")
-    return error("LAB-HOST-004", failure.message, impact=impact, fix=fix, node=target.name)
+    return error("LAB-HOST-004", failure.message, impact, fix, node=target.name)
 
 
 def shared_directory(ctx: CheckContext) -> Iterator[Finding]:
@@ -32,18 +32,18 @@ def shared_directory(ctx: CheckContext) -> Iterator[Finding]:
     if not directory or ctx.name == HERE:
         return
     with NamedTemporaryFile(dir=ctx.lab.directory, prefix=".seen-") as marker:
-        seen = ctx.access.files((marker.name,))[marker.name].exists
+        seen = ctx.files((marker.name,))[marker.name].exists
     if seen:
         yield ok("LAB-HOST-008", f"sees {directory} as it is here")
         return
     impact = "LAB_SHARED_DIR must be the same directory on all hosts, as over NFS"
     fix = f"{ctx.unset_setting('LAB_SHARED_DIR')}  # the lab's files are then pushed; or mount it there"
-    yield error("LAB-HOST-008", f"does not see {directory}", impact=impact, fix=fix)
+    yield error("LAB-HOST-008", f"does not see {directory}", impact, fix)
 
 
 def ssh_port(ctx: CheckContext) -> Iterator[Finding]:
     """The port of the nodes' sshd, which is one of the host's own: free, or used by this lab's node."""
-    lab, facts = ctx.lab, ctx.access.facts
+    lab, facts = ctx.lab, ctx.facts
     if lab.network != "host" or facts is None:
         return
     port, user = lab.ssh_port, facts.ports.get(lab.ssh_port)
@@ -69,7 +69,7 @@ def other_lab(ctx: CheckContext, one: HostPortUser) -> str:
 
 def master_port(ctx: CheckContext) -> Iterator[Finding]:
     """The port where ranks meet, on the first host; that of a running lab is examined in the node."""
-    lab, facts = ctx.lab, ctx.access.facts
+    lab, facts = ctx.lab, ctx.facts
     if lab.network != "host" or facts is None or ctx.name != lab.nodes[0].host or ctx.run_active:
         return
     user = facts.ports.get(lab.master_port)
@@ -81,15 +81,15 @@ def master_port(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def port_in_use(ctx: CheckContext, code: str, key: str, port: int, owner: str) -> Finding:
-    free = routing.free_port(port, {*ctx.access.used_ports, ctx.lab.ssh_port, ctx.lab.master_port})
+    free = routing.free_port(port, {*ctx.used_ports, ctx.lab.ssh_port, ctx.lab.master_port})
     impact = "nodes on several hosts use the hosts' network, and two programs cannot listen on one port"
     fix = ctx.set_setting(key, str(free))
-    return error(code, f"port {port} is in use by {owner}", impact=impact, fix=fix)
+    return error(code, f"port {port} is in use by {owner}", impact, fix)
 
 
 def home_space(ctx: CheckContext) -> Iterator[Finding]:
     """Disk for the files that are pushed to the host."""
-    facts = ctx.access.facts
+    facts = ctx.facts
     if facts is None or not ctx.host.directory or facts.home_free is None:
         return
     summary = f"{gib(facts.home_free)} free at {facts.home}"
@@ -97,38 +97,33 @@ def home_space(ctx: CheckContext) -> Iterator[Finding]:
         yield ok("LAB-DISK-004", f"{summary} for the lab's files")
         return
     impact = "the lab's files and the records of runs are kept there"
-    yield error("LAB-DISK-004", summary, impact=impact, fix=ctx.access.command(largest(facts.home)))
+    yield error("LAB-DISK-004", summary, impact, ctx.command(largest(facts.home)))
 
 
 def differences(ctx: CheckContext) -> Iterator[Finding]:
     """Image, engine, driver and MTU, which the hosts of one lab should have in common."""
     hosts = {one.name: one for one in ctx.hosts}
-    awake = [one for one in ctx.hosts if not one.silent]
+    answering = [one for one in ctx.hosts if not one.engine_error]
 
     def typed(command: str) -> Callable[[str], str]:
-        return lambda host: hosts[host].access.command(command)
+        return lambda host: hosts[host].command(f"{command} everywhere")
 
-    found = {one.name: one.observed.image for one in awake}
+    values = {one.name: one.observed.image for one in answering}
     impact = "ranks of one run would run different code"
-    yield from differing("LAB-IMAGE-004", f"image {ctx.lab.image} is", found, impact, lambda _: UP)
-    found = {one.name: str(one.info["ServerVersion"]) for one in awake}
-    impact, fix = "what works on one host may not on another", typed("docker version  # have the same everywhere")
-    yield from differing("LAB-HOST-005", "Docker Engine", found, impact, fix)
-    found = {one.name: one.host.driver for one in ctx.hosts}
-    impact, fix = (
-        "libraries of one run would meet different drivers",
-        typed("uname -a  # have the same driver everywhere"),
-    )
-    yield from differing("LAB-HOST-006", "driver", found, impact, fix)
+    yield from differing("LAB-IMAGE-004", f"image {ctx.lab.image} is", values, impact, lambda _: UP)
+    values = {one.name: str(one.info["ServerVersion"]) for one in answering}
+    impact, fix = "what works on one host may not on another", typed("docker version  # have the same")
+    yield from differing("LAB-HOST-005", "Docker Engine", values, impact, fix)
+    values = {one.name: one.host.driver for one in ctx.hosts}
+    impact, fix = "libraries of one run would meet different drivers", typed("uname -a  # have the same driver")
+    yield from differing("LAB-HOST-006", "driver", values, impact, fix)
     if ctx.lab.network == "host":
-        found = {one.name: one.read(f"sys/class/net/{one.host.interface}/mtu") for one in ctx.hosts}
-        usual = common(found)
-
-        def set_mtu(host: str) -> str:
-            return hosts[host].as_root(f"ip link set dev {hosts[host].host.interface} mtu {usual}")
-
+        values = {one.name: one.read(f"sys/class/net/{one.host.interface}/mtu") for one in ctx.hosts}
+        set_mtu = {
+            one.name: one.as_root(f"ip link set dev {one.host.interface} mtu {common(values)}") for one in ctx.hosts
+        }
         impact = "large packets from one host to another are lost: a run starts, and then stalls"
-        yield from differing("LAB-NET-008", "MTU", found, impact, set_mtu)
+        yield from differing("LAB-NET-008", "MTU", values, impact, set_mtu.__getitem__)
 
 
 def differing(
@@ -140,7 +135,7 @@ def differing(
     different = {host: value for host, value in found.items() if value != usual}
     for host, value in different.items():
         summary = f"{what} {short(value)}, and {short(usual)} on {len(found) - len(different)} of {len(found)} hosts"
-        yield warn(code, summary, impact=impact, fix=fix(host), node=host)
+        yield warn(code, summary, impact, fix(host), node=host)
     if len(found) > 1 and not different:
         yield ok(code, f"{what} {short(usual)} on all {len(found)} hosts")
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import queue
 import shlex
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from labctl import naming
 from labctl.doctor.checks import engine
-from labctl.doctor.checks.nodes import PYTHON, ask, program
+from labctl.doctor.checks.nodes import ask, look_around
 from labctl.doctor.examination import RECREATE, TRAFFIC_SECONDS, CheckContext, Finding, error, ok, warn
 from labctl.engines import agent
 from labctl.engines.state import Container
 from labctl.errors import HostError
 from labctl.lab import capabilities
-from labctl.model import Host
 from labctl.system.parallel import pool
 
 MTU = "com.docker.network.driver.mtu"
@@ -28,7 +26,6 @@ EXHAUSTED = "address pool"
 SENT_BYTES = 4 << 20
 """From each node: far more than what else is sent meanwhile."""
 SECONDS = int(TRAFFIC_SECONDS / 3)
-RECEIVED, SENT = 0, 1
 
 
 def address_pools(ctx: CheckContext) -> Iterator[Finding]:
@@ -54,11 +51,11 @@ def address_pools(ctx: CheckContext) -> Iterator[Finding]:
     elif others:
         fix = f"docker network inspect {shlex.join(others)}  # and remove those that nobody needs"
     else:
-        fix = f"{engine.configure(ctx, POOLS)} && {engine.restart(ctx)}"
+        fix = f"{engine.configure(ctx, POOLS)} && {ctx.sudo}{engine.RESTART}"
         impact = f"{impact}; {engine.RESTART_ENDS}"
     if others:
         summary = f"{summary}; unused: {', '.join(others)}"
-    yield error("LAB-NET-003", summary, impact=impact, fix=ctx.access.command(fix))
+    yield error("LAB-NET-003", summary, impact, ctx.command(fix))
 
 
 def mtu(ctx: CheckContext) -> Iterator[Finding]:
@@ -71,26 +68,22 @@ def mtu(ctx: CheckContext) -> Iterator[Finding]:
         return
     summary = f"the lab's network has MTU {lab}, the default route of this host {host}"
     impact = "large packets to other machines are lost: downloads start, and then stall"
-    yield warn("LAB-NET-002", summary, impact=impact, fix=RECREATE)
+    yield warn("LAB-NET-002", summary, impact, RECREATE)
 
 
 def members(ctx: CheckContext) -> Iterator[Finding]:
-    """Whether every running node is on the lab's network."""
+    """Whether a running lab has its network, and every running node is on it."""
     if ctx.network is None:
+        if ctx.lab.network == "bridge" and ctx.running:
+            summary, impact = f"network {naming.project(ctx.lab)} not found", "the nodes do not reach each other"
+            yield error("LAB-NET-001", summary, impact, RECREATE, auto_fixable=True)
         return
     for one in ctx.running:
         if one.id not in (ctx.network["Containers"] or {}):
             # Reconnected, its interface could have another name than collectives are configured with.
-            fix = f"{ctx.access.command(f'docker rm --force {one.name}')} && labctl up"
+            fix = f"{ctx.command(f'docker rm --force {one.name}')} && labctl up"
             summary, impact = f"is not on the network {ctx.network['Name']}", "no other node reaches it"
-            yield error("LAB-NET-001", summary, impact=impact, fix=fix, node=one.node, auto_fixable=True)
-
-
-def missing(ctx: CheckContext) -> Iterator[Finding]:
-    """Whether a running lab has its network."""
-    if ctx.lab.network == "bridge" and ctx.running and ctx.network is None:
-        summary, impact = f"network {naming.project(ctx.lab)} not found", "the nodes do not reach each other"
-        yield error("LAB-NET-001", summary, impact=impact, fix=RECREATE, auto_fixable=True)
+            yield error("LAB-NET-001", summary, impact, fix, node=one.node, auto_fixable=True)
 
 
 def arp_table(ctx: CheckContext) -> Iterator[Finding]:
@@ -103,42 +96,13 @@ def arp_table(ctx: CheckContext) -> Iterator[Finding]:
     # Room for another lab, and for entries about to expire: those above gc_thresh2 live for only five seconds.
     most = 1 << (2 * needed).bit_length()
     lines = f"net.ipv4.neigh.default.gc_thresh2={most // 2} net.ipv4.neigh.default.gc_thresh3={most}"
-    sudo = ctx.access.sudo
-    yield warn(
-        "LAB-NET-006",
-        f"ARP table too small: gc_thresh3={has}, {len(ctx.lab.nodes)} nodes need {needed} entries",
-        impact="the kernel drops packets to nodes without an entry: connections between nodes time out",
-        fix=ctx.access.command(f"printf '%s\\n' {lines} | {sudo}tee {SYSCTL} && {sudo}sysctl -p {SYSCTL}"),
-    )
+    summary = f"ARP table too small: gc_thresh3={has}, {len(ctx.lab.nodes)} nodes need {needed} entries"
+    impact = "the kernel drops packets to nodes without an entry: connections between nodes time out"
+    fix = f"printf '%s\\n' {lines} | {ctx.sudo}tee {SYSCTL} && {ctx.sudo}sysctl -p {SYSCTL}"
+    yield warn("LAB-NET-006", summary, impact, ctx.command(fix))
 
 
 # --- traffic -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class InterfaceTraffic:
-    """What went through a host's interfaces while the nodes sent bytes to the first."""
-
-    host: Host
-    direction: int
-    """``RECEIVED`` or ``SENT``."""
-    expected: int
-    answer: Mapping[str, Any]
-
-    @property
-    def through(self) -> dict[str, int]:
-        """Bytes, by interface."""
-        return {name: both[self.direction] for name, both in self.answer["through"].items()}
-
-    @property
-    def astray(self) -> list[str]:
-        """The interfaces that the bytes took, where they did not take the chosen one."""
-        chosen = self.host.interface
-        if self.through.get(chosen, 0) >= self.expected:
-            return []
-        # A bridge or a bond and its parts carry the same bytes; less than half of them is something else.
-        same, half = (chosen, *self.answer["kin"].get(chosen, [])), self.expected // 2
-        return [name for name, size in self.through.items() if size >= half and name not in same] or ["none"]
 
 
 def traffic(ctx: CheckContext) -> Iterator[Finding]:
@@ -150,60 +114,65 @@ def traffic(ctx: CheckContext) -> Iterator[Finding]:
     workers = tuple(one for one in ctx.running if one.node in {node.name for node in lab.nodes})
     if lab.network != "host" or ctx.run_active or len(workers) < 2 or ctx.only or workers[0].node != lab.nodes[0].name:
         return
-    counted = measure(ctx, workers)
-    failed = [(node, said) for one, node in counted if (said := one.answer["said"])]
-    for node, said in failed:
-        yield error(
-            "LAB-NET-007",
-            f"no bytes get from it to {workers[0].node} at {lab.host_of(workers[0].node).address}: {said}",
-            impact="ranks connect there, on ports that the kernel picks: a firewall, or no route",
-            fix=f"{ctx.at(node).access.command('ip route')}  # and allow the hosts to reach each other on all ports",
-            node=node,
-        )
-    for one, node in counted if not failed else ():
-        chosen, astray = one.host.interface, ", ".join(one.astray)
-        if not astray:
-            size = one.through[chosen] / (1 << 20)
+    first, answers = workers[0].node, measure(ctx, workers)
+    failed = {node: answer["said"] for node, answer in answers.items() if answer["said"]}
+    for node, said in failed.items():
+        summary = f"no bytes get from it to {first} at {lab.host_of(first).address}: {said}"
+        impact = "ranks connect there, on ports that the kernel picks: a firewall, or no route"
+        fix = f"{ctx.at(node).command('ip route')}  # and allow the hosts to reach each other on all ports"
+        yield error("LAB-NET-007", summary, impact, fix, node=node)
+    for node, answer in answers.items() if not failed else ():
+        chosen = lab.host_of(node).interface
+        # What each interface received and sent: the first node received from all others.
+        direction, expected = (0, SENT_BYTES * (len(workers) - 1)) if node == first else (1, SENT_BYTES)
+        through = {name: both[direction] for name, both in answer["through"].items()}
+        others = astray(through, chosen, answer["kin"].get(chosen, []), expected)
+        if not others:
+            size = through[chosen] / (1 << 20)
             yield ok("LAB-NET-007", f"{size:.0f} MiB between the hosts went through {chosen}", node)
             continue
-        summary = f"bytes between the hosts went through {astray}, not through {chosen}"
+        summary = f"bytes between the hosts went through {', '.join(others)}, not through {chosen}"
         impact = f"collectives are configured with {chosen}: they would be slower, or not connect"
-        fix = ctx.at(node).access.command("ip route  # and set iface= for each host in the inventory")
-        yield error("LAB-NET-007", summary, impact=impact, fix=fix, node=node)
+        fix = ctx.at(node).command("ip route  # and set iface= for each host in the inventory")
+        yield error("LAB-NET-007", summary, impact, fix, node=node)
 
 
-def measure(ctx: CheckContext, workers: tuple[Container, ...]) -> list[tuple[InterfaceTraffic, str]]:
-    """What was counted on each host while the others sent to the first. HostError where nothing arrives."""
-    lab, (first, *others) = ctx.lab, workers
-    to = lab.host_of(first.node)
+def astray(through: Mapping[str, int], chosen: str, kin: Sequence[str], expected: int) -> list[str]:
+    """The interfaces that the bytes took, where they did not take the chosen one."""
+    if through.get(chosen, 0) >= expected:
+        return []
+    # A bridge or a bond and its parts carry the same bytes; less than half of them is something else.
+    taken = [name for name, size in through.items() if size >= expected // 2 and name not in (chosen, *kin)]
+    return taken or ["none"]
+
+
+def measure(ctx: CheckContext, workers: tuple[Container, ...]) -> dict[str, dict[str, Any]]:
+    """What each node counted while the others sent to the first. HostError where nothing arrives."""
+    first, *others = workers
+    address, limit = ctx.lab.host_of(first.node).address, SECONDS + 10
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def collect() -> int:
-        words = ("collect", to.address, str(len(others)), str(SENT_BYTES), str(SECONDS))
-        argv, user = (*PYTHON, "-c", program(), *words), agent.user(lab, first.node)
-        limit = SECONDS + 10
+        argv = look_around("collect", address, str(len(others)), str(SENT_BYTES), str(SECONDS))
+        user = agent.user(ctx.lab, first.node)
         return ctx.engine.stream(first.name, argv, lines.put, user=user, workdir="/", environment=(), limit=limit)
 
     def send(one: Container) -> dict[str, Any]:
-        return ask(ctx, one, "hand", to.address, port, str(SENT_BYTES), str(SECONDS), limit=SECONDS + 10)[0]
+        return ask(ctx, one, "hand", address, str(port), str(SENT_BYTES), str(SECONDS), limit=limit)[0]
+
+    def collected() -> Any:
+        """What the first node prints next: its port, then what it counted."""
+        line = "no answer"
+        try:
+            line = lines.get(timeout=SECONDS).strip()
+            return json.loads(line)
+        except (queue.Empty, ValueError):
+            message = f"cannot receive bytes from the other nodes: {line}"
+            raise HostError(message, hint=f"labctl logs {first.node}") from None
 
     with pool(len(workers)) as threads:
         collecting = threads.submit(collect)
-        port = next_line(lines, first)
+        port = collected()
         sent = list(threads.map(send, others))
         collecting.result()
-    received = InterfaceTraffic(to, RECEIVED, SENT_BYTES * len(others), json.loads(next_line(lines, first)))
-    hosts = (lab.host_of(one.node) for one in others)
-    counted = [InterfaceTraffic(host, SENT, SENT_BYTES, answer) for host, answer in zip(hosts, sent, strict=True)]
-    return list(zip((received, *counted), (one.node for one in workers), strict=True))
-
-
-def next_line(lines: queue.SimpleQueue[str], first: Container) -> str:
-    """What the first node prints next: its port, then what it counted. HostError with its output where it fails."""
-    try:
-        line = lines.get(timeout=SECONDS).strip()
-    except queue.Empty:
-        line = "no answer"
-    if not line.startswith("{") and not line.isdecimal():
-        raise HostError(f"cannot receive bytes from the other nodes: {line}", hint=f"labctl logs {first.node}")
-    return line
+    return dict(zip((one.node for one in workers), (collected(), *sent), strict=True))

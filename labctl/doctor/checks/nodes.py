@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -29,7 +29,6 @@ PATIENCE = 4
 SENT_BYTES = 1 << 20
 SLOW = 1e6
 """Bytes per second through ssh; two containers on a laptop have a hundred times as much."""
-PYTHON = ("/usr/bin/python3", "-I")
 
 
 def states(ctx: CheckContext) -> Iterator[Finding]:
@@ -38,7 +37,7 @@ def states(ctx: CheckContext) -> Iterator[Finding]:
     if not observed.containers:
         yield ok("LAB-NODE-001", f"lab {lab.name} is down")
         return
-    content = {file.path: file.content for file in ctx.files}
+    content = {file.path: file.content for file in ctx.rendered}
     for name in ctx.names:
         owner = lab.nodes[0].name if name == LAUNCHER else name
         fingerprint = naming.fingerprint(content[naming.compose_path(owner)])
@@ -47,34 +46,35 @@ def states(ctx: CheckContext) -> Iterator[Finding]:
     for one in observed.containers:
         if one.node not in wanted and not ctx.only:
             impact = "the settings ask for fewer nodes; it uses cores and memory"
-            yield warn("LAB-NODE-005", "not in the settings", impact=impact, fix=UP, node=one.node, auto_fixable=True)
+            yield warn("LAB-NODE-005", "not in the settings", impact, UP, node=one.node, auto_fixable=True)
 
 
 def state(ctx: CheckContext, name: str, one: Container | None, fingerprint: str) -> Finding:
     """One container, by what the engine says of it."""
     wrong = partial(error, node=name, auto_fixable=True)
     if one and one.state == "paused":
-        fix = ctx.access.command(f"docker unpause {one.name}")
-        return wrong("LAB-NODE-002", "is paused", impact="a run would wait for its processes for ever", fix=fix)
+        fix = ctx.command(f"docker unpause {one.name}")
+        return wrong("LAB-NODE-002", "is paused", "a run would wait for its processes for ever", fix)
     if one and (cause := lost(one.reason)):
-        impact = f"a run on it would end with {cause}"
-        return wrong("LAB-NODE-004", f"is unhealthy: {one.reason}", impact=impact, fix=UP)
+        return wrong("LAB-NODE-004", f"is unhealthy: {one.reason}", f"a run on it would end with {cause}", UP)
     stuck = plan.why_stuck(ctx.lab, one, {}) if one else None
     if one is None or one.state != "running" or stuck:
         summary = stuck or (f"is {one.state}" if one else "is missing")
-        return wrong("LAB-NODE-001", summary, impact="a run needs every node", fix=UP)
+        return wrong("LAB-NODE-001", summary, "a run needs every node", UP)
     image = ctx.observed.image
     if image and (reason := plan.why_not_current(one, fingerprint, image)):
-        impact = "`labctl run` refuses a lab that is out of date"
-        return wrong("LAB-NODE-003", f"is out of date: {reason}", impact=impact, fix=UP)
+        return wrong("LAB-NODE-003", f"is out of date: {reason}", "`labctl run` refuses a lab that is out of date", UP)
     # A paused node is unhealthy until its next health check: then the last one said nothing.
     if one.health == "unhealthy" and one.reason:
-        impact = "a machine that is too busy, or a node that hangs"
-        fix = ctx.access.command(f"docker restart -t 1 {one.name}")
-        summary = f"is unhealthy: {one.reason}"
-        return warn("LAB-NODE-006", summary, impact=impact, fix=fix, node=name, auto_fixable=True)
+        summary, impact = f"is unhealthy: {one.reason}", "a machine that is too busy, or a node that hangs"
+        return warn("LAB-NODE-006", summary, impact, restart(ctx, one), node=name, auto_fixable=True)
     health = "health not known yet" if one.health == "unhealthy" else one.health
     return ok("LAB-NODE-001", f"runs, {health}" if health else "runs", name)
+
+
+def restart(ctx: CheckContext, one: Container) -> str:
+    """The command that restarts a node, which copies its host key and its authorized keys as it starts."""
+    return ctx.at(one.node).command(f"docker restart -t 1 {one.name}")
 
 
 # --- from the launcher ---------------------------------------------------------------------------------------
@@ -89,12 +89,12 @@ def ssh(ctx: CheckContext) -> Iterator[Finding]:
     words = ("links", str(PATIENCE), str(SENT_BYTES), str(SLOW), *(one.node for one in workers))
     answers = {answer["node"]: answer for answer in ask(ctx, launcher, *words, limit=SSH_SECONDS - 1)}
     for one in workers:
-        answer = answers.get(one.node, {"said": "the launcher gave no answer about it", "code": 1})
-        yield from link(one, answer, ctx.at(one.node).access.command)
+        answer = answers.get(one.node, {"said": "the launcher gave no answer about it"})
+        yield from link(ctx, one, answer)
 
 
-def link(one: Container, answer: dict[str, Any], command: Callable[[str], str] = str) -> Iterator[Finding]:
-    """One worker, by what the launcher says of it; ``command`` is how to type one for its host."""
+def link(ctx: CheckContext, one: Container, answer: dict[str, Any]) -> Iterator[Finding]:
+    """One worker, by what the launcher says of it."""
     if answer.get("name") != one.node:
         stderr = str(answer["said"]) or f"no answer over ssh within {PATIENCE} s"
         code, impact = "LAB-SSH-001", "launchers start ranks over ssh"
@@ -102,16 +102,14 @@ def link(one: Container, answer: dict[str, Any], command: Callable[[str], str] =
         if "IDENTIFICATION HAS CHANGED" in stderr or "verification failed" in stderr:
             code, summary = "LAB-SSH-002", "its host key is not the one pinned for it"
             impact = "something else than the node created by `labctl up` may answer in its name; it is not trusted"
-        # A node copies its host key and its authorized keys when it starts.
-        fix = command(f"docker restart -t 1 {one.name}")
-        yield error(code, summary, impact=impact, fix=fix, node=one.node, auto_fixable=True)
+        yield error(code, summary, impact, restart(ctx, one), node=one.node, auto_fixable=True)
         return
     yield ok("LAB-SSH-001", f"reached from the launcher in {answer['seconds']:.2f} s", one.node)
     rate = answer["rate"]
     if rate is None or rate < SLOW:
         summary = f"{rate / 1e6:.2f} MB/s" if rate else f"less than {SENT_BYTES / PATIENCE / 1e6:.1f} MB/s"
         impact = "ranks exchange data over the same network"
-        yield warn("LAB-NET-005", f"{summary} from the launcher", impact=impact, fix=RECREATE, node=one.node)
+        yield warn("LAB-NET-005", f"{summary} from the launcher", impact, RECREATE, node=one.node)
     else:
         yield ok("LAB-NET-005", f"{rate / 1e6:.0f} MB/s through ssh from the launcher", one.node)
 
@@ -123,38 +121,37 @@ def inside(ctx: CheckContext, one: Container) -> Iterator[Finding]:
     """A node as it sees itself: its clock, the interfaces of collectives, the master port."""
     before = time.time()
     (seen,) = ask(ctx, one, "look", str(ctx.lab.master_port))
-    yield judge_skew(ctx, skew(seen["time"], before), one.node)
-    yield from interfaces(ctx, one.node, seen)
+    yield judge_skew(ctx, skew(seen["time"], before), "its clock")
+    yield from interfaces(ctx, seen)
     if one.node == ctx.lab.nodes[0].name:
         yield master_port(ctx, one, seen["listener"])
 
 
-def interfaces(ctx: CheckContext, node: str, seen: dict[str, Any]) -> Iterator[Finding]:
+def interfaces(ctx: CheckContext, seen: dict[str, Any]) -> Iterator[Finding]:
     """Whether each collective library is configured with an interface of the node that is on the lab's network."""
     network = ctx.network
     subnets = [ipaddress.ip_network(one["Subnet"]) for one in network["IPAM"]["Config"]] if network else []
-    addresses = {name: one["address"] for name, one in seen["interfaces"].items() if one["address"]}
+    addresses = seen["addresses"]
     on_lab = [name for name, text in addresses.items() if any(ipaddress.ip_address(text) in net for net in subnets)]
     if ctx.lab.network == "host":
         address = ctx.host.address
         on_lab = [name for name, text in addresses.items() if text == address]
         if not on_lab:
             now = ", ".join(f"{name} {text}" for name, text in addresses.items())
-            summary, impact = f"no longer has address {address}: {now}", "the other nodes connect to it there"
-            yield error("LAB-NET-004", summary, impact=impact, fix=UP, node=node)
+            summary = f"no longer has address {address}: {now}"
+            yield error("LAB-NET-004", summary, "the other nodes connect to it there", UP)
     if not on_lab:
         # A node without a network has a finding of its own.
         return
     names = ", ".join(on_lab)
-    wrong = {key: value for key, value in seen["told"].items() if not chooses(key, value, on_lab, subnets)}
+    wrong = {key: value for key, value in seen["variables"].items() if not chooses(key, value, on_lab, subnets)}
     for key, value in wrong.items():
         own = any(found.key == EXTRA + key for found in ctx.settings.extra)
-        impact = "ranks would listen where no other node reaches them, and hang at their first collective"
-        fix = f"{ctx.unset_setting(EXTRA + key)} && {UP}" if own else RECREATE
         summary = f"{key}={value}, but the lab's network is on {names}"
-        yield error("LAB-NET-004", summary, impact=impact, fix=fix, node=node)
+        impact = "ranks would listen where no other node reaches them, and hang at their first collective"
+        yield error("LAB-NET-004", summary, impact, f"{ctx.unset_setting(EXTRA + key)} && {UP}" if own else RECREATE)
     if not wrong:
-        yield ok("LAB-NET-004", f"collectives use {names}, which is on the lab's network", node)
+        yield ok("LAB-NET-004", f"collectives use {names}, which is on the lab's network")
 
 
 def chooses(key: str, value: str, interfaces: list[str], subnets: Sequence[Subnet] = ()) -> bool:
@@ -180,34 +177,35 @@ def master_port(ctx: CheckContext, one: Container, listener: dict[str, Any] | No
     bridge, port, code = ctx.lab.network == "bridge", ctx.lab.master_port, "LAB-PORT-001"
     if listener is None:
         whose = "the lab's own, none of the host is used" if bridge else "free for the lab"
-        return ok(code, f"ports {ctx.lab.ssh_port} (ssh) and {port} (master) are {whose}", one.node)
+        return ok(code, f"ports {ctx.lab.ssh_port} (ssh) and {port} (master) are {whose}")
     if ctx.run_active:
-        return ok(code, f"port {port} is in use by the active run", one.node)
+        return ok(code, f"port {port} is in use by the active run")
     if listener["run"]:
-        return ok(code, f"port {port} is in use by what run {listener['run']} left; the next run ends it", one.node)
+        return ok(code, f"port {port} is in use by what run {listener['run']} left; the next run ends it")
     if pid := listener["pid"]:
         process, fix = f"pid {pid}: {listener['command']}", f"labctl exec --node {one.node} -- kill {pid}"
     else:
         process = "a process of another user"
         fix = RECREATE if bridge else ctx.set_setting("LAB_MASTER_PORT", str(port + 1))
     summary = f"port {port} is in use by {process} (user {leases.user_name(listener['uid'])})"
-    return error(code, summary, impact="the ranks of a run meet there", fix=fix, node=one.node)
+    return error(code, summary, "the ranks of a run meet there", fix)
 
 
-def program() -> str:
-    """A program for a container's Python, so that it works in any image."""
-    return files.path("docker", "lookaround.py").read_text(encoding="utf-8")
+def look_around(*words: str) -> tuple[str, ...]:
+    """Arguments that run `lookaround.py` with a container's own Python, so that it works in any image."""
+    program = files.path("docker", "lookaround.py").read_text(encoding="utf-8")
+    return ("/usr/bin/python3", "-I", "-c", program, *words)
 
 
 def ask(ctx: CheckContext, one: Container, *words: str, limit: float = LIMIT - 1) -> list[dict[str, Any]]:
     """What `lookaround.py` prints in a container; HostError when it fails."""
-    argv, user = (*PYTHON, "-c", program(), *words), agent.user(ctx.lab, one.node)
+    user = agent.user(ctx.lab, one.node)
     try:
-        done = ctx.engine.exec(one.name, argv, user=user, limit=limit)
+        done = ctx.engine.exec(one.name, look_around(*words), user=user, limit=limit)
     except HostError as failure:
         # Its message would show the whole program.
-        fix = ctx.at(one.node).access.command(f"docker restart -t 1 {one.name}")
-        raise HostError(f"{words[0]}: timed out after {limit:.0f} s", hint=fix, node=one.node) from failure
+        message = f"{words[0]}: timed out after {limit:.0f} s"
+        raise HostError(message, hint=restart(ctx, one), node=one.node) from failure
     if done.code or not done.out:
         stderr = (done.err.strip() or "no answer").splitlines()[-1]
         raise HostError(f"cannot examine the node: {stderr}", hint=RECREATE, node=one.node)

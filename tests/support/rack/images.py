@@ -7,19 +7,19 @@ import json
 import os
 import subprocess
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from docker.models.images import Image
 
 from docker import DockerClient
 from labctl.config import settings
-from labctl.images import base as base_image
 from labctl.images import build, package_sources
 
 HERE = Path(__file__).parent
 NAME = "stand-in/host"
 FILES = ("host.Dockerfile", "install.sh", "boot.sh", "engine.sh", "give.sh")
-RELEASES = (base_image.DEBIAN, "trixie")
+RELEASES = (build.DEBIAN, "trixie")
 
 
 def ensure(engine: DockerClient, directory: Path) -> str:
@@ -35,20 +35,11 @@ def _build(tag: str, directory: Path) -> None:
     """Build it with this machine's own package sources and certificates, as `labctl build` does."""
     found = settings.load(directory, os.environ, {})
     request = build.request(found, "cpu", tag, directory, os.environ)
-    base = base_image.ensure(
-        base_image.PLAIN,
-        chosen=False,
-        mirror=request.apt_mirror,
-        directory=directory,
-        emit=lambda _: None,
-        engine=request.engine,
-    )
-    packages = "".join(base_image.apt_list("debian", release, request.apt_mirror) for release in RELEASES)
+    base = build.ensure_base(build.PLAIN, replace(request, base_image=""), lambda _: None)
+    packages = "".join(build.apt_list("debian", release, request.apt_mirror) for release in RELEASES)
     handed = build.hand_in(request, build.pip_sources(request, package_sources.of_host()), {}, packages, directory)
     arguments = ["--load", "--tag", tag, "--build-arg", f"BASE_IMAGE={base}", *handed]
-    build.run(
-        HERE / FILES[0], arguments, dict(request.proxies), directory / "build.log", tag, lambda _: None, request.engine
-    )
+    build.run(HERE / FILES[0], arguments, request, lambda _: None)
 
 
 def given(engine: DockerClient, name: str, known: Iterable[Image] = ()) -> list[str]:

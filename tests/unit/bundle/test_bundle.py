@@ -16,8 +16,7 @@ import pytest
 from support.fakehost import FakeHost
 from support.imagefile import image_archive
 
-from labctl import bundle
-from labctl.bundle import contents, load
+from labctl.bundle import load, save
 from labctl.bundle.format import Bundle, BundleWriter
 from labctl.cli.bundle import loaded_text
 from labctl.config.context import Context
@@ -115,7 +114,7 @@ def context(directory: Path, **flags: str) -> Context:
 
 @pytest.fixture
 def file(lab: Path, tmp_path: Path) -> Path:
-    bundle.save_bundle(context(lab), tmp_path / "lab.bundle")
+    save.save_bundle(context(lab), tmp_path / "lab.bundle")
     return tmp_path / "lab.bundle"
 
 
@@ -123,7 +122,7 @@ def unpacked(file: Path, directory: Path, *, force: bool = False) -> list[str]:
     """Unpack the lab; the files that were written."""
     whole = load.checked(file, lambda _: None)
     wanted = load.of_lab(whole, directory, force=force)
-    load.write(whole, wanted, directory)
+    load.write(wanted)
     return [str(path.relative_to(directory)) for path in wanted]
 
 
@@ -163,7 +162,7 @@ def test_the_lab_comes_out_as_it_went_in_less_keys_and_secrets(lab: Path, file: 
 
 
 def test_what_is_left_out_is_said(lab: Path, tmp_path: Path) -> None:
-    said = bundle.save_bundle(context(lab), tmp_path / "lab.bundle")
+    said = save.save_bundle(context(lab), tmp_path / "lab.bundle")
     assert {one.path: one.reason for one in said.excluded} == {
         ".env: HF_TOKEN": "a secret",
         ".env: LAB_ENV_API_KEY": "a secret",
@@ -185,7 +184,7 @@ def test_what_is_left_out_is_said(lab: Path, tmp_path: Path) -> None:
 
 
 def test_secrets_go_along_when_they_are_asked_for(lab: Path, tmp_path: Path) -> None:
-    bundle.save_bundle(context(lab), tmp_path / "lab.bundle", secrets=True)
+    save.save_bundle(context(lab), tmp_path / "lab.bundle", secrets=True)
     unpacked(tmp_path / "lab.bundle", tmp_path / "out")
     came = tree(tmp_path / "out")
     assert came[".env"] == ENV
@@ -194,7 +193,7 @@ def test_secrets_go_along_when_they_are_asked_for(lab: Path, tmp_path: Path) -> 
 
 
 def test_the_pinned_versions_of_labctls_own_images_go_along() -> None:
-    assert list(contents.locks_of(["labctl/horovod", "labctl/cpu", NAME])) == ["horovod.lock", "cpu.lock"]
+    assert list(save.locks_of(["labctl/horovod", "labctl/cpu", NAME])) == ["horovod.lock", "cpu.lock"]
 
 
 def test_a_bundle_is_an_image_archive_too(file: Path) -> None:
@@ -214,7 +213,7 @@ def test_a_save_that_fails_leaves_the_file_that_was_there(
 
     monkeypatch.setattr(BundleWriter, "add", full)
     with pytest.raises(HostError, match="No space left on device"):
-        bundle.save_bundle(context(lab), tmp_path / "lab.bundle")
+        save.save_bundle(context(lab), tmp_path / "lab.bundle")
     assert (tmp_path / "lab.bundle").read_text() == "before"
     assert list(tmp_path.glob(".lab.bundle*")) == []
 
@@ -222,7 +221,7 @@ def test_a_save_that_fails_leaves_the_file_that_was_there(
 def test_an_image_that_is_not_here_is_said(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "described", lambda _: None)
     with pytest.raises(HostError, match=f"image {NAME} not found on this machine"):
-        bundle.save_bundle(context(lab), tmp_path / "lab.bundle")
+        save.save_bundle(context(lab), tmp_path / "lab.bundle")
 
 
 # --- what is not whole ---------------------------------------------------------------------------------------
@@ -236,7 +235,7 @@ def test_a_file_that_was_cut_off_changes_nothing(file: Path, tmp_path: Path) -> 
     for place in (0, 1, 600, *(end * tenth // 10 for tenth in range(1, 10)), last.offset, end - 1):
         file.write_bytes(whole[:place])
         with pytest.raises(HostError, match=r"lab\.bundle (is truncated|is damaged)"):
-            bundle.load_bundle(context(tmp_path / "out"), file)
+            load.load_bundle(context(tmp_path / "out"), file)
     assert not (tmp_path / "out").exists()
 
 
@@ -253,7 +252,7 @@ def test_a_changed_byte_in_any_member_changes_nothing(file: Path, tmp_path: Path
         file.write_bytes(whole)
         whole[place] ^= 1
         with pytest.raises(HostError, match="is damaged"):
-            bundle.load_bundle(context(tmp_path / "out"), file)
+            load.load_bundle(context(tmp_path / "out"), file)
     assert not (tmp_path / "out").exists()
 
 
@@ -286,7 +285,7 @@ def test_a_whole_bundle_of_no_lab_is_said(
         for name, content in files.items():
             sealer.add(name, content)
     with pytest.raises((ConfigError, HostError), match=said):
-        bundle.load_bundle(context(tmp_path / "out"), path)
+        load.load_bundle(context(tmp_path / "out"), path)
     assert not (tmp_path / "out").exists()
 
 
@@ -304,7 +303,7 @@ def test_a_seal_of_another_kind_is_said(tmp_path: Path, seal: bytes) -> None:
 def test_a_load_waits_for_nobody_who_changes_the_lab(file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with filelock.held(out / filelock.LAB, "labctl up"), pytest.raises(HostError, match=r"`labctl up` by .* holds"):
-        bundle.load_bundle(context(out), file)
+        load.load_bundle(context(out), file)
     assert sorted(tree(out)) == [".lab/lock"]
 
 
@@ -327,7 +326,7 @@ def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
 def test_nothing_leads_out_of_a_bundle(tmp_path: Path, name: str, target: str) -> None:
     path = image_archive(tmp_path / "evil", NAME, [b"l"])
     with BundleWriter(path, {}) as sealer:
-        sealer.link(name, target) if target else sealer.add(name, b"x")
+        sealer.add(name, b"" if target else b"x", target=target)
     with pytest.raises(HostError, match="unsafe path in bundle"):
         load.checked(path, lambda _: None)
 
@@ -335,7 +334,7 @@ def test_nothing_leads_out_of_a_bundle(tmp_path: Path, name: str, target: str) -
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     path = image_archive(tmp_path / "evil", NAME, [b"l"])
     with BundleWriter(path, {}) as sealer:
-        sealer.link("lab/a", "b")
+        sealer.add("lab/a", target="b")
         sealer.add("lab/a/x", b"x")
     with pytest.raises(HostError, match="unsafe path in bundle"):
         load.checked(path, lambda _: None)
@@ -344,13 +343,13 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["workloads", ".lab"])
 def test_nothing_is_written_through_a_link_that_is_there(lab: Path, tmp_path: Path, name: str) -> None:
     (lab / ".env").write_text(f"LAB_NAME=demo\nLAB_IMAGE={catalog.tag('cpu')}\nLAB_ACCELERATOR=cpu\n")
-    bundle.save_bundle(context(lab), tmp_path / "lab.bundle")
+    save.save_bundle(context(lab), tmp_path / "lab.bundle")
     outside, out = tmp_path / "outside", tmp_path / "out"
     outside.mkdir()
     out.mkdir()
     (out / name).symlink_to(outside)
     with pytest.raises(HostError, match=f"cannot write {out}/{name}/.* is a link"):
-        bundle.load_bundle(context(out), tmp_path / "lab.bundle")
+        load.load_bundle(context(out), tmp_path / "lab.bundle")
     assert list(outside.iterdir()) == []
     assert [path.name for path in out.iterdir()] == [name]
 
@@ -368,7 +367,7 @@ def test_other_content_is_not_overwritten_unless_forced(file: Path, tmp_path: Pa
     (out / "workloads/mine").mkdir(parents=True)
     (out / "workloads/mine/train.py").write_text("mine\n")
     with pytest.raises(ConfigError, match=r"has other content than the bundle: workloads/mine/train.py") as caught:
-        bundle.load_bundle(context(out), file)
+        load.load_bundle(context(out), file)
     assert "--force" in caught.value.hint
     assert tree(out) == {"workloads/mine/train.py": "mine\n"}
     assert "workloads/mine/train.py" in unpacked(file, out, force=True)
@@ -383,12 +382,12 @@ def test_node_directories_that_were_rendered_since_stay(file: Path, tmp_path: Pa
 
 def test_the_cache_goes_along_and_what_is_there_stays(lab: Path, cache: Path, tmp_path: Path) -> None:
     file = tmp_path / "lab.bundle"
-    bundle.save_bundle(context(lab, HOST_CACHE_PATH=str(cache)), file, cache=True)
+    save.save_bundle(context(lab, HOST_CACHE_PATH=str(cache)), file, cache=True)
     there = tmp_path / "there"
     (there / "huggingface/hub/models--m/blobs").mkdir(parents=True)
     (there / "huggingface/hub/models--m/blobs/b").write_text("kept")
     whole = load.checked(file, lambda _: None)
-    load.write(whole, load.of_cache(whole, there), there)
+    load.write(load.of_cache(whole, there))
     assert tree(there) == {
         "huggingface/hub/models--m/blobs/b": "kept",
         "huggingface/hub/models--m/snapshots/1/model": "../../blobs/b",
@@ -400,32 +399,32 @@ def test_no_room_is_said_before_anything_is_written(
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10}))
     with pytest.raises(HostError, match="10 B free"):
-        bundle.load_bundle(context(tmp_path / "out"), file)
+        load.load_bundle(context(tmp_path / "out"), file)
     assert not (tmp_path / "out").exists()
 
 
 def test_hosts_get_what_they_lack_of_the_cache(lab: Path, cache: Path, tmp_path: Path) -> None:
     file = tmp_path / "lab.bundle"
-    bundle.save_bundle(context(lab, HOST_CACHE_PATH=str(cache)), file, cache=True)
+    save.save_bundle(context(lab, HOST_CACHE_PATH=str(cache)), file, cache=True)
     whole = load.checked(file, lambda _: None)
     found = context(lab, HOST_CACHE_PATH="~/my cache").settings()
     hosts = {name: FakeHost(tmp_path / "rack", name) for name in ("h1", "h2")}
-    assert load.cache(whole, found, hosts, lambda _: None) == {}
+    assert load.send_cache(whole, found, hosts, lambda _: None) == {}
     sent = hosts["h1"].sent
     expected = {name: text for name, text in tree(cache).items() if name not in STAYS}
     for host in hosts.values():
         assert tree(host.home / "my cache") == expected
-    assert load.cache(whole, found, hosts, lambda _: None) == {}
+    assert load.send_cache(whole, found, hosts, lambda _: None) == {}
     assert hosts["h1"].sent == sent
 
 
 def test_a_host_that_cannot_take_the_cache_harms_no_other(lab: Path, cache: Path, tmp_path: Path) -> None:
     file = tmp_path / "lab.bundle"
-    bundle.save_bundle(context(lab, HOST_CACHE_PATH=str(cache)), file, cache=True)
+    save.save_bundle(context(lab, HOST_CACHE_PATH=str(cache)), file, cache=True)
     hosts = {name: FakeHost(tmp_path / "rack", name) for name in ("h1", "h2")}
     (hosts["h1"].home / "c").write_text("a file")
     found = context(lab, HOST_CACHE_PATH="~/c").settings()
-    failures = load.cache(load.checked(file, lambda _: None), found, hosts, lambda _: None)
+    failures = load.send_cache(load.checked(file, lambda _: None), found, hosts, lambda _: None)
     assert {name: one.node for name, one in failures.items()} == {"h1": "h1"}
     assert "h1: cannot use its cache c: " in failures["h1"].message
     assert (hosts["h2"].home / "c/huggingface").is_dir()
@@ -435,7 +434,7 @@ def test_hosts_that_share_a_cache_may_unpack_into_it_at_once(lab: Path, cache: P
     for number in range(60):
         (cache / f"file-{number}").write_text(f"{number}" * 1000)
     file = tmp_path / "lab.bundle"
-    bundle.save_bundle(context(lab, HOST_CACHE_PATH=str(cache)), file, cache=True)
+    save.save_bundle(context(lab, HOST_CACHE_PATH=str(cache)), file, cache=True)
     whole = load.checked(file, lambda _: None)
     shared = tmp_path / "shared"
     hosts = {f"h{number}": FakeHost(tmp_path / "rack", f"h{number}") for number in range(4)}
@@ -443,16 +442,16 @@ def test_hosts_that_share_a_cache_may_unpack_into_it_at_once(lab: Path, cache: P
         (host.home / "c").symlink_to(shared)
     shared.mkdir()
     found = context(lab, HOST_CACHE_PATH="~/c").settings()
-    assert load.cache(whole, found, hosts, lambda _: None) == {}
+    assert load.send_cache(whole, found, hosts, lambda _: None) == {}
     assert tree(shared) == {name: text for name, text in tree(cache).items() if name not in STAYS}
     assert list(shared.glob(".labctl-coming*")) == []
 
 
 def test_a_cache_that_is_cut_off_leaves_nothing_of_it(lab: Path, cache: Path, tmp_path: Path) -> None:
     file = tmp_path / "lab.bundle"
-    bundle.save_bundle(context(lab, HOST_CACHE_PATH=str(cache)), file, cache=True)
+    save.save_bundle(context(lab, HOST_CACHE_PATH=str(cache)), file, cache=True)
     whole = load.checked(file, lambda _: None)
-    cargo = load.cargo(whole, whole.below("cache"))
+    cargo = load.cargo(whole.below("cache"))
     host = FakeHost(tmp_path / "rack", "h1")
     (host.home / "c").mkdir()
     cut = replace(cargo, parts=cargo.parts[:2])
@@ -463,13 +462,13 @@ def test_a_cache_that_is_cut_off_leaves_nothing_of_it(lab: Path, cache: Path, tm
 
 def test_a_hosts_cache_is_not_filled_through_its_links(lab: Path, cache: Path, tmp_path: Path) -> None:
     file = tmp_path / "lab.bundle"
-    bundle.save_bundle(context(lab, HOST_CACHE_PATH=str(cache)), file, cache=True)
+    save.save_bundle(context(lab, HOST_CACHE_PATH=str(cache)), file, cache=True)
     host, outside = FakeHost(tmp_path / "rack", "h1"), tmp_path / "outside"
     (host.home / "c").mkdir()
     outside.mkdir()
     (host.home / "c/huggingface").symlink_to(outside)
     found = context(lab, HOST_CACHE_PATH="~/c").settings()
-    failures = load.cache(load.checked(file, lambda _: None), found, {"h1": host}, lambda _: None)
+    failures = load.send_cache(load.checked(file, lambda _: None), found, {"h1": host}, lambda _: None)
     assert "huggingface is a link" in failures["h1"].message
     assert list(outside.iterdir()) == []
 
@@ -479,7 +478,7 @@ def test_a_host_that_failed_is_named_once() -> None:
         HostFailure(host="h1", message="h1: its engine is down", hint="on h1: df -h"),
         HostFailure(host="h2", message="it has no room", hint=""),
     )
-    loaded = bundle.LoadedBundle(
+    loaded = load.LoadedBundle(
         lab="x", images=(), created="", labctl="", excluded=(), directory="/lab", files=(), failed=failed
     )
     text = loaded_text(loaded, Path("/lab"))

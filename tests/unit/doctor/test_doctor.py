@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import json
+import os
 import re
 import subprocess
 import sys
@@ -25,10 +26,10 @@ from labctl.cli.output import to_json
 from labctl.compose import ssh_keys
 from labctl.config import settings
 from labctl.config.context import Context
-from labctl.doctor import CHECKS, NODE_CHECKS, Check, fix, run
-from labctl.doctor.checks import devices, engine, files, host, image, network, nodes
+from labctl.doctor import fix, run
+from labctl.doctor.checks import devices, engine, files, host, network, nodes
 from labctl.doctor.examination import CheckContext, Finding, Level, ok, problem
-from labctl.doctor.host_access import HostAccess
+from labctl.doctor.run import CHECKS, NODE_CHECKS, Check
 from labctl.engines.docker import DockerEngine
 from labctl.engines.state import ObservedState
 from labctl.errors import ConfigError, HostError
@@ -290,9 +291,9 @@ def test_fix_runs_nothing_once_a_run_has_begun(tmp_path: Path, monkeypatch: pyte
     assert typed == []
 
 
-def test_a_warning_is_no_reason_to_make_the_nodes_anew() -> None:
+def test_a_warning_is_no_reason_to_make_the_nodes_anew(examined: Callable[..., CheckContext]) -> None:
     slow = {"name": "worker-0", "seconds": 0.1, "rate": 1e5}
-    (found,) = (one for one in nodes.link(builders.container("worker-0"), slow) if one.level == "warn")
+    (found,) = (one for one in nodes.link(examined(), builders.container("worker-0"), slow) if one.level == "warn")
     assert not found.auto_fixable
 
 
@@ -376,7 +377,7 @@ def test_a_mount_that_up_would_make_is_no_fault_and_another_stops_it(
 
 
 def test_what_may_not_be_looked_at_is_not_said_to_be_missing(
-    examined: Callable[..., CheckContext], monkeypatch: pytest.MonkeyPatch
+    examined: Callable[..., CheckContext], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def closed(*_: Any, **__: Any) -> None:
         raise PermissionError(13, "Permission denied", "/a/key")
@@ -385,8 +386,11 @@ def test_what_may_not_be_looked_at_is_not_said_to_be_missing(
     mounted = replace(examination, lab=builders.lab(mounts=(Mount(source="/closed/clone", target="/workspace/x"),)))
     monkeypatch.setattr(ssh_keys, "missing", closed)
     (key,) = files.keys(examination)
-    monkeypatch.setattr(Path, "stat", closed)
-    monkeypatch.setattr("os.access", lambda *_: False)
+    refuses = tmp_path / "bin/stat"
+    refuses.parent.mkdir()
+    refuses.write_text("#!/bin/sh\necho \"stat: cannot statx '$5': Permission denied\" >&2\nexit 1\n")
+    refuses.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{refuses.parent}:{os.environ['PATH']}")
     assert (key.code, "cannot be read" in key.summary) == ("LAB-KEY-001", True)
     assert wrong(host.mounts(mounted)) == ["LAB-MOUNT-002"]
 
@@ -553,7 +557,12 @@ def test_a_network_that_cannot_be_made_for_another_reason_is_no_lack_of_addresse
     ],
 )
 def test_device_files_are_judged_as_the_containers_user_would_find_them(
-    tmp_path: Path, mode: int, groups: tuple[str, ...], uid: int | str, closed: bool
+    examined: Callable[..., CheckContext],
+    tmp_path: Path,
+    mode: int,
+    groups: tuple[str, ...],
+    uid: int | str,
+    closed: bool,
 ) -> None:
     path = tmp_path / "renderD128"
     path.touch()
@@ -561,7 +570,7 @@ def test_device_files_are_judged_as_the_containers_user_would_find_them(
     found = path.stat()
     here = builders.host(uid=found.st_uid if uid == "its" else found.st_uid + 1, gid=found.st_gid + 1)
     given = tuple(found.st_gid for _ in groups)
-    assert bool(devices.why_closed(HostAccess().files([str(path)])[str(path)], here, given)) == closed
+    assert bool(devices.why_closed(examined().files([str(path)])[str(path)], here, given)) == closed
 
 
 @pytest.mark.parametrize(
@@ -666,7 +675,7 @@ def test_an_nvidia_image_is_judged_by_the_cuda_of_the_base_that_it_was_built_on(
     lab = replace(lab, image="labctl/nvidia", hosts=(replace(lab.hosts[0], driver="550.54.14"),))
     told = Engine(observed=ObservedState(image="sha256:1111"))
     told.labels, told.variables = {catalog.BASE_LABEL: base}, variables
-    assert wrong(image.driver(examined(lab, told=told))) == expected
+    assert wrong(engine.driver(examined(lab, told=told))) == expected
 
 
 @pytest.mark.parametrize(("version", "expected"), [("1.22.1", []), ("1.19.0", ["LAB-IMAGE-003"])])
@@ -677,7 +686,7 @@ def test_a_gaudi_image_of_another_release_than_the_driver_is_told_of(
     lab = replace(lab, hosts=(replace(lab.hosts[0], driver=version),))
     told = Engine(observed=ObservedState(image="sha256:1111"))
     told.labels = {catalog.BASE_LABEL: "vault.habana.ai/gaudi-docker/1.22.0/ubuntu22.04/habanalabs/pytorch:latest"}
-    found = list(image.driver(examined(lab, told=told)))
+    found = list(engine.driver(examined(lab, told=told)))
     assert wrong(iter(found)) == expected
     assert all(one.fix == "labctl build && labctl up" for one in found if one.level != "ok")
 
@@ -757,8 +766,10 @@ def test_what_a_run_left_on_the_master_port_is_no_fault(examined: Callable[..., 
         ({"name": "", "said": "@ REMOTE HOST IDENTIFICATION HAS CHANGED @"}, ["LAB-SSH-002"]),
     ],
 )
-def test_a_login_is_judged_by_what_the_launcher_says_of_it(answer: dict[str, Any], codes: list[str]) -> None:
-    assert wrong(nodes.link(builders.container("worker-0"), answer)) == codes
+def test_a_login_is_judged_by_what_the_launcher_says_of_it(
+    examined: Callable[..., CheckContext], answer: dict[str, Any], codes: list[str]
+) -> None:
+    assert wrong(nodes.link(examined(), builders.container("worker-0"), answer)) == codes
 
 
 # --- the list of codes ---------------------------------------------------------------------------------------

@@ -16,14 +16,14 @@ from support import builders
 
 from labctl.config import settings
 from labctl.config.inventory import InventoryHost
-from labctl.doctor import Check, run
+from labctl.doctor import run
 from labctl.doctor.checks import devices, host, hosts, network
 from labctl.doctor.examination import CheckContext, Finding, error, ok
-from labctl.doctor.host_access import HostAccess
+from labctl.doctor.run import Check
 from labctl.engines.docker import DockerEngine
 from labctl.engines.state import HostPortUser, ObservedState
 from labctl.errors import HostError
-from labctl.hosts.ssh import Connection
+from labctl.hosts.ssh import Connection, LocalConnection
 from labctl.model import Device, DeviceMapping
 from labctl.naming import lease_path
 from labctl.system.process import CompletedProcess
@@ -48,6 +48,9 @@ class Daemon:
 
 class Shell:
     """A connection to a host that is this machine."""
+
+    def __init__(self, name: str) -> None:
+        self.target = InventoryHost(name=name, user="ann")
 
     def run(self, script: str, *words: str, timeout: float, check: bool = True) -> CompletedProcess:
         argv = ("sh", "-c", script, "sh", *words)
@@ -74,8 +77,15 @@ def second(tmp_path: Path) -> Callable[..., CheckContext]:
         name = names[0] if first else names[1]
         seen = ObservedState(host=name, containers=(builders.container("worker-0", host=name),) if up else ())
         engine = cast(DockerEngine, Daemon(seen, listening))
-        place = HostAccess(name=name, target=InventoryHost(name=name, user="ann"), facts=builders.facts(**told))
-        return CheckContext(lab=of, settings=found, environ={}, engine=engine, access=place, root=tmp_path / "root")
+        return CheckContext(
+            lab=of,
+            settings=found,
+            environ={},
+            engine=engine,
+            connection=cast(Connection, Shell(name)),
+            facts=builders.facts(**told),
+            root=tmp_path / "root",
+        )
 
     return make
 
@@ -133,17 +143,16 @@ class Elsewhere(Shell):
         return super().run(script, *(f"/elsewhere{word}" for word in words), timeout=timeout, check=check)
 
 
-@pytest.mark.parametrize(("there", "level"), [(Shell(), "ok"), (Elsewhere(), "error")])
+@pytest.mark.parametrize(("there", "level"), [(Shell("h2"), "ok"), (Elsewhere("h2"), "error")])
 def test_a_directory_that_hosts_are_said_to_share_is_looked_for_there(
     second: Callable[..., CheckContext], tmp_path: Path, there: Shell, level: str
 ) -> None:
     plain = second()
-    place = replace(plain.access, connection=cast(Connection, there))
     shared = plain.settings.with_value("LAB_SHARED_DIR", str(tmp_path), origin=".env:2")
     assert list(hosts.shared_directory(plain)) == []
     (tmp_path / ".env").write_text(f"LAB_HOSTS=hosts.txt\nLAB_SHARED_DIR={tmp_path}\n")
     before = sorted(tmp_path.iterdir())
-    (found,) = hosts.shared_directory(replace(plain, access=place, settings=shared))
+    (found,) = hosts.shared_directory(replace(plain, connection=cast(Connection, there), settings=shared))
     assert (found.level, str(tmp_path) in found.summary, sorted(tmp_path.iterdir())) == (level, True, before)
 
 
@@ -175,9 +184,7 @@ def test_bytes_that_took_another_interface_are_seen_in_its_counters(
     through: dict[str, int], kin: list[str], astray: list[str]
 ) -> None:
     chosen = next(iter(through))
-    answer = {"through": {name: [0, size] for name, size in through.items()}, "kin": {chosen: kin}}
-    counted = network.InterfaceTraffic(replace(builders.host(), interface=chosen), network.SENT, 4096, answer)
-    assert counted.astray == astray
+    assert network.astray(through, chosen, kin, 4096) == astray
 
 
 def test_a_host_that_cannot_take_part_is_named_and_no_other(
@@ -196,7 +203,7 @@ def test_a_host_that_cannot_take_part_is_named_and_no_other(
     monkeypatch.setattr(host, "look", look, raising=False)
     monkeypatch.setattr(host, "broken", broken, raising=False)
     monkeypatch.setattr(run, "CHECKS", (Check("host.look", stops="up"), Check("host.broken", stops="up")))
-    whole = replace(second(), access=HostAccess(), hosts=(second(first=True), second()))
+    whole = replace(second(), connection=LocalConnection(), hosts=(second(first=True), second()))
     failed = run.failing_hosts(whole, "up")
     assert {name: (why.node, why.hint) for name, why in failed.items()} == {
         "h1": ("h1", "ssh h1"),
@@ -209,13 +216,11 @@ def test_findings_of_a_host_bear_its_name_and_its_commands_are_run_there(
     second: Callable[..., CheckContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def look(examination: CheckContext) -> Any:
-        yield Finding(
-            code="X", level="warn", node="local", summary="so", fix=examination.access.command("sudo sysctl -w a=1")
-        )
+        yield Finding(code="X", level="warn", node="local", summary="so", fix=examination.command("sudo sysctl -w a=1"))
 
     monkeypatch.setattr(host, "look", look, raising=False)
     monkeypatch.setattr(run, "CHECKS", (Check("host.look"),))
-    whole = replace(second(), access=HostAccess(), hosts=(second(first=True), second()))
+    whole = replace(second(), connection=LocalConnection(), hosts=(second(first=True), second()))
     found = run.examine(whole)
     assert [(one.node, one.fix) for one in found] == [
         ("h1", "ssh -l ann -t h1 'sudo sysctl -w a=1'"),
@@ -234,7 +239,7 @@ def leasing(second: Callable[..., CheckContext], tmp_path: Path) -> CheckContext
     of = replace(found.lab, hosts=(first, here), nodes=(found.lab.nodes[0], worker))
     (tmp_path / "root/etc").mkdir(parents=True)
     (tmp_path / "root/etc/passwd").write_text("root:x:0:0::/:/bin/sh\nbob:x:4000:4000::/:/bin/sh\n")
-    return replace(found, lab=of, access=replace(found.access, connection=cast(Connection, Shell())))
+    return replace(found, lab=of)
 
 
 def test_a_device_of_a_host_that_another_lab_has_is_told_with_its_holder(leasing: CheckContext, tmp_path: Path) -> None:
@@ -280,9 +285,9 @@ def test_nothing_is_claimed_of_hosts_where_none_answers(
         *(Check("host.look", "machine", engine=engine) for engine in (True, False)),
     )
     monkeypatch.setattr(run, "CHECKS", checks)
-    whole = replace(second(), access=HostAccess(), hosts=())
+    whole = replace(second(), connection=LocalConnection(), hosts=())
     away = error("LAB-HOST-004", "h1: does not answer", impact="so", fix="ssh h1", node="h1")
-    found = run.examine(whole, first=(away,))
+    found = (away, *run.examine(whole))
     assert [(one.node, one.summary) for one in found] == [("h1", "h1: does not answer"), ("local", "local looked at")]
     lacking = dict.fromkeys(("local", "h1", "h2"), HostError("h2 has no device", node="h2"))
-    assert run.examine(whole, first=(away,), lacking=lacking) == (away,)
+    assert (away, *run.examine(whole, lacking)) == (away,)

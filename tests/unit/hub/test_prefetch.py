@@ -11,8 +11,7 @@ import pytest
 from labctl.config import settings
 from labctl.errors import ConfigError, HostError
 from labctl.hub.client import Hub, Kind, RemoteFile, Repository
-from labctl.hub.download import literal, missing, to_come
-from labctl.hub.prefetch import ENDPOINT, connect, names, wanted_of, whole_here
+from labctl.hub.prefetch import ENDPOINT, connect, missing, names, to_come, wanted_of, whole_here
 from labctl.model import Cache
 from labctl.system.progress import Progress, amount
 
@@ -72,14 +71,6 @@ def test_a_model_without_weights_is_an_error_that_says_what_it_holds() -> None:
 def test_what_is_declared_twice_is_wanted_once() -> None:
     wanted = Cache(models=("a/b", "c/d", "a/b"), datasets=("a/b",))
     assert names(wanted) == (("model", "a/b"), ("model", "c/d"), ("dataset", "a/b"))
-
-
-@pytest.mark.parametrize("path", ["data/[all]/train-*.parquet", "what?.json"])
-def test_a_path_is_a_pattern_for_itself_alone(path: str) -> None:
-    from fnmatch import fnmatchcase
-
-    assert fnmatchcase(path, literal(path))
-    assert not fnmatchcase(path.replace("*", "x").replace("?", "x").replace("[all]", "a"), literal(path))
 
 
 # --- what is here --------------------------------------------------------------------------------------------

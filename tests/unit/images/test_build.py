@@ -12,7 +12,6 @@ from labctl.config.context import Context
 from labctl.deploy import images as prepare
 from labctl.engines.docker import DockerEngine
 from labctl.errors import HostError
-from labctl.images import base as base_image
 from labctl.images import build, catalog, package_sources
 from labctl.images.build import BuildRequest
 from labctl.images.package_sources import PipSources
@@ -183,7 +182,7 @@ def test_a_failed_build_shows_its_last_lines_without_credentials(
     monkeypatch.setattr(process, "stream", stream)
     monkeypatch.setattr(DockerEngine, "context", lambda _: "default")
     with pytest.raises(HostError, match=r"https://\[REDACTED\]@i\.example") as caught:
-        build._buildx(request(tmp_path), [], print)
+        build.run(catalog.dockerfile("cpu"), [], request(tmp_path), print)
     log = tmp_path / ".lab/build.log"
     assert CANARY not in caught.value.message + log.read_text()
     assert log.stat().st_mode & 0o777 == 0o600
@@ -201,13 +200,13 @@ def test_apt_sources_for_another_release_leave_third_parties_out() -> None:
 
 
 def test_a_named_mirror_serves_debian_images_only() -> None:
-    lines = base_image.apt_list("debian", "bookworm", "https://m.example/debian/").splitlines()
+    lines = build.apt_list("debian", "bookworm", "https://m.example/debian/").splitlines()
     assert [line.split()[2:4] for line in lines] == [
         ["https://m.example/debian", "bookworm"],
         ["https://m.example/debian", "bookworm-updates"],
         ["https://m.example/debian-security", "bookworm-security"],
     ]
-    assert base_image.apt_list("other", "x", "https://m.example/debian") == ""
+    assert build.apt_list("other", "x", "https://m.example/debian") == ""
 
 
 def test_progress_is_one_line_when_a_step_works_and_one_when_it_is_done() -> None:
@@ -297,9 +296,9 @@ def engine(docker_files: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, dic
         here[arguments[arguments.index("--tag") + 1]] = dict([label.split("=")])
 
     monkeypatch.setattr(DockerEngine, "image", image)
-    monkeypatch.setattr(base_image, "release_of", lambda *_: {})
+    monkeypatch.setattr(build, "release_of", lambda *_: {})
     monkeypatch.setattr(build, "run", buildx_run)
-    monkeypatch.setattr(base_image, "ensure", lambda name, **_: name)
+    monkeypatch.setattr(build, "ensure_base", lambda name, *_: name)
     monkeypatch.setattr(package_sources, "of_host", PipSources)
     return here
 

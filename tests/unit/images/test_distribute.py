@@ -50,7 +50,7 @@ class Rack:
         return Archive(image_archive(self.path / "image.tar", name, layers, **config))
 
     def hand_out(self, archive: Archive, hosts: dict[str, FakeHost]) -> Failures:
-        targets = ImageTargets(hosts=hosts, emit=lambda event: self.said.append(event.text), addresses={})
+        targets = ImageTargets(hosts=hosts, notice=self.said.append, addresses={})
         return distribute.hand_out(archive, "lab/node", targets)
 
 
@@ -344,7 +344,7 @@ def test_a_way_that_leads_to_another_machine_is_not_taken(rack: Rack) -> None:
     """A name may mean one machine here and another one there."""
     hosts = rack.hosts("h1", "h2", "other")
     targets = ImageTargets(
-        hosts={name: hosts[name] for name in ("h1", "h2")}, emit=lambda _: None, addresses={"h2": "other"}
+        hosts={name: hosts[name] for name in ("h1", "h2")}, notice=lambda _: None, addresses={"h2": "other"}
     )
     assert distribute.hand_out(rack.archive(BASE), "lab/node", targets) == {}
     assert (bool(hosts["h2"].sent), hosts["other"].staged) == (True, [])
@@ -368,7 +368,7 @@ def test_where_a_link_breaks_the_rest_comes_from_here(rack: Rack, monkeypatch: p
 
 
 def fleet_of(hosts: dict[str, FakeHost]) -> ImageTargets:
-    return ImageTargets(hosts=hosts, emit=lambda _: None, addresses={})
+    return ImageTargets(hosts=hosts, notice=lambda _: None, addresses={})
 
 
 def test_hosts_pull_what_is_of_a_registry_and_not_here(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,6 @@ from labctl.config.settings import accelerators_known
 from labctl.deploy import images as prepare
 from labctl.engines.docker import DockerEngine
 from labctl.errors import HostError
-from labctl.images import base as base_image
 from labctl.images import build, catalog, package_sources
 from labctl.images.build import BuildRequest
 from labctl.system import process
@@ -238,14 +237,14 @@ class Builder:
         self._directory = directory
         self.bases: list[tuple[str, bool]] = []
         self.arguments: list[str] = []
-        monkeypatch.setattr(base_image, "ensure", self._ensure)
+        monkeypatch.setattr(build, "ensure_base", self._ensure)
         monkeypatch.setattr(DockerEngine, "image", lambda *_: {"Config": {"Labels": {"labctl.inputs": "0"}}})
-        monkeypatch.setattr(base_image, "release_of", lambda *_: {})
+        monkeypatch.setattr(build, "release_of", lambda *_: {})
         monkeypatch.setattr(package_sources, "of_host", package_sources.PipSources)
         monkeypatch.setattr(build, "run", lambda *given: self.arguments.extend(given[1]))
 
-    def _ensure(self, name: str, *, chosen: bool, **_: object) -> str:
-        self.bases.append((name, chosen))
+    def _ensure(self, name: str, request: BuildRequest, _: object) -> str:
+        self.bases.append((name, bool(request.base_image)))
         return name
 
     def prepare(self, image: str, base: str = "") -> str:
@@ -267,7 +266,7 @@ def driver(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
 
 def test_each_image_has_its_own_base_unless_one_is_chosen(builder: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
     driver(monkeypatch, "1.21.0")
-    assert builder.prepare("cpu") == builder.prepare("nvidia") == base_image.PLAIN
+    assert builder.prepare("cpu") == builder.prepare("nvidia") == build.PLAIN
     assert builder.prepare("habana") == GAUDI.format("1.21.0", "2.6.0")
     assert builder.prepare("nvidia", "nvcr.io/nvidia/pytorch:25.10-py3") == "nvcr.io/nvidia/pytorch:25.10-py3"
     assert [chosen for _, chosen in builder.bases] == [False, False, False, True]

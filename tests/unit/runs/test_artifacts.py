@@ -43,13 +43,12 @@ def there(lab: Lab, run: str = RUN) -> Path:
 def fetched(lab: Lab, red: Nearby) -> list[str]:
     """What is warned of."""
     warned: list[str] = []
-    artifacts.fetch(lab, RUN, over(red=red), lab.directory / "runs" / RUN, warned.append)
+    artifacts.fetch(lab, RUN, over(red=red), warned.append)
     return warned
 
 
 def sent(lab: Lab, *earlier: str) -> None:
-    path = lab.directory / "runs" / RUN
-    artifacts.send(lab, builders.job(lab, run_id=RUN), over(red=Nearby()), path, earlier)
+    artifacts.send(lab, builders.job(lab, run_id=RUN), over(red=Nearby()), earlier)
 
 
 def test_a_host_keeps_nothing_of_a_run_that_came_back(lab: Lab) -> None:
@@ -91,7 +90,7 @@ def test_of_a_file_that_several_hosts_wrote_the_first_ones_stands_whoever_comes_
         green=Ordered("green", begun, second), blue=Ordered("blue", second, third), red=Ordered("red", third, end)
     )
     path = lab.directory / "runs" / RUN
-    artifacts.fetch(lab, RUN, way, path, lambda _: None)
+    artifacts.fetch(lab, RUN, way, lambda _: None)
     texts = [(path / part / "model/same.txt").read_text() for part in ("", "hosts/blue", "hosts/green")]
     assert (texts, (path / "link").readlink()) == (["red", "blue", "green"], Path("only-red"))
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from labctl.model import Metric, Reduce, Sample
-from labctl.runs.metrics import read_samples, reduce_samples
+from labctl.model import Metric, Reduce
+from labctl.runs.metrics import read_values, reduce_values
 
 NUMBER = r"(\S+)"
 THROUGHPUT = Metric(name="throughput", pattern=rf"Throughput: {NUMBER} samples/sec", unit="samples/s", reduce="mean")
@@ -31,22 +31,21 @@ LOSS = Metric(name="loss", pattern=rf"\bloss {NUMBER}", reduce="first-last")
     ],
 )
 def test_a_number_is_found_anywhere_in_a_line(line: str, values: list[float]) -> None:
-    assert read_samples([THROUGHPUT], [line]) == tuple(Sample(metric="throughput", value=value) for value in values)
+    assert read_values([THROUGHPUT], [line]) == {"throughput": values}
 
 
 def test_nan_is_a_sample() -> None:
-    (sample,) = read_samples([THROUGHPUT], ["worker-0: Throughput: nan samples/sec"])
-    assert math.isnan(sample.value)
+    (value,) = read_values([THROUGHPUT], ["worker-0: Throughput: nan samples/sec"])["throughput"]
+    assert math.isnan(value)
 
 
 def test_samples_come_in_the_order_of_the_lines() -> None:
     lines = iter(["step 1 loss 4.5", "noise", "step 2 loss 3.5 Throughput: 7 samples/sec"])
-    samples = read_samples([THROUGHPUT, LOSS], lines)
-    assert [(sample.metric, sample.value) for sample in samples] == [("loss", 4.5), ("throughput", 7), ("loss", 3.5)]
+    assert read_values([THROUGHPUT, LOSS], lines) == {"loss": [4.5, 3.5], "throughput": [7]}
 
 
 def test_a_group_that_took_no_part_is_no_sample() -> None:
-    assert read_samples([Metric(name="loss", pattern=r"loss(?: (\d+))?")], ["loss"]) == ()
+    assert read_values([Metric(name="loss", pattern=r"loss(?: (\d+))?")], ["loss"]) == {"loss": []}
 
 
 @pytest.mark.parametrize(
@@ -102,8 +101,8 @@ def test_nan_and_infinity_become_null_with_a_note(
 
 
 def test_metrics_keep_their_declared_order() -> None:
-    samples = read_samples([THROUGHPUT, LOSS], ["loss 4", "loss 3", "Throughput: 8 samples/sec"])
-    assert reduce_samples([THROUGHPUT, LOSS], samples) == (
+    values = read_values([THROUGHPUT, LOSS], ["loss 4", "loss 3", "Throughput: 8 samples/sec"])
+    assert tuple(reduce_values([THROUGHPUT, LOSS], values).items()) == (
         ("throughput", {"value": 8, "unit": "samples/s"}),
         ("loss", {"first": 4, "last": 3}),
     )
@@ -111,4 +110,4 @@ def test_metrics_keep_their_declared_order() -> None:
 
 def _reduced(values: list[float], *, unit: str = "", skip: int = 0, reduce: Reduce = "last") -> dict[str, Any] | None:
     metric = Metric(name="m", pattern="(x)", unit=unit, skip=skip, reduce=reduce)
-    return dict(reduce_samples([metric], [Sample(metric="m", value=value) for value in values])).get("m")
+    return reduce_values([metric], {"m": values}).get("m")

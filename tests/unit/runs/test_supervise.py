@@ -13,6 +13,7 @@ from labctl.engines import agent
 from labctl.errors import HostError
 from labctl.model import DeviceMapping
 from labctl.runs import supervise
+from labctl.runs.verdict import RunOutcome
 
 LAB = lab()
 JOB = job(LAB)
@@ -38,7 +39,7 @@ def printing(*lines: str, code: int = 0, until: threading.Event | None = None) -
     return FakeBackend(answer=answer, seen=observed(LAB))
 
 
-def run(engine: FakeBackend, timeout: float = 60.0) -> tuple[supervise.RunOutcome, list[str]]:
+def run(engine: FakeBackend, timeout: float = 60.0) -> tuple[RunOutcome, list[str]]:
     lines: list[str] = []
     return supervise.supervise(LAB, replace(JOB, timeout=timeout), engine, lines.append), lines
 
@@ -118,7 +119,7 @@ def test_a_device_that_is_lost_stops_the_run_with_its_own_cause() -> None:
     assert engine.reaped() == EVERYWHERE
 
 
-def with_devices(reason: str, launch: str = "") -> tuple[supervise.RunOutcome, list[str]]:
+def with_devices(reason: str, launch: str = "") -> tuple[RunOutcome, list[str]]:
     """How a run ends that fails by itself on nodes with a GPU each; worker-1 says this of its health."""
     mapping = DeviceMapping(devices=devices("0"))
     of = lab((node(0, devices=mapping), node(1, devices=mapping)))

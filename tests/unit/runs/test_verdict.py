@@ -3,9 +3,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.builders import job, lab
 
-from labctl.model import Cause, Criterion, Verdict
-from labctl.runs.verdict import judge
+from labctl.model import Cause, Criterion, Metric, Verdict
+from labctl.runs.verdict import RunOutcome, judge
 
 THROUGHPUT = Criterion(metric="throughput", min=600)
 LOSS = Criterion(metric="loss", decrease=0.2)
@@ -111,6 +112,10 @@ def test_a_missing_number_is_never_a_pass(criterion: Criterion, metrics: dict[st
     assert criterion.metric in verdict.message
 
 
+def test_the_pattern_of_a_missing_number_is_named() -> None:
+    assert r"by the pattern `throughput: (\S+)`" in _judge(criteria=[THROUGHPUT], metrics={}).message
+
+
 def test_a_number_that_no_criterion_needs_may_be_missing() -> None:
     verdict = _judge(criteria=[THROUGHPUT], metrics={**GOOD, "loss": {"first": 4, "last": None, "note": "nan"}})
     assert verdict.status == "PASS"
@@ -131,12 +136,8 @@ def _judge(
     world_size: int = 2,
     expected_world_size: int = 2,
 ) -> Verdict:
-    return judge(
-        [THROUGHPUT, LOSS] if criteria is None else criteria,
-        (GOOD if metrics is None else metrics).items(),
-        exit_code=exit_code,
-        cause=cause,
-        message=message,
-        world_size=world_size,
-        expected_world_size=expected_world_size,
-    )
+    criteria = [THROUGHPUT, LOSS] if criteria is None else criteria
+    declared = tuple(Metric(name=one.metric, pattern=rf"{one.metric}: (\S+)") for one in criteria)
+    ran = job(lab(expected_world_size), criteria=tuple(criteria), metrics=declared)
+    ended = RunOutcome(exit_code=exit_code, cause=cause, message=message)
+    return judge(ran, GOOD if metrics is None else metrics, ended, world_size)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from labctl.runs.metrics import read_samples
+from labctl.runs.metrics import read_values
 from labctl.workloads import deepspeed_config
 from labctl.workloads.loader import load
 from unit.scripts.conftest import ImportScripts
@@ -248,4 +248,4 @@ OUTPUT = {
 def test_every_metric_is_read_from_the_line_that_carries_it(metric: str) -> None:
     line, value = OUTPUT[metric]
     declared = load(OPT.parent, "opt-tiny", LAUNCHERS).metrics
-    assert [sample.value for sample in read_samples(declared, [line]) if sample.metric == metric] == [value]
+    assert read_values(declared, [line])[metric] == [value]

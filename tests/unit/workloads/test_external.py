@@ -89,8 +89,8 @@ def test_a_deepspeed_chat_script_is_judged_by_its_throughput() -> None:
 def test_its_throughput_is_read_whole_or_not(line: str) -> None:
     from labctl.runs import metrics
 
-    samples = metrics.read_samples(load("dschat/run_opt-13b").metrics, [line])
-    assert [int(sample.value) for sample in samples] == [290]
+    values = metrics.read_values(load("dschat/run_opt-13b").metrics, [line])
+    assert [(name, int(value)) for name, found in values.items() for value in found] == [("throughput", 290)]
 
 
 def test_it_is_told_a_jobs_name_the_hostfile_and_where_its_log_goes() -> None:

@@ -1,0 +1,39 @@
+"""The options of a run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.builders import workload
+
+from labctl.runs import request
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Of a workload whose script has two options."""
+    (tmp_path / "hello.py").write_text('add("--learning-rate", type=float)\nadd("--steps", type=int)\n')
+    return tmp_path
+
+
+def warned(folder: Path, *keys: str, script: str = "hello.py") -> list[str]:
+    options = request.RunOptions(arguments=tuple((key, "1") for key in keys))
+    return list(request.unknown(replace(workload(), directory=folder, script=script), options))
+
+
+def test_a_key_that_no_script_takes_is_named_with_the_nearest(folder: Path) -> None:
+    (warning,) = warned(folder, "lerning-rate", "steps", "deepspeed.zero_optimization.stage")
+    assert warning.startswith("--set lerning-rate: no script of hello has an option `--lerning-rate`")
+    assert warning.endswith("; did you mean `learning-rate`?")
+
+
+def test_a_key_may_be_the_beginning_of_an_option(folder: Path) -> None:
+    assert warned(folder, "learn") == []
+
+
+def test_what_a_script_elsewhere_takes_is_not_known(folder: Path, tmp_path: Path) -> None:
+    assert warned(folder, "lerning-rate", script=str(tmp_path / "own.py")) == []
+    (folder / "hello.py").write_text("print(1)")
+    assert warned(folder, "lerning-rate") == []
