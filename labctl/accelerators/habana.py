@@ -12,7 +12,7 @@ from labctl.errors import HostError
 from labctl.model import Device, DeviceMapping, Host, Mount
 from labctl.system import files, pci, process
 from labctl.system.hostpath import HostPath
-from labctl.system.procfs import read
+from labctl.system.procfs import numa, read
 
 GAUDINET = "/etc/gaudinet.json"
 """Description of the network between Gaudis, where a host has one."""
@@ -42,7 +42,7 @@ def device(root: HostPath, index: str, folder: HostPath) -> Device:
         path=f"/dev/accel/accel{index}",
         pci=pci.address_of(folder),
         module=read(folder / "module_id").strip(),
-        numa=pci.numa(folder),
+        numa=numa(folder),
         cpus=pci.cpus(folder, root),
         name=read(folder / "device_type").strip(),
         health="" if status.lower() in ("", "operational") else f"its driver says: {status}",

@@ -9,7 +9,7 @@ from labctl.accelerators import COUNT, AcceleratorModule, PciVendor, Tool, Watch
 from labctl.model import Device, DeviceMapping, Host
 from labctl.system import pci
 from labctl.system.hostpath import HostPath
-from labctl.system.procfs import read
+from labctl.system.procfs import numa, read
 
 VENDOR = "0x8086"
 INTEGRATED = "0000:00:02.0"
@@ -25,7 +25,7 @@ def find(root: HostPath) -> tuple[Device, ...]:
     folders = ((match[0], root / "sys/class/drm" / match[0] / "device") for match in nodes)
     # Their names below by-path hold across reboots.
     by_path = (path for path in sorted((root / "dev/dri/by-path").glob("*-render")) if path.is_symlink())
-    links = {link.readlink().name: link.name for link in by_path}
+    links = {link.resolve().name: link.name for link in by_path}
     return tuple(
         device(root, name, folder, links.get(name, ""))
         for name, folder in folders
@@ -42,7 +42,7 @@ def device(root: HostPath, name: str, folder: HostPath, link: str) -> Device:
         id=f"/dev/dri/{name}",
         path=f"/dev/dri/{name}",
         pci=address,
-        numa=pci.numa(folder),
+        numa=numa(folder),
         cpus=pci.cpus(folder, root),
         link=link,
         # A discrete card may have that address in a virtual machine.

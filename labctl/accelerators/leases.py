@@ -49,7 +49,7 @@ def granting(lab: Lab, *, wait: float, notice: Callable[[str], None]) -> Iterato
     path = Path(lab.hosts[0].locks) / GRANTING
     with filelock.held(path, f"labctl up of lab {lab.name}", wait=wait, notice=notice, mode=SHARED):
         for missing in wanted:
-            filelock.opened(missing, SHARED).close()
+            filelock.create(missing, SHARED)
         yield
 
 

@@ -9,7 +9,7 @@ from labctl.accelerators import COUNT, AcceleratorModule, Advice, EngineAccess, 
 from labctl.model import Device, DeviceMapping, Host
 from labctl.system import files, pci
 from labctl.system.hostpath import HostPath
-from labctl.system.procfs import read
+from labctl.system.procfs import numa, read
 
 GPUS = "proc/driver/nvidia/gpus"
 DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
@@ -49,7 +49,7 @@ def device(root: HostPath, index: str, fields: Mapping[str, str]) -> Device:
         id=index,
         path=f"/dev/nvidia{fields['Device Minor']}",
         pci=fields["address"],
-        numa=pci.numa(folder),
+        numa=numa(folder),
         cpus=pci.cpus(folder, root),
         name=fields.get("Model", ""),
         uuid="" if "?" in uuid else uuid,

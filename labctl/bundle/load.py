@@ -226,7 +226,7 @@ def unpack(connection: Connection, folder: str, cargo: ArchiveStream, notice: No
     """Send an archive and unpack it in a directory. HostError if it is incomplete."""
     progress = Progress(f"{connection.target.name}: cache", cargo.size, 0, notice)
     chunks = report(cargo.chunks(), progress)
-    done = connection.send(SCRIPT, folder, "unpack", chunks=chunks, timeout=MOVING, check=False)
+    done = connection.send(SCRIPT, folder, "unpack", chunks=chunks, timeout=MOVING)
     if done.code != 0:
         raise failed(connection, "the cache did not come whole", done.err, "df -h")
     progress.finish()

@@ -61,10 +61,8 @@ class HostDump:
     @property
     def user(self) -> tuple[int, str, int]:
         """The user's number and name, and the number of the group. Source: id(1), whose form POSIX fixes."""
-        match = re.match(r"uid=(\d+)(?:\((.*?)\))? gid=(\d+)", self.facts.get("id", ""))
-        if not match:
-            raise HostError(f"{self.host}: user unknown", hint=f"on {self.host}: id", node=self.host)
-        return int(match[1]), match[2] or "", int(match[3])
+        uid, name, gid = re.findall(r"^uid=(\d+)(?:\((.*?)\))? gid=(\d+)", self.facts["id"])[0]
+        return int(uid), name, int(gid)
 
     @once
     def children(self) -> dict[str, set[str]]:
@@ -151,9 +149,6 @@ class DumpPath:
             real = self.dump.links.get(step, step)
         return DumpPath(self.dump, real)
 
-    def readlink(self) -> DumpPath:
-        return self.resolve()
-
     def is_symlink(self) -> bool:
         parent, _, name = self.path.rpartition("/")
         return f"{DumpPath(self.dump, parent).resolve().path}/{name}".lstrip("/") in self.dump.links
@@ -238,24 +233,17 @@ def _add(dump: HostDump, head: str, content: list[str]) -> None:
     elif kind == "file":
         dump.files[name] = "".join(f"{line}\n" for line in content)
     elif kind == "lines":
-        dump.files.update(_one_line_each(content))
+        # As head(1) prints the first lines of several files.
+        found = re.findall(r"^==> (.*) <==\n(.+)$", "\n".join(content), re.MULTILINE)
+        dump.files.update((path, f"{line}\n") for path, line in found)
     elif kind == "link":
         dump.links[name] = value
     elif kind == "folder":
         dump.folders[name] = int(value or "755", 8)
     elif kind == "nodes":
-        pairs = (line.split(" ", 1) for line in content)
-        dump.nodes.update({path: int(gid) for gid, path in pairs})
-
-
-def _one_line_each(content: list[str]) -> Iterator[tuple[str, str]]:
-    """Files and their first lines, each below its name, as head(1) prints several."""
-    path = ""
-    for line in content:
-        if match := re.fullmatch("==> (.*) <==", line):
-            path = match[1]
-        elif line and path != "/dev/null":
-            yield path, f"{line}\n"
+        for line in content:
+            gid, path = line.split(" ", 1)
+            dump.nodes[path] = int(gid)
 
 
 def require_distinct(

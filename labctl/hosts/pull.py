@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import posixpath
 import re
 import shlex
 import shutil
@@ -96,7 +97,7 @@ def _receive(connection: Connection, directory: str, writing: int, seconds: floa
     """Let the host's stream flow into the pipe; returns why not all of it did, if so, and whether nothing changed."""
     try:
         with os.fdopen(writing, "wb") as sink:
-            done = connection.receive(SCRIPT, "pull", directory, on_chunk=sink.write, timeout=seconds, check=False)
+            done = connection.receive(SCRIPT, "pull", directory, on_chunk=sink.write, timeout=seconds)
     except BrokenPipeError:
         return "", False  # Whoever unpacked it knows why no more is wanted.
     except HostError as error:
@@ -195,10 +196,10 @@ class Merge:
             raise broken
 
     def _place(self, new: Path, path: str, size: int) -> None:
-        if self._folder(_above(path)) and self._put(new, path, path, size):
+        if self._folder(posixpath.dirname(path)) and self._put(new, path, path, size):
             return
         aside = f"{ASIDE}/{self.host}/{path}"
-        if not self._folder(_above(aside)):
+        if not self._folder(posixpath.dirname(aside)):
             self.found.refused.append(path)
             return
         names = chain([aside], (f"{aside}.{number}" for number in count(2)))
@@ -227,7 +228,7 @@ class Merge:
             link = self.into / place
             if not Path(os.path.realpath(link.parent / target)).is_relative_to(self.into):
                 break
-            if self._folder(_above(place)):
+            if self._folder(posixpath.dirname(place)):
                 with contextlib.suppress(FileExistsError):
                     link.symlink_to(target)
                 if link.is_symlink() and os.readlink(link) == target:  # noqa: PTH115 - a Path would tidy what it says
@@ -240,17 +241,11 @@ def _inside(name: str) -> str | None:
     return str(PurePosixPath(name)) if is_below(name) and "\0" not in name else None
 
 
-def _above(path: str) -> str:
-    return str(PurePosixPath(path).parent)
-
-
 def _begin_alike(one: Path, other: Path) -> bool:
     """Whether a file holds what the other does, as far as the shorter goes."""
-    left = min(one.stat().st_size, other.stat().st_size)
     with one.open("rb") as first, other.open("rb") as second:
-        while left:
-            piece = first.read(min(left, PIECE))
-            if not piece or piece != second.read(len(piece)):
+        while (piece := first.read(PIECE)) and (against := second.read(PIECE)):
+            length = min(len(piece), len(against))
+            if piece[:length] != against[:length]:
                 return False
-            left -= len(piece)
     return True

@@ -68,7 +68,7 @@ def push(
 
     def send() -> CompletedProcess:
         words = ("push", directory, _numbered(update.name for update in updates))
-        return connection.send(SCRIPT, *words, chunks=stream(updates), timeout=seconds, check=False)
+        return connection.send(SCRIPT, *words, chunks=stream(updates), timeout=seconds)
 
     done = send()
     if done.code != 0 and any(update.there for update in updates):
@@ -82,7 +82,7 @@ def push(
 def push_new(connection: Connection, manifest: Manifest, directory: str, *, seconds: float = 600) -> None:
     """Make a directory of the host that appears at once and complete. HostError where there is one already."""
     chunks = stream([Update("", manifest)])
-    done = connection.send(SCRIPT, "create", directory, chunks=chunks, timeout=seconds, check=False)
+    done = connection.send(SCRIPT, "create", directory, chunks=chunks, timeout=seconds)
     _require(done, connection, directory)
 
 
@@ -110,18 +110,17 @@ def _inspect(
             raise ValueError(name)
     described: list[bytes] = []
     words = ("inspect", directory, _numbered(manifests), *(words or ("", "")))
-    done = connection.receive(SCRIPT, *words, on_chunk=described.append, timeout=seconds, check=False)
+    done = connection.receive(SCRIPT, *words, on_chunk=described.append, timeout=seconds)
     _require(done, connection, directory)
     records = iter(b"".join(described).split(b"\0"))
-    return [_compare(name, manifest, *parse(records)) for name, manifest in manifests.items()]
-
-
-def _compare(name: str, manifest: Manifest, names: frozenset[str], there: frozenset[Entry]) -> Update:
-    if not names:
-        return Update(name, manifest)
-    wanted = {f"./{entry.path.partition('/')[0]}" for entry in manifest.entries}
-    same = there == frozenset(manifest.entries) and wanted <= names
-    return Update(name, manifest, "current" if same else "stale", there)
+    updates = []
+    for name, manifest in manifests.items():
+        names, there = parse(records)
+        wanted = {f"./{entry.path.partition('/')[0]}" for entry in manifest.entries}
+        same = there == frozenset(manifest.entries) and wanted <= names
+        state: SyncState = "missing" if not names else "current" if same else "stale"
+        updates.append(Update(name, manifest, state, there))
+    return updates
 
 
 def _numbered(names: Iterable[str]) -> str:

@@ -96,19 +96,17 @@ class Connection:
         argv = self.argv(script, *words)
         return self._done(script, lambda: process.run(argv, input=input, timeout=timeout, check=False), timeout, check)
 
-    def send(
-        self, script: str, *words: str, chunks: Iterable[bytes], timeout: float, check: bool = True
-    ) -> CompletedProcess:
-        """As ``run``, with these bytes as the script's input: it must know the end by itself, as ssh may be cut off."""
+    def send(self, script: str, *words: str, chunks: Iterable[bytes], timeout: float) -> CompletedProcess:
+        """As ``run`` unchecked, with these bytes as input: the script must know the end, as ssh may be cut off."""
         argv = self.argv(script, *words)
-        return self._done(script, lambda: process.feed(argv, chunks, timeout=timeout), timeout, check)
+        return self._done(script, lambda: process.feed(argv, chunks, timeout=timeout), timeout)
 
     def receive(
-        self, script: str, *words: str, on_chunk: Callable[[bytes], object], timeout: float, check: bool = True
+        self, script: str, *words: str, on_chunk: Callable[[bytes], object], timeout: float
     ) -> CompletedProcess:
-        """As ``run``, passing the script's output to ``on_chunk``; ``out`` of the result is empty."""
+        """As ``run`` unchecked, passing the script's output to ``on_chunk``; ``out`` of the result is empty."""
         argv = self.argv(script, *words)
-        return self._done(script, lambda: process.drain(argv, on_chunk, timeout=timeout), timeout, check)
+        return self._done(script, lambda: process.drain(argv, on_chunk, timeout=timeout), timeout)
 
     def why_lost(self) -> str:
         """Why the connection ended, if it has or does within a second; empty while it stands."""
@@ -118,7 +116,9 @@ class Connection:
         """An error of this host."""
         return HostError(text, hint="labctl doctor")
 
-    def _done(self, script: str, work: Callable[[], CompletedProcess], seconds: float, check: bool) -> CompletedProcess:
+    def _done(
+        self, script: str, work: Callable[[], CompletedProcess], seconds: float, check: bool = False
+    ) -> CompletedProcess:
         what = script.strip().removeprefix("# ").partition("\n")[0][:60]
         try:
             done = self._perform(work)
@@ -213,7 +213,6 @@ class SshConnection(Connection):
         return done
 
     def _ended(self, seconds: float = 0) -> bool:
-        """Whether the master has ended, or does within so many seconds."""
         return self._master is None or self._master.ended(seconds)
 
     def _lost(self, stderr: str) -> HostError:
@@ -221,7 +220,6 @@ class SshConnection(Connection):
         return self.error(f"the connection was lost{f': {why}' if why else ''}")
 
     def _stderr(self) -> str:
-        """What the master printed to its standard error."""
         return self._log.read_text(encoding="utf-8", errors="replace") if self._log.exists() else ""
 
     def _log_in(self, opening: str, deadline: float) -> str:
@@ -263,22 +261,19 @@ class SshConnection(Connection):
 
     def _read(self, master: process.BackgroundProcess, marker: str, seconds: float) -> tuple[str, list[str]]:
         """The output of the opening script, and the words of the line that ends it."""
-        began = time.monotonic()
-        # What the login shell itself prints comes before the marker.
-        parts: list[list[str]] = [[]]
+        began, text = time.monotonic(), ""
         with closing(master.lines(seconds)) as lines:
             for line in lines:
-                if len(parts) == 1 and line == f"{marker}\n":
-                    if noise := "".join(parts[0]).strip():
-                        raise ssh_errors.noisy_shell(self.target, noise)
-                    parts.append([])
-                elif len(parts) == 2 and line.startswith(f"{marker} "):
-                    return "".join(parts[1]).removesuffix("\n"), line.split(maxsplit=3)[1:]
-                else:
-                    parts[-1].append(line)
+                text += line
+                if line.startswith(f"{marker} "):
+                    # What the login shell itself prints comes before the marker.
+                    noise, _, output = text.removesuffix(f"\n{line}").partition(f"{marker}\n")
+                    if noise.strip():
+                        raise ssh_errors.noisy_shell(self.target, noise.strip())
+                    return output, line.split(maxsplit=3)[1:]
         if time.monotonic() - began >= seconds:
             raise ssh_errors.silent(self.target, seconds)
-        raise ssh_errors.why(self.target, self._stderr() or "".join(parts[0]))
+        raise ssh_errors.why(self.target, self._stderr() or text.partition(f"{marker}\n")[0])
 
     def _require_usable(self, code: str, engine: str, user: str) -> None:
         """HostError for a changed host key, a failed opening script, or an engine that is absent or not permitted."""
@@ -358,7 +353,7 @@ def connected(
     patience = min(seconds, max(PATIENCE, seconds / math.ceil(max(1, len(targets)) / bound)))
     with (
         _private_directory() as folder,
-        process.guarded(("sh", "-c", _CLEANUP, "sh", str(folder))),
+        process.guarded(("sh", "-c", _CLEANUP, "sh", folder)),
         pool(bound) as threads,
     ):
         links = [SshConnection(target, f"{folder}/{number}", patience) for number, target in enumerate(targets)]
@@ -367,11 +362,9 @@ def connected(
             late = wait(trials, PATIENCE).not_done
             if slow := [ssh_errors.named(one) for one, trial in zip(targets, trials, strict=True) if trial in late]:
                 waits(f"waiting for {listed(slow)}")
-            errors = {link.target.name: trial.result() for link, trial in zip(links, trials, strict=True)}
-            yield (
-                {link.target.name: link for link in links if errors[link.target.name] is None},
-                {name: error for name, error in errors.items() if error},
-            )
+            results = {link.target.name: trial.result() for link, trial in zip(links, trials, strict=True)}
+            errors = {name: error for name, error in results.items() if error}
+            yield {link.target.name: link for link in links if link.target.name not in errors}, errors
         finally:
             for link in links:
                 link.close()
@@ -381,29 +374,25 @@ def _try_open(link: SshConnection, opening: str, patience: float, deadline: floa
     """Open it, or return why that failed."""
     seconds = min(patience, deadline - time.monotonic())
     if seconds <= 0:
-        return ssh_errors.skipped(link.target)
+        return ssh_errors.error(link.target, "skipped: the time limit was used up by other hosts")
     try:
         link.open(opening, seconds)
     except HostError as error:
-        link.close()
-        return error
+        failure = error
     except OSError as error:
-        link.close()
         hint = "ulimit -n 8192" if error.errno == errno.EMFILE else f"df -h {tempfile.gettempdir()}; labctl doctor"
-        return ssh_errors.error(link.target, f"cannot start ssh: {error.strerror}", hint)
-    return None
+        failure = ssh_errors.error(link.target, f"cannot start ssh: {error.strerror}", hint)
+    else:
+        return None
+    link.close()
+    return failure
 
 
-@contextmanager
-def _private_directory() -> Iterator[Path]:
+def _private_directory() -> tempfile.TemporaryDirectory[str]:
     """A new directory with a short path: sockets have addresses of at most 107 bytes, and ssh adds 17 for a while."""
     usual = tempfile.gettempdir()
     base = usual if re.fullmatch(r"[\w/.-]{1,50}", usual, re.ASCII) else "/tmp"  # noqa: S108 - the name within is random
-    path = Path(tempfile.mkdtemp(prefix="labctl-", dir=base))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
+    return tempfile.TemporaryDirectory(prefix="labctl-", dir=base, ignore_cleanup_errors=True)
 
 
 def _answers(path: Path, seconds: float) -> bool:

@@ -59,10 +59,6 @@ def noisy_shell(target: InventoryHost, output: str) -> HostError:
     return error(target, text, f"on {target.name}: move that behind `case $- in *i*)` in its .bashrc, or its like")
 
 
-def skipped(target: InventoryHost) -> HostError:
-    return error(target, "skipped: the time limit was used up by other hosts")
-
-
 def why(target: InventoryHost, stderr: str) -> HostError:  # noqa: PLR0911 - a cause each
     """The error behind what ssh printed to its standard error."""
     verbose, where = command(target, "-v"), target.where or "the inventory"

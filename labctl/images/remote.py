@@ -74,7 +74,7 @@ def size(connection: Connection, file: str) -> int:
 def append(connection: Connection, file: str, offset: int, chunks: Iterable[bytes]) -> bool:
     """Append bytes to a file that has ``offset`` bytes; False if another upload writes to it, or did meanwhile."""
     words = ("append", file, str(offset))
-    done = connection.send(_script("append"), *words, chunks=chunks, timeout=MOVING, check=False)
+    done = connection.send(_script("append"), *words, chunks=chunks, timeout=MOVING)
     if done.code not in (0, IN_USE):
         raise failed(connection, "the image is incomplete", done.err, "df -h ~")
     return done.code == 0
@@ -91,7 +91,7 @@ def relay(source: Connection, file: str, size: int, hop: tuple[str, ...], progre
             progress.advance(int(lines[-1]) - progress.done)
 
     words = ("relay", file, str(size), str(progress.done), *hop)
-    done = source.receive(_script("relay"), *words, on_chunk=read, timeout=MOVING, check=False)
+    done = source.receive(_script("relay"), *words, on_chunk=read, timeout=MOVING)
     if done.code != 0:
         raise failed(source, "cannot relay the image", done.err)
 

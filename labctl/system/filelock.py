@@ -8,7 +8,6 @@ import getpass
 import json
 import os
 import socket
-import tempfile
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -36,19 +35,12 @@ def held(
     from filelock import FileLock, Timeout
 
     descriptors: list[int] = []
-
-    def record(descriptor: int) -> None:
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, json.dumps(owner(purpose)).encode())
-        descriptors.append(descriptor)
-
-    lock = FileLock(path, mode=mode, poll_interval=0.1, fallback_to_soft=False, on_acquired=record)
+    lock = FileLock(path, mode=mode, poll_interval=0.1, fallback_to_soft=False, on_acquired=descriptors.append)
 
     def acquire(seconds: float) -> None:
         # Whoever has it may remove the file with its directory, as `clean` does.
         while not lock.is_locked:
             make_private(path.parent)
-            opened(path, mode).close()
             with contextlib.suppress(FileNotFoundError):
                 lock.acquire(seconds)
 
@@ -59,9 +51,12 @@ def held(
             if wait:
                 notice(f"waiting for {holder(path)}")
             acquire(wait)
+        os.ftruncate(descriptors[-1], 0)
+        os.write(descriptors[-1], json.dumps(_owner(purpose)).encode())
     except Timeout:
-        raise HostError(f"{holder(path)} holds {path}", hint="wait for it, or end that process") from None
+        raise busy(path) from None
     except OSError as error:
+        lock.release()
         raise HostError(f"cannot lock {path}: {error.strerror}", hint=f"ls -ld {path.parent} {path}") from error
     try:
         yield
@@ -70,34 +65,19 @@ def held(
         lock.release()
 
 
-def opened(path: Path, mode: int) -> TextIO:
-    """The file, made where it is missing; HostError where that cannot be.
+def create(path: Path, mode: int) -> None:
+    """Create the file with exactly this mode, if it is missing; HostError if it cannot be opened.
 
-    In a folder of everyone no one may open another's file with O_CREAT alone. Source: fs.protected_regular.
+    An existing one is opened without O_CREAT: fs.protected_regular denies that for another user's file in /tmp.
     """
     try:
-        while True:
-            with contextlib.suppress(FileNotFoundError):
-                return os.fdopen(os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW), "a+")
-            if mode & 0o077:
-                make_shared(path, mode)
-                continue
-            with contextlib.suppress(FileExistsError):
-                os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode))
+        with contextlib.suppress(FileExistsError):
+            descriptor = os.open(path, os.O_CREAT | os.O_EXCL, mode)
+            os.fchmod(descriptor, mode)
+            os.close(descriptor)
+        os.close(os.open(path, os.O_RDWR | os.O_NOFOLLOW))
     except OSError as error:
         raise HostError(f"cannot open {path}: {error.strerror}", hint=f"ls -ld {path.parent} {path}") from error
-
-
-def make_shared(path: Path, mode: int) -> None:
-    """One that others may open too: of exactly this mode, whatever the umask, from the moment that it is there."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".labctl-")
-    try:
-        os.fchmod(handle, mode)
-        with contextlib.suppress(FileExistsError):
-            os.link(temporary, path)
-    finally:
-        os.close(handle)
-        Path(temporary).unlink()
 
 
 def busy(path: Path) -> HostError:
@@ -105,43 +85,28 @@ def busy(path: Path) -> HostError:
     return HostError(f"{holder(path)} holds {path}", hint="wait for it, or end that process")
 
 
-def owner(purpose: str) -> dict[str, str | int]:
-    started = datetime.now().astimezone().isoformat(timespec="seconds")
-    return {
-        "purpose": purpose,
-        "pid": os.getpid(),
-        "user": user_name(),
-        "host": socket.gethostname(),
-        "since": started,
-    }
-
-
-def user_name() -> str:
-    """The person's name; the number of one who has none here."""
+def _owner(purpose: str) -> dict[str, str | int]:
     try:
-        return getpass.getuser()
+        user = getpass.getuser()
     except (KeyError, OSError):
-        return str(os.getuid())
+        user = str(os.getuid())
+    since = datetime.now().astimezone().isoformat(timespec="seconds")
+    return {"purpose": purpose, "pid": os.getpid(), "user": user, "host": socket.gethostname(), "since": since}
 
 
 def holder(path: Path) -> str:
     """Who holds a lock, in words."""
-    found = said(path)
     try:
-        return (
-            f"`{found['purpose']}` by {found['user']} (pid {found['pid']} on {found['host']}, since {found['since']})"
-        )
+        return "`{purpose}` by {user} (pid {pid} on {host}, since {since})".format_map(said(path))
     except KeyError:
         return "another labctl"
 
 
 def said(path: Path) -> dict[str, str]:
     """What the last holder wrote of itself, fit to be printed; empty where that cannot be read."""
-    try:
-        with reading(path) as stream:
-            return words(stream.read(LONGEST_TEXT))
-    except OSError:
-        return {}
+    with contextlib.suppress(OSError), reading(path) as stream:
+        return words(stream.read(LONGEST_TEXT))
+    return {}
 
 
 def words(text: str) -> dict[str, str]:
@@ -162,10 +127,8 @@ def is_held(path: Path) -> bool:
     try:
         with reading(path) as stream:
             fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
     return False
 
 

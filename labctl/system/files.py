@@ -1,12 +1,12 @@
-"""Where the files that come with labctl are, and whether a path stays below a directory."""
+"""Files of this machine: written atomically, packaged ones, free space, and whether paths stay below a directory."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import posixpath
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import dropwhile
@@ -19,7 +19,12 @@ from labctl.system.progress import amount
 
 def write_all(directory: Path, files: Iterable[File]) -> tuple[str, ...]:
     """Write the files below the directory; returns the paths that changed. HostError names the path it cannot write."""
-    return tuple(file.path for file in files if _put(directory / file.path, file))
+
+    def put(file: File) -> bool:
+        path = directory / file.path
+        return link(path, file.content) if file.link else write(path, file.content, file.mode)
+
+    return tuple(file.path for file in files if put(file))
 
 
 def outdated(directory: Path, files: Iterable[File]) -> tuple[File, ...]:
@@ -34,10 +39,6 @@ def _holds(path: Path, file: File) -> bool:
         return path.read_bytes() == file.content.encode("utf-8", "surrogateescape")
     except OSError:
         return False
-
-
-def _put(path: Path, file: File) -> bool:
-    return link(path, file.content) if file.link else write(path, file.content, file.mode)
 
 
 def link(path: Path, target: str) -> bool:
@@ -61,28 +62,23 @@ def write(path: Path, content: str, mode: int = 0o600) -> bool:
         make_private(path.parent)
         if path.is_file() and path.read_bytes() == data and path.stat().st_mode & 0o777 == mode:
             return False
-        replace(path, data, mode)
+        _replace(path, data, mode)
     except OSError as error:
-        raise HostError(
-            f"cannot write {path}: {error.strerror}", hint=f"ls -ld {path.parent}; df -h {path.parent}"
-        ) from error
+        hint = f"ls -ld {path.parent}; df -h {path.parent}"
+        raise HostError(f"cannot write {path}: {error.strerror}", hint=hint) from error
     return True
 
 
 def make_private(directory: Path) -> None:
     """A directory and its missing parents, for their owner alone whatever the umask; HostError where it cannot be."""
     try:
-        missing = [parent for parent in (directory, *directory.parents) if not parent.exists()]
-        for parent in reversed(missing):
-            with contextlib.suppress(FileExistsError):
-                parent.mkdir(mode=0o700)
-        if not directory.is_dir():
-            raise NotADirectoryError(0, "there is a file of that name")
+        for folder in (*reversed(directory.parents), directory):
+            folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise HostError(f"cannot make {directory}: {error.strerror}", hint=f"ls -ld {directory.parent}") from error
 
 
-def replace(path: Path, data: bytes, mode: int) -> None:
+def _replace(path: Path, data: bytes, mode: int) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
     try:
         with os.fdopen(handle, "wb") as stream:
@@ -111,27 +107,25 @@ def room_at(path: Path) -> Room:
 
 def require_room(what: str, needed: Iterable[tuple[Room, int]], host: str = "", hint: str = "") -> None:
     """HostError if a file system has too little room for all the bytes that go to it; ``host`` if it is another's."""
-    total: dict[str, int] = {}
+    totals = Counter[str]()
     for room, size in needed:
-        total[room.filesystem] = total.get(room.filesystem, 0) + size
-        lacking = total[room.filesystem] - room.free
-        if lacking > 0:
+        totals[room.filesystem] += size
+        total = totals[room.filesystem]
+        if total > room.free:
             where = f"{host}: " if host else ""
             raise HostError(
-                f"{where}no room for {what}: {amount(total[room.filesystem])} needed on {room.filesystem}, "
-                f"{amount(room.free)} free: {amount(lacking)} too little",
+                f"{where}no room for {what}: {amount(total)} needed on {room.filesystem}, "
+                f"{amount(room.free)} free: {amount(total - room.free)} too little",
                 hint=hint or (f"on {host}: df -h" if host else f"df -h {room.filesystem}"),
                 node=host or None,
             )
 
 
-_PACKAGE = Path(__file__).resolve().parents[1]
-
-
 def path(*parts: str) -> Path:
     """A packaged file or folder: from the installed wheel's ``_data``, else from the checkout."""
-    installed = _PACKAGE / "_data"
-    return (installed if installed.is_dir() else _PACKAGE.parent).joinpath(*parts)
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "_data"
+    return (installed if installed.is_dir() else package.parent).joinpath(*parts)
 
 
 def is_below(path: str) -> bool:

@@ -78,12 +78,12 @@ def run_with_deadlines(tasks: Sequence[tuple[Callable[[], T], float]], width: in
 def begin(work: Callable[[], T]) -> Future[T]:
     """Start this beside what follows; the end of the process does not wait for it: its thread is a daemon."""
     future: Future[T] = Future()
-    threading.Thread(target=_fulfil, args=(future, work), daemon=True).start()
+
+    def fulfil() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+            future.set_exception(error)
+
+    threading.Thread(target=fulfil, daemon=True).start()
     return future
-
-
-def _fulfil(future: Future[T], work: Callable[[], T]) -> None:
-    try:
-        future.set_result(work())
-    except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
-        future.set_exception(error)

@@ -65,12 +65,6 @@ def driver(folder: HostPath) -> str:
     return link.resolve().name if link.is_symlink() else ""
 
 
-def numa(folder: HostPath) -> int | None:
-    """The NUMA node of a device; None where the kernel does not know one, which it writes as -1."""
-    text = procfs.read(folder / "numa_node").strip()
-    return int(text) if text.isdecimal() else None
-
-
 def cpus(folder: HostPath, root: HostPath) -> tuple[int, ...]:
     """The cores near a device, of those that may be used."""
     usable = set(procfs.cpus(root))

@@ -1,7 +1,4 @@
-"""Starts processes: argument lists, never a command line; a failure is a HostError that says what ran.
-
-Nothing else does, but ``pipes``, which holds on to what goes through their pipes.
-"""
+"""Starts processes: argument lists, never a command line; a failure is a HostError that says what ran."""
 
 from __future__ import annotations
 
@@ -24,10 +21,16 @@ NOT_FOUND = 127
 """The code of a program that is not there, as shells give it."""
 # Seconds for what is to be done when this process is gone.
 GUARDING = 60
+CHUNK = 1 << 16
+_TEXT: dict[str, Any] = {"text": True, "encoding": "utf-8", "errors": "replace"}
 
 
 class ProcessTimeout(HostError):
     """A program was ended because its time was up."""
+
+
+class ProgramNotFound(HostError):
+    """A program is not on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +55,13 @@ def run(
 
     HostError when it takes too long and, with ``check``, when it fails or is not there (else its code is 127).
     """
+    pipe = subprocess.PIPE
+    stdin = subprocess.DEVNULL if input is None else pipe
     try:
-        with _child(argv, env, timeout, input=input, out=subprocess.PIPE, err=subprocess.PIPE) as child:
+        with _child(argv, timeout, env=env, stdin=stdin, stdout=pipe, stderr=pipe, **_TEXT) as child:
             out, err = child.communicate(input, timeout=timeout)
-    except FileNotFoundError as error:
-        return missing(argv, check, error)
-    except subprocess.TimeoutExpired as error:
-        raise too_slow(argv, timeout) from error
+    except ProgramNotFound as error:
+        return _not_found(argv, check, error)
     return _judged(CompletedProcess(tuple(argv), child.returncode, out, err), err or out, check)
 
 
@@ -73,20 +76,14 @@ def stream(
 ) -> CompletedProcess:
     """Run long work, handing on each line of its output and errors; ``out`` keeps the last 30. Errors as ``run``."""
     tail: deque[str] = deque(maxlen=30)
-    expired = threading.Event()
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     try:
-        with (
-            _child(argv, env, timeout, out=subprocess.PIPE, err=subprocess.STDOUT, cwd=cwd) as child,
-            limited(child, timeout, expired),
-        ):
-            for line in _lines(child.stdout):
-                tail.append(line)
-                on_line(line)
-            child.wait()
-    except FileNotFoundError as error:
-        return missing(argv, check, error)
-    if expired.is_set():
-        raise too_slow(argv, timeout)
+        with _child(argv, timeout, env=env, cwd=cwd, **pipes, **_TEXT) as child:
+            for line in child.stdout or ():
+                tail.append(line.rstrip("\r\n"))
+                on_line(tail[-1])
+    except ProgramNotFound as error:
+        return _not_found(argv, check, error)
     text = "\n".join(tail)
     return _judged(CompletedProcess(tuple(argv), child.returncode, text, ""), text, check)
 
@@ -108,13 +105,17 @@ def attached(
     """Run a program on this process's own input and output to its end; returns its code. ``env`` as ``run``.
 
     What would end this process meanwhile (INT, TERM, HUP, less ignored signals) goes to ``forward`` instead.
-    HostError when the program is not there, or was itself ended by a signal; Unread when nobody reads what it prints.
+    HostError when the program is not there, or was itself ended by a signal; OutputClosed when its output is closed.
     """
-    ours = [number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if _heeded(number)]
-    before = {number: signal.signal(number, lambda number, _: forward(signal.Signals(number))) for number in ours}
+    ours = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {
+        number: signal.signal(number, lambda number, _: forward(signal.Signals(number)))
+        for number in ours
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
     try:
         # In a session of its own: the terminal's signals come through here alone.
-        child = subprocess.Popen(argv, start_new_session=True, env=None if env is None else {**os.environ, **env})
+        child = subprocess.Popen(argv, start_new_session=True, env={**os.environ, **(env or {})})
         before[signal.SIGWINCH] = signal.signal(signal.SIGWINCH, lambda number, _: child.send_signal(number))
         code = child.wait()
     except OSError as error:
@@ -166,81 +167,71 @@ def guarded(argv: Sequence[str]) -> Iterator[None]:
         guard.communicate(b"done\n")
 
 
-def held_by_guards(child: subprocess.Popen[bytes]) -> None:
+def held_by_guards(child: subprocess.Popen[Any]) -> None:
     """Have the guards that begin from now on hold the input of a child open until they are done."""
     assert child.stdin is not None  # noqa: S101 - it was asked for
     os.set_inheritable(child.stdin.fileno(), True)
 
 
-def _heeded(number: signal.Signals) -> bool:
-    return signal.getsignal(number) is not signal.SIG_IGN
+def _start(argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+    try:
+        return subprocess.Popen(argv, **options)
+    except FileNotFoundError as error:
+        raise ProgramNotFound(f"{argv[0]}: no such program (wanted for: {shlex.join(argv)})") from error
 
 
 @contextmanager
 def _child(
-    argv: Sequence[str],
-    env: Mapping[str, str] | None,
-    timeout: float | None,
-    *,
-    out: int,
-    err: int,
-    input: str | None = None,  # noqa: A002
-    cwd: Path | None = None,
-) -> Iterator[subprocess.Popen[str]]:
-    """A child that is gone, with what it started, when the block is left by an exception."""
-    child = subprocess.Popen(
-        argv,
-        stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
-        stdout=out,
-        stderr=err,
-        text=True,
-        encoding="utf-8",
-        errors="replace",
-        env=None if env is None else {**os.environ, **env},
-        cwd=cwd,
-        # Without a limit it stays in the terminal's own group: Ctrl-C reaches it, and sudo can ask for a password.
-        start_new_session=timeout is not None,
-    )
-    with child:
+    argv: Sequence[str], timeout: float | None, *, env: Mapping[str, str] | None = None, **options: Any
+) -> Iterator[subprocess.Popen[Any]]:
+    """A child that has ended when the block is left: killed with what it started by an exception, or as its time is up.
+
+    Without a limit it stays in the terminal's own group: Ctrl-C reaches it, and sudo can ask for a password.
+    """
+    own_session = timeout is not None
+    child = _start(argv, env={**os.environ, **(env or {})}, start_new_session=own_session, **options)
+    with child, _limited(child, timeout) as expired:
         try:
             yield child
+            child.wait()
+        except subprocess.TimeoutExpired:
+            expired.set()
+            _kill(child, own_session=own_session)
         except BaseException:
-            kill(child, own_session=timeout is not None)
+            _kill(child, own_session=own_session)
             raise
+    if expired.is_set():
+        raise ProcessTimeout(f"{shlex.join(argv)}: not done within {timeout} s")
 
 
 @contextmanager
-def limited(child: subprocess.Popen[Any], timeout: float | None, expired: threading.Event) -> Iterator[None]:
-    """Kill the child, which leads a session of its own, when its time is up."""
+def _limited(child: subprocess.Popen[Any], timeout: float | None) -> Iterator[threading.Event]:
+    """Kill the child, which leads a session of its own, when its time is up; hands out whether it was."""
+    expired = threading.Event()
     if timeout is None:
-        yield
+        yield expired
         return
 
     def expire() -> None:
         expired.set()
-        kill(child, own_session=True)
+        _kill(child, own_session=True)
 
     timer = threading.Timer(timeout, expire)
     timer.daemon = True
     timer.start()
     try:
-        yield
+        yield expired
     finally:
         timer.cancel()
 
 
-def kill(child: subprocess.Popen[Any], *, own_session: bool) -> None:
+def _kill(child: subprocess.Popen[Any], *, own_session: bool) -> None:
     """End the child; with all that it started, where it leads a session of its own."""
     with suppress(ProcessLookupError, PermissionError):
         if own_session:
             os.killpg(child.pid, signal.SIGKILL)
         else:
             child.terminate()
-
-
-def _lines(output: IO[str] | None) -> Iterator[str]:
-    for line in output or ():
-        yield line.rstrip("\r\n")
 
 
 def _judged(done: CompletedProcess, said: str, check: bool) -> CompletedProcess:
@@ -250,18 +241,10 @@ def _judged(done: CompletedProcess, said: str, check: bool) -> CompletedProcess:
     return done
 
 
-def missing(argv: Sequence[str], check: bool, error: OSError) -> CompletedProcess:
-    """What comes of a program that is not there: with ``check``, HostError."""
+def _not_found(argv: Sequence[str], check: bool, error: ProgramNotFound) -> CompletedProcess:
     if check:
-        raise HostError(f"{argv[0]}: no such program (wanted for: {shlex.join(argv)})") from error
+        raise error
     return CompletedProcess(tuple(argv), NOT_FOUND, "", f"{argv[0]}: not found")
-
-
-def too_slow(argv: Sequence[str], timeout: float | None) -> ProcessTimeout:
-    return ProcessTimeout(f"{shlex.join(argv)}: not done within {timeout} s")
-
-
-CHUNK = 1 << 16
 
 
 def feed(argv: Sequence[str], chunks: Iterable[bytes], *, timeout: float) -> CompletedProcess:
@@ -270,7 +253,7 @@ def feed(argv: Sequence[str], chunks: Iterable[bytes], *, timeout: float) -> Com
     What the chunks raise is raised here, and the program killed. HostError when it is not there or takes too long.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
-        with _held_child(argv, timeout, subprocess.PIPE, out, errors) as child:
+        with _child(argv, timeout, stdin=subprocess.PIPE, stdout=out, stderr=errors) as child:
             assert child.stdin is not None  # noqa: S101 - it was asked for
             # One that hears no more may still have something to say, and its code says what came of it.
             with suppress(BrokenPipeError), child.stdin:
@@ -282,7 +265,7 @@ def feed(argv: Sequence[str], chunks: Iterable[bytes], *, timeout: float) -> Com
 def drain(argv: Sequence[str], on_chunk: Callable[[bytes], object], *, timeout: float) -> CompletedProcess:
     """Run a program to its end, handing on the bytes of its output; errors as ``feed``."""
     with tempfile.TemporaryFile() as errors:
-        with _held_child(argv, timeout, subprocess.DEVNULL, subprocess.PIPE, errors) as child:
+        with _child(argv, timeout, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors) as child:
             assert child.stdout is not None  # noqa: S101 - it was asked for
             while chunk := os.read(child.stdout.fileno(), CHUNK):
                 on_chunk(chunk)
@@ -297,8 +280,7 @@ def bridge(argv: Sequence[str], descriptor: int, gate: AbstractContextManager[ob
         )
         with suppress(subprocess.TimeoutExpired):
             child.wait(seconds)
-    with child:
-        pass
+    child.wait()
 
 
 class BackgroundProcess:
@@ -310,11 +292,8 @@ class BackgroundProcess:
     def __init__(self, argv: Sequence[str], errors: Path) -> None:
         """Start it; what it says on its standard error goes to the file. HostError when it is not there."""
         pipe = subprocess.PIPE
-        try:
-            with errors.open("wb") as sink:
-                self._child = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=sink, start_new_session=True)
-        except FileNotFoundError as error:
-            missing(argv, check=True, error=error)
+        with errors.open("wb") as sink:
+            self._child = _start(argv, stdin=pipe, stdout=pipe, stderr=sink, start_new_session=True)
         held_by_guards(self._child)
         self.number = self._child.pid
         """Of the process, and of the group that it leads."""
@@ -322,7 +301,7 @@ class BackgroundProcess:
 
     def lines(self, seconds: float) -> Generator[str, None, None]:
         """Its output as it comes, line ends kept; it is killed if a reader still waits after so long."""
-        with limited(self._child, seconds, threading.Event()):
+        with _limited(self._child, seconds):
             for line in self._child.stdout or ():
                 yield line.decode("utf-8", "replace")
 
@@ -342,31 +321,9 @@ class BackgroundProcess:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._child.pid, signal.SIGTERM)
         if not self.ended(seconds):
-            kill(self._child, own_session=True)
+            _kill(self._child, own_session=True)
         with self._child:
             pass
-
-
-@contextmanager
-def _held_child(
-    argv: Sequence[str], timeout: float, stdin: int, out: int | IO[bytes], errors: IO[bytes]
-) -> Iterator[subprocess.Popen[bytes]]:
-    """A child that has ended when the block is left: killed by an exception, or when its time is up (HostError)."""
-    expired = threading.Event()
-    try:
-        child = subprocess.Popen(argv, stdin=stdin, stdout=out, stderr=errors, start_new_session=True)
-    except FileNotFoundError as error:
-        missing(argv, check=True, error=error)
-        raise
-    with child, limited(child, timeout, expired):
-        try:
-            yield child
-            child.wait()
-        except BaseException:
-            kill(child, own_session=True)
-            raise
-    if expired.is_set():
-        raise too_slow(argv, timeout)
 
 
 def _text(file: IO[bytes]) -> str:

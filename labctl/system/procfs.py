@@ -70,8 +70,26 @@ def infiniband(root: HostPath = ROOT) -> tuple[str, ...]:
 
 
 def fabrics(root: HostPath = ROOT) -> tuple[Fabric, ...]:
-    """The RDMA devices, each by its first port. Source: Documentation/ABI/stable/sysfs-class-infiniband."""
-    return tuple(_fabric(folder) for folder in sorted((root / "sys/class/infiniband").glob("*")))
+    """The RDMA devices, each by its first port; ``state`` is the word of ``4: ACTIVE``.
+
+    Source: Documentation/ABI/stable/sysfs-class-infiniband.
+    """
+    return tuple(
+        Fabric(
+            name=folder.name,
+            layer=read(folder / "ports/1/link_layer").strip(),
+            state=read(folder / "ports/1/state").rpartition(":")[2].strip(),
+            numa=numa(folder / "device"),
+            interface=next((path.name for path in sorted((folder / "device/net").glob("*"))), ""),
+        )
+        for folder in sorted((root / "sys/class/infiniband").glob("*"))
+    )
+
+
+def numa(device: HostPath) -> int | None:
+    """The NUMA node of a device; None where the kernel does not know one, which it writes as -1."""
+    text = read(device / "numa_node").strip()
+    return int(text) if text.isdecimal() else None
 
 
 def memory(root: HostPath = ROOT) -> int:
@@ -86,8 +104,7 @@ def memory_available(root: HostPath = ROOT) -> int:
 
 def os_release(root: HostPath = ROOT) -> Mapping[str, str]:
     """The distribution's own description, such as ``ID`` and ``VERSION_CODENAME``; empty where it has none."""
-    text = read(root / "etc/os-release") or read(root / "usr/lib/os-release")
-    return parse_os_release(text)
+    return parse_os_release(read(root / "etc/os-release") or read(root / "usr/lib/os-release"))
 
 
 def parse_os_release(text: str) -> dict[str, str]:
@@ -127,18 +144,6 @@ def lock_directory(root: HostPath = ROOT) -> str:
 def has_systemd(root: HostPath = ROOT) -> bool:
     """Whether systemd is the running service manager. Source: sd_booted(3)."""
     return (root / "run/systemd/system").is_dir()
-
-
-def _fabric(folder: HostPath) -> Fabric:
-    """``state`` is the word of ``4: ACTIVE``."""
-    numa = read(folder / "device/numa_node").strip()
-    return Fabric(
-        name=folder.name,
-        layer=read(folder / "ports/1/link_layer").strip(),
-        state=read(folder / "ports/1/state").rpartition(":")[2].strip(),
-        numa=int(numa) if numa.isdecimal() else None,
-        interface=next((path.name for path in sorted((folder / "device/net").glob("*"))), ""),
-    )
 
 
 def _meminfo(root: HostPath, name: str) -> int:

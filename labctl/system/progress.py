@@ -34,19 +34,15 @@ class Progress:
         """So many bytes more are done."""
         self.done += count
         if self.clock() - self._marks[-1][0] >= self.every:
-            self.notice(f"{self.label}: {self._share()} % of {amount(self.total)}, {self._rate(self._marks[-1])}")
+            share = 100 * self.done // max(1, self.total)
+            self.notice(f"{self.label}: {share} % of {amount(self.total)}, {self._rate(self._marks[-1])}")
             self._marks.append((self.clock(), self.done))
 
     def finish(self) -> None:
         """The last line."""
         began, before = self._marks[0]
-        seconds = self.clock() - began
-        self.notice(
-            f"{self.label}: 100 %, {amount(self.done - before)} in {seconds:.0f} s, {self._rate(self._marks[0])}"
-        )
-
-    def _share(self) -> int:
-        return 100 * self.done // max(1, self.total)
+        took = f"{amount(self.done - before)} in {self.clock() - began:.0f} s"
+        self.notice(f"{self.label}: 100 %, {took}, {self._rate(self._marks[0])}")
 
     def _rate(self, since: tuple[float, int]) -> str:
         return f"{amount(round((self.done - since[1]) / max(self.clock() - since[0], 1e-3)))}/s"

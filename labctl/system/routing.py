@@ -32,11 +32,6 @@ class Route:
     metric: int
     gateway: bool
 
-    @property
-    def rank(self) -> tuple[int, int]:
-        """Of the routes that an address fits, the lowest is taken: the longest prefix, then the lowest metric."""
-        return self.last - self.first, self.metric
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
@@ -84,14 +79,13 @@ class Endpoint:
 
 def parse(text: str) -> tuple[Route, ...]:
     """The routes of /proc/net/route, whose numbers are in the order of the machine's bytes: little-endian."""
-    lines = (line.split() for line in text.splitlines()[1:])
-    return tuple(_route(fields) for fields in lines if len(fields) > 7)
-
-
-def _route(fields: list[str]) -> Route:
-    first, mask = (int.from_bytes(bytes.fromhex(fields[column]), "little") for column in (1, 7))
-    interface = "" if fields[0] == "*" else fields[0]
-    return Route(interface, first, first | (_EVERY ^ mask), int(fields[6]), bool(int(fields[3], 16) & _GATEWAY))
+    routes = []
+    for line in text.splitlines()[1:]:
+        interface, destination, _, flags, _, _, metric, netmask, *_ = line.split()
+        first, mask = (int.from_bytes(bytes.fromhex(number), "little") for number in (destination, netmask))
+        gateway = bool(int(flags, 16) & _GATEWAY)
+        routes.append(Route(interface.strip("*"), first, first | (_EVERY ^ mask), int(metric), gateway))
+    return tuple(routes)
 
 
 def default_interface(routes: Collection[Route]) -> str:
@@ -102,16 +96,15 @@ def default_interface(routes: Collection[Route]) -> str:
 
 def addresses(text: str) -> tuple[tuple[str, str], ...]:
     """Interfaces and addresses of ``ip -o -4 addr show``."""
-    found = re.findall(r"^\d+: +([^\s@:]+)\S* +inet ([0-9.]+)", text, re.MULTILINE)
-    return tuple((name, address) for name, address in found)
+    return tuple(re.findall(r"^\d+: +([^\s@:]+)\S* +inet ([0-9.]+)", text, re.MULTILINE))
 
 
 def local_addresses(trie: str, routes: Collection[Route]) -> tuple[tuple[str, str], ...]:
     """The same of /proc/net/fib_trie, which names no interfaces: that of the network which holds an address."""
     found = re.findall(r"\|-- ([0-9.]+)\n(?: +/\d+ .*\n)*? +/32 host LOCAL", trie)
     direct = [route for route in routes if not route.gateway]
-    pairs = ((_taken(direct, int(IPv4Address(address))), address) for address in dict.fromkeys(found))
-    return tuple((route.interface, address) for route, address in pairs if route and route.interface)
+    taken = {address: next(interfaces(direct, [int(IPv4Address(address))]))[0] for address in found}
+    return tuple((interface, address) for address, interface in taken.items() if interface)
 
 
 def reached(connection: str, addresses: Collection[tuple[str, str]], inet6: str) -> tuple[str, str]:
@@ -139,11 +132,10 @@ def endpoints(members: Sequence[ClusterMember]) -> tuple[Endpoint, ...]:
     found = _distinct(members, _leaving(members, known))
     for member, endpoint, again in zip(members, found, _leaving(members, found), strict=True):
         if endpoint != again:
-            raise HostError(
-                f"{member.name} reaches the others where ssh did by {endpoint.interface}, but where they reach each "
-                f"other by {again.interface}: one interface is needed for both",
-                hint=_advice(member),
-                node=member.name,
+            raise _unroutable(
+                member,
+                f"reaches the others where ssh did by {endpoint.interface}, but where they reach each other by "
+                f"{again.interface}: one interface is needed for both",
             )
     return found
 
@@ -190,10 +182,11 @@ def _leaving(members: Sequence[ClusterMember], known: Sequence[Endpoint]) -> tup
 
 
 def _way_out(member: ClusterMember, endpoint: Endpoint, numbers: Sequence[int], names: dict[int, str]) -> Endpoint:
-    taken = dict(interfaces(member.network.routes, numbers, int(IPv4Address(endpoint.address))))
+    own = int(IPv4Address(endpoint.address))
+    taken = dict(interfaces(member.network.routes, [number for number in numbers if number != own]))
     called = {name: f"{names[number]} ({IPv4Address(number)})" for name, number in taken.items()}
     if "" in taken:
-        raise HostError(f"{member.name} has no route to {called['']}", hint=_advice(member), node=member.name)
+        raise _unroutable(member, f"has no route to {called['']}")
     if inner := next(filter(_INNER.fullmatch, taken), ""):
         raise HostError(
             f"{member.name} would look for {called[inner]} on {inner}, a network of its own containers",
@@ -202,44 +195,28 @@ def _way_out(member: ClusterMember, endpoint: Endpoint, numbers: Sequence[int], 
         )
     if len(taken) > 1:
         each = ", ".join(f"{member} by {name}" for name, member in called.items())
-        raise HostError(
-            f"{member.name} reaches the other hosts by different interfaces, {each}: collectives use one",
-            hint=_advice(member),
-            node=member.name,
-        )
+        raise _unroutable(member, f"reaches the other hosts by different interfaces, {each}: collectives use one")
     (interface,) = taken
     if interface == endpoint.interface:
         return endpoint
     if interface not in member.network.usable:
-        raise HostError(
-            f"{member.name} reaches the other hosts by {interface}, which has no IPv4 address",
-            hint=_advice(member),
-            node=member.name,
-        )
+        raise _unroutable(member, f"reaches the other hosts by {interface}, which has no IPv4 address")
     return Endpoint(interface, member.network.usable[interface])
 
 
-def interfaces(routes: Sequence[Route], numbers: Sequence[int], own: int) -> Iterator[tuple[str, int]]:
+def interfaces(routes: Collection[Route], numbers: Sequence[int]) -> Iterator[tuple[str, int]]:
     """The interfaces by which addresses leave, each with one of them; no interface where there is no route.
 
-    ``numbers`` are in order. Between two edges of routes all addresses leave alike, so only the first is looked up.
+    ``numbers`` are in order. The kernel takes the longest prefix that fits, then the lowest metric.
     """
-    edges = sorted({edge for route in routes for edge in (route.first, route.last + 1)})
-    at = 0
-    while at < len(numbers):
-        number = numbers[at]
-        if number == own:
-            at += 1
-            continue
-        route = _taken(routes, number)
-        yield (route.interface if route else ""), number
-        beyond = bisect_right(edges, number)
-        at = bisect_left(numbers, edges[beyond], at) if beyond < len(edges) else len(numbers)
-
-
-def _taken(routes: Collection[Route], number: int) -> Route | None:
-    fitting = (route for route in routes if route.first <= number <= route.last)
-    return min(fitting, key=lambda route: route.rank, default=None)
+    left = list(numbers)
+    for route in sorted(routes, key=lambda route: (route.last - route.first, route.metric)):
+        begin, end = bisect_left(left, route.first), bisect_right(left, route.last)
+        if begin < end:
+            yield route.interface, left[begin]
+            del left[begin:end]
+    if left:
+        yield "", left[0]
 
 
 def _distinct(members: Sequence[ClusterMember], found: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
@@ -256,6 +233,10 @@ def _distinct(members: Sequence[ClusterMember], found: tuple[Endpoint, ...]) -> 
     return found
 
 
+def _unroutable(member: ClusterMember, problem: str) -> HostError:
+    return HostError(f"{member.name} {problem}", hint=_advice(member), node=member.name)
+
+
 def _advice(member: ClusterMember) -> str:
     return f"write iface= for {member.name} at {member.where or 'its line'}; it has {_has(member)}"
 
@@ -263,11 +244,9 @@ def _advice(member: ClusterMember) -> str:
 def _has(member: ClusterMember) -> str:
     """A host's interfaces that may lead to others, with their addresses."""
     usable = member.network.usable
-    named = (
-        *usable,
-        *(name for name in member.network.interfaces if name not in usable and not _INNER.fullmatch(name)),
-    )
-    return ", ".join(f"{name} ({usable.get(name, 'no IPv4 address')})" for name in named) or "no interface"
+    outer = (name for name in member.network.interfaces if not _INNER.fullmatch(name))
+    names = dict.fromkeys((*usable, *outer))
+    return ", ".join(f"{name} ({usable.get(name, 'no IPv4 address')})" for name in names) or "no interface"
 
 
 def free_port(after: int, busy: Collection[int]) -> int:

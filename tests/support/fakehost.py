@@ -113,9 +113,7 @@ class FakeHost(Connection):
     ) -> CompletedProcess:
         return self._ran(script, words, (input or "").encode())
 
-    def send(
-        self, script: str, *words: str, chunks: Iterable[bytes], timeout: float, check: bool = True
-    ) -> CompletedProcess:
+    def send(self, script: str, *words: str, chunks: Iterable[bytes], timeout: float) -> CompletedProcess:
         data = bytearray()
         for chunk in chunks:
             data += chunk
@@ -123,7 +121,7 @@ class FakeHost(Connection):
         return self._ran(script, words, bytes(data))
 
     def receive(
-        self, script: str, *words: str, on_chunk: Callable[[bytes], object], timeout: float, check: bool = True
+        self, script: str, *words: str, on_chunk: Callable[[bytes], object], timeout: float
     ) -> CompletedProcess:
         done = self._ran(script, words, b"")
         on_chunk(done.out.encode())

@@ -47,24 +47,17 @@ class Nearby(Connection):
     ) -> CompletedProcess:
         said: list[bytes] = []
         done = self._carry(script, words, (input.encode(),) if input else (), said.append, timeout)
-        return self._judged(
-            CompletedProcess(done.argv, done.code, b"".join(said).decode("utf-8", "replace"), done.err), check
-        )
-
-    def send(
-        self, script: str, *words: str, chunks: Iterable[bytes], timeout: float, check: bool = True
-    ) -> CompletedProcess:
-        return self._judged(self._carry(script, words, chunks, len, timeout), check)
-
-    def receive(
-        self, script: str, *words: str, on_chunk: Callable[[bytes], object], timeout: float, check: bool = True
-    ) -> CompletedProcess:
-        return self._judged(self._carry(script, words, (), on_chunk, timeout), check)
-
-    def _judged(self, done: CompletedProcess, check: bool) -> CompletedProcess:
         if check and done.code != 0:
             raise HostError(f"{self.target.name}: {done.err}", node=self.target.name)
-        return done
+        return CompletedProcess(done.argv, done.code, b"".join(said).decode("utf-8", "replace"), done.err)
+
+    def send(self, script: str, *words: str, chunks: Iterable[bytes], timeout: float) -> CompletedProcess:
+        return self._carry(script, words, chunks, len, timeout)
+
+    def receive(
+        self, script: str, *words: str, on_chunk: Callable[[bytes], object], timeout: float
+    ) -> CompletedProcess:
+        return self._carry(script, words, (), on_chunk, timeout)
 
     def _carry(
         self,

@@ -128,10 +128,10 @@ class Broken(Nearby):
     word = True
 
     def receive(
-        self, script: str, *words: str, on_chunk: Callable[[bytes], object], timeout: float, check: bool = True
+        self, script: str, *words: str, on_chunk: Callable[[bytes], object], timeout: float
     ) -> CompletedProcess:
         came: list[bytes] = []
-        done = super().receive(script, *words, on_chunk=came.append, timeout=timeout, check=check)
+        done = super().receive(script, *words, on_chunk=came.append, timeout=timeout)
         on_chunk(b"".join(came)[: self.after])
         if self.word:
             raise HostError("gpu-1: the connection was lost: reset by peer")

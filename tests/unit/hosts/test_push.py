@@ -272,10 +272,8 @@ class CutOff(Nearby):
         super().__init__(environment={"PATH": str(tools)})
         self.after, self.kill = after, kill
 
-    def send(
-        self, script: str, *words: str, chunks: Iterable[bytes], timeout: float, check: bool = True
-    ) -> CompletedProcess:
-        return super().send(script, *words, chunks=self.first(chunks), timeout=timeout, check=check)
+    def send(self, script: str, *words: str, chunks: Iterable[bytes], timeout: float) -> CompletedProcess:
+        return super().send(script, *words, chunks=self.first(chunks), timeout=timeout)
 
     def first(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
         left = self.after
