@@ -10,8 +10,7 @@ from support.harness import Answer, Lab
 
 from docker import DockerClient
 
-# Two ranks that compute take both cores of a small machine: beside other tests they hardly get on.
-pytestmark = [pytest.mark.docker, pytest.mark.alone]
+pytestmark = pytest.mark.docker
 
 WORKLOADS = Path(__file__).resolve().parents[2] / "workloads"
 LIMIT = 1200
