@@ -92,7 +92,7 @@ def bring(connection: Connection, there: str, path: Path, warn: Callable[[str], 
         reason = "files changed while they were fetched"
         if result.refused:
             reason = f"not fetched, because it is no file of the run: {', '.join(result.refused[:SHOWN])}"
-        raise HostError(f"{name}: {reason}", hint=remedy(connection, there), node=name)
+        raise HostError(f"{name}: run {path.name}: {reason}", hint=remedy(connection, there), node=name)
     push.remove(connection, there)
 
 
