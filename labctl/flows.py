@@ -305,9 +305,9 @@ def run_on(
             bring_up(context, cluster)
             return run_on(context, cluster, workload, options, None)
         first = decide_up(context, cluster, dry_run=True).plan.steps
-    early = runs.begin_reach(lab, job, cluster, observed) if observed and not dry_run else None
     failed = preflight.find_foreign_labs(context, lab.name, observed) if observed else {}
     runs.require_hosts(lab, job, {**cluster.failed, **failed})
+    early = runs.begin_reach(lab, job, cluster, observed) if observed and not dry_run else None
     doctor_run.preflight(context, lab, cluster, "run")
     runs.require_ready(context, cluster, lab, job, observed, options)
     lock = context.directory / filelock.RUN

@@ -66,10 +66,10 @@ def load_bundle(context: Context, file: Path, *, force: bool = False) -> LoadedB
     if cached:
         make_root(cache)
     with filelock.held(context.directory / filelock.LAB, "labctl bundle load"):
-        write(files)
+        write(files, context.directory)
     if cached:
         progress = Progress("cache", sum(len(member.content) for member in cached.values()), 0, context.notice)
-        write(cached, progress)
+        write(cached, cache, progress)
         progress.finish()
     failures = hand_out(context, bundle, settings)
     about = bundle.about
@@ -91,7 +91,9 @@ def checked(path: Path, notice: Notice) -> Bundle:
     """Open and verify a bundle of a lab. ConfigError, HostError if it is damaged."""
     bundle = Bundle(path)
     bundle.check(notice)
-    if not all(isinstance(bundle.about.get(key), kind) for key, kind in ABOUT.items()):
+    about = bundle.about
+    whole = all(isinstance(about.get(key), kind) for key, kind in ABOUT.items())
+    if not whole or not all(isinstance(image, str) for image in about["images"]):
         raise HostError(f"{path} does not say which lab it holds", hint=AGAIN)
     env = bundle.below("lab").get(".env")
     if env is None or env.target:
@@ -140,9 +142,11 @@ def require_no_link(path: Path, root: Path) -> None:
             )
 
 
-def write(wanted: Mapping[Path, BundleEntry], progress: Progress | None = None) -> None:
-    """Write these files, each atomically. HostError names the one that cannot be written."""
+def write(wanted: Mapping[Path, BundleEntry], root: Path, progress: Progress | None = None) -> None:
+    """Write these files below a directory, each atomically. HostError names the one that cannot be written."""
     for path, member in wanted.items():
+        # A link of the bundle itself may be such a parent by now.
+        require_no_link(path, root)
         make_private(path.parent)
         try:
             with tempfile.TemporaryDirectory(dir=path.parent, prefix=".new-") as folder:

@@ -76,7 +76,7 @@ def yaml_string(value: str) -> str:
 
 @lru_cache(maxsize=1)
 def _environment() -> Any:
-    from jinja2 import Environment, FileSystemBytecodeCache, FunctionLoader, StrictUndefined
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
 
     def read(name: str) -> str:
         path = Path(name)
@@ -87,8 +87,6 @@ def _environment() -> Any:
         undefined=StrictUndefined,
         keep_trailing_newline=True,
         loader=FunctionLoader(read),
-        bytecode_cache=FileSystemBytecodeCache(),
-        auto_reload=False,
     )
     environment.filters["q"] = yaml_string
     environment.filters["sh"] = shlex.quote

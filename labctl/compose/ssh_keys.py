@@ -12,6 +12,7 @@ from labctl.system.files import write
 
 HOST_KEY = "ssh_host_ed25519_key"
 IDENTITY = "id_ed25519"
+BEGIN, END = (f"-----{word} OPENSSH PRIVATE KEY-----" for word in ("BEGIN", "END"))
 ED25519 = b"\0\0\0\x0bssh-ed25519\0\0\0\x20"
 """What precedes the 32 bytes of a public key."""
 HEADER = b"openssh-key-v1\0" + b"\0\0\0\4none" * 2 + b"\0\0\0\0" + b"\0\0\0\1" + b"\0\0\0\x33" + ED25519
@@ -122,16 +123,15 @@ def ensure_pair(path: Path) -> str:
 def public_of(path: Path) -> str | None:
     """The public line of a private key file, or None where it is missing or broken.
 
-    Such a file holds the public key in clear, before the private section (PROTOCOL.key of OpenSSH).
+    Such a file holds the public key in clear, before the private section, which repeats it (PROTOCOL.key of OpenSSH).
     """
     try:
-        begin, *lines, end = path.read_text(encoding="utf-8").splitlines()
-        blob = base64.b64decode("".join(lines), validate=True)
+        text = path.read_text(encoding="utf-8").strip()
+        blob = base64.b64decode("".join(text.removeprefix(BEGIN).removesuffix(END).split()), validate=True)
     except (FileNotFoundError, ValueError):
         return None
-    public, private = blob[len(HEADER) : len(HEADER) + 32], blob[len(HEADER) + 36 :]
-    marked = (begin, end) == tuple(f"-----{word} OPENSSH PRIVATE KEY-----" for word in ("BEGIN", "END"))
-    whole = blob.startswith(HEADER) and blob[len(HEADER) + 32 :].startswith(len(private).to_bytes(4, "big"))
-    return (
-        f"ssh-ed25519 {base64.b64encode(ED25519 + public).decode()}" if marked and whole and public in private else None
-    )
+    start = len(HEADER)
+    public, size, private = blob[start : start + 32], blob[start + 32 : start + 36], blob[start + 36 :]
+    if not blob.startswith(HEADER) or int.from_bytes(size, "big") != len(private) or public not in private:
+        return None
+    return f"ssh-ed25519 {base64.b64encode(ED25519 + public).decode()}"

@@ -23,6 +23,8 @@ AGENT = ("/usr/bin/python3", "-I", "/opt/lab/labnode.py")
 DYING = 5
 # Nodes that the launcher logs in to at once, as the agent does.
 AT_ONCE = 64
+# Seconds for the check that is begun early, after which it counts for nothing.
+FRESH = 5
 # Seconds for a node's health check, which has shorter limits inside.
 CHECKING = 20
 
@@ -49,10 +51,13 @@ class EarlyReach(NamedTuple):
 
     nodes: tuple[str, ...]
     answers: Future[list[str]]
+    begun: float
 
     def passed(self, nodes: tuple[str, ...]) -> bool:
-        """Whether these nodes have all answered."""
-        return nodes == self.nodes and not self.answers.exception() and self.answers.result() == sorted(nodes)
+        """Whether these nodes have all answered, just now."""
+        if nodes != self.nodes or time.monotonic() - self.begun > FRESH:
+            return False
+        return not self.answers.exception() and self.answers.result() == sorted(nodes)
 
 
 def begin_reach(lab: Lab, engine: Backend, observed: ObservedState, nodes: tuple[str, ...]) -> EarlyReach | None:
@@ -60,8 +65,13 @@ def begin_reach(lab: Lab, engine: Backend, observed: ObservedState, nodes: tuple
     containers = (observed.container(name) for name in (model.LAUNCHER, *nodes))
     if len(nodes) > AT_ONCE or not all(one and one.state == "running" for one in containers):
         return None
-    launcher, look = naming.container_name(lab, model.LAUNCHER), ("sh", "-c", IN_NODE, "sh", "answers", *nodes)
-    return EarlyReach(nodes, begin(lambda: sorted(engine.exec(launcher, look, user=user(lab)).out.split())))
+    launcher = naming.container_name(lab, model.LAUNCHER)
+    look = ("sh", "-c", IN_NODE, "sh", "answers", *nodes)
+
+    def ask() -> list[str]:
+        return sorted(engine.exec(launcher, look, user=user(lab), limit=FRESH).out.split())
+
+    return EarlyReach(nodes, begin(ask), time.monotonic())
 
 
 def reap(lab: Lab, engine: Backend, run_id: str, grace: float) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 from labctl.engines.docker import DockerEngine
 from labctl.errors import HostError
 from labctl.images.archive import Archive, report
-from labctl.images.remote import ASKING, MOVING, STORING
+from labctl.images.remote import ASKING, STORING
 from labctl.system import process
 from labctl.system.files import make_private
 from labctl.system.progress import Progress, amount, waiting
@@ -65,7 +65,7 @@ def load(archive: Archive, name: str, notice: Callable[[str], None]) -> None:
         return f"{name}: Docker stores it, {seconds:.0f} s so far" if progress.done == stream.size else ""
 
     with waiting(notice, storing):
-        done = process.feed(["docker", "load", "--quiet"], report(stream.chunks(), progress), timeout=MOVING)
+        done = process.feed(["docker", "load", "--quiet"], report(stream.chunks(), progress), timeout=STORING)
     if done.code != 0:
         raise HostError(f"Docker Engine did not load {name}: {done.err.strip()}", hint="labctl setup; df -h")
     progress.finish()

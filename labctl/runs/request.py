@@ -14,6 +14,7 @@ from labctl.config.settings import Settings
 from labctl.errors import ConfigError, nearest
 from labctl.model import Criterion, Job, Lab, Pairs, Workload
 from labctl.runs import inputs, job, store
+from labctl.system import procfs
 from labctl.workloads import deepspeed_config, external
 from labctl.workloads.schema import launcher_name
 
@@ -91,12 +92,12 @@ def choose_config(chosen: Workload, options: RunOptions) -> deepspeed_config.Con
 def unknown(workload: Workload, options: RunOptions) -> Iterator[str]:
     """Warnings for unknown launcher options, script options and DeepSpeed keys, which are passed on."""
     yield from launchers.unknown_options(workload.launcher, workload.launcher_arguments)
-    scripts = () if Path(workload.script).is_absolute() else workload.directory.glob("*.py")
-    texts = [path.read_text(encoding="utf-8", errors="replace") for path in scripts]
-    known = {option for text in texts for option in re.findall(r"""["']--([\w-]+)["']""", text)}
-    for key, _ in options.arguments:
+    given = [key for key, _ in options.arguments if not key.startswith(DEEPSPEED)]
+    scripts = workload.directory.rglob("*.py") if given and not Path(workload.script).is_absolute() else ()
+    known = {option for path in scripts for option in re.findall(r"""["']--([\w-]+)["']""", procfs.read(path))}
+    for key in given:
         # argparse takes unique beginnings, too.
-        if known and not key.startswith(DEEPSPEED) and not any(option.startswith(key) for option in known):
+        if known and not any(option.startswith(key) for option in known):
             near = nearest(key, known)
             hint = f"; did you mean `{near}`?" if near else ""
             yield f"--set {key}: no script of {workload.name} has an option `--{key}`; passed on as it is{hint}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 import os
 import pwd
 import shutil
@@ -98,8 +99,13 @@ def _outsider() -> str:
     except KeyError:
         # A number without a name cannot be put into a group.
         return ""
-    groups = {*os.getgroups(), *os.getgrouplist(user.pw_name, user.pw_gid)}
-    return "" if os.geteuid() == 0 or groups.intersection(procfs.groups("docker")) else user.pw_name
+    if os.geteuid() == 0:
+        return ""
+    try:
+        group = grp.getgrnam("docker")
+    except KeyError:
+        return user.pw_name
+    return "" if user.pw_name in group.gr_mem or group.gr_gid in os.getgroups() else user.pw_name
 
 
 def ask_docker(ask: Callable[[DockerClient], str], seconds: float = 20, prefix: Sequence[str] = ()) -> tuple[str, str]:

@@ -8,6 +8,7 @@ import getpass
 import json
 import os
 import socket
+import tempfile
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -41,6 +42,8 @@ def held(
         # Whoever has it may remove the file with its directory, as `clean` does.
         while not lock.is_locked:
             make_private(path.parent)
+            if mode & 0o077:
+                create(path, mode)
             with contextlib.suppress(FileNotFoundError):
                 lock.acquire(seconds)
 
@@ -66,15 +69,16 @@ def held(
 
 
 def create(path: Path, mode: int) -> None:
-    """Create the file with exactly this mode, if it is missing; HostError if it cannot be opened.
+    """Create the file if it is missing, of exactly this mode from the moment that it is there; HostError where not.
 
     An existing one is opened without O_CREAT: fs.protected_regular denies that for another user's file in /tmp.
     """
     try:
-        with contextlib.suppress(FileExistsError):
-            descriptor = os.open(path, os.O_CREAT | os.O_EXCL, mode)
-            os.fchmod(descriptor, mode)
-            os.close(descriptor)
+        if not os.path.lexists(path):
+            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".labctl-") as new:
+                os.fchmod(new.fileno(), mode)
+                with contextlib.suppress(FileExistsError):
+                    os.link(new.name, path)
         os.close(os.open(path, os.O_RDWR | os.O_NOFOLLOW))
     except OSError as error:
         raise HostError(f"cannot open {path}: {error.strerror}", hint=f"ls -ld {path.parent} {path}") from error

@@ -81,7 +81,9 @@ def parse(text: str) -> tuple[Route, ...]:
     """The routes of /proc/net/route, whose numbers are in the order of the machine's bytes: little-endian."""
     routes = []
     for line in text.splitlines()[1:]:
-        interface, destination, _, flags, _, _, metric, netmask, *_ = line.split()
+        if len(fields := line.split()) < 8:
+            continue
+        interface, destination, _, flags, _, _, metric, netmask = fields[:8]
         first, mask = (int.from_bytes(bytes.fromhex(number), "little") for number in (destination, netmask))
         gateway = bool(int(flags, 16) & _GATEWAY)
         routes.append(Route(interface.strip("*"), first, first | (_EVERY ^ mask), int(metric), gateway))

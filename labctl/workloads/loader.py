@@ -64,7 +64,7 @@ def _scan(directory: Path, launchers: tuple[str, ...], name: str = "") -> tuple[
     errors: list[ConfigError] = []
     for path in sorted(directory.glob(f"*/{FILE}")):
         try:
-            if name in (path.parent.name, "") or name.encode() in path.read_bytes():
+            if name in (path.parent.name, "") or name.encode("utf-8", "surrogateescape") in path.read_bytes():
                 declared += _read_file(path, launchers)
         except OSError:
             continue

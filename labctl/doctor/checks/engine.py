@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 import json
 import os
 import pwd
@@ -21,7 +22,6 @@ from labctl.errors import HostError
 from labctl.images import catalog
 from labctl.lab import capabilities as kernel_limits
 from labctl.model import HERE
-from labctl.system import procfs
 
 DAEMON = "/etc/docker/daemon.json"
 RESTART = "systemctl restart docker"
@@ -68,9 +68,11 @@ def join_group() -> str:
         # A number without a name cannot be put into a group.
         return f"ls -l /var/run/docker.sock  # and have user {os.geteuid()} be in its group"
     join = f"sudo usermod -aG docker {user.pw_name}"
-    if not (docker := procfs.groups("docker")):
+    try:
+        docker = grp.getgrnam("docker").gr_gid
+    except KeyError:
         return f"sudo groupadd docker && {join} && sudo {RESTART}"
-    member = docker[0] in os.getgrouplist(user.pw_name, user.pw_gid)
+    member = docker in os.getgrouplist(user.pw_name, user.pw_gid)
     return "newgrp docker" if member else f"{join} && newgrp docker"
 
 

@@ -122,7 +122,7 @@ def unpacked(file: Path, directory: Path, *, force: bool = False) -> list[str]:
     """Unpack the lab; the files that were written."""
     whole = load.checked(file, lambda _: None)
     wanted = load.of_lab(whole, directory, force=force)
-    load.write(wanted)
+    load.write(wanted, directory)
     return [str(path.relative_to(directory)) for path in wanted]
 
 
@@ -273,6 +273,7 @@ ABOUT = {"lab": "x", "written": "today", "labctl": "1", "images": [NAME], "left_
         (ABOUT, {}, "holds no .env"),
         ({}, {"lab/.env": b""}, "does not say which lab"),
         ({**ABOUT, "images": "one"}, {"lab/.env": b""}, "does not say which lab"),
+        ({**ABOUT, "images": [1]}, {"lab/.env": b""}, "does not say which lab"),
         ({**ABOUT, "schema": 2}, {"lab/.env": b""}, "written by another labctl"),
         ({**ABOUT, "schema": None}, {"lab/.env": b""}, "written by another labctl"),
     ],
@@ -305,6 +306,19 @@ def test_a_load_waits_for_nobody_who_changes_the_lab(file: Path, tmp_path: Path)
     with filelock.held(out / filelock.LAB, "labctl up"), pytest.raises(HostError, match=r"`labctl up` by .* holds"):
         load.load_bundle(context(out), file)
     assert sorted(tree(out)) == [".lab/lock"]
+
+
+def test_a_link_of_the_bundle_itself_leads_its_locks_nowhere(tmp_path: Path) -> None:
+    path, out = image_archive(tmp_path / "odd", NAME, [b"l"]), tmp_path / "out"
+    with BundleWriter(path, ABOUT) as sealer:
+        sealer.add("lab/.env", b"LAB_NAME=x\n")
+        sealer.add("lab/.lab/bundle", target="nodes")
+        sealer.add("locks/mine.lock", b"theirs")
+    (out / ".lab/nodes").mkdir(parents=True)
+    (out / ".lab/nodes/mine.lock").write_text("mine")
+    with pytest.raises(HostError, match=r"\.lab/bundle is a link"):
+        load.load_bundle(context(out), path)
+    assert (out / ".lab/nodes/mine.lock").read_text() == "mine"
 
 
 def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
@@ -387,7 +401,7 @@ def test_the_cache_goes_along_and_what_is_there_stays(lab: Path, cache: Path, tm
     (there / "huggingface/hub/models--m/blobs").mkdir(parents=True)
     (there / "huggingface/hub/models--m/blobs/b").write_text("kept")
     whole = load.checked(file, lambda _: None)
-    load.write(load.of_cache(whole, there))
+    load.write(load.of_cache(whole, there), there)
     assert tree(there) == {
         "huggingface/hub/models--m/blobs/b": "kept",
         "huggingface/hub/models--m/snapshots/1/model": "../../blobs/b",

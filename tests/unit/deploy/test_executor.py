@@ -119,6 +119,7 @@ def test_other_nodes_than_those_asked_meanwhile_are_reached() -> None:
     assert begun
     assert begun.passed(NODES)
     assert not begun.passed(NODES[:1])
+    assert not begun._replace(begun=begun.begun - agent.FRESH - 1).passed(NODES)
 
 
 @pytest.mark.parametrize("gone", ["launcher", "worker_1"])

@@ -29,6 +29,13 @@ def test_a_key_that_no_script_takes_is_named_with_the_nearest(folder: Path) -> N
     assert warning.endswith("; did you mean `learning-rate`?")
 
 
+def test_scripts_below_are_read_and_what_cannot_be_read_is_none(folder: Path) -> None:
+    (folder / "part").mkdir()
+    (folder / "part/more.py").write_text('add("--epochs")\n')
+    (folder / ".#hello.py").symlink_to("someone@somewhere.1234")
+    assert warned(folder, "epochs") == []
+
+
 def test_a_key_may_be_the_beginning_of_an_option(folder: Path) -> None:
     assert warned(folder, "learn") == []
 
