@@ -116,7 +116,9 @@ def ask_docker(ask: Callable[[DockerClient], str], seconds: float = 20, prefix: 
     if shutil.which("docker") is None:
         return "", "docker: command not found"
     try:
-        return ask(DockerClient(client_call=[*prefix, "timeout", str(seconds), "docker"])).strip(), ""
+        # Labs use the default context's daemon.
+        call = [*prefix, "timeout", str(seconds), "docker"]
+        return ask(DockerClient(client_call=call, context="default")).strip(), ""
     except DockerException as error:
         return "", (error.stderr or "").strip() or "no output"
 
