@@ -261,19 +261,22 @@ class SshConnection(Connection):
 
     def _read(self, master: process.BackgroundProcess, marker: str, seconds: float) -> tuple[str, list[str]]:
         """The output of the opening script, and the words of the line that ends it."""
-        began, text = time.monotonic(), ""
+        began = time.monotonic()
+        # What the login shell itself prints comes before the marker.
+        parts: list[list[str]] = [[]]
         with closing(master.lines(seconds)) as lines:
             for line in lines:
-                text += line
-                if line.startswith(f"{marker} "):
-                    # What the login shell itself prints comes before the marker.
-                    noise, _, output = text.removesuffix(f"\n{line}").partition(f"{marker}\n")
-                    if noise.strip():
-                        raise ssh_errors.noisy_shell(self.target, noise.strip())
-                    return output, line.split(maxsplit=3)[1:]
+                if len(parts) == 1 and line == f"{marker}\n":
+                    if noise := "".join(parts[0]).strip():
+                        raise ssh_errors.noisy_shell(self.target, noise)
+                    parts.append([])
+                elif len(parts) == 2 and line.startswith(f"{marker} "):
+                    return "".join(parts[1]).removesuffix("\n"), line.split(maxsplit=3)[1:]
+                else:
+                    parts[-1].append(line)
         if time.monotonic() - began >= seconds:
             raise ssh_errors.silent(self.target, seconds)
-        raise ssh_errors.why(self.target, self._stderr() or text.partition(f"{marker}\n")[0])
+        raise ssh_errors.why(self.target, self._stderr() or "".join(parts[0]))
 
     def _require_usable(self, code: str, engine: str, user: str) -> None:
         """HostError for a changed host key, a failed opening script, or an engine that is absent or not permitted."""
