@@ -88,4 +88,8 @@ def container_of(where: Context, name: str, node: str, engine: Backend) -> Conta
 
 
 def unknown(name: str, node: str, known: tuple[str, ...]) -> ConfigError:
-    return ConfigError(f"lab {name} has no node `{node}`", hint=f"it has {', '.join(known)}", node=node)
+    return ConfigError(
+        f"lab {name} has no node `{node}`",
+        hint=f"it has {', '.join(known)}; `labctl up` creates missing nodes",
+        node=node,
+    )

@@ -112,7 +112,7 @@ def verdict(report: FitReport) -> list[str]:
     if available.device is None and not on_cpu:
         lines.append("device memory unknown: set it with --device-memory 80g")
     if report.fits is False and not advice:
-        lines.append("no settings make it fit on so many ranks: use more nodes (--nodes) or a smaller model")
+        lines.append("no settings make it fit on so many ranks: use more hosts or a smaller model")
     if advice:
         after = advice.required.host if on_cpu else advice.required.device
         lines.append(f"would fit, with {short(after)}, after:")

@@ -158,5 +158,5 @@ def result_rows(result: Result) -> list[tuple[str, str]]:
     cause = f" ({result.cause})" if result.cause else ""
     rows.append(("verdict", f"{result.verdict}{cause}: {result.message}"))
     if result.cause == "node-lost":
-        rows.append(("next", "`labctl up` recreates the node"))
+        rows.append(("next", "`labctl up` starts the node again"))
     return rows

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from labctl import model
 from labctl.config.context import Context
 from labctl.engines.state import ObservedState, elsewhere
-from labctl.lab.cluster import THIS_MACHINE, Cluster, owner
+from labctl.lab.cluster import Cluster, owner
 from labctl.model import HostFailure
 
 
@@ -48,8 +48,7 @@ def status_of(context: Context, cluster: Cluster, observed: ObservedState | None
     """The state of the lab on its hosts, without its runs; ``observed`` is what was read just before."""
     name = cluster.settings.text("LAB_NAME")
     observed = observed or cluster.engine.observe(name)
-    if cluster.inventory != THIS_MACHINE:
-        observed = own_containers(context, observed, owner())
+    observed = own_containers(context, observed, owner())
     silent = {**cluster.failed, **dict(observed.silent)}
     running = {container.node for container in observed.containers if container.state == "running"}
     found = {container.node for container in observed.containers}
@@ -88,13 +87,17 @@ def status_of(context: Context, cluster: Cluster, observed: ObservedState | None
 
 
 def own_containers(context: Context, observed: ObservedState, caller: str) -> ObservedState:
-    """Exclude containers of another user's or directory's lab with the same name, with a warning per host."""
+    """Exclude containers of another user's or directory's lab with the same name, with a warning per host.
+
+    Those of this machine are shown: that lab is the only one here that can have the name.
+    """
     own, hosts = [], {}
     for one in observed.containers:
         if lab := elsewhere(one.directory, context.directory, one.owner, caller, one.host):
             hosts[one.host] = lab
-        else:
+        if not lab or one.host == model.HERE:
             own.append(one)
     for host, lab in hosts.items():
-        context.warn(f"{host} has a lab of this name that is not yours: {lab.name}")
+        where = "this machine" if host == model.HERE else host
+        context.warn(f"{where} has a lab of this name that is not yours: {lab.name}")
     return replace(observed, containers=tuple(own))

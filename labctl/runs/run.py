@@ -129,7 +129,9 @@ def _lacking(observed: ObservedState) -> str:
 def require_up(lab: Lab, job: Job, observed: ObservedState, flags: Mapping[str, str]) -> None:
     """HostError unless the launcher and every node of the run are there, as the settings with ``flags`` have them."""
     for name, why in not_up(lab, job, observed):
-        message = f"lab {lab.name} {_lacking(observed)}: {name}: {why} (wanted: {lab.image})"
+        state = "is out of date" if why.endswith(" changed") else "is not up"
+        wanted = f" (wanted: {lab.image})" if why == "image changed" else ""
+        message = f"lab {lab.name} {state}: {name}: {why}{wanted}"
         # Without these overrides `up` would leave the lab as it is.
         overrides = (f"-s {key}={'...' if sounds_secret(key) else shlex.quote(value)}" for key, value in flags.items())
         raise HostError(message, hint=" ".join(("labctl up", *overrides)), node=name)

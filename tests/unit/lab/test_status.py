@@ -12,6 +12,7 @@ from labctl.engines.state import ObservedState
 from labctl.errors import HostError
 from labctl.lab.cluster import Cluster
 from labctl.lab.status import status_of
+from labctl.model import Event
 
 
 def test_nodes_are_in_their_order_also_where_a_host_does_not_answer(tmp_path: Path) -> None:
@@ -36,3 +37,13 @@ def test_nodes_are_in_their_order_also_where_a_host_does_not_answer(tmp_path: Pa
         ("worker-2", False),
         ("worker-7", False),
     ]
+
+
+def test_a_lab_of_this_name_in_another_directory_is_shown_with_a_warning(tmp_path: Path) -> None:
+    there, said = tmp_path / "there", list[Event]()
+    there.mkdir()
+    context = Context(directory=tmp_path, environ={"LAB_NAME": "demo"}, emit=said.append, flags={})
+    seen = ObservedState(containers=tuple(container(one, directory=str(there)) for one in ("launcher", "worker-0")))
+    where = Cluster(settings=context.settings(), directory=tmp_path, engine=FakeBackend(seen=seen))
+    assert [node.name for node in status_of(context, where).nodes] == ["launcher", "worker-0"]
+    assert [event.text for event in said] == [f"this machine has a lab of this name that is not yours: {there}"]
