@@ -285,6 +285,7 @@ def run_on(
     from labctl.deploy import images, preflight
     from labctl.deploy.plan import Plan
     from labctl.doctor import run as doctor_run
+    from labctl.engines.agent import begin_reach
     from labctl.lab.cluster import load_lab
     from labctl.runs import run as runs
     from labctl.runs.request import build_job
@@ -307,7 +308,8 @@ def run_on(
         first = decide_up(context, cluster, dry_run=True).plan.steps
     failed = preflight.find_foreign_labs(context, lab.name, observed) if observed else {}
     runs.require_hosts(lab, job, {**cluster.failed, **failed})
-    early = runs.begin_reach(lab, job, cluster, observed) if observed and not dry_run else None
+    nodes = tuple(node.name for node in job.nodes)
+    early = begin_reach(lab, cluster.engine, observed, nodes) if observed and not dry_run else None
     doctor_run.preflight(context, lab, cluster, "run")
     runs.require_ready(context, cluster, lab, job, observed, options)
     lock = context.directory / filelock.RUN

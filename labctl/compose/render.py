@@ -84,9 +84,7 @@ def _environment() -> Any:
 
     # Autoescaping is for HTML; every value here goes through `q` (YAML) or `sh` (bash) instead.
     environment = Environment(  # noqa: S701
-        undefined=StrictUndefined,
-        keep_trailing_newline=True,
-        loader=FunctionLoader(read),
+        undefined=StrictUndefined, keep_trailing_newline=True, loader=FunctionLoader(read)
     )
     environment.filters["q"] = yaml_string
     environment.filters["sh"] = shlex.quote

@@ -16,7 +16,7 @@ from labctl.hosts.ssh_errors import ssh_reason
 from labctl.model import Lab
 from labctl.system.parallel import begin, pool
 
-# Runs in any container: has_command NAME; runs VARIABLE=VALUE.
+# Runs in any container: has_command NAME; runs VARIABLE=VALUE; answers NODE...
 IN_NODE = Path(__file__).with_name("in_node.sh").read_text(encoding="utf-8")
 AGENT = ("/usr/bin/python3", "-I", "/opt/lab/labnode.py")
 # Seconds in which a container that is being removed is gone.

@@ -111,27 +111,31 @@ def require_ready(
         raise filelock.busy(lab.directory / filelock.RUN)
     if observed is None:
         return
-    if options.dry_run and not_up(lab, job, observed):
+    lacking = not_up(lab, job, observed)
+    if options.dry_run and lacking:
         if not observed.on(lab.hosts[0].name).image:
             images.require_buildable(cluster)
-        context.warn(f"lab {lab.name} {_lacking(observed)}, so its launcher was not asked for programs and inputs")
+        context.warn(f"lab {lab.name} {_state(lacking)}, so its launcher was not asked for programs and inputs")
         return
-    require_up(lab, job, observed, context.flags)
+    require_up(lab, job, observed, lacking, context.flags)
     require_inputs(lab, job, cluster.engine)
     if options.launcher:
         require_program(lab, job, cluster.engine)
 
 
-def _lacking(observed: ObservedState) -> str:
-    return "is out of date" if observed.containers else "is not up"
+def _state(lacking: list[tuple[str, str]]) -> str:
+    """What keeps a lab from being used, by the first of what ``not_up`` names."""
+    return "is out of date" if lacking[0][1].endswith(" changed") else "is not up"
 
 
-def require_up(lab: Lab, job: Job, observed: ObservedState, flags: Mapping[str, str]) -> None:
+def require_up(
+    lab: Lab, job: Job, observed: ObservedState, lacking: list[tuple[str, str]], flags: Mapping[str, str]
+) -> None:
     """HostError unless the launcher and every node of the run are there, as the settings with ``flags`` have them."""
-    for name, why in not_up(lab, job, observed):
-        state = "is out of date" if why.endswith(" changed") else "is not up"
+    if lacking:
+        name, why = lacking[0]
         wanted = f" (wanted: {lab.image})" if why == "image changed" else ""
-        message = f"lab {lab.name} {state}: {name}: {why}{wanted}"
+        message = f"lab {lab.name} {_state(lacking)}: {name}: {why}{wanted}"
         # Without these overrides `up` would leave the lab as it is.
         overrides = (f"-s {key}={'...' if sounds_secret(key) else shlex.quote(value)}" for key, value in flags.items())
         raise HostError(message, hint=" ".join(("labctl up", *overrides)), node=name)
@@ -292,11 +296,6 @@ def _(step: plan.WriteResult, site: RunDeployment) -> None:  # noqa: ARG001
     seconds = time.monotonic() - site.began
     result = conclude(site.lab, site.job, site.outcome, site.log.lines, seconds, site.now)
     site.result = store.finish(site.lab.directory, result)
-
-
-def begin_reach(lab: Lab, job: Job, cluster: Cluster, observed: ObservedState) -> agent.EarlyReach | None:
-    """The check over ssh that the run ends its preparations with, begun while they are made."""
-    return agent.begin_reach(lab, cluster.engine, observed, tuple(node.name for node in job.nodes))
 
 
 def carry_out(

@@ -28,11 +28,13 @@ def load(directory: Path, name: str, launchers: tuple[str, ...], *, rehearse: bo
 
     Raises ConfigError where it is unknown, declared twice, broken, or has no rehearsal to give.
     """
-    declared, errors = _scan(directory, launchers, name)
-    found = [pair for pair in declared if pair[0].name == name]
-    if not found:
+    # All files are read only where none that has the name in it declares it.
+    for text in (name, ""):
+        declared, errors = _scan(directory, launchers, text)
+        if found := [pair for pair in declared if pair[0].name == name]:
+            break
+    else:
         # A file that cannot be read may be the one that declares it.
-        declared, errors = _scan(directory, launchers)
         raise errors[0] if errors else _unknown(directory, name, [workload for workload, _ in declared])
     for clash in _clashes(found):
         raise clash
