@@ -243,6 +243,11 @@ class Lab:
         """The host of a worker, or of the launcher, which is with the first node."""
         return self.host(next((one.host for one in self.nodes if one.name == node), self.nodes[0].host))
 
+    @property
+    def containers(self) -> tuple[str, ...]:
+        """The names of all that it runs: the launcher, then the workers."""
+        return (LAUNCHER, *(node.name for node in self.nodes))
+
     def containers_on(self, host: str) -> tuple[str, ...]:
         """The names of what runs on a host: the launcher first where it has it, then its workers."""
         workers = tuple(node.name for node in self.nodes if node.host == host)

@@ -99,7 +99,7 @@ def carry_out(
 
 def host_of(site: Deployment, error: HostError) -> str:
     """The host on which a step failed, also where the error names a node of it."""
-    if isinstance(site, LabDeployment) and error.node in (model.LAUNCHER, *(node.name for node in site.lab.nodes)):
+    if isinstance(site, LabDeployment) and error.node in site.lab.containers:
         return site.lab.host_of(error.node).name
     return error.node or HERE
 

@@ -22,7 +22,7 @@ from labctl.hosts import ssh_errors
 from labctl.hosts.facts import HostFacts
 from labctl.hosts.ssh import Connection, LocalConnection
 from labctl.images import catalog
-from labctl.model import HERE, LAUNCHER, File, Host, Lab, Node
+from labctl.model import HERE, File, Host, Lab, Node
 from labctl.system import filelock, procfs
 from labctl.system.cached import once
 from labctl.system.hostpath import HostPath
@@ -37,21 +37,8 @@ SCRIPT_SECONDS = 8.0
 UP = "labctl up"
 RECREATE = "labctl down && labctl up"
 GIB = 1 << 30
-# Owner, group, mode and access (r, w, rw or -) of each file, a line each; of one that cannot be read what stat says.
-STATUS = r"""
-for path; do
-    access=
-    [ ! -r "$path" ] || access=r
-    [ ! -w "$path" ] || access=${access}w
-    LC_ALL=C stat -L -c "%u %g %f ${access:--}" -- "$path" 2>&1
-done
-true
-"""
-FREE = r"""
-place=$1
-until [ -e "$place" ]; do place=${place%/*}; place=${place:-/}; done
-stat -f -c '%a %S' -- "$place"
-"""
+# Runs on any host: status PATH...; free PATH; locks BYTES PATH...
+ON_HOST = Path(__file__).with_name("host.sh").read_text(encoding="utf-8")
 Level = Literal["ok", "warn", "error"]
 
 
@@ -206,8 +193,7 @@ class CheckContext:
     @property
     def names(self) -> tuple[str, ...]:
         """The lab's containers to examine: launcher first, then workers."""
-        every = (LAUNCHER, *(node.name for node in self.lab.nodes))
-        here = (name for name in every if self.name in (HERE, self.lab.host_of(name).name))
+        here = (name for name in self.lab.containers if self.name in (HERE, self.lab.host_of(name).name))
         return tuple(name for name in here if self.only in ("", name))
 
     @property
@@ -225,12 +211,12 @@ class CheckContext:
 
     def files(self, paths: Sequence[str]) -> dict[str, FileStatus]:
         """The status of each path on the host."""
-        lines = self.script(STATUS, *paths).splitlines() if paths else []
+        lines = self.script(ON_HOST, "status", *paths).splitlines() if paths else []
         return {path: parse_status(line) for path, line in zip(paths, lines, strict=True)}
 
     def free(self, path: Path) -> int:
         """Bytes free on the host's file system that a path is, or would be, on."""
-        blocks, size = self.script(FREE, str(path)).split()
+        blocks, size = self.script(ON_HOST, "free", str(path)).split()
         return int(blocks) * int(size)
 
     @property
@@ -283,7 +269,7 @@ class CheckContext:
 
 
 def parse_status(line: str) -> FileStatus:
-    """A line of ``STATUS``; a file in a directory that may not be searched may exist."""
+    """A line of ``status``; a file in a directory that may not be searched may exist."""
     if not line[:1].isdecimal():
         reason = line.rpartition(": ")[2]
         return FileStatus(error=f"cannot be read: {reason}", exists=reason == "Permission denied")

@@ -76,9 +76,8 @@ def begin_reach(lab: Lab, engine: Backend, observed: ObservedState, nodes: tuple
 
 def reap(lab: Lab, engine: Backend, run_id: str, grace: float) -> list[str]:
     """End a run's processes in all containers at once; returns those that could not be ended, as text."""
-    nodes = (model.LAUNCHER, *(node.name for node in lab.nodes))
-    with pool(len(nodes)) as threads:
-        left = threads.map(lambda node: reap_node(lab, engine, node, run_id, grace), nodes)
+    with pool(len(lab.containers)) as threads:
+        left = threads.map(lambda node: reap_node(lab, engine, node, run_id, grace), lab.containers)
     return [text for text in left if text]
 
 

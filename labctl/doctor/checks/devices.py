@@ -14,7 +14,17 @@ from labctl.accelerators import leases as device_leases
 from labctl.accelerators.leases import Lease
 from labctl.accelerators.vendor_tools import describe
 from labctl.doctor.checks import engine
-from labctl.doctor.examination import COUNT_SECONDS, RECREATE, CheckContext, FileStatus, Finding, error, ok, warn
+from labctl.doctor.examination import (
+    COUNT_SECONDS,
+    ON_HOST,
+    RECREATE,
+    CheckContext,
+    FileStatus,
+    Finding,
+    error,
+    ok,
+    warn,
+)
 from labctl.engines import agent
 from labctl.engines.state import Container
 from labctl.errors import ConfigError, HostError, LabError
@@ -25,18 +35,6 @@ from labctl.system import filelock
 from labctl.system.process import CompletedProcess
 
 KILLED = 137
-# For each lock that is held `held` and what its holder wrote; an empty line for others. Regular files only: a pipe
-# would wait for a writer.
-LOCKS = r"""
-command -v flock > /dev/null || exit 127
-for path; do
-    if [ -f "$path" ] && [ ! -h "$path" ] && [ -r "$path" ] && { flock -n -s 9 9< "$path"; [ $? = 1 ]; }; then
-        printf 'held '
-        head -c "$LONGEST" < "$path" | tr -cd '\040-\176'
-    fi
-    echo
-done
-""".replace("$LONGEST", str(filelock.LONGEST_TEXT))
 
 
 def missing(ctx: CheckContext, why: LabError) -> Finding:
@@ -167,7 +165,7 @@ def leases(ctx: CheckContext) -> Iterator[Finding]:
     if not wanted:
         return
     paths = [str(lease_path(ctx.host.locks, device)) for device in wanted]
-    lines = ctx.script(LOCKS, *paths, check=False).split("\n")
+    lines = ctx.script(ON_HOST, "locks", str(filelock.LONGEST_TEXT), *paths, check=False).split("\n")
     # No lines of a host without flock(1).
     for (device, node), line in zip(wanted.items(), lines, strict=False):
         lease = filelock.words(line.removeprefix("held "))

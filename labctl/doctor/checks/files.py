@@ -11,7 +11,6 @@ from labctl import naming
 from labctl.compose import ssh_keys
 from labctl.deploy import plan
 from labctl.doctor.examination import UP, CheckContext, Finding, error, ok, warn
-from labctl.model import LAUNCHER
 from labctl.system.files import outdated
 
 
@@ -59,8 +58,7 @@ def keys(ctx: CheckContext) -> Iterator[Finding]:
 
 def rendered(ctx: CheckContext) -> Iterator[Finding]:
     """Files that were changed since the nodes were created; changed settings are a finding of each node."""
-    nodes = (LAUNCHER, *(node.name for node in ctx.lab.nodes))
-    if not ctx.observed.containers or plan.not_current(ctx.lab, ctx.rendered, ctx.observed, nodes):
+    if not ctx.observed.containers or plan.not_current(ctx.lab, ctx.rendered, ctx.observed, ctx.lab.containers):
         return
     paths = [file.path for file in outdated(ctx.lab.directory, ctx.rendered)]
     changed = [path for path in paths if not ctx.only or Path(path).parts[2] == ctx.only]

@@ -140,7 +140,8 @@ class Elsewhere(Shell):
     """A host that has other files than this machine."""
 
     def run(self, script: str, *words: str, timeout: float, check: bool = True) -> CompletedProcess:
-        return super().run(script, *(f"/elsewhere{word}" for word in words), timeout=timeout, check=check)
+        there = (f"/elsewhere{word}" if word.startswith("/") else word for word in words)
+        return super().run(script, *there, timeout=timeout, check=check)
 
 
 @pytest.mark.parametrize(("there", "level"), [(Shell("h2"), "ok"), (Elsewhere("h2"), "error")])
