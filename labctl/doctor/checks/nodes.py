@@ -6,9 +6,10 @@ import ipaddress
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
+
+from msgspec.structs import replace
 
 from labctl import naming
 from labctl.accelerators import leases
