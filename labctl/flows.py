@@ -292,6 +292,7 @@ def run_on(
     from labctl.deploy import images, preflight
     from labctl.deploy.plan import Plan
     from labctl.doctor import run as doctor_run
+    from labctl.engines.agent import begin_reach
     from labctl.lab.cluster import load_lab
     from labctl.runs import run as runs
     from labctl.runs.request import build_job
@@ -300,14 +301,15 @@ def run_on(
 
     now, dry_run = datetime.now().astimezone(), options.dry_run
     first: tuple[Step, ...] = ()
-    observed = runs.observe(context, cluster, dry_run=dry_run)
-    foreign = preflight.find_foreign_labs(context, cluster.settings.text("LAB_NAME"), observed) if observed else {}
-    early = cluster.begin_reach(observed) if observed and not foreign and not dry_run else None
     lab, cluster = load_lab(context, cluster, ask=False)
     job = build_job(lab, workload, options, now)
     external.require_device(workload, lab.accelerator)
     if reason := runs.why_not_fit(lab, job, cluster.settings.number("LAB_MEMORY")):
         return runs.refuse(lab, job, reason, now, dry_run=dry_run)
+    observed = runs.observe(context, cluster, dry_run=dry_run)
+    foreign = preflight.find_foreign_labs(context, lab.name, observed) if observed else {}
+    nodes = tuple(node.name for node in job.nodes)
+    early = begin_reach(cluster.engine, observed, nodes) if observed and not foreign and not dry_run else None
     if workload.image and observed and runs.not_up(lab, job, observed):
         images.confirm_image(workload, lab.image, bool(observed.on(lab.hosts[0].name).image), ask, dry_run=dry_run)
         if not dry_run:

@@ -113,6 +113,8 @@ def frame(stream: int, text: bytes) -> bytes:
 class Execs(Answers):
     """A daemon with a running container, `one`, in which a program prints on both streams and ends with 7."""
 
+    protocol_version = "HTTP/1.1"
+
     def do_GET(self) -> None:
         self.answer(200, {"ExitCode": 7})
 
@@ -124,13 +126,14 @@ class Execs(Answers):
             self.answer(409, {"message": "container two is not running"})
         else:
             self.send_response(200)
+            self.send_header("Connection", "close")
             self.end_headers()
             self.wfile.write(frame(1, b"a\xff") + frame(2, b"why\n") + frame(1, b"b" * 100_000))
             self.wfile.flush()
             self.rest()
 
     def rest(self) -> None:
-        self.close_connection = True
+        """It has ended."""
 
 
 class Endless(Execs):
