@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import singledispatch
 from itertools import groupby
 from types import MappingProxyType
+
+from msgspec.structs import replace
 
 from labctl import model, naming
 from labctl.accelerators import leases

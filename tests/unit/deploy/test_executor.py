@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.builders import container, deployment, lab, observed
+from support.builders import container, deployment, host, lab, node, observed
 from support.fake_backend import Failed, FakeBackend
 from support.nearby import Nearby
 
@@ -112,6 +112,15 @@ def test_nodes_that_answered_meanwhile_are_not_reached_again(
     step = plan.WaitForSsh(nodes=NODES, seconds=60, cause="wait for SSH")
     assert executor.carry_out((step,), replace(deployment(of, engine), early=begun)) == {}
     assert len(engine.started) == again
+
+
+def test_nodes_of_a_host_that_failed_are_not_waited_for() -> None:
+    of = lab((node(0), node(1, host="red")), hosts=(host(), host(name="red")))
+    engine = answers({"node": "worker-0", "ok": True, "seconds": 0.2})
+    failed = {"red": HostError("red: no answer", node="red")}
+    step = plan.WaitForSsh(nodes=NODES, seconds=60, cause="wait for SSH")
+    assert executor.carry_out((step,), deployment(of, engine), failed) == failed
+    assert [argv[len(agent.AGENT) :] for _, argv in engine.started] == [("reach", "60", "worker-0")]
 
 
 def test_other_nodes_than_those_asked_meanwhile_are_reached() -> None:
