@@ -406,8 +406,9 @@ class Result(Struct, frozen=True, kw_only=True):
     workload: str
     launcher: str
     lab: str
-    verdict: Literal["PASS", "FAIL", "ERROR"]
-    cause: Cause | None
+    # Those of ``Verdict``; a later labctl may have written others.
+    verdict: str
+    cause: str | None
     message: str
     exit_code: int
     world_size: int = 0

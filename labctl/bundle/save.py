@@ -53,6 +53,9 @@ class Entry(Struct, frozen=True, kw_only=True):
     source: Path | bytes = b""
     target: str = ""
 
+    def __repr__(self) -> str:
+        return f"Entry({self.name!r})"  # its content may be a secret
+
 
 class ExcludedFile(Struct, frozen=True):
     """A file, or a line of .env, that is not in the bundle."""

@@ -8,6 +8,7 @@ import math
 import os
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,12 @@ def yaml_string(value: str) -> str:
 @lru_cache(maxsize=1)
 def _environment() -> Any:
     from jinja2 import Environment, FileSystemBytecodeCache, FunctionLoader, StrictUndefined
+    from jinja2.bccache import Bucket
+
+    class Kept(FileSystemBytecodeCache):
+        def dump_bytecode(self, bucket: Bucket) -> None:
+            with suppress(OSError):  # The disk is full, or the quota.
+                super().dump_bytecode(bucket)
 
     def read(name: str) -> str:
         path = Path(name)
@@ -86,7 +93,7 @@ def _environment() -> Any:
 
     # Compiled templates are kept beside compiled modules, where only those write who may change labctl itself.
     kept = Path(__file__).with_name("__pycache__")
-    cache = FileSystemBytecodeCache(str(kept)) if os.access(kept, os.W_OK) else None
+    cache = Kept(str(kept)) if os.access(kept, os.W_OK) else None
     # Autoescaping is for HTML; every value here goes through `q` (YAML) or `sh` (bash) instead.
     environment = Environment(  # noqa: S701
         undefined=StrictUndefined, keep_trailing_newline=True, loader=FunctionLoader(read), bytecode_cache=cache

@@ -76,9 +76,13 @@ def http_connection(address: str, seconds: float | None) -> HTTPConnection:
     scheme, _, place = address.partition("://")
     if scheme == "unix":
         made = HTTPConnection("localhost", timeout=seconds)
-        made.sock = socket(AF_UNIX)
-        made.sock.settimeout(seconds)
-        made.connect = partial(made.sock.connect, place)  # type: ignore[method-assign]
+
+        def connect() -> None:
+            made.sock = socket(AF_UNIX)
+            made.sock.settimeout(seconds)
+            made.sock.connect(place)
+
+        made.connect = connect  # type: ignore[method-assign]
         return made
     if scheme not in ("tcp", "http", "https"):
         raise OSError(f"DOCKER_HOST={address} is neither unix:// nor tcp://")
@@ -401,14 +405,20 @@ class DockerEngine:
         with self._http(self._seconds) as http:
             try:
                 made = call(http, f"/containers/{container}/exec", "POST", wanted)["Id"]
+                if http.sock is None:  # A proxy may end each connection with its answer.
+                    http.connect()
                 sock = http.sock
                 with contextlib.closing(request(http, f"/exec/{made}/start", "POST", {"Tty": False})) as answer:
-                    out, err = read_streams(answer, sock, limit)
-            except ApiError as error:  # The container is gone or not running, or has no such program.
+                    try:
+                        out, err = read_streams(answer, sock, limit)
+                    except TimeoutError:
+                        raise process.ProcessTimeout(f"{shlex.join(argv)}: not done within {limit:g} s") from None
+            except ApiError as error:  # The container is gone, or not running.
                 return process.CompletedProcess(argv, 1, "", f"{error}\n")
-            except TimeoutError:
-                raise process.ProcessTimeout(f"{shlex.join(argv)}: not done within {limit:g} s") from None
-        return process.CompletedProcess(argv, self._get(f"/exec/{made}/json")["ExitCode"], out, err)
+        ended = self._get(f"/exec/{made}/json")
+        if ended is None or ended["ExitCode"] is None:
+            raise self._error(f"{container}: the connection to {argv[0]} was lost")
+        return process.CompletedProcess(argv, ended["ExitCode"], out, err)
 
     def stream(
         self,

@@ -206,7 +206,7 @@ def read_result(lab: Path, run_id: str) -> Result | None:
     """The result of a run; None where ``result.json`` is missing or broken."""
     try:
         return msgspec.json.decode((directory(lab, run_id) / RESULT).read_bytes(), type=Result)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, ValueError, msgspec.DecodeError):
         return None
 
 

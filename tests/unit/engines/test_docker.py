@@ -113,10 +113,10 @@ def frame(stream: int, text: bytes) -> bytes:
 class Execs(Answers):
     """A daemon with a running container, `one`, in which a program prints on both streams and ends with 7."""
 
-    protocol_version = "HTTP/1.1"
+    ended: int | None = 7
 
     def do_GET(self) -> None:
-        self.answer(200, {"ExitCode": 7})
+        self.answer(200, {"ExitCode": self.ended})
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -126,7 +126,6 @@ class Execs(Answers):
             self.answer(409, {"message": "container two is not running"})
         else:
             self.send_response(200)
-            self.send_header("Connection", "close")
             self.end_headers()
             self.wfile.write(frame(1, b"a\xff") + frame(2, b"why\n") + frame(1, b"b" * 100_000))
             self.wfile.flush()
@@ -134,6 +133,12 @@ class Execs(Answers):
 
     def rest(self) -> None:
         """It has ended."""
+
+
+class Cut(Execs):
+    """The same, but what it prints ends before the program does."""
+
+    ended = None
 
 
 class Endless(Execs):
@@ -175,6 +180,14 @@ def test_a_program_that_does_not_end_in_time_is_named(monkeypatch: pytest.Monkey
         pytest.raises(ProcessTimeout, match=r"^sleep 9: not done within 0.1 s$"),
     ):
         engine.exec("one", ("sleep", "9"), user="lab", limit=0.1)
+
+
+def test_a_program_whose_end_is_not_known_is_not_taken_for_one_that_succeeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        daemon(Cut, monkeypatch) as engine,
+        pytest.raises(HostError, match=r"^one: the connection to sleep was lost$"),
+    ):
+        engine.exec("one", ("sleep", "9"), user="lab")
 
 
 def test_an_engine_is_read_where_docker_host_leads(over_tcp: DockerEngine) -> None:
