@@ -53,7 +53,7 @@ def compose(path: Path, shown: str, hint: str = "") -> Value:
 
 
 def content(path: Path, shown: str) -> bytes:
-    """The bytes of a regular file of at most 1 MiB; ConfigError for anything else, which is neither read nor waited for."""
+    """The bytes of a regular file of at most 1 MiB; ConfigError for anything else, which is not waited for."""
     try:
         # A pipe that nobody writes to would be waited for.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:

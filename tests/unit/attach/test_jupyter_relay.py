@@ -142,5 +142,5 @@ def test_a_folder_that_is_a_link_leads_the_relay_nowhere(tmp_path: Path) -> None
 
 def test_what_a_container_put_in_the_sockets_place_is_said(tmp_path: Path) -> None:
     (tmp_path / jupyter.KEPT / "jupyter-worker-0.sock").mkdir(parents=True)
-    with pytest.raises(HostError, match="cannot remove .*: Is a directory"):
+    with pytest.raises(HostError, match=r"cannot remove .*: Is a directory"):
         jupyter.free_socket(tmp_path, "worker-0")

@@ -139,6 +139,8 @@ def test_workloads_come_by_folder_then_in_the_order_of_the_file(tmp_path: Path) 
         ("script: train.py", "script: .", 3, "script `.` is not in", ""),
         ("script: train.py", "script: ../../secret.py", 3, "leaves its folder", ""),
         ("script: train.py", "script: /no/such.py", 3, "script `/no/such.py` is not in", ""),
+        ("script: train.py", "script: /etc/passwd", 3, "script `/etc/passwd` is not in", "--script"),
+        ("script: train.py", "script: train.py\nprepare: /etc/passwd", 4, "script `/etc/passwd` is not in", "--script"),
         ("script: train.py", "script: link.py", 3, "leaves its folder", ""),
         ("script: train.py", "script: train.py: x", 3, "is not YAML: mapping values are not allowed here", ""),
         ("script: train.py", "script: 'train.py", 5, "is not YAML", ""),
