@@ -13,6 +13,7 @@ import pytest
 
 from labctl.attach import jupyter
 from labctl.errors import HostError
+from labctl.lab import spec
 
 # They choose a port that was free a moment ago.
 pytestmark = pytest.mark.alone
@@ -141,6 +142,6 @@ def test_a_folder_that_is_a_link_leads_the_relay_nowhere(tmp_path: Path) -> None
 
 
 def test_what_a_container_put_in_the_sockets_place_is_said(tmp_path: Path) -> None:
-    (tmp_path / jupyter.KEPT / "jupyter-worker-0.sock").mkdir(parents=True)
+    (tmp_path / spec.KEPT / "jupyter-worker-0.sock").mkdir(parents=True)
     with pytest.raises(HostError, match=r"cannot remove .*: Is a directory"):
         jupyter.free_socket(tmp_path, "worker-0")
