@@ -166,15 +166,15 @@ NEVER_MOUNTED = """
     /proc /proc/1/root /sys /sys/fs/cgroup /dev /dev/sda /dev/shm /var /var/run /run
     /run/x /var/run/x /var/run/docker.sock /run/containerd/containerd.sock /run/user/1000
     /run/user/1000/podman/podman.sock /srv/docker.sock /var/lib/docker /var/lib/docker/volumes
-""".split()
+"""
 MAY_BE_MOUNTED = """
     ~/.cache/labctl ~/x /root/x /home/me/x /var/lib/x /usr/local/share/data /srv /data /etcetera
     /dev/shm/x /run/user/1000/x /run/media /run/media/me/disk /var/run/media/x /mnt/docker /rooted
-""".split()
+"""
 
 
 @pytest.mark.parametrize("key", MOUNTED)
-@pytest.mark.parametrize("value", NEVER_MOUNTED)
+@pytest.mark.parametrize("value", NEVER_MOUNTED.split())
 def test_what_is_the_hosts_own_is_not_mounted(lab: Lab, key: str, value: str) -> None:
     """Containers write what is mounted: keys, the system and the engine would be theirs."""
     error = lab.error(f"{key}={value}")
@@ -183,7 +183,7 @@ def test_what_is_the_hosts_own_is_not_mounted(lab: Lab, key: str, value: str) ->
     assert lab.error(f"{key}={value}\nLAB_HOSTS=hosts.txt").startswith(f".env:1: {key}: ")
 
 
-@pytest.mark.parametrize("value", MAY_BE_MOUNTED)
+@pytest.mark.parametrize("value", MAY_BE_MOUNTED.split())
 def test_a_directory_of_ones_own_is_mounted(lab: Lab, value: str) -> None:
     for key in MOUNTED:
         assert lab.load(f"{key}={value}").text(key)
