@@ -121,9 +121,10 @@ def _problem(path: Path, kind: str) -> str | None:
         return None if path.is_file() else "no such file"
     if not path.is_dir():
         return "no such directory"
-    if kind != "model":
-        return None
-    config = path / "config.json"
+    return _model_problem(path / "config.json") if kind == "model" else None
+
+
+def _model_problem(config: Path) -> str | None:
     if not config.is_file():
         return "not a model directory (no config.json)"
     try:
