@@ -6,6 +6,8 @@ AS_MEMBER := $(shell [ "$$(id -u)" = 0 ] || id -nG | tr ' ' '\n' | grep -qx dock
 LABCTL := $(VENV)/bin/labctl
 PYTEST := $(AS_MEMBER) $(VENV)/bin/pytest --require-docker
 TESTS_AT_ONCE ?= 3
+# labctl takes 0.1 s longer to start where Python may not keep what it compiled.
+unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help quickstart test lint unit image bench lock wheel clean
 

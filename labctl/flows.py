@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from labctl.config.context import Context
 from labctl.config.settings import Settings
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from labctl.deploy.images import Ask
     from labctl.deploy.plan import Step
     from labctl.doctor.examination import DoctorReport
+    from labctl.engines.state import ObservedState
     from labctl.fit import FitReport
     from labctl.hub.prefetch import CacheReport
     from labctl.lab.cluster import Cluster
@@ -148,19 +151,24 @@ def up(context: Context, *, workload: str = "", dry_run: bool = False) -> LabSta
 
 def bring_up(context: Context, cluster: Cluster, *, dry_run: bool = False) -> LabStatus | PlanPreview:
     """Decide and carry out what brings the lab up; the answer is its status, or the plan."""
-    from labctl.deploy import executor, preflight
-    from labctl.lab.status import status_of
+    from labctl.deploy import preflight
 
     with changing(context, "labctl up", dry_run=dry_run):
-        decided = decide_up(context, cluster, dry_run=dry_run)
+        observed, cluster = preflight.observe(context, cluster)
+        early = None if dry_run else cluster.begin_reach(observed)
+        # The nodes are asked while these are loaded.
+        from labctl.deploy import executor
+        from labctl.lab.status import status_of
+
+        decided = decide_up(context, cluster, observed, dry_run=dry_run)
         if dry_run:
             preflight.warn_excluded_hosts(context, decided.failed)
             return answer(cluster, decided.plan)
-        cluster, observed = executor.bring_up(context, decided, wait=PATIENCE)
-        return with_runs(context, status_of(context, cluster, observed))
+        cluster, unchanged = executor.bring_up(context, decided, early, wait=PATIENCE)
+        return with_runs(context, status_of(context, cluster, unchanged))
 
 
-def decide_up(context: Context, cluster: Cluster, *, dry_run: bool) -> Decision:
+def decide_up(context: Context, cluster: Cluster, observed: ObservedState, *, dry_run: bool) -> Decision:
     """What `up` would do now, and is stopped by."""
     from labctl.deploy import decide
     from labctl.doctor import run as doctor_run
@@ -168,7 +176,7 @@ def decide_up(context: Context, cluster: Cluster, *, dry_run: bool) -> Decision:
     def check(lab: Lab, cluster: Cluster) -> Cluster:
         return doctor_run.preflight(context, lab, cluster, "up")
 
-    return decide.up(context, cluster, check, dry_run=dry_run)
+    return decide.up(context, cluster, observed, check, dry_run=dry_run)
 
 
 def changing(context: Context, command: str, *, dry_run: bool) -> AbstractContextManager[None]:
@@ -180,8 +188,7 @@ def changing(context: Context, command: str, *, dry_run: bool) -> AbstractContex
     return filelock.held(context.directory / filelock.LAB, command, wait=PATIENCE, notice=context.notice)
 
 
-@dataclass(frozen=True, slots=True)
-class PlanPreview:
+class PlanPreview(Struct, frozen=True):
     """The steps of a plan, as text."""
 
     lab: str
@@ -299,17 +306,18 @@ def run_on(
     external.require_device(workload, lab.accelerator)
     if reason := runs.why_not_fit(lab, job, cluster.settings.number("LAB_MEMORY")):
         return runs.refuse(lab, job, reason, now, dry_run=dry_run)
-    observed = runs.observe(context, cluster, lab, dry_run=dry_run)
+    observed = runs.observe(context, cluster, dry_run=dry_run)
+    foreign = preflight.find_foreign_labs(context, lab.name, observed) if observed else {}
+    nodes = tuple(node.name for node in job.nodes)
+    early = begin_reach(cluster.engine, observed, nodes) if observed and not foreign and not dry_run else None
     if workload.image and observed and runs.not_up(lab, job, observed):
         images.confirm_image(workload, lab.image, bool(observed.on(lab.hosts[0].name).image), ask, dry_run=dry_run)
         if not dry_run:
             bring_up(context, cluster)
             return run_on(context, cluster, workload, options, None)
-        first = decide_up(context, cluster, dry_run=True).plan.steps
-    failed = preflight.find_foreign_labs(context, lab.name, observed) if observed else {}
-    runs.require_hosts(lab, job, {**cluster.failed, **failed})
-    nodes = tuple(node.name for node in job.nodes)
-    early = begin_reach(lab, cluster.engine, observed, nodes) if observed and not dry_run else None
+        able = cluster.excluding({**dict(observed.silent), **foreign})
+        first = decide_up(context, able, observed, dry_run=True).plan.steps
+    runs.require_hosts(lab, job, {**cluster.failed, **foreign})
     doctor_run.preflight(context, lab, cluster, "run")
     runs.require_ready(context, cluster, lab, job, observed, options)
     lock = context.directory / filelock.RUN

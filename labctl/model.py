@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
+
+from msgspec import Struct, field
 
 HERE = "local"
 """The name of this machine among hosts."""
@@ -17,8 +18,7 @@ Request = Literal["reservation", "cdi", "runtime"]
 """How an engine is asked for a device: by a reservation, as a CDI device, or through its vendor's runtime."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class Device(Struct, frozen=True, kw_only=True):
     """One accelerator of a host, as its kernel shows it; name, memory (bytes), uuid and health are its vendor's words.
 
     ``health`` is empty while nothing is known to be wrong.
@@ -44,8 +44,7 @@ class Device:
     health: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fabric:
+class Fabric(Struct, frozen=True, kw_only=True):
     """An RDMA device, such as ``mlx5_0``: ``layer`` is InfiniBand or Ethernet (RoCE), ``state`` that of its port."""
 
     name: str
@@ -55,8 +54,7 @@ class Fabric:
     interface: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
+class Host(Struct, frozen=True, kw_only=True):
     """A machine with a Docker daemon, as it was found. ``memory`` in bytes."""
 
     name: str
@@ -104,8 +102,7 @@ class Mount(NamedTuple):
     read_only: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceMapping:
+class DeviceMapping(Struct, frozen=True, kw_only=True):
     """What an accelerator asks of a container; one template turns it into YAML."""
 
     devices: tuple[Device, ...] = ()
@@ -168,8 +165,7 @@ class Secret:
 # --- the lab -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Limits(Struct, frozen=True, kw_only=True):
     """Kernel limits of a container: ``-1`` is unlimited, ``None`` is whatever the engine gives. Bytes or counts."""
 
     memlock: int | None = -1
@@ -184,8 +180,7 @@ class Limits:
         return {name: value for name, value in asked.items() if value is not None}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class Node(Struct, frozen=True, kw_only=True):
     """One worker container: one line of the hostfile."""
 
     name: str
@@ -196,8 +191,7 @@ class Node:
     devices: DeviceMapping = field(default_factory=DeviceMapping)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lab:
+class Lab(Struct, frozen=True, kw_only=True):
     """A lab in full: everything that the templates and the launchers need, nothing that acts."""
 
     name: str
@@ -257,14 +251,16 @@ class Lab:
         return next(host for host in self.hosts if host.name == name)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class File:
+class File(Struct, frozen=True, kw_only=True):
     """A file to be written: path relative to the lab directory, bytes as text, mode; or a link to its content."""
 
     path: str
-    content: str = field(repr=False)
+    content: str
     mode: int = 0o600
     link: bool = False
+
+    def __repr__(self) -> str:
+        return f"File({self.path!r})"  # its content may be a secret
 
 
 # --- the workload --------------------------------------------------------------------------------------------
@@ -272,8 +268,7 @@ class File:
 Reduce = Literal["first", "last", "min", "max", "mean", "median", "first-last"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
+class Metric(Struct, frozen=True, kw_only=True):
     """A number read off the output: ``pattern`` has one group; the first ``skip`` samples are left out."""
 
     name: str
@@ -283,8 +278,7 @@ class Metric:
     reduce: Reduce = "last"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Criterion:
+class Criterion(Struct, frozen=True, kw_only=True):
     """What a metric must satisfy: at least ``min``, at most ``max``, or fallen by a share, ``decrease`` (0.2: 20 %)."""
 
     metric: str
@@ -302,16 +296,14 @@ class Memory(NamedTuple):
     defaults: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cache:
+class Cache(Struct, frozen=True, kw_only=True):
     """What can be fetched before a run: names of models and datasets on the hub."""
 
     models: tuple[str, ...] = ()
     datasets: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class Workload(Struct, frozen=True, kw_only=True):
     """A script, in its directory or by absolute path, under a launcher; and how to judge it. ``timeout`` in seconds."""
 
     name: str
@@ -338,8 +330,7 @@ class Workload:
     memory: Memory | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(Struct, frozen=True, kw_only=True):
     """One run, ready to start: what the launcher container executes and the files it needs."""
 
     run_id: str
@@ -369,8 +360,7 @@ class Event(NamedTuple):
     node: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CriterionResult:
+class CriterionResult(Struct, frozen=True, kw_only=True):
     """A criterion, the value it met, and whether it held."""
 
     criterion: str
@@ -384,8 +374,7 @@ Cause = Literal[
 ]  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Verdict(Struct, frozen=True, kw_only=True):
     """PASS, FAIL (ran, but missed its criteria) or ERROR (did not run as asked), with the exit code that says so."""
 
     status: Literal["PASS", "FAIL", "ERROR"]
@@ -395,8 +384,7 @@ class Verdict:
     checks: tuple[CriterionResult, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class HostFailure:
+class HostFailure(Struct, frozen=True):
     """A host that failed or does not answer, with the hint what to type next."""
 
     host: str
@@ -404,24 +392,23 @@ class HostFailure:
     hint: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rank:
+class Rank(Struct, frozen=True, kw_only=True):
     """A rank that reported in, and the node it ran on."""
 
     rank: int
     node: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class Result(Struct, frozen=True, kw_only=True):
     """The outcome of a run, key by key as written to ``result.json``. ``seconds`` is wall-clock time."""
 
     run_id: str
     workload: str
     launcher: str
     lab: str
-    verdict: Literal["PASS", "FAIL", "ERROR"]
-    cause: Cause | None
+    # Those of ``Verdict``; a later labctl may have written others.
+    verdict: str
+    cause: str | None
     message: str
     exit_code: int
     world_size: int = 0

@@ -121,6 +121,7 @@ def throughput(runs: int) -> dict[str, Any]:
 def start_rank(here: Path, rank: int, script: list[str]) -> subprocess.Popen[str]:
     environment: dict[str, str | int] = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_SIZE": 1}
     environment |= {"MASTER_ADDR": "worker-0", "MASTER_PORT": 29600, "CROSS_RANK": rank, "CROSS_SIZE": 2}
+    environment["PYTHONPATH"] = "/workspace/workloads/common"
     settings = [word for name, value in environment.items() for word in ("-e", f"{name}={value}")]
     command = enter(here, f"worker-{rank}", "/workspace/workloads/opt", settings)
     return subprocess.Popen([*command, "python", "-u", *script], stdout=subprocess.PIPE, text=True)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from labctl.errors import ConfigError, HostError
 from labctl.model import Device, DeviceMapping, Host, Request
@@ -32,8 +34,7 @@ else:
 """
 
 
-@dataclass(frozen=True, slots=True)
-class PciVendor:
+class PciVendor(Struct, frozen=True):
     """A vendor's PCI devices: its id, what messages call one, and the kernel drivers that serve it."""
 
     id: str
@@ -47,8 +48,7 @@ class PciVendor:
     """The address of what is part of the processor."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tool:
+class Tool(Struct, frozen=True):
     """A vendor's command that prints one line of CSV a device, and what its columns are. Memory is in MiB."""
 
     argv: tuple[str, ...]
@@ -61,8 +61,7 @@ class Tool:
         return self.argv[0]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineAccess:
+class EngineAccess(Struct, frozen=True, kw_only=True):
     """The ways in which an engine hands devices in; one that has none of them gets device files."""
 
     cdi: str = ""
@@ -95,8 +94,7 @@ class EngineAccess:
         return tuple(way for way, name in names.items() if name)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Watch:
+class Watch(Struct, frozen=True, kw_only=True):
     """What shows that a node still has its devices; the node agent is given it as JSON."""
 
     files: tuple[str, ...]
@@ -106,8 +104,7 @@ class Watch:
     """A regular expression for the tool's line of a device."""
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
+class Advice(Struct, frozen=True):
     """What a vendor's check found, for doctor; without an impact all is well. An empty ``fix`` is a new image."""
 
     code: str
@@ -120,8 +117,7 @@ class Advice:
 Variables = Callable[[], Mapping[str, str]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class AcceleratorModule:
+class AcceleratorModule(Struct, frozen=True, kw_only=True):
     """All that labctl knows of a vendor. Only the first three members are needed; they and those after are pure."""
 
     sought: str
@@ -179,8 +175,7 @@ class AcceleratorModule:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Detection:
+class Detection(Struct, frozen=True, kw_only=True):
     """The accelerator of a lab on this host, the devices that it may use, and why it is this one."""
 
     name: str

@@ -8,7 +8,8 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from labctl import accelerators
 from labctl.accelerators import Tool

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+from msgspec import Struct
 
 from labctl.engines import Backend
 from labctl.engines.agent import IN_NODE
@@ -24,8 +25,7 @@ class CommandNotFound(ConfigError):
     exit_code = process.NOT_FOUND
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecTarget:
+class ExecTarget(Struct, frozen=True, kw_only=True):
     """A node's container with its processes, and where in it the person stands: None where that is not mounted."""
 
     engine: Backend

@@ -12,9 +12,10 @@ import posixpath
 import re
 import tarfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
+
+from msgspec import Struct
 
 from labctl.errors import ConfigError, HostError
 from labctl.images.archive import Range, report, sha256
@@ -29,8 +30,7 @@ AGAIN = "copy the bundle again or re-create it"
 _BLOB = re.compile(r"blobs/sha256/([0-9a-f]{64})")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BundleEntry:
+class BundleEntry(Struct, frozen=True, kw_only=True):
     """A file of a bundle, or with a target a symbolic link."""
 
     content: Range

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from labctl.bundle.format import AGAIN, Bundle, BundleEntry
 from labctl.bundle.save import NODES, ExcludedFile
@@ -36,8 +37,7 @@ ABOUT = {"lab": str, "written": str, "labctl": str, "images": list, "left_out": 
 SCRIPT = Path(__file__).with_name("cache.sh").read_text(encoding="utf-8")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedBundle:
+class LoadedBundle(Struct, frozen=True, kw_only=True):
     """A bundle that was unpacked into a directory: the files that were written, and the hosts that failed."""
 
     lab: str

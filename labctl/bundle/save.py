@@ -7,11 +7,12 @@ import re
 import shlex
 import tempfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+from msgspec import Struct
 
 from labctl.bundle.format import BundleWriter
 from labctl.config import dotenv
@@ -44,26 +45,26 @@ LOGIN = re.compile(r"://\S*@|_proxy=\S*@|\bhf_[A-Za-z0-9]{8}", re.IGNORECASE)
 """A URL with a password, and a token of the hub."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Entry(Struct, frozen=True, kw_only=True):
     """A file by its path in the lab directory, with its source (a file or content) or a link's target."""
 
     name: str
     mode: int = 0o644
-    source: Path | bytes = field(default=b"", repr=False)
+    source: Path | bytes = b""
     target: str = ""
 
+    def __repr__(self) -> str:
+        return f"Entry({self.name!r})"  # its content may be a secret
 
-@dataclass(frozen=True, slots=True)
-class ExcludedFile:
+
+class ExcludedFile(Struct, frozen=True):
     """A file, or a line of .env, that is not in the bundle."""
 
     path: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SavedBundle:
+class SavedBundle(Struct, frozen=True, kw_only=True):
     """A bundle that was written, and what is in it."""
 
     file: str

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec.structs import replace
 
 from labctl import flows
 from labctl.cli.common import HERE, Directory, DryRun, Json, Setting, answering, context

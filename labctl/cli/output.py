@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from labctl.errors import LabError, OutputClosed
@@ -74,9 +73,12 @@ class Output:
 
 
 def to_json(value: Any, kind: str = "") -> Any:
-    """Dataclasses as JSON objects, with their deprecated keys; ``kind`` is the key of a mapping in its parent."""
-    if is_dataclass(value):
-        kind, value = type(value).__name__, {field.name: getattr(value, field.name) for field in fields(value)}
+    """Structs as JSON objects, with their deprecated keys; ``kind`` is the key of a mapping in its parent."""
+    from msgspec import Struct
+    from msgspec.structs import asdict
+
+    if isinstance(value, Struct):
+        kind, value = type(value).__name__, asdict(value)
     if isinstance(value, Mapping):
         document = {key: to_json(item, key) for key, item in value.items()}
         return document | {old: document[key] for key, old in DEPRECATED.get(kind, {}).items() if key in document}

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from labctl.model import LAUNCHER, File
 from labctl.naming import compose_path, container_of
@@ -18,8 +19,7 @@ from labctl.naming import compose_path, container_of
 PATH = ".devcontainer/devcontainer.json"
 
 
-@dataclass(frozen=True, slots=True)
-class DevcontainerFile:
+class DevcontainerFile(Struct, frozen=True):
     """The devcontainer file of a lab directory, and whether it was changed."""
 
     file: str

@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, to_builtins
 
 from labctl import accelerators
 from labctl.model import LAUNCHER, DeviceMapping, File, Host, Lab, Mount, Node, Pairs
@@ -76,15 +79,24 @@ def yaml_string(value: str) -> str:
 
 @lru_cache(maxsize=1)
 def _environment() -> Any:
-    from jinja2 import Environment, FunctionLoader, StrictUndefined
+    from jinja2 import Environment, FileSystemBytecodeCache, FunctionLoader, StrictUndefined
+    from jinja2.bccache import Bucket
+
+    class Kept(FileSystemBytecodeCache):
+        def dump_bytecode(self, bucket: Bucket) -> None:
+            with suppress(OSError):  # The disk is full, or the quota.
+                super().dump_bytecode(bucket)
 
     def read(name: str) -> str:
         path = Path(name)
         return (path if path.is_absolute() else files.path("compose", name)).read_text(encoding="utf-8")
 
+    # Compiled templates are kept beside compiled modules, where only those write who may change labctl itself.
+    kept = Path(__file__).with_name("__pycache__")
+    cache = Kept(str(kept)) if os.access(kept, os.W_OK) else None
     # Autoescaping is for HTML; every value here goes through `q` (YAML) or `sh` (bash) instead.
     environment = Environment(  # noqa: S701
-        undefined=StrictUndefined, keep_trailing_newline=True, loader=FunctionLoader(read)
+        undefined=StrictUndefined, keep_trailing_newline=True, loader=FunctionLoader(read), bytecode_cache=cache
     )
     environment.filters["q"] = yaml_string
     environment.filters["sh"] = shlex.quote
@@ -110,8 +122,7 @@ UNSEALED = 'labctl.config-hash: ""'
 OPEN_MPI_NETWORK = ("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_oob_tcp_if_include")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RenderedFiles:
+class RenderedFiles(Struct, frozen=True, kw_only=True):
     """The nodes whose files were rendered below ``directory``, and the files that changed."""
 
     lab: str
@@ -179,7 +190,7 @@ def watch(lab: Lab, node: Node) -> tuple[File, ...]:
     what = accelerators.get(lab.accelerator).watch
     if not what or not node.devices.devices:
         return ()
-    return (File(path=f"{node_directory(node.name)}/ssh/devices.json", content=f"{json.dumps(asdict(what))}\n"),)
+    return (File(path=f"{node_directory(node.name)}/ssh/devices.json", content=f"{json.dumps(to_builtins(what))}\n"),)
 
 
 def lease_mounts(node: Node, host: Host) -> tuple[Mount, ...]:

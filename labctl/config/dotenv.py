@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import re
 import stat
-from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
+
+from msgspec import Struct
 
 from labctl.errors import ConfigError
 
@@ -56,13 +57,15 @@ _REFUSED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """One assignment and the line it stands on."""
 
     key: str
-    value: str = field(repr=False)
+    value: str
     line: int
+
+    def __repr__(self) -> str:
+        return f"Entry({self.key!r}, line {self.line})"  # its value may be a secret
 
 
 def read(path: Path, *, shown: str = "") -> tuple[Entry, ...]:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
 from ipaddress import IPv6Address, ip_address
 from itertools import starmap
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from labctl.config import dotenv, hostfile, yaml_reader
 from labctl.config.hostfile import host_name, quote
@@ -185,8 +187,7 @@ def _is_nothing(node: Any) -> bool:
     return bool(node.id == "scalar" and node.tag.endswith(":null"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InventoryHost:
+class InventoryHost(Struct, frozen=True, kw_only=True):
     """A host as the inventory names it; what is empty or 0 is left to the person's own ssh config and to the host."""
 
     name: str

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from labctl.errors import ConfigError
 from labctl.system import files
@@ -16,8 +17,7 @@ HOSTS = "hosts.txt"
 """The inventory; not used until LAB_HOSTS names it."""
 
 
-@dataclass(frozen=True, slots=True)
-class InitializedLab:
+class InitializedLab(Struct, frozen=True):
     """A lab directory, and what was written in it."""
 
     directory: str

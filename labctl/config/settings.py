@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from os.path import lexists
 from pathlib import Path
 from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from labctl.config import dotenv
 from labctl.errors import ConfigError, nearest
@@ -161,21 +163,22 @@ SETTINGS = (
 _BY_NAME = {name: setting for setting in SETTINGS for name in (setting.key, *setting.aliases)}
 
 
-@dataclass(frozen=True, slots=True)
-class SettingValue:
+class SettingValue(Struct, frozen=True):
     """A value with the key (or alias) it was set by, and its origin."""
 
     key: str
-    value: str = field(repr=False)
+    value: str
     origin: str
+
+    def __repr__(self) -> str:
+        return f"SettingValue({self.key!r}, {self.origin!r})"  # its value may be a secret
 
     def error(self, reason: str, hint: str = "") -> ConfigError:
         where = f"--setting {self.key}" if self.origin == "flag" else f"{self.origin}: {self.key}"
         return ConfigError(f"{where}: {reason}", hint=hint)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(Struct, frozen=True, kw_only=True):
     """Every setting with its value and origin. KeyError on a key that is not in the table."""
 
     found: Mapping[str, SettingValue]

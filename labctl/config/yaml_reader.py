@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from labctl.errors import ConfigError, did_you_mean
 
@@ -37,8 +38,7 @@ def compose(path: Path, shown: str, hint: str = "") -> Value:
     return Value(shown, node.start_mark.line + 1, path.name, node)
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
+class Value(Struct, frozen=True):
     """A YAML node with its name and line; methods raise ConfigError, ``path:line: reason``."""
 
     path: str

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
 
 from labctl.accelerators import leases
 from labctl.compose import render
 from labctl.config.context import Context
 from labctl.deploy import drift, images, ledger, plan, preflight, provision
-from labctl.engines.agent import EarlyReach, begin_reach
 from labctl.engines.state import ObservedState
 from labctl.errors import Failures
 from labctl.lab import capabilities
@@ -17,8 +17,7 @@ from labctl.lab.cluster import Cluster, load_lab, preview_lab
 from labctl.model import HERE, Lab
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class Decision(Struct, frozen=True, kw_only=True):
     """A plan, and what it was decided from."""
 
     cluster: Cluster
@@ -27,21 +26,24 @@ class Decision:
     plan: plan.Plan
     failed: Failures
     """Hosts that the plan skips, and why."""
-    early: EarlyReach | None = None
-    """The check over ssh of a lab as it was observed, under way."""
     first: int = 0
     """Steps at the beginning on whose results the others depend: they are decided again after those."""
 
 
-def up(context: Context, cluster: Cluster, check: Callable[[Lab, Cluster], Cluster], *, dry_run: bool) -> Decision:
+def up(
+    context: Context,
+    cluster: Cluster,
+    observed: ObservedState,
+    check: Callable[[Lab, Cluster], Cluster],
+    *,
+    dry_run: bool,
+) -> Decision:
     """The image, the engines, the lab directory, the containers. ``check``: what else can stop it, by host.
 
     HostError for what stops it everywhere.
     """
-    observed, cluster = observe(context, cluster)
     ledger.warn_orphaned_hosts(context, cluster)
     lab, cluster = preview_lab(cluster)
-    early = None if dry_run else begin_reach(lab, cluster.engine, observed, tuple(node.name for node in lab.nodes))
     cluster = check(lab, cluster)
     first, failed = images.plan_images(context, cluster, observed)
     cluster = cluster.excluding(failed)
@@ -49,15 +51,7 @@ def up(context: Context, cluster: Cluster, check: Callable[[Lab, Cluster], Clust
     lab, cluster = preview_lab(cluster) if dry_run or steps else load_lab(context, cluster)
     preflight.report_accelerator(context, cluster, lab)
     preflight.warn_small_arp_table(context, cluster, lab)
-    return replace(rest_of_up(context, cluster, lab, observed, steps), early=early)
-
-
-def observe(context: Context, cluster: Cluster) -> tuple[ObservedState, Cluster]:
-    """What the daemons hold; the cluster without those that are silent or have another's lab of this name."""
-    name = cluster.settings.text("LAB_NAME")
-    observed = cluster.engine.observe(name, cluster.image)
-    foreign = preflight.find_foreign_labs(context, name, observed)
-    return observed, cluster.excluding({**dict(observed.silent), **foreign})
+    return rest_of_up(context, cluster, lab, observed, steps)
 
 
 def rest_of_up(

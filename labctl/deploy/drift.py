@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import PurePosixPath
+
+from msgspec import Struct
 
 from labctl import naming
 from labctl.compose import ssh_keys
@@ -19,8 +20,7 @@ from labctl.system.parallel import map_hosts
 LOST: dict[SyncState, str] = {"stale": "has other files", "missing": "its files are gone"}
 
 
-@dataclass(frozen=True, slots=True)
-class Drift:
+class Drift(Struct, frozen=True):
     """What is out of date, and what it means for containers."""
 
     hosts: frozenset[str]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import singledispatch
 from itertools import groupby
 from types import MappingProxyType
+
+from msgspec.structs import replace
 
 from labctl import model, naming
 from labctl.accelerators import leases
@@ -44,7 +46,9 @@ class LabDeployment(Deployment):
     """The check over ssh, if it was begun before and nothing has changed containers since."""
 
 
-def bring_up(context: Context, decided: Decision, *, wait: float) -> tuple[Cluster, ObservedState | None]:
+def bring_up(
+    context: Context, decided: Decision, early: EarlyReach | None, *, wait: float
+) -> tuple[Cluster, ObservedState | None]:
     """Carry out what `up` decided; returns the hosts left, and what was observed if nothing was changed since.
 
     Once images and engines are ready, the rest is decided again. HostError names what failed on each host.
@@ -53,7 +57,7 @@ def bring_up(context: Context, decided: Decision, *, wait: float) -> tuple[Clust
     if first:
         site = Deployment(context=context, cluster=decided.cluster)
         carry_out(steps[:first], site, decided.failed, after=len(steps) - first)
-        observed, able = decide.observe(context, site.cluster)
+        observed, able = preflight.observe(context, site.cluster)
         lab, able = cluster.load_lab(context, able)
         decided = decide.rest_of_up(context, able, lab, observed)
         steps = decided.plan.steps
@@ -61,8 +65,8 @@ def bring_up(context: Context, decided: Decision, *, wait: float) -> tuple[Clust
         leases.require_free(decided.lab)
         # One may have begun while this waited.
         preflight.require_no_run(context, steps)
-        early = decided.early if len(steps) == 1 else None
-        site = LabDeployment(context=context, cluster=decided.cluster, lab=decided.lab, early=early)
+        unchanged = early if len(steps) == 1 else None
+        site = LabDeployment(context=context, cluster=decided.cluster, lab=decided.lab, early=unchanged)
         raise_all(carry_out(steps, site, decided.failed, before=first))
     return decided.cluster, None if first or len(steps) > 1 else decided.observed
 

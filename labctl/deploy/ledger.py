@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote
+
+from msgspec import Struct
 
 from labctl.config.context import Context
 from labctl.errors import HostError
@@ -21,8 +22,7 @@ Listed = Mapping[str, str]
 """The hosts of a list and what machines they are; empty for one that did not answer."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class DeployedHost:
+class DeployedHost(Struct, frozen=True, order=True):
     """A machine that got nodes, and its name then."""
 
     host: str

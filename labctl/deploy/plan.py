@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import ClassVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from labctl import model, naming
 from labctl.engines.state import Container, ObservedState, lost
 from labctl.model import HERE, File, Host, Job, Lab
 
 
-@dataclass(frozen=True, kw_only=True)
-class Step:
+class Step(Struct, frozen=True, kw_only=True):
     """One thing that a command does to a machine, and why."""
 
     cause: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostStep(Step):
+class HostStep(Step, frozen=True, kw_only=True):
     """A step on one host; successive ones of different hosts run concurrently."""
 
     host: str = HERE
 
 
-@dataclass(frozen=True, kw_only=True)
-class PathStep(Step):
+class PathStep(Step, frozen=True, kw_only=True):
     """Something that is done to these paths, which are relative to the lab directory unless they lie elsewhere."""
 
     verb: ClassVar[str] = "write"
@@ -37,40 +36,39 @@ class PathStep(Step):
         return f"{self.verb} {', '.join(self.paths)}"
 
 
-class ProbeEngines(PathStep):
+class ProbeEngines(PathStep, frozen=True):
     """Try limits, and how to request devices, with throw-away containers; the results are kept in these files."""
 
     verb = "probe limits and devices, write"
 
 
-class MakeDirectories(PathStep):
+class MakeDirectories(PathStep, frozen=True):
     """Make these directories of this machine, for their owner alone."""
 
     verb = "make"
 
 
-class WriteKeys(PathStep):
+class WriteKeys(PathStep, frozen=True):
     """Generate missing ssh keys and write the files that follow from them."""
 
 
-class RemoveState(PathStep):
+class RemoveState(PathStep, frozen=True):
     """Remove these files and directories below the lab directory."""
 
     verb = "remove"
 
 
-class EndRun(PathStep):
+class EndRun(PathStep, frozen=True):
     """End what is left of an earlier run, fetch its results and close its record."""
 
     verb = "end, fetch and close"
 
 
-class WriteResult(PathStep):
+class WriteResult(PathStep, frozen=True):
     """Judge the run and write its result."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnsureImage(Step):
+class EnsureImage(Step, frozen=True, kw_only=True):
     """Build, pull or send the lab's image wherever it is not found."""
 
     image: str
@@ -80,8 +78,7 @@ class EnsureImage(Step):
         return self.words
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteFiles(Step):
+class WriteFiles(Step, frozen=True, kw_only=True):
     """Write these files below the lab directory."""
 
     files: tuple[File, ...]
@@ -90,8 +87,7 @@ class WriteFiles(Step):
         return "write " + ", ".join(file.path for file in self.files)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PushFiles(HostStep):
+class PushFiles(HostStep, frozen=True, kw_only=True):
     """Make a host's folders and push the files of its nodes and the workloads; only ``folders`` if all is current."""
 
     nodes: tuple[str, ...]
@@ -104,8 +100,7 @@ class PushFiles(HostStep):
         return f"make folders of {nodes} on {self.host}" if self.folders else f"push files of {nodes} to {self.host}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemoveContainers(HostStep):
+class RemoveContainers(HostStep, frozen=True, kw_only=True):
     """Kill and remove these containers of the lab."""
 
     containers: tuple[Container, ...]
@@ -114,8 +109,7 @@ class RemoveContainers(HostStep):
         return "remove " + ", ".join(container.node for container in self.containers) + on(self.host)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApplyProject(HostStep):
+class ApplyProject(HostStep, frozen=True, kw_only=True):
     """Create or start these nodes from their compose files, as one project."""
 
     project: str
@@ -125,8 +119,7 @@ class ApplyProject(HostStep):
         return f"compose up {', '.join(self.nodes)} (project {self.project}){on(self.host)}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaitForSsh(Step):
+class WaitForSsh(Step, frozen=True, kw_only=True):
     """Log in from the launcher to each of these workers over ssh, or say which could not be reached and why."""
 
     nodes: tuple[str, ...]
@@ -136,8 +129,7 @@ class WaitForSsh(Step):
         return f"reach {', '.join(self.nodes)} over ssh within {self.seconds} s"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemoveNetworks(HostStep):
+class RemoveNetworks(HostStep, frozen=True, kw_only=True):
     """Remove these networks of the lab."""
 
     networks: tuple[tuple[str, str], ...]
@@ -146,8 +138,7 @@ class RemoveNetworks(HostStep):
         return "remove network " + ", ".join(name for _, name in self.networks) + on(self.host)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchLeftRuns(HostStep):
+class FetchLeftRuns(HostStep, frozen=True, kw_only=True):
     """Fetch what runs left in the lab's directory on a host."""
 
     directory: str
@@ -156,8 +147,7 @@ class FetchLeftRuns(HostStep):
         return f"fetch results left in {self.directory}/runs on {self.host}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemoveFiles(HostStep):
+class RemoveFiles(HostStep, frozen=True, kw_only=True):
     """Remove what was pushed to a host."""
 
     directory: str
@@ -166,8 +156,7 @@ class RemoveFiles(HostStep):
         return f"remove {self.directory} on {self.host}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemoveImage(HostStep):
+class RemoveImage(HostStep, frozen=True, kw_only=True):
     """Remove the lab's image from a host, unless a container there that is not the lab's still uses it."""
 
     image: str
@@ -176,15 +165,16 @@ class RemoveImage(HostStep):
         return f"remove image {self.image} on {self.host}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ForgetHost(HostStep, PathStep):
+class ForgetHost(HostStep, frozen=True, kw_only=True):
     """Remove the records that a host has nodes of this lab."""
 
-    verb = "remove"
+    paths: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"remove {', '.join(self.paths)}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageRun(Step):
+class StageRun(Step, frozen=True, kw_only=True):
     """Make the run's directory, with the job's files and its record; hold its lock."""
 
     run_id: str
@@ -195,8 +185,7 @@ class StageRun(Step):
         return f"write {names} to runs/{self.run_id}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PushRun(Step):
+class PushRun(Step, frozen=True, kw_only=True):
     """Push the workloads, and the directories of this run and of those that it reads, to hosts."""
 
     runs: tuple[str, ...]
@@ -206,8 +195,7 @@ class PushRun(Step):
         return f"push workloads, {', '.join(f'runs/{run}' for run in self.runs)} to {', '.join(self.hosts)}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchJob(Step):
+class LaunchJob(Step, frozen=True, kw_only=True):
     """Execute the job's command in the launcher until it ends, is stopped, or its time is up."""
 
     job: Job
@@ -220,8 +208,7 @@ class LaunchJob(Step):
         return f"in launcher, at most {self.job.timeout:g} s: {shlex.join(self.job.argv)}, which starts {started}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchResults(Step):
+class FetchResults(Step, frozen=True, kw_only=True):
     """Fetch what ranks wrote on hosts, and remove it there."""
 
     run_id: str
@@ -235,8 +222,7 @@ def on(host: str) -> str:
     return "" if host == HERE else f" on {host}"
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """Steps in order; the text has one numbered line each, with its cause."""
 
     steps: tuple[Step, ...] = ()

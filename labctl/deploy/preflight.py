@@ -86,6 +86,14 @@ def require_lab_owner(context: Context, name: str, observed: ObservedState) -> N
         raise HostError(f"lab `{name}` belongs to {owner.name}", hint=hint)
 
 
+def observe(context: Context, cluster: Cluster) -> tuple[ObservedState, Cluster]:
+    """What the daemons hold; the cluster without those that are silent or have another's lab of this name."""
+    name = cluster.settings.text("LAB_NAME")
+    observed = cluster.engine.observe(name, cluster.image)
+    foreign = find_foreign_labs(context, name, observed)
+    return observed, cluster.excluding({**dict(observed.silent), **foreign})
+
+
 def find_foreign_labs(context: Context, name: str, observed: ObservedState) -> dict[str, HostError]:
     """The hosts that have another person's lab of this name; on this machine, HostError."""
     found = {}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
+
+from msgspec import Struct, field
 
 from labctl import naming
 from labctl.compose import render
@@ -42,8 +43,7 @@ ON_HOST = Path(__file__).with_name("host.sh").read_text(encoding="utf-8")
 Level = Literal["ok", "warn", "error"]
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """The result of a check. ``node`` is a container or a host; ``local`` is this machine.
 
     ``fix`` is typed in the lab's directory. An ``auto_fixable`` one is simple commands with ``&&`` between, which
@@ -59,16 +59,14 @@ class Finding:
     auto_fixable: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class AppliedFix:
+class AppliedFix(Struct, frozen=True):
     """A command that was run, and its exit code."""
 
     command: str
     code: int
 
 
-@dataclass(frozen=True, slots=True)
-class DoctorReport:
+class DoctorReport(Struct, frozen=True):
     """The findings of all checks, and the fixes that were applied before."""
 
     findings: tuple[Finding, ...]
@@ -89,8 +87,7 @@ def problem(
 warn, error = partial(problem, "warn"), partial(problem, "error")
 
 
-@dataclass(frozen=True, slots=True)
-class FileStatus:
+class FileStatus(Struct, frozen=True):
     """A file's owner, group and mode; ``access`` is what this person may do: ``r``, ``w``, both or neither."""
 
     uid: int = -1
@@ -101,8 +98,7 @@ class FileStatus:
     exists: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckContext:
+class CheckContext(Struct, frozen=True, kw_only=True, dict=True):
     """A lab on one host or on all, and what is known of it and its engine; Docker is asked once, when needed."""
 
     lab: Lab

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from itertools import islice
 from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from labctl.config.context import Context
 from labctl.deploy.preflight import require_named
@@ -44,8 +46,7 @@ SKEW = 30.0
 VENDOR_TOOL_SECONDS = 20.0
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(Struct, frozen=True):
     """A check, and where it applies."""
 
     function: str
@@ -290,8 +291,7 @@ def ask_engine(ctx: CheckContext) -> CheckContext:
     return ctx
 
 
-@dataclass(frozen=True, slots=True)
-class CheckTask:
+class CheckTask(Struct, frozen=True):
     """One check of one host or container."""
 
     check: Check

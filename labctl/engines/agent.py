@@ -47,29 +47,28 @@ def reach(lab: Lab, engine: Backend, nodes: tuple[str, ...], seconds: int) -> di
 
 
 class EarlyReach(NamedTuple):
-    """A check over ssh that was begun while the command still decides, which takes about as long."""
+    """A check over ssh that was begun before the command decides, which takes about as long."""
 
     nodes: tuple[str, ...]
-    answers: Future[list[str]]
+    answers: Future[set[str]]
     begun: float
 
     def passed(self, nodes: tuple[str, ...]) -> bool:
         """Whether these nodes have all answered, just now."""
-        if nodes != self.nodes or time.monotonic() - self.begun > FRESH:
+        if not set(nodes) <= set(self.nodes) or time.monotonic() - self.begun > FRESH:
             return False
-        return not self.answers.exception() and self.answers.result() == sorted(nodes)
+        return not self.answers.exception() and set(nodes) <= self.answers.result()
 
 
-def begin_reach(lab: Lab, engine: Backend, observed: ObservedState, nodes: tuple[str, ...]) -> EarlyReach | None:
+def begin_reach(engine: Backend, observed: ObservedState, nodes: tuple[str, ...]) -> EarlyReach | None:
     """Ask these nodes beside what follows, if they and the launcher are running, once and for a second at most."""
-    containers = (observed.container(name) for name in (model.LAUNCHER, *nodes))
-    if len(nodes) > AT_ONCE or not all(one and one.state == "running" for one in containers):
+    launcher, *workers = (observed.container(name) for name in (model.LAUNCHER, *nodes))
+    if len(nodes) > AT_ONCE or not launcher or not all(one and one.state == "running" for one in (launcher, *workers)):
         return None
-    launcher = naming.container_name(lab, model.LAUNCHER)
-    look = ("sh", "-c", IN_NODE, "sh", "answers", *nodes)
+    container, look = launcher.name, ("sh", "-c", IN_NODE, "sh", "answers", *nodes)
 
-    def ask() -> list[str]:
-        return sorted(engine.exec(launcher, look, user=user(lab), limit=FRESH).out.split())
+    def ask() -> set[str]:
+        return set(engine.exec(container, look, user="lab", limit=FRESH).out.split())
 
     return EarlyReach(nodes, begin(ask), time.monotonic())
 

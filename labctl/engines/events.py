@@ -6,6 +6,7 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from http.client import HTTPException
 from typing import Any
 
 from labctl.engines.state import ObservedState, lost
@@ -61,8 +62,6 @@ def _heard(events: Iterable[dict[str, Any]]) -> queue.SimpleQueue[dict[str, Any]
     heard: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
 
     def listen() -> None:
-        from http.client import HTTPException
-
         try:
             for event in events:
                 heard.put(event)

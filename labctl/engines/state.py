@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISDIR
+
+from msgspec import Struct
 
 from labctl.errors import HostError
 from labctl.model import HERE, Cause
@@ -20,8 +21,7 @@ def lost(reason: str) -> Cause | None:
     return next((cause for words, cause in LOST.items() if reason.startswith(words)), None)
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
+class Owner(Struct, frozen=True):
     """Who has a lab: in words, and what to type to end it."""
 
     name: str
@@ -55,8 +55,7 @@ def is_there(directory: Path) -> bool:
         return True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Container:
+class Container(Struct, frozen=True, kw_only=True):
     """A container of a lab as the daemon reports it; every field but state and health comes from labels or ids."""
 
     id: str
@@ -83,8 +82,7 @@ class Container:
     """Numeric user and group of the lab's processes in it, where it is asked for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostPortUser:
+class HostPortUser(Struct, frozen=True, kw_only=True):
     """A worker of any lab whose sshd listens to a port of the host itself."""
 
     port: int
@@ -92,8 +90,7 @@ class HostPortUser:
     container: Container
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ObservedState:
+class ObservedState(Struct, frozen=True, kw_only=True):
     """What one daemon, or those of all hosts, hold of a lab; ``image`` is the id of the lab's image, None if absent."""
 
     containers: tuple[Container, ...] = ()

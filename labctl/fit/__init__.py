@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from labctl.fit import memory
 from labctl.fit.memory import Location, MemoryItem, peak
@@ -17,16 +19,14 @@ LORA_DIM = 8
 """Rank of the adapters that are suggested: the smallest that Hu et al. 2021 find enough, section 7.2."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Capacity:
+class Capacity(Struct, frozen=True, kw_only=True):
     """Bytes available, None if unknown. On a CPU there are no devices, and a host is a node."""
 
     device: int | None
     host: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Requirement:
+class Requirement(Struct, frozen=True, kw_only=True):
     """Bytes required per device and per host (per node on a CPU), and the phase with the peak of each."""
 
     device: int
@@ -35,24 +35,21 @@ class Requirement:
     host_phase: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class Change(Struct, frozen=True, kw_only=True):
     """One setting to change: what to type, and what it costs."""
 
     set: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FitAdvice:
+class FitAdvice(Struct, frozen=True, kw_only=True):
     """The cheapest changes after which a training fits, and what it requires then."""
 
     changes: tuple[Change, ...]
     required: Requirement
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FitReport:
+class FitReport(Struct, frozen=True, kw_only=True):
     """The memory of a training by component, and whether it fits: None if that is unknown."""
 
     workload: str

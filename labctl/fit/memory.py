@@ -7,8 +7,10 @@ beside them (buckets, copies, temporary tensors) is taken from their source, whi
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from typing import Any, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from labctl.fit.training import Model, Training
 
@@ -25,8 +27,7 @@ w bytes of a weight, N ranks, s sequence length, a answer length, b sequences of
 l layers, h hidden size, f width of the perceptron, v vocabulary"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryItem:
+class MemoryItem(Struct, frozen=True, kw_only=True):
     """Bytes per rank of one component, in each phase."""
 
     component: str

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from labctl.errors import ConfigError
 from labctl.model import Workload
@@ -16,8 +17,7 @@ from labctl.workloads.schema import TASKS
 LAYER = "decoder.layers.N."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderConfig:
+class DecoderConfig(Struct, frozen=True, kw_only=True):
     """A decoder of the OPT family; ``projected`` is the width of the word embeddings.
 
     Of another model only ``counted``, the number of its parameters, is known: its activations are not counted.
@@ -120,8 +120,7 @@ LORA_MODULES = ("q_proj", "v_proj")
 ALIASES = {"actor_lora_dim": "lora_dim"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class Model(Struct, frozen=True, kw_only=True):
     """A model that is trained: how many parameters it has, how many of them are trained, and under which ZeRO stage."""
 
     shape: DecoderConfig
@@ -134,8 +133,7 @@ class Model:
     """Whether it ends in logits; a reward model and a critic end in one number per token."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
+class Training(Struct, frozen=True, kw_only=True):
     """One training run on ``ranks`` devices; ``slots`` of them share a host's memory."""
 
     model: DecoderConfig

@@ -8,9 +8,10 @@ import shlex
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from labctl import accelerators
 from labctl.config import inventory
@@ -22,8 +23,7 @@ _LISTENING = "0A"
 """TCP_LISTEN of linux/include/net/tcp_states.h, as /proc/net/tcp writes it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostFacts:
+class HostFacts(Struct, frozen=True, kw_only=True):
     """What is known of a host besides its hardware. Space in bytes, None where it is unknown."""
 
     user: str
@@ -36,8 +36,7 @@ class HostFacts:
     """TCP ports in use, on whatever address, and the user of each."""
 
 
-@dataclass(frozen=True)
-class HostDump:
+class HostDump(Struct, frozen=True, dict=True):
     """What the script printed, by kind; paths are without their first slash."""
 
     host: str
@@ -116,8 +115,7 @@ class HostDump:
         }
 
 
-@dataclass(frozen=True)
-class DumpPath:
+class DumpPath(Struct, frozen=True):
     """A path on a host, to read what its dump has there; see ``system.hostpath.HostPath``."""
 
     dump: HostDump

@@ -6,9 +6,10 @@ import hashlib
 import os
 import re
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from msgspec import Struct
 
 from labctl import model, naming
 from labctl.errors import ConfigError, HostError
@@ -19,8 +20,7 @@ RESERVED = (".versions", ".current")
 PIECE = 1 << 18
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """One name in a tree."""
 
     path: str
@@ -34,8 +34,7 @@ class Entry:
     """SHA-256 of a file's content; where a link leads; nothing for a directory."""
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(Struct, frozen=True):
     """What lies below a root here; parents stand before what is in them."""
 
     root: Path

@@ -14,11 +14,12 @@ import tarfile
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, count
 from pathlib import Path, PurePosixPath
 from typing import IO
+
+from msgspec import Struct, field
 
 from labctl.errors import HostError
 from labctl.hosts import ssh_errors
@@ -39,8 +40,7 @@ _BROKEN = (tarfile.TarError, ValueError, RecursionError)
 _CHANGED = re.compile(r"(?m)(: file changed as we read it|: File removed before we read it|; padding with zeros)$")
 
 
-@dataclass
-class PullResult:
+class PullResult(Struct):
     """What one host brought that was not here."""
 
     files: int = 0
@@ -106,8 +106,7 @@ def _receive(connection: Connection, directory: str, writing: int, seconds: floa
     return "" if done.code == 0 or changed else reason(done), done.code == 0
 
 
-@dataclass
-class Merge:
+class Merge(Struct, dict=True):
     """Puts one host's files into a directory, while others may do so with theirs; no link is ever followed."""
 
     into: Path

@@ -8,9 +8,11 @@ import re
 import shlex
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from labctl.errors import HostError
 from labctl.hosts import ssh_errors
@@ -26,8 +28,7 @@ SyncState = Literal["current", "stale", "missing"]
 NAME = re.compile(r"[\w.-]+(/[\w.-]+)*", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+class Update(Struct, frozen=True):
     """A directory of a host that is to show a tree, and what it shows now."""
 
     name: str

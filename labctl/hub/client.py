@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from msgspec import Struct
 
 from labctl.errors import ConfigError, HostError
 from labctl.model import Secret
@@ -18,8 +19,7 @@ PATIENCE = 10
 """Timeout of a request in seconds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hub:
+class Hub(Struct, frozen=True, kw_only=True):
     """The hub's endpoint, the token, and the local cache (``$HF_HOME/hub``)."""
 
     endpoint: str
@@ -41,8 +41,7 @@ class Hub:
         return self.cache / f"{kind}s--{name.replace('/', '--')}"
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteFile:
+class RemoteFile(Struct, frozen=True):
     """A file of a repository. ``blob``: the SHA-256 of its content if ``large``, else its git object id."""
 
     path: str
@@ -51,8 +50,7 @@ class RemoteFile:
     large: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Repository:
+class Repository(Struct, frozen=True, kw_only=True):
     """A model or dataset at one revision, the files to fetch, and their cache directory."""
 
     kind: Kind

@@ -14,9 +14,11 @@ import re
 import shlex
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from labctl.config.context import Context
 from labctl.config.settings import Settings
@@ -45,8 +47,7 @@ TEXTS = (".json", ".txt", ".model", ".jinja")
 State = Literal["present", "to fetch", "fetched", "unchecked"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
+class Item(Struct, frozen=True, kw_only=True):
     """A repository in the cache. ``unchecked``: complete, but not compared with the hub."""
 
     kind: Kind
@@ -57,8 +58,7 @@ class Item:
     state: State
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheReport:
+class CacheReport(Struct, frozen=True, kw_only=True):
     """The repositories that a workload reads, in the shared cache."""
 
     workload: str

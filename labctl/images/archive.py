@@ -11,9 +11,10 @@ import json
 import posixpath
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from labctl.errors import HostError
 from labctl.system.progress import Progress
@@ -26,8 +27,7 @@ _LEADING = ("image.manifest.v1+json", "image.index.v1+json", "manifest.v2+json",
 _LAYOUT = b'{"imageLayoutVersion":"1.0.0"}'
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
+class Range(Struct, frozen=True):
     """A run of bytes of a file."""
 
     path: Path
@@ -50,8 +50,7 @@ class Range:
                 yield piece
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArchiveStream:
+class ArchiveStream(Struct, frozen=True, kw_only=True):
     """A tar stream of bytes in memory and ranges of a file; it can be read from any offset on."""
 
     parts: tuple[bytes | Range, ...]
@@ -76,8 +75,7 @@ class ArchiveStream:
                 yield from part.chunks(skipped)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Image:
+class Image(Struct, frozen=True, kw_only=True):
     """An image of an archive, its layers from the lowest up."""
 
     name: str

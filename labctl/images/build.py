@@ -12,9 +12,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import asdict, replace
 
 from labctl import accelerators
 from labctl.config.settings import Settings
@@ -39,8 +41,7 @@ TORCH_INDEXES = {"cpu": "https://download.pytorch.org/whl/cpu", "intel": "https:
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildRequest:
+class BuildRequest(Struct, frozen=True, kw_only=True):
     """What to build and, where the settings name them, from which base and package sources."""
 
     image: str
@@ -49,12 +50,15 @@ class BuildRequest:
     directory: Path
     """The lab's."""
     base_image: str = ""
-    apt_mirror: str = field(default="", repr=False)
-    torch_index: str = field(default="", repr=False)
+    apt_mirror: str = ""
+    torch_index: str = ""
     pip: PipSources = field(default_factory=PipSources)
-    proxies: Pairs = field(default=(), repr=False)
-    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
+    proxies: Pairs = ()
+    environ: Mapping[str, str] = field(default_factory=dict)
     engine: DockerEngine = field(default_factory=DockerEngine)
+
+    def __repr__(self) -> str:
+        return f"BuildRequest({self.image!r}, {self.tag!r})"  # URLs may carry credentials
 
 
 def request(settings: Settings, image: str, tag: str, directory: Path, environ: Mapping[str, str]) -> BuildRequest:
@@ -253,7 +257,7 @@ def _require_mmdebstrap(emit: Emit) -> None:
 
 def pip_sources(request: BuildRequest, host: PipSources) -> PipSources:
     """The settings' package sources, this host's own where they name none."""
-    named = {one.name: getattr(request.pip, one.name) for one in fields(PipSources)}
+    named = asdict(request.pip)
     return replace(host, **{name: value for name, value in named.items() if value})
 
 

@@ -8,10 +8,12 @@ the next by ssh relays what it receives, so that the bytes leave this machine on
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from labctl.errors import HostError
 from labctl.hosts.ssh import Connection
@@ -31,8 +33,7 @@ Failures = dict[str, HostError]
 """By host."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageTargets:
+class ImageTargets(Struct, frozen=True, kw_only=True):
     """The hosts that are to have an image; ``addresses`` if they reach each other by others than the inventory's."""
 
     hosts: Mapping[str, Connection]
@@ -44,8 +45,7 @@ class ImageTargets:
         return map_hosts(lambda connection: remote.image_state(connection, tagged(image)), self.hosts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transfer:
+class Transfer(Struct, frozen=True, kw_only=True):
     """What a host is to receive: from this machine, or relayed by the host of ``source``."""
 
     connection: Connection

@@ -12,9 +12,10 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
+
+from msgspec import Struct
 
 from labctl.images.archive import Range, sha256
 from labctl.system import process
@@ -25,16 +26,18 @@ IN_BUILD = "/run/sources"
 """Where a build step sees what it was handed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipSources:
+class PipSources(Struct, frozen=True, kw_only=True):
     """Indexes and directories of Python packages. URLs may carry credentials, so they are not in the repr."""
 
-    index: str = field(default="", repr=False)
-    extra_indexes: tuple[str, ...] = field(default=(), repr=False)
-    find_links: tuple[str, ...] = field(default=(), repr=False)
+    index: str = ""
+    extra_indexes: tuple[str, ...] = ()
+    find_links: tuple[str, ...] = ()
     trusted_hosts: tuple[str, ...] = ()
     no_index: bool = False
     cert: str = ""
+
+    def __repr__(self) -> str:
+        return f"PipSources(trusted_hosts={self.trusted_hosts!r}, no_index={self.no_index!r}, cert={self.cert!r})"
 
 
 def of_host() -> PipSources:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from labctl.errors import HostError
 from labctl.hosts.ssh import Connection, remote
@@ -27,8 +28,7 @@ IN_USE = 75
 SCRIPT = Path(__file__).with_name("remote.sh").read_text(encoding="utf-8")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostImageState:
+class HostImageState(Struct, frozen=True, kw_only=True):
     """What a host has of an image."""
 
     identity: str

@@ -7,9 +7,11 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from labctl import naming
 from labctl.config import inventory
@@ -17,8 +19,10 @@ from labctl.config.context import Context
 from labctl.config.inventory import InventoryHost
 from labctl.config.settings import Settings
 from labctl.engines import Backend, Capabilities
+from labctl.engines.agent import EarlyReach, begin_reach
 from labctl.engines.docker import DockerEngine
 from labctl.engines.multi import MultiHostEngine
+from labctl.engines.state import ObservedState
 from labctl.errors import ConfigError, HostError, LabError, on_host, raise_all
 from labctl.hosts.ssh import Connection, LocalConnection, SshConnection, connected
 from labctl.model import HERE, LAUNCHER, Host, Lab, Network
@@ -45,8 +49,7 @@ FILES = ".labctl"
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DetectedHardware:
+class DetectedHardware(Struct, frozen=True, kw_only=True):
     """The hosts as they were found, and those that lack what their nodes ask for."""
 
     accelerator: str
@@ -54,8 +57,7 @@ class DetectedHardware:
     lacking: Mapping[str, HostError] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cluster:
+class Cluster(Struct, frozen=True, kw_only=True, dict=True):
     """The hosts of a lab, connected. This machine is a cluster of one host, named ``HERE``."""
 
     settings: Settings
@@ -109,6 +111,11 @@ class Cluster:
     def placement(self) -> dict[str, str]:
         """The containers that the settings ask for, and the host of each."""
         return placement(self.settings, self.inventory)
+
+    def begin_reach(self, observed: ObservedState) -> EarlyReach | None:
+        """The check over ssh of the workers that the settings ask for, begun; None where one of them is not running."""
+        workers = tuple(name for name, host in self.placement.items() if name != LAUNCHER and host in self.engine.hosts)
+        return begin_reach(self.engine, observed, workers)
 
     @once
     def facts(self) -> dict[str, facts.HostFacts]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from labctl import accelerators, errors
 from labctl.accelerators import groups, leases, observe
@@ -23,8 +25,7 @@ from labctl.system.process import CompletedProcess
 from labctl.system.procfs import ROOT
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DetectedDevice(Device):
+class DetectedDevice(Device, frozen=True, kw_only=True):
     """A device of a host, its accelerator, the lab's node that gets it, and who holds its lease on this machine."""
 
     kind: str
@@ -32,8 +33,7 @@ class DetectedDevice(Device):
     leased_by: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeShare:
+class NodeShare(Struct, frozen=True, kw_only=True):
     """What a node of the lab gets of its host; ``devices`` by id."""
 
     name: str
@@ -42,8 +42,7 @@ class NodeShare:
     devices: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostDevices:
+class HostDevices(Struct, frozen=True, kw_only=True):
     """What a host has for a lab, ``memory`` in bytes; ``accelerator`` is None if the wanted kind was not found."""
 
     name: str
@@ -61,15 +60,13 @@ class HostDevices:
     warnings: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceReport:
+class DeviceReport(Struct, frozen=True):
     """The devices of each host."""
 
     hosts: tuple[HostDevices, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class EffectiveSetting:
+class EffectiveSetting(Struct, frozen=True):
     """A setting as it may be shown, and where it was set."""
 
     key: str
@@ -77,8 +74,7 @@ class EffectiveSetting:
     origin: str
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedSetting:
+class ResolvedSetting(Struct, frozen=True):
     """What follows from the settings on the lab's hosts, and why."""
 
     key: str
@@ -86,8 +82,7 @@ class ResolvedSetting:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class EffectiveSettings:
+class EffectiveSettings(Struct, frozen=True):
     """Every setting, and what they resolve to."""
 
     settings: tuple[EffectiveSetting, ...]

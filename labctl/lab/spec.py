@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Container, Iterator
-from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from labctl import accelerators
 from labctl.config.settings import Settings, span

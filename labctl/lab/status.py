@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from msgspec import Struct
+from msgspec.structs import replace
 
 from labctl import model
 from labctl.config.context import Context
@@ -11,8 +12,7 @@ from labctl.lab.cluster import Cluster, owner
 from labctl.model import HostFailure
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeStatus:
+class NodeStatus(Struct, frozen=True, kw_only=True):
     """A container; ``state`` is Docker's, or ``unreachable`` with its host."""
 
     name: str
@@ -25,16 +25,14 @@ class NodeStatus:
     devices: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RunState:
+class RunState(Struct, frozen=True):
     """A run and whether it is done, running or orphaned."""
 
     run_id: str
     state: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LabStatus:
+class LabStatus(Struct, frozen=True, kw_only=True):
     """``state`` is up, partial or down; unknown if no container was found and a host does not answer."""
 
     lab: str

@@ -12,9 +12,10 @@ from __future__ import annotations
 import pkgutil
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol, cast
+
+from msgspec import Struct
 
 from labctl.config.hostfile import format_hostfile
 from labctl.errors import ConfigError, did_you_mean, nearest
@@ -23,8 +24,7 @@ from labctl.model import File, Pairs
 PLAIN = re.compile(r"[A-Za-z0-9._/:,=+@%^-]+")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchSpec:
+class LaunchSpec(Struct, frozen=True, kw_only=True):
     """What a launcher needs to know of a run."""
 
     entries: tuple[tuple[str, int], ...]

@@ -6,8 +6,9 @@ import json
 import os
 import shlex
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
+
+from msgspec.structs import replace
 
 from labctl import naming
 from labctl.errors import ConfigError

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from labctl import launchers
 from labctl.config import hostfile
@@ -23,8 +25,7 @@ DEEPSPEED = "deepspeed."
 SCRIPT = "script"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
+class RunOptions(Struct, frozen=True, kw_only=True):
     """The options of one run."""
 
     rehearse: bool = False

@@ -85,10 +85,10 @@ def not_up(lab: Lab, job: Job, observed: ObservedState) -> list[tuple[str, str]]
     return [(name, why) for name, why in found if name in job.containers]
 
 
-def observe(context: Context, cluster: Cluster, lab: Lab, *, dry_run: bool) -> ObservedState | None:
+def observe(context: Context, cluster: Cluster, *, dry_run: bool) -> ObservedState | None:
     """What the daemons hold of the lab; None if they do not answer, which is only a warning to a dry run."""
     try:
-        return cluster.engine.observe(lab.name, lab.image)
+        return cluster.engine.observe(cluster.settings.text("LAB_NAME"), cluster.image)
     except HostError as error:
         if not dry_run:
             raise

@@ -6,16 +6,19 @@ import json
 import re
 import secrets
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TextIO
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from labctl import naming
 from labctl.config.settings import Settings
 from labctl.engines import Backend
 from labctl.errors import ConfigError
-from labctl.model import CriterionResult, File, Job, Lab, Rank, Result, Secret
+from labctl.model import File, Job, Lab, Rank, Result, Secret
 from labctl.system import filelock, files
 
 
@@ -139,7 +142,7 @@ def redact(text: str, hidden: tuple[Secret, ...]) -> str:
 def finish(lab: Path, result: Result) -> Result:
     """Write ``result.json``, the last file of a run, with ``seconds`` rounded; returns what was written."""
     result = replace(result, seconds=round(result.seconds, 3))
-    content = json.dumps({"schema": SCHEMA, **asdict(result)}, indent=2, allow_nan=False) + "\n"
+    content = json.dumps({"schema": SCHEMA, **msgspec.to_builtins(result)}, indent=2, allow_nan=False) + "\n"
     files.write(directory(lab, result.run_id) / RESULT, content, 0o644)
     return result
 
@@ -165,8 +168,7 @@ def abandon(lab: Lab, run_id: str) -> None:
     finish(lab.directory, result)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSummary:
+class RunSummary(Struct, frozen=True, kw_only=True):
     """A run in a list; what is only in its result is None without one.
 
     ``state``: ``done``; ``running`` while its process lives; ``orphaned`` when that ended without a result.
@@ -181,8 +183,7 @@ class RunSummary:
     started: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RunList:
+class RunList(Struct, frozen=True):
     """The lab's runs, the latest first."""
 
     runs: tuple[RunSummary, ...]
@@ -204,13 +205,9 @@ def read(lab: Path, run_id: str) -> Result | RunSummary:
 def read_result(lab: Path, run_id: str) -> Result | None:
     """The result of a run; None where ``result.json`` is missing or broken."""
     try:
-        document = json.loads((directory(lab, run_id) / RESULT).read_text())
-        values = {field.name: document[field.name] for field in fields(Result)}
-        values["ranks"] = tuple(Rank(**rank) for rank in values["ranks"])
-        values["checks"] = tuple(CriterionResult(**check) for check in values["checks"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return msgspec.json.decode((directory(lab, run_id) / RESULT).read_bytes(), type=Result)
+    except (OSError, ValueError, msgspec.DecodeError):
         return None
-    return Result(**values)
 
 
 def state(lab: Path, run_id: str) -> str:

@@ -8,8 +8,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from types import FrameType
+
+from msgspec import Struct
 
 from labctl import model, naming
 from labctl.engines import Backend, agent
@@ -35,8 +36,7 @@ PEER_LOST = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RankFailure:
+class RankFailure(Struct, frozen=True):
     """A failed rank: its node, the exit code of its process, and its last line of output."""
 
     who: str

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from labctl.model import Cause, Criterion, CriterionResult, Job, Verdict, Workload
 
@@ -13,8 +14,7 @@ from labctl.model import Cause, Criterion, CriterionResult, Job, Verdict, Worklo
 EXIT_CODES: dict[Cause, int] = {"does-not-fit": 3, "timeout": 124, "stalled": 124, "interrupted": 130}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOutcome:
+class RunOutcome(Struct, frozen=True, kw_only=True):
     """How a run ended: the launcher's exit code, and the cause, with a message, if it was stopped or failed."""
 
     exit_code: int

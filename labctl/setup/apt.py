@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from labctl.system import procfs
 
@@ -17,8 +19,7 @@ SUFFIXES = ("", "-updates", "-security")
 """Suites of a release that an installed system follows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(Struct, frozen=True):
     """One archive of apt."""
 
     uris: tuple[str, ...]

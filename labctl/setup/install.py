@@ -6,8 +6,9 @@ import re
 import shlex
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from labctl.errors import HostError
 from labctl.setup import apt
@@ -24,8 +25,7 @@ NEXT = {"bookworm": "trixie", "trixie": "forky"}
 """Debian releases and the one after each."""
 
 
-@dataclass(frozen=True, slots=True)
-class SetupStep:
+class SetupStep(Struct, frozen=True):
     """A command to run as root, and why; ``input`` is its stdin."""
 
     argv: tuple[str, ...]
@@ -33,8 +33,7 @@ class SetupStep:
     input: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class SetupPlan:
+class SetupPlan(Struct, frozen=True):
     """The steps in order; ``unfinished`` if the rest depends on their outcome."""
 
     steps: tuple[SetupStep, ...]
@@ -158,8 +157,7 @@ def _unknown_way(facts: Facts, missing: tuple[str, ...]) -> HostError:
 # --- act -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class SetupResult:
+class SetupResult(Struct, frozen=True):
     """Whether this host was changed."""
 
     changed: bool

@@ -8,8 +8,9 @@ import pwd
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from labctl.system import process, procfs
 
@@ -29,8 +30,7 @@ PACKAGES: Mapping[str, tuple[tuple[str, int], ...]] = {
 """Requirement -> packages that meet it and their oldest major version; the distribution's own name first."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class Facts(Struct, frozen=True, kw_only=True):
     """What this host has; a version is empty if the thing is missing."""
 
     distribution: str

@@ -8,9 +8,10 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import dropwhile
 from pathlib import Path, PurePosixPath
+
+from msgspec import Struct
 
 from labctl.errors import HostError
 from labctl.model import File
@@ -90,8 +91,7 @@ def _replace(path: Path, data: bytes, mode: int) -> None:
         raise
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
+class Room(Struct, frozen=True):
     """Free bytes of a file system."""
 
     filesystem: str

@@ -6,7 +6,8 @@ Source: Documentation/ABI/testing/sysfs-bus-pci of the kernel.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from labctl.system import procfs
 from labctl.system.hostpath import HostPath
@@ -16,8 +17,7 @@ _CLASSES = ("0x03", "0x12")
 """Display controllers and processing accelerators, by the first byte of the class."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PciDevice:
+class PciDevice(Struct, frozen=True, kw_only=True):
     """A display controller or accelerator; ``vendor`` as ``0x10de``, ``driver`` empty where none has it."""
 
     address: str

@@ -11,9 +11,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+
+from msgspec import Struct
 
 from labctl.errors import HostError, OutputClosed
 
@@ -33,8 +34,7 @@ class ProgramNotFound(HostError):
     """A program is not on this machine."""
 
 
-@dataclass(frozen=True, slots=True)
-class CompletedProcess:
+class CompletedProcess(Struct, frozen=True):
     """What ran and what came of it."""
 
     argv: tuple[str, ...]

@@ -6,7 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 PACE = 10.0
 """Seconds between two lines of what cannot say how far it is."""
@@ -14,8 +15,7 @@ At = Callable[[str], AbstractContextManager[None]]
 """The time that this one is at something."""
 
 
-@dataclass
-class Progress:
+class Progress(Struct):
     """Tells now and then how much of something long is done; ``total`` and ``done`` in bytes."""
 
     label: str

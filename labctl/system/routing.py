@@ -8,9 +8,10 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
 from itertools import count
+
+from msgspec import Struct
 
 from labctl.errors import ConfigError, HostError
 
@@ -21,8 +22,7 @@ _GATEWAY = 0x2
 _EVERY = (1 << 32) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(Struct, frozen=True):
     """A line of /proc/net/route: the addresses from ``first`` to ``last``, as numbers, leave by the interface."""
 
     interface: str
@@ -33,8 +33,7 @@ class Route:
     gateway: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Network:
+class Network(Struct, frozen=True, kw_only=True):
     """Where a host is on the network, in its own words."""
 
     interfaces: tuple[str, ...] = ()
@@ -56,8 +55,7 @@ class Network:
         return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterMember:
+class ClusterMember(Struct, frozen=True, kw_only=True):
     """A host among the others; ``iface`` is what the inventory asks for, ``where`` the ``file:line`` of it."""
 
     name: str
@@ -66,8 +64,7 @@ class ClusterMember:
     where: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
+class Endpoint(Struct, frozen=True):
     """How the others reach a host, and it reaches them."""
 
     interface: str

@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from labctl.config.settings import Settings
 from labctl.errors import ConfigError, HostError, nearest
@@ -19,8 +21,7 @@ from labctl.system import procfs
 from labctl.workloads import loader
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExternalRepo:
+class ExternalRepo(Struct, frozen=True, kw_only=True):
     """A repository whose scripts labctl runs, by the first part of their names: ``dschat``."""
 
     family: str
@@ -128,8 +129,7 @@ def at(of: Workload, nodes: int, directory: str) -> Workload:
     return replace(of, arguments=(*of.arguments, f"{nodes}xN", f"{directory}/hostfile", directory))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadInfo:
+class WorkloadInfo(Struct, frozen=True, kw_only=True):
     """A workload in a list; ``source`` is the ``file:line`` of its declaration."""
 
     name: str
@@ -138,8 +138,7 @@ class WorkloadInfo:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class WorkloadList:
+class WorkloadList(Struct, frozen=True):
     """The workloads of a lab, and the errors of those that cannot be read."""
 
     workloads: tuple[WorkloadInfo, ...]

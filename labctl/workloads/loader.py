@@ -8,9 +8,10 @@ replaces the rest.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from labctl.config.yaml_reader import Value, compose
 from labctl.errors import ConfigError, did_you_mean, nearest

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import inspect
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from labctl import launchers
 from labctl.config import hostfile

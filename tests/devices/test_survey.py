@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 
 import pytest
 from conftest import IMAGE
+from msgspec.structs import replace
 from support.machine import hardware
 from support.machine.machine import Machine
 

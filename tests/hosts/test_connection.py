@@ -14,11 +14,12 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from docker.models.containers import Container
+from msgspec.structs import replace
 from support.harness import wait_until
 
 import docker

@@ -4,9 +4,9 @@ import copy
 import json
 import pickle
 from collections.abc import Callable
-from dataclasses import asdict, replace
 
 import pytest
+from msgspec.structs import asdict, replace
 from support.builders import lab
 
 from labctl.model import Secret

@@ -5,9 +5,10 @@ from __future__ import annotations
 import shlex
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from labctl import accelerators
 from labctl.accelerators import leases as device_leases

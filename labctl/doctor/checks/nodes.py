@@ -6,9 +6,10 @@ import ipaddress
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
+
+from msgspec.structs import replace
 
 from labctl import naming
 from labctl.accelerators import leases
@@ -22,6 +23,7 @@ from labctl.errors import HostError
 from labctl.hosts import ssh_errors
 from labctl.model import LAUNCHER
 from labctl.system import files
+from labctl.system.process import ProcessTimeout
 
 Subnet = ipaddress.IPv4Network | ipaddress.IPv6Network
 PATIENCE = 4
@@ -202,7 +204,7 @@ def ask(ctx: CheckContext, one: Container, *words: str, limit: float = LIMIT - 1
     user = agent.user(ctx.lab, one.node)
     try:
         done = ctx.engine.exec(one.name, look_around(*words), user=user, limit=limit)
-    except HostError as failure:
+    except ProcessTimeout as failure:
         # Its message would show the whole program.
         message = f"{words[0]}: timed out after {limit:.0f} s"
         raise HostError(message, hint=restart(ctx, one), node=one.node) from failure

@@ -7,10 +7,10 @@ import json
 import os
 import subprocess
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 from docker.models.images import Image
+from msgspec.structs import replace
 
 from docker import DockerClient
 from labctl.config import settings

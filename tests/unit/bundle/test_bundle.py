@@ -8,11 +8,11 @@ import os
 import shutil
 import tarfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support.fakehost import FakeHost
 from support.imagefile import image_archive
 

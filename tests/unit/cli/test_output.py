@@ -3,10 +3,10 @@ from __future__ import annotations
 import io
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from labctl.cli.output import Output, quantity, say, table, to_json
 from labctl.cli.run import run_text

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from errno import ENOSPC
 from typing import Any
 
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from jinja2 import FileSystemBytecodeCache
+from msgspec.structs import replace
 from support.builders import devices, host, lab, node
 
 from labctl import naming
@@ -106,6 +108,18 @@ def test_a_lab_is_a_compose_file_for_each_node_and_the_launchers_ssh_config() ->
 
 def test_rendering_is_the_same_every_time() -> None:
     assert render.render(lab(3)) == render.render(lab(3))
+
+
+def test_compiled_templates_that_cannot_be_kept_are_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(ENOSPC, "No space left on device")
+
+    expected = render.render(lab())
+    render._environment.cache_clear()
+    monkeypatch.setattr(FileSystemBytecodeCache, "load_bytecode", lambda *_: None)
+    monkeypatch.setattr(FileSystemBytecodeCache, "dump_bytecode", full)
+    assert render.render(lab()) == expected
+    render._environment.cache_clear()
 
 
 def test_the_network_has_the_hosts_mtu_and_the_labs_name() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import pytest
 import yaml
+from msgspec.structs import replace
 from support import builders
 
 from labctl.compose import render

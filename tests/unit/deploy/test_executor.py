@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.builders import container, deployment, lab, observed
+from support.builders import container, deployment, host, lab, node, observed
 from support.fake_backend import Failed, FakeBackend
 from support.nearby import Nearby
 
@@ -107,25 +107,35 @@ def test_nodes_that_answered_meanwhile_are_not_reached_again(
     early: tuple[str, ...], again: int, tmp_path: Path
 ) -> None:
     of = lab(directory=tmp_path)
-    begun = agent.begin_reach(of, names(*early), observed(of), NODES)
+    begun = agent.begin_reach(names(*early), observed(of), NODES)
     engine = answers(*({"node": name, "ok": True, "seconds": 0.2} for name in NODES))
     step = plan.WaitForSsh(nodes=NODES, seconds=60, cause="wait for SSH")
     assert executor.carry_out((step,), replace(deployment(of, engine), early=begun)) == {}
     assert len(engine.started) == again
 
 
+def test_nodes_of_a_host_that_failed_are_not_waited_for() -> None:
+    of = lab((node(0), node(1, host="red")), hosts=(host(), host(name="red")))
+    engine = answers({"node": "worker-0", "ok": True, "seconds": 0.2})
+    failed = {"red": HostError("red: no answer", node="red")}
+    step = plan.WaitForSsh(nodes=NODES, seconds=60, cause="wait for SSH")
+    assert executor.carry_out((step,), deployment(of, engine), failed) == failed
+    assert [argv[len(agent.AGENT) :] for _, argv in engine.started] == [("reach", "60", "worker-0")]
+
+
 def test_other_nodes_than_those_asked_meanwhile_are_reached() -> None:
-    begun = agent.begin_reach(lab(), names(*NODES), observed(lab()), NODES)
+    begun = agent.begin_reach(names(*NODES), observed(lab()), NODES)
     assert begun
     assert begun.passed(NODES)
-    assert not begun.passed(NODES[:1])
+    assert begun.passed(NODES[:1])
+    assert not begun.passed((*NODES, "worker-2"))
     assert not begun._replace(begun=begun.begun - agent.FRESH - 1).passed(NODES)
 
 
 @pytest.mark.parametrize("gone", ["launcher", "worker_1"])
 def test_a_lab_that_is_not_running_is_not_asked_meanwhile(gone: str) -> None:
-    of, engine = lab(), names(*NODES)
-    assert agent.begin_reach(of, engine, observed(of, **{gone: {"state": "exited"}}), NODES) is None
+    engine = names(*NODES)
+    assert agent.begin_reach(engine, observed(lab(), **{gone: {"state": "exited"}}), NODES) is None
     assert engine.started == []
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from support.builders import IMAGE_ID, container, host, job, lab, node, observed, up
 
 from labctl.compose import render

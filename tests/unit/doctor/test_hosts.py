@@ -7,11 +7,12 @@ import json
 import os
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 from support import builders
 
 from labctl.config import settings

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from labctl.engines import docker
 from labctl.engines.docker import DockerEngine
 from labctl.errors import HostError
 from labctl.hosts.ssh import Connection
+from labctl.system.process import ProcessTimeout
 
 ENDLESS = "#!/bin/sh\nexec sleep 60\n"
 DEAF = "#!/bin/sh\ntrap '' TERM\nexec sleep 60\n"
@@ -72,7 +74,9 @@ def test_what_the_environment_says_of_another_daemon_is_kept_from_a_hosts(
     engine = hang("#!/bin/sh\n! env | grep ^DOCKER_ >&2\n")
     monkeypatch.setattr(docker, "CHANGING", 30)
     engine.remove("blue", "container", ("one",))
-    assert engine.exec("one", ("true",), user="0").err == ""
+    said: list[str] = []
+    engine.stream("one", ("true",), said.append, user="0", workdir="/", environment=(), limit=30)
+    assert said == []
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -88,7 +92,7 @@ class Answers(BaseHTTPRequestHandler):
     def do_DELETE(self) -> None:
         self.answer(404, {"message": "No such network"})
 
-    def answer(self, code: int, said: dict[str, str]) -> None:
+    def answer(self, code: int, said: Mapping[str, object]) -> None:
         body = json.dumps(said).encode()
         self.send_response(code)
         self.send_header("Content-Length", str(len(body)))
@@ -102,16 +106,88 @@ class Answers(BaseHTTPRequestHandler):
 VERSION = {"Version": "26.1", "ApiVersion": "1.45"}
 
 
-@pytest.fixture
-def over_tcp(monkeypatch: pytest.MonkeyPatch) -> Iterator[DockerEngine]:
+def frame(stream: int, text: bytes) -> bytes:
+    return bytes((stream, 0, 0, 0)) + len(text).to_bytes(4, "big") + text
+
+
+class Execs(Answers):
+    """A daemon with a running container, `one`, in which a program prints on both streams and ends with 7."""
+
+    ended: int | None = 7
+
+    def do_GET(self) -> None:
+        self.answer(200, {"ExitCode": self.ended})
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path.startswith("/containers/one/"):
+            self.answer(201, {"Id": "its"})
+        elif self.path.startswith("/containers/"):
+            self.answer(409, {"message": "container two is not running"})
+        else:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(frame(1, b"a\xff") + frame(2, b"why\n") + frame(1, b"b" * 100_000))
+            self.wfile.flush()
+            self.rest()
+
+    def rest(self) -> None:
+        """It has ended."""
+
+
+class Cut(Execs):
+    """The same, but what it prints ends before the program does."""
+
+    ended = None
+
+
+class Endless(Execs):
+    """The same, but the program goes on for longer than anyone waits."""
+
+    def rest(self) -> None:
+        self.rfile.read(1)
+
+
+@contextmanager
+def daemon(answers: type[Answers], monkeypatch: pytest.MonkeyPatch) -> Iterator[DockerEngine]:
     """This machine's engine, where DOCKER_HOST leads to a port."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), answers) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{server.server_port}")
         yield DockerEngine()
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture
+def over_tcp(monkeypatch: pytest.MonkeyPatch) -> Iterator[DockerEngine]:
+    with daemon(Answers, monkeypatch) as engine:
+        yield engine
+
+
+def test_a_programs_streams_and_code_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    with daemon(Execs, monkeypatch) as engine:
+        done = engine.exec("one", ("true",), user="lab")
+        refused = engine.exec("two", ("true",), user="lab")
+    assert (done.code, done.out, done.err) == (7, "a\ufffd" + "b" * 100_000, "why\n")
+    assert (refused.code, refused.out, refused.err) == (1, "", "container two is not running\n")
+
+
+def test_a_program_that_does_not_end_in_time_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        daemon(Endless, monkeypatch) as engine,
+        pytest.raises(ProcessTimeout, match=r"^sleep 9: not done within 0.1 s$"),
+    ):
+        engine.exec("one", ("sleep", "9"), user="lab", limit=0.1)
+
+
+def test_a_program_whose_end_is_not_known_is_not_taken_for_one_that_succeeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        daemon(Cut, monkeypatch) as engine,
+        pytest.raises(HostError, match=r"^one: the connection to sleep was lost$"),
+    ):
+        engine.exec("one", ("sleep", "9"), user="lab")
 
 
 def test_an_engine_is_read_where_docker_host_leads(over_tcp: DockerEngine) -> None:

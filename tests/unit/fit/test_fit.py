@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support import builders
 
 from labctl import fit
@@ -236,7 +236,7 @@ def test_of_a_model_that_is_only_counted_the_states_are_known() -> None:
 @pytest.mark.parametrize("missing", ["memory", "deepspeed"])
 def test_a_workload_that_does_not_say_is_told_what_to_write(missing: str) -> None:
     with pytest.raises(ConfigError, match=f"declares no `{missing}` section"):
-        fit.of(replace(workload(), **{missing: None}), "cpu", 1, 2)  # type: ignore[arg-type]
+        fit.of(replace(workload(), **{missing: None}), "cpu", 1, 2)
 
 
 # --- the verdict ---------------------------------------------------------------------------------------------

@@ -9,10 +9,10 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from support import sysfs
 
 from labctl import accelerators

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 from support import builders
 from support.fake_backend import FakeBackend
 from support.nearby import Nearby

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import cast
 
 import pytest
+from msgspec.structs import replace
 from support import builders
 from support.fake_backend import FakeBackend
 from support.nearby import Nearby

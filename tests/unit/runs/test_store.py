@@ -115,6 +115,14 @@ def test_the_result_has_the_keys_that_scripts_rely_on(tmp_path: Path) -> None:
     assert store.read(tmp_path, "r1") == written
 
 
+def test_a_result_of_a_later_version_is_read(tmp_path: Path) -> None:
+    started(lab(directory=tmp_path), "r1")
+    later = {**to_json(store.finish(tmp_path, result("r1"))), "verdict": "MAYBE", "cause": "tired", "mood": "low"}
+    (tmp_path / "runs/r1/result.json").write_text(json.dumps(later))
+    read = store.read(tmp_path, "r1")
+    assert (read.verdict, read.cause) == ("MAYBE", "tired")
+
+
 @pytest.mark.parametrize("run_id", ["nope", "../runs/r1", "..", "r1/ranks", ""])
 def test_an_unknown_run_names_the_latest(tmp_path: Path, run_id: str) -> None:
     started(lab(directory=tmp_path), "r1")
@@ -124,11 +132,12 @@ def test_an_unknown_run_names_the_latest(tmp_path: Path, run_id: str) -> None:
     assert caught.value.hint == "the latest are r1"
 
 
-def test_the_listing_has_the_latest_first_and_takes_broken_results(tmp_path: Path) -> None:
+@pytest.mark.parametrize("broken", [b"{", b'{"run_id": "\xff"}', b"[]", b"{}"])
+def test_the_listing_has_the_latest_first_and_takes_broken_results(tmp_path: Path, broken: bytes) -> None:
     for run_id in ("20260101-a", "20260103-c", "20260102-b"):
         started(lab(directory=tmp_path), run_id)
     store.finish(tmp_path, result("20260103-c"))
-    (tmp_path / "runs/20260102-b/result.json").write_text("{")
+    (tmp_path / "runs/20260102-b/result.json").write_bytes(broken)
     assert [(run.run_id, run.state, run.verdict) for run in store.listing(tmp_path)] == [
         ("20260103-c", "done", "PASS"),
         ("20260102-b", "done", None),

@@ -3,9 +3,9 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from support.builders import devices, job, lab, node, observed
 from support.fake_backend import Failed, FakeBackend
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from ipaddress import IPv4Address, IPv4Network
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from labctl.errors import ConfigError, LabError
 from labctl.system import routing
@@ -88,7 +88,7 @@ def peer(name: str, *addresses: str, ssh: str = "", iface: str = "", more: tuple
 def rack(count: int, *patterns: str, **changes: object) -> list[ClusterMember]:
     """Hosts ``gpu-0`` and so on, in whose addresses ``{}`` is the host's number."""
     made = [peer(f"gpu-{i}", *(pattern.format(i + 10) for pattern in patterns)) for i in range(count)]
-    return [replace(one, **changes) for one in made]  # type: ignore[arg-type]
+    return [replace(one, **changes) for one in made]
 
 
 def failure(peers: list[ClusterMember]) -> LabError:
