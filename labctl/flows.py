@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -306,6 +306,9 @@ def run_on(
     external.require_device(workload, lab.accelerator)
     if reason := runs.why_not_fit(lab, job, cluster.settings.number("LAB_MEMORY")):
         return runs.refuse(lab, job, reason, now, dry_run=dry_run)
+    if filelock.is_held(context.directory / filelock.LAB):
+        with changing(context, "labctl run", dry_run=dry_run):
+            pass  # What is observed next is not in the middle of a change.
     observed = runs.observe(context, cluster, dry_run=dry_run)
     foreign = preflight.find_foreign_labs(context, lab.name, observed) if observed else {}
     nodes = tuple(node.name for node in job.nodes)
@@ -320,12 +323,22 @@ def run_on(
     runs.require_hosts(lab, job, {**cluster.failed, **foreign})
     doctor_run.preflight(context, lab, cluster, "run")
     runs.require_ready(context, cluster, lab, job, observed, options)
-    lock = context.directory / filelock.RUN
-    with nullcontext() if dry_run else filelock.held(lock, f"run {job.run_id}"):
+    with nullcontext() if dry_run else running(context, f"run {job.run_id}"):
         plan = runs.plan_run(lab, job, cluster, observed, dry_run=dry_run)
         if dry_run:
             return answer(cluster, Plan((*first, *plan.steps)))
         return runs.carry_out(context, cluster, lab, job, plan, now, early)
+
+
+@contextmanager
+def running(context: Context, purpose: str) -> Iterator[None]:
+    """Hold the lock of a run, which is not taken while another command changes the lab. HostError if one does."""
+    from labctl.system import filelock
+
+    with ExitStack() as held:
+        with filelock.held(context.directory / filelock.LAB, purpose):
+            held.enter_context(filelock.held(context.directory / filelock.RUN, purpose))
+        yield
 
 
 def runs(context: Context) -> RunList:
