@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -166,6 +166,26 @@ def bring_up(context: Context, cluster: Cluster, *, dry_run: bool = False) -> La
             return answer(cluster, decided.plan)
         cluster, unchanged = executor.bring_up(context, decided, early, wait=PATIENCE)
         return with_runs(context, status_of(context, cluster, unchanged))
+
+
+def rotate_keys(context: Context) -> LabStatus:
+    """Replace the lab's ssh keys, and its containers if there are any. HostError during a run."""
+    from labctl.compose import ssh_keys
+    from labctl.deploy import preflight
+    from labctl.lab.cluster import connect, load_lab
+    from labctl.lab.status import status_of
+
+    preflight.require_initialised(context)
+    with connect(context, context.settings()) as cluster:
+        with changing(context, "labctl keys rotate", dry_run=False):
+            observed, able = preflight.observe(context, cluster)
+            lab, able = load_lab(context, able, ask=False)
+            preflight.require_idle(context)
+            for path in ssh_keys.private(lab):
+                path.unlink()
+        if observed.containers:
+            return cast("LabStatus", bring_up(context, cluster))
+        return with_runs(context, status_of(context, able, observed))
 
 
 def decide_up(context: Context, cluster: Cluster, observed: ObservedState, *, dry_run: bool) -> Decision:

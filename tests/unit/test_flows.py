@@ -315,3 +315,14 @@ def test_a_lab_that_is_too_large_is_refused_once_the_engine_was_probed(
     with pytest.raises(HostError, match=r"ranks take \d+ open files in one process, and containers here may have 64"):
         flows.up(large)
     assert engine.done == []
+
+
+def test_keys_are_not_replaced_under_a_run(context: Context, engine: Engine, lab_is_up: Callable[[], None]) -> None:
+    lab_is_up()
+    keys = {path: path.read_bytes() for path in context.directory.glob(".lab/nodes/*/*/*_ed25519*")}
+    assert len(keys) == 3
+    engine.done.clear()
+    with filelock.held(context.directory / filelock.RUN, "run r1"), pytest.raises(HostError, match="cannot change the"):
+        flows.rotate_keys(context)
+    assert {path: path.read_bytes() for path in keys} == keys
+    assert engine.done == []
