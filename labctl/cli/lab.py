@@ -63,6 +63,20 @@ def up_command(
             answer_status(output, answer)
 
 
+keys_command = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+
+@keys_command.callback()
+def keys() -> None:
+    """Without this, Typer makes the only command that of the group."""
+
+
+@keys_command.command("rotate", help="Replace the lab's ssh keys; a lab that is up gets new containers.")
+def rotate_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:
+    with answering(as_json=json, stopped="re-run `labctl up` to resume") as output:
+        answer_status(output, flows.rotate_keys(context(directory, output, setting)))
+
+
 def status_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:
     with answering(as_json=json) as output:
         answer_status(output, flows.status(context(directory, output, setting)))

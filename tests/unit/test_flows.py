@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -172,6 +174,44 @@ def test_another_run_that_is_active_is_refused(
             flows.up(context, dry_run=dry_run)
 
 
+def test_a_run_waits_for_the_command_that_changes_the_lab(
+    context: Context, engine: Engine, lab_is_up: Callable[[], None]
+) -> None:
+    lab_is_up()
+    up, engine.seen = engine.seen, ObservedState()
+    lock = context.directory / filelock.LAB
+
+    def emit(event: Event) -> None:
+        if event.text.startswith("waiting for `labctl up` by"):
+            engine.seen = up
+            changing.close()
+
+    with ExitStack() as changing:
+        changing.enter_context(filelock.held(lock, "labctl up"))
+        waiting = Context(directory=context.directory, environ={}, emit=emit, flags={})
+        # The launch of this engine prints nothing.
+        assert to_json(flows.run(waiting, "hello", RunOptions()))["message"] == "Only 0 of 2 ranks reported."
+    assert not filelock.is_held(lock)
+
+
+def test_a_run_is_refused_if_another_command_begins_to_change_the_lab_before_it_starts(
+    context: Context, engine: Engine, lab_is_up: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab_is_up()
+    engine.started.clear()
+    with ExitStack() as changing:
+
+        def begin(*given: Any) -> Any:
+            changing.enter_context(filelock.held(context.directory / filelock.LAB, "labctl down"))
+            return given[2]
+
+        monkeypatch.setattr(doctor_run, "preflight", begin)
+        with pytest.raises(HostError, match=r"`labctl down` by .* holds"):
+            flows.run(context, "hello", RunOptions())
+    assert [argv for _, argv in engine.started if argv[0] == "timeout"] == []
+    assert not filelock.is_held(context.directory / filelock.RUN)
+
+
 def test_a_run_that_begins_while_up_waits_for_devices_keeps_its_nodes(
     context: Context, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,4 +314,15 @@ def test_a_lab_that_is_too_large_is_refused_once_the_engine_was_probed(
     large = Context(directory=context.directory, environ={}, emit=lambda _: None, flags={"LAB_NODES": "300"})
     with pytest.raises(HostError, match=r"ranks take \d+ open files in one process, and containers here may have 64"):
         flows.up(large)
+    assert engine.done == []
+
+
+def test_keys_are_not_replaced_under_a_run(context: Context, engine: Engine, lab_is_up: Callable[[], None]) -> None:
+    lab_is_up()
+    keys = {path: path.read_bytes() for path in context.directory.glob(".lab/nodes/*/*/*_ed25519*")}
+    assert len(keys) == 3
+    engine.done.clear()
+    with filelock.held(context.directory / filelock.RUN, "run r1"), pytest.raises(HostError, match="cannot change the"):
+        flows.rotate_keys(context)
+    assert {path: path.read_bytes() for path in keys} == keys
     assert engine.done == []
