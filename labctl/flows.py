@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -116,13 +117,24 @@ def devcontainer(context: Context, program: str, *, force: bool = False) -> Devc
     return devcontainer.DevcontainerFile(str(path), str(context.directory), bool(changed))
 
 
-def build(context: Context, *, workload: str = "", update_lock: bool = False) -> dict[str, Any]:
-    """Build the image of the nodes, or that which a workload needs; or resolve its pinned versions again."""
+def build(
+    context: Context, *, workload: str = "", update_lock: bool = False, sbom: Path | None = None
+) -> dict[str, Any]:
+    """Build the image of the nodes, or that which a workload needs; or resolve its pinned versions again.
+
+    ``sbom``: a file to write the software bill of materials of the image to.
+    """
     from labctl.deploy.images import build_image
+    from labctl.images import sbom as bills
     from labctl.lab.cluster import connect
 
+    if sbom and not sbom.parent.is_dir():
+        raise ConfigError(f"{sbom.parent}: no such directory", hint=f"mkdir -p {shlex.quote(str(sbom.parent))}")
     with connect(context, settings_for(context, workload)) as cluster:
-        return build_image(context, cluster, update_lock=update_lock)
+        built = build_image(context, cluster, update_lock=update_lock)
+        if sbom:
+            built |= {"sbom": str(sbom), "packages": bills.write(cluster.image, sbom)}
+        return built
 
 
 def settings_for(context: Context, workload: str) -> Settings:

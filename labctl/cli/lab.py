@@ -11,7 +11,7 @@ import typer
 from labctl import flows, model
 from labctl.cli.common import HERE, Directory, DryRun, Json, Setting, answering, context
 from labctl.cli.output import Output, table
-from labctl.errors import HostError
+from labctl.errors import ConfigError, HostError
 
 if TYPE_CHECKING:
     from labctl.lab.status import LabStatus
@@ -40,11 +40,17 @@ def build_command(
     directory: Directory = HERE,
     workload: Annotated[str, typer.Option(metavar="NAME", help="Build the image of this workload.")] = "",
     update_lock: Annotated[bool, typer.Option("--update-lock", help="Update the pinned versions.")] = False,
+    sbom: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write what is installed in the image, as CycloneDX JSON.")
+    ] = None,
     setting: Setting = None,
     json: Json = False,
 ) -> None:
     with answering(as_json=json, stopped="re-run to resume") as output:
-        document = flows.build(context(directory, output, setting), workload=workload, update_lock=update_lock)
+        if sbom and update_lock:
+            raise ConfigError("--update-lock builds no image for --sbom", hint="labctl build --sbom FILE")
+        lab = context(directory, output, setting)
+        document = flows.build(lab, workload=workload, update_lock=update_lock, sbom=sbom and sbom.resolve())
         output.answer(document, "\n".join(f"{key:<8} {value}" for key, value in document.items()))
 
 
