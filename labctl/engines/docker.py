@@ -501,10 +501,13 @@ class DockerEngine:
         return probe.refusal(self.docker, lab, image, probe.device_options(mapping))
 
     def events(self, lab: str) -> Iterator[tuple[str, Cause, str]]:
-        filters = {"label": [f"labctl.lab={lab}"], "type": ["container"], "event": ["die", "oom", "health_status"]}
+        # A filter for labels would leave out the events of networks, which have none.
+        own = {"container": (lab,), "network": (None,)}
+        kinds = {"type": ["container", "network"], "event": ["die", "oom", "health_status", "disconnect"]}
         with self._http(None) as http:
-            heard = map(json.loads, request(http, "/events", filters=filters))
-            yield from watch(heard, partial(self.observe, lab), self._last_check)
+            heard = map(json.loads, request(http, "/events", filters=kinds))
+            ours = (one for one in heard if one["Actor"]["Attributes"].get("labctl.lab") in own[one["Type"]])
+            yield from watch(ours, partial(self.observe, lab), self._last_check)
 
     def _last_check(self, container: str) -> str:
         return last_check(self._get(f"/containers/{container}/json"))
