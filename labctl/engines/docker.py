@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -142,6 +143,8 @@ def last_check(inspected: dict[str, Any] | None) -> str:
 
 
 LAST_LINES = 20
+# In the daemon's words.
+TAKEN = re.compile(r'container name "/(\S+)" is already in use')
 # Seconds for a program that reaches or reaps: each has a shorter limit of its own.
 EXECUTING = 120
 # What a person's environment says of another daemon than that at the end of a connection.
@@ -249,7 +252,11 @@ class DockerEngine:
             there = f"on {self.host}: " if self._address else "sudo "
             hint = f"{there}systemctl restart docker, if it hangs; then re-run the command"
             return self._error(f"`{what}` timed out after {seconds} s", hint)
-        return self._error(f"`{what}` failed:\n" + "\n".join(said.strip().splitlines()[-LAST_LINES:]))
+        message = f"`{what}` failed:\n" + "\n".join(said.strip().splitlines()[-LAST_LINES:])
+        if taken := TAKEN.search(said):
+            hint = f"docker rename {taken[1]} {taken[1]}-other, or set another LAB_NAME in .env"
+            return self._error(message, f"on {self.host}: {hint}" if self._address else hint)
+        return self._error(message)
 
     def versions(self) -> dict[str, str]:
         version = self._get("/version")
