@@ -495,7 +495,7 @@ def test_a_log_that_becomes_a_link_while_it_is_read_is_not_written_through(tmp_p
     keys.write_text("mine")
     log.write_bytes(b"CANARY-token\n" * 2_000_000)
     link.symlink_to(keys)
-    argv = [sys.executable, "-c", SWAP, f"/proc/{os.getpid()}/fd", log, link]
+    argv = [sys.executable, "-c", SWAP, f"/proc/{os.getpid()}/fd", str(log), str(link)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as attacker:
         assert attacker.stdout
         assert attacker.stdout.readline()
