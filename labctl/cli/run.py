@@ -144,7 +144,7 @@ def run_text(run: Result | RunSummary, lab: Path) -> str:
 
 def printable(text: str) -> str:
     """Text of a run's record for the terminal: a workload that wrote it there moves no cursor."""
-    return "".join(character if character.isprintable() or character == "\n" else "?" for character in text)
+    return "".join(character if character.isprintable() or character in "\n\t" else "?" for character in text)
 
 
 def result_rows(result: Result) -> list[tuple[str, str]]:

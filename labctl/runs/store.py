@@ -118,8 +118,9 @@ def locked(path: Path) -> Iterator[None]:
     """Hold the lock of a new run, which says that its process lives. HostError where that cannot be."""
     with files.writing(path / LOCK), files.opened(path) as folder:
         lock = files.create(LOCK, folder, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     with lock:
+        with files.writing(path / LOCK):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
 
 
