@@ -312,7 +312,7 @@ def read(lab: Path, run_id: str) -> Result | RunSummary:
         if not (latest := listing(lab, 1)):
             raise ConfigError(f"no runs in {lab / 'runs'}", hint="labctl run opt-tiny")
         run_id = latest[0].run_id
-    if not _is_run(lab, run_id):
+    if not is_run(lab, run_id):
         known = [run.run_id for run in listing(lab, 5)]
         raise ConfigError(f"no run `{run_id}` in {lab / 'runs'}", hint=f"the latest are {', '.join(known) or 'none'}")
     return read_result(lab, run_id) or summary(lab, run_id)
@@ -356,12 +356,13 @@ def listing(lab: Path, limit: int | None = None) -> tuple[RunSummary, ...]:
     records = (
         path.name
         for path in (lab / "runs").glob("*")
-        if _is_run(lab, path.name) and any(os.path.lexists(path / name) for name in (LOCK, RESULT))
+        if is_run(lab, path.name) and any(os.path.lexists(path / name) for name in (LOCK, RESULT))
     )
     return tuple(summary(lab, run_id) for run_id in sorted(records, reverse=True)[:limit])
 
 
-def _is_run(lab: Path, run_id: str) -> bool:
+def is_run(lab: Path, run_id: str) -> bool:
+    """Whether this names a directory of a run, which is no link."""
     path = directory(lab, run_id)
     return bool(RUN_ID.fullmatch(run_id)) and path.is_dir() and not path.is_symlink()
 
