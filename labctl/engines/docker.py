@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 
 def container_of(found: dict[str, Any], host: str) -> Container:
-    labels = found["Labels"]
+    # Anyone who may use the daemon may write them.
+    labels = {name: "".join(filter(str.isprintable, value)) for name, value in found["Labels"].items()}
+    slots = labels.get("labctl.slots", "")
     status = found.get("Status", "")
     health = next(
         (word for word in ("unhealthy", "healthy", "starting") if f"({word}" in status or f": {word}" in status), None
@@ -47,7 +49,7 @@ def container_of(found: dict[str, Any], host: str) -> Container:
         node=labels.get("labctl.node", "?"),
         host=host,
         role=labels.get("labctl.role", "?"),
-        slots=int(labels.get("labctl.slots", 0)),
+        slots=int(slots) if re.fullmatch("[0-9]{1,6}", slots) else 0,
         state=found["State"],
         health=health,
         fingerprint=labels.get("labctl.config-hash", ""),
