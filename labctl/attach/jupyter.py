@@ -56,14 +56,19 @@ def pump(source: socket.socket, sink: socket.socket) -> None:
 
 @contextlib.contextmanager
 def connected(path: Path) -> Iterator[socket.socket]:
-    """A connection to a Unix socket, by its directory's descriptor: its path may be longer than such addresses are."""
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
-    try:
-        with socket.socket(socket.AF_UNIX) as made:
-            made.connect(f"/proc/self/fd/{folder}/{path.name}")
-            yield made
-    finally:
-        os.close(folder)
+    """A connection to a Unix socket, by its descriptor: its path may be longer than such addresses are.
+
+    OSError if it or its directory is a link: containers write there, and one could lead to the engine's own socket.
+    """
+    with contextlib.ExitStack() as opened:
+        folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+        opened.callback(os.close, folder)
+        found = os.open(path.name, os.O_PATH | os.O_NOFOLLOW, dir_fd=folder)
+        opened.callback(os.close, found)
+        made = opened.enter_context(socket.socket(socket.AF_UNIX))
+        # A link's descriptor is no socket, and is refused.
+        made.connect(f"/proc/self/fd/{found}")
+        yield made
 
 
 def answers(path: Path) -> bool:
@@ -139,7 +144,8 @@ def serve(
         try:
             code = session.run(inside, argv, on_line=follow, secret_env={"JUPYTER_TOKEN": token})
         finally:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink()
     if code:
         words = "".join(f"\n{line}" for line in last)
         raise HostError(f"{server} on {node} ended with code {code}{words}", node=node)
@@ -165,7 +171,10 @@ def free_socket(directory: Path, node: str) -> Path:
         raise ConfigError(
             f"{node} has a notebook server already", hint="use its page, or end it where it was started", node=node
         )
-    path.unlink(missing_ok=True)
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise HostError(f"cannot remove {path}: {error.strerror}", hint=f"ls -ld {path}", node=node) from error
     return path
 
 

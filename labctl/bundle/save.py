@@ -163,7 +163,7 @@ def of_lab(directory: Path, *, secrets: bool) -> tuple[list[Entry], list[Exclude
 
     Keys and passwords are, unless ``secrets``.
     """
-    env = config.load(directory, {"HOME": "/"}, {})
+    env = config.load(directory, {}, {})
     text = (directory / ".env").read_text(encoding="utf-8")
     excluded: list[ExcludedFile] = []
     if not secrets:

@@ -42,7 +42,7 @@ def context(
     if not resolved.is_dir() and not create:
         raise ConfigError(f"{directory}: no such directory", hint="-C names the lab directory; labctl init creates one")
     if search and directory == HERE:
-        resolved = find_lab(resolved)
+        resolved = find_lab(resolved, os.environ)
     return Context(directory=resolved, environ=os.environ, emit=output.event, flags=pairs(overrides or [], "--setting"))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from labctl.config import settings
+from labctl.errors import ConfigError
 from labctl.model import Event
 
 
@@ -41,14 +44,41 @@ class Context(Struct, frozen=True, kw_only=True):
         self.emit(Event(kind="line", text=text))
 
 
-def find_lab(directory: Path) -> Path:
+def find_lab(directory: Path, environ: Mapping[str, str]) -> Path:
     """The nearest directory upwards whose .env sets LAB_NAME, else the directory itself.
 
-    Code below a lab directory may have a .env of its own.
+    Code below a lab directory may have a .env of its own. ConfigError if the lab's is somebody else's: in a directory
+    where others write, it would say on which hosts and in which containers a command runs.
     """
     for one in (directory, *directory.parents):
         with suppress(OSError):
-            text = (one / ".env").read_text(encoding="utf-8", errors="replace")
-            if re.search(r"^\s*(export\s+)?LAB_NAME\s*=", text, re.MULTILINE):
+            file = one / ".env"
+            if file.is_file() and re.search(r"^\s*(export\s+)?LAB_NAME\s*=", _text(file), re.MULTILINE):
+                _require_own(file, environ)
                 return one
     return directory
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8", errors="replace")
+
+
+def _require_own(file: Path, environ: Mapping[str, str]) -> None:
+    """ConfigError if neither the caller, root, nor who called sudo owns the file, or the link to it."""
+    caller = os.geteuid()
+    trusted = ("0", str(caller), environ.get("SUDO_UID") if caller == 0 else None)
+    if others := [uid for uid in (file.lstat().st_uid, file.stat().st_uid) if str(uid) not in trusted]:
+        folder = shlex.quote(str(file.parent))
+        raise ConfigError(
+            f"{file} belongs to {_user(others[0])}, and you are {_user(caller)}",
+            hint=f"if you trust them: name the lab with -C {folder}; if it is yours: chown {caller} {folder}/.env",
+        )
+
+
+def _user(uid: int) -> str:
+    import pwd
+
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except KeyError:
+        return f"uid {uid}"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from labctl.config import dotenv
+from labctl.config import dotenv, mount_sources
 from labctl.errors import ConfigError, nearest
 from labctl.model import Pairs, Secret
 
@@ -239,6 +239,8 @@ def load(directory: Path, environ: Mapping[str, str], flags: Mapping[str, str]) 
     defaults = {setting.key: SettingValue(setting.key, setting.default, "default") for setting in SETTINGS}
     in_force = defaults | _by_key(written) | _by_key(exported) | _by_key(typed)
     _check_ports(in_force["LAB_SSH_PORT"], in_force["LAB_MASTER_PORT"])
+    for key in mount_sources.EXAMPLES:
+        _check_mount(in_force[key], home, here=not in_force["LAB_HOSTS"].value)
     unread = sorted(key for key in environ if key.startswith("LAB_") and not _is_known(key))
     return Settings(
         found={key: in_force[key] for key in defaults},
@@ -295,6 +297,13 @@ def _check_ports(ssh: SettingValue, master: SettingValue) -> None:
     if ssh.value == master.value:
         blamed, other = (ssh, master) if master.origin == "default" else (master, ssh)
         raise blamed.error(f"{blamed.value} is also {other.key} ({other.origin})", "the two ports must differ")
+
+
+def _check_mount(found: SettingValue, home: str, *, here: bool) -> None:
+    path = _expanded(_BY_NAME[found.key], found.value, home)
+    if path and (reason := mount_sources.refusal(path, home, here=here)):
+        hint = f"name a directory for this alone, such as {mount_sources.EXAMPLES[found.key]}"
+        raise found.error(f"containers would write {path}, which {reason}", hint)
 
 
 def sounds_secret(key: str) -> bool:

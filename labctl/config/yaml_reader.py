@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+import shlex
+import stat
 from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +16,27 @@ from msgspec import Struct
 
 from labctl.errors import ConfigError, did_you_mean
 
+LARGEST = 1 << 20
+"""Bytes of a file."""
+MOST_VALUES = 200_000
+"""As many as a document may hold, those that aliases stand for included."""
+DEEPEST = 100
+"""Levels of a document, those that aliases stand for included."""
+
 
 def compose(path: Path, shown: str, hint: str = "") -> Value:
-    """The root of a YAML file; ConfigError with ``shown:line`` for what is not YAML, not UTF-8 or empty (``hint``)."""
+    """The root of a YAML file.
+
+    ConfigError with ``shown:line`` for what is not YAML, not UTF-8, empty (``hint``), too large or nested too deeply.
+    """
     import yaml
 
     text = ""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = content(path, shown).decode("utf-8")
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except OSError as error:
-        raise ConfigError(f"{shown}:1: cannot be read: {error.strerror}") from error
+        if node is not None:
+            _measure(node, shown, {})
     except UnicodeDecodeError as error:
         raise ConfigError(f"{shown}:{error.object.count(10, 0, error.start) + 1}: is not UTF-8") from error
     except yaml.reader.ReaderError as error:
@@ -36,6 +50,40 @@ def compose(path: Path, shown: str, hint: str = "") -> Value:
     if node is None:
         raise ConfigError(f"{shown}:1: is empty", hint=hint)
     return Value(shown, node.start_mark.line + 1, path.name, node)
+
+
+def content(path: Path, shown: str) -> bytes:
+    """The bytes of a regular file of at most 1 MiB; ConfigError for anything else, which is not waited for."""
+    try:
+        # A pipe that nobody writes to would be waited for.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ConfigError(f"{shown}:1: is not a regular file", hint=f"ls -l {shlex.quote(str(path))}")
+            data = file.read(LARGEST + 1)
+    except OSError as error:
+        raise ConfigError(f"{shown}:1: cannot be read: {error.strerror}") from error
+    if len(data) > LARGEST:
+        raise ConfigError(f"{shown}:1: is larger than 1 MiB", hint=f"ls -lh {shlex.quote(str(path))}")
+    return data
+
+
+def _measure(node: Any, shown: str, known: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
+    """How many values a node holds and how deep, with those of its aliases; ``known`` is None of those around it."""
+    if id(node) in known:
+        if not (measured := known[id(node)]):
+            raise ConfigError(f"{shown}:{node.start_mark.line + 1}: an alias holds itself", hint="write it out")
+        return measured
+    known[id(node)] = None
+    inner = () if node.id == "scalar" else chain(*node.value) if node.id == "mapping" else node.value
+    below = [_measure(one, shown, known) for one in inner]
+    values, depth = 1 + sum(one for one, _ in below), 1 + max((deep for _, deep in below), default=0)
+    where = f"{shown}:{node.start_mark.line + 1}"
+    if values > MOST_VALUES:
+        raise ConfigError(f"{where}: holds more than {MOST_VALUES} values with its aliases")
+    if depth > DEEPEST:
+        raise ConfigError(f"{where}: is nested too deeply, over {DEEPEST} levels")
+    known[id(node)] = values, depth
+    return values, depth
 
 
 class Value(Struct, frozen=True):

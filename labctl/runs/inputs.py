@@ -104,6 +104,15 @@ def in_container(lab: Lab, path: Path) -> str | None:
     return mounted_at(path.resolve(), ((mount.source, mount.target) for mount in lab.mounts))
 
 
+def _lies_in_mount(lab: Lab, path: Path) -> bool:
+    """Whether the path itself, wherever it leads, is in a folder that is mounted."""
+    from labctl.attach.session import mounted_at
+
+    named = Path(os.path.normpath(path))
+    mounts = [(mount.source, mount.target) for mount in lab.mounts]
+    return any(mounted_at(named, mounts, apart=apart) for apart in (False, True))
+
+
 def _problem(path: Path, kind: str) -> str | None:
     """The problem with an input of this kind; None if there is none."""
     if kind == "path":
@@ -138,6 +147,11 @@ def place_script(lab: Lab, workload: Workload, run_directory: str) -> tuple[Work
     workload = replace(workload, script=path.name)
     if inside := in_container(lab, path):
         return workload, str(PurePosixPath(inside).parent), ()
+    if _lies_in_mount(lab, path):
+        raise ConfigError(
+            f"{workload.name}: {path} is a link that leads out of the folders that are mounted, where containers write",
+            hint=f"name the file itself: --script {shlex.quote(str(path.resolve()))}",
+        )
     try:
         copy = File(
             path=f"script/{path.name}", content=path.read_text(encoding="utf-8"), mode=path.stat().st_mode & 0o777

@@ -217,12 +217,15 @@ def path_of(clone: ExternalRepo, root: Path, script: str) -> Path:
 
 
 def scripts(clone: ExternalRepo, root: Path) -> tuple[str, ...]:
-    """Names of the clone's scripts, without their suffix, relative to where they lie; odd ones are passed over."""
+    """Names of the clone's scripts, without their suffix, relative to where they lie.
+
+    Those with odd names, and links that lead out of the clone, are passed over.
+    """
     folder = root / clone.scripts
     found = [
         path
         for path in sorted(folder.glob(clone.pattern))
-        if path.is_file() and re.search(clone.mark, procfs.read(path))
+        if path.is_file() and path.resolve().is_relative_to(root.resolve()) and re.search(clone.mark, procfs.read(path))
     ]
     names = (path.relative_to(folder).with_suffix("").as_posix() for path in found)
     return tuple(filter(_NAME.fullmatch, names))

@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from labctl.config.yaml_reader import Value, compose
+from labctl.config.yaml_reader import Value, compose, content
 from labctl.errors import ConfigError, did_you_mean, nearest
 from labctl.model import Criterion, Metric, Workload
 from labctl.workloads import deepspeed_config
@@ -67,10 +67,9 @@ def _scan(directory: Path, launchers: tuple[str, ...], name: str = "") -> tuple[
     errors: list[ConfigError] = []
     for path in sorted(directory.glob(f"*/{FILE}")):
         try:
-            if name in (path.parent.name, "") or name.encode("utf-8", "surrogateescape") in path.read_bytes():
+            word = name.encode("utf-8", "surrogateescape")
+            if name in (path.parent.name, "") or word in content(path, _shown(path)):
                 declared += _read_file(path, launchers)
-        except OSError:
-            continue
         except ConfigError as error:
             errors.append(error)
     return declared, errors
@@ -94,10 +93,14 @@ def _unknown(directory: Path, name: str, known: list[Workload]) -> ConfigError:
     return ConfigError(f"no workload `{name}`", hint=f"{hint}`labctl workloads` lists them")
 
 
+def _shown(path: Path) -> str:
+    folder = path.absolute().parent
+    return f"{folder.parent.name}/{folder.name}/{FILE}"
+
+
 def _read_file(path: Path, launchers: tuple[str, ...]) -> list[Declared]:
     folder = path.parent
-    shown = f"{folder.absolute().parent.name}/{folder.name}/{FILE}"
-    root = compose(path, shown, hint="a workload needs description, launcher, script and timeout")
+    root = compose(path, _shown(path), hint="a workload needs description, launcher, script and timeout")
     fields = schema(folder, launchers)
     common = root.read({**fields, "variants": Value.entries}, former=FORMER_KEYS)
     variants: dict[str, Value] = common.pop("variants", {folder.name: root})

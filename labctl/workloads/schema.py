@@ -85,7 +85,9 @@ def launcher_name(text: str) -> str:
 def _script(value: Value, folder: Path) -> str:
     text = value.text()
     path = (folder / text).resolve()
-    if not text.startswith("/") and not path.is_relative_to(folder.resolve()):
+    if text.startswith("/"):
+        raise value.error(f"script `{text}` is not in {folder}", hint=f"labctl run NAME --script {text}")
+    if not path.is_relative_to(folder.resolve()):
         raise value.error(f"script `{text}` leaves its folder")
     if not path.is_file():
         raise value.error(f"script `{text}` is not in {folder}")

@@ -13,6 +13,7 @@ import pytest
 
 from labctl.attach import jupyter
 from labctl.errors import HostError
+from labctl.lab import spec
 
 # They choose a port that was free a moment ago.
 pytestmark = pytest.mark.alone
@@ -114,3 +115,33 @@ def test_nothing_listens_afterwards(tmp_path: Path) -> None:
         pass
     with pytest.raises(ConnectionRefusedError):
         ask(port, b"")
+
+
+def test_a_link_that_a_container_planted_leads_the_relay_nowhere(tmp_path: Path) -> None:
+    """The folder is writable in containers; the engine's socket is not for whoever reaches the relay's port."""
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "s").symlink_to(tmp_path / "docker.sock")
+    port = free_port()
+    with echo(tmp_path / "docker.sock"), jupyter.relaying(range(port, port + 1), kept / "s"):
+        assert not jupyter.answers(kept / "s")
+        answer = b""
+        with socket.create_connection((jupyter.LOOPBACK, port), LIMIT) as there, suppress(OSError):
+            there.sendall(b"GET /containers/json")
+            there.shutdown(socket.SHUT_WR)
+            answer = there.recv(jupyter.CHUNK)
+        assert answer == b""
+
+
+def test_a_folder_that_is_a_link_leads_the_relay_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "kept").symlink_to("run")
+    with echo(tmp_path / "run/s"):
+        assert jupyter.answers(tmp_path / "run/s")
+        assert not jupyter.answers(tmp_path / "kept/s")
+
+
+def test_what_a_container_put_in_the_sockets_place_is_said(tmp_path: Path) -> None:
+    (tmp_path / spec.KEPT / "jupyter-worker-0.sock").mkdir(parents=True)
+    with pytest.raises(HostError, match=r"cannot remove .*: Is a directory"):
+        jupyter.free_socket(tmp_path, "worker-0")

@@ -183,6 +183,13 @@ def test_what_is_left_out_is_said(lab: Path, tmp_path: Path) -> None:
     }
 
 
+def test_a_clone_in_the_home_may_have_the_name_of_a_system_directory(lab: Path, tmp_path: Path) -> None:
+    (lab / ".env").write_text(f"{ENV}HOST_REPO_PATH=~/dev/DeepSpeedExamples\n")
+    save.save_bundle(context(lab), tmp_path / "lab.bundle")
+    unpacked(tmp_path / "lab.bundle", tmp_path / "out")
+    assert "HOST_REPO_PATH=~/dev/" in (tmp_path / "out/.env").read_text()
+
+
 def test_secrets_go_along_when_they_are_asked_for(lab: Path, tmp_path: Path) -> None:
     save.save_bundle(context(lab), tmp_path / "lab.bundle", secrets=True)
     unpacked(tmp_path / "lab.bundle", tmp_path / "out")

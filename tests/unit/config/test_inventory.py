@@ -243,7 +243,7 @@ def test_what_cannot_be_a_host_is_refused_with_its_line(text: str, said: str) ->
         ("all:\n  machines: {a: }", "2: unknown key `machines`"),
         ("all:\n  hosts:\n    node-[0:3]:", "3: bad host name `node-[0:3]`"),
         ("a: {children: {b: {children: {a: }}}}", "1: group `a` holds itself"),
-        ("a: &x\n  children: {b: *x}\n  hosts: {h: }", "2: group `b` holds itself"),
+        ("a: &x\n  children: {b: *x}\n  hosts: {h: }", "1: an alias holds itself"),
         ("a: {children: {b: }}\nb: {children: {a: }, hosts: {h: }}", "2: group `a` of this host holds itself"),
         ("all:\n  hosts:\n", "1: names no host"),
         ("", "1: is empty"),
@@ -254,6 +254,15 @@ def test_what_cannot_be_a_host_is_refused_with_its_line(text: str, said: str) ->
 def test_what_cannot_be_an_ansible_host_is_refused_with_its_line(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "hosts.yaml").write_text(text)
     assert reason("", tmp_path / "hosts.yaml").startswith(f"hosts.yaml:{said}")
+
+
+def test_a_bomb_of_aliases_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    groups = "".join(
+        f"g{number}: &g{number}\n  children: {{{', '.join(f'x{n}: *g{number - 1}' for n in range(10))}}}\n"
+        for number in range(1, 10)
+    )
+    (tmp_path / "hosts.yaml").write_text(f"g0: &g0 {{hosts: {{a: }}}}\n{groups}")
+    assert "values with its aliases" in reason("", tmp_path / "hosts.yaml")
 
 
 BEYOND = {

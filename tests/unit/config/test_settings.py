@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import re
+import socket
 import tempfile
 from itertools import pairwise
 from pathlib import Path
@@ -154,6 +156,62 @@ def test_bad_values_say_where(lab: Lab, key: str, value: str) -> None:
     assert lab.error(f"\n{key}={dotenv.quote(value)}").startswith(f".env:2: {key}: ")
     assert lab.error(environ={key: value}).startswith(f"environment: {key}: ")
     assert lab.error(flags={key: value}).startswith(f"--setting {key}: ")
+
+
+MOUNTED = ("HOST_CACHE_PATH", "HOST_REPO_PATH", "HOST_OPTIMUM_HABANA_PATH")
+NEVER_MOUNTED = """
+    / // /. /bin /sbin /lib /lib64 /usr /usr/bin /usr/lib/ /boot /boot/x /root
+    /etc //etc /etc/ /etc/x /srv/../etc /home/someone/../../etc/cron.d /home /home/someone
+    ~ ~/ ~/x/.. ~/.ssh ~/.ssh/x ~/.gnupg ~/.docker ~/.kube ~/.aws /home/other/.ssh
+    /proc /proc/1/root /sys /sys/fs/cgroup /dev /dev/sda /dev/shm /var /var/run /run
+    /run/x /var/run/x /var/run/docker.sock /run/containerd/containerd.sock /run/user/1000
+    /run/user/1000/podman/podman.sock /srv/docker.sock /var/lib/docker /var/lib/docker/volumes
+"""
+MAY_BE_MOUNTED = """
+    ~/.cache/labctl ~/x /root/x /home/me/x /var/lib/x /usr/local/share/data /srv /data /etcetera
+    /dev/shm/x /run/user/1000/x /run/media /run/media/me/disk /var/run/media/x /mnt/docker /rooted
+"""
+
+
+@pytest.mark.parametrize("key", MOUNTED)
+@pytest.mark.parametrize("value", NEVER_MOUNTED.split())
+def test_what_is_the_hosts_own_is_not_mounted(lab: Lab, key: str, value: str) -> None:
+    """Containers write what is mounted: keys, the system and the engine would be theirs."""
+    error = lab.error(f"{key}={value}")
+    assert error.startswith(f".env:1: {key}: "), error
+    assert " | name a directory" in error
+    assert lab.error(f"{key}={value}\nLAB_HOSTS=hosts.txt").startswith(f".env:1: {key}: ")
+
+
+@pytest.mark.parametrize("value", MAY_BE_MOUNTED.split())
+def test_a_directory_of_ones_own_is_mounted(lab: Lab, value: str) -> None:
+    for key in MOUNTED:
+        assert lab.load(f"{key}={value}").text(key)
+
+
+@pytest.mark.parametrize("target", ["/etc", "/", "home", "home/.ssh", "engine.sock", "holder"])
+@pytest.mark.parametrize("way", ["link", "link-to-link", "up/../link"])
+def test_a_link_mounts_no_more_than_its_target_may(lab: Lab, target: str, way: str) -> None:
+    (lab.directory / "home/.ssh").mkdir(parents=True)
+    (lab.directory / "holder").mkdir()
+    folder = os.open(lab.directory, os.O_PATH)
+    for name in ("engine.sock", "holder/docker.sock"):
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(f"/proc/self/fd/{folder}/{name}")
+    os.close(folder)
+    (lab.directory / "link").symlink_to(target)
+    (lab.directory / "link-to-link").symlink_to("link")
+    value = f"HOST_CACHE_PATH={lab.directory / way}"
+    environ = {"HOME": str(lab.directory / "home")}
+    assert lab.error(value, environ).startswith(".env:1: HOST_CACHE_PATH: ")
+    # Where links of other hosts lead is not known here.
+    assert lab.load(f"{value}\nLAB_HOSTS=hosts.txt", environ).text("HOST_CACHE_PATH")
+
+
+def test_the_default_is_refused_where_it_is_a_link_out(lab: Lab) -> None:
+    (lab.directory / ".cache").mkdir()
+    (lab.directory / ".cache/labctl").symlink_to("/etc")
+    assert "HOST_CACHE_PATH" in lab.error(environ={"HOME": str(lab.directory)})
 
 
 def test_a_bad_value_is_refused_even_where_it_is_overridden(lab: Lab) -> None:

@@ -144,6 +144,17 @@ def test_any_other_script_is_copied_into_the_run(of: Lab, tmp_path: Path) -> Non
     assert [(file.path, file.content) for file in files] == [("script/mine.py", "print('mine')\n")]
 
 
+@pytest.mark.parametrize("at", ["clone", "link-to-clone"])
+def test_a_link_that_a_container_planted_copies_nothing_of_the_host(of: Lab, tmp_path: Path, at: str) -> None:
+    (tmp_path / "link-to-clone").symlink_to("clone")
+    (tmp_path / ".netrc").write_text("password canary")
+    (tmp_path / "clone/train.py").symlink_to(tmp_path / ".netrc")
+    mounts = (Mount(source=str(tmp_path / at), target="/workspace/DeepSpeedExamples"),)
+    for folder in ("clone", at):
+        with pytest.raises(ConfigError, match="a link that leads out of the folders that are mounted"):
+            inputs.place_script(replace(of, mounts=mounts), workload(script=str(tmp_path / folder / "train.py")), RUN)
+
+
 def test_a_script_that_nothing_could_start_is_refused(of: Lab, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch(mode=0o644)
     with pytest.raises(ConfigError, match="neither Python nor executable") as caught:

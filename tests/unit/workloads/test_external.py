@@ -52,6 +52,19 @@ def test_the_scripts_that_train_are_listed_and_nothing_else_of_a_clone() -> None
     assert names({}) == []
 
 
+def test_a_script_that_is_a_link_out_of_the_clone_is_none_of_its_own(tmp_path: Path) -> None:
+    """Containers write the clones: what such a link leads to would be copied into a run."""
+    (tmp_path / "private.py").write_text("password = 1  # __main__ $2 main.py\n")
+    for clone, script in ((external.GAUDI, "x/run_leak.py"), (external.DSCHAT, "x/run_leak.sh")):
+        root = tmp_path / clone.family
+        link = root / clone.scripts / script
+        link.parent.mkdir(parents=True)
+        link.symlink_to(tmp_path / "private.py")
+        assert names({clone.family: root}) == []
+        with pytest.raises(ConfigError, match="no script"):
+            load(f"{clone.family}/x/run_leak", roots={clone.family: root})
+
+
 def test_an_unknown_script_names_the_nearest_and_the_folder() -> None:
     with pytest.raises(ConfigError, match=f"{TRAINING}: no script `dschat/run_opt-350m_bs42`") as caught:
         load("dschat/run_opt-350m_bs42")

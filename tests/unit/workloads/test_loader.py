@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,8 @@ def test_workloads_come_by_folder_then_in_the_order_of_the_file(tmp_path: Path) 
         ("script: train.py", "script: .", 3, "script `.` is not in", ""),
         ("script: train.py", "script: ../../secret.py", 3, "leaves its folder", ""),
         ("script: train.py", "script: /no/such.py", 3, "script `/no/such.py` is not in", ""),
+        ("script: train.py", "script: /etc/passwd", 3, "script `/etc/passwd` is not in", "--script"),
+        ("script: train.py", "script: train.py\nprepare: /etc/passwd", 4, "script `/etc/passwd` is not in", "--script"),
         ("script: train.py", "script: link.py", 3, "leaves its folder", ""),
         ("script: train.py", "script: train.py: x", 3, "is not YAML: mapping values are not allowed here", ""),
         ("script: train.py", "script: 'train.py", 5, "is not YAML", ""),
@@ -215,11 +218,57 @@ def test_a_field_of_the_wrong_kind_is_told_with_its_line(tmp_path: Path, block: 
         (b"- a\n", 1, "`workload.yml` must be a mapping, not a list"),
         (b"description: a\nscript: \xff\n", 2, "is not UTF-8"),
         pytest.param(b"[" * 5000, 1, "is nested too deeply", id="deep"),
-        (MINIMAL.encode() + b"arguments: &a [*a]\n", 5, "`arguments` must be text, not a list"),
+        (MINIMAL.encode() + b"arguments: &a [*a]\n", 5, "an alias holds itself"),
     ],
 )
 def test_a_file_that_is_no_workload_is_refused(tmp_path: Path, content: bytes, number: int, reason: str) -> None:
     _refused(tmp_path, content, number, reason)
+
+
+BOMB = "".join(f"  a{number}: &a{number} [{', '.join([f'*a{number - 1}'] * 10)}]\n" for number in range(1, 10))
+# Each line is not deep, but holds the one before it.
+LADDER = "".join(f"  a{number}: &a{number} {'[' * 50}*a{number - 1}{']' * 50}\n" for number in range(1, 100))
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("deepspeed: &a {b: *a}\n", "an alias holds itself"),
+        ("deepspeed: &a\n  b: [*a, *a]\n", "an alias holds itself"),
+        (f"deepspeed:\n  a0: &a0 [{'x, ' * 10}]\n{BOMB}", "values with its aliases"),
+        (f"deepspeed:\n  a0: &a0 [x]\n{LADDER}", "is nested too deeply"),
+        pytest.param("#" * (2 << 20), "is larger than 1 MiB", id="large"),
+    ],
+)
+def test_a_file_that_would_take_all_time_and_memory_is_named_and_the_others_are_read(
+    tmp_path: Path, content: str, reason: str
+) -> None:
+    directory = _write(tmp_path, bomb=MINIMAL + content, hello=MINIMAL)
+    workloads, errors = list_all(directory, LAUNCHERS)
+    assert [workload.name for workload in workloads] == ["hello"]
+    assert [error.message.partition(":")[0] for error in errors] == ["workloads/bomb/workload.yml"]
+    assert reason in errors[0].message
+    assert load(directory, "hello", LAUNCHERS).name == "hello"
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    directory = _write(tmp_path, hello=MINIMAL)
+    for name in ("pipe", "zero"):
+        (directory / name).mkdir()
+    os.mkfifo(directory / "pipe/workload.yml")
+    (directory / "zero/workload.yml").symlink_to("/dev/zero")
+    workloads, errors = list_all(directory, LAUNCHERS)
+    assert [workload.name for workload in workloads] == ["hello"]
+    assert [error.message for error in errors] == [
+        f"workloads/{name}/workload.yml:1: is not a regular file" for name in ("pipe", "zero")
+    ]
+    with pytest.raises(ConfigError, match="is not a regular file"):
+        load(directory, "other", LAUNCHERS)
+
+
+def test_an_alias_is_what_it_stands_for(tmp_path: Path) -> None:
+    directory = _write(tmp_path, hello=f"{MINIMAL}arguments: &a [x]\nlauncher_arguments: *a\n")
+    assert load(directory, "hello", LAUNCHERS).launcher_arguments == ("x",)
 
 
 def test_windows_line_ends_and_a_byte_order_mark_do_no_harm(tmp_path: Path) -> None:
