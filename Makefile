@@ -9,7 +9,7 @@ TESTS_AT_ONCE ?= 3
 # labctl takes 0.1 s longer to start where Python may not keep what it compiled.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test lint unit image bench lock wheel clean
+.PHONY: help quickstart test lint unit image bench lock audit wheel clean
 
 help:
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -48,6 +48,16 @@ bench: $(VENV)/.developer image  ## labctl against the raw tools, side by side (
 
 lock: $(VENV)/.installed  ## resolve the image's pinned versions and their hashes
 	$(AS_MEMBER) $(LABCTL) build --update-lock
+
+# What is pinned is what is looked up: no hashes, which pip-audit wants for all or none, and no builds, as in torch==2.13.0+cpu.
+audit: $(VENV)/.developer  ## known vulnerabilities of what labctl and its images install, by PyPI's advisories
+	@$(VENV)/bin/pip install --quiet --quiet pip-audit
+	@failed=0; for list in docker/*.lock labctl; do \
+	  if [ $$list = labctl ]; then $(VENV)/bin/pip freeze --exclude-editable; else cat $$list; fi \
+	    | sed -E 's/ --hash=\S+//g; s/(==[^ +]+)\+\S+/\1/' > $(VENV)/audit.txt; \
+	  echo "$$list: $$(grep -c == $(VENV)/audit.txt) packages"; \
+	  $(VENV)/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off -r $(VENV)/audit.txt || failed=1; \
+	done; [ $$failed = 0 ] || { echo 'audit failed: see above (not found on PyPI: its advisories do not answer)'; exit 1; }
 
 wheel: $(VENV)/.developer  ## the wheel, in dist/
 	$(VENV)/bin/pip wheel --quiet --no-deps --wheel-dir dist .

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+import shlex
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -116,13 +117,24 @@ def devcontainer(context: Context, program: str, *, force: bool = False) -> Devc
     return devcontainer.DevcontainerFile(str(path), str(context.directory), bool(changed))
 
 
-def build(context: Context, *, workload: str = "", update_lock: bool = False) -> dict[str, Any]:
-    """Build the image of the nodes, or that which a workload needs; or resolve its pinned versions again."""
+def build(
+    context: Context, *, workload: str = "", update_lock: bool = False, sbom: Path | None = None
+) -> dict[str, Any]:
+    """Build the image of the nodes, or that which a workload needs; or resolve its pinned versions again.
+
+    ``sbom``: a file to write the software bill of materials of the image to.
+    """
     from labctl.deploy.images import build_image
+    from labctl.images import sbom as bills
     from labctl.lab.cluster import connect
 
+    if sbom and not sbom.parent.is_dir():
+        raise ConfigError(f"{sbom.parent}: no such directory", hint=f"mkdir -p {shlex.quote(str(sbom.parent))}")
     with connect(context, settings_for(context, workload)) as cluster:
-        return build_image(context, cluster, update_lock=update_lock)
+        built = build_image(context, cluster, update_lock=update_lock)
+        if sbom:
+            built |= {"sbom": str(sbom), "packages": bills.write(cluster.image, sbom)}
+        return built
 
 
 def settings_for(context: Context, workload: str) -> Settings:
@@ -166,6 +178,26 @@ def bring_up(context: Context, cluster: Cluster, *, dry_run: bool = False) -> La
             return answer(cluster, decided.plan)
         cluster, unchanged = executor.bring_up(context, decided, early, wait=PATIENCE)
         return with_runs(context, status_of(context, cluster, unchanged))
+
+
+def rotate_keys(context: Context) -> LabStatus:
+    """Replace the lab's ssh keys, and its containers if there are any. HostError during a run."""
+    from labctl.compose import ssh_keys
+    from labctl.deploy import preflight
+    from labctl.lab.cluster import connect, load_lab
+    from labctl.lab.status import status_of
+
+    preflight.require_initialised(context)
+    with connect(context, context.settings()) as cluster:
+        with changing(context, "labctl keys rotate", dry_run=False):
+            observed, able = preflight.observe(context, cluster)
+            lab, able = load_lab(context, able, ask=False)
+            preflight.require_idle(context)
+            for path in ssh_keys.private(lab):
+                path.unlink()
+        if observed.containers:
+            return cast("LabStatus", bring_up(context, cluster))
+        return with_runs(context, status_of(context, able, observed))
 
 
 def decide_up(context: Context, cluster: Cluster, observed: ObservedState, *, dry_run: bool) -> Decision:
@@ -306,6 +338,9 @@ def run_on(
     external.require_device(workload, lab.accelerator)
     if reason := runs.why_not_fit(lab, job, cluster.settings.number("LAB_MEMORY")):
         return runs.refuse(lab, job, reason, now, dry_run=dry_run)
+    if filelock.is_held(context.directory / filelock.LAB):
+        with changing(context, "labctl run", dry_run=dry_run):
+            pass  # What is observed next is not in the middle of a change.
     observed = runs.observe(context, cluster, dry_run=dry_run)
     foreign = preflight.find_foreign_labs(context, lab.name, observed) if observed else {}
     nodes = tuple(node.name for node in job.nodes)
@@ -320,12 +355,22 @@ def run_on(
     runs.require_hosts(lab, job, {**cluster.failed, **foreign})
     doctor_run.preflight(context, lab, cluster, "run")
     runs.require_ready(context, cluster, lab, job, observed, options)
-    lock = context.directory / filelock.RUN
-    with nullcontext() if dry_run else filelock.held(lock, f"run {job.run_id}"):
+    with nullcontext() if dry_run else running(context, f"run {job.run_id}"):
         plan = runs.plan_run(lab, job, cluster, observed, dry_run=dry_run)
         if dry_run:
             return answer(cluster, Plan((*first, *plan.steps)))
         return runs.carry_out(context, cluster, lab, job, plan, now, early)
+
+
+@contextmanager
+def running(context: Context, purpose: str) -> Iterator[None]:
+    """Hold the lock of a run, which is not taken while another command changes the lab. HostError if one does."""
+    from labctl.system import filelock
+
+    with ExitStack() as held:
+        with filelock.held(context.directory / filelock.LAB, purpose):
+            held.enter_context(filelock.held(context.directory / filelock.RUN, purpose))
+        yield
 
 
 def runs(context: Context) -> RunList:

@@ -413,7 +413,7 @@ class Result(Struct, frozen=True, kw_only=True):
     exit_code: int
     world_size: int = 0
     ranks: tuple[Rank, ...] = ()
-    metrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    metrics: Mapping[str, Mapping[str, float | int | str | None]] = field(default_factory=dict)
     checks: tuple[CriterionResult, ...] = ()
     seconds: float = 0.0
     started: str = ""

@@ -29,6 +29,7 @@ COMMANDS = {
     "build": ("lab", "build the lab's image, or a workload's"),
     "up": ("lab", "create and start the lab, and wait until every worker is reachable"),
     "bundle": ("bundle", "save the lab with its image as one file, or load it, for offline use"),
+    "keys": ("lab", "replace the lab's ssh keys"),
     "status": ("lab", "show the lab's containers and their health"),
     "devcontainer": ("lab", "write the devcontainer.json that attaches VS Code to the launcher"),
     "shell": ("exec", "open a shell in the launcher or a node"),

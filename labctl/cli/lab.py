@@ -11,7 +11,7 @@ import typer
 from labctl import flows, model
 from labctl.cli.common import HERE, Directory, DryRun, Json, Setting, answering, context
 from labctl.cli.output import Output, table
-from labctl.errors import HostError
+from labctl.errors import ConfigError, HostError
 
 if TYPE_CHECKING:
     from labctl.lab.status import LabStatus
@@ -40,11 +40,17 @@ def build_command(
     directory: Directory = HERE,
     workload: Annotated[str, typer.Option(metavar="NAME", help="Build the image of this workload.")] = "",
     update_lock: Annotated[bool, typer.Option("--update-lock", help="Update the pinned versions.")] = False,
+    sbom: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write what is installed in the image, as CycloneDX JSON.")
+    ] = None,
     setting: Setting = None,
     json: Json = False,
 ) -> None:
     with answering(as_json=json, stopped="re-run to resume") as output:
-        document = flows.build(context(directory, output, setting), workload=workload, update_lock=update_lock)
+        if sbom and update_lock:
+            raise ConfigError("--update-lock builds no image for --sbom", hint="labctl build --sbom FILE")
+        lab = context(directory, output, setting)
+        document = flows.build(lab, workload=workload, update_lock=update_lock, sbom=sbom and sbom.resolve())
         output.answer(document, "\n".join(f"{key:<8} {value}" for key, value in document.items()))
 
 
@@ -61,6 +67,20 @@ def up_command(
             output.answer(answer, "\n".join(answer.plan))
         else:
             answer_status(output, answer)
+
+
+keys_command = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+
+@keys_command.callback()
+def keys() -> None:
+    """Without this, Typer makes the only command that of the group."""
+
+
+@keys_command.command("rotate", help="Replace the lab's ssh keys; a lab that is up gets new containers.")
+def rotate_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:
+    with answering(as_json=json, stopped="re-run `labctl up` to resume") as output:
+        answer_status(output, flows.rotate_keys(context(directory, output, setting)))
 
 
 def status_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:

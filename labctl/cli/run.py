@@ -110,8 +110,8 @@ def runs_command(directory: Directory = HERE, json: Json = False) -> None:
             (
                 run.run_id,
                 run.state,
-                run.verdict or "-",
-                run.cause or "-",
+                printable(run.verdict or "-"),
+                printable(run.cause or "-"),
                 "-" if run.seconds is None else quantity(run.seconds),
             )
             for run in listed.runs
@@ -139,7 +139,12 @@ def run_text(run: Result | RunSummary, lab: Path) -> str:
         rows.append(("state", run.state))
     rows.append(("files", str(lab / "runs" / run.run_id)))
     width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}} {text}" for name, text in rows)
+    return printable("\n".join(f"{name:<{width}} {text}" for name, text in rows))
+
+
+def printable(text: str) -> str:
+    """Text of a run's record for the terminal: a workload that wrote it there moves no cursor."""
+    return "".join(character if character.isprintable() or character in "\n\t" else "?" for character in text)
 
 
 def result_rows(result: Result) -> list[tuple[str, str]]:
@@ -148,9 +153,9 @@ def result_rows(result: Result) -> list[tuple[str, str]]:
     for name, value in result.metrics.items():
         unit = f" {value['unit']}" if value.get("unit") else ""
         if "first" in value:
-            rows.append((name, f"{quantity(value['first'])} -> {quantity(value['last'])}{unit}"))
+            rows.append((name, f"{quantity(value['first'])} -> {quantity(value.get('last'))}{unit}"))
         else:
-            rows.append((name, f"{quantity(value['value'])}{unit}"))
+            rows.append((name, f"{quantity(value.get('value'))}{unit}"))
     if result.ranks:
         ranks = ", ".join(f"{rank.rank} on {rank.node}" for rank in result.ranks[:SHOWN])
         rows.append(("ranks", f"{result.world_size} ({ranks}{', ...' if len(result.ranks) > SHOWN else ''})"))

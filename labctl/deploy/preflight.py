@@ -70,8 +70,13 @@ def require_no_run(context: Context, steps: Iterable[Step]) -> None:
     """HostError if a plan would take containers from under a run."""
     from labctl.deploy.plan import ApplyProject, RemoveContainers
 
-    changing = any(isinstance(step, ApplyProject | RemoveContainers) for step in steps)
-    if changing and filelock.is_held(context.directory / filelock.RUN):
+    if any(isinstance(step, ApplyProject | RemoveContainers) for step in steps):
+        require_idle(context)
+
+
+def require_idle(context: Context) -> None:
+    """HostError if a run is under way."""
+    if filelock.is_held(context.directory / filelock.RUN):
         holder = filelock.holder(context.directory / filelock.RUN)
         raise HostError(f"cannot change the lab while {holder} is active", hint="wait for it, or stop it first")
 

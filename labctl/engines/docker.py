@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,7 +36,9 @@ if TYPE_CHECKING:
 
 
 def container_of(found: dict[str, Any], host: str) -> Container:
-    labels = found["Labels"]
+    # Anyone who may use the daemon may write them.
+    labels = {name: "".join(filter(str.isprintable, value)) for name, value in found["Labels"].items()}
+    slots = labels.get("labctl.slots", "")
     status = found.get("Status", "")
     health = next(
         (word for word in ("unhealthy", "healthy", "starting") if f"({word}" in status or f": {word}" in status), None
@@ -46,7 +49,7 @@ def container_of(found: dict[str, Any], host: str) -> Container:
         node=labels.get("labctl.node", "?"),
         host=host,
         role=labels.get("labctl.role", "?"),
-        slots=int(labels.get("labctl.slots", 0)),
+        slots=int(slots) if re.fullmatch("[0-9]{1,6}", slots) else 0,
         state=found["State"],
         health=health,
         fingerprint=labels.get("labctl.config-hash", ""),
@@ -142,6 +145,8 @@ def last_check(inspected: dict[str, Any] | None) -> str:
 
 
 LAST_LINES = 20
+# In the daemon's words.
+TAKEN = re.compile(r'container name "/(\S+)" is already in use')
 # Seconds for a program that reaches or reaps: each has a shorter limit of its own.
 EXECUTING = 120
 # What a person's environment says of another daemon than that at the end of a connection.
@@ -249,7 +254,11 @@ class DockerEngine:
             there = f"on {self.host}: " if self._address else "sudo "
             hint = f"{there}systemctl restart docker, if it hangs; then re-run the command"
             return self._error(f"`{what}` timed out after {seconds} s", hint)
-        return self._error(f"`{what}` failed:\n" + "\n".join(said.strip().splitlines()[-LAST_LINES:]))
+        message = f"`{what}` failed:\n" + "\n".join(said.strip().splitlines()[-LAST_LINES:])
+        if taken := TAKEN.search(said):
+            hint = f"docker rename {taken[1]} {taken[1]}-other, or set another LAB_NAME in .env"
+            return self._error(message, f"on {self.host}: {hint}" if self._address else hint)
+        return self._error(message)
 
     def versions(self) -> dict[str, str]:
         version = self._get("/version")
@@ -501,10 +510,13 @@ class DockerEngine:
         return probe.refusal(self.docker, lab, image, probe.device_options(mapping))
 
     def events(self, lab: str) -> Iterator[tuple[str, Cause, str]]:
-        filters = {"label": [f"labctl.lab={lab}"], "type": ["container"], "event": ["die", "oom", "health_status"]}
+        # A filter for labels would leave out the events of networks, which have none.
+        own = {"container": (lab,), "network": (None,)}
+        kinds = {"type": ["container", "network"], "event": ["die", "oom", "health_status", "disconnect"]}
         with self._http(None) as http:
-            heard = map(json.loads, request(http, "/events", filters=filters))
-            yield from watch(heard, partial(self.observe, lab), self._last_check)
+            heard = map(json.loads, request(http, "/events", filters=kinds))
+            ours = (one for one in heard if one["Actor"]["Attributes"].get("labctl.lab") in own[one["Type"]])
+            yield from watch(ours, partial(self.observe, lab), self._last_check)
 
     def _last_check(self, container: str) -> str:
         return last_check(self._get(f"/containers/{container}/json"))

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from labctl.errors import ConfigError, HostError
 from labctl.model import Secret
+from labctl.system.files import is_below
 
 Kind = Literal["model", "dataset"]
 
@@ -96,7 +97,25 @@ def look_up(hub: Hub, kind: Kind, name: str) -> Repository:
         RemoteFile(one.rfilename, one.size or 0, one.lfs.sha256 if one.lfs else one.blob_id or "", bool(one.lfs))
         for one in found.siblings or ()
     )
-    return Repository(kind=kind, name=name, revision=found.sha or "", files=files, folder=hub.folder(kind, name))
+    repository = Repository(kind=kind, name=name, revision=found.sha or "", files=files, folder=hub.folder(kind, name))
+    if wrong := impossible(repository):
+        raise HostError(
+            f"{kind} {name}: the hub at {hub.shown} gives {wrong}",
+            hint="unset HF_ENDPOINT, if that names a mirror; then re-run",
+        )
+    return repository
+
+
+def impossible(repository: Repository) -> str:
+    """What in a hub's answer cannot be, and may be meant to lead out of the cache; empty where nothing is."""
+    if not re.fullmatch(r"[0-9a-f]{40}", repository.revision):
+        return f"no revision: {ascii(repository.revision)[:100]}"
+    for file in repository.files:
+        if not (file.path.isprintable() and file.path and is_below(file.path)):
+            return f"a file that cannot be in a repository: {ascii(file.path)[:100]}"
+        if not re.fullmatch(r"[0-9a-f]{64}" if file.large else r"[0-9a-f]{40}", file.blob) or file.size < 0:
+            return f"no hash or size of {file.path}: {ascii(file.blob)[:100]}, {file.size}"
+    return ""
 
 
 @contextlib.contextmanager

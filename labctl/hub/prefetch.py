@@ -6,14 +6,18 @@ ones and links the snapshot that workloads read.
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import glob
 import hashlib
 import json
+import os
 import re
 import shlex
+import stat
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Literal
 
@@ -278,7 +282,7 @@ def download_large(hub: Hub, repository: Repository, file: RemoteFile, progress:
     """Download a large file into its blob, resuming; HostError if its SHA-256 is wrong."""
     path = repository.partial(file)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b") as stream:
+    with open_partial(path) as stream:
         digest = hashlib.sha256()
         stream.seek(0)
         while piece := stream.read(PIECE):
@@ -302,6 +306,19 @@ def download_large(hub: Hub, repository: Repository, file: RemoteFile, progress:
             hint="re-run to download it again",
         )
     path.replace(repository.blob(file))
+
+
+def open_partial(path: Path) -> IO[bytes]:
+    """The file to append to; what a workload put in its place, a link to another file, is removed. OSError."""
+    with suppress(FileNotFoundError):
+        found = path.lstat()
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+            path.unlink()
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
+    if os.fstat(handle).st_nlink > 1:
+        os.close(handle)
+        raise OSError(errno.EMLINK, "another file has the same content", str(path))
+    return os.fdopen(handle, "a+b")
 
 
 def receive(

@@ -113,8 +113,9 @@ def fetch_left(
         pass
     for run in runs_on(connection, directory):
         there, path = f"{directory}/runs/{run}", store.directory(lab, run)
-        if run.startswith(".") or not run:
-            unexpected = f"{name}: {directory}/runs has what is no run's directory"
+        # The name is the host's word: what it brings goes to no other place than that of a run which was sent there.
+        if not store.is_run(lab, run):
+            unexpected = f"{name}: {directory}/runs has what is no run of this lab: {ascii(run)[:100]}"
             raise HostError(unexpected, hint=remedy(connection, there), node=name)
         try:
             bring(connection, there, path, notice)

@@ -248,10 +248,14 @@ def _(step: plan.EndRun, site: RunDeployment) -> None:
     lab, engine, path = site.lab, site.cluster.engine, site.lab.directory / step.paths[0]
     agent.reap(lab, engine, path.name, grace=0)
     artifacts.fetch(lab, path.name, engine, site.context.warn)
-    if store.state(lab.directory, path.name) == "orphaned":
-        store.abandon(lab, path.name)
-    else:
-        store.redact_ranks(path, lab.hidden)
+    try:
+        if store.state(lab.directory, path.name) == "orphaned":
+            store.abandon(lab, path.name)
+        else:
+            store.redact_ranks(path, lab.hidden)
+    except HostError as error:
+        # Whatever a workload made of its directory: this run goes on.
+        site.context.warn(f"run {path.name}: {error.message}")
 
 
 @do.register
@@ -259,7 +263,7 @@ def _(step: plan.StageRun, site: RunDeployment) -> None:
     require_port(site.lab, site.job, site.cluster.engine, site.cluster.facts)
     site.began = time.monotonic()
     store.create(site.lab, step.run_id, step.files)
-    site.held.enter_context(filelock.held(site.path / store.LOCK, f"run {step.run_id}"))
+    site.held.enter_context(store.locked(site.path))
     site.log = store.RunLog(site.path, site.lab, (metric.pattern for metric in site.job.workload.metrics))
     site.held.callback(site.log.close)
     site.context.notice(f"run {step.run_id}: {site.job.workload.description}")
@@ -272,10 +276,13 @@ def _(step: plan.PushRun, site: RunDeployment) -> None:
 
 @do.register
 def _(step: plan.LaunchJob, site: RunDeployment) -> None:
+    def keep(line: str) -> str:
+        line = site.log.keep(line)
+        site.context.line(line)
+        return line
+
     try:
-        site.outcome = supervise(
-            site.lab, step.job, site.cluster.engine, lambda line: site.context.line(site.log.keep(line))
-        )
+        site.outcome = supervise(site.lab, step.job, site.cluster.engine, keep)
     except BaseException:
         fetch_results(site)
         raise
@@ -295,7 +302,7 @@ def _(step: plan.WriteResult, site: RunDeployment) -> None:  # noqa: ARG001
     site.log.close()
     seconds = time.monotonic() - site.began
     result = conclude(site.lab, site.job, site.outcome, site.log.lines, seconds, site.now)
-    site.result = store.finish(site.lab.directory, result)
+    site.result = store.finish(site.lab, result)
 
 
 def carry_out(
@@ -327,7 +334,7 @@ def refuse(lab: Lab, job: Job, reason: str, now: datetime, *, dry_run: bool = Fa
     if dry_run:
         raise HostError(reason, hint=f"labctl fit {job.workload.name}")
     store.create(lab, job.run_id, job.files)
-    return store.finish(lab.directory, result_of(lab, job, error("does-not-fit", reason), now))
+    return store.finish(lab, result_of(lab, job, error("does-not-fit", reason), now))
 
 
 def result_of(lab: Lab, job: Job, verdict: Verdict, now: datetime, **measured: Any) -> Result:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import fnmatch
 import json
+import os
 import re
 import secrets
-from collections.abc import Iterable
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
 from labctl import naming
 from labctl.config.settings import Settings
 from labctl.engines import Backend
-from labctl.errors import ConfigError
+from labctl.errors import ConfigError, HostError
 from labctl.model import File, Job, Lab, Rank, Result, Secret
 from labctl.system import filelock, files
 
@@ -79,6 +84,19 @@ RANK_REPORTED = re.compile(r"labctl: rank (\d+) of \d+ on (\S+)$")
 RANKS_STARTED = re.compile(r"^(\S+): .*\bglobal_rank_mapping=defaultdict\(<class 'list'>, (\{.*\})\)$")
 
 
+# What names a run in runs/, into which workloads may put anything: letters of ``new_id``, fit to be printed.
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+LARGEST_RECORD = 16 << 20
+# Bytes of a log that are in memory at once.
+PIECE = 1 << 20
+REDACTED = "[REDACTED]"
+T = TypeVar("T")
+
+
+class RecordError(HostError):
+    """What a run prints cannot be recorded."""
+
+
 def new_id(workload: str, now: datetime) -> str:
     """A new run id, which sorts by time: ``20260102-150405-opt-tiny-3fa2``."""
     return f"{now:%Y%m%d-%H%M%S}-{workload.replace('/', '-')}-{secrets.token_hex(2)}"
@@ -89,83 +107,182 @@ def directory(lab: Path, run_id: str) -> Path:
 
 
 def create(lab: Lab, run_id: str, content: Iterable[File]) -> Path:
-    """Make the run's directory with what it needs and what is known before it starts."""
+    """Make the run's directory, which must be new, with what it needs and what is known before it starts."""
     path = directory(lab.directory, run_id)
-    files.make_private(path / "ranks")
-    files.write_all(path, content)
+    files.create_all(path, content, folders=("ranks",))
     return path
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a new run, which says that its process lives. HostError where that cannot be."""
+    with files.writing(path / LOCK), files.opened(path) as folder:
+        lock = files.create(LOCK, folder, 0o600)
+    with lock:
+        with files.writing(path / LOCK):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
 
 
 class RunLog:
     """Keeps a run's output, with the lab's secrets redacted; ``lines`` are those that the verdict needs, as printed."""
 
     def __init__(self, path: Path, lab: Lab, wanted: Iterable[str]) -> None:
-        self._stream: TextIO = (path / OUTPUT).open("w", encoding="utf-8", buffering=1)
+        with files.writing(path / OUTPUT), files.opened(path) as folder:
+            self._stream = files.create(OUTPUT, folder, 0o644)
         self._hidden = lab.hidden
         self._path = path
         self._wanted = (RANK_REPORTED, RANKS_STARTED, *map(re.compile, wanted))
         self.lines: list[str] = []
 
     def keep(self, line: str) -> str:
-        """Write one line; returns it redacted."""
+        """Write one line; returns it redacted. RecordError where it cannot be written."""
         if any(pattern.search(line) for pattern in self._wanted):
             self.lines.append(line)
         line = redact(line, self._hidden)
-        self._stream.write(line + "\n")
+        try:
+            self._stream.write(f"{line}\n".encode())
+            self._stream.flush()
+        except OSError as error:
+            path = self._path / OUTPUT
+            raise RecordError(f"cannot write {path}: {error.strerror}", hint=f"df -h {path.parent}") from error
         return line
 
     def close(self) -> None:
-        """Close the log and redact what ranks wrote themselves; once is enough."""
+        """Close the log and redact what ranks wrote themselves; once is enough. HostError for what is not written."""
         if not self._stream.closed:
-            self._stream.close()
-            redact_ranks(self._path, self._hidden)
+            try:
+                with files.writing(self._path / OUTPUT):
+                    self._stream.close()
+            finally:
+                redact_ranks(self._path, self._hidden)
 
 
 def redact_ranks(path: Path, hidden: tuple[Secret, ...]) -> None:
-    """Redact secrets in the logs that ranks and scripts wrote themselves."""
-    for log in (log for place in LOGS for log in path.glob(place)):
-        # A workload may create anything with such a name.
-        if log.is_symlink() or not log.is_file():
+    """Redact secrets in the logs that ranks and scripts wrote themselves. HostError for one that cannot be written.
+
+    A workload may create anything with such a name: only files that have no other are touched.
+    """
+    if not hidden:
+        return
+    with suppress(OSError), files.opened(path) as folder:
+        for place in LOGS:
+            for log, parent in _matching(path, folder, place.split("/")):
+                _redact_log(log, parent, hidden)
+
+
+def _matching(path: Path, folder: int, pattern: list[str]) -> Iterator[tuple[Path, int]]:
+    """What matches below a directory, through no link, with the descriptor of the directory that it is in."""
+    for name in fnmatch.filter(os.listdir(folder), pattern[0]):
+        if len(pattern) == 1:
+            yield path / name, folder
             continue
-        text = log.read_text(encoding="utf-8", errors="surrogateescape")
-        clean = redact(text, hidden)
-        if clean != text:
-            log.write_text(clean, encoding="utf-8", errors="surrogateescape")
+        with suppress(OSError), files.opened(name, folder) as below:
+            yield from _matching(path / name, below, pattern[1:])
+
+
+def _redact_log(path: Path, parent: int, hidden: tuple[Secret, ...]) -> None:
+    try:
+        log = files.open_regular(path.name, parent)
+    except OSError:
+        return
+    with log, files.writing(path):
+        found = os.fstat(log.fileno())
+        # The copy of one that was redacted before is the same.
+        if found.st_nlink == 1 and any(REDACTED.encode() in piece for piece in _redacted(_pieces(log), hidden)):
+            files.replace_in(parent, path.name, _redacted(_pieces(log), hidden), stat.S_IMODE(found.st_mode))
+
+
+def _pieces(log: BinaryIO) -> Iterator[bytes]:
+    """What a file holds now, less its holes: those may be larger than any disk."""
+    handle, place, size = log.fileno(), 0, os.fstat(log.fileno()).st_size
+    while place < size:
+        try:
+            place = os.lseek(handle, place, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return
+            raise
+        end = min(os.lseek(handle, place, os.SEEK_HOLE), size)
+        while place < end:
+            piece = os.pread(handle, min(PIECE, end - place), place)
+            if not piece:
+                return
+            place += len(piece)
+            yield piece
+
+
+def _redacted(pieces: Iterable[bytes], hidden: tuple[Secret, ...]) -> Iterator[bytes]:
+    """The same bytes without secrets, also those that begin in one piece and end in the next."""
+    values = sorted((value.reveal().encode("utf-8", "surrogateescape") for value in hidden), key=len, reverse=True)
+    pattern, mark = re.compile(b"|".join(map(re.escape, values))), REDACTED.encode()
+    rest = b""
+    for piece in pieces:
+        rest += piece
+        # What begins before is here to its end, whichever secret it is.
+        whole, clean, done = len(rest) - len(values[0]) + 1, [], 0
+        for match in pattern.finditer(rest):
+            if match.start() < whole:
+                clean += [rest[done : match.start()], mark]
+                done = match.end()
+        end = max(done, whole, 0)
+        yield b"".join((*clean, rest[done:end]))
+        rest = rest[end:]
+    yield pattern.sub(mark, rest)
 
 
 def redact(text: str, hidden: tuple[Secret, ...]) -> str:
     for value in hidden:
-        text = text.replace(value.reveal(), "[REDACTED]")
+        text = text.replace(value.reveal(), REDACTED)
     return text
 
 
-def finish(lab: Path, result: Result) -> Result:
-    """Write ``result.json``, the last file of a run, with ``seconds`` rounded; returns what was written."""
-    result = replace(result, seconds=round(result.seconds, 3))
-    content = json.dumps({"schema": SCHEMA, **msgspec.to_builtins(result)}, indent=2, allow_nan=False) + "\n"
-    files.write(directory(lab, result.run_id) / RESULT, content, 0o644)
-    return result
+def _redact_texts(value: Any, hidden: tuple[Secret, ...]) -> Any:
+    if isinstance(value, str):
+        return redact(value, hidden)
+    if isinstance(value, dict):
+        return {key: _redact_texts(item, hidden) for key, item in value.items()}
+    return [_redact_texts(item, hidden) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def finish(lab: Lab, result: Result) -> Result:
+    """Write ``result.json``, the last file of a run, redacted and with ``seconds`` rounded; returns what was written.
+
+    HostError where it cannot be written.
+    """
+    content = msgspec.to_builtins(result)
+    said = {key: _redact_texts(content[key], lab.hidden) for key in ("message", "ranks", "metrics", "checks")}
+    content = {"schema": SCHEMA, **content, **said, "seconds": round(result.seconds, 3)}
+    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+    path = directory(lab.directory, result.run_id)
+    with files.writing(path / RESULT), files.opened(path) as folder:
+        files.replace_in(folder, RESULT, [text.encode()], 0o644)
+    return msgspec.convert(content, Result)
+
+
+class JobSummary(Struct, frozen=True):
+    """What the record of a run that is closed needs of its ``job.json``."""
+
+    workload: str = "unknown"
+    launcher: str = "unknown"
 
 
 def abandon(lab: Lab, run_id: str) -> None:
-    """Close the record of a run whose labctl process was killed."""
+    """Close the record of a run whose labctl process was killed. HostError where it cannot be written."""
     path = directory(lab.directory, run_id)
     redact_ranks(path, lab.hidden)
-    try:
-        job = json.loads((path / "job.json").read_text())
-    except (OSError, ValueError):
-        job = {"workload": "unknown", "launcher": "unknown"}
+    job = _decode(path / "job.json", JobSummary) or JobSummary()
     result = Result(
         run_id=run_id,
-        workload=job["workload"],
-        launcher=job["launcher"],
+        workload=job.workload,
+        launcher=job.launcher,
         lab=lab.name,
         verdict="ERROR",
         cause="interrupted",
         message="labctl ended before the run did",
         exit_code=130,
     )
-    finish(lab.directory, result)
+    finish(lab, result)
 
 
 class RunSummary(Struct, frozen=True, kw_only=True):
@@ -195,8 +312,7 @@ def read(lab: Path, run_id: str) -> Result | RunSummary:
         if not (latest := listing(lab, 1)):
             raise ConfigError(f"no runs in {lab / 'runs'}", hint="labctl run opt-tiny")
         run_id = latest[0].run_id
-    path = directory(lab, run_id)
-    if path.parent != lab / "runs" or path.name in ("", ".", "..") or not path.is_dir():
+    if not is_run(lab, run_id):
         known = [run.run_id for run in listing(lab, 5)]
         raise ConfigError(f"no run `{run_id}` in {lab / 'runs'}", hint=f"the latest are {', '.join(known) or 'none'}")
     return read_result(lab, run_id) or summary(lab, run_id)
@@ -204,23 +320,51 @@ def read(lab: Path, run_id: str) -> Result | RunSummary:
 
 def read_result(lab: Path, run_id: str) -> Result | None:
     """The result of a run; None where ``result.json`` is missing or broken."""
+    return _decode(directory(lab, run_id) / RESULT, Result)
+
+
+def _decode(path: Path, kind: type[T]) -> T | None:
+    content = read_record(path)
     try:
-        return msgspec.json.decode((directory(lab, run_id) / RESULT).read_bytes(), type=Result)
-    except (OSError, ValueError, msgspec.DecodeError):
+        return None if content is None else msgspec.json.decode(content, type=kind)
+    except (ValueError, RecursionError):
         return None
+
+
+def read_record(path: Path) -> bytes | None:
+    """The content of a file in a run's directory, where workloads may put anything.
+
+    None unless it is a file of at most 16 MiB that can be read.
+    """
+    try:
+        with files.open_regular(path) as stream:
+            content = stream.read(LARGEST_RECORD + 1)
+    except OSError:
+        return None
+    return content if len(content) <= LARGEST_RECORD else None
 
 
 def state(lab: Path, run_id: str) -> str:
     """The state of a run, as in ``RunSummary``."""
-    if (directory(lab, run_id) / RESULT).exists():
+    if os.path.lexists(directory(lab, run_id) / RESULT):
         return "done"
     return "running" if filelock.is_held(directory(lab, run_id) / LOCK) else "orphaned"
 
 
 def listing(lab: Path, limit: int | None = None) -> tuple[RunSummary, ...]:
     """The lab's runs, the latest first."""
-    records = (path.name for path in (lab / "runs").glob("*") if (path / LOCK).exists() or (path / RESULT).exists())
+    records = (
+        path.name
+        for path in (lab / "runs").glob("*")
+        if is_run(lab, path.name) and any(os.path.lexists(path / name) for name in (LOCK, RESULT))
+    )
     return tuple(summary(lab, run_id) for run_id in sorted(records, reverse=True)[:limit])
+
+
+def is_run(lab: Path, run_id: str) -> bool:
+    """Whether this names a directory of a run, which is no link."""
+    path = directory(lab, run_id)
+    return bool(RUN_ID.fullmatch(run_id)) and path.is_dir() and not path.is_symlink()
 
 
 def summary(lab: Path, run_id: str) -> RunSummary:

@@ -17,6 +17,7 @@ from labctl.engines import Backend, agent
 from labctl.engines.state import lost
 from labctl.errors import HostError
 from labctl.model import Cause, Job, Lab
+from labctl.runs import store
 from labctl.runs.verdict import RunOutcome
 from labctl.system import filelock
 
@@ -101,13 +102,18 @@ class RunStopper:
             self._thread.join()
 
 
-def supervise(lab: Lab, job: Job, engine: Backend, on_line: Callable[[str], None]) -> RunOutcome:
-    """Run the job's command in the launcher until it ends or is stopped, then kill its remaining processes."""
+def supervise(lab: Lab, job: Job, engine: Backend, keep: Callable[[str], str]) -> RunOutcome:
+    """Run the job's command in the launcher until it ends or is stopped, then kill its remaining processes.
+
+    ``keep`` gets each line as printed and returns it redacted. RecordError where it cannot be written.
+    """
     stop = RunStopper(lab, job, engine)
     began = time.monotonic()
     with watchdog(stop, job.timeout), node_losses(stop, lab, job, engine), interrupts(stop):
         try:
-            exit_code = follow(lab, job, engine, stop, on_line)
+            exit_code = follow(lab, job, engine, stop, keep)
+        except store.RecordError:
+            raise
         except HostError as error:
             exit_code = 1
             stop.because("launcher-failed", error.message)
@@ -121,21 +127,16 @@ def supervise(lab: Lab, job: Job, engine: Backend, on_line: Callable[[str], None
     if left:
         stop.cause = stop.cause or "launcher-failed"
         stop.message = "; ".join((stop.message, "could not kill: " + ", ".join(left))).lstrip("; ")
-    return RunOutcome(exit_code=exit_code, cause=stop.cause, message=stop.message)
+    return RunOutcome(exit_code=exit_code, cause=stop.cause, message=store.redact(stop.message, lab.hidden))
 
 
-def follow(lab: Lab, job: Job, engine: Backend, stop: RunStopper, on_line: Callable[[str], None]) -> int:
+def follow(lab: Lab, job: Job, engine: Backend, stop: RunStopper, keep: Callable[[str], str]) -> int:
     """Stream the command's output to its end; returns its exit code."""
     with contextlib.closing(CrashWatch(stop, starts_itself=job.workload.launcher == "script")) as crash:
-
-        def look_at(line: str) -> None:
-            on_line(line)
-            crash.look_at(line)
-
         return engine.stream(
             naming.container_name(lab, model.LAUNCHER),
             ("timeout", f"--kill-after={GRACE}", f"{job.timeout:g}", *job.argv),
-            look_at,
+            lambda line: crash.look_at(keep(line)),
             user=agent.user(lab),
             workdir=job.directory,
             environment=job.environment,

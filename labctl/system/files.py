@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import posixpath
 import shutil
-import tempfile
+import stat
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import dropwhile
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 from msgspec import Struct
 
 from labctl.errors import HostError
 from labctl.model import File
 from labctl.system.progress import amount
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
 
 def write_all(directory: Path, files: Iterable[File]) -> tuple[str, ...]:
@@ -37,7 +43,7 @@ def _holds(path: Path, file: File) -> bool:
     try:
         if file.link:
             return str(path.readlink()) == file.content
-        return path.read_bytes() == file.content.encode("utf-8", "surrogateescape")
+        return path.read_bytes() == _bytes(file.content)
     except OSError:
         return False
 
@@ -58,16 +64,24 @@ def link(path: Path, target: str) -> bool:
 
 def write(path: Path, content: str, mode: int = 0o600) -> bool:
     """Replace a file in one step, so that a reader or a crash never sees half of it; False if nothing changed."""
-    data = content.encode("utf-8", "surrogateescape")
-    try:
+    data = _bytes(content)
+    with writing(path):
         make_private(path.parent)
         if path.is_file() and path.read_bytes() == data and path.stat().st_mode & 0o777 == mode:
             return False
-        _replace(path, data, mode)
+        with opened(path.parent, follow=True) as folder:
+            replace_in(folder, path.name, [data], mode)
+    return True
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """HostError that names the path, for an OSError within."""
+    try:
+        yield
     except OSError as error:
         hint = f"ls -ld {path.parent}; df -h {path.parent}"
         raise HostError(f"cannot write {path}: {error.strerror}", hint=hint) from error
-    return True
 
 
 def make_private(directory: Path) -> None:
@@ -79,16 +93,77 @@ def make_private(directory: Path) -> None:
         raise HostError(f"cannot make {directory}: {error.strerror}", hint=f"ls -ld {directory.parent}") from error
 
 
-def _replace(path: Path, data: bytes, mode: int) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+def create_all(directory: Path, files: Iterable[File], folders: Iterable[str] = ()) -> None:
+    """Make a directory, which must be new, with these folders and files. HostError names what cannot be written.
+
+    No link is followed that another process puts in there meanwhile.
+    """
+    with ExitStack() as held:
+        made: dict[Path, int] = {}
+
+        def folder(path: Path) -> int:
+            if path not in made:
+                place, parent = (path, None) if path == directory else (Path(path.name), folder(path.parent))
+                with writing(path):
+                    os.mkdir(place, 0o700, dir_fd=parent)
+                    made[path] = held.enter_context(opened(place, parent))
+            return made[path]
+
+        make_private(directory.parent)
+        for name in ("", *folders):
+            folder(directory / name)
+        for file in files:
+            path = directory / file.path
+            parent = folder(path.parent)
+            with writing(path), create(path.name, parent, file.mode) as stream:
+                stream.write(_bytes(file.content))
+
+
+@contextmanager
+def opened(directory: str | Path, parent: int | None = None, *, follow: bool = False) -> Iterator[int]:
+    """A descriptor of a directory, relative to that of its parent; OSError for a link, unless to ``follow``."""
+    handle = os.open(directory, _FOLDER | (0 if follow else os.O_NOFOLLOW), dir_fd=parent)
     try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
-            os.fchmod(handle, mode)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def open_regular(path: str | Path, parent: int | None = None) -> BinaryIO:
+    """A file to read; OSError for a link, and for a pipe or device, which might never end."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=parent)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(handle, "rb")
+
+
+def create(name: str, parent: int, mode: int) -> BinaryIO:
+    """A new file of a directory, given by its descriptor, to write; OSError where there is anything of its name."""
+    handle = os.open(name, _NEW, 0o600, dir_fd=parent)
+    try:
+        os.fchmod(handle, mode)
+    except OSError:
+        os.close(handle)
         raise
+    return os.fdopen(handle, "wb")
+
+
+def replace_in(parent: int, name: str, pieces: Iterable[bytes], mode: int) -> None:
+    """Replace a file of a directory, given by its descriptor, in one step; a link of its name is replaced. OSError."""
+    temporary = f".new-{os.urandom(8).hex()}"
+    try:
+        with create(temporary, parent, mode) as stream:
+            stream.writelines(pieces)
+        os.replace(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=parent)
+        raise
+
+
+def _bytes(content: str) -> bytes:
+    return content.encode("utf-8", "surrogateescape")
 
 
 class Room(Struct, frozen=True):

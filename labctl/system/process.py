@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,6 +24,7 @@ NOT_FOUND = 127
 # Seconds for what is to be done when this process is gone.
 GUARDING = 60
 CHUNK = 1 << 16
+LONGEST_LINE = 1 << 20
 _TEXT: dict[str, Any] = {"text": True, "encoding": "utf-8", "errors": "replace"}
 
 
@@ -74,12 +76,15 @@ def stream(
     timeout: float | None = None,
     check: bool = True,
 ) -> CompletedProcess:
-    """Run long work, handing on each line of its output and errors; ``out`` keeps the last 30. Errors as ``run``."""
+    """Run long work, handing on each line of its output and errors; ``out`` keeps the last 30. Errors as ``run``.
+
+    A line of more than a million characters comes in pieces.
+    """
     tail: deque[str] = deque(maxlen=30)
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     try:
         with _child(argv, timeout, env=env, cwd=cwd, **pipes, **_TEXT) as child:
-            for line in child.stdout or ():
+            for line in iter(partial(child.stdout.readline, LONGEST_LINE), "") if child.stdout else ():
                 tail.append(line.rstrip("\r\n"))
                 on_line(tail[-1])
     except ProgramNotFound as error:

@@ -326,3 +326,41 @@ def test_a_cache_that_is_not_there_is_not_made(person: Person) -> None:
     said = person("-s", f"HOST_CACHE_PATH={person.directory}/not-mounted")
     assert said.code == 3
     assert f"mkdir -p {person.directory}/not-mounted" in said.err
+
+
+def lfs(sha256: str, size: int = 200_000) -> dict[str, Any]:
+    return {"sha256": sha256, "oid": sha256, "size": size, "pointerSize": 132}
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"sha": "../../../../../victim"},
+        {"rfilename": "../../../../../../victim/thesis.json"},
+        {"size": 200_000, "lfs": lfs("{victim}/thesis.json")},
+    ],
+    ids="-".join,
+)
+def test_an_answer_of_a_hub_that_would_lead_out_of_the_cache_is_refused(
+    person: Person, hub: FakeHub, lie: dict[str, Any]
+) -> None:
+    victim = person.directory / "victim"
+    victim.mkdir()
+    (victim / "thesis.json").write_text("years of work")
+    hub.lies = json.loads(json.dumps(lie).replace("{victim}", str(victim)))
+    said = person()
+    assert (said.code, said.out) == (3, "")
+    assert f"the hub at {hub.endpoint} gives " in said.err
+    assert [(path.name, path.read_text()) for path in victim.iterdir()] == [("thesis.json", "years of work")]
+    assert not [path for path in (person.directory / "shared").rglob("*") if path.is_file() and path.stat().st_size]
+
+
+@pytest.mark.parametrize("plant", ["symlink_to", "hardlink_to"])
+def test_a_link_in_the_place_of_a_file_that_is_under_way_is_not_followed(person: Person, plant: str) -> None:
+    theirs = person.directory / "authorized_keys"
+    theirs.write_text("ssh-ed25519 AAAA mine\n")
+    person.partial.parent.mkdir(parents=True)
+    getattr(person.partial, plant)(theirs)
+    assert person().code == 0
+    assert theirs.read_text() == "ssh-ed25519 AAAA mine\n"
+    assert (person.snapshot / "pytorch_model.bin").read_bytes() == WEIGHTS

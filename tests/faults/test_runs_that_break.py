@@ -51,6 +51,23 @@ def test_a_worker_that_is_killed_ends_the_run_and_is_named(lab: Lab) -> None:
 
 
 @pytest.mark.alone
+def test_a_worker_that_is_cut_off_from_the_network_ends_the_run_and_is_named(lab: Lab) -> None:
+    with lab.stubborn_run("--json") as (running, run_id):
+        worker = lab.containers()["worker-1"]
+        (network,) = worker.attrs["NetworkSettings"]["Networks"]
+        lab.engine.networks.get(network).disconnect(worker)
+        cut = time.monotonic()
+        try:
+            answer = running.answer(120)
+            assert time.monotonic() - cut < 15
+            assert lab.processes_of(run_id) == []
+        finally:
+            worker.remove(force=True)
+    document = result(answer, 4, "node-lost")
+    assert document["message"] == f"worker-1 (rank 1): container was disconnected from network {network}"
+
+
+@pytest.mark.alone
 def test_a_launcher_that_is_killed_ends_the_run_and_is_named(lab: Lab) -> None:
     with lab.stubborn_run("--json") as (running, run_id):
         killed = time.monotonic()

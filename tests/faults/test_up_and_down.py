@@ -17,9 +17,14 @@ from docker import DockerClient
 FreshLab = Callable[..., Lab]
 
 
+def nodes(lab: Lab) -> dict[str, str]:
+    """The states of the lab's containers, without one that a killed `up` tried limits with: `down` removes it."""
+    return {node: container.status for node, container in lab.containers().items() if node != "probe"}
+
+
 def is_complete(lab: Lab) -> bool:
     """Launcher and two workers run on one network."""
-    states = {node: container.status for node, container in lab.containers().items()}
+    states = nodes(lab)
     return states == dict.fromkeys(("launcher", "worker-0", "worker-1"), "running") and len(lab.networks()) == 1
 
 
@@ -47,6 +52,45 @@ def test_up_that_was_interrupted_converges_and_down_leaves_nothing(fresh_lab: Fr
     lab.call("down").expect(0)
     assert lab.labelled() == []
     assert impolite == []
+
+
+MOMENTS: dict[str, Callable[[Lab], object]] = {
+    "the first key is there": lambda lab: [*(lab.path / ".lab/nodes").glob("*/*/*_ed25519*")],
+    "the network is there": Lab.networks,
+    "the first node is there": nodes,
+}
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_up_that_was_killed_converges_and_down_leaves_nothing(fresh_lab: FreshLab, moment: str) -> None:
+    lab = fresh_lab()
+    with lab.start("up") as running:
+        wait_until(lambda: MOMENTS[moment](lab), 120, moment)
+        running.press(signal.SIGKILL)
+        running.process.wait()
+    lab.call("up").expect(0)
+    assert is_complete(lab)
+    lab.call("exec", "--all", "--", "true").expect(0)
+    lab.call("down").expect(0)
+    assert lab.labelled() == []
+
+
+@pytest.mark.docker
+def test_a_strangers_container_with_a_nodes_name_is_named_and_stays(fresh_lab: FreshLab, image: str) -> None:
+    lab = fresh_lab()
+    name = f"labctl-{lab.name}-worker-1-1"
+    theirs = lab.engine.containers.run(image, ["600"], entrypoint="sleep", name=name, detach=True)
+    try:
+        error = lab.call("up", "--json").expect(3).json["error"]
+        assert name in error["message"]
+        assert error["hint"] == f"docker rename {name} {name}-other, or set another LAB_NAME in .env"
+        theirs.reload()
+        assert (theirs.status, theirs.name) == ("running", name)
+    finally:
+        theirs.remove(force=True)
+    lab.call("up").expect(0)
+    assert is_complete(lab)
 
 
 @pytest.mark.docker

@@ -70,6 +70,11 @@ def test_a_host_gets_the_keys_of_its_own_nodes_and_gives_all_back(rack_lab: Rack
 
     kept = f"{lab.hosts[1].home}/.labctl/{lab.name}.h2/runs/20260102-150405-hello-3fa2"
     lab.inside("worker-1", "sh", "-c", f"mkdir {RUN}; echo 1 > {RUN}/loss; mkfifo {RUN}/pipe", user="1000:1000")
+    # The host's word for a run is no path to write to: nobody ran this one from here.
+    answer = lab.call("down").expect(3)
+    assert f"what is no run of this lab: '{Path(RUN).name}'" in answer.err
+    assert not (lab.path / "runs" / Path(RUN).name).exists()
+    (lab.path / "runs" / Path(RUN).name).mkdir()
     answer = lab.call("down").expect(3)
     assert (
         f"h2: run {Path(RUN).name}: not fetched, because it is no file of the run: pipe; what h2 has of run"

@@ -1,4 +1,4 @@
-"""The image holds no key and no credential, in any layer, deleted files included."""
+"""The image holds no key and no credential, in any layer, deleted files included; what is installed can be listed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import tarfile
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from pathlib import Path
 from typing import IO, cast
 from urllib.parse import urlsplit
 
@@ -17,6 +18,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from docker import DockerClient
+from labctl.images import sbom
+from labctl.images.package_sources import pins
+from labctl.system import files
 
 pytestmark = pytest.mark.docker
 
@@ -107,3 +111,14 @@ def test_the_history_and_the_configuration_hold_no_credential(engine: DockerClie
     shown = json.dumps([found.history(), found.attrs]).encode()
     assert not USER_IN_URL.search(shown)
     assert not [password for password in credentials_of_this_host() if password in shown]
+
+
+def test_the_bill_of_materials_has_what_the_lock_pins_and_what_debian_installed(image: str, tmp_path: Path) -> None:
+    if image != "labctl/cpu":
+        pytest.skip("LAB_IMAGE is installed from another lock")
+    count = sbom.write(image, tmp_path / "sbom.json")
+    listed = [one["purl"] for one in json.loads((tmp_path / "sbom.json").read_text())["components"]]
+    assert len(listed) == count == len(set(listed))
+    wanted = pins(files.path("docker", "cpu.lock").read_text())
+    assert {f"pkg:pypi/{name}@{version}".replace("+", "%2B") for name, version in wanted.items()} <= set(listed)
+    assert any(purl.startswith("pkg:deb/debian/openssh-server@") for purl in listed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,21 @@ def test_the_values_in_force_in_sshd(lab: Lab) -> None:
     }
     assert {name: values[name] for name in wanted} == wanted
     assert int(values["maxstartups"].split(":")[0]) >= 128
+
+
+def test_rotated_keys_are_others_and_in_force(fresh_lab: Callable[..., Lab]) -> None:
+    lab = fresh_lab()
+    lab.call("up").expect(0)
+    keys = {path: path.read_bytes() for path in (lab.path / ".lab/nodes").glob("worker-*/*/*_ed25519*")}
+    assert len(keys) == 3
+    before = {node: one.id for node, one in lab.containers().items()}
+    lab.call("keys", "rotate").expect(0)
+    assert all(path.read_bytes() != content for path, content in keys.items())
+    assert set(before.values()).isdisjoint(one.id for one in lab.containers().values())
+    lab.call("exec", "--all", "--", "true").expect(0)
+    lab.call("down").expect(0)
+    lab.call("keys", "rotate").expect(0)
+    assert lab.containers() == {}
 
 
 def test_a_host_key_that_changed_on_a_worker_is_refused_with_the_reason(lab: Lab) -> None:

@@ -47,6 +47,8 @@ class FakeHub:
     """Send other bytes than the large file's."""
     claims: int | None = None
     """The size that it says large files have."""
+    lies: dict[str, Any] = field(default_factory=dict)
+    """What it says of the first file, and of the repository (``sha``), in place of the truth."""
     storage: str | None = None
     """Another endpoint that large files are sent from."""
     asked: list[Asked] = field(default_factory=list)
@@ -129,7 +131,16 @@ class _Handler(BaseHTTPRequestHandler):
             self.send(200, json.dumps(listing).encode())
             return
         siblings = [entry(content, rfilename=path, blobId=blob_of(content)) for path, content in sorted(files.items())]
-        about = {"id": name, "sha": REVISION, "siblings": siblings, "tags": [], "private": False, "downloads": 0}
+        lies = {key: value for key, value in self.hub.lies.items() if key != "sha"}
+        siblings[0] = {**siblings[0], **lies}
+        about = {
+            "id": name,
+            "sha": self.hub.lies.get("sha", REVISION),
+            "siblings": siblings,
+            "tags": [],
+            "private": False,
+            "downloads": 0,
+        }
         self.send(200, json.dumps(about).encode())
 
     def deliver(self, content: bytes, first: int) -> None:

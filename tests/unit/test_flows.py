@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import shutil
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -172,6 +177,44 @@ def test_another_run_that_is_active_is_refused(
             flows.up(context, dry_run=dry_run)
 
 
+def test_a_run_waits_for_the_command_that_changes_the_lab(
+    context: Context, engine: Engine, lab_is_up: Callable[[], None]
+) -> None:
+    lab_is_up()
+    up, engine.seen = engine.seen, ObservedState()
+    lock = context.directory / filelock.LAB
+
+    def emit(event: Event) -> None:
+        if event.text.startswith("waiting for `labctl up` by"):
+            engine.seen = up
+            changing.close()
+
+    with ExitStack() as changing:
+        changing.enter_context(filelock.held(lock, "labctl up"))
+        waiting = Context(directory=context.directory, environ={}, emit=emit, flags={})
+        # The launch of this engine prints nothing.
+        assert to_json(flows.run(waiting, "hello", RunOptions()))["message"] == "Only 0 of 2 ranks reported."
+    assert not filelock.is_held(lock)
+
+
+def test_a_run_is_refused_if_another_command_begins_to_change_the_lab_before_it_starts(
+    context: Context, engine: Engine, lab_is_up: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab_is_up()
+    engine.started.clear()
+    with ExitStack() as changing:
+
+        def begin(*given: Any) -> Any:
+            changing.enter_context(filelock.held(context.directory / filelock.LAB, "labctl down"))
+            return given[2]
+
+        monkeypatch.setattr(doctor_run, "preflight", begin)
+        with pytest.raises(HostError, match=r"`labctl down` by .* holds"):
+            flows.run(context, "hello", RunOptions())
+    assert [argv for _, argv in engine.started if argv[0] == "timeout"] == []
+    assert not filelock.is_held(context.directory / filelock.RUN)
+
+
 def test_a_run_that_begins_while_up_waits_for_devices_keeps_its_nodes(
     context: Context, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,3 +318,147 @@ def test_a_lab_that_is_too_large_is_refused_once_the_engine_was_probed(
     with pytest.raises(HostError, match=r"ranks take \d+ open files in one process, and containers here may have 64"):
         flows.up(large)
     assert engine.done == []
+
+
+def test_keys_are_not_replaced_under_a_run(context: Context, engine: Engine, lab_is_up: Callable[[], None]) -> None:
+    lab_is_up()
+    keys = {path: path.read_bytes() for path in context.directory.glob(".lab/nodes/*/*/*_ed25519*")}
+    assert len(keys) == 3
+    engine.done.clear()
+    with filelock.held(context.directory / filelock.RUN, "run r1"), pytest.raises(HostError, match="cannot change the"):
+        flows.rotate_keys(context)
+    assert {path: path.read_bytes() for path in keys} == keys
+    assert engine.done == []
+
+
+# --- runs whose records are not what they should be ------------------------------------------------------------
+
+
+def test_what_a_workload_planted_in_the_runs_stops_no_command(
+    context: Context, engine: Engine, lab_is_up: Callable[[], None]
+) -> None:
+    lab_is_up()
+    plants: dict[str, Callable[[Path], object]] = {
+        "empty": lambda path: path.write_text("{}"),
+        "nested": lambda path: path.write_text("[" * 1_000_000),
+        "pipe": os.mkfifo,
+        "link": lambda path: path.symlink_to("/dev/zero"),
+        "\x1b[2J": lambda path: path.write_text("{}"),
+    }
+    for name, plant in plants.items():
+        for left in (f"{name}-result", f"{name}-job"):
+            path = context.directory / "runs" / left
+            path.mkdir(parents=True)
+            (path / "run.lock").touch()
+            plant(path / f"{left.split('-')[-1]}.json")
+    listed = {run.run_id: run.state for run in flows.runs(context).runs}
+    names = sorted(name for name in plants if name != "\x1b[2J")
+    assert listed == {
+        f"{name}-{kind}": state for name in names for kind, state in (("result", "done"), ("job", "orphaned"))
+    }
+    assert {run.run_id for run in flows.status(context).runs} == set(listed)
+    for run_id in listed:
+        assert flows.show(context, run_id).run_id == run_id
+    assert isinstance(flows.run(context, "hello", RunOptions()), model.Result)
+    assert {run.state for run in flows.runs(context).runs} == {"done"}
+
+
+def launching(engine: Engine, *lines: str, code: int = 0) -> None:
+    """Let the launcher print these lines and end with that code."""
+    reaching = engine.answer
+
+    def answer(name: str, argv: tuple[str, ...]) -> Iterator[str]:
+        if argv[0] != "timeout":
+            yield from reaching(name, argv)
+            return
+        yield from lines
+        if code:
+            raise Failed(code)
+
+    engine.answer = answer
+
+
+def test_a_token_that_a_rank_says_before_it_crashes_is_shown_and_recorded_nowhere(
+    context: Context, engine: Engine, lab_is_up: Callable[[], None]
+) -> None:
+    token = "hf_CANARYCANARY"  # noqa: S105
+    with (context.directory / ".env").open("a") as stream:
+        stream.write(f"HF_TOKEN={token}\n")
+    events: list[Event] = []
+    context = replace(context, emit=events.append)
+    lab_is_up()
+    crash = "worker-1: labctl: rank 1 on worker-1 exited with code 9"
+    launching(engine, f"worker-1: KeyError: {token}", crash, code=1)
+    result = flows.run(context, "hello", RunOptions())
+    assert isinstance(result, model.Result)
+    assert result.message == "rank 1 on worker-1 exited with code 9: KeyError: [REDACTED]"
+    assert "worker-1: KeyError: [REDACTED]" in [event.text for event in events if event.kind == "line"]
+    record = context.directory / "runs" / result.run_id
+    assert token not in "".join(
+        map(str, (events, result, *(path.read_bytes() for path in record.iterdir() if path.is_file())))
+    )
+
+
+def test_a_disk_that_is_full_ends_a_run_with_one_error_and_keeps_what_was_recorded(
+    context: Context, engine: Engine, lab_is_up: Callable[[], None]
+) -> None:
+    lab_is_up()
+    launching(engine, "one", "two", "three")
+
+    def emit(event: Event) -> None:
+        if event.kind == "line":
+            (log,) = (
+                link
+                for link in Path("/proc/self/fd").iterdir()
+                if link.is_symlink() and link.readlink().name == "output.log"
+            )
+            full = os.open("/dev/full", os.O_WRONLY)
+            os.dup2(full, int(log.name))
+            os.close(full)
+
+    with pytest.raises(HostError, match=r"^cannot write .*/output\.log: No space left on device$") as caught:
+        flows.run(replace(context, emit=emit), "hello", RunOptions())
+    assert "df -h" in caught.value.hint
+    (record,) = (context.directory / "runs").iterdir()
+    assert (record / "output.log").read_text() == "one\n"
+    assert any("reap" in argv for _, argv in engine.started)
+    assert flows.runs(context).runs[0].state == "orphaned"
+
+
+def test_a_result_that_cannot_be_written_is_one_error(
+    context: Context, engine: Engine, lab_is_up: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab_is_up()
+    replacing = os.replace
+
+    def full(source: str, name: str, **options: int) -> None:
+        if name == "result.json":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replacing(source, name, **options)
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(HostError, match=r"^cannot write .*/result\.json: No space left on device$") as caught:
+        flows.run(context, "hello", RunOptions())
+    assert "df -h" in caught.value.hint
+    (record,) = (context.directory / "runs").iterdir()
+    assert {path.name for path in record.iterdir()} > {"output.log", "job.json"}
+    assert not list(record.glob(".new-*"))
+
+
+def test_an_earlier_run_whose_record_cannot_be_closed_is_a_warning(
+    context: Context, engine: Engine, lab_is_up: Callable[[], None]
+) -> None:
+    lab_is_up()
+    left = context.directory / "runs/20260101-000000-hello-0000"
+    left.mkdir(parents=True)
+    (left / "run.lock").touch()
+    events: list[Event] = []
+
+    def emit(event: Event) -> None:
+        events.append(event)
+        if f"close runs/{left.name}" in event.text:
+            shutil.rmtree(left)
+
+    flows.run(replace(context, emit=emit), "hello", RunOptions())
+    warned = [event.text for event in events if event.kind == "warning"]
+    assert [text for text in warned if text.startswith(f"run {left.name}: cannot write {left}/result.json: ")]

@@ -265,6 +265,8 @@ def test_a_hosts_files_are_removed_once_what_is_only_there_is_here(tmp_path: Pat
     shutil.rmtree(directory / "runs")
     (directory / "runs/r1").mkdir(parents=True)
     (directory / "runs/r1/loss").write_text("1")
+    # The run is this lab's.
+    (tmp_path / "runs/r1").mkdir(parents=True)
     assert executor.carry_out(steps, site) == {}
     assert ((tmp_path / "runs/r1/loss").read_text(), directory.exists()) == ("1", False)
     assert not (tmp_path / "kept").exists()

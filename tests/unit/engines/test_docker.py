@@ -221,3 +221,13 @@ def test_an_engine_that_is_not_there_is_said_with_the_reason(
     with pytest.raises(HostError, match=f"^Docker Engine does not answer: {re.escape(said)}$") as caught:
         DockerEngine().versions()
     assert caught.value.hint == "unset DOCKER_HOST"
+
+
+@pytest.mark.parametrize(
+    "slots", ["many", "", "-1", "²", "9" * 5000], ids=["word", "none", "negative", "square", "huge"]
+)
+def test_labels_that_a_stranger_wrote_are_read_as_far_as_they_make_sense(slots: str) -> None:
+    labels = {"labctl.slots": slots, "labctl.node": "worker-0", "labctl.owner": "bob\x1b]0;title\x07@desk"}
+    found = {"Id": "1" * 64, "Names": ["/x"], "Labels": labels, "State": "running", "ImageID": "2"}
+    container = docker.container_of(found, "local")
+    assert (container.slots, container.node, container.owner) == (0, "worker-0", "bob]0;title@desk")

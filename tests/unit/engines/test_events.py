@@ -11,6 +11,7 @@ from http.client import IncompleteRead
 from typing import Any
 
 import pytest
+from support.builders import lab, observed
 
 from labctl.engines import docker, events
 from labctl.engines.docker import DockerEngine
@@ -44,8 +45,13 @@ class Daemon:
     def __iter__(self) -> Iterator[bytes]:
         """They end when the last check has been read."""
         for node, action in self._events:
-            actor = {"ID": node, "Attributes": {"labctl.node": node, "exitCode": "137"}}
-            yield json.dumps({"Action": action, "Actor": actor}).encode()
+            if action == "disconnect":
+                about = {"Type": "network", "Actor": {"ID": "1", "Attributes": {"container": node, "name": "lab-net"}}}
+            else:
+                of = "another" if node == "theirs" else "demo"
+                attributes = {"labctl.node": node, "labctl.lab": of, "exitCode": "137"}
+                about = {"Type": "container", "Actor": {"ID": node, "Attributes": attributes}}
+            yield json.dumps({"Action": action, **about}).encode()
         assert self._all_read.wait(LIMIT), "nobody asked for the checks"
 
     def containers(self) -> list[dict[str, Any]]:
@@ -87,6 +93,28 @@ BUSY = HostError("Docker Engine does not answer: timed out")
 def test_deaths_and_lack_of_memory_are_told_in_order() -> None:
     told = heard(Daemon(("worker-0", "oom"), ("worker-1", "die")))
     assert told == [("worker-0", "out-of-memory", "container ran out of memory"), DIED]
+
+
+def test_what_befalls_containers_of_others_is_not_told() -> None:
+    assert heard(Daemon(("theirs", "die"), ("theirs", "disconnect"), ("worker-1", "die"))) == [DIED]
+
+
+def test_a_container_that_ends_is_not_told_as_disconnected() -> None:
+    assert heard(Daemon(("worker-0", "disconnect"), ("worker-0", "die"))) == [("worker-0", *DIED[1:])]
+
+
+def test_a_container_that_was_disconnected_and_lives_is_lost_to_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "ENDING", 0.01)
+    over = threading.Event()
+
+    def endless() -> Iterator[dict[str, Any]]:
+        attributes = {"container": "id-worker-0", "name": "labctl-demo"}
+        yield {"Action": "disconnect", "Actor": {"ID": "id-network", "Attributes": attributes}}
+        assert over.wait(LIMIT)
+
+    told = events.watch(endless(), lambda: observed(lab()), lambda _: "")
+    assert next(told) == ("worker-0", "node-lost", "container was disconnected from network labctl-demo")
+    over.set()
 
 
 @pytest.mark.parametrize("lost", [ConnectionResetError(), IncompleteRead(b"")])

@@ -16,6 +16,7 @@ from labctl.errors import HostError
 from labctl.hosts.ssh import Connection
 from labctl.model import Lab, Secret
 from labctl.runs import artifacts
+from labctl.system.process import CompletedProcess
 
 RUN = "20260102-150405-hello-3fa2"
 
@@ -199,5 +200,37 @@ def test_what_runs_left_stays_there_where_not_all_of_it_comes(lab: Lab) -> None:
 def test_a_name_that_would_lead_out_of_the_runs_is_not_fetched(lab: Lab) -> None:
     sent(lab)
     (there(lab).parent / "\n..").mkdir()
-    with pytest.raises(HostError, match=r"red: \S+/runs has what is no run's directory"):
+    with pytest.raises(HostError, match=r"red: \S+/runs has what is no run of this lab: ''"):
         left(lab, Nearby(name="red"))
+
+
+class Names(Nearby):
+    """A host that says which runs it has, as it likes."""
+
+    run_name = ""
+
+    def run(self, script: str, *words: str, **options: Any) -> CompletedProcess:
+        if words[:1] == ("runs",):
+            return CompletedProcess((), 0, f"{self.run_name}\n", "")
+        return super().run(script, *words, **options)
+
+
+@pytest.mark.parametrize(
+    "name", ["{victim}", "x/../../../victim", "../../victim", "20260101-000000-forged-0000", ".ssh", "\x1b[31mred"]
+)
+def test_a_host_brings_no_run_that_this_lab_did_not_send_there(lab: Lab, name: str) -> None:
+    sent(lab)
+    victim = lab.directory.parent / "victim"
+    victim.mkdir()
+    red = Names(name="red")
+    red.run_name = name.replace("{victim}", str(victim))
+    # What lies where the name leads on the host, and is meant to lie where it leads here.
+    source = Path(f"{lab.hosts[0].directory}/runs/{red.run_name}")
+    (there(lab).parent / "x").mkdir()
+    (source / ".ssh").mkdir(parents=True, exist_ok=True)
+    (source / ".ssh/authorized_keys").write_text("ssh-ed25519 AAAA mallory")
+    (source / "result.json").write_text('{"verdict": "PASS"}')
+    with pytest.raises(HostError, match=r"^red: \S+/runs has what is no run of this lab: '[ -~]+'$"):
+        left(lab, red)
+    assert list(victim.iterdir()) == []
+    assert [path.name for path in (lab.directory / "runs").iterdir()] == [RUN]

@@ -1,15 +1,24 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from support.builders import lab
 
 from labctl.cli.output import to_json
 from labctl.config import dotenv, settings
-from labctl.errors import ConfigError
+from labctl.errors import ConfigError, HostError
 from labctl.lab import spec as labs
 from labctl.model import CriterionResult, File, Lab, Rank, Result, Secret
 from labctl.runs import store
@@ -69,7 +78,7 @@ def test_a_run_goes_from_running_to_done(tmp_path: Path) -> None:
     with filelock.held(path / store.LOCK, "run r1"):
         assert store.state(tmp_path, "r1") == "running"
         assert store.read(tmp_path, "r1") == RunSummary(run_id="r1", state="running")
-        store.finish(tmp_path, result("r1"))
+        store.finish(lab(directory=tmp_path), result("r1"))
     assert store.state(tmp_path, "r1") == "done"
 
 
@@ -93,7 +102,7 @@ def test_create_makes_room_for_the_ranks_and_writes_what_is_known(tmp_path: Path
 
 def test_the_result_has_the_keys_that_scripts_rely_on(tmp_path: Path) -> None:
     started(lab(directory=tmp_path), "r1")
-    written = store.finish(tmp_path, result("r1"))
+    written = store.finish(lab(directory=tmp_path), result("r1"))
     assert {"schema": 1, **to_json(written)} == {
         "schema": 1,
         "run_id": "r1",
@@ -117,7 +126,12 @@ def test_the_result_has_the_keys_that_scripts_rely_on(tmp_path: Path) -> None:
 
 def test_a_result_of_a_later_version_is_read(tmp_path: Path) -> None:
     started(lab(directory=tmp_path), "r1")
-    later = {**to_json(store.finish(tmp_path, result("r1"))), "verdict": "MAYBE", "cause": "tired", "mood": "low"}
+    later = {
+        **to_json(store.finish(lab(directory=tmp_path), result("r1"))),
+        "verdict": "MAYBE",
+        "cause": "tired",
+        "mood": "low",
+    }
     (tmp_path / "runs/r1/result.json").write_text(json.dumps(later))
     read = store.read(tmp_path, "r1")
     assert (read.verdict, read.cause) == ("MAYBE", "tired")
@@ -136,7 +150,7 @@ def test_an_unknown_run_names_the_latest(tmp_path: Path, run_id: str) -> None:
 def test_the_listing_has_the_latest_first_and_takes_broken_results(tmp_path: Path, broken: bytes) -> None:
     for run_id in ("20260101-a", "20260103-c", "20260102-b"):
         started(lab(directory=tmp_path), run_id)
-    store.finish(tmp_path, result("20260103-c"))
+    store.finish(lab(directory=tmp_path), result("20260103-c"))
     (tmp_path / "runs/20260102-b/result.json").write_bytes(broken)
     assert [(run.run_id, run.state, run.verdict) for run in store.listing(tmp_path)] == [
         ("20260103-c", "done", "PASS"),
@@ -253,3 +267,269 @@ def test_lines_are_on_disk_as_they_come(tmp_path: Path) -> None:
     recorder.keep("ü first")
     assert (tmp_path / "runs/r1/output.log").read_text(encoding="utf-8") == "ü first\n"
     recorder.close()
+
+
+def test_no_text_of_a_result_has_a_secret(tmp_path: Path) -> None:
+    of = with_secrets(tmp_path, "CANARY-token", QUOTED_KEY='CANARY "quoted" ü')
+    started(of, "r1")
+    check = CriterionResult(criterion="throughput >= 5 CANARY-token", value=7.5, passed=True)
+    said = replace(
+        result("r1"),
+        message='CANARY-token in CANARY "quoted" ü',
+        checks=(check,),
+        ranks=(Rank(rank=0, node="CANARY-token"),),
+        metrics={"loss": {"value": None, "unit": "CANARY-token", "note": "CANARY-token"}},
+    )
+    written = store.finish(of, said)
+    assert written.message == "[REDACTED] in [REDACTED]"
+    assert "CANARY" not in (tmp_path / "runs/r1/result.json").read_text() + str(written)
+    assert store.read(tmp_path, "r1") == written
+
+
+# --- what a workload plants in runs/ -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def limited() -> Iterator[None]:
+    """A test that waits for what never comes fails instead."""
+
+    def expire(*_: object) -> None:
+        pytest.fail("it hangs")
+
+    before = signal.signal(signal.SIGALRM, expire)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def sparse(path: Path, size: int, end: bytes = b"") -> None:
+    with path.open("wb") as stream:
+        stream.truncate(size - len(end))
+        stream.seek(0, os.SEEK_END)
+        stream.write(end)
+
+
+PLANTS: dict[str, Callable[[Path], object]] = {
+    "object": lambda path: path.write_text("{}"),
+    "array": lambda path: path.write_text("[]"),
+    "nested": lambda path: path.write_text("[" * 1_000_000),
+    "nested in a key": lambda path: path.write_text('{"metrics": {"a": ' + '{"a":' * 1_000_000),
+    "odd text": lambda path: path.write_bytes(b'{"workload": "\xff"}'),
+    "large number": lambda path: path.write_text('{"seconds": 1e999}'),
+    "pipe": os.mkfifo,
+    "directory": Path.mkdir,
+    "link": lambda path: path.symlink_to("/dev/zero"),
+    "link to itself": lambda path: path.symlink_to(path),
+    "large": lambda path: sparse(path, 1 << 40),
+}
+
+
+@pytest.mark.usefixtures("limited")
+@pytest.mark.parametrize("plant", PLANTS.values(), ids=PLANTS)
+def test_a_planted_result_is_passed_over(tmp_path: Path, plant: Callable[[Path], object]) -> None:
+    started(lab(directory=tmp_path), "20260101-a")
+    plant(started(lab(directory=tmp_path), "20260102-b") / "result.json")
+    assert [run.run_id for run in store.listing(tmp_path)] == ["20260102-b", "20260101-a"]
+    assert store.read(tmp_path, "latest") == RunSummary(run_id="20260102-b", state="done")
+
+
+@pytest.mark.usefixtures("limited")
+@pytest.mark.parametrize("plant", PLANTS.values(), ids=PLANTS)
+def test_a_run_with_a_planted_job_is_closed(tmp_path: Path, plant: Callable[[Path], object]) -> None:
+    of = lab(directory=tmp_path)
+    plant(started(of, "r1") / "job.json")
+    store.abandon(of, "r1")
+    assert to_json(store.read(tmp_path, "r1"))["workload"] == "unknown"
+
+
+def test_only_directories_that_are_named_as_runs_are_listed(tmp_path: Path) -> None:
+    of = lab(directory=tmp_path)
+    started(of, "20260101-a")
+    for name in ("\x1b[2J", "new\nline", ".hidden", "-option", "with blank", "ünicode"):
+        (tmp_path / "runs" / name).mkdir()
+        (tmp_path / "runs" / name / "result.json").touch()
+    (tmp_path / "runs/20260102-link").symlink_to("20260101-a")
+    (tmp_path / "runs/20260103-file").touch()
+    assert [run.run_id for run in store.listing(tmp_path)] == ["20260101-a"]
+    for name in ("20260102-link", "\x1b[2J"):
+        with pytest.raises(ConfigError):
+            store.read(tmp_path, name)
+
+
+def test_a_directory_that_is_there_before_its_run_is_not_taken(tmp_path: Path) -> None:
+    of = lab(directory=tmp_path)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/r1").mkdir()
+    (tmp_path / "runs/r2").symlink_to(elsewhere)
+    for run_id in ("r1", "r2"):
+        with pytest.raises(HostError, match=f"cannot write .*/runs/{run_id}: File exists"):
+            store.create(of, run_id, [File(path="job.json", content="{}")])
+    assert list(elsewhere.iterdir()) == []
+
+
+def record(of: Lab, run_id: str) -> None:
+    """All that labctl writes to a run's directory."""
+    names = ("job.json", "rendered/nodes/worker-0/compose.yml")
+    with ExitStack() as held:
+        path = store.create(of, run_id, [File(path=name, content="{}") for name in names])
+        held.enter_context(store.locked(path))
+        log = store.RunLog(path, of, [])
+        held.callback(log.close)
+        log.keep("ssh-ed25519 AAAA")
+        store.finish(of, result(run_id))
+
+
+def test_no_link_that_is_planted_in_a_run_is_followed(tmp_path: Path) -> None:
+    of = lab(directory=tmp_path)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    names = ("output.log", "result.json", "job.json", "run.lock", "rendered", "ranks")
+    for name in names:
+        (elsewhere / name).write_text("mine")
+    (tmp_path / "runs").mkdir()
+    targets, over = [tmp_path / "runs/r0/job.json"], threading.Event()
+
+    def plant() -> None:
+        while not over.is_set():
+            place = targets[-1]
+            with suppress(OSError):
+                if place.exists() and not place.is_symlink():
+                    place.rename(tmp_path / os.urandom(4).hex())
+                    place.symlink_to(elsewhere if place.parent.name == "runs" else elsewhere / place.name)
+                elif place.parent.name != "runs":
+                    place.symlink_to(elsewhere / place.name)
+
+    planter = threading.Thread(target=plant)
+    planter.start()
+    try:
+        for number in range(50):
+            run_id = f"r{number}"
+            targets.append(tmp_path / "runs" / run_id / ("", *names)[number % 7])
+            with suppress(HostError):
+                record(of, run_id)
+    finally:
+        over.set()
+        planter.join()
+    assert {path.name: path.read_text() for path in elsewhere.iterdir()} == dict.fromkeys(names, "mine")
+
+
+def test_a_link_in_place_of_a_file_that_is_yet_to_be_made_is_refused(tmp_path: Path) -> None:
+    of = lab(directory=tmp_path)
+    (tmp_path / "keys").write_text("mine")
+    path = store.create(of, "r1", [])
+    for name in ("output.log", "run.lock"):
+        (path / name).symlink_to(tmp_path / "keys")
+    with pytest.raises(HostError, match=r"cannot write .*/output.log: File exists"):
+        store.RunLog(path, of, [])
+    with pytest.raises(HostError, match=r"cannot write .*/run.lock: File exists"):
+        ExitStack().enter_context(store.locked(path))
+    assert (tmp_path / "keys").read_text() == "mine"
+
+
+def test_a_result_replaces_a_link_and_does_not_go_through_one(tmp_path: Path) -> None:
+    of = lab(directory=tmp_path)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "keys").write_text("mine")
+    (store.create(of, "r1", []) / "result.json").symlink_to(elsewhere / "keys")
+    store.finish(of, result("r1"))
+    assert store.read(tmp_path, "r1") == replace(result("r1"), seconds=12.346)
+    store.create(of, "r2", []).rename(tmp_path / "away")
+    (tmp_path / "runs/r2").symlink_to(elsewhere)
+    with pytest.raises(HostError, match=r"cannot write .*/runs/r2/result.json: "):
+        store.finish(of, result("r2"))
+    assert {path.name: path.read_text() for path in elsewhere.iterdir()} == {"keys": "mine"}
+
+
+# --- the logs of ranks -----------------------------------------------------------------------------------------
+
+HIDDEN = (Secret("CANARY-token"),)
+
+
+def test_logs_that_only_seem_to_be_a_runs_are_left_alone(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for name in ("a.log", "b.log"):
+        (elsewhere / name).write_text("CANARY-token")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "ranks").symlink_to(elsewhere)
+    (run / "hosts").mkdir()
+    (run / "hosts/h1").symlink_to(elsewhere)
+    os.link(elsewhere / "b.log", run / "b.log")
+    store.redact_ranks(run, HIDDEN)
+    (tmp_path / "link").symlink_to(elsewhere)
+    store.redact_ranks(tmp_path / "link", HIDDEN)
+    assert {path.read_text() for path in elsewhere.iterdir()} == {"CANARY-token"}
+
+
+@pytest.mark.usefixtures("limited")
+def test_a_pipe_under_the_name_of_a_log_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.log")
+    (tmp_path / "y.log").write_text("CANARY-token")
+    store.redact_ranks(tmp_path, HIDDEN)
+    assert (tmp_path / "y.log").read_text() == "[REDACTED]"
+
+
+SWAP = """
+import os, sys
+opened, log, link = *sys.argv[1:],
+print("ready", flush=True)
+while True:
+    for name in os.listdir(opened):
+        try:
+            if os.readlink(f"{opened}/{name}") == log:
+                os.replace(link, log)
+                sys.exit()
+        except FileNotFoundError:
+            pass
+"""
+
+
+@pytest.mark.usefixtures("limited")
+def test_a_log_that_becomes_a_link_while_it_is_read_is_not_written_through(tmp_path: Path) -> None:
+    keys, log, link = tmp_path / "keys", tmp_path / "x.log", tmp_path / "link"
+    keys.write_text("mine")
+    log.write_bytes(b"CANARY-token\n" * 2_000_000)
+    link.symlink_to(keys)
+    argv = [sys.executable, "-c", SWAP, f"/proc/{os.getpid()}/fd", str(log), str(link)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as attacker:
+        assert attacker.stdout
+        assert attacker.stdout.readline()
+        store.redact_ranks(tmp_path, HIDDEN)
+        assert attacker.wait() == 0
+    assert keys.read_text() == "mine"
+
+
+@pytest.mark.usefixtures("limited")
+def test_a_log_larger_than_the_memory_takes_little_of_it(tmp_path: Path) -> None:
+    sparse(tmp_path / "x.log", 1 << 42, b"CANARY-token\r\n")
+    tracemalloc.start()
+    store.redact_ranks(tmp_path, HIDDEN)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 16 << 20
+    assert (tmp_path / "x.log").read_bytes().endswith(b"[REDACTED]\r\n")
+
+
+@pytest.mark.parametrize("piece", range(1, 30))
+def test_a_secret_is_found_wherever_the_pieces_of_a_log_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    monkeypatch.setattr(store, "PIECE", piece)
+    path = tmp_path / "x.log"
+    path.write_bytes(b"\xff abcdEFGH\r\nabcd abcdEFGabcdEFGH\0 \n\r\nabc")
+    path.chmod(0o640)
+    store.redact_ranks(tmp_path, (Secret("abcdEFGH"), Secret("abcd")))
+    assert path.read_bytes() == b"\xff [REDACTED]\r\n[REDACTED] [REDACTED]EFG[REDACTED]\0 \n\r\nabc"
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_log_without_secrets_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "x.log").write_bytes(b"fine\r\n")
+    before = (tmp_path / "x.log").stat()
+    store.redact_ranks(tmp_path, HIDDEN)
+    assert (tmp_path / "x.log").stat() == before

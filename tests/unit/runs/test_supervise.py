@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -11,8 +13,8 @@ from support.fake_backend import Failed, FakeBackend
 
 from labctl.engines import agent
 from labctl.errors import HostError
-from labctl.model import DeviceMapping
-from labctl.runs import supervise
+from labctl.model import DeviceMapping, Secret
+from labctl.runs import store, supervise
 from labctl.runs.verdict import RunOutcome
 
 LAB = lab()
@@ -41,7 +43,12 @@ def printing(*lines: str, code: int = 0, until: threading.Event | None = None) -
 
 def run(engine: FakeBackend, timeout: float = 60.0) -> tuple[RunOutcome, list[str]]:
     lines: list[str] = []
-    return supervise.supervise(LAB, replace(JOB, timeout=timeout), engine, lines.append), lines
+
+    def keep(line: str) -> str:
+        lines.append(line)
+        return line
+
+    return supervise.supervise(LAB, replace(JOB, timeout=timeout), engine, keep), lines
 
 
 @pytest.fixture
@@ -132,7 +139,7 @@ def with_devices(reason: str, launch: str = "") -> tuple[RunOutcome, list[str]]:
             raise Failed(1)
 
     engine = FakeBackend(answer=answer, seen=observed(of))
-    ended = supervise.supervise(of, job(of), engine, lambda _: None)
+    ended = supervise.supervise(of, job(of), engine, str)
     return ended, [container for container, argv in engine.started if "health" in argv]
 
 
@@ -162,7 +169,7 @@ def test_a_node_that_does_not_answer_about_its_devices_leaves_the_verdict_as_it_
             yield CRASH
             raise Failed(1)
 
-    ended = supervise.supervise(of, job(of), FakeBackend(answer=answer, seen=observed(of)), lambda _: None)
+    ended = supervise.supervise(of, job(of), FakeBackend(answer=answer, seen=observed(of)), str)
     assert ended.cause == "device-lost"
     assert ended.message.startswith(f"worker-1 (rank 1): {REASON}")
 
@@ -185,20 +192,79 @@ def test_a_run_past_its_time_is_stopped_from_outside(monkeypatch: pytest.MonkeyP
 def test_a_signal_stops_the_run_and_the_handlers_come_back(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     engine = printing("started", code=1, until=threading.Event())
-    ended = supervise.supervise(LAB, JOB, engine, lambda _: signal.raise_signal(number))
+
+    def keep(line: str) -> str:
+        signal.raise_signal(number)
+        return line
+
+    ended = supervise.supervise(LAB, JOB, engine, keep)
     assert (ended.cause, ended.message) == ("interrupted", f"stopped by {number.name}")
     assert engine.reaped() == EVERYWHERE
     assert signal.getsignal(number) is before
 
 
-def test_a_record_that_cannot_be_written_leaves_no_process_behind() -> None:
-    def full(line: str) -> None:
-        raise OSError(28, "No space left on device")
+def fill_disk(path: Path) -> None:
+    """From now on the disk is full for what this process writes to the file that it has open."""
+    links = ((link, link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink())
+    (number,) = (int(link.name) for link, target in links if target == path)
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, number)
+    os.close(full)
 
-    engine = printing("one")
-    with pytest.raises(OSError, match="No space left"):
-        supervise.supervise(LAB, JOB, engine, full)
+
+def test_a_record_that_cannot_be_written_leaves_no_process_behind(tmp_path: Path) -> None:
+    of = lab(directory=tmp_path)
+    path = store.create(of, "r1", [])
+    log = store.RunLog(path, of, [])
+
+    def keep(line: str) -> str:
+        if line == "two":
+            fill_disk(path / "output.log")
+        return log.keep(line)
+
+    engine = printing("one", "two", "three")
+    with pytest.raises(HostError, match=r"^cannot write .*/runs/r1/output\.log: No space left on device$") as caught:
+        supervise.supervise(of, JOB, engine, keep)
+    assert (caught.value.exit_code, caught.value.hint) == (3, f"df -h {path}")
     assert engine.reaped() == EVERYWHERE
+    with pytest.raises(HostError, match="No space left on device"):
+        log.close()
+    log.close()
+    assert (path / "output.log").read_text() == "one\n"
+
+
+TOKEN = "hf_CANARYCANARY"  # noqa: S105
+HIDING = replace(LAB, hidden=(Secret(TOKEN),))
+
+
+def test_a_secret_among_a_crashed_ranks_last_words_is_not_in_the_verdict(tmp_path: Path) -> None:
+    of = replace(HIDING, directory=tmp_path)
+    log = store.RunLog(store.create(of, "r1", []), of, [])
+    shown: list[str] = []
+
+    def keep(line: str) -> str:
+        shown.append(log.keep(line))
+        return shown[-1]
+
+    engine = printing(f"worker-1: KeyError: {TOKEN}", CRASH, code=1)
+    ended = supervise.supervise(of, JOB, engine, keep)
+    log.close()
+    assert ended.cause == "rank-crashed"
+    assert ended.message.endswith("exited with code 9: KeyError: [REDACTED]")
+    assert TOKEN not in "".join((*shown, (tmp_path / "runs/r1/output.log").read_text()))
+
+
+def test_a_secret_in_why_the_launcher_failed_or_a_process_stayed_is_not_in_the_verdict() -> None:
+    def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
+        if "reap" in argv:
+            yield f"python --token {TOKEN}"
+            raise Failed(1)
+        raise HostError(f"docker exec: no such option --token={TOKEN}")
+
+    ended = supervise.supervise(HIDING, JOB, FakeBackend(answer=answer, seen=observed(LAB)), str)
+    assert ended.cause == "launcher-failed"
+    assert "no such option --token=[REDACTED]; could not kill: " in ended.message
+    assert TOKEN not in ended.message
 
 
 # --- the first reason wins -----------------------------------------------------------------------------------

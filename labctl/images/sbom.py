@@ -1,0 +1,58 @@
+"""What is installed in an image, as a software bill of materials."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from labctl.engines.docker import DockerEngine
+from labctl.errors import HostError
+from labctl.system import process
+
+INSTALLED = Path(__file__).with_name("installed.sh").read_text(encoding="utf-8")
+# Seconds for a container that lists its packages.
+LISTING = 120
+
+
+def write(image: str, path: Path) -> int:
+    """Write the document of an image that this machine's engine has; returns the number of packages. HostError."""
+    engine = DockerEngine()
+    container = ("run", "--rm", "--network", "none", "--pull", "never", "--entrypoint", "/bin/sh", image)
+    done = process.run((*engine.docker, *container, "-c", INSTALLED), timeout=LISTING, check=False)
+    if done.code:
+        said = (done.err.strip() or "no answer").splitlines()[-1]
+        raise HostError(f"cannot list what is in image {image}: {said}", hint=f"docker run --rm -it {image} sh")
+    document = bill(image, engine.image_id(image) or image, done.out)
+    try:
+        path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise HostError(
+            f"cannot write {path}: {error.strerror}", hint=f"ls -ld {path.parent}; df -h {path.parent}"
+        ) from error
+    return len(document["components"])
+
+
+def bill(image: str, identity: str, installed: str) -> dict[str, Any]:
+    """The document of an image with this id and these packages, in lines of ``installed.sh``.
+
+    Source: CycloneDX 1.5, https://cyclonedx.org/docs/1.5/json; package URLs: https://github.com/package-url/purl-spec.
+    """
+    components = []
+    for line in sorted(set(installed.splitlines())):
+        kind, distribution, name, version = line.split("\t")
+        # Names on PyPI are the same in any case, and with any of -, _ and a dot.
+        named = name.lower().replace("_", "-") if kind == "pypi" else name
+        purl = (
+            "/".join(filter(None, (f"pkg:{kind}", distribution, quote(named, safe="")))) + f"@{quote(version, safe='')}"
+        )
+        components.append({"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl})
+    described = {"type": "container", "bom-ref": identity, "name": image, "version": identity}
+    return {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.5",
+        "version": 1,
+        "metadata": {"component": described},
+        "components": components,
+    }

@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+import sys
+
+from labctl.system import process
+
+
+def test_a_line_without_an_end_comes_in_pieces() -> None:
+    pieces: list[str] = []
+    program = "import sys; sys.stdout.write('begin\\n' + 'x' * 3_000_000 + '\\nend\\n')"
+    done = process.stream((sys.executable, "-c", program), pieces.append)
+    assert (pieces[0], pieces[-1], done.code) == ("begin", "end", 0)
+    assert "".join(pieces[1:-1]) == "x" * 3_000_000
+    assert max(map(len, pieces)) <= process.LONGEST_LINE
