@@ -503,8 +503,8 @@ def save_bundle(context: Context, file: Path, *, workloads: Iterable[str], cache
     return save.save_bundle(context, file, workloads=workloads, cache=cache, secrets=secrets)
 
 
-def load_bundle(context: Context, file: Path, *, force: bool) -> LoadedBundle:
-    """Unpack a bundle into the context's directory, and load its images."""
+def load_bundle(context: Context, file: Path, *, force: bool, ask: Callable[[str], bool] | None) -> LoadedBundle:
+    """Unpack a bundle into the context's directory, and load its images; ``ask`` about files that may be run here."""
     from labctl.bundle import load
 
-    return load.load_bundle(context, file, force=force)
+    return load.load_bundle(context, file, force=force, ask=ask)

@@ -132,7 +132,7 @@ class Bundle:
             if not _is_inside(name, member.target) or any(
                 str(parent) in links for parent in PurePosixPath(name).parents
             ):
-                raise HostError(f"{self.path}: unsafe path in bundle: {name}", hint="do not use this file")
+                raise HostError(f"{self.path}: unsafe path in bundle: {name!a}", hint="do not use this file")
             if name in links:
                 if member.target != links[name]:
                     raise HostError(f"{self.path} is damaged: {name}", hint=AGAIN)
@@ -167,7 +167,10 @@ def _sealed(said: Mapping[str, Any]) -> bytes:
 
 
 def _is_inside(name: str, target: str) -> bool:
-    """Whether a name, and where a link of that name leads, stay below the member's folder of the bundle."""
+    """Whether a name, and where a link of that name leads, stay below the member's folder of the bundle.
+
+    Nor may it hold control characters, which terminals obey.
+    """
     _, _, path = name.removeprefix(OURS).partition("/")
     leaves = name.startswith(OURS) and leads_out(path, target)
-    return is_below(name) and posixpath.normpath(name) == name and not leaves
+    return is_below(name) and name.isprintable() and posixpath.normpath(name) == name and not leaves

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path, PurePosixPath
 
 from msgspec import Struct
 
 from labctl.bundle.format import AGAIN, Bundle, BundleEntry
-from labctl.bundle.save import NODES, ExcludedFile
+from labctl.bundle.save import CACHED, FOLDERS, NODES, SKIPPED, ExcludedFile
+from labctl.config import dotenv
 from labctl.config import settings as config
 from labctl.config.context import Context
 from labctl.config.settings import Settings
@@ -32,6 +34,10 @@ from labctl.system.tar import END, member_header, padding
 Notice = Callable[[str], None]
 LOCKS = ".lab/bundle"
 """Directory of the images' lock files, relative to the lab directory."""
+CACHE = "HOST_CACHE_PATH"
+MAKEFILES = frozenset({"makefile", "gnumakefile"})
+HARMLESS = frozenset({".gitignore", ".gitkeep", ".dockerignore"})
+"""Names that begin with a dot, of files that nothing runs."""
 ABOUT = {"lab": str, "written": str, "labctl": str, "images": list, "left_out": list}
 """What every bundle of a lab says of itself."""
 SCRIPT = Path(__file__).with_name("cache.sh").read_text(encoding="utf-8")
@@ -48,25 +54,37 @@ class LoadedBundle(Struct, frozen=True, kw_only=True):
     directory: str
     files: tuple[str, ...]
     failed: tuple[HostFailure, ...]
+    skipped: tuple[str, ...] = ()
+    """Files that programs of this machine may run, and that nobody wanted."""
+    cache: str = ""
+    """Where the cache is, if the bundle has one; on each host."""
+    cache_files: int = 0
 
 
-def load_bundle(context: Context, file: Path, *, force: bool = False) -> LoadedBundle:
+def load_bundle(
+    context: Context, file: Path, *, force: bool = False, ask: Callable[[str], bool] | None = None
+) -> LoadedBundle:
     """Unpack a bundle into the context's directory, and load its images into Docker here or on the lab's hosts.
 
-    The whole bundle is verified before anything is changed.
+    The whole bundle is verified before anything is changed. Files that programs of this machine may run are written
+    only if ``ask`` says yes.
     """
     bundle = checked(file, context.notice)
     with tempfile.TemporaryDirectory(prefix="labctl-") as folder:
-        Path(folder, ".env").write_bytes(b"".join(bundle.below("lab")[".env"].content.chunks()))
+        env = own_settings(bundle, Path(folder, ".env"), context.flags.get(CACHE, ""))
         settings = config.load(Path(folder), context.environ, context.flags)
-    cache = Path(settings.text("HOST_CACHE_PATH"))
-    files, cached = of_lab(bundle, context.directory, force=force), of_cache(bundle, cache)
-    wanted = {**files, **cached}
-    require_room("the bundle", [(room_at(path), len(member.content)) for path, member in wanted.items()])
-    if cached:
-        make_root(cache)
-    with filelock.held(context.directory / filelock.LAB, "labctl bundle load"):
-        write(files, context.directory)
+        cache = Path(settings.text(CACHE))
+        files, cached = of_lab(bundle, env, context.directory, force=force), of_cache(bundle, cache)
+        if outside := sorted(bundle.below("cache").keys() - cached_in(bundle).keys()):
+            context.warn(f"not written: {listed(outside, 3)}: only {' and '.join(CACHED)} go into a cache")
+        skipped = unwanted(files, context, ask)
+        files = {path: member for path, member in files.items() if path not in skipped}
+        wanted = {**files, **cached}
+        require_room("the bundle", [(room_at(path), len(member.content)) for path, member in wanted.items()])
+        if cached:
+            make_root(cache)
+        with filelock.held(context.directory / filelock.LAB, "labctl bundle load"):
+            write(files, context.directory)
     if cached:
         progress = Progress("cache", sum(len(member.content) for member in cached.values()), 0, context.notice)
         write(cached, cache, progress)
@@ -84,6 +102,9 @@ def load_bundle(context: Context, file: Path, *, force: bool = False) -> LoadedB
         failed=tuple(
             HostFailure(host=host, message=error.message, hint=error.hint) for host, error in failures.items()
         ),
+        skipped=tuple(str(path.relative_to(context.directory)) for path in skipped),
+        cache=str(cache) if cached_in(bundle) else "",
+        cache_files=len(cached),
     )
 
 
@@ -98,15 +119,69 @@ def checked(path: Path, notice: Notice) -> Bundle:
     env = bundle.below("lab").get(".env")
     if env is None or env.target:
         raise HostError(f"{path} holds no .env: it is not a lab's", hint=AGAIN)
+    require_saved(bundle)
     return bundle
 
 
-def of_lab(bundle: Bundle, directory: Path, *, force: bool) -> dict[Path, BundleEntry]:
+def own_settings(bundle: Bundle, path: Path, chosen: str) -> BundleEntry:
+    """The bundle's .env, written to a path: its cache goes where this machine has one, or where the person chose."""
+    lines = settings_of(bundle).split("\n")
+    for entry in dotenv.parse("\n".join(lines), path.name) if bundle.below("cache") else ():
+        if entry.key == CACHE:
+            lines[entry.line - 1] = f"{CACHE}={dotenv.quote(chosen)}" if chosen else f"# {CACHE}: this machine's own"
+    size = path.write_bytes("\n".join(lines).encode())
+    return BundleEntry(content=Range(path, 0, size), mode=bundle.below("lab")[".env"].mode)
+
+
+def settings_of(bundle: Bundle) -> str:
+    """The text of the bundle's .env. HostError if it is none."""
+    try:
+        return b"".join(bundle.below("lab")[".env"].content.chunks()).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise HostError(f"{bundle.path}: .env in it is not UTF-8", hint="do not use this file") from error
+
+
+def require_saved(bundle: Bundle) -> None:
+    """HostError if the bundle holds a file that no `labctl bundle save` writes."""
+    hosts = {entry.value for entry in dotenv.parse(settings_of(bundle), ".env") if entry.key == "LAB_HOSTS"}
+    folders = tuple(f"{folder}/" for folder in FOLDERS)
+    odd = [
+        f"lab/{name}" for name in bundle.below("lab") if name not in {".env", *hosts} and not name.startswith(folders)
+    ]
+    odd += [f"lab/{name}" for name in bundle.below("lab") if SKIPPED & {*PurePosixPath(name).parts}]
+    odd += [f"locks/{name}" for name in bundle.below("locks") if not re.fullmatch(r"[\w.-]+\.lock", name)]
+    if odd:
+        raise HostError(f"{bundle.path}: `{odd[0]}` in it is no file of a lab", hint="do not use this file")
+
+
+def unwanted(files: Iterable[Path], context: Context, ask: Callable[[str], bool] | None) -> tuple[Path, ...]:
+    """Those files that programs of this machine may run, such as editors and make, unless the person wants them."""
+    found = tuple(path for path in files if may_run(path.relative_to(context.directory).as_posix()))
+    if not found:
+        return ()
+    names = listed((str(path.relative_to(context.directory)) for path in found), len(found))
+    what = f"programs of this machine, such as editors, may run what is in {names}"
+    if ask is None:
+        context.warn(f"not written: {what} (--yes writes it)")
+    elif ask(f"{what}. Write it?"):
+        return ()
+    return found
+
+
+def may_run(name: str) -> bool:
+    """Whether a file of the lab is one that programs look for by its name: most begin with a dot."""
+    if name == ".env" or name.startswith((f"{NODES}/", f"{LOCKS}/")):
+        return False
+    parts = PurePosixPath(name.lower()).parts
+    return any(part.startswith(".") and part not in HARMLESS for part in parts) or parts[-1] in MAKEFILES
+
+
+def of_lab(bundle: Bundle, env: BundleEntry, directory: Path, *, force: bool) -> dict[Path, BundleEntry]:
     """The files to write for the lab, by path. ConfigError if that would change files, unless forced.
 
     Existing node directories are kept, with the keys that no bundle contains.
     """
-    wanted = {directory / name: member for name, member in bundle.below("lab").items()}
+    wanted = {directory / name: member for name, member in {**bundle.below("lab"), ".env": env}.items()}
     wanted |= {directory / LOCKS / name: member for name, member in bundle.below("locks").items()}
     if (directory / NODES).exists():
         wanted = {path: member for path, member in wanted.items() if not path.is_relative_to(directory / NODES)}
@@ -124,11 +199,16 @@ def of_lab(bundle: Bundle, directory: Path, *, force: bool) -> dict[Path, Bundle
 
 def of_cache(bundle: Bundle, cache: Path) -> dict[Path, BundleEntry]:
     """The cache files to write, by path; existing ones are kept."""
-    wanted = {cache / name: member for name, member in bundle.below("cache").items()}
+    wanted = {cache / name: member for name, member in cached_in(bundle).items()}
     missing = {path: member for path, member in wanted.items() if not os.path.lexists(path)}
     for path in missing:
         require_no_link(path, cache)
     return missing
+
+
+def cached_in(bundle: Bundle) -> dict[str, BundleEntry]:
+    """The bundle's models and data; what else it would write into a cache is passed over."""
+    return {name: member for name, member in bundle.below("cache").items() if name.startswith(CACHED)}
 
 
 def require_no_link(path: Path, root: Path) -> None:
@@ -198,7 +278,7 @@ def hand_out(context: Context, bundle: Bundle, settings: Settings) -> Failures:
 
 def send_cache(bundle: Bundle, settings: Settings, hosts: Mapping[str, Connection], notice: Notice) -> Failures:
     """Send the bundle's cache to hosts in parallel; returns the failures."""
-    members = bundle.below("cache")
+    members = cached_in(bundle)
     if not members:
         return {}
     folder = Path(settings.text("HOST_CACHE_PATH"))

@@ -32,6 +32,8 @@ from labctl.system.progress import Progress, amount
 NODES = ".lab/nodes"
 FOLDERS = ("workloads", "hostfiles", NODES)
 """Of a lab directory, beside .env and the list of hosts."""
+CACHED = ("datasets/", "huggingface/")
+"""Of a cache."""
 SKIPPED = frozenset({"__pycache__", ".git"})
 PASSWORDS = frozenset({".env", ".netrc", ".git-credentials", ".pypirc"})
 """Names of files of other programs with passwords and tokens."""
@@ -102,6 +104,7 @@ def save_bundle(
     if file.is_dir():
         raise ConfigError(f"{file} is a directory", hint=f"name a file in it: {shlex.quote(str(file / 'lab.bundle'))}")
     entries, excluded = of_lab(context.directory, secrets=secrets)
+    excluded += not_cached(folder) if cache else []
     # The format of the file, as in its first version: these keys stay.
     about: dict[str, Any] = {
         "labctl": metadata.version("labctl"),
@@ -186,12 +189,19 @@ def of_lab(directory: Path, *, secrets: bool) -> tuple[list[Entry], list[Exclude
     return list(entries.values()), excluded
 
 
+def not_cached(cache: Path) -> list[ExcludedFile]:
+    """What else is in the shared cache, but for labctl's own files."""
+    others = (one for one in sorted(cache.iterdir()) if not f"{one.name}/".startswith((*CACHED, ".labctl")))
+    return [ExcludedFile(str(one), f"only {' and '.join(CACHED)} of a cache go along") for one in others]
+
+
 def add_cache(writer: BundleWriter, cache: Path, context: Context) -> None:
-    """Add the files of the shared cache, without locks, partial downloads and tokens."""
+    """Add the models and data of the shared cache, without locks, partial downloads and tokens."""
     entries = [
         entry
         for entry in walk(cache, ".")
-        if not entry.name.endswith((".lock", ".incomplete"))
+        if entry.name.startswith(CACHED)
+        and not entry.name.endswith((".lock", ".incomplete"))
         and entry.name not in TOKENS
         and not leads_out(entry.name, entry.target)
     ]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from labctl import flows
-from labctl.cli.common import HERE, Directory, Json, Setting, answering, context
+from labctl.cli.common import HERE, Directory, Json, Setting, answering, confirmation, context
 from labctl.cli.run import complete_workload
 from labctl.errors import ConfigError, HostError
 from labctl.system.progress import amount
@@ -30,7 +31,9 @@ def save_command(
         list[str] | None,
         typer.Option(metavar="NAME", help="Add the image of this workload.", autocompletion=complete_workload),
     ] = None,
-    with_cache: Annotated[bool, typer.Option("--with-cache", help="Add all of HOST_CACHE_PATH.")] = False,
+    with_cache: Annotated[
+        bool, typer.Option("--with-cache", help="Add the models and data of HOST_CACHE_PATH.")
+    ] = False,
     with_secrets: Annotated[bool, typer.Option("--with-secrets", help="Add keys, tokens and passwords.")] = False,
     setting: Setting = None,
     json: Json = False,
@@ -48,13 +51,15 @@ def load_command(
     file: Annotated[Path, typer.Argument(metavar="FILE")],
     directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="Lab directory; created if missing.")] = HERE,
     force: Annotated[bool, typer.Option("--force", help="Replace files that differ.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Write files that this machine's programs may run.")] = False,
     setting: Setting = None,
     json: Json = False,
 ) -> None:
     with answering(as_json=json, stopped="re-run to resume") as output:
         if directory.exists() and not directory.is_dir():
             raise ConfigError(f"{directory} is a file", hint="labctl bundle load FILE DIRECTORY")
-        loaded = flows.load_bundle(context(directory, output, setting, create=True), file, force=force)
+        ask = (lambda _: True) if yes else confirmation(json)
+        loaded = flows.load_bundle(context(directory, output, setting, create=True), file, force=force, ask=ask)
         output.answer(loaded, loaded_text(loaded, directory))
         if loaded.failed:
             sys.exit(HostError.exit_code)
@@ -66,8 +71,29 @@ def saved_text(saved: SavedBundle) -> str:
     return f"{saved.file}: lab {saved.lab} with {', '.join(saved.images)}{cache}{secrets}, {amount(saved.bytes)}"
 
 
+def written(loaded: LoadedBundle) -> Iterator[str]:
+    """What is new, by the folders that each lab has, and each other file."""
+    from labctl.bundle.load import LOCKS
+    from labctl.bundle.save import FOLDERS
+
+    rest = list(loaded.files)
+    for folder in (*FOLDERS, LOCKS):
+        files = [name for name in rest if name.startswith(f"{folder}/")]
+        rest = [name for name in rest if name not in files]
+        if files:
+            yield f"{folder}: {counted(len(files))}"
+    yield from rest
+    if loaded.cache_files:
+        yield f"{loaded.cache}: {counted(loaded.cache_files)} of the cache"
+
+
+def counted(files: int) -> str:
+    return f"{files} file{'s' if files > 1 else ''}"
+
+
 def loaded_text(loaded: LoadedBundle, directory: Path) -> str:
     lines = [f"lab {loaded.lab} is in {loaded.directory}, {len(loaded.files)} files written"]
+    lines += [f"  {one}" for one in written(loaded)]
     for failure in loaded.failed:
         # Most messages begin with their host's name already.
         named = failure.message.startswith(failure.host)

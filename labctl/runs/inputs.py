@@ -121,12 +121,15 @@ def _problem(path: Path, kind: str) -> str | None:
         return None if path.is_file() else "no such file"
     if not path.is_dir():
         return "no such directory"
-    try:
-        if kind == "model":
-            json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    return _model_problem(path / "config.json") if kind == "model" else None
+
+
+def _model_problem(config: Path) -> str | None:
+    if not config.is_file():
         return "not a model directory (no config.json)"
-    except (OSError, ValueError) as error:
+    try:
+        json.loads(config.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         return f"config.json cannot be read: {error}"
     return None
 

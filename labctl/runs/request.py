@@ -95,7 +95,8 @@ def unknown(workload: Workload, options: RunOptions) -> Iterator[str]:
     yield from launchers.unknown_options(workload.launcher, workload.launcher_arguments)
     given = [key for key, _ in options.arguments if not key.startswith(DEEPSPEED)]
     scripts = workload.directory.rglob("*.py") if given and not Path(workload.script).is_absolute() else ()
-    known = {option for path in scripts for option in re.findall(r"""["']--([\w-]+)["']""", procfs.read(path))}
+    texts = (procfs.read(path) for path in scripts if path.is_file())
+    known = {option for text in texts for option in re.findall(r"""["']--([\w-]+)["']""", text)}
     for key in given:
         # argparse takes unique beginnings, too.
         if known and not any(option.startswith(key) for option in known):

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,11 @@ from labctl.cli.bundle import loaded_text
 from labctl.config.context import Context
 from labctl.errors import ConfigError, HostError
 from labctl.images import catalog, local
-from labctl.model import HostFailure
+from labctl.model import Event, HostFailure
 from labctl.system import filelock, process
 from labctl.system.process import CompletedProcess
+
+Loads = Callable[..., tuple[load.LoadedBundle, dict[str, str], list[str]]]
 
 NAME = "lab/node:latest"
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n"
@@ -121,7 +123,7 @@ def file(lab: Path, tmp_path: Path) -> Path:
 def unpacked(file: Path, directory: Path, *, force: bool = False) -> list[str]:
     """Unpack the lab; the files that were written."""
     whole = load.checked(file, lambda _: None)
-    wanted = load.of_lab(whole, directory, force=force)
+    wanted = load.of_lab(whole, whole.below("lab")[".env"], directory, force=force)
     load.write(wanted, directory)
     return [str(path.relative_to(directory)) for path in wanted]
 
@@ -181,6 +183,18 @@ def test_what_is_left_out_is_said(lab: Path, tmp_path: Path) -> None:
         ".lab/nodes/worker-0/secrets/hf_token": "a secret",
         ".lab/nodes/worker-0/ssh/ssh_host_ed25519_key": "a private key",
     }
+
+
+def test_what_else_is_in_the_cache_stays_and_is_said(lab: Path, cache: Path, tmp_path: Path) -> None:
+    (cache / "mnist").mkdir()
+    (cache / "mnist/train").write_text("x")
+    (cache / ".ssh").mkdir()
+    (cache / ".ssh/config").write_text("x")
+    saved = save.save_bundle(context(lab, HOST_CACHE_PATH=str(cache)), tmp_path / "lab.bundle", cache=True)
+    assert {one.path: one.reason for one in saved.excluded if str(cache) in one.path} == {
+        f"{cache}/{name}": "only datasets/ and huggingface/ of a cache go along" for name in (".ssh", "mnist")
+    }
+    assert all(name.startswith("huggingface/") for name in Bundle(tmp_path / "lab.bundle").below("cache"))
 
 
 def test_a_clone_in_the_home_may_have_the_name_of_a_system_directory(lab: Path, tmp_path: Path) -> None:
@@ -281,6 +295,7 @@ ABOUT = {"lab": "x", "written": "today", "labctl": "1", "images": [NAME], "left_
         ({}, {"lab/.env": b""}, "does not say which lab"),
         ({**ABOUT, "images": "one"}, {"lab/.env": b""}, "does not say which lab"),
         ({**ABOUT, "images": [1]}, {"lab/.env": b""}, "does not say which lab"),
+        (ABOUT, {"lab/.env": b"LAB_NAME=\xff"}, "is not UTF-8"),
         ({**ABOUT, "schema": 2}, {"lab/.env": b""}, "written by another labctl"),
         ({**ABOUT, "schema": None}, {"lab/.env": b""}, "written by another labctl"),
     ],
@@ -323,7 +338,7 @@ def test_a_link_of_the_bundle_itself_leads_its_locks_nowhere(tmp_path: Path) -> 
         sealer.add("locks/mine.lock", b"theirs")
     (out / ".lab/nodes").mkdir(parents=True)
     (out / ".lab/nodes/mine.lock").write_text("mine")
-    with pytest.raises(HostError, match=r"\.lab/bundle is a link"):
+    with pytest.raises(HostError, match=r"`lab/\.lab/bundle` in it is no file of a lab"):
         load.load_bundle(context(out), path)
     assert (out / ".lab/nodes/mine.lock").read_text() == "mine"
 
@@ -373,6 +388,137 @@ def test_nothing_is_written_through_a_link_that_is_there(lab: Path, tmp_path: Pa
         load.load_bundle(context(out), tmp_path / "lab.bundle")
     assert list(outside.iterdir()) == []
     assert [path.name for path in out.iterdir()] == [name]
+
+
+# --- what its writer would have liked ------------------------------------------------------------------------
+
+
+def crafted(path: Path, members: dict[str, bytes], env: str = "LAB_NAME=x\n") -> Path:
+    """A whole bundle that no `bundle save` wrote."""
+    with BundleWriter(image_archive(path, NAME, [b"l"]), ABOUT) as sealer:
+        for name, content in {"lab/.env": env.encode(), **members}.items():
+            sealer.add(name, content)
+    return path
+
+
+@pytest.fixture
+def loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Loads:
+    """Loads a bundle into ``out``, with a home of its own; the images go nowhere."""
+    monkeypatch.setattr(load, "hand_out", lambda *_: {})
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+
+    def run(
+        file: Path, ask: Callable[[str], bool] | None = None, **flags: str
+    ) -> tuple[load.LoadedBundle, dict[str, str], list[str]]:
+        events: list[Event] = []
+        environ = {"HOME": str(tmp_path / "home")}
+        here = Context(directory=tmp_path / "out", environ=environ, emit=events.append, flags=flags)
+        loaded = load.load_bundle(here, file, ask=ask)
+        return loaded, tree(tmp_path / "out"), [event.text for event in events if event.kind == "warning"]
+
+    return run
+
+
+def test_the_cache_goes_where_its_reader_has_one_and_not_where_the_bundle_says(loads: Loads, tmp_path: Path) -> None:
+    theirs = tmp_path / "home/other"
+    theirs.mkdir(parents=True)
+    env = f"LAB_NAME=x\nexport HOST_CACHE_PATH={theirs}\n"
+    file = crafted(tmp_path / "odd", {"cache/huggingface/hub/b": b"weights"}, env)
+    loaded, files, _ = loads(file)
+    own = tmp_path / "home/.cache/labctl"
+    assert tree(theirs) == {}
+    assert tree(own) == {"huggingface/hub/b": "weights"}
+    assert (loaded.cache, loaded.cache_files) == (str(own), 1)
+    # The lab is to find it there.
+    assert files[".env"] == "LAB_NAME=x\n# HOST_CACHE_PATH: this machine's own\n"
+
+
+def test_a_cache_that_is_named_while_loading_is_the_labs(loads: Loads, tmp_path: Path) -> None:
+    file = crafted(tmp_path / "odd", {"cache/datasets/d": b"data"}, "LAB_NAME=x\nHOST_CACHE_PATH=/theirs\n")
+    mine = str(tmp_path / "my cache")
+    Path(mine).mkdir()
+    loaded, files, _ = loads(file, HOST_CACHE_PATH=mine)
+    assert loaded.cache == mine
+    assert tree(Path(mine)) == {"datasets/d": "data"}
+    assert files[".env"].endswith(f"HOST_CACHE_PATH='{mine}'\n")
+    assert loads(file, HOST_CACHE_PATH=mine)[0].files == ()
+
+
+def test_a_bundle_without_a_cache_leaves_the_setting_alone(loads: Loads, tmp_path: Path) -> None:
+    env = "LAB_NAME=x\nHOST_CACHE_PATH=/srv/cache\n"
+    assert loads(crafted(tmp_path / "odd", {}, env))[1][".env"] == env
+
+
+def test_only_models_and_data_go_into_a_cache(loads: Loads, tmp_path: Path) -> None:
+    startup = ".local/lib/python3.11/site-packages/x.pth"
+    members = {f"cache/{name}": b"x" for name in (".ssh/authorized_keys", startup, "huggingface", "datasets/d")}
+    file = crafted(tmp_path / "odd", members)
+    _, _, warned = loads(file)
+    assert tree(tmp_path / "home") == {".cache/labctl/datasets/d": "x"}
+    assert ".ssh/authorized_keys" in warned[0]
+    host = FakeHost(tmp_path / "rack", "h1")
+    found = context(tmp_path).settings()
+    assert load.send_cache(load.checked(file, lambda _: None), found, {"h1": host}, lambda _: None) == {}
+    assert [name for name in tree(host.home) if name.endswith((".pth", "authorized_keys"))] == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("lab/Makefile", "lab/.envrc", "lab/.git/hooks/post-checkout", "lab/.vscode/tasks.json", "lab/conftest.py"),
+        *(
+            "lab/.devcontainer/devcontainer.json",
+            "lab/.lab/x",
+            "lab/runs/1/result.json",
+            "locks/../x",
+            "locks/a/b.lock",
+        ),
+        *("lab/workloads/.git/hooks/post-checkout", "lab/workloads/a\x1b[2J", "lab/workloads"),
+    ],
+)
+def test_nothing_is_written_that_no_save_writes(loads: Loads, tmp_path: Path, name: str) -> None:
+    file = crafted(tmp_path / "odd", {name: b"#!/bin/sh\n", "lab/workloads/mine/train.py": b""})
+    with pytest.raises(HostError, match=r"unsafe path|is no file of a lab") as caught:
+        loads(file, ask=lambda _: True)
+    assert "\x1b" not in caught.value.message
+    assert not (tmp_path / "out").exists()
+
+
+RUN_HERE = ("workloads/mine/.devcontainer/devcontainer.json", "workloads/.envrc", "workloads/Makefile", ".vscode/hosts")
+
+
+@pytest.mark.parametrize("answer", [True, False, None])
+def test_what_programs_of_this_machine_may_run_is_written_if_the_person_says_so(
+    loads: Loads, tmp_path: Path, answer: bool | None
+) -> None:
+    members = {f"lab/{name}": b"x" for name in (*RUN_HERE, "workloads/mine/train.py", "workloads/.gitignore")}
+    file = crafted(tmp_path / "odd", members, "LAB_NAME=x\nLAB_HOSTS=.vscode/hosts\n")
+    questions: list[str] = []
+
+    def ask(question: str) -> bool:
+        questions.append(question)
+        return bool(answer)
+
+    loaded, files, warned = loads(file, None if answer is None else ask)
+    expected = {".env", "workloads/mine/train.py", "workloads/.gitignore", *(RUN_HERE if answer else ())}
+    assert set(files) - {".lab/lock"} == expected
+    assert set(loaded.skipped) == (set() if answer else set(RUN_HERE))
+    assert all(name in "".join(questions or warned) for name in RUN_HERE)
+    assert bool(questions) == (answer is not None)
+
+
+def test_what_was_written_is_listed(loads: Loads, tmp_path: Path) -> None:
+    names = ("workloads/a/train.py", "workloads/b/train.py", "hostfiles/two", "hosts.txt")
+    members = {**{f"lab/{name}": b"" for name in names}, "locks/cpu.lock": b"", "cache/datasets/d": b""}
+    loaded, _, _ = loads(crafted(tmp_path / "odd", members, "LAB_NAME=x\nLAB_HOSTS=hosts.txt\n"))
+    assert loaded_text(loaded, tmp_path / "out").splitlines()[1:-1] == [
+        "  workloads: 2 files",
+        "  hostfiles: 1 file",
+        "  .lab/bundle: 1 file",
+        "  .env",
+        "  hosts.txt",
+        f"  {tmp_path}/home/.cache/labctl: 1 file of the cache",
+    ]
 
 
 # --- where it goes -------------------------------------------------------------------------------------------
@@ -452,8 +598,9 @@ def test_a_host_that_cannot_take_the_cache_harms_no_other(lab: Path, cache: Path
 
 
 def test_hosts_that_share_a_cache_may_unpack_into_it_at_once(lab: Path, cache: Path, tmp_path: Path) -> None:
+    (cache / "datasets").mkdir()
     for number in range(60):
-        (cache / f"file-{number}").write_text(f"{number}" * 1000)
+        (cache / f"datasets/file-{number}").write_text(f"{number}" * 1000)
     file = tmp_path / "lab.bundle"
     save.save_bundle(context(lab, HOST_CACHE_PATH=str(cache)), file, cache=True)
     whole = load.checked(file, lambda _: None)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,18 @@ def test_a_model_is_a_directory_with_its_configuration(of: Lab, tmp_path: Path) 
         resolved(of, "model", "--data-path", "mnist")
     config.write_text("{}", encoding="utf-8")
     assert resolved(of, "model", "--data-path", "mnist") == ("--data-path", "/workspace/.cache/mnist")
+
+
+def test_a_models_configuration_that_a_container_planted_is_neither_waited_for_nor_breaks_labctl(
+    of: Lab, tmp_path: Path
+) -> None:
+    (tmp_path / "cache/mnist/config.json").write_text("[" * 100_000)
+    with pytest.raises(ConfigError, match=r"config\.json cannot be read"):
+        resolved(of, "model", "--data-path", "mnist")
+    (tmp_path / "cache/mnist/config.json").unlink()
+    os.mkfifo(tmp_path / "cache/mnist/config.json")
+    with pytest.raises(ConfigError, match=r"no config\.json"):
+        resolved(of, "model", "--data-path", "mnist")
 
 
 @pytest.mark.parametrize("name", ["mnist", "text.json"])

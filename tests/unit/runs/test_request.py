@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,11 @@ def test_scripts_below_are_read_and_what_cannot_be_read_is_none(folder: Path) ->
     (folder / "part/more.py").write_text('add("--epochs")\n')
     (folder / ".#hello.py").symlink_to("someone@somewhere.1234")
     assert warned(folder, "epochs") == []
+
+
+def test_a_pipe_that_is_named_as_a_script_is_not_waited_for(folder: Path) -> None:
+    os.mkfifo(folder / "pipe.py")
+    assert warned(folder, "steps") == []
 
 
 def test_a_key_may_be_the_beginning_of_an_option(folder: Path) -> None:
