@@ -70,7 +70,7 @@ def unharmed(lab: RackLab, but: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("trouble", "words"),
     [
-        pytest.param(Host.drop, "does not answer", id="unreachable", marks=pytest.mark.slow),
+        pytest.param(Host.drop, "timed out", id="unreachable", marks=pytest.mark.slow),
         pytest.param(Host.stop_engine, "Docker", id="daemon-down", marks=pytest.mark.slow),
         pytest.param(Host.hang_engine, "does not answer", id="daemon-hangs", marks=pytest.mark.slow),
         pytest.param(Host.change_host_key, "host key", id="host-key-changed"),
