@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from labctl import accelerators
+from labctl import accelerators, naming
 from labctl.config.settings import Settings, span
 from labctl.errors import ConfigError, HostError
 from labctl.model import BRIDGED, Device, Host, Lab, Limits, Mount, Network, Node, Pairs, Secret
@@ -183,14 +183,16 @@ def mounts(settings: Settings, directory: Path, project: str) -> tuple[Mount, ..
         Mount(source=settings.text("HOST_CACHE_PATH"), target=f"{project}/.cache"),
         *there,
         Mount(source=str(directory / "workloads"), target=f"{project}/workloads", read_only=True),
-        Mount(source=str(directory / "runs"), target=f"{project}/runs"),
+        Mount(source=str(directory / "runs"), target=f"{project}/runs", read_only=True),
+        Mount(source=str(directory / naming.NOTEBOOKS), target=f"{project}/{naming.NOTEBOOKS}"),
+        Mount(source=str(directory / naming.OUTPUTS), target=f"{project}/outputs"),
         Mount(source=str(directory / KEPT), target="/home/lab/.kept"),
     )
 
 
 def own_mounts(lab: Lab) -> tuple[str, ...]:
     """Those mount sources of the lab that `labctl up` makes where they are missing."""
-    here = {str(lab.directory / name) for name in ("workloads", "runs", KEPT)}
+    here = {str(lab.directory / name) for name in ("workloads", "runs", naming.NOTEBOOKS, naming.OUTPUTS, KEPT)}
     own = {*here, str(Path.home() / ".cache/labctl")}
     return tuple(mount.source for mount in lab.mounts if mount.source in own)
 

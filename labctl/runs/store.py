@@ -106,10 +106,16 @@ def directory(lab: Path, run_id: str) -> Path:
     return lab / "runs" / run_id
 
 
-def create(lab: Lab, run_id: str, content: Iterable[File]) -> Path:
-    """Make the run's directory, which must be new, with what it needs and what is known before it starts."""
+def outputs(lab: Path, run_id: str) -> Path:
+    """What a run writes until it ends; containers can write there, and to no other part of ``runs/``."""
+    return lab / naming.OUTPUTS / run_id
+
+
+def create(lab: Lab, run_id: str, job: tuple[File, ...], record: Iterable[File] = ()) -> Path:
+    """Make the run's directories, which must be new: with its record, and with what its ranks need and write."""
     path = directory(lab.directory, run_id)
-    files.create_all(path, content, folders=("ranks",))
+    files.create_all(path, (*job, *record))
+    files.create_all(outputs(lab.directory, run_id), job, folders=("ranks",))
     return path
 
 
@@ -364,7 +370,8 @@ def listing(lab: Path, limit: int | None = None) -> tuple[RunSummary, ...]:
 def is_run(lab: Path, run_id: str) -> bool:
     """Whether this names a directory of a run, which is no link."""
     path = directory(lab, run_id)
-    return bool(RUN_ID.fullmatch(run_id)) and path.is_dir() and not path.is_symlink()
+    writable = path == lab / naming.NOTEBOOKS
+    return bool(RUN_ID.fullmatch(run_id)) and not writable and path.is_dir() and not path.is_symlink()
 
 
 def summary(lab: Path, run_id: str) -> RunSummary:

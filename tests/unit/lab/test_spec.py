@@ -145,7 +145,9 @@ def test_clones_are_mounted_where_the_scripts_expect_them(tmp_path: Path) -> Non
         "/srv/clone": ("/project/DeepSpeedExamples", False),
         "/srv/habana": ("/project/optimum-habana", False),
         "/srv/lab/workloads": ("/project/workloads", True),
-        "/srv/lab/runs": ("/project/runs", False),
+        "/srv/lab/runs": ("/project/runs", True),
+        "/srv/lab/runs/notebooks": ("/project/runs/notebooks", False),
+        "/srv/lab/runs/.outputs": ("/project/outputs", False),
         "/srv/lab/.lab/home": ("/home/lab/.kept", False),
     }
 

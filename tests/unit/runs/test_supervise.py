@@ -214,7 +214,7 @@ def fill_disk(path: Path) -> None:
 
 def test_a_record_that_cannot_be_written_leaves_no_process_behind(tmp_path: Path) -> None:
     of = lab(directory=tmp_path)
-    path = store.create(of, "r1", [])
+    path = store.create(of, "r1", ())
     log = store.RunLog(path, of, [])
 
     def keep(line: str) -> str:
@@ -239,7 +239,7 @@ HIDING = replace(LAB, hidden=(Secret(TOKEN),))
 
 def test_a_secret_among_a_crashed_ranks_last_words_is_not_in_the_verdict(tmp_path: Path) -> None:
     of = replace(HIDING, directory=tmp_path)
-    log = store.RunLog(store.create(of, "r1", []), of, [])
+    log = store.RunLog(store.create(of, "r1", ()), of, [])
     shown: list[str] = []
 
     def keep(line: str) -> str:

@@ -13,5 +13,5 @@ if "HF_TOKEN_PATH" in os.environ:
 for name in filter(None, arguments.get("--tell", "").split(",")):
     print(f"{name} is {os.fsdecode(seen[name])}")
 digests = {name: hashlib.sha256(value).hexdigest() for name, value in seen.items()}
-run = Path(os.environ["PROJECT_PATH"], "runs", os.environ["LABCTL_RUN_ID"])
+run = Path(os.environ["LABCTL_RUN_DIR"])
 Path(run, f"environ-{os.environ['RANK']}.json").write_text(json.dumps(digests), encoding="utf-8")
