@@ -82,6 +82,9 @@ class RunStopper:
         # Reentrant: a signal handler may interrupt the main thread while it holds the lock.
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
+        self._began = time.monotonic()
+        # Elsewhere nothing of the workload runs in the launcher, but a person's editor may.
+        self._also_in = model.LAUNCHER if job.workload.launcher == "script" else ""
         self.cause: Cause | None = None
         self.message = ""
 
@@ -95,7 +98,8 @@ class RunStopper:
 
     def reap(self, grace: float = GRACE) -> list[str]:
         """Kill the run's processes in all containers; returns those that could not be killed, as text."""
-        return agent.reap(self._lab, self._engine, self._job.run_id, grace)
+        lasted = time.monotonic() - self._began
+        return agent.reap(self._lab, self._engine, self._job.run_id, grace, lasted=lasted, also_in=self._also_in)
 
     def wait(self) -> None:
         if self._thread:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -295,6 +296,17 @@ def test_a_signal_while_a_reason_is_noted_does_not_hang(
     caller.join(1)
     assert not caller.is_alive()
     assert stop.cause == "rank-crashed"
+
+
+@pytest.mark.parametrize(("launcher", "where"), [("deepspeed", EVERYWHERE[1:]), ("script", EVERYWHERE)])
+def test_what_left_the_run_is_ended_where_the_workload_runs(launcher: str, where: list[str]) -> None:
+    engine = FakeBackend()
+    of = replace(JOB, workload=replace(JOB.workload, launcher=launcher))
+    assert supervise.RunStopper(LAB, of, engine).reap(0) == []
+    asked = {container: argv for container, argv in engine.started if argv[0] == "env"}
+    assert sorted(asked) == where
+    assert all(re.fullmatch(r"LABCTL_RUN_SECONDS=0\.\d+", argv[1]) for argv in asked.values())
+    assert engine.reaped() == EVERYWHERE
 
 
 def test_a_container_that_is_gone_holds_nothing() -> None:
