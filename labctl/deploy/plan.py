@@ -58,6 +58,12 @@ class RemoveState(PathStep, frozen=True):
     verb = "remove"
 
 
+class EmptyDirectories(PathStep, frozen=True):
+    """Remove all that is in these directories, which containers mount, below the lab directory."""
+
+    verb = "empty"
+
+
 class EndRun(PathStep, frozen=True):
     """End what is left of an earlier run, fetch its results and close its record."""
 

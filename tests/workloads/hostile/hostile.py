@@ -67,7 +67,8 @@ for number, name in enumerate(("image", "jupyter-worker-0.sock", "history-worker
     link(Path.home() / ".kept" / name, number)
 link(Path(project, "outputs", "20260101-000000-never-0000"), 2)
 link(Path(project, ".cache", "huggingface"), 2)
-os.mkfifo(run / "pipe")
+with suppress(OSError):
+    os.mkfifo(run / "pipe")
 
 python = sys.executable
 nothing: dict[str, str] = {}
