@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
 from itertools import groupby
+from pathlib import Path
 from types import MappingProxyType
 
 from msgspec.structs import replace
