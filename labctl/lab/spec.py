@@ -6,11 +6,12 @@ import shlex
 from collections.abc import Container, Iterator
 from itertools import islice, pairwise
 from pathlib import Path
+from urllib.parse import unquote
 
 from msgspec.structs import replace
 
 from labctl import accelerators, naming
-from labctl.config.settings import Settings, span
+from labctl.config.settings import LOGIN, Settings, span
 from labctl.errors import ConfigError, HostError
 from labctl.model import BRIDGED, Device, Host, Lab, Limits, Mount, Network, Node, Pairs, Secret
 from labctl.system import pci
@@ -234,6 +235,9 @@ def hidden(settings: Settings) -> tuple[Secret, ...]:
     secret = [*((token,) if token else ()), *dict(settings.secret_environment).values()]
     secret += [value for _, value in proxies(settings) if "@" in value.reveal()]
     values = [value.reveal() for value in secret]
+    # A program may print the password of a URL alone, as it was written or as it was meant.
+    passwords = [login[1] for value in values if (login := LOGIN.search(value))]
+    values += [*passwords, *map(unquote, passwords)]
     lines = {line for value in values for line in (value, *value.splitlines()) if len(line.strip()) >= 4}
     return tuple(Secret(line) for line in sorted(lines, key=len, reverse=True))
 
