@@ -73,7 +73,7 @@ def collect(
     written = store.outputs(lab.directory, run_id)
     if stayed := outputs.move(written, path):
         store.redact_ranks(written, lab.hidden)
-        which = f"{', '.join(map(ascii, stayed[:SHOWN]))}{', ...' if stayed[SHOWN:] else ''}"
+        which = f"{', '.join(map(shown, stayed[:SHOWN]))}{', ...' if stayed[SHOWN:] else ''}"
         stays = f"it stays in {naming.OUTPUTS}/{run_id}"
         warn(f"run {run_id}: not moved, because it is no file of the run or its name is taken: {which}; {stays}")
     done = {host.name: Event() for host in hosts}
@@ -100,13 +100,18 @@ def bring(connection: Connection, there: str, path: Path, warn: Callable[[str], 
     name = connection.target.name
     result = pull.pull(connection, there, path, seconds=SECONDS, **options)
     if result.aside:
-        warn(f"{name}: another host wrote the same names: see {', '.join(result.aside[:SHOWN])} in {path}")
+        warn(f"{name}: another host wrote the same names: see {', '.join(map(shown, result.aside[:SHOWN]))} in {path}")
     if not result.complete:
         reason = "files changed while they were fetched"
         if result.refused:
-            reason = f"not fetched, because it is no file of the run: {', '.join(result.refused[:SHOWN])}"
+            reason = f"not fetched, because it is no file of the run: {', '.join(map(shown, result.refused[:SHOWN]))}"
         raise HostError(f"{name}: run {path.name}: {reason}", hint=remedy(connection, there), node=name)
     push.remove(connection, there)
+
+
+def shown(name: str) -> str:
+    """A name that a host or a workload chose, as it can be printed."""
+    return name if name.isprintable() and len(name) <= 100 else ascii(name)[:100]
 
 
 def remedy(connection: Connection, there: str) -> str:

@@ -85,7 +85,7 @@ RANKS_STARTED = re.compile(r"^(\S+): .*\bglobal_rank_mapping=defaultdict\(<class
 
 
 # What names a run in runs/, into which workloads may put anything: letters of ``new_id``, fit to be printed.
-RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 LARGEST_RECORD = 16 << 20
 # Bytes of a log that are in memory at once.
 PIECE = 1 << 20
