@@ -78,10 +78,13 @@ def start(role: str) -> NoReturn:
     os.umask(0o077)
     leases = hold_leases()
     register_user(uid, gid)
+    KEYS.parent.chmod(0o755)
     with acting_as(uid, gid):
         write_session_environment()
         keys = given_keys()
     if role == "worker":
+        # The host key is a file of the person's, as ranks are, and must not be theirs to read.
+        KEYS.parent.chmod(0o700)
         record_devices(keys.get("devices.json", b"{}"))
         become_sshd(keys, leases)
     else:

@@ -179,7 +179,7 @@ def mounts(settings: Settings, directory: Path, project: str) -> tuple[Mount, ..
     from labctl.workloads import external
 
     sources = ((settings.text(clone.setting), clone.repository) for clone in external.CLONES)
-    there = (Mount(source=source, target=f"{project}/{repository}") for source, repository in sources if source)
+    there = (Mount(source=one, target=f"{project}/{name}", read_only=True) for one, name in sources if one)
     return (
         Mount(source=settings.text("HOST_CACHE_PATH"), target=f"{project}/.cache"),
         *there,
