@@ -224,7 +224,8 @@ def write(path: Path, content: bytes, mode: int = 0o600) -> None:
 
 
 def mark_ready() -> None:
-    write(STATE / "ready", b"", 0o644)
+    """Leave the pid of the node's program, which this process is or becomes."""
+    write(STATE / "ready", str(os.getpid()).encode(), 0o644)
 
 
 # --- health and reach ----------------------------------------------------------------------------------------
@@ -443,14 +444,11 @@ def processes(run_id: str, known: dict[int, str] | None = None, began: float = m
 
     By pid, with the start time that tells a process from a later one of the same number. Of those that were born since
     the run ``began``, in seconds since boot, also those that lost their parent and have no other id: they cleaned their
-    environment.
+    environment. The node's own program, which may be as young, is none of them.
     """
     mark = f"{RUN_VARIABLE}={run_id}".encode()
     first_tick = began * os.sysconf("SC_CLK_TCK")
-    try:
-        sshd = (STATE / "sshd.pid").read_text().strip()
-    except OSError:
-        sshd = ""
+    own = (STATE / "ready").read_text() if (STATE / "ready").exists() else ""
     parents: dict[int, int] = {}
     started: dict[int, str] = {}
     marked: set[int] = set()
@@ -463,7 +461,7 @@ def processes(run_id: str, known: dict[int, str] | None = None, began: float = m
                 continue
             parents[int(entry.name)], started[int(entry.name)] = int(fields[1]), fields[19]
             variables = (entry / "environ").read_bytes().split(b"\0")
-            is_orphan = fields[1] == str(INIT) and int(fields[19]) >= first_tick and entry.name != sshd
+            is_orphan = fields[1] == str(INIT) and int(fields[19]) >= first_tick and entry.name != own
             if mark in variables or (is_orphan and not any(one.startswith(ANY_RUN) for one in variables)):
                 marked.add(int(entry.name))
     found = marked | {pid for pid, start in (known or {}).items() if started.get(pid) == start}

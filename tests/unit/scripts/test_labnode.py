@@ -164,26 +164,28 @@ def test_reap_gives_time_to_end_well(run: Run, tmp_path: Path) -> None:
 
 
 def test_reap_ends_what_left_the_run_since_it_began_and_no_earlier_or_marked_orphan(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     earlier = run.start(INIT, PLAIN, run_id="elsewhere")
     began = time.clock_gettime(time.CLOCK_BOOTTIME)
     # Start times are in ticks.
     assert wait_for(lambda: time.clock_gettime(time.CLOCK_BOOTTIME) > began + 0.05)
-    left, marked = (
+    left, marked, program = (
         run.start(INIT, STUBBORN, run_id="elsewhere"),
         run.start(INIT, PLAIN, "LABCTL_RUN_ID=person-1", run_id="elsewhere"),
+        run.start(INIT, PLAIN, run_id="elsewhere"),
     )
-    parents = {
-        int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in (earlier, left, marked)
-    }
+    pids = (earlier, left, marked, program)
+    parents = {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in pids}
+    (tmp_path / "ready").write_text(str(program))
+    monkeypatch.setattr(labnode, "STATE", tmp_path)
     assert parents == {child.pid for child in run.children}
     monkeypatch.setattr(labnode, "ASKING", 0)
     for init in parents:
         monkeypatch.setattr(labnode, "INIT", init)
         monkeypatch.setenv("LABCTL_RUN_SECONDS", str(time.clock_gettime(time.CLOCK_BOOTTIME) - began - 0.02))
         labnode.reap(run.id, "0.1")
-    assert [alive(pid) for pid in (earlier, left, marked)] == [True, False, True]
+    assert [alive(pid) for pid in pids] == [True, False, True, True]
 
 
 @pytest.mark.alone
