@@ -74,16 +74,17 @@ def begin_reach(engine: Backend, observed: ObservedState, nodes: tuple[str, ...]
 
 
 def reap(
-    lab: Lab, engine: Backend, run_id: str, grace: float, *, lasted: float | None = None, also_in: str = ""
+    lab: Lab, engine: Backend, run_id: str, grace: float, *, lasted: float | None = None, launcher: str = ""
 ) -> list[str]:
     """End a run's processes in all containers at once; returns those that could not be ended, as text.
 
-    If the run has ``lasted`` so many seconds, then in workers, and in the container that it is ``also_in``, those too
-    that were started meanwhile and have left it: they have no parent, and the environment of no other run or shell.
+    If the run has ``lasted`` so many seconds, then in workers those too that were started meanwhile and have left it:
+    they have no parent, and the environment of no other run or shell. In the launcher only for the ``launcher`` script:
+    under others nothing of the workload runs there, but a person's editor may.
     """
 
     def end(node: str) -> str:
-        leavers = lasted is not None and node in (also_in, *(one.name for one in lab.nodes))
+        leavers = node != model.LAUNCHER or launcher == "script"
         return reap_node(lab, engine, node, run_id, grace, lasted if leavers else None)
 
     with pool(len(lab.containers)) as threads:

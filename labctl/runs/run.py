@@ -246,7 +246,7 @@ class RunDeployment(LabDeployment):
 @do.register
 def _(step: plan.EndRun, site: RunDeployment) -> None:
     lab, engine, path = site.lab, site.cluster.engine, site.lab.directory / step.paths[0]
-    agent.reap(lab, engine, path.name, grace=0)
+    agent.reap(lab, engine, path.name, grace=0, lasted=store.age(path), launcher=store.job(path).launcher)
     artifacts.collect(lab, path.name, engine, site.context.warn)
     try:
         if store.state(lab.directory, path.name) == "orphaned":

@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import stat
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -273,15 +274,27 @@ class JobSummary(Struct, frozen=True):
     launcher: str = "unknown"
 
 
+def age(path: Path) -> float:
+    """Seconds since a run began; 0 where its record does not say."""
+    with suppress(OSError):
+        return max(0, time.time() - (path / LOCK).lstat().st_mtime)
+    return 0
+
+
+def job(path: Path) -> JobSummary:
+    """What is known of a run's job."""
+    return _decode(path / "job.json", JobSummary) or JobSummary()
+
+
 def abandon(lab: Lab, run_id: str) -> None:
     """Close the record of a run whose labctl process was killed. HostError where it cannot be written."""
     path = directory(lab.directory, run_id)
     redact_ranks(path, lab.hidden)
-    job = _decode(path / "job.json", JobSummary) or JobSummary()
+    known = job(path)
     result = Result(
         run_id=run_id,
-        workload=job.workload,
-        launcher=job.launcher,
+        workload=known.workload,
+        launcher=known.launcher,
         lab=lab.name,
         verdict="ERROR",
         cause="interrupted",

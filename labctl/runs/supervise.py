@@ -83,8 +83,6 @@ class RunStopper:
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
         self._began = time.monotonic()
-        # Elsewhere nothing of the workload runs in the launcher, but a person's editor may.
-        self._also_in = model.LAUNCHER if job.workload.launcher == "script" else ""
         self.cause: Cause | None = None
         self.message = ""
 
@@ -99,7 +97,8 @@ class RunStopper:
     def reap(self, grace: float = GRACE) -> list[str]:
         """Kill the run's processes in all containers; returns those that could not be killed, as text."""
         lasted = time.monotonic() - self._began
-        return agent.reap(self._lab, self._engine, self._job.run_id, grace, lasted=lasted, also_in=self._also_in)
+        launcher = self._job.workload.launcher
+        return agent.reap(self._lab, self._engine, self._job.run_id, grace, lasted=lasted, launcher=launcher)
 
     def wait(self) -> None:
         if self._thread:
