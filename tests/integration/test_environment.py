@@ -112,7 +112,11 @@ class Told:
     def call(self, *words: str, code: int = 0) -> Answer:
         answer = self.lab.call(*words)
         self.said.append(answer)
-        return answer if words[0] == "doctor" else answer.expect(code)
+        if code:
+            # Unlike `expect`, which takes no traceback, be it a workload's.
+            assert answer.code == code, answer.err
+            return answer
+        return answer if words[0] == "doctor" else answer.expect(0)
 
     def run(self, launcher: str) -> str:
         """The id of a run of `environ` under this launcher."""
