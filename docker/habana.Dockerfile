@@ -49,6 +49,7 @@ FROM python AS lab
 ENV GC_KERNEL_PATH=/usr/lib/habanalabs/libtpc_kernels.so HABANA_LOGS=/tmp/habana_logs/
 RUN mkdir -p /workspace /run/sshd
 COPY sshd_config /opt/lab/sshd_config
+COPY ssh_config /etc/ssh/ssh_config.d/lab.conf
 COPY --chmod=755 labnode.py /opt/lab/labnode.py
 WORKDIR /workspace
 ENTRYPOINT ["/usr/bin/python3", "-I", "/opt/lab/labnode.py", "start"]

@@ -49,6 +49,7 @@ ENV LD_LIBRARY_PATH=/opt/venv/lib:/opt/venv/lib/python3.11/site-packages/intel_e
     I_MPI_ROOT=/opt/venv CCL_ROOT=/opt/venv TF_CPP_MIN_LOG_LEVEL=2
 RUN mkdir -p /workspace /run/sshd
 COPY sshd_config /opt/lab/sshd_config
+COPY ssh_config /etc/ssh/ssh_config.d/lab.conf
 COPY --chmod=755 labnode.py /opt/lab/labnode.py
 WORKDIR /workspace
 ENTRYPOINT ["/usr/bin/python3", "-I", "/opt/lab/labnode.py", "start"]

@@ -6,7 +6,8 @@ Standard library only, Python >= 3.8, so that it runs in any vendor's image:
     labnode.py start worker|launcher     make the user, the keys and the environment right, then become sshd or sleep
     labnode.py health                    exit 0 when this node's sshd listens and its devices answer, else say why not
     labnode.py reach SECONDS NODE...     ssh to every node at once; one JSON line each
-    labnode.py reap RUN_ID GRACE         TERM, grace, KILL to every process of a run; exit 1 if one is left
+    labnode.py reap RUN_ID GRACE         TERM, grace, KILL to every process of a run; exit 1 if one is left.
+                                         With LABCTL_RUN_SECONDS, how long it has lasted, also to those that left it
     labnode.py signal RUN_ID NUMBER      that signal to every process of a run, as soon as there is one
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import re
 import shlex
@@ -43,6 +45,11 @@ SECRETS = Path("/run/secrets")
 # The state of a listening socket in /proc/net/tcp; proc(5).
 LISTENING = "0A"
 RUN_VARIABLE = "LABCTL_RUN_ID"
+ANY_RUN = f"{RUN_VARIABLE}=".encode()
+# The container's init, which becomes the parent of processes that have lost theirs.
+INIT = 1
+# Seconds that a container is slower to ask how long a run has lasted than labctl is to say it.
+ASKING = 1
 DEV = Path("/dev")
 # Seconds. A tool that has to load the driver first needs a few for each device; Docker waits for no check longer.
 TOOL_LIMIT = 10
@@ -71,10 +78,13 @@ def start(role: str) -> NoReturn:
     os.umask(0o077)
     leases = hold_leases()
     register_user(uid, gid)
+    KEYS.parent.chmod(0o755)
     with acting_as(uid, gid):
         write_session_environment()
         keys = given_keys()
     if role == "worker":
+        # The host key is a file of the person's, as ranks are, and must not be theirs to read.
+        KEYS.parent.chmod(0o700)
         record_devices(keys.get("devices.json", b"{}"))
         become_sshd(keys, leases)
     else:
@@ -214,7 +224,8 @@ def write(path: Path, content: bytes, mode: int = 0o600) -> None:
 
 
 def mark_ready() -> None:
-    write(STATE / "ready", b"", 0o644)
+    """Leave the pid of the node's program, which this process is or becomes."""
+    write(STATE / "ready", str(os.getpid()).encode(), 0o644)
 
 
 # --- health and reach ----------------------------------------------------------------------------------------
@@ -389,13 +400,15 @@ def describe(pids: dict[int, str]) -> None:
 
 def reap(run_id: str, grace: str) -> None:
     """End every process of a run; new ones that appear meanwhile are ended too."""
-    known = processes(run_id)
+    lasted = os.environ.get("LABCTL_RUN_SECONDS")
+    began = time.clock_gettime(time.CLOCK_BOOTTIME) - float(lasted) - ASKING if lasted else math.inf
+    known = processes(run_id, {}, began)
     signal_all(known, signal.SIGTERM)
-    known = wait_until_gone(run_id, known, float(grace))
+    known = wait_until_gone(run_id, known, float(grace), began)
     deadline = time.monotonic() + 10
     while known and time.monotonic() < deadline:
         signal_all(known, signal.SIGKILL)
-        known = wait_until_gone(run_id, known, 0.05)
+        known = wait_until_gone(run_id, known, 0.05, began)
     if known:
         describe(known)
         sys.exit(1)
@@ -409,11 +422,11 @@ def pass_on(run_id: str, number: str) -> None:
     signal_all(known, signal.Signals(int(number)))
 
 
-def wait_until_gone(run_id: str, known: dict[int, str], seconds: float) -> dict[int, str]:
+def wait_until_gone(run_id: str, known: dict[int, str], seconds: float, began: float) -> dict[int, str]:
     """What is left of the run after so many seconds; sooner when nothing is."""
     deadline = time.monotonic() + seconds
     while True:
-        known = processes(run_id, known)
+        known = processes(run_id, known, began)
         if not known or time.monotonic() >= deadline:
             return known
         time.sleep(0.02)
@@ -426,13 +439,16 @@ def signal_all(pids: dict[int, str], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def processes(run_id: str, known: dict[int, str] | None = None) -> dict[int, str]:
+def processes(run_id: str, known: dict[int, str] | None = None, began: float = math.inf) -> dict[int, str]:
     """Living processes with the run's id in their environment, all that descend from them, and those known before.
 
-    By pid, with the start time that tells a process from a later one of the same number: one that cleaned its
-    environment and lost its parent can only be known from before.
+    By pid, with the start time that tells a process from a later one of the same number. Of those that were born since
+    the run ``began``, in seconds since boot, also those that lost their parent and have no other id: they cleaned their
+    environment. The node's own program, which may be as young, is none of them.
     """
     mark = f"{RUN_VARIABLE}={run_id}".encode()
+    first_tick = began * os.sysconf("SC_CLK_TCK")
+    own = (STATE / "ready").read_text() if (STATE / "ready").exists() else ""
     parents: dict[int, int] = {}
     started: dict[int, str] = {}
     marked: set[int] = set()
@@ -444,7 +460,9 @@ def processes(run_id: str, known: dict[int, str] | None = None) -> dict[int, str
             if fields[0] in "ZX":
                 continue
             parents[int(entry.name)], started[int(entry.name)] = int(fields[1]), fields[19]
-            if mark in (entry / "environ").read_bytes().split(b"\0"):
+            variables = (entry / "environ").read_bytes().split(b"\0")
+            is_orphan = fields[1] == str(INIT) and int(fields[19]) >= first_tick and entry.name != own
+            if mark in variables or (is_orphan and not any(one.startswith(ANY_RUN) for one in variables)):
                 marked.add(int(entry.name))
     found = marked | {pid for pid, start in (known or {}).items() if started.get(pid) == start}
     while True:

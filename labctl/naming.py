@@ -6,6 +6,11 @@ from pathlib import Path
 
 from labctl.model import Device, Host, Lab
 
+OUTPUTS = "runs/.outputs"
+"""Where a run writes until it ends, relative to the lab directory."""
+NOTEBOOKS = "runs/notebooks"
+"""Containers can write here and to ``OUTPUTS``, and nowhere else below ``runs/``."""
+
 
 def project_name(lab: str) -> str:
     """The compose project and network of a lab of this name."""

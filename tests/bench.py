@@ -90,7 +90,8 @@ def first_rank(runs: int) -> dict[str, Any]:
         seconds([LABCTL, "run", "hello"], here)
         run = latest(here)
         argv = json.loads((run / "job.json").read_text())["argv"]
-        typed = [*enter(here, "launcher", f"/workspace/runs/{run.name}"), *argv]
+        typed = [*enter(here, "launcher", f"/workspace/outputs/{run.name}"), *argv]
+        shutil.copytree(run, here / "runs/.outputs" / run.name)
         pattern = "labctl: rank"
         return compare(
             runs, lambda: until([LABCTL, "run", "hello"], pattern, here), lambda: until(typed, pattern, here), 1.05

@@ -166,7 +166,7 @@ def test_what_stands_left_of_the_plan_has_neither_clock_nor_network_nor_docker()
         for path in MODULES
         if {module_name(path).removeprefix("labctl."), part(module_name(path))} & PURE
         for target, line in imports(ast.walk(tree(path)))
-        if target.split(".")[0] in unwanted
+        if target.split(".")[0] in unwanted and target != "urllib.parse"
     ]
     assert wrong == []
 

@@ -16,6 +16,7 @@ from labctl.attach import session
 from labctl.config.context import Context
 from labctl.errors import ConfigError, HostError
 from labctl.lab.spec import KEPT
+from labctl.naming import NOTEBOOKS
 from labctl.system.files import make_private
 
 LOOPBACK = "127.0.0.1"
@@ -103,7 +104,6 @@ def relaying(ports: range, target: Path) -> Iterator[int]:
 PORTS = range(8888, 8988)
 # The first that the image has, and its page; the last has none, but editors connect to it.
 PAGES = {"jupyter-lab": "lab", "jupyter-notebook": "tree", "jupyter-server": ""}
-NOTEBOOKS = "runs/notebooks"
 # What begins a line of the server's log that a person should see as it comes: an error, or worse.
 LOUD = ("[E ", "[C ")
 # Of the rest, as many lines are shown when the server fails.

@@ -48,9 +48,9 @@ class Output:
         if event.kind == "line":
             self.note(f"{DIM}  | {PLAIN}{event.text}" if sys.stderr.isatty() else event.text)
         elif event.kind == "warning":
-            self.note(f"{color('warning:', YELLOW)} {event.text}")
+            self.note(f"{color('warning:', YELLOW)} {printable(event.text)}")
         elif event.kind != "waiting" or not self.as_json:
-            self.note(event.text)
+            self.note(printable(event.text))
 
     def note(self, text: str) -> None:
         write(text, sys.stderr)
@@ -67,9 +67,9 @@ class Output:
             document = {"kind": error.kind, "message": error.message, "hint": error.hint, "node": error.node}
             say(json.dumps({"schema": 1, "error": document}, indent=2))
             return
-        self.note(f"{color('error:', RED)} {error.message}")
+        self.note(f"{color('error:', RED)} {printable(error.message)}")
         if error.hint:
-            self.note(f"{color('hint:', BOLD)} {error.hint}")
+            self.note(f"{color('hint:', BOLD)} {printable(error.hint)}")
 
 
 def to_json(value: Any, kind: str = "") -> Any:
@@ -105,6 +105,11 @@ def write(text: str, stream: TextIO) -> None:
 def color(text: str, code: str) -> str:
     """Color the text if stderr is a terminal."""
     return f"{code}{text}{PLAIN}" if sys.stderr.isatty() else text
+
+
+def printable(text: str) -> str:
+    """Text for the terminal: what a host or a workload wrote in it moves no cursor."""
+    return "".join(character if character.isprintable() or character in "\n\t" else "?" for character in text)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

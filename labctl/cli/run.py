@@ -11,7 +11,7 @@ import typer
 
 from labctl import flows
 from labctl.cli.common import HERE, Directory, DryRun, Json, Setting, answering, confirmation, context, pairs
-from labctl.cli.output import quantity, table
+from labctl.cli.output import printable, quantity, table
 from labctl.config.context import Context
 from labctl.errors import ConfigError
 from labctl.model import Result
@@ -140,11 +140,6 @@ def run_text(run: Result | RunSummary, lab: Path) -> str:
     rows.append(("files", str(lab / "runs" / run.run_id)))
     width = max(len(name) for name, _ in rows)
     return printable("\n".join(f"{name:<{width}} {text}" for name, text in rows))
-
-
-def printable(text: str) -> str:
-    """Text of a run's record for the terminal: a workload that wrote it there moves no cursor."""
-    return "".join(character if character.isprintable() or character in "\n\t" else "?" for character in text)
 
 
 def result_rows(result: Result) -> list[tuple[str, str]]:

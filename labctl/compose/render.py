@@ -244,7 +244,9 @@ def launcher(lab: Lab, host: Host) -> dict[str, Any]:
     """The container where launch commands run: no devices, no sshd, the only private key."""
     first = lab.nodes[0]
     # An editor that is attached here changes workloads; ranks, which workers run, may not. What was sent stays.
-    mounts = [mount._replace(read_only=mount.read_only and sent(host)) for mount in shared_mounts(lab, host)]
+    edited = () if sent(host) else (f"{lab.project_path}/workloads",)
+    shared = shared_mounts(lab, host)
+    mounts = [mount._replace(read_only=mount.read_only and mount.target not in edited) for mount in shared]
     return {
         "name": LAUNCHER,
         "role": LAUNCHER,

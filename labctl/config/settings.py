@@ -110,6 +110,8 @@ anything = shaped(r".*", "must be one line")
 EXTRA = "LAB_ENV_"
 """``LAB_ENV_<NAME>=value`` gives workloads ``NAME=value``."""
 
+LOGIN = re.compile(r"://[^\s:/]*:(\S+)@")
+"""In a URL the part before the host, with a password."""
 _SENSITIVE = r"TOKEN(?![A-Z])|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_KEY|_KEY\Z"
 
 # --- the table -----------------------------------------------------------------------------------------------
@@ -218,12 +220,12 @@ class Settings(Struct, frozen=True, kw_only=True):
     @property
     def environment(self) -> Pairs:
         """The extra environment of workloads, without secrets."""
-        return tuple((_name(found), found.value) for found in self.extra if not sounds_secret(found.key))
+        return tuple((_name(found), found.value) for found in self.extra if not _is_secret(found))
 
     @property
     def secret_environment(self) -> tuple[tuple[str, Secret], ...]:
-        """The extra environment with secret names."""
-        return tuple((_name(found), Secret(found.value)) for found in self.extra if sounds_secret(found.key))
+        """The extra environment with secret names, or passwords in URLs."""
+        return tuple((_name(found), Secret(found.value)) for found in self.extra if _is_secret(found))
 
 
 def load(directory: Path, environ: Mapping[str, str], flags: Mapping[str, str]) -> Settings:
@@ -310,6 +312,10 @@ def sounds_secret(key: str) -> bool:
     """Whether the value of a key is secret."""
     setting = _BY_NAME.get(key)
     return setting.secret if setting else bool(re.search(_SENSITIVE, key.removeprefix(EXTRA), re.IGNORECASE))
+
+
+def _is_secret(found: SettingValue) -> bool:
+    return sounds_secret(found.key) or bool(LOGIN.search(found.value))
 
 
 def _name(found: SettingValue) -> str:

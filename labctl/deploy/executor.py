@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
 from itertools import groupby
+from pathlib import Path
 from types import MappingProxyType
 
 from msgspec.structs import replace
@@ -186,11 +187,23 @@ def _(step: plan.WriteFiles, site: Deployment) -> None:
 
 @do.register
 def _(step: plan.RemoveState, site: Deployment) -> None:
-    for path in (site.context.directory / name for name in step.paths):
-        try:
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-        except OSError as error:
-            raise HostError(f"cannot remove {error.filename}: {error.strerror}", hint=f"rm -r {path}") from error
+    for name in step.paths:
+        remove(site.context.directory / name)
+
+
+@do.register
+def _(step: plan.EmptyDirectories, site: Deployment) -> None:
+    for name in step.paths:
+        for path in (site.context.directory / name).iterdir():
+            remove(path)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or directory. HostError."""
+    try:
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    except OSError as error:
+        raise HostError(f"cannot remove {error.filename}: {error.strerror}", hint=f"rm -r {path}") from error
 
 
 @do.register

@@ -58,6 +58,12 @@ class RemoveState(PathStep, frozen=True):
     verb = "remove"
 
 
+class EmptyDirectories(PathStep, frozen=True):
+    """Remove all that is in these directories, which containers mount, below the lab directory."""
+
+    verb = "empty"
+
+
 class EndRun(PathStep, frozen=True):
     """End what is left of an earlier run, fetch its results and close its record."""
 
@@ -175,24 +181,28 @@ class ForgetHost(HostStep, frozen=True, kw_only=True):
 
 
 class StageRun(Step, frozen=True, kw_only=True):
-    """Make the run's directory, with the job's files and its record; hold its lock."""
+    """Make the run's directories: with its record, whose lock is held, and with what its ranks need and write."""
 
     run_id: str
-    files: tuple[File, ...]
+    job: tuple[File, ...]
+    record: tuple[File, ...]
 
     def __str__(self) -> str:
-        names = ", ".join(("ranks/", *(file.path for file in self.files), "run.lock", "output.log"))
-        return f"write {names} to runs/{self.run_id}"
+        record = ", ".join((*(file.path for file in (*self.job, *self.record)), "run.lock", "output.log"))
+        needed = ", ".join(("ranks/", *(file.path for file in self.job)))
+        return f"write {record} to runs/{self.run_id}, and {needed} to {naming.OUTPUTS}/{self.run_id}"
 
 
 class PushRun(Step, frozen=True, kw_only=True):
     """Push the workloads, and the directories of this run and of those that it reads, to hosts."""
 
-    runs: tuple[str, ...]
+    run_id: str
+    reads: tuple[str, ...]
     hosts: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"push workloads, {', '.join(f'runs/{run}' for run in self.runs)} to {', '.join(self.hosts)}"
+        runs = ", ".join((f"{naming.OUTPUTS}/{self.run_id}", *(f"runs/{run}" for run in self.reads)))
+        return f"push workloads, {runs} to {', '.join(self.hosts)}"
 
 
 class LaunchJob(Step, frozen=True, kw_only=True):
@@ -208,14 +218,15 @@ class LaunchJob(Step, frozen=True, kw_only=True):
         return f"in launcher, at most {self.job.timeout:g} s: {shlex.join(self.job.argv)}, which starts {started}"
 
 
-class FetchResults(Step, frozen=True, kw_only=True):
-    """Fetch what ranks wrote on hosts, and remove it there."""
+class CollectResults(Step, frozen=True, kw_only=True):
+    """Move what ranks wrote here to the run's directory; fetch what they wrote on hosts, and remove it there."""
 
     run_id: str
     hosts: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"fetch runs/{self.run_id} from {', '.join(self.hosts)}"
+        elsewhere = f", and fetch it from {', '.join(self.hosts)}" if self.hosts else ""
+        return f"move {naming.OUTPUTS}/{self.run_id} to runs{elsewhere}"
 
 
 def on(host: str) -> str:
@@ -371,12 +382,11 @@ def run(
             yield EndRun(paths=(f"runs/{run_id}",), cause=why)
         yield WaitForSsh(nodes=nodes, seconds=15, cause="a run needs every node")
         plan = File(path="plan.txt", content=text)
-        yield StageRun(run_id=job.run_id, files=(*job.files, plan, *record), cause=cause)
+        yield StageRun(run_id=job.run_id, job=job.files, record=(plan, *record), cause=cause)
         if hosts:
-            yield PushRun(runs=(job.run_id, *reads), hosts=hosts, cause=cause)
+            yield PushRun(run_id=job.run_id, reads=reads, hosts=hosts, cause=cause)
         yield LaunchJob(job=job, cause=f"{job.workload.name} on {', '.join(nodes)}")
-        if hosts:
-            yield FetchResults(run_id=job.run_id, hosts=hosts, cause=cause)
+        yield CollectResults(run_id=job.run_id, hosts=hosts, cause=cause)
         yield WriteResult(paths=(f"runs/{job.run_id}/result.json",), cause=cause)
 
     return Plan(tuple(steps(f"{Plan(tuple(steps('')))}\n")))

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from labctl import accelerators, naming
 from labctl.compose import ssh_keys
-from labctl.deploy.plan import MakeDirectories, ProbeEngines, RemoveState, Step, WriteFiles, WriteKeys
+from labctl.deploy.plan import EmptyDirectories, MakeDirectories, ProbeEngines, RemoveState, Step, WriteFiles, WriteKeys
 from labctl.hosts import manifest, push
 from labctl.hosts.ssh import Connection
 from labctl.lab import capabilities, device_requests
@@ -32,10 +32,12 @@ def plan_local(lab: Lab, rendered: tuple[File, ...], image_id: str | None) -> tu
     here = f"{lab.directory}/"
     folders = tuple(source.removeprefix(here) for source in own_mounts(lab) if not Path(source).is_dir())
     keys = ssh_keys.outdated(lab)
-    gone = tuple(str(path.relative_to(lab.directory)) for path in surplus(lab, image_id))
+    gone = tuple(str(path.relative_to(lab.directory)) for path in surplus(lab))
     found: list[Step] = []
     if gone:
         found.append(RemoveState(paths=gone, cause="no longer needed"))
+    if stale := stale_caches(lab, image_id):
+        found.append(EmptyDirectories(paths=stale, cause="filled by another image"))
     if folders:
         found.append(MakeDirectories(paths=folders, cause="mounted by nodes"))
     if keys:
@@ -64,8 +66,8 @@ def cache_markers(lab: Lab, image_id: str | None) -> tuple[File, ...]:
     return tuple(File(path=f"{naming.cache_directory(name)}/image", content=image_id or "") for name in nodes)
 
 
-def surplus(lab: Lab, image_id: str | None) -> Iterator[Path]:
-    """What the lab directory has of removed nodes, secrets, device names, and caches that another image filled."""
+def surplus(lab: Lab) -> Iterator[Path]:
+    """What the lab directory has of removed nodes, secrets and device names."""
     names = {node.name for node in lab.nodes}
     for folder in (naming.node_directory(""), naming.cache_directory("")):
         yield from (path for path in (lab.directory / folder).glob("*") if path.name not in names)
@@ -73,10 +75,14 @@ def surplus(lab: Lab, image_id: str | None) -> Iterator[Path]:
         links = {name for name, _ in node.devices.links}
         found = (lab.directory / naming.node_directory(node.name) / "by-path").glob("*")
         yield from (path for path in found if path.name not in links)
-        cache = lab.directory / naming.cache_directory(node.name)
-        if node.host == HERE and cache.is_dir() and outdated(cache, (File(path="image", content=image_id or ""),)):
-            yield cache
     yield from stale_secrets(lab)
+
+
+def stale_caches(lab: Lab, image_id: str | None) -> tuple[str, ...]:
+    """The nodes' caches of compiled operators that another image filled."""
+    paths = (naming.cache_directory(node.name) for node in lab.nodes if node.host == HERE)
+    marker = (File(path="image", content=image_id or ""),)
+    return tuple(path for path in paths if (lab.directory / path).is_dir() and outdated(lab.directory / path, marker))
 
 
 def stale_secrets(lab: Lab) -> Iterator[Path]:

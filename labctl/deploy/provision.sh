@@ -7,9 +7,10 @@ image=$1 caches=$2 locks=$3
 shift 3
 mkdir -p -- "$@" || exit
 while [ "$caches" -gt 0 ]; do
-    if [ "$(cat "$1/image" 2> /dev/null)" != "$image" ]; then
+    if [ -L "$1/image" ] || [ ! -f "$1/image" ] || [ "$(cat "$1/image")" != "$image" ]; then
         find "$1" -mindepth 1 -delete
-        printf %s "$image" > "$1/image" || exit
+        # Containers write there, too: what has the name now may lead elsewhere.
+        (set -C && printf %s "$image" > "$1/image") || exit
     fi
     shift
     caches=$((caches - 1))

@@ -73,16 +73,28 @@ def begin_reach(engine: Backend, observed: ObservedState, nodes: tuple[str, ...]
     return EarlyReach(nodes, begin(ask), time.monotonic())
 
 
-def reap(lab: Lab, engine: Backend, run_id: str, grace: float) -> list[str]:
-    """End a run's processes in all containers at once; returns those that could not be ended, as text."""
+def reap(
+    lab: Lab, engine: Backend, run_id: str, grace: float, *, lasted: float | None = None, launcher: str = ""
+) -> list[str]:
+    """End a run's processes in all containers at once; returns those that could not be ended, as text.
+
+    If the run has ``lasted`` so many seconds, then in workers those too that were started meanwhile and have left it:
+    they have no parent, and the environment of no other run or shell. In the launcher only for the ``launcher`` script:
+    under others nothing of the workload runs there, but a person's editor may.
+    """
+
+    def end(node: str) -> str:
+        leavers = node != model.LAUNCHER or launcher == "script"
+        return reap_node(lab, engine, node, run_id, grace, lasted if leavers else None)
+
     with pool(len(lab.containers)) as threads:
-        left = threads.map(lambda node: reap_node(lab, engine, node, run_id, grace), lab.containers)
-    return [text for text in left if text]
+        return [text for text in threads.map(end, lab.containers) if text]
 
 
-def reap_node(lab: Lab, engine: Backend, node: str, run_id: str, grace: float) -> str:
+def reap_node(lab: Lab, engine: Backend, node: str, run_id: str, grace: float, lasted: float | None) -> str:
+    given = {} if lasted is None else {"LABCTL_RUN_SECONDS": f"{lasted:.3f}"}
     try:
-        return "".join(f"{node}: {line}" for line in agent(lab, engine, node, "reap", run_id, str(grace)))
+        return "".join(f"{node}: {line}" for line in agent(lab, engine, node, "reap", run_id, str(grace), **given))
     except HostError as error:
         # A container that is gone holds nothing; one that stays and cannot be entered may hold all of it.
         deadline = time.monotonic() + DYING
@@ -112,9 +124,11 @@ def unhealthy(lab: Lab, engine: Backend, nodes: tuple[str, ...]) -> dict[str, st
         return {node: said for node, said in zip(nodes, threads.map(check, nodes), strict=True) if said}
 
 
-def agent(lab: Lab, engine: Backend, node: str, *words: str) -> list[str]:
+def agent(lab: Lab, engine: Backend, node: str, *words: str, **environment: str) -> list[str]:
     """What the node's own agent prints, one line each; HostError when it fails without an answer."""
-    done = engine.exec(naming.container_name(lab, node), (*AGENT, *words), user=user(lab, node))
+    # An earlier agent, as an image of a person's own may have it, would refuse another argument.
+    given = ("env", *(f"{name}={value}" for name, value in environment.items())) if environment else ()
+    done = engine.exec(naming.container_name(lab, node), (*given, *AGENT, *words), user=user(lab, node))
     if done.code and not done.out:
         said = done.err.strip() or f"{AGENT[-1]} {words[0]} ended with code {done.code} and without a word"
         raise HostError(f"{node}: {said}", hint=f"labctl status; labctl logs {node}", node=node)

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain, count
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
 from msgspec import Struct, field
 
@@ -33,6 +33,9 @@ ASIDE = "hosts"
 LOG = ".log"
 LATEST = 1 << 33
 """Latest mtime in seconds that is restored, of the year 2242; some tar streams hold later ones."""
+MOST_MEMBERS = 200_000
+LARGEST_HEADER = 4 << 20
+"""Bytes before a member's content: long names, extended headers."""
 # What tarfile raises for broken headers: ValueError for their numbers, RecursionError for too many in a row.
 _BROKEN = (tarfile.TarError, ValueError, RecursionError)
 # What GNU's tar says, with code 1, of files that were written to while it read them, as those of a run that goes on.
@@ -106,6 +109,22 @@ def _receive(connection: Connection, directory: str, writing: int, seconds: floa
     return "" if done.code == 0 or changed else reason(done), done.code == 0
 
 
+class _Stream:
+    """A stream of which no more than so many bytes are ``left`` to be read before the next member; None for any."""
+
+    def __init__(self, source: IO[bytes]) -> None:
+        self.left: int | None = LARGEST_HEADER
+        self._source = source
+
+    def read(self, size: int) -> bytes:
+        data = self._source.read(size)
+        if self.left is not None:
+            self.left -= len(data)
+            if self.left < 0:
+                raise tarfile.ReadError("a header is too long")
+        return data
+
+
 class Merge(Struct, dict=True):
     """Puts one host's files into a directory, while others may do so with theirs; no link is ever followed."""
 
@@ -123,7 +142,7 @@ class Merge(Struct, dict=True):
         self._came: dict[str, Path] = {}
         self._waiting: list[Callable[[], object]] = []
 
-    def unpack(self, stream: IO[bytes]) -> str:
+    def unpack(self, source: IO[bytes]) -> str:
         """Take all of a stream, and of one that breaks what came; returns what is wrong with it, if anything is.
 
         Files lie apart until all hosts that come before have their places. OSError for what cannot be written here.
@@ -131,10 +150,17 @@ class Merge(Struct, dict=True):
         for killed in self.into.glob(f".incoming-????????.{self.host}"):
             shutil.rmtree(killed, ignore_errors=True)
         with tempfile.TemporaryDirectory(dir=self.into, prefix=".incoming-", suffix=f".{self.host}") as apart:
+            stream: Any = _Stream(source)
             try:
                 with tarfile.open(fileobj=stream, mode="r|", encoding="utf-8", errors="surrogateescape") as archive:
-                    for member in archive:
+                    for number, member in enumerate(archive):
+                        if number == MOST_MEMBERS:
+                            raise tarfile.ReadError(f"more than {MOST_MEMBERS} files")
+                        stream.left = None
                         self._take(archive, member, apart)
+                        archive.members = []  # type: ignore[attr-defined] # it would keep them all
+                        stream.left = LARGEST_HEADER
+                stream.left = None
                 while stream.read(PIECE):
                     pass
             except _BROKEN as error:
@@ -153,7 +179,7 @@ class Merge(Struct, dict=True):
             self._waiting.append(partial(self._folder, path))
         elif member.issym() and (to := member.linkname) and "\0" not in to and not leads_out(path, to):
             self._waiting.append(partial(self._link, path, to))
-        elif member.isreg() and (content := archive.extractfile(member)):
+        elif member.isreg() and not member.issparse() and (content := archive.extractfile(member)):
             self._file(path, content, member, apart)
         elif member.islnk() and (first := self._came.get(_inside(member.linkname) or "")):
             with first.open("rb") as source:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from labctl.errors import HostError
 from labctl.hosts import ssh_errors
 from labctl.hosts.manifest import PIECE, Entry, Manifest, parse
-from labctl.hosts.ssh import Connection
+from labctl.hosts.ssh import Answer, Connection
 from labctl.system.files import is_below
 from labctl.system.process import CompletedProcess
 from labctl.system.tar import END, header, padding
@@ -109,11 +109,11 @@ def _inspect(
     for name in manifests:
         if not NAME.fullmatch(name) or not is_below(name):
             raise ValueError(name)
-    described: list[bytes] = []
+    described = Answer(connection)
     words = ("inspect", directory, _numbered(manifests), *(words or ("", "")))
-    done = connection.receive(SCRIPT, *words, on_chunk=described.append, timeout=seconds)
+    done = connection.receive(SCRIPT, *words, on_chunk=described.add, timeout=seconds)
     _require(done, connection, directory)
-    records = iter(b"".join(described).split(b"\0"))
+    records = iter(described.content().split(b"\0"))
     updates = []
     for name, manifest in manifests.items():
         names, there = parse(records)

@@ -67,8 +67,29 @@ for path in "$1"/*.pid; do
 done
 rm -rf "$1"
 """
+LARGEST_ANSWER = 64 << 20
+"""Bytes of what a host says to one question."""
 # What ssh prints where sshd takes no further session; it then logs in by itself and goes on.
 _NO_SESSION = re.compile(r"^mux_client_request_session: session request failed: .*\n?", re.MULTILINE)
+
+
+class Answer:
+    """What a host says, as it comes; HostError where that is without end."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection, self._pieces, self._size = connection, list[bytes](), 0
+
+    def add(self, piece: bytes) -> None:
+        self._size += len(piece)
+        if self._size > LARGEST_ANSWER:
+            raise self._connection.error(f"answered with more than {LARGEST_ANSWER >> 20} MiB")
+        self._pieces.append(piece)
+
+    def content(self) -> bytes:
+        return b"".join(self._pieces)
+
+    def text(self) -> str:
+        return self.content().decode("utf-8", "replace")
 
 
 class Connection:
@@ -95,7 +116,15 @@ class Connection:
         At most six run at a time over ssh, others wait.
         """
         argv = self.argv(script, *words)
-        return self._done(script, lambda: process.run(argv, input=input, timeout=timeout, check=False), timeout, check)
+
+        def work() -> CompletedProcess:
+            if input is not None:
+                return process.run(argv, input=input, timeout=timeout, check=False)
+            answer = Answer(self)
+            done = process.drain(argv, answer.add, timeout=timeout)
+            return replace(done, out=answer.text())
+
+        return self._done(script, work, timeout, check)
 
     def send(self, script: str, *words: str, chunks: Iterable[bytes], timeout: float) -> CompletedProcess:
         """As ``run`` unchecked, with these bytes as input: the script must know the end, as ssh may be cut off."""
@@ -265,14 +294,16 @@ class SshConnection(Connection):
         began = time.monotonic()
         # What the login shell itself prints comes before the marker.
         parts: list[list[str]] = [[]]
+        said = Answer(self)
         with closing(master.lines(seconds)) as lines:
             for line in lines:
+                said.add(line.encode())
                 if len(parts) == 1 and line == f"{marker}\n":
                     if noise := "".join(parts[0]).strip():
                         raise ssh_errors.noisy_shell(self.target, noise)
                     parts.append([])
-                elif len(parts) == 2 and line.startswith(f"{marker} "):
-                    return "".join(parts[1]).removesuffix("\n"), line.split(maxsplit=3)[1:]
+                elif len(parts) == 2 and (words := re.fullmatch(rf"{marker} (\S+) (\S+) (.*)\n", line)):
+                    return "".join(parts[1]).removesuffix("\n"), list(words.groups())
                 else:
                     parts[-1].append(line)
         if time.monotonic() - began >= seconds:

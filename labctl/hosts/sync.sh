@@ -137,13 +137,14 @@ push) # NUMBER:NAME...: make these directories show the trees that come
 create) # make a new directory of the tree that comes
     [ ! -e "$directory" ] || fail "$directory is there already"
     mkdir -p "${directory%/*}"
-    sweep "${directory%/*}"
-    unpack "${directory%/*}" ""
+    # Containers write to the directory above it.
+    sweep "${directory%/*/*}"
+    unpack "${directory%/*/*}" ""
     mv -T 0 "$directory"
     ;;
-runs) # list the runs of which something is here; copies of earlier runs were pushed
-    for path in "$directory"/runs/*; do
-        [ ! -d "$path" ] || [ -L "$path" ] || [ -L "$path/.current" ] || printf '%s\n' "${path##*/}"
+folders) # list the folders
+    for path in "$directory"/*; do
+        [ ! -d "$path" ] || [ -L "$path" ] || printf '%s\n' "${path##*/}"
     done
     ;;
 pull)

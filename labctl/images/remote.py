@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from labctl.errors import HostError
@@ -23,6 +24,8 @@ MOVING = 24 * 3600
 """Seconds for bytes to move and be stored: a connection that is cut ends it much sooner."""
 STALLED = 10
 """Seconds without a byte after which another upload of the same file counts as dead."""
+LONGEST_NUMBER = 32
+"""Digits of a number of bytes, and more."""
 IN_USE = 75
 """Exit code of ``append`` where another upload has written to the file."""
 SCRIPT = Path(__file__).with_name("remote.sh").read_text(encoding="utf-8")
@@ -55,20 +58,23 @@ def image_state(connection: Connection, image: str) -> HostImageState:
     """What the host has of an image. HostError if its engine does not answer."""
     socket = connection.target.docker
     out = _run(connection, "its engine does not list its images", "state", socket, image, fix="systemctl start docker")
-    identity, home, root, described, *layers = out.splitlines()
-    return HostImageState(
-        identity=identity,
-        home=_room(home),
-        root=_room(root),
-        image=json.loads(described) if described else None,
-        layers=tuple(tuple(json.loads(line) or ()) for line in layers),
-    )
+    with _valid(connection):
+        identity, home, root, described, *layers = out.splitlines()
+        return HostImageState(
+            identity=identity,
+            home=_room(home),
+            root=_room(root),
+            image=msgspec.json.decode(described, type=dict[str, Any]) if described else None,
+            layers=tuple(msgspec.json.decode(line, type=tuple[str, ...] | None) or () for line in layers),
+        )
 
 
 def size(connection: Connection, file: str) -> int:
     """Bytes of a file that the host received so far."""
     fix = "ls -la ~/.labctl/images"
-    return int(_run(connection, "cannot read ~/.labctl/images", "size", file, str(STALLED), timeout=MOVING, fix=fix))
+    out = _run(connection, "cannot read ~/.labctl/images", "size", file, str(STALLED), timeout=MOVING, fix=fix)
+    with _valid(connection):
+        return int(out)
 
 
 def append(connection: Connection, file: str, offset: int, chunks: Iterable[bytes]) -> bool:
@@ -87,8 +93,10 @@ def relay(source: Connection, file: str, size: int, hop: tuple[str, ...], progre
     def read(chunk: bytes) -> None:
         nonlocal rest
         *lines, rest = (rest + chunk).split(b"\n")
-        if lines:
-            progress.advance(int(lines[-1]) - progress.done)
+        with _valid(source):
+            if lines:
+                progress.advance(int(lines[-1]) - progress.done)
+        rest = rest[:LONGEST_NUMBER]
 
     words = ("relay", file, str(size), str(progress.done), *hop)
     done = source.receive(_script("relay"), *words, on_chunk=read, timeout=MOVING)
@@ -154,6 +162,15 @@ def _run(connection: Connection, failure: str, *words: str, timeout: float = ASK
     if done.code != 0:
         raise failed(connection, failure, done.err, fix)
     return done.out
+
+
+@contextmanager
+def _valid(connection: Connection) -> Iterator[None]:
+    """HostError where the block cannot parse what the host said."""
+    try:
+        yield
+    except (ValueError, LookupError, RecursionError) as error:
+        raise failed(connection, f"its answer is invalid: {error}", "") from error
 
 
 def _script(command: str) -> str:

@@ -6,11 +6,12 @@ import shlex
 from collections.abc import Container, Iterator
 from itertools import islice, pairwise
 from pathlib import Path
+from urllib.parse import unquote
 
 from msgspec.structs import replace
 
-from labctl import accelerators
-from labctl.config.settings import Settings, span
+from labctl import accelerators, naming
+from labctl.config.settings import LOGIN, Settings, span
 from labctl.errors import ConfigError, HostError
 from labctl.model import BRIDGED, Device, Host, Lab, Limits, Mount, Network, Node, Pairs, Secret
 from labctl.system import pci
@@ -178,19 +179,21 @@ def mounts(settings: Settings, directory: Path, project: str) -> tuple[Mount, ..
     from labctl.workloads import external
 
     sources = ((settings.text(clone.setting), clone.repository) for clone in external.CLONES)
-    there = (Mount(source=source, target=f"{project}/{repository}") for source, repository in sources if source)
+    there = (Mount(source=one, target=f"{project}/{name}", read_only=True) for one, name in sources if one)
     return (
         Mount(source=settings.text("HOST_CACHE_PATH"), target=f"{project}/.cache"),
         *there,
         Mount(source=str(directory / "workloads"), target=f"{project}/workloads", read_only=True),
-        Mount(source=str(directory / "runs"), target=f"{project}/runs"),
+        Mount(source=str(directory / "runs"), target=f"{project}/runs", read_only=True),
+        Mount(source=str(directory / naming.NOTEBOOKS), target=f"{project}/{naming.NOTEBOOKS}"),
+        Mount(source=str(directory / naming.OUTPUTS), target=f"{project}/outputs"),
         Mount(source=str(directory / KEPT), target="/home/lab/.kept"),
     )
 
 
 def own_mounts(lab: Lab) -> tuple[str, ...]:
     """Those mount sources of the lab that `labctl up` makes where they are missing."""
-    here = {str(lab.directory / name) for name in ("workloads", "runs", KEPT)}
+    here = {str(lab.directory / name) for name in ("workloads", "runs", naming.NOTEBOOKS, naming.OUTPUTS, KEPT)}
     own = {*here, str(Path.home() / ".cache/labctl")}
     return tuple(mount.source for mount in lab.mounts if mount.source in own)
 
@@ -232,6 +235,9 @@ def hidden(settings: Settings) -> tuple[Secret, ...]:
     secret = [*((token,) if token else ()), *dict(settings.secret_environment).values()]
     secret += [value for _, value in proxies(settings) if "@" in value.reveal()]
     values = [value.reveal() for value in secret]
+    # A program may print the password of a URL alone, as it was written or as it was meant.
+    passwords = [login[1] for value in values if (login := LOGIN.search(value))]
+    values += [*passwords, *map(unquote, passwords)]
     lines = {line for value in values for line in (value, *value.splitlines()) if len(line.strip()) >= 4}
     return tuple(Secret(line) for line in sorted(lines, key=len, reverse=True))
 

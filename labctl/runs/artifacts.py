@@ -1,4 +1,4 @@
-"""A run's directory on hosts that do not see the lab's: pushed before the run, its results pulled after it."""
+"""What ranks wrote, here and on hosts that do not see the lab's directory, comes into the run's record."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from labctl.hosts.manifest import Manifest, scan
 from labctl.hosts.ssh import Connection
 from labctl.lab.spec import hidden as hidden_values
 from labctl.model import Host, Job, Lab, Secret
-from labctl.runs import store
+from labctl.runs import outputs, store
 from labctl.system import filelock
 from labctl.system.parallel import pool
 
@@ -42,7 +42,7 @@ def send(lab: Lab, job: Job, engine: Backend, earlier: tuple[str, ...] = ()) -> 
     The workloads go along: what was edited since `up` is what runs, as it is on this machine. So do the ``earlier``
     runs whose results it reads; they stay there.
     """
-    manifest = scan(store.directory(lab.directory, job.run_id))
+    manifest = scan(store.outputs(lab.directory, job.run_id))
     hosts = hosts_apart(lab, job)
     folders = ("workloads", *(f"runs/{run}" for run in earlier)) if hosts else ()
     shared = {folder: scan(lab.directory / folder) for folder in folders}
@@ -50,24 +50,37 @@ def send(lab: Lab, job: Job, engine: Backend, earlier: tuple[str, ...] = ()) -> 
     def give(host: Host) -> None:
         connection = connection_to(engine, host.name)
         push.push(connection, host.directory, shared, seconds=SECONDS)
-        push.push_new(connection, manifest, naming.own_path(lab, host, f"runs/{job.run_id}"), seconds=SECONDS)
+        push.push_new(connection, manifest, outputs_on(lab, host, job.run_id), seconds=SECONDS)
 
     with pool(len(hosts)) as threads:
         list(threads.map(give, hosts))
     return manifest
 
 
-def fetch(lab: Lab, run_id: str, engine: Backend, warn: Callable[[str], None], pushed: Manifest | None = None) -> None:
-    """Pull what ranks wrote on the lab's hosts into the run's directory, and remove it there once all of it is here.
+def outputs_on(lab: Lab, host: Host, run_id: str) -> str:
+    """What a run writes on a host."""
+    return naming.own_path(lab, host, f"{naming.OUTPUTS}/{run_id}")
 
-    A host from which not all comes keeps it, with a warning. Of files that several wrote the first host's stands.
+
+def collect(
+    lab: Lab, run_id: str, engine: Backend, warn: Callable[[str], None], pushed: Manifest | None = None
+) -> None:
+    """Move what ranks wrote on this machine into the run's record, then what they wrote on the lab's hosts.
+
+    What cannot be moved stays, with a warning. Of files that several wrote the first host's stands.
     """
     path, hosts = store.directory(lab.directory, run_id), tuple(filter(naming.sent, lab.hosts))
+    written = store.outputs(lab.directory, run_id)
+    if stayed := outputs.move(written, path):
+        store.redact_ranks(written, lab.hidden)
+        which = f"{', '.join(map(shown, stayed[:SHOWN]))}{', ...' if stayed[SHOWN:] else ''}"
+        stays = f"it stays in {naming.OUTPUTS}/{run_id}"
+        warn(f"run {run_id}: not moved, because it is no file of the run or its name is taken: {which}; {stays}")
     done = {host.name: Event() for host in hosts}
     turns = dict(zip(done, (lambda: True, *(one.wait for one in done.values())), strict=False))
 
     def in_turn(host: Host) -> None:
-        there = naming.own_path(lab, host, f"runs/{run_id}")
+        there = outputs_on(lab, host, run_id)
         try:
             connection = connection_to(engine, host.name)
             if run_id in runs_on(connection, host.directory):
@@ -87,13 +100,18 @@ def bring(connection: Connection, there: str, path: Path, warn: Callable[[str], 
     name = connection.target.name
     result = pull.pull(connection, there, path, seconds=SECONDS, **options)
     if result.aside:
-        warn(f"{name}: another host wrote the same names: see {', '.join(result.aside[:SHOWN])} in {path}")
+        warn(f"{name}: another host wrote the same names: see {', '.join(map(shown, result.aside[:SHOWN]))} in {path}")
     if not result.complete:
         reason = "files changed while they were fetched"
         if result.refused:
-            reason = f"not fetched, because it is no file of the run: {', '.join(result.refused[:SHOWN])}"
+            reason = f"not fetched, because it is no file of the run: {', '.join(map(shown, result.refused[:SHOWN]))}"
         raise HostError(f"{name}: run {path.name}: {reason}", hint=remedy(connection, there), node=name)
     push.remove(connection, there)
+
+
+def shown(name: str) -> str:
+    """A name that a host or a workload chose, as it can be printed."""
+    return name if name.isprintable() and len(name) <= 100 else ascii(name)[:100]
 
 
 def remedy(connection: Connection, there: str) -> str:
@@ -112,10 +130,10 @@ def fetch_left(
     with filelock.held(lab / filelock.RUN, f"fetch from {name}", wait=ENDING, notice=notice):
         pass
     for run in runs_on(connection, directory):
-        there, path = f"{directory}/runs/{run}", store.directory(lab, run)
+        there, path = f"{directory}/{naming.OUTPUTS}/{run}", store.directory(lab, run)
         # The name is the host's word: what it brings goes to no other place than that of a run which was sent there.
         if not store.is_run(lab, run):
-            unexpected = f"{name}: {directory}/runs has what is no run of this lab: {ascii(run)[:100]}"
+            unexpected = f"{name}: {directory}/{naming.OUTPUTS} has what is no run of this lab: {ascii(run)[:100]}"
             raise HostError(unexpected, hint=remedy(connection, there), node=name)
         try:
             bring(connection, there, path, notice)
@@ -134,5 +152,5 @@ def _(step: plan.FetchLeftRuns, site: Deployment) -> None:
 
 
 def runs_on(connection: Connection, directory: str) -> list[str]:
-    """The runs of which results are in the lab's directory on a host; copies of earlier runs are not."""
-    return connection.run(push.SCRIPT, "runs", directory).out.splitlines()
+    """The runs of which results are in the lab's directory on a host."""
+    return connection.run(push.SCRIPT, "folders", f"{directory}/{naming.OUTPUTS}").out.splitlines()

@@ -44,7 +44,7 @@ def earlier(lab: Lab, workload: Workload) -> tuple[str, ...]:
     runs = lab.directory / RUNS
     places = (locate(lab, path) for path in given(workload))
     inside = (place.relative_to(runs) for place in places if place.is_relative_to(runs))
-    return tuple(sorted({path.parts[0] for path in inside if path.parts}))
+    return tuple(sorted({path.parts[0] for path in inside if path.parts and not path.parts[0].startswith(".")}))
 
 
 def _given(workload: Workload) -> Iterator[tuple[int, str, str, str]]:

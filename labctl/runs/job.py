@@ -31,6 +31,11 @@ def render_program(lab: Lab, job: Job, script_directory: str) -> File:
     return File(path="rank.sh", content=content, mode=0o755)
 
 
+def run_directory(lab: Lab, run_id: str) -> str:
+    """The directory in the containers that a run writes to."""
+    return f"{lab.project_path}/outputs/{run_id}"
+
+
 def workload_directory(lab: Lab, workload: Workload) -> str:
     """The directory of a workload in the containers."""
     return f"{lab.project_path}/workloads/{workload.directory.name}"
@@ -60,7 +65,7 @@ def build(
     ``script_directory`` is that of the script in the containers (default: the workload's); ``config_source`` is the
     source of DeepSpeed's configuration in errors. ConfigError for what the launcher or DeepSpeed would reject.
     """
-    directory = f"{lab.project_path}/runs/{run_id}"
+    directory = run_directory(lab, run_id)
     numbered = any(slots != tuple(range(len(slots))) for _, slots in chosen)
     launch = LaunchSpec(
         # If slots are chosen by number, the hostfile must include the last of them.

@@ -123,7 +123,7 @@ def build_job(lab: Lab, workload: Workload, options: RunOptions, now: datetime) 
         exclude=options.exclude,
     )
     run_id = store.new_id(workload.name, now)
-    directory = f"{lab.project_path}/runs/{run_id}"
+    directory = job.run_directory(lab, run_id)
     workload = inputs.resolve(lab, external.at(workload, len(chosen), directory))
     workload, folder, copied = inputs.place_script(lab, workload, directory)
     built = job.build(

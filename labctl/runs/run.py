@@ -246,8 +246,8 @@ class RunDeployment(LabDeployment):
 @do.register
 def _(step: plan.EndRun, site: RunDeployment) -> None:
     lab, engine, path = site.lab, site.cluster.engine, site.lab.directory / step.paths[0]
-    agent.reap(lab, engine, path.name, grace=0)
-    artifacts.fetch(lab, path.name, engine, site.context.warn)
+    agent.reap(lab, engine, path.name, grace=0, lasted=store.age(path), launcher=store.job(path).launcher)
+    artifacts.collect(lab, path.name, engine, site.context.warn)
     try:
         if store.state(lab.directory, path.name) == "orphaned":
             store.abandon(lab, path.name)
@@ -262,7 +262,7 @@ def _(step: plan.EndRun, site: RunDeployment) -> None:
 def _(step: plan.StageRun, site: RunDeployment) -> None:
     require_port(site.lab, site.job, site.cluster.engine, site.cluster.facts)
     site.began = time.monotonic()
-    store.create(site.lab, step.run_id, step.files)
+    store.create(site.lab, step.run_id, step.job, step.record)
     site.held.enter_context(store.locked(site.path))
     site.log = store.RunLog(site.path, site.lab, (metric.pattern for metric in site.job.workload.metrics))
     site.held.callback(site.log.close)
@@ -271,7 +271,7 @@ def _(step: plan.StageRun, site: RunDeployment) -> None:
 
 @do.register
 def _(step: plan.PushRun, site: RunDeployment) -> None:
-    site.pushed = artifacts.send(site.lab, site.job, site.cluster.engine, step.runs[1:])
+    site.pushed = artifacts.send(site.lab, site.job, site.cluster.engine, step.reads)
 
 
 @do.register
@@ -284,17 +284,17 @@ def _(step: plan.LaunchJob, site: RunDeployment) -> None:
     try:
         site.outcome = supervise(site.lab, step.job, site.cluster.engine, keep)
     except BaseException:
-        fetch_results(site)
+        collect(site)
         raise
 
 
 @do.register
-def _(step: plan.FetchResults, site: RunDeployment) -> None:  # noqa: ARG001
-    fetch_results(site)
+def _(step: plan.CollectResults, site: RunDeployment) -> None:  # noqa: ARG001
+    collect(site)
 
 
-def fetch_results(site: RunDeployment) -> None:
-    artifacts.fetch(site.lab, site.job.run_id, site.cluster.engine, site.context.warn, site.pushed)
+def collect(site: RunDeployment) -> None:
+    artifacts.collect(site.lab, site.job.run_id, site.cluster.engine, site.context.warn, site.pushed)
 
 
 @do.register

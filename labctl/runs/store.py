@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import stat
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -85,7 +86,7 @@ RANKS_STARTED = re.compile(r"^(\S+): .*\bglobal_rank_mapping=defaultdict\(<class
 
 
 # What names a run in runs/, into which workloads may put anything: letters of ``new_id``, fit to be printed.
-RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 LARGEST_RECORD = 16 << 20
 # Bytes of a log that are in memory at once.
 PIECE = 1 << 20
@@ -106,10 +107,16 @@ def directory(lab: Path, run_id: str) -> Path:
     return lab / "runs" / run_id
 
 
-def create(lab: Lab, run_id: str, content: Iterable[File]) -> Path:
-    """Make the run's directory, which must be new, with what it needs and what is known before it starts."""
+def outputs(lab: Path, run_id: str) -> Path:
+    """What a run writes until it ends; containers can write there, and to no other part of ``runs/``."""
+    return lab / naming.OUTPUTS / run_id
+
+
+def create(lab: Lab, run_id: str, job: tuple[File, ...], record: Iterable[File] = ()) -> Path:
+    """Make the run's directories, which must be new: with its record, and with what its ranks need and write."""
     path = directory(lab.directory, run_id)
-    files.create_all(path, content, folders=("ranks",))
+    files.create_all(path, (*job, *record))
+    files.create_all(outputs(lab.directory, run_id), job, folders=("ranks",))
     return path
 
 
@@ -267,15 +274,27 @@ class JobSummary(Struct, frozen=True):
     launcher: str = "unknown"
 
 
+def age(path: Path) -> float:
+    """Seconds since a run began; 0 where its record does not say."""
+    with suppress(OSError):
+        return max(0, time.time() - (path / LOCK).lstat().st_mtime)
+    return 0
+
+
+def job(path: Path) -> JobSummary:
+    """What is known of a run's job."""
+    return _decode(path / "job.json", JobSummary) or JobSummary()
+
+
 def abandon(lab: Lab, run_id: str) -> None:
     """Close the record of a run whose labctl process was killed. HostError where it cannot be written."""
     path = directory(lab.directory, run_id)
     redact_ranks(path, lab.hidden)
-    job = _decode(path / "job.json", JobSummary) or JobSummary()
+    known = job(path)
     result = Result(
         run_id=run_id,
-        workload=job.workload,
-        launcher=job.launcher,
+        workload=known.workload,
+        launcher=known.launcher,
         lab=lab.name,
         verdict="ERROR",
         cause="interrupted",
@@ -364,7 +383,8 @@ def listing(lab: Path, limit: int | None = None) -> tuple[RunSummary, ...]:
 def is_run(lab: Path, run_id: str) -> bool:
     """Whether this names a directory of a run, which is no link."""
     path = directory(lab, run_id)
-    return bool(RUN_ID.fullmatch(run_id)) and path.is_dir() and not path.is_symlink()
+    writable = path == lab / naming.NOTEBOOKS
+    return bool(RUN_ID.fullmatch(run_id)) and not writable and path.is_dir() and not path.is_symlink()
 
 
 def summary(lab: Path, run_id: str) -> RunSummary:

@@ -82,6 +82,7 @@ class RunStopper:
         # Reentrant: a signal handler may interrupt the main thread while it holds the lock.
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
+        self._began = time.monotonic()
         self.cause: Cause | None = None
         self.message = ""
 
@@ -95,7 +96,9 @@ class RunStopper:
 
     def reap(self, grace: float = GRACE) -> list[str]:
         """Kill the run's processes in all containers; returns those that could not be killed, as text."""
-        return agent.reap(self._lab, self._engine, self._job.run_id, grace)
+        lasted = time.monotonic() - self._began
+        launcher = self._job.workload.launcher
+        return agent.reap(self._lab, self._engine, self._job.run_id, grace, lasted=lasted, launcher=launcher)
 
     def wait(self) -> None:
         if self._thread:

@@ -43,7 +43,9 @@ def _holds(path: Path, file: File) -> bool:
     try:
         if file.link:
             return str(path.readlink()) == file.content
-        return path.read_bytes() == _bytes(file.content)
+        data = _bytes(file.content)
+        with open_regular(path) as stream:
+            return os.fstat(stream.fileno()).st_size == len(data) and stream.read() == data
     except OSError:
         return False
 

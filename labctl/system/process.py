@@ -305,9 +305,14 @@ class BackgroundProcess:
         self._told_to_end = False
 
     def lines(self, seconds: float) -> Generator[str, None, None]:
-        """Its output as it comes, line ends kept; it is killed if a reader still waits after so long."""
+        """Its output as it comes, line ends kept; it is killed if a reader still waits after so long.
+
+        A line of more than 1 MiB comes in pieces.
+        """
+        stdout = self._child.stdout
+        assert stdout is not None  # noqa: S101 - it was asked for
         with _limited(self._child, seconds):
-            for line in self._child.stdout or ():
+            while line := stdout.readline(LONGEST_LINE):
                 yield line.decode("utf-8", "replace")
 
     def ended(self, seconds: float = 0) -> bool:
@@ -332,5 +337,6 @@ class BackgroundProcess:
 
 
 def _text(file: IO[bytes]) -> str:
+    """What a program said beside its output, the first MiB of it."""
     file.seek(0)
-    return file.read().decode("utf-8", "replace")
+    return file.read(LONGEST_LINE).decode("utf-8", "replace")

@@ -17,8 +17,8 @@ from labctl.launchers import LaunchSpec
 NAMES = launchers.known()
 LAUNCH = LaunchSpec(
     entries=(("worker-1", 4), ("worker-0", 2)),
-    directory="/workspace/runs/r1",
-    program="/workspace/runs/r1/rank.sh",
+    directory="/workspace/outputs/r1",
+    program="/workspace/outputs/r1/rank.sh",
     master_port=29600,
     ssh_port=3022,
     interface="lab0",
@@ -212,7 +212,7 @@ def test_deepspeed_never_runs_locally_by_itself() -> None:
     for name in ("deepspeed", "deepspeed:openmpi"):
         words = launchers.get(name).argv(replace(launch(name), entries=(("worker-0", 1),)))
         assert "--force_multi" in words
-        assert words[words.index("--hostfile") + 1] == "/workspace/runs/r1/hostfile"
+        assert words[words.index("--hostfile") + 1] == "/workspace/outputs/r1/hostfile"
 
 
 def test_deepspeed_reads_the_hostfile_as_it_was_meant() -> None:

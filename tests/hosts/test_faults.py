@@ -272,7 +272,7 @@ def test_a_host_that_is_lost_ends_the_run_and_up_heals_it_once_it_is_back(
         finally:
             host.cure()
     assert (result["verdict"], result["cause"]) == ("ERROR", "node-lost")
-    kept_there = {one.name: f"{one.home}/.labctl/{lab.name}.{one.name}/runs/{run_id}" for one in lab.hosts}
+    kept_there = {one.name: f"{one.home}/.labctl/{lab.name}.{one.name}/runs/.outputs/{run_id}" for one in lab.hosts}
     # Where no more than the engine failed, ssh brings the files.
     stays = trouble is not Host.stop_engine
     assert (f"what {host.name} has of the run stays there in {kept_there[host.name]}" in answer.err) is stays

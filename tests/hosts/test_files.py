@@ -56,7 +56,7 @@ def test_files_reach_a_host_without_python_and_come_back(
 ) -> None:
     lab = f"{host.home}/.labctl/lab"
     files = manifest.scan(source)
-    push.push_new(connection, files, f"{lab}/runs/1")
+    push.push_new(connection, files, f"{lab}/runs/.outputs/1")
     push.push(connection, lab, {"workloads": files})
     assert host.run("stat", "-c", "%a %U", f"{lab}/workloads/.current/key", user="ann").stdout == "600 ann\n"
     assert host.run("cat", f'{lab}/workloads/it\'s "one"/it\'s "one"').stdout == 'it\'s "one"'
@@ -70,8 +70,8 @@ def test_files_reach_a_host_without_python_and_come_back(
     assert host.traffic().received - before < 200_000
     assert host.run("cat", f"{lab}/workloads/key").stdout == "two"
 
-    host.run("sh", "-c", f"echo loss > {lab}/runs/1/rank.log", user="ann")
-    found = pull.pull(connection, f"{lab}/runs/1", tmp_path / "back", pushed=files)
+    host.run("sh", "-c", f"echo loss > {lab}/runs/.outputs/1/rank.log", user="ann")
+    found = pull.pull(connection, f"{lab}/runs/.outputs/1", tmp_path / "back", pushed=files)
     assert (found.files, (tmp_path / "back/rank.log").read_text()) == (1, "loss\n")
 
     push.remove(connection, lab)

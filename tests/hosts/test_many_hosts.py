@@ -18,7 +18,7 @@ RackLabs = Callable[..., RackLab]
 LISTED = 'cd "$1" && find . -printf "%m %p %l\\n" | sort'
 PLAIN = r"\.ssh|\.bash.*|\.profile|\.cache"
 """What a home has before any lab; and the person's own cache, with what was fetched, outlives all labs."""
-RUN = "/workspace/runs/20260102-150405-hello-3fa2"
+RUN = "/workspace/outputs/20260102-150405-hello-3fa2"
 NEW = 'find "$1" /tmp -mindepth 1 -maxdepth 1'
 
 
@@ -68,7 +68,7 @@ def test_a_host_gets_the_keys_of_its_own_nodes_and_gives_all_back(rack_lab: Rack
         assert not [path for path, mode in found[name].items() if "/nodes/" in path and mode & 0o077]
     assert f"{lab.hosts[1].home}/.labctl" in left(lab.hosts[1])
 
-    kept = f"{lab.hosts[1].home}/.labctl/{lab.name}.h2/runs/20260102-150405-hello-3fa2"
+    kept = f"{lab.hosts[1].home}/.labctl/{lab.name}.h2/runs/.outputs/20260102-150405-hello-3fa2"
     lab.inside("worker-1", "sh", "-c", f"mkdir {RUN}; echo 1 > {RUN}/loss; mkfifo {RUN}/pipe", user="1000:1000")
     # The host's word for a run is no path to write to: nobody ran this one from here.
     answer = lab.call("down").expect(3)
@@ -109,7 +109,8 @@ def test_up_sends_to_the_host_that_lacks_files_and_renews_only_what_mounted_them
     after = lab.identities()
     assert {node for node in before if after[node] != before[node]} == {"worker-1"}
     passed(lab, lab.call("run", "hello-mpi", "--json"), 2)
-    assert [host.shell('ls -A "$1/runs"', path) for host, path in zip(lab.hosts, (one, two), strict=True)] == ["", ""]
+    for host, path in zip(lab.hosts, (one, two), strict=True):
+        assert host.shell('cd "$1/runs" && find . -mindepth 1 | sort', path) == "./.outputs\n./notebooks\n"
 
 
 def test_down_takes_the_image_along_where_nothing_else_uses_it(rack_lab: RackLabs, image: str) -> None:

@@ -35,8 +35,8 @@ def test_results_appear_in_place_and_are_the_persons_own(
     record = lab.path / "runs" / result["run_id"]
     assert "hello from rank 1 of 2 on worker-1" in (record / "ranks/rank-1.log").read_text()
     assert not (record / "hosts").exists()
-    lab.inside("worker-1", "touch", f"/workspace/runs/{result['run_id']}/made-on-worker-1")
-    assert (record / "made-on-worker-1").stat().st_uid == os.getuid()
+    lab.inside("worker-1", "touch", "/workspace/outputs/made-on-worker-1")
+    assert (lab.path / "runs/.outputs/made-on-worker-1").stat().st_uid == os.getuid()
 
     lab.call("down").expect(0)
     assert lab.labelled() == []

@@ -49,6 +49,13 @@ def test_on_one_node_it_runs_in_that_node_and_its_own_words_win(cloned: Lab) -> 
     assert "port 12346" in (cloned.path / "runs" / result["run_id"] / "output.log").read_text()
 
 
+@pytest.mark.parametrize("node", ["launcher", "worker-1"])
+def test_nothing_in_a_container_writes_to_a_clone(cloned: Lab, node: str) -> None:
+    write = "for clone in DeepSpeedExamples optimum-habana; do touch $PROJECT_PATH/$clone/.envrc && exit 7; done; :"
+    answer = cloned.call("exec", "--node", node, "--", "sh", "-c", write).expect(0)
+    assert answer.err.count("Read-only file system") == 2
+
+
 def test_a_script_that_names_its_authors_home_and_fails_is_an_error_with_the_reason(cloned: Lab) -> None:
     answer = cloned.call("run", "dschat/run_that_fails", "--json")
     result = answer.json

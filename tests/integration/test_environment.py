@@ -13,13 +13,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from support.harness import Answer, Lab
+from support.harness import Answer, Lab, wait_until
 
 pytestmark = pytest.mark.docker
 
 TOKEN = "hf_CanaryThatNobodyMaySee0123456789"  # noqa: S105 - nobody's
 CONTROL = "/runs/"
 """A word that is in the arguments of processes: a watcher that does not see it sees nothing."""
+PASSWORD = "p4ss %Canary"  # noqa: S105
+DATABASE_URL = "postgresql://me:p4ss%20%25Canary@db.example/runs"
 API_KEY = "canary of $WANDB 'with' \"odd\" \\ parts"
 CHOSEN = {
     "EMPTY": "",
@@ -40,6 +42,7 @@ CHOSEN = {
     "SHELL": "; rm -rf /nonexistent & | > < * ? [a] ~ !",
     "TEN_THOUSAND": "0123456789" * 1000,
 }
+RUN = ("run", "environ", "--set", "tell=WANDB_API_KEY,DATABASE_URL")
 LAUNCHERS = ("deepspeed", "deepspeed:openmpi", "mpirun", "torchrun")
 ALPHABET = " \t\n\r'\"\\$`#{}()[]<>|&;*?!~%=,:@-_.aZ09\u00e9\u4e2d\U0001f600\u2029\x0b\x0c\x1f"
 
@@ -93,10 +96,11 @@ class Told:
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
         self.said: list[Answer] = []
-        with watching_arguments((TOKEN, API_KEY, CONTROL)) as self.arguments:
+        with watching_arguments((TOKEN, API_KEY, DATABASE_URL, CONTROL)) as self.arguments:
             self.call("up", "--dry-run")
             self.call("render")
             self.call("up")
+            self.broken = self.crashed(), self.timed_out(), self.orphaned()
             self.runs = {launcher: self.run(launcher) for launcher in reversed(LAUNCHERS)}
             self.run_id = self.runs["deepspeed"]
             for words in (
@@ -105,15 +109,39 @@ class Told:
             ):  # fmt: skip
                 self.call(*words)
 
-    def call(self, *words: str) -> Answer:
+    def call(self, *words: str, code: int = 0) -> Answer:
         answer = self.lab.call(*words)
         self.said.append(answer)
+        if code:
+            # Unlike `expect`, which takes no traceback, be it a workload's.
+            assert answer.code == code, answer.err
+            return answer
         return answer if words[0] == "doctor" else answer.expect(0)
 
     def run(self, launcher: str) -> str:
         """The id of a run of `environ` under this launcher."""
-        words = ("run", "environ", "--launcher", launcher, "--json", "--set", "tell=WANDB_API_KEY")
-        return str(self.call(*words).json["run_id"])
+        return str(self.call(*RUN, "--json", "--launcher", launcher).json["run_id"])
+
+    def crashed(self) -> str:
+        """The id of a run that ends with a traceback, which its verdict quotes."""
+        self.call(*RUN, "--set", "end=crash", code=4)
+        (run_id,) = self.lab.run_ids()[-1:]
+        assert "RuntimeError: refused: [REDACTED]" in self.call("show", run_id).out
+        return run_id
+
+    def timed_out(self) -> str:
+        """The id of a run that reached its time limit."""
+        return str(self.call(*RUN, "--json", "--set", "end=hang", "--timeout", "10s", code=124).json["run_id"])
+
+    def orphaned(self) -> str:
+        """The id of a run whose labctl was killed; the next one closes it."""
+        with self.lab.start(*RUN, "--set", "end=hang") as running:
+            wait_until(lambda: "it goes on" in running.err, 120, "the run is under way")
+            (run_id,) = self.lab.run_ids()[-1:]
+        self.said.append(running.answer(10))
+        self.call("runs")
+        self.call("show", run_id)
+        return run_id
 
     def digests(self, launcher: str) -> dict[str, str]:
         """What rank 0 found in its environment."""
@@ -125,7 +153,15 @@ class Told:
 @pytest.fixture(scope="module")
 def told(new_lab: Callable[[dict[str, str]], Lab], image: str) -> Iterator[Told]:
     extra = {f"LAB_ENV_{name}": value for name, value in odd_values().items()}
-    lab = new_lab({"LAB_NODES": "1", "HF_TOKEN": TOKEN, "LAB_ENV_WANDB_API_KEY": API_KEY, **extra})
+    lab = new_lab(
+        {
+            "LAB_NODES": "1",
+            "HF_TOKEN": TOKEN,
+            "LAB_ENV_WANDB_API_KEY": API_KEY,
+            "LAB_ENV_DATABASE_URL": DATABASE_URL,
+            **extra,
+        }
+    )
     yield Told(lab)
     lab.destroy()
 
@@ -155,7 +191,9 @@ def test_a_rank_can_read_the_secrets(told: Told, launcher: str) -> None:
     assert digests["the file at HF_TOKEN_PATH"] == digest(TOKEN)
 
 
-@pytest.mark.parametrize("secret", [TOKEN, API_KEY], ids=["token", "api-key"])
+@pytest.mark.parametrize(
+    "secret", [TOKEN, API_KEY, DATABASE_URL, PASSWORD], ids=["token", "api-key", "url", "its-password"]
+)
 class TestNobodyElseSees:
     """Each in every place where it might turn up."""
 
@@ -165,9 +203,11 @@ class TestNobodyElseSees:
             assert secret not in said
             assert json.dumps(secret)[1:-1] not in said, answer.words
 
-    def test_the_record_of_the_run(self, told: Told, secret: str) -> None:
-        output = (told.lab.path / "runs" / told.run_id / "output.log").read_text(encoding="utf-8")
-        assert "WANDB_API_KEY is [REDACTED]" in output
+    def test_the_records_of_runs(self, told: Told, secret: str) -> None:
+        for run_id in (told.run_id, *told.broken):
+            output = (told.lab.path / "runs" / run_id / "output.log").read_text(encoding="utf-8")
+            assert "WANDB_API_KEY is [REDACTED]" in output
+            assert "its password is [REDACTED]" in output
         assert files_with(told.lab.path / "runs", secret) == []
 
     def test_files_but_the_private_ones(self, told: Told, secret: str) -> None:

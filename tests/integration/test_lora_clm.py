@@ -33,8 +33,8 @@ def test_the_rehearsal_trains_and_saves_adapters(lab: Lab) -> None:
 
 
 def test_a_model_and_instructions_of_ones_own_are_learnt_under_zero_3(lab: Lab) -> None:
-    lab.inside("worker-0", "python", "-c", MAKE_MODEL, "/workspace/runs/model")
-    (lab.path / "runs" / "model").rename(lab.path / "cache" / "model")
+    lab.inside("worker-0", "python", "-c", MAKE_MODEL, "/workspace/outputs/model")
+    (lab.path / "runs/.outputs/model").rename(lab.path / "cache" / "model")
     records = [{"instruction": f"Add {n} and 1.", "input": "", "output": str(n + 1)} for n in range(60)]
     (lab.path / "cache" / "alpaca.json").write_text(json.dumps(records), encoding="utf-8")
     settings = {

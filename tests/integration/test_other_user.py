@@ -69,3 +69,13 @@ def test_they_are_themselves_in_every_container(theirs: Lab, node: str) -> None:
 def test_they_are_themselves_over_ssh(theirs: Lab) -> None:
     theirs.call("up").expect(0)
     assert theirs.call("exec", "--", "ssh", "worker-1", "id", "-u").expect(0).out == f"{UID}\n"
+
+
+def test_what_runs_in_a_worker_cannot_read_its_host_key(theirs: Lab) -> None:
+    theirs.call("up").expect(0)
+    theirs.containers()["worker-1"].restart(timeout=1)
+    theirs.call("up").expect(0)
+    search = "grep -rslF -- 'PRIVATE KEY-----' /etc /home /root /run /tmp /var/lib /proc/1/root/etc /proc/1/root/run; :"
+    assert theirs.call("exec", "--node", "worker-1", "--", "sh", "-c", search).expect(0).out == ""
+    assert theirs.call("exec", "--", "ssh", "worker-1", search).expect(0).out == ""
+    assert "PRIVATE KEY" in theirs.inside("worker-1", "cat", "/run/lab/ssh_host_ed25519_key", user="0:0")

@@ -43,8 +43,9 @@ def written(plan: list[str]) -> set[str]:
     paths: set[str] = set()
     for text in texts(plan):
         _, writes, names = text.partition("write ")
-        names, _, run = names.partition(" to ")
-        paths |= {f"{run}/{name}" if run else name for name in names.split(", ")} if writes else set()
+        for part in names.split(", and ") if writes else ():
+            names, _, run = part.partition(" to ")
+            paths |= {f"{run}/{name}" if run else name for name in names.split(", ")}
     return paths
 
 
@@ -79,13 +80,14 @@ def test_plan_and_deed_of_a_lab_from_nothing_to_nothing(fresh_lab: Callable[...,
     result = lab.call("run", "hello", "--json").expect(0)
     same_steps(plan, result.err)
     run_id = result.json["run_id"]
-    (dry_id,) = {re.search(r"to runs/(\S+)", text)[1] for text in texts(plan) if " to runs/" in text}  # type: ignore[index]
+    (dry_id,) = {re.search(r"to runs/([\w-]+)", text)[1] for text in texts(plan) if " to runs/" in text}  # type: ignore[index]
     new = {name.replace(run_id, dry_id) for name in set(made(lab)) - set(before)}
-    ranks = f"runs/{dry_id}/ranks/"
-    assert ranks in written(plan)
+    outputs = f"runs/.outputs/{dry_id}/"
+    assert f"{outputs}ranks/" in written(plan)
     # Ranks write their logs, and what they compile into the caches.
-    by_ranks = (ranks, ".lab/cache/")
-    assert {name for name in new if not name.startswith(by_ranks)} == written(plan) - {ranks}
+    by_ranks = (f"runs/{dry_id}/ranks/", ".lab/cache/")
+    written_here = {name for name in written(plan) if not name.startswith(outputs)}
+    assert {name for name in new if not name.startswith(by_ranks)} == written_here
     assert {name: text for name, text in made(lab).items() if name in before} == before
     assert lab.identities() == containers
     recorded = (lab.path / "runs" / run_id / "plan.txt").read_text().splitlines()
@@ -106,7 +108,7 @@ def test_plan_and_deed_of_a_lab_from_nothing_to_nothing(fresh_lab: Callable[...,
 def test_a_dry_run_of_a_run_on_a_lab_that_is_not_up_says_the_whole_of_it(fresh_lab: Callable[..., Lab]) -> None:
     lab = fresh_lab(LAB_NODES="2")
     plan = planned(lab, "run", "hello")
-    assert [text.split()[0] for text in texts(plan)] == ["reach", "write", "in", "write"]
+    assert [text.split()[0] for text in texts(plan)] == ["reach", "write", "in", "move", "write"]
     assert "rendered/nodes/worker-1/compose.yml" in plan[1]
     assert not (lab.path / ".lab").exists()
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from support.harness import Lab
+from support.harness import Lab, wait_until
 
 pytestmark = pytest.mark.docker
 
@@ -91,6 +93,41 @@ def test_the_values_in_force_in_sshd(lab: Lab) -> None:
     }
     assert {name: values[name] for name in wanted} == wanted
     assert int(values["maxstartups"].split(":")[0]) >= 128
+
+
+AUDIT = str(Path(sys.executable).with_name("ssh-audit"))
+
+
+def address(lab: Lab, key: str) -> str:
+    (network,) = lab.containers()["worker-1"].attrs["NetworkSettings"]["Networks"].values()
+    return str(network[key])
+
+
+def test_an_audit_of_a_workers_sshd_finds_nothing(lab: Lab) -> None:
+    done = subprocess.run(
+        [AUDIT, "--no-colors", f"{address(lab, 'IPAddress')}:12345"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "sntrup761x25519-sha512" in done.stdout
+
+
+def test_an_audit_of_the_launchers_ssh_finds_nothing(lab: Lab) -> None:
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = str(free.getsockname()[1])
+    with subprocess.Popen(
+        [AUDIT, "--no-colors", "--client-audit", "--port", port, "--timeout", "120"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as audit:
+        gateway = address(lab, "Gateway")
+        ssh = ("exec", "--", "ssh", "-o", f"HostName={gateway}", "-p", port, "worker-1", "true")
+        # Until it listens, nobody answers.
+        wait_until(lambda: lab.call(*ssh).code and audit.poll() is not None, 120, "an audit of what ssh offered")
+        said = audit.communicate(timeout=120)[0]
+    assert audit.returncode == 0, said
+    assert "sntrup761x25519-sha512" in said
 
 
 def test_rotated_keys_are_others_and_in_force(fresh_lab: Callable[..., Lab]) -> None:

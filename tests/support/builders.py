@@ -66,7 +66,7 @@ def lab(nodes: int | tuple[Node, ...] = 2, **changes: Any) -> Lab:
         limits=Limits(),
         memory=None,
         project_path="/workspace",
-        mounts=(Mount(source="/srv/lab/runs", target="/workspace/runs"),),
+        mounts=(Mount(source="/srv/lab/runs", target="/workspace/runs", read_only=True),),
         environment=(("PROJECT_PATH", "/workspace"),),
     )
     return replace(base, **changes)

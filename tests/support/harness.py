@@ -193,7 +193,7 @@ class Lab:
 
             def up() -> str | None:
                 for run_id in set(self.run_ids()) - before:
-                    logs = list((self.path / "runs" / run_id / "ranks").glob("rank-*.log"))
+                    logs = list((self.path / "runs/.outputs" / run_id / "ranks").glob("rank-*.log"))
                     if len(logs) == 2 and all("does not listen" in log.read_text() for log in logs):
                         return run_id
                 assert running.process.poll() is None, f"the run ended before its time:\n{running.err}"
@@ -208,8 +208,8 @@ class Lab:
             self.call("up").expect(0)
 
     def run_ids(self) -> list[str]:
-        runs = self.path / "runs"
-        return sorted(path.name for path in runs.iterdir()) if runs.is_dir() else []
+        runs, others = self.path / "runs", ("notebooks", ".outputs")
+        return sorted(path.name for path in runs.iterdir() if path.name not in others) if runs.is_dir() else []
 
     # --- watching it ---
 

@@ -17,7 +17,7 @@ from support import builders
 from support.builders import container
 from support.fake_backend import Failed, FakeBackend, silent
 
-from labctl import flows, model
+from labctl import flows, model, naming
 from labctl.accelerators import leases
 from labctl.cli.output import to_json
 from labctl.config.context import Context
@@ -257,12 +257,18 @@ def test_a_launcher_that_the_image_lacks_is_refused(
         flows.run(context, "hello", RunOptions(dry_run=dry_run, launcher="mpirun"))
 
 
+def records(context: Context) -> list[Path]:
+    """The directories of runs."""
+    writable = {context.directory / naming.NOTEBOOKS, context.directory / naming.OUTPUTS}
+    return [path for path in (context.directory / "runs").iterdir() if path not in writable]
+
+
 def test_a_run_observes_once_and_makes_what_its_dry_run_says(
     context: Context, engine: Engine, lab_is_up: Callable[[], None]
 ) -> None:
     lab_is_up()
     planned = to_json(flows.run(context, "hello", DRY))["plan"]
-    assert (engine.observations, list((context.directory / "runs").iterdir())) == (1, [])
+    assert (engine.observations, records(context)) == (1, [])
     said: list[Event] = []
     emitting = Context(directory=context.directory, environ={}, emit=said.append, flags={})
     result = flows.run(emitting, "hello", RunOptions())
@@ -270,7 +276,7 @@ def test_a_run_observes_once_and_makes_what_its_dry_run_says(
     assert [line.split(" ")[1] for line in planned] == [text.split(" ")[1] for text in steps]
     record = context.directory / "runs" / to_json(result)["run_id"]
     assert all(path in "\n".join(planned) for path in files(record))
-    assert "#4 write runs/" in (record / "plan.txt").read_text()
+    assert "#5 write runs/" in (record / "plan.txt").read_text()
 
 
 def test_a_run_is_not_launched_on_a_node_that_the_launcher_does_not_reach(
@@ -283,7 +289,7 @@ def test_a_run_is_not_launched_on_a_node_that_the_launcher_does_not_reach(
         flows.run(context, "hello", RunOptions())
     assert [argv[len(AGENT)] for _, argv in engine.started if argv[: len(AGENT)] == AGENT] == ["reach"]
     assert [argv for _, argv in engine.started if argv[0] == "timeout"] == []
-    assert list((context.directory / "runs").iterdir()) == []
+    assert records(context) == []
 
 
 def test_a_dry_run_of_a_run_says_what_left_runs_are_ended(
@@ -419,7 +425,7 @@ def test_a_disk_that_is_full_ends_a_run_with_one_error_and_keeps_what_was_record
     with pytest.raises(HostError, match=r"^cannot write .*/output\.log: No space left on device$") as caught:
         flows.run(replace(context, emit=emit), "hello", RunOptions())
     assert "df -h" in caught.value.hint
-    (record,) = (context.directory / "runs").iterdir()
+    (record,) = records(context)
     assert (record / "output.log").read_text() == "one\n"
     assert any("reap" in argv for _, argv in engine.started)
     assert flows.runs(context).runs[0].state == "orphaned"
@@ -440,7 +446,7 @@ def test_a_result_that_cannot_be_written_is_one_error(
     with pytest.raises(HostError, match=r"^cannot write .*/result\.json: No space left on device$") as caught:
         flows.run(context, "hello", RunOptions())
     assert "df -h" in caught.value.hint
-    (record,) = (context.directory / "runs").iterdir()
+    (record,) = records(context)
     assert {path.name for path in record.iterdir()} > {"output.log", "job.json"}
     assert not list(record.glob(".new-*"))
 

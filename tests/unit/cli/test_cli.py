@@ -433,7 +433,7 @@ def test_render_writes_what_compose_needs_and_then_nothing(labctl: Labctl) -> No
 def test_a_dry_run_prints_the_plan_and_leaves_no_trace(labctl: Labctl) -> None:
     before = sorted(labctl.directory.rglob("*"))
     document = labctl("run", "hello", "--dry-run", "--json").document
-    assert [line.split()[1] for line in document["plan"]] == ["reach", "write", "in", "write"]
+    assert [line.split()[1] for line in document["plan"]] == ["reach", "write", "in", "move", "write"]
     assert sorted(labctl.directory.rglob("*")) == before
 
 
@@ -441,8 +441,8 @@ def test_a_dry_run_prints_the_plan_and_leaves_no_trace(labctl: Labctl) -> None:
 def test_arguments_of_a_person_come_last_in_the_launch(labctl: Labctl) -> None:
     (labctl.directory / "hosts").write_text("worker-1 slots=1\n")
     document = labctl("run", "hello", "--hostfile", "hosts", "--timeout", "90s", "--dry-run", "--json").document
-    assert "at most 90 s" in document["plan"][-2]
-    assert "--master_addr worker-1" in document["plan"][-2]
+    assert "at most 90 s" in document["plan"][-3]
+    assert "--master_addr worker-1" in document["plan"][-3]
 
 
 def test_workloads_lists_what_can_be_run_and_what_is_broken(labctl: Labctl) -> None:

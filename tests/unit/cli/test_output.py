@@ -144,3 +144,14 @@ def test_a_result_that_a_workload_wrote_itself_is_shown_without_its_control_char
     text = run_text(replace(RESULT, message="\x1b]0;title\x07 fine", metrics=metrics), Path("/srv/lab"))
     assert not {"\x1b", "\x07"} & set(text)
     assert "?]0;title? fine" in text
+
+
+def test_what_a_host_said_moves_no_cursor_in_errors_and_warnings(capsys: pytest.CaptureFixture[str]) -> None:
+    output = Output()
+    output.event(Event(kind="warning", text="red: \x1b[2Jgone"))
+    output.error(HostError("red: \x1b]0;title\x07 said\tno", hint="ssh red\x1b[A"))
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: red: ?[2Jgone",
+        "error: red: ?]0;title? said\tno",
+        "hint: ssh red?[A",
+    ]

@@ -322,6 +322,15 @@ def test_secret_extra_environment_is_kept_apart(lab: Lab, name: str) -> None:
     assert (f"LAB_ENV_{name}", "set", ".env:1") in loaded.rows()
 
 
+def test_a_password_in_a_url_makes_a_secret(lab: Lab) -> None:
+    loaded = lab.load("LAB_ENV_DATABASE_URL=postgres://ann:CANARY@db/x\nLAB_ENV_HUB=https://ann@hub.example:8443/x")
+    assert loaded.environment == (("HUB", "https://ann@hub.example:8443/x"),)
+    assert [(name, secret.reveal()) for name, secret in loaded.secret_environment] == [
+        ("DATABASE_URL", "postgres://ann:CANARY@db/x")
+    ]
+    assert ("LAB_ENV_DATABASE_URL", "postgres://[REDACTED]@db/x", ".env:1") in loaded.rows()
+
+
 def test_a_secret_is_never_shown(lab: Lab) -> None:
     loaded = lab.load("HUGGING_FACE_HUB_TOKEN=CANARY\nHTTP_PROXY=http://u:CANARY@p:1\nLAB_ENV_API_KEY=CANARY")
     secret = loaded.secret("HF_TOKEN")

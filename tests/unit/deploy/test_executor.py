@@ -259,12 +259,12 @@ def test_a_hosts_files_are_removed_once_what_is_only_there_is_here(tmp_path: Pat
     (tmp_path / "kept").mkdir()
     made = deployment(lab(directory=tmp_path), engine)
     site = executor.Deployment(context=made.context, cluster=made.cluster)
-    (directory / "runs/\n..").mkdir(parents=True)
+    (directory / naming.OUTPUTS / "\n..").mkdir(parents=True)
     assert set(executor.carry_out(steps, site)) == {"red"}
     assert (directory.exists(), (tmp_path / "kept").exists()) == (True, True)
     shutil.rmtree(directory / "runs")
-    (directory / "runs/r1").mkdir(parents=True)
-    (directory / "runs/r1/loss").write_text("1")
+    (directory / naming.OUTPUTS / "r1").mkdir(parents=True)
+    (directory / naming.OUTPUTS / "r1/loss").write_text("1")
     # The run is this lab's.
     (tmp_path / "runs/r1").mkdir(parents=True)
     assert executor.carry_out(steps, site) == {}

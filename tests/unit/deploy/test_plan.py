@@ -185,15 +185,17 @@ def test_down_leaves_images_unless_asked_and_takes_none_that_is_not_there() -> N
 
 
 def test_run_reaches_writes_launches() -> None:
-    directory = "/workspace/runs/20260102-150405-hello-3fa2"
+    directory = "/workspace/outputs/20260102-150405-hello-3fa2"
     assert str(plan.run(job(entries=(("worker-1", 1),)))) == (
         "#1 reach worker-1 over ssh within 15 s  [a run needs every node]\n"
-        "#2 write ranks/, hostfile, .deepspeed_env, rank.sh, plan.txt, run.lock, output.log "
-        "to runs/20260102-150405-hello-3fa2  [run 20260102-150405-hello-3fa2]\n"
+        "#2 write hostfile, .deepspeed_env, rank.sh, plan.txt, run.lock, output.log "
+        "to runs/20260102-150405-hello-3fa2, and ranks/, hostfile, .deepspeed_env, rank.sh "
+        "to runs/.outputs/20260102-150405-hello-3fa2  [run 20260102-150405-hello-3fa2]\n"
         f"#3 in launcher, at most 60 s: deepspeed --hostfile {directory}/hostfile --master_addr worker-1 "
         "--master_port 29500 --ssh_port 12345 --launcher pdsh --force_multi --no_python --no_local_rank "
         f"{directory}/rank.sh, which starts hello.py  [hello on worker-1]\n"
-        "#4 write runs/20260102-150405-hello-3fa2/result.json  [run 20260102-150405-hello-3fa2]"
+        "#4 move runs/.outputs/20260102-150405-hello-3fa2 to runs  [run 20260102-150405-hello-3fa2]\n"
+        "#5 write runs/20260102-150405-hello-3fa2/result.json  [run 20260102-150405-hello-3fa2]"
     )
 
 
@@ -201,14 +203,14 @@ def test_a_run_on_hosts_ends_what_is_left_pushes_and_fetches() -> None:
     of = job()
     text = str(plan.run(of, hosts=("red", "blue"), reads=("r1",), ended={"r0": "its labctl died"})).splitlines()
     assert text[0] == "#1 end, fetch and close runs/r0  [its labctl died]"
-    assert text[3] == f"#4 push workloads, runs/{of.run_id}, runs/r1 to red, blue  [run {of.run_id}]"
-    assert text[5] == f"#6 fetch runs/{of.run_id} from red, blue  [run {of.run_id}]"
+    assert text[3] == f"#4 push workloads, runs/.outputs/{of.run_id}, runs/r1 to red, blue  [run {of.run_id}]"
+    assert text[5] == f"#6 move runs/.outputs/{of.run_id} to runs, and fetch it from red, blue  [run {of.run_id}]"
 
 
 def test_the_record_of_a_run_has_the_text_of_its_own_plan() -> None:
     whole = plan.run(job())
     (stage,) = (step for step in whole.steps if isinstance(step, plan.StageRun))
-    assert {file.path: file.content for file in stage.files}["plan.txt"] == f"{whole}\n"
+    assert {file.path: file.content for file in stage.record}["plan.txt"] == f"{whole}\n"
 
 
 def test_clean_removes_the_state_at_last_and_down_the_records_of_hosts() -> None:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -179,8 +182,24 @@ def test_compiled_operators_are_kept_for_the_image_that_compiled_them(tmp_path: 
     compiled.touch()
     prepare(lab(directory=tmp_path), "sha256:1")
     assert compiled.exists()
+    mounted = (tmp_path / ".lab/cache/worker-1").stat().st_ino
     prepare(lab(directory=tmp_path), "sha256:2")
-    assert not compiled.exists()
+    assert [path.name for path in (tmp_path / ".lab/cache/worker-1").iterdir()] == ["image"]
+    assert (tmp_path / ".lab/cache/worker-1").stat().st_ino == mounted
+
+
+@pytest.mark.parametrize("plant", ["link", "pipe", "folder"])
+def test_what_a_container_puts_in_place_of_a_caches_marker_is_replaced(tmp_path: Path, plant: str) -> None:
+    keys, marker = tmp_path / "keys", tmp_path / ".lab/cache/worker-1/image"
+    keys.write_text("mine")
+    prepare(lab(directory=tmp_path), "sha256:1")
+    marker.unlink()
+    plants: dict[str, Callable[[], object]] = {
+        "link": lambda: marker.symlink_to(keys), "pipe": lambda: os.mkfifo(marker), "folder": marker.mkdir
+    }  # fmt: skip
+    plants[plant]()
+    prepare(lab(directory=tmp_path), "sha256:1")
+    assert (marker.read_text(), marker.is_symlink(), keys.read_text()) == ("sha256:1", False, "mine")
 
 
 def test_keys_that_are_gone_are_noticed(tmp_path: Path) -> None:
@@ -252,3 +271,24 @@ def test_a_workloads_image_gives_way_to_the_one_that_is_set(tmp_path: Path) -> N
     chosen = Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={"LAB_IMAGE": "mine:1"})
     assert images.for_workload(chosen.settings(), task).text("LAB_IMAGE") == "mine:1"
     assert images.for_workload(at(tmp_path).settings(), workload()).text("LAB_IMAGE") == ""
+
+
+def test_a_hosts_cache_of_another_image_is_emptied_and_no_link_followed_that_is_put_there_meanwhile(
+    tmp_path: Path,
+) -> None:
+    cache, keys = tmp_path / "cache", tmp_path / "keys"
+    (cache / "torch_extensions").mkdir(parents=True)
+    keys.write_text("mine")
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "find").write_text(f'#!/bin/sh\n/usr/bin/find "$@"\nln -s "{keys}" "{cache}/image"\n')
+    (tools / "find").chmod(0o755)
+
+    def make(path: str) -> int:
+        words = ["sh", "-c", provision.MAKE, "sh", "sha256:1", "1", "", str(cache)]
+        return subprocess.run(words, env={"PATH": path}, capture_output=True, check=False).returncode
+
+    assert make(f"{tools}:/usr/bin:/bin") != 0
+    assert (keys.read_text(), list(cache.iterdir())) == ("mine", [cache / "image"])
+    assert make("/usr/bin:/bin") == 0
+    assert ((cache / "image").read_text(), keys.read_text()) == ("sha256:1", "mine")

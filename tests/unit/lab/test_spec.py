@@ -145,7 +145,9 @@ def test_clones_are_mounted_where_the_scripts_expect_them(tmp_path: Path) -> Non
         "/srv/clone": ("/project/DeepSpeedExamples", False),
         "/srv/habana": ("/project/optimum-habana", False),
         "/srv/lab/workloads": ("/project/workloads", True),
-        "/srv/lab/runs": ("/project/runs", False),
+        "/srv/lab/runs": ("/project/runs", True),
+        "/srv/lab/runs/notebooks": ("/project/runs/notebooks", False),
+        "/srv/lab/runs/.outputs": ("/project/outputs", False),
         "/srv/lab/.lab/home": ("/home/lab/.kept", False),
     }
 
@@ -165,6 +167,16 @@ def test_secrets_are_kept_out_of_the_environment(tmp_path: Path) -> None:
     assert "CANARY" not in f"{of.environment}"
     assert dict(of.environment)["PLAIN"] == "shown"
     assert dict(of.environment)["HF_TOKEN_PATH"] == "/run/secrets/hf_token"  # noqa: S105
+
+
+def test_a_password_in_a_url_is_a_secret_and_hidden_also_alone(tmp_path: Path) -> None:
+    url = "postgres://ann:CANARY%2F1@db:5432/x"
+    of = build(tmp_path, f"LAB_ENV_DATABASE_URL={url}\nLAB_ENV_ENDPOINT=https://hub.example:8443/a\n")
+    assert [name for name, _ in of.secrets] == ["environment"]
+    assert dict(of.environment)["ENDPOINT"] == "https://hub.example:8443/a"
+    assert "DATABASE_URL" not in dict(of.environment)
+    assert "CANARY" not in repr(of)
+    assert [value.reveal() for value in of.hidden] == [url, "CANARY%2F1", "CANARY/1"]
 
 
 def test_without_secrets_there_is_no_secret_file(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from support.nearby import Nearby
 from labctl.errors import HostError
 from labctl.hosts.ssh import Connection
 from labctl.model import Lab, Secret
+from labctl.naming import OUTPUTS
 from labctl.runs import artifacts
 from labctl.system.process import CompletedProcess
 
@@ -33,18 +34,19 @@ def lab(tmp_path: Path) -> Lab:
     lab = builders.lab((builders.node(0, host="red"),), hosts=(host,), directory=tmp_path / "here")
     (lab.directory / "workloads").mkdir(parents=True)
     (lab.directory / "runs" / RUN).mkdir(parents=True)
-    (lab.directory / "runs" / RUN / "hostfile").write_text("worker-0 slots=1")
+    (lab.directory / OUTPUTS / RUN).mkdir(parents=True)
+    (lab.directory / OUTPUTS / RUN / "hostfile").write_text("worker-0 slots=1")
     return lab
 
 
 def there(lab: Lab, run: str = RUN) -> Path:
-    return Path(lab.hosts[0].directory) / "runs" / run
+    return Path(lab.hosts[0].directory) / OUTPUTS / run
 
 
 def fetched(lab: Lab, red: Nearby) -> list[str]:
     """What is warned of."""
     warned: list[str] = []
-    artifacts.fetch(lab, RUN, over(red=red), warned.append)
+    artifacts.collect(lab, RUN, over(red=red), warned.append)
     return warned
 
 
@@ -81,7 +83,7 @@ def test_of_a_file_that_several_hosts_wrote_the_first_ones_stands_whoever_comes_
     hosts = tuple(builders.host(name=name, directory=str(tmp_path / name)) for name in names)
     lab = replace(lab, hosts=hosts)
     for name in names:
-        there = tmp_path / name / "runs" / RUN
+        there = tmp_path / name / OUTPUTS / RUN
         (there / "model").mkdir(parents=True)
         (there / "model/same.txt").write_text(name)
         (there / "link").symlink_to(f"only-{name}")
@@ -91,7 +93,7 @@ def test_of_a_file_that_several_hosts_wrote_the_first_ones_stands_whoever_comes_
         green=Ordered("green", begun, second), blue=Ordered("blue", second, third), red=Ordered("red", third, end)
     )
     path = lab.directory / "runs" / RUN
-    artifacts.fetch(lab, RUN, way, lambda _: None)
+    artifacts.collect(lab, RUN, way, lambda _: None)
     texts = [(path / part / "model/same.txt").read_text() for part in ("", "hosts/blue", "hosts/green")]
     assert (texts, (path / "link").readlink()) == (["red", "blue", "green"], Path("only-red"))
 
@@ -153,9 +155,10 @@ def test_a_run_that_reads_an_earlier_one_has_it_on_its_host(lab: Lab) -> None:
     model.mkdir(parents=True)
     (model / "config.json").write_text("{}")
     sent(lab, model.parent.name)
-    assert (there(lab, model.parent.name) / "reward/config.json").read_text() == "{}"
+    copy = Path(lab.hosts[0].directory) / "runs" / model.parent.name
+    assert (copy / "reward/config.json").read_text() == "{}"
     fetched(lab, Nearby())
-    assert [path.name for path in there(lab).parent.iterdir()] == [model.parent.name]
+    assert (list(there(lab).parent.iterdir()), copy.exists()) == ([], True)
 
 
 def left(lab: Lab, red: Nearby) -> list[str]:
@@ -200,7 +203,7 @@ def test_what_runs_left_stays_there_where_not_all_of_it_comes(lab: Lab) -> None:
 def test_a_name_that_would_lead_out_of_the_runs_is_not_fetched(lab: Lab) -> None:
     sent(lab)
     (there(lab).parent / "\n..").mkdir()
-    with pytest.raises(HostError, match=r"red: \S+/runs has what is no run of this lab: ''"):
+    with pytest.raises(HostError, match=r"red: \S+/runs/\.outputs has what is no run of this lab: ''"):
         left(lab, Nearby(name="red"))
 
 
@@ -210,7 +213,7 @@ class Names(Nearby):
     run_name = ""
 
     def run(self, script: str, *words: str, **options: Any) -> CompletedProcess:
-        if words[:1] == ("runs",):
+        if words[:1] == ("folders",):
             return CompletedProcess((), 0, f"{self.run_name}\n", "")
         return super().run(script, *words, **options)
 
@@ -225,12 +228,12 @@ def test_a_host_brings_no_run_that_this_lab_did_not_send_there(lab: Lab, name: s
     red = Names(name="red")
     red.run_name = name.replace("{victim}", str(victim))
     # What lies where the name leads on the host, and is meant to lie where it leads here.
-    source = Path(f"{lab.hosts[0].directory}/runs/{red.run_name}")
+    source = Path(f"{lab.hosts[0].directory}/{OUTPUTS}/{red.run_name}")
     (there(lab).parent / "x").mkdir()
     (source / ".ssh").mkdir(parents=True, exist_ok=True)
     (source / ".ssh/authorized_keys").write_text("ssh-ed25519 AAAA mallory")
     (source / "result.json").write_text('{"verdict": "PASS"}')
-    with pytest.raises(HostError, match=r"^red: \S+/runs has what is no run of this lab: '[ -~]+'$"):
+    with pytest.raises(HostError, match=r"^red: \S+/runs/\.outputs has what is no run of this lab: '[ -~]+'$"):
         left(lab, red)
     assert list(victim.iterdir()) == []
-    assert [path.name for path in (lab.directory / "runs").iterdir()] == [RUN]
+    assert {path.name for path in (lab.directory / "runs").iterdir()} == {RUN, Path(OUTPUTS).name}

@@ -120,7 +120,7 @@ class Ranks:
         self.project = root / "it's a project"
         self.run_id = "r1"
         (self.project / "workloads/hello").mkdir(parents=True)
-        (self.project / "runs" / self.run_id / "ranks").mkdir(parents=True)
+        (self.project / "outputs" / self.run_id / "ranks").mkdir(parents=True)
         bin_ = root / "bin"
         bin_.mkdir()
         (bin_ / "python").write_text(
@@ -154,7 +154,7 @@ class Ranks:
             environment=environment,
             prepare=prepare,
         )
-        (self.project / "runs" / of.run_id / "ranks").mkdir(parents=True, exist_ok=True)
+        (self.project / "outputs" / of.run_id / "ranks").mkdir(parents=True, exist_ok=True)
         script = self.root / "rank.sh"
         script.write_text(files(of)["rank.sh"], encoding="utf-8")
         done = subprocess.run(
@@ -203,7 +203,7 @@ def test_a_rank_reports_in_and_keeps_what_it_says(ranks: Ranks) -> None:
     _, said = ranks.run()
     lines = ["labctl: rank 3 of 4 on worker-1", "said by the workload", "complaint"]
     assert said.splitlines() == lines
-    assert (ranks.project / "runs/r1/ranks/rank-3.log").read_text().splitlines() == lines
+    assert (ranks.project / "outputs/r1/ranks/rank-3.log").read_text().splitlines() == lines
 
 
 def test_a_rank_that_fails_says_so_last_and_keeps_its_code(ranks: Ranks) -> None:
@@ -303,15 +303,15 @@ class TestPreparing:
 
 def test_a_script_that_starts_its_ranks_itself_gets_the_hostfile_and_the_runs_directory(ranks: Ranks) -> None:
     of = job(lab(project_path=str(ranks.project)), run_id="r1", launcher="script", arguments=ARGUMENTS)
-    assert of.argv == (f"{ranks.project}/runs/r1/rank.sh",)
+    assert of.argv == (f"{ranks.project}/outputs/r1/rank.sh",)
     script = ranks.root / "start.sh"
     script.write_text(files(of)["rank.sh"], encoding="utf-8")
     subprocess.run(["bash", str(script)], env=ranks.environment, check=True, timeout=60, capture_output=True)
     seen = dict(line.split("=", 1) for line in ranks.seen("env"))
     assert ranks.seen("argv") == ["-u", "hello.py", *ARGUMENTS]
-    assert seen["LABCTL_HOSTFILE"] == f"{ranks.project}/runs/r1/hostfile"
+    assert seen["LABCTL_HOSTFILE"] == f"{ranks.project}/outputs/r1/hostfile"
     assert seen["PYTHONPATH"] == f"{ranks.project}/workloads/common"
-    assert (seen["LABCTL_RUN_DIR"], seen["LABCTL_RUN_ID"]) == (f"{ranks.project}/runs/r1", "r1")
+    assert (seen["LABCTL_RUN_DIR"], seen["LABCTL_RUN_ID"]) == (f"{ranks.project}/outputs/r1", "r1")
 
 
 def test_a_rank_without_its_folder_fails(ranks: Ranks) -> None:

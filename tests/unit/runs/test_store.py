@@ -56,8 +56,16 @@ def with_secrets(directory: Path, token: str = "", **variables: str) -> Lab:
     return lab(directory=directory, secrets=labs.secrets(found), hidden=labs.hidden(found))
 
 
+def said_by_a_rank(path: Path, said: bytes) -> Path:
+    log = path / "ranks/rank-0.log"
+    log.parent.mkdir()
+    log.write_bytes(said)
+    return log
+
+
 def started(of: Lab, run_id: str) -> Path:
-    path = store.create(of, run_id, (File(path="hostfile", content="worker-0 slots=1\n", mode=0o644),))
+    hostfile = File(path="hostfile", content="worker-0 slots=1\n", mode=0o644)
+    path = store.create(of, run_id, (hostfile,), (File(path="settings.json", content="[]"),))
     (path / store.LOCK).touch()
     return path
 
@@ -93,8 +101,10 @@ def test_a_run_whose_process_ended_without_a_result_is_orphaned(tmp_path: Path) 
 def test_create_makes_room_for_the_ranks_and_writes_what_is_known(tmp_path: Path) -> None:
     path = started(lab(directory=tmp_path), "r1")
     assert path == tmp_path / "runs/r1"
-    assert (path / "ranks").is_dir()
-    assert (path / "hostfile").read_text() == "worker-0 slots=1\n"
+    assert {one.name for one in path.iterdir()} == {"hostfile", "settings.json", store.LOCK}
+    written = tmp_path / "runs/.outputs/r1"
+    assert {one.name for one in written.iterdir()} == {"hostfile", "ranks"}
+    assert [(one / "hostfile").read_text() for one in (path, written)] == ["worker-0 slots=1\n"] * 2
 
 
 # --- results -------------------------------------------------------------------------------------------------
@@ -214,12 +224,12 @@ def test_secrets_are_taken_out_of_lines_and_of_what_ranks_wrote(tmp_path: Path) 
     path = started(of, "r1")
     recorder = store.RunLog(path, of, ["speed (.*)"])
     said = "got CANARY-token and CAN ARY's $key"
-    (path / "ranks/rank-0.log").write_bytes(said.encode() + b" \xff\n")
+    log = said_by_a_rank(path, said.encode() + b" \xff\n")
     assert recorder.keep(said) == "got [REDACTED] and [REDACTED]"
     recorder.close()
     assert not recorder.lines
     assert (path / "output.log").read_text() == "got [REDACTED] and [REDACTED]\n"
-    assert (path / "ranks/rank-0.log").read_bytes() == b"got [REDACTED] and [REDACTED] \xff\n"
+    assert log.read_bytes() == b"got [REDACTED] and [REDACTED] \xff\n"
 
 
 @pytest.mark.parametrize("value", ["first line\nsecond line", "unclosed ' quote\nand \" another", "a\x85b\u2028c-long"])
@@ -255,9 +265,9 @@ def test_the_verdict_reads_what_was_said_though_the_record_hides_it(tmp_path: Pa
 def test_an_abandoned_run_is_closed_without_its_secrets(tmp_path: Path) -> None:
     of = with_secrets(tmp_path, "CANARY-token")
     path = started(of, "r1")
-    (path / "ranks/rank-0.log").write_text("got CANARY-token\n")
+    log = said_by_a_rank(path, b"got CANARY-token\n")
     store.abandon(of, "r1")
-    assert (path / "ranks/rank-0.log").read_text() == "got [REDACTED]\n"
+    assert log.read_text() == "got [REDACTED]\n"
     assert to_json(store.read(tmp_path, "r1"))["cause"] == "interrupted"
 
 
@@ -366,7 +376,7 @@ def test_a_directory_that_is_there_before_its_run_is_not_taken(tmp_path: Path) -
     (tmp_path / "runs/r2").symlink_to(elsewhere)
     for run_id in ("r1", "r2"):
         with pytest.raises(HostError, match=f"cannot write .*/runs/{run_id}: File exists"):
-            store.create(of, run_id, [File(path="job.json", content="{}")])
+            store.create(of, run_id, (File(path="job.json", content="{}"),))
     assert list(elsewhere.iterdir()) == []
 
 
@@ -374,7 +384,7 @@ def record(of: Lab, run_id: str) -> None:
     """All that labctl writes to a run's directory."""
     names = ("job.json", "rendered/nodes/worker-0/compose.yml")
     with ExitStack() as held:
-        path = store.create(of, run_id, [File(path=name, content="{}") for name in names])
+        path = store.create(of, run_id, (), [File(path=name, content="{}") for name in names])
         held.enter_context(store.locked(path))
         log = store.RunLog(path, of, [])
         held.callback(log.close)
@@ -419,7 +429,7 @@ def test_no_link_that_is_planted_in_a_run_is_followed(tmp_path: Path) -> None:
 def test_a_link_in_place_of_a_file_that_is_yet_to_be_made_is_refused(tmp_path: Path) -> None:
     of = lab(directory=tmp_path)
     (tmp_path / "keys").write_text("mine")
-    path = store.create(of, "r1", [])
+    path = store.create(of, "r1", ())
     for name in ("output.log", "run.lock"):
         (path / name).symlink_to(tmp_path / "keys")
     with pytest.raises(HostError, match=r"cannot write .*/output.log: File exists"):
@@ -434,10 +444,10 @@ def test_a_result_replaces_a_link_and_does_not_go_through_one(tmp_path: Path) ->
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "keys").write_text("mine")
-    (store.create(of, "r1", []) / "result.json").symlink_to(elsewhere / "keys")
+    (store.create(of, "r1", ()) / "result.json").symlink_to(elsewhere / "keys")
     store.finish(of, result("r1"))
     assert store.read(tmp_path, "r1") == replace(result("r1"), seconds=12.346)
-    store.create(of, "r2", []).rename(tmp_path / "away")
+    store.create(of, "r2", ()).rename(tmp_path / "away")
     (tmp_path / "runs/r2").symlink_to(elsewhere)
     with pytest.raises(HostError, match=r"cannot write .*/runs/r2/result.json: "):
         store.finish(of, result("r2"))

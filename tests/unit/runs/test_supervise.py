@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -214,7 +215,7 @@ def fill_disk(path: Path) -> None:
 
 def test_a_record_that_cannot_be_written_leaves_no_process_behind(tmp_path: Path) -> None:
     of = lab(directory=tmp_path)
-    path = store.create(of, "r1", [])
+    path = store.create(of, "r1", ())
     log = store.RunLog(path, of, [])
 
     def keep(line: str) -> str:
@@ -239,7 +240,7 @@ HIDING = replace(LAB, hidden=(Secret(TOKEN),))
 
 def test_a_secret_among_a_crashed_ranks_last_words_is_not_in_the_verdict(tmp_path: Path) -> None:
     of = replace(HIDING, directory=tmp_path)
-    log = store.RunLog(store.create(of, "r1", []), of, [])
+    log = store.RunLog(store.create(of, "r1", ()), of, [])
     shown: list[str] = []
 
     def keep(line: str) -> str:
@@ -295,6 +296,17 @@ def test_a_signal_while_a_reason_is_noted_does_not_hang(
     caller.join(1)
     assert not caller.is_alive()
     assert stop.cause == "rank-crashed"
+
+
+@pytest.mark.parametrize(("launcher", "where"), [("deepspeed", EVERYWHERE[1:]), ("script", EVERYWHERE)])
+def test_what_left_the_run_is_ended_where_the_workload_runs(launcher: str, where: list[str]) -> None:
+    engine = FakeBackend()
+    of = replace(JOB, workload=replace(JOB.workload, launcher=launcher))
+    assert supervise.RunStopper(LAB, of, engine).reap(0) == []
+    asked = {container: argv for container, argv in engine.started if argv[0] == "env"}
+    assert sorted(asked) == where
+    assert all(re.fullmatch(r"LABCTL_RUN_SECONDS=0\.\d+", argv[1]) for argv in asked.values())
+    assert engine.reaped() == EVERYWHERE
 
 
 def test_a_container_that_is_gone_holds_nothing() -> None:

@@ -40,6 +40,14 @@ PARENT = (
     "subprocess.Popen([sys.executable, '-c', sys.argv[1]], env={{}}, start_new_session=True); "
     "{before}time.sleep(60)"
 )
+# What adopts orphans, as a container's init does, and a program that has lost its parent and cleaned its environment.
+INIT = (
+    "import ctypes, subprocess, sys, time; "
+    "ctypes.CDLL(None).prctl(36, 1, 0, 0, 0); "
+    "start = ['sh', '-c', 'setsid \"$@\" &', 'sh', sys.executable, '-c', sys.argv[1]]; "
+    "subprocess.run(start, env=dict(one.split('=') for one in sys.argv[2:])); "
+    "time.sleep(60)"
+)
 
 
 def load() -> ModuleType:
@@ -153,6 +161,31 @@ def test_reap_gives_time_to_end_well(run: Run, tmp_path: Path) -> None:
     run.start(program, str(tmp_path / "saved"))
     labnode.reap(run.id, "10")
     assert (tmp_path / "saved").exists()
+
+
+def test_reap_ends_what_left_the_run_since_it_began_and_no_earlier_or_marked_orphan(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    earlier = run.start(INIT, PLAIN, run_id="elsewhere")
+    began = time.clock_gettime(time.CLOCK_BOOTTIME)
+    # Start times are in ticks.
+    assert wait_for(lambda: time.clock_gettime(time.CLOCK_BOOTTIME) > began + 0.05)
+    left, marked, program = (
+        run.start(INIT, STUBBORN, run_id="elsewhere"),
+        run.start(INIT, PLAIN, "LABCTL_RUN_ID=person-1", run_id="elsewhere"),
+        run.start(INIT, PLAIN, run_id="elsewhere"),
+    )
+    pids = (earlier, left, marked, program)
+    parents = {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in pids}
+    (tmp_path / "ready").write_text(str(program))
+    monkeypatch.setattr(labnode, "STATE", tmp_path)
+    assert parents == {child.pid for child in run.children}
+    monkeypatch.setattr(labnode, "ASKING", 0)
+    for init in parents:
+        monkeypatch.setattr(labnode, "INIT", init)
+        monkeypatch.setenv("LABCTL_RUN_SECONDS", str(time.clock_gettime(time.CLOCK_BOOTTIME) - began - 0.02))
+        labnode.reap(run.id, "0.1")
+    assert [alive(pid) for pid in pids] == [True, False, True, True]
 
 
 @pytest.mark.alone

@@ -8,10 +8,10 @@ export MASTER_ADDR=${MASTER_ADDR:-worker-2} MASTER_PORT=${MASTER_PORT:-29500}
 # A launcher that hands on its whole environment hands on its own name too.
 node=$(uname -n)
 # Whole lines only: a launcher that marks each piece of output with its rank would else mark the middle of one.
-exec > >(LC_ALL=C grep --text --line-buffered '' | tee /workspace/runs/20260102-150405-ask-3fa2/ranks/rank-"$RANK".log) 2>&1
+exec > >(LC_ALL=C grep --text --line-buffered '' | tee /workspace/outputs/20260102-150405-ask-3fa2/ranks/rank-"$RANK".log) 2>&1
 trap 'code=$?; [[ $code == 0 ]] || echo "labctl: rank $RANK on $node exited with code $code"' EXIT
 echo "labctl: rank $RANK of $WORLD_SIZE on $node"
-export LABCTL_RUN_ID=20260102-150405-ask-3fa2 LABCTL_RUN_DIR=/workspace/runs/20260102-150405-ask-3fa2
+export LABCTL_RUN_ID=20260102-150405-ask-3fa2 LABCTL_RUN_DIR=/workspace/outputs/20260102-150405-ask-3fa2
 export GREETING='a "b" $HOME'
 export N=1
 # What the workloads' scripts share; last, so that modules of the same name found elsewhere win.

@@ -1,0 +1,118 @@
+"""A workload that does all that it should not: nothing but its own directory changes, and nothing of it stays."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.harness import Lab
+
+from docker import DockerClient
+
+pytestmark = pytest.mark.docker
+
+TOKEN = "hf_" + "CANARY" * 5
+# Says on its last line how much memory labctl took, in KiB.
+MEASURED = (
+    "import resource, subprocess, sys; code = subprocess.call(sys.argv[1:]); "
+    "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=sys.stderr); sys.exit(code)"
+)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("home")
+    (made / ".ssh").mkdir()
+    for name in (".ssh/authorized_keys", ".bashrc", "thesis.tex"):
+        (made / name).write_text("mine\n")
+    return made
+
+
+@pytest.fixture(scope="module")
+def attacked(
+    home: Path, family: str, engine: DockerClient, image: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Lab]:
+    settings = {"LAB_IMAGE": image, "LAB_NODES": "2", "HF_TOKEN": TOKEN}
+    path = tmp_path_factory.mktemp("labs") / "lab"
+    lab = Lab.make(path, f"{family}-attacked", engine, settings, prefix=(sys.executable, "-c", MEASURED))
+    lab.environ["HOME"] = str(home)
+    lab.call("up").expect(0)
+    yield lab
+    lab.destroy()
+
+
+def tree(path: Path) -> str:
+    """A hash of all that is below a directory: names, modes, links and contents."""
+    digest = hashlib.sha256()
+    for one in sorted(path.rglob("*")):
+        content = str(one.readlink()).encode() if one.is_symlink() else one.read_bytes() if one.is_file() else b""
+        digest.update(f"{one.relative_to(path)} {one.lstat().st_mode:o} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
+
+
+def processes(lab: Lab) -> dict[str, list[str]]:
+    """What runs in the lab's containers, by node."""
+    return {node: sorted(row[-1] for row in one.top()["Processes"]) for node, one in lab.containers().items()}
+
+
+@pytest.fixture
+def stranger(engine: DockerClient, image: str, family: str) -> Iterator[Callable[[], bool]]:
+    """A container of somebody else; the answer tells whether it is as it was."""
+    words = ["-c", "while sleep 1; do :; done"]
+    made = engine.containers.run(image, words, entrypoint="sh", detach=True, name=f"{family}-stranger")
+
+    def state() -> tuple[str, int]:
+        made.reload()
+        return made.status, made.attrs["State"]["Pid"]
+
+    before = state()
+    assert before[0] == "running"
+    yield lambda: state() == before
+    made.remove(force=True)
+
+
+@pytest.mark.parametrize(
+    ("workload", "launcher", "code", "verdict", "line"),
+    [
+        # pdsh takes time that grows with the square of a line's length.
+        ("hostile", "mpirun", 0, "PASS", 60 << 20),
+        pytest.param("hostile", "mpirun", 0, "PASS", 600 << 20, marks=pytest.mark.slow),
+        ("hostile-crash", "deepspeed", 4, "ERROR", 0),
+    ],
+)
+def test_a_hostile_workload_changes_nothing_but_its_own_directory(
+    attacked: Lab,
+    home: Path,
+    stranger: Callable[[], bool],
+    workload: str,
+    launcher: str,
+    code: int,
+    verdict: str,
+    line: int,
+) -> None:
+    attacked.call("run", "hello").expect(0)
+    (earlier,) = attacked.run_ids()[-1:]
+    before, ran, nodes = tree(home), tree(attacked.path / "runs" / earlier), processes(attacked)
+    words = ("run", workload, "--launcher", launcher, "--json", "--set", f"home={home}", "--set", f"line={line}")
+    answer = attacked.call(*words).expect(code)
+    result = answer.json
+    record = attacked.path / "runs" / result["run_id"]
+    assert (result["verdict"], result["cause"]) == (verdict, "rank-crashed" if code else None)
+    assert f"run {result['run_id']}: not moved, because it is no file of the run or its name is taken" in answer.err
+    assert (tree(home), tree(attacked.path / "runs" / earlier)) == (before, ran)
+    assert processes(attacked) == nodes
+    assert stranger()
+    assert int(answer.err.splitlines()[-1]) < 150 * 1024
+    assert TOKEN not in answer.out + answer.err
+    # What it writes to files of its own is its own.
+    ours = (path for path in record.rglob("*") if path.is_file() and path.parent.name != "ranks.was")
+    assert not [path for path in ours if TOKEN.encode() in path.read_bytes()]
+    shown = attacked.call("show", "--json").expect(0).json
+    assert (shown["run_id"], shown["verdict"]) == (result["run_id"], verdict)
+    assert attacked.call("runs", "--json").expect(0).json["runs"][0]["verdict"] == verdict
+    attacked.call("run", "hello").expect(0)
+    attacked.call("up").expect(0)
+    assert tree(home) == before

@@ -1,0 +1,153 @@
+"""What a run wrote comes into its record, whatever else runs where it wrote."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from labctl.runs import outputs
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    path = tmp_path / "runs/.outputs/r1"
+    path.mkdir(parents=True)
+    record(path).mkdir()
+    return path
+
+
+def record(written: Path) -> Path:
+    return written.parents[1] / written.name
+
+
+def tree(path: Path) -> dict[str, str]:
+    """Every file below a directory with what it holds, every link with where it leads, every folder."""
+
+    def holds(one: Path) -> str:
+        return f"-> {one.readlink()}" if one.is_symlink() else "" if one.is_dir() else one.read_text()
+
+    return {str(one.relative_to(path)): holds(one) for one in sorted(path.rglob("*"))}
+
+
+def test_files_folders_and_inner_links_are_moved(written: Path) -> None:
+    (written / "model/step-2").mkdir(parents=True)
+    (written / "model/step-2/weights").write_text("1")
+    (written / "model/latest").symlink_to("step-2")
+    (written / "metrics.csv").write_text("loss,1")
+    (written / "metrics.csv").chmod(0o640)
+    assert outputs.move(written, record(written)) == ()
+    assert tree(record(written)) == {
+        "metrics.csv": "loss,1",
+        "model": "",
+        "model/latest": "-> step-2",
+        "model/step-2": "",
+        "model/step-2/weights": "1",
+    }
+    assert (record(written) / "metrics.csv").stat().st_mode & 0o777 == 0o640
+    assert not written.exists()
+    assert outputs.move(written, record(written)) == ()
+
+
+def test_what_the_record_has_is_kept(written: Path) -> None:
+    large = "x" * 2 * outputs.SAME
+    for name, ours, theirs in (("hostfile", "a", "a"), ("result.json", "FAIL", "PASS"), ("output.log", large, large)):
+        (record(written) / name).write_text(ours)
+        (written / name).write_text(theirs)
+    (written / "job.json").mkdir()
+    (written / "job.json/x").write_text("x")
+    (record(written) / "job.json").write_text("{}")
+    stayed = outputs.move(written, record(written))
+    assert sorted(stayed) == ["job.json: Not a directory", "output.log", "result.json"]
+    assert tree(record(written)) == {"hostfile": "a", "job.json": "{}", "output.log": large, "result.json": "FAIL"}
+    assert sorted(tree(written)) == ["job.json", "job.json/x", "output.log", "result.json"]
+
+
+def test_what_is_no_file_of_a_run_stays(written: Path, tmp_path: Path) -> None:
+    os.mkfifo(written / "pipe")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(written / "socket"))
+    (written / "home").symlink_to(tmp_path)
+    (written / "up").symlink_to("../other")
+    (written / "late").symlink_to("a/../../b")
+    (written / "loss").write_text("1")
+    assert sorted(outputs.move(written, record(written))) == ["home", "late", "pipe", "socket", "up"]
+    assert tree(record(written)) == {"loss": "1"}
+
+
+@pytest.mark.parametrize("where", ["written", "record", "folder"])
+def test_no_link_in_place_of_a_folder_is_followed(written: Path, tmp_path: Path, where: str) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "keys").write_text("mine")
+    (written / "ranks").mkdir()
+    (written / "ranks/keys").write_text("theirs")
+    if where == "written":
+        written.rename(tmp_path / "away")
+        written.symlink_to(home)
+    elif where == "record":
+        record(written).rmdir()
+        record(written).symlink_to(home)
+    else:
+        (record(written) / "ranks").symlink_to(home)
+    assert outputs.move(written, record(written))
+    assert tree(home) == {"keys": "mine"}
+
+
+def test_no_more_than_so_many_files_and_folders_are_moved(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outputs, "MOST_FILES", 20)
+    for number in range(30):
+        (written / f"{number:02}").write_text("")
+    assert len(outputs.move(written, record(written))) == 1
+    assert (len(list(record(written).iterdir())), len(list(written.iterdir()))) == (20, 10)
+
+
+def test_folders_within_each_other_without_end_stay(written: Path) -> None:
+    deep = written
+    for _ in range(outputs.MOST_FOLDERS + 40):
+        deep /= "d"
+        deep.mkdir()
+    (deep / "loss").write_text("1")
+    (stayed,) = outputs.move(written, record(written))
+    assert stayed.split("/") == ["d"] * (outputs.MOST_FOLDERS + 1)
+    assert (deep / "loss").exists()
+
+
+@pytest.mark.parametrize("attempt", range(50))
+def test_what_is_changed_for_a_link_meanwhile_reaches_nothing_else(written: Path, tmp_path: Path, attempt: int) -> None:
+    """A process that outlived the run changes folders and files for links all the time."""
+    home = tmp_path / "home"
+    (home / "inner").mkdir(parents=True)
+    (home / "keys").write_text("mine")
+    (home / "inner/keys").write_text("mine")
+    before = tree(home)
+    for number in range(20):
+        (written / f"folder-{number}").mkdir()
+        (written / f"folder-{number}/keys").write_text("theirs")
+        (written / f"file-{number}").write_text("theirs")
+    end = threading.Event()
+
+    def change() -> None:
+        number = attempt
+        while not end.is_set():
+            number = (number + 7) % 20
+            for name, target in ((f"folder-{number}", home / "inner"), (f"file-{number}", home / "keys")):
+                try:
+                    (written / name).rename(tmp_path / f"{name}-was")
+                    (written / name).symlink_to(target)
+                except OSError:
+                    continue
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        outputs.move(written, record(written))
+    finally:
+        end.set()
+        thread.join()
+    assert tree(home) == before
+    assert not [one for one in record(written).rglob("*") if one.is_symlink()]
+    assert {one.read_text() for one in record(written).rglob("*") if one.is_file()} <= {"theirs"}
