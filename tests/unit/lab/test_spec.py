@@ -142,8 +142,8 @@ def test_clones_are_mounted_where_the_scripts_expect_them(tmp_path: Path) -> Non
     of = build(tmp_path, f"{clones}\nHOST_CACHE_PATH=/srv/cache\nPROJECT_PATH=/project")
     assert {mount.source: (mount.target, mount.read_only) for mount in of.mounts} == {
         "/srv/cache": ("/project/.cache", False),
-        "/srv/clone": ("/project/DeepSpeedExamples", False),
-        "/srv/habana": ("/project/optimum-habana", False),
+        "/srv/clone": ("/project/DeepSpeedExamples", True),
+        "/srv/habana": ("/project/optimum-habana", True),
         "/srv/lab/workloads": ("/project/workloads", True),
         "/srv/lab/runs": ("/project/runs", True),
         "/srv/lab/runs/notebooks": ("/project/runs/notebooks", False),
