@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from docker.models.containers import Container
 from support.harness import Answer, Lab, Running, wait_until
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("nothing_left")]
 
 NODES = ["launcher", "worker-0", "worker-1"]
 
@@ -34,12 +37,21 @@ def stopped(running: Running, number: signal.Signals, limit: float) -> tuple[Ans
     return answer, time.monotonic() - pressed
 
 
+def kill(worker: Container) -> None:
+    worker.kill("SIGKILL")
+
+
+def kill_its_sshd(worker: Container) -> None:
+    worker.exec_run(["sh", "-c", "kill -KILL $(cat /run/lab/sshd.pid)"], user="0:0")
+
+
 @pytest.mark.alone
-def test_a_worker_that_is_killed_ends_the_run_and_is_named(lab: Lab) -> None:
+@pytest.mark.parametrize("how", [kill, kill_its_sshd])
+def test_a_worker_that_is_killed_ends_the_run_and_is_named(lab: Lab, how: Callable[[Container], None]) -> None:
     with lab.stubborn_run("--json") as (running, run_id):
         canary = lab.plant_canary("worker-0")
         killed = time.monotonic()
-        lab.containers()["worker-1"].kill("SIGKILL")
+        how(lab.containers()["worker-1"])
         answer = running.answer(120)
         assert time.monotonic() - killed < 15
     document = result(answer, 4, "node-lost")
@@ -48,6 +60,22 @@ def test_a_worker_that_is_killed_ends_the_run_and_is_named(lab: Lab) -> None:
     assert lab.processes_of(run_id) == []
     assert running_nodes(lab) == ["launcher", "worker-0"]
     assert canary()
+    error = lab.call("run", "hello", "--json").expect(3).json["error"]
+    assert (error["node"], error["hint"]) == ("worker-1", "labctl up")
+
+
+def test_a_run_on_a_frozen_worker_ends_at_its_time_limit_and_up_makes_that_node_anew(lab: Lab) -> None:
+    with lab.stubborn_run("--json", "--timeout", "15") as (running, run_id):
+        lab.containers()["worker-1"].pause()
+        answer = running.answer(120)
+    message = result(answer, 124, "timeout")["message"]
+    assert "could not kill: worker-1" in message
+    assert "paused" in message
+    error = lab.call("run", "hello", "--json").expect(3).json["error"]
+    assert (error["node"], error["hint"]) == ("worker-1", "labctl up")
+    lab.call("up").expect(0)
+    assert lab.processes_of(run_id) == []
+    lab.call("run", "hello").expect(0)
 
 
 @pytest.mark.alone
@@ -157,12 +185,17 @@ def test_a_run_whose_labctl_was_killed_is_shown_as_orphaned(lab: Lab) -> None:
     run_id = orphan(lab)
     assert state_of(lab, run_id) == "orphaned"
     assert lab.call("show", run_id, "--json").expect(0).json["state"] == "orphaned"
+    lab.call("run", "hello").expect(0)
 
 
 def test_the_next_run_ends_what_an_orphaned_run_left(lab: Lab) -> None:
     run_id = orphan(lab)
+    # It left its rank, and its environment.
+    leave = ["sh", "-c", "env -i setsid sleep 900 & until pgrep -x sleep; do :; done"]
+    assert lab.containers()["worker-1"].exec_run(leave, user=f"{os.getuid()}:{os.getgid()}").exit_code == 0
     lab.call("run", "hello").expect(0)
     assert lab.processes_of(run_id) == []
+    assert not [command for command in lab.processes()["worker-1"] if command == "sleep 900"]
 
 
 def test_a_second_run_is_refused_and_told_which_one_is_active(lab: Lab) -> None:

@@ -256,6 +256,11 @@ class Lab:
             for path in self.inside(node, "sh", "-c", search, f"LABCTL_RUN_ID={run_id}").split()
         ]
 
+    def processes(self) -> dict[str, list[str]]:
+        """What runs in the lab's containers, by node, as the daemon says."""
+        found = {node: one for node, one in self.containers().items() if one.status == "running"}
+        return {node: sorted(row[-1] for row in one.top()["Processes"]) for node, one in found.items()}
+
     def plant_canary(self, node: str) -> Callable[[], bool]:
         """Start a process in a node that no run owns; the answer tells whether it still lives."""
         seconds = str(80_000 + time.monotonic_ns() % 9_000)
