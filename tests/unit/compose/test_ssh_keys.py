@@ -132,5 +132,9 @@ def test_keys_whose_maker_was_killed_are_made_whole_by_the_next(tmp_path: Path) 
     for moment in moments:
         after = lab(3, directory=moment)
         ssh_keys.ensure(after)
-        assert (ssh_keys.missing(after), ssh_keys.outdated(after), ssh_keys.unpinned(after)) == (set(), (), set())
+        assert (ssh_keys.missing(after), ssh_keys.outdated(after), ssh_keys.unpinned(after)) == (
+            frozenset(),
+            (),
+            frozenset(),
+        )
         test_everything_is_private_to_its_owner(after)
