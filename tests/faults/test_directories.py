@@ -39,16 +39,25 @@ def fill(disk: Path) -> Path:
     """A file that leaves no room on the disk of this directory."""
     filler = disk / "filler"
     with suppress(OSError), filler.open("wb", buffering=0) as file:
-        while file.write(bytes(1 << 12)):
-            pass
+        for size in (1 << 20, 1 << 12):
+            with suppress(OSError):
+                while file.write(bytes(size)) == size:
+                    pass
     return filler
 
 
 def test_a_full_disk_is_named_and_loses_nothing(
     mounted: Callable[..., Path], engine: DockerClient, image: str, family: str
 ) -> None:
-    disk = mounted("-t", "tmpfs", "-o", "size=16m", "tmpfs")
+    disk = mounted("-t", "tmpfs", "-o", "size=160m", "tmpfs")
     lab = Lab.make(disk / "lab", f"{family}-full", engine, {"LAB_IMAGE": image})
+    greedy = lab.path / "workloads/greedy"
+    greedy.mkdir()
+    (greedy / "workload.yml").write_text(
+        "description: fills the disk\nlauncher: mpirun\nscript: greedy.sh\ntimeout: 2m\n"
+    )
+    (greedy / "greedy.sh").write_text("#!/bin/bash\ncat /dev/zero > $LABCTL_RUN_DIR/big\nyes | head -c 1000000\n")
+    (greedy / "greedy.sh").chmod(0o755)
     try:
         filler = fill(disk)
         error = lab.call("up", "--json").expect(3).json["error"]
@@ -62,9 +71,15 @@ def test_a_full_disk_is_named_and_loses_nothing(
         before, nodes = (lab.path / "runs" / earlier / "result.json").read_bytes(), lab.identities()
         filler = fill(disk)
         error = lab.call("run", "hello", "--json").expect(3).json["error"]
-        assert "No space left on device" in error["message"]
-        assert str(lab.path) in error["message"]
+        assert f"0 MiB free at {lab.path}" in error["message"]
         filler.unlink()
+        error = lab.call("run", "greedy", "--json").expect(3).json["error"]
+        (run_id,) = lab.run_ids()[-1:]
+        assert "No space left on device" in error["message"]
+        assert str(lab.path / "runs" / run_id) in error["message"]
+        assert lab.processes_of(run_id) == []
+        for path in (lab.path / "runs").rglob("big"):
+            path.unlink()
         assert (lab.path / "runs" / earlier / "result.json").read_bytes() == before
         lab.call("run", "hello").expect(0)
         lab.call("up").expect(0)
