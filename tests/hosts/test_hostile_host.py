@@ -86,9 +86,9 @@ def alone(lab: RackLab, answer: Answer) -> None:
 
 @pytest.mark.parametrize("answers", [FEW, pytest.param(tuple(ANSWERS), marks=pytest.mark.slow)], ids=["few", "all"])
 def test_a_host_that_lies_is_an_error_of_that_host_alone(lab: RackLab, answers: tuple[str, ...]) -> None:
-    honest, liar = lab.hosts
+    other, liar = lab.hosts
     home = Path(lab.environ["HOME"])
-    before, kept = tree(home), lab.on(honest).identities()
+    before, kept = tree(home), lab.on(other).identities()
     liar.program("liar", LIAR)
     liar.sshd(ForceCommand="/usr/local/bin/liar")
     for name in answers:
@@ -96,10 +96,13 @@ def test_a_host_that_lies_is_an_error_of_that_host_alone(lab: RackLab, answers: 
             lie(liar, ANSWERS[name], sessions, framed)
             status = lab.call("status", "--json")
             alone(lab, status)
-            states = {node["name"]: node["state"] for node in status.json["nodes"] if node["host"] == honest.name}
+            states = {node["name"]: node["state"] for node in status.json["nodes"] if node["host"] == other.name}
             assert states == {"launcher": "running", "worker-0": "running"}, (name, sessions, framed)
             alone(lab, lab.call("up"))
-            assert lab.on(honest).identities() == kept, (name, sessions, framed)
+            assert lab.on(other).identities() == kept, (name, sessions, framed)
+    lie(liar, ANSWERS["a name that leads out later"], honest=2, framed=False)
+    alone(lab, lab.call("down"))
+    assert lab.on(other).labelled() == []
     assert tree(home) == before
     liar.cure()
     lab.call("up").expect(0)
