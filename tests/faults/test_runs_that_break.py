@@ -153,14 +153,11 @@ def state_of(lab: Lab, run_id: str) -> str:
     return str(states[run_id])
 
 
-def test_a_run_whose_labctl_was_killed_is_shown_as_orphaned(lab: Lab) -> None:
+def test_a_run_whose_labctl_was_killed_is_orphaned_and_the_next_one_ends_what_it_left(lab: Lab) -> None:
     run_id = orphan(lab)
     assert state_of(lab, run_id) == "orphaned"
     assert lab.call("show", run_id, "--json").expect(0).json["state"] == "orphaned"
-
-
-def test_the_next_run_ends_what_an_orphaned_run_left(lab: Lab) -> None:
-    run_id = orphan(lab)
+    assert lab.processes_of(run_id)
     lab.call("run", "hello").expect(0)
     assert lab.processes_of(run_id) == []
 

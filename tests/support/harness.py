@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -120,6 +120,8 @@ class Lab:
     engine: DockerClient
     environ: dict[str, str]
     prefix: tuple[str, ...] = ()
+    canaries: list[str] = field(default_factory=list)
+    """What `plant_canary` started."""
 
     @classmethod
     def make(
@@ -256,10 +258,30 @@ class Lab:
             for path in self.inside(node, "sh", "-c", search, f"LABCTL_RUN_ID={run_id}").split()
         ]
 
+    def processes(self) -> dict[tuple[str, str], str]:
+        """What runs in the lab's containers: command by node and pid, both as the machine has them."""
+        return {
+            (node, row[1]): row[-1]
+            for node, container in self.containers().items()
+            if container.status == "running"
+            for row in container.top()["Processes"]
+        }
+
+    def left_since(self, before: dict[tuple[str, str], str]) -> list[str]:
+        """What runs there that did not run before, but for what ends by itself at once, as sessions of sshd do."""
+        deadline = time.monotonic() + 5
+        while True:
+            now = self.processes()
+            new = [f"{one}: {now[one]}" for one in now.keys() - before.keys() if now[one] not in self.canaries]
+            if not new or time.monotonic() > deadline:
+                return sorted(new)
+            time.sleep(0.05)
+
     def plant_canary(self, node: str) -> Callable[[], bool]:
         """Start a process in a node that no run owns; the answer tells whether it still lives."""
         seconds = str(80_000 + time.monotonic_ns() % 9_000)
         container = self.containers()[node]
+        self.canaries.append(f"sleep {seconds}")
         container.exec_run(["sleep", seconds], detach=True)
 
         def alive() -> bool:
