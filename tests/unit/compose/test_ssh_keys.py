@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,3 +96,53 @@ def test_known_hosts_pins_each_nodes_key_at_the_labs_port(of: Lab) -> None:
     assert (nodes(of) / "worker-0/launcher/known_hosts").read_text() == "".join(
         f"[{node.name}]:3022 {public(nodes(of) / node.name / 'ssh' / ssh_keys.HOST_KEY)}\n" for node in of.nodes
     )
+
+
+# Makes the keys of a lab in a directory 0, 1, 2, ...; each process is killed one step later than the one before.
+KILLED = """
+import os, signal, sys
+from itertools import count
+from pathlib import Path
+
+import cryptography.hazmat.primitives.asymmetric.ed25519, cryptography.hazmat.primitives.serialization
+from support.builders import lab
+
+from labctl.compose import ssh_keys
+
+
+def killed(number):
+    steps = count()
+
+    def step(event, _):
+        if event in ("open", "os.mkdir", "os.chmod", "os.rename", "os.remove") and next(steps) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    made = lab(2, directory=Path(sys.argv[1], str(number)))
+    child = os.fork()
+    if child == 0:
+        sys.addaudithook(step)
+        ssh_keys.ensure(made)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+print(next(number for number in count() if not killed(number)))
+"""
+
+
+def test_keys_whose_making_is_killed_at_any_step_are_complete_the_next_time(tmp_path: Path) -> None:
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path)], env=environ, stdout=subprocess.PIPE, text=True, check=True
+    )
+    steps = int(done.stdout)
+    assert steps > 20
+    for number in range(steps):
+        made = lab(2, directory=tmp_path / str(number))
+        kept = [path.read_bytes() for path in ssh_keys.private(made)]
+        ssh_keys.ensure(made)
+        assert (ssh_keys.missing(made), ssh_keys.unpinned(made), ssh_keys.outdated(made)) == (set(), set(), ())
+        assert [path.read_bytes() for path in ssh_keys.private(made)][: len(kept)] == kept
+        for path in ssh_keys.private(made):
+            fits = subprocess.run(["ssh-keygen", "-y", "-f", path], stdout=subprocess.PIPE, text=True, check=True)
+            assert fits.stdout.split()[:2] == public(path).split()
