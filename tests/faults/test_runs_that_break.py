@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import pytest
-from support.harness import Answer, Lab, Running, wait_until
+from support.harness import Answer, Lab, Running, pause, wait_until
 
 pytestmark = pytest.mark.docker
 
@@ -24,6 +24,12 @@ def result(answer: Answer, code: int, cause: str) -> dict[str, Any]:
 
 def running_nodes(lab: Lab) -> list[str]:
     return sorted(node for node, container in lab.containers().items() if container.status == "running")
+
+
+def states(lab: Lab) -> dict[str, str]:
+    """What `labctl status` says of each container."""
+    shown = lab.call("status", "--json").expect(0).json
+    return {node["name"]: node["state"] for node in shown["nodes"]}
 
 
 def stopped(running: Running, number: signal.Signals, limit: float) -> tuple[Answer, float]:
@@ -65,6 +71,44 @@ def test_a_worker_that_is_cut_off_from_the_network_ends_the_run_and_is_named(lab
             worker.remove(force=True)
     document = result(answer, 4, "node-lost")
     assert document["message"] == f"worker-1 (rank 1): container was disconnected from network {network}"
+
+
+@pytest.mark.alone
+def test_a_worker_whose_sshd_is_killed_ends_the_run_and_up_mends_it(lab: Lab) -> None:
+    with lab.stubborn_run("--launcher", "mpirun", "--json") as (running, run_id):
+        killed = time.monotonic()
+        lab.inside("worker-1", "sh", "-c", "kill -KILL $(pgrep -o -x sshd)", user="0")
+        answer = running.answer(120)
+        assert time.monotonic() - killed < 15
+    document = result(answer, 4, "node-lost")
+    assert document["message"] == "worker-1 (rank 1): container died with exit code 137"
+    assert lab.processes_of(run_id) == []
+    assert states(lab) == {"launcher": "running", "worker-0": "running", "worker-1": "exited"}
+    error = lab.call("run", "hello", "--json").expect(3).json["error"]
+    assert ("worker-1: exited" in error["message"], error["hint"]) == (True, "labctl up")
+    lab.call("up").expect(0)
+    lab.call("run", "hello").expect(0)
+
+
+@pytest.mark.alone
+def test_a_worker_that_is_paused_ends_the_run_and_the_next_one_ends_what_it_left(lab: Lab) -> None:
+    with lab.stubborn_run("--json") as (running, run_id):
+        worker = lab.containers()["worker-1"]
+        pause(worker)
+        paused = time.monotonic()
+        try:
+            answer = running.answer(120)
+            assert time.monotonic() - paused < 20
+            error = lab.call("run", "hello", "--json").expect(3).json["error"]
+            assert ("worker-1: paused" in error["message"], error["hint"]) == (True, "labctl up")
+        finally:
+            worker.unpause()
+    document = result(answer, 124, "stalled")
+    what = f"container is paused; to resume it: docker unpause {worker.name}"
+    assert document["message"] == f"worker-1 (rank 1): {what}"
+    assert lab.processes_of(run_id)
+    lab.call("run", "hello").expect(0)
+    assert lab.processes_of(run_id) == []
 
 
 @pytest.mark.alone
