@@ -520,7 +520,8 @@ class DockerEngine:
     def events(self, lab: str) -> Iterator[tuple[str, Cause, str]]:
         # A filter for labels would leave out the events of networks, which have none.
         own = {"container": (lab,), "network": (None,)}
-        kinds = {"type": ["container", "network"], "event": ["die", "oom", "health_status", "disconnect"]}
+        told = ["die", "oom", "health_status", "disconnect", "pause", "unpause"]
+        kinds = {"type": ["container", "network"], "event": told}
         with self._http(None) as http:
             heard = map(json.loads, request(http, "/events", filters=kinds))
             ours = (one for one in heard if one["Actor"]["Attributes"].get("labctl.lab") in own[one["Type"]])

@@ -1,9 +1,7 @@
-"""What stands beside every fault: a container of somebody else, which notices nothing."""
+"""What stands beside a run that breaks, and what must be so after it."""
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -11,12 +9,9 @@ from support.harness import Lab
 
 from docker import DockerClient
 
-# What Lab.plant_canary starts.
-CANARY = re.compile(r"sleep 8\d{4}")
 
-
-@pytest.fixture(scope="session")
-def strangers_container(engine: DockerClient, image: str, family: str) -> Iterator[Callable[[], bool]]:
+@pytest.fixture(scope="module")
+def stranger(engine: DockerClient, image: str, family: str) -> Iterator[Callable[[], bool]]:
     """A container of somebody else; the answer tells whether it is as it was."""
     words = ["-c", "while sleep 1; do :; done"]
     made = engine.containers.run(image, words, entrypoint="sh", detach=True, name=f"{family}-stranger")
@@ -32,16 +27,9 @@ def strangers_container(engine: DockerClient, image: str, family: str) -> Iterat
 
 
 @pytest.fixture
-def nothing_left(lab: Lab, strangers_container: Callable[[], bool]) -> Iterator[None]:
-    """What runs in the lab's containers after the test is what ran before it, and the stranger's is as it was.
-
-    Of containers that ended meanwhile nothing is asked.
-    """
-    before, identities = lab.processes(), lab.identities()
-    yield
-    assert strangers_container()
-    after = lab.processes()
-    for node in (node for node in after if lab.identities()[node] == identities.get(node)):
-        left = [command for command in Counter(after[node]) - Counter(before[node]) if not CANARY.fullmatch(command)]
-        assert left == [], node
-        assert Counter(before[node]) - Counter(after[node]) == Counter(), node
+def lab(lab: Lab, stranger: Callable[[], bool]) -> Iterator[Lab]:
+    """The shared lab: after a test nothing runs in its nodes that did not before, and a stranger is not hurt."""
+    before = lab.processes()
+    yield lab
+    assert lab.left_since(before) == []
+    assert stranger()

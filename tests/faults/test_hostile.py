@@ -65,7 +65,7 @@ def tree(path: Path) -> str:
 def test_a_hostile_workload_changes_nothing_but_its_own_directory(
     attacked: Lab,
     home: Path,
-    strangers_container: Callable[[], bool],
+    stranger: Callable[[], bool],
     workload: str,
     launcher: str,
     code: int,
@@ -82,8 +82,8 @@ def test_a_hostile_workload_changes_nothing_but_its_own_directory(
     assert (result["verdict"], result["cause"]) == (verdict, "rank-crashed" if code else None)
     assert f"run {result['run_id']}: not moved, because it is no file of the run or its name is taken" in answer.err
     assert (tree(home), tree(attacked.path / "runs" / earlier)) == (before, ran)
-    assert attacked.processes() == nodes
-    assert strangers_container()
+    assert attacked.left_since(nodes) == []
+    assert stranger()
     assert int(answer.err.splitlines()[-1]) < 150 * 1024
     assert TOKEN not in answer.out + answer.err
     # What it writes to files of its own is its own.

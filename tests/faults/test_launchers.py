@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.harness import Answer, Lab
 
-pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("nothing_left")]
+pytestmark = pytest.mark.docker
 
 LAUNCHERS = ("deepspeed", "deepspeed:openmpi", "mpirun", "torchrun")
 # test_runs_that_break.py has the first of them; under `script` a script starts ranks by itself.

@@ -252,18 +252,3 @@ def test_limits_of_the_compose_file_hold_in_a_container_and_over_ssh(lab: Lab) -
             said = lab.call("exec", *way, f"ulimit -S{flag}; ulimit -H{flag}").expect(0).out.split()
             wanted = [limits[name]["Soft"], limits[name]["Hard"]]
             assert [-1 if one == "unlimited" else int(one) * unit for one in said] == wanted
-
-
-def test_a_node_reaps_what_has_lost_its_parent(lab: Lab) -> None:
-    # Each of a hundred shells leaves a child behind and ends.
-    lab.inside("worker-0", "sh", "-c", "for _ in $(seq 100); do sh -c 'sleep 0.1 &'; done")
-    states = "cat /proc/[0-9]*/stat 2> /dev/null | sed 's/.*) //' | cut -c1; true"
-    wait_until(lambda: "sleep 0.1" not in lab.processes()["worker-0"], 60, "they have ended")
-    assert "Z" not in lab.inside("worker-0", "sh", "-c", states).split()
-
-
-def test_an_idle_lab_goes_down_at_once(fresh_lab: FreshLab) -> None:
-    lab = fresh_lab(LAB_NODES="8")
-    lab.call("up").expect(0)
-    # Docker gives what does not listen ten seconds.
-    assert lab.call("down").expect(0).seconds < 8
