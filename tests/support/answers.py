@@ -38,6 +38,7 @@ ANSWERS: dict[str, bytes] = {
     "a zero byte": b"\0",
     "zero bytes": b"\0" * 100_000,
     "one word": b"many",
+    "a long word": b"1: " + b"a" * 1_000_000 + b"\n",
     "not UTF-8": b"\xff\xfe\n" * 100,
     "an escape sequence": b"\x1b[2J\x1b]0;title\x07\n",
     "a carriage return": b"loss\rerror: all is well\n",
