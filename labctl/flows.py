@@ -297,7 +297,7 @@ def take_down(
 
 
 def run(context: Context, name: str, options: RunOptions, ask: Ask | None = None) -> Result | PlanPreview:
-    """Run a workload on the lab and judge it; the answer is the run's result.
+    """Run a workload, or with no name the options' script, on the lab and judge it; the answer is the run's result.
 
     ``ask`` is asked whether the image that the workload needs may be built and the lab brought up with it.
     """
@@ -334,7 +334,7 @@ def run_on(
     now, dry_run = datetime.now().astimezone(), options.dry_run
     first: tuple[Step, ...] = ()
     lab, cluster = load_lab(context, cluster, ask=False)
-    job = build_job(lab, workload, options, now)
+    job = build_job(lab, workload, options, now, context.warn)
     external.require_device(workload, lab.accelerator)
     if reason := runs.why_not_fit(lab, job, cluster.settings.number("LAB_MEMORY")):
         return runs.refuse(lab, job, reason, now, dry_run=dry_run)

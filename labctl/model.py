@@ -263,6 +263,14 @@ class File(Struct, frozen=True, kw_only=True):
         return f"File({self.path!r})"  # its content may be a secret
 
 
+class Copy(Struct, frozen=True, kw_only=True):
+    """A file, or a link, to be copied: the path that it gets, and the directory that it is in and its path there."""
+
+    path: str
+    root: Path
+    name: str
+
+
 # --- the workload --------------------------------------------------------------------------------------------
 
 Reduce = Literal["first", "last", "min", "max", "mean", "median", "first-last"]
@@ -326,8 +334,12 @@ class Workload(Struct, frozen=True, kw_only=True):
     """Arguments that are paths on the host, and what must be there: directory, file, path (either) or model."""
     required_inputs: tuple[str, ...] = ()  # inputs that a run, but no rehearsal, must be given
     deepspeed: Mapping[str, Any] | None = None
+    deepspeed_option: str = "deepspeed_config"
+    """The script's option for DeepSpeed's configuration; ``deepspeed`` in Hugging Face's."""
     cache: Cache = Cache()
     memory: Memory | None = None
+    local_rank: bool = False
+    """Whether the script gets ``--local_rank N``, as DeepSpeed's launcher gives it."""
 
 
 class Job(Struct, frozen=True, kw_only=True):
@@ -342,6 +354,8 @@ class Job(Struct, frozen=True, kw_only=True):
     timeout: float
     directory: str
     """Absolute path of the run's directory inside the containers."""
+    code: tuple[Copy, ...] = ()
+    """What its ranks find where they start."""
 
     @property
     def containers(self) -> tuple[str, ...]:

@@ -12,8 +12,7 @@ from msgspec.structs import replace
 
 from labctl import naming
 from labctl.errors import ConfigError
-from labctl.model import File, Lab, Workload
-from labctl.runs import job
+from labctl.model import Lab, Workload
 
 RUNS = "runs"
 
@@ -134,31 +133,16 @@ def _model_problem(config: Path) -> str | None:
     return None
 
 
-def place_script(lab: Lab, workload: Workload, run_directory: str) -> tuple[Workload, str, tuple[File, ...]]:
-    """Place a script given by its path on the host: its directory if that is mounted, else a copy in the run's.
-
-    Returns the workload with the script's name, the directory in the containers, and the files to write. ConfigError.
-    """
+def require_script(lab: Lab, workload: Workload) -> None:
+    """ConfigError for a script, given by its path on the host, that cannot be started or leads out of a mount."""
     path = Path(workload.script)
-    if not path.is_absolute():
-        return workload, job.workload_directory(lab, workload), ()
     if not path.is_file():
         raise ConfigError(f"{workload.name}: script not found: {path}")
     if path.suffix != ".py" and not os.access(path, os.X_OK):
         hint = f"chmod +x {shlex.quote(str(path))}, or use the suffix .py for Python"
         raise ConfigError(f"{workload.name}: {path} is neither Python nor executable", hint=hint)
-    workload = replace(workload, script=path.name)
-    if inside := in_container(lab, path):
-        return workload, str(PurePosixPath(inside).parent), ()
-    if _lies_in_mount(lab, path):
+    if _lies_in_mount(lab, path) and in_container(lab, path) is None:
         raise ConfigError(
             f"{workload.name}: {path} is a link that leads out of the folders that are mounted, where containers write",
             hint=f"name the file itself: --script {shlex.quote(str(path.resolve()))}",
         )
-    try:
-        copy = File(
-            path=f"script/{path.name}", content=path.read_text(encoding="utf-8"), mode=path.stat().st_mode & 0o777
-        )
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{workload.name}: cannot read {path}: {error}") from error
-    return workload, f"{run_directory}/script", (copy,)

@@ -262,7 +262,7 @@ def _(step: plan.EndRun, site: RunDeployment) -> None:
 def _(step: plan.StageRun, site: RunDeployment) -> None:
     require_port(site.lab, site.job, site.cluster.engine, site.cluster.facts)
     site.began = time.monotonic()
-    store.create(site.lab, step.run_id, step.job, step.record)
+    store.create(site.lab, step.run_id, step.job, step.record, step.code)
     site.held.enter_context(store.locked(site.path))
     site.log = store.RunLog(site.path, site.lab, (metric.pattern for metric in site.job.workload.metrics))
     site.held.callback(site.log.close)

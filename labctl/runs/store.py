@@ -24,7 +24,7 @@ from labctl import naming
 from labctl.config.settings import Settings
 from labctl.engines import Backend
 from labctl.errors import ConfigError, HostError
-from labctl.model import File, Job, Lab, Rank, Result, Secret
+from labctl.model import Copy, File, Job, Lab, Rank, Result, Secret
 from labctl.system import filelock, files
 
 
@@ -112,11 +112,13 @@ def outputs(lab: Path, run_id: str) -> Path:
     return lab / naming.OUTPUTS / run_id
 
 
-def create(lab: Lab, run_id: str, job: tuple[File, ...], record: Iterable[File] = ()) -> Path:
+def create(
+    lab: Lab, run_id: str, job: tuple[File, ...], record: Iterable[File] = (), code: tuple[Copy, ...] = ()
+) -> Path:
     """Make the run's directories, which must be new: with its record, and with what its ranks need and write."""
     path = directory(lab.directory, run_id)
     files.create_all(path, (*job, *record))
-    files.create_all(outputs(lab.directory, run_id), job, folders=("ranks",))
+    files.create_all(outputs(lab.directory, run_id), job, folders=("ranks", "work"), copies=code)
     return path
 
 

@@ -62,6 +62,8 @@ def schema(folder: Path, launchers: tuple[str, ...]) -> Schema:
         "required_inputs": _words,
         "deepspeed": _deepspeed,
         "environment": _environment,
+        "deepspeed_option": lambda value: value.choice(("deepspeed_config", "deepspeed")),
+        "local_rank": _flag,
         "timeout": _timeout,
         "metrics": _metrics,
         "criteria": _criteria,
@@ -101,6 +103,13 @@ def _image(value: Value) -> str:
             f"bad image `{text}`", hint="the name of a Dockerfile that comes with labctl, such as horovod"
         )
     return text
+
+
+def _flag(value: Value) -> bool:
+    flag = value.data()
+    if not isinstance(flag, bool):
+        raise value.error(f"`{value.name}` must be true or false")
+    return flag
 
 
 def _words(value: Value) -> tuple[str, ...]:

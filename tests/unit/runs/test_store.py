@@ -103,7 +103,7 @@ def test_create_makes_room_for_the_ranks_and_writes_what_is_known(tmp_path: Path
     assert path == tmp_path / "runs/r1"
     assert {one.name for one in path.iterdir()} == {"hostfile", "settings.json", store.LOCK}
     written = tmp_path / "runs/.outputs/r1"
-    assert {one.name for one in written.iterdir()} == {"hostfile", "ranks"}
+    assert {one.name for one in written.iterdir()} == {"hostfile", "ranks", "work"}
     assert [(one / "hostfile").read_text() for one in (path, written)] == ["worker-0 slots=1\n"] * 2
 
 
