@@ -107,6 +107,8 @@ proxy = shaped(r"\S+", "must be one URL without spaces", "write it like http://p
 token = shaped(r"[!-~]+", "contains spaces or characters that no token has")
 anything = shaped(r".*", "must be one line")
 
+USUAL_NODES = 2
+"""Nodes on one host unless it has devices for one only."""
 EXTRA = "LAB_ENV_"
 """``LAB_ENV_<NAME>=value`` gives workloads ``NAME=value``."""
 
@@ -132,7 +134,7 @@ SETTINGS = (
     Setting("LAB_ACCELERATOR", "auto", accelerator),
     Setting("LAB_HOSTS", "", anything),
     Setting("LAB_SHARED_DIR", "", host_path),
-    Setting("LAB_NODES", "2", whole(1, 1000)),
+    Setting("LAB_NODES", "", whole(1, 1000)),
     Setting("LAB_SLOTS", "", whole(1, 1024)),
     Setting("LAB_DEVICES", "", devices),
     Setting("LAB_IMAGE", "", image),

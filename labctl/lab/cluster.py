@@ -17,7 +17,7 @@ from labctl import naming
 from labctl.config import inventory
 from labctl.config.context import Context
 from labctl.config.inventory import InventoryHost
-from labctl.config.settings import Settings
+from labctl.config.settings import USUAL_NODES, Settings
 from labctl.engines import Backend, Capabilities
 from labctl.engines.agent import EarlyReach, begin_reach
 from labctl.engines.docker import DockerEngine
@@ -246,7 +246,8 @@ def placement(settings: Settings, hosts: tuple[InventoryHost, ...]) -> dict[str,
     """The containers that the settings ask for, by name, and the host of each."""
     names = [host.name for host in hosts]
     if len(names) == 1:
-        names *= settings.number("LAB_NODES")
+        # More than there are, perhaps: that is known once its devices are.
+        names *= settings.number("LAB_NODES") or USUAL_NODES
     return {LAUNCHER: names[0], **{f"worker-{number}": name for number, name in enumerate(names)}}
 
 

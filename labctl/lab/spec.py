@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from msgspec.structs import replace
 
 from labctl import accelerators, naming
-from labctl.config.settings import LOGIN, Settings, span
+from labctl.config.settings import LOGIN, USUAL_NODES, Settings, span
 from labctl.errors import ConfigError, HostError
 from labctl.model import BRIDGED, Device, Host, Lab, Limits, Mount, Network, Node, Pairs, Secret
 from labctl.system import pci
@@ -67,8 +67,8 @@ def build(
 
 
 def nodes(settings: Settings, accelerator: str, host: Host) -> tuple[Node, ...]:
-    """``LAB_NODES`` workers that share the host's devices and cores without overlap."""
-    count = settings.number("LAB_NODES")
+    """The workers, which share the host's devices and cores without overlap."""
+    count = settings.number("LAB_NODES") or usual_nodes(settings, accelerator, host)
     slots, shares = share_devices(settings, accelerator, host, count)
     cores = share_cores(host, tuple(tuple(core for device in share for core in device.cpus) for share in shares))
     module = accelerators.get(accelerator)
@@ -82,6 +82,14 @@ def nodes(settings: Settings, accelerator: str, host: Host) -> tuple[Node, ...]:
         )
         for index in range(count)
     )
+
+
+def usual_nodes(settings: Settings, accelerator: str, host: Host) -> int:
+    """How many workers one host has where ``LAB_NODES`` does not say: two, so that ranks meet over ssh, if it can."""
+    if accelerator == "cpu":
+        return USUAL_NODES
+    slots = host.slots or settings.number("LAB_SLOTS") or 1
+    return min(USUAL_NODES, max(1, len(chosen_devices(settings, accelerator, host)) // slots))
 
 
 def spread(settings: Settings, accelerator: str, hosts: tuple[Host, ...], lacking: Container[str]) -> Iterator[Node]:
@@ -143,10 +151,11 @@ def share_devices(
     slots = asked or max(1, len(devices) // count)
     if len(devices) < slots * count:
         there, picked = len(host.devices), len(devices)
-        few = picked < there
+        few, nodes = picked < there, "1 node" if count == 1 else f"{count} nodes"
         has = f"LAB_DEVICES picks {picked} of {there}" if few else f"{host.name} has {there}"
         raise HostError(
-            f"{count} nodes with {slots} slots need {slots * count} {accelerator} devices, {has}",
+            f"{nodes} with {slots} slot{'s' * (slots > 1)} need{'s' * (count == 1)} {slots * count} {accelerator} "
+            f"device{'s' * (slots * count > 1)}, {has}",
             hint=f"lower LAB_NODES or LAB_SLOTS{', or name more in LAB_DEVICES,' if few else ''} in .env",
         )
     return slots, tuple(devices[index * slots : (index + 1) * slots] for index in range(count))

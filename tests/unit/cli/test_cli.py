@@ -546,6 +546,17 @@ def test_the_lab_is_that_of_the_nearest_directory_upwards(
     assert nodes.asked == ["demo"]
 
 
+@pytest.mark.parametrize("arguments", [["config"], ["workloads"], ["config", "--json"]])
+def test_every_command_finds_the_lab_upwards_unless_c_names_another(
+    labctl: Labctl, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = labctl(*arguments)
+    monkeypatch.chdir(labctl.directory / "workloads/hello")
+    assert labctl(*arguments) == expected
+    (tmp_path / "empty").mkdir()
+    assert labctl(*arguments, "-C", str(tmp_path / "empty")) != expected
+
+
 @pytest.mark.parametrize("arguments", GOING_IN)
 def test_the_nodes_of_another_directorys_lab_are_not_entered(
     labctl: Labctl, nodes: Nodes, arguments: list[str], tmp_path: Path
