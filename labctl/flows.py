@@ -345,7 +345,7 @@ def run_on(
     foreign = preflight.find_foreign_labs(context, lab.name, observed) if observed else {}
     nodes = tuple(node.name for node in job.nodes)
     early = begin_reach(cluster.engine, observed, nodes) if observed and not foreign and not dry_run else None
-    if workload.image and observed and runs.not_up(lab, job, observed):
+    if workload.has_own_image and observed and runs.not_up(lab, job, observed):
         images.confirm_image(workload, lab.image, bool(observed.on(lab.hosts[0].name).image), ask, dry_run=dry_run)
         if not dry_run:
             bring_up(context, cluster)

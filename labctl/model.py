@@ -328,6 +328,9 @@ class Workload(Struct, frozen=True, kw_only=True):
     criteria: tuple[Criterion, ...]
     launcher_arguments: tuple[str, ...] = ()
     image: str = ""
+    packages: tuple[str, ...] = ()
+    """Python packages that its image is to have besides, as pip names them."""
+    apt: tuple[str, ...] = ()
     prepare: str = ""
     """A script that one rank of each node runs before the ranks start."""
     inputs: Pairs = ()
@@ -340,6 +343,11 @@ class Workload(Struct, frozen=True, kw_only=True):
     memory: Memory | None = None
     local_rank: bool = False
     """Whether the script gets ``--local_rank N``, as DeepSpeed's launcher gives it."""
+
+    @property
+    def has_own_image(self) -> bool:
+        """Whether it needs another image than the lab's usual one."""
+        return bool(self.image or self.packages or self.apt)
 
 
 class Job(Struct, frozen=True, kw_only=True):

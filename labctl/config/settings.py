@@ -87,6 +87,20 @@ def accelerator(value: str) -> None:
         raise ValueError(reason, f"did you mean {near}?" if near else "auto takes what it finds")
 
 
+def requirements(value: str) -> None:
+    for word in value.split():
+        require_requirement(word)
+
+
+def require_requirement(word: str) -> None:
+    """ValueError unless it is one requirement of pip's, without spaces."""
+    if not re.fullmatch(
+        r"[A-Za-z0-9][\w.-]*(\[[\w.,-]+\])?(([=<>!~]=?=?[\w.*+!-]+)(,[=<>!~]=?=?[\w.*+!-]+)*)?", word, re.ASCII
+    ):
+        reason = f"`{word[:60]}` is no name with a version, such as transformers<5"
+        raise ValueError(reason, "no spaces within one, such as 'transformers>=4,<5 nltk'")
+
+
 def image_from(value: str) -> None:
     words = ("send", "pull", "build")
     if value not in words:
@@ -97,6 +111,9 @@ def image_from(value: str) -> None:
 port = whole(1024, 65535)
 label = shaped(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?", "must be at most 40 of a-z, 0-9 and inner '-', such as lab-2")
 image = shaped(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", "must be the name of an image", "write it like debian:bookworm-slim")
+distribution_packages = shaped(
+    r"[a-z0-9][a-z0-9.+-]*( +[a-z0-9][a-z0-9.+-]*)*", "must be names of packages, with spaces between them"
+)
 memlock = shaped(r"unlimited|0|[1-9][0-9]{0,17}", "must be 'unlimited' or a number of bytes")
 host_path = shaped(r"/.*", "must be an absolute path", "begin it with / or ~/")
 # So narrow because launchers put it into remote shell commands without quotes.
@@ -139,6 +156,9 @@ SETTINGS = (
     Setting("LAB_DEVICES", "", devices),
     Setting("LAB_IMAGE", "", image),
     Setting("LAB_BASE_IMAGE", "", image),
+    Setting("LAB_PACKAGES", "", requirements),
+    Setting("LAB_REQUIREMENTS", "", anything),
+    Setting("LAB_APT", "", distribution_packages),
     Setting("LAB_IMAGE_FROM", "send", image_from),
     Setting("LAB_SSH_PORT", "12345", port, aliases=("DOCKER_SSH_PORT",)),
     Setting("LAB_MASTER_PORT", "29500", port, aliases=("DOCKER_MASTER_PORT",)),

@@ -139,7 +139,14 @@ class Cluster(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def image(self) -> str:
-        """The image of the lab's nodes: the one asked for, or labctl's own for the accelerator."""
+        """The image of the lab's nodes: the base image, or the one with what the settings add to it."""
+        from labctl.images import packages
+
+        return packages.tag(self.base_image, packages.of(self.settings))
+
+    @property
+    def base_image(self) -> str:
+        """The image asked for, or labctl's own for the accelerator."""
         from labctl.images import catalog
 
         wanted = self.settings.text("LAB_ACCELERATOR")
@@ -183,6 +190,7 @@ class Cluster(Struct, frozen=True, kw_only=True, dict=True):
             self.accelerator,
             hosts,
             capabilities.granted(self.settings, self.directory, [host.name for host in hosts]),
+            image=self.image,
             network=self.network,
             owner=owner(),
             lacking=self._hardware.lacking,

@@ -29,6 +29,7 @@ def build(
     hosts: tuple[Host, ...],
     limits: Limits,
     *,
+    image: str = "",
     network: Network = "bridge",
     owner: str = "",
     lacking: Container[str] = (),
@@ -45,7 +46,7 @@ def build(
         name=settings.text("LAB_NAME"),
         directory=directory,
         accelerator=accelerator,
-        image=settings.text("LAB_IMAGE") or f"labctl/{accelerator}",
+        image=image or settings.text("LAB_IMAGE") or f"labctl/{accelerator}",
         nodes=nodes(settings, accelerator, hosts[0])
         if network == "bridge"
         else tuple(spread(settings, accelerator, hosts, lacking)),
