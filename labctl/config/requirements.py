@@ -21,7 +21,7 @@ def read(path: Path, what: str) -> tuple[str, ...]:
         raise ConfigError(f"{what}: {path}: cannot be read: {reason}", hint="name a file of requirements") from error
     found = []
     for number, line in enumerate(text.splitlines(), start=1):
-        word = re.sub(r"\s+", "", re.sub(r"(^|\s)#.*", "", line))
+        word = without_spaces(re.sub(r"(^|\s)#.*", "", line))
         if not word:
             continue
         try:
@@ -31,3 +31,8 @@ def read(path: Path, what: str) -> tuple[str, ...]:
             raise ConfigError(f"{path}:{number}: {error.args[0]}", hint=hint) from None
         found.append(word)
     return tuple(found)
+
+
+def without_spaces(requirement: str) -> str:
+    """A requirement as it fits into a list with spaces between its words."""
+    return re.sub(r"\s*([=<>!~,]+)\s*", r"\1", requirement).strip()

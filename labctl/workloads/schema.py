@@ -112,7 +112,7 @@ def _image(value: Value) -> str:
 
 
 def _requirement(value: Value) -> str:
-    return _valid(value, require_requirement, re.sub(r"\s+", "", value.text()))
+    return _valid(value, require_requirement, requirements.without_spaces(value.text()))
 
 
 def _distribution_package(value: Value) -> str:
