@@ -71,6 +71,18 @@ def on_host(name: str) -> Iterator[None]:
         raise HostError(f"{name}: {error.message}", hint=error.hint, node=name) from error
 
 
+@contextmanager
+def parsing(name: str) -> Iterator[None]:
+    """HostError of this host where the block cannot parse what it answered; of this machine that is a bug."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        if name == "local":
+            raise
+        what = f"{type(error).__name__}: {error}"[:300]
+        raise HostError(f"{name}: its answer is invalid: {what}", hint="labctl doctor", node=name) from error
+
+
 Failures = Mapping[str, HostError]
 """What failed, by the name of the host."""
 

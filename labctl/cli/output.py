@@ -57,7 +57,9 @@ class Output:
 
     def answer(self, answer: object, text: str) -> None:
         """Print the command's answer: with --json as a document, else as the text."""
-        shown = json.dumps({"schema": 1, **to_json(answer)}, indent=2, allow_nan=False) if self.as_json else text
+        shown = printable(text)
+        if self.as_json:
+            shown = json.dumps({"schema": 1, **to_json(answer)}, indent=2, allow_nan=False)
         if shown:
             say(shown)
 
@@ -109,7 +111,11 @@ def color(text: str, code: str) -> str:
 
 def printable(text: str) -> str:
     """Text for the terminal: what a host or a workload wrote in it moves no cursor."""
-    return "".join(character if character.isprintable() or character in "\n\t" else "?" for character in text)
+    if text.isascii() and text.isprintable():
+        return text
+    # Python takes blanks of other scripts for unprintable.
+    safe = (one.isprintable() or one in "\n\t" or (one.isspace() and one > "\x9f") for one in text)
+    return "".join(one if fine else "?" for one, fine in zip(text, safe, strict=True))
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

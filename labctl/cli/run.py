@@ -11,7 +11,7 @@ import typer
 
 from labctl import flows
 from labctl.cli.common import HERE, Directory, DryRun, Json, Setting, answering, confirmation, context, pairs
-from labctl.cli.output import printable, quantity, table
+from labctl.cli.output import quantity, table
 from labctl.config.context import Context
 from labctl.errors import ConfigError
 from labctl.model import Result
@@ -110,8 +110,8 @@ def runs_command(directory: Directory = HERE, json: Json = False) -> None:
             (
                 run.run_id,
                 run.state,
-                printable(run.verdict or "-"),
-                printable(run.cause or "-"),
+                run.verdict or "-",
+                run.cause or "-",
                 "-" if run.seconds is None else quantity(run.seconds),
             )
             for run in listed.runs
@@ -139,7 +139,7 @@ def run_text(run: Result | RunSummary, lab: Path) -> str:
         rows.append(("state", run.state))
     rows.append(("files", str(lab / "runs" / run.run_id)))
     width = max(len(name) for name, _ in rows)
-    return printable("\n".join(f"{name:<{width}} {text}" for name, text in rows))
+    return "\n".join(f"{name:<{width}} {text}" for name, text in rows)
 
 
 def result_rows(result: Result) -> list[tuple[str, str]]:

@@ -55,6 +55,8 @@ def _content(path: str) -> str:
     try:
         if Path(path).is_socket():
             return "is a socket"
+        if os.path.lexists(path) and not Path(path).is_dir():
+            return "is a loop of links" if Path(path).is_symlink() else "is not a directory"
     except OSError:
         return ""
     held = next((name for name in (".ssh", ".gnupg", *_SOCKETS) if os.path.lexists(f"{path}/{name}")), "")

@@ -31,7 +31,7 @@ from labctl.doctor.examination import (
 )
 from labctl.engines.docker import DockerEngine
 from labctl.engines.state import Container
-from labctl.errors import ConfigError, HostError, LabError
+from labctl.errors import ConfigError, HostError, LabError, parsing
 from labctl.images import catalog
 from labctl.lab.cluster import Cluster, connect, last_dump, load_lab, placement, read_inventory
 from labctl.model import HERE, Lab
@@ -212,7 +212,8 @@ def failing_hosts(whole: CheckContext, command: str) -> dict[str, HostError]:
 
     def first_reason(host: CheckContext) -> list[HostError]:
         try:
-            return list(islice(stopping(host_checks, host), 1))
+            with parsing(host.name):
+                return list(islice(stopping(host_checks, host), 1))
         except HostError as failure:
             return [failure]
 
@@ -285,7 +286,8 @@ def examine(whole: CheckContext, lacking: Mapping[str, LabError] | None = None) 
 def ask_engine(ctx: CheckContext) -> CheckContext:
     """The same context with what many checks need of the engine; a copy with the error where it does not answer."""
     try:
-        _ = ctx.info, ctx.observed, ctx.network
+        with parsing(ctx.name):
+            _ = ctx.info, ctx.observed, ctx.network
     except HostError as failure:
         return replace(ctx, engine_error=failure)
     return ctx
@@ -306,8 +308,9 @@ class CheckTask(Struct, frozen=True):
         """What the check finds; a check that fails is a finding too."""
         found: list[Finding] = []
         try:
-            # One by one: those before a failure stay.
-            found.extend(self.check.run(self.ctx, *filter(None, (self.container,))))
+            with parsing(self.ctx.name):
+                # One by one: those before a failure stay.
+                found.extend(self.check.run(self.ctx, *filter(None, (self.container,))))
         except LabError as failure:
             fix = "" if failure.hint == "labctl doctor" else failure.hint
             found.append(self.failed(failure.message, "the check got no answer", fix, node=failure.node or HERE))

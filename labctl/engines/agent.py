@@ -98,8 +98,8 @@ def reap_node(lab: Lab, engine: Backend, node: str, run_id: str, grace: float, l
     except HostError as error:
         # A container that is gone holds nothing; one that stays and cannot be entered may hold all of it.
         deadline = time.monotonic() + DYING
-        while (container := engine.observe(lab.name).container(node)) and container.state == "running":
-            if time.monotonic() >= deadline:
+        while (container := engine.observe(lab.name).container(node)) and container.state in ("running", "paused"):
+            if container.state == "paused" or time.monotonic() >= deadline:
                 return error.message
             time.sleep(0.1)
         return ""

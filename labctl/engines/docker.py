@@ -25,7 +25,7 @@ from labctl.engines import Kind, OnLine, probe
 from labctl.engines.agent import AGENT, IN_NODE
 from labctl.engines.events import watch
 from labctl.engines.state import Container, HostPortUser, ObservedState
-from labctl.errors import HostError
+from labctl.errors import HostError, parsing
 from labctl.hosts.ssh import Connection, LocalConnection
 from labctl.model import Cause, DeviceMapping, Pairs
 from labctl.system import process
@@ -71,6 +71,9 @@ class ApiError(Exception):
     """What the daemon says instead of an answer."""
 
 
+LARGEST_ANSWER = 64 << 20
+"""Bytes of a daemon's answer, and of what a short program prints."""
+
 Call = Callable[..., Any]
 
 
@@ -114,7 +117,9 @@ def request(http: HTTPConnection, path: str, method: str = "GET", body: object =
 def call(http: HTTPConnection, path: str, *words: Any, **query: Any) -> Any:
     """What the daemon answers; None for what is not there."""
     answer = request(http, path, *words, **query)
-    said = answer.read()
+    said = answer.read(LARGEST_ANSWER)
+    if answer.read(1):
+        raise ApiError(f"more than {LARGEST_ANSWER >> 20} MiB for an answer")
     return None if answer.status == 404 or not said else json.loads(said)
 
 
@@ -127,7 +132,10 @@ def read_streams(answer: HTTPResponse, sock: socket, seconds: float) -> tuple[st
     deadline = time.monotonic() + seconds
     sock.settimeout(seconds)
     while head := answer.read(8):
-        printed[head[0]] += answer.read(int.from_bytes(head[4:], "big"))
+        size = int.from_bytes(head[4:], "big")
+        if size + sum(map(len, printed.values())) > LARGEST_ANSWER:
+            raise ApiError(f"a program printed more than {LARGEST_ANSWER >> 20} MiB")
+        printed[head[0]] += answer.read(size)
         sock.settimeout(max(deadline - time.monotonic(), 0.001))
     return printed[1].decode(errors="replace"), printed[2].decode(errors="replace")
 
@@ -224,7 +232,7 @@ class DockerEngine:
     @contextlib.contextmanager
     def _api(self) -> Iterator[Call]:
         """Calls over one connection."""
-        with self._http(self._seconds) as http:
+        with parsing(self.host), self._http(self._seconds) as http:
             yield partial(call, http)
 
     def _get(self, path: str, **query: Any) -> Any:
@@ -512,7 +520,8 @@ class DockerEngine:
     def events(self, lab: str) -> Iterator[tuple[str, Cause, str]]:
         # A filter for labels would leave out the events of networks, which have none.
         own = {"container": (lab,), "network": (None,)}
-        kinds = {"type": ["container", "network"], "event": ["die", "oom", "health_status", "disconnect"]}
+        told = ["die", "oom", "health_status", "disconnect", "pause", "unpause"]
+        kinds = {"type": ["container", "network"], "event": told}
         with self._http(None) as http:
             heard = map(json.loads, request(http, "/events", filters=kinds))
             ours = (one for one in heard if one["Actor"]["Attributes"].get("labctl.lab") in own[one["Type"]])

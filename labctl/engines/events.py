@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from http.client import HTTPException
 from typing import Any
@@ -17,6 +18,8 @@ from labctl.model import Cause
 INTERVAL = 15
 # Seconds in which a container that leaves its network because it ends has ended: its death is told after that.
 ENDING = 2
+# Seconds that a node may be paused without a loss: `docker commit` pauses what it reads.
+PAUSED = 15
 
 Loss = tuple[str, Cause, str]
 
@@ -39,7 +42,7 @@ def watch(
         try:
             event = heard.get(timeout=watched.patience)
         except queue.Empty:
-            yield from watched.cut_off()
+            yield from watched.still_lost()
             continue
         if event is None:
             return
@@ -53,24 +56,34 @@ class _Watched:
         self._nodes = {one.id: one.node for one in containers}
         # One that turned unhealthy a moment before gives no event any more.
         self._unhealthy = {one.id: one.node for one in containers if one.health == "unhealthy"}
-        self._disconnected: dict[str, str] = {}
+        self._doubtful: dict[str, tuple[float, Loss]] = {}
+        """Those that are lost, and how, unless they end or go on before a time."""
 
     @property
     def patience(self) -> float | None:
         """Seconds until something is to be looked at again without an event."""
-        return ENDING if self._disconnected else INTERVAL if self._unhealthy else None
+        now = time.monotonic()
+        due = [max(until - now, 0) for until, _ in self._doubtful.values()]
+        return min([INTERVAL, *due] if self._unhealthy else due, default=None)
 
     def hear(self, event: dict[str, Any]) -> Iterator[Loss]:
         identity, attributes = event["Actor"]["ID"], event["Actor"]["Attributes"]
         node = attributes.get("labctl.node", "?")
         if event["Action"] == "disconnect":
-            if attributes.get("container") in self._nodes:
-                self._disconnected[attributes["container"]] = attributes["name"]
+            identity = attributes.get("container")
+            if identity in self._nodes:
+                what = f"container was disconnected from network {attributes['name']}"
+                self._doubt(identity, ENDING, (self._nodes[identity], "node-lost", what))
+        elif event["Action"] == "pause":
+            what = f"container is paused; to resume it: docker unpause {attributes['name']}"
+            self._doubt(identity, PAUSED, (node, "stalled", what))
+        elif event["Action"] == "unpause":
+            self._doubtful.pop(identity, None)
         elif event["Action"] == "oom":
             yield node, "out-of-memory", "container ran out of memory"
         elif event["Action"] == "die":
             self._unhealthy.pop(identity, None)
-            self._disconnected.pop(identity, None)
+            self._doubtful.pop(identity, None)
             yield node, "node-lost", f"container died with exit code {attributes.get('exitCode')}"
         elif event["Action"].endswith(" unhealthy"):
             self._unhealthy[identity] = node
@@ -87,11 +100,15 @@ class _Watched:
                 del self._unhealthy[identity]
                 yield node, cause, reason
 
-    def cut_off(self) -> Iterator[Loss]:
-        """Those that left their network and live."""
-        for identity, network in self._disconnected.items():
-            yield self._nodes[identity], "node-lost", f"container was disconnected from network {network}"
-        self._disconnected = {}
+    def _doubt(self, identity: str, seconds: float, loss: Loss) -> None:
+        self._doubtful[identity] = (time.monotonic() + seconds, loss)
+
+    def still_lost(self) -> Iterator[Loss]:
+        """Those that neither ended nor went on in their time."""
+        for identity, (until, loss) in tuple(self._doubtful.items()):
+            if until <= time.monotonic():
+                del self._doubtful[identity]
+                yield loss
 
 
 def _heard(events: Iterable[dict[str, Any]]) -> queue.SimpleQueue[dict[str, Any] | None]:

@@ -250,7 +250,8 @@ class SshConnection(Connection):
         return self.error(f"the connection was lost{f': {why}' if why else ''}")
 
     def _stderr(self) -> str:
-        return self._log.read_text(encoding="utf-8", errors="replace") if self._log.exists() else ""
+        text = self._log.read_text(encoding="utf-8", errors="replace") if self._log.exists() else ""
+        return ssh_errors.excerpt(text)
 
     def _log_in(self, opening: str, deadline: float) -> str:
         """Start the master, again where sshd is busy, and run the opening script; returns what that printed."""

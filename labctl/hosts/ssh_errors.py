@@ -10,6 +10,8 @@ from labctl.errors import HostError
 
 _CLOSED = r"(?i)kex_exchange_identification|Connection (closed|reset) by|banner exchange: .*(closed|reset)"
 _CHANGED = "HOST IDENTIFICATION HAS CHANGED"
+# Lines of either end of what a host says that are read, and characters of each.
+LINES, LENGTH = 100, 500
 
 
 def destination(target: InventoryHost) -> str:
@@ -59,8 +61,16 @@ def noisy_shell(target: InventoryHost, output: str) -> HostError:
     return error(target, text, f"on {target.name}: move that behind `case $- in *i*)` in its .bashrc, or its like")
 
 
-def why(target: InventoryHost, stderr: str) -> HostError:  # noqa: PLR0911 - a cause each
-    """The error behind what ssh printed to its standard error."""
+def excerpt(text: str) -> str:
+    """The text, less the middle of what is far longer than anything that ssh prints: a host can make it say that."""
+    lines = text.splitlines(keepends=True)
+    ends = lines if len(lines) <= 2 * LINES else lines[:LINES] + lines[-LINES:]
+    return "".join(line if len(line) <= LENGTH else f"{line[:LENGTH]}\n" for line in ends)
+
+
+def why(target: InventoryHost, said: str) -> HostError:  # noqa: PLR0911 - a cause each
+    """The error behind what ssh, or the host through it, printed to its standard error."""
+    stderr = excerpt(said)
     verbose, where = command(target, "-v"), target.where or "the inventory"
     if distrusted(stderr):
         text = "host key has changed: host was reinstalled, or the connection is intercepted"

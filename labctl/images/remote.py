@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from labctl.errors import HostError
+from labctl.errors import HostError, parsing
 from labctl.hosts.ssh import Connection, remote
 from labctl.images.archive import ArchiveStream, Image, common, sha256
 from labctl.system.files import Room
@@ -58,7 +57,7 @@ def image_state(connection: Connection, image: str) -> HostImageState:
     """What the host has of an image. HostError if its engine does not answer."""
     socket = connection.target.docker
     out = _run(connection, "its engine does not list its images", "state", socket, image, fix="systemctl start docker")
-    with _valid(connection):
+    with parsing(connection.target.name):
         identity, home, root, described, *layers = out.splitlines()
         return HostImageState(
             identity=identity,
@@ -73,7 +72,7 @@ def size(connection: Connection, file: str) -> int:
     """Bytes of a file that the host received so far."""
     fix = "ls -la ~/.labctl/images"
     out = _run(connection, "cannot read ~/.labctl/images", "size", file, str(STALLED), timeout=MOVING, fix=fix)
-    with _valid(connection):
+    with parsing(connection.target.name):
         return int(out)
 
 
@@ -93,7 +92,7 @@ def relay(source: Connection, file: str, size: int, hop: tuple[str, ...], progre
     def read(chunk: bytes) -> None:
         nonlocal rest
         *lines, rest = (rest + chunk).split(b"\n")
-        with _valid(source):
+        with parsing(source.target.name):
             if lines:
                 progress.advance(int(lines[-1]) - progress.done)
         rest = rest[:LONGEST_NUMBER]
@@ -162,15 +161,6 @@ def _run(connection: Connection, failure: str, *words: str, timeout: float = ASK
     if done.code != 0:
         raise failed(connection, failure, done.err, fix)
     return done.out
-
-
-@contextmanager
-def _valid(connection: Connection) -> Iterator[None]:
-    """HostError where the block cannot parse what the host said."""
-    try:
-        yield
-    except (ValueError, LookupError, RecursionError) as error:
-        raise failed(connection, f"its answer is invalid: {error}", "") from error
 
 
 def _script(command: str) -> str:

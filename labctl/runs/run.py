@@ -201,11 +201,11 @@ def require_inputs(lab: Lab, job: Job, engine: Backend) -> None:
 def unfinished(lab: Path) -> dict[str, str]:
     """The runs to end before another one, with the reason: those whose labctl died before them.
 
-    And the last one, if it lost a node: a host that could not be reached may have its ranks and results still.
+    And the last one, if it lost a node, or one was paused: what was out of reach may have its ranks and results still.
     """
     runs = store.listing(lab)
     found = {run.run_id: "its labctl died" for run in runs if run.state == "orphaned"}
-    return {runs[0].run_id: "it lost a node", **found} if runs and runs[0].cause == "node-lost" else found
+    return {runs[0].run_id: "it lost a node", **found} if runs and runs[0].cause in ("node-lost", "stalled") else found
 
 
 def plan_run(lab: Lab, job: Job, cluster: Cluster, observed: ObservedState | None, *, dry_run: bool) -> plan.Plan:

@@ -9,7 +9,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import TypeVar
 
-from labctl.errors import ConfigError, HostError
+from labctl.errors import ConfigError, HostError, parsing
 from labctl.model import HERE
 
 T = TypeVar("T")
@@ -40,11 +40,16 @@ def map_hosts(work: Callable[[K], T], wanted: Mapping[str, K]) -> tuple[dict[str
 
     Any other exception than those that hosts, files and settings cause is a bug: it is raised once all are done.
     """
+
+    def attempt(name: str, one: K) -> T:
+        with parsing(name):
+            return work(one)
+
     done: dict[str, T] = {}
     failures: dict[str, HostError] = {}
     bugs: list[Exception] = []
     with pool(len(wanted)) as threads:
-        futures = {name: threads.submit(work, one) for name, one in wanted.items()}
+        futures = {name: threads.submit(attempt, name, one) for name, one in wanted.items()}
         for name, future in futures.items():
             try:
                 done[name] = future.result()

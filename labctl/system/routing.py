@@ -95,7 +95,7 @@ def default_interface(routes: Collection[Route]) -> str:
 
 def addresses(text: str) -> tuple[tuple[str, str], ...]:
     """Interfaces and addresses of ``ip -o -4 addr show``."""
-    return tuple(re.findall(r"^\d+: +([^\s@:]+)\S* +inet ([0-9.]+)", text, re.MULTILINE))
+    return tuple(re.findall(r"^\d+: +([^\s@:]{1,15})\S* +inet ([0-9.]+)", text, re.MULTILINE))
 
 
 def local_addresses(trie: str, routes: Collection[Route]) -> tuple[tuple[str, str], ...]:

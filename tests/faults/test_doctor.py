@@ -58,10 +58,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from docker.errors import APIError
-from docker.models.containers import Container
 from support.doctoring import Environ, Found, doctor, the, type_in, wrong
-from support.harness import LABCTL, Lab, wait_until
+from support.harness import LABCTL, Lab, pause, wait_until
 
 from labctl.system import procfs
 
@@ -87,18 +85,6 @@ def healthy(patient: Lab) -> Iterator[Lab]:
     if patient.path.joinpath(".env").read_text() != before:
         patient.path.joinpath(".env").write_text(before)
         patient.call("up").expect(0)
-
-
-def pause(container: Container) -> None:
-    """Pause it; on a busy machine the kernel may not manage to freeze all its processes the first time."""
-
-    def paused() -> bool:
-        with contextlib.suppress(APIError):
-            container.pause()
-            return True
-        return False
-
-    wait_until(paused, 120, "the container is paused")
 
 
 # --- faults of a lab that is up ------------------------------------------------------------------------------

@@ -53,27 +53,6 @@ def tree(path: Path) -> str:
     return digest.hexdigest()
 
 
-def processes(lab: Lab) -> dict[str, list[str]]:
-    """What runs in the lab's containers, by node."""
-    return {node: sorted(row[-1] for row in one.top()["Processes"]) for node, one in lab.containers().items()}
-
-
-@pytest.fixture
-def stranger(engine: DockerClient, image: str, family: str) -> Iterator[Callable[[], bool]]:
-    """A container of somebody else; the answer tells whether it is as it was."""
-    words = ["-c", "while sleep 1; do :; done"]
-    made = engine.containers.run(image, words, entrypoint="sh", detach=True, name=f"{family}-stranger")
-
-    def state() -> tuple[str, int]:
-        made.reload()
-        return made.status, made.attrs["State"]["Pid"]
-
-    before = state()
-    assert before[0] == "running"
-    yield lambda: state() == before
-    made.remove(force=True)
-
-
 @pytest.mark.parametrize(
     ("workload", "launcher", "code", "verdict", "line"),
     [
@@ -95,7 +74,7 @@ def test_a_hostile_workload_changes_nothing_but_its_own_directory(
 ) -> None:
     attacked.call("run", "hello").expect(0)
     (earlier,) = attacked.run_ids()[-1:]
-    before, ran, nodes = tree(home), tree(attacked.path / "runs" / earlier), processes(attacked)
+    before, ran, nodes = tree(home), tree(attacked.path / "runs" / earlier), attacked.processes()
     words = ("run", workload, "--launcher", launcher, "--json", "--set", f"home={home}", "--set", f"line={line}")
     answer = attacked.call(*words).expect(code)
     result = answer.json
@@ -103,7 +82,7 @@ def test_a_hostile_workload_changes_nothing_but_its_own_directory(
     assert (result["verdict"], result["cause"]) == (verdict, "rank-crashed" if code else None)
     assert f"run {result['run_id']}: not moved, because it is no file of the run or its name is taken" in answer.err
     assert (tree(home), tree(attacked.path / "runs" / earlier)) == (before, ran)
-    assert processes(attacked) == nodes
+    assert attacked.left_since(nodes) == []
     assert stranger()
     assert int(answer.err.splitlines()[-1]) < 150 * 1024
     assert TOKEN not in answer.out + answer.err

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import time
 from typing import Any
 
 import pytest
-from support.harness import Answer, Lab, Running, wait_until
+from support.harness import Answer, Lab, Running, pause, wait_until
 
 pytestmark = pytest.mark.docker
 
@@ -24,6 +25,12 @@ def result(answer: Answer, code: int, cause: str) -> dict[str, Any]:
 
 def running_nodes(lab: Lab) -> list[str]:
     return sorted(node for node, container in lab.containers().items() if container.status == "running")
+
+
+def states(lab: Lab) -> dict[str, str]:
+    """What `labctl status` says of each container."""
+    shown = lab.call("status", "--json").expect(0).json
+    return {node["name"]: node["state"] for node in shown["nodes"]}
 
 
 def stopped(running: Running, number: signal.Signals, limit: float) -> tuple[Answer, float]:
@@ -65,6 +72,45 @@ def test_a_worker_that_is_cut_off_from_the_network_ends_the_run_and_is_named(lab
             worker.remove(force=True)
     document = result(answer, 4, "node-lost")
     assert document["message"] == f"worker-1 (rank 1): container was disconnected from network {network}"
+
+
+@pytest.mark.alone
+def test_a_worker_whose_sshd_is_killed_ends_the_run_and_up_mends_it(lab: Lab) -> None:
+    with lab.stubborn_run("--launcher", "mpirun", "--json") as (running, run_id):
+        killed = time.monotonic()
+        # Its container may end before the shell that kills it does.
+        lab.containers()["worker-1"].exec_run(["sh", "-c", "kill -KILL $(pgrep -o -x sshd)"], user="0")
+        answer = running.answer(120)
+        assert time.monotonic() - killed < 15
+    document = result(answer, 4, "node-lost")
+    assert document["message"] == "worker-1 (rank 1): container died with exit code 137"
+    assert lab.processes_of(run_id) == []
+    assert states(lab) == {"launcher": "running", "worker-0": "running", "worker-1": "exited"}
+    error = lab.call("run", "hello", "--json").expect(3).json["error"]
+    assert ("worker-1: exited" in error["message"], error["hint"]) == (True, "labctl up")
+    lab.call("up").expect(0)
+    lab.call("run", "hello").expect(0)
+
+
+@pytest.mark.alone
+def test_a_worker_that_is_paused_ends_the_run_and_the_next_one_ends_what_it_left(lab: Lab) -> None:
+    with lab.stubborn_run("--json") as (running, run_id):
+        worker = lab.containers()["worker-1"]
+        pause(worker)
+        paused = time.monotonic()
+        try:
+            answer = running.answer(120)
+            assert time.monotonic() - paused < 30
+            error = lab.call("run", "hello", "--json").expect(3).json["error"]
+            assert ("worker-1: paused" in error["message"], error["hint"]) == (True, "labctl up")
+        finally:
+            worker.unpause()
+    document = result(answer, 124, "stalled")
+    what = f"container is paused; to resume it: docker unpause {worker.name}"
+    assert document["message"].startswith(f"worker-1 (rank 1): {what}; could not kill: worker-1: ")
+    assert lab.processes_of(run_id)
+    lab.call("run", "hello").expect(0)
+    assert lab.processes_of(run_id) == []
 
 
 @pytest.mark.alone
@@ -153,14 +199,14 @@ def state_of(lab: Lab, run_id: str) -> str:
     return str(states[run_id])
 
 
-def test_a_run_whose_labctl_was_killed_is_shown_as_orphaned(lab: Lab) -> None:
+def test_a_run_whose_labctl_was_killed_is_orphaned_and_the_next_one_ends_what_it_left(lab: Lab) -> None:
     run_id = orphan(lab)
     assert state_of(lab, run_id) == "orphaned"
     assert lab.call("show", run_id, "--json").expect(0).json["state"] == "orphaned"
-
-
-def test_the_next_run_ends_what_an_orphaned_run_left(lab: Lab) -> None:
-    run_id = orphan(lab)
+    assert lab.processes_of(run_id)
+    # Something of it left its rank, and its environment.
+    leave = ["sh", "-c", "env -i setsid sleep 900 & until pgrep -x sleep; do :; done"]
+    assert lab.containers()["worker-1"].exec_run(leave, user=f"{os.getuid()}:{os.getgid()}").exit_code == 0
     lab.call("run", "hello").expect(0)
     assert lab.processes_of(run_id) == []
 

@@ -131,6 +131,24 @@ def test_down_while_up_is_under_way_waits_and_then_removes_it_all(fresh_lab: Fre
 
 
 @pytest.mark.docker
+def test_orphans_are_reaped_and_a_lab_that_is_idle_is_down_at_once(fresh_lab: FreshLab) -> None:
+    lab = fresh_lab()
+    lab.call("up").expect(0)
+    worker = lab.containers()["worker-1"]
+
+    def orphans() -> list[list[str]]:
+        assert worker.id is not None
+        rows = lab.engine.api.top(worker.id, "-o pid,stat,args")["Processes"]
+        return [row for row in rows if row[1].startswith("Z") or "sleep 5.4321" in row[2]]
+
+    lab.inside("worker-1", "sh", "-c", "for one in $(seq 100); do sleep 5.4321 > /dev/null 2>&1 & done")
+    assert len(orphans()) == 100
+    wait_until(lambda: not orphans(), 60, "nothing is left of the orphans")
+    assert lab.call("down").expect(0).seconds < 5
+    assert lab.labelled() == []
+
+
+@pytest.mark.docker
 def test_a_mount_whose_source_is_not_there_is_named_and_nothing_is_made(fresh_lab: FreshLab) -> None:
     lab = fresh_lab(HOST_REPO_PATH="/nonexistent/clone")
     error = lab.call("up", "--json").expect(3).json["error"]

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -120,6 +120,8 @@ class Lab:
     engine: DockerClient
     environ: dict[str, str]
     prefix: tuple[str, ...] = ()
+    canaries: list[str] = field(default_factory=list)
+    """What `plant_canary` started."""
 
     @classmethod
     def make(
@@ -256,10 +258,36 @@ class Lab:
             for path in self.inside(node, "sh", "-c", search, f"LABCTL_RUN_ID={run_id}").split()
         ]
 
+    def processes(self) -> dict[tuple[str, str], dict[str, str]]:
+        """What runs in the lab's containers: commands by pid, of each node and its time of start."""
+        return {
+            (node, container.attrs["State"]["StartedAt"]): {row[1]: row[-1] for row in container.top()["Processes"]}
+            for node, container in self.containers().items()
+            if container.status == "running"
+        }
+
+    def left_since(self, before: dict[tuple[str, str], dict[str, str]]) -> list[str]:
+        """What runs there that did not before, but for what ends by itself at once, as sessions of sshd do.
+
+        Containers that were started since are left out.
+        """
+        deadline = time.monotonic() + 5
+        while True:
+            new = [
+                f"{started[0]}: {command}"
+                for started, commands in self.processes().items()
+                for pid, command in commands.items()
+                if pid not in before.get(started, commands) and command not in self.canaries
+            ]
+            if not new or time.monotonic() > deadline:
+                return new
+            time.sleep(0.05)
+
     def plant_canary(self, node: str) -> Callable[[], bool]:
         """Start a process in a node that no run owns; the answer tells whether it still lives."""
         seconds = str(80_000 + time.monotonic_ns() % 9_000)
         container = self.containers()[node]
+        self.canaries.append(f"sleep {seconds}")
         container.exec_run(["sleep", seconds], detach=True)
 
         def alive() -> bool:
@@ -271,6 +299,18 @@ class Lab:
     def destroy(self) -> None:
         """Remove all that carries the lab's label, without labctl."""
         remove_labelled(self.engine, lambda name: name == self.name)
+
+
+def pause(container: Container) -> None:
+    """Pause it; on a busy machine the kernel may not manage to freeze all its processes the first time."""
+
+    def paused() -> bool:
+        with contextlib.suppress(APIError):
+            container.pause()
+            return True
+        return False
+
+    wait_until(paused, 120, "the container is paused")
 
 
 def remove_labelled(engine: DockerClient, ours: Callable[[str], bool]) -> None:

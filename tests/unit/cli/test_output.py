@@ -139,11 +139,15 @@ def test_a_line_is_written_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None
     assert [(piece[0], piece[-1]) for piece in pieces] == [("a", "\n"), ("b", "\n"), ("{", "\n"), ("{", "\n")]
 
 
-def test_a_result_that_a_workload_wrote_itself_is_shown_without_its_control_characters() -> None:
+def test_a_result_that_a_workload_wrote_itself_is_shown_without_its_control_characters(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     metrics: dict[str, dict[str, str | None]] = {"a\x1b[2J": {}, "b": {"first": "\x1b[2J"}}
-    text = run_text(replace(RESULT, message="\x1b]0;title\x07 fine", metrics=metrics), Path("/srv/lab"))
-    assert not {"\x1b", "\x07"} & set(text)
-    assert "?]0;title? fine" in text
+    result = replace(RESULT, message="\x1b]0;title\x07 fine \u3000 漢字 \u202e", metrics=metrics)
+    Output().answer(result, run_text(result, Path("/srv/lab")))
+    text = capsys.readouterr().out
+    assert not {"\x1b", "\x07", "\u202e"} & set(text)
+    assert "?]0;title? fine \u3000 漢字 ?" in text
 
 
 def test_what_a_host_said_moves_no_cursor_in_errors_and_warnings(capsys: pytest.CaptureFixture[str]) -> None:

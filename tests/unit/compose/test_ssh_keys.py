@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +11,32 @@ from support.builders import lab
 
 from labctl.compose import ssh_keys
 from labctl.model import Lab
+
+# Makes keys in one directory after the other, each time killed one system call later, until it is not any more.
+KILLED = """
+import os, signal, sys
+from itertools import count
+from pathlib import Path
+from support.builders import lab
+from labctl.compose import ssh_keys
+
+def work(moment):
+    calls = count()
+    def hook(event, _):
+        if event in ("open", "os.mkdir", "os.chmod", "os.rename", "os.link", "os.remove") and next(calls) == moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+    of = lab(3, directory=Path(sys.argv[1], str(moment)))
+    sys.addaudithook(hook)
+    ssh_keys.ensure(of)
+    os._exit(0)
+
+# What is imported late is loaded now.
+ssh_keys.ensure(lab(1, directory=Path(sys.argv[1], "first")))
+for moment in count():
+    child = os.fork() or work(moment)
+    if not os.waitpid(child, 0)[1]:
+        break
+"""
 
 
 @pytest.fixture
@@ -93,3 +122,19 @@ def test_known_hosts_pins_each_nodes_key_at_the_labs_port(of: Lab) -> None:
     assert (nodes(of) / "worker-0/launcher/known_hosts").read_text() == "".join(
         f"[{node.name}]:3022 {public(nodes(of) / node.name / 'ssh' / ssh_keys.HOST_KEY)}\n" for node in of.nodes
     )
+
+
+def test_keys_whose_maker_was_killed_are_made_whole_by_the_next(tmp_path: Path) -> None:
+    path = os.pathsep.join(sys.path)
+    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env={**os.environ, "PYTHONPATH": path}, check=True)
+    moments = [one for one in tmp_path.iterdir() if one.name.isdigit()]
+    assert len(moments) > 20, len(moments)
+    for moment in moments:
+        after = lab(3, directory=moment)
+        ssh_keys.ensure(after)
+        assert (ssh_keys.missing(after), ssh_keys.outdated(after), ssh_keys.unpinned(after)) == (
+            frozenset(),
+            (),
+            frozenset(),
+        )
+        test_everything_is_private_to_its_owner(after)

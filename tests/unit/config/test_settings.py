@@ -208,6 +208,13 @@ def test_a_link_mounts_no_more_than_its_target_may(lab: Lab, target: str, way: s
     assert lab.load(f"{value}\nLAB_HOSTS=hosts.txt", environ).text("HOST_CACHE_PATH")
 
 
+@pytest.mark.parametrize(("name", "reason"), [("loop", "is a loop of links"), ("file", "is not a directory")])
+def test_what_is_no_directory_is_not_mounted(lab: Lab, name: str, reason: str) -> None:
+    (lab.directory / "loop").symlink_to("loop")
+    (lab.directory / "file").touch()
+    assert reason in lab.error(f"HOST_CACHE_PATH={lab.directory / name}")
+
+
 def test_the_default_is_refused_where_it_is_a_link_out(lab: Lab) -> None:
     (lab.directory / ".cache").mkdir()
     (lab.directory / ".cache/labctl").symlink_to("/etc")

@@ -117,6 +117,36 @@ def test_a_container_that_was_disconnected_and_lives_is_lost_to_runs(monkeypatch
     over.set()
 
 
+def paused(*actions: str) -> list[tuple[str, str, str]]:
+    """What is told of a node of which these events come, and then no more."""
+
+    def all_of_them() -> Iterator[dict[str, Any]]:
+        attributes = {"labctl.node": "worker-0", "name": "labctl-demo-worker-0-1"}
+        for action in (*actions, "die"):
+            if action == "die":
+                heard_out.wait(LIMIT)
+                attributes = {"labctl.node": "worker-1", "exitCode": "137"}
+            yield {"Action": action, "Actor": {"ID": attributes["labctl.node"], "Attributes": attributes}}
+
+    heard_out, told = threading.Event(), []
+    if "unpause" in actions:
+        heard_out.set()
+    for node, cause, what in events.watch(all_of_them(), ObservedState, lambda _: ""):
+        told.append((node, str(cause), what))
+        heard_out.set()
+    return told
+
+
+def test_a_container_that_stays_paused_is_lost_to_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "PAUSED", 0.01)
+    what = "container is paused; to resume it: docker unpause labctl-demo-worker-0-1"
+    assert paused("pause") == [("worker-0", "stalled", what), DIED]
+
+
+def test_a_container_that_is_paused_for_a_moment_is_not_lost() -> None:
+    assert paused("pause", "unpause") == [DIED]
+
+
 @pytest.mark.parametrize("lost", [ConnectionResetError(), IncompleteRead(b"")])
 def test_events_end_where_the_connection_is_lost(lost: Exception) -> None:
     def broken() -> Iterator[dict[str, Any]]:

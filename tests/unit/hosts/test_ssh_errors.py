@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 
 import pytest
 from hypothesis import given
@@ -80,6 +81,16 @@ def test_what_ssh_says_is_made_plain_with_the_command_to_type(said: str, message
     assert message in error.message
     assert hint in error.hint
     assert error.node == "gpu-1"
+
+
+@pytest.mark.parametrize(
+    "said", ["\0" * 1_000_000, "a" * 1_000_000, "banner exchange: " * 100_000, "No a host key\n" * 100_000]
+)
+def test_a_host_that_says_far_too_much_takes_no_time(said: str) -> None:
+    began = time.process_time()
+    error = ssh_errors.why(HOST, f"{said}\nlab@10.0.0.5: Permission denied (publickey).\n")
+    assert (error.node, "permission denied for lab" in error.message) == ("gpu-1", True)
+    assert time.process_time() - began < 1
 
 
 def test_only_a_host_that_hung_up_before_the_login_is_worth_another_try() -> None:

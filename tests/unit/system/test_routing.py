@@ -125,6 +125,12 @@ def test_addresses_are_told_by_ip() -> None:
     )
 
 
+def test_a_name_of_a_million_letters_takes_no_time() -> None:
+    began = time.process_time()
+    assert routing.addresses(f"1: {'a' * 1_000_000}\n2: eth0 inet 10.0.0.5/24\n") == (("eth0", "10.0.0.5"),)
+    assert time.process_time() - began < 1
+
+
 def test_without_ip_the_kernels_own_tables_tell_them() -> None:
     assert routing.local_addresses(TRIE, routing.parse(RECORDED)) == (("eth0", "192.0.2.2"),)
 

@@ -1,0 +1,76 @@
+"""A lab whose disk has no room left, before a run and in it: one plain error, nothing lost."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from support.harness import Lab
+
+from docker import DockerClient
+
+pytestmark = pytest.mark.docker
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small file system."""
+    if os.geteuid():
+        pytest.skip("to mount a file system takes root")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=160m", "labctl-tests", str(tmp_path)], check=True)
+    yield tmp_path
+    subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """A file that leaves no room on the disk of this directory."""
+    filler = disk / "filler"
+    with suppress(OSError), filler.open("wb", buffering=0) as file:
+        for size in (1 << 20, 1 << 12):
+            with suppress(OSError):
+                while file.write(bytes(size)) == size:
+                    pass
+    return filler
+
+
+def test_a_full_disk_is_named_and_loses_nothing(disk: Path, engine: DockerClient, image: str, family: str) -> None:
+    lab = Lab.make(disk / "lab", f"{family}-full", engine, {"LAB_IMAGE": image})
+    greedy = lab.path / "workloads/greedy"
+    greedy.mkdir()
+    (greedy / "workload.yml").write_text(
+        "description: fills the disk\nlauncher: mpirun\nscript: greedy.sh\ntimeout: 2m\n"
+    )
+    (greedy / "greedy.sh").write_text("#!/bin/bash\ncat /dev/zero > $LABCTL_RUN_DIR/big\nyes | head -c 1000000\n")
+    (greedy / "greedy.sh").chmod(0o755)
+    try:
+        filler = fill(disk)
+        error = lab.call("up", "--json").expect(3).json["error"]
+        assert "No space left on device" in error["message"]
+        assert str(lab.path) in error["message"]
+        assert lab.labelled() == []
+        filler.unlink()
+        lab.call("up").expect(0)
+        lab.call("run", "hello").expect(0)
+        (earlier,) = lab.run_ids()
+        before, nodes = (lab.path / "runs" / earlier / "result.json").read_bytes(), lab.identities()
+        filler = fill(disk)
+        error = lab.call("run", "hello", "--json").expect(3).json["error"]
+        assert f"0 MiB free at {lab.path}" in error["message"]
+        filler.unlink()
+        error = lab.call("run", "greedy", "--json").expect(3).json["error"]
+        (run_id,) = lab.run_ids()[-1:]
+        assert "No space left on device" in error["message"]
+        assert str(lab.path / "runs" / run_id) in error["message"]
+        assert lab.processes_of(run_id) == []
+        for path in (lab.path / "runs").rglob("big"):
+            path.unlink()
+        assert (lab.path / "runs" / earlier / "result.json").read_bytes() == before
+        lab.call("run", "hello").expect(0)
+        lab.call("up").expect(0)
+        assert lab.identities() == nodes
+    finally:
+        lab.destroy()

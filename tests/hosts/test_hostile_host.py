@@ -1,0 +1,109 @@
+"""A host whose sshd answers as it likes: an error of that host alone, while the other is served."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.answers import ANSWERS
+from support.harness import Answer
+from support.rack.host import Host
+from support.rack.rack import Rack, RackLab
+
+pytestmark = pytest.mark.docker
+
+# Every session runs this: the first few as they were asked, and instead of what later ones print comes an answer. Where
+# that is framed, the lines around it are those of the script that opens a connection.
+LIAR = """\
+#!/bin/sh
+cd /tmp/liar || exit
+asked=$(ls asked | wc -l)
+: > "asked/$$"
+[ "$asked" -ge "$(cat honest)" ] || exec sh -c "$SSH_ORIGINAL_COMMAND"
+[ "$(cat framed)" = yes ] || exec cat answer
+sh -c "$SSH_ORIGINAL_COMMAND" < /dev/null > "said.$$"
+head -n 2 "said.$$"
+cat answer
+echo
+tail -n 1 "said.$$"
+exec cat > /dev/null
+"""
+PREPARE = """\
+rm -rf /tmp/liar && mkdir -p /tmp/liar/asked && cd /tmp/liar || exit
+echo "$1" > honest
+echo "$2" > framed
+base64 -d > answer
+chmod -R 777 .
+"""
+# How many sessions are answered honestly, and whether the lie is framed.
+WAYS = ((0, False), (0, True), (1, False), (2, False))
+FEW = ("an escape sequence", "an empty object", "a number of 5000 digits", "a fact without an end")
+# Says on its last line how much memory labctl took, in KiB.
+MEASURED = (
+    "import resource, subprocess, sys; code = subprocess.call(sys.argv[1:]); "
+    "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=sys.stderr); sys.exit(code)"
+)
+
+
+@pytest.fixture(scope="module")
+def lab(shared_rack: Rack, family: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RackLab]:
+    """A lab over two hosts that is up; the second lies in some tests."""
+    home = tmp_path_factory.mktemp("home")
+    (home / ".bashrc").write_text("mine\n")
+    made = shared_rack.lab(tmp_path_factory.mktemp("lab"), f"{family}-liar", shared_rack.hosts(2), {})
+    made = replace(made, prefix=(sys.executable, "-c", MEASURED), environ={**made.environ, "HOME": str(home)})
+    made.call("up").expect(0)
+    yield made
+    shared_rack.clear()
+
+
+def tree(path: Path) -> dict[str, str]:
+    """A hash of each file below a directory."""
+    files = (one for one in path.rglob("*") if one.is_file())
+    return {str(one): hashlib.sha256(one.read_bytes()).hexdigest() for one in files}
+
+
+def lie(host: Host, answer: bytes, honest: int, framed: bool) -> None:
+    """From the next command on, the host says this once so many sessions had what they asked for."""
+    text = base64.b64encode(answer).decode()
+    host.run("sh", "-c", PREPARE, "sh", str(honest), "yes" if framed else "no", stdin=text)
+
+
+def alone(lab: RackLab, answer: Answer) -> None:
+    """The answer is a plain one, which names the host that lied where it failed, and labctl stayed small."""
+    assert answer.code in (0, 3), answer.err
+    assert "Traceback" not in answer.err
+    if answer.code:
+        assert lab.hosts[1].name in answer.out + answer.err
+    assert "\x1b[2J" not in answer.out + answer.err
+    assert int(answer.err.splitlines()[-1]) < 300 * 1024
+
+
+@pytest.mark.parametrize("answers", [FEW, pytest.param(tuple(ANSWERS), marks=pytest.mark.slow)], ids=["few", "all"])
+def test_a_host_that_lies_is_an_error_of_that_host_alone(lab: RackLab, answers: tuple[str, ...]) -> None:
+    other, liar = lab.hosts
+    home = Path(lab.environ["HOME"])
+    before, kept = tree(home), lab.on(other).identities()
+    liar.program("liar", LIAR)
+    liar.sshd(ForceCommand="/usr/local/bin/liar")
+    for name in answers:
+        for sessions, framed in WAYS:
+            lie(liar, ANSWERS[name], sessions, framed)
+            status = lab.call("status", "--json")
+            alone(lab, status)
+            states = {node["name"]: node["state"] for node in status.json["nodes"] if node["host"] == other.name}
+            assert states == {"launcher": "running", "worker-0": "running"}, (name, sessions, framed)
+            alone(lab, lab.call("up"))
+            assert lab.on(other).identities() == kept, (name, sessions, framed)
+    lie(liar, ANSWERS["a name that leads out later"], honest=2, framed=False)
+    alone(lab, lab.call("down"))
+    assert lab.on(other).labelled() == []
+    assert tree(home) == before
+    liar.cure()
+    lab.call("up").expect(0)
+    assert lab.call("status", "--json").expect(0).json["state"] == "up"
