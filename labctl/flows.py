@@ -327,6 +327,7 @@ def run_on(
     from labctl.engines.agent import begin_reach
     from labctl.lab.cluster import load_lab
     from labctl.runs import run as runs
+    from labctl.runs import store
     from labctl.runs.request import build_job
     from labctl.system import filelock
     from labctl.workloads import external
@@ -355,7 +356,7 @@ def run_on(
     runs.require_hosts(lab, job, {**cluster.failed, **foreign})
     doctor_run.preflight(context, lab, cluster, "run")
     runs.require_ready(context, cluster, lab, job, observed, options)
-    with nullcontext() if dry_run else running(context, f"run {job.run_id}"):
+    with nullcontext() if dry_run else running(context, store.purpose(job.run_id)):
         plan = runs.plan_run(lab, job, cluster, observed, dry_run=dry_run)
         if dry_run:
             return answer(cluster, Plan((*first, *plan.steps)))
