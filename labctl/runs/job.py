@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -88,6 +89,7 @@ def build(
         variables=(("LABCTL_RUN_ID", run_id),),
         way=launchers.way(workload.launcher),
         options=workload.launcher_arguments,
+        crowded=shares_cores(lab, chosen),
     )
     launchers.check(workload.launcher, launch)
     workload = deepspeed_config.resolve_bf16(workload, lab.accelerator, lab.hosts)
@@ -111,6 +113,16 @@ def build(
         code=code,
     )
     return replace(job, files=(*files, render_program(lab, job)))
+
+
+def shares_cores(lab: Lab, chosen: tuple[tuple[Node, tuple[int, ...]], ...]) -> bool:
+    """Whether some of these ranks have no core to themselves."""
+    cores, ranks = Counter[object](), Counter[object]()
+    for node, slots in chosen:
+        where = node.name if node.cpuset else node.host
+        cores[where] = len(node.cpuset or lab.host(node.host).cpus)
+        ranks[where] += len(slots)
+    return any(ranks[where] > cores[where] for where in ranks)
 
 
 def choose(

@@ -112,6 +112,24 @@ def test_the_run_id_is_on_every_process() -> None:
     assert files(of)[".deepspeed_env"] == f"LABCTL_RUN_ID={of.run_id}\n"
 
 
+@pytest.mark.parametrize(
+    ("cores", "cpusets", "slots", "crowded"),
+    [
+        (2, ((0,), (1,)), 1, False),
+        (2, ((0,), (1,)), 2, True),
+        (2, ((), (), (), ()), 1, True),
+        (8, ((),), 8, False),
+        (8, ((),), 9, True),
+    ],
+)
+def test_ranks_that_share_cores_yield_to_each_other(
+    cores: int, cpusets: tuple[tuple[int, ...], ...], slots: int, crowded: bool
+) -> None:
+    nodes = tuple(node(number, slots=slots, cpuset=cpuset) for number, cpuset in enumerate(cpusets))
+    of = job(lab(nodes, hosts=(host(cpus=tuple(range(cores))),)), launcher="mpirun")
+    assert ("mpi_yield_when_idle" in of.argv) == crowded
+
+
 # --- the script of a rank ------------------------------------------------------------------------------------
 
 
