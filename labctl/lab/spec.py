@@ -198,6 +198,7 @@ def mounts(settings: Settings, directory: Path, project: str) -> tuple[Mount, ..
         Mount(source=str(directory / naming.NOTEBOOKS), target=f"{project}/{naming.NOTEBOOKS}"),
         Mount(source=str(directory / naming.OUTPUTS), target=f"{project}/outputs"),
         Mount(source=str(directory / KEPT), target="/home/lab/.kept"),
+        *settings.mounts,
     )
 
 

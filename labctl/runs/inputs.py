@@ -76,9 +76,10 @@ def _resolve(lab: Lab, workload: str, option: str, value: str, kind: str) -> str
         raise ConfigError(f"{workload}: {option} {shlex.quote(value)}: {problem}", hint=hint)
     inside = in_container(lab, path)
     if inside is None:
+        mount = shlex.quote(f"{path}:/data")
         raise ConfigError(
             f"{workload}: {option} {shlex.quote(value)}: {path} is not mounted in the containers",
-            hint=f"move it below {cache_of(lab)}, or set HOST_CACHE_PATH or HOST_REPO_PATH to a parent directory",
+            hint=f"move it below {cache_of(lab)} (HOST_CACHE_PATH), or set LAB_MOUNTS={mount} in .env",
         )
     return inside
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from support.harness import Lab
@@ -14,14 +15,17 @@ pytestmark = pytest.mark.docker
 SCRIPT = """\
 import os, pathlib
 import einops, helper
-pathlib.Path(f"seen-{os.environ['RANK']}").write_text(helper.WORD)
+pathlib.Path(f"seen-{os.environ['RANK']}").write_text(f"{helper.WORD}, {pathlib.Path('/data/word').read_text()}")
 print("einops", einops.__version__)
 """
 
 
 @pytest.fixture
-def lab(fresh_lab: Callable[..., Lab], engine: DockerClient) -> Iterator[Lab]:
-    made = fresh_lab(LAB_PACKAGES="einops==0.8.0", LAB_APT="tree")
+def lab(fresh_lab: Callable[..., Lab], engine: DockerClient, tmp_path: Path) -> Iterator[Lab]:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/word").write_text("from the data")
+    mounts = f"{tmp_path}/data:/data:ro"
+    made = fresh_lab(LAB_PACKAGES="einops==0.8.0", LAB_APT="tree", LAB_MOUNTS=mounts)
     yield made
     made.call("down")
     for name in tags(engine):
@@ -44,7 +48,7 @@ def test_a_script_finds_the_packages_the_files_beside_it_and_room_to_write(lab: 
     document = lab.call("run", "--script", str(mine / "train.py"), "--json").expect(0).json
     record = lab.path / "runs" / document["run_id"]
     assert (document["verdict"], document["message"]) == ("PASS", "Completed on 2 ranks; no criteria.")
-    assert [(record / f"work/seen-{rank}").read_text() for rank in range(2)] == ["beside it"] * 2
+    assert [(record / f"work/seen-{rank}").read_text() for rank in range(2)] == ["beside it, from the data"] * 2
     assert sorted(path.name for path in mine.iterdir()) == ["helper.py", "train.py"]
     assert (record / "output.log").read_text().count("einops 0.8.0") == 2
     assert tag in (record / "versions.json").read_text()

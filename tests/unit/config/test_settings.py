@@ -380,6 +380,47 @@ def test_errors_never_show_a_secret(lab: Lab, text: str) -> None:
     assert "CANARY" not in lab.error(text)
 
 
+# --- mounts ----------------------------------------------------------------------------------------------------
+
+
+def test_mounts_are_read_with_their_place_and_mode(tmp_path: Path) -> None:
+    found = settings.load(tmp_path, HOME, {"LAB_MOUNTS": "/data/imagenet:/data:ro  ~/models:/workspace/models"})
+    assert [tuple(mount) for mount in found.mounts] == [
+        ("/data/imagenet", "/data", True),
+        ("/home/someone/models", "/workspace/models", False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("/data", "must be mounts"),
+        ("data:/data", "must be mounts"),
+        ("/data:data", "must be mounts"),
+        ("/data:/data:rx", "must be mounts"),
+        ("/data:/a/../etc", "must be mounts"),
+        ("/a:/data /b:/data", "has two mounts at one place"),
+        ("/etc:/data", "containers would write /etc, which is in /etc"),
+        ("~:/data", "which is the home directory"),
+        ("/var/run/docker.sock:/data", "engine's socket"),
+        ("/data:/", "/ in the containers is the system's"),
+        ("/data:/etc/lab", "is the system's"),
+        ("/data:/home", "is the system's"),
+        ("/data:/workspace", "is labctl's own"),
+        ("/data:/workspace/runs/x", "is labctl's own"),
+        ("/data:/work/../usr", "must be mounts"),
+    ],
+)
+def test_a_mount_that_takes_what_is_not_a_persons_is_refused(tmp_path: Path, value: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        settings.load(tmp_path, HOME, {"LAB_MOUNTS": value})
+
+
+def test_a_mount_that_holds_the_project_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="/srv in the containers holds /srv/lab"):
+        settings.load(tmp_path, HOME, {"LAB_MOUNTS": "/data:/srv", "PROJECT_PATH": "/srv/lab"})
+
+
 # --- env.example ---------------------------------------------------------------------------------------------
 
 
