@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -185,6 +186,17 @@ def result_rows(result: Result) -> list[tuple[str, str]]:
         rows.append(("seconds", quantity(result.seconds)))
     cause = f" ({result.cause})" if result.cause else ""
     rows.append(("verdict", f"{result.verdict}{cause}: {result.message}"))
-    if result.cause == "node-lost":
-        rows.append(("next", "`labctl up` starts the node again"))
+    if step := next_step(result):
+        rows.append(("next", step))
     return rows
+
+
+def next_step(result: Result) -> str:
+    """What to do about how a run ended, where that is known."""
+    if result.cause == "node-lost":
+        return "`labctl up` starts the node again"
+    if missing := re.search(r"No module named '(\w+)", result.message):
+        return f"add the package of `{missing[1]}` to LAB_PACKAGES in .env, then `labctl up`"
+    if "Read-only file system" in result.message:
+        return "write to the current directory, which is the run's own, or to $LABCTL_RUN_DIR"
+    return ""
