@@ -15,6 +15,7 @@ from labctl.errors import ConfigError
 from labctl.model import Lab, Workload
 
 RUNS = "runs"
+LARGEST_CONFIG = 16 << 20
 
 
 def resolve(lab: Lab, workload: Workload) -> Workload:
@@ -127,6 +128,8 @@ def _problem(path: Path, kind: str) -> str | None:
 def _model_problem(config: Path) -> str | None:
     if not config.is_file():
         return "not a model directory (no config.json)"
+    if config.stat().st_size > LARGEST_CONFIG:
+        return "config.json is too large to be one"
     try:
         json.loads(config.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -25,6 +25,8 @@ DEEPSPEED = "deepspeed."
 SCRIPT = "script"
 # Seconds that a script has whose time nobody has limited.
 DAY = 24 * 3600
+# Bytes of a script that is searched for options.
+LARGEST_SCRIPT = 1 << 20
 
 
 class RunOptions(Struct, frozen=True, kw_only=True):
@@ -134,7 +136,7 @@ def unknown(workload: Workload, options: RunOptions) -> Iterator[str]:
     yield from launchers.unknown_options(workload.launcher, workload.launcher_arguments)
     given = [key for key, _ in options.arguments if not key.startswith(DEEPSPEED)]
     scripts = workload.directory.rglob("*.py") if given and not Path(workload.script).is_absolute() else ()
-    texts = (procfs.read(path) for path in scripts if path.is_file())
+    texts = (procfs.read(path) for path in scripts if path.is_file() and path.stat().st_size < LARGEST_SCRIPT)
     known = {option for text in texts for option in re.findall(r"""["']--([\w-]+)["']""", text)}
     for key in given:
         # argparse takes unique beginnings, too.

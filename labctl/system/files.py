@@ -70,7 +70,8 @@ def write(path: Path, content: str, mode: int = 0o600) -> bool:
     data = _bytes(content)
     with writing(path):
         make_private(path.parent)
-        if path.is_file() and path.read_bytes() == data and path.stat().st_mode & 0o777 == mode:
+        alike = path.is_file() and path.stat().st_mode & 0o777 == mode and path.stat().st_size == len(data)
+        if alike and path.read_bytes() == data:
             return False
         with opened(path.parent, follow=True) as folder:
             replace_in(folder, path.name, [data], mode)
