@@ -460,7 +460,13 @@ def processes(run_id: str, known: dict[int, str] | None = None, began: float = m
             if fields[0] in "ZX":
                 continue
             parents[int(entry.name)], started[int(entry.name)] = int(fields[1]), fields[19]
-            variables = (entry / "environ").read_bytes().split(b"\0")
+            variables: list[bytes] = []
+            try:
+                variables = (entry / "environ").read_bytes().split(b"\0")
+            except PermissionError:
+                # A program may ask that nobody reads it; another user's is none of ours.
+                if f"\nUid:\t{os.getuid()}\t" not in (entry / "status").read_text(errors="replace"):
+                    continue
             is_orphan = fields[1] == str(INIT) and int(fields[19]) >= first_tick and entry.name != own
             if mark in variables or (is_orphan and not any(one.startswith(ANY_RUN) for one in variables)):
                 marked.add(int(entry.name))

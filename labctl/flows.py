@@ -297,7 +297,7 @@ def take_down(
 
 
 def run(context: Context, name: str, options: RunOptions, ask: Ask | None = None) -> Result | PlanPreview:
-    """Run a workload on the lab and judge it; the answer is the run's result.
+    """Run a workload, or with no name the options' script, on the lab and judge it; the answer is the run's result.
 
     ``ask`` is asked whether the image that the workload needs may be built and the lab brought up with it.
     """
@@ -327,6 +327,7 @@ def run_on(
     from labctl.engines.agent import begin_reach
     from labctl.lab.cluster import load_lab
     from labctl.runs import run as runs
+    from labctl.runs import store
     from labctl.runs.request import build_job
     from labctl.system import filelock
     from labctl.workloads import external
@@ -334,7 +335,7 @@ def run_on(
     now, dry_run = datetime.now().astimezone(), options.dry_run
     first: tuple[Step, ...] = ()
     lab, cluster = load_lab(context, cluster, ask=False)
-    job = build_job(lab, workload, options, now)
+    job = build_job(lab, workload, options, now, context.warn)
     external.require_device(workload, lab.accelerator)
     if reason := runs.why_not_fit(lab, job, cluster.settings.number("LAB_MEMORY")):
         return runs.refuse(lab, job, reason, now, dry_run=dry_run)
@@ -345,7 +346,7 @@ def run_on(
     foreign = preflight.find_foreign_labs(context, lab.name, observed) if observed else {}
     nodes = tuple(node.name for node in job.nodes)
     early = begin_reach(cluster.engine, observed, nodes) if observed and not foreign and not dry_run else None
-    if workload.image and observed and runs.not_up(lab, job, observed):
+    if workload.has_own_image and observed and runs.not_up(lab, job, observed):
         images.confirm_image(workload, lab.image, bool(observed.on(lab.hosts[0].name).image), ask, dry_run=dry_run)
         if not dry_run:
             bring_up(context, cluster)
@@ -355,7 +356,7 @@ def run_on(
     runs.require_hosts(lab, job, {**cluster.failed, **foreign})
     doctor_run.preflight(context, lab, cluster, "run")
     runs.require_ready(context, cluster, lab, job, observed, options)
-    with nullcontext() if dry_run else running(context, f"run {job.run_id}"):
+    with nullcontext() if dry_run else running(context, store.purpose(job.run_id)):
         plan = runs.plan_run(lab, job, cluster, observed, dry_run=dry_run)
         if dry_run:
             return answer(cluster, Plan((*first, *plan.steps)))

@@ -263,6 +263,14 @@ class File(Struct, frozen=True, kw_only=True):
         return f"File({self.path!r})"  # its content may be a secret
 
 
+class Copy(Struct, frozen=True, kw_only=True):
+    """A file, or a link, to be copied: the path that it gets, and the directory that it is in and its path there."""
+
+    path: str
+    root: Path
+    name: str
+
+
 # --- the workload --------------------------------------------------------------------------------------------
 
 Reduce = Literal["first", "last", "min", "max", "mean", "median", "first-last"]
@@ -320,14 +328,26 @@ class Workload(Struct, frozen=True, kw_only=True):
     criteria: tuple[Criterion, ...]
     launcher_arguments: tuple[str, ...] = ()
     image: str = ""
+    packages: tuple[str, ...] = ()
+    """Python packages that its image is to have besides, as pip names them."""
+    apt: tuple[str, ...] = ()
     prepare: str = ""
     """A script that one rank of each node runs before the ranks start."""
     inputs: Pairs = ()
     """Arguments that are paths on the host, and what must be there: directory, file, path (either) or model."""
     required_inputs: tuple[str, ...] = ()  # inputs that a run, but no rehearsal, must be given
     deepspeed: Mapping[str, Any] | None = None
+    deepspeed_option: str = "deepspeed_config"
+    """The script's option for DeepSpeed's configuration; ``deepspeed`` in Hugging Face's."""
     cache: Cache = Cache()
     memory: Memory | None = None
+    local_rank: bool = False
+    """Whether the script gets ``--local_rank N``, as DeepSpeed's launcher gives it."""
+
+    @property
+    def has_own_image(self) -> bool:
+        """Whether it needs another image than the lab's usual one."""
+        return bool(self.image or self.packages or self.apt)
 
 
 class Job(Struct, frozen=True, kw_only=True):
@@ -342,6 +362,8 @@ class Job(Struct, frozen=True, kw_only=True):
     timeout: float
     directory: str
     """Absolute path of the run's directory inside the containers."""
+    code: tuple[Copy, ...] = ()
+    """What its ranks find where they start."""
 
     @property
     def containers(self) -> tuple[str, ...]:

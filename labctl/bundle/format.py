@@ -152,7 +152,7 @@ def _members(path: Path) -> dict[str, BundleEntry]:
             }
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
-    except tarfile.ReadError as error:
+    except (tarfile.TarError, ValueError, RecursionError) as error:
         with path.open("rb") as file:
             packed = file.read(2) == b"\x1f\x8b"
         hint = "gunzip it first" if packed else AGAIN

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from labctl.bundle.format import AGAIN, Bundle, BundleEntry
 from labctl.bundle.save import CACHED, FOLDERS, NODES, SKIPPED, ExcludedFile
-from labctl.config import dotenv
+from labctl.config import dotenv, mount_sources
 from labctl.config import settings as config
 from labctl.config.context import Context
 from labctl.config.settings import Settings
@@ -71,7 +71,7 @@ def load_bundle(
     """
     bundle = checked(file, context.notice)
     with tempfile.TemporaryDirectory(prefix="labctl-") as folder:
-        env = own_settings(bundle, Path(folder, ".env"), context.flags.get(CACHE, ""))
+        env = own_settings(bundle, Path(folder, ".env"), context.flags, context.notice)
         settings = config.load(Path(folder), context.environ, context.flags)
         cache = Path(settings.text(CACHE))
         files, cached = of_lab(bundle, env, context.directory, force=force), of_cache(bundle, cache)
@@ -123,12 +123,16 @@ def checked(path: Path, notice: Notice) -> Bundle:
     return bundle
 
 
-def own_settings(bundle: Bundle, path: Path, chosen: str) -> BundleEntry:
-    """The bundle's .env, written to a path: its cache goes where this machine has one, or where the person chose."""
+def own_settings(bundle: Bundle, path: Path, flags: Mapping[str, str], notice: Notice) -> BundleEntry:
+    """The bundle's .env, written to a path: of this machine it mounts what this machine's person chose, no more."""
     lines = settings_of(bundle).split("\n")
-    for entry in dotenv.parse("\n".join(lines), path.name) if bundle.below("cache") else ():
-        if entry.key == CACHE:
-            lines[entry.line - 1] = f"{CACHE}={dotenv.quote(chosen)}" if chosen else f"# {CACHE}: this machine's own"
+    for entry in dotenv.parse("\n".join(lines), path.name):
+        if entry.key in mount_sources.EXAMPLES and entry.value:
+            chosen = flags.get(entry.key, "")
+            own = f"{entry.key}={dotenv.quote(chosen)}" if chosen else f"# {entry.key}: this machine's own"
+            lines[entry.line - 1] = own
+            if not chosen:
+                notice(f"{entry.key}={entry.value} of the bundle is left out of .env: set it to a path of this machine")
     size = path.write_bytes("\n".join(lines).encode())
     return BundleEntry(content=Range(path, 0, size), mode=bundle.below("lab")[".env"].mode)
 

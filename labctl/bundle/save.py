@@ -22,7 +22,7 @@ from labctl.config.settings import Settings
 from labctl.deploy import images as prepare
 from labctl.deploy import preflight
 from labctl.errors import ConfigError, HostError
-from labctl.images import catalog, local
+from labctl.images import catalog, local, packages
 from labctl.lab import cluster
 from labctl.runs import request
 from labctl.system import process
@@ -156,7 +156,8 @@ def image_of(context: Context, settings: Settings) -> str:
     """The image of the lab's nodes; hosts are contacted only if their devices decide."""
     accelerator = settings.text("LAB_ACCELERATOR")
     if settings.text("LAB_IMAGE") or accelerator != "auto":
-        return settings.text("LAB_IMAGE") or catalog.tag(accelerator)
+        base = settings.text("LAB_IMAGE") or catalog.tag(accelerator)
+        return packages.tag(base, packages.of(settings))
     with cluster.connect(context, settings) as where:
         return where.image
 

@@ -134,10 +134,12 @@ def application(names: set[str]) -> typer.Typer:
     app.callback()(lambda: None)
     for name, (module, text) in COMMANDS.items():
         if name in names:
-            function = getattr(import_module(f"labctl.cli.{module}"), f"{name}_command")
+            commands = import_module(f"labctl.cli.{module}")
+            function = getattr(commands, f"{name}_command")
             if isinstance(function, typer.Typer):
                 app.add_typer(function, name=name, help=text[0].upper() + text[1:] + ".")
                 continue
             options = {"ignore_unknown_options": True, "allow_interspersed_args": False} if name == "exec" else {}
-            app.command(name, help=text[0].upper() + text[1:] + ".", context_settings=options)(function)
+            cls = commands.WithArguments if name == "run" else None
+            app.command(name, cls=cls, help=text[0].upper() + text[1:] + ".", context_settings=options)(function)
     return app

@@ -16,7 +16,10 @@ from labctl.config.context import Context, find_lab
 from labctl.errors import ConfigError, Interrupted, LabError, OutputClosed
 
 Directory = Annotated[
-    Path, typer.Option("--directory", "-C", show_default=False, help="Lab directory (default: the current one).")
+    Path,
+    typer.Option(
+        "--directory", "-C", show_default=False, help="Lab directory (default: the nearest, from here upwards)."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print a JSON document.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan without executing it.")]
@@ -27,12 +30,10 @@ Setting = Annotated[
 HERE = Path()
 
 
-def context(
-    directory: Path, output: Output, overrides: list[str] | None = None, *, search: bool = False, create: bool = False
-) -> Context:
-    """The context of a command. ConfigError if the directory does not exist and the command does not create it.
+def context(directory: Path, output: Output, overrides: list[str] | None = None, *, create: bool = False) -> Context:
+    """The context of a command: of the lab that -C names, or the nearest one from the current directory upwards.
 
-    ``search`` looks for the lab in parent directories too, unless -C is given.
+    ConfigError if the directory does not exist and the command does not create it.
     """
     try:
         resolved = directory.resolve()
@@ -41,7 +42,7 @@ def context(
         raise ConfigError("the current directory no longer exists", hint=hint) from error
     if not resolved.is_dir() and not create:
         raise ConfigError(f"{directory}: no such directory", hint="-C names the lab directory; labctl init creates one")
-    if search and directory == HERE:
+    if directory == HERE and not create:
         resolved = find_lab(resolved, os.environ)
     return Context(directory=resolved, environ=os.environ, emit=output.event, flags=pairs(overrides or [], "--setting"))
 

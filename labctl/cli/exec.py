@@ -22,7 +22,7 @@ def shell_command(
     setting: Setting = None,
 ) -> None:
     with answering() as output:
-        sys.exit(flows.shell(context(directory, output, setting, search=True), node, terminal=on_terminal()))
+        sys.exit(flows.shell(context(directory, output, setting), node, terminal=on_terminal()))
 
 
 def exec_command(
@@ -37,7 +37,7 @@ def exec_command(
     setting: Setting = None,
 ) -> None:
     with answering() as output:
-        lab = context(directory, output, setting, search=True)
+        lab = context(directory, output, setting)
         sys.exit(flows.execute(lab, tuple(command), node, everywhere=everywhere, terminal=on_terminal()))
 
 
@@ -51,7 +51,7 @@ def jupyter_command(
 ) -> None:
     with answering() as output:
         try:
-            flows.jupyter(context(directory, output, setting, search=True), node, port, say)
+            flows.jupyter(context(directory, output, setting), node, port, say)
         except KeyboardInterrupt:
             output.note("stopped")
             sys.exit(Interrupted.exit_code)
@@ -65,7 +65,7 @@ def logs_command(
 ) -> None:
     with answering() as output:
         try:
-            lab = context(directory, output, setting, search=True)
+            lab = context(directory, output, setting)
             flows.logs(lab, node, say, follow=follow, colors=sys.stdout.isatty())
         except KeyboardInterrupt:
             sys.exit(Interrupted.exit_code)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from labctl import flows
-from labctl.cli.common import HERE, Directory, DryRun, Json, Setting, answering, confirmation, context, pairs
+from labctl.cli.common import HERE, Directory, DryRun, Json, Setting, answering, confirmation, context
 from labctl.cli.output import quantity, table
 from labctl.config.context import Context
 from labctl.errors import ConfigError
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 # Ranks that a result's text lists.
 SHOWN = 8
+ARGUMENTS = "labctl.arguments"
 
 
 def complete_workload(incomplete: str) -> list[str]:
@@ -44,8 +47,21 @@ def workloads_command(directory: Directory = HERE, json: Json = False) -> None:
             sys.exit(ConfigError.exit_code)
 
 
+class WithArguments(TyperCommand):
+    """A command that hands what follows `--` on as it is, in ``ctx.meta[ARGUMENTS]``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        ctx.meta[ARGUMENTS] = tuple(args[end + 1 :])
+        return super().parse_args(ctx, args[:end])
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- ARGUMENTS...]"]
+
+
 def run_command(
-    name: Annotated[str, typer.Argument(metavar="WORKLOAD", autocompletion=complete_workload)],
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="[WORKLOAD]", autocompletion=complete_workload)] = "",
     directory: Directory = HERE,
     rehearse: Annotated[bool, typer.Option("--rehearse", help="Smoke test: tiny model, a few steps.")] = False,
     timeout: Annotated[str | None, typer.Option(help="Time limit, such as 90s, 20m, 2h.")] = None,
@@ -56,7 +72,7 @@ def run_command(
         list[str] | None,
         typer.Option(
             "--set",
-            metavar="KEY=VALUE",
+            metavar="KEY[=VALUE]",
             help="Override a script argument, or DeepSpeed's config with deepspeed.KEY (repeatable).",
         ),
     ] = None,
@@ -66,7 +82,12 @@ def run_command(
     launcher_arg: Annotated[
         list[str] | None, typer.Option(metavar="ARG", help="Extra launcher argument (repeatable).")
     ] = None,
-    script: Annotated[Path | None, typer.Option(help="Run this script instead of the workload's.")] = None,
+    script: Annotated[
+        Path | None, typer.Option(help="Run this script: by itself, or instead of the workload's.")
+    ] = None,
+    local_rank: Annotated[
+        bool, typer.Option("--local-rank", help="Give the script --local_rank=N, as DeepSpeed's own launcher does.")
+    ] = False,
     deepspeed_config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Use this DeepSpeed configuration.")
     ] = None,
@@ -85,7 +106,9 @@ def run_command(
             rehearse=rehearse,
             timeout=parse_duration(timeout) if timeout else None,
             expect=tuple(map(parse_expectation, expect or [])),
-            arguments=tuple(pairs(set_ or [], "--set").items()),
+            arguments=settings_of_script(set_ or []),
+            words=ctx.meta[ARGUMENTS],
+            local_rank=local_rank,
             launcher=launcher,
             launcher_arguments=tuple(launcher_arg or ()),
             script=script,
@@ -101,6 +124,12 @@ def run_command(
             output.answer(answer, run_text(answer, lab.directory))
             sys.exit(answer.exit_code)
         output.answer(answer, "\n".join(answer.plan))
+
+
+def settings_of_script(words: list[str]) -> tuple[tuple[str, str | None], ...]:
+    """What `--set` says, the last of each key; None for a key without a value."""
+    split = (word.partition("=") for word in words)
+    return tuple({key: value if equals else None for key, equals, value in split}.items())
 
 
 def runs_command(directory: Directory = HERE, json: Json = False) -> None:
@@ -157,6 +186,17 @@ def result_rows(result: Result) -> list[tuple[str, str]]:
         rows.append(("seconds", quantity(result.seconds)))
     cause = f" ({result.cause})" if result.cause else ""
     rows.append(("verdict", f"{result.verdict}{cause}: {result.message}"))
-    if result.cause == "node-lost":
-        rows.append(("next", "`labctl up` starts the node again"))
+    if step := next_step(result):
+        rows.append(("next", step))
     return rows
+
+
+def next_step(result: Result) -> str:
+    """What to do about how a run ended, where that is known."""
+    if result.cause == "node-lost":
+        return "`labctl up` starts the node again"
+    if missing := re.search(r"No module named '(\w+)", result.message):
+        return f"add the package of `{missing[1]}` to LAB_PACKAGES in .env, then `labctl up`"
+    if "Read-only file system" in result.message:
+        return "write to the current directory, which is the run's own, or to $LABCTL_RUN_DIR"
+    return ""

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from labctl.config import settings
+from labctl.config import requirements, settings
+from labctl.config.settings import Settings
 from labctl.errors import ConfigError
 from labctl.model import Event
 
@@ -29,7 +30,16 @@ class Context(Struct, frozen=True, kw_only=True):
         loaded = settings.load(self.directory, self.environ, self.flags)
         for warning in loaded.warnings:
             self.warn(warning)
-        return loaded
+        return self._with_requirements(loaded)
+
+    def _with_requirements(self, loaded: Settings) -> Settings:
+        """The settings with the packages of LAB_REQUIREMENTS among those of LAB_PACKAGES."""
+        name = loaded.text("LAB_REQUIREMENTS")
+        if not name:
+            return loaded
+        path, origin = self.directory / Path(name).expanduser(), loaded.origin("LAB_REQUIREMENTS")
+        wanted = (*loaded.text("LAB_PACKAGES").split(), *requirements.read(path, f"LAB_REQUIREMENTS ({origin})"))
+        return loaded.with_value("LAB_PACKAGES", " ".join(wanted), origin)
 
     def warn(self, text: str) -> None:
         self.emit(Event(kind="warning", text=text))

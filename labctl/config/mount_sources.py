@@ -1,15 +1,22 @@
-"""Which directories of a host may be mounted into containers, which write there: not its system, keys and engines."""
+"""Which directories of a host may be mounted into containers, which write there: not its system, keys and engines.
+
+And where in a container a person's own may be: not where labctl's or the system's are.
+"""
 
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 from pathlib import Path, PurePosixPath
+
+from labctl.model import Mount
 
 EXAMPLES = {
     "HOST_CACHE_PATH": "~/.cache/labctl",
     "HOST_REPO_PATH": "~/DeepSpeedExamples",
     "HOST_OPTIMUM_HABANA_PATH": "~/optimum-habana",
+    "LAB_MOUNTS": "/data/imagenet:/data:ro",
 }
 """The settings whose values are mounted, and a value of each."""
 
@@ -19,6 +26,34 @@ _CLOSED = ("/boot", "/dev", "/etc", "/proc", "/run", "/sys", "/var/run", "/var/l
 _OPEN = re.compile(r"/dev/shm/.+|(/var)?/run/(user/\d+/.+|media(/.+)?)")  # noqa: S108
 _KEYS = (".ssh", ".gnupg", ".docker", ".kube", ".aws")
 _SOCKETS = ("docker.sock", "containerd.sock", "podman.sock")
+
+
+_TAKEN = (*_CLOSED, "/bin", "/home/lab", "/lib", "/opt/lab", "/opt/venv", "/root", "/sbin", "/usr", "/var")
+_OF_THE_PROJECT = ("/.cache", "/outputs", "/runs", "/workloads", "/DeepSpeedExamples", "/optimum-habana")
+_MOUNT = re.compile(r"(?P<source>~?/[^\s:]*|~):(?P<target>/[A-Za-z0-9._+/-]*)(:(?P<mode>ro|rw))?")
+
+
+def split(value: str, home: str) -> tuple[Mount, ...]:
+    """The mounts of ``source:target[:ro]``, with spaces between them. ValueError for anything else."""
+    mounts = []
+    for word in value.split():
+        if not (found := _MOUNT.fullmatch(word)) or ".." in found["target"].split("/"):
+            raise ValueError("must be mounts with spaces between them", "write them like /data/imagenet:/data:ro")
+        source = re.sub(r"\A~(?=/|\Z)", lambda _: home, found["source"])
+        target = posixpath.normpath(found["target"])
+        mounts.append(Mount(source=source, target=target, read_only=found["mode"] == "ro"))
+    if len({mount.target for mount in mounts}) < len(mounts):
+        raise ValueError("has two mounts at one place", "give each a place of its own in the containers")
+    return tuple(mounts)
+
+
+def target_refusal(target: str, project: str) -> str:
+    """Why nothing of a person's may be mounted there; empty where it may."""
+    if target == "/" or any(_is_in(target, one) or _is_in(one, target) for one in _TAKEN):
+        return "is the system's, or labctl's own"
+    if target == project or any(_is_in(target, f"{project}{one}") for one in _OF_THE_PROJECT):
+        return "is labctl's own"
+    return f"holds {project}" if _is_in(project, target) else ""
 
 
 def refusal(path: str, home: str, *, here: bool) -> str:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from labctl.config import dotenv, mount_sources
 from labctl.errors import ConfigError, nearest
-from labctl.model import Pairs, Secret
+from labctl.model import Mount, Pairs, Secret
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
@@ -87,6 +87,24 @@ def accelerator(value: str) -> None:
         raise ValueError(reason, f"did you mean {near}?" if near else "auto takes what it finds")
 
 
+def requirements(value: str) -> None:
+    for word in value.split():
+        require_requirement(word)
+
+
+def require_requirement(word: str) -> None:
+    """ValueError unless it is one requirement of pip's, without spaces."""
+    if not re.fullmatch(
+        r"[A-Za-z0-9][\w.-]*(\[[\w.,-]+\])?(([=<>!~]=?=?[\w.*+!-]+)(,[=<>!~]=?=?[\w.*+!-]+)*)?", word, re.ASCII
+    ):
+        reason = f"`{word[:60]}` is no name with a version, such as transformers<5"
+        raise ValueError(reason, "no spaces within one, such as 'transformers>=4,<5 nltk'")
+
+
+def mounts_list(value: str) -> None:
+    mount_sources.split(value, "/home")
+
+
 def image_from(value: str) -> None:
     words = ("send", "pull", "build")
     if value not in words:
@@ -97,6 +115,9 @@ def image_from(value: str) -> None:
 port = whole(1024, 65535)
 label = shaped(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?", "must be at most 40 of a-z, 0-9 and inner '-', such as lab-2")
 image = shaped(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", "must be the name of an image", "write it like debian:bookworm-slim")
+distribution_packages = shaped(
+    r"[a-z0-9][a-z0-9.+-]*( +[a-z0-9][a-z0-9.+-]*)*", "must be names of packages, with spaces between them"
+)
 memlock = shaped(r"unlimited|0|[1-9][0-9]{0,17}", "must be 'unlimited' or a number of bytes")
 host_path = shaped(r"/.*", "must be an absolute path", "begin it with / or ~/")
 # So narrow because launchers put it into remote shell commands without quotes.
@@ -107,6 +128,8 @@ proxy = shaped(r"\S+", "must be one URL without spaces", "write it like http://p
 token = shaped(r"[!-~]+", "contains spaces or characters that no token has")
 anything = shaped(r".*", "must be one line")
 
+USUAL_NODES = 2
+"""Nodes on one host unless it has devices for one only."""
 EXTRA = "LAB_ENV_"
 """``LAB_ENV_<NAME>=value`` gives workloads ``NAME=value``."""
 
@@ -132,11 +155,14 @@ SETTINGS = (
     Setting("LAB_ACCELERATOR", "auto", accelerator),
     Setting("LAB_HOSTS", "", anything),
     Setting("LAB_SHARED_DIR", "", host_path),
-    Setting("LAB_NODES", "2", whole(1, 1000)),
+    Setting("LAB_NODES", "", whole(1, 1000)),
     Setting("LAB_SLOTS", "", whole(1, 1024)),
     Setting("LAB_DEVICES", "", devices),
     Setting("LAB_IMAGE", "", image),
     Setting("LAB_BASE_IMAGE", "", image),
+    Setting("LAB_PACKAGES", "", requirements),
+    Setting("LAB_REQUIREMENTS", "", anything),
+    Setting("LAB_APT", "", distribution_packages),
     Setting("LAB_IMAGE_FROM", "send", image_from),
     Setting("LAB_SSH_PORT", "12345", port, aliases=("DOCKER_SSH_PORT",)),
     Setting("LAB_MASTER_PORT", "29500", port, aliases=("DOCKER_MASTER_PORT",)),
@@ -147,6 +173,7 @@ SETTINGS = (
     Setting("LAB_NOFILE", "1048576", whole(1024, 2**30)),
     Setting("LAB_PIDS", "8192", whole(64, 2**22)),
     Setting("HOST_CACHE_PATH", "~/.cache/labctl", host_path),
+    Setting("LAB_MOUNTS", "", mounts_list),
     Setting("HOST_REPO_PATH", "", host_path),
     Setting("HOST_OPTIMUM_HABANA_PATH", "", host_path),
     Setting("PROJECT_PATH", "/workspace", container_path),
@@ -212,6 +239,11 @@ class Settings(Struct, frozen=True, kw_only=True):
     def with_value(self, key: str, value: str, origin: str) -> Settings:
         return replace(self, found={**self.found, key: SettingValue(key, value, origin)})
 
+    @property
+    def mounts(self) -> tuple[Mount, ...]:
+        """The mounts of LAB_MOUNTS."""
+        return mount_sources.split(self.found["LAB_MOUNTS"].value, self.home)
+
     def rows(self) -> tuple[tuple[str, str, str], ...]:
         """Key, redacted value and origin of every effective setting."""
         everything = (*self.found.items(), *((found.key, found) for found in self.extra))
@@ -242,7 +274,7 @@ def load(directory: Path, environ: Mapping[str, str], flags: Mapping[str, str]) 
     in_force = defaults | _by_key(written) | _by_key(exported) | _by_key(typed)
     _check_ports(in_force["LAB_SSH_PORT"], in_force["LAB_MASTER_PORT"])
     for key in mount_sources.EXAMPLES:
-        _check_mount(in_force[key], home, here=not in_force["LAB_HOSTS"].value)
+        _check_mount(in_force[key], home, in_force["PROJECT_PATH"].value, here=not in_force["LAB_HOSTS"].value)
     unread = sorted(key for key in environ if key.startswith("LAB_") and not _is_known(key))
     return Settings(
         found={key: in_force[key] for key in defaults},
@@ -301,11 +333,17 @@ def _check_ports(ssh: SettingValue, master: SettingValue) -> None:
         raise blamed.error(f"{blamed.value} is also {other.key} ({other.origin})", "the two ports must differ")
 
 
-def _check_mount(found: SettingValue, home: str, *, here: bool) -> None:
-    path = _expanded(_BY_NAME[found.key], found.value, home)
-    if path and (reason := mount_sources.refusal(path, home, here=here)):
-        hint = f"name a directory for this alone, such as {mount_sources.EXAMPLES[found.key]}"
-        raise found.error(f"containers would write {path}, which {reason}", hint)
+def _check_mount(found: SettingValue, home: str, project: str, *, here: bool) -> None:
+    several = found.key == "LAB_MOUNTS"
+    mounts = mount_sources.split(found.value, home) if several else ()
+    paths = [mount.source for mount in mounts] if several else [_expanded(_BY_NAME[found.key], found.value, home)]
+    for path in filter(None, paths):
+        if reason := mount_sources.refusal(path, home, here=here):
+            hint = f"name a directory for this alone, such as {mount_sources.EXAMPLES[found.key]}"
+            raise found.error(f"containers would write {path}, which {reason}", hint)
+    for mount in mounts:
+        if reason := mount_sources.target_refusal(mount.target, project):
+            raise found.error(f"{mount.target} in the containers {reason}", "mount it at /data, say")
 
 
 def sounds_secret(key: str) -> bool:

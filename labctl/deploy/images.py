@@ -15,7 +15,7 @@ from labctl.deploy.plan import EnsureImage
 from labctl.engines.docker import DockerEngine
 from labctl.engines.state import ObservedState
 from labctl.errors import ConfigError, HostError
-from labctl.images import catalog
+from labctl.images import catalog, packages
 from labctl.lab import device_requests
 from labctl.lab.cluster import Cluster
 from labctl.model import HERE, Workload
@@ -28,10 +28,20 @@ Ask = Callable[[str], bool]
 
 
 def for_workload(settings: Settings, workload: Workload) -> Settings:
-    """The settings with the image that a workload needs, unless they name one themselves."""
-    if not workload.image or settings.text("LAB_IMAGE"):
-        return settings
-    return settings.with_value("LAB_IMAGE", catalog.tag(workload.image), origin=f"workload {workload.name}")
+    """The settings with the image that a workload needs, unless they name one themselves, and with its packages.
+
+    ConfigError for an image that labctl does not have.
+    """
+    origin = f"workload {workload.name}"
+    if workload.image and workload.image not in catalog.names():
+        known = ", ".join(catalog.names())
+        raise ConfigError(f"{workload.declared}: unknown image `{workload.image}`", hint=f"labctl has {known}")
+    if workload.image and not settings.text("LAB_IMAGE"):
+        settings = settings.with_value("LAB_IMAGE", catalog.tag(workload.image), origin)
+    for key, more in (("LAB_PACKAGES", workload.packages), ("LAB_APT", workload.apt)):
+        if more:
+            settings = settings.with_value(key, " ".join(dict.fromkeys((*settings.text(key).split(), *more))), origin)
+    return settings
 
 
 def plan_images(
@@ -39,7 +49,7 @@ def plan_images(
 ) -> tuple[tuple[EnsureImage, ...], dict[str, HostError]]:
     """What brings the image to every host, and the hosts that cannot use theirs. HostError if it cannot be built."""
     image, how = cluster.image, cluster.settings.text("LAB_IMAGE_FROM")
-    own = catalog.name_of(image)
+    own = packages.is_own(image)
     if not cluster.daemons:
         return (), {}
     if not cluster.remote_hosts:
@@ -62,9 +72,12 @@ def plan_images(
 
 def require_buildable(cluster: Cluster) -> None:
     """HostError if the image is not labctl's own, or the engine has no runtime for it: before minutes of building."""
-    image = cluster.image
-    if cluster.settings.text("LAB_IMAGE") and not catalog.name_of(image):
-        raise HostError(f"image {image} not found", hint=f"docker pull {image}, or unset LAB_IMAGE")
+    base = cluster.base_image
+    if cluster.settings.text("LAB_IMAGE") and not catalog.name_of(base):
+        from labctl.images import local
+
+        if base == cluster.image or local.described(base) is None:
+            raise HostError(f"image {base} not found", hint=f"docker pull {base}, or unset LAB_IMAGE")
     cluster.map_engines(partial(device_requests.require_runtime, cluster.accelerator))
 
 
@@ -81,7 +94,7 @@ def ensure(context: Context, cluster: Cluster, image: str) -> dict[str, HostErro
         return distribute.pull(image, targets)
     if how == "build":
         return distribute.build(image, targets, lambda name: build_image(context, cluster, on=name))
-    if catalog.name_of(image):
+    if packages.is_own(image):
         if local.described(image) is None:
             require_buildable(cluster)
             build_image(context, cluster)
@@ -117,15 +130,25 @@ def confirm_image(workload: Workload, image: str, found: bool, ask: Ask | None, 
 def build_image(context: Context, cluster: Cluster, *, update_lock: bool = False, on: str = "") -> dict[str, Any]:
     """Build the image of the lab's nodes, from the Dockerfile of its name or else that of the accelerator.
 
-    With this machine's engine, or ``on`` a host with its own.
+    And, where the settings add packages, the one with these on top of it. With this machine's engine, or ``on`` a host
+    with its own.
     """
     from labctl.images import build
 
-    image = catalog.name_of(cluster.image) or cluster.accelerator
-    request = build.request(cluster.settings, image, cluster.image, context.directory, context.environ)
+    base, additions = cluster.base_image, packages.of(cluster.settings)
+    own = catalog.name_of(base)
+    request = build.request(cluster.settings, own or cluster.accelerator, base, context.directory, context.environ)
     if on:
         request = replace(request, engine=cluster.daemons[on])
-    return build.update_lock(request, context.notice) if update_lock else build.build(request, context.notice)
+    if update_lock:
+        return build.update_lock(request, context.notice)
+    if not additions:
+        return build.build(request, context.notice)
+    if own and catalog.is_stale(request.engine.image_labels(base), own):
+        build.build(request, context.notice)
+    elif not own:
+        build.ensure_base(base, replace(request, base_image=base), context.notice)
+    return packages.make(replace(request, tag=cluster.image), base, additions, context.notice)
 
 
 def image_of_hosts(cluster: Cluster) -> str:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from labctl import model, naming
 from labctl.engines.state import Container, ObservedState, lost
-from labctl.model import HERE, File, Host, Job, Lab
+from labctl.model import HERE, Copy, File, Host, Job, Lab
 
 
 class Step(Struct, frozen=True, kw_only=True):
@@ -186,10 +186,12 @@ class StageRun(Step, frozen=True, kw_only=True):
     run_id: str
     job: tuple[File, ...]
     record: tuple[File, ...]
+    code: tuple[Copy, ...]
 
     def __str__(self) -> str:
         record = ", ".join((*(file.path for file in (*self.job, *self.record)), "run.lock", "output.log"))
-        needed = ", ".join(("ranks/", *(file.path for file in self.job)))
+        copied = f"work/ (files of {self.code[0].root.name}: {len(self.code)})" if self.code else "work/"
+        needed = ", ".join(("ranks/", copied, *(file.path for file in self.job)))
         return f"write {record} to runs/{self.run_id}, and {needed} to {naming.OUTPUTS}/{self.run_id}"
 
 
@@ -382,7 +384,7 @@ def run(
             yield EndRun(paths=(f"runs/{run_id}",), cause=why)
         yield WaitForSsh(nodes=nodes, seconds=15, cause="a run needs every node")
         plan = File(path="plan.txt", content=text)
-        yield StageRun(run_id=job.run_id, job=job.files, record=(plan, *record), cause=cause)
+        yield StageRun(run_id=job.run_id, job=job.files, record=(plan, *record), code=job.code, cause=cause)
         if hosts:
             yield PushRun(run_id=job.run_id, reads=reads, hosts=hosts, cause=cause)
         yield LaunchJob(job=job, cause=f"{job.workload.name} on {', '.join(nodes)}")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from labctl import model, naming
 from labctl.engines import Backend
 from labctl.engines.state import ObservedState
-from labctl.errors import HostError
+from labctl.errors import HostError, parsing
 from labctl.hosts.ssh_errors import ssh_reason
 from labctl.model import Lab
 from labctl.system.parallel import begin, pool
@@ -31,10 +31,12 @@ CHECKING = 20
 
 def reach(lab: Lab, engine: Backend, nodes: tuple[str, ...], seconds: int) -> dict[str, float]:
     """Seconds that each node took to answer over ssh; HostError names those that did not and why."""
-    answers = [json.loads(line) for line in agent(lab, engine, model.LAUNCHER, "reach", str(seconds), *nodes)]
-    reasons = {answer["node"]: ssh_reason(answer["error"]) for answer in answers if not answer["ok"]}
-    answered = {answer["node"] for answer in answers}
-    reasons |= {node: "the launcher gave no answer about it" for node in nodes if node not in answered}
+    lines = agent(lab, engine, model.LAUNCHER, "reach", str(seconds), *nodes)
+    with parsing(lab.host_of(model.LAUNCHER).name):
+        answers = [json.loads(line) for line in lines]
+        reasons = {answer["node"]: ssh_reason(answer["error"]) for answer in answers if not answer["ok"]}
+        answered = {answer["node"]: answer["seconds"] for answer in answers if answer["ok"]}
+    reasons |= {node: "the launcher gave no answer about it" for node in nodes if node not in {*answered, *reasons}}
     if reasons:
         first = next(iter(reasons))
         raise HostError(
@@ -43,7 +45,7 @@ def reach(lab: Lab, engine: Backend, nodes: tuple[str, ...], seconds: int) -> di
             hint=f"labctl logs {first}; `labctl down && labctl up` recreates the nodes",
             node=first,
         )
-    return {answer["node"]: answer["seconds"] for answer in answers}
+    return answered
 
 
 class EarlyReach(NamedTuple):
@@ -87,8 +89,11 @@ def reap(
         leavers = node != model.LAUNCHER or launcher == "script"
         return reap_node(lab, engine, node, run_id, grace, lasted if leavers else None)
 
+    # A script's own children on the nodes are its ssh sessions' until those end.
+    first = (model.LAUNCHER,) if launcher == "script" else ()
+    others = tuple(name for name in lab.containers if name not in first)
     with pool(len(lab.containers)) as threads:
-        return [text for text in threads.map(end, lab.containers) if text]
+        return [text for text in (*threads.map(end, first), *threads.map(end, others)) if text]
 
 
 def reap_node(lab: Lab, engine: Backend, node: str, run_id: str, grace: float, lasted: float | None) -> str:
@@ -98,11 +103,16 @@ def reap_node(lab: Lab, engine: Backend, node: str, run_id: str, grace: float, l
     except HostError as error:
         # A container that is gone holds nothing; one that stays and cannot be entered may hold all of it.
         deadline = time.monotonic() + DYING
-        while (container := engine.observe(lab.name).container(node)) and container.state in ("running", "paused"):
+        while True:
+            observed = engine.observe(lab.name)
+            if lab.host_of(node).name in dict(observed.silent):
+                return error.message
+            container = observed.container(node)
+            if not container or container.state not in ("running", "paused"):
+                return ""
             if container.state == "paused" or time.monotonic() >= deadline:
                 return error.message
             time.sleep(0.1)
-        return ""
 
 
 def unhealthy(lab: Lab, engine: Backend, nodes: tuple[str, ...]) -> dict[str, str]:

@@ -73,6 +73,7 @@ class ApiError(Exception):
 
 LARGEST_ANSWER = 64 << 20
 """Bytes of a daemon's answer, and of what a short program prints."""
+LONGEST_EVENT = 1 << 20
 
 Call = Callable[..., Any]
 
@@ -110,7 +111,7 @@ def request(http: HTTPConnection, path: str, method: str = "GET", body: object =
     answer = http.getresponse()
     # The daemon answers 404 to a network for which it has no addresses left, too.
     if answer.status >= 400 and (answer.status != 404 or method == "POST"):
-        raise ApiError(json.loads(answer.read())["message"])
+        raise ApiError(json.loads(answer.read(LARGEST_ANSWER))["message"])
     return answer
 
 
@@ -419,7 +420,7 @@ class DockerEngine:
     ) -> process.CompletedProcess:
         """As the protocol says. By the API: the docker program takes a third of such a call to start."""
         wanted = {"Cmd": argv, "User": user, "WorkingDir": workdir or "", "AttachStdout": True, "AttachStderr": True}
-        with self._http(self._seconds) as http:
+        with parsing(self.host), self._http(self._seconds) as http:
             try:
                 made = call(http, f"/containers/{container}/exec", "POST", wanted)["Id"]
                 if http.sock is None:  # A proxy may end each connection with its answer.
@@ -433,9 +434,11 @@ class DockerEngine:
             except ApiError as error:  # The container is gone, or not running.
                 return process.CompletedProcess(argv, 1, "", f"{error}\n")
         ended = self._get(f"/exec/{made}/json")
-        if ended is None or ended["ExitCode"] is None:
+        with parsing(self.host):
+            code = ended and ended["ExitCode"]
+        if code is None:
             raise self._error(f"{container}: the connection to {argv[0]} was lost")
-        return process.CompletedProcess(argv, ended["ExitCode"], out, err)
+        return process.CompletedProcess(argv, int(code), out, err)
 
     def stream(
         self,
@@ -523,7 +526,8 @@ class DockerEngine:
         told = ["die", "oom", "health_status", "disconnect", "pause", "unpause"]
         kinds = {"type": ["container", "network"], "event": told}
         with self._http(None) as http:
-            heard = map(json.loads, request(http, "/events", filters=kinds))
+            answer = request(http, "/events", filters=kinds)
+            heard = map(json.loads, iter(lambda: answer.readline(LONGEST_EVENT), b""))
             ours = (one for one in heard if one["Actor"]["Attributes"].get("labctl.lab") in own[one["Type"]])
             yield from watch(ours, partial(self.observe, lab), self._last_check)
 

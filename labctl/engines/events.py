@@ -119,8 +119,8 @@ def _heard(events: Iterable[dict[str, Any]]) -> queue.SimpleQueue[dict[str, Any]
         try:
             for event in events:
                 heard.put(event)
-        except (OSError, ValueError, HTTPException):
-            pass  # The connection is lost, or the last event is cut off: they end.
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, HTTPException):
+            pass  # The connection is lost, or an event is cut off or none: they end.
         finally:
             heard.put(None)
 

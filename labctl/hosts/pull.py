@@ -61,19 +61,20 @@ def pull(
     into: Path,
     *,
     pushed: Manifest | None = None,
+    reserved: tuple[str, ...] = (),
     turn: Callable[[], object] = lambda: None,
     seconds: float = 86400,
 ) -> PullResult:
     """Merge a directory of the host into one here; other hosts' may be merged into it at the same time.
 
-    What was ``pushed`` and is unchanged is left out. Where a file's place is taken by one with other content, it goes
-    to ``hosts/<host>/``; but a log that has grown replaces its beginning. Places are taken once ``turn`` returns, which
-    waits for the hosts that come before.
+    What was ``pushed`` and is unchanged is left out, and ``reserved`` names are refused. Where a file's place is taken
+    by one with other content, it goes to ``hosts/<host>/``; but a log that has grown replaces its beginning. Places are
+    taken once ``turn`` returns, which waits for the hosts that come before.
     HostError where not all came, and for what cannot be written here: whole files that came until then are kept, and
     the beginning of a log.
     """
     make_private(into)
-    merge = Merge(into.resolve(), connection.target.name, pushed, turn)
+    merge = Merge(into.resolve(), connection.target.name, pushed, reserved, turn)
     found = merge.found
     reading, writing = os.pipe()
 
@@ -132,6 +133,8 @@ class Merge(Struct, dict=True):
     host: str
     pushed: Manifest | None = None
     """What is left out unless the host has it otherwise."""
+    reserved: tuple[str, ...] = ()
+    """Names that are refused."""
     turn: Callable[[], object] = lambda: None
     """Returns when what came may take its places: when the hosts that come before have taken theirs."""
     found: PullResult = field(default_factory=PullResult)
@@ -173,7 +176,7 @@ class Merge(Struct, dict=True):
 
     def _take(self, archive: tarfile.TarFile, member: tarfile.TarInfo, apart: str) -> None:
         path = _inside(member.name)
-        if path is None:
+        if path is None or path.partition("/")[0] in self.reserved:
             self.found.refused.append(member.name)
         elif member.isdir():
             self._waiting.append(partial(self._folder, path))

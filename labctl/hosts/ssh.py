@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import math
+import os
 import random
 import re
 import secrets
@@ -68,6 +69,8 @@ done
 rm -rf "$1"
 """
 LARGEST_ANSWER = 64 << 20
+# Bytes of either end of what ssh printed that are read.
+ENDS = 1 << 16
 """Bytes of what a host says to one question."""
 # What ssh prints where sshd takes no further session; it then logs in by itself and goes on.
 _NO_SESSION = re.compile(r"^mux_client_request_session: session request failed: .*\n?", re.MULTILINE)
@@ -250,8 +253,14 @@ class SshConnection(Connection):
         return self.error(f"the connection was lost{f': {why}' if why else ''}")
 
     def _stderr(self) -> str:
-        text = self._log.read_text(encoding="utf-8", errors="replace") if self._log.exists() else ""
-        return ssh_errors.excerpt(text)
+        if not self._log.exists():
+            return ""
+        with self._log.open("rb") as log:
+            text = log.read(ENDS)
+            if (more := log.seek(0, os.SEEK_END) - ENDS) > 0:
+                log.seek(-min(more, ENDS), os.SEEK_END)
+                text += log.read()
+        return ssh_errors.excerpt(text.decode("utf-8", "replace"))
 
     def _log_in(self, opening: str, deadline: float) -> str:
         """Start the master, again where sshd is busy, and run the opening script; returns what that printed."""

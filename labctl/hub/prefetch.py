@@ -31,7 +31,7 @@ from labctl.hub import client
 from labctl.hub.client import Hub, Kind, RemoteFile, Repository, Unreachable, look_up
 from labctl.model import Cache
 from labctl.system import filelock
-from labctl.system.files import make_private, require_room, room_at
+from labctl.system.files import make_private, open_below, require_room, room_at
 from labctl.system.progress import Progress, amount
 
 ENDPOINT = "https://huggingface.co"
@@ -43,6 +43,7 @@ PATIENCE = 24 * 3600
 TRIES = 5
 """Attempts in a row without progress before a download fails."""
 PIECE = 1 << 20
+LARGEST_INDEX = 64 << 20
 WEIGHTS = {"*.safetensors.index.json": "*.safetensors", "*.bin.index.json": "*model*.bin"}
 """Weights by the index of their parts, in order of preference; one of them is enough. Not ``training_args.bin``."""
 TEXTS = (".json", ".txt", ".model", ".jinja")
@@ -180,7 +181,7 @@ def describe(repository: Repository, size: int, state: State) -> Item:
 def whole_here(hub: Hub, kind: Kind, name: str) -> tuple[Repository, Item] | None:
     """The newest snapshot that is complete by its own files; None if there is none."""
     snapshots = (hub.folder(kind, name) / "snapshots").glob("*")
-    for snapshot in sorted(snapshots, key=lambda path: path.stat().st_mtime, reverse=True):
+    for snapshot in sorted(filter(Path.is_dir, snapshots), key=lambda path: path.stat().st_mtime, reverse=True):
         sizes = {path.name: path.stat().st_size for path in snapshot.rglob("*") if path.is_file()}
         if sizes and (kind == "dataset" or any(has_all_weights(snapshot, index, set(sizes)) for index in WEIGHTS)):
             repository = Repository(
@@ -192,12 +193,19 @@ def whole_here(hub: Hub, kind: Kind, name: str) -> tuple[Repository, Item] | Non
 
 def has_all_weights(snapshot: Path, index: str, files: set[str]) -> bool:
     """Whether weights of this format are complete: every part that their index names is there."""
-    parts = {
-        part
-        for path in snapshot.glob(index)
-        for part in json.loads(path.read_text(encoding="utf-8")).get("weight_map", {}).values()
-    }
+    try:
+        indexes = [json.loads(read(path)) for path in snapshot.glob(index)]
+        parts = {part for one in indexes for part in one.get("weight_map", {}).values()}
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
+        return False
     return parts <= files and bool(fnmatch.filter(files, WEIGHTS[index]))
+
+
+def read(path: Path) -> bytes:
+    """A small file of the cache, where workloads write. OSError for anything else."""
+    if not path.is_file() or path.stat().st_size > LARGEST_INDEX:
+        raise OSError(errno.EINVAL, "not a small file", str(path))
+    return path.read_bytes()
 
 
 def by_hand(hub: Hub, failure: HostError, absent: Iterable[tuple[Kind, str]]) -> HostError:
@@ -244,6 +252,7 @@ def download(context: Context, hub: Hub, repository: Repository, item: Item) -> 
 
     if item.state != "to fetch":
         return item
+    require_no_links(hub, repository)
     needed = to_come(repository)
     progress = Progress(str(repository), item.bytes, item.bytes - needed, context.notice)
     try:
@@ -252,12 +261,15 @@ def download(context: Context, hub: Hub, repository: Repository, item: Item) -> 
                 for path in (repository.blob(file), repository.link(file)):
                     # huggingface_hub would take them for complete.
                     if size_of(path) not in (-1, file.size):
-                        path.unlink()
+                        place = path.relative_to(hub.cache)
+                        with open_below(hub.cache, place.parent) as folder:
+                            os.unlink(place.name, dir_fd=folder)
                 if file.large and not repository.blob(file).exists():
                     download_large(hub, repository, file, progress)
             small = to_come(repository)
             # They would overwrite labctl's output.
             disable_progress_bars()
+            require_no_links(hub, repository)
             snapshot_download(
                 repository.name,
                 repo_type=repository.kind,
@@ -276,6 +288,26 @@ def download(context: Context, hub: Hub, repository: Repository, item: Item) -> 
         raise HostError(f"{repository}: {left[0].path} is incomplete", hint="re-run to resume")
     progress.finish()
     return replace(item, fetched_bytes=needed, state="fetched")
+
+
+def require_no_links(hub: Hub, repository: Repository) -> None:
+    """HostError for a directory of the cache that is a link: workloads may have put it there, to anywhere."""
+    folder, locks = repository.folder, hub.cache / ".locks"
+    snapshot = folder / "snapshots" / repository.revision
+    below = {parent for file in repository.files for parent in (snapshot / file.path).parents}
+    inside = sorted(path for path in below if path.is_relative_to(snapshot))
+    usual = (
+        folder,
+        *(folder / name for name in ("blobs", "refs", "snapshots", ".no_exist")),
+        locks,
+        locks / folder.name,
+    )
+    for path in (hub.cache.parent, hub.cache, *usual, *inside):
+        if path.is_symlink():
+            raise HostError(
+                f"{path} is a link, and workloads write there: nothing is downloaded through it",
+                hint=f"rm {shlex.quote(str(path))}",
+            )
 
 
 def download_large(hub: Hub, repository: Repository, file: RemoteFile, progress: Progress) -> None:

@@ -75,6 +75,10 @@ class ArchiveStream(Struct, frozen=True, kw_only=True):
                 yield from part.chunks(skipped)
 
 
+LARGEST_DOCUMENT = 16 << 20
+"""Bytes of a manifest, an index or a configuration."""
+
+
 class Image(Struct, frozen=True, kw_only=True):
     """An image of an archive, its layers from the lowest up."""
 
@@ -103,7 +107,14 @@ class Archive:
             raise HostError(f"{path} is not an image archive of Docker: {error}") from error
 
     def image(self, name: str) -> Image:
-        """An image by its name. HostError if the archive does not have it."""
+        """An image by its name. HostError if the archive does not have it, or not as Docker writes it."""
+        try:
+            return self._image(name)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            what = f"{type(error).__name__}: {error}"[:200]
+            raise HostError(f"{self.path} is not an image archive of Docker: {what}") from error
+
+    def _image(self, name: str) -> Image:
         wanted = tagged(name)
         entries = {tag: entry for entry in self._manifest for tag in entry["RepoTags"] or ()}
         if wanted not in entries:
@@ -147,6 +158,8 @@ class Archive:
         return (name, *(blob for one in inner for blob in self._below(one)))
 
     def _read(self, name: str) -> bytes:
+        if self._members[name].size > LARGEST_DOCUMENT:
+            raise ValueError(f"{name} has {self._members[name].size} bytes")
         return b"".join(self._members[name].chunks())
 
 

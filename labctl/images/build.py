@@ -91,7 +91,7 @@ def build(request: BuildRequest, emit: Emit) -> dict[str, Any]:
         raise HostError(f"image {tag} {where} is not labctl's; it is not replaced", hint="unset LAB_IMAGE")
     inputs = catalog.inputs_hash(request.image)
     wanted = package_sources.pins(_text(request.image, "in")) | package_sources.pins(lock)
-    with _prepared(request, wanted, emit, package_sources.hashes(lock)) as arguments:
+    with prepared(request, _base(request, emit), wanted, package_sources.hashes(lock)) as arguments:
         loaded = ["--load", "--tag", tag, "--label", f"{catalog.INPUTS_LABEL}={inputs}"]
         run(catalog.dockerfile(request.image), [*loaded, *arguments], request, emit)
     built = engine.image(tag) or {}
@@ -111,8 +111,8 @@ def update_lock(request: BuildRequest, emit: Emit) -> dict[str, Any]:
     # Any version except of what is pinned there: torch 2.13.0+cpu would pass for 2.13.0, which is with CUDA.
     wanted = dict.fromkeys(pins) | package_sources.pins(_text(request.image, "in"))
     with (
-        _prepared(request, wanted, emit) as arguments,
-        tempfile.TemporaryDirectory(dir=_state(request)) as folder,
+        prepared(request, _base(request, emit), wanted) as arguments,
+        tempfile.TemporaryDirectory(dir=state(request)) as folder,
     ):
         # Without the cache for that stage, which has last month's versions.
         exported = ["--target", "lock", "--no-cache-filter", "resolve", "--output", f'type=local,"dest={folder}"']
@@ -129,14 +129,16 @@ def update_lock(request: BuildRequest, emit: Emit) -> dict[str, Any]:
 
 
 @contextmanager
-def _prepared(
-    request: BuildRequest, wanted: Mapping[str, str | None], emit: Emit, hashes: frozenset[str] = frozenset()
+def prepared(
+    request: BuildRequest,
+    base: str,
+    wanted: Mapping[str, str | None],
+    hashes: frozenset[str] = frozenset(),
 ) -> Iterator[list[str]]:
     """The arguments that pass base image and package sources in, valid while their files are there."""
-    base = _base(request, emit)
     release = release_of(base, request.engine)
     sources = apt_list(release.get("ID", ""), release.get("VERSION_CODENAME", ""), request.apt_mirror)
-    with tempfile.TemporaryDirectory(dir=_state(request), prefix="build-") as folder:
+    with tempfile.TemporaryDirectory(dir=state(request), prefix="build-") as folder:
         pip = pip_sources(request, package_sources.of_host())
         given = hand_in(request, pip, wanted, sources, Path(folder), hashes)
         yield ["--build-arg", f"BASE_IMAGE={base}", "--label", f"{catalog.BASE_LABEL}={base}", *given]
@@ -202,7 +204,7 @@ def make_base(tag: str, request: BuildRequest, emit: Emit) -> None:
             hint="set LAB_APT_MIRROR to a Debian mirror, or LAB_BASE_IMAGE to an image that is here",
         )
     _require_mmdebstrap(emit)
-    with tempfile.TemporaryDirectory(dir=_state(request), prefix="base-") as folder:
+    with tempfile.TemporaryDirectory(dir=state(request), prefix="base-") as folder:
         work = Path(folder)
         # Credentials are used from a file here, and stay out of the image.
         (work / "mirror.list").write_text(archive, encoding="utf-8")
@@ -305,10 +307,11 @@ def _proxy_environment(request: BuildRequest) -> dict[str, str]:
     return {spelt: value for name, value in request.proxies for spelt in (name, name.lower())}
 
 
-def _state(request: BuildRequest) -> Path:
-    state = request.directory.absolute() / ".lab"
-    make_private(state)
-    return state
+def state(request: BuildRequest) -> Path:
+    """The lab's own directory, where builds keep logs and what they hand in."""
+    path = request.directory.absolute() / ".lab"
+    make_private(path)
+    return path
 
 
 def _text(image: str, kind: str) -> str:
@@ -326,7 +329,7 @@ def run(dockerfile: Path, arguments: list[str], request: BuildRequest, emit: Emi
     # The engine's own builder: another could neither see a local base image nor share its cache with the engine.
     argv = [*engine.docker, "buildx", "build", "--builder", engine.context(), "--progress", "plain"]
     argv += ["--provenance=false", "--file", str(dockerfile), *arguments, str(dockerfile.parent)]
-    log = _state(request) / ("build.log" if engine.host == HERE else f"build-{engine.host}.log")
+    log = state(request) / ("build.log" if engine.host == HERE else f"build-{engine.host}.log")
     progress = Progress(emit)
     with log.open("w", encoding="utf-8") as file:
         log.chmod(0o600)

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from labctl.errors import HostError
 from labctl.hosts.ssh import Connection
-from labctl.images import catalog, local, remote
+from labctl.images import local, packages, remote
 from labctl.images.archive import Archive, ArchiveStream, Image, report, tagged
 from labctl.images.remote import HostImageState
 from labctl.system.files import require_room
@@ -227,7 +227,7 @@ def preview(image: str, how: str, targets: ImageTargets) -> str:
     names = listed(lacking)
     if own and "@" not in image:
         return f"send image {image} ({amount(own['Size'])} or less) to {names}"
-    if how == "send" and catalog.name_of(image):
+    if how == "send" and packages.is_own(image):
         return f"build image {image} here and send it to {names}"
     return f"{'build' if how == 'build' else 'pull'} image {image} on {names}"
 
@@ -239,7 +239,7 @@ def send(image: str, targets: ImageTargets, directory: Path) -> Failures:
     """
     own = local.described(image)
     # An image that is named by its digest keeps no name in an archive.
-    if (own is None and not catalog.name_of(image)) or "@" in image:
+    if (own is None and not packages.is_own(image)) or "@" in image:
         return pull(image, targets)
     states, failures = targets.image_states(image)
     if own is None:

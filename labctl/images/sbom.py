@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -14,13 +15,20 @@ from labctl.system import process
 INSTALLED = Path(__file__).with_name("installed.sh").read_text(encoding="utf-8")
 # Seconds for a container that lists its packages.
 LISTING = 120
+FIELDS = 4
 
 
 def write(image: str, path: Path) -> int:
     """Write the document of an image that this machine's engine has; returns the number of packages. HostError."""
     engine = DockerEngine()
-    container = ("run", "--rm", "--network", "none", "--pull", "never", "--entrypoint", "/bin/sh", image)
-    done = process.run((*engine.docker, *container, "-c", INSTALLED), timeout=LISTING, check=False)
+    name = f"labctl-sbom-{secrets.token_hex(4)}"
+    options = ("--rm", "--name", name, "--network", "none", "--pull", "never", "--entrypoint", "/bin/sh")
+    try:
+        argv = (*engine.docker, "run", *options, image, "-c", INSTALLED)
+        done = process.run(argv, timeout=LISTING, check=False)
+    except process.ProcessTimeout:
+        process.run((*engine.docker, "rm", "--force", name), check=False)
+        raise
     if done.code:
         said = (done.err.strip() or "no answer").splitlines()[-1]
         raise HostError(f"cannot list what is in image {image}: {said}", hint=f"docker run --rm -it {image} sh")
@@ -41,6 +49,8 @@ def bill(image: str, identity: str, installed: str) -> dict[str, Any]:
     """
     components = []
     for line in sorted(set(installed.splitlines())):
+        if line.count("\t") != FIELDS - 1:
+            continue  # A package without a version, or what the image's shell says by itself.
         kind, distribution, name, version = line.split("\t")
         # Names on PyPI are the same in any case, and with any of -, _ and a dot.
         named = name.lower().replace("_", "-") if kind == "pypi" else name

@@ -17,7 +17,7 @@ from labctl import naming
 from labctl.config import inventory
 from labctl.config.context import Context
 from labctl.config.inventory import InventoryHost
-from labctl.config.settings import Settings
+from labctl.config.settings import USUAL_NODES, Settings
 from labctl.engines import Backend, Capabilities
 from labctl.engines.agent import EarlyReach, begin_reach
 from labctl.engines.docker import DockerEngine
@@ -139,7 +139,14 @@ class Cluster(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def image(self) -> str:
-        """The image of the lab's nodes: the one asked for, or labctl's own for the accelerator."""
+        """The image of the lab's nodes: the base image, or the one with what the settings add to it."""
+        from labctl.images import packages
+
+        return packages.tag(self.base_image, packages.of(self.settings))
+
+    @property
+    def base_image(self) -> str:
+        """The image asked for, or labctl's own for the accelerator."""
         from labctl.images import catalog
 
         wanted = self.settings.text("LAB_ACCELERATOR")
@@ -183,6 +190,7 @@ class Cluster(Struct, frozen=True, kw_only=True, dict=True):
             self.accelerator,
             hosts,
             capabilities.granted(self.settings, self.directory, [host.name for host in hosts]),
+            image=self.image,
             network=self.network,
             owner=owner(),
             lacking=self._hardware.lacking,
@@ -246,7 +254,8 @@ def placement(settings: Settings, hosts: tuple[InventoryHost, ...]) -> dict[str,
     """The containers that the settings ask for, by name, and the host of each."""
     names = [host.name for host in hosts]
     if len(names) == 1:
-        names *= settings.number("LAB_NODES")
+        # More than there are, perhaps: that is known once its devices are.
+        names *= settings.number("LAB_NODES") or USUAL_NODES
     return {LAUNCHER: names[0], **{f"worker-{number}": name for number, name in enumerate(names)}}
 
 

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from msgspec.structs import replace
 
 from labctl import accelerators, naming
-from labctl.config.settings import LOGIN, Settings, span
+from labctl.config.settings import LOGIN, USUAL_NODES, Settings, span
 from labctl.errors import ConfigError, HostError
 from labctl.model import BRIDGED, Device, Host, Lab, Limits, Mount, Network, Node, Pairs, Secret
 from labctl.system import pci
@@ -29,6 +29,7 @@ def build(
     hosts: tuple[Host, ...],
     limits: Limits,
     *,
+    image: str = "",
     network: Network = "bridge",
     owner: str = "",
     lacking: Container[str] = (),
@@ -45,7 +46,7 @@ def build(
         name=settings.text("LAB_NAME"),
         directory=directory,
         accelerator=accelerator,
-        image=settings.text("LAB_IMAGE") or f"labctl/{accelerator}",
+        image=image or settings.text("LAB_IMAGE") or f"labctl/{accelerator}",
         nodes=nodes(settings, accelerator, hosts[0])
         if network == "bridge"
         else tuple(spread(settings, accelerator, hosts, lacking)),
@@ -67,8 +68,8 @@ def build(
 
 
 def nodes(settings: Settings, accelerator: str, host: Host) -> tuple[Node, ...]:
-    """``LAB_NODES`` workers that share the host's devices and cores without overlap."""
-    count = settings.number("LAB_NODES")
+    """The workers, which share the host's devices and cores without overlap."""
+    count = settings.number("LAB_NODES") or usual_nodes(settings, accelerator, host)
     slots, shares = share_devices(settings, accelerator, host, count)
     cores = share_cores(host, tuple(tuple(core for device in share for core in device.cpus) for share in shares))
     module = accelerators.get(accelerator)
@@ -82,6 +83,14 @@ def nodes(settings: Settings, accelerator: str, host: Host) -> tuple[Node, ...]:
         )
         for index in range(count)
     )
+
+
+def usual_nodes(settings: Settings, accelerator: str, host: Host) -> int:
+    """How many workers one host has where ``LAB_NODES`` does not say: two, so that ranks meet over ssh, if it can."""
+    if accelerator == "cpu":
+        return USUAL_NODES
+    slots = host.slots or settings.number("LAB_SLOTS") or 1
+    return min(USUAL_NODES, max(1, len(chosen_devices(settings, accelerator, host)) // slots))
 
 
 def spread(settings: Settings, accelerator: str, hosts: tuple[Host, ...], lacking: Container[str]) -> Iterator[Node]:
@@ -143,10 +152,11 @@ def share_devices(
     slots = asked or max(1, len(devices) // count)
     if len(devices) < slots * count:
         there, picked = len(host.devices), len(devices)
-        few = picked < there
+        few, nodes = picked < there, "1 node" if count == 1 else f"{count} nodes"
         has = f"LAB_DEVICES picks {picked} of {there}" if few else f"{host.name} has {there}"
         raise HostError(
-            f"{count} nodes with {slots} slots need {slots * count} {accelerator} devices, {has}",
+            f"{nodes} with {slots} slot{'s' * (slots > 1)} need{'s' * (count == 1)} {slots * count} {accelerator} "
+            f"device{'s' * (slots * count > 1)}, {has}",
             hint=f"lower LAB_NODES or LAB_SLOTS{', or name more in LAB_DEVICES,' if few else ''} in .env",
         )
     return slots, tuple(devices[index * slots : (index + 1) * slots] for index in range(count))
@@ -188,6 +198,7 @@ def mounts(settings: Settings, directory: Path, project: str) -> tuple[Mount, ..
         Mount(source=str(directory / naming.NOTEBOOKS), target=f"{project}/{naming.NOTEBOOKS}"),
         Mount(source=str(directory / naming.OUTPUTS), target=f"{project}/outputs"),
         Mount(source=str(directory / KEPT), target="/home/lab/.kept"),
+        *settings.mounts,
     )
 
 
@@ -204,6 +215,10 @@ def environment(settings: Settings, project: str) -> Pairs:
         "PROJECT_PATH": project,
         "HF_HOME": f"{project}/.cache/huggingface",
         "HF_DATASETS_CACHE": f"{project}/.cache/datasets",
+        "TORCH_HOME": f"{project}/.cache/torch",
+        "KERAS_HOME": f"{project}/.cache/keras",
+        "NLTK_DATA": f"{project}/.cache/nltk_data",
+        "TFDS_DATA_DIR": f"{project}/.cache/tensorflow_datasets",
         "TORCH_EXTENSIONS_DIR": "/home/lab/.cache/torch_extensions",
         "TRITON_CACHE_DIR": "/home/lab/.cache/triton",
         "TORCHINDUCTOR_CACHE_DIR": "/home/lab/.cache/torchinductor",

@@ -44,6 +44,8 @@ class LaunchSpec(Struct, frozen=True, kw_only=True):
     way: str = ""
     options: tuple[str, ...] = ()
     """Words that a person adds to the launcher's own."""
+    crowded: bool = False
+    """Whether ranks share cores."""
     include: str = ""
     """Slots by number, ``worker-0:1@worker-1:0,2``, where they are not the first ones of each node."""
 
@@ -175,4 +177,6 @@ def open_mpi_options(launch: LaunchSpec) -> tuple[str, ...]:
         "--mca", "plm_rsh_no_tree_spawn", "1",
         "--mca", "btl_tcp_if_include", launch.addresses,
         "--mca", "oob_tcp_if_include", launch.addresses,
+        # One that waits for a message would else keep the core from the rank that is to send it.
+        *(("--mca", "mpi_yield_when_idle", "1") if launch.crowded else ()),
     )  # fmt: skip

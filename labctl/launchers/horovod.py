@@ -38,6 +38,7 @@ def argv(launch: LaunchSpec) -> tuple[str, ...]:
     """The command for the launcher container."""
     # Workers hold no private key, so Open MPI's daemons are all started from the launcher.
     mpi = "--mpi-args=-mca plm_rsh_no_tree_spawn 1 -mca oob_tcp_if_include " + launch.addresses
+    mpi += " -mca mpi_yield_when_idle 1" if launch.crowded else ""
     return (
         "horovodrun",
         "-np", str(launch.ranks),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -72,7 +73,8 @@ def collect(
     path, hosts = store.directory(lab.directory, run_id), tuple(filter(naming.sent, lab.hosts))
     written = store.outputs(lab.directory, run_id)
     if stayed := outputs.move(written, path):
-        store.redact_ranks(written, lab.hidden)
+        with warned(warn):
+            store.redact_ranks(written, lab.hidden)
         which = f"{', '.join(map(shown, stayed[:SHOWN]))}{', ...' if stayed[SHOWN:] else ''}"
         stays = f"it stays in {naming.OUTPUTS}/{run_id}"
         warn(f"run {run_id}: not moved, because it is no file of the run or its name is taken: {which}; {stays}")
@@ -95,10 +97,19 @@ def collect(
         list(threads.map(in_turn, hosts))
 
 
+@contextmanager
+def warned(warn: Callable[[str], None]) -> Iterator[None]:
+    """A HostError within is a warning: whatever a workload made of its directory, its run comes to an end."""
+    try:
+        yield
+    except HostError as error:
+        warn(error.message)
+
+
 def bring(connection: Connection, there: str, path: Path, warn: Callable[[str], None], **options: Any) -> None:
     """Pull a run's directory from a host and remove it there. HostError where not all of it comes: then it stays."""
     name = connection.target.name
-    result = pull.pull(connection, there, path, seconds=SECONDS, **options)
+    result = pull.pull(connection, there, path, reserved=store.KEPT, seconds=SECONDS, **options)
     if result.aside:
         warn(f"{name}: another host wrote the same names: see {', '.join(map(shown, result.aside[:SHOWN]))} in {path}")
     if not result.complete:

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 
 from labctl import naming
 from labctl.errors import ConfigError
-from labctl.model import File, Lab, Workload
-from labctl.runs import job
+from labctl.model import Lab, Workload
 
 RUNS = "runs"
+LARGEST_CONFIG = 16 << 20
 
 
 def resolve(lab: Lab, workload: Workload) -> Workload:
@@ -77,9 +77,10 @@ def _resolve(lab: Lab, workload: str, option: str, value: str, kind: str) -> str
         raise ConfigError(f"{workload}: {option} {shlex.quote(value)}: {problem}", hint=hint)
     inside = in_container(lab, path)
     if inside is None:
+        mount = shlex.quote(f"{path}:/data")
         raise ConfigError(
             f"{workload}: {option} {shlex.quote(value)}: {path} is not mounted in the containers",
-            hint=f"move it below {cache_of(lab)}, or set HOST_CACHE_PATH or HOST_REPO_PATH to a parent directory",
+            hint=f"move it below {cache_of(lab)} (HOST_CACHE_PATH), or set LAB_MOUNTS={mount} in .env",
         )
     return inside
 
@@ -127,6 +128,8 @@ def _problem(path: Path, kind: str) -> str | None:
 def _model_problem(config: Path) -> str | None:
     if not config.is_file():
         return "not a model directory (no config.json)"
+    if config.stat().st_size > LARGEST_CONFIG:
+        return "config.json is too large to be one"
     try:
         json.loads(config.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -134,31 +137,16 @@ def _model_problem(config: Path) -> str | None:
     return None
 
 
-def place_script(lab: Lab, workload: Workload, run_directory: str) -> tuple[Workload, str, tuple[File, ...]]:
-    """Place a script given by its path on the host: its directory if that is mounted, else a copy in the run's.
-
-    Returns the workload with the script's name, the directory in the containers, and the files to write. ConfigError.
-    """
+def require_script(lab: Lab, workload: Workload) -> None:
+    """ConfigError for a script, given by its path on the host, that cannot be started or leads out of a mount."""
     path = Path(workload.script)
-    if not path.is_absolute():
-        return workload, job.workload_directory(lab, workload), ()
     if not path.is_file():
         raise ConfigError(f"{workload.name}: script not found: {path}")
     if path.suffix != ".py" and not os.access(path, os.X_OK):
         hint = f"chmod +x {shlex.quote(str(path))}, or use the suffix .py for Python"
         raise ConfigError(f"{workload.name}: {path} is neither Python nor executable", hint=hint)
-    workload = replace(workload, script=path.name)
-    if inside := in_container(lab, path):
-        return workload, str(PurePosixPath(inside).parent), ()
-    if _lies_in_mount(lab, path):
+    if _lies_in_mount(lab, path) and in_container(lab, path) is None:
         raise ConfigError(
             f"{workload.name}: {path} is a link that leads out of the folders that are mounted, where containers write",
             hint=f"name the file itself: --script {shlex.quote(str(path.resolve()))}",
         )
-    try:
-        copy = File(
-            path=f"script/{path.name}", content=path.read_text(encoding="utf-8"), mode=path.stat().st_mode & 0o777
-        )
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{workload.name}: cannot read {path}: {error}") from error
-    return workload, f"{run_directory}/script", (copy,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -12,21 +13,22 @@ from labctl.compose.render import template
 from labctl.config import hostfile
 from labctl.errors import ConfigError
 from labctl.launchers import LaunchSpec
-from labctl.model import File, Job, Lab, Node, Workload
+from labctl.model import Copy, File, Job, Lab, Node, Workload
 from labctl.workloads import deepspeed_config
 
 
-def render_program(lab: Lab, job: Job, script_directory: str) -> File:
+def render_program(lab: Lab, job: Job) -> File:
     """The script that every rank executes; for a workload that starts its ranks itself, the launcher does."""
     workload = job.workload
     name = "start.sh.j2" if workload.launcher == "script" else "rank.sh.j2"
     content: str = template(Path(__file__).with_name(name)).render(
         job=job,
         lab=lab,
-        script_directory=script_directory,
-        command=(*command(workload.script), *workload.arguments),
+        work=f"{job.directory}/{WORK}",
+        command=command(workload.script),
+        arguments=workload.arguments,
         prepare=(*command(workload.prepare), *workload.arguments) if workload.prepare else (),
-        prepare_directory=workload_directory(lab, workload),
+        prepare_directory=prepare_directory(lab, job),
     )
     return File(path="rank.sh", content=content, mode=0o755)
 
@@ -36,9 +38,16 @@ def run_directory(lab: Lab, run_id: str) -> str:
     return f"{lab.project_path}/outputs/{run_id}"
 
 
-def workload_directory(lab: Lab, workload: Workload) -> str:
-    """The directory of a workload in the containers."""
-    return f"{lab.project_path}/workloads/{workload.directory.name}"
+def prepare_directory(lab: Lab, job: Job) -> str:
+    """Where ``prepare`` runs: the copy of the workload, or the workload itself where the run has another script."""
+    work = f"{WORK}/{job.workload.prepare}"
+    if any(one.path == work and one.root == job.workload.directory for one in job.code):
+        return f"{job.directory}/{WORK}"
+    return f"{lab.project_path}/workloads/{job.workload.directory.name}"
+
+
+WORK = "work"
+"""Where the copy of the code is, in the run's directory; ranks start in it."""
 
 
 def command(script: str) -> tuple[str, ...]:
@@ -57,13 +66,13 @@ def build(
     run_id: str,
     chosen: tuple[tuple[Node, tuple[int, ...]], ...],
     timeout: float,
-    script_directory: str = "",
+    code: tuple[Copy, ...] = (),
     config_source: str = "",
 ) -> Job:
     """Build the job of a workload on these nodes and slots of the lab.
 
-    ``script_directory`` is that of the script in the containers (default: the workload's); ``config_source`` is the
-    source of DeepSpeed's configuration in errors. ConfigError for what the launcher or DeepSpeed would reject.
+    ``code`` is copied to where its ranks start; ``config_source`` is the source of DeepSpeed's configuration in errors.
+    ConfigError for what the launcher or DeepSpeed would reject.
     """
     directory = run_directory(lab, run_id)
     numbered = any(slots != tuple(range(len(slots))) for _, slots in chosen)
@@ -80,6 +89,7 @@ def build(
         variables=(("LABCTL_RUN_ID", run_id),),
         way=launchers.way(workload.launcher),
         options=workload.launcher_arguments,
+        crowded=shares_cores(lab, chosen),
     )
     launchers.check(workload.launcher, launch)
     workload = deepspeed_config.resolve_bf16(workload, lab.accelerator, lab.hosts)
@@ -89,7 +99,7 @@ def build(
         where, ranks = config_source or workload.declared, sum(len(slots) for _, slots in chosen)
         config = deepspeed_config.complete(workload.deepspeed, ranks=ranks, accelerator=lab.accelerator, where=where)
         files = (*files, File(path=CONFIG, content=json.dumps(config, indent=2) + "\n", mode=0o644))
-        arguments = (*workload.arguments, "--deepspeed_config", f"{directory}/{CONFIG}")
+        arguments = (*workload.arguments, f"--{workload.deepspeed_option}", f"{directory}/{CONFIG}")
         workload = replace(workload, arguments=arguments)
     job = Job(
         run_id=run_id,
@@ -100,9 +110,19 @@ def build(
         files=files,
         timeout=timeout,
         directory=directory,
+        code=code,
     )
-    program = render_program(lab, job, script_directory or workload_directory(lab, workload))
-    return replace(job, files=(*files, program))
+    return replace(job, files=(*files, render_program(lab, job)))
+
+
+def shares_cores(lab: Lab, chosen: tuple[tuple[Node, tuple[int, ...]], ...]) -> bool:
+    """Whether some of these ranks have no core to themselves."""
+    cores, ranks = Counter[object](), Counter[object]()
+    for node, slots in chosen:
+        where = node.name if node.cpuset else node.host
+        cores[where] = len(node.cpuset or lab.host(node.host).cpus)
+        ranks[where] += len(slots)
+    return any(ranks[where] > cores[where] for where in ranks)
 
 
 def choose(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
+from labctl.runs.store import KEPT
 from labctl.system import files
 
 MOST_FILES = 200_000
@@ -54,6 +55,9 @@ def _folder(found: _Move, source: int, into: int, above: str, deep: int) -> None
             if found.count > MOST_FILES or not deep:
                 found.stayed.append(path)
                 return
+            if path in KEPT:
+                found.stayed.append(path)
+                continue
             if not stat.S_ISDIR(os.lstat(name, dir_fd=source).st_mode):
                 if not _file(name, path, source, into):
                     found.stayed.append(path)
@@ -73,22 +77,26 @@ def _folder(found: _Move, source: int, into: int, above: str, deep: int) -> None
 
 def _file(name: str, path: str, source: int, into: int) -> bool:
     """Move a file, or a link that stays in the run's directory; False for anything else."""
-    if not _fits(name, path, source):
+    if not _fits(name, source, path):
         return False
     if _exists(name, into):
         content = _content(name, source)
         if same := content is not None and content == _content(name, into):
             os.unlink(name, dir_fd=source)
         return same
-    os.rename(name, name, src_dir_fd=source, dst_dir_fd=into)
-    # Until then it could be changed for another.
-    if fits := _fits(name, path, into):
-        return fits
-    os.rename(name, f"{name}.{os.urandom(8).hex()}", src_dir_fd=into, dst_dir_fd=source)
-    return False
+    moving = f".moving-{os.urandom(8).hex()}"
+    # A second name, which nobody else can make that of something else meanwhile.
+    os.link(name, moving, src_dir_fd=source, dst_dir_fd=into, follow_symlinks=False)
+    if not _fits(moving, into, path):
+        os.unlink(moving, dir_fd=into)
+        return False
+    os.rename(moving, name, src_dir_fd=into, dst_dir_fd=into)
+    with suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=source)
+    return True
 
 
-def _fits(name: str, path: str, folder: int) -> bool:
+def _fits(name: str, folder: int, path: str) -> bool:
     mode = os.lstat(name, dir_fd=folder).st_mode
     if stat.S_ISLNK(mode):
         return not files.leads_out(path, os.readlink(name, dir_fd=folder))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 
@@ -14,8 +14,8 @@ from labctl import launchers
 from labctl.config import hostfile
 from labctl.config.settings import Settings
 from labctl.errors import ConfigError, nearest
-from labctl.model import Criterion, Job, Lab, Pairs, Workload
-from labctl.runs import inputs, job, store
+from labctl.model import Criterion, Job, Lab, Workload
+from labctl.runs import code, inputs, job, store
 from labctl.system import procfs
 from labctl.workloads import deepspeed_config, external
 from labctl.workloads.schema import launcher_name
@@ -23,6 +23,10 @@ from labctl.workloads.schema import launcher_name
 DEEPSPEED = "deepspeed."
 # The launcher of scripts that start their ranks themselves.
 SCRIPT = "script"
+# Seconds that a script has whose time nobody has limited.
+DAY = 24 * 3600
+# Bytes of a script that is searched for options.
+LARGEST_SCRIPT = 1 << 20
 
 
 class RunOptions(Struct, frozen=True, kw_only=True):
@@ -31,11 +35,14 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     rehearse: bool = False
     timeout: float | None = None
     expect: tuple[Criterion, ...] = ()
-    arguments: Pairs = ()
+    arguments: tuple[tuple[str, str | None], ...] = ()
     """``key, value``: the script gets ``--key value``; ``deepspeed.key`` is a key of DeepSpeed's configuration."""
+    words: tuple[str, ...] = ()
+    """More arguments, as they are."""
     launcher: str = ""
     launcher_arguments: tuple[str, ...] = ()
     script: Path | None = None
+    local_rank: bool = False
     deepspeed_config: Path | None = None
     hostfile: Path | None = None
     include: str = ""
@@ -44,15 +51,19 @@ class RunOptions(Struct, frozen=True, kw_only=True):
 
 
 def choose_workload(directory: Path, name: str, options: RunOptions, settings: Settings) -> Workload:
-    """The declared workload with the options of this run."""
-    chosen = external.load(
-        directory / "workloads", name, launchers.known(), external.roots(settings), rehearse=options.rehearse
+    """The declared workload, or the script alone where no name is given, with the options of this run."""
+    chosen = (
+        external.load(
+            directory / "workloads", name, launchers.known(), external.roots(settings), rehearse=options.rehearse
+        )
+        if name
+        else of_script(options)
     )
     known = {metric.name for metric in chosen.metrics}
     for criterion in options.expect:
         if criterion.metric not in known:
-            hint = f"it has {', '.join(sorted(known))}"
-            raise ConfigError(f"--expect: {name} has no metric `{criterion.metric}`", hint=hint)
+            hint = f"it has {', '.join(sorted(known))}" if known else "declare it in a workload.yml: docs/workloads.md"
+            raise ConfigError(f"--expect: {chosen.name} has no metric `{criterion.metric}`", hint=hint)
     launcher = launcher_name(options.launcher) or chosen.launcher
     launchers.get(launcher)
     if launcher != chosen.launcher and SCRIPT in (launchers.name(launcher), chosen.launcher):
@@ -61,15 +72,43 @@ def choose_workload(directory: Path, name: str, options: RunOptions, settings: S
     same = launchers.name(launcher) == launchers.name(chosen.launcher)
     given = ((key, value) for key, value in options.arguments if not key.startswith(DEEPSPEED))
     extra = (argument for key, value in given for argument in external.words(chosen, key, value))
+    if options.words:
+        external.require_arguments(chosen, "arguments")
     return replace(
         chosen,
-        arguments=(*chosen.arguments, *extra),
+        arguments=(*chosen.arguments, *extra, *options.words),
         criteria=(*chosen.criteria, *options.expect),
+        local_rank=chosen.local_rank or options.local_rank,
         launcher=launcher,
         # Declared launcher arguments are for the declared launcher only.
         launcher_arguments=(*(chosen.launcher_arguments if same else ()), *options.launcher_arguments),
         script=str(options.script.absolute()) if options.script else chosen.script,
         deepspeed=choose_config(chosen, options),
+    )
+
+
+def of_script(options: RunOptions) -> Workload:
+    """What is run and how, for a script that no workload declares. ConfigError without one."""
+    if options.script is None:
+        hint = "labctl run WORKLOAD, as `labctl workloads` lists them, or labctl run --script FILE"
+        raise ConfigError("neither a workload nor a script is named", hint=hint)
+    if options.rehearse:
+        raise ConfigError("--rehearse shrinks a workload; a script is run as it is", hint="leave it out")
+    script = options.script.absolute()
+    configured = options.deepspeed_config or any(key.startswith(DEEPSPEED) for key, _ in options.arguments)
+    return Workload(
+        name=re.sub(r"[^A-Za-z0-9]+", "-", script.stem).strip("-")[:40] or "script",
+        description=str(script),
+        declared=f"--script {options.script}",
+        directory=Path(),
+        launcher=launcher_name(options.launcher) or ("torchrun" if script.suffix == ".py" else "mpirun"),
+        script=str(script),
+        arguments=(),
+        environment=(),
+        timeout=DAY,
+        metrics=(),
+        criteria=(),
+        deepspeed={} if configured else None,
     )
 
 
@@ -80,6 +119,8 @@ def choose_config(chosen: Workload, options: RunOptions) -> deepspeed_config.Con
         config = deepspeed_config.parse(read_text(options.deepspeed_config), str(options.deepspeed_config))
     for key, value in options.arguments:
         if key.startswith(DEEPSPEED):
+            if value is None:
+                raise ConfigError(f"--set {key}: no value", hint=f"--set {key}=VALUE")
             config = deepspeed_config.assign(config or {}, key.removeprefix(DEEPSPEED), value)
     if config is not None and chosen.deepspeed is None:
         raise ConfigError(
@@ -95,7 +136,7 @@ def unknown(workload: Workload, options: RunOptions) -> Iterator[str]:
     yield from launchers.unknown_options(workload.launcher, workload.launcher_arguments)
     given = [key for key, _ in options.arguments if not key.startswith(DEEPSPEED)]
     scripts = workload.directory.rglob("*.py") if given and not Path(workload.script).is_absolute() else ()
-    texts = (procfs.read(path) for path in scripts if path.is_file())
+    texts = (procfs.read(path) for path in scripts if path.is_file() and path.stat().st_size < LARGEST_SCRIPT)
     known = {option for text in texts for option in re.findall(r"""["']--([\w-]+)["']""", text)}
     for key in given:
         # argparse takes unique beginnings, too.
@@ -113,7 +154,9 @@ def config_source(workload: Workload, options: RunOptions) -> str:
     return str(options.deepspeed_config or workload.declared)
 
 
-def build_job(lab: Lab, workload: Workload, options: RunOptions, now: datetime) -> Job:
+def build_job(
+    lab: Lab, workload: Workload, options: RunOptions, now: datetime, warn: Callable[[str], None] = lambda _: None
+) -> Job:
     """Build the job of a run, with a new id, on the chosen nodes; checks the workload's inputs on this host."""
     chosen = job.choose(
         lab,
@@ -125,17 +168,12 @@ def build_job(lab: Lab, workload: Workload, options: RunOptions, now: datetime) 
     run_id = store.new_id(workload.name, now)
     directory = job.run_directory(lab, run_id)
     workload = inputs.resolve(lab, external.at(workload, len(chosen), directory))
-    workload, folder, copied = inputs.place_script(lab, workload, directory)
-    built = job.build(
-        lab,
-        workload,
-        run_id,
-        chosen,
-        options.timeout or workload.timeout,
-        script_directory=folder,
-        config_source=config_source(workload, options),
-    )
-    return replace(built, files=(*built.files, *copied))
+    workload, chosen_code = code.choose(lab, workload)
+    if text := code.remark(chosen_code):
+        warn(text)
+    source = config_source(workload, options)
+    timeout = options.timeout or workload.timeout
+    return job.build(lab, workload, run_id, chosen, timeout, code=chosen_code.copies, config_source=source)
 
 
 def read_text(path: Path) -> str:

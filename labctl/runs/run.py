@@ -246,10 +246,12 @@ class RunDeployment(LabDeployment):
 @do.register
 def _(step: plan.EndRun, site: RunDeployment) -> None:
     lab, engine, path = site.lab, site.cluster.engine, site.lab.directory / step.paths[0]
+    # Asked first: what comes from the run and its hosts cannot end it.
+    orphaned = store.state(lab.directory, path.name) == "orphaned"
     agent.reap(lab, engine, path.name, grace=0, lasted=store.age(path), launcher=store.job(path).launcher)
-    artifacts.collect(lab, path.name, engine, site.context.warn)
     try:
-        if store.state(lab.directory, path.name) == "orphaned":
+        artifacts.collect(lab, path.name, engine, site.context.warn)
+        if orphaned:
             store.abandon(lab, path.name)
         else:
             store.redact_ranks(path, lab.hidden)
@@ -262,8 +264,7 @@ def _(step: plan.EndRun, site: RunDeployment) -> None:
 def _(step: plan.StageRun, site: RunDeployment) -> None:
     require_port(site.lab, site.job, site.cluster.engine, site.cluster.facts)
     site.began = time.monotonic()
-    store.create(site.lab, step.run_id, step.job, step.record)
-    site.held.enter_context(store.locked(site.path))
+    store.create(site.lab, step.run_id, step.job, step.record, step.code)
     site.log = store.RunLog(site.path, site.lab, (metric.pattern for metric in site.job.workload.metrics))
     site.held.callback(site.log.close)
     site.context.notice(f"run {step.run_id}: {site.job.workload.description}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import fnmatch
 import json
 import os
@@ -12,7 +11,7 @@ import secrets
 import stat
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -24,7 +23,7 @@ from labctl import naming
 from labctl.config.settings import Settings
 from labctl.engines import Backend
 from labctl.errors import ConfigError, HostError
-from labctl.model import File, Job, Lab, Rank, Result, Secret
+from labctl.model import Copy, File, Job, Lab, Rank, Result, Secret
 from labctl.system import filelock, files
 
 
@@ -77,7 +76,10 @@ def _json(path: str, content: object) -> File:
 SCHEMA = 1
 RESULT = "result.json"
 OUTPUT = "output.log"
-LOCK = "run.lock"
+MARK = "run.lock"
+"""What the record of a run has from its beginning."""
+KEPT = (RESULT, OUTPUT, MARK)
+"""What labctl alone writes into a record: nothing of these names comes from a run or a host."""
 # Logs that ranks and scripts write themselves; below hosts/, where several hosts wrote the same name.
 LOGS = ("*.log", "ranks/*.log", "hosts/*/*.log", "hosts/*/ranks/*.log")
 RANK_REPORTED = re.compile(r"labctl: rank (\d+) of \d+ on (\S+)$")
@@ -88,6 +90,8 @@ RANKS_STARTED = re.compile(r"^(\S+): .*\bglobal_rank_mapping=defaultdict\(<class
 # What names a run in runs/, into which workloads may put anything: letters of ``new_id``, fit to be printed.
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 LARGEST_RECORD = 16 << 20
+# Characters of a line that is searched for metrics and ranks: longer ones would take seconds.
+LONGEST_LINE = 1 << 14
 # Bytes of a log that are in memory at once.
 PIECE = 1 << 20
 REDACTED = "[REDACTED]"
@@ -112,23 +116,14 @@ def outputs(lab: Path, run_id: str) -> Path:
     return lab / naming.OUTPUTS / run_id
 
 
-def create(lab: Lab, run_id: str, job: tuple[File, ...], record: Iterable[File] = ()) -> Path:
+def create(
+    lab: Lab, run_id: str, job: tuple[File, ...], record: Iterable[File] = (), code: tuple[Copy, ...] = ()
+) -> Path:
     """Make the run's directories, which must be new: with its record, and with what its ranks need and write."""
     path = directory(lab.directory, run_id)
-    files.create_all(path, (*job, *record))
-    files.create_all(outputs(lab.directory, run_id), job, folders=("ranks",))
+    files.create_all(path, (*job, *record, File(path=MARK, content="")))
+    files.create_all(outputs(lab.directory, run_id), job, folders=("ranks", "work"), copies=code)
     return path
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a new run, which says that its process lives. HostError where that cannot be."""
-    with files.writing(path / LOCK), files.opened(path) as folder:
-        lock = files.create(LOCK, folder, 0o600)
-    with lock:
-        with files.writing(path / LOCK):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
 
 
 class RunLog:
@@ -144,7 +139,7 @@ class RunLog:
 
     def keep(self, line: str) -> str:
         """Write one line; returns it redacted. RecordError where it cannot be written."""
-        if any(pattern.search(line) for pattern in self._wanted):
+        if len(line) <= LONGEST_LINE and any(pattern.search(line) for pattern in self._wanted):
             self.lines.append(line)
         line = redact(line, self._hidden)
         try:
@@ -277,7 +272,7 @@ class JobSummary(Struct, frozen=True):
 def age(path: Path) -> float:
     """Seconds since a run began; 0 where its record does not say."""
     with suppress(OSError):
-        return max(0, time.time() - (path / LOCK).lstat().st_mtime)
+        return max(0, time.time() - (path / MARK).lstat().st_mtime)
     return 0
 
 
@@ -367,7 +362,15 @@ def state(lab: Path, run_id: str) -> str:
     """The state of a run, as in ``RunSummary``."""
     if os.path.lexists(directory(lab, run_id) / RESULT):
         return "done"
-    return "running" if filelock.is_held(directory(lab, run_id) / LOCK) else "orphaned"
+    # A lock in the record would be one that containers can hold, too.
+    lock = lab / filelock.RUN
+    lives = filelock.is_held(lock) and filelock.said(lock).get("purpose") == purpose(run_id)
+    return "running" if lives else "orphaned"
+
+
+def purpose(run_id: str) -> str:
+    """What the lab's lock is held for while the run's process lives."""
+    return f"run {run_id}"
 
 
 def listing(lab: Path, limit: int | None = None) -> tuple[RunSummary, ...]:
@@ -375,7 +378,7 @@ def listing(lab: Path, limit: int | None = None) -> tuple[RunSummary, ...]:
     records = (
         path.name
         for path in (lab / "runs").glob("*")
-        if is_run(lab, path.name) and any(os.path.lexists(path / name) for name in (LOCK, RESULT))
+        if is_run(lab, path.name) and any(os.path.lexists(path / name) for name in (MARK, RESULT))
     )
     return tuple(summary(lab, run_id) for run_id in sorted(records, reverse=True)[:limit])
 

@@ -63,6 +63,8 @@ def signal_name(code: int) -> str:
     return ""
 
 
+# Characters of a line that are looked at, and of the words that are quoted.
+LONGEST_LINE, LONGEST_WORDS = 1 << 14, 1000
 # Seconds between TERM and KILL for a run's processes.
 GRACE = 5
 # The timeout inside the launcher comes first; this one covers a launcher that does not answer.
@@ -78,11 +80,11 @@ class RunStopper:
     """Stops a run, for the first reason given: kills its processes in every container."""
 
     def __init__(self, lab: Lab, job: Job, engine: Backend) -> None:
-        self._lab, self._job, self._engine = lab, job, engine
+        self._lab, self.job, self._engine = lab, job, engine
         # Reentrant: a signal handler may interrupt the main thread while it holds the lock.
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
-        self._began = time.monotonic()
+        self._began = time.clock_gettime(time.CLOCK_BOOTTIME)
         self.cause: Cause | None = None
         self.message = ""
 
@@ -96,9 +98,9 @@ class RunStopper:
 
     def reap(self, grace: float = GRACE) -> list[str]:
         """Kill the run's processes in all containers; returns those that could not be killed, as text."""
-        lasted = time.monotonic() - self._began
-        launcher = self._job.workload.launcher
-        return agent.reap(self._lab, self._engine, self._job.run_id, grace, lasted=lasted, launcher=launcher)
+        lasted = time.clock_gettime(time.CLOCK_BOOTTIME) - self._began
+        launcher = self.job.workload.launcher
+        return agent.reap(self._lab, self._engine, self.job.run_id, grace, lasted=lasted, launcher=launcher)
 
     def wait(self) -> None:
         if self._thread:
@@ -156,6 +158,8 @@ class CrashWatch:
 
     def __init__(self, stop: RunStopper, *, starts_itself: bool = False) -> None:
         self._stop, self._starts_itself = stop, starts_itself
+        nodes = {node.name: node.slots for node in stop.job.nodes}
+        self._speakers = {*nodes, *(f"rank {rank}" for rank in range(sum(nodes.values())))}
         self._timer = threading.Timer(CRASH_GRACE, self._tell)
         self._timer.daemon = True
         self._memory = False
@@ -163,6 +167,7 @@ class CrashWatch:
         self.reason: RankFailure | None = None
 
     def look_at(self, line: str) -> None:
+        line = line[:LONGEST_LINE]
         self._memory = self._memory or bool(OUT_OF_MEMORY.search(line))
         if crash := self._crash_in(line):
             if self.reason is None:
@@ -172,8 +177,9 @@ class CrashWatch:
                 self.reason = crash
             return
         speaker = SPEAKER.match(line)
-        if speaker and speaker[3].strip() and not REMARK.match(speaker[3]):
-            self._last[speaker[2] or f"rank {speaker[1]}"] = speaker[3].strip()
+        who = speaker and (speaker[2] or f"rank {speaker[1]}")
+        if speaker and who in self._speakers and speaker[3].strip() and not REMARK.match(speaker[3]):
+            self._last[who] = speaker[3].strip()[:LONGEST_WORDS]
 
     def _crash_in(self, line: str) -> RankFailure | None:
         if reported := REPORTED.search(line):

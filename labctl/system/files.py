@@ -17,9 +17,10 @@ from typing import BinaryIO
 from msgspec import Struct
 
 from labctl.errors import HostError
-from labctl.model import File
+from labctl.model import Copy, File
 from labctl.system.progress import amount
 
+LARGE = 1 << 30
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
@@ -69,7 +70,8 @@ def write(path: Path, content: str, mode: int = 0o600) -> bool:
     data = _bytes(content)
     with writing(path):
         make_private(path.parent)
-        if path.is_file() and path.read_bytes() == data and path.stat().st_mode & 0o777 == mode:
+        alike = path.is_file() and path.stat().st_mode & 0o777 == mode and path.stat().st_size == len(data)
+        if alike and path.read_bytes() == data:
             return False
         with opened(path.parent, follow=True) as folder:
             replace_in(folder, path.name, [data], mode)
@@ -95,10 +97,13 @@ def make_private(directory: Path) -> None:
         raise HostError(f"cannot make {directory}: {error.strerror}", hint=f"ls -ld {directory.parent}") from error
 
 
-def create_all(directory: Path, files: Iterable[File], folders: Iterable[str] = ()) -> None:
+def create_all(
+    directory: Path, files: Iterable[File], folders: Iterable[str] = (), copies: Iterable[Copy] = ()
+) -> None:
     """Make a directory, which must be new, with these folders and files. HostError names what cannot be written.
 
-    No link is followed that another process puts in there meanwhile.
+    No link is followed that another process puts in there, or in what is copied, meanwhile; what is to be copied and is
+    gone by then is left out.
     """
     with ExitStack() as held:
         made: dict[Path, int] = {}
@@ -119,6 +124,35 @@ def create_all(directory: Path, files: Iterable[File], folders: Iterable[str] = 
             parent = folder(path.parent)
             with writing(path), create(path.name, parent, file.mode) as stream:
                 stream.write(_bytes(file.content))
+        for one in copies:
+            path = directory / one.path
+            parent = folder(path.parent)
+            with writing(path), suppress(FileNotFoundError), open_below(one.root, Path(one.name).parent) as source:
+                _copy(path.name, source, parent)
+
+
+@contextmanager
+def open_below(root: Path, path: Path) -> Iterator[int]:
+    """A descriptor of a directory by its path below another; OSError for a link on the way."""
+    with ExitStack() as held:
+        handle = held.enter_context(opened(root))
+        for part in path.parts:
+            handle = held.enter_context(opened(part, handle))
+        yield handle
+
+
+def _copy(name: str, source: int, into: int) -> None:
+    """Copy a file or a link; its blocks are shared where the file system can do that. OSError."""
+    if stat.S_ISLNK(os.lstat(name, dir_fd=source).st_mode):
+        os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=into)
+        return
+    with open_regular(name, source) as old:
+        mode = stat.S_IMODE(os.fstat(old.fileno()).st_mode)
+        with create(name, into, mode | 0o600) as new:
+            with suppress(OSError):
+                while os.copy_file_range(old.fileno(), new.fileno(), LARGE):
+                    pass
+            shutil.copyfileobj(old, new)
 
 
 @contextmanager

@@ -104,22 +104,29 @@ def load(
     return replace(declared, script=str(path), arguments=given[1:])
 
 
-def words(of: Workload, key: str, value: str) -> tuple[str, ...]:
-    """What a script gets of ``--set key=value``; ConfigError where it takes nothing.
+def words(of: Workload, key: str, value: str | None) -> tuple[str, ...]:
+    """What a script gets of ``--set key=value``, or of a bare ``--set key``; ConfigError where it takes nothing.
 
     For a Gaudi workload a value is read as a shell does: none is a bare flag, two are a list.
     """
-    if of.directory.name == DSCHAT.family:
-        raise ConfigError(
-            f"{of.name} takes no --set: its arguments are written in the script, which is run as it is",
-            hint="what it reads from the environment can be set: LAB_ENV_<NAME>=value in .env, then `labctl up`",
-        )
+    require_arguments(of, "--set")
+    if value is None:
+        return (f"--{key}",)
     if of.directory.name != GAUDI.family:
         return (f"--{key}", value)
     try:
         return (f"--{key}", *shlex.split(value))
     except ValueError as error:
         raise ConfigError(f"--set {key}={value}: {error}", hint="close the quote") from None
+
+
+def require_arguments(of: Workload, option: str) -> None:
+    """ConfigError where a script takes no arguments of a person's, as by this option."""
+    if of.directory.name == DSCHAT.family:
+        raise ConfigError(
+            f"{of.name} takes no {option}: its arguments are written in the script, which is run as it is",
+            hint="what it reads from the environment can be set: LAB_ENV_<NAME>=value in .env, then `labctl up`",
+        )
 
 
 def at(of: Workload, nodes: int, directory: str) -> Workload:

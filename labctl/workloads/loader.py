@@ -119,6 +119,9 @@ def _declare(name: str, folder: Path, at: Value, common: dict[str, Any], own: di
     for key in ("description", "launcher", "script", "timeout"):
         if key not in fields:
             raise at.error(f"workload `{name}` has no `{key}`")
+    listed = fields.pop("requirements", ())
+    if listed or "packages" in fields:
+        fields["packages"] = (*fields.get("packages", ()), *listed)
     if fields["launcher"] == "script" and "prepare" in fields:
         raise at.error(f"workload `{name}` starts its ranks itself, so nothing runs its `prepare` on the nodes")
     rehearse = fields.pop("rehearse", None)

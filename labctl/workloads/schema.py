@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
+from labctl.config import requirements
+from labctl.config.settings import distribution_packages, require_requirement
 from labctl.config.yaml_reader import Schema, Value, finite
 from labctl.errors import ConfigError
 from labctl.model import Cache, Criterion, Memory, Metric, Reduce
@@ -55,6 +58,9 @@ def schema(folder: Path, launchers: tuple[str, ...]) -> Schema:
         "launcher": lambda value: _launcher(value, launchers),
         "launcher_arguments": _words,
         "image": _image,
+        "packages": lambda value: tuple(map(_requirement, value.items())),
+        "requirements": lambda value: _requirements(value, folder),
+        "apt": lambda value: tuple(map(_distribution_package, value.items())),
         "script": lambda value: _script(value, folder),
         "prepare": lambda value: _script(value, folder),
         "arguments": _words,
@@ -62,6 +68,8 @@ def schema(folder: Path, launchers: tuple[str, ...]) -> Schema:
         "required_inputs": _words,
         "deepspeed": _deepspeed,
         "environment": _environment,
+        "deepspeed_option": lambda value: value.choice(("deepspeed_config", "deepspeed")),
+        "local_rank": _flag,
         "timeout": _timeout,
         "metrics": _metrics,
         "criteria": _criteria,
@@ -101,6 +109,33 @@ def _image(value: Value) -> str:
             f"bad image `{text}`", hint="the name of a Dockerfile that comes with labctl, such as horovod"
         )
     return text
+
+
+def _requirement(value: Value) -> str:
+    return _valid(value, require_requirement, requirements.without_spaces(value.text()))
+
+
+def _distribution_package(value: Value) -> str:
+    return _valid(value, distribution_packages, value.text())
+
+
+def _valid(value: Value, check: Callable[[str], None], text: str) -> str:
+    try:
+        check(text)
+    except ValueError as error:
+        raise value.error(error.args[0], hint=(*error.args[1:], "")[0]) from None
+    return text
+
+
+def _requirements(value: Value, folder: Path) -> tuple[str, ...]:
+    return requirements.read(folder / _script(value, folder), f"{value.path}:{value.line}")
+
+
+def _flag(value: Value) -> bool:
+    flag = value.data()
+    if not isinstance(flag, bool):
+        raise value.error(f"`{value.name}` must be true or false")
+    return flag
 
 
 def _words(value: Value) -> tuple[str, ...]:

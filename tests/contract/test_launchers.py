@@ -41,6 +41,12 @@ def test_all_launchers_are_known_with_their_ways() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["deepspeed:openmpi", "horovod:mpi", "mpirun"])
+def test_open_mpi_yields_where_ranks_share_cores_and_there_only(name: str) -> None:
+    said = [" ".join(argv(name, crowded=crowded)) for crowded in (False, True)]
+    assert ["mpi_yield_when_idle 1" in text for text in said] == [False, True]
+
+
 @pytest.mark.parametrize("name", ["slurm", "", "../deepspeed", "__init__"])
 def test_unknown_name_lists_the_known(name: str) -> None:
     with pytest.raises(ConfigError) as caught:

@@ -13,6 +13,12 @@ pytestmark = pytest.mark.docker
 WHERE = ("one machine", pytest.param("several hosts", marks=pytest.mark.xdist_group("shared_rack")))
 RANKS = [{"rank": 0, "node": "worker-0"}, {"rank": 1, "node": "worker-1"}]
 
+MINE = """\
+import os, pathlib, sys
+from lib import words
+pathlib.Path(f"rank-{os.environ['RANK']}.txt").write_text(" ".join((words.WORD, *sys.argv[1:])))
+"""
+
 
 @pytest.fixture(params=WHERE)
 def lab(request: pytest.FixtureRequest) -> Lab:
@@ -54,6 +60,18 @@ def test_a_lab_lives_and_ends_alike(lab: Lab) -> None:
     program.write_text(f'{program.read_text()}\nprint("as it was edited", flush=True)\n')
     edited = lab.call("run", "hello", "--json").expect(0).json
     assert (lab.path / "runs" / edited["run_id"] / "output.log").read_text().count("as it was edited") == 2
+
+    mine = lab.path / "mine"
+    (mine / "lib").mkdir(parents=True)
+    (mine / "train.py").write_text(MINE)
+    (mine / "lib/words.py").write_text("WORD = 'beside it'\n")
+    options = ("--script", str(mine / "train.py"), "--launcher", "deepspeed", "--local-rank", "--json")
+    own = lab.call("run", *options, "--", "--steps", "3").expect(0).json
+    assert (own["verdict"], own["ranks"], own["workload"]) == ("PASS", RANKS, "train")
+    work = lab.path / "runs" / own["run_id"] / "work"
+    said = [(work / f"rank-{rank}.txt").read_text() for rank in (0, 1)]
+    assert said == ["beside it --local_rank=0 --steps 3"] * 2
+    assert sorted(path.name for path in mine.iterdir()) == ["lib", "train.py"]
 
     failed = lab.call("run", "crash", "--launcher", "mpirun", "--json").expect(4).json
     assert (failed["verdict"], failed["cause"], failed["ranks"]) == ("ERROR", "rank-crashed", RANKS)

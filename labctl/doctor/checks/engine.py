@@ -19,7 +19,7 @@ from labctl import accelerators
 from labctl.compose import render
 from labctl.doctor.examination import GIB, LIMIT, UP, CheckContext, Finding, Level, error, gib, ok, problem, warn
 from labctl.errors import HostError
-from labctl.images import catalog
+from labctl.images import catalog, packages
 from labctl.lab import capabilities as kernel_limits
 from labctl.model import HERE
 
@@ -211,7 +211,7 @@ def image(ctx: CheckContext) -> Iterator[Finding]:
     absent = f"image {name} not found"
     if ctx.observed.image is None and ctx.name != HERE:
         yield warn("LAB-IMAGE-001", absent, "the next `labctl up` delivers it", UP)
-    elif ctx.observed.image is None and own:
+    elif ctx.observed.image is None and packages.is_own(name):
         yield warn("LAB-IMAGE-001", absent, "the first `labctl up` builds it", "labctl build")
     elif ctx.observed.image is None:
         fix = ctx.command(f"docker pull {shlex.quote(name)}")

@@ -444,9 +444,10 @@ def test_a_cache_that_is_named_while_loading_is_the_labs(loads: Loads, tmp_path:
     assert loads(file, HOST_CACHE_PATH=mine)[0].files == ()
 
 
-def test_a_bundle_without_a_cache_leaves_the_setting_alone(loads: Loads, tmp_path: Path) -> None:
-    env = "LAB_NAME=x\nHOST_CACHE_PATH=/srv/cache\n"
-    assert loads(crafted(tmp_path / "odd", {}, env))[1][".env"] == env
+def test_a_bundle_chooses_no_directory_of_this_machine_that_is_mounted(loads: Loads, tmp_path: Path) -> None:
+    env = "LAB_NAME=x\nHOST_CACHE_PATH=~/.config\nHOST_REPO_PATH=~/.mozilla\nLAB_MOUNTS=~/bin:/data\n"
+    kept = "".join(f"# {key}: this machine's own\n" for key in ("HOST_CACHE_PATH", "HOST_REPO_PATH", "LAB_MOUNTS"))
+    assert loads(crafted(tmp_path / "odd", {}, env))[1][".env"] == f"LAB_NAME=x\n{kept}"
 
 
 def test_only_models_and_data_go_into_a_cache(loads: Loads, tmp_path: Path) -> None:

@@ -339,7 +339,9 @@ def test_a_bad_declaration_says_file_and_line(labctl: Labctl) -> None:
         ["run", "hello", "--expect", "nothing>=1"],
         ["run", "hello", "--timeout", "soon"],
         ["run", "hello", "--timeout", "0"],
-        ["run", "hello", "--set", "steps"],
+        ["run", "hello", "--set", "deepspeed.steps"],
+        ["run"],
+        ["run", "--script", "train.py", "--rehearse"],
         ["run", "hello", "--rehearse"],
         ["render", "--setting", "LAB_NODES"],
         ["render", "--setting", "LAB_NODES=0"],
@@ -542,6 +544,17 @@ def test_the_lab_is_that_of_the_nearest_directory_upwards(
     monkeypatch.chdir(labctl.directory / "workloads/hello")
     labctl(*arguments)
     assert nodes.asked == ["demo"]
+
+
+@pytest.mark.parametrize("arguments", [["config"], ["workloads"], ["config", "--json"]])
+def test_every_command_finds_the_lab_upwards_unless_c_names_another(
+    labctl: Labctl, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = labctl(*arguments)
+    monkeypatch.chdir(labctl.directory / "workloads/hello")
+    assert labctl(*arguments) == expected
+    (tmp_path / "empty").mkdir()
+    assert labctl(*arguments, "-C", str(tmp_path / "empty")) != expected
 
 
 @pytest.mark.parametrize("arguments", GOING_IN)

@@ -122,6 +122,25 @@ def test_the_result_of_a_run_that_lost_a_node_says_what_is_next() -> None:
     assert text.splitlines()[-2] == "next       `labctl up` starts the node again"
 
 
+@pytest.mark.parametrize(
+    ("message", "step"),
+    [
+        (
+            "rank 1 on worker-1 exited with code 1: ModuleNotFoundError: No module named 'boto3.x'",
+            "package of `boto3` to",
+        ),
+        (
+            "rank 0 on worker-0 exited with code 1: OSError: [Errno 30] Read-only file system: '/workspace/x'",
+            "LABCTL_RUN",
+        ),
+    ],
+)
+def test_a_failure_that_every_newcomer_meets_has_its_way_out(message: str, step: str) -> None:
+    text = run_text(replace(RESULT, verdict="ERROR", cause="rank-crashed", message=message), Path("/srv/lab"))
+    (line,) = (line for line in text.splitlines() if line.startswith("next"))
+    assert step in line
+
+
 def test_a_line_is_written_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     class Pieces(io.StringIO):
         def write(self, text: str) -> int:

@@ -49,7 +49,7 @@ class Lab:
 def test_defaults_without_a_file(tmp_path: Path) -> None:
     loaded = settings.load(tmp_path, HOME, {})
     assert loaded.text("LAB_NAME") == "lab"
-    assert loaded.number("LAB_NODES") == 2
+    assert loaded.text("LAB_SHM_SIZE") == "8g"
     assert {loaded.origin(setting.key) for setting in settings.SETTINGS} == {"default"}
     assert (loaded.environment, loaded.secret_environment, loaded.warnings) == ((), (), ())
 
@@ -258,7 +258,7 @@ def test_a_dangling_link_is_not_a_missing_file(tmp_path: Path) -> None:
 
 def test_unknown_keys_of_the_environment_are_warnings(lab: Lab) -> None:
     loaded = lab.load(environ={"LAB_NODE": "7", "LABEL": "x", "PATH": "/bin", "LAB_": "x"})
-    assert loaded.number("LAB_NODES") == 2
+    assert loaded.text("LAB_NODES") == ""
     assert [warning.split(",")[0] for warning in loaded.warnings] == [
         "environment: unknown key LAB_",
         "environment: unknown key LAB_NODE",
@@ -380,6 +380,47 @@ def test_errors_never_show_a_secret(lab: Lab, text: str) -> None:
     assert "CANARY" not in lab.error(text)
 
 
+# --- mounts ----------------------------------------------------------------------------------------------------
+
+
+def test_mounts_are_read_with_their_place_and_mode(tmp_path: Path) -> None:
+    found = settings.load(tmp_path, HOME, {"LAB_MOUNTS": "/data/imagenet:/data:ro  ~/models:/workspace/models"})
+    assert [tuple(mount) for mount in found.mounts] == [
+        ("/data/imagenet", "/data", True),
+        ("/home/someone/models", "/workspace/models", False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("/data", "must be mounts"),
+        ("data:/data", "must be mounts"),
+        ("/data:data", "must be mounts"),
+        ("/data:/data:rx", "must be mounts"),
+        ("/data:/a/../etc", "must be mounts"),
+        ("/a:/data /b:/data", "has two mounts at one place"),
+        ("/etc:/data", "containers would write /etc, which is in /etc"),
+        ("~:/data", "which is the home directory"),
+        ("/var/run/docker.sock:/data", "engine's socket"),
+        ("/data:/", "/ in the containers is the system's"),
+        ("/data:/etc/lab", "is the system's"),
+        ("/data:/home", "is the system's"),
+        ("/data:/workspace", "is labctl's own"),
+        ("/data:/workspace/runs/x", "is labctl's own"),
+        ("/data:/work/../usr", "must be mounts"),
+    ],
+)
+def test_a_mount_that_takes_what_is_not_a_persons_is_refused(tmp_path: Path, value: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        settings.load(tmp_path, HOME, {"LAB_MOUNTS": value})
+
+
+def test_a_mount_that_holds_the_project_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="/srv in the containers holds /srv/lab"):
+        settings.load(tmp_path, HOME, {"LAB_MOUNTS": "/data:/srv", "PROJECT_PATH": "/srv/lab"})
+
+
 # --- env.example ---------------------------------------------------------------------------------------------
 
 
@@ -391,7 +432,7 @@ def example_entries() -> list[tuple[str, str]]:
 
 def test_example_and_table_agree() -> None:
     *table, (meaning, extra) = example_entries()
-    shown = {"LAB_NAME", "LAB_NODES"}
+    shown = {"LAB_NAME"}
     assert [line for _, line in table] == [
         f"{'' if setting.key in shown else '#'}{setting.key}={setting.default}" for setting in settings.SETTINGS
     ]

@@ -27,9 +27,12 @@ LIMIT = 60.0
 class Daemon:
     """As its API shows it: its events, and what the checks of worker-0 say, one after the other."""
 
-    def __init__(self, *events: tuple[str, str], checks: tuple[str | Exception, ...] = (), status: str = "healthy"):
+    def __init__(
+        self, *events: tuple[str, str] | bytes, checks: tuple[str | Exception, ...] = (), status: str = "healthy"
+    ):
         self._events, self._checks, self._status = events, deque(checks), status
         self._all_read = threading.Event()
+        self._lines = iter(self)
         self.asked = 0
         if not checks:
             self._all_read.set()
@@ -42,9 +45,16 @@ class Daemon:
         found = {"/containers/json": self.containers, "/networks": list}.get(path)
         return found() if found else self.inspect_container()
 
+    def readline(self, limit: int) -> bytes:
+        return next(self._lines, b"")[:limit]
+
     def __iter__(self) -> Iterator[bytes]:
         """They end when the last check has been read."""
-        for node, action in self._events:
+        for event in self._events:
+            if isinstance(event, bytes):
+                yield event
+                continue
+            node, action = event
             if action == "disconnect":
                 about = {"Type": "network", "Actor": {"ID": "1", "Attributes": {"container": node, "name": "lab-net"}}}
             else:
@@ -186,3 +196,12 @@ def test_a_node_that_is_healthy_again_is_not_asked_about_any_more(monkeypatch: p
     daemon = Daemon(UNHEALTHY, HEALTHY, ("worker-1", "die"), checks=(SLOW,))
     assert heard(daemon) == [DIED]
     assert daemon.asked == 1
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [b"[]", b"{}", b"7", b"[" * 100_000, b'{"Actor": {"Attributes": 7}}', b"x" * 3_000_000, b'{"Actor": null}'],
+)
+def test_what_is_no_event_ends_the_watch_without_a_word(odd: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    assert heard(Daemon(("worker-1", "die"), odd, ("worker-1", "die"))) == [DIED]
+    assert capsys.readouterr().err == ""

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from labctl.config import settings
+from labctl.config.context import Context
 from labctl.errors import ConfigError, HostError
 from labctl.hub.client import Hub, Kind, RemoteFile, Repository
-from labctl.hub.prefetch import ENDPOINT, connect, missing, names, to_come, wanted_of, whole_here
+from labctl.hub.prefetch import ENDPOINT, connect, describe, download, missing, names, to_come, wanted_of, whole_here
 from labctl.model import Cache
 from labctl.system.progress import Progress, amount
 
@@ -181,3 +182,53 @@ def test_progress_says_share_and_rate_now_and_then() -> None:
 )
 def test_amounts_are_in_the_hubs_own_units(size: int, words: str) -> None:
     assert amount(size) == words
+
+
+# --- what workloads do to the cache --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "",
+        "models--facebook--opt-13b",
+        "models--facebook--opt-13b/blobs",
+        "models--facebook--opt-13b/refs",
+        "models--facebook--opt-13b/snapshots",
+        "models--facebook--opt-13b/snapshots/0a1b",
+        "models--facebook--opt-13b/snapshots/0a1b/deep",
+        ".locks",
+        ".locks/models--facebook--opt-13b",
+    ],
+)
+def test_nothing_is_downloaded_or_removed_through_a_link_in_the_cache(
+    tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("the hub's own program writes through links")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+    mine = tmp_path / "mine"
+    (mine / "deep").mkdir(parents=True)
+    for name in ("config.json", "deep/config.json"):
+        (mine / name).write_text("precious")
+    link = tmp_path / "cache/hub" / place
+    link.parent.mkdir(parents=True)
+    link.symlink_to(mine)
+    where = hub(tmp_path / "cache/hub")
+    wanted = repository("config.json", "deep/config.json", folder=where.folder("model", NAME))
+    said = Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={})
+    with pytest.raises(HostError, match="is a link, and workloads write there") as caught:
+        download(said, where, wanted, describe(wanted, 20, "to fetch"))
+    assert caught.value.hint == f"rm {link}"
+    assert sorted(path.name for path in mine.rglob("*")) == ["config.json", "config.json", "deep"]
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '{"weight_map": 7}', '{"weight_map": {"a": []}}', "[" * 100_000])
+def test_an_index_that_is_none_makes_a_snapshot_incomplete(tmp_path: Path, content: str) -> None:
+    made = snapshot(tmp_path, "0a1b", "model.safetensors")
+    (made / "model.safetensors.index.json").write_text(content)
+    (made.parent / "gone").symlink_to("nowhere")
+    assert whole_here(hub(tmp_path), "model", NAME) is None

@@ -252,7 +252,7 @@ class Builder:
     def prepare(self, image: str, base: str = "") -> str:
         """The base that the image would be built on."""
         request = BuildRequest(image=image, tag=catalog.tag(image), directory=self._directory, base_image=base)
-        with build._prepared(request, {}, print) as arguments:
+        with build.prepared(request, build._base(request, print), {}) as arguments:
             self.arguments = arguments
         return self.bases[-1][0]
 

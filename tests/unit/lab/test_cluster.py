@@ -124,7 +124,7 @@ def test_where_all_engines_fail_all_are_named(context: Context, opened: Open) ->
     [
         (((0,), (), (0,)), {}, "h1: this host has no nvidia device"),
         (((0,), (1,), (0,)), {"LAB_DEVICES": "0"}, "h1 has no nvidia device `0`"),
-        (((0, 1), (0,), (0, 1)), {"LAB_SLOTS": "2"}, "1 nodes with 2 slots need 2 nvidia devices, h1 has 1"),
+        (((0, 1), (0,), (0, 1)), {"LAB_SLOTS": "2"}, "1 node with 2 slots needs 2 nvidia devices, h1 has 1"),
     ],
 )
 def test_what_one_host_lacks_is_told_of_it_and_changes_nothing_for_the_others(

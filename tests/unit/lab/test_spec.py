@@ -67,6 +67,26 @@ def test_devices_are_split_disjointly_in_order(tmp_path: Path, text: str, slots:
     assert {node.slots for node in of.nodes} == {len(node.devices.requests) for node in of.nodes} == {slots}
 
 
+@pytest.mark.parametrize(
+    ("accelerator", "has", "text", "shares"),
+    [
+        ("cpu", 0, "", [1, 1]),
+        ("nvidia", 1, "", [1]),
+        ("nvidia", 2, "", [1, 1]),
+        ("nvidia", 8, "", [4, 4]),
+        ("nvidia", 8, "LAB_SLOTS=8\n", [8]),
+        ("nvidia", 8, "LAB_SLOTS=3\n", [3, 3]),
+        ("nvidia", 8, "LAB_DEVICES=5\n", [1]),
+        ("nvidia", 2, "LAB_NODES=1\n", [2]),
+    ],
+)
+def test_a_host_has_two_nodes_unless_its_devices_are_enough_for_one_only(
+    tmp_path: Path, accelerator: str, has: int, text: str, shares: list[int]
+) -> None:
+    made = build(tmp_path, text, accelerator, host(devices=devices(*map(str, range(has)))))
+    assert [node.slots for node in made.nodes] == shares
+
+
 @pytest.mark.parametrize(("text", "needed"), [("LAB_NODES=3", 3), ("LAB_NODES=2\nLAB_SLOTS=2", 4)])
 def test_too_few_devices_say_how_many(tmp_path: Path, text: str, needed: int) -> None:
     with pytest.raises(HostError) as caught:

@@ -16,7 +16,7 @@ from labctl.errors import HostError
 from labctl.hosts.ssh import Connection
 from labctl.model import Lab, Secret
 from labctl.naming import OUTPUTS
-from labctl.runs import artifacts
+from labctl.runs import artifacts, store
 from labctl.system.process import CompletedProcess
 
 RUN = "20260102-150405-hello-3fa2"
@@ -237,3 +237,30 @@ def test_a_host_brings_no_run_that_this_lab_did_not_send_there(lab: Lab, name: s
         left(lab, red)
     assert list(victim.iterdir()) == []
     assert {path.name for path in (lab.directory / "runs").iterdir()} == {RUN, Path(OUTPUTS).name}
+
+
+def test_a_host_writes_no_result_and_no_output_of_a_run(lab: Lab) -> None:
+    sent(lab)
+    record = lab.directory / "runs" / RUN
+    (record / "output.log").write_text("")
+    for name in ("result.json", "output.log", "run.lock"):
+        (there(lab) / name).write_text("forged")
+    warned = fetched(lab, Nearby(name="red"))
+    assert "not fetched, because it is no file of the run: " in warned[0]
+    assert {path.name: path.read_text() for path in record.iterdir()} == {
+        "hostfile": "worker-0 slots=1",
+        "output.log": "",
+    }
+
+
+def test_a_log_that_cannot_be_redacted_is_a_warning(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, hidden: object) -> None:
+        raise HostError(f"cannot write {path}/ranks/rank-0.log: Permission denied")
+
+    monkeypatch.setattr(store, "redact_ranks", refuse)
+    (lab.directory / OUTPUTS / RUN / "result.json").write_text("{}")
+    here = replace(lab, hosts=(replace(lab.hosts[0], directory=""),))
+    warned: list[str] = []
+    artifacts.collect(here, RUN, FakeBackend(), warned.append)
+    stays = f"result.json; it stays in {OUTPUTS}/{RUN}"
+    assert [text.split(": ")[-1] for text in warned] == ["Permission denied", stays]

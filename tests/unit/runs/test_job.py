@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from support.builders import host, job, lab, node, workload
 
 from labctl.errors import ConfigError
-from labctl.model import Job, Pairs
+from labctl.model import Copy, Job, Pairs
 from labctl.runs import job as jobs
 from labctl.runs.job import choose
 
@@ -82,6 +83,8 @@ def test_deepspeeds_configuration_is_completed_for_the_ranks_and_handed_to_the_s
     of = job(lab((node(0, slots=2), node(1, slots=2))), deepspeed=config)
     assert json.loads(files(of)["ds_config.json"])["train_batch_size"] == 24
     assert of.workload.arguments[-2:] == ("--deepspeed_config", f"{of.directory}/ds_config.json")
+    of = job(deepspeed=config, deepspeed_option="deepspeed")
+    assert of.workload.arguments[-2:] == ("--deepspeed", f"{of.directory}/ds_config.json")
 
 
 @pytest.mark.parametrize(
@@ -109,6 +112,24 @@ def test_the_run_id_is_on_every_process() -> None:
     assert files(of)[".deepspeed_env"] == f"LABCTL_RUN_ID={of.run_id}\n"
 
 
+@pytest.mark.parametrize(
+    ("cores", "cpusets", "slots", "crowded"),
+    [
+        (2, ((0,), (1,)), 1, False),
+        (2, ((0,), (1,)), 2, True),
+        (2, ((), (), (), ()), 1, True),
+        (8, ((),), 8, False),
+        (8, ((),), 9, True),
+    ],
+)
+def test_ranks_that_share_cores_yield_to_each_other(
+    cores: int, cpusets: tuple[tuple[int, ...], ...], slots: int, crowded: bool
+) -> None:
+    nodes = tuple(node(number, slots=slots, cpuset=cpuset) for number, cpuset in enumerate(cpusets))
+    of = job(lab(nodes, hosts=(host(cpus=tuple(range(cores))),)), launcher="mpirun")
+    assert ("mpi_yield_when_idle" in of.argv) == crowded
+
+
 # --- the script of a rank ------------------------------------------------------------------------------------
 
 
@@ -120,7 +141,7 @@ class Ranks:
         self.project = root / "it's a project"
         self.run_id = "r1"
         (self.project / "workloads/hello").mkdir(parents=True)
-        (self.project / "outputs" / self.run_id / "ranks").mkdir(parents=True)
+        self.make(self.run_id)
         bin_ = root / "bin"
         bin_.mkdir()
         (bin_ / "python").write_text(
@@ -139,6 +160,12 @@ class Ranks:
             "WORLD_SIZE": "4",
         }
 
+    def make(self, run_id: str) -> None:
+        """What labctl makes of a run's directory before it."""
+        for path in (self.project / "outputs" / run_id / name for name in ("ranks", "work")):
+            if not path.exists():
+                path.mkdir(parents=True)
+
     def run(
         self,
         *arguments: str,
@@ -154,7 +181,7 @@ class Ranks:
             environment=environment,
             prepare=prepare,
         )
-        (self.project / "outputs" / of.run_id / "ranks").mkdir(parents=True, exist_ok=True)
+        self.make(of.run_id)
         script = self.root / "rank.sh"
         script.write_text(files(of)["rank.sh"], encoding="utf-8")
         done = subprocess.run(
@@ -181,7 +208,7 @@ def ranks(tmp_path: Path) -> Ranks:
 def test_arguments_reach_the_script_unchanged(ranks: Ranks) -> None:
     assert ranks.run(*ARGUMENTS)[0] == 0
     assert ranks.seen("argv") == ["-u", "hello.py", *ARGUMENTS]
-    assert (ranks.root / "cwd").read_text() == f"{ranks.project}/workloads/hello\n"
+    assert (ranks.root / "cwd").read_text() == f"{ranks.project}/outputs/r1/work\n"
     assert not list(ranks.root.rglob("x"))
 
 
@@ -242,6 +269,15 @@ def test_a_script_finds_torchs_variables_under_every_launcher(
     assert {key: seen[key] for key in (*wanted, *meeting)} == wanted | meeting
 
 
+def test_deepspeeds_local_rank_goes_to_the_script_before_its_arguments(ranks: Ranks) -> None:
+    of = job(lab(project_path=str(ranks.project)), run_id="r1", local_rank=True, arguments=("--lr", "3"))
+    script = ranks.root / "rank.sh"
+    script.write_text(files(of)["rank.sh"], encoding="utf-8")
+    environment = {**ranks.environment, "LOCAL_RANK": "5"}
+    subprocess.run(["bash", str(script)], env=environment, check=True, timeout=60, capture_output=True)
+    assert ranks.seen("argv") == ["-u", "hello.py", "--local_rank=5", "--lr", "3"]
+
+
 class TestPreparing:
     """What one rank of each node does before the others start."""
 
@@ -261,15 +297,14 @@ class TestPreparing:
         assert "preparing" in prepared.run(prepare="prepare.sh", run_id="r2")[1]
 
     def test_it_is_the_workloads_own_also_where_the_script_is_another(self, prepared: Ranks) -> None:
-        elsewhere = prepared.project / "runs/r1/script"
-        elsewhere.mkdir(parents=True)
+        elsewhere = Copy(path="work/hello.py", root=Path("/elsewhere"), name="hello.py")
         of = jobs.build(
             lab(project_path=str(prepared.project)),
             workload(prepare="prepare.sh"),
             "r1",
             choose(lab()),
             60,
-            script_directory=str(elsewhere),
+            code=(elsewhere,),
         )
         script = prepared.root / "rank.sh"
         script.write_text(files(of)["rank.sh"], encoding="utf-8")
@@ -277,7 +312,20 @@ class TestPreparing:
             ["bash", str(script)], env=prepared.environment, check=True, capture_output=True, text=True, timeout=60
         )
         assert "preparing" in done.stdout
-        assert (prepared.root / "cwd").read_text() == f"{elsewhere}\n"
+        assert (prepared.root / "cwd").read_text() == f"{prepared.project}/outputs/r1/work\n"
+
+    def test_it_runs_where_the_ranks_do_if_that_is_a_copy_of_the_workload(self, prepared: Ranks) -> None:
+        shutil.copy(prepared.project / "workloads/hello/prepare.sh", prepared.project / "outputs/r1/work")
+        (prepared.project / "outputs/r1/work/prepare.sh").write_text("#!/bin/bash\necho prepares the copy\n")
+        given = workload(prepare="prepare.sh")
+        own = Copy(path="work/prepare.sh", root=given.directory, name="prepare.sh")
+        of = jobs.build(lab(project_path=str(prepared.project)), given, "r1", choose(lab()), 60, code=(own,))
+        script = prepared.root / "rank.sh"
+        script.write_text(files(of)["rank.sh"], encoding="utf-8")
+        done = subprocess.run(
+            ["bash", str(script)], env=prepared.environment, check=True, capture_output=True, text=True, timeout=60
+        )
+        assert "prepares the copy" in done.stdout
 
     def test_where_it_fails_the_rank_fails_and_the_next_tries_again(self, prepared: Ranks) -> None:
         code, said = prepared.run(prepare="prepare.sh", given={"PREPARE_CODE": "6"})
@@ -315,7 +363,8 @@ def test_a_script_that_starts_its_ranks_itself_gets_the_hostfile_and_the_runs_di
 
 
 def test_a_rank_without_its_folder_fails(ranks: Ranks) -> None:
-    (ranks.project / "workloads/hello").rmdir()
+    (ranks.project / "outputs/r1/work").rmdir()
+    (ranks.project / "outputs/r1/work").write_text("in its place")
     code, said = ranks.run()
     assert code != 0
     assert "said by the workload" not in said

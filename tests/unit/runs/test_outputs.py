@@ -151,3 +151,37 @@ def test_what_is_changed_for_a_link_meanwhile_reaches_nothing_else(written: Path
     assert tree(home) == before
     assert not [one for one in record(written).rglob("*") if one.is_symlink()]
     assert {one.read_text() for one in record(written).rglob("*") if one.is_file()} <= {"theirs"}
+
+
+@pytest.mark.parametrize("name", ["result.json", "output.log", "run.lock"])
+def test_what_labctl_alone_writes_comes_from_no_run(written: Path, name: str) -> None:
+    (written / name).write_text('{"verdict": "PASS"}')
+    (written / "deep").mkdir()
+    (written / "deep" / name).write_text("kept")
+    assert outputs.move(written, record(written)) == (name,)
+    assert tree(record(written)) == {"deep": "", f"deep/{name}": "kept"}
+    (written / name).unlink()
+    (written / name).mkdir()
+    assert outputs.move(written, record(written)) == (name,)
+
+
+@pytest.mark.parametrize("long", ["f", "f" * 250])
+def test_a_file_that_becomes_a_link_at_the_last_moment_does_not_come(
+    written: Path, monkeypatch: pytest.MonkeyPatch, long: str
+) -> None:
+    (written / "d").mkdir()
+    (written / "d" / long).write_text("x")
+    looked: list[str] = []
+    fits = outputs._fits
+
+    def late(name: str, folder: int, path: str) -> bool:
+        found = fits(name, folder, path)
+        if path == f"d/{long}" and not looked:
+            (written / "d" / long).unlink()
+            (written / "d" / long).symlink_to("/etc")
+        looked.append(name)
+        return found
+
+    monkeypatch.setattr(outputs, "_fits", late)
+    assert outputs.move(written, record(written)) == (f"d/{long}",)
+    assert tree(record(written)) == {"d": ""}

@@ -65,9 +65,7 @@ def said_by_a_rank(path: Path, said: bytes) -> Path:
 
 def started(of: Lab, run_id: str) -> Path:
     hostfile = File(path="hostfile", content="worker-0 slots=1\n", mode=0o644)
-    path = store.create(of, run_id, (hostfile,), (File(path="settings.json", content="[]"),))
-    (path / store.LOCK).touch()
-    return path
+    return store.create(of, run_id, (hostfile,), (File(path="settings.json", content="[]"),))
 
 
 # --- ids and states ------------------------------------------------------------------------------------------
@@ -82,8 +80,8 @@ def test_ids_sort_by_time_and_read_as_what_they_are() -> None:
 
 def test_a_run_goes_from_running_to_done(tmp_path: Path) -> None:
     of = lab(directory=tmp_path)
-    path = started(of, "r1")
-    with filelock.held(path / store.LOCK, "run r1"):
+    started(of, "r1")
+    with filelock.held(tmp_path / filelock.RUN, store.purpose("r1")):
         assert store.state(tmp_path, "r1") == "running"
         assert store.read(tmp_path, "r1") == RunSummary(run_id="r1", state="running")
         store.finish(lab(directory=tmp_path), result("r1"))
@@ -93,7 +91,10 @@ def test_a_run_goes_from_running_to_done(tmp_path: Path) -> None:
 def test_a_run_whose_process_ended_without_a_result_is_orphaned(tmp_path: Path) -> None:
     path = started(lab(directory=tmp_path), "r1")
     assert store.state(tmp_path, "r1") == "orphaned"
-    with filelock.held(path / store.LOCK, "run r1"):
+    for lock, purpose in ((tmp_path / filelock.RUN, "run r2"), (path / store.MARK, "run r1")):
+        with filelock.held(lock, purpose):
+            assert store.state(tmp_path, "r1") == "orphaned", "containers can lock what is in the record"
+    with filelock.held(tmp_path / filelock.RUN, store.purpose("r1")):
         pass
     assert store.state(tmp_path, "r1") == "orphaned"
 
@@ -101,9 +102,9 @@ def test_a_run_whose_process_ended_without_a_result_is_orphaned(tmp_path: Path) 
 def test_create_makes_room_for_the_ranks_and_writes_what_is_known(tmp_path: Path) -> None:
     path = started(lab(directory=tmp_path), "r1")
     assert path == tmp_path / "runs/r1"
-    assert {one.name for one in path.iterdir()} == {"hostfile", "settings.json", store.LOCK}
+    assert {one.name for one in path.iterdir()} == {"hostfile", "settings.json", store.MARK}
     written = tmp_path / "runs/.outputs/r1"
-    assert {one.name for one in written.iterdir()} == {"hostfile", "ranks"}
+    assert {one.name for one in written.iterdir()} == {"hostfile", "ranks", "work"}
     assert [(one / "hostfile").read_text() for one in (path, written)] == ["worker-0 slots=1\n"] * 2
 
 
@@ -385,7 +386,6 @@ def record(of: Lab, run_id: str) -> None:
     names = ("job.json", "rendered/nodes/worker-0/compose.yml")
     with ExitStack() as held:
         path = store.create(of, run_id, (), [File(path=name, content="{}") for name in names])
-        held.enter_context(store.locked(path))
         log = store.RunLog(path, of, [])
         held.callback(log.close)
         log.keep("ssh-ed25519 AAAA")
@@ -430,12 +430,9 @@ def test_a_link_in_place_of_a_file_that_is_yet_to_be_made_is_refused(tmp_path: P
     of = lab(directory=tmp_path)
     (tmp_path / "keys").write_text("mine")
     path = store.create(of, "r1", ())
-    for name in ("output.log", "run.lock"):
-        (path / name).symlink_to(tmp_path / "keys")
+    (path / "output.log").symlink_to(tmp_path / "keys")
     with pytest.raises(HostError, match=r"cannot write .*/output.log: File exists"):
         store.RunLog(path, of, [])
-    with pytest.raises(HostError, match=r"cannot write .*/run.lock: File exists"):
-        ExitStack().enter_context(store.locked(path))
     assert (tmp_path / "keys").read_text() == "mine"
 
 

@@ -1,18 +1,21 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 from support.builders import devices, job, lab, node, observed
-from support.fake_backend import Failed, FakeBackend
+from support.fake_backend import Failed, FakeBackend, silent
 
 from labctl.engines import agent
+from labctl.engines.state import ObservedState
 from labctl.errors import HostError
 from labctl.model import DeviceMapping, Secret
 from labctl.runs import store, supervise
@@ -421,6 +424,44 @@ def test_a_container_that_stays_and_cannot_be_entered_is_not_taken_for_empty(mon
 
     left = agent.reap(LAB, FakeBackend(answer=answer, seen=observed(LAB)), "r1", 0)
     assert [text.split(":")[0] for text in left] == ["launcher", "worker-0", "worker-1"]
+
+
+def test_a_host_that_does_not_answer_is_not_taken_for_one_without_containers() -> None:
+    def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
+        yield from ()
+        raise Failed(126)
+
+    unreached = ObservedState(silent=((LAB.hosts[0].name, HostError("timed out")),))
+    left = agent.reap(LAB, FakeBackend(answer=answer, seen=unreached), "r1", 0)
+    assert [text.split(":")[0] for text in left] == ["launcher", "worker-0", "worker-1"]
+
+
+def test_what_a_script_started_over_ssh_is_ended_after_the_script() -> None:
+    engine = FakeBackend(answer=silent, seen=observed(LAB))
+    agent.reap(LAB, engine, "r1", 0, lasted=5, launcher="script")
+    assert engine.started[0][0].endswith("-launcher-1")
+
+
+def test_what_nobody_of_the_run_says_is_not_kept(stop: supervise.RunStopper) -> None:
+    watch = supervise.CrashWatch(stop)
+    for number in range(1000):
+        watch.look_at(f"{number}: {'x' * 10_000}")
+    watch.look_at(f"worker-1: {'y' * 10_000}")
+    watch.look_at(CRASH)
+    watch.close()
+    assert len(stop.message) < 2000
+    assert len(watch._last) == 1
+
+
+@pytest.mark.parametrize("start", ["a: [launch.py:", "a: global_rank_mapping=defaultdict(<class 'list'>, {"])
+def test_a_line_of_a_mebibyte_takes_no_time(stop: supervise.RunStopper, tmp_path: Path, start: str) -> None:
+    began = time.process_time()
+    line = start * ((1 << 20) // len(start))
+    supervise.CrashWatch(stop, starts_itself=True).look_at(line)
+    (tmp_path / "runs").mkdir()
+    with contextlib.closing(store.RunLog(tmp_path, replace(LAB, directory=tmp_path), [])) as log:
+        log.keep(line)
+    assert time.process_time() - began < 1
 
 
 def test_the_others_are_ended_when_they_do_not_end_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:

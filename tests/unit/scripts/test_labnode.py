@@ -188,6 +188,22 @@ def test_reap_ends_what_left_the_run_since_it_began_and_no_earlier_or_marked_orp
     assert [alive(pid) for pid in pids] == [True, False, True, True]
 
 
+def test_a_program_that_is_not_to_be_read_is_left_over_as_any_other(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid = run.start(INIT, PLAIN, run_id="elsewhere")
+    monkeypatch.setattr(labnode, "INIT", run.children[-1].pid)
+    read = Path.read_bytes
+
+    def read_bytes(path: Path) -> bytes:
+        if str(path) == f"/proc/{pid}/environ":
+            raise PermissionError
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    assert pid in labnode.processes(run.id, {}, 0)
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    assert pid not in labnode.processes(run.id, {}, 0), "another user's"
+
+
 @pytest.mark.alone
 def test_reap_of_a_run_that_is_over_is_quick_and_silent(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     began = time.monotonic()

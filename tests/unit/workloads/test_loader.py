@@ -396,3 +396,35 @@ def test_keys_and_the_launcher_are_taken_by_their_names_of_before(tmp_path: Path
 def test_a_key_by_both_of_its_names_is_a_duplicate(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="duplicate key `description`, first on line 1"):
         load(_write(tmp_path, broken=f"describe: x\n{MINIMAL}"), "broken", LAUNCHERS)
+
+
+# --- packages ------------------------------------------------------------------------------------------------
+
+
+def declare(directory: Path, text: str) -> Workload:
+    folder = directory / "mine"
+    folder.mkdir(exist_ok=True)
+    (folder / "train.py").touch()
+    (folder / "workload.yml").write_text(MINIMAL + text)
+    return load(directory, "mine", LAUNCHERS)
+
+
+def test_packages_are_those_that_are_listed_and_those_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/requirements.txt").write_text("nltk==3.9\n")
+    text = "packages: ['transformers >= 4, < 5']\nrequirements: requirements.txt\napt: [git]\n"
+    found = declare(tmp_path, text)
+    assert (found.packages, found.apt) == (("transformers>=4,<5", "nltk==3.9"), ("git",))
+
+
+@pytest.mark.parametrize("text", ["packages: ['--pre']\n", "apt: ['-o=x']\n", "requirements: ../x\n"])
+def test_packages_that_are_none_are_refused_by_their_line(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match=r"mine/workload.yml:5: "):
+        declare(tmp_path, text)
+
+
+def test_a_script_may_be_declared_to_take_what_deepspeed_and_hugging_face_give(tmp_path: Path) -> None:
+    found = declare(tmp_path, "local_rank: true\ndeepspeed_option: deepspeed\n")
+    assert (found.local_rank, found.deepspeed_option) == (True, "deepspeed")
+    with pytest.raises(ConfigError, match="`local_rank` must be true or false"):
+        declare(tmp_path, "local_rank: 'yes'\n")

@@ -16,7 +16,7 @@ export GREETING='a "b" $HOME'
 export N=1
 # What the workloads' scripts share; last, so that modules of the same name found elsewhere win.
 export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}/workspace/workloads/common
-cd /workspace/workloads/ask || exit
+cd /workspace/outputs/20260102-150405-ask-3fa2/work || exit
 # The first rank of each node prepares it; the others wait, so that no two compile the same thing.
 mkdir -p ~/.cache && exec {lock}>>~/.cache/labctl-prepare && flock "$lock" || exit
 if [[ $(< ~/.cache/labctl-prepare) != 20260102-150405-ask-3fa2 ]]; then

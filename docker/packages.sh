@@ -1,0 +1,22 @@
+#!/bin/sh
+# Installs what a person asked for into the lab's image: apt.txt, a package a line, by apt; requirements.txt by pip, in the
+# versions of lock.txt where that has any. What was compiled for the image's torch stays as it is, torch too.
+set -eu
+wanted=/run/sources/wanted
+if [ -s "$wanted/apt.txt" ]; then
+    rm -f /etc/apt/apt.conf.d/docker-clean
+    apt-get update
+    # shellcheck disable=SC2046 # a word a package
+    DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends $(cat "$wanted/apt.txt")
+fi
+if [ -s "$wanted/requirements.txt" ]; then
+    constraints=$(mktemp)
+    pip freeze | grep -iE '^(torch|deepspeed|horovod|mpi4py|tensorflow|intel-[a-z-]*|habana-[a-z-]*)==' > "$constraints" || true
+    cat "$wanted/lock.txt" >> "$constraints"
+    # A distribution's own Python takes packages only if told to.
+    if [ ! -d /opt/venv ]; then export PIP_BREAK_SYSTEM_PACKAGES=1; fi
+    pip install --requirement "$wanted/requirements.txt" --constraint "$constraints"
+    rm "$constraints"
+fi
+mkdir -p /opt/lab
+pip freeze > /opt/lab/packages.txt

@@ -1,0 +1,38 @@
+"""Files that list Python packages, a requirement a line, as `pip install --requirement` reads them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from labctl.config.settings import require_requirement
+from labctl.errors import ConfigError
+
+LARGEST = 1 << 20
+
+
+def read(path: Path, what: str) -> tuple[str, ...]:
+    """The requirements of a file, each without spaces. ConfigError, ``file:line: reason``, for anything else in it."""
+    try:
+        with path.open(encoding="utf-8") as stream:
+            text = stream.read(LARGEST)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{what}: {path}: cannot be read: {reason}", hint="name a file of requirements") from error
+    found = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        word = without_spaces(re.sub(r"(^|\s)#.*", "", line))
+        if not word:
+            continue
+        try:
+            require_requirement(word)
+        except ValueError as error:
+            hint = "options, URLs and markers are not taken; build an image of your own for them: docs/images.md"
+            raise ConfigError(f"{path}:{number}: {error.args[0]}", hint=hint) from None
+        found.append(word)
+    return tuple(found)
+
+
+def without_spaces(requirement: str) -> str:
+    """A requirement as it fits into a list with spaces between its words."""
+    return re.sub(r"\s*([=<>!~,]+)\s*", r"\1", requirement).strip()

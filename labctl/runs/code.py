@@ -1,0 +1,142 @@
+"""The code of a run: a copy of the workload's folder, or of the folder of a script, which its ranks may change."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from labctl.errors import ConfigError
+from labctl.model import Copy, Lab, Workload
+from labctl.runs import inputs
+from labctl.runs.job import WORK
+from labctl.system import process
+from labctl.system.files import leads_out
+from labctl.system.progress import amount
+
+SKIPPED = ("__pycache__", ".git")
+LARGEST = 50_000_000
+"""Bytes of a file that is copied; data are for the cache."""
+MOST_BYTES, MOST_FILES = 500_000_000, 10_000
+# Files that a warning names.
+SHOWN = 5
+
+
+class Code(Struct, frozen=True):
+    """What a run is to have of a folder, and the names in it that are left out, with the reason."""
+
+    copies: tuple[Copy, ...]
+    left_out: tuple[str, ...] = ()
+
+
+class _TooMuchError(Exception):
+    """More than a run copies."""
+
+
+def choose(lab: Lab, workload: Workload) -> tuple[Workload, Code]:
+    """What to copy for a workload, or for a script that an absolute path names; the workload then has its file's name.
+
+    ConfigError for a script that cannot be started, and for a workload's folder that is too much.
+    """
+    path = Path(workload.script)
+    if not path.is_absolute():
+        try:
+            return workload, _read(workload.directory, _walk(workload.directory))
+        except _TooMuchError:
+            raise ConfigError(
+                f"{workload.directory} holds more than a run copies: {MOST_FILES} files, {amount(MOST_BYTES)}",
+                hint="move data below HOST_CACHE_PATH",
+            ) from None
+    inputs.require_script(lab, workload)
+    path = path.resolve()
+    try:
+        code = _read(path.parent, _of_a_person(lab, path))
+    except _TooMuchError:
+        alone = f"the rest of {path.parent}, which holds more than {MOST_FILES} files or {amount(MOST_BYTES)}"
+        code = Code(_read(path.parent, [path.name]).copies, (f"{alone} (give the script a folder of its own)",))
+    return replace(workload, script=path.name), code
+
+
+def remark(code: Code) -> str:
+    """What a person should know of the files that ranks will not find; empty where that is nothing."""
+    if not code.left_out:
+        return ""
+    more = f" and {len(code.left_out) - SHOWN} more" if len(code.left_out) > SHOWN else ""
+    return f"not copied into the run: {', '.join(code.left_out[:SHOWN])}{more}"
+
+
+def _of_a_person(lab: Lab, script: Path) -> Iterator[str]:
+    """The script, and what belongs to it: the files of its folder that git does not ignore; else all but hidden ones.
+
+    What labctl keeps in the lab directory is no part of it.
+    """
+    folder = script.parent
+    own = {lab.directory / name for name in (".env", ".lab", ".devcontainer", "runs")}
+    names = _in_git(folder) or _walk(folder, hidden=False)
+    yield script.name
+    yield from (name for name in names if name != script.name and own.isdisjoint(_path_and_parents(folder / name)))
+
+
+def _path_and_parents(path: Path) -> Iterator[Path]:
+    yield path
+    yield from path.parents
+
+
+def _in_git(folder: Path) -> list[str]:
+    """The files of a folder that its repository does not ignore; none where it is in none."""
+    # A repository's own configuration may name a program to be asked for changes.
+    git = ("git", "-c", "core.fsmonitor=false", "-C", str(folder))
+    done = process.run([*git, "ls-files", "-z", "--cached", "--others", "--exclude-standard"], check=False)
+    return sorted(set(filter(None, done.out.split("\0")))) if done.code == 0 else []
+
+
+def _walk(folder: Path, *, hidden: bool = True) -> Iterator[str]:
+    """Every file and link below a folder, but compiled Python and git's own; names with a dot if ``hidden``."""
+    for above, folders, files in os.walk(folder):
+        here = Path(above)
+        links = [name for name in folders if (here / name).is_symlink()]
+        folders[:] = sorted(name for name in folders if name not in (*SKIPPED, *links) and _wanted(name, hidden))
+        names = sorted(name for name in (*files, *links) if _wanted(name, hidden))
+        yield from (str((here / name).relative_to(folder)) for name in names)
+
+
+def _wanted(name: str, hidden: bool) -> bool:
+    return hidden or not name.startswith(".")
+
+
+def _read(folder: Path, names: Iterable[str]) -> Code:
+    """What can be copied of these names; _TooMuchError where that is more than a run copies."""
+    copies: list[Copy] = []
+    left_out: list[str] = []
+    size = 0
+    for name in names:
+        try:
+            found = (folder / name).lstat()
+        except FileNotFoundError:
+            continue  # Git lists what was removed, too.
+        if reason := _reason(folder, name, found):
+            left_out.append(f"{shlex.quote(name)} ({reason})")
+            continue
+        size += found.st_size
+        copies.append(Copy(path=f"{WORK}/{name}", root=folder, name=name))
+        if size > MOST_BYTES or len(copies) > MOST_FILES:
+            raise _TooMuchError
+    return Code(tuple(copies), tuple(left_out))
+
+
+def _reason(folder: Path, name: str, found: os.stat_result) -> str:
+    """Why a name is left out; empty for what is copied."""
+    if stat.S_ISLNK(found.st_mode):
+        return "a link that leads out" if leads_out(name, str((folder / name).readlink())) else ""
+    if stat.S_ISDIR(found.st_mode):
+        return "a repository of its own"
+    if not stat.S_ISREG(found.st_mode):
+        return "no file"
+    if found.st_size > LARGEST:
+        return amount(found.st_size)
+    return "" if os.access(folder / name, os.R_OK) else "not readable"

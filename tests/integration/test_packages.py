@@ -1,0 +1,61 @@
+"""Packages of a person's own in the lab's image: built once, and recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.harness import Lab
+
+from docker import DockerClient
+
+pytestmark = pytest.mark.docker
+
+SCRIPT = """\
+import os, pathlib
+import einops, helper
+pathlib.Path(f"seen-{os.environ['RANK']}").write_text(f"{helper.WORD}, {pathlib.Path('/data/word').read_text()}")
+print("einops", einops.__version__)
+"""
+
+
+@pytest.fixture
+def lab(fresh_lab: Callable[..., Lab], engine: DockerClient, tmp_path: Path) -> Iterator[Lab]:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/word").write_text("from the data")
+    mounts = f"{tmp_path}/data:/data:ro"
+    made = fresh_lab(LAB_PACKAGES="einops==0.8.0", LAB_APT="tree", LAB_MOUNTS=mounts)
+    yield made
+    made.call("down")
+    for name in tags(engine):
+        engine.images.remove(name, force=True)
+
+
+def tags(engine: DockerClient) -> list[str]:
+    return [tag for image in engine.images.list("labctl/packages") for tag in image.tags]
+
+
+def test_a_script_finds_the_packages_the_files_beside_it_and_room_to_write(lab: Lab, engine: DockerClient) -> None:
+    lab.call("up").expect(0)
+    (tag,) = tags(engine)
+    assert {container.attrs["Config"]["Image"] for container in lab.containers().values()} == {tag}
+    assert lab.inside("worker-1", "tree", "--version").startswith("tree v")
+    mine = lab.path / "mine"
+    mine.mkdir()
+    (mine / "train.py").write_text(SCRIPT)
+    (mine / "helper.py").write_text("WORD = 'beside it'\n")
+    document = lab.call("run", "--script", str(mine / "train.py"), "--json").expect(0).json
+    record = lab.path / "runs" / document["run_id"]
+    assert (document["verdict"], document["message"]) == ("PASS", "Completed on 2 ranks; no criteria.")
+    assert [(record / f"work/seen-{rank}").read_text() for rank in range(2)] == ["beside it, from the data"] * 2
+    assert sorted(path.name for path in mine.iterdir()) == ["helper.py", "train.py"]
+    assert (record / "output.log").read_text().count("einops 0.8.0") == 2
+    assert tag in (record / "versions.json").read_text()
+    assert "einops==0.8.0" in (record / "settings.json").read_text()
+    # The same packages are the same image, and nothing is asked for it: no index answers here.
+    lab.call("down").expect(0)
+    lab.call("up", "-s", "LAB_PIP_INDEX_URL=http://127.0.0.1:9/simple").expect(0)
+    (lock,) = (lab.path / ".lab/packages").iterdir()
+    assert "einops==0.8.0" in lock.read_text().splitlines()
+    lab.call("doctor").expect(0)

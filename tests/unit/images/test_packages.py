@@ -1,0 +1,85 @@
+"""Which image a lab with packages of a person's own gets."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from support.builders import workload
+
+from labctl.config.context import Context
+from labctl.deploy import images
+from labctl.errors import ConfigError
+from labctl.images import catalog, packages
+from labctl.images.packages import Additions
+
+
+def at(directory: Path, **flags: str) -> Context:
+    return Context(directory=directory, environ={}, emit=lambda _: None, flags=flags)
+
+
+def test_a_lab_without_packages_has_the_plain_image(tmp_path: Path) -> None:
+    assert packages.of(at(tmp_path).settings()) == Additions()
+    assert packages.tag("labctl/cpu", Additions()) == "labctl/cpu"
+
+
+def test_the_name_says_what_is_in_it_whatever_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    tag = packages.tag("labctl/cpu", Additions(("nltk", "einops"), ("git",)))
+    assert re.fullmatch(r"labctl/packages:[0-9a-f]{12}", tag)
+    assert tag == packages.tag("labctl/cpu", Additions(("einops", "nltk"), ("git",)))
+    others = (
+        packages.tag("mine:1", Additions(("nltk", "einops"), ("git",))),
+        packages.tag("labctl/cpu", Additions(("nltk", "einops", "git"))),
+        packages.tag("labctl/cpu", Additions(("nltk",), ("git",))),
+    )
+    assert len({tag, *others}) == 4
+    monkeypatch.setattr(catalog, "inputs_hash", lambda _: "of a newer labctl")
+    assert packages.tag("labctl/cpu", Additions(("nltk", "einops"), ("git",))) != tag
+
+
+def test_labctl_can_build_its_own_images_and_those_with_packages() -> None:
+    names = ("labctl/cpu", "labctl/packages:0123456789ab", "labctl/packages", "mine:1", "labctl/unknown")
+    assert [packages.is_own(name) for name in names] == [True, True, False, False, False]
+
+
+def test_a_file_of_requirements_comes_to_those_that_are_named(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("# what it takes\ntransformers >= 4, < 5   # not 5\n\nnltk[all]\n")
+    settings = at(tmp_path, LAB_REQUIREMENTS="requirements.txt", LAB_PACKAGES="einops").settings()
+    assert packages.of(settings).python == ("einops", "transformers>=4,<5", "nltk[all]")
+
+
+@pytest.mark.parametrize("line", ["-r other.txt", "git+https://example.com/x", "--index-url https://x", "a b", "-e ."])
+def test_what_is_no_name_with_a_version_is_refused_by_its_line(tmp_path: Path, line: str) -> None:
+    (tmp_path / "requirements.txt").write_text(f"nltk\n{line}\n")
+    with pytest.raises(ConfigError, match=r"requirements\.txt:2: "):
+        at(tmp_path, LAB_REQUIREMENTS="requirements.txt").settings()
+
+
+def test_a_file_of_requirements_that_is_not_there_is_named_with_its_setting(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("LAB_NAME=demo\nLAB_REQUIREMENTS=gone.txt\n")
+    with pytest.raises(ConfigError, match=r"LAB_REQUIREMENTS \(\.env:2\): .*/gone.txt: cannot be read: No such file"):
+        at(tmp_path).settings()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("LAB_PACKAGES", "a; rm -rf /"), ("LAB_PACKAGES", "--pre"), ("LAB_APT", "-o=x"), ("LAB_APT", "A")],
+)
+def test_a_setting_that_is_no_list_of_packages_is_refused(tmp_path: Path, key: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        at(tmp_path, **{key: value}).settings()
+
+
+def test_a_workloads_packages_come_to_those_of_the_lab(tmp_path: Path) -> None:
+    task = workload(packages=("nltk", "einops"), apt=("git",))
+    settings = images.for_workload(at(tmp_path, LAB_PACKAGES="einops").settings(), task)
+    assert packages.of(settings) == Additions(("einops", "nltk"), ("git",))
+    assert settings.origin("LAB_PACKAGES") == "workload hello"
+    assert settings.text("LAB_IMAGE") == ""
+
+
+def test_an_image_that_labctl_does_not_have_is_refused_with_those_that_it_has(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown image `mine`") as caught:
+        images.for_workload(at(tmp_path).settings(), workload(image="mine"))
+    assert "horovod" in caught.value.hint

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from support.builders import lab, workload
+
+from labctl.errors import ConfigError, HostError
+from labctl.model import Lab, Mount
+from labctl.runs import code
+from labctl.runs.code import Code
+from labctl.system import files
+
+
+@pytest.fixture
+def of(tmp_path: Path) -> Lab:
+    (tmp_path / "clone").mkdir()
+    mounts = (Mount(source=str(tmp_path / "clone"), target="/workspace/DeepSpeedExamples"),)
+    return lab(directory=tmp_path / "lab", mounts=mounts)
+
+
+def write(folder: Path, *names: str) -> Path:
+    """Files that hold their own names; returns the first."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    return folder / names[0]
+
+
+def script(of: Lab, path: Path) -> Code:
+    return code.choose(of, workload(script=str(path)))[1]
+
+
+def names(of: Code) -> set[str]:
+    return {copy.name for copy in of.copies}
+
+
+def test_a_workloads_folder_is_copied_whole_but_for_compiled_python(of: Lab, tmp_path: Path) -> None:
+    write(tmp_path / "hello", "hello.py", "lib/util.py", ".deepspeed_env", "__pycache__/hello.pyc", ".git/config")
+    placed, found = code.choose(of, workload(directory=tmp_path / "hello", script="hello.py"))
+    assert placed.script == "hello.py"
+    assert names(found) == {"hello.py", "lib/util.py", ".deepspeed_env"}
+    assert {copy.path for copy in found.copies} == {f"work/{name}" for name in names(found)}
+    assert code.remark(found) == ""
+
+
+def test_a_script_brings_what_lies_beside_and_below_it(of: Lab, tmp_path: Path) -> None:
+    path = write(tmp_path / "mine", "train.py", "util.py", "conf/small.json", ".env", ".venv/lib/x.py")
+    placed, found = code.choose(of, workload(script=str(path)))
+    assert (placed.script, names(found)) == ("train.py", {"train.py", "util.py", "conf/small.json"})
+
+
+def test_of_a_repository_come_the_files_that_it_does_not_ignore(of: Lab, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    path = write(mine, "train.py", "util.py", "new.py", "data/big.bin", ".gitignore", "gone.py")
+    (mine / ".gitignore").write_text("data/\n")
+    subprocess.run(["git", "init", "-q", mine], check=True)
+    subprocess.run(["git", "-C", mine, "add", "train.py", "util.py", "gone.py"], check=True)
+    (mine / "gone.py").unlink()
+    assert names(script(of, path)) == {"train.py", "util.py", "new.py", ".gitignore"}
+
+
+def test_a_script_that_its_repository_ignores_comes_all_the_same(of: Lab, tmp_path: Path) -> None:
+    path = write(tmp_path / "mine", "train.py", ".gitignore")
+    (tmp_path / "mine/.gitignore").write_text("*.py\n")
+    subprocess.run(["git", "init", "-q", tmp_path / "mine"], check=True)
+    assert names(script(of, path)) == {"train.py", ".gitignore"}
+
+
+def test_a_repositorys_own_programs_are_not_started(of: Lab, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    path = write(mine, "train.py", "monitor")
+    (mine / "monitor").write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
+    (mine / "monitor").chmod(0o755)
+    subprocess.run(["git", "init", "-q", mine], check=True)
+    subprocess.run(["git", "-C", mine, "config", "core.fsmonitor", str(mine / "monitor")], check=True)
+    assert "train.py" in names(script(of, path))
+    assert not (tmp_path / "started").exists()
+
+
+def test_what_labctl_keeps_in_the_lab_directory_stays_there(of: Lab) -> None:
+    kept = (".env", ".lab/nodes/worker-0/secrets/HF_TOKEN", "runs/r1/output.log", ".devcontainer/devcontainer.json")
+    path = write(of.directory, "train.py", "util.py", *kept)
+    assert names(script(of, path)) == {"train.py", "util.py"}
+    subprocess.run(["git", "init", "-q", of.directory], check=True)
+    subprocess.run(["git", "-C", of.directory, "add", "--all"], check=True)
+    assert names(script(of, path)) == {"train.py", "util.py"}
+
+
+def test_big_files_and_links_that_lead_out_are_left_out_by_name(of: Lab, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    path = write(mine, "train.py", "a/b.py")
+    (mine / "data").symlink_to("/data")
+    (mine / "key").symlink_to(tmp_path / ".netrc")
+    (mine / "inside").symlink_to("a/b.py")
+    (mine / "folder").symlink_to("a")
+    with (mine / "weights.bin").open("wb") as stream:
+        stream.truncate(code.LARGEST + 1)
+    os.mkfifo(mine / "pipe")
+    found = script(of, path)
+    assert names(found) == {"train.py", "a/b.py", "inside", "folder"}
+    assert code.remark(found) == (
+        "not copied into the run: data (a link that leads out), key (a link that leads out), pipe (no file), "
+        "weights.bin (50.0 MB)"
+    )
+
+
+def test_from_a_folder_with_far_too_much_in_it_only_the_script_comes(
+    of: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code, "MOST_FILES", 3)
+    path = write(tmp_path / "home", "train.py", "a", "b", "c")
+    found = script(of, path)
+    assert names(found) == {"train.py"}
+    assert "(give the script a folder of its own)" in code.remark(found)
+    with pytest.raises(ConfigError, match="holds more than a run copies: 3 files"):
+        code.choose(of, workload(directory=tmp_path / "home", script="train.py"))
+
+
+@pytest.mark.parametrize("at", ["clone", "link-to-clone"])
+def test_a_link_that_a_container_planted_copies_nothing_of_the_host(of: Lab, tmp_path: Path, at: str) -> None:
+    (tmp_path / "link-to-clone").symlink_to("clone")
+    (tmp_path / ".netrc").write_text("password canary")
+    (tmp_path / "clone/train.py").symlink_to(tmp_path / ".netrc")
+    mounts = (Mount(source=str(tmp_path / at), target="/workspace/DeepSpeedExamples"),)
+    for folder in ("clone", at):
+        with pytest.raises(ConfigError, match="a link that leads out of the folders that are mounted"):
+            script(replace(of, mounts=mounts), tmp_path / folder / "train.py")
+
+
+def test_a_folder_that_becomes_a_link_meanwhile_is_not_followed(of: Lab, tmp_path: Path) -> None:
+    write(tmp_path / "keys", "id_ed25519")
+    found = script(of, write(tmp_path / "mine", "train.py", "ssh/id_ed25519"))
+    (tmp_path / "mine/ssh/id_ed25519").unlink()
+    (tmp_path / "mine/ssh").rmdir()
+    (tmp_path / "mine/ssh").symlink_to(tmp_path / "keys")
+    with pytest.raises(HostError):
+        files.create_all(tmp_path / "run", (), copies=found.copies)
+    assert not (tmp_path / "run/work/ssh/id_ed25519").exists()
+
+
+def test_the_copy_has_the_same_bytes_and_modes_and_may_be_written(of: Lab, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    path = write(mine, "train.py", "sub/tool")
+    (mine / "sub/tool").write_bytes(bytes(range(256)) * 1000)
+    (mine / "sub/tool").chmod(0o555)
+    (mine / "link").symlink_to("sub/tool")
+    files.create_all(tmp_path / "run", (), copies=script(of, path).copies)
+    work = tmp_path / "run/work"
+    assert (work / "link").readlink() == Path("sub/tool")
+    assert (work / "link").read_bytes() == (mine / "sub/tool").read_bytes()
+    assert (work / "sub/tool").stat().st_mode & 0o777 == 0o755
+    (work / "sub/tool").write_text("changed")
+    assert (mine / "sub/tool").stat().st_size == 256_000
+
+
+def test_a_script_that_nothing_could_start_is_refused(of: Lab, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch(mode=0o644)
+    with pytest.raises(ConfigError, match="neither Python nor executable") as caught:
+        script(of, tmp_path / "notes.txt")
+    assert caught.value.hint.startswith("chmod +x ")
+
+
+def test_a_script_that_is_not_there_is_refused(of: Lab, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="script not found"):
+        script(of, tmp_path / "gone.py")
