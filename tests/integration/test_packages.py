@@ -10,7 +10,8 @@ from support.harness import Lab
 
 from docker import DockerClient
 
-pytestmark = pytest.mark.docker
+# They look at all of the images that labctl made so.
+pytestmark = [pytest.mark.docker, pytest.mark.xdist_group("packages")]
 
 SCRIPT = """\
 import os, pathlib
