@@ -16,8 +16,9 @@ import re
 import shlex
 import stat
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import IO, Literal
 
@@ -31,7 +32,7 @@ from labctl.hub import client
 from labctl.hub.client import Hub, Kind, RemoteFile, Repository, Unreachable, look_up
 from labctl.model import Cache
 from labctl.system import filelock
-from labctl.system.files import make_private, require_room, room_at
+from labctl.system.files import make_private, opened, require_room, room_at
 from labctl.system.progress import Progress, amount
 
 ENDPOINT = "https://huggingface.co"
@@ -119,6 +120,7 @@ def survey(context: Context, hub: Hub, repositories: Iterable[tuple[Kind, str]])
     absent: list[tuple[Kind, str]] = []
     failure: HostError | None = None
     for kind, name in repositories:
+        require_no_link(hub, hub.folder(kind, name))
         try:
             if isinstance(failure, Unreachable):
                 # Do not wait for the hub again.
@@ -146,6 +148,30 @@ def survey(context: Context, hub: Hub, repositories: Iterable[tuple[Kind, str]])
     hint = "free as much, or set HOST_CACHE_PATH to a larger disk"
     require_room("the download", [(room_at(hub.cache), needed)], hint=hint)
     return found
+
+
+def require_no_link(hub: Hub, folder: Path) -> None:
+    """HostError for what containers may have put in a repository's cache, which would lead writers out of it.
+
+    That is all but directories, files, and the links to files that huggingface_hub makes in snapshots and ``blobs``.
+    """
+    root = hub.cache.parents[1]
+    for top in (folder, hub.cache / ".locks" / folder.name, hub.cache / "blobs", hub.cache / "CACHEDIR.TAG"):
+        way = [path for path in (*reversed(top.parents), top) if path.is_relative_to(root) and path != root]
+        inside = (Path(at, name) for at, folders, files in os.walk(top) for name in (*folders, *files))
+        for path in chain(way, inside):
+            with suppress(FileNotFoundError):
+                mode = path.lstat().st_mode
+                is_own = path.parent == folder / "blobs" or folder / "snapshots" in path.parents[1:]
+                # Path.is_dir raises where a link leads to what may not be seen.
+                if stat.S_ISLNK(mode) and is_own and not os.path.isdir(path):  # noqa: PTH112
+                    continue
+                if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+                    what = "a link" if stat.S_ISLNK(mode) else "no regular file"
+                    raise HostError(
+                        f"{path} is {what}: a container may have put it there, to change other files",
+                        hint=f"rm {shlex.quote(str(path))}",
+                    )
 
 
 def wanted_of(repository: Repository) -> Repository:
@@ -252,12 +278,16 @@ def download(context: Context, hub: Hub, repository: Repository, item: Item) -> 
                 for path in (repository.blob(file), repository.link(file)):
                     # huggingface_hub would take them for complete.
                     if size_of(path) not in (-1, file.size):
-                        path.unlink()
+                        remove(hub, path)
+                if not file.large:
+                    # Older versions of huggingface_hub append to it, also where it is a link.
+                    remove(hub, repository.partial(file))
                 if file.large and not repository.blob(file).exists():
                     download_large(hub, repository, file, progress)
             small = to_come(repository)
             # They would overwrite labctl's output.
             disable_progress_bars()
+            require_no_link(hub, repository.folder)
             snapshot_download(
                 repository.name,
                 repo_type=repository.kind,
@@ -281,43 +311,62 @@ def download(context: Context, hub: Hub, repository: Repository, item: Item) -> 
 def download_large(hub: Hub, repository: Repository, file: RemoteFile, progress: Progress) -> None:
     """Download a large file into its blob, resuming; HostError if its SHA-256 is wrong."""
     path = repository.partial(file)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open_partial(path) as stream:
-        digest = hashlib.sha256()
-        stream.seek(0)
-        while piece := stream.read(PIECE):
-            digest.update(piece)
-        failures = 0
-        while failures < TRIES and (have := stream.tell()) < file.size:
-            try:
-                receive(hub, repository, file, stream, digest, progress)
-            except client.transport_error() as error:
-                status = getattr(getattr(error, "response", None), "status_code", 0)
-                is_final = 400 <= status < 500 and status not in (408, 429)
-                if is_final or failures == TRIES - 1:
-                    raise
-            failures = failures + 1 if stream.tell() == have else 0
-            time.sleep(2**failures - 1)
-    if digest.hexdigest() != file.blob:
-        path.unlink()
-        raise HostError(
-            f"{repository}: {file.path} has SHA-256 {digest.hexdigest()[:12]}..., expected {file.blob[:12]}...; "
-            "removed",
-            hint="re-run to download it again",
-        )
-    path.replace(repository.blob(file))
+    with folder_of(hub, path) as folder:
+        with open_partial(path.name, folder) as stream:
+            digest = hashlib.sha256()
+            stream.seek(0)
+            while piece := stream.read(PIECE):
+                digest.update(piece)
+            failures = 0
+            while failures < TRIES and (have := stream.tell()) < file.size:
+                try:
+                    receive(hub, repository, file, stream, digest, progress)
+                except client.transport_error() as error:
+                    status = getattr(getattr(error, "response", None), "status_code", 0)
+                    is_final = 400 <= status < 500 and status not in (408, 429)
+                    if is_final or failures == TRIES - 1:
+                        raise
+                failures = failures + 1 if stream.tell() == have else 0
+                time.sleep(2**failures - 1)
+        if digest.hexdigest() != file.blob:
+            os.unlink(path.name, dir_fd=folder)
+            raise HostError(
+                f"{repository}: {file.path} has SHA-256 {digest.hexdigest()[:12]}..., expected {file.blob[:12]}...; "
+                "removed",
+                hint="re-run to download it again",
+            )
+        os.replace(path.name, repository.blob(file).name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
-def open_partial(path: Path) -> IO[bytes]:
+def remove(hub: Hub, path: Path) -> None:
+    """Remove a file of the cache, if it is there. OSError where a link is on the way."""
+    with suppress(FileNotFoundError), folder_of(hub, path) as folder:
+        os.unlink(path.name, dir_fd=folder)
+
+
+@contextmanager
+def folder_of(hub: Hub, path: Path) -> Iterator[int]:
+    """A descriptor of the directory of a file in the cache, made if missing. OSError where a link is on the way."""
+    root = hub.cache.parents[1]
+    with ExitStack() as held:
+        folder = held.enter_context(opened(root, follow=True))
+        for name in path.parent.relative_to(root).parts:
+            with suppress(FileExistsError):
+                os.mkdir(name, dir_fd=folder)
+            folder = held.enter_context(opened(name, folder))
+        yield folder
+
+
+def open_partial(name: str, folder: int) -> IO[bytes]:
     """The file to append to; what a workload put in its place, a link to another file, is removed. OSError."""
     with suppress(FileNotFoundError):
-        found = path.lstat()
+        found = os.lstat(name, dir_fd=folder)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-            path.unlink()
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
+            os.unlink(name, dir_fd=folder)
+    handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644, dir_fd=folder)
     if os.fstat(handle).st_nlink > 1:
         os.close(handle)
-        raise OSError(errno.EMLINK, "another file has the same content", str(path))
+        raise OSError(errno.EMLINK, "another file has the same content", name)
     return os.fdopen(handle, "a+b")
 
 

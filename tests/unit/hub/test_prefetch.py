@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from labctl.config import settings
+from labctl.config.context import Context
 from labctl.errors import ConfigError, HostError
 from labctl.hub.client import Hub, Kind, RemoteFile, Repository
-from labctl.hub.prefetch import ENDPOINT, connect, missing, names, to_come, wanted_of, whole_here
+from labctl.hub.prefetch import ENDPOINT, connect, describe, download, missing, names, to_come, wanted_of, whole_here
 from labctl.model import Cache
 from labctl.system.progress import Progress, amount
 
@@ -124,6 +125,34 @@ def test_of_several_whole_snapshots_the_newest_counts(tmp_path: Path) -> None:
 def test_nothing_is_whole_in_an_empty_cache(tmp_path: Path) -> None:
     assert whole_here(hub(tmp_path), "model", NAME) is None
     assert whole_here(hub(tmp_path), "dataset", NAME) is None
+
+
+# --- links that a container planted ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_link_that_comes_while_files_are_fetched_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool
+) -> None:
+    theirs = tmp_path / "project"
+    theirs.mkdir()
+    digest = "b" * (64 if large else 40)
+    for name in ("config.json", digest):
+        (theirs / name).write_text("years of work")
+    there = hub(tmp_path / "cache/huggingface/hub")
+    file = RemoteFile("config.json", 3, digest, large)
+    one = Repository(kind="model", name=NAME, revision="0" * 40, files=(file,), folder=there.folder("model", NAME))
+
+    for path in (one.blob(file).parent, one.link(file).parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(theirs)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: None)
+    context = Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={})
+    with pytest.raises(HostError, match="cannot fetch model"):
+        download(context, there, one, describe(one, 3, "to fetch"))
+    assert {path.name: path.read_text() for path in theirs.iterdir()} == dict.fromkeys(
+        ("config.json", digest), "years of work"
+    )
 
 
 # --- where the hub is ----------------------------------------------------------------------------------------
