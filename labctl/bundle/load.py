@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from labctl.bundle.format import AGAIN, Bundle, BundleEntry
 from labctl.bundle.save import CACHED, FOLDERS, NODES, SKIPPED, ExcludedFile
-from labctl.config import dotenv
+from labctl.config import dotenv, mount_sources
 from labctl.config import settings as config
 from labctl.config.context import Context
 from labctl.config.settings import Settings
@@ -35,6 +35,7 @@ Notice = Callable[[str], None]
 LOCKS = ".lab/bundle"
 """Directory of the images' lock files, relative to the lab directory."""
 CACHE = "HOST_CACHE_PATH"
+MOUNTED = frozenset(mount_sources.EXAMPLES)
 MAKEFILES = frozenset({"makefile", "gnumakefile"})
 HARMLESS = frozenset({".gitignore", ".gitkeep", ".dockerignore"})
 """Names that begin with a dot, of files that nothing runs."""
@@ -71,7 +72,12 @@ def load_bundle(
     """
     bundle = checked(file, context.notice)
     with tempfile.TemporaryDirectory(prefix="labctl-") as folder:
-        env = own_settings(bundle, Path(folder, ".env"), context.flags.get(CACHE, ""))
+        env, dropped = own_settings(bundle, Path(folder, ".env"), context.flags)
+        if dropped:
+            context.warn(
+                f"not taken from the bundle: {listed(dropped, len(dropped))}, directories that containers are to see: "
+                f"those that this machine has go into {context.directory / '.env'}"
+            )
         settings = config.load(Path(folder), context.environ, context.flags)
         cache = Path(settings.text(CACHE))
         files, cached = of_lab(bundle, env, context.directory, force=force), of_cache(bundle, cache)
@@ -123,14 +129,21 @@ def checked(path: Path, notice: Notice) -> Bundle:
     return bundle
 
 
-def own_settings(bundle: Bundle, path: Path, chosen: str) -> BundleEntry:
-    """The bundle's .env, written to a path: its cache goes where this machine has one, or where the person chose."""
+def own_settings(bundle: Bundle, path: Path, chosen: Mapping[str, str]) -> tuple[BundleEntry, tuple[str, ...]]:
+    """The bundle's .env, written to a path, with the directories that are mounted as the person chose them.
+
+    Otherwise they are this machine's own; returns the settings that were dropped, too.
+    """
     lines = settings_of(bundle).split("\n")
-    for entry in dotenv.parse("\n".join(lines), path.name) if bundle.below("cache") else ():
-        if entry.key == CACHE:
-            lines[entry.line - 1] = f"{CACHE}={dotenv.quote(chosen)}" if chosen else f"# {CACHE}: this machine's own"
+    dropped: dict[str, None] = {}
+    for entry in dotenv.parse("\n".join(lines), path.name):
+        if entry.key in MOUNTED and chosen.get(entry.key):
+            lines[entry.line - 1] = f"{entry.key}={dotenv.quote(chosen[entry.key])}"
+        elif entry.key in MOUNTED:
+            lines[entry.line - 1] = f"# {entry.key}: this machine's own"
+            dropped[entry.key] = None
     size = path.write_bytes("\n".join(lines).encode())
-    return BundleEntry(content=Range(path, 0, size), mode=bundle.below("lab")[".env"].mode)
+    return BundleEntry(content=Range(path, 0, size), mode=bundle.below("lab")[".env"].mode), tuple(dropped)
 
 
 def settings_of(bundle: Bundle) -> str:
