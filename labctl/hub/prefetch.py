@@ -10,7 +10,6 @@ import errno
 import fnmatch
 import glob
 import hashlib
-import json
 import os
 import re
 import shlex
@@ -22,7 +21,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Literal
 
-from msgspec import Struct
+from msgspec import MsgspecError, Struct, json
 from msgspec.structs import replace
 
 from labctl.config.context import Context
@@ -32,7 +31,7 @@ from labctl.hub import client
 from labctl.hub.client import Hub, Kind, RemoteFile, Repository, Unreachable, look_up
 from labctl.model import Cache
 from labctl.system import filelock
-from labctl.system.files import make_private, opened, require_room, room_at
+from labctl.system.files import make_private, opened, read_limited, require_room, room_at
 from labctl.system.progress import Progress, amount
 
 ENDPOINT = "https://huggingface.co"
@@ -61,6 +60,12 @@ class Item(Struct, frozen=True, kw_only=True):
     bytes: int
     fetched_bytes: int
     state: State
+
+
+class WeightIndex(Struct, frozen=True):
+    """The index of a model's weights: the file of each tensor."""
+
+    weight_map: dict[str, str] = {}
 
 
 class CacheReport(Struct, frozen=True, kw_only=True):
@@ -206,23 +211,22 @@ def describe(repository: Repository, size: int, state: State) -> Item:
 def whole_here(hub: Hub, kind: Kind, name: str) -> tuple[Repository, Item] | None:
     """The newest snapshot that is complete by its own files; None if there is none."""
     snapshots = (hub.folder(kind, name) / "snapshots").glob("*")
-    for snapshot in sorted(snapshots, key=lambda path: path.stat().st_mtime, reverse=True):
-        sizes = {path.name: path.stat().st_size for path in snapshot.rglob("*") if path.is_file()}
-        if sizes and (kind == "dataset" or any(has_all_weights(snapshot, index, set(sizes)) for index in WEIGHTS)):
-            repository = Repository(
-                kind=kind, name=name, revision=snapshot.name, files=(), folder=hub.folder(kind, name)
-            )
-            return repository, describe(repository, sum(sizes.values()), "unchecked")
+    for snapshot in sorted(snapshots, key=lambda path: path.lstat().st_mtime, reverse=True):
+        # Containers write here: a snapshot that cannot be read is not complete.
+        with suppress(OSError, ValueError, RecursionError, MsgspecError):
+            sizes = {path.name: path.stat().st_size for path in snapshot.rglob("*") if path.is_file()}
+            if sizes and (kind == "dataset" or any(has_all_weights(snapshot, index, set(sizes)) for index in WEIGHTS)):
+                repository = Repository(
+                    kind=kind, name=name, revision=snapshot.name, files=(), folder=hub.folder(kind, name)
+                )
+                return repository, describe(repository, sum(sizes.values()), "unchecked")
     return None
 
 
 def has_all_weights(snapshot: Path, index: str, files: set[str]) -> bool:
     """Whether weights of this format are complete: every part that their index names is there."""
-    parts = {
-        part
-        for path in snapshot.glob(index)
-        for part in json.loads(path.read_text(encoding="utf-8")).get("weight_map", {}).values()
-    }
+    indexes = (json.decode(read_limited(path), type=WeightIndex) for path in snapshot.glob(index))
+    parts = {part for one in indexes for part in one.weight_map.values()}
     return parts <= files and bool(fnmatch.filter(files, WEIGHTS[index]))
 
 

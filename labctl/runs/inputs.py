@@ -14,6 +14,7 @@ from labctl import naming
 from labctl.errors import ConfigError
 from labctl.model import File, Lab, Workload
 from labctl.runs import job
+from labctl.system.files import read_limited
 
 RUNS = "runs"
 
@@ -128,7 +129,7 @@ def _model_problem(config: Path) -> str | None:
     if not config.is_file():
         return "not a model directory (no config.json)"
     try:
-        json.loads(config.read_text(encoding="utf-8"))
+        json.loads(read_limited(config))
     except (OSError, ValueError, RecursionError) as error:
         return f"config.json cannot be read: {error}"
     return None

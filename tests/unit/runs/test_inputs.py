@@ -87,6 +87,9 @@ def test_a_models_configuration_that_a_container_planted_is_neither_waited_for_n
     (tmp_path / "cache/mnist/config.json").write_text("[" * 100_000)
     with pytest.raises(ConfigError, match=r"config\.json cannot be read"):
         resolved(of, "model", "--data-path", "mnist")
+    os.truncate(tmp_path / "cache/mnist/config.json", 1 << 40)
+    with pytest.raises(ConfigError, match=r"config\.json cannot be read: .*larger than"):
+        resolved(of, "model", "--data-path", "mnist")
     (tmp_path / "cache/mnist/config.json").unlink()
     os.mkfifo(tmp_path / "cache/mnist/config.json")
     with pytest.raises(ConfigError, match=r"no config\.json"):
@@ -178,3 +181,9 @@ def test_a_script_that_nothing_could_start_is_refused(of: Lab, tmp_path: Path) -
 def test_a_script_that_is_not_there_is_refused(of: Lab, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="script not found"):
         inputs.place_script(of, replace(workload(), script=str(tmp_path / "gone.py")), RUN)
+
+
+def test_a_models_configuration_may_be_a_link_as_in_the_hubs_cache(of: Lab, tmp_path: Path) -> None:
+    (tmp_path / "cache/blob").write_text("{}")
+    (tmp_path / "cache/mnist/config.json").symlink_to("../blob")
+    assert resolved(of, "model", "--data-path", "mnist") == ("--data-path", "/workspace/.cache/mnist")
