@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -19,8 +20,14 @@ LISTING = 120
 def write(image: str, path: Path) -> int:
     """Write the document of an image that this machine's engine has; returns the number of packages. HostError."""
     engine = DockerEngine()
-    container = ("run", "--rm", "--network", "none", "--pull", "never", "--entrypoint", "/bin/sh", image)
-    done = process.run((*engine.docker, *container, "-c", INSTALLED), timeout=LISTING, check=False)
+    name = f"labctl-sbom-{secrets.token_hex(4)}"
+    options = ("--rm", "--name", name, "--network", "none", "--pull", "never", "--entrypoint", "/bin/sh")
+    try:
+        done = process.run((*engine.docker, "run", *options, image, "-c", INSTALLED), timeout=LISTING, check=False)
+    except BaseException:
+        # Only the client has ended.
+        process.run((*engine.docker, "rm", "--force", name), timeout=LISTING, check=False)
+        raise
     if done.code:
         said = (done.err.strip() or "no answer").splitlines()[-1]
         raise HostError(f"cannot list what is in image {image}: {said}", hint=f"docker run --rm -it {image} sh")
@@ -37,10 +44,15 @@ def write(image: str, path: Path) -> int:
 def bill(image: str, identity: str, installed: str) -> dict[str, Any]:
     """The document of an image with this id and these packages, in lines of ``installed.sh``.
 
-    Source: CycloneDX 1.5, https://cyclonedx.org/docs/1.5/json; package URLs: https://github.com/package-url/purl-spec.
+    HostError for another line. Source: CycloneDX 1.5, https://cyclonedx.org/docs/1.5/json; package URLs: https://github.com/package-url/purl-spec.
     """
     components = []
     for line in sorted(set(installed.splitlines())):
+        if line.count("\t") != 3:
+            raise HostError(
+                f"cannot list what is in image {image}: no package: {line[:100]!a}",
+                hint=f"docker run --rm -it {image} sh",
+            )
         kind, distribution, name, version = line.split("\t")
         # Names on PyPI are the same in any case, and with any of -, _ and a dot.
         named = name.lower().replace("_", "-") if kind == "pypi" else name

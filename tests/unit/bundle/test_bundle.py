@@ -23,6 +23,7 @@ from labctl.config import dotenv, settings
 from labctl.config.context import Context
 from labctl.errors import ConfigError, HostError
 from labctl.images import catalog, local
+from labctl.images.archive import Archive
 from labctl.model import Event, HostFailure
 from labctl.system import filelock, process
 from labctl.system.process import CompletedProcess
@@ -389,6 +390,26 @@ def test_nothing_is_written_through_a_link_that_is_there(lab: Path, tmp_path: Pa
         load.load_bundle(context(out), tmp_path / "lab.bundle")
     assert list(outside.iterdir()) == []
     assert [path.name for path in out.iterdir()] == [name]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"GNU.sparse.map": "a,b", "GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.size": "1"},
+        {"size": "9" * 30},
+        {"size": "-1536"},
+    ],
+    ids=lambda header: next(iter(header)) + "=" + next(iter(header.values()))[:3],
+)
+def test_headers_that_cannot_be_are_damage(tmp_path: Path, header: dict[str, str]) -> None:
+    with tarfile.open(tmp_path / "odd", "w", format=tarfile.PAX_FORMAT) as tar:
+        member = tarfile.TarInfo("x")
+        member.pax_headers = header
+        tar.addfile(member)
+    with pytest.raises(HostError, match=r"is damaged or not a bundle|is truncated"):
+        Bundle(tmp_path / "odd")
+    with pytest.raises(HostError, match="is not an image archive"):
+        Archive(tmp_path / "odd")
 
 
 # --- what its writer would have liked ------------------------------------------------------------------------
