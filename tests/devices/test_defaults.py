@@ -15,8 +15,8 @@ def test_there_are_as_many_nodes_as_the_gpus_are_for(machine: Machine, machine_l
     for index in range(gpus):
         hardware.nvidia(machine, index)
     machine.configure(nvidia_hook=True)
-    lab = machine_lab()
+    lab = machine_lab(LAB_ACCELERATOR="auto")
     lab.call("up").expect(0)
     assert sorted(lab.containers()) == ["launcher", *(f"worker-{index}" for index in range(gpus))]
-    document = lab.call("run", "hello-mpi", "--json").expect(0).json
+    document = lab.call("run", "hello", "--launcher", "mpirun", "--json").expect(0).json
     assert [rank["node"] for rank in document["ranks"]] == [f"worker-{index}" for index in range(gpus)]
