@@ -177,6 +177,7 @@ def bring_up(context: Context, cluster: Cluster, *, dry_run: bool = False) -> La
             preflight.warn_excluded_hosts(context, decided.failed)
             return answer(cluster, decided.plan)
         cluster, unchanged = executor.bring_up(context, decided, early, wait=PATIENCE)
+        context.keep_image(cluster.settings)
         return with_runs(context, status_of(context, cluster, unchanged))
 
 
@@ -293,6 +294,7 @@ def take_down(
         preflight.warn_excluded_hosts(context, failed)
     else:
         raise_all(executor.carry_out(plan.steps, executor.Deployment(context=context, cluster=cluster), failed))
+        context.forget_image()
     return answer(cluster, plan)
 
 

@@ -21,6 +21,7 @@ from labctl.errors import ConfigError, HostError
 from labctl.images.archive import Range, report, sha256
 from labctl.system.files import is_below, leads_out
 from labctl.system.progress import Progress
+from labctl.system.tar import BROKEN
 
 OURS = "labctl/"
 """Prefix of labctl's members; the others are Docker's."""
@@ -152,7 +153,7 @@ def _members(path: Path) -> dict[str, BundleEntry]:
             }
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (tarfile.TarError, ValueError, RecursionError) as error:
+    except BROKEN as error:
         with path.open("rb") as file:
             packed = file.read(2) == b"\x1f\x8b"
         hint = "gunzip it first" if packed else AGAIN

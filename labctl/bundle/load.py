@@ -35,6 +35,7 @@ Notice = Callable[[str], None]
 LOCKS = ".lab/bundle"
 """Directory of the images' lock files, relative to the lab directory."""
 CACHE = "HOST_CACHE_PATH"
+MOUNTED = frozenset(mount_sources.EXAMPLES)
 MAKEFILES = frozenset({"makefile", "gnumakefile"})
 HARMLESS = frozenset({".gitignore", ".gitkeep", ".dockerignore"})
 """Names that begin with a dot, of files that nothing runs."""
@@ -71,7 +72,12 @@ def load_bundle(
     """
     bundle = checked(file, context.notice)
     with tempfile.TemporaryDirectory(prefix="labctl-") as folder:
-        env = own_settings(bundle, Path(folder, ".env"), context.flags, context.notice)
+        env, dropped = own_settings(bundle, Path(folder, ".env"), context.flags)
+        if dropped:
+            context.warn(
+                f"not taken from the bundle: {listed(dropped, len(dropped))}, directories that containers are to see: "
+                f"those that this machine has go into {context.directory / '.env'}"
+            )
         settings = config.load(Path(folder), context.environ, context.flags)
         cache = Path(settings.text(CACHE))
         files, cached = of_lab(bundle, env, context.directory, force=force), of_cache(bundle, cache)
@@ -123,18 +129,21 @@ def checked(path: Path, notice: Notice) -> Bundle:
     return bundle
 
 
-def own_settings(bundle: Bundle, path: Path, flags: Mapping[str, str], notice: Notice) -> BundleEntry:
-    """The bundle's .env, written to a path: of this machine it mounts what this machine's person chose, no more."""
+def own_settings(bundle: Bundle, path: Path, chosen: Mapping[str, str]) -> tuple[BundleEntry, tuple[str, ...]]:
+    """The bundle's .env, written to a path, with the directories that are mounted as the person chose them.
+
+    Otherwise they are this machine's own; returns the settings that were dropped, too.
+    """
     lines = settings_of(bundle).split("\n")
+    dropped: dict[str, None] = {}
     for entry in dotenv.parse("\n".join(lines), path.name):
-        if entry.key in mount_sources.EXAMPLES and entry.value:
-            chosen = flags.get(entry.key, "")
-            own = f"{entry.key}={dotenv.quote(chosen)}" if chosen else f"# {entry.key}: this machine's own"
-            lines[entry.line - 1] = own
-            if not chosen:
-                notice(f"{entry.key}={entry.value} of the bundle is left out of .env: set it to a path of this machine")
+        if entry.key in MOUNTED and chosen.get(entry.key):
+            lines[entry.line - 1] = f"{entry.key}={dotenv.quote(chosen[entry.key])}"
+        elif entry.key in MOUNTED:
+            lines[entry.line - 1] = f"# {entry.key}: this machine's own"
+            dropped[entry.key] = None
     size = path.write_bytes("\n".join(lines).encode())
-    return BundleEntry(content=Range(path, 0, size), mode=bundle.below("lab")[".env"].mode)
+    return BundleEntry(content=Range(path, 0, size), mode=bundle.below("lab")[".env"].mode), tuple(dropped)
 
 
 def settings_of(bundle: Bundle) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -15,6 +16,13 @@ from labctl.config import requirements, settings
 from labctl.config.settings import Settings
 from labctl.errors import ConfigError
 from labctl.model import Event
+from labctl.system import files
+
+KEPT = ".lab/image.json"
+"""What a workload has made of the settings of the lab's image, relative to the lab directory."""
+OF_THE_IMAGE = ("LAB_IMAGE", "LAB_PACKAGES", "LAB_APT")
+BY_WORKLOAD = "workload "
+"""How the origin of such a setting begins."""
 
 
 class Context(Struct, frozen=True, kw_only=True):
@@ -26,11 +34,41 @@ class Context(Struct, frozen=True, kw_only=True):
     flags: Mapping[str, str]
 
     def settings(self) -> settings.Settings:
-        """The effective settings; emits their warnings. ConfigError with ``file:line``."""
-        loaded = settings.load(self.directory, self.environ, self.flags)
-        for warning in loaded.warnings:
+        """The effective settings; emits their warnings. ConfigError with ``file:line``.
+
+        With the image of a workload that the lab was brought up for, unless they name another since.
+        """
+        declared = self._declared()
+        for warning in declared.warnings:
             self.warn(warning)
-        return self._with_requirements(loaded)
+        try:
+            kept = json.loads((self.directory / KEPT).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return declared
+        found = declared
+        for key, (before, value, origin) in kept.items():
+            if declared.text(key) == before:
+                found = found.with_value(key, value, origin)
+        return found
+
+    def keep_image(self, used: Settings) -> None:
+        """Have the lab's later commands expect what a workload's settings have made of its image. HostError."""
+        declared = self._declared()
+        kept = {
+            key: (declared.text(key), used.text(key), used.origin(key))
+            for key in OF_THE_IMAGE
+            if used.origin(key).startswith(BY_WORKLOAD)
+        }
+        if kept:
+            files.write(self.directory / KEPT, json.dumps(kept))
+        else:
+            self.forget_image()
+
+    def forget_image(self) -> None:
+        (self.directory / KEPT).unlink(missing_ok=True)
+
+    def _declared(self) -> Settings:
+        return self._with_requirements(settings.load(self.directory, self.environ, self.flags))
 
     def _with_requirements(self, loaded: Settings) -> Settings:
         """The settings with the packages of LAB_REQUIREMENTS among those of LAB_PACKAGES."""

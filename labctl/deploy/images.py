@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from labctl import accelerators
-from labctl.config.context import Context
+from labctl.config.context import BY_WORKLOAD, Context
 from labctl.config.settings import Settings
 from labctl.deploy.plan import EnsureImage
 from labctl.engines.docker import DockerEngine
@@ -32,11 +32,12 @@ def for_workload(settings: Settings, workload: Workload) -> Settings:
 
     ConfigError for an image that labctl does not have.
     """
-    origin = f"workload {workload.name}"
+    origin = f"{BY_WORKLOAD}{workload.name}"
     if workload.image and workload.image not in catalog.names():
         known = ", ".join(catalog.names())
         raise ConfigError(f"{workload.declared}: unknown image `{workload.image}`", hint=f"labctl has {known}")
-    if workload.image and not settings.text("LAB_IMAGE"):
+    named = settings.text("LAB_IMAGE") and not settings.origin("LAB_IMAGE").startswith(BY_WORKLOAD)
+    if workload.image and not named:
         settings = settings.with_value("LAB_IMAGE", catalog.tag(workload.image), origin)
     for key, more in (("LAB_PACKAGES", workload.packages), ("LAB_APT", workload.apt)):
         if more:
@@ -108,7 +109,7 @@ def check_image(context: Context, cluster: Cluster) -> None:
     labels, own = engine.image_labels(image), catalog.name_of(image)
     accelerators.get(cluster.accelerator).require_image(labels.get(catalog.BASE_LABEL) or image)
     if own and catalog.is_stale(labels, own):
-        workload = cluster.settings.origin("LAB_IMAGE").partition("workload ")[2]
+        workload = cluster.settings.origin("LAB_IMAGE").partition(BY_WORKLOAD)[2]
         command = f"labctl build --workload {workload}" if workload else "labctl build"
         context.warn(f"image {image} is out of date; rebuild it with `{command}`")
 

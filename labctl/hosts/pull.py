@@ -27,6 +27,7 @@ from labctl.hosts.manifest import PIECE, Manifest
 from labctl.hosts.push import SCRIPT, reason
 from labctl.hosts.ssh import Connection
 from labctl.system.files import is_below, leads_out, make_private
+from labctl.system.tar import BROKEN
 
 ASIDE = "hosts"
 """Below it, and the name of its host, lies a file whose place is taken by another."""
@@ -36,8 +37,6 @@ LATEST = 1 << 33
 MOST_MEMBERS = 200_000
 LARGEST_HEADER = 4 << 20
 """Bytes before a member's content: long names, extended headers."""
-# What tarfile raises for broken headers: ValueError for their numbers, RecursionError for too many in a row.
-_BROKEN = (tarfile.TarError, ValueError, RecursionError)
 # What GNU's tar says, with code 1, of files that were written to while it read them, as those of a run that goes on.
 # Of other tars that is the code of every error.
 _CHANGED = re.compile(r"(?m)(: file changed as we read it|: File removed before we read it|; padding with zeros)$")
@@ -166,7 +165,7 @@ class Merge(Struct, dict=True):
                 stream.left = None
                 while stream.read(PIECE):
                     pass
-            except _BROKEN as error:
+            except BROKEN as error:
                 return f"the stream broke off: {error}"
             finally:
                 self.turn()

@@ -10,18 +10,18 @@ import errno
 import fnmatch
 import glob
 import hashlib
-import json
 import os
 import re
 import shlex
 import stat
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import IO, Literal
 
-from msgspec import Struct
+from msgspec import MsgspecError, Struct, json
 from msgspec.structs import replace
 
 from labctl.config.context import Context
@@ -31,7 +31,7 @@ from labctl.hub import client
 from labctl.hub.client import Hub, Kind, RemoteFile, Repository, Unreachable, look_up
 from labctl.model import Cache
 from labctl.system import filelock
-from labctl.system.files import make_private, open_below, require_room, room_at
+from labctl.system.files import make_private, opened, read_limited, require_room, room_at
 from labctl.system.progress import Progress, amount
 
 ENDPOINT = "https://huggingface.co"
@@ -43,7 +43,6 @@ PATIENCE = 24 * 3600
 TRIES = 5
 """Attempts in a row without progress before a download fails."""
 PIECE = 1 << 20
-LARGEST_INDEX = 64 << 20
 WEIGHTS = {"*.safetensors.index.json": "*.safetensors", "*.bin.index.json": "*model*.bin"}
 """Weights by the index of their parts, in order of preference; one of them is enough. Not ``training_args.bin``."""
 TEXTS = (".json", ".txt", ".model", ".jinja")
@@ -61,6 +60,12 @@ class Item(Struct, frozen=True, kw_only=True):
     bytes: int
     fetched_bytes: int
     state: State
+
+
+class WeightIndex(Struct, frozen=True):
+    """The index of a model's weights: the file of each tensor."""
+
+    weight_map: dict[str, str] = {}
 
 
 class CacheReport(Struct, frozen=True, kw_only=True):
@@ -120,6 +125,7 @@ def survey(context: Context, hub: Hub, repositories: Iterable[tuple[Kind, str]])
     absent: list[tuple[Kind, str]] = []
     failure: HostError | None = None
     for kind, name in repositories:
+        require_no_link(hub, hub.folder(kind, name))
         try:
             if isinstance(failure, Unreachable):
                 # Do not wait for the hub again.
@@ -147,6 +153,30 @@ def survey(context: Context, hub: Hub, repositories: Iterable[tuple[Kind, str]])
     hint = "free as much, or set HOST_CACHE_PATH to a larger disk"
     require_room("the download", [(room_at(hub.cache), needed)], hint=hint)
     return found
+
+
+def require_no_link(hub: Hub, folder: Path) -> None:
+    """HostError for what containers may have put in a repository's cache, which would lead writers out of it.
+
+    That is all but directories, files, and the links to files that huggingface_hub makes in snapshots and ``blobs``.
+    """
+    root = hub.cache.parents[1]
+    for top in (folder, hub.cache / ".locks" / folder.name, hub.cache / "blobs", hub.cache / "CACHEDIR.TAG"):
+        way = [path for path in (*reversed(top.parents), top) if path.is_relative_to(root) and path != root]
+        inside = (Path(at, name) for at, folders, files in os.walk(top) for name in (*folders, *files))
+        for path in chain(way, inside):
+            with suppress(FileNotFoundError):
+                mode = path.lstat().st_mode
+                is_own = path.parent == folder / "blobs" or folder / "snapshots" in path.parents[1:]
+                # Path.is_dir raises where a link leads to what may not be seen.
+                if stat.S_ISLNK(mode) and is_own and not os.path.isdir(path):  # noqa: PTH112
+                    continue
+                if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+                    what = "a link" if stat.S_ISLNK(mode) else "no regular file"
+                    raise HostError(
+                        f"{path} is {what}: a container may have put it there, to change other files",
+                        hint=f"rm {shlex.quote(str(path))}",
+                    )
 
 
 def wanted_of(repository: Repository) -> Repository:
@@ -181,31 +211,23 @@ def describe(repository: Repository, size: int, state: State) -> Item:
 def whole_here(hub: Hub, kind: Kind, name: str) -> tuple[Repository, Item] | None:
     """The newest snapshot that is complete by its own files; None if there is none."""
     snapshots = (hub.folder(kind, name) / "snapshots").glob("*")
-    for snapshot in sorted(filter(Path.is_dir, snapshots), key=lambda path: path.stat().st_mtime, reverse=True):
-        sizes = {path.name: path.stat().st_size for path in snapshot.rglob("*") if path.is_file()}
-        if sizes and (kind == "dataset" or any(has_all_weights(snapshot, index, set(sizes)) for index in WEIGHTS)):
-            repository = Repository(
-                kind=kind, name=name, revision=snapshot.name, files=(), folder=hub.folder(kind, name)
-            )
-            return repository, describe(repository, sum(sizes.values()), "unchecked")
+    for snapshot in sorted(snapshots, key=lambda path: path.lstat().st_mtime, reverse=True):
+        # Containers write here: a snapshot that cannot be read is not complete.
+        with suppress(OSError, ValueError, RecursionError, MsgspecError):
+            sizes = {path.name: path.stat().st_size for path in snapshot.rglob("*") if path.is_file()}
+            if sizes and (kind == "dataset" or any(has_all_weights(snapshot, index, set(sizes)) for index in WEIGHTS)):
+                repository = Repository(
+                    kind=kind, name=name, revision=snapshot.name, files=(), folder=hub.folder(kind, name)
+                )
+                return repository, describe(repository, sum(sizes.values()), "unchecked")
     return None
 
 
 def has_all_weights(snapshot: Path, index: str, files: set[str]) -> bool:
     """Whether weights of this format are complete: every part that their index names is there."""
-    try:
-        indexes = [json.loads(read(path)) for path in snapshot.glob(index)]
-        parts = {part for one in indexes for part in one.get("weight_map", {}).values()}
-    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
-        return False
+    indexes = (json.decode(read_limited(path), type=WeightIndex) for path in snapshot.glob(index))
+    parts = {part for one in indexes for part in one.weight_map.values()}
     return parts <= files and bool(fnmatch.filter(files, WEIGHTS[index]))
-
-
-def read(path: Path) -> bytes:
-    """A small file of the cache, where workloads write. OSError for anything else."""
-    if not path.is_file() or path.stat().st_size > LARGEST_INDEX:
-        raise OSError(errno.EINVAL, "not a small file", str(path))
-    return path.read_bytes()
 
 
 def by_hand(hub: Hub, failure: HostError, absent: Iterable[tuple[Kind, str]]) -> HostError:
@@ -252,7 +274,6 @@ def download(context: Context, hub: Hub, repository: Repository, item: Item) -> 
 
     if item.state != "to fetch":
         return item
-    require_no_links(hub, repository)
     needed = to_come(repository)
     progress = Progress(str(repository), item.bytes, item.bytes - needed, context.notice)
     try:
@@ -261,15 +282,16 @@ def download(context: Context, hub: Hub, repository: Repository, item: Item) -> 
                 for path in (repository.blob(file), repository.link(file)):
                     # huggingface_hub would take them for complete.
                     if size_of(path) not in (-1, file.size):
-                        place = path.relative_to(hub.cache)
-                        with open_below(hub.cache, place.parent) as folder:
-                            os.unlink(place.name, dir_fd=folder)
+                        remove(hub, path)
+                if not file.large:
+                    # Older versions of huggingface_hub append to it, also where it is a link.
+                    remove(hub, repository.partial(file))
                 if file.large and not repository.blob(file).exists():
                     download_large(hub, repository, file, progress)
             small = to_come(repository)
             # They would overwrite labctl's output.
             disable_progress_bars()
-            require_no_links(hub, repository)
+            require_no_link(hub, repository.folder)
             snapshot_download(
                 repository.name,
                 repo_type=repository.kind,
@@ -290,66 +312,65 @@ def download(context: Context, hub: Hub, repository: Repository, item: Item) -> 
     return replace(item, fetched_bytes=needed, state="fetched")
 
 
-def require_no_links(hub: Hub, repository: Repository) -> None:
-    """HostError for a directory of the cache that is a link: workloads may have put it there, to anywhere."""
-    folder, locks = repository.folder, hub.cache / ".locks"
-    snapshot = folder / "snapshots" / repository.revision
-    below = {parent for file in repository.files for parent in (snapshot / file.path).parents}
-    inside = sorted(path for path in below if path.is_relative_to(snapshot))
-    usual = (
-        folder,
-        *(folder / name for name in ("blobs", "refs", "snapshots", ".no_exist")),
-        locks,
-        locks / folder.name,
-    )
-    for path in (hub.cache.parent, hub.cache, *usual, *inside):
-        if path.is_symlink():
-            raise HostError(
-                f"{path} is a link, and workloads write there: nothing is downloaded through it",
-                hint=f"rm {shlex.quote(str(path))}",
-            )
-
-
 def download_large(hub: Hub, repository: Repository, file: RemoteFile, progress: Progress) -> None:
     """Download a large file into its blob, resuming; HostError if its SHA-256 is wrong."""
     path = repository.partial(file)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open_partial(path) as stream:
-        digest = hashlib.sha256()
-        stream.seek(0)
-        while piece := stream.read(PIECE):
-            digest.update(piece)
-        failures = 0
-        while failures < TRIES and (have := stream.tell()) < file.size:
-            try:
-                receive(hub, repository, file, stream, digest, progress)
-            except client.transport_error() as error:
-                status = getattr(getattr(error, "response", None), "status_code", 0)
-                is_final = 400 <= status < 500 and status not in (408, 429)
-                if is_final or failures == TRIES - 1:
-                    raise
-            failures = failures + 1 if stream.tell() == have else 0
-            time.sleep(2**failures - 1)
-    if digest.hexdigest() != file.blob:
-        path.unlink()
-        raise HostError(
-            f"{repository}: {file.path} has SHA-256 {digest.hexdigest()[:12]}..., expected {file.blob[:12]}...; "
-            "removed",
-            hint="re-run to download it again",
-        )
-    path.replace(repository.blob(file))
+    with folder_of(hub, path) as folder:
+        with open_partial(path.name, folder) as stream:
+            digest = hashlib.sha256()
+            stream.seek(0)
+            while piece := stream.read(PIECE):
+                digest.update(piece)
+            failures = 0
+            while failures < TRIES and (have := stream.tell()) < file.size:
+                try:
+                    receive(hub, repository, file, stream, digest, progress)
+                except client.transport_error() as error:
+                    status = getattr(getattr(error, "response", None), "status_code", 0)
+                    is_final = 400 <= status < 500 and status not in (408, 429)
+                    if is_final or failures == TRIES - 1:
+                        raise
+                failures = failures + 1 if stream.tell() == have else 0
+                time.sleep(2**failures - 1)
+        if digest.hexdigest() != file.blob:
+            os.unlink(path.name, dir_fd=folder)
+            raise HostError(
+                f"{repository}: {file.path} has SHA-256 {digest.hexdigest()[:12]}..., expected {file.blob[:12]}...; "
+                "removed",
+                hint="re-run to download it again",
+            )
+        os.replace(path.name, repository.blob(file).name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
-def open_partial(path: Path) -> IO[bytes]:
+def remove(hub: Hub, path: Path) -> None:
+    """Remove a file of the cache, if it is there. OSError where a link is on the way."""
+    with suppress(FileNotFoundError), folder_of(hub, path) as folder:
+        os.unlink(path.name, dir_fd=folder)
+
+
+@contextmanager
+def folder_of(hub: Hub, path: Path) -> Iterator[int]:
+    """A descriptor of the directory of a file in the cache, made if missing. OSError where a link is on the way."""
+    root = hub.cache.parents[1]
+    with ExitStack() as held:
+        folder = held.enter_context(opened(root, follow=True))
+        for name in path.parent.relative_to(root).parts:
+            with suppress(FileExistsError):
+                os.mkdir(name, dir_fd=folder)
+            folder = held.enter_context(opened(name, folder))
+        yield folder
+
+
+def open_partial(name: str, folder: int) -> IO[bytes]:
     """The file to append to; what a workload put in its place, a link to another file, is removed. OSError."""
     with suppress(FileNotFoundError):
-        found = path.lstat()
+        found = os.lstat(name, dir_fd=folder)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-            path.unlink()
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
+            os.unlink(name, dir_fd=folder)
+    handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644, dir_fd=folder)
     if os.fstat(handle).st_nlink > 1:
         os.close(handle)
-        raise OSError(errno.EMLINK, "another file has the same content", str(path))
+        raise OSError(errno.EMLINK, "another file has the same content", name)
     return os.fdopen(handle, "a+b")
 
 

@@ -11,6 +11,7 @@ import json
 import posixpath
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from msgspec import Struct
 
 from labctl.errors import HostError
 from labctl.system.progress import Progress
-from labctl.system.tar import END, member_header, padding
+from labctl.system.tar import BROKEN, END, member_header, padding
 
 PIECE = 1 << 20
 """Bytes per read."""
+LARGEST_DOCUMENT = 32 << 20
+"""Bytes of a manifest or configuration."""
 _LEADING = ("image.manifest.v1+json", "image.index.v1+json", "manifest.v2+json", "manifest.list.v2+json")
 """Suffixes of the media types of documents that refer to others."""
 _LAYOUT = b'{"imageLayoutVersion":"1.0.0"}'
@@ -75,10 +78,6 @@ class ArchiveStream(Struct, frozen=True, kw_only=True):
                 yield from part.chunks(skipped)
 
 
-LARGEST_DOCUMENT = 16 << 20
-"""Bytes of a manifest, an index or a configuration."""
-
-
 class Image(Struct, frozen=True, kw_only=True):
     """An image of an archive, its layers from the lowest up."""
 
@@ -98,21 +97,16 @@ class Archive:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
+        with _reading(path):
             with tarfile.open(path, "r:") as tar:
                 self._members = _located(path, tar)
             self._manifest = json.loads(self._read("manifest.json"))
             self._index = json.loads(self._read("index.json")) if "index.json" in self._members else {}
-        except (OSError, ValueError, KeyError, tarfile.TarError) as error:
-            raise HostError(f"{path} is not an image archive of Docker: {error}") from error
 
     def image(self, name: str) -> Image:
-        """An image by its name. HostError if the archive does not have it, or not as Docker writes it."""
-        try:
+        """An image by its name. HostError if the archive does not have it."""
+        with _reading(self.path):
             return self._image(name)
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            what = f"{type(error).__name__}: {error}"[:200]
-            raise HostError(f"{self.path} is not an image archive of Docker: {what}") from error
 
     def _image(self, name: str) -> Image:
         wanted = tagged(name)
@@ -149,18 +143,33 @@ class Archive:
 
     def _below(self, descriptor: Mapping[str, Any]) -> tuple[str, ...]:
         """The members that a descriptor refers to: a manifest with its configuration and layers, or several of them."""
-        name = "blobs/" + descriptor["digest"].replace(":", "/")
-        if name not in self._members:
-            return ()  # of another platform
-        said = json.loads(self._read(name)) if descriptor["mediaType"].endswith(_LEADING) else {}
-        config = [said["config"]] if "config" in said else []
-        inner = [*config, *said.get("layers", ()), *said.get("manifests", ())]
-        return (name, *(blob for one in inner for blob in self._below(one)))
+        found: dict[str, None] = {}
+        left = [descriptor]
+        while left:
+            one = left.pop()
+            name = "blobs/" + one["digest"].replace(":", "/")
+            # One that is not there is of another platform.
+            if name in found or name not in self._members:
+                continue
+            found[name] = None
+            said = json.loads(self._read(name)) if one["mediaType"].endswith(_LEADING) else {}
+            config = [said["config"]] if "config" in said else []
+            left += reversed([*config, *said.get("layers", ()), *said.get("manifests", ())])
+        return tuple(found)
 
     def _read(self, name: str) -> bytes:
-        if self._members[name].size > LARGEST_DOCUMENT:
-            raise ValueError(f"{name} has {self._members[name].size} bytes")
+        if len(self._members[name]) > LARGEST_DOCUMENT:
+            raise ValueError(f"{name} is larger than {LARGEST_DOCUMENT >> 20} MiB")
         return b"".join(self._members[name].chunks())
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """HostError for what an archive of another program, or a broken one, raises when it is read."""
+    try:
+        yield
+    except (*BROKEN, OSError, LookupError, TypeError, AttributeError) as error:
+        raise HostError(f"{path} is not an image archive of Docker: {error}") from error
 
 
 def sha256(chunks: Iterable[bytes]) -> str:

@@ -15,7 +15,6 @@ from labctl.system import process
 INSTALLED = Path(__file__).with_name("installed.sh").read_text(encoding="utf-8")
 # Seconds for a container that lists its packages.
 LISTING = 120
-FIELDS = 4
 
 
 def write(image: str, path: Path) -> int:
@@ -24,10 +23,10 @@ def write(image: str, path: Path) -> int:
     name = f"labctl-sbom-{secrets.token_hex(4)}"
     options = ("--rm", "--name", name, "--network", "none", "--pull", "never", "--entrypoint", "/bin/sh")
     try:
-        argv = (*engine.docker, "run", *options, image, "-c", INSTALLED)
-        done = process.run(argv, timeout=LISTING, check=False)
-    except process.ProcessTimeout:
-        process.run((*engine.docker, "rm", "--force", name), check=False)
+        done = process.run((*engine.docker, "run", *options, image, "-c", INSTALLED), timeout=LISTING, check=False)
+    except BaseException:
+        # Only the client has ended.
+        process.run((*engine.docker, "rm", "--force", name), timeout=LISTING, check=False)
         raise
     if done.code:
         said = (done.err.strip() or "no answer").splitlines()[-1]
@@ -45,12 +44,15 @@ def write(image: str, path: Path) -> int:
 def bill(image: str, identity: str, installed: str) -> dict[str, Any]:
     """The document of an image with this id and these packages, in lines of ``installed.sh``.
 
-    Source: CycloneDX 1.5, https://cyclonedx.org/docs/1.5/json; package URLs: https://github.com/package-url/purl-spec.
+    HostError for another line. Source: CycloneDX 1.5, https://cyclonedx.org/docs/1.5/json; package URLs: https://github.com/package-url/purl-spec.
     """
     components = []
     for line in sorted(set(installed.splitlines())):
-        if line.count("\t") != FIELDS - 1:
-            continue  # A package without a version, or what the image's shell says by itself.
+        if line.count("\t") != 3:
+            raise HostError(
+                f"cannot list what is in image {image}: no package: {line[:100]!a}",
+                hint=f"docker run --rm -it {image} sh",
+            )
         kind, distribution, name, version = line.split("\t")
         # Names on PyPI are the same in any case, and with any of -, _ and a dot.
         named = name.lower().replace("_", "-") if kind == "pypi" else name

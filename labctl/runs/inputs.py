@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from labctl import naming
 from labctl.errors import ConfigError
 from labctl.model import Lab, Workload
+from labctl.system.files import read_limited
 
 RUNS = "runs"
-LARGEST_CONFIG = 16 << 20
 
 
 def resolve(lab: Lab, workload: Workload) -> Workload:
@@ -128,10 +128,8 @@ def _problem(path: Path, kind: str) -> str | None:
 def _model_problem(config: Path) -> str | None:
     if not config.is_file():
         return "not a model directory (no config.json)"
-    if config.stat().st_size > LARGEST_CONFIG:
-        return "config.json is too large to be one"
     try:
-        json.loads(config.read_text(encoding="utf-8"))
+        json.loads(read_limited(config))
     except (OSError, ValueError, RecursionError) as error:
         return f"config.json cannot be read: {error}"
     return None

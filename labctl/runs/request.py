@@ -16,7 +16,7 @@ from labctl.config.settings import Settings
 from labctl.errors import ConfigError, nearest
 from labctl.model import Criterion, Job, Lab, Workload
 from labctl.runs import code, inputs, job, store
-from labctl.system import procfs
+from labctl.system.files import read_limited
 from labctl.workloads import deepspeed_config, external
 from labctl.workloads.schema import launcher_name
 
@@ -25,8 +25,6 @@ DEEPSPEED = "deepspeed."
 SCRIPT = "script"
 # Seconds that a script has whose time nobody has limited.
 DAY = 24 * 3600
-# Bytes of a script that is searched for options.
-LARGEST_SCRIPT = 1 << 20
 
 
 class RunOptions(Struct, frozen=True, kw_only=True):
@@ -136,8 +134,7 @@ def unknown(workload: Workload, options: RunOptions) -> Iterator[str]:
     yield from launchers.unknown_options(workload.launcher, workload.launcher_arguments)
     given = [key for key, _ in options.arguments if not key.startswith(DEEPSPEED)]
     scripts = workload.directory.rglob("*.py") if given and not Path(workload.script).is_absolute() else ()
-    texts = (procfs.read(path) for path in scripts if path.is_file() and path.stat().st_size < LARGEST_SCRIPT)
-    known = {option for text in texts for option in re.findall(r"""["']--([\w-]+)["']""", text)}
+    known = {option for path in scripts for option in options_of(path)}
     for key in given:
         # argparse takes unique beginnings, too.
         if known and not any(option.startswith(key) for option in known):
@@ -145,6 +142,15 @@ def unknown(workload: Workload, options: RunOptions) -> Iterator[str]:
             hint = f"; did you mean `{near}`?" if near else ""
             yield f"--set {key}: no script of {workload.name} has an option `--{key}`; passed on as it is{hint}"
     yield from deepspeed_config.unknown_keys(workload.deepspeed or {}, config_source(workload, options))
+
+
+def options_of(script: Path) -> list[str]:
+    """The options that a script declares; none where it cannot be read."""
+    try:
+        text = read_limited(script).decode("utf-8", "replace")
+    except OSError:
+        return []
+    return re.findall(r"""["']--([\w-]+)["']""", text)
 
 
 def config_source(workload: Workload, options: RunOptions) -> str:

@@ -22,6 +22,8 @@ from labctl.system.progress import amount
 
 LARGE = 1 << 30
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY
+LARGEST_TEXT = 32 << 20
+"""Bytes; the indexes of the largest models have 20 MB."""
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
 
@@ -46,7 +48,7 @@ def _holds(path: Path, file: File) -> bool:
             return str(path.readlink()) == file.content
         data = _bytes(file.content)
         with open_regular(path) as stream:
-            return os.fstat(stream.fileno()).st_size == len(data) and stream.read() == data
+            return os.fstat(stream.fileno()).st_size == len(data) and stream.read(len(data) + 1) == data
     except OSError:
         return False
 
@@ -70,8 +72,7 @@ def write(path: Path, content: str, mode: int = 0o600) -> bool:
     data = _bytes(content)
     with writing(path):
         make_private(path.parent)
-        alike = path.is_file() and path.stat().st_mode & 0o777 == mode and path.stat().st_size == len(data)
-        if alike and path.read_bytes() == data:
+        if _holds(path, File(path=path.name, content=content)) and path.lstat().st_mode & 0o777 == mode:
             return False
         with opened(path.parent, follow=True) as folder:
             replace_in(folder, path.name, [data], mode)
@@ -165,13 +166,23 @@ def opened(directory: str | Path, parent: int | None = None, *, follow: bool = F
         os.close(handle)
 
 
-def open_regular(path: str | Path, parent: int | None = None) -> BinaryIO:
-    """A file to read; OSError for a link, and for a pipe or device, which might never end."""
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=parent)
+def open_regular(path: str | Path, parent: int | None = None, *, follow: bool = False) -> BinaryIO:
+    """A file to read; OSError for a link, unless to ``follow``, and for a pipe or device, which might never end."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW), dir_fd=parent)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     return os.fdopen(handle, "rb")
+
+
+def read_limited(path: Path) -> bytes:
+    """A file, or what a link leads to, that containers may have written; OSError where it is none or too large."""
+    with open_regular(path, follow=True) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        data = stream.read(LARGEST_TEXT + 1) if size <= LARGEST_TEXT else b""
+    if max(size, len(data)) > LARGEST_TEXT:
+        raise OSError(errno.EFBIG, f"larger than {LARGEST_TEXT >> 20} MiB", str(path))
+    return data
 
 
 def create(name: str, parent: int, mode: int) -> BinaryIO:

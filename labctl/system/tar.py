@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tarfile
 
+BROKEN = (tarfile.TarError, ValueError, RecursionError)
+"""What tarfile raises for broken headers: ValueError for their numbers, RecursionError for too many in a row."""
 END = bytes(2 * tarfile.BLOCKSIZE)
 """Of a tar archive."""
 

@@ -178,7 +178,7 @@ def remarks(of: Workload, clones: Mapping[str, Path]) -> tuple[str, ...]:
     own = root / DSCHAT.scripts / ".deepspeed_env"
     if not own.exists():
         return ()
-    return (f"{own} is for its authors' machines and is not read; LAB_ENV_DS_ENV_FILE=.deepspeed_env in .env reads it",)
+    return (f"{own} is for its authors' machines and is not read: LAB_ENV_<NAME>=value in .env sets a variable",)
 
 
 def require_device(of: Workload, accelerator: str) -> None:

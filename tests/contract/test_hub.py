@@ -364,3 +364,48 @@ def test_a_link_in_the_place_of_a_file_that_is_under_way_is_not_followed(person:
     assert person().code == 0
     assert theirs.read_text() == "ssh-ed25519 AAAA mine\n"
     assert (person.snapshot / "pytorch_model.bin").read_bytes() == WEIGHTS
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "",
+        "hub",
+        "hub/.locks",
+        "hub/CACHEDIR.TAG",
+        "hub/models--facebook--opt-350m",
+        "hub/models--facebook--opt-350m/blobs",
+        "hub/models--facebook--opt-350m/refs",
+        "hub/models--facebook--opt-350m/refs/main",
+        "hub/models--facebook--opt-350m/snapshots",
+        f"hub/models--facebook--opt-350m/snapshots/{REVISION}",
+        "hub/.locks/models--facebook--opt-350m",
+        f"hub/datasets--Dahoas--rm-static/snapshots/{REVISION}/data",
+    ],
+)
+def test_a_link_in_the_place_of_a_directory_of_the_cache_leads_to_no_other_files(person: Person, planted: str) -> None:
+    theirs = person.directory / "project"
+    theirs.mkdir()
+    for name in ("config.json", "main", "train-00000.parquet"):
+        (theirs / name).write_text("years of work")
+    link = person.directory / "shared/huggingface" / planted
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(theirs / "main" if planted.endswith("main") else theirs)
+    said = person()
+    assert {path.name: path.read_text() for path in theirs.iterdir()} == dict.fromkeys(
+        ("config.json", "main", "train-00000.parquet"), "years of work"
+    )
+    assert said.code == 3
+    assert f"rm {link}" in said.err
+
+
+def test_a_file_that_leads_elsewhere_is_fetched_anew_and_the_other_stays(person: Person) -> None:
+    theirs = person.directory / "config.json"
+    theirs.write_text("years of work")
+    person.snapshot.mkdir(parents=True)
+    (person.snapshot / "config.json").symlink_to(theirs)
+    (person.snapshot / "vocab.json").symlink_to(person.directory / "absent.json")
+    assert person().code == 0
+    assert theirs.read_text() == "years of work"
+    assert not (person.directory / "absent.json").exists()
+    assert (person.snapshot / "config.json").read_bytes() == b'{"model_type": "opt"}'

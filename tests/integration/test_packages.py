@@ -10,7 +10,8 @@ from support.harness import Lab
 
 from docker import DockerClient
 
-pytestmark = pytest.mark.docker
+# They look at all of the images that labctl made so.
+pytestmark = [pytest.mark.docker, pytest.mark.xdist_group("packages")]
 
 SCRIPT = """\
 import os, pathlib
@@ -59,3 +60,26 @@ def test_a_script_finds_the_packages_the_files_beside_it_and_room_to_write(lab: 
     (lock,) = (lab.path / ".lab/packages").iterdir()
     assert "einops==0.8.0" in lock.read_text().splitlines()
     lab.call("doctor").expect(0)
+
+
+def test_a_lab_that_came_up_for_a_workload_is_the_one_that_other_commands_expect(
+    fresh_lab: Callable[..., Lab], engine: DockerClient
+) -> None:
+    lab = fresh_lab()
+    declared = lab.path / "workloads/hello/workload.yml"
+    declared.write_text(f"{declared.read_text()}packages: [einops==0.8.0]\n")
+    try:
+        lab.call("up", "--workload", "hello").expect(0)
+        (tag,) = tags(engine)
+        before = lab.identities()
+        lab.call("doctor").expect(0)
+        lab.call("up").expect(0)
+        lab.call("run", "hello").expect(0)
+        assert lab.identities() == before
+        lab.call("down").expect(0)
+        lab.call("up").expect(0)
+        assert tag not in {container.attrs["Config"]["Image"] for container in lab.containers().values()}
+    finally:
+        lab.call("down")
+        for name in tags(engine):
+            engine.images.remove(name, force=True)

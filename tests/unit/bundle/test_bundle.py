@@ -19,9 +19,11 @@ from support.imagefile import image_archive
 from labctl.bundle import load, save
 from labctl.bundle.format import Bundle, BundleWriter
 from labctl.cli.bundle import loaded_text
+from labctl.config import dotenv, settings
 from labctl.config.context import Context
 from labctl.errors import ConfigError, HostError
 from labctl.images import catalog, local
+from labctl.images.archive import Archive
 from labctl.model import Event, HostFailure
 from labctl.system import filelock, process
 from labctl.system.process import CompletedProcess
@@ -200,8 +202,8 @@ def test_what_else_is_in_the_cache_stays_and_is_said(lab: Path, cache: Path, tmp
 def test_a_clone_in_the_home_may_have_the_name_of_a_system_directory(lab: Path, tmp_path: Path) -> None:
     (lab / ".env").write_text(f"{ENV}HOST_REPO_PATH=~/dev/DeepSpeedExamples\n")
     save.save_bundle(context(lab), tmp_path / "lab.bundle")
+    assert "HOST_REPO_PATH=~/dev/" in load.settings_of(load.checked(tmp_path / "lab.bundle", lambda _: None))
     unpacked(tmp_path / "lab.bundle", tmp_path / "out")
-    assert "HOST_REPO_PATH=~/dev/" in (tmp_path / "out/.env").read_text()
 
 
 def test_secrets_go_along_when_they_are_asked_for(lab: Path, tmp_path: Path) -> None:
@@ -390,6 +392,26 @@ def test_nothing_is_written_through_a_link_that_is_there(lab: Path, tmp_path: Pa
     assert [path.name for path in out.iterdir()] == [name]
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"GNU.sparse.map": "a,b", "GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.size": "1"},
+        {"size": "9" * 30},
+        {"size": "-1536"},
+    ],
+    ids=lambda header: next(iter(header)) + "=" + next(iter(header.values()))[:3],
+)
+def test_headers_that_cannot_be_are_damage(tmp_path: Path, header: dict[str, str]) -> None:
+    with tarfile.open(tmp_path / "odd", "w", format=tarfile.PAX_FORMAT) as tar:
+        member = tarfile.TarInfo("x")
+        member.pax_headers = header
+        tar.addfile(member)
+    with pytest.raises(HostError, match=r"is damaged or not a bundle|is truncated"):
+        Bundle(tmp_path / "odd")
+    with pytest.raises(HostError, match="is not an image archive"):
+        Archive(tmp_path / "odd")
+
+
 # --- what its writer would have liked ------------------------------------------------------------------------
 
 
@@ -444,10 +466,24 @@ def test_a_cache_that_is_named_while_loading_is_the_labs(loads: Loads, tmp_path:
     assert loads(file, HOST_CACHE_PATH=mine)[0].files == ()
 
 
-def test_a_bundle_chooses_no_directory_of_this_machine_that_is_mounted(loads: Loads, tmp_path: Path) -> None:
-    env = "LAB_NAME=x\nHOST_CACHE_PATH=~/.config\nHOST_REPO_PATH=~/.mozilla\nLAB_MOUNTS=~/bin:/data\n"
-    kept = "".join(f"# {key}: this machine's own\n" for key in ("HOST_CACHE_PATH", "HOST_REPO_PATH", "LAB_MOUNTS"))
-    assert loads(crafted(tmp_path / "odd", {}, env))[1][".env"] == f"LAB_NAME=x\n{kept}"
+def test_a_bundle_does_not_choose_which_directories_of_this_machine_containers_see(
+    loads: Loads, tmp_path: Path
+) -> None:
+    env = "LAB_NAME=x\nHOST_CACHE_PATH=~/.config/autostart\nHOST_REPO_PATH=~/.mozilla\nHOST_OPTIMUM_HABANA_PATH=~/b\n"
+    env += "LAB_MOUNTS=~/bin:/data\n"
+    file = crafted(tmp_path / "odd", {}, env)
+    _, files, warned = loads(file)
+    assert {entry.key for entry in dotenv.parse(files[".env"], ".env")} == {"LAB_NAME"}
+    found = settings.load(tmp_path / "out", {"HOME": str(tmp_path / "home")}, {})
+    assert found.text("HOST_CACHE_PATH") == str(tmp_path / "home/.cache/labctl")
+    assert len(warned) == 1
+    assert "HOST_CACHE_PATH, HOST_REPO_PATH, HOST_OPTIMUM_HABANA_PATH, LAB_MOUNTS" in warned[0]
+    (tmp_path / "out/.env").unlink()
+    _, files, warned = loads(file, HOST_REPO_PATH="~/dev/examples", HOST_CACHE_PATH="~/cache")
+    kept = {entry.key: entry.value for entry in dotenv.parse(files[".env"], ".env")}
+    assert kept == {"LAB_NAME": "x", "HOST_REPO_PATH": "~/dev/examples", "HOST_CACHE_PATH": "~/cache"}
+    assert "HOST_OPTIMUM_HABANA_PATH" in warned[0]
+    assert "HOST_REPO_PATH" not in warned[0]
 
 
 def test_only_models_and_data_go_into_a_cache(loads: Loads, tmp_path: Path) -> None:

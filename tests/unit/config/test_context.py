@@ -1,4 +1,4 @@
-"""Which directory a command takes for the lab's, and whose it may be."""
+"""Which directory a command takes for the lab's, whose it may be, and the image that a workload gave the lab."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from labctl.config.context import find_lab
+from labctl.config.context import Context, find_lab
 from labctl.errors import ConfigError
 
 OTHER = 12345
@@ -74,3 +74,29 @@ def test_roots_settings_are_taken_and_under_sudo_those_of_its_caller(
     monkeypatch.setattr(os, "geteuid", lambda: OTHER)
     with pytest.raises(ConfigError, match="belongs to"):
         find_lab(inner, {"SUDO_UID": str(OTHER + 1)})
+
+
+# --- the image of a workload ---------------------------------------------------------------------------------
+
+
+def at(directory: Path, **flags: str) -> Context:
+    return Context(directory=directory, environ={}, emit=lambda _: None, flags=flags)
+
+
+def test_what_a_workload_made_of_the_image_holds_until_it_is_forgotten_or_the_settings_change(tmp_path: Path) -> None:
+    env = tmp_path / ".env"
+    env.write_text("LAB_NAME=demo\nLAB_PACKAGES=nltk\n")
+    used = at(tmp_path).settings().with_value("LAB_IMAGE", "labctl/horovod", "workload mnist")
+    at(tmp_path).keep_image(used.with_value("LAB_PACKAGES", "nltk einops", "workload mnist"))
+    found = at(tmp_path).settings()
+    assert (found.text("LAB_IMAGE"), found.origin("LAB_IMAGE")) == ("labctl/horovod", "workload mnist")
+    assert found.text("LAB_PACKAGES") == "nltk einops"
+    assert at(tmp_path, LAB_IMAGE="mine:1").settings().text("LAB_IMAGE") == "mine:1"
+    at(tmp_path).keep_image(found)
+    assert at(tmp_path).settings().text("LAB_IMAGE") == "labctl/horovod", "`up` again"
+    env.write_text("LAB_NAME=demo\nLAB_PACKAGES=sacrebleu\n")
+    assert at(tmp_path).settings().text("LAB_PACKAGES") == "sacrebleu"
+    assert at(tmp_path).settings().text("LAB_IMAGE") == "labctl/horovod"
+    at(tmp_path).forget_image()
+    assert at(tmp_path).settings().text("LAB_IMAGE") == ""
+    at(tmp_path).forget_image()

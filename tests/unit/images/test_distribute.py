@@ -120,6 +120,49 @@ def test_what_is_no_archive_is_said(tmp_path: Path, content: bytes) -> None:
         Archive(tmp_path / "file")
 
 
+ITSELF = {"digest": "sha256:x", "mediaType": "application/vnd.oci.image.index.v1+json"}
+ENTRY = {"Config": "c", "RepoTags": [NAME], "Layers": ["l"]}
+
+
+@pytest.mark.parametrize(
+    ("manifest", "index", "config"),
+    [
+        ([1], {}, b"{}"),
+        ({"a": 1}, {}, b"{}"),
+        ([{"RepoTags": [[]]}], {}, b"{}"),
+        ([ENTRY], [], b"{}"),
+        ([ENTRY], {"manifests": [ITSELF]}, b"{}"),
+        ([ENTRY], {"manifests": [{"digest": 1}]}, b"{}"),
+        ([ENTRY], {}, b'{"rootfs": []}'),
+        ([ENTRY], {}, b"[" * 100_000),
+        ([ENTRY], {}, b'"' + b" " * (33 << 20) + b'"'),
+    ],
+    ids=[
+        "an entry is a number",
+        "the manifest is no list",
+        "a tag is a list",
+        "the index is a list",
+        "an index names itself",
+        "a digest is a number",
+        "the layers are a list",
+        "the configuration is nested without end",
+        "the configuration is huge",
+    ],
+)
+def test_an_archive_whose_documents_make_no_sense_is_said(
+    tmp_path: Path, manifest: object, index: object, config: bytes
+) -> None:
+    documents = {"manifest.json": manifest, "index.json": index, "blobs/sha256/x": {"manifests": [ITSELF, ITSELF]}}
+    members = {name: json.dumps(content).encode() for name, content in documents.items()}
+    with tarfile.open(tmp_path / "odd.tar", "w") as tar:
+        for name, content in {**members, "c": config}.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    with pytest.raises(HostError, match="is not an image archive"):
+        Archive(tmp_path / "odd.tar").image(NAME)
+
+
 def test_an_image_that_is_not_in_it_is_said(rack: Rack) -> None:
     with pytest.raises(HostError, match="has no image other") as caught:
         rack.archive(BASE).image("other")

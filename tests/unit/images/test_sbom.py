@@ -1,11 +1,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
+from labctl.errors import HostError
 from labctl.images import sbom
+from labctl.system import process
+from labctl.system.process import CompletedProcess
 
 INSTALLED = """\
 deb\tdebian\tlibstdc++6\t12.2.0-14+deb12u1
@@ -25,3 +30,26 @@ def test_packages_are_named_as_vulnerability_databases_know_them() -> None:
         "pkg:rpm/rhel/bash@5.1.8-9.el9",
     ]
     assert JsonStrictValidator(SchemaVersion.V1_5).validate_str(json.dumps(document)) is None
+
+
+@pytest.mark.parametrize("line", ["deb\tdebian\tfoo", "Segmentation fault", "deb\tdebian\tfoo\t1\t2\x1b[2J"])
+def test_what_is_no_list_of_packages_is_an_error_that_shows_it(line: str) -> None:
+    with pytest.raises(HostError, match="labctl/cpu") as raised:
+        sbom.bill("labctl/cpu", "sha256:1111", INSTALLED + line)
+    assert ascii(line) in raised.value.message
+
+
+def test_a_container_that_does_not_end_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, ...]] = []
+
+    def run(argv: tuple[str, ...], **_: object) -> CompletedProcess:
+        calls.append(argv)
+        if "run" in argv:
+            raise HostError("docker run took too long")
+        return CompletedProcess(argv, 0, "", "")
+
+    monkeypatch.setattr(process, "run", run)
+    with pytest.raises(HostError, match="too long"):
+        sbom.write("labctl/cpu", tmp_path / "sbom.json")
+    started, removed = calls
+    assert removed[-3:] == ("rm", "--force", started[started.index("--name") + 1])

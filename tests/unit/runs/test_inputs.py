@@ -87,6 +87,9 @@ def test_a_models_configuration_that_a_container_planted_is_neither_waited_for_n
     (tmp_path / "cache/mnist/config.json").write_text("[" * 100_000)
     with pytest.raises(ConfigError, match=r"config\.json cannot be read"):
         resolved(of, "model", "--data-path", "mnist")
+    os.truncate(tmp_path / "cache/mnist/config.json", 1 << 40)
+    with pytest.raises(ConfigError, match=r"config\.json cannot be read: .*larger than"):
+        resolved(of, "model", "--data-path", "mnist")
     (tmp_path / "cache/mnist/config.json").unlink()
     os.mkfifo(tmp_path / "cache/mnist/config.json")
     with pytest.raises(ConfigError, match=r"no config\.json"):
@@ -131,3 +134,9 @@ def test_a_link_out_of_the_cache_leads_nowhere_in_a_container(of: Lab, tmp_path:
     (tmp_path / "cache/link").symlink_to(tmp_path / "cache-of-others")
     with pytest.raises(ConfigError, match="is not mounted in the containers"):
         resolved(of, "directory", "--data-path", "link")
+
+
+def test_a_models_configuration_may_be_a_link_as_in_the_hubs_cache(of: Lab, tmp_path: Path) -> None:
+    (tmp_path / "cache/blob").write_text("{}")
+    (tmp_path / "cache/mnist/config.json").symlink_to("../blob")
+    assert resolved(of, "model", "--data-path", "mnist") == ("--data-path", "/workspace/.cache/mnist")

@@ -42,6 +42,12 @@ def test_a_pipe_that_is_named_as_a_script_is_not_waited_for(folder: Path) -> Non
     assert warned(folder, "steps") == []
 
 
+def test_a_script_that_a_container_made_huge_is_passed_over(folder: Path) -> None:
+    (folder / "huge.py").touch()
+    os.truncate(folder / "huge.py", 1 << 40)
+    assert warned(folder, "steps") == []
+
+
 def test_a_key_may_be_the_beginning_of_an_option(folder: Path) -> None:
     assert warned(folder, "learn") == []
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,28 @@ def test_a_wrong_mode_is_put_right(tmp_path: Path) -> None:
     (tmp_path / "key").chmod(0o644)
     assert files.write(tmp_path / "key", "x") is True
     assert mode(tmp_path / "key") == 0o600
+
+
+def make_huge(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 40)
+
+
+@pytest.mark.parametrize("plant", [make_huge, os.mkfifo])
+def test_what_a_container_put_in_the_place_of_a_file_is_replaced_unread(
+    tmp_path: Path, plant: Callable[[Path], object]
+) -> None:
+    plant(tmp_path / "image")
+    assert files.write(tmp_path / "image", "sha256:x")
+    assert (tmp_path / "image").read_text() == "sha256:x"
+
+
+def test_a_link_is_replaced_also_where_it_leads_to_the_same(tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_text("a")
+    (tmp_path / "theirs").chmod(0o600)
+    (tmp_path / "mine").symlink_to("theirs")
+    assert files.write(tmp_path / "mine", "a")
+    assert not (tmp_path / "mine").is_symlink()
 
 
 def test_new_directories_are_for_their_owner_alone_and_old_ones_stay(tmp_path: Path) -> None:
