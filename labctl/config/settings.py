@@ -15,6 +15,7 @@ from labctl.config import dotenv, mount_sources
 from labctl.errors import ConfigError, nearest
 from labctl.model import Mount, Pairs, Secret
 
+_VENDORS = {"cuda": "nvidia", "gaudi": "habana", "gpu": "nvidia", "hpu": "habana", "xpu": "intel"}
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 Validator = Callable[[str], None]
@@ -82,7 +83,7 @@ def accelerators_known() -> tuple[str, ...]:
 def accelerator(value: str) -> None:
     known = accelerators_known()
     if value not in known:
-        near = nearest(value.lower(), known)
+        near = _VENDORS.get(value.lower()) or nearest(value.lower(), known)
         reason = f"unknown accelerator {value[:40]!r}; known are {', '.join(known)}"
         raise ValueError(reason, f"did you mean {near}?" if near else "auto takes what it finds")
 
