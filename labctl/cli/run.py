@@ -32,7 +32,10 @@ STEPS = (
         r"No such file or directory: '(/(?!workspace/|proc/|sys/)[^/']+)",
         "ranks see what is mounted: LAB_MOUNTS={0}:{0}:ro in .env, then `labctl up`",
     ),
-    ("not compiled with CUDA|Found no NVIDIA driver", "the lab has no NVIDIA GPU: `labctl devices` lists what it has"),
+    (
+        "not compiled with CUDA|_cuda_setDevice|Found no NVIDIA driver",
+        "the lab has no NVIDIA GPU: `labctl devices` lists what it has",
+    ),
     ("EOFError: EOF when reading a line", "nobody can answer a rank: pass what it asks for as an argument, after `--`"),
 )
 

@@ -38,6 +38,8 @@ PLAIN = f"debian:{DEBIAN}-slim"
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 TORCH_INDEXES = {"cpu": "https://download.pytorch.org/whl/cpu", "intel": "https://download.pytorch.org/whl/xpu"}
 """Where an image's torch comes from, if not from the package index itself."""
+OF_TORCH = frozenset({"torch", "torchaudio", "torchvision"})
+"""What those indexes have, each for a torch of the same build."""
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 
 
@@ -283,8 +285,8 @@ def hand_in(
         apt_conf += f'Dir::Etc::SourceList "{package_sources.IN_BUILD}/apt.list";\nDir::Etc::SourceParts "-";\n'
     if certificates:
         apt_conf += f'Acquire::https::CAInfo "{package_sources.IN_BUILD}/ca.crt";\n'
-    # Only if torch is wanted and no wheel is here: pip would ask that index for every package.
-    torch_index = index if "torch" in wanted.keys() - staged else ""
+    # Only if torch or what is built for it is wanted and no wheel is here: pip would ask that index for every package.
+    torch_index = index if OF_TORCH & (wanted.keys() - staged) else ""
     pip_conf = package_sources.pip_conf(
         pip, torch_index=torch_index, wheels=bool(staged), certificates=bool(certificates)
     )

@@ -92,7 +92,9 @@ def _in_git(folder: Path, *which: str) -> list[str]:
     """The files of a folder that its repository does not ignore, or ``which``; none where it is in none."""
     # A repository's own configuration may name a program to be asked for changes.
     git = ("git", "-c", "core.fsmonitor=false", "-C", str(folder))
-    done = process.run([*git, "ls-files", "-z", *(which or ("--cached", "--others")), "--exclude-standard"], check=False)
+    done = process.run(
+        [*git, "ls-files", "-z", *(which or ("--cached", "--others")), "--exclude-standard"], check=False
+    )
     return sorted(set(filter(None, done.out.split("\0")))) if done.code == 0 else []
 
 
