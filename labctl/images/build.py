@@ -90,7 +90,10 @@ def build(request: BuildRequest, emit: Emit) -> dict[str, Any]:
     present = engine.image(tag)
     if present and catalog.INPUTS_LABEL not in (present["Config"].get("Labels") or {}):
         where = "here" if engine.host == HERE else f"on {engine.host}"
-        raise HostError(f"image {tag} {where} is not labctl's; it is not replaced", hint="unset LAB_IMAGE")
+        raise HostError(
+            f"image {tag} {where} is not labctl's; it is not replaced",
+            hint=f"`labctl build --from {tag}` adds what a node needs to a copy of it; or unset LAB_IMAGE",
+        )
     inputs = catalog.inputs_hash(request.image)
     wanted = package_sources.pins(_text(request.image, "in")) | package_sources.pins(lock)
     with prepared(request, _base(request, emit), wanted, package_sources.hashes(lock)) as arguments:
