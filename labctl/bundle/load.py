@@ -76,7 +76,7 @@ def load_bundle(
         env, dropped = own_settings(bundle, Path(folder, ".env"), context.flags)
         if dropped:
             context.warn(
-                f"not taken from the bundle: {listed(dropped, len(dropped))}, which open this machine to containers or to others: "
+                f"not taken from the bundle: {listed(dropped, len(dropped))}, which open this machine: "
                 f"those that this machine has go into {context.directory / '.env'}"
             )
         settings = config.load(Path(folder), context.environ, context.flags)
