@@ -201,6 +201,8 @@ def become_sshd(keys: dict[str, bytes], leases: tuple[int, ...]) -> NoReturn:
     # On its host's own network a node listens where the other nodes look for it, and nowhere else.
     for address in os.environ.get("LAB_SSH_ADDRESS", "").split():
         sshd += ["-o", f"ListenAddress={address}"]
+    if level := os.environ.get("LAB_SSHD_LOG_LEVEL"):
+        sshd += ["-o", f"LogLevel={level}"]
     mark_ready()
     os.umask(0o022)
     if leases:
