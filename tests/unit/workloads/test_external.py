@@ -106,6 +106,22 @@ def test_its_throughput_is_read_whole_or_not(line: str) -> None:
     assert [(name, int(value)) for name, found in values.items() for value in found] == [("throughput", 290)]
 
 
+def test_what_a_script_names_on_the_hub_can_be_fetched_before_it_runs(tmp_path: Path) -> None:
+    clone = tmp_path / "clone"
+    shutil.copytree(DSCHAT, clone, symlinks=True)
+    (clone / external.DSCHAT.scripts / "run_more.sh").write_text(
+        "source ./setup_env.sh opt-13b 3 && \\\n"
+        "deepspeed --hostfile=$2 main.py --data_path Dahoas/rm-static Dahoas/rm-static \\\n"
+        "  yitingxie/rlhf-reward-datasets $MORE --data_split 2,4,4 --actor_model_name_or_path $MODEL_PATH \\\n"
+        "  --critic_model_name_or_path $HOME/hub/models--facebook--opt-350m/snapshots/08ab --output_dir out/put\n"
+        "# --model_name_or_path nobody/this\n"
+    )
+    cache = load("dschat/run_more", roots={"dschat": clone}).cache
+    assert cache.models == ("facebook/opt-13b", "facebook/opt-350m")
+    assert cache.datasets == ("Dahoas/rm-static", "yitingxie/rlhf-reward-datasets")
+    assert load("dschat/run_opt-350m_bs16").cache.models == ("facebook/opt-350m",)
+
+
 def test_it_is_told_a_jobs_name_the_hostfile_and_where_its_log_goes() -> None:
     task = external.at(load("dschat/run_opt-13b"), 3, "/workspace/runs/7")
     assert task.arguments == ("run_opt-13b.sh", "3xN", "/workspace/runs/7/hostfile", "/workspace/runs/7")
