@@ -32,10 +32,6 @@ STEPS = (
         r"No such file or directory: '(/(?!workspace/|proc/|sys/)[^/']+)",
         "ranks see what is mounted: LAB_MOUNTS={0}:{0}:ro in .env, then `labctl up`",
     ),
-    (
-        "not compiled with CUDA|_cuda_setDevice|Found no NVIDIA driver",
-        "the lab has no NVIDIA GPU: `labctl devices` lists what it has",
-    ),
     ("EOFError: EOF when reading a line", "nobody can answer a rank: pass what it asks for as an argument, after `--`"),
 )
 
@@ -211,6 +207,11 @@ def next_step(result: Result) -> str:
     """What to do about how a run ended, where that is known."""
     if result.cause == "node-lost":
         return "`labctl up` starts the node again"
+    from labctl import accelerators
+
+    for name, module in accelerators.modules().items():
+        if module.missed and re.search(module.missed, result.message):
+            return f"the lab has no {name} device: `labctl devices` lists what it has"
     for pattern, step in STEPS:
         if found := re.search(pattern, result.message):
             return step.format(*found.groups())

@@ -16,7 +16,6 @@ from labctl.config import dotenv, mount_sources
 from labctl.errors import ConfigError, nearest
 from labctl.model import Mount, Pairs, Secret
 
-_VENDORS = {"cuda": "nvidia", "gaudi": "habana", "gpu": "nvidia", "hpu": "habana", "xpu": "intel"}
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 Validator = Callable[[str], None]
@@ -74,6 +73,14 @@ def size(value: str) -> None:
         raise ValueError("must be a size of at least 6m", "write it like 512m or 8g")
 
 
+def accelerator_meant(word: str, known: tuple[str, ...]) -> str:
+    """The accelerator that somebody means who writes its vendor's other word, or misspells it; empty where unknown."""
+    from labctl import accelerators
+
+    called = (name for name, module in accelerators.modules().items() if word in module.aliases)
+    return next(called, "") or nearest(word, known)
+
+
 def accelerators_known() -> tuple[str, ...]:
     """The values of LAB_ACCELERATOR."""
     from labctl import accelerators
@@ -84,7 +91,7 @@ def accelerators_known() -> tuple[str, ...]:
 def accelerator(value: str) -> None:
     known = accelerators_known()
     if value not in known:
-        near = _VENDORS.get(value.lower()) or nearest(value.lower(), known)
+        near = accelerator_meant(value.lower(), known)
         reason = f"unknown accelerator {value[:40]!r}; known are {', '.join(known)}"
         raise ValueError(reason, f"did you mean {near}?" if near else "auto takes what it finds")
 
