@@ -4,6 +4,7 @@
 Standard library only, Python >= 3.8, so that it runs in any vendor's image:
 
     labnode.py start worker|launcher     make the user, the keys and the environment right, then become sshd or sleep
+    labnode.py start COMMAND [ARGS...]   become that command, as `docker run IMAGE COMMAND` expects
     labnode.py health                    exit 0 when this node's sshd listens and its devices answer, else say why not
     labnode.py reach SECONDS NODE...     ssh to every node at once; one JSON line each
     labnode.py reap RUN_ID GRACE         TERM, grace, KILL to every process of a run; exit 1 if one is left.
@@ -73,7 +74,10 @@ PER_SESSION = {"HOME", "HOSTNAME", "PWD", "OLDPWD", "SHLVL", "TERM", "USER", "LO
 # --- start ---------------------------------------------------------------------------------------------------
 
 
-def start(role: str) -> NoReturn:
+def start(*words: str) -> NoReturn:
+    if words not in (("worker",), ("launcher",)):
+        become(words)
+    (role,) = words
     uid, gid = int(os.environ["LAB_UID"]), int(os.environ["LAB_GID"])
     os.umask(0o077)
     leases = hold_leases()
@@ -89,6 +93,17 @@ def start(role: str) -> NoReturn:
         become_sshd(keys, leases)
     else:
         become_launcher(keys, uid, gid)
+
+
+def become(command: tuple[str, ...]) -> NoReturn:
+    """A command in place of a node."""
+    if not command:
+        sys.exit("usage: docker run IMAGE COMMAND [ARGS...]; `labctl up` starts nodes")
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        print(f"{command[0]}: {error.strerror}", file=sys.stderr)
+        sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
 def hold_leases() -> tuple[int, ...]:
@@ -186,6 +201,8 @@ def become_sshd(keys: dict[str, bytes], leases: tuple[int, ...]) -> NoReturn:
     # On its host's own network a node listens where the other nodes look for it, and nowhere else.
     for address in os.environ.get("LAB_SSH_ADDRESS", "").split():
         sshd += ["-o", f"ListenAddress={address}"]
+    if level := os.environ.get("LAB_SSHD_LOG_LEVEL"):
+        sshd += ["-o", f"LogLevel={level}"]
     mark_ready()
     os.umask(0o022)
     if leases:

@@ -18,5 +18,12 @@ if [ -s "$wanted/requirements.txt" ]; then
     pip install --requirement "$wanted/requirements.txt" --constraint "$constraints"
     rm "$constraints"
 fi
+# Built for another torch they install as well, and fail in the first rank.
+for name in torchvision torchaudio; do
+    if pip show --quiet $name 2> /dev/null && ! python -c "import $name" 2> /dev/null; then
+        echo "$name is not built for the torch of this image: name it in LAB_PACKAGES, and its index in LAB_TORCH_INDEX" >&2
+        exit 1
+    fi
+done
 mkdir -p /opt/lab
 pip freeze > /opt/lab/packages.txt

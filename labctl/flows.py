@@ -118,22 +118,23 @@ def devcontainer(context: Context, program: str, *, force: bool = False) -> Devc
 
 
 def build(
-    context: Context, *, workload: str = "", update_lock: bool = False, sbom: Path | None = None
+    context: Context, *, workload: str = "", base: str = "", update_lock: bool = False, sbom: Path | None = None
 ) -> dict[str, Any]:
     """Build the image of the nodes, or that which a workload needs; or resolve its pinned versions again.
 
+    ``base``: anyone's image, to which only what a node needs is added.
     ``sbom``: a file to write the software bill of materials of the image to.
     """
-    from labctl.deploy.images import build_image
+    from labctl.deploy.images import build_from, build_image
     from labctl.images import sbom as bills
     from labctl.lab.cluster import connect
 
     if sbom and not sbom.parent.is_dir():
         raise ConfigError(f"{sbom.parent}: no such directory", hint=f"mkdir -p {shlex.quote(str(sbom.parent))}")
     with connect(context, settings_for(context, workload)) as cluster:
-        built = build_image(context, cluster, update_lock=update_lock)
+        built = build_from(context, cluster, base) if base else build_image(context, cluster, update_lock=update_lock)
         if sbom:
-            built |= {"sbom": str(sbom), "packages": bills.write(cluster.image, sbom)}
+            built |= {"sbom": str(sbom), "packages": bills.write(built["image"], sbom)}
         return built
 
 
@@ -304,6 +305,7 @@ def run(context: Context, name: str, options: RunOptions, ask: Ask | None = None
     ``ask`` is asked whether the image that the workload needs may be built and the lab brought up with it.
     """
     from labctl.deploy.images import for_workload
+    from labctl.deploy.images import remark as image_remark
     from labctl.lab.cluster import connect
     from labctl.runs.request import choose_workload, unknown
     from labctl.workloads import external
@@ -312,6 +314,8 @@ def run(context: Context, name: str, options: RunOptions, ask: Ask | None = None
     workload = choose_workload(context.directory, name, options, settings)
     settings = for_workload(settings, workload)
     for remark in (*external.remarks(workload, external.roots(settings)), *unknown(workload, options)):
+        context.warn(remark)
+    if remark := image_remark(settings, workload):
         context.warn(remark)
     with connect(context, settings) as cluster:
         return run_on(context, cluster, workload, options, ask)

@@ -214,6 +214,9 @@ class Lab(Struct, frozen=True, kw_only=True):
     project_path: str
     mounts: tuple[Mount, ...]
     environment: Pairs
+    ports: tuple[tuple[str, int, int], ...] = ()
+    """What the launcher publishes: address and port of its host, port in the container."""
+    sshd_log_level: str = "VERBOSE"
     secrets: tuple[tuple[str, Secret], ...] = ()
     """Files under ``/run/secrets``."""
     hidden: tuple[Secret, ...] = ()

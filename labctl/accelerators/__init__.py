@@ -126,6 +126,10 @@ class AcceleratorModule(Struct, frozen=True, kw_only=True):
     """Its devices on the host whose files are below a root directory."""
     container: Callable[[Host, tuple[Device, ...]], DeviceMapping]
     """What only this vendor's devices ask of a container; see ``mapping``."""
+    aliases: tuple[str, ...] = ()
+    """What people write for its name."""
+    missed: str = ""
+    """A pattern of what programs say that find none of its devices."""
     order: int = 50
     """Its place among what ``auto`` tries."""
     driver: Callable[[HostPath], str] = lambda _: ""

@@ -183,6 +183,7 @@ _RUNTIME = "/usr/bin/habana-container-runtime"
 
 MODULE = AcceleratorModule(
     sought="/dev/accel/accel<N> served by habanalabs",
+    aliases=("gaudi", "hpu"),
     order=20,
     find=find,
     container=container,

@@ -75,6 +75,7 @@ def container(host: Host, devices: tuple[Device, ...]) -> DeviceMapping:
 
 MODULE = AcceleratorModule(
     sought="Intel GPU under /dev/dri",
+    aliases=("xpu",),
     order=30,
     find=find,
     container=container,

@@ -120,6 +120,8 @@ _CONFIGURE = "nvidia-ctk runtime configure --runtime=docker"
 
 MODULE = AcceleratorModule(
     sought="/dev/nvidia<N>",
+    aliases=("cuda", "gpu"),
+    missed="not compiled with CUDA|_cuda_setDevice|Found no NVIDIA driver",
     order=10,
     find=find,
     container=container,

@@ -35,7 +35,8 @@ Notice = Callable[[str], None]
 LOCKS = ".lab/bundle"
 """Directory of the images' lock files, relative to the lab directory."""
 CACHE = "HOST_CACHE_PATH"
-MOUNTED = frozenset(mount_sources.EXAMPLES)
+OWN = frozenset({*mount_sources.EXAMPLES, "LAB_PORTS"})
+"""Settings that open this machine to containers or its ports to others, which no bundle chooses."""
 MAKEFILES = frozenset({"makefile", "gnumakefile"})
 HARMLESS = frozenset({".gitignore", ".gitkeep", ".dockerignore"})
 """Names that begin with a dot, of files that nothing runs."""
@@ -75,7 +76,7 @@ def load_bundle(
         env, dropped = own_settings(bundle, Path(folder, ".env"), context.flags)
         if dropped:
             context.warn(
-                f"not taken from the bundle: {listed(dropped, len(dropped))}, directories that containers are to see: "
+                f"not taken from the bundle: {listed(dropped, len(dropped))}, which open this machine: "
                 f"those that this machine has go into {context.directory / '.env'}"
             )
         settings = config.load(Path(folder), context.environ, context.flags)
@@ -137,9 +138,9 @@ def own_settings(bundle: Bundle, path: Path, chosen: Mapping[str, str]) -> tuple
     lines = settings_of(bundle).split("\n")
     dropped: dict[str, None] = {}
     for entry in dotenv.parse("\n".join(lines), path.name):
-        if entry.key in MOUNTED and chosen.get(entry.key):
+        if entry.key in OWN and chosen.get(entry.key):
             lines[entry.line - 1] = f"{entry.key}={dotenv.quote(chosen[entry.key])}"
-        elif entry.key in MOUNTED:
+        elif entry.key in OWN:
             lines[entry.line - 1] = f"# {entry.key}: this machine's own"
             dropped[entry.key] = None
     size = path.write_bytes("\n".join(lines).encode())

@@ -11,7 +11,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from labctl.cli.output import Output, say
+from labctl.cli.output import Output, say, write
 from labctl.errors import ConfigError, Interrupted, OutputClosed
 
 if TYPE_CHECKING:
@@ -98,10 +98,17 @@ def execute(names: set[str]) -> int:
     try:
         return int(application(names)(prog_name="labctl", standalone_mode=False) or 0)
     except _usage_error() as error:
+        from labctl.cli.usage import correct
+
+        message, hint = correct(error.format_message(), sys.argv[1:], COMMANDS)
         if "--json" in sys.argv:
-            Output(as_json=True).error(ConfigError(error.format_message(), hint="labctl --help"))
+            Output(as_json=True).error(ConfigError(message, hint=hint or "labctl --help"))
         else:
+            if message != error.format_message():
+                error.message = message
             error.show()
+            if hint:
+                write(f"hint: {hint}", sys.stderr)
         return ConfigError.exit_code
     except typer.Abort:
         return Interrupted.exit_code

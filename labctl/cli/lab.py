@@ -39,6 +39,9 @@ def devcontainer_command(
 def build_command(
     directory: Directory = HERE,
     workload: Annotated[str, typer.Option(metavar="NAME", help="Build the image of this workload.")] = "",
+    from_: Annotated[
+        str, typer.Option("--from", metavar="IMAGE", help="Add what a node needs to anyone's image.")
+    ] = "",
     update_lock: Annotated[bool, typer.Option("--update-lock", help="Update the pinned versions.")] = False,
     sbom: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write what is installed in the image, as CycloneDX JSON.")
@@ -49,8 +52,15 @@ def build_command(
     with answering(as_json=json, stopped="re-run to resume") as output:
         if sbom and update_lock:
             raise ConfigError("--update-lock builds no image for --sbom", hint="labctl build --sbom FILE")
+        if from_ and (workload or update_lock):
+            other = "--workload" if workload else "--update-lock"
+            raise ConfigError(
+                f"--from builds on an image of its own, not with {other}", hint=f"labctl build --from {from_}"
+            )
         lab = context(directory, output, setting)
-        document = flows.build(lab, workload=workload, update_lock=update_lock, sbom=sbom and sbom.resolve())
+        document = flows.build(
+            lab, workload=workload, base=from_, update_lock=update_lock, sbom=sbom and sbom.resolve()
+        )
         output.answer(document, "\n".join(f"{key:<8} {value}" for key, value in document.items()))
 
 

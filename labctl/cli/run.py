@@ -24,6 +24,16 @@ if TYPE_CHECKING:
 # Ranks that a result's text lists.
 SHOWN = 8
 ARGUMENTS = "labctl.arguments"
+# What a rank's last words say, and what to do about it.
+STEPS = (
+    (r"No module named '(\w+)", "add the package of `{}` to LAB_PACKAGES in .env, then `labctl up`"),
+    ("Read-only file system", "write to the current directory, which is the run's own, or to $LABCTL_RUN_DIR"),
+    (
+        r"No such file or directory: '(/(?!workspace/|proc/|sys/)[^/']+)",
+        "ranks see what is mounted: LAB_MOUNTS={0}:{0}:ro in .env, then `labctl up`",
+    ),
+    ("EOFError: EOF when reading a line", "nobody can answer a rank: pass what it asks for as an argument, after `--`"),
+)
 
 
 def complete_workload(incomplete: str) -> list[str]:
@@ -127,7 +137,9 @@ def run_command(
 
 
 def settings_of_script(words: list[str]) -> tuple[tuple[str, str | None], ...]:
-    """What `--set` says, the last of each key; None for a key without a value."""
+    """What `--set` says, the last of each key; None for a key without a value. ConfigError where there is no key."""
+    if unnamed := [word for word in words if not word.partition("=")[0]]:
+        raise ConfigError(f"--set {unnamed[0]}: no key", hint="--set KEY=VALUE")
     split = (word.partition("=") for word in words)
     return tuple({key: value if equals else None for key, equals, value in split}.items())
 
@@ -195,8 +207,12 @@ def next_step(result: Result) -> str:
     """What to do about how a run ended, where that is known."""
     if result.cause == "node-lost":
         return "`labctl up` starts the node again"
-    if missing := re.search(r"No module named '(\w+)", result.message):
-        return f"add the package of `{missing[1]}` to LAB_PACKAGES in .env, then `labctl up`"
-    if "Read-only file system" in result.message:
-        return "write to the current directory, which is the run's own, or to $LABCTL_RUN_DIR"
+    from labctl import accelerators
+
+    for name, module in accelerators.modules().items():
+        if module.missed and re.search(module.missed, result.message):
+            return f"the lab has no {name} device: `labctl devices` lists what it has"
+    for pattern, step in STEPS:
+        if found := re.search(pattern, result.message):
+            return step.format(*found.groups())
     return ""

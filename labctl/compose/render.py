@@ -227,6 +227,8 @@ def worker(lab: Lab, node: Node, host: Host) -> dict[str, Any]:
     if node.devices.devices:
         variables["LAB_HEALTH_DEVICES"] = f"{lab.accelerator}:{len(node.devices.devices)}"
     variables |= lease_holder(lab, node, host)
+    if lab.sshd_log_level != "VERBOSE":
+        variables["LAB_SSHD_LOG_LEVEL"] = lab.sshd_log_level
     return {
         "name": node.name,
         "role": "worker",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from ipaddress import IPv4Address
 from os.path import lexists
 from pathlib import Path
 from typing import NamedTuple
@@ -72,6 +73,14 @@ def size(value: str) -> None:
         raise ValueError("must be a size of at least 6m", "write it like 512m or 8g")
 
 
+def accelerator_meant(word: str, known: tuple[str, ...]) -> str:
+    """The accelerator that somebody means who writes its vendor's other word, or misspells it; empty where unknown."""
+    from labctl import accelerators
+
+    called = (name for name, module in accelerators.modules().items() if word in module.aliases)
+    return next(called, "") or nearest(word, known)
+
+
 def accelerators_known() -> tuple[str, ...]:
     """The values of LAB_ACCELERATOR."""
     from labctl import accelerators
@@ -82,7 +91,7 @@ def accelerators_known() -> tuple[str, ...]:
 def accelerator(value: str) -> None:
     known = accelerators_known()
     if value not in known:
-        near = nearest(value.lower(), known)
+        near = accelerator_meant(value.lower(), known)
         reason = f"unknown accelerator {value[:40]!r}; known are {', '.join(known)}"
         raise ValueError(reason, f"did you mean {near}?" if near else "auto takes what it finds")
 
@@ -112,6 +121,36 @@ def image_from(value: str) -> None:
         raise ValueError(f"must be one of {', '.join(words)}", f"did you mean {near}?" if near else "")
 
 
+def published_ports(value: str) -> None:
+    split_ports(value)
+
+
+def split_ports(value: str) -> tuple[tuple[str, int, int], ...]:
+    """Address, host port and container port of each of ``LAB_PORTS``; ValueError on one that is none."""
+    published = tuple(split_port(word) for word in value.split())
+    taken = [host for _, host, _ in published]
+    if twice := next((port for port in taken if taken.count(port) > 1), None):
+        raise ValueError(f"publishes port {twice} of the host twice", "each port once")
+    return published
+
+
+def split_port(word: str) -> tuple[str, int, int]:
+    """``8080:80`` as ``("127.0.0.1", 8080, 80)``: only who asks for an address opens the port to others."""
+    match = re.fullmatch(r"(?:([0-9.]{7,15}):)?(?:([0-9]{1,5}):)?([0-9]{1,5})", word)
+    if match is None:
+        raise ValueError(f"`{word[:60]}` is no port", "write it like 6006, 8080:80 or 0.0.0.0:9000:9000")
+    try:
+        address = str(IPv4Address(match[1] or "127.0.0.1"))
+    except ValueError:
+        raise ValueError(f"{match[1]} is no IPv4 address", "write it like 0.0.0.0:9000:9000") from None
+    host, container = int(match[2] or match[3]), int(match[3])
+    if not (1024 <= host <= 65535 and 1 <= container <= 65535):
+        raise ValueError(f"`{word}`: ports of the host are 1024 to 65535, of the container 1 to 65535")
+    return address, host, container
+
+
+log_levels = ("QUIET", "FATAL", "ERROR", "INFO", "VERBOSE", "DEBUG", "DEBUG1", "DEBUG2", "DEBUG3")
+log_level = shaped("|".join(log_levels), f"must be one of {', '.join(log_levels)}")
 port = whole(1024, 65535)
 label = shaped(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?", "must be at most 40 of a-z, 0-9 and inner '-', such as lab-2")
 image = shaped(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", "must be the name of an image", "write it like debian:bookworm-slim")
@@ -166,6 +205,8 @@ SETTINGS = (
     Setting("LAB_IMAGE_FROM", "send", image_from),
     Setting("LAB_SSH_PORT", "12345", port, aliases=("DOCKER_SSH_PORT",)),
     Setting("LAB_MASTER_PORT", "29500", port, aliases=("DOCKER_MASTER_PORT",)),
+    Setting("LAB_PORTS", "", published_ports),
+    Setting("LAB_SSHD_LOG_LEVEL", "VERBOSE", log_level),
     Setting("LAB_SHM_SIZE", "8g", size),
     Setting("LAB_MEMORY", "", size),
     Setting("LAB_MEMLOCK", "unlimited", memlock),

@@ -15,7 +15,7 @@ from labctl.deploy.plan import EnsureImage
 from labctl.engines.docker import DockerEngine
 from labctl.engines.state import ObservedState
 from labctl.errors import ConfigError, HostError
-from labctl.images import catalog, packages
+from labctl.images import catalog, foreign, packages
 from labctl.lab import device_requests
 from labctl.lab.cluster import Cluster
 from labctl.model import HERE, Workload
@@ -95,18 +95,24 @@ def ensure(context: Context, cluster: Cluster, image: str) -> dict[str, HostErro
         return distribute.pull(image, targets)
     if how == "build":
         return distribute.build(image, targets, lambda name: build_image(context, cluster, on=name))
-    if packages.is_own(image):
-        if local.described(image) is None:
-            require_buildable(cluster)
-            build_image(context, cluster)
+    if packages.is_own(image) and local.described(image) is None:
+        require_buildable(cluster)
+        build_image(context, cluster)
+    if local.described(image):
         check_image(context, cluster)
     return distribute.send(image, targets, context.directory / ".lab")
 
 
 def check_image(context: Context, cluster: Cluster) -> None:
-    """HostError if this machine's image does not fit the devices' driver; a warning if it is out of date."""
+    """HostError if this machine's image is not a node's or does not fit the devices' driver; a warning if it is old."""
     image, engine = cluster.image, DockerEngine() if cluster.remote_hosts else cluster.daemons[HERE]
-    labels, own = engine.image_labels(image), catalog.name_of(image)
+    described, own = engine.image(image), catalog.name_of(image)
+    if described and not foreign.is_node(described):
+        raise HostError(
+            f"image {image} lacks what a node needs: ssh, and labctl's own start",
+            hint=f"labctl build --from {cluster.base_image}",
+        )
+    labels = engine.image_labels(image)
     accelerators.get(cluster.accelerator).require_image(labels.get(catalog.BASE_LABEL) or image)
     if own and catalog.is_stale(labels, own):
         workload = cluster.settings.origin("LAB_IMAGE").partition(BY_WORKLOAD)[2]
@@ -150,6 +156,22 @@ def build_image(context: Context, cluster: Cluster, *, update_lock: bool = False
     elif not own:
         build.ensure_base(base, replace(request, base_image=base), context.notice)
     return packages.make(replace(request, tag=cluster.image), base, additions, context.notice)
+
+
+def build_from(context: Context, cluster: Cluster, base: str) -> dict[str, Any]:
+    """Add what a node needs to anyone's image, with this machine's engine."""
+    from labctl.images import build
+
+    request = build.request(cluster.settings, cluster.accelerator, base, context.directory, context.environ)
+    return foreign.make(request, base, context.notice)
+
+
+def remark(settings: Settings, workload: Workload) -> str:
+    """What a person should know where the lab's image is not the one that a workload asks for; empty where it is."""
+    chosen, wanted = settings.text("LAB_IMAGE"), catalog.tag(workload.image)
+    if not workload.image or chosen in ("", wanted):
+        return ""
+    return f"LAB_IMAGE is {chosen}, and {workload.name} asks for {wanted}; LAB_IMAGE is taken"
 
 
 def image_of_hosts(cluster: Cluster) -> str:

@@ -155,6 +155,7 @@ def last_check(inspected: dict[str, Any] | None) -> str:
 
 LAST_LINES = 20
 # In the daemon's words.
+PORT_TAKEN = re.compile(r"(?:listen tcp4?|Bind for) ([0-9.]+):([0-9]+)(?:: bind: address| failed: port is) already")
 TAKEN = re.compile(r'container name "/(\S+)" is already in use')
 # Seconds for a program that reaches or reaps: each has a shorter limit of its own.
 EXECUTING = 120
@@ -267,6 +268,9 @@ class DockerEngine:
         if taken := TAKEN.search(said):
             hint = f"docker rename {taken[1]} {taken[1]}-other, or set another LAB_NAME in .env"
             return self._error(message, f"on {self.host}: {hint}" if self._address else hint)
+        if taken := PORT_TAKEN.search(said):
+            port = f"port {taken[2]} of {taken[1]} is in use"
+            return self._error(port, "end what listens there, or choose another port of this machine in LAB_PORTS")
         return self._error(message)
 
     def versions(self) -> dict[str, str]:

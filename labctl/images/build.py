@@ -38,6 +38,8 @@ PLAIN = f"debian:{DEBIAN}-slim"
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 TORCH_INDEXES = {"cpu": "https://download.pytorch.org/whl/cpu", "intel": "https://download.pytorch.org/whl/xpu"}
 """Where an image's torch comes from, if not from the package index itself."""
+OF_TORCH = frozenset({"torch", "torchaudio", "torchvision"})
+"""What those indexes have, each for a torch of the same build."""
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 
 
@@ -88,7 +90,10 @@ def build(request: BuildRequest, emit: Emit) -> dict[str, Any]:
     present = engine.image(tag)
     if present and catalog.INPUTS_LABEL not in (present["Config"].get("Labels") or {}):
         where = "here" if engine.host == HERE else f"on {engine.host}"
-        raise HostError(f"image {tag} {where} is not labctl's; it is not replaced", hint="unset LAB_IMAGE")
+        raise HostError(
+            f"image {tag} {where} is not labctl's; it is not replaced",
+            hint=f"`labctl build --from {tag}` adds what a node needs to a copy of it; or unset LAB_IMAGE",
+        )
     inputs = catalog.inputs_hash(request.image)
     wanted = package_sources.pins(_text(request.image, "in")) | package_sources.pins(lock)
     with prepared(request, _base(request, emit), wanted, package_sources.hashes(lock)) as arguments:
@@ -283,8 +288,8 @@ def hand_in(
         apt_conf += f'Dir::Etc::SourceList "{package_sources.IN_BUILD}/apt.list";\nDir::Etc::SourceParts "-";\n'
     if certificates:
         apt_conf += f'Acquire::https::CAInfo "{package_sources.IN_BUILD}/ca.crt";\n'
-    # Only if torch is wanted and no wheel is here: pip would ask that index for every package.
-    torch_index = index if "torch" in wanted.keys() - staged else ""
+    # Only if torch or what is built for it is wanted and no wheel is here: pip would ask that index for every package.
+    torch_index = index if OF_TORCH & (wanted.keys() - staged) else ""
     pip_conf = package_sources.pip_conf(
         pip, torch_index=torch_index, wheels=bool(staged), certificates=bool(certificates)
     )

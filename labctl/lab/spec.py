@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from msgspec.structs import replace
 
 from labctl import accelerators, naming
-from labctl.config.settings import LOGIN, USUAL_NODES, Settings, span
+from labctl.config.settings import LOGIN, USUAL_NODES, Settings, span, split_ports
 from labctl.errors import ConfigError, HostError
 from labctl.model import BRIDGED, Device, Host, Lab, Limits, Mount, Network, Node, Pairs, Secret
 from labctl.system import pci
@@ -62,9 +62,20 @@ def build(
         project_path=project,
         mounts=mounts(settings, directory, project),
         environment=environment(settings, project),
+        ports=ports(settings, network),
+        sshd_log_level=settings.text("LAB_SSHD_LOG_LEVEL"),
         secrets=secrets(settings),
         hidden=hidden(settings),
     )
+
+
+def ports(settings: Settings, network: Network) -> tuple[tuple[str, int, int], ...]:
+    """What the launcher publishes. ConfigError where it has its host's own network, which needs no publishing."""
+    found = settings.found["LAB_PORTS"]
+    if found.value and network == "host":
+        reason = "with several hosts the launcher has its host's own network, where a server's port is the host's port"
+        raise found.error(reason, "remove it; the server itself chooses its address")
+    return split_ports(found.value)
 
 
 def nodes(settings: Settings, accelerator: str, host: Host) -> tuple[Node, ...]:

@@ -56,6 +56,7 @@ def choose(lab: Lab, workload: Workload) -> tuple[Workload, Code]:
     path = path.resolve()
     try:
         code = _read(path.parent, _of_a_person(lab, path))
+        code = replace(code, left_out=(*code.left_out, *_ignored(path)))
     except _TooMuchError:
         alone = f"the rest of {path.parent}, which holds more than {MOST_FILES} files or {amount(MOST_BYTES)}"
         code = Code(_read(path.parent, [path.name]).copies, (f"{alone} (give the script a folder of its own)",))
@@ -87,12 +88,22 @@ def _path_and_parents(path: Path) -> Iterator[Path]:
     yield from path.parents
 
 
-def _in_git(folder: Path) -> list[str]:
-    """The files of a folder that its repository does not ignore; none where it is in none."""
+def _in_git(folder: Path, *which: str) -> list[str]:
+    """The files of a folder that its repository does not ignore, or ``which``; none where it is in none."""
     # A repository's own configuration may name a program to be asked for changes.
     git = ("git", "-c", "core.fsmonitor=false", "-C", str(folder))
-    done = process.run([*git, "ls-files", "-z", "--cached", "--others", "--exclude-standard"], check=False)
+    done = process.run(
+        [*git, "ls-files", "-z", *(which or ("--cached", "--others")), "--exclude-standard"], check=False
+    )
     return sorted(set(filter(None, done.out.split("\0")))) if done.code == 0 else []
+
+
+def _ignored(script: Path) -> Iterator[str]:
+    """What lies beside a script and git ignores, as data do: directories by their own name, hidden names never."""
+    for name in _in_git(script.parent, "--others", "--ignored", "--directory"):
+        path = Path(name)
+        if path.name not in (script.name, *SKIPPED) and not any(part.startswith(".") for part in path.parts):
+            yield f"{shlex.quote(name)} (ignored by git)"
 
 
 def _walk(folder: Path, *, hidden: bool = True) -> Iterator[str]:

@@ -7,6 +7,7 @@ import re
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from types import FrameType
 
@@ -17,7 +18,7 @@ from labctl.engines import Backend, agent
 from labctl.engines.state import lost
 from labctl.errors import HostError
 from labctl.model import Cause, Job, Lab
-from labctl.runs import store
+from labctl.runs import last_words, store
 from labctl.runs.verdict import RunOutcome
 from labctl.system import filelock
 
@@ -38,22 +39,27 @@ PEER_LOST = re.compile(
 
 
 class RankFailure(Struct, frozen=True):
-    """A failed rank: its node, the exit code of its process, and its last line of output."""
+    """A failed rank: its node, the exit code of its process, and its last words."""
 
     who: str
     node: str
     code: int
-    last_line: str
+    words: str
     cause: Cause
 
     def __str__(self) -> str:
-        output = f": {self.last_line}" if self.last_line else ""
-        return f"{self.who} on {self.node} exited with code {self.code}{signal_name(self.code)}{output}"
+        if not self.words:
+            return self.ended
+        return f"{self.ended}{': ' if last_words.is_error(self.words) else '; the last it wrote: '}{self.words}"
+
+    @property
+    def ended(self) -> str:
+        return f"{self.who} on {self.node} exited with code {self.code}{signal_name(self.code)}"
 
     @property
     def follows(self) -> bool:
         """Whether it failed because another rank had."""
-        return bool(PEER_LOST.search(self.last_line))
+        return bool(PEER_LOST.search(self.words))
 
 
 def signal_name(code: int) -> str:
@@ -63,8 +69,11 @@ def signal_name(code: int) -> str:
     return ""
 
 
-# Characters of a line that are looked at, and of the words that are quoted.
-LONGEST_LINE, LONGEST_WORDS = 1 << 14, 1000
+# Characters of a line that are looked at.
+LONGEST_LINE = 1 << 14
+SILENT = "no rank wrote a line"
+# Other ranks that a message names.
+SHOWN = 4
 # Seconds between TERM and KILL for a run's processes.
 GRACE = 5
 # The timeout inside the launcher comes first; this one covers a launcher that does not answer.
@@ -87,6 +96,7 @@ class RunStopper:
         self._began = time.clock_gettime(time.CLOCK_BOOTTIME)
         self.cause: Cause | None = None
         self.message = ""
+        self.silence: Callable[[], str] = str
 
     def because(self, cause: Cause, message: str) -> None:
         """Stop the run for this reason; later ones are ignored."""
@@ -129,15 +139,20 @@ def supervise(lab: Lab, job: Job, engine: Backend, keep: Callable[[str], str]) -
             stop.cause, stop.message = explain(exit_code, time.monotonic() - began, lab, job, engine)
         if exit_code != 0 and stop.cause in SYMPTOMS:
             look_at_devices(stop, lab, job, engine)
+    silence = stop.silence()
+    if stop.cause == "timeout" and silence:
+        stop.message += f"; {silence}"
     if left:
         stop.cause = stop.cause or "launcher-failed"
         stop.message = "; ".join((stop.message, "could not kill: " + ", ".join(left))).lstrip("; ")
-    return RunOutcome(exit_code=exit_code, cause=stop.cause, message=store.redact(stop.message, lab.hidden))
+    message = store.redact(stop.message, lab.hidden)
+    return RunOutcome(exit_code=exit_code, cause=stop.cause, message=message, silent=silence == SILENT)
 
 
 def follow(lab: Lab, job: Job, engine: Backend, stop: RunStopper, keep: Callable[[str], str]) -> int:
     """Stream the command's output to its end; returns its exit code."""
     with contextlib.closing(CrashWatch(stop, starts_itself=job.workload.launcher == "script")) as crash:
+        stop.silence = crash.silence
         return engine.stream(
             naming.container_name(lab, model.LAUNCHER),
             ("timeout", f"--kill-after={GRACE}", f"{job.timeout:g}", *job.argv),
@@ -163,13 +178,17 @@ class CrashWatch:
         self._timer = threading.Timer(CRASH_GRACE, self._tell)
         self._timer.daemon = True
         self._memory = False
-        self._last: dict[str, str] = {}
+        self._last: dict[str, deque[str]] = {}
+        self._spoke_at: dict[str, float] = {}
+        self._ended: list[RankFailure] = []
         self.reason: RankFailure | None = None
 
     def look_at(self, line: str) -> None:
         line = line[:LONGEST_LINE]
         self._memory = self._memory or bool(OUT_OF_MEMORY.search(line))
         if crash := self._crash_in(line):
+            if len(self._ended) <= SHOWN:
+                self._ended.append(crash)
             if self.reason is None:
                 self.reason = crash
                 self._timer.start()
@@ -179,7 +198,8 @@ class CrashWatch:
         speaker = SPEAKER.match(line)
         who = speaker and (speaker[2] or f"rank {speaker[1]}")
         if speaker and who in self._speakers and speaker[3].strip() and not REMARK.match(speaker[3]):
-            self._last[who] = speaker[3].strip()[:LONGEST_WORDS]
+            self._last.setdefault(who, deque(maxlen=last_words.KEPT)).append(speaker[3][: last_words.LONGEST])
+            self._spoke_at[who] = time.monotonic()
 
     def _crash_in(self, line: str) -> RankFailure | None:
         if reported := REPORTED.search(line):
@@ -188,13 +208,29 @@ class CrashWatch:
             who, node, code = "a rank", reported[1], int(reported[2])
         else:
             return None
-        last_line = self._last.get(node) or self._last.get(who) or ""
+        words = last_words.quoted(self._last.get(node) or self._last.get(who) or ())
         cause: Cause = "out-of-memory" if self._memory else "rank-crashed"
-        return RankFailure(who, node, code if code >= 0 else 128 - code, last_line, cause)
+        return RankFailure(who, node, code if code >= 0 else 128 - code, words, cause)
 
     def _tell(self) -> None:
         if self.reason:
-            self._stop.because(self.reason.cause, str(self.reason))
+            others = [crash.ended for crash in self._ended if crash.who != self.reason.who or crash.who == "a rank"]
+            told = (str(self.reason), *others[:SHOWN]) if self.reason.who != "a rank" else (str(self.reason),)
+            self._stop.because(self.reason.cause, "; ".join(told))
+
+    def silence(self) -> str:
+        """Who wrote nothing, or nothing for the longest time, as text; empty where that says nothing."""
+        nodes = [node.name for node in self._stop.job.nodes]
+        ranks = [f"rank {rank}" for rank in range(sum(node.slots for node in self._stop.job.nodes))]
+        # Lines are marked by node or by rank, as the launcher has it.
+        speakers = nodes if self._spoke_at.keys() & set(nodes) else ranks
+        if not self._spoke_at:
+            return "" if self._starts_itself else SILENT
+        if never := [name for name in speakers if name not in self._spoke_at]:
+            more = f" and {len(never) - SHOWN} more" if len(never) > SHOWN else ""
+            return f"{', '.join(never[:SHOWN])}{more} wrote nothing"
+        longest = min(speakers, key=self._spoke_at.__getitem__)
+        return f"{longest} wrote nothing for {time.monotonic() - self._spoke_at[longest]:.0f} s"
 
     def close(self) -> None:
         """Report a failed rank at the end of the output, too."""

@@ -20,6 +20,8 @@ class RunOutcome(Struct, frozen=True, kw_only=True):
     exit_code: int
     cause: Cause | None
     message: str
+    silent: bool = False
+    """Whether no rank wrote a line."""
 
 
 def judge(job: Job, metrics: Mapping[str, Mapping[str, Any]], ended: RunOutcome, world_size: int) -> Verdict:
@@ -48,6 +50,8 @@ def judge(job: Job, metrics: Mapping[str, Mapping[str, Any]], ended: RunOutcome,
         return Verdict(status="FAIL", cause="criteria", message=message, exit_code=5, checks=tuple(checks))
     ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
     message = f"All criteria met on {ranks}: {_list(checks)}." if checks else f"Completed on {ranks}; no criteria."
+    if ended.silent:
+        message += " No rank wrote a line."
     return Verdict(status="PASS", cause=None, message=message, exit_code=0, checks=tuple(checks))
 
 

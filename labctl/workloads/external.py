@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from labctl.config.settings import Settings
 from labctl.errors import ConfigError, HostError, nearest
-from labctl.model import Workload
+from labctl.model import Cache, Workload
 from labctl.system import procfs
 from labctl.workloads import loader
 
@@ -66,6 +66,7 @@ WRITTEN_FOR = "LABCTL_WRITTEN_FOR"
 
 # A name becomes part of a run's id, and of paths.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
+_REPOSITORY = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
 
 
 def roots(found: Settings) -> dict[str, Path]:
@@ -96,7 +97,7 @@ def load(
     if script:
         declared = replace(declared, name=name, description=str(path))
     if clone is DSCHAT:
-        return replace(declared, arguments=(path.name,))
+        return replace(declared, arguments=(path.name,), cache=named_on_hub(procfs.read(path)))
     if rehearse:
         # As check.py finds it below PROJECT_PATH.
         arguments = (f"{clone.repository}/{clone.scripts}/{given[0]}.py", *given[1:])
@@ -236,6 +237,20 @@ def scripts(clone: ExternalRepo, root: Path) -> tuple[str, ...]:
     ]
     names = (path.relative_to(folder).with_suffix("").as_posix() for path in found)
     return tuple(filter(_NAME.fullmatch, names))
+
+
+def named_on_hub(text: str) -> Cache:
+    """The models and data sets that a DeepSpeed-Chat script names; what it gets by a variable is not known.
+
+    ``setup_env.sh opt-13b 3`` stands for facebook/opt-13b.
+    """
+    code = re.sub(r"(?m)^\s*#.*|\\$", "", text)
+    models = [f"facebook/{name}" for name in re.findall(r"setup_env\.sh\s+(opt-[\w.-]+)", code)]
+    models += re.findall(rf"model_name_or_path[ =]+({_REPOSITORY})(?=\s|$)", code)
+    models += [f"{owner}/{name}" for owner, name in re.findall(r"models--([\w.-]+?)--([\w.-]+)", code)]
+    lists = re.findall(r"--data_path\s+((?:(?!--)\S+\s+)*)", code)
+    datasets = [word for words in lists for word in words.split() if re.fullmatch(_REPOSITORY, word)]
+    return Cache(models=tuple(dict.fromkeys(models)), datasets=tuple(dict.fromkeys(datasets)))
 
 
 def version(root: Path) -> str:

@@ -7,6 +7,7 @@ replaces the rest.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,8 @@ def list_all(directory: Path, launchers: tuple[str, ...]) -> tuple[tuple[Workloa
 def _scan(directory: Path, launchers: tuple[str, ...], name: str = "") -> tuple[list[Declared], list[ConfigError]]:
     """What the files declare and what is wrong with them; of the files that have the name in them, if it is given."""
     if not directory.is_dir():
-        raise ConfigError(f"{directory}: no such folder of workloads", hint="`labctl init` writes one")
+        hint = f"cd into a lab's directory, or `labctl init {shlex.quote(str(directory.parent))}`"
+        raise ConfigError(f"{directory}: no such folder of workloads", hint=hint)
     declared: list[Declared] = []
     errors: list[ConfigError] = []
     for path in sorted(directory.glob(f"*/{FILE}")):
@@ -87,6 +89,8 @@ def _clashes(declared: Iterable[Declared]) -> list[ConfigError]:
 def _unknown(directory: Path, name: str, known: list[Workload]) -> ConfigError:
     if not known:
         return ConfigError(f"{directory}: no workload is declared here", hint="`labctl init` writes some")
+    if Path(name).is_file():
+        return ConfigError(f"no workload `{name}`", hint=f"a script is run by: labctl run --script {name}")
     by_name = {workload.name.lower(): workload for workload in known}
     near = by_name.get(nearest(name.lower(), by_name))
     hint = f"the nearest is `{near.name}` ({near.declared}); " if near else ""

@@ -61,7 +61,7 @@ def test_a_script_that_names_its_authors_home_and_fails_is_an_error_with_the_rea
     result = answer.json
     assert answer.code == 4
     assert (result["verdict"], result["cause"]) == ("ERROR", "rank-crashed")
-    assert result["message"] == "a rank on worker-1 exited with code 1: nothing to do"
+    assert result["message"] == "a rank on worker-1 exited with code 1; the last it wrote: nothing to do"
 
 
 def test_a_gaudi_example_is_refused_here_and_checked_on_every_node(cloned: Lab) -> None:

@@ -220,6 +220,11 @@ class Lab:
         found = self.engine.containers.list(all=True, filters={"label": f"labctl.lab={self.name}"}, ignore_removed=True)
         return {container.labels["labctl.node"]: container for container in found}
 
+    def image(self) -> str:
+        """The name of the image that all its nodes were made from."""
+        (name,) = {container.attrs["Config"]["Image"] for container in self.containers().values()}
+        return str(name)
+
     def networks(self) -> list[Network]:
         return self.engine.networks.list(filters={"label": f"labctl.lab={self.name}"})
 

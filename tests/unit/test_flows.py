@@ -26,6 +26,7 @@ from labctl.engines import Kind
 from labctl.engines.agent import AGENT
 from labctl.engines.state import ObservedState
 from labctl.errors import HostError
+from labctl.images import foreign
 from labctl.lab import cluster as clusters
 from labctl.model import Event
 from labctl.runs.request import RunOptions
@@ -40,11 +41,15 @@ class Engine(FakeBackend):
     """Its launcher reaches every node; what compose brings up is there from then on."""
 
     lab: model.Lab
-    image: str | None = builders.IMAGE_ID
+    found: str | None = builders.IMAGE_ID
+    """The image's id."""
 
     def observe(self, lab: str, image: str | None = None, *, node: str = "") -> ObservedState:
-        self.seen = replace(self.seen, image=self.image)
+        self.seen = replace(self.seen, image=self.found)
         return super().observe(lab, image, node=node)
+
+    def image(self, image: str) -> dict[str, Any]:  # noqa: ARG002
+        return {"Config": {"Entrypoint": ["python3", foreign.PROGRAM]}}
 
     def image_labels(self, image: str) -> dict[str, str]:  # noqa: ARG002
         return {}
@@ -135,7 +140,7 @@ def test_a_first_up_carries_out_what_its_dry_run_says(context: Context, engine: 
 
 
 def test_a_dry_run_says_the_image_that_is_to_be_built(context: Context, engine: Engine) -> None:
-    engine.image = None
+    engine.found = None
     plan = to_json(flows.up(context, dry_run=True))["plan"]
     assert plan[0] == "#1 build image labctl/cpu  [not found; takes minutes, once]"
     assert "compose up worker-0, worker-1" in "\n".join(plan)
@@ -143,7 +148,7 @@ def test_a_dry_run_says_the_image_that_is_to_be_built(context: Context, engine: 
 
 @pytest.mark.parametrize("dry_run", [True, False])
 def test_an_image_that_cannot_be_built_is_refused(context: Context, engine: Engine, *, dry_run: bool) -> None:
-    engine.image = None
+    engine.found = None
     found = Context(directory=context.directory, environ={}, emit=lambda _: None, flags={"LAB_IMAGE": "far.example/x"})
     with pytest.raises(HostError, match=r"^image far.example/x not found"):
         flows.up(found, dry_run=dry_run)

@@ -15,11 +15,18 @@ mkdir -p "$HF_HOME/hub" || exit
 export TRANSFORMERS_CACHE=${TRANSFORMERS_CACHE:-$HF_HOME/transformers}
 export HF_HUB_CACHE=${HF_HUB_CACHE:-$TRANSFORMERS_CACHE}
 
-# DeepSpeed hands these on to every rank; of its own environment it forwards next to nothing.
-export DS_ENV_FILE=${DS_ENV_FILE:-$LABCTL_RUN_DIR/.deepspeed_env}
-for name in LABCTL_RUN_ID LABCTL_RUN_DIR TRANSFORMERS_CACHE HF_HUB_CACHE; do
-    echo "$name=${!name}"
-done > "$LABCTL_RUN_DIR/.deepspeed_env"
+# DeepSpeed hands these on to every rank; of its own environment it forwards next to nothing. A person's own file comes
+# first, so that the run's words win, and without what DeepSpeed cannot read: lines without `=`, and `export`.
+own=${DS_ENV_FILE:-}
+[[ -z $own || -r $own ]] || { echo "start.sh: DS_ENV_FILE: cannot read $own in the container"; exit 1; }
+export DS_ENV_FILE=$LABCTL_RUN_DIR/.deepspeed_env
+{
+    [[ -z $own ]] || sed -nE 's/^[[:space:]]*(export[[:space:]]+)?([A-Za-z_][A-Za-z0-9_]*=.*)/\2/p' "$own"
+    echo
+    for name in LABCTL_RUN_ID LABCTL_RUN_DIR TRANSFORMERS_CACHE HF_HUB_CACHE; do
+        echo "$name=${!name}"
+    done
+} | sed '/^$/d' > "$DS_ENV_FILE"
 
 cd "$PROJECT_PATH/DeepSpeedExamples/applications/DeepSpeed-Chat/training" || exit
 # The scripts end in `deepspeed ... | tee LOG`; without this, tee's exit code would be theirs.

@@ -688,3 +688,9 @@ def test_a_host_that_failed_is_named_once() -> None:
     )
     text = loaded_text(loaded, Path("/lab"))
     assert text.splitlines()[1:-1] == ["h1: its engine is down", "  on h1: df -h", "h2: it has no room"]
+
+
+def test_a_bundle_does_not_choose_which_ports_this_machine_publishes(loads: Loads, tmp_path: Path) -> None:
+    _, files, warned = loads(crafted(tmp_path / "odd", {}, "LAB_NAME=x\nLAB_PORTS=0.0.0.0:9000:9000\n"))
+    assert {entry.key for entry in dotenv.parse(files[".env"], ".env")} == {"LAB_NAME"}
+    assert "LAB_PORTS" in warned[0]

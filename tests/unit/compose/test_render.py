@@ -219,3 +219,11 @@ def test_a_template_that_asks_for_what_is_not_there_fails() -> None:
 def test_ten_times_the_nodes_is_ten_times_the_files() -> None:
     of = replace(lab(1), nodes=tuple(node(index) for index in range(50)))
     assert len(render.render(of)) == 51
+
+
+def test_only_the_launcher_publishes_ports_and_only_workers_are_told_what_sshd_logs() -> None:
+    services = read(lab(1, ports=(("127.0.0.1", 6006, 80),), sshd_log_level="DEBUG"))["services"]
+    assert services["launcher"]["ports"] == ["127.0.0.1:6006:80"]
+    assert "ports" not in services["worker-0"]
+    assert services["worker-0"]["environment"]["LAB_SSHD_LOG_LEVEL"] == "DEBUG"
+    assert "LAB_SSHD_LOG_LEVEL" not in services["launcher"]["environment"]

@@ -129,6 +129,8 @@ BAD = {
     "LAB_BASE_IMAGE": ["--privileged"],
     "LAB_SSH_PORT": ["22", "65536", "ssh"],
     "LAB_MASTER_PORT": ["1023", "12345"],
+    "LAB_PORTS": ["x", "0", "80", "65536", "1:2:3:4", "999.0.0.1:9000:9000", "6006 6006", "6006:0", "6006,6007"],
+    "LAB_SSHD_LOG_LEVEL": ["loud", "verbose", "INFO -o X"],
     "LAB_SHM_SIZE": ["0", "8x", "eight", "8 g", "1.5g", "1k", "9" * 18 + "t"],
     "LAB_MEMORY": ["5m", "unlimited"],
     "LAB_MEMLOCK": ["-1", "8g"],
@@ -459,3 +461,8 @@ def test_example_loads_as_the_defaults(lab: Lab, uncommented: bool) -> None:
         row[:2] for row in defaults.rows()
     ]
     assert loaded.environment == ((("NCCL_DEBUG", "INFO"),) if uncommented else ())
+
+
+def test_ports_are_on_loopback_unless_an_address_is_asked_for() -> None:
+    published = settings.split_ports("6006 8080:80 0.0.0.0:9000:9001")
+    assert published == (("127.0.0.1", 6006, 6006), ("127.0.0.1", 8080, 80), ("0.0.0.0", 9000, 9001))  # noqa: S104

@@ -231,3 +231,16 @@ def test_labels_that_a_stranger_wrote_are_read_as_far_as_they_make_sense(slots: 
     found = {"Id": "1" * 64, "Names": ["/x"], "Labels": labels, "State": "running", "ImageID": "2"}
     container = docker.container_of(found, "local")
     assert (container.slots, container.node, container.owner) == (0, "worker-0", "bob]0;title@desk")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Error starting userland proxy: listen tcp4 127.0.0.1:6006: bind: address already in use",
+        "Bind for 127.0.0.1:6006 failed: port is already allocated",
+    ],
+)
+def test_a_port_in_use_is_said_with_what_to_change(said: str) -> None:
+    error = DockerEngine()._failed("docker compose up", 1, said, 60)
+    assert error.message == "port 6006 of 127.0.0.1 is in use"
+    assert "LAB_PORTS" in error.hint

@@ -165,6 +165,11 @@ def test_the_torch_index_is_asked_only_where_no_wheel_is_here(tmp_path: Path, wh
         assert (build.TORCH_INDEXES["cpu"] in (folder / "pip.conf").read_text()) is not bool(links)
 
 
+def test_what_is_built_for_torch_comes_from_its_index(tmp_path: Path) -> None:
+    build.hand_in(request(tmp_path), PipSources(), {"torchvision": None}, "", tmp_path)
+    assert build.TORCH_INDEXES["cpu"] in (tmp_path / "pip.conf").read_text()
+
+
 def test_the_torch_index_is_not_asked_for_an_image_that_adds_no_torch(tmp_path: Path) -> None:
     build.hand_in(request(tmp_path), PipSources(), {"horovod": "0.28.1"}, "", tmp_path)
     assert build.TORCH_INDEXES["cpu"] not in (tmp_path / "pip.conf").read_text()

@@ -83,3 +83,12 @@ def test_an_image_that_labctl_does_not_have_is_refused_with_those_that_it_has(tm
     with pytest.raises(ConfigError, match="unknown image `mine`") as caught:
         images.for_workload(at(tmp_path).settings(), workload(image="mine"))
     assert "horovod" in caught.value.hint
+
+
+def test_a_run_says_where_the_labs_image_is_not_the_workloads(tmp_path: Path) -> None:
+    asking = workload(name="mnist-horovod", image="horovod")
+    said = [
+        images.remark(images.for_workload(at(tmp_path, **flags).settings(), asking), asking)
+        for flags in ({}, {"LAB_IMAGE": "labctl/horovod"}, {"LAB_IMAGE": "mine:1"})
+    ]
+    assert said == ["", "", "LAB_IMAGE is mine:1, and mnist-horovod asks for labctl/horovod; LAB_IMAGE is taken"]

@@ -60,7 +60,13 @@ def test_of_a_repository_come_the_files_that_it_does_not_ignore(of: Lab, tmp_pat
     subprocess.run(["git", "init", "-q", mine], check=True)
     subprocess.run(["git", "-C", mine, "add", "train.py", "util.py", "gone.py"], check=True)
     (mine / "gone.py").unlink()
-    assert names(script(of, path)) == {"train.py", "util.py", "new.py", ".gitignore"}
+    (mine / "__pycache__").mkdir()
+    (mine / "__pycache__/util.pyc").write_text("")
+    (mine / ".gitignore").write_text("data/\n*.npz\n__pycache__/\n.cache\n")
+    write(mine, "digits.npz", ".cache")
+    found = script(of, path)
+    assert names(found) == {"train.py", "util.py", "new.py", ".gitignore"}
+    assert code.remark(found) == "not copied into the run: data/ (ignored by git), digits.npz (ignored by git)"
 
 
 def test_a_script_that_its_repository_ignores_comes_all_the_same(of: Lab, tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def test_a_run_past_its_time_is_stopped_from_outside(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(supervise, "WATCHDOG_DELAY", 0)
     engine = printing(code=137, until=threading.Event())
     ended, _ = run(engine, timeout=0.05)
-    assert (ended.cause, ended.message) == ("timeout", "timed out after 0.05 s")
+    assert (ended.cause, ended.message) == ("timeout", "timed out after 0.05 s; no rank wrote a line")
     assert engine.reaped() == EVERYWHERE
 
 
@@ -331,7 +331,8 @@ def test_a_crashed_rank_is_the_reason_even_when_the_others_end_by_themselves(sto
     assert stop.message == ""
     watch.close()
     stop.wait()
-    assert (stop.cause, stop.message) == ("rank-crashed", "rank 1 on worker-1 exited with code 9")
+    assert stop.cause == "rank-crashed"
+    assert stop.message == "rank 1 on worker-1 exited with code 9; rank 0 on worker-0 exited with code 1"
 
 
 def test_a_crashed_ranks_last_words_are_in_the_reason(stop: supervise.RunStopper) -> None:
@@ -342,6 +343,31 @@ def test_a_crashed_ranks_last_words_are_in_the_reason(stop: supervise.RunStopper
     watch.close()
     stop.wait()
     assert stop.message == "rank 1 on worker-1 exited with code 9: ValueError: no such data"
+
+
+def test_a_last_line_that_tells_of_no_error_is_not_told_as_one(stop: supervise.RunStopper) -> None:
+    watch = supervise.CrashWatch(stop)
+    watch.look_at("worker-1: step 3, loss 0.5")
+    watch.look_at(CRASH)
+    watch.close()
+    stop.wait()
+    assert stop.message == "rank 1 on worker-1 exited with code 9; the last it wrote: step 3, loss 0.5"
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ((), "no rank wrote a line"),
+        (("worker-0: step 1", "worker-1: labctl: rank 1 of 2 on worker-1"), "worker-1 wrote nothing"),
+        (("[1,1]<stdout>:step 1",), "rank 0 wrote nothing"),
+        (("worker-1: step 1", "worker-0: step 1", "worker-0: step 2"), "worker-1 wrote nothing for 0 s"),
+    ],
+)
+def test_who_was_silent_is_known_at_the_end(stop: supervise.RunStopper, lines: tuple[str, ...], said: str) -> None:
+    watch = supervise.CrashWatch(stop)
+    for line in lines:
+        watch.look_at(line)
+    assert watch.silence() == said
 
 
 def test_that_a_rank_reported_in_is_not_its_last_word(stop: supervise.RunStopper) -> None:
@@ -379,7 +405,9 @@ def test_a_rank_that_lost_its_peer_is_not_the_reason_where_the_peer_tells_its_ow
         watch.look_at(line)
     watch.close()
     stop.wait()
-    assert stop.message == "rank 1 on worker-1 exited with code 9: ValueError: no such data"
+    first, _, other = stop.message.partition("; ")
+    assert first == "rank 1 on worker-1 exited with code 9: ValueError: no such data"
+    assert other == "rank 0 on worker-0 exited with code 1"
 
 
 def test_a_rank_that_lost_its_peer_is_the_reason_where_no_other_says_one(stop: supervise.RunStopper) -> None:

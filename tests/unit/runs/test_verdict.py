@@ -126,6 +126,11 @@ def test_without_criteria_a_good_end_passes() -> None:
     assert (verdict.status, verdict.message) == ("PASS", "Completed on 1 rank; no criteria.")
 
 
+def test_a_pass_without_a_line_of_output_says_so() -> None:
+    verdict = _judge(criteria=[], silent=True)
+    assert verdict.message == "Completed on 2 ranks; no criteria. No rank wrote a line."
+
+
 def _judge(
     *,
     criteria: list[Criterion] | None = None,
@@ -135,9 +140,10 @@ def _judge(
     message: str = "",
     world_size: int = 2,
     expected_world_size: int = 2,
+    silent: bool = False,
 ) -> Verdict:
     criteria = [THROUGHPUT, LOSS] if criteria is None else criteria
     declared = tuple(Metric(name=one.metric, pattern=rf"{one.metric}: (\S+)") for one in criteria)
     ran = job(lab(expected_world_size), criteria=tuple(criteria), metrics=declared)
-    ended = RunOutcome(exit_code=exit_code, cause=cause, message=message)
+    ended = RunOutcome(exit_code=exit_code, cause=cause, message=message, silent=silent)
     return judge(ran, GOOD if metrics is None else metrics, ended, world_size)

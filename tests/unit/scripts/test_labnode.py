@@ -544,3 +544,19 @@ def test_a_restarted_container_registers_its_user_once(tmp_path: Path) -> None:
     labnode.prepend(passwd, "lab:x:1000:1000::/home/lab:/bin/bash\n")
     labnode.prepend(passwd, "lab:x:1000:1000::/home/lab:/bin/bash\n")
     assert passwd.read_text() == "lab:x:1000:1000::/home/lab:/bin/bash\nroot:x:0:0::/root:/bin/bash\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "out", "err"),
+    [
+        (("echo", "a  b"), 0, "a  b\n", ""),
+        (("sh", "-c", "exit 7"), 7, "", ""),
+        (("no-such-program",), 127, "", "no-such-program: No such file or directory\n"),
+        ((), 1, "", "usage: docker run IMAGE COMMAND [ARGS...]; `labctl up` starts nodes\n"),
+    ],
+)
+def test_an_image_runs_a_command_in_place_of_a_node(words: tuple[str, ...], code: int, out: str, err: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-I", SOURCE, "start", *words], capture_output=True, text=True, check=False, timeout=LIMIT
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (code, out, err)

@@ -106,6 +106,22 @@ def test_its_throughput_is_read_whole_or_not(line: str) -> None:
     assert [(name, int(value)) for name, found in values.items() for value in found] == [("throughput", 290)]
 
 
+def test_what_a_script_names_on_the_hub_can_be_fetched_before_it_runs(tmp_path: Path) -> None:
+    clone = tmp_path / "clone"
+    shutil.copytree(DSCHAT, clone, symlinks=True)
+    (clone / external.DSCHAT.scripts / "run_more.sh").write_text(
+        "source ./setup_env.sh opt-13b 3 && \\\n"
+        "deepspeed --hostfile=$2 main.py --data_path Dahoas/rm-static Dahoas/rm-static \\\n"
+        "  yitingxie/rlhf-reward-datasets $MORE --data_split 2,4,4 --actor_model_name_or_path $MODEL_PATH \\\n"
+        "  --critic_model_name_or_path $HOME/hub/models--facebook--opt-350m/snapshots/08ab --output_dir out/put\n"
+        "# --model_name_or_path nobody/this\n"
+    )
+    cache = load("dschat/run_more", roots={"dschat": clone}).cache
+    assert cache.models == ("facebook/opt-13b", "facebook/opt-350m")
+    assert cache.datasets == ("Dahoas/rm-static", "yitingxie/rlhf-reward-datasets")
+    assert load("dschat/run_opt-350m_bs16").cache.models == ("facebook/opt-350m",)
+
+
 def test_it_is_told_a_jobs_name_the_hostfile_and_where_its_log_goes() -> None:
     task = external.at(load("dschat/run_opt-13b"), 3, "/workspace/runs/7")
     assert task.arguments == ("run_opt-13b.sh", "3xN", "/workspace/runs/7/hostfile", "/workspace/runs/7")
@@ -197,7 +213,7 @@ class Stage:
     def script(self, text: str) -> None:
         (self.root / "DeepSpeedExamples" / external.DSCHAT.scripts / "mine.sh").write_text(f"#!/bin/bash\n{text}\n")
 
-    def start(self, name: str) -> subprocess.CompletedProcess[str]:
+    def start(self, name: str, **more: str) -> subprocess.CompletedProcess[str]:
         run = self.root / "run"
         environ = {
             "PATH": f"{self.root / 'programs'}:{os.environ['PATH']}",
@@ -210,6 +226,7 @@ class Stage:
             "MASTER_ADDR": "worker-0",
             "MASTER_PORT": "29500",
             "SSH_PORT": "12345",
+            **more,
         }
         command = ["./start.sh", f"{name}.sh", "1xN", str(run / "hostfile"), str(run)]
         folder = WORKLOADS / "dschat"
@@ -251,6 +268,25 @@ def test_ranks_get_the_run_and_the_caches_and_nothing_of_the_clones_environment(
         *("LABCTL_RUN_ID", "LABCTL_RUN_DIR", "TRANSFORMERS_CACHE", "HF_HUB_CACHE")
     }
     assert f"TRANSFORMERS_CACHE={tmp_path}/huggingface/transformers" in lines
+
+
+def test_a_persons_own_file_of_variables_is_added_to_the_labs_and_takes_none_away(tmp_path: Path) -> None:
+    stage = Stage.make(tmp_path)
+    own = tmp_path / "mine.env"
+    own.write_text("# of ours\n\nexport NCCL_DEBUG=WARN\nLABCTL_RUN_ID=8\nA=b=c")
+    stage.script('cat "$DS_ENV_FILE"')
+    lines = stage.start("mine", DS_ENV_FILE=str(own)).stdout.splitlines()
+    # DeepSpeed wants a `=` in each line, and the last line of a name wins.
+    assert all("=" in line for line in lines)
+    given = dict(line.split("=", 1) for line in lines)
+    assert given.items() >= {"NCCL_DEBUG": "WARN", "A": "b=c", "LABCTL_RUN_ID": "7"}.items()
+    assert "HF_HUB_CACHE" in given
+
+
+def test_a_file_of_variables_that_is_not_there_is_an_error_that_names_it(tmp_path: Path) -> None:
+    done = Stage.make(tmp_path).start("run_opt-13b", DS_ENV_FILE="/nowhere/mine.env")
+    assert done.returncode != 0
+    assert "start.sh: DS_ENV_FILE: cannot read /nowhere/mine.env" in done.stdout
 
 
 @pytest.mark.parametrize(("there", "where"), [(True, "transformers"), (False, "hub")], ids=["there", "new"])

@@ -25,5 +25,5 @@ if [[ $(< ~/.cache/labctl-prepare) != 20260102-150405-ask-3fa2 ]]; then
     echo 20260102-150405-ask-3fa2 > ~/.cache/labctl-prepare
 fi
 exec {lock}>&-
-# A rank outlives its launcher by no more than this, whatever became of labctl.
-timeout --kill-after=10 120 python -u ask.py --say 'it'"'"'s; $(touch x)' '' --count 3
+# A rank outlives its launcher by no more than this, whatever became of labctl. Nobody answers what it asks.
+timeout --kill-after=10 120 python -u ask.py --say 'it'"'"'s; $(touch x)' '' --count 3 < /dev/null

@@ -1,0 +1,41 @@
+"""What to type next where a command line cannot be read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+ELSEWHERE = {
+    "attach": "shell",
+    "create": "init",
+    "destroy": "down",
+    "history": "runs",
+    "launch": "run",
+    "list": "status",
+    "ls": "status",
+    "ps": "status",
+    "rm": "down",
+    "ssh": "shell",
+    "start": "up",
+    "stop": "down",
+    "submit": "run",
+    "train": "run",
+}
+"""What people type who know Docker, Compose or a batch system, and labctl's command for it."""
+
+
+def correct(message: str, arguments: list[str], commands: Collection[str]) -> tuple[str, str]:
+    """The message of a usage error and the hint that goes with it, which may be empty."""
+    first = arguments[0] if arguments else ""
+    misplaced = "No such option" in message or "unexpected extra argument" in message
+    if first.startswith("-"):
+        return message, "options follow the command: labctl up -s LAB_NODES=3" if misplaced else ""
+    if first in ELSEWHERE:
+        return f"No such command '{first}'.", f"labctl {ELSEWHERE[first]}; `labctl --help` lists all commands"
+    if first not in commands:
+        return message, "`labctl --help` lists all commands"
+    if first == "run" and misplaced:
+        ranks = "LAB_NODES and LAB_SLOTS in .env set the number of ranks"
+        return message, f"arguments of the script follow `--`: labctl run --script FILE -- ARGUMENTS; {ranks}"
+    if first == "up" and misplaced:
+        return message, "`labctl up -h` lists the options; the number of nodes is a setting: labctl up -s LAB_NODES=3"
+    return message, ""

@@ -1,0 +1,60 @@
+"""Anyone's image with what a node needs added to it, known by what it is made of."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from labctl.errors import HostError
+from labctl.images import build
+from labctl.images.build import BuildRequest, Emit
+from labctl.system import files
+
+DOCKERFILE = "Dockerfile.from"
+PROGRAM = "/opt/lab/labnode.py"
+_OWN = "labctl/from:"
+
+
+def is_node(described: dict[str, Any]) -> bool:
+    """Whether containers of an image are nodes, by its entrypoint."""
+    return PROGRAM in (described["Config"].get("Entrypoint") or ())
+
+
+def make(request: BuildRequest, base: str, emit: Emit) -> dict[str, Any]:
+    """Build the image of a base, pulled unless it is here. HostError with the log's last lines if a step fails."""
+    began = time.monotonic()
+    engine = request.engine
+    build.ensure_base(base, replace(request, base_image=base), emit)
+    found = engine.image(base) or {}
+    if is_node(found):
+        raise HostError(f"image {base} has what a node needs", hint=f"LAB_IMAGE={base} in .env, then `labctl up`")
+    request = replace(request, tag=tag(found["Id"]), base_image=base)
+    with build.prepared(request, base, {}) as arguments:
+        emit(f"image {request.tag}: {base} with what a node needs")
+        build.run(files.path("docker", DOCKERFILE), ["--load", "--tag", request.tag, *arguments], request, emit)
+    built = engine.image(request.tag) or {}
+    return {
+        "image": request.tag,
+        "id": built["Id"],
+        "size": built["Size"],
+        "added": built["Size"] - found["Size"],
+        "seconds": round(time.monotonic() - began, 1),
+        "next": f"LAB_IMAGE={request.tag} in .env, then `labctl up`",
+    }
+
+
+def tag(base: str) -> str:
+    """What the image made of a base is called, by the base's id and what is added."""
+    digest = hashlib.sha256(base.encode())
+    for path in _inputs():
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return f"{_OWN}{digest.hexdigest()[:12]}"
+
+
+def _inputs() -> tuple[Path, ...]:
+    names = (DOCKERFILE, "from.sh", "labnode.py", "ssh_config", "sshd_config")
+    return tuple(files.path("docker", name) for name in names)

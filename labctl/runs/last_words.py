@@ -1,0 +1,82 @@
+"""What a rank wrote last, as the message of its failure quotes it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+KEPT = 60
+"""Lines of a rank that are looked at."""
+LONGEST = 1000
+"""Characters that are quoted."""
+# Lines of an exception's message that are quoted; more are no message, but what the program wrote after it.
+MOST_LINES = 8
+# torch marks the lines of a traceback with the rank.
+MARK = re.compile(r"^\[rank\d+\]: ?")
+# The shell's own words about the program that it started.
+SHELL = re.compile(r"^\S*rank\.sh: line \d+:\s+\d+ ")
+RULE = re.compile(r"^\W*$")
+TRACEBACK = re.compile(r"^Traceback \(most recent call last\):$")
+# Python draws a group of exceptions as a tree; frames and sources are further in than messages.
+GROUP, MEMBER = re.compile(r"^\s*\+ Exception Group Traceback "), re.compile(r"^\s*\| (\S.*)")
+FATAL = re.compile(r"^Fatal Python error: ")
+# Begins a line that is not part of an exception's message.
+RECORD = re.compile(r"^(\[?[WEI]\d{4}|\[W|(WARNING|INFO|ERROR)\b|\d{4}-\d\d-\d\d|/\S+\.py:\d+: \w*Warning)")
+ERROR = re.compile(
+    r"error|exception|fail|not found|no such|denied|can(no|')t|could not|abort|fault|assert|terminat|what\(\)|killed"
+    r"|invalid|refused|unable|fatal|panic|interrupt|exit|required|missing",
+    re.IGNORECASE,
+)
+
+
+def quoted(written: Iterable[str]) -> str:
+    """The last exception with every line of its message, else the last line that says something; one line of text."""
+    lines = [line for line in (MARK.sub("", line).rstrip() for line in written) if line and not SHELL.match(line)]
+    for line in reversed(lines):
+        if FATAL.match(line):
+            return line[:LONGEST]
+    found = (
+        _group(lines),
+        _exception(lines),
+        _block(lines),
+        *(line for line in reversed(lines) if not RULE.match(line)),
+    )
+    return next(filter(None, found), "").strip()[:LONGEST]
+
+
+def is_error(words: str) -> bool:
+    """Whether quoted words tell of an error, and are not merely the last that a rank wrote."""
+    return bool(ERROR.search(words))
+
+
+def _exception(lines: list[str]) -> str:
+    """The message of the last exception, if nothing else was written after it."""
+    begins = next((at for at in reversed(range(len(lines))) if TRACEBACK.match(lines[at])), None)
+    if begins is None:
+        return ""
+    message = begins + 1
+    while message < len(lines) and lines[message][:1].isspace():
+        message += 1
+    found: list[str] = []
+    for line in lines[message:]:
+        if RECORD.match(line):
+            break
+        found.append(line.strip())
+    return " ".join(found) if len(found) <= MOST_LINES else ""
+
+
+def _group(lines: list[str]) -> str:
+    """The messages of a group of exceptions that was the last to be written."""
+    begins = next((at for at, line in enumerate(lines) if GROUP.match(line)), len(lines))
+    if not lines or "-----" not in lines[-1]:
+        return ""
+    members = (found[1] for found in map(MEMBER.match, lines[begins:]) if found)
+    return "; ".join(words for words in members if not words.startswith("Traceback "))
+
+
+def _block(lines: list[str]) -> str:
+    """The beginning of a text between two rules, as Open MPI's tools write it."""
+    rules = [at for at, line in enumerate(lines) if len(line) > 20 and not line.strip("-=*")]
+    if len(rules) < 2 or rules[-1] != len(lines) - 1:
+        return ""
+    return " ".join(line.strip() for line in lines[rules[-2] + 1 : rules[-1]][:3])

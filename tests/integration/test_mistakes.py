@@ -1,0 +1,21 @@
+"""Mistakes that are seen in a lab that is up: it stays as it is."""
+
+from __future__ import annotations
+
+import pytest
+from support.harness import Lab
+from support.mistakes import STARTED, Mistake
+
+pytestmark = pytest.mark.docker
+
+
+@pytest.mark.parametrize("mistake", STARTED, ids=lambda mistake: mistake.what.replace(" ", "-"))
+def test_a_mistake_is_named_with_the_way_out_and_the_lab_stays(mistake: Mistake, lab: Lab) -> None:
+    before = lab.identities()
+    for name, text in mistake.files.items():
+        (lab.path / name).write_text(text)
+    said = lab.call(*mistake.typed.split())
+    assert said.code == mistake.code, said.err
+    assert mistake.says in said.out + said.err
+    assert mistake.hint in said.out + said.err
+    assert lab.identities() == before

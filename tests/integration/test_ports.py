@@ -1,0 +1,40 @@
+"""Ports of the launcher that a person reaches from this machine, on loopback unless another address is asked for."""
+
+from __future__ import annotations
+
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+
+import pytest
+from support.harness import Lab
+
+pytestmark = [pytest.mark.docker]
+
+SERVE = "cd /tmp && echo hello > word && (python3 -m http.server 8000 >/dev/null 2>&1 &)"
+
+
+def fetched(url: str) -> str:
+    """What the server answers once it listens."""
+    limit = time.monotonic() + 20
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310
+                return str(answer.read().decode())
+        except (urllib.error.URLError, ConnectionError):
+            if time.monotonic() > limit:
+                raise
+
+
+def test_a_server_in_the_launcher_answers_on_loopback(fresh_lab: Callable[..., Lab]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    lab = fresh_lab(LAB_PORTS=f"{port}:8000")
+    lab.call("up").expect(0)
+    lab.inside("launcher", "sh", "-c", SERVE)
+    assert fetched(f"http://127.0.0.1:{port}/word") == "hello\n"
+    published = lab.containers()["launcher"].attrs["HostConfig"]["PortBindings"]
+    assert published == {"8000/tcp": [{"HostIp": "127.0.0.1", "HostPort": str(port)}]}
+    lab.call("down").expect(0)

@@ -1,0 +1,75 @@
+"""labctl's command line in the tests' own process: nothing is started, and no engine answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from labctl import cli
+
+
+@dataclass
+class Said:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The one JSON document on stdout."""
+        found: dict[str, Any] = json.loads(self.out)
+        assert found["schema"] == 1
+        return found
+
+
+class Labctl:
+    """Runs commands in a lab directory, in this process, with an environment of its own."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+        self.directory, self._monkeypatch, self._capfd = directory, monkeypatch, capfd
+
+    def env(self, text: str) -> None:
+        (self.directory / ".env").write_text(f"LAB_NAME=demo\nLAB_ACCELERATOR=cpu\n{text}", encoding="utf-8")
+
+    def workload(self, text: str = "") -> None:
+        folder = self.directory / "workloads/hello"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "hello.py").write_text("")
+        declared = text or "describe: hello\nlauncher: deepspeed\nscript: hello.py\ntimeout: 60s\n"
+        (folder / "workload.yml").write_text(declared, encoding="utf-8")
+
+    def write(self, name: str, text: str) -> None:
+        (self.directory / name).write_text(text, encoding="utf-8")
+
+    def __call__(self, *arguments: str) -> Said:
+        self._monkeypatch.setattr(sys, "argv", ["labctl", *arguments])
+        self._capfd.readouterr()
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as left:
+            code = left.code if isinstance(left.code, int) else 1
+        return Said(code, *self._capfd.readouterr())
+
+
+@pytest.fixture
+def labctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Labctl]:
+    for name in [name for name in os.environ if name.startswith(("LAB_", "DOCKER_", "HF_", "HUGGING"))]:
+        monkeypatch.delenv(name)
+    # Nothing listens there: a command that asks the engine fails, whatever this machine has.
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    made = Labctl(tmp_path, monkeypatch, capfd)
+    made.env("")
+    made.workload()
+    yield made
+    # What typer and click looked up is theirs, not the next test's.
+    monkeypatch.undo()

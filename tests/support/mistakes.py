@@ -1,0 +1,230 @@
+"""What people get wrong in their first hour, and what labctl says to it: docs/mistakes.md as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PAGE = Path(__file__).parents[2] / "docs/mistakes.md"
+WORKLOAD = "description: my own\nlauncher: torchrun\nscript: train.py\ntimeout: 60s\n"
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One row. ``says`` and ``hint`` are parts of what is printed."""
+
+    what: str
+    typed: str
+    """A command, after ``labctl``."""
+    code: int
+    says: str
+    hint: str
+    cost: str = "nothing"
+    setting: str = ""
+    """A line of .env."""
+    files: dict[str, str] = field(default_factory=dict)
+    """In the lab's directory."""
+
+    @property
+    def row(self) -> str:
+        typed = f"`{self.setting}`" if self.setting else f"`labctl {self.typed}`"
+        return f"| {self.what} | {typed} | {self.code} | {self.says} | {self.hint} | {self.cost} |"
+
+
+TRAIN = {"train.py": "print(1)\n"}
+
+TYPED = (
+    Mistake("a command of Compose", "ps", 2, "No such command 'ps'", "labctl status"),
+    Mistake("options before the command", "-s LAB_NODES=3 up", 2, "No such option: -s", "options follow the command"),
+    Mistake("a number of nodes as an argument", "up 3", 2, "unexpected extra argument", "labctl up -s LAB_NODES=3"),
+    Mistake("a script for a workload", "run train.py", 2, "no workload `train.py`", "--script train.py", files=TRAIN),
+    Mistake("a workload misspelt", "run helo", 2, "no workload `helo`", "the nearest is `hello`"),
+    Mistake("a script misspelt", "run --script tran.py", 2, "script not found", ""),
+    Mistake(
+        "arguments without `--`",
+        "run --script train.py --lr 0.1",
+        2,
+        "No such option: --lr",
+        "arguments of the script follow `--`",
+        files=TRAIN,
+    ),
+    Mistake(
+        "ranks as mpirun's option",
+        "run --script train.py -n 4",
+        2,
+        "No such option: -n",
+        "LAB_NODES and LAB_SLOTS",
+        files=TRAIN,
+    ),
+    Mistake(
+        "a launcher misspelt",
+        "run --script train.py --launcher mpi",
+        2,
+        "unknown launcher `mpi`",
+        "mpirun",
+        files=TRAIN,
+    ),
+    Mistake(
+        "a script that is not executable",
+        "run --script job.sh",
+        2,
+        "neither Python nor executable",
+        "chmod +x",
+        files={"job.sh": "echo hi\n"},
+    ),
+    Mistake("a value without a key", "run hello --set =0.1", 2, "--set =0.1: no key", "--set KEY=VALUE"),
+    Mistake("a time limit in words", "run hello --timeout soon", 2, "not a duration", "30s, 20m, 2h"),
+    Mistake("a criterion of another form", "run hello --expect speed>3", 2, "not an expectation", "throughput>=600"),
+    Mistake("a key misspelt", "up", 2, "unknown key LAB_NODE", "did you mean LAB_NODES?", setting="LAB_NODE=2"),
+    Mistake("a number in words", "up", 2, "must be a whole number", "", setting="LAB_NODES=two"),
+    Mistake("blanks around `=`", "up", 2, "blanks before '='", "KEY=value", setting="LAB_NODES = 2"),
+    Mistake(
+        "a word for the accelerator", "up", 2, "unknown acc", "did you mean nvidia?", setting="LAB_ACCELERATOR=gpu"
+    ),
+    Mistake("a name with a blank", "up", 2, "blanks in the bare value", "must be quoted", setting="LAB_NAME=My Lab"),
+    Mistake("a size in words", "up", 2, "must be a size", "512m or 8g", setting="LAB_SHM_SIZE=lots"),
+    Mistake("half a version", "up", 2, "is no name with a version", "transformers<5", setting="LAB_PACKAGES=nltk=="),
+    Mistake(
+        "no file of requirements", "up", 2, "cannot be read", "file of requirements", setting="LAB_REQUIREMENTS=r.txt"
+    ),
+    Mistake("half a mount", "up", 2, "must be mounts", "/data/imagenet:/data:ro", setting="LAB_MOUNTS=/data"),
+    Mistake(
+        "a host for the file of hosts", "up", 2, "cannot be read", "LAB_HOSTS names a file", setting="LAB_HOSTS=node-1"
+    ),
+    Mistake(
+        "a key of workload.yml misspelt",
+        "run mine",
+        2,
+        "unknown key `scrpt`",
+        "did you mean `script`?",
+        files={"workloads/mine/workload.yml": WORKLOAD.replace("\nscript", "\nscrpt"), "workloads/mine/train.py": ""},
+    ),
+    Mistake(
+        "a launcher that there is not",
+        "run mine",
+        2,
+        "slurm",
+        "",
+        files={"workloads/mine/workload.yml": WORKLOAD.replace("torchrun", "slurm"), "workloads/mine/train.py": ""},
+    ),
+    Mistake(
+        "a script that is not beside its workload.yml",
+        "run mine",
+        2,
+        "script `train.py` is not in",
+        "",
+        files={"workloads/mine/workload.yml": WORKLOAD},
+    ),
+    Mistake("Docker is not running", "up", 3, "Docker Engine does not answer", "", files={}),
+)
+"""Seen before anything is started."""
+
+STARTED = (
+    Mistake(
+        "a mount that is not there",
+        "up -s LAB_MOUNTS=/nosuch:/data",
+        3,
+        "/nosuch, mounted at /data, not found",
+        "mkdir -p",
+    ),
+    Mistake(
+        "an image that is not here",
+        "up -s LAB_IMAGE=pytorch/pytorch",
+        3,
+        "image pytorch/pytorch not found",
+        "docker pull",
+    ),
+    Mistake("more nodes than are up", "run hello-mpi -s LAB_NODES=3", 3, "out of date", "labctl up -s LAB_NODES=3"),
+    Mistake("a node that there is not", "shell worker9", 2, "has no node `worker9`", "worker-0, worker-1"),
+    Mistake("a program that there is not", "exec -- nvidia-smi", 127, "command not found: `nvidia-smi`", ""),
+    Mistake(
+        "a workload of another image", "run mnist-horovod", 3, "needs image labctl/horovod", "labctl up --workload"
+    ),
+    Mistake("a model that is too large", "run opt-13b", 3, "does-not-fit", "--rehearse"),
+    Mistake("a run that there is not", "show 17", 2, "no run `17`", "the latest"),
+    Mistake(
+        "a launcher of another image",
+        "run --script train.py --launcher horovod",
+        3,
+        "`horovodrun` not found in image",
+        "LAB_IMAGE=labctl/horovod",
+        files=TRAIN,
+    ),
+    Mistake(
+        "a package that is missing",
+        "run --script lacks.py",
+        4,
+        "No module named 'nltk'",
+        "LAB_PACKAGES",
+        "a launch",
+        files={"lacks.py": "import nltk\n"},
+    ),
+    Mistake(
+        "writing where everyone reads",
+        "run --script writes.py",
+        4,
+        "Read-only file system",
+        "the current directory",
+        "a launch",
+        files={"writes.py": "open('/workspace/workloads/x', 'w')\n"},
+    ),
+    Mistake(
+        "data that is not mounted",
+        "run --script reads.py",
+        4,
+        "No such file or directory: '/datasets/train.txt'",
+        "LAB_MOUNTS=/datasets:/datasets:ro",
+        "a launch",
+        files={"reads.py": "open('/datasets/train.txt')\n"},
+    ),
+    Mistake(
+        "CUDA without a GPU",
+        "run --script gpu.py",
+        4,
+        "not compiled with CUDA",
+        "labctl devices",
+        "a launch",
+        files={"gpu.py": "import torch\ntorch.zeros(1).cuda()\n"},
+    ),
+    Mistake(
+        "a question to the person",
+        "run --script asks.py",
+        4,
+        "EOFError",
+        "as an argument, after `--`",
+        "a launch",
+        files={"asks.py": "input('continue? ')\n"},
+    ),
+    Mistake(
+        "an argument that is missing",
+        "run --script args.py",
+        4,
+        "the following arguments are required: --data",
+        "",
+        "a launch",
+        files={
+            "args.py": """\
+from argparse import ArgumentParser
+parser = ArgumentParser()
+parser.add_argument("--data", required=True)
+parser.parse_args()
+"""
+        },
+    ),
+    Mistake(
+        "a script that never ends",
+        "run --script hangs.py --timeout 3s",
+        124,
+        "timed out after 3 s",
+        "",
+        "3 s",
+        files={"hangs.py": "import time\ntime.sleep(1000)\n"},
+    ),
+)
+"""Seen in a lab that is up."""
+
+
+def table() -> str:
+    """The rows as the page has them."""
+    head = "| What | Typed, or in `.env` | Exit code | labctl says | and | It costs |\n|" + " --- |" * 6 + "\n"
+    return head + "".join(f"{mistake.row}\n" for mistake in (*TYPED, *STARTED))

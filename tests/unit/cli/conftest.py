@@ -1,0 +1,3 @@
+from support.commandline import labctl
+
+__all__ = ["labctl"]

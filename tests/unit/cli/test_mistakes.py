@@ -1,0 +1,50 @@
+"""Mistakes that are seen before anything is started: nothing changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.commandline import Labctl
+from support.mistakes import PAGE, TYPED, Mistake, table
+
+
+@pytest.mark.parametrize("mistake", TYPED, ids=lambda mistake: mistake.what.replace(" ", "-"))
+def test_a_mistake_is_named_with_the_way_out_and_costs_nothing(mistake: Mistake, labctl: Labctl) -> None:
+    plain = ("LAB_NAME=demo", "LAB_ACCELERATOR=cpu")
+    kept = [line for line in plain if not mistake.setting.startswith(line.partition("=")[0])]
+    labctl.write(".env", "\n".join((*kept, mistake.setting, "")))
+    for name, text in mistake.files.items():
+        (labctl.directory / name).parent.mkdir(parents=True, exist_ok=True)
+        labctl.write(name, text)
+    before = files_in(labctl.directory)
+    said = labctl(*mistake.typed.split())
+    assert said.code == mistake.code, said.err
+    assert mistake.says in said.err
+    assert mistake.hint in said.err
+    assert files_in(labctl.directory) == before
+
+
+@pytest.mark.parametrize("command", ["up", "run hello"])
+def test_a_directory_that_is_no_lab_is_told_apart(
+    command: str, labctl: Labctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / ".env").unlink()
+    monkeypatch.chdir(tmp_path / "other")
+    said = labctl(*command.split())
+    assert said.code == 2
+    assert f"labctl init {tmp_path}/other" in said.err
+
+
+def test_the_page_has_what_is_tested(request: pytest.FixtureRequest) -> None:
+    head, _, _ = PAGE.read_text(encoding="utf-8").partition("| What |")
+    if request.config.getoption("--update-golden"):
+        PAGE.write_text(head + table(), encoding="utf-8")
+    assert PAGE.read_text(encoding="utf-8") == head + table()
+
+
+def files_in(directory: Path) -> dict[str, bytes]:
+    """What the person has there: not labctl's own, which is an empty lock."""
+    found = (path for path in directory.rglob("*") if path.is_file() and ".lab" not in path.parts)
+    return {str(path): path.read_bytes() for path in found}

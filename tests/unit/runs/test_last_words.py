@@ -1,0 +1,86 @@
+"""Which of a rank's lines the message of its failure quotes."""
+
+from __future__ import annotations
+
+import pytest
+
+from labctl.runs import last_words
+
+TRACEBACK = """\
+step 1
+Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+    main()
+{}"""
+
+
+@pytest.mark.parametrize(
+    ("written", "quoted"),
+    [
+        ("ValueError: no such data", "ValueError: no such data"),
+        # The shell that started it has the last word, and not the program's own.
+        (
+            "terminate called after throwing an instance of 'std::runtime_error'\n"
+            "  what():  no such data\n"
+            "/workspace/outputs/r1/rank.sh: line 27:   382 Aborted                 timeout 130 python -u train.py",
+            "what():  no such data",
+        ),
+        ("rank.sh: line 9: 12 Segmentation fault      (core dumped) timeout 9 ./prog", ""),
+        ("./job.sh: 2: hello: not found", "./job.sh: 2: hello: not found"),
+        (TRACEBACK.format("ValueError: no such data"), "ValueError: no such data"),
+        (
+            TRACEBACK.format("RuntimeError: Error(s) in loading:\n\tsize mismatch for a.\n\tsize mismatch for b."),
+            "RuntimeError: Error(s) in loading: size mismatch for a. size mismatch for b.",
+        ),
+        # torch marks each line; what comes after it was cleaned up is no part of the message.
+        (
+            "\n".join(f"[rank1]: {line}" for line in TRACEBACK.format("ValueError: no\nsuch data").splitlines())
+            + "\n[W1123 21:00:00 ProcessGroup.cpp:1] destroy_process_group() was not called",
+            "ValueError: no such data",
+        ),
+        # Caught long ago: what it did since then counts.
+        (TRACEBACK.format("ValueError: caught\n" + "step\n" * 20 + "step 21"), "step 21"),
+        (
+            "Fatal Python error: Segmentation fault\n\nCurrent thread 0x7f (most recent call first):\n  File 'x.py'",
+            "Fatal Python error: Segmentation fault",
+        ),
+        (
+            f"compiling\n{'-' * 74}\nThe Open MPI wrapper compiler was unable to find the specified compiler\n"
+            f"gcc in your PATH.\nNote that\nthis\n{'-' * 74}",
+            "The Open MPI wrapper compiler was unable to find the specified compiler gcc in your PATH. Note that",
+        ),
+        ("error: no file\n======", "error: no file"),
+        ("", ""),
+    ],
+)
+def test_the_words_that_tell_what_went_wrong_are_quoted(written: str, quoted: str) -> None:
+    assert last_words.quoted(written.splitlines()) == quoted
+
+
+def test_the_last_of_several_exceptions_is_quoted() -> None:
+    both = TRACEBACK.format("KeyError: 'a'\n\nDuring handling of the above exception, another exception occurred:\n\n")
+    assert last_words.quoted((both + TRACEBACK.format("ValueError: b")).splitlines()) == "ValueError: b"
+
+
+GROUP = """\
+  + Exception Group Traceback (most recent call last):
+  |   File "train.py", line 3, in <module>
+  |     raise ExceptionGroup("two failed", [ValueError("a"), KeyError("b")])
+  | ExceptionGroup: two failed (2 sub-exceptions)
+  +-+---------------- 1 ----------------
+    | ValueError: a
+    +---------------- 2 ----------------
+    | Traceback (most recent call last):
+    |   File "train.py", line 2, in load
+    | KeyError: 'b'
+    +------------------------------------
+"""
+
+
+def test_an_exception_group_is_quoted_with_what_it_holds() -> None:
+    quoted = last_words.quoted(GROUP.splitlines())
+    assert quoted == "ExceptionGroup: two failed (2 sub-exceptions); ValueError: a; KeyError: 'b'"
+
+
+def test_a_long_message_is_cut() -> None:
+    assert len(last_words.quoted(["x" * 5000])) == last_words.LONGEST
