@@ -29,14 +29,13 @@ case $requirements in
         # A distribution's Python takes no packages unless told so.
         export PIP_BREAK_SYSTEM_PACKAGES=1
         pip list --format freeze > "$work/constraints"
-        separate='^torch==|^nvidia-(cuda-|nvvm)'
+        separate='^torch=='
     fi
     ;;
 esac
 
 grep -vE "^deepspeed|^horovod==|$separate" "$requirements" > "$work/requirements"
 pip install "$@" --requirement "$work/requirements"
-if [ -f /run/sources/cuda.sh ] && [ -d /opt/venv ]; then sh /run/sources/cuda.sh; fi
 if grep '^deepspeed' "$requirements" > "$work/deepspeed"; then
     pip install "$@" --no-build-isolation --no-cache-dir --requirement "$work/deepspeed"
 fi

@@ -47,13 +47,20 @@ RUN --mount=type=cache,id=labctl-pip,target=/root/.cache/pip \
     --mount=type=bind,source=install.sh,target=/run/sources/install.sh \
     --mount=type=bind,source=cuda.sh,target=/run/sources/cuda.sh <<'SCRIPT'
 set -eu
-asked=nvidia.in
-if [ -d /opt/venv ]; then
-    asked=nvidia.lock
-    export CUDA_HOME=/usr/local/cuda DS_ACCELERATOR=cuda DS_ENABLE_NINJA=1 DS_BUILD_FUSED_ADAM=1 DS_BUILD_FUSED_LAMB=1
-    export TORCH_CUDA_ARCH_LIST='7.5;8.0;8.6;8.9;9.0;10.0;12.0+PTX' PATH="/usr/local/cuda/bin:$PATH"
+sources=/run/sources
+export DS_BUILD_OPS=0
+if [ ! -d /opt/venv ]; then
+    grep -vE '^nvidia-(cuda-|nvvm)' "$sources/nvidia.in" > /tmp/nvidia.in
+    exec sh "$sources/install.sh" /tmp/nvidia.in
 fi
-DS_BUILD_OPS=0 sh /run/sources/install.sh "/run/sources/$asked"
+# First what DeepSpeed is compiled with.
+grep -v '^deepspeed' "$sources/nvidia.lock" > /tmp/nvidia.lock
+sh "$sources/install.sh" /tmp/nvidia.lock
+sh "$sources/cuda.sh"
+export CUDA_HOME=/usr/local/cuda DS_ACCELERATOR=cuda DS_ENABLE_NINJA=1 DS_BUILD_FUSED_ADAM=1 DS_BUILD_FUSED_LAMB=1
+export TORCH_CUDA_ARCH_LIST='7.5;8.0;8.6;8.9;9.0;10.0;12.0+PTX' PATH="/usr/local/cuda/bin:$PATH"
+sh "$sources/install.sh" "$sources/nvidia.lock"
+rm /tmp/nvidia.lock
 SCRIPT
 
 
