@@ -260,6 +260,13 @@ def look_at_devices(stop: RunStopper, lab: Lab, job: Job, engine: Backend) -> No
             return
 
 
+def memory_limit(lab: Lab) -> str:
+    """What a container that ran out of memory had of it."""
+    if lab.memory:
+        return f"a node has LAB_MEMORY={lab.memory}"
+    return "LAB_MEMORY is not set: a node has what its host has left"
+
+
 def describe_node(name: str, job: Job) -> str:
     """A node with its ranks, as ``worker-1 (rank 1)``."""
     first = 0
@@ -293,7 +300,8 @@ def node_losses(stop: RunStopper, lab: Lab, job: Job, engine: Backend) -> Iterat
             for node, cause, what in engine.events(lab.name):
                 if node in job.containers and not over.is_set():
                     command = f" during {filelock.holder(lock)}" if filelock.is_held(lock) else ""
-                    stop.because(cause, f"{describe_node(node, job)}: {what}{command}")
+                    limit = f"; {memory_limit(lab)}" if cause == "out-of-memory" else ""
+                    stop.because(cause, f"{describe_node(node, job)}: {what}{command}{limit}")
 
     over = threading.Event()
     threading.Thread(target=watch, daemon=True).start()
