@@ -213,10 +213,11 @@ class CrashWatch:
         return RankFailure(who, node, code if code >= 0 else 128 - code, words, cause)
 
     def _tell(self) -> None:
-        if self.reason:
-            others = [crash.ended for crash in self._ended if crash.who != self.reason.who or crash.who == "a rank"]
-            told = (str(self.reason), *others[:SHOWN]) if self.reason.who != "a rank" else (str(self.reason),)
-            self._stop.because(self.reason.cause, "; ".join(told))
+        if reason := self.reason:
+            # Ranks that a script starts itself have no number here by which to tell them apart.
+            ranks = () if self._starts_itself else self._ended
+            others = [crash.ended for crash in ranks if crash.who != reason.who]
+            self._stop.because(reason.cause, "; ".join((str(reason), *others[:SHOWN])))
 
     def silence(self) -> str:
         """Who wrote nothing, or nothing for the longest time, as text; empty where that says nothing."""
