@@ -10,13 +10,27 @@ if [ -s "$wanted/apt.txt" ]; then
     DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends $(cat "$wanted/apt.txt")
 fi
 if [ -s "$wanted/requirements.txt" ]; then
-    constraints=$(mktemp)
+    work=$(mktemp -d)
+    constraints=$work/constraints
+    pip check > "$work/before" || true
+    pip freeze > "$work/frozen"
     pip freeze | grep -iE '^(torch|deepspeed|horovod|mpi4py|tensorflow|intel-[a-z-]*|habana-[a-z-]*)==' > "$constraints" || true
     cat "$wanted/lock.txt" >> "$constraints"
     # A distribution's own Python takes packages only if told to.
     if [ ! -d /opt/venv ]; then export PIP_BREAK_SYSTEM_PACKAGES=1; fi
     pip install --requirement "$wanted/requirements.txt" --constraint "$constraints"
-    rm "$constraints"
+    # What is left without something that it needs, as datasets is where huggingface_hub grew older, moves along.
+    left=$(pip check | grep -E ' (has requirement|requires) ' | grep -vxFf "$work/before" || true)
+    if [ "$left" ]; then
+        pip freeze | grep -vxFf "$work/frozen" >> "$constraints"
+        # shellcheck disable=SC2046 # a word a package
+        pip install --constraint "$constraints" $(echo "$left" | cut -d' ' -f1 | sort -u)
+        if pip check | grep -E ' (has requirement|requires) ' | grep -vxFf "$work/before" >&2; then
+            echo 'these packages do not fit together: name other versions in LAB_PACKAGES' >&2
+            exit 1
+        fi
+    fi
+    rm -r "$work"
 fi
 # Built for another torch they install as well, and fail in the first rank.
 for name in torchvision torchaudio; do

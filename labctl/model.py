@@ -217,6 +217,8 @@ class Lab(Struct, frozen=True, kw_only=True):
     ports: tuple[tuple[str, int, int], ...] = ()
     """What the launcher publishes: address and port of its host, port in the container."""
     sshd_log_level: str = "VERBOSE"
+    override: Pairs = ()
+    """What a person adds to services of the compose files, as JSON by service; under the empty name what is for all."""
     secrets: tuple[tuple[str, Secret], ...] = ()
     """Files under ``/run/secrets``."""
     hidden: tuple[Secret, ...] = ()

@@ -47,6 +47,11 @@ def compose_path(node: str) -> str:
     return f"{node_directory(node)}/compose.yml"
 
 
+def override_path(node: str) -> str:
+    """What a person adds to it, relative to the lab directory."""
+    return f"{node_directory(node)}/override.yml"
+
+
 def lease_path(locks: str, device: Device) -> Path:
     """The file whose lock is a device's lease: named by PCI address, as indices may change, or by its device file."""
     return Path(locks) / f"labctl-{lease_name(device)}.lock"

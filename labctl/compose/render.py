@@ -16,6 +16,7 @@ from typing import Any
 from msgspec import Struct, to_builtins
 
 from labctl import accelerators
+from labctl.config import override
 from labctl.model import LAUNCHER, DeviceMapping, File, Host, Lab, Mount, Node, Pairs
 from labctl.naming import (
     cache_directory,
@@ -23,6 +24,7 @@ from labctl.naming import (
     lease_name,
     lease_path,
     node_directory,
+    override_path,
     own_path,
     path_on,
     project,
@@ -134,7 +136,11 @@ class RenderedFiles(Struct, frozen=True, kw_only=True):
 def render(lab: Lab) -> tuple[File, ...]:
     """Every file that the lab's nodes get, but keys and secrets, which are made or written apart."""
     names = extra_hosts(lab)
-    files = [file for node in lab.nodes for file in (render_node(lab, node, names), *links(node), *watch(lab, node))]
+    files = [
+        file
+        for node in lab.nodes
+        for file in (render_node(lab, node, names), *overrides(lab, node), *links(node), *watch(lab, node))
+    ]
     config = template(Path(__file__).with_name("ssh_config.j2")).render(lab=lab)
     return (*files, File(path=f"{node_directory(lab.nodes[0].name)}/launcher/config", content=config))
 
@@ -175,8 +181,16 @@ def render_node(lab: Lab, node: Node, names: Mapping[str, str]) -> File:
     )
     # The label lets `up` see from the container alone whether it was made from this very text and these secrets.
     sealed = "".join(f"{name}\0{value.reveal()}\0" for name, value in lab.secrets)
-    digest = hashlib.sha256((content + sealed).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    added = "".join(file.content for file in overrides(lab, node))
+    digest = hashlib.sha256((content + sealed + added).encode("utf-8", "surrogateescape")).hexdigest()[:16]
     return File(path=compose_path(node.name), content=content.replace(UNSEALED, f'labctl.config-hash: "{digest}"'))
+
+
+def overrides(lab: Lab, node: Node) -> tuple[File, ...]:
+    """What a person adds to the services of a node's file, for compose to merge; none where that is nothing."""
+    services = (node.name, LAUNCHER) if node is lab.nodes[0] else (node.name,)
+    content = override.text(lab.override, services)
+    return (File(path=override_path(node.name), content=content),) if content else ()
 
 
 def links(node: Node) -> tuple[File, ...]:

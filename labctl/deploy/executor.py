@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from labctl import model, naming
 from labctl.accelerators import leases
+from labctl.compose import render
 from labctl.config.context import Context
 from labctl.deploy import decide, images, ledger, plan, preflight, provision
 from labctl.deploy.decide import Decision
@@ -219,8 +220,11 @@ def _(step: plan.RemoveContainers, site: Deployment) -> None:
 
 
 @do.register
-def _(step: plan.ApplyProject, site: Deployment) -> None:
-    paths = tuple(site.context.directory / naming.compose_path(node) for node in step.nodes)
+def _(step: plan.ApplyProject, site: LabDeployment) -> None:
+    files = [naming.compose_path(node) for node in step.nodes]
+    nodes = [node for node in site.lab.nodes if node.name in step.nodes]
+    files += [file.path for node in nodes for file in render.overrides(site.lab, node)]
+    paths = tuple(site.context.directory / file for file in files)
     site.cluster.engine.apply(step.host, step.project, paths)
 
 

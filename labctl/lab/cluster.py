@@ -182,9 +182,10 @@ class Cluster(Struct, frozen=True, kw_only=True, dict=True):
 
     def lab(self, hosts: tuple[Host, ...]) -> Lab:
         """The lab on these hosts, with the limits that they are known to grant."""
+        from labctl.config import override
         from labctl.lab import capabilities, spec
 
-        return spec.build(
+        lab = spec.build(
             self.settings,
             self.directory,
             self.accelerator,
@@ -195,6 +196,7 @@ class Cluster(Struct, frozen=True, kw_only=True, dict=True):
             owner=owner(),
             lacking=self._hardware.lacking,
         )
+        return replace(lab, override=override.read(self.directory, lab.containers))
 
 
 @contextmanager

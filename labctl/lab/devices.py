@@ -12,6 +12,7 @@ from msgspec.structs import asdict
 from labctl import accelerators, errors
 from labctl.accelerators import groups, leases, observe
 from labctl.accelerators.vendor_tools import Run, describe, run_here
+from labctl.config import override
 from labctl.config.context import Context
 from labctl.config.settings import Settings
 from labctl.errors import HostError, LabError
@@ -202,7 +203,9 @@ def effective_settings(context: Context) -> EffectiveSettings:
 
 
 def resolve(context: Context, settings: Settings) -> Iterator[ResolvedSetting]:
-    """What is left to detection."""
+    """What is left to detection, and what a person adds to the compose files."""
+    if added := override.services(context.directory):
+        yield ResolvedSetting("override", ", ".join(added), override.FILE)
     if settings.text("LAB_HOSTS"):
         yield ResolvedSetting("accelerator", *on_hosts(context, settings))
         return

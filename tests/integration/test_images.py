@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -55,3 +56,20 @@ def test_without_its_devices_up_says_so_before_it_builds_anything(fresh_lab: Cal
     answer = lab.call("up", limit=60).expect(3)
     assert "this host has no habana device" in answer.err
     assert "building" not in answer.err
+
+
+def test_deepspeeds_fused_optimizers_are_compiled_and_the_compiler_is_there(engine: DockerClient, nvidia: str) -> None:
+    asked = (
+        "set -e; ds_report 2> /dev/null; nvcc --version; "
+        "ops=$(python -c 'import sysconfig; print(sysconfig.get_path(\"purelib\"))')/deepspeed/ops; "
+        "nm --dynamic --demangle $ops/adam/fused_adam_op*.so; "
+        "python -c 'import torch; from torchvision.ops import nms; print(nms(torch.eye(4), torch.ones(4), 0.5))'"
+    )
+    out = engine.containers.run(
+        nvidia, ["-c", asked], entrypoint="bash", environment={"DS_ACCELERATOR": "cuda"}, remove=True
+    )
+    said = re.sub(r"\x1b\[\d+m", "", out.decode())
+    for operator in ("fused_adam", "fused_lamb"):
+        assert re.search(rf"^{operator} \.+ \[YES\] \.+ \[OKAY\]", said, re.MULTILINE), said
+    assert " T multi_tensor_adam_cuda(" in said
+    assert "release 13.0" in said

@@ -3,6 +3,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from labctl.workloads.schema import schema
+
 TESTS = Path(__file__).parents[1]
 
 
@@ -15,3 +17,10 @@ def test_the_tests_that_a_page_names_are_there() -> None:
         if not re.search(rf"^(def|class) {name}\b", (TESTS / file).read_text(encoding="utf-8"), re.MULTILINE)
     ]
     assert lacking == []
+
+
+def test_every_key_of_workload_yml_is_in_the_table() -> None:
+    page = (TESTS.parent / "docs/bring-your-own.md").read_text(encoding="utf-8")
+    cells = re.findall(r"^\| (`[^|]+) \|", page.partition("\n## A verdict\n")[2], re.MULTILINE)
+    named = {key for cell in cells for key in re.findall(r"`(\w+)`", cell)}
+    assert named == {*schema(Path(), ()), "variants"}

@@ -1,0 +1,45 @@
+"""A lab with a ``compose.override.yml``: Compose merges it, and `up` converges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from support.harness import Lab
+
+pytestmark = pytest.mark.docker
+
+OWN = """\
+services:
+  worker-1:
+    environment: {GREETING: hello}
+    tmpfs: [/scratch]
+"""
+
+
+def test_what_a_person_adds_to_a_service_is_there_until_it_is_taken_away(fresh_lab: Callable[..., Lab]) -> None:
+    lab = fresh_lab()
+    lab.call("up").expect(0)
+    before = lab.identities()
+    file = lab.path / "compose.override.yml"
+    file.write_text(OWN)
+    (row,) = [row for row in lab.call("config", "--json").expect(0).json["resolved"] if row["key"] == "override"]
+    assert (row["value"], row["reason"]) == ("worker-1", "compose.override.yml")
+    plan = "\n".join(lab.call("up", "--dry-run", "--json").expect(0).json["plan"])
+    assert ("worker-1/override.yml" in plan, "worker-1 configuration changed" in plan) == (True, True)
+    lab.call("up").expect(0)
+    added = lab.identities()
+    assert [node for node in added if added[node] != before[node]] == ["worker-1"]
+    assert lab.inside("worker-1", "sh", "-c", "echo $GREETING; stat -f -c %T /scratch") == "hello\ntmpfs\n"
+    assert lab.call("run", "hello", "--json").expect(0).json["verdict"] == "PASS"
+    lab.call("doctor").expect(0)
+    lab.call("up").expect(0)
+    assert lab.identities() == added
+
+    file.write_text(OWN.replace("tmpfs:", "tmpfss:"))
+    assert "override.yml: services.worker-1 Additional property tmpfss is not allowed" in lab.call("up").expect(3).err
+    assert lab.identities() == added
+
+    file.unlink()
+    lab.call("up").expect(0)
+    assert lab.inside("worker-1", "sh", "-c", "echo -$GREETING-") == "--\n"
