@@ -118,6 +118,9 @@ def check_image(context: Context, cluster: Cluster) -> None:
         workload = cluster.settings.origin("LAB_IMAGE").partition(BY_WORKLOAD)[2]
         command = f"labctl build --workload {workload}" if workload else "labctl build"
         context.warn(f"image {image} is out of date; rebuild it with `{command}`")
+    elif foreign.is_stale(image, labels):
+        base = labels.get(catalog.BASE_LABEL, "IMAGE")
+        context.warn(f"image {image} is out of date; `labctl build --from {base}` makes the one to name in LAB_IMAGE")
 
 
 def confirm_image(workload: Workload, image: str, found: bool, ask: Ask | None, *, dry_run: bool = False) -> None:

@@ -65,6 +65,7 @@ def make(request: BuildRequest, base: str, additions: Additions, emit: Emit) -> 
     """Build it on a base that the engine has. HostError with the log's last lines if a step fails."""
     began = time.monotonic()
     request = replace(request, base_image=base)
+    build.require_own(request)
     lock = request.directory / LOCKS / f"{request.tag.removeprefix(_OWN)}.txt"
     pins = dict.fromkeys(package_sources.pins("\n".join(additions.python)))
     with tempfile.TemporaryDirectory(dir=build.state(request), prefix="packages-") as folder:
