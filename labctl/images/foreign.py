@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from labctl.engines.docker import DockerEngine
 from labctl.errors import HostError
 from labctl.images import build, catalog
 from labctl.images.build import BuildRequest, Emit
@@ -22,6 +23,16 @@ _OWN = "labctl/from:"
 def is_node(described: dict[str, Any]) -> bool:
     """Whether containers of an image are nodes, by its entrypoint."""
     return PROGRAM in (described["Config"].get("Entrypoint") or ())
+
+
+def require_node(engine: DockerEngine, image: str, base: str) -> dict[str, str]:
+    """The labels of an image, if it is there. HostError if containers of it are no nodes; ``base`` is what it is of."""
+    described = engine.image(image)
+    if described and not is_node(described):
+        raise HostError(
+            f"image {image} lacks what a node needs: ssh, and labctl's own start", hint=f"labctl build --from {base}"
+        )
+    return dict(described["Config"].get("Labels") or {}) if described else {}
 
 
 def make(request: BuildRequest, base: str, emit: Emit) -> dict[str, Any]:
