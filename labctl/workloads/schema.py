@@ -62,7 +62,7 @@ def schema(folder: Path, launchers: tuple[str, ...]) -> Schema:
         "requirements": lambda value: _requirements(value, folder),
         "apt": lambda value: tuple(map(_distribution_package, value.items())),
         "script": lambda value: _script(value, folder),
-        "prepare": lambda value: _script(value, folder),
+        "prepare": lambda value: _file(value, folder),
         "arguments": _words,
         "inputs": _inputs,
         "required_inputs": _words,
@@ -91,10 +91,14 @@ def launcher_name(text: str) -> str:
 
 
 def _script(value: Value, folder: Path) -> str:
+    """A file of the folder, or one by its path, which a run looks for: it may be on another machine."""
+    text = value.text()
+    return str(Path(text).expanduser()) if text.startswith(("/", "~/")) else _file(value, folder)
+
+
+def _file(value: Value, folder: Path) -> str:
     text = value.text()
     path = (folder / text).resolve()
-    if text.startswith("/"):
-        raise value.error(f"script `{text}` is not in {folder}", hint=f"labctl run NAME --script {text}")
     if not path.is_relative_to(folder.resolve()):
         raise value.error(f"script `{text}` leaves its folder")
     if not path.is_file():
@@ -128,7 +132,7 @@ def _valid(value: Value, check: Callable[[str], None], text: str) -> str:
 
 
 def _requirements(value: Value, folder: Path) -> tuple[str, ...]:
-    return requirements.read(folder / _script(value, folder), f"{value.path}:{value.line}")
+    return requirements.read(folder / _file(value, folder), f"{value.path}:{value.line}")
 
 
 def _flag(value: Value) -> bool:
