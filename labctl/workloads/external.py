@@ -236,10 +236,10 @@ def scripts(clone: ExternalRepo, root: Path) -> dict[str, Path]:
     found = {
         path.relative_to(folder).as_posix().removesuffix(path.suffix).replace("training_scripts/", ""): path
         for pattern, mark in clone.kinds
-        for path in sorted(folder.glob(pattern))
+        for path in folder.glob(pattern)
         if path.is_file() and path.resolve().is_relative_to(root.resolve()) and re.search(mark, procfs.read(path))
     }
-    return {name: path for name, path in found.items() if _NAME.fullmatch(name)}
+    return {name: found[name] for name in sorted(found) if _NAME.fullmatch(name)}
 
 
 def named_on_hub(text: str) -> Cache:
