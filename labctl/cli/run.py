@@ -185,7 +185,7 @@ def run_text(run: Result | RunSummary, lab: Path) -> str:
 
 def result_rows(result: Result) -> list[tuple[str, str]]:
     """Metrics, ranks, time and verdict of a run."""
-    rows = []
+    rows = list(result.notes.items())
     for name, value in result.metrics.items():
         unit = f" {value['unit']}" if value.get("unit") else ""
         if "first" in value:

@@ -265,7 +265,7 @@ def _(step: plan.StageRun, site: RunDeployment) -> None:
     require_port(site.lab, site.job, site.cluster.engine, site.cluster.facts)
     site.began = time.monotonic()
     store.create(site.lab, step.run_id, step.job, step.record, step.code)
-    site.log = store.RunLog(site.path, site.lab, (metric.pattern for metric in site.job.workload.metrics))
+    site.log = store.RunLog(site.path, site.lab, patterns_of(site.job.workload))
     site.held.callback(site.log.close)
     site.context.notice(f"run {step.run_id}: {site.job.workload.description}")
 
@@ -326,8 +326,14 @@ def conclude(lab: Lab, job: Job, ended: RunOutcome, lines: list[str], seconds: f
     """What was printed and how it ended -> the run's result."""
     ranks = store.ranks_of(lines)
     reduced = metrics.reduce_values(job.workload.metrics, metrics.read_values(job.workload.metrics, lines))
+    said = {"metrics": reduced, "notes": metrics.read_notes(job.workload.notes, lines)}
     verdict = judge(job, reduced, ended, len(ranks))
-    return result_of(lab, job, verdict, now, world_size=len(ranks), ranks=ranks, metrics=reduced, seconds=seconds)
+    return result_of(lab, job, verdict, now, world_size=len(ranks), ranks=ranks, seconds=seconds, **said)
+
+
+def patterns_of(workload: Workload) -> list[str]:
+    """What is looked for in the output."""
+    return [*(metric.pattern for metric in workload.metrics), *(pattern for _, pattern in workload.notes)]
 
 
 def refuse(lab: Lab, job: Job, reason: str, now: datetime, *, dry_run: bool = False) -> Result:

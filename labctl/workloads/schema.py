@@ -72,6 +72,7 @@ def schema(folder: Path, launchers: tuple[str, ...]) -> Schema:
         "local_rank": _flag,
         "timeout": _timeout,
         "metrics": _metrics,
+        "notes": _notes,
         "criteria": _criteria,
         "cache": lambda value: Cache(**value.read({"models": _repositories, "datasets": _repositories})),
         "memory": _memory,
@@ -190,7 +191,12 @@ def _metrics(value: Value) -> dict[str, Metric]:
     return {name: Metric(name=name, **entry.read(fields, required=("pattern",))) for name, entry in entries.items()}
 
 
-def _pattern(value: Value) -> str:
+def _notes(value: Value) -> dict[str, str]:
+    entries = _named(value, "note", NAME, "letters, digits, `.`, `_` and `-`, at most 63")
+    return {name: _pattern(entry, "text") for name, entry in entries.items()}
+
+
+def _pattern(value: Value, what: str = "number") -> str:
     text = value.text()
     try:
         groups = re.compile(text).groups
@@ -198,7 +204,7 @@ def _pattern(value: Value) -> str:
         raise value.error(f"`{text}` is not a regular expression: {error}") from None
     if groups != 1:
         raise value.error(
-            f"`{text}` must have exactly one group, the number; it has {groups}", hint="(?:...) is no group"
+            f"`{text}` must have exactly one group, the {what}; it has {groups}", hint="(?:...) is no group"
         )
     return text
 

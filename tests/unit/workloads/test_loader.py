@@ -201,6 +201,7 @@ def test_what_is_wrong_is_told_with_its_line(
         ("deepspeed: {zero_optimization: {stage: 4}}", 5, "`zero_optimization.stage` must be 0, 1, 2 or 3"),
         ("cache: {models: [a b]}", 5, "bad name on the hub `a b`"),
         ("cache: {weights: [a]}", 5, "unknown key `weights`"),
+        ("notes: {weights: weights}", 5, "exactly one group, the text; it has 0"),
         ("--- \nmore", 5, "is not YAML: but found another document"),
     ],
 )
@@ -219,6 +220,12 @@ def test_a_field_of_the_wrong_kind_is_told_with_its_line(tmp_path: Path, block: 
         (MINIMAL.encode() + b"arguments: &a [*a]\n", 5, "an alias holds itself"),
     ],
 )
+def test_what_the_record_is_to_quote_is_declared_by_name(tmp_path: Path) -> None:
+    text = f"{MINIMAL}notes: {{weights: 'weights: (.*)'}}\nvariants: {{a: {{notes: {{data: 'data: (.*)'}}}}}}\n"
+    directory = _write(tmp_path, family=text)
+    assert load(directory, "a", LAUNCHERS).notes == (("weights", "weights: (.*)"), ("data", "data: (.*)"))
+
+
 def test_a_file_that_is_no_workload_is_refused(tmp_path: Path, content: bytes, number: int, reason: str) -> None:
     _refused(tmp_path, content, number, reason)
 
