@@ -209,6 +209,12 @@ def test_a_field_of_the_wrong_kind_is_told_with_its_line(tmp_path: Path, block: 
     _refused(tmp_path, f"{MINIMAL}{block}\n", number, reason)
 
 
+def test_what_the_record_is_to_quote_is_declared_by_name(tmp_path: Path) -> None:
+    text = f"{MINIMAL}notes: {{weights: 'weights: (.*)'}}\nvariants: {{a: {{notes: {{data: 'data: (.*)'}}}}}}\n"
+    directory = _write(tmp_path, family=text)
+    assert load(directory, "a", LAUNCHERS).notes == (("weights", "weights: (.*)"), ("data", "data: (.*)"))
+
+
 @pytest.mark.parametrize(
     ("content", "number", "reason"),
     [
@@ -220,12 +226,6 @@ def test_a_field_of_the_wrong_kind_is_told_with_its_line(tmp_path: Path, block: 
         (MINIMAL.encode() + b"arguments: &a [*a]\n", 5, "an alias holds itself"),
     ],
 )
-def test_what_the_record_is_to_quote_is_declared_by_name(tmp_path: Path) -> None:
-    text = f"{MINIMAL}notes: {{weights: 'weights: (.*)'}}\nvariants: {{a: {{notes: {{data: 'data: (.*)'}}}}}}\n"
-    directory = _write(tmp_path, family=text)
-    assert load(directory, "a", LAUNCHERS).notes == (("weights", "weights: (.*)"), ("data", "data: (.*)"))
-
-
 def test_a_file_that_is_no_workload_is_refused(tmp_path: Path, content: bytes, number: int, reason: str) -> None:
     _refused(tmp_path, content, number, reason)
 
