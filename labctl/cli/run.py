@@ -32,6 +32,11 @@ STEPS = (
         r"No such file or directory: '(/(?!workspace/|proc/|sys/)[^/']+)",
         "ranks see what is mounted: LAB_MOUNTS={0}:{0}:ro in .env, then `labctl up`",
     ),
+    (
+        r"couldn't connect to 'https?://|offline mode is enabled|LocalEntryNotFoundError",
+        "the hub was not reached: `labctl cache WORKLOAD` downloads below HOST_CACHE_PATH where there is a network; "
+        "LAB_ENV_HF_HUB_OFFLINE=1 in .env keeps ranks from trying for minutes",
+    ),
     ("EOFError: EOF when reading a line", "nobody can answer a rank: pass what it asks for as an argument, after `--`"),
 )
 

@@ -213,10 +213,11 @@ class CrashWatch:
         return RankFailure(who, node, code if code >= 0 else 128 - code, words, cause)
 
     def _tell(self) -> None:
-        if self.reason:
-            others = [crash.ended for crash in self._ended if crash.who != self.reason.who or crash.who == "a rank"]
-            told = (str(self.reason), *others[:SHOWN]) if self.reason.who != "a rank" else (str(self.reason),)
-            self._stop.because(self.reason.cause, "; ".join(told))
+        if reason := self.reason:
+            # Ranks that a script starts itself have no number here by which to tell them apart.
+            ranks = () if self._starts_itself else self._ended
+            others = [crash.ended for crash in ranks if crash.who != reason.who]
+            self._stop.because(reason.cause, "; ".join((str(reason), *others[:SHOWN])))
 
     def silence(self) -> str:
         """Who wrote nothing, or nothing for the longest time, as text; empty where that says nothing."""
@@ -260,6 +261,13 @@ def look_at_devices(stop: RunStopper, lab: Lab, job: Job, engine: Backend) -> No
             return
 
 
+def memory_limit(lab: Lab) -> str:
+    """What a container that ran out of memory had of it."""
+    if lab.memory:
+        return f"a node has LAB_MEMORY={lab.memory}"
+    return "LAB_MEMORY is not set: a node has what its host has left"
+
+
 def describe_node(name: str, job: Job) -> str:
     """A node with its ranks, as ``worker-1 (rank 1)``."""
     first = 0
@@ -293,7 +301,8 @@ def node_losses(stop: RunStopper, lab: Lab, job: Job, engine: Backend) -> Iterat
             for node, cause, what in engine.events(lab.name):
                 if node in job.containers and not over.is_set():
                     command = f" during {filelock.holder(lock)}" if filelock.is_held(lock) else ""
-                    stop.because(cause, f"{describe_node(node, job)}: {what}{command}")
+                    limit = f"; {memory_limit(lab)}" if cause == "out-of-memory" else ""
+                    stop.because(cause, f"{describe_node(node, job)}: {what}{command}{limit}")
 
     over = threading.Event()
     threading.Thread(target=watch, daemon=True).start()

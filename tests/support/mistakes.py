@@ -187,6 +187,18 @@ STARTED = (
         files={"gpu.py": "import torch\ntorch.zeros(1).cuda()\n"},
     ),
     Mistake(
+        "a model from a hub that is not reached",
+        "run --script hub.py",
+        4,
+        "couldn't connect to",
+        "labctl cache",
+        "a launch; a minute of tries before, if not offline",
+        files={
+            "hub.py": 'import os\nos.environ["HF_HUB_OFFLINE"] = "1"\n'
+            'from transformers import AutoTokenizer\nAutoTokenizer.from_pretrained("gpt2")\n'
+        },
+    ),
+    Mistake(
         "a question to the person",
         "run --script asks.py",
         4,

@@ -116,7 +116,12 @@ def test_a_node_of_another_run_may_die() -> None:
 def test_a_container_without_memory_is_out_of_memory() -> None:
     engine = printing(code=1, until=threading.Event())
     engine.fallen = (("worker-0", "out-of-memory", "container ran out of memory"),)
-    assert run(engine)[0].cause == "out-of-memory"
+    ended, _ = run(engine)
+    assert ended.cause == "out-of-memory"
+    assert ended.message.endswith(
+        "container ran out of memory; LAB_MEMORY is not set: a node has what its host has left"
+    )
+    assert supervise.memory_limit(replace(LAB, memory="2g")) == "a node has LAB_MEMORY=2g"
 
 
 REASON = "device lost: nvidia-smi says `Unknown Error`; `labctl up` makes this node anew"
