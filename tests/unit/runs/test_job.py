@@ -316,6 +316,22 @@ def test_a_rank_does_not_try_for_a_hub_that_is_not_reached(
     assert ("labctl: 127.0.0.1 is not reached from worker-1 within 3 s" in done.stdout) == (offline == "1")
 
 
+def test_a_line_with_nul_bytes_comes_whole_and_at_once(ranks: Ranks) -> None:
+    of = job(lab(project_path=str(ranks.project)), run_id="r1", script="says")
+    says = ranks.project / "outputs/r1/work/says"
+    says.write_text("#!/bin/bash\nprintf 'loss:\\0 1.5\\n'; printf 'no end'; read -r -t 60 < \"$GO\"\n")
+    says.chmod(0o755)
+    script, go = ranks.root / "rank.sh", ranks.root / "go"
+    os.mkfifo(go)
+    script.write_text(files(of)["rank.sh"], encoding="utf-8")
+    environment = {**ranks.environment, "GO": str(go)}
+    with subprocess.Popen(["bash", str(script)], env=environment, stdout=subprocess.PIPE) as started:
+        assert started.stdout
+        assert [started.stdout.readline() for _ in range(2)] == [b"labctl: rank 3 of 4 on worker-1\n", b"loss: 1.5\n"]
+        go.write_text("\n")
+        assert started.stdout.read() == b"no end\n"
+
+
 class TestPreparing:
     """What one rank of each node does before the others start."""
 
