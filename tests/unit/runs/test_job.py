@@ -332,6 +332,22 @@ def test_a_line_with_nul_bytes_comes_whole_and_at_once(ranks: Ranks) -> None:
         assert started.stdout.read() == b"no end\n"
 
 
+@pytest.mark.parametrize("code", [0, 3])
+def test_what_a_rank_started_and_left_does_not_keep_the_run_from_ending(ranks: Ranks, code: int) -> None:
+    of = job(lab(project_path=str(ranks.project)), run_id="r1", script="says")
+    says = ranks.project / "outputs/r1/work/says"
+    says.write_text(f"#!/bin/bash\nsleep 600 &\nexit {code}\n")
+    says.chmod(0o755)
+    script = ranks.root / "rank.sh"
+    script.write_text(files(of)["rank.sh"], encoding="utf-8")
+    # Who reads the output waits for the last who has it open.
+    done = subprocess.run(
+        ["bash", str(script)], env=ranks.environment, check=False, timeout=60, capture_output=True, text=True
+    )
+    assert done.returncode == code
+    assert "rank 3 on worker-1 has ended; what it started and left is ended too: sleep 600\n" in done.stdout
+
+
 class TestPreparing:
     """What one rank of each node does before the others start."""
 

@@ -26,5 +26,20 @@ if [[ $(< ~/.cache/labctl-prepare) != 20260102-150405-ask-3fa2 ]]; then
     echo 20260102-150405-ask-3fa2 > ~/.cache/labctl-prepare
 fi
 exec {lock}>&-
-# A rank outlives its launcher by no more than this, whatever became of labctl. Nobody answers what it asks.
-timeout --kill-after=10 120 python -u ask.py --say 'it'"'"'s; $(touch x)' '' --count 3 < /dev/null
+# A rank outlives its launcher by no more than this, whatever became of labctl. Nobody answers what it asks. Its group is
+# its own, in which SIGINT means what it does to a program that a person starts.
+set -m
+timeout --kill-after=10 120 python -u ask.py --say 'it'"'"'s; $(touch x)' '' --count 3 < /dev/null &
+wait $!
+code=$?
+# The launcher waits for whoever has the output open.
+for ((tenths = 0; tenths < 50; tenths++)); do
+    kill -0 -- -$! 2> /dev/null || exit $code
+    sleep 0.1
+done
+left=$(pgrep -a -g $! | cut -d' ' -f2- | paste -sd ';')
+echo "labctl: rank $RANK on $node has ended; what it started and left is ended too: $left"
+kill -TERM -- -$!
+sleep 1
+kill -KILL -- -$! 2> /dev/null
+exit $code
