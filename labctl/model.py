@@ -282,13 +282,17 @@ Reduce = Literal["first", "last", "min", "max", "mean", "median", "first-last"]
 
 
 class Metric(Struct, frozen=True, kw_only=True):
-    """A number read off the output: ``pattern`` has one group; the first ``skip`` samples are left out."""
+    """A number read off the output: ``pattern`` has one group; the first ``skip`` samples are left out.
+
+    A run without an ``optional`` one is not remarked.
+    """
 
     name: str
     pattern: str
     unit: str = ""
     skip: int = 0
     reduce: Reduce = "last"
+    optional: bool = False
 
 
 class Criterion(Struct, frozen=True, kw_only=True):

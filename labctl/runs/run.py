@@ -23,7 +23,7 @@ from labctl.errors import ConfigError, HostError, raise_all
 from labctl.hosts import facts as survey
 from labctl.hosts.manifest import Manifest
 from labctl.lab.cluster import Cluster
-from labctl.model import HERE, Job, Lab, Result, Verdict, Workload
+from labctl.model import HERE, Job, Lab, Metric, Result, Verdict, Workload
 from labctl.runs import artifacts, inputs, metrics, store
 from labctl.runs.request import RunOptions
 from labctl.runs.supervise import supervise
@@ -304,6 +304,8 @@ def _(step: plan.WriteResult, site: RunDeployment) -> None:  # noqa: ARG001
     seconds = time.monotonic() - site.began
     result = conclude(site.lab, site.job, site.outcome, site.log.lines, seconds, site.now)
     site.result = store.finish(site.lab, result)
+    for metric in unmatched(site.job.workload, result):
+        site.context.warn(f"metric `{metric.name}`: no line of the output matches `{metric.pattern}`")
 
 
 def carry_out(
@@ -329,6 +331,12 @@ def conclude(lab: Lab, job: Job, ended: RunOutcome, lines: list[str], seconds: f
     said = {"metrics": reduced, "notes": metrics.read_notes(job.workload.notes, lines)}
     verdict = judge(job, reduced, ended, len(ranks))
     return result_of(lab, job, verdict, now, world_size=len(ranks), ranks=ranks, seconds=seconds, **said)
+
+
+def unmatched(workload: Workload, result: Result) -> list[Metric]:
+    """The metrics that a run which passed has no number for; of another one the message says enough."""
+    missing = [metric for metric in workload.metrics if metric.name not in result.metrics and not metric.optional]
+    return missing if result.verdict == "PASS" else []
 
 
 def patterns_of(workload: Workload) -> list[str]:

@@ -128,12 +128,16 @@ def words(of: Workload, key: str, value: str | None) -> tuple[str, ...]:
 
 def require_arguments(of: Workload, option: str) -> None:
     """ConfigError where a script takes no arguments of a person's, as by this option."""
-    of_step = "/" in "".join(of.arguments[:1])
-    if of.directory.name == DSCHAT.family and not (of_step and option == "arguments"):
+    if of.directory.name == DSCHAT.family and not (is_step(of) and option == "arguments"):
         raise ConfigError(
             f"{of.name} takes no {option}: its arguments are written in the script, which is run as it is",
             hint="what it reads from the environment can be set: LAB_ENV_<NAME>=value in .env, then `labctl up`",
         )
+
+
+def is_step(of: Workload) -> bool:
+    """Whether it is one of Microsoft's scripts, which are in the folder of a step."""
+    return of.directory.name == DSCHAT.family and "/" in "".join(of.arguments[:1])
 
 
 def at(of: Workload, nodes: int, directory: str) -> Workload:
@@ -190,11 +194,16 @@ def remarks(of: Workload, clones: Mapping[str, Path]) -> tuple[str, ...]:
 
 
 def require_device(of: Workload, accelerator: str) -> None:
-    """HostError where a workload needs Gaudis and the lab has none."""
+    """HostError where a workload needs Gaudis, or devices at all, and the lab has none."""
     if of.directory.name == GAUDI.family and of.script != CHECK and accelerator != "habana":
         raise HostError(
             f"{of.name} needs Gaudis: it imports Habana's own software, and this lab's accelerator is {accelerator}",
             hint=f"labctl run {of.name} --rehearse checks what can be checked without one",
+        )
+    if is_step(of) and accelerator == "cpu":
+        raise HostError(
+            f"{of.name} trains in fp16, which DeepSpeed does not on CPUs, and this lab has no devices",
+            hint="its main.py takes --dtype bf16: docs/bring-your-own.md has the command",
         )
 
 

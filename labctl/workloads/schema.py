@@ -186,6 +186,7 @@ def _metrics(value: Value) -> dict[str, Metric]:
         "unit": Value.text,
         "skip": Value.whole,
         "reduce": lambda reduce: reduce.choice(get_args(Reduce)),
+        "optional": _flag,
     }
     entries = _named(value, "metric", NAME, "letters, digits, `.`, `_` and `-`, at most 63")
     return {name: Metric(name=name, **entry.read(fields, required=("pattern",))) for name, entry in entries.items()}

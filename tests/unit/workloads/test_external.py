@@ -84,6 +84,9 @@ def test_a_script_of_a_step_takes_a_persons_arguments_beside_its_output(upstream
     task = request.choose_workload(ROOT, name, request.RunOptions(words=("actor", "critic")), found)
     assert external.at(task, 2, "/runs/7").arguments == (STEP, "2xN", "/runs/7/hostfile", "/runs/7", "actor", "critic")
     assert (task.criteria, task.cache.datasets) == ((), ("Dahoas/rm-static",))
+    external.require_device(task, "nvidia")
+    with pytest.raises(HostError, match="trains in fp16"):
+        external.require_device(task, "cpu")
     with pytest.raises(ConfigError, match="takes no --set"):
         request.choose_workload(ROOT, name, request.RunOptions(arguments=(("a", "1"),)), found)
 
