@@ -85,6 +85,7 @@ def start(*words: str) -> NoReturn:
     KEYS.parent.chmod(0o755)
     with acting_as(uid, gid):
         write_session_environment()
+        link_keras()
         keys = given_keys()
     if role == "worker":
         # The host key is a file of the person's, as ranks are, and must not be theirs to read.
@@ -180,6 +181,16 @@ def write_session_environment() -> None:
     write(HOME / ".lab-env", os.fsencode("".join(lines)))
     write(HOME / ".bashrc", BASHRC.encode())
     write(HOME / ".profile", b". ~/.bashrc\n")
+
+
+def link_keras() -> None:
+    """Let ~/.keras be what KERAS_HOME is: Keras 2 looks for data sets and weights there alone."""
+    kept = Path(os.environ.get("KERAS_HOME", HOME / ".cache/keras"))
+    with contextlib.suppress(OSError):
+        if not kept.exists():
+            kept.mkdir(parents=True)
+            kept.chmod(0o755)
+        (HOME / ".keras").symlink_to(kept)
 
 
 def record_devices(watch: bytes) -> None:

@@ -10,6 +10,10 @@ if [ -s "$wanted/apt.txt" ]; then
     DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends $(cat "$wanted/apt.txt")
 fi
 if [ -s "$wanted/requirements.txt" ]; then
+    command -v pip > /dev/null || {
+        echo 'no pip in this image: LAB_APT=python3-pip adds the one of Debian and Ubuntu' >&2
+        exit 1
+    }
     work=$(mktemp -d)
     constraints=$work/constraints
     pip check > "$work/before" || true
@@ -34,10 +38,11 @@ if [ -s "$wanted/requirements.txt" ]; then
 fi
 # Built for another torch they install as well, and fail in the first rank.
 for name in torchvision torchaudio; do
-    if pip show --quiet $name 2> /dev/null && ! python -c "import $name" 2> /dev/null; then
+    if command -v pip > /dev/null && pip show --quiet $name 2> /dev/null && ! python -c "import $name" 2> /dev/null; then
         echo "$name is not built for the torch of this image: name it in LAB_PACKAGES, and its index in LAB_TORCH_INDEX" >&2
         exit 1
     fi
 done
 mkdir -p /opt/lab
-pip freeze > /opt/lab/packages.txt
+# Anyone's image may have no pip, and packages of its distribution all the same.
+if command -v pip > /dev/null; then pip freeze; fi > /opt/lab/packages.txt

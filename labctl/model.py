@@ -282,13 +282,17 @@ Reduce = Literal["first", "last", "min", "max", "mean", "median", "first-last"]
 
 
 class Metric(Struct, frozen=True, kw_only=True):
-    """A number read off the output: ``pattern`` has one group; the first ``skip`` samples are left out."""
+    """A number read off the output: ``pattern`` has one group; the first ``skip`` samples are left out.
+
+    A run without an ``optional`` one is not remarked.
+    """
 
     name: str
     pattern: str
     unit: str = ""
     skip: int = 0
     reduce: Reduce = "last"
+    optional: bool = False
 
 
 class Criterion(Struct, frozen=True, kw_only=True):
@@ -348,6 +352,8 @@ class Workload(Struct, frozen=True, kw_only=True):
     memory: Memory | None = None
     local_rank: bool = False
     """Whether the script gets ``--local_rank N``, as DeepSpeed's launcher gives it."""
+    notes: Pairs = ()
+    """What the record quotes of the output: names, and patterns with one group."""
 
     @property
     def has_own_image(self) -> bool:
@@ -441,6 +447,8 @@ class Result(Struct, frozen=True, kw_only=True):
     world_size: int = 0
     ranks: tuple[Rank, ...] = ()
     metrics: Mapping[str, Mapping[str, float | int | str | None]] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """What the script said of itself, such as its weights and data, by the names that the workload declares."""
     checks: tuple[CriterionResult, ...] = ()
     seconds: float = 0.0
     started: str = ""

@@ -34,8 +34,7 @@ STEPS = (
     ),
     (
         r"couldn't connect to 'https?://|offline mode is enabled|LocalEntryNotFoundError",
-        "the hub was not reached: `labctl cache WORKLOAD` downloads below HOST_CACHE_PATH where there is a network; "
-        "LAB_ENV_HF_HUB_OFFLINE=1 in .env keeps ranks from trying for minutes",
+        "the hub was not reached: `labctl cache WORKLOAD` downloads below HOST_CACHE_PATH where there is a network",
     ),
     ("EOFError: EOF when reading a line", "nobody can answer a rank: pass what it asks for as an argument, after `--`"),
 )
@@ -190,7 +189,7 @@ def run_text(run: Result | RunSummary, lab: Path) -> str:
 
 def result_rows(result: Result) -> list[tuple[str, str]]:
     """Metrics, ranks, time and verdict of a run."""
-    rows = []
+    rows = list(result.notes.items())
     for name, value in result.metrics.items():
         unit = f" {value['unit']}" if value.get("unit") else ""
         if "first" in value:

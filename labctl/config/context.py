@@ -68,7 +68,11 @@ class Context(Struct, frozen=True, kw_only=True):
         (self.directory / KEPT).unlink(missing_ok=True)
 
     def _declared(self) -> Settings:
-        return self._with_requirements(settings.load(self.directory, self.environ, self.flags))
+        loaded = self._with_requirements(settings.load(self.directory, self.environ, self.flags))
+        if name := loaded.text("LAB_DOCKERFILE"):
+            path = self.directory.absolute() / Path(name).expanduser()
+            return loaded.with_value("LAB_DOCKERFILE", str(path), loaded.origin("LAB_DOCKERFILE"))
+        return loaded
 
     def _with_requirements(self, loaded: Settings) -> Settings:
         """The settings with the packages of LAB_REQUIREMENTS among those of LAB_PACKAGES."""

@@ -202,6 +202,7 @@ SETTINGS = (
     Setting("LAB_PACKAGES", "", requirements),
     Setting("LAB_REQUIREMENTS", "", anything),
     Setting("LAB_APT", "", distribution_packages),
+    Setting("LAB_DOCKERFILE", "", anything),
     Setting("LAB_IMAGE_FROM", "send", image_from),
     Setting("LAB_SSH_PORT", "12345", port, aliases=("DOCKER_SSH_PORT",)),
     Setting("LAB_MASTER_PORT", "29500", port, aliases=("DOCKER_MASTER_PORT",)),

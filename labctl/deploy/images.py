@@ -14,11 +14,12 @@ from labctl.config.settings import Settings
 from labctl.deploy.plan import EnsureImage
 from labctl.engines.docker import DockerEngine
 from labctl.engines.state import ObservedState
-from labctl.errors import ConfigError, HostError
+from labctl.errors import ConfigError, HostError, on_host
 from labctl.images import catalog, foreign, packages
 from labctl.lab import device_requests
 from labctl.lab.cluster import Cluster
 from labctl.model import HERE, Workload
+from labctl.system.parallel import map_hosts
 
 if TYPE_CHECKING:
     from labctl.images.distribute import ImageTargets
@@ -67,7 +68,8 @@ def plan_images(
         words = "" if local.described(image) else f"build image {image} here and send it to every host"
     if not words:
         # Nothing to pull: only compares what the hosts have.
-        return (), distribute.pull(image, targets) if how == "pull" else {}
+        differing = distribute.pull(image, targets) if how == "pull" else {}
+        return (), {**unfit_images(cluster), **differing}
     return (EnsureImage(image=image, words=words, cause="not found on host"),), {}
 
 
@@ -79,6 +81,7 @@ def require_buildable(cluster: Cluster) -> None:
 
         if base == cluster.image or local.described(base) is None:
             raise HostError(f"image {base} not found", hint=f"docker pull {base}, or unset LAB_IMAGE")
+        foreign.require_node(DockerEngine(), base, base)
     cluster.map_engines(partial(device_requests.require_runtime, cluster.accelerator))
 
 
@@ -92,7 +95,8 @@ def ensure(context: Context, cluster: Cluster, image: str) -> dict[str, HostErro
 
     targets, how = image_targets(context, cluster), cluster.settings.text("LAB_IMAGE_FROM")
     if how == "pull":
-        return distribute.pull(image, targets)
+        failed = distribute.pull(image, targets)
+        return {**unfit_images(cluster), **failed}
     if how == "build":
         return distribute.build(image, targets, lambda name: build_image(context, cluster, on=name))
     if packages.is_own(image) and local.described(image) is None:
@@ -100,24 +104,33 @@ def ensure(context: Context, cluster: Cluster, image: str) -> dict[str, HostErro
         build_image(context, cluster)
     if local.described(image):
         check_image(context, cluster)
-    return distribute.send(image, targets, context.directory / ".lab")
+    failed = distribute.send(image, targets, context.directory / ".lab")
+    return {**unfit_images(cluster), **failed}
+
+
+def unfit_images(cluster: Cluster) -> dict[str, HostError]:
+    """The hosts whose image is not a node's, or whose engine does not say."""
+
+    def look(name: str) -> None:
+        with on_host(name):
+            foreign.require_node(cluster.daemons[name], cluster.image, cluster.base_image)
+
+    return map_hosts(look, {name: name for name in cluster.remote_hosts})[1]
 
 
 def check_image(context: Context, cluster: Cluster) -> None:
     """HostError if this machine's image is not a node's or does not fit the devices' driver; a warning if it is old."""
     image, engine = cluster.image, DockerEngine() if cluster.remote_hosts else cluster.daemons[HERE]
-    described, own = engine.image(image), catalog.name_of(image)
-    if described and not foreign.is_node(described):
-        raise HostError(
-            f"image {image} lacks what a node needs: ssh, and labctl's own start",
-            hint=f"labctl build --from {cluster.base_image}",
-        )
-    labels = engine.image_labels(image)
+    own = catalog.name_of(image)
+    labels = foreign.require_node(engine, image, cluster.base_image)
     accelerators.get(cluster.accelerator).require_image(labels.get(catalog.BASE_LABEL) or image)
     if own and catalog.is_stale(labels, own):
         workload = cluster.settings.origin("LAB_IMAGE").partition(BY_WORKLOAD)[2]
         command = f"labctl build --workload {workload}" if workload else "labctl build"
         context.warn(f"image {image} is out of date; rebuild it with `{command}`")
+    elif foreign.is_stale(image, labels):
+        base = labels.get(catalog.BASE_LABEL, "IMAGE")
+        context.warn(f"image {image} is out of date; `labctl build --from {base}` makes the one to name in LAB_IMAGE")
 
 
 def confirm_image(workload: Workload, image: str, found: bool, ask: Ask | None, *, dry_run: bool = False) -> None:

@@ -87,13 +87,7 @@ def build(request: BuildRequest, emit: Emit) -> dict[str, Any]:
     """Build the image; seconds if nothing changed. HostError with the log's last lines if a step fails."""
     began = time.monotonic()
     engine, tag, lock = request.engine, request.tag, _text(request.image, "lock")
-    present = engine.image(tag)
-    if present and catalog.INPUTS_LABEL not in (present["Config"].get("Labels") or {}):
-        where = "here" if engine.host == HERE else f"on {engine.host}"
-        raise HostError(
-            f"image {tag} {where} is not labctl's; it is not replaced",
-            hint=f"`labctl build --from {tag}` adds what a node needs to a copy of it; or unset LAB_IMAGE",
-        )
+    require_own(request)
     inputs = catalog.inputs_hash(request.image)
     wanted = package_sources.pins(_text(request.image, "in")) | package_sources.pins(lock)
     with prepared(request, _base(request, emit), wanted, package_sources.hashes(lock)) as arguments:
@@ -103,6 +97,18 @@ def build(request: BuildRequest, emit: Emit) -> dict[str, Any]:
     seconds = round(time.monotonic() - began, 1)
     emit(f"image {tag}: {built['Size'] / 1e9:.2f} GB, {seconds:g} s")
     return {"image": tag, "id": built["Id"], "size": built["Size"], "seconds": seconds}
+
+
+def require_own(request: BuildRequest) -> None:
+    """HostError if the engine has an image of that tag that labctl did not build: it is not replaced."""
+    tag, engine = request.tag, request.engine
+    present = engine.image(tag)
+    if present and not catalog.is_labctls(tag, present["Config"].get("Labels") or {}):
+        where = "here" if engine.host == HERE else f"on {engine.host}"
+        raise HostError(
+            f"image {tag} {where} is not labctl's; it is not replaced",
+            hint=f"`labctl build --from {tag}` adds what a node needs to a copy of it; or unset LAB_IMAGE",
+        )
 
 
 def update_lock(request: BuildRequest, emit: Emit) -> dict[str, Any]:
@@ -146,7 +152,8 @@ def prepared(
     with tempfile.TemporaryDirectory(dir=state(request), prefix="build-") as folder:
         pip = pip_sources(request, package_sources.of_host())
         given = hand_in(request, pip, wanted, sources, Path(folder), hashes)
-        yield ["--build-arg", f"BASE_IMAGE={base}", "--label", f"{catalog.BASE_LABEL}={base}", *given]
+        labels = ("--label", f"{catalog.BASE_LABEL}={base}", "--label", f"{catalog.TAG_LABEL}={request.tag}")
+        yield ["--build-arg", f"BASE_IMAGE={base}", *labels, *given]
 
 
 def _base(request: BuildRequest, emit: Emit) -> str:

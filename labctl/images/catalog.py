@@ -12,6 +12,8 @@ from labctl.system import files
 
 INPUTS_LABEL = "labctl.inputs"
 BASE_LABEL = "labctl.base"
+TAG_LABEL = "labctl.image"
+"""The tag that an image was built as: an image on top of it inherits its labels, and has another tag."""
 
 _OWN = "labctl/"
 
@@ -73,6 +75,12 @@ def inputs_hash(name: str) -> str:
     if below := base_of(name):
         digest.update(inputs_hash(below).encode())
     return digest.hexdigest()
+
+
+def is_labctls(tag: str, labels: Mapping[str, str]) -> bool:
+    """Whether labctl built the image with these labels as this tag, and may replace it."""
+    built = INPUTS_LABEL in labels or BASE_LABEL in labels
+    return labels.get(TAG_LABEL) == tag or (built and tag.startswith(_OWN))
 
 
 def is_stale(labels: Mapping[str, str], name: str) -> bool:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from labctl.errors import HostError
 from labctl.hosts.ssh import Connection
-from labctl.images import local, packages, remote
+from labctl.images import catalog, local, packages, remote
 from labctl.images.archive import Archive, ArchiveStream, Image, report, tagged
 from labctl.images.remote import HostImageState
 from labctl.system.files import require_room
@@ -250,6 +250,16 @@ def send(image: str, targets: ImageTargets, directory: Path) -> Failures:
             if state.image is None
         }
     lacking = {name: state for name, state in states.items() if not alike(state.image, own)}
+    foreign = {name for name, state in lacking.items() if state.image and _replaces_anothers(image, own, state.image)}
+    failures |= {
+        name: HostError(
+            f"{name}: image {image} there is not labctl's; it is not replaced",
+            hint=f"on {name}: docker tag {image} another-name && docker image rm {image}",
+            node=name,
+        )
+        for name in foreign
+    }
+    lacking = {name: state for name, state in lacking.items() if name not in foreign}
     if not lacking:
         return failures
     targets.notice(f"reading image {image} for {listed(lacking)}")
@@ -294,6 +304,12 @@ def alike(found: Mapping[str, Any] | None, other: Mapping[str, Any]) -> bool:
     if found is None or found["Id"] == other["Id"]:
         return found is not None
     return _content(found) == _content(other)
+
+
+def _replaces_anothers(tag: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    """Whether an image that labctl built would take the tag of one that it did not build."""
+    here, there = (catalog.is_labctls(tag, (one.get("Config") or {}).get("Labels") or {}) for one in (ours, theirs))
+    return here and not there
 
 
 def _content(image: Mapping[str, Any]) -> tuple[Any, ...]:

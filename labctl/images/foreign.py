@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import time
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec.structs import replace
 
+from labctl.engines.docker import DockerEngine
 from labctl.errors import HostError
-from labctl.images import build
+from labctl.images import build, catalog
 from labctl.images.build import BuildRequest, Emit
 from labctl.system import files
 
@@ -24,6 +25,16 @@ def is_node(described: dict[str, Any]) -> bool:
     return PROGRAM in (described["Config"].get("Entrypoint") or ())
 
 
+def require_node(engine: DockerEngine, image: str, base: str) -> dict[str, str]:
+    """The labels of an image, if it is there. HostError if containers of it are no nodes; ``base`` is what it is of."""
+    described = engine.image(image)
+    if described and not is_node(described):
+        raise HostError(
+            f"image {image} lacks what a node needs: ssh, and labctl's own start", hint=f"labctl build --from {base}"
+        )
+    return dict(described["Config"].get("Labels") or {}) if described else {}
+
+
 def make(request: BuildRequest, base: str, emit: Emit) -> dict[str, Any]:
     """Build the image of a base, pulled unless it is here. HostError with the log's last lines if a step fails."""
     began = time.monotonic()
@@ -33,9 +44,11 @@ def make(request: BuildRequest, base: str, emit: Emit) -> dict[str, Any]:
     if is_node(found):
         raise HostError(f"image {base} has what a node needs", hint=f"LAB_IMAGE={base} in .env, then `labctl up`")
     request = replace(request, tag=tag(found["Id"]), base_image=base)
+    build.require_own(request)
     with build.prepared(request, base, {}) as arguments:
+        loaded = ["--load", "--tag", request.tag, "--label", f"{catalog.INPUTS_LABEL}={_added()}", *arguments]
         emit(f"image {request.tag}: {base} with what a node needs")
-        build.run(files.path("docker", DOCKERFILE), ["--load", "--tag", request.tag, *arguments], request, emit)
+        build.run(files.path("docker", DOCKERFILE), loaded, request, emit)
     built = engine.image(request.tag) or {}
     return {
         "image": request.tag,
@@ -49,12 +62,17 @@ def make(request: BuildRequest, base: str, emit: Emit) -> dict[str, Any]:
 
 def tag(base: str) -> str:
     """What the image made of a base is called, by the base's id and what is added."""
-    digest = hashlib.sha256(base.encode())
-    for path in _inputs():
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return f"{_OWN}{digest.hexdigest()[:12]}"
+    return f"{_OWN}{hashlib.sha256((base + _added()).encode()).hexdigest()[:12]}"
 
 
-def _inputs() -> tuple[Path, ...]:
-    names = (DOCKERFILE, "from.sh", "labnode.py", "ssh_config", "sshd_config")
-    return tuple(files.path("docker", name) for name in names)
+def is_stale(image: str, labels: Mapping[str, str]) -> bool:
+    """Whether such an image was made with other files than labctl has now."""
+    return image.startswith(_OWN) and labels.get(catalog.INPUTS_LABEL) != _added()
+
+
+def _added() -> str:
+    """A hash over what is added."""
+    digest = hashlib.sha256()
+    for name in (DOCKERFILE, "from.sh", "labnode.py", "ssh_config", "sshd_config"):
+        digest.update(name.encode() + b"\0" + files.path("docker", name).read_bytes() + b"\0")
+    return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""A lab's image with packages of a person's own: built on top of it, and known by what it is made of."""
+"""A lab's image with packages or a Dockerfile of a person's own: built on top of it, known by what it is made of."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from labctl.config.settings import Settings
+from labctl.errors import ConfigError
 from labctl.images import build, catalog, package_sources
 from labctl.images.build import BuildRequest, Emit
 from labctl.system import files
@@ -22,6 +23,8 @@ LOCKS = ".lab/packages"
 """The versions that were installed, by the image's tag, relative to the lab directory: a rebuild installs these."""
 INSTALLED = "/opt/lab/packages.txt"
 """What pip says is installed, in the image."""
+LARGEST = 50_000_000
+"""Bytes of the folder of a Dockerfile, which every command reads to know the image's name."""
 _OWN = "labctl/packages:"
 
 
@@ -30,9 +33,11 @@ class Additions(Struct, frozen=True):
 
     python: tuple[str, ...] = ()
     apt: tuple[str, ...] = ()
+    dockerfile: str = ""
+    """A file's path: what it makes of the image comes before the packages."""
 
     def __bool__(self) -> bool:
-        return bool(self.python or self.apt)
+        return bool(self.python or self.apt or self.dockerfile)
 
     def __str__(self) -> str:
         return ", ".join((*self.python, *self.apt))
@@ -40,7 +45,11 @@ class Additions(Struct, frozen=True):
 
 def of(settings: Settings) -> Additions:
     """What the settings add to the lab's image."""
-    return Additions(tuple(settings.text("LAB_PACKAGES").split()), tuple(settings.text("LAB_APT").split()))
+    return Additions(
+        python=tuple(settings.text("LAB_PACKAGES").split()),
+        apt=tuple(settings.text("LAB_APT").split()),
+        dockerfile=settings.text("LAB_DOCKERFILE"),
+    )
 
 
 def is_own(image: str) -> bool:
@@ -49,22 +58,47 @@ def is_own(image: str) -> bool:
 
 
 def tag(base: str, additions: Additions) -> str:
-    """What the image with these additions is called; the base itself where there are none."""
+    """What the image with these additions is called; the base itself where there are none. Errors as ``_folder``."""
     if not additions:
         return base
     own = catalog.name_of(base)
     digest = hashlib.sha256()
     for word in (base, catalog.inputs_hash(own) if own else "", *sorted(additions.python), "", *sorted(additions.apt)):
         digest.update(word.encode() + b"\0")
-    for path in _inputs():
-        digest.update(path.read_bytes() + b"\0")
+    for path in (*_inputs(), *(_folder(Path(additions.dockerfile)) if additions.dockerfile else ())):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return f"{_OWN}{digest.hexdigest()[:12]}"
 
 
 def make(request: BuildRequest, base: str, additions: Additions, emit: Emit) -> dict[str, Any]:
     """Build it on a base that the engine has. HostError with the log's last lines if a step fails."""
     began = time.monotonic()
+    if additions.dockerfile:
+        base = _make_from_dockerfile(request, base, Path(additions.dockerfile), emit)
+    if additions.python or additions.apt:
+        _add_packages(request, base, additions, emit)
+    built = request.engine.image(request.tag) or {}
+    return {
+        "image": request.tag,
+        "id": built["Id"],
+        "size": built["Size"],
+        "seconds": round(time.monotonic() - began, 1),
+    }
+
+
+def _make_from_dockerfile(request: BuildRequest, base: str, dockerfile: Path, emit: Emit) -> str:
+    """Build a person's own Dockerfile on the base, and return the image's tag."""
+    made = replace(request, tag=tag(base, Additions(dockerfile=str(dockerfile))), base_image=base)
+    build.require_own(made)
+    with build.prepared(made, base, {}) as arguments:
+        emit(f"image {made.tag}: {base} with {dockerfile}")
+        build.run(dockerfile, ["--load", "--tag", made.tag, *arguments], made, emit)
+    return made.tag
+
+
+def _add_packages(request: BuildRequest, base: str, additions: Additions, emit: Emit) -> None:
     request = replace(request, base_image=base)
+    build.require_own(request)
     lock = request.directory / LOCKS / f"{request.tag.removeprefix(_OWN)}.txt"
     pins = dict.fromkeys(package_sources.pins("\n".join(additions.python)))
     with tempfile.TemporaryDirectory(dir=build.state(request), prefix="packages-") as folder:
@@ -81,13 +115,28 @@ def make(request: BuildRequest, base: str, additions: Additions, emit: Emit) -> 
     write(
         lock, "".join(f"{line}\n" for line in installed.splitlines() if re.fullmatch(r"[\w.-]+==[^\s+]+", line)), 0o644
     )
-    built = request.engine.image(request.tag) or {}
-    return {
-        "image": request.tag,
-        "id": built["Id"],
-        "size": built["Size"],
-        "seconds": round(time.monotonic() - began, 1),
-    }
+
+
+def _folder(dockerfile: Path) -> list[Path]:
+    """The files that a build of a person's Dockerfile reads: it, and what is beside it.
+
+    ConfigError if it cannot be read, is not on the lab's image, or is beside a lab's secrets or more than ``LARGEST``.
+    """
+    what = f"LAB_DOCKERFILE: {dockerfile}"
+    try:
+        text = dockerfile.read_text(encoding="utf-8")
+        found = sorted(path for path in dockerfile.parent.rglob("*") if path.is_file())
+        size = sum(path.stat().st_size for path in found)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{what}: cannot be read: {reason}", hint="name a Dockerfile") from error
+    if not re.search(r"^\s*FROM[ \t]+(--\S+[ \t]+)?\$\{?BASE_IMAGE\b", text, re.MULTILINE | re.IGNORECASE):
+        raise ConfigError(f"{what}: not built on the lab's image", hint="ARG BASE_IMAGE, then FROM ${BASE_IMAGE}")
+    if (dockerfile.parent / ".env").exists() or size > LARGEST:
+        why = "the lab's directory" if size <= LARGEST else f"{size / 1e6:.0f} MB, more than {LARGEST // 10**6}"
+        hint = "keep the Dockerfile in a folder of its own, with what it copies"
+        raise ConfigError(f"{what}: its folder goes into the build, and is {why}", hint=hint)
+    return found
 
 
 def _inputs() -> tuple[Path, ...]:

@@ -135,6 +135,17 @@ def _model_problem(config: Path) -> str | None:
     return None
 
 
+def require_mounted(lab: Lab, workload: Workload) -> None:
+    """ConfigError for a declared script elsewhere than in a folder that containers see: a file may come from anyone."""
+    path = Path(workload.script)
+    if path.is_absolute() and path.is_file() and in_container(lab, path) is None:
+        folder = shlex.quote(f"{path.parent}:{path.parent}:ro")
+        raise ConfigError(
+            f"{workload.declared}: script {path} is not in a folder that the lab mounts",
+            hint=f"LAB_MOUNTS={folder} in .env, or: labctl run {workload.name} --script {shlex.quote(str(path))}",
+        )
+
+
 def require_script(lab: Lab, workload: Workload) -> None:
     """ConfigError for a script, given by its path on the host, that cannot be started or leads out of a mount."""
     path = Path(workload.script)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from labctl.model import Metric, Reduce
+from labctl.model import Metric, Pairs, Reduce
 
 
 def read_values(metrics: Iterable[Metric], lines: Iterable[str]) -> dict[str, list[float]]:
@@ -24,6 +24,12 @@ def read_values(metrics: Iterable[Metric], lines: Iterable[str]) -> dict[str, li
                 with suppress(ValueError):
                     values[name].append(float(match[1] or ""))
     return values
+
+
+def read_notes(notes: Pairs, lines: list[str]) -> dict[str, str]:
+    """The text that each pattern matches first; those that match nothing are left out."""
+    found = {name: next(filter(None, (re.search(pattern, line) for line in lines)), None) for name, pattern in notes}
+    return {name: match[1] for name, match in found.items() if match and match[1]}
 
 
 def reduce_values(metrics: Iterable[Metric], values: Mapping[str, list[float]]) -> dict[str, dict[str, Any]]:

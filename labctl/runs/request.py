@@ -174,6 +174,8 @@ def build_job(
     run_id = store.new_id(workload.name, now)
     directory = job.run_directory(lab, run_id)
     workload = inputs.resolve(lab, external.at(workload, len(chosen), directory))
+    if not options.script:
+        inputs.require_mounted(lab, workload)
     workload, chosen_code = code.choose(lab, workload)
     if text := code.remark(chosen_code):
         warn(text)

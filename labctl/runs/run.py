@@ -23,7 +23,7 @@ from labctl.errors import ConfigError, HostError, raise_all
 from labctl.hosts import facts as survey
 from labctl.hosts.manifest import Manifest
 from labctl.lab.cluster import Cluster
-from labctl.model import HERE, Job, Lab, Result, Verdict, Workload
+from labctl.model import HERE, Job, Lab, Metric, Result, Verdict, Workload
 from labctl.runs import artifacts, inputs, metrics, store
 from labctl.runs.request import RunOptions
 from labctl.runs.supervise import supervise
@@ -265,7 +265,7 @@ def _(step: plan.StageRun, site: RunDeployment) -> None:
     require_port(site.lab, site.job, site.cluster.engine, site.cluster.facts)
     site.began = time.monotonic()
     store.create(site.lab, step.run_id, step.job, step.record, step.code)
-    site.log = store.RunLog(site.path, site.lab, (metric.pattern for metric in site.job.workload.metrics))
+    site.log = store.RunLog(site.path, site.lab, patterns_of(site.job.workload))
     site.held.callback(site.log.close)
     site.context.notice(f"run {step.run_id}: {site.job.workload.description}")
 
@@ -304,6 +304,8 @@ def _(step: plan.WriteResult, site: RunDeployment) -> None:  # noqa: ARG001
     seconds = time.monotonic() - site.began
     result = conclude(site.lab, site.job, site.outcome, site.log.lines, seconds, site.now)
     site.result = store.finish(site.lab, result)
+    for metric in unmatched(site.job.workload, result):
+        site.context.warn(f"metric `{metric.name}`: no line of the output matches `{metric.pattern}`")
 
 
 def carry_out(
@@ -326,8 +328,20 @@ def conclude(lab: Lab, job: Job, ended: RunOutcome, lines: list[str], seconds: f
     """What was printed and how it ended -> the run's result."""
     ranks = store.ranks_of(lines)
     reduced = metrics.reduce_values(job.workload.metrics, metrics.read_values(job.workload.metrics, lines))
+    said = {"metrics": reduced, "notes": metrics.read_notes(job.workload.notes, lines)}
     verdict = judge(job, reduced, ended, len(ranks))
-    return result_of(lab, job, verdict, now, world_size=len(ranks), ranks=ranks, metrics=reduced, seconds=seconds)
+    return result_of(lab, job, verdict, now, world_size=len(ranks), ranks=ranks, seconds=seconds, **said)
+
+
+def unmatched(workload: Workload, result: Result) -> list[Metric]:
+    """The metrics that a run which passed has no number for; of another one the message says enough."""
+    missing = [metric for metric in workload.metrics if metric.name not in result.metrics and not metric.optional]
+    return missing if result.verdict == "PASS" else []
+
+
+def patterns_of(workload: Workload) -> list[str]:
+    """What is looked for in the output."""
+    return [*(metric.pattern for metric in workload.metrics), *(pattern for _, pattern in workload.notes)]
 
 
 def refuse(lab: Lab, job: Job, reason: str, now: datetime, *, dry_run: bool = False) -> Result:

@@ -253,7 +253,7 @@ def finish(lab: Lab, result: Result) -> Result:
     HostError where it cannot be written.
     """
     content = msgspec.to_builtins(result)
-    said = {key: _redact_texts(content[key], lab.hidden) for key in ("message", "ranks", "metrics", "checks")}
+    said = {key: _redact_texts(content[key], lab.hidden) for key in ("message", "ranks", "metrics", "notes", "checks")}
     content = {"schema": SCHEMA, **content, **said, "seconds": round(result.seconds, 3)}
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"
     path = directory(lab.directory, result.run_id)

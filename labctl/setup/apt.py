@@ -101,4 +101,6 @@ def _is_own(source: Source, uris: tuple[str, ...], distribution: str) -> bool:
 
 
 def _line(uri: str, suite: str, distribution: str) -> str:
-    return f"deb [signed-by=/usr/share/keyrings/{distribution}-archive-keyring.gpg] {uri} {suite} main\n"
+    # Where Ubuntu keeps Open MPI and pdsh, which are Debian's main.
+    components = "main universe" if distribution == "ubuntu" else "main"
+    return f"deb [signed-by=/usr/share/keyrings/{distribution}-archive-keyring.gpg] {uri} {suite} {components}\n"

@@ -30,30 +30,32 @@ class ExternalRepo(Struct, frozen=True, kw_only=True):
     repository: str
     """Its folder below PROJECT_PATH."""
     scripts: str
-    pattern: str
-    """Which files below ``scripts`` may be scripts."""
-    mark: str
-    """What the text of one holds that is meant to be run so."""
+    kinds: tuple[tuple[str, str], ...]
+    """Which files below ``scripts`` may be scripts, and what the text of one holds that is meant to be run so."""
     takes: str
     """The same, in words."""
 
 
+_STEP = r"(?ms)^OUTPUT=\$\d$.*\bmain\.py\b"
 DSCHAT = ExternalRepo(
     family="dschat",
     setting="HOST_REPO_PATH",
     repository="DeepSpeedExamples",
     scripts="applications/DeepSpeed-Chat/training",
-    pattern="*.sh",
-    mark=r"(?s)\$\{?2\b.*\bmain\.py\b",
-    takes="take JOB, HOSTFILE and OUTPUT and start a main.py",
+    # Lambda's, which are begun beside the steps' folders, and Microsoft's own, in the folder of their step.
+    kinds=(
+        ("*.sh", r"(?s)\$\{?2\b.*\bmain\.py\b"),
+        ("step*/training_scripts/*/*.sh", _STEP),
+        ("step*/training_scripts/*/*/*.sh", _STEP),
+    ),
+    takes="take JOB, HOSTFILE and OUTPUT, or OUTPUT alone, and start a main.py",
 )
 GAUDI = ExternalRepo(
     family="gaudi",
     setting="HOST_OPTIMUM_HABANA_PATH",
     repository="optimum-habana",
     scripts="examples",
-    pattern="*/**/*.py",
-    mark="__main__",
+    kinds=(("*/**/*.py", "__main__"),),
     takes="lie in a folder of it and can be started",
 )
 CLONES = (DSCHAT, GAUDI)
@@ -97,7 +99,10 @@ def load(
     if script:
         declared = replace(declared, name=name, description=str(path))
     if clone is DSCHAT:
-        return replace(declared, arguments=(path.name,), cache=named_on_hub(procfs.read(path)))
+        named = path.relative_to(clones[clone.family] / clone.scripts)
+        # Not every step of Microsoft's prints a throughput.
+        criteria = declared.criteria if named.parent == Path() else ()
+        return replace(declared, arguments=(str(named),), criteria=criteria, cache=named_on_hub(procfs.read(path)))
     if rehearse:
         # As check.py finds it below PROJECT_PATH.
         arguments = (f"{clone.repository}/{clone.scripts}/{given[0]}.py", *given[1:])
@@ -123,18 +128,24 @@ def words(of: Workload, key: str, value: str | None) -> tuple[str, ...]:
 
 def require_arguments(of: Workload, option: str) -> None:
     """ConfigError where a script takes no arguments of a person's, as by this option."""
-    if of.directory.name == DSCHAT.family:
+    if of.directory.name == DSCHAT.family and not (is_step(of) and option == "arguments"):
         raise ConfigError(
             f"{of.name} takes no {option}: its arguments are written in the script, which is run as it is",
             hint="what it reads from the environment can be set: LAB_ENV_<NAME>=value in .env, then `labctl up`",
         )
 
 
+def is_step(of: Workload) -> bool:
+    """Whether it is one of Microsoft's scripts, which are in the folder of a step."""
+    return of.directory.name == DSCHAT.family and "/" in "".join(of.arguments[:1])
+
+
 def at(of: Workload, nodes: int, directory: str) -> Workload:
     """The workload as one run starts it: DeepSpeed-Chat's scripts get a job's name, the hostfile and a folder."""
     if of.directory.name != DSCHAT.family:
         return of
-    return replace(of, arguments=(*of.arguments, f"{nodes}xN", f"{directory}/hostfile", directory))
+    script, *more = of.arguments
+    return replace(of, arguments=(script, f"{nodes}xN", f"{directory}/hostfile", directory, *more))
 
 
 class WorkloadInfo(Struct, frozen=True, kw_only=True):
@@ -162,8 +173,8 @@ def list_all(directory: Path, launchers: tuple[str, ...], clones: Mapping[str, P
         listed.append(info)
         clone, root = FAMILIES.get(one.name), clones.get(one.name)
         if clone and root:
-            paths = {name: path_of(clone, root, name) for name in scripts(clone, root)}
-            listed += [replace(info, name=f"{one.name}/{name}", description=str(path)) for name, path in paths.items()]
+            found = scripts(clone, root).items()
+            listed += [replace(info, name=f"{one.name}/{name}", description=str(path)) for name, path in found]
     return WorkloadList(tuple(listed), errors)
 
 
@@ -183,11 +194,16 @@ def remarks(of: Workload, clones: Mapping[str, Path]) -> tuple[str, ...]:
 
 
 def require_device(of: Workload, accelerator: str) -> None:
-    """HostError where a workload needs Gaudis and the lab has none."""
+    """HostError where a workload needs Gaudis, or devices at all, and the lab has none."""
     if of.directory.name == GAUDI.family and of.script != CHECK and accelerator != "habana":
         raise HostError(
             f"{of.name} needs Gaudis: it imports Habana's own software, and this lab's accelerator is {accelerator}",
             hint=f"labctl run {of.name} --rehearse checks what can be checked without one",
+        )
+    if is_step(of) and accelerator == "cpu":
+        raise HostError(
+            f"{of.name} trains in fp16, which DeepSpeed does not on CPUs, and this lab has no devices",
+            hint="its main.py takes --dtype bf16: docs/bring-your-own.md has the command",
         )
 
 
@@ -210,7 +226,7 @@ def locate(clone: ExternalRepo, script: str, root: Path | None) -> Path:
         )
     known = scripts(clone, root)
     if script in known:
-        return path_of(clone, root, script)
+        return known[script]
     if not script:
         raise ConfigError(f"{what}: say which script of {folder}", hint="`labctl workloads` lists them")
     near = nearest(script, known, cutoff=0)
@@ -220,23 +236,19 @@ def locate(clone: ExternalRepo, script: str, root: Path | None) -> Path:
     )
 
 
-def path_of(clone: ExternalRepo, root: Path, script: str) -> Path:
-    return root / clone.scripts / f"{script}{Path(clone.pattern).suffix}"
-
-
-def scripts(clone: ExternalRepo, root: Path) -> tuple[str, ...]:
-    """Names of the clone's scripts, without their suffix, relative to where they lie.
+def scripts(clone: ExternalRepo, root: Path) -> dict[str, Path]:
+    """The clone's scripts by name: their path below ``scripts`` without suffix, and without ``training_scripts/``.
 
     Those with odd names, and links that lead out of the clone, are passed over.
     """
     folder = root / clone.scripts
-    found = [
-        path
-        for path in sorted(folder.glob(clone.pattern))
-        if path.is_file() and path.resolve().is_relative_to(root.resolve()) and re.search(clone.mark, procfs.read(path))
-    ]
-    names = (path.relative_to(folder).with_suffix("").as_posix() for path in found)
-    return tuple(filter(_NAME.fullmatch, names))
+    found = {
+        path.relative_to(folder).as_posix().removesuffix(path.suffix).replace("training_scripts/", ""): path
+        for pattern, mark in clone.kinds
+        for path in folder.glob(pattern)
+        if path.is_file() and path.resolve().is_relative_to(root.resolve()) and re.search(mark, procfs.read(path))
+    }
+    return {name: found[name] for name in sorted(found) if _NAME.fullmatch(name)}
 
 
 def named_on_hub(text: str) -> Cache:

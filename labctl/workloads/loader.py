@@ -129,13 +129,14 @@ def _declare(name: str, folder: Path, at: Value, common: dict[str, Any], own: di
     if fields["launcher"] == "script" and "prepare" in fields:
         raise at.error(f"workload `{name}` starts its ranks itself, so nothing runs its `prepare` on the nodes")
     rehearse = fields.pop("rehearse", None)
-    merged = {key: {**common.get(key, {}), **own.get(key, {})} for key in ("metrics", "inputs", "environment")}
+    merged = {key: {**common.get(key, {}), **own.get(key, {})} for key in ("metrics", "notes", "inputs", "environment")}
     metrics: dict[str, Metric] = merged["metrics"]
     fields |= {
         **_merged(common, own),
         "inputs": tuple(merged["inputs"].items()),
         "environment": tuple(merged["environment"].items()),
         "metrics": tuple(metrics.values()),
+        "notes": tuple(merged["notes"].items()),
         "criteria": _resolve(fields.get("criteria", ()), metrics),
     }
     workload = Workload(name=name, declared=f"{at.path}:{at.line}", directory=folder, **fields)

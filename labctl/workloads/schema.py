@@ -62,7 +62,7 @@ def schema(folder: Path, launchers: tuple[str, ...]) -> Schema:
         "requirements": lambda value: _requirements(value, folder),
         "apt": lambda value: tuple(map(_distribution_package, value.items())),
         "script": lambda value: _script(value, folder),
-        "prepare": lambda value: _script(value, folder),
+        "prepare": lambda value: _file(value, folder),
         "arguments": _words,
         "inputs": _inputs,
         "required_inputs": _words,
@@ -72,6 +72,7 @@ def schema(folder: Path, launchers: tuple[str, ...]) -> Schema:
         "local_rank": _flag,
         "timeout": _timeout,
         "metrics": _metrics,
+        "notes": _notes,
         "criteria": _criteria,
         "cache": lambda value: Cache(**value.read({"models": _repositories, "datasets": _repositories})),
         "memory": _memory,
@@ -91,10 +92,14 @@ def launcher_name(text: str) -> str:
 
 
 def _script(value: Value, folder: Path) -> str:
+    """A file of the folder, or one by its path, which a run looks for: it may be on another machine."""
+    text = value.text()
+    return str(Path(text).expanduser()) if text.startswith(("/", "~/")) else _file(value, folder)
+
+
+def _file(value: Value, folder: Path) -> str:
     text = value.text()
     path = (folder / text).resolve()
-    if text.startswith("/"):
-        raise value.error(f"script `{text}` is not in {folder}", hint=f"labctl run NAME --script {text}")
     if not path.is_relative_to(folder.resolve()):
         raise value.error(f"script `{text}` leaves its folder")
     if not path.is_file():
@@ -128,7 +133,7 @@ def _valid(value: Value, check: Callable[[str], None], text: str) -> str:
 
 
 def _requirements(value: Value, folder: Path) -> tuple[str, ...]:
-    return requirements.read(folder / _script(value, folder), f"{value.path}:{value.line}")
+    return requirements.read(folder / _file(value, folder), f"{value.path}:{value.line}")
 
 
 def _flag(value: Value) -> bool:
@@ -181,12 +186,18 @@ def _metrics(value: Value) -> dict[str, Metric]:
         "unit": Value.text,
         "skip": Value.whole,
         "reduce": lambda reduce: reduce.choice(get_args(Reduce)),
+        "optional": _flag,
     }
     entries = _named(value, "metric", NAME, "letters, digits, `.`, `_` and `-`, at most 63")
     return {name: Metric(name=name, **entry.read(fields, required=("pattern",))) for name, entry in entries.items()}
 
 
-def _pattern(value: Value) -> str:
+def _notes(value: Value) -> dict[str, str]:
+    entries = _named(value, "note", NAME, "letters, digits, `.`, `_` and `-`, at most 63")
+    return {name: _pattern(entry, "text") for name, entry in entries.items()}
+
+
+def _pattern(value: Value, what: str = "number") -> str:
     text = value.text()
     try:
         groups = re.compile(text).groups
@@ -194,7 +205,7 @@ def _pattern(value: Value) -> str:
         raise value.error(f"`{text}` is not a regular expression: {error}") from None
     if groups != 1:
         raise value.error(
-            f"`{text}` must have exactly one group, the number; it has {groups}", hint="(?:...) is no group"
+            f"`{text}` must have exactly one group, the {what}; it has {groups}", hint="(?:...) is no group"
         )
     return text
 

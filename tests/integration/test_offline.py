@@ -51,3 +51,46 @@ def test_what_was_fetched_is_read_without_network(engine: DockerClient, image: s
     ).decode()
     found = f"/cache/huggingface/hub/models--facebook--opt-350m/snapshots/{REVISION}"
     assert [line for line in said.splitlines() if line.startswith(("model", "rows"))] == [f"model {found}", "rows 5000"]
+
+
+LAMBDAS = """
+import sys
+from pathlib import Path
+sys.path[:0] = ["/workloads/opt", "/workloads/common"]
+import datasets, model, training_text
+# As the library itself keeps a data set of that name.
+kept = Path("/cache/huggingface/datasets")
+made = datasets.load_dataset_builder("/cache/rm-static", cache_dir=str(kept))
+made.download_and_prepare()
+made = next(path for path in kept.iterdir() if path.is_dir()).rename(kept / "Dahoas___rm-static")
+for arrow in made.rglob("*.arrow"):
+    arrow.rename(arrow.with_name("rm-static-train.arrow"))
+print("model", model.find_snapshot("opt-350m")[0])
+print("rows", len(training_text.cached_dataset("Dahoas/rm-static")))
+try:
+    training_text.cached_dataset("Dahoas/full-hh-rlhf")
+except training_text.InputError as error:
+    print("missing", error)
+"""
+
+
+def test_what_lambdas_scripts_have_cached_is_read_too(engine: DockerClient, image: str, tmp_path: Path) -> None:
+    snapshot = tmp_path / "huggingface/transformers/models--facebook--opt-350m/snapshots/08ab"
+    for folder in (snapshot, tmp_path / "rm-static"):
+        folder.mkdir(parents=True)
+    (snapshot / "pytorch_model.bin").write_bytes(WEIGHTS)
+    (tmp_path / "rm-static/train.jsonl").write_bytes(ROWS)
+    said = engine.containers.run(
+        image,
+        ["-c", LAMBDAS],
+        entrypoint="python3",
+        user=f"{os.getuid()}:{os.getgid()}",
+        network_mode="none",
+        environment={"HF_HOME": "/cache/huggingface", "HF_DATASETS_CACHE": "/cache/datasets", "HOME": "/tmp"},  # noqa: S108
+        volumes={str(tmp_path): {"bind": "/cache"}, str(WORKLOADS): {"bind": "/workloads", "mode": "ro"}},
+        remove=True,
+    ).decode()
+    model, rows, missing = (line for line in said.splitlines() if line.startswith(("model", "rows", "missing")))
+    assert model == "model /cache/huggingface/transformers/models--facebook--opt-350m/snapshots/08ab"
+    assert rows == "rows 5000"
+    assert missing.startswith("missing Dahoas/full-hh-rlhf is not in the cache")

@@ -17,7 +17,7 @@ SCRIPT = """\
 import os, pathlib
 import einops, helper
 pathlib.Path(f"seen-{os.environ['RANK']}").write_text(f"{helper.WORD}, {pathlib.Path('/data/word').read_text()}")
-print("einops", einops.__version__)
+print("einops", einops.__version__, os.environ["WORD"])
 """
 
 
@@ -26,18 +26,29 @@ def lab(fresh_lab: Callable[..., Lab], engine: DockerClient, tmp_path: Path) -> 
     (tmp_path / "data").mkdir()
     (tmp_path / "data/word").write_text("from the data")
     mounts = f"{tmp_path}/data:/data:ro"
-    made = fresh_lab(LAB_PACKAGES="einops==0.8.0", LAB_APT="tree", LAB_MOUNTS=mounts)
+    image = tmp_path / "image"
+    image.mkdir()
+    (image / "Dockerfile").write_text(
+        "ARG BASE_IMAGE\nFROM ${BASE_IMAGE}\nCOPY word /etc/word\nENV WORD=of-the-image\n"
+    )
+    (image / "word").write_text("copied")
+    made = fresh_lab(
+        LAB_PACKAGES="einops==0.8.0", LAB_APT="tree", LAB_MOUNTS=mounts, LAB_DOCKERFILE=f"{image}/Dockerfile"
+    )
     made.call("up").expect(0)
     tag = made.image()
+    under = engine.images.get(tag).labels["labctl.base"]
     yield made
     made.call("down")
     engine.images.remove(tag, force=True)
+    engine.images.remove(under, force=True)
 
 
 def test_a_script_finds_the_packages_the_files_beside_it_and_room_to_write(lab: Lab) -> None:
     tag = lab.image()
     assert tag.startswith("labctl/packages:")
     assert lab.inside("worker-1", "tree", "--version").startswith("tree v")
+    assert lab.inside("worker-1", "cat", "/etc/word") == "copied"
     mine = lab.path / "mine"
     mine.mkdir()
     (mine / "train.py").write_text(SCRIPT)
@@ -47,7 +58,7 @@ def test_a_script_finds_the_packages_the_files_beside_it_and_room_to_write(lab: 
     assert (document["verdict"], document["message"]) == ("PASS", "Completed on 2 ranks; no criteria.")
     assert [(record / f"work/seen-{rank}").read_text() for rank in range(2)] == ["beside it, from the data"] * 2
     assert sorted(path.name for path in mine.iterdir()) == ["helper.py", "train.py"]
-    assert (record / "output.log").read_text().count("einops 0.8.0") == 2
+    assert (record / "output.log").read_text().count("einops 0.8.0 of-the-image") == 2
     assert tag in (record / "versions.json").read_text()
     assert "einops==0.8.0" in (record / "settings.json").read_text()
     # The same packages are the same image, and nothing is asked for it: no index answers here.

@@ -16,7 +16,7 @@ from labctl.deploy.executor import LabDeployment
 from labctl.engines.state import Container, ObservedState
 from labctl.hosts import facts as survey
 from labctl.lab.cluster import Cluster
-from labctl.model import Device, DeviceMapping, Event, File, Host, Job, Lab, Limits, Mount, Node, Workload
+from labctl.model import Copy, Device, DeviceMapping, Event, File, Host, Job, Lab, Limits, Mount, Node, Workload
 from labctl.runs import job as jobs
 from support.fake_backend import FakeBackend
 
@@ -95,11 +95,12 @@ def job(
     entries: tuple[tuple[str, int], ...] = (),
     run_id: str = "20260102-150405-hello-3fa2",
     timeout: float = 60.0,
+    code: tuple[Copy, ...] = (),
     **changes: Any,
 ) -> Job:
     """A run of the workload, changed so, on the lab."""
     of = of or lab()
-    return jobs.build(of, workload(**changes), run_id, jobs.choose(of, entries), timeout)
+    return jobs.build(of, workload(**changes), run_id, jobs.choose(of, entries), timeout, code)
 
 
 def container(name: str, /, **changes: Any) -> Container:

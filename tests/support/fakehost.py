@@ -43,7 +43,8 @@ def load(path):
             elif "sha256:" + hashlib.sha256(read(name)).hexdigest() != layer:
                 sys.exit(f"invalid diffID for layer {{n}}")
     identity = "sha256:" + hashlib.sha256(config).hexdigest()
-    image = dict(Id=identity, RepoTags=entry["RepoTags"], RootFS=dict(Layers=layers), Created="now", Config=dict())
+    image = dict(Id=identity, RepoTags=entry["RepoTags"], RootFS=dict(Layers=layers), Created="now",
+                 Config=json.loads(config).get("config") or dict())
     for one in images():
         left = [tag for tag in one["RepoTags"] if tag not in entry["RepoTags"]]
         (root / (one["Id"][7:] + ".json")).write_text(json.dumps(dict(one, RepoTags=left)))

@@ -192,11 +192,9 @@ STARTED = (
         4,
         "couldn't connect to",
         "labctl cache",
-        "a launch; a minute of tries before, if not offline",
-        files={
-            "hub.py": 'import os\nos.environ["HF_HUB_OFFLINE"] = "1"\n'
-            'from transformers import AutoTokenizer\nAutoTokenizer.from_pretrained("gpt2")\n'
-        },
+        "a launch and three seconds",
+        setting="LAB_ENV_HF_ENDPOINT=http://127.0.0.1:9",
+        files={"hub.py": 'from transformers import AutoTokenizer\nAutoTokenizer.from_pretrained("gpt2")\n'},
     ),
     Mistake(
         "a question to the person",

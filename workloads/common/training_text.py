@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +35,13 @@ def cached_dataset(name: str, *configuration: str) -> Any:
     except ImportError as error:
         raise InputError(f"{name} needs the package 'datasets', which is not installed") from error
     try:
-        return datasets.load_dataset(fetched_dataset(name) or name, *configuration, split="train")
+        if snapshot := fetched_dataset(name):
+            return datasets.load_dataset(snapshot, *configuration, split="train")
+        with contextlib.suppress(OSError, ValueError):
+            return datasets.load_dataset(name, *configuration, split="train")
+        # Where they are kept unless told otherwise, as by Lambda's DeepSpeed-Chat scripts.
+        home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache/huggingface")
+        return datasets.load_dataset(name, *configuration, split="train", cache_dir=str(home / "datasets"))
     except (OSError, ValueError) as error:
         cache, reason = datasets.config.HF_DATASETS_CACHE, str(error).splitlines()[0]
         raise InputError(f"{':'.join((name, *configuration))} is not in the cache {cache}: {reason}") from error

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Runs one script of a DeepSpeed-Chat clone as its authors do: start.sh SCRIPT JOB HOSTFILE OUTPUT
+# Runs one script of a DeepSpeed-Chat clone as its authors do: start.sh SCRIPT JOB HOSTFILE OUTPUT [ARGUMENT...]
 # PROJECT_PATH, SSH_PORT and MASTER_PORT, which the scripts read too, are set already.
 here=$PWD
 
@@ -29,5 +29,21 @@ export DS_ENV_FILE=$LABCTL_RUN_DIR/.deepspeed_env
 } | sed '/^$/d' > "$DS_ENV_FILE"
 
 cd "$PROJECT_PATH/DeepSpeedExamples/applications/DeepSpeed-Chat/training" || exit
+
+# Microsoft's own begin in the folder of their step, take OUTPUT among their arguments and print to a file in it.
+if [[ $1 == */* ]]; then
+    place=$(sed -nE 's/^OUTPUT=\$([0-9])$/\1/p' "$1")
+    output=$4/output
+    mkdir -p "$output" && : > "$output/training.log" || exit
+    arguments=("${@:5}")
+    while ((${#arguments[@]} < place - 1)); do arguments+=(""); done
+    arguments=("${arguments[@]:0:place-1}" "$output" "${arguments[@]:place-1}")
+    export PYTHONPATH=${PWD%/*}${PYTHONPATH:+:$PYTHONPATH}
+    cd "${1%%/*}" || exit
+    bash "${1#*/}" "${arguments[@]}" &
+    tail --pid=$! --sleep-interval=0.2 --lines=+1 --follow "$output/training.log"
+    wait $!
+    exit
+fi
 # The scripts end in `deepspeed ... | tee LOG`; without this, tee's exit code would be theirs.
 exec bash -o pipefail "./$1" "${@:2}"

@@ -70,16 +70,18 @@ def initialise(model: nn.Module, std: float, only: set[str] | None) -> None:
 
 
 def find_snapshot(name: str) -> tuple[Path | None, str]:
-    """The newest snapshot with weights of facebook/NAME in the Hugging Face cache, and a line that says what it is."""
+    """The newest snapshot with weights of facebook/NAME in the Hugging Face cache, and a line that says what it is.
+
+    Also where Lambda's DeepSpeed-Chat scripts keep models: ``transformers``, beside the hub's own folder.
+    """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     home = Path(os.environ.get("HF_HOME") or cache / "huggingface")
-    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
-    snapshots = hub / f"models--facebook--{name}" / "snapshots"
-    found = [path for path in snapshots.glob("*") if weight_files(path)]
-    if found:
+    hubs = (Path(os.environ.get("HF_HUB_CACHE") or home / "hub"), home / "transformers")
+    snapshots = (path for hub in hubs for path in (hub / f"models--facebook--{name}" / "snapshots").glob("*"))
+    if found := [path for path in snapshots if weight_files(path)]:
         newest = max(found, key=lambda path: path.stat().st_mtime)
         return newest, str(newest)
-    return None, f"random initialisation from configs/{name}.json (no snapshot of facebook/{name} under {hub})"
+    return None, f"random initialisation from configs/{name}.json (no snapshot of facebook/{name} under {hubs[0]})"
 
 
 def choose_weights(name: str, given: Path | None, *, rehearse: bool) -> tuple[Path | None, str]:

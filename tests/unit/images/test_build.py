@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -204,6 +205,14 @@ def test_apt_sources_for_another_release_leave_third_parties_out() -> None:
     assert apt.for_release(found, "ubuntu", "bookworm", "noble") == ""
 
 
+def test_an_ubuntu_image_gets_the_component_that_has_pdsh_and_open_mpi() -> None:
+    (source,) = apt.parse_list("deb http://archive.ubuntu.com/ubuntu noble main restricted")
+    assert apt.for_release((source,), "ubuntu", "noble", "jammy") == (
+        "deb [signed-by=/usr/share/keyrings/ubuntu-archive-keyring.gpg] "
+        "http://archive.ubuntu.com/ubuntu jammy main universe\n"
+    )
+
+
 def test_a_named_mirror_serves_debian_images_only() -> None:
     lines = build.apt_list("debian", "bookworm", "https://m.example/debian/").splitlines()
     assert [line.split()[2:4] for line in lines] == [
@@ -297,8 +306,8 @@ def engine(docker_files: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, dic
         return {"Id": "id", "Size": 1000, "Config": {"Labels": here[name]}} if name in here else None
 
     def buildx_run(dockerfile: Path, arguments: list[str], *_: object) -> None:
-        label = arguments[arguments.index("--label") + 1]
-        here[arguments[arguments.index("--tag") + 1]] = dict([label.split("=")])
+        labels = (word for option, word in pairwise(arguments) if option == "--label")
+        here[arguments[arguments.index("--tag") + 1]] = dict(label.split("=", 1) for label in labels)
 
     monkeypatch.setattr(DockerEngine, "image", image)
     monkeypatch.setattr(build, "release_of", lambda *_: {})
@@ -324,6 +333,24 @@ def test_a_base_that_is_here_is_left_alone(engine: dict[str, dict[str, str]], tm
     engine["labctl/under"] = {catalog.INPUTS_LABEL: catalog.inputs_hash("under"), "kept": "yes"}
     build.build(request(tmp_path, image="over", tag="labctl/over"), print)
     assert engine["labctl/under"]["kept"] == "yes"
+
+
+def test_an_image_that_a_person_built_on_labctls_is_not_written_over(
+    engine: dict[str, dict[str, str]], tmp_path: Path
+) -> None:
+    build.build(request(tmp_path, image="under", tag="labctl/under"), print)
+    engine["mine:1"] = inherited = {**engine["labctl/under"]}
+    with pytest.raises(HostError, match=r"image mine:1 here is not labctl's; it is not replaced"):
+        build.build(request(tmp_path, image="under", tag="mine:1"), print)
+    assert engine["mine:1"] is inherited
+
+
+def test_what_labctl_built_under_a_persons_tag_it_builds_again(
+    engine: dict[str, dict[str, str]], tmp_path: Path
+) -> None:
+    for _ in range(2):
+        build.build(request(tmp_path, image="under", tag="mine:1"), print)
+    assert engine["mine:1"][catalog.INPUTS_LABEL] == catalog.inputs_hash("under")
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from support.imagefile import image_archive
 
 from labctl.errors import HostError
 from labctl.hosts.ssh import Connection
-from labctl.images import distribute, local, remote
+from labctl.images import catalog, distribute, local, remote
 from labctl.images.archive import Archive, common, tagged
 from labctl.images.distribute import Failures, ImageTargets, alike
 from labctl.system import process, progress
@@ -52,6 +52,9 @@ class Rack:
     def hand_out(self, archive: Archive, hosts: dict[str, FakeHost]) -> Failures:
         targets = ImageTargets(hosts=hosts, notice=self.said.append, addresses={})
         return distribute.hand_out(archive, "lab/node", targets)
+
+    def hand_out_as(self, name: str, archive: Archive, hosts: dict[str, FakeHost]) -> None:
+        assert distribute.hand_out(archive, name, fleet_of(hosts)) == {}
 
 
 @pytest.fixture
@@ -449,6 +452,21 @@ def test_a_dry_run_tells_what_would_be_brought_to_hosts(rack: Rack, monkeypatch:
     rack.hand_out(rack.archive(BASE), hosts)
     assert said(NAME, "send") == ""
     assert sum(len(one.staged) for one in hosts.values()) == 0
+
+
+def test_another_persons_image_under_labctls_tag_stays_on_its_host(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, hosts = "labctl/cpu:latest", rack.hosts("h1", "h2")
+    labels = {catalog.INPUTS_LABEL: "of files"}
+    rack.hand_out_as(name, rack.archive(OTHER, name=name), {"h1": hosts["h1"]})
+    theirs = [path.read_text() for path in hosts["h1"].engine.glob("*.json")]
+    archive = rack.archive(BASE, name=name, Labels=labels)
+    ours = {"Id": min(archive.image(name).ids), "Size": 1, "RootFS": {}, "Config": {"Labels": labels}}
+    monkeypatch.setattr(local, "described", lambda _: ours)
+    monkeypatch.setattr(local, "spooled", lambda *_: contextlib.nullcontext(archive))
+    (failure,) = distribute.send(name, fleet_of(hosts), rack.path).values()
+    assert failure.message == "h1: image labctl/cpu:latest there is not labctl's; it is not replaced"
+    assert [path.read_text() for path in hosts["h1"].engine.glob("*.json")] == theirs
+    assert hosts["h2"].images == [name]
 
 
 def test_one_of_labctls_own_that_is_nowhere_is_to_be_built(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:

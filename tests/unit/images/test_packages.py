@@ -19,6 +19,13 @@ def at(directory: Path, **flags: str) -> Context:
     return Context(directory=directory, environ={}, emit=lambda _: None, flags=flags)
 
 
+def dockerfile(folder: Path, text: str = "ARG BASE_IMAGE\nFROM ${BASE_IMAGE}\nCOPY patch /patch\n") -> Path:
+    folder.mkdir()
+    (folder / "patch").write_text("one")
+    (folder / "Dockerfile").write_text(text)
+    return folder / "Dockerfile"
+
+
 def test_a_lab_without_packages_has_the_plain_image(tmp_path: Path) -> None:
     assert packages.of(at(tmp_path).settings()) == Additions()
     assert packages.tag("labctl/cpu", Additions()) == "labctl/cpu"
@@ -36,6 +43,36 @@ def test_the_name_says_what_is_in_it_whatever_the_order(monkeypatch: pytest.Monk
     assert len({tag, *others}) == 4
     monkeypatch.setattr(catalog, "inputs_hash", lambda _: "of a newer labctl")
     assert packages.tag("labctl/cpu", Additions(("nltk", "einops"), ("git",))) != tag
+
+
+def test_an_image_of_a_persons_dockerfile_is_known_by_what_its_build_reads(tmp_path: Path) -> None:
+    path = dockerfile(tmp_path / "image")
+    additions = packages.of(at(tmp_path, LAB_DOCKERFILE="image/Dockerfile").settings())
+    assert additions == Additions(dockerfile=str(path))
+    tag = packages.tag("labctl/cpu", additions)
+    assert tag == packages.tag("labctl/cpu", additions)
+    (path.parent / "patch").write_text("two")
+    other = packages.tag("labctl/cpu", additions)
+    assert len({tag, other, packages.tag("labctl/cpu", Additions(("nltk",), dockerfile=str(path)))}) == 3
+
+
+def test_a_dockerfile_that_leaves_the_labs_image_out_is_refused(tmp_path: Path) -> None:
+    path = dockerfile(tmp_path / "image", "FROM debian:12\n# not ${BASE_IMAGE}\n")
+    with pytest.raises(ConfigError, match="image/Dockerfile: not built on the lab's image") as caught:
+        packages.tag("labctl/cpu", Additions(dockerfile=str(path)))
+    assert caught.value.hint == "ARG BASE_IMAGE, then FROM ${BASE_IMAGE}"
+
+
+def test_a_dockerfile_beside_the_labs_settings_is_refused(tmp_path: Path) -> None:
+    path = dockerfile(tmp_path / "image")
+    (path.parent / ".env").write_text("HF_TOKEN=hf_secret\n")
+    with pytest.raises(ConfigError, match="its folder goes into the build, and is the lab's directory"):
+        packages.tag("labctl/cpu", Additions(dockerfile=str(path)))
+
+
+def test_a_dockerfile_that_is_not_there_is_named_with_its_setting(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"LAB_DOCKERFILE: .*/gone: cannot be read: No such file"):
+        packages.tag("labctl/cpu", packages.of(at(tmp_path, LAB_DOCKERFILE="gone").settings()))
 
 
 def test_labctl_can_build_its_own_images_and_those_with_packages() -> None:

@@ -10,9 +10,10 @@ from support.builders import lab, workload
 
 from labctl.errors import ConfigError, HostError
 from labctl.model import Lab, Mount
-from labctl.runs import code
+from labctl.runs import code, inputs
 from labctl.runs.code import Code
 from labctl.system import files
+from labctl.workloads import loader
 
 
 @pytest.fixture
@@ -173,3 +174,27 @@ def test_a_script_that_nothing_could_start_is_refused(of: Lab, tmp_path: Path) -
 def test_a_script_that_is_not_there_is_refused(of: Lab, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="script not found"):
         script(of, tmp_path / "gone.py")
+
+
+def test_a_declared_script_may_be_a_clones(of: Lab, tmp_path: Path) -> None:
+    path = write(tmp_path / "clone", "cifar/train.py", "cifar/model.py")
+    declared = loader.load(declare(tmp_path, path), "mine", ("torchrun",))
+    inputs.require_mounted(of, declared)
+    placed, found = code.choose(of, declared)
+    assert (placed.script, names(found)) == ("train.py", {"train.py", "model.py"})
+
+
+def test_a_declared_script_that_containers_do_not_see_is_refused(of: Lab, tmp_path: Path) -> None:
+    """A declaration may be anyone's, and what it names would be copied to where its ranks are."""
+    path = write(tmp_path, "private/keys.py")
+    with pytest.raises(ConfigError, match="is not in a folder that the lab mounts") as caught:
+        inputs.require_mounted(of, loader.load(declare(tmp_path, path), "mine", ("torchrun",)))
+    assert f"labctl run mine --script {path}" in caught.value.hint
+
+
+def declare(folder: Path, script: Path) -> Path:
+    """A folder of workloads with one, `mine`, of a script elsewhere."""
+    text = f"description: a clone's\nlauncher: torchrun\nscript: {script}\ntimeout: 30s\n"
+    (folder / "workloads/mine").mkdir(parents=True)
+    (folder / "workloads/mine/workload.yml").write_text(text)
+    return folder / "workloads"

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -276,6 +277,75 @@ def test_deepspeeds_local_rank_goes_to_the_script_before_its_arguments(ranks: Ra
     environment = {**ranks.environment, "LOCAL_RANK": "5"}
     subprocess.run(["bash", str(script)], env=environment, check=True, timeout=60, capture_output=True)
     assert ranks.seen("argv") == ["-u", "hello.py", "--local_rank=5", "--lr", "3"]
+
+
+@pytest.mark.parametrize(
+    ("code", "answers", "given", "offline"),
+    [
+        ("AutoModel.from_pretrained('gpt2')", False, {}, "1"),
+        ("AutoModel.from_pretrained('gpt2')", True, {}, None),
+        ("AutoModel.from_pretrained('gpt2')", False, {"HF_HUB_OFFLINE": "0"}, "0"),
+        ("AutoModel.from_pretrained('gpt2')", False, {"HTTPS_PROXY": "http://proxy:3128"}, None),
+        ("os.environ['HF_HUB_OFFLINE'] = '0'; load_dataset('x')", False, {}, None),
+        ("print('no hub')", False, {}, None),
+    ],
+)
+def test_a_rank_does_not_try_for_a_hub_that_is_not_reached(
+    ranks: Ranks, code: str, answers: bool, given: dict[str, str], offline: str | None
+) -> None:
+    (ranks.root / "hello.py").write_text(code)
+    copies = (Copy(path="work/hello.py", root=ranks.root, name="hello.py"),)
+    of = job(lab(project_path=str(ranks.project)), run_id="r1", code=copies)
+    script = ranks.root / "rank.sh"
+    script.write_text(files(of)["rank.sh"], encoding="utf-8")
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        if answers:
+            server.listen()
+        hub = {"HF_ENDPOINT": f"http://127.0.0.1:{server.getsockname()[1]}/hub"}
+        done = subprocess.run(
+            ["bash", str(script)],
+            env={**ranks.environment, **hub, **given},
+            check=True,
+            timeout=60,
+            capture_output=True,
+            text=True,
+        )
+    seen = dict(line.split("=", 1) for line in ranks.seen("env"))
+    assert seen.get("HF_HUB_OFFLINE") == offline
+    assert ("labctl: 127.0.0.1 is not reached from worker-1 within 3 s" in done.stdout) == (offline == "1")
+
+
+def test_a_line_with_nul_bytes_comes_whole_and_at_once(ranks: Ranks) -> None:
+    of = job(lab(project_path=str(ranks.project)), run_id="r1", script="says")
+    says = ranks.project / "outputs/r1/work/says"
+    says.write_text("#!/bin/bash\nprintf 'loss:\\0 1.5\\n'; printf 'no end'; read -r -t 60 < \"$GO\"\n")
+    says.chmod(0o755)
+    script, go = ranks.root / "rank.sh", ranks.root / "go"
+    os.mkfifo(go)
+    script.write_text(files(of)["rank.sh"], encoding="utf-8")
+    environment = {**ranks.environment, "GO": str(go)}
+    with subprocess.Popen(["bash", str(script)], env=environment, stdout=subprocess.PIPE) as started:
+        assert started.stdout
+        assert [started.stdout.readline() for _ in range(2)] == [b"labctl: rank 3 of 4 on worker-1\n", b"loss: 1.5\n"]
+        go.write_text("\n")
+        assert started.stdout.read() == b"no end\n"
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_what_a_rank_started_and_left_does_not_keep_the_run_from_ending(ranks: Ranks, code: int) -> None:
+    of = job(lab(project_path=str(ranks.project)), run_id="r1", script="says")
+    says = ranks.project / "outputs/r1/work/says"
+    says.write_text(f"#!/bin/bash\nsleep 600 &\nexit {code}\n")
+    says.chmod(0o755)
+    script = ranks.root / "rank.sh"
+    script.write_text(files(of)["rank.sh"], encoding="utf-8")
+    # Who reads the output waits for the last who has it open.
+    done = subprocess.run(
+        ["bash", str(script)], env=ranks.environment, check=False, timeout=60, capture_output=True, text=True
+    )
+    assert done.returncode == code
+    assert "rank 3 on worker-1 has ended; what it started and left is ended too: sleep 600\n" in done.stdout
 
 
 class TestPreparing:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from labctl.model import Metric, Reduce
-from labctl.runs.metrics import read_values, reduce_values
+from labctl.runs.metrics import read_notes, read_values, reduce_values
 
 NUMBER = r"(\S+)"
 THROUGHPUT = Metric(name="throughput", pattern=rf"Throughput: {NUMBER} samples/sec", unit="samples/s", reduce="mean")
@@ -111,3 +111,9 @@ def test_metrics_keep_their_declared_order() -> None:
 def _reduced(values: list[float], *, unit: str = "", skip: int = 0, reduce: Reduce = "last") -> dict[str, Any] | None:
     metric = Metric(name="m", pattern="(x)", unit=unit, skip=skip, reduce=reduce)
     return reduce_values([metric], {"m": values}).get("m")
+
+
+def test_a_note_is_the_first_text_that_its_pattern_matches() -> None:
+    lines = ["worker-0: weights: /cache/opt", "critic: opt-350m; weights: none", "weights: random", "data:"]
+    notes = (("weights", r"(?:^|: )weights: (.*)"), ("data", "data:(.*)"), ("seed", "seed (.*)"))
+    assert read_notes(notes, lines) == {"weights": "/cache/opt"}

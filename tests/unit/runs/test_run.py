@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from typing import cast
 
 import pytest
@@ -15,7 +16,7 @@ from labctl.engines.state import HostPortUser
 from labctl.errors import HostError
 from labctl.hosts import facts
 from labctl.hosts.ssh import Connection
-from labctl.model import Lab
+from labctl.model import Lab, Metric, Verdict
 from labctl.runs import run
 
 PORT = builders.lab().master_port
@@ -67,6 +68,16 @@ def test_a_port_that_is_free_or_none_of_the_hosts_own_is_no_reason(lab: Lab, mon
     # What an earlier run of this lab left there was ended since.
     ask(lab, Busy(monkeypatch), PORT)
     ask(replace(lab, network="bridge"), Busy(monkeypatch, PORT), PORT)
+
+
+def test_metrics_that_no_line_matched_are_remarked_unless_they_are_optional() -> None:
+    loss, accuracy = Metric(name="loss", pattern="loss (.)"), Metric(name="accuracy", pattern="acc (.)", optional=True)
+    of = builders.job(metrics=(loss, accuracy), criteria=())
+    passed = Verdict(status="PASS", cause=None, message="Completed.", exit_code=0)
+    silent = run.result_of(builders.lab(), of, passed, datetime(2026, 1, 2, tzinfo=timezone.utc))
+    assert run.unmatched(of.workload, silent) == [loss]
+    assert run.unmatched(of.workload, replace(silent, metrics={"loss": {"value": 3.0}})) == []
+    assert run.unmatched(of.workload, replace(silent, verdict="ERROR")) == []
 
 
 def test_a_script_that_starts_its_own_ranks_needs_no_program_in_the_image() -> None:

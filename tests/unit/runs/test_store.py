@@ -123,6 +123,7 @@ def test_the_result_has_the_keys_that_scripts_rely_on(tmp_path: Path) -> None:
         "verdict": "PASS",
         "cause": None,
         "message": "All criteria met.",
+        "notes": {},
         "exit_code": 0,
         "world_size": 2,
         "ranks": [{"rank": 0, "node": "worker-0"}, {"rank": 1, "node": "worker-1"}],

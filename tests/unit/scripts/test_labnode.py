@@ -526,6 +526,30 @@ def test_secret_variables_come_along(session: Session) -> None:
     assert session.values("PLAIN", "API_KEY") == [b"1", b"a'b $(id)"]
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_keras_finds_what_is_kept_below_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
+    kept = tmp_path / "cache/keras"
+    if there:
+        kept.mkdir(parents=True)
+    (tmp_path / "home").mkdir()
+    monkeypatch.setattr(labnode, "HOME", tmp_path / "home")
+    monkeypatch.setenv("KERAS_HOME", str(kept))
+    for _ in range(2):
+        labnode.link_keras()
+        (tmp_path / "home/.keras/datasets").mkdir(exist_ok=True)
+    assert (kept / "datasets").is_dir()
+
+
+def test_a_cache_that_cannot_be_written_keeps_no_node_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").write_text("a file")
+    monkeypatch.setattr(labnode, "HOME", tmp_path)
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path / "cache/keras"))
+    labnode.link_keras()
+    assert not (tmp_path / ".keras").is_symlink()
+
+
 def test_the_sessions_files_are_private(session: Session) -> None:
     session.write({b"A": b"1"})
     assert {path.name: path.stat().st_mode & 0o777 for path in session.home.iterdir() if path.is_file()} == {

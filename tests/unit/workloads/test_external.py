@@ -52,6 +52,45 @@ def test_the_scripts_that_train_are_listed_and_nothing_else_of_a_clone() -> None
     assert names({}) == []
 
 
+STEP = "step3_rlhf_finetuning/training_scripts/opt/single_node/run_1.3b.sh"
+OF_STEP = """\
+ACTOR=$1
+CRITIC=$2
+OUTPUT=$3
+mkdir -p $OUTPUT
+deepspeed --num_gpus 1 main.py --actor_model_name_or_path ${ACTOR:-facebook/opt-1.3b} \\
+    --data_path Dahoas/rm-static --critic "$CRITIC" --output_dir $OUTPUT &> $OUTPUT/training.log
+"""
+
+
+@pytest.fixture
+def upstream(tmp_path: Path) -> Path:
+    """A clone with a script of Microsoft's own for a step, and one beside it that writes where it is."""
+    root = tmp_path / "clone"
+    path = root / external.DSCHAT.scripts / STEP
+    path.parent.mkdir(parents=True)
+    path.write_text(OF_STEP)
+    path.with_name("run_lora.sh").write_text(OF_STEP.replace("OUTPUT=$3", 'OUTPUT="./output"'))
+    return root
+
+
+def test_a_script_of_a_step_is_listed_with_its_step(upstream: Path) -> None:
+    assert names({"dschat": upstream}) == ["dschat/step3_rlhf_finetuning/opt/single_node/run_1.3b"]
+
+
+def test_a_script_of_a_step_takes_a_persons_arguments_beside_its_output(upstream: Path) -> None:
+    found = settings.load(upstream, {"HOST_REPO_PATH": str(upstream)}, {})
+    name = "dschat/step3_rlhf_finetuning/opt/single_node/run_1.3b"
+    task = request.choose_workload(ROOT, name, request.RunOptions(words=("actor", "critic")), found)
+    assert external.at(task, 2, "/runs/7").arguments == (STEP, "2xN", "/runs/7/hostfile", "/runs/7", "actor", "critic")
+    assert (task.criteria, task.cache.datasets) == ((), ("Dahoas/rm-static",))
+    external.require_device(task, "nvidia")
+    with pytest.raises(HostError, match="trains in fp16"):
+        external.require_device(task, "cpu")
+    with pytest.raises(ConfigError, match="takes no --set"):
+        request.choose_workload(ROOT, name, request.RunOptions(arguments=(("a", "1"),)), found)
+
+
 def test_a_script_that_is_a_link_out_of_the_clone_is_none_of_its_own(tmp_path: Path) -> None:
     """Containers write the clones: what such a link leads to would be copied into a run."""
     (tmp_path / "private.py").write_text("password = 1  # __main__ $2 main.py\n")
@@ -213,7 +252,7 @@ class Stage:
     def script(self, text: str) -> None:
         (self.root / "DeepSpeedExamples" / external.DSCHAT.scripts / "mine.sh").write_text(f"#!/bin/bash\n{text}\n")
 
-    def start(self, name: str, **more: str) -> subprocess.CompletedProcess[str]:
+    def start(self, name: str, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
         run = self.root / "run"
         environ = {
             "PATH": f"{self.root / 'programs'}:{os.environ['PATH']}",
@@ -228,7 +267,7 @@ class Stage:
             "SSH_PORT": "12345",
             **more,
         }
-        command = ["./start.sh", f"{name}.sh", "1xN", str(run / "hostfile"), str(run)]
+        command = ["./start.sh", f"{name}.sh", "1xN", str(run / "hostfile"), str(run), *words]
         folder = WORKLOADS / "dschat"
         return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
 
@@ -239,6 +278,26 @@ def test_a_script_finds_the_labs_deepspeed_and_its_own_words_come_last(tmp_path:
     called = done.stdout.split("called: ")[1]
     assert called.startswith(f"--hostfile {tmp_path}/run/hostfile --force_multi --master_addr worker-0 ")
     assert called.index("--master_port 29500") < called.index("--master_port 12346") < called.index("main.py")
+
+
+@pytest.mark.parametrize(
+    ("words", "critic"), [((), "--critic  --"), (("mine", "yours"), "--critic yours --"), (("mine",), "--critic  --")]
+)
+def test_a_script_of_a_step_begins_in_its_folder_and_what_it_keeps_in_a_file_is_said(
+    tmp_path: Path, words: tuple[str, ...], critic: str
+) -> None:
+    stage = Stage.make(tmp_path, deepspeed='echo "called: $*"; echo "in $PWD with $PYTHONPATH"; exit 3')
+    path = tmp_path / "DeepSpeedExamples" / external.DSCHAT.scripts / STEP
+    path.parent.mkdir(parents=True)
+    path.write_text(OF_STEP)
+    done = stage.start(STEP.removesuffix(".sh"), *words)
+    assert done.returncode == 3, done.stderr
+    called, where = done.stdout.splitlines()
+    chat = path.parents[5]
+    assert where == f"in {chat}/training/step3_rlhf_finetuning with {chat}"
+    assert called.startswith(f"called: --num_nodes 1 --hostfile {tmp_path}/run/hostfile --force_multi ")
+    assert f"{critic}output_dir {tmp_path}/run/output" in called
+    assert f"--actor_model_name_or_path {words[0] if words else 'facebook/opt-1.3b'} " in called
 
 
 def test_its_log_begins_with_the_hostfile(tmp_path: Path) -> None:
