@@ -9,10 +9,12 @@ TESTS_AT_ONCE ?= 3
 # labctl takes 0.1 s longer to start where Python may not keep what it compiled.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test lint unit image bench lock audit wheel clean
+.PHONY: help install quickstart test lint unit image bench lock audit wheel clean
 
 help:
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+install: $(VENV)/.installed  ## install labctl into .venv, and nothing else
 
 quickstart: $(VENV)/.installed  ## set up this machine, bring a two-node lab up, train a small OPT in it
 	$(AS_MEMBER) $(LABCTL) setup --yes

@@ -26,7 +26,16 @@ SHOWN = 8
 ARGUMENTS = "labctl.arguments"
 # What a rank's last words say, and what to do about it.
 STEPS = (
-    (r"No module named '(\w+)", "add the package of `{}` to LAB_PACKAGES in .env, then `labctl up`"),
+    (
+        r"No module named '(\w+)",
+        "check the name if `{0}` is a file of yours; else add the package of `{0}` to LAB_PACKAGES in .env, "
+        "then `labctl up`",
+    ),
+    (
+        "terminate called without an active exception",
+        "torch's Gloo aborts at times while Python shuts down: if the work was done, "
+        "end the script with sys.stdout.flush(); os._exit(0)",
+    ),
     ("Read-only file system", "write to the current directory, which is the run's own, or to $LABCTL_RUN_DIR"),
     (
         r"No such file or directory: '(/(?!workspace/|proc/|sys/)[^/']+)",

@@ -353,6 +353,11 @@ def run(dockerfile: Path, arguments: list[str], request: BuildRequest, emit: Emi
 
         done = process.stream(argv, keep, env=_proxy_environment(request), check=False)
     if done.code != 0:
+        if unknown := re.search(r"No matching distribution found for (\S+)", done.out):
+            raise HostError(
+                f"building {request.tag} failed: the package index has no {unknown[1]} that fits",
+                hint=f"is its name right, in LAB_PACKAGES or packages? less {log}",
+            )
         raise HostError(
             f"building {request.tag} failed:\n{hide_credentials(done.out)}",
             hint=f"less {log}; where packages come from: LAB_APT_MIRROR, LAB_PIP_INDEX_URL, LAB_PIP_FIND_LINKS, "

@@ -46,7 +46,8 @@ def choose(lab: Lab, workload: Workload) -> tuple[Workload, Code]:
     path = Path(workload.script)
     if not path.is_absolute():
         try:
-            return workload, _read(workload.directory, _walk(workload.directory))
+            folder = workload.directory.resolve()
+            return workload, _read(folder, _walk(folder))
         except _TooMuchError:
             raise ConfigError(
                 f"{workload.directory} holds more than a run copies: {MOST_FILES} files, {amount(MOST_BYTES)}",

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from msgspec.structs import replace
 
 from labctl import naming
-from labctl.errors import ConfigError
+from labctl.errors import ConfigError, nearest
 from labctl.model import Lab, Workload
 from labctl.system.files import read_limited
 
@@ -149,8 +149,11 @@ def require_mounted(lab: Lab, workload: Workload) -> None:
 def require_script(lab: Lab, workload: Workload) -> None:
     """ConfigError for a script, given by its path on the host, that cannot be started or leads out of a mount."""
     path = Path(workload.script)
+    if path.is_dir():
+        raise ConfigError(f"{workload.name}: {path} is a directory", hint="name the script in it")
     if not path.is_file():
-        raise ConfigError(f"{workload.name}: script not found: {path}")
+        near = nearest(path.name, [one.name for one in path.parent.glob("*") if one.is_file()])
+        raise ConfigError(f"{workload.name}: script not found: {path}", hint=f"did you mean `{near}`?" if near else "")
     if path.suffix != ".py" and not os.access(path, os.X_OK):
         hint = f"chmod +x {shlex.quote(str(path))}, or use the suffix .py for Python"
         raise ConfigError(f"{workload.name}: {path} is neither Python nor executable", hint=hint)

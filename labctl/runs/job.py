@@ -58,7 +58,7 @@ def run_directory(lab: Lab, run_id: str) -> str:
 def prepare_directory(lab: Lab, job: Job) -> str:
     """Where ``prepare`` runs: the copy of the workload, or the workload itself where the run has another script."""
     work = f"{WORK}/{job.workload.prepare}"
-    if any(one.path == work and one.root == job.workload.directory for one in job.code):
+    if any(one.path == work and one.root == job.workload.directory.resolve() for one in job.code):
         return f"{job.directory}/{WORK}"
     return f"{lab.project_path}/workloads/{job.workload.directory.name}"
 

@@ -127,11 +127,15 @@ def test_the_result_of_a_run_that_lost_a_node_says_what_is_next() -> None:
     [
         (
             "rank 1 on worker-1 exited with code 1: ModuleNotFoundError: No module named 'boto3.x'",
-            "package of `boto3` to",
+            "else add the package of `boto3` to",
         ),
         (
             "rank 0 on worker-0 exited with code 1: OSError: [Errno 30] Read-only file system: '/workspace/x'",
             "LABCTL_RUN",
+        ),
+        (
+            "rank 1 on worker-1 exited with code 134 (SIGABRT): terminate called without an active exception",
+            "os._exit(0)",
         ),
     ],
 )

@@ -198,3 +198,20 @@ def declare(folder: Path, script: Path) -> Path:
     (folder / "workloads/mine").mkdir(parents=True)
     (folder / "workloads/mine/workload.yml").write_text(text)
     return folder / "workloads"
+
+
+def test_a_misspelt_script_is_told_the_nearest_and_a_folder_is_told_so(of: Lab, tmp_path: Path) -> None:
+    write(tmp_path / "mine", "train.py", "model.py")
+    with pytest.raises(ConfigError, match="script not found") as caught:
+        script(of, tmp_path / "mine/trian.py")
+    assert caught.value.hint == "did you mean `train.py`?"
+    with pytest.raises(ConfigError, match="mine is a directory"):
+        script(of, tmp_path / "mine")
+
+
+def test_a_workloads_folder_may_be_a_link(of: Lab, tmp_path: Path) -> None:
+    write(tmp_path / "mine", "train.py")
+    (tmp_path / "linked").symlink_to(tmp_path / "mine")
+    copies = code.choose(of, workload(directory=tmp_path / "linked", script="train.py"))[1].copies
+    files.create_all(tmp_path / "run", (), folders=("work",), copies=copies)
+    assert (tmp_path / "run/work/train.py").read_text() == "train.py"
