@@ -26,7 +26,7 @@ from labctl.images import catalog, local, packages
 from labctl.lab import cluster
 from labctl.runs import request
 from labctl.system import process
-from labctl.system.files import is_below, leads_out
+from labctl.system.files import PASSWORDS, is_below, leads_out
 from labctl.system.progress import Progress, amount
 
 NODES = ".lab/nodes"
@@ -35,8 +35,6 @@ FOLDERS = ("workloads", "hostfiles", NODES)
 CACHED = ("datasets/", "huggingface/")
 """Of a cache."""
 SKIPPED = frozenset({"__pycache__", ".git"})
-PASSWORDS = frozenset({".env", ".netrc", ".git-credentials", ".pypirc"})
-"""Names of files of other programs with passwords and tokens."""
 TOKENS = frozenset({"huggingface/token", "huggingface/stored_tokens"})
 """Token files of a Hub login in a cache."""
 KEY = re.compile(rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY( BLOCK)?-----|^PuTTY-User-Key-File", re.MULTILINE)

@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -103,16 +102,20 @@ def find_lab(directory: Path, environ: Mapping[str, str]) -> Path:
     where others write, it would say on which hosts and in which containers a command runs.
     """
     for one in (directory, *directory.parents):
-        with suppress(OSError):
-            file = one / ".env"
-            if file.is_file() and re.search(r"^\s*(export\s+)?LAB_NAME\s*=", _text(file), re.MULTILINE):
-                _require_own(file, environ)
-                return one
+        if is_lab(one):
+            _require_own(one / ".env", environ)
+            return one
     return directory
 
 
-def _text(file: Path) -> str:
-    return file.read_text(encoding="utf-8", errors="replace")
+def is_lab(directory: Path) -> bool:
+    """Whether a directory has a .env that can be read and sets LAB_NAME."""
+    file = directory / ".env"
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    except OSError:
+        return False
+    return bool(re.search(r"^\s*(export\s+)?LAB_NAME\s*=", text, re.MULTILINE))
 
 
 def _require_own(file: Path, environ: Mapping[str, str]) -> None:

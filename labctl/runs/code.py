@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import stat
 from collections.abc import Iterable, Iterator
-from pathlib import Path
+from functools import cache
+from pathlib import Path, PurePath
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from labctl.config import context
 from labctl.errors import ConfigError
 from labctl.model import Copy, Lab, Workload
 from labctl.runs import inputs
 from labctl.runs.job import WORK
 from labctl.system import process
-from labctl.system.files import leads_out
+from labctl.system.files import PASSWORDS, leads_out
 from labctl.system.progress import amount
 
 SKIPPED = ("__pycache__", ".git")
 LARGEST = 50_000_000
 """Bytes of a file that is copied; data are for the cache."""
 MOST_BYTES, MOST_FILES = 500_000_000, 10_000
+KEPT = (".env", ".lab", ".devcontainer", "runs")
+"""What labctl keeps in a lab directory: settings, keys, results."""
 # Files that a warning names.
 SHOWN = 5
 
@@ -41,7 +46,7 @@ class _TooMuchError(Exception):
 def choose(lab: Lab, workload: Workload) -> tuple[Workload, Code]:
     """What to copy for a workload, or for a script that an absolute path names; the workload then has its file's name.
 
-    ConfigError for a script that cannot be started, and for a workload's folder that is too much.
+    ConfigError for a script that cannot be started, for a workload's folder that is too much, and where git fails.
     """
     path = Path(workload.script)
     if not path.is_absolute():
@@ -55,9 +60,13 @@ def choose(lab: Lab, workload: Workload) -> tuple[Workload, Code]:
             ) from None
     inputs.require_script(lab, workload)
     path = path.resolve()
+    listed = _in_git(path.parent)
+    # A folder that is ignored as a whole is no matter of git's.
+    names, ignored = (listed, _ignored(path)) if listed else (_walk(path.parent, hidden=False), ())
+    others = (name for name in names if name != path.name)
     try:
-        code = _read(path.parent, _of_a_person(lab, path))
-        code = replace(code, left_out=(*code.left_out, *_ignored(path)))
+        code = _read(path.parent, (path.name, *_outside_labs(lab, path.parent, others)))
+        code = replace(code, left_out=(*code.left_out, *ignored))
     except _TooMuchError:
         alone = f"the rest of {path.parent}, which holds more than {MOST_FILES} files or {amount(MOST_BYTES)}"
         code = Code(_read(path.parent, [path.name]).copies, (f"{alone} (give the script a folder of its own)",))
@@ -72,31 +81,38 @@ def remark(code: Code) -> str:
     return f"not copied into the run: {', '.join(code.left_out[:SHOWN])}{more}"
 
 
-def _of_a_person(lab: Lab, script: Path) -> Iterator[str]:
-    """The script, and what belongs to it: the files of its folder that git does not ignore; else all but hidden ones.
+def _outside_labs(lab: Lab, folder: Path, names: Iterable[str]) -> Iterator[str]:
+    """The names but those of what labctl keeps in a lab directory, of this lab or another."""
 
-    What labctl keeps in the lab directory is no part of it.
-    """
-    folder = script.parent
-    own = {lab.directory / name for name in (".env", ".lab", ".devcontainer", "runs")}
-    names = _in_git(folder) or _walk(folder, hidden=False)
-    yield script.name
-    yield from (name for name in names if name != script.name and own.isdisjoint(_path_and_parents(folder / name)))
+    @cache
+    def is_lab(directory: Path) -> bool:
+        return directory == lab.directory or context.is_lab(directory)
 
-
-def _path_and_parents(path: Path) -> Iterator[Path]:
-    yield path
-    yield from path.parents
+    for name in names:
+        parts = PurePath(name).parts
+        if not any(part in KEPT and is_lab(folder.joinpath(*parts[:at])) for at, part in enumerate(parts)):
+            yield name
 
 
 def _in_git(folder: Path, *which: str) -> list[str]:
-    """The files of a folder that its repository does not ignore, or ``which``; none where it is in none."""
+    """The files of a folder that its repository does not ignore, or ``which``; none where it is in none.
+
+    ConfigError where git fails: what it ignores, such as keys, would be copied.
+    """
+    if not any((one / ".git").exists() for one in (folder, *folder.parents)):
+        return []
     # A repository's own configuration may name a program to be asked for changes.
-    git = ("git", "-c", "core.fsmonitor=false", "-C", str(folder))
-    done = process.run(
-        [*git, "ls-files", "-z", *(which or ("--cached", "--others")), "--exclude-standard"], check=False
+    git = ("git", "-c", "core.fsmonitor=false", "-C", str(folder), "ls-files", "-z", "--exclude-standard")
+    done = process.run([*git, *(which or ("--cached", "--others"))], env={"LC_ALL": "C"}, check=False)
+    if done.code == 0:
+        return sorted(set(filter(None, done.out.split("\0"))))
+    if "not a git repository" in done.err:
+        return []
+    own = re.search(r"git config --global --add safe\.directory \S+", done.err)
+    raise ConfigError(
+        f"git does not say which files belong to {folder}: {done.err.partition(chr(10))[0]}",
+        hint=own[0] if own else f"git -C {shlex.quote(str(folder))} status, or copy the script out of the repository",
     )
-    return sorted(set(filter(None, done.out.split("\0")))) if done.code == 0 else []
 
 
 def _ignored(script: Path) -> Iterator[str]:
@@ -149,6 +165,8 @@ def _reason(folder: Path, name: str, found: os.stat_result) -> str:
         return "a repository of its own"
     if not stat.S_ISREG(found.st_mode):
         return "no file"
+    if PurePath(name).name in PASSWORDS:
+        return "may contain passwords"
     if found.st_size > LARGEST:
         return amount(found.st_size)
     return "" if os.access(folder / name, os.R_OK) else "not readable"

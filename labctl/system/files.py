@@ -21,6 +21,8 @@ from labctl.model import Copy, File
 from labctl.system.progress import amount
 
 LARGE = 1 << 30
+PASSWORDS = frozenset({".env", ".netrc", ".git-credentials", ".pypirc"})
+"""Names of files of other programs with passwords and tokens."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY
 LARGEST_TEXT = 32 << 20
 """Bytes; the indexes of the largest models have 20 MB."""
@@ -106,29 +108,34 @@ def create_all(
     No link is followed that another process puts in there, or in what is copied, meanwhile; what is to be copied and is
     gone by then is left out.
     """
-    with ExitStack() as held:
-        made: dict[Path, int] = {}
-
-        def folder(path: Path) -> int:
-            if path not in made:
-                place, parent = (path, None) if path == directory else (Path(path.name), folder(path.parent))
-                with writing(path):
-                    os.mkdir(place, 0o700, dir_fd=parent)
-                    made[path] = held.enter_context(opened(place, parent))
-            return made[path]
-
+    with writing(directory):
         make_private(directory.parent)
-        for name in ("", *folders):
-            folder(directory / name)
-        for file in files:
-            path = directory / file.path
-            parent = folder(path.parent)
-            with writing(path), create(path.name, parent, file.mode) as stream:
-                stream.write(_bytes(file.content))
-        for one in copies:
-            path = directory / one.path
-            parent = folder(path.parent)
-            with writing(path), suppress(FileNotFoundError), open_below(one.root, Path(one.name).parent) as source:
+        directory.mkdir(mode=0o700)
+    made = {Path()}
+
+    @contextmanager
+    def folder(path: Path) -> Iterator[int]:
+        with opened(directory) as root, ExitStack() as held:
+            handle = root
+            for part in reversed((path, *path.parents)):
+                if part not in made:
+                    os.mkdir(part.name, 0o700, dir_fd=handle)
+                    made.add(part)
+                if part.name:
+                    handle = held.enter_context(opened(part.name, handle))
+            yield handle
+
+    for name in folders:
+        with writing(directory / name), folder(Path(name)):
+            pass
+    for file in files:
+        path = Path(file.path)
+        with writing(directory / path), folder(path.parent) as parent, create(path.name, parent, file.mode) as stream:
+            stream.write(_bytes(file.content))
+    for one in copies:
+        path = Path(one.path)
+        with writing(directory / path), folder(path.parent) as parent, suppress(FileNotFoundError):
+            with open_below(one.root, Path(one.name).parent) as source:
                 _copy(path.name, source, parent)
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import re
+import resource
 import subprocess
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from labctl.model import Lab, Mount
 from labctl.runs import code, inputs
 from labctl.runs.code import Code
 from labctl.system import files
+from labctl.system.process import CompletedProcess
 from labctl.workloads import loader
 
 
@@ -95,6 +98,60 @@ def test_what_labctl_keeps_in_the_lab_directory_stays_there(of: Lab) -> None:
     subprocess.run(["git", "init", "-q", of.directory], check=True)
     subprocess.run(["git", "-C", of.directory, "add", "--all"], check=True)
     assert names(script(of, path)) == {"train.py", "util.py"}
+
+
+def test_what_other_labs_keep_stays_there_and_so_do_passwords(of: Lab, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    kept = ("other/.env", "other/.lab/nodes/worker-0/ssh/id_ed25519", "other/runs/r1/output.log")
+    path = write(mine, "train.py", "other/hostfiles/two", "runs/plan.py", ".netrc", *kept)
+    (mine / "other/.env").write_text("LAB_NAME=other\nHF_TOKEN=hf_canary\n")
+    subprocess.run(["git", "init", "-q", mine], check=True)
+    found = script(of, path)
+    assert names(found) == {"train.py", "other/hostfiles/two", "runs/plan.py"}
+    assert code.remark(found) == "not copied into the run: .netrc (may contain passwords)"
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (
+            "fatal: detected dubious ownership in repository at '/m'\n"
+            "To add an exception, call:\n\n\tgit config --global --add safe.directory /m\n",
+            "git config --global --add safe.directory /m",
+        ),
+        ("fatal: index file corrupt\n", "git -C .* status, or copy the script out of the repository"),
+    ],
+)
+def test_where_git_fails_what_it_ignores_is_not_copied(
+    of: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, hint: str
+) -> None:
+    path = write(tmp_path / "mine", "train.py", ".git/HEAD", "secret.key")
+    failed = CompletedProcess(("git",), 128, "", words)
+    monkeypatch.setattr(code.process, "run", lambda *_, **__: failed)
+    with pytest.raises(ConfigError, match="git does not say which files belong to") as caught:
+        script(of, path)
+    assert re.fullmatch(hint, caught.value.hint)
+
+
+def test_a_folder_that_its_repository_ignores_as_a_whole_is_copied(of: Lab, tmp_path: Path) -> None:
+    path = write(tmp_path / "mine", "scratch/train.py", "scratch/util.py", ".gitignore")
+    (tmp_path / "mine/.gitignore").write_text("scratch/\n")
+    subprocess.run(["git", "init", "-q", tmp_path / "mine"], check=True)
+    found = script(of, tmp_path / "mine/scratch/train.py")
+    assert path.exists()
+    assert (names(found), code.remark(found)) == ({"train.py", "util.py"}, "")
+
+
+def test_a_folder_of_many_folders_is_copied_with_few_descriptors(of: Lab, tmp_path: Path) -> None:
+    path = write(tmp_path / "mine", "train.py", *(f"part-{number}/x/data.json" for number in range(200)))
+    copies = script(of, path).copies
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
+    try:
+        files.create_all(tmp_path / "run", (), copies=copies)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert (tmp_path / "run/work/part-199/x/data.json").read_text() == "part-199/x/data.json"
 
 
 def test_big_files_and_links_that_lead_out_are_left_out_by_name(of: Lab, tmp_path: Path) -> None:
