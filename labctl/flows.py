@@ -146,7 +146,7 @@ def settings_for(context: Context, workload: str) -> Settings:
     from labctl.deploy.images import for_workload
     from labctl.runs.request import RunOptions, choose_workload
 
-    return for_workload(settings, choose_workload(context.directory, workload, RunOptions(), settings))
+    return for_workload(context, settings, choose_workload(context.directory, workload, RunOptions(), settings))
 
 
 def up(context: Context, *, workload: str = "", dry_run: bool = False) -> LabStatus | PlanPreview:
@@ -312,7 +312,7 @@ def run(context: Context, name: str, options: RunOptions, ask: Ask | None = None
 
     settings = context.settings()
     workload = choose_workload(context.directory, name, options, settings)
-    settings = for_workload(settings, workload)
+    settings = for_workload(context, settings, workload)
     for remark in (*external.remarks(workload, external.roots(settings)), *unknown(workload, options)):
         context.warn(remark)
     if remark := image_remark(settings, workload):

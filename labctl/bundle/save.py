@@ -88,7 +88,7 @@ def save_bundle(
     settings = context.settings()
     preflight.require_initialised(context)
     asked = [request.choose_workload(context.directory, name, request.RunOptions(), settings) for name in workloads]
-    needing = (settings, *(prepare.for_workload(settings, task) for task in asked))
+    needing = (settings, *(prepare.for_workload(context, settings, task) for task in asked))
     images = tuple(dict.fromkeys(image_of(context, one) for one in needing))
     folder = Path(settings.text("HOST_CACHE_PATH"))
     if cache and not folder.is_dir():

@@ -37,7 +37,7 @@ class Context(Struct, frozen=True, kw_only=True):
 
         With the image of a workload that the lab was brought up for, unless they name another since.
         """
-        declared = self._declared()
+        declared = self.declared()
         for warning in declared.warnings:
             self.warn(warning)
         try:
@@ -52,7 +52,7 @@ class Context(Struct, frozen=True, kw_only=True):
 
     def keep_image(self, used: Settings) -> None:
         """Have the lab's later commands expect what a workload's settings have made of its image. HostError."""
-        declared = self._declared()
+        declared = self.declared()
         kept = {
             key: (declared.text(key), used.text(key), used.origin(key))
             for key in OF_THE_IMAGE
@@ -66,7 +66,8 @@ class Context(Struct, frozen=True, kw_only=True):
     def forget_image(self) -> None:
         (self.directory / KEPT).unlink(missing_ok=True)
 
-    def _declared(self) -> Settings:
+    def declared(self) -> Settings:
+        """The settings of flags, environment and .env alone. ConfigError with ``file:line``."""
         loaded = self._with_requirements(settings.load(self.directory, self.environ, self.flags))
         if name := loaded.text("LAB_DOCKERFILE"):
             path = self.directory.absolute() / Path(name).expanduser()

@@ -28,17 +28,18 @@ if TYPE_CHECKING:
 Ask = Callable[[str], bool]
 
 
-def for_workload(settings: Settings, workload: Workload) -> Settings:
+def for_workload(context: Context, settings: Settings, workload: Workload) -> Settings:
     """The settings with the image that a workload needs, unless they name one themselves, and with its packages.
 
-    ConfigError for an image that labctl does not have.
+    Without those that another workload brought. ConfigError for an image that labctl does not have.
     """
     origin = f"{BY_WORKLOAD}{workload.name}"
     if workload.image and workload.image not in catalog.names():
         known = ", ".join(catalog.names())
         raise ConfigError(f"{workload.declared}: unknown image `{workload.image}`", hint=f"labctl has {known}")
-    named = settings.text("LAB_IMAGE") and not settings.origin("LAB_IMAGE").startswith(BY_WORKLOAD)
-    if workload.image and not named:
+    if workload.has_own_image:
+        settings = context.declared()
+    if workload.image and not settings.text("LAB_IMAGE"):
         settings = settings.with_value("LAB_IMAGE", catalog.tag(workload.image), origin)
     for key, more in (("LAB_PACKAGES", workload.packages), ("LAB_APT", workload.apt)):
         if more:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import tempfile
 import time
@@ -17,7 +18,7 @@ from labctl.errors import ConfigError
 from labctl.images import build, catalog, package_sources
 from labctl.images.build import BuildRequest, Emit
 from labctl.system import files
-from labctl.system.files import make_private, write
+from labctl.system.files import PASSWORDS, make_private, write
 
 LOCKS = ".lab/packages"
 """The versions that were installed, by the image's tag, relative to the lab directory: a rebuild installs these."""
@@ -58,15 +59,20 @@ def is_own(image: str) -> bool:
 
 
 def tag(base: str, additions: Additions) -> str:
-    """What the image with these additions is called; the base itself where there are none. Errors as ``_folder``."""
+    """What the image with these additions is called; the base itself where there are none. Errors as ``folder_of``."""
     if not additions:
         return base
     own = catalog.name_of(base)
     digest = hashlib.sha256()
     for word in (base, catalog.inputs_hash(own) if own else "", *sorted(additions.python), "", *sorted(additions.apt)):
         digest.update(word.encode() + b"\0")
-    for path in (*_inputs(), *(_folder(Path(additions.dockerfile)) if additions.dockerfile else ())):
+    for path in _inputs():
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    if additions.dockerfile:
+        dockerfile = Path(additions.dockerfile)
+        for path in folder_of(dockerfile):
+            name = f"{path.relative_to(dockerfile.parent)} {path.stat().st_mode & 0o100:o}"
+            digest.update(os.fsencode(name) + b"\0" + path.read_bytes() + b"\0")
     return f"{_OWN}{digest.hexdigest()[:12]}"
 
 
@@ -117,10 +123,10 @@ def _add_packages(request: BuildRequest, base: str, additions: Additions, emit: 
     )
 
 
-def _folder(dockerfile: Path) -> list[Path]:
+def folder_of(dockerfile: Path) -> list[Path]:
     """The files that a build of a person's Dockerfile reads: it, and what is beside it.
 
-    ConfigError if it cannot be read, is not on the lab's image, or is beside a lab's secrets or more than ``LARGEST``.
+    ConfigError if it cannot be read, is not on the lab's image, or if passwords, a lab or more than ``LARGEST`` are there.
     """
     what = f"LAB_DOCKERFILE: {dockerfile}"
     try:
@@ -132,10 +138,13 @@ def _folder(dockerfile: Path) -> list[Path]:
         raise ConfigError(f"{what}: cannot be read: {reason}", hint="name a Dockerfile") from error
     if not re.search(r"^\s*FROM[ \t]+(--\S+[ \t]+)?\$\{?BASE_IMAGE\b", text, re.MULTILINE | re.IGNORECASE):
         raise ConfigError(f"{what}: not built on the lab's image", hint="ARG BASE_IMAGE, then FROM ${BASE_IMAGE}")
-    if (dockerfile.parent / ".env").exists() or size > LARGEST:
-        why = "the lab's directory" if size <= LARGEST else f"{size / 1e6:.0f} MB, more than {LARGEST // 10**6}"
+    names = [path.relative_to(dockerfile.parent) for path in found]
+    why = next((f"holds {name}" for name in names if ".lab" in name.parts or name.name in PASSWORDS), "")
+    if size > LARGEST:
+        why = f"is {size / 1e6:.0f} MB, more than {LARGEST // 10**6}"
+    if why:
         hint = "keep the Dockerfile in a folder of its own, with what it copies"
-        raise ConfigError(f"{what}: its folder goes into the build, and is {why}", hint=hint)
+        raise ConfigError(f"{what}: its folder goes into the build, and {why}", hint=hint)
     return found
 
 

@@ -267,10 +267,10 @@ def test_the_image_that_a_workload_needs_is_offered(there: tuple[str, ...], reas
 
 def test_a_workloads_image_gives_way_to_the_one_that_is_set(tmp_path: Path) -> None:
     task = workload(image="horovod")
-    assert images.for_workload(at(tmp_path).settings(), task).text("LAB_IMAGE") == "labctl/horovod"
+    assert images.for_workload(at(tmp_path), at(tmp_path).settings(), task).text("LAB_IMAGE") == "labctl/horovod"
     chosen = Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={"LAB_IMAGE": "mine:1"})
-    assert images.for_workload(chosen.settings(), task).text("LAB_IMAGE") == "mine:1"
-    assert images.for_workload(at(tmp_path).settings(), workload()).text("LAB_IMAGE") == ""
+    assert images.for_workload(chosen, chosen.settings(), task).text("LAB_IMAGE") == "mine:1"
+    assert images.for_workload(at(tmp_path), at(tmp_path).settings(), workload()).text("LAB_IMAGE") == ""
 
 
 def test_a_hosts_cache_of_another_image_is_emptied_and_no_link_followed_that_is_put_there_meanwhile(

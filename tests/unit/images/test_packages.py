@@ -53,7 +53,10 @@ def test_an_image_of_a_persons_dockerfile_is_known_by_what_its_build_reads(tmp_p
     assert tag == packages.tag("labctl/cpu", additions)
     (path.parent / "patch").write_text("two")
     other = packages.tag("labctl/cpu", additions)
-    assert len({tag, other, packages.tag("labctl/cpu", Additions(("nltk",), dockerfile=str(path)))}) == 3
+    (path.parent / "sub").mkdir()
+    (path.parent / "patch").rename(path.parent / "sub/patch")
+    moved = packages.tag("labctl/cpu", additions)
+    assert len({tag, other, moved, packages.tag("labctl/cpu", Additions(("nltk",), dockerfile=str(path)))}) == 4
 
 
 def test_a_dockerfile_that_leaves_the_labs_image_out_is_refused(tmp_path: Path) -> None:
@@ -63,10 +66,12 @@ def test_a_dockerfile_that_leaves_the_labs_image_out_is_refused(tmp_path: Path) 
     assert caught.value.hint == "ARG BASE_IMAGE, then FROM ${BASE_IMAGE}"
 
 
-def test_a_dockerfile_beside_the_labs_settings_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [".env", "lab/.env", "lab/.lab/nodes/worker-0/ssh/id_ed25519", ".netrc"])
+def test_a_dockerfile_beside_or_above_a_labs_secrets_is_refused(tmp_path: Path, name: str) -> None:
     path = dockerfile(tmp_path / "image")
-    (path.parent / ".env").write_text("HF_TOKEN=hf_secret\n")
-    with pytest.raises(ConfigError, match="its folder goes into the build, and is the lab's directory"):
+    (path.parent / name).parent.mkdir(parents=True, exist_ok=True)
+    (path.parent / name).write_text("HF_TOKEN=hf_secret\n")
+    with pytest.raises(ConfigError, match=f"its folder goes into the build, and holds {re.escape(name)}"):
         packages.tag("labctl/cpu", Additions(dockerfile=str(path)))
 
 
@@ -110,22 +115,33 @@ def test_a_setting_that_is_no_list_of_packages_is_refused(tmp_path: Path, key: s
 
 def test_a_workloads_packages_come_to_those_of_the_lab(tmp_path: Path) -> None:
     task = workload(packages=("nltk", "einops"), apt=("git",))
-    settings = images.for_workload(at(tmp_path, LAB_PACKAGES="einops").settings(), task)
+    here = at(tmp_path, LAB_PACKAGES="einops")
+    settings = images.for_workload(here, here.settings(), task)
     assert packages.of(settings) == Additions(("einops", "nltk"), ("git",))
     assert settings.origin("LAB_PACKAGES") == "workload hello"
     assert settings.text("LAB_IMAGE") == ""
 
 
+def test_packages_of_another_workload_do_not_come_along(tmp_path: Path) -> None:
+    here = at(tmp_path, LAB_PACKAGES="einops")
+    here.keep_image(images.for_workload(here, here.settings(), workload(name="other", packages=("nltk",))))
+    assert packages.of(here.settings()).python == ("einops", "nltk")
+    alone = images.for_workload(here, here.settings(), workload(packages=("sacrebleu",)))
+    assert packages.of(alone).python == ("einops", "sacrebleu")
+    assert packages.of(images.for_workload(here, here.settings(), workload())).python == ("einops", "nltk")
+
+
 def test_an_image_that_labctl_does_not_have_is_refused_with_those_that_it_has(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="unknown image `mine`") as caught:
-        images.for_workload(at(tmp_path).settings(), workload(image="mine"))
+        images.for_workload(at(tmp_path), at(tmp_path).settings(), workload(image="mine"))
     assert "horovod" in caught.value.hint
 
 
 def test_a_run_says_where_the_labs_image_is_not_the_workloads(tmp_path: Path) -> None:
     asking = workload(name="mnist-horovod", image="horovod")
     said = [
-        images.remark(images.for_workload(at(tmp_path, **flags).settings(), asking), asking)
-        for flags in ({}, {"LAB_IMAGE": "labctl/horovod"}, {"LAB_IMAGE": "mine:1"})
+        images.remark(images.for_workload(here, here.settings(), asking), asking)
+        for image in ({}, {"LAB_IMAGE": "labctl/horovod"}, {"LAB_IMAGE": "mine:1"})
+        for here in [at(tmp_path, **image)]
     ]
     assert said == ["", "", "LAB_IMAGE is mine:1, and mnist-horovod asks for labctl/horovod; LAB_IMAGE is taken"]
