@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from msgspec import Struct
 
 from labctl.bundle.format import AGAIN, Bundle, BundleEntry
-from labctl.bundle.save import CACHED, FOLDERS, NODES, SKIPPED, ExcludedFile
+from labctl.bundle.save import CACHED, FOLDERS, NODES, SKIPPED, ExcludedFile, folder_of_dockerfile
 from labctl.config import dotenv, mount_sources
 from labctl.config import settings as config
 from labctl.config.context import Context
@@ -157,11 +157,10 @@ def settings_of(bundle: Bundle) -> str:
 
 def require_saved(bundle: Bundle) -> None:
     """HostError if the bundle holds a file that no `labctl bundle save` writes."""
-    hosts = {entry.value for entry in dotenv.parse(settings_of(bundle), ".env") if entry.key == "LAB_HOSTS"}
-    folders = tuple(f"{folder}/" for folder in FOLDERS)
-    odd = [
-        f"lab/{name}" for name in bundle.below("lab") if name not in {".env", *hosts} and not name.startswith(folders)
-    ]
+    named = {entry.key: entry.value for entry in dotenv.parse(settings_of(bundle), ".env")}
+    known = {".env", named.get("LAB_HOSTS"), named.get("LAB_REQUIREMENTS")}
+    folders = tuple(f"{one}/" for one in (*FOLDERS, *folder_of_dockerfile(named.get("LAB_DOCKERFILE", ""))))
+    odd = [f"lab/{name}" for name in bundle.below("lab") if name not in known and not name.startswith(folders)]
     odd += [f"lab/{name}" for name in bundle.below("lab") if SKIPPED & {*PurePosixPath(name).parts}]
     odd += [f"locks/{name}" for name in bundle.below("locks") if not re.fullmatch(r"[\w.-]+\.lock", name)]
     if odd:

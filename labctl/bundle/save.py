@@ -18,6 +18,7 @@ from labctl.bundle.format import BundleWriter
 from labctl.config import dotenv
 from labctl.config import settings as config
 from labctl.config.context import Context
+from labctl.config.override import FILE as OVERRIDE
 from labctl.config.settings import Settings
 from labctl.deploy import images as prepare
 from labctl.deploy import preflight
@@ -172,12 +173,18 @@ def of_lab(directory: Path, *, secrets: bool) -> tuple[list[Entry], list[Exclude
         text, blanked = without_secrets(text, env)
         excluded += [ExcludedFile(f".env: {key}", "a secret") for key in blanked]
     entries = {".env": Entry(name=".env", mode=0o600, source=text.encode())}
-    hosts = env.text("LAB_HOSTS")
-    if hosts and is_below(hosts) and (directory / hosts).is_file():
-        entries[hosts] = Entry(name=hosts, source=directory / hosts)
-    elif hosts:
-        excluded.append(ExcludedFile(hosts, "not in the lab directory"))
-    for entry in (entry for folder in FOLDERS for entry in walk(directory, folder)):
+    for name in filter(None, (env.text("LAB_HOSTS"), env.text("LAB_REQUIREMENTS"))):
+        if is_below(name) and (directory / name).is_file():
+            entries[name] = Entry(name=name, source=directory / name)
+        else:
+            excluded.append(ExcludedFile(name, "not in the lab directory"))
+    dockerfile = env.text("LAB_DOCKERFILE")
+    folders = (*FOLDERS, *folder_of_dockerfile(dockerfile))
+    if dockerfile and folders == FOLDERS:
+        excluded.append(ExcludedFile(dockerfile, "not in a folder of the lab directory"))
+    if (directory / OVERRIDE).exists():
+        excluded.append(ExcludedFile(OVERRIDE, "it may open the machine that loads it: copy it yourself"))
+    for entry in (entry for folder in folders for entry in walk(directory, folder)):
         reason = "" if secrets else why_secret(entry)
         if leads_out(entry.name, entry.target):
             reason = "points outside the lab"
@@ -186,6 +193,13 @@ def of_lab(directory: Path, *, secrets: bool) -> tuple[list[Entry], list[Exclude
         else:
             entries[entry.name] = entry
     return list(entries.values()), excluded
+
+
+def folder_of_dockerfile(name: str) -> tuple[str, ...]:
+    """The folder that LAB_DOCKERFILE's build reads, if it is below the lab directory."""
+    folder = PurePosixPath(name).parent
+    own = folder.parts[:1] in ((), (".lab",), ("runs",))
+    return (folder.as_posix(),) if is_below(name) and not own else ()
 
 
 def not_cached(cache: Path) -> list[ExcludedFile]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # Ranks that a result's text lists.
 SHOWN = 8
 ARGUMENTS = "labctl.arguments"
+NOT_THERE = r"No such file or directory: '(/(?!workspace/|proc/|sys/)[^']+)"
 # What a rank's last words say, and what to do about it.
 STEPS = (
     (
@@ -37,10 +38,7 @@ STEPS = (
         "end the script with sys.stdout.flush(); os._exit(0)",
     ),
     ("Read-only file system", "write to the current directory, which is the run's own, or to $LABCTL_RUN_DIR"),
-    (
-        r"No such file or directory: '(/(?!workspace/|proc/|sys/)[^/']+)",
-        "ranks see what is mounted: LAB_MOUNTS={0}:{0}:ro in .env, then `labctl up`",
-    ),
+    (NOT_THERE, "ranks see what is mounted: LAB_MOUNTS={0}:{0}:ro in .env, then `labctl up`"),
     (
         r"couldn't connect to 'https?://|offline mode is enabled|LocalEntryNotFoundError",
         "the hub was not reached: `labctl cache WORKLOAD` downloads below HOST_CACHE_PATH where there is a network",
@@ -227,5 +225,15 @@ def next_step(result: Result) -> str:
             return f"the lab has no {name} device: `labctl devices` lists what it has"
     for pattern, step in STEPS:
         if found := re.search(pattern, result.message):
-            return step.format(*found.groups())
+            words = (mountable(Path(found[1])),) if pattern is NOT_THERE else found.groups()
+            return step.format(*words)
     return ""
+
+
+def mountable(path: Path) -> str:
+    """The directory to mount so that a path is found, or a word for it where that one may not be mounted."""
+    from labctl.config import mount_sources
+
+    folder = path if path.is_dir() else path.parent
+    refused = mount_sources.refusal(str(folder), str(Path.home()), here=True)
+    return "DIRECTORY" if refused else str(folder)

@@ -22,7 +22,7 @@ from labctl.cli.bundle import loaded_text
 from labctl.config import dotenv, settings
 from labctl.config.context import Context
 from labctl.errors import ConfigError, HostError
-from labctl.images import catalog, local
+from labctl.images import catalog, local, packages
 from labctl.images.archive import Archive
 from labctl.model import Event, HostFailure
 from labctl.system import filelock, process
@@ -185,6 +185,30 @@ def test_what_is_left_out_is_said(lab: Path, tmp_path: Path) -> None:
         ".lab/nodes/worker-0/secrets/hf_token": "a secret",
         ".lab/nodes/worker-0/ssh/ssh_host_ed25519_key": "a private key",
     }
+
+
+def test_what_the_labs_image_is_made_of_goes_along(lab: Path, tmp_path: Path) -> None:
+    (lab / "image/patches").mkdir(parents=True)
+    (lab / "image/Dockerfile").write_text("ARG BASE_IMAGE\nFROM ${BASE_IMAGE}\nCOPY patches /patches\n")
+    (lab / "image/patches/apply.sh").touch(0o755)
+    (lab / "requirements.txt").write_text("nltk\n")
+    (lab / ".env").write_text(f"{ENV}LAB_DOCKERFILE=image/Dockerfile\nLAB_REQUIREMENTS=requirements.txt\n")
+    asked = packages.tag(NAME, packages.of(context(lab).settings()))
+    assert save.save_bundle(context(lab), tmp_path / "lab.bundle").images == (asked,)
+    unpacked(tmp_path / "lab.bundle", tmp_path / "out")
+    assert packages.tag(NAME, packages.of(context(tmp_path / "out").settings())) == asked
+
+
+@pytest.mark.parametrize("name", ["/etc/image/Dockerfile", "Dockerfile", "../image/Dockerfile", "runs/1/Dockerfile"])
+def test_a_dockerfile_elsewhere_stays_and_is_said(name: str, lab: Path) -> None:
+    (lab / ".env").write_text(f"{ENV}LAB_DOCKERFILE={name}\nLAB_REQUIREMENTS=~/requirements.txt\n")
+    (lab / "compose.override.yml").write_text("services: {}\n")
+    entries, excluded = save.of_lab(lab, secrets=False)
+    assert not [one.name for one in entries if "ocker" in one.name or "requirements" in one.name]
+    reasons = {one.path: one.reason for one in excluded}
+    assert reasons[name] == "not in a folder of the lab directory"
+    assert reasons["~/requirements.txt"] == "not in the lab directory"
+    assert "compose.override.yml" in reasons
 
 
 def test_what_else_is_in_the_cache_stays_and_is_said(lab: Path, cache: Path, tmp_path: Path) -> None:
