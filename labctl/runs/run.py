@@ -20,6 +20,7 @@ from labctl.deploy.executor import LabDeployment, do
 from labctl.engines import Backend, agent, connection_to
 from labctl.engines.state import ObservedState, lost
 from labctl.errors import ConfigError, HostError, raise_all
+from labctl.fit import training_script
 from labctl.hosts import facts as survey
 from labctl.hosts.manifest import Manifest
 from labctl.lab.cluster import Cluster
@@ -29,7 +30,7 @@ from labctl.runs.request import RunOptions
 from labctl.runs.supervise import supervise
 from labctl.runs.verdict import RunOutcome, error, judge
 from labctl.system import filelock, procfs, routing
-from labctl.workloads import deepspeed_config
+from labctl.workloads import deepspeed_config, external
 
 
 def why_not_fit(lab: Lab, job: Job, limit: int) -> str | None:
@@ -58,6 +59,8 @@ def how_it_fits(
     """
     count = nodes or len(lab.nodes)
     accelerator = "device" if device_memory and lab.accelerator == "cpu" else lab.accelerator
+    if script := external.script_of(workload):
+        workload = training_script.described(workload, script)
     workload = deepspeed_config.resolve_bf16(workload, accelerator, lab.hosts)
     training = fit.of(workload, accelerator, slots or max(node.slots for node in lab.nodes), count)
     elsewhere = accelerator != "cpu" and bool(nodes or slots)
