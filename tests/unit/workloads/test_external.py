@@ -229,7 +229,7 @@ def test_a_clone_that_asks_torch_for_cuda_by_name_runs_on_cuda_alone(tmp_path: P
     external.require_device(task, "intel", {"dschat": clone})
     main.write_text(f"{main.read_text()}    torch.cuda.set_device(args.local_rank)\n")
     external.require_device(task, "nvidia", {"dschat": clone})
-    with pytest.raises(HostError, match="needs CUDA: its main.py"):
+    with pytest.raises(HostError, match="needs CUDA"):
         external.require_device(task, "intel", {"dschat": clone})
 
 
