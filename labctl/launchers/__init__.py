@@ -103,6 +103,17 @@ def way(text: str) -> str:
     return text.partition(":")[2] or get(text).WAYS[0]
 
 
+def environment(text: str, launch: LaunchSpec) -> Pairs:
+    """What the launcher finds in its environment: Open MPI's options where it chooses the MPI itself.
+
+    Intel's MPI, which refuses them as arguments, does not read them.
+    """
+    if (name(text), launch.way) != ("horovod", "mpi"):
+        return ()
+    words = open_mpi_options(launch)
+    return tuple((f"OMPI_MCA_{option}", value) for option, value in zip(words[1::3], words[2::3], strict=True))
+
+
 def check(text: str, launch: LaunchSpec) -> None:
     """ConfigError for options that labctl sets itself, and for what the launcher cannot do."""
     unknown_options(text, launch.options)

@@ -123,7 +123,7 @@ def build(
         workload=workload,
         nodes=tuple(replace(node, slots=len(slots)) for node, slots in chosen),
         argv=launcher.argv(launch),
-        environment=(("LABCTL_RUN_ID", run_id),),
+        environment=(("LABCTL_RUN_ID", run_id), *launchers.environment(workload.launcher, launch)),
         files=files,
         timeout=timeout,
         directory=directory,
