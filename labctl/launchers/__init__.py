@@ -104,14 +104,15 @@ def way(text: str) -> str:
 
 
 def environment(text: str, launch: LaunchSpec) -> Pairs:
-    """What the launcher finds in its environment: Open MPI's options where it chooses the MPI itself.
+    """What the launcher finds in its environment: options of the MPI that Horovod starts, whichever the image has.
 
-    Intel's MPI, which refuses them as arguments, does not read them.
+    Open MPI's, which another one would refuse as arguments, and those of MPICH's family.
     """
     if (name(text), launch.way) != ("horovod", "mpi"):
         return ()
     words = open_mpi_options(launch)
-    return tuple((f"OMPI_MCA_{option}", value) for option, value in zip(words[1::3], words[2::3], strict=True))
+    open_mpi = ((f"OMPI_MCA_{option}", value) for option, value in zip(words[1::3], words[2::3], strict=True))
+    return (*open_mpi, ("I_MPI_HYDRA_IFACE", launch.interface), ("FI_TCP_IFACE", launch.interface))
 
 
 def check(text: str, launch: LaunchSpec) -> None:

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from labctl import fit, model, naming
+from labctl import accelerators, fit, model, naming
 from labctl.compose import render
 from labctl.config.context import Context
 from labctl.config.settings import sounds_secret
@@ -23,6 +23,7 @@ from labctl.errors import ConfigError, HostError, raise_all
 from labctl.fit import training_script
 from labctl.hosts import facts as survey
 from labctl.hosts.manifest import Manifest
+from labctl.images import catalog
 from labctl.lab.cluster import Cluster
 from labctl.model import HERE, Job, Lab, Metric, Result, Verdict, Workload
 from labctl.runs import artifacts, inputs, metrics, store
@@ -157,7 +158,8 @@ def require_program(lab: Lab, job: Job, engine: Backend) -> None:
     if found.code:
         hint = f"set LAB_IMAGE in .env to one that has {program}, then `labctl up`"
         if program == "horovodrun":
-            hint = "LAB_IMAGE=labctl/horovod in .env, then `labctl up`: its image has all of the CPU image too"
+            own = dict(accelerators.get(lab.accelerator).images).get("horovod", "horovod")
+            hint = f"LAB_IMAGE={catalog.tag(own)} in .env, then `labctl up`"
         raise HostError(f"launcher `{program}` not found in image {lab.image}", hint=hint)
 
 
