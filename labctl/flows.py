@@ -342,7 +342,7 @@ def run_on(
     first: tuple[Step, ...] = ()
     lab, cluster = load_lab(context, cluster, ask=False)
     job = build_job(lab, workload, options, now, context.warn)
-    external.require_device(workload, lab.accelerator)
+    external.require_device(workload, lab.accelerator, external.roots(cluster.settings))
     if reason := runs.why_not_fit(lab, job, cluster.settings.number("LAB_MEMORY")):
         return runs.refuse(lab, job, reason, now, dry_run=dry_run)
     if filelock.is_held(context.directory / filelock.LAB):

@@ -159,6 +159,11 @@ class AcceleratorModule(Struct, frozen=True, kw_only=True):
     base_image: Callable[[], str] = lambda: ""
     """What its image is built on, where this host decides that."""
 
+    images: tuple[tuple[str, str], ...] = ()
+    """Which of labctl's images it has in the place of one that a workload asks for."""
+    launchers: tuple[tuple[str, str], ...] = ()
+    """Which way of a launcher its images have, where that is not the usual one."""
+
     def mapping(self, host: Host, devices: tuple[Device, ...]) -> DeviceMapping:
         """What one node with these devices asks of its container; RDMA only where the host has it."""
         own = self.container(host, devices)

@@ -153,4 +153,5 @@ MODULE = AcceleratorModule(
     count=COUNT.format(kind="GPU", module="cuda"),
     reset="nvidia-smi --gpu-reset --id={device}",
     image_check=image_check,
+    images=(("horovod", "nvidia-horovod"),),
 )

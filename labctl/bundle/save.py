@@ -153,12 +153,12 @@ def save_bundle(
 
 def image_of(context: Context, settings: Settings) -> str:
     """The image of the lab's nodes; hosts are contacted only if their devices decide."""
-    accelerator = settings.text("LAB_ACCELERATOR")
-    if settings.text("LAB_IMAGE") or accelerator != "auto":
-        base = settings.text("LAB_IMAGE") or catalog.tag(accelerator)
-        return packages.tag(base, packages.of(settings))
-    with cluster.connect(context, settings) as where:
-        return where.image
+
+    def detect() -> str:
+        with cluster.connect(context, settings) as where:
+            return where.accelerator
+
+    return packages.tag(cluster.base_image(settings, detect), packages.of(settings))
 
 
 def of_lab(directory: Path, *, secrets: bool) -> tuple[list[Entry], list[ExcludedFile]]:

@@ -126,7 +126,7 @@ def _add_packages(request: BuildRequest, base: str, additions: Additions, emit: 
 def folder_of(dockerfile: Path) -> list[Path]:
     """The files that a build of a person's Dockerfile reads: it, and what is beside it.
 
-    ConfigError if it cannot be read, is not on the lab's image, or if passwords, a lab or more than ``LARGEST`` are there.
+    ConfigError if it cannot be read, is not on the lab's image, or is beside passwords, a lab or more than ``LARGEST``.
     """
     what = f"LAB_DOCKERFILE: {dockerfile}"
     try:

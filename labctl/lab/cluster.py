@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from labctl import naming
+from labctl import accelerators, naming
 from labctl.config import inventory
-from labctl.config.context import Context
+from labctl.config.context import BY_WORKLOAD, Context
 from labctl.config.inventory import InventoryHost
 from labctl.config.settings import USUAL_NODES, Settings
 from labctl.engines import Backend, Capabilities
@@ -147,10 +147,7 @@ class Cluster(Struct, frozen=True, kw_only=True, dict=True):
     @property
     def base_image(self) -> str:
         """The image asked for, or labctl's own for the accelerator."""
-        from labctl.images import catalog
-
-        wanted = self.settings.text("LAB_ACCELERATOR")
-        return self.settings.text("LAB_IMAGE") or catalog.tag(self.accelerator if wanted == "auto" else wanted)
+        return base_image(self.settings, lambda: self.accelerator)
 
     def with_usable_hosts(self) -> Cluster:
         """A copy without the hosts that lack what their nodes ask for. Errors as ``detect_hardware``."""
@@ -250,6 +247,21 @@ def read_inventory(directory: Path, settings: Settings) -> tuple[InventoryHost, 
 def backend_here(seconds: int) -> Backend:
     """What runs a lab that lists no hosts: this machine's Docker daemon."""
     return DockerEngine(seconds=seconds)
+
+
+def base_image(settings: Settings, detect: Callable[[], str]) -> str:
+    """The image that a person names; else labctl's own for the accelerator, or what it has of the one a workload needs.
+
+    ``detect`` is asked where the settings do not say which accelerator the hosts have.
+    """
+    from labctl.images import catalog
+
+    named, wanted = settings.text("LAB_IMAGE"), settings.text("LAB_ACCELERATOR")
+    if named and not settings.origin("LAB_IMAGE").startswith(BY_WORKLOAD):
+        return named
+    accelerator = detect() if wanted == "auto" else wanted
+    own = catalog.name_of(named) or accelerator
+    return catalog.tag(dict(accelerators.get(accelerator).images).get(own, own))
 
 
 def placement(settings: Settings, hosts: tuple[InventoryHost, ...]) -> dict[str, str]:

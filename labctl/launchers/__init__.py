@@ -103,6 +103,18 @@ def way(text: str) -> str:
     return text.partition(":")[2] or get(text).WAYS[0]
 
 
+def environment(text: str, launch: LaunchSpec) -> Pairs:
+    """What the launcher finds in its environment: options of the MPI that Horovod starts, whichever the image has.
+
+    Open MPI's, which another one would refuse as arguments, and those of MPICH's family.
+    """
+    if (name(text), launch.way) != ("horovod", "mpi"):
+        return ()
+    words = open_mpi_options(launch)
+    open_mpi = ((f"OMPI_MCA_{option}", value) for option, value in zip(words[1::3], words[2::3], strict=True))
+    return (*open_mpi, ("I_MPI_HYDRA_IFACE", launch.interface), ("FI_TCP_IFACE", launch.interface))
+
+
 def check(text: str, launch: LaunchSpec) -> None:
     """ConfigError for options that labctl sets itself, and for what the launcher cannot do."""
     unknown_options(text, launch.options)

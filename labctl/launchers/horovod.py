@@ -1,4 +1,4 @@
-"""Horovod's horovodrun, with Gloo or with Open MPI.
+"""Horovod's horovodrun, with Gloo or with the image's MPI.
 
 Facts from Horovod 0.28.1 as it was tried across containers: with several networks it may pick different interfaces on
 different nodes, so the interface is named; its cache of checked hosts outlives the containers that were checked, so it
@@ -36,9 +36,6 @@ def check(launch: LaunchSpec) -> None:
 
 def argv(launch: LaunchSpec) -> tuple[str, ...]:
     """The command for the launcher container."""
-    # Workers hold no private key, so Open MPI's daemons are all started from the launcher.
-    mpi = "--mpi-args=-mca plm_rsh_no_tree_spawn 1 -mca oob_tcp_if_include " + launch.addresses
-    mpi += " -mca mpi_yield_when_idle 1" if launch.crowded else ""
     return (
         "horovodrun",
         "-np", str(launch.ranks),
@@ -46,7 +43,7 @@ def argv(launch: LaunchSpec) -> tuple[str, ...]:
         "--network-interfaces", launch.interface,
         "--ssh-port", str(launch.ssh_port),
         "--disable-cache",
-        *(("--mpi", mpi) if launch.way == "mpi" else ("--gloo",)),
+        f"--{launch.way}",
         *launch.options,
         launch.program,
     )  # fmt: skip

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from labctl import launchers
+from labctl import accelerators, launchers
 from labctl.compose.render import template
 from labctl.config import hostfile
 from labctl.errors import ConfigError
@@ -91,6 +91,8 @@ def build(
     ``code`` is copied to where its ranks start; ``config_source`` is the source of DeepSpeed's configuration in errors.
     ConfigError for what the launcher or DeepSpeed would reject.
     """
+    usual = dict(accelerators.get(lab.accelerator).launchers)
+    workload = replace(workload, launcher=usual.get(workload.launcher, workload.launcher))
     directory = run_directory(lab, run_id)
     numbered = any(slots != tuple(range(len(slots))) for _, slots in chosen)
     launch = LaunchSpec(
@@ -123,7 +125,7 @@ def build(
         workload=workload,
         nodes=tuple(replace(node, slots=len(slots)) for node, slots in chosen),
         argv=launcher.argv(launch),
-        environment=(("LABCTL_RUN_ID", run_id),),
+        environment=(("LABCTL_RUN_ID", run_id), *launchers.environment(workload.launcher, launch)),
         files=files,
         timeout=timeout,
         directory=directory,

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from labctl import fit, model, naming
+from labctl import accelerators, fit, model, naming
 from labctl.compose import render
 from labctl.config.context import Context
 from labctl.config.settings import sounds_secret
@@ -20,8 +20,10 @@ from labctl.deploy.executor import LabDeployment, do
 from labctl.engines import Backend, agent, connection_to
 from labctl.engines.state import ObservedState, lost
 from labctl.errors import ConfigError, HostError, raise_all
+from labctl.fit import training_script
 from labctl.hosts import facts as survey
 from labctl.hosts.manifest import Manifest
+from labctl.images import catalog
 from labctl.lab.cluster import Cluster
 from labctl.model import HERE, Job, Lab, Metric, Result, Verdict, Workload
 from labctl.runs import artifacts, inputs, metrics, store
@@ -29,7 +31,7 @@ from labctl.runs.request import RunOptions
 from labctl.runs.supervise import supervise
 from labctl.runs.verdict import RunOutcome, error, judge
 from labctl.system import filelock, procfs, routing
-from labctl.workloads import deepspeed_config
+from labctl.workloads import deepspeed_config, external
 
 
 def why_not_fit(lab: Lab, job: Job, limit: int) -> str | None:
@@ -58,6 +60,8 @@ def how_it_fits(
     """
     count = nodes or len(lab.nodes)
     accelerator = "device" if device_memory and lab.accelerator == "cpu" else lab.accelerator
+    if script := external.script_of(workload):
+        workload = training_script.described(workload, script)
     workload = deepspeed_config.resolve_bf16(workload, accelerator, lab.hosts)
     training = fit.of(workload, accelerator, slots or max(node.slots for node in lab.nodes), count)
     elsewhere = accelerator != "cpu" and bool(nodes or slots)
@@ -154,7 +158,8 @@ def require_program(lab: Lab, job: Job, engine: Backend) -> None:
     if found.code:
         hint = f"set LAB_IMAGE in .env to one that has {program}, then `labctl up`"
         if program == "horovodrun":
-            hint = "LAB_IMAGE=labctl/horovod in .env, then `labctl up`: its image has all of the CPU image too"
+            own = dict(accelerators.get(lab.accelerator).images).get("horovod", "horovod")
+            hint = f"LAB_IMAGE={catalog.tag(own)} in .env, then `labctl up`"
         raise HostError(f"launcher `{program}` not found in image {lab.image}", hint=hint)
 
 

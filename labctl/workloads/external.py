@@ -140,6 +140,11 @@ def is_step(of: Workload) -> bool:
     return of.directory.name == DSCHAT.family and "/" in "".join(of.arguments[:1])
 
 
+def script_of(of: Workload) -> Path | None:
+    """The DeepSpeed-Chat script on this host that a workload runs; None for another workload."""
+    return Path(of.description) if of.directory.name == DSCHAT.family else None
+
+
 def at(of: Workload, nodes: int, directory: str) -> Workload:
     """The workload as one run starts it: DeepSpeed-Chat's scripts get a job's name, the hostfile and a folder."""
     if of.directory.name != DSCHAT.family:
@@ -193,12 +198,17 @@ def remarks(of: Workload, clones: Mapping[str, Path]) -> tuple[str, ...]:
     return (f"{own} is for its authors' machines and is not read: LAB_ENV_<NAME>=value in .env sets a variable",)
 
 
-def require_device(of: Workload, accelerator: str) -> None:
-    """HostError where a workload needs Gaudis, or devices at all, and the lab has none."""
+def require_device(of: Workload, accelerator: str, clones: Mapping[str, Path]) -> None:
+    """HostError where a workload needs devices that the lab does not have."""
     if of.directory.name == GAUDI.family and of.script != CHECK and accelerator != "habana":
         raise HostError(
             f"{of.name} needs Gaudis: it imports Habana's own software, and this lab's accelerator is {accelerator}",
             hint=f"labctl run {of.name} --rehearse checks what can be checked without one",
+        )
+    if of.directory.name == DSCHAT.family and accelerator != "nvidia" and calls_cuda(clones[DSCHAT.family]):
+        raise HostError(
+            f"{of.name} needs CUDA: its main.py calls torch.cuda.set_device, and the accelerator is {accelerator}",
+            hint="labctl's own opt-13b and others train the same on any device: docs/workloads.md has their names",
         )
     if is_step(of) and accelerator == "cpu":
         raise HostError(
@@ -249,6 +259,12 @@ def scripts(clone: ExternalRepo, root: Path) -> dict[str, Path]:
         if path.is_file() and path.resolve().is_relative_to(root.resolve()) and re.search(mark, procfs.read(path))
     }
     return {name: found[name] for name in sorted(found) if _NAME.fullmatch(name)}
+
+
+def calls_cuda(root: Path) -> bool:
+    """Whether the steps of a clone of DeepSpeed-Chat ask torch for CUDA by name, as Lambda's do."""
+    steps = (root / DSCHAT.scripts).glob("step*/main.py")
+    return any(re.search(r"(?m)^[^#\n]*torch\.cuda\.set_device\(", procfs.read(step)) for step in steps)
 
 
 def named_on_hub(text: str) -> Cache:

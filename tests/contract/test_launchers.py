@@ -41,10 +41,22 @@ def test_all_launchers_are_known_with_their_ways() -> None:
     )  # fmt: skip
 
 
+def mpi_options(name: str, **changes: Any) -> str:
+    """What Open MPI is given, as arguments or in its environment."""
+    given = launchers.environment(name, launch(name, **changes))
+    return " ".join((*argv(name, **changes), *(f"{key.removeprefix('OMPI_MCA_')} {value}" for key, value in given)))
+
+
 @pytest.mark.parametrize("name", ["deepspeed:openmpi", "horovod:mpi", "mpirun"])
 def test_open_mpi_yields_where_ranks_share_cores_and_there_only(name: str) -> None:
-    said = [" ".join(argv(name, crowded=crowded)) for crowded in (False, True)]
+    said = [mpi_options(name, crowded=crowded) for crowded in (False, True)]
     assert ["mpi_yield_when_idle 1" in text for text in said] == [False, True]
+
+
+def test_horovod_gives_open_mpis_options_to_no_other_mpi() -> None:
+    """Intel's mpirun refuses `-mca`."""
+    assert not [word for word in argv("horovod:mpi", crowded=True) if "mca" in word]
+    assert launchers.environment("horovod", launch("horovod", crowded=True)) == ()
 
 
 @pytest.mark.parametrize("name", ["slurm", "", "../deepspeed", "__init__"])
@@ -197,7 +209,7 @@ def test_torchrun_refuses_nodes_with_different_slots() -> None:
 
 def test_workers_start_no_daemons_on_other_workers() -> None:
     for name in ("mpirun", "deepspeed:openmpi", "horovod:mpi"):
-        assert "plm_rsh_no_tree_spawn 1" in " ".join(argv(name))
+        assert "plm_rsh_no_tree_spawn 1" in mpi_options(name)
 
 
 @pytest.mark.parametrize("asked", [("--bind-to", "core"), ("--bind-to=core",)])

@@ -38,7 +38,9 @@ def test_a_deepspeed_chat_script_runs_unmodified_on_all_nodes(cloned: Lab) -> No
     log = (record / "opt-350m_1_2xN.log").read_text()
     assert log.startswith("worker-0 slots=1\nworker-1 slots=1\n\n")
     for rank in (0, 1):
-        assert f"worker-{rank}: rank {rank} local 0 run {result['run_id']} port 29500" in log
+        said = f"rank {rank} local 0 run {result['run_id']} port 29500"
+        assert f"worker-{rank}: {said}" in log
+        assert said in (record / f"ranks/rank-{rank}.log").read_text().splitlines()
     assert cloned.processes_of(result["run_id"]) == []
 
 
@@ -61,7 +63,7 @@ def test_a_script_that_names_its_authors_home_and_fails_is_an_error_with_the_rea
     result = answer.json
     assert answer.code == 4
     assert (result["verdict"], result["cause"]) == ("ERROR", "rank-crashed")
-    assert result["message"] == "a rank on worker-1 exited with code 1; the last it wrote: nothing to do"
+    assert result["message"] == "rank 1 on worker-1 exited with code 1; the last it wrote: nothing to do"
 
 
 def test_a_gaudi_example_is_refused_here_and_checked_on_every_node(cloned: Lab) -> None:

@@ -20,6 +20,11 @@ def train(args: Namespace, images: Images) -> None:
     from horovod.tensorflow import allgather_object
 
     hvd.init()
+    for kind in ("GPU", "XPU"):
+        if devices := tf.config.list_physical_devices(kind):
+            device = devices[hvd.local_rank()]
+            tf.config.experimental.set_memory_growth(device, True)
+            tf.config.set_visible_devices(device, kind)
     threads = cores_per_rank(hvd.local_size())
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.keras.utils.set_random_seed(args.seed + hvd.rank())

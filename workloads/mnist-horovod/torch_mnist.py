@@ -19,6 +19,7 @@ def train(args: Namespace, images: Images) -> None:
     import torch
 
     hvd.init()
+    device = torch.device("cuda", hvd.local_rank()) if torch.cuda.is_available() else torch.device("cpu")
     threads = cores_per_rank(hvd.local_size())
     torch.set_num_threads(threads)
     torch.manual_seed(args.seed + hvd.rank())
@@ -28,9 +29,9 @@ def train(args: Namespace, images: Images) -> None:
     say(hvd, f"PyTorch {torch.__version__}, {threads} threads\ndata: {images.source}")
 
     mine = images.shard(hvd.rank(), hvd.size())
-    train_set, test_set = (tensors(torch, pair) for pair in (mine.train, mine.test))
+    train_set, test_set = (tensors(torch, pair, device) for pair in (mine.train, mine.test))
     steps = start.steps_per_epoch(mine, args.batch_size)
-    model = build(torch)
+    model = build(torch).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.learning_rate)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     # Rank 0's initial weights are everyone's.
@@ -72,9 +73,9 @@ def build(torch: Any) -> Any:
     )
 
 
-def tensors(torch: Any, pair: tuple[Any, Any]) -> tuple[Any, Any]:
+def tensors(torch: Any, pair: tuple[Any, Any], device: Any) -> tuple[Any, Any]:
     """Images in [0, 1] with one channel, and labels."""
-    images, labels = (torch.tensor(array) for array in pair)
+    images, labels = (torch.tensor(array, device=device) for array in pair)
     return images[:, None].float() / 255, labels.long()
 
 
@@ -85,7 +86,7 @@ def run_epoch(
     import torch
 
     model.train()
-    total, right = torch.zeros(()), torch.zeros(())
+    total, right = data[0].new_zeros(()), data[0].new_zeros(())
     order = torch.randperm(len(data[0]))[: steps * args.batch_size].split(args.batch_size)
     for number, batch in enumerate(order, step):
         for group in optimizer.param_groups:
@@ -111,7 +112,7 @@ def evaluate(hvd: Any, model: Any, data: tuple[Any, Any], batch_size: int) -> tu
     import torch
 
     model.eval()
-    total, right = torch.zeros(()), torch.zeros(())
+    total, right = data[0].new_zeros(()), data[0].new_zeros(())
     with torch.no_grad():
         for images, labels in zip(data[0].split(batch_size), data[1].split(batch_size), strict=True):
             output = model(images)

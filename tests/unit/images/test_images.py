@@ -75,10 +75,10 @@ def test_steps_that_fetch_are_handed_what_they_need(name: str) -> None:
 
 @pytest.mark.parametrize("name", catalog.names())
 def test_the_hash_covers_every_file_that_the_image_comes_from(name: str) -> None:
-    named = {word for word in re.findall(r"[\w.]+", text(name)) if (DOCKER / word).is_file()}
+    named = {word for word in re.findall(r"[\w.-]+", text(name)) if (DOCKER / word).is_file()}
     used = {path.name for path in catalog.inputs(name)}
     comments = {
-        word for line in text(name).splitlines() if line.startswith("#") for word in re.findall(r"[\w.]+", line)
+        word for line in text(name).splitlines() if line.startswith("#") for word in re.findall(r"[\w.-]+", line)
     }
     assert named - comments <= used
     assert f"{name}.Dockerfile" in used

@@ -89,6 +89,23 @@ def opened(context: Context) -> Open:
     return make
 
 
+@pytest.mark.parametrize(
+    ("accelerator", "image", "origin", "expected"),
+    [
+        ("cpu", "labctl/horovod", "workload mnist-horovod", "labctl/horovod"),
+        ("nvidia", "labctl/horovod", "workload mnist-horovod", "labctl/nvidia-horovod"),
+        ("intel", "labctl/horovod", "workload mnist-horovod", "labctl/intel-tensorflow"),
+        ("nvidia", "labctl/horovod", ".env:3", "labctl/horovod"),
+        ("nvidia", "", "default", "labctl/nvidia"),
+    ],
+)
+def test_an_accelerator_may_have_its_own_of_the_image_that_a_workload_needs(
+    context: Context, accelerator: str, image: str, origin: str, expected: str
+) -> None:
+    found = context.settings().with_value("LAB_IMAGE", image, origin)
+    assert cluster.base_image(found, lambda: accelerator) == expected
+
+
 def files(lab: Lab, *but: str) -> dict[str, str]:
     return {file.path: file.content for file in render.render(lab) if not any(name in file.path for name in but)}
 

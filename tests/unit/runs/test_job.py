@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from support.builders import host, job, lab, node, workload
 
 from labctl.errors import ConfigError
@@ -105,6 +106,20 @@ def test_bf16_is_decided_by_the_processors_of_all_hosts_unless_it_is_set(
     of = job(lab(accelerator=accelerator, hosts=(host(), host(name="b", bf16=has))), deepspeed=config)
     assert json.loads(files(of)["ds_config.json"])["bf16"] == {"enabled": enabled}
     assert of.workload.deepspeed == {**config, "bf16": {"enabled": enabled}}
+
+
+def test_horovod_starts_as_the_accelerators_own_can_unless_a_way_is_named() -> None:
+    names = {
+        accelerator: [
+            job(replace(lab(2), accelerator=accelerator), launcher=launcher).workload.launcher
+            for launcher in ("horovod", "horovod:gloo", "mpirun")
+        ]
+        for accelerator in ("cpu", "intel")
+    }
+    assert names == {
+        "cpu": ["horovod", "horovod:gloo", "mpirun"],
+        "intel": ["horovod:mpi", "horovod:gloo", "mpirun"],
+    }
 
 
 def test_the_run_id_is_on_every_process() -> None:

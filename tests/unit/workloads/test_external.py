@@ -84,9 +84,9 @@ def test_a_script_of_a_step_takes_a_persons_arguments_beside_its_output(upstream
     task = request.choose_workload(ROOT, name, request.RunOptions(words=("actor", "critic")), found)
     assert external.at(task, 2, "/runs/7").arguments == (STEP, "2xN", "/runs/7/hostfile", "/runs/7", "actor", "critic")
     assert (task.criteria, task.cache.datasets) == ((), ("Dahoas/rm-static",))
-    external.require_device(task, "nvidia")
+    external.require_device(task, "nvidia", {"dschat": upstream})
     with pytest.raises(HostError, match="trains in fp16"):
-        external.require_device(task, "cpu")
+        external.require_device(task, "cpu", {"dschat": upstream})
     with pytest.raises(ConfigError, match="takes no --set"):
         request.choose_workload(ROOT, name, request.RunOptions(arguments=(("a", "1"),)), found)
 
@@ -212,12 +212,25 @@ def test_a_quote_that_is_left_open_is_an_error() -> None:
 
 
 def test_only_gaudis_run_gaudi_examples() -> None:
-    external.require_device(load("bridgetower"), "habana")
-    external.require_device(load("bridgetower", rehearse=True), "cpu")
+    external.require_device(load("bridgetower"), "habana", BOTH)
+    external.require_device(load("bridgetower", rehearse=True), "cpu", BOTH)
     assert load("bridgetower", rehearse=True).inputs == ()
-    external.require_device(load("dschat/run_opt-13b"), "cpu")
+    external.require_device(load("dschat/run_opt-13b"), "cpu", BOTH)
     with pytest.raises(HostError, match="needs Gaudis"):
-        external.require_device(load("bridgetower"), "cpu")
+        external.require_device(load("bridgetower"), "cpu", BOTH)
+
+
+def test_a_clone_that_asks_torch_for_cuda_by_name_runs_on_cuda_alone(tmp_path: Path) -> None:
+    clone = tmp_path / "clone"
+    shutil.copytree(DSCHAT, clone)
+    main = clone / external.DSCHAT.scripts / "step1_supervised_finetuning/main.py"
+    main.write_text(f"{main.read_text()}    # torch.cuda.set_device(0)\n")
+    task = load("dschat/run_opt-13b")
+    external.require_device(task, "intel", {"dschat": clone})
+    main.write_text(f"{main.read_text()}    torch.cuda.set_device(args.local_rank)\n")
+    external.require_device(task, "nvidia", {"dschat": clone})
+    with pytest.raises(HostError, match="needs CUDA"):
+        external.require_device(task, "intel", {"dschat": clone})
 
 
 def test_a_clone_of_another_version_and_an_environment_that_is_not_read_are_remarked() -> None:
