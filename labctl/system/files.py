@@ -134,9 +134,9 @@ def create_all(
             stream.write(_bytes(file.content))
     for one in copies:
         path = Path(one.path)
-        with writing(directory / path), folder(path.parent) as parent, suppress(FileNotFoundError):
-            with open_below(one.root, Path(one.name).parent) as source:
-                _copy(path.name, source, parent)
+        source = open_below(one.root, Path(one.name).parent)
+        with writing(directory / path), folder(path.parent) as into, suppress(FileNotFoundError), source as beside:
+            _copy(path.name, beside, into)
 
 
 @contextmanager
