@@ -15,7 +15,7 @@ from labctl.errors import ConfigError, HostError
 from labctl.model import Lab, Mount
 from labctl.runs import code, inputs
 from labctl.runs.code import Code
-from labctl.system import files
+from labctl.system import files, process
 from labctl.system.process import CompletedProcess
 from labctl.workloads import loader
 
@@ -187,7 +187,7 @@ def test_where_git_fails_what_it_ignores_is_not_copied(
 ) -> None:
     path = write(tmp_path / "mine", "train.py", ".git/HEAD", "secret.key")
     failed = CompletedProcess(("git",), 128, "", words)
-    monkeypatch.setattr(code.process, "run", lambda *_, **__: failed)
+    monkeypatch.setattr(process, "run", lambda *_, **__: failed)
     with pytest.raises(ConfigError, match="git does not say which files belong to") as caught:
         script(of, path)
     assert re.fullmatch(hint, caught.value.hint)
