@@ -161,7 +161,7 @@ def test_what_is_changed_for_a_link_meanwhile_reaches_nothing_else(written: Path
     assert {one.read_text() for one in record(written).rglob("*") if one.is_file()} <= {"theirs"}
 
 
-@pytest.mark.parametrize("name", ["result.json", "output.log", "run.lock"])
+@pytest.mark.parametrize("name", ["result.json", "output.log", "started", "run.lock"])
 @pytest.mark.parametrize("kind", ["file", "folder", "link"])
 def test_what_has_a_name_that_labctl_alone_writes_is_moved_aside(written: Path, name: str, kind: str) -> None:
     if kind == "file":
