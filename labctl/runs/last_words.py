@@ -9,8 +9,8 @@ MOST, FEWEST, ALL = 300, 60, 30_000
 """Lines that are kept: of a rank or node, where there are very many of them, and of all together."""
 LONGEST = 1000
 """Characters that are quoted."""
-# Lines of an exception's message that are quoted. What is longer is what the program wrote after it, unless its last line
-# is further in, as that of a list in a message is.
+# Lines of an exception's message that are quoted. What is longer is what the program wrote after it, unless its last
+# line is further in, as that of a list in a message is.
 MOST_LINES = 8
 # torch marks the lines of a traceback with the rank.
 MARK = re.compile(r"(?:\[rank(\d+)\]: ?)?(.*)", re.DOTALL)
