@@ -332,6 +332,16 @@ def test_whether_the_hub_is_reached_is_decided_once_for_a_node(ranks: Ranks) -> 
     assert "HF_HUB_OFFLINE=1" not in ranks.seen("env")
 
 
+@pytest.mark.parametrize(("name", "missed"), [("train.py", True), ("workloads/opt/model.py", False)])
+def test_code_that_decides_by_itself_decides_for_its_own_folder(ranks: Ranks, name: str, missed: bool) -> None:
+    work = ranks.project / "outputs/r1/work"
+    (work / "workloads/opt").mkdir(parents=True)
+    (work / "workloads/opt/train.py").write_text("os.environ['HF_HUB_OFFLINE'] = '1'")
+    (work / name).write_text(LOADS)
+    with hub(answers=False) as named:
+        assert (NOT_REACHED in ranks.run(given=named)[1]) == missed
+
+
 def test_code_of_a_clone_on_the_path_asks_the_hub_too(ranks: Ranks) -> None:
     clone = ranks.root / "a clone/lib"
     clone.mkdir(parents=True)
