@@ -474,7 +474,8 @@ def execute(context: Context, command: tuple[str, ...], node: str, *, everywhere
             return session.run_on_nodes(inside, () if everywhere else tuple(node.split(",")), command)
         code = session.run(inside, command, stdin="terminal" if terminal else "pipe")
         if code in session.NOT_RUN and session.lacks(inside, command[0]):
-            hint = target.meant(context, *command)
+            add = "LAB_APT adds packages of the image's distribution, LAB_PACKAGES Python's: in .env, then `labctl up`"
+            hint = target.meant(context, *command) or add
             raise session.CommandNotFound(f"{node}: command not found: `{command[0]}`", hint=hint, node=node)
         return code
 

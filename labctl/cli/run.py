@@ -45,6 +45,7 @@ STEPS = (
         "the hub was not reached: where there is a network, `labctl cache --model NAME` or `--dataset NAME`, or "
         "`labctl cache WORKLOAD`, downloads below HOST_CACHE_PATH",
     ),
+    ("the following arguments are required: ", "pass them to the script after `--`, or by --set KEY=VALUE"),
     ("EOFError: EOF when reading a line", "nobody can answer a rank: pass what it asks for as an argument, after `--`"),
 )
 
@@ -220,6 +221,8 @@ def next_step(result: Result) -> str:
     """What to do about how a run ended, where that is known."""
     if result.cause == "node-lost":
         return "`labctl up` starts the node again"
+    if result.cause == "timeout":
+        return "if it needs more time: --timeout, such as --timeout 2h"
     from labctl import accelerators
 
     for name, module in accelerators.modules().items():
