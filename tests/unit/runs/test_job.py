@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -473,3 +474,39 @@ def test_a_rank_without_its_folder_fails(ranks: Ranks) -> None:
     code, said = ranks.run()
     assert code != 0
     assert "said by the workload" not in said
+
+
+@pytest.mark.parametrize("leaves", [":", "sleep 600 &", "setsid sleep 600 &"])
+def test_what_a_script_that_starts_its_ranks_itself_left_does_not_keep_the_run_from_ending(
+    ranks: Ranks, leaves: str
+) -> None:
+    of = job(lab(project_path=str(ranks.project)), run_id="r1", launcher="script", script="says")
+    says = ranks.project / "outputs/r1/work/says"
+    says.write_text(f"#!/bin/bash\necho out; echo err >&2\n{leaves}\nexit 3\n")
+    says.chmod(0o755)
+    script = ranks.root / "start.sh"
+    script.write_text(files(of)["rank.sh"], encoding="utf-8")
+    done = subprocess.run(
+        ["bash", str(script)], env=ranks.environment, check=False, timeout=60, capture_output=True, text=True
+    )
+    ended = "labctl: the script has ended; what it started and left is ended too: sleep 600\n"
+    assert (done.returncode, done.stdout) == (3, "out\nerr\n" + ("" if leaves == ":" else ended))
+
+
+def test_a_script_that_starts_its_ranks_itself_answers_its_time_limit(ranks: Ranks) -> None:
+    of = job(lab(project_path=str(ranks.project)), run_id="r1", launcher="script", script="says")
+    says = ranks.project / "outputs/r1/work/says"
+    says.write_text('#!/bin/bash\ntrap \'echo cleaned; exit 9\' TERM\necho ready > "$GO"\nread -r < "$GO"\n')
+    says.chmod(0o755)
+    script, go = ranks.root / "start.sh", ranks.root / "go"
+    os.mkfifo(go)
+    script.write_text(files(of)["rank.sh"], encoding="utf-8")
+    environment = {**ranks.environment, "GO": str(go)}
+    with subprocess.Popen(
+        ["bash", str(script)], env=environment, stdout=subprocess.PIPE, start_new_session=True
+    ) as started:
+        assert started.stdout
+        assert go.read_text() == "ready\n"
+        os.killpg(started.pid, signal.SIGTERM)
+        assert started.stdout.read() == b"cleaned\n"
+    assert started.returncode == 9
