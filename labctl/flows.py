@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from labctl.lab.cluster import Cluster
     from labctl.lab.devices import DeviceReport, EffectiveSettings
     from labctl.lab.status import LabStatus
-    from labctl.model import Lab, Result, Workload
+    from labctl.model import Cache, Lab, Result, Workload
     from labctl.runs.request import RunOptions
     from labctl.runs.store import RunList, RunSummary
     from labctl.setup.install import SetupResult
@@ -403,16 +403,23 @@ def workloads(context: Context) -> WorkloadList:
     return external.list_all(context.directory / "workloads", launchers.known(), roots)
 
 
-def cache(context: Context, name: str, *, dry_run: bool = False) -> CacheReport:
-    """Download the models and datasets of a workload into the shared cache; needs no lab, engine or device."""
+def cache(context: Context, name: str, extra: Cache, *, dry_run: bool = False) -> CacheReport:
+    """Download models and datasets, those of a workload if one is named, and ``extra`` ones, into the shared cache.
+
+    Needs no lab, engine or device.
+    """
     import time
 
     from labctl.hub import prefetch
+    from labctl.model import Cache
     from labctl.runs.request import RunOptions, choose_workload
 
     began = time.monotonic()
     settings = context.settings()
-    wanted = choose_workload(context.directory, name, RunOptions(), settings).cache
+    wanted = extra
+    if name:
+        own = choose_workload(context.directory, name, RunOptions(), settings).cache
+        wanted = Cache(models=(*own.models, *extra.models), datasets=(*own.datasets, *extra.datasets))
     items = prefetch.fetch(context, prefetch.connect(settings, context.environ), wanted, dry_run=dry_run)
     seconds = round(time.monotonic() - began, 3)
     return prefetch.CacheReport(workload=name, cache=settings.text("HOST_CACHE_PATH"), items=items, seconds=seconds)
@@ -467,7 +474,8 @@ def execute(context: Context, command: tuple[str, ...], node: str, *, everywhere
             return session.run_on_nodes(inside, () if everywhere else tuple(node.split(",")), command)
         code = session.run(inside, command, stdin="terminal" if terminal else "pipe")
         if code in session.NOT_RUN and session.lacks(inside, command[0]):
-            hint = target.meant(context, *command)
+            add = "LAB_APT adds packages of the image's distribution, LAB_PACKAGES Python's: in .env, then `labctl up`"
+            hint = target.meant(context, *command) or add
             raise session.CommandNotFound(f"{node}: command not found: `{command[0]}`", hint=hint, node=node)
         return code
 

@@ -37,7 +37,7 @@ COMMANDS = {
     "jupyter": ("exec", "serve notebooks from a node on 127.0.0.1, until Ctrl-C"),
     "logs": ("exec", "show container logs"),
     "workloads": ("run", "list workloads"),
-    "cache": ("cache", "download a workload's models and datasets into the shared cache"),
+    "cache": ("cache", "download models and datasets, a workload's or by name, into the shared cache"),
     "fit": ("fit", "estimate a workload's memory and whether it fits"),
     "run": ("run", "run a workload and check its criteria"),
     "runs": ("run", "list runs"),

@@ -29,7 +29,8 @@ NOT_THERE = r"No such file or directory: '(/(?!workspace/|proc/|sys/)[^']+)"
 STEPS = (
     (
         r"No module named '(\w+)",
-        "check the name if `{0}` is a file of yours; else add the package of `{0}` to LAB_PACKAGES in .env, "
+        "check the name if `{0}` is a file of yours; if it lies elsewhere in your clone: LAB_MOUNTS and "
+        "LAB_ENV_PYTHONPATH, docs/bring-your-own.md; else add the package of `{0}` to LAB_PACKAGES in .env, "
         "then `labctl up`",
     ),
     (
@@ -41,8 +42,10 @@ STEPS = (
     (NOT_THERE, "ranks see what is mounted: LAB_MOUNTS={0}:{0}:ro in .env, then `labctl up`"),
     (
         r"couldn't connect to 'https?://|offline mode is enabled|LocalEntryNotFoundError",
-        "the hub was not reached: `labctl cache WORKLOAD` downloads below HOST_CACHE_PATH where there is a network",
+        "the hub was not reached: where there is a network, `labctl cache --model NAME` or `--dataset NAME`, or "
+        "`labctl cache WORKLOAD`, downloads below HOST_CACHE_PATH",
     ),
+    ("the following arguments are required: ", "pass them to the script after `--`, or by --set KEY=VALUE"),
     ("EOFError: EOF when reading a line", "nobody can answer a rank: pass what it asks for as an argument, after `--`"),
 )
 
@@ -218,6 +221,8 @@ def next_step(result: Result) -> str:
     """What to do about how a run ended, where that is known."""
     if result.cause == "node-lost":
         return "`labctl up` starts the node again"
+    if result.cause == "timeout":
+        return "if it needs more time: --timeout, such as --timeout 2h"
     from labctl import accelerators
 
     for name, module in accelerators.modules().items():

@@ -6,7 +6,6 @@ And where in a container a person's own may be: not where labctl's or the system
 from __future__ import annotations
 
 import os
-import posixpath
 import re
 from pathlib import Path, PurePosixPath
 
@@ -40,7 +39,7 @@ def split(value: str, home: str) -> tuple[Mount, ...]:
         if not (found := _MOUNT.fullmatch(word)) or ".." in found["target"].split("/"):
             raise ValueError("must be mounts with spaces between them", "write them like /data/imagenet:/data:ro")
         source = re.sub(r"\A~(?=/|\Z)", lambda _: home, found["source"])
-        target = posixpath.normpath(found["target"])
+        target = _normal(found["target"])
         mounts.append(Mount(source=source, target=target, read_only=found["mode"] == "ro"))
     if len({mount.target for mount in mounts}) < len(mounts):
         raise ValueError("has two mounts at one place", "give each a place of its own in the containers")

@@ -45,7 +45,7 @@ def whole(low: int, high: int) -> Validator:
 
     def check(value: str) -> None:
         if not re.fullmatch(r"0|[1-9][0-9]{0,18}", value) or not low <= int(value) <= high:
-            raise ValueError(f"must be a whole number from {low} to {high}")
+            raise ValueError(f"must be a whole number from {low} to {high}", f"write digits, such as {low}")
 
     return check
 

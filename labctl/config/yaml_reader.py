@@ -158,16 +158,33 @@ class Value(Struct, frozen=True):
             raise self.error(f"unknown {self.name} `{text}`", hint=did_you_mean(text, known))
         return text
 
-    def data(self) -> Any:
-        """The value as plain data; 1e-5, text in YAML 1.1, is a number."""
+    def data(self, tags: Collection[str] = ()) -> Any:
+        """The value as plain data; 1e-5, text in YAML 1.1, is a number. With one of ``tags`` it is ``{tag: value}``."""
+        tag = self.node.tag
+        if tag.startswith("!") and tag not in tags:
+            raise self.error(f"unknown tag `{tag}`", hint="quote the value if it begins with `!`")
         if self.node.id == "mapping":
-            return {name: value.data() for name, value in self.entries().items()}
-        if self.node.id == "sequence":
-            return [item.data() for item in self.items()]
+            value: Any = {name: value.data(tags) for name, value in self.entries().items()}
+        elif self.node.id == "sequence":
+            value = [item.data(tags) for item in self.items()]
+        else:
+            value = self._scalar()
+        return {tag: value} if tag in tags else value
+
+    def _scalar(self) -> Any:
         import yaml
 
-        value = yaml.SafeLoader("").construct_object(self.node)
-        number = finite(value) if isinstance(value, str) and self.node.style is None else None
+        loader: Any = yaml.SafeLoader("")
+        node, plain = self.node, self.node.style is None
+        if node.tag.startswith("!"):
+            node = yaml.ScalarNode(loader.resolve(yaml.ScalarNode, node.value, (plain, not plain)), node.value)
+        try:
+            value = loader.construct_object(node)
+        except (yaml.YAMLError, ValueError) as error:
+            raise self.error(
+                f"`{self.name}` cannot be read as {node.tag}: {getattr(error, 'problem', error)}"
+            ) from error
+        number = finite(value) if isinstance(value, str) and plain else None
         return value if number is None else number
 
     def _must_be(self, kind: str) -> None:

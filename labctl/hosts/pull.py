@@ -66,9 +66,9 @@ def pull(
 ) -> PullResult:
     """Merge a directory of the host into one here; other hosts' may be merged into it at the same time.
 
-    What was ``pushed`` and is unchanged is left out, and ``reserved`` names are refused. Where a file's place is taken
-    by one with other content, it goes to ``hosts/<host>/``; but a log that has grown replaces its beginning. Places are
-    taken once ``turn`` returns, which waits for the hosts that come before.
+    What was ``pushed`` and is unchanged is left out. A file whose name is ``reserved``, or whose place is taken by one
+    with other content, goes to ``hosts/<host>/``; but a log that has grown replaces its beginning. Places are taken
+    once ``turn`` returns, which waits for the hosts that come before.
     HostError where not all came, and for what cannot be written here: whole files that came until then are kept, and
     the beginning of a log.
     """
@@ -133,7 +133,7 @@ class Merge(Struct, dict=True):
     pushed: Manifest | None = None
     """What is left out unless the host has it otherwise."""
     reserved: tuple[str, ...] = ()
-    """Names that are refused."""
+    """Names that nothing gets, at the top."""
     turn: Callable[[], object] = lambda: None
     """Returns when what came may take its places: when the hosts that come before have taken theirs."""
     found: PullResult = field(default_factory=PullResult)
@@ -175,10 +175,10 @@ class Merge(Struct, dict=True):
 
     def _take(self, archive: tarfile.TarFile, member: tarfile.TarInfo, apart: str) -> None:
         path = _inside(member.name)
-        if path is None or path.partition("/")[0] in self.reserved:
+        if path is None:
             self.found.refused.append(member.name)
         elif member.isdir():
-            self._waiting.append(partial(self._folder, path))
+            self._waiting.append(partial(self._folder, self._place_of(path)))
         elif member.issym() and (to := member.linkname) and "\0" not in to and not leads_out(path, to):
             self._waiting.append(partial(self._link, path, to))
         elif member.isreg() and not member.issparse() and (content := archive.extractfile(member)):
@@ -188,6 +188,13 @@ class Merge(Struct, dict=True):
                 self._file(path, source, member, apart)
         else:
             self.found.refused.append(path)
+
+    def _place_of(self, path: str) -> str:
+        """Where a file of the host is to lie here."""
+        return self._aside(path) if path.partition("/")[0] in self.reserved else path
+
+    def _aside(self, path: str) -> str:
+        return f"{ASIDE}/{self.host}/{path}"
 
     def _folder(self, path: str) -> bool:
         """Make a directory, and those above it; False where something else is in the way."""
@@ -223,9 +230,9 @@ class Merge(Struct, dict=True):
             raise broken
 
     def _place(self, new: Path, path: str, size: int) -> None:
-        if self._folder(posixpath.dirname(path)) and self._put(new, path, path, size):
+        place, aside = self._place_of(path), self._aside(path)
+        if place != aside and self._folder(posixpath.dirname(place)) and self._put(new, path, place, size):
             return
-        aside = f"{ASIDE}/{self.host}/{path}"
         if not self._folder(posixpath.dirname(aside)):
             self.found.refused.append(path)
             return
@@ -251,7 +258,7 @@ class Merge(Struct, dict=True):
 
     def _link(self, path: str, target: str) -> None:
         """Make a link, aside where its place is taken; it is refused where that is taken too, or it would lead out."""
-        for place in (path, f"{ASIDE}/{self.host}/{path}"):
+        for place in (self._place_of(path), self._aside(path)):
             link = self.into / place
             if not Path(os.path.realpath(link.parent / target)).is_relative_to(self.into):
                 break

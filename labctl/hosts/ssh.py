@@ -69,9 +69,9 @@ done
 rm -rf "$1"
 """
 LARGEST_ANSWER = 64 << 20
+"""Bytes of what a host says to one question."""
 # Bytes of either end of what ssh printed that are read.
 ENDS = 1 << 16
-"""Bytes of what a host says to one question."""
 # What ssh prints where sshd takes no further session; it then logs in by itself and goes on.
 _NO_SESSION = re.compile(r"^mux_client_request_session: session request failed: .*\n?", re.MULTILINE)
 

@@ -1,4 +1,4 @@
-"""``labctl cache``: downloads a workload's models and datasets into the shared cache of this host.
+"""``labctl cache``: downloads models and datasets, a workload's or by name, into the shared cache of this host.
 
 huggingface_hub discards partial files. So large files are downloaded here into its blobs; it then downloads the small
 ones and links the snapshot that workloads read.
@@ -69,7 +69,7 @@ class WeightIndex(Struct, frozen=True):
 
 
 class CacheReport(Struct, frozen=True, kw_only=True):
-    """The repositories that a workload reads, in the shared cache."""
+    """The repositories that were asked for, in the shared cache; ``workload`` is empty where none was named."""
 
     workload: str
     cache: str

@@ -72,12 +72,14 @@ def collect(
     """
     path, hosts = store.directory(lab.directory, run_id), tuple(filter(naming.sent, lab.hosts))
     written = store.outputs(lab.directory, run_id)
-    if stayed := outputs.move(written, path):
+    moved = outputs.move(written, path)
+    if moved.aside:
+        warn(f"run {run_id}: labctl writes files of the same names: see {first(moved.aside)} in {path}")
+    if moved.stayed:
         with warned(warn):
             store.redact_ranks(written, lab.hidden)
-        which = f"{', '.join(map(shown, stayed[:SHOWN]))}{', ...' if stayed[SHOWN:] else ''}"
-        stays = f"it stays in {naming.OUTPUTS}/{run_id}"
-        warn(f"run {run_id}: not moved, because it is no file of the run or its name is taken: {which}; {stays}")
+        stays = f"{first(moved.stayed)}; it stays in {naming.OUTPUTS}/{run_id}"
+        warn(f"run {run_id}: not moved, because it is no file of the run or its name is taken: {stays}")
     done = {host.name: Event() for host in hosts}
     turns = dict(zip(done, (lambda: True, *(one.wait for one in done.values())), strict=False))
 
@@ -111,13 +113,18 @@ def bring(connection: Connection, there: str, path: Path, warn: Callable[[str], 
     name = connection.target.name
     result = pull.pull(connection, there, path, reserved=store.KEPT, seconds=SECONDS, **options)
     if result.aside:
-        warn(f"{name}: another host wrote the same names: see {', '.join(map(shown, result.aside[:SHOWN]))} in {path}")
+        warn(f"{name}: labctl or another host writes files of the same names: see {first(result.aside)} in {path}")
     if not result.complete:
         reason = "files changed while they were fetched"
         if result.refused:
-            reason = f"not fetched, because it is no file of the run: {', '.join(map(shown, result.refused[:SHOWN]))}"
+            reason = f"not fetched, because it is no file of the run: {first(result.refused)}"
         raise HostError(f"{name}: run {path.name}: {reason}", hint=remedy(connection, there), node=name)
     push.remove(connection, there)
+
+
+def first(names: list[str]) -> str:
+    """The first of some names, as they can be printed."""
+    return f"{', '.join(map(shown, names[:SHOWN]))}{', ...' if names[SHOWN:] else ''}"
 
 
 def shown(name: str) -> str:

@@ -24,7 +24,7 @@ from labctl.system.progress import amount
 
 SKIPPED = ("__pycache__", ".git")
 LARGEST = 50_000_000
-"""Bytes of a file that is copied; data are for the cache."""
+"""Bytes of a file beside the script that is copied; data are for the cache."""
 MOST_BYTES, MOST_FILES = 500_000_000, 10_000
 KEPT = (".env", ".lab", ".devcontainer", "runs")
 """What labctl keeps in a lab directory: settings, keys, results."""
@@ -52,7 +52,7 @@ def choose(lab: Lab, workload: Workload) -> tuple[Workload, Code]:
     if not path.is_absolute():
         try:
             folder = workload.directory.resolve()
-            return workload, _read(folder, _walk(folder))
+            return workload, _read(folder, _walk(folder), workload.script)
         except _TooMuchError:
             raise ConfigError(
                 f"{workload.directory} holds more than a run copies: {MOST_FILES} files, {amount(MOST_BYTES)}",
@@ -65,11 +65,13 @@ def choose(lab: Lab, workload: Workload) -> tuple[Workload, Code]:
     names, ignored = (listed, _ignored(path)) if listed else (_walk(path.parent, hidden=False), ())
     others = (name for name in names if name != path.name)
     try:
-        code = _read(path.parent, (path.name, *_outside_labs(lab, path.parent, others)))
+        code = _read(path.parent, (path.name, *_outside_labs(lab, path.parent, others)), path.name)
         code = replace(code, left_out=(*code.left_out, *ignored))
     except _TooMuchError:
         alone = f"the rest of {path.parent}, which holds more than {MOST_FILES} files or {amount(MOST_BYTES)}"
-        code = Code(_read(path.parent, [path.name]).copies, (f"{alone} (give the script a folder of its own)",))
+        code = Code(
+            _read(path.parent, [path.name], path.name).copies, (f"{alone} (give the script a folder of its own)",)
+        )
     return replace(workload, script=path.name), code
 
 
@@ -103,7 +105,8 @@ def _in_git(folder: Path, *which: str) -> list[str]:
         return []
     # A repository's own configuration may name a program to be asked for changes.
     git = ("git", "-c", "core.fsmonitor=false", "-C", str(folder), "ls-files", "-z", "--exclude-standard")
-    done = process.run([*git, *(which or ("--cached", "--others"))], env={"LC_ALL": "C"}, check=False)
+    which = which or ("--cached", "--others")
+    done = process.run([*git, *which], env={"LC_ALL": "C"}, check=False, errors="surrogateescape")
     if done.code == 0:
         return sorted(set(filter(None, done.out.split("\0"))))
     if "not a git repository" in done.err:
@@ -137,20 +140,37 @@ def _wanted(name: str, hidden: bool) -> bool:
     return hidden or not name.startswith(".")
 
 
-def _read(folder: Path, names: Iterable[str]) -> Code:
-    """What can be copied of these names; _TooMuchError where that is more than a run copies."""
+def _read(folder: Path, names: Iterable[str], script: str) -> Code:
+    """What can be copied of these names, the script of any size.
+
+    _TooMuchError where that is more than a run copies, ConfigError where the script cannot be copied.
+    """
+
+    @cache
+    def is_real(directory: Path) -> bool:
+        return directory == folder or (is_real(directory.parent) and stat.S_ISDIR(directory.lstat().st_mode))
+
     copies: list[Copy] = []
     left_out: list[str] = []
     size = 0
     for name in names:
         try:
+            # Git still lists what was removed, and what was in a folder where now is a file or a link.
+            if not is_real((folder / name).parent):
+                continue
             found = (folder / name).lstat()
         except FileNotFoundError:
-            continue  # Git lists what was removed, too.
-        if reason := _reason(folder, name, found):
+            continue
+        is_script, reason = name == script, _reason(folder, name, found)
+        if is_script and reason:
+            path = folder / name
+            raise ConfigError(f"script {path} cannot be copied into the run: {reason}", hint=f"ls -l {path}")
+        if not is_script and found.st_size > LARGEST:
+            reason = reason or amount(found.st_size)
+        if reason:
             left_out.append(f"{shlex.quote(name)} ({reason})")
             continue
-        size += found.st_size
+        size += 0 if is_script else found.st_size
         copies.append(Copy(path=f"{WORK}/{name}", root=folder, name=name))
         if size > MOST_BYTES or len(copies) > MOST_FILES:
             raise _TooMuchError
@@ -167,6 +187,4 @@ def _reason(folder: Path, name: str, found: os.stat_result) -> str:
         return "no file"
     if PurePath(name).name in PASSWORDS:
         return "may contain passwords"
-    if found.st_size > LARGEST:
-        return amount(found.st_size)
     return "" if os.access(folder / name, os.R_OK) else "not readable"

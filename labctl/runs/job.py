@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
-from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -17,7 +14,6 @@ from labctl.config import hostfile
 from labctl.errors import ConfigError
 from labctl.launchers import LaunchSpec
 from labctl.model import Copy, File, Job, Lab, Node, Workload
-from labctl.system.files import read_limited
 from labctl.workloads import deepspeed_config
 
 
@@ -33,21 +29,8 @@ def render_program(lab: Lab, job: Job) -> File:
         arguments=workload.arguments,
         prepare=(*command(workload.prepare), *workload.arguments) if workload.prepare else (),
         prepare_directory=prepare_directory(lab, job),
-        hub=uses_hub(copy.root / copy.name for copy in job.code if copy.name.endswith(".py")),
     )
     return File(path="rank.sh", content=content, mode=0o755)
-
-
-_HUB = rb"from_pretrained|load_dataset|huggingface_hub|HF_HUB_OFFLINE"
-
-
-def uses_hub(scripts: Iterable[Path]) -> bool:
-    """Whether Python code asks the Hugging Face hub, and does not decide itself whether the hub is asked."""
-    found: set[bytes] = set()
-    for script in scripts:
-        with suppress(OSError):
-            found.update(re.findall(_HUB, read_limited(script)))
-    return bool(found) and b"HF_HUB_OFFLINE" not in found
 
 
 def run_directory(lab: Lab, run_id: str) -> str:

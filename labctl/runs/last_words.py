@@ -5,18 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-KEPT = 60
-"""Lines of a rank that are looked at."""
+MOST, FEWEST, ALL = 300, 60, 30_000
+"""Lines that are kept: of a rank or node, where there are very many of them, and of all together."""
 LONGEST = 1000
 """Characters that are quoted."""
-# Lines of an exception's message that are quoted; more are no message, but what the program wrote after it.
+# Lines of an exception's message that are quoted. What is longer is what the program wrote after it, unless its last
+# line is further in, as that of a list in a message is.
 MOST_LINES = 8
 # torch marks the lines of a traceback with the rank.
-MARK = re.compile(r"^\[rank\d+\]: ?")
+MARK = re.compile(r"(?:\[rank(\d+)\]: ?)?(.*)", re.DOTALL)
 # The shell's own words about the program that it started.
 SHELL = re.compile(r"^\S*rank\.sh: line \d+:\s+\d+ ")
 RULE = re.compile(r"^\W*$")
-TRACEBACK = re.compile(r"^Traceback \(most recent call last\):$")
+# A frame of a traceback, the beginning of which may be long gone, and what one begins with.
+TRACEBACK = re.compile(r"^(  File \".+\", line \d+|Traceback \(most recent call last\):$)")
 # Python draws a group of exceptions as a tree; frames and sources are further in than messages.
 GROUP, MEMBER = re.compile(r"^\s*\+ Exception Group Traceback "), re.compile(r"^\s*\| (\S.*)")
 FATAL = re.compile(r"^Fatal Python error: ")
@@ -29,9 +31,14 @@ ERROR = re.compile(
 )
 
 
-def quoted(written: Iterable[str]) -> str:
-    """The last exception with every line of its message, else the last line that says something; one line of text."""
-    lines = [line for line in (MARK.sub("", line).rstrip() for line in written) if line and not SHELL.match(line)]
+def kept(speakers: int) -> int:
+    """Lines to keep of each of so many ranks or nodes: together they have 30 MB, up to 500 of them."""
+    return max(FEWEST, min(MOST, ALL // speakers))
+
+
+def quoted(written: Iterable[str], who: str = "") -> str:
+    """The last exception of ``rank N`` with its message, else the last line that says something; one line of text."""
+    lines = [line for line in _lines_of(who, written) if line and not SHELL.match(line)]
     for line in reversed(lines):
         if FATAL.match(line):
             return line[:LONGEST]
@@ -49,6 +56,19 @@ def is_error(words: str) -> bool:
     return bool(ERROR.search(words))
 
 
+def _lines_of(who: str, written: Iterable[str]) -> list[str]:
+    """Those with the mark of the rank, less that, else those without one; where no rank is known, those of the last."""
+    marked: dict[str, list[str]] = {}
+    last = ""
+    for line in written:
+        rank, text = MARK.fullmatch(line).groups("")  # type: ignore[union-attr] # it matches any line
+        marked.setdefault(rank, []).append(text.rstrip())
+        last = rank or last
+    number = who.removeprefix("rank ")
+    tries = (number, "", last) if number.isdigit() else (last, "")
+    return next((marked[one] for one in tries if one in marked), [])
+
+
 def _exception(lines: list[str]) -> str:
     """The message of the last exception, if nothing else was written after it."""
     begins = next((at for at in reversed(range(len(lines))) if TRACEBACK.match(lines[at])), None)
@@ -62,7 +82,8 @@ def _exception(lines: list[str]) -> str:
         if RECORD.match(line):
             break
         found.append(line.strip())
-    return " ".join(found) if len(found) <= MOST_LINES else ""
+    is_message = len(found) <= MOST_LINES or lines[message + len(found) - 1][:1].isspace()
+    return " ".join(found[:MOST_LINES]) if is_message else ""
 
 
 def _group(lines: list[str]) -> str:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 
 from msgspec import Struct, field
 
+from labctl.hosts.pull import ASIDE
+from labctl.model import HERE
 from labctl.runs.store import KEPT
 from labctl.system import files
 
@@ -20,18 +23,22 @@ SAME = 1 << 20
 """Bytes up to which a file whose place is taken is compared with what has it."""
 
 
-class _Move(Struct):
-    count: int = 0
+class Move(Struct):
+    """What became of what a run wrote, but for what has its own place: paths in the record, and in the run."""
+
+    aside: list[str] = field(default_factory=list)
     stayed: list[str] = field(default_factory=list)
+    count: int = 0
 
 
-def move(written: Path, record: Path) -> tuple[str, ...]:
-    """Move files and folders of a run into its record, and remove what is left empty; returns what stayed.
+def move(written: Path, record: Path) -> Move:
+    """Move files and folders of a run into its record, and remove what is left empty.
 
-    That is what the record has with other content, links that lead out, pipes and sockets, and what is too much. What
-    runs meanwhile may change ``written``, but no link there is followed.
+    What has a name that labctl alone writes goes to ``hosts/local/``. What the record has with other content stays, and
+    so do links that lead out, pipes and sockets, and what is too much. What runs meanwhile may change ``written``, but
+    no link there is followed.
     """
-    found = _Move()
+    found = Move()
     try:
         with files.opened(written.parent) as above, files.opened(written.name, above) as source:
             with files.opened(record) as into:
@@ -39,13 +46,13 @@ def move(written: Path, record: Path) -> tuple[str, ...]:
             if not found.stayed:
                 os.rmdir(written.name, dir_fd=above)
     except FileNotFoundError:
-        return tuple(found.stayed)
+        pass
     except OSError as error:
-        return (*found.stayed, f"{written.name}: {error.strerror}")
-    return tuple(found.stayed)
+        found.stayed.append(f"{written.name}: {error.strerror}")
+    return found
 
 
-def _folder(found: _Move, source: int, into: int, above: str, deep: int) -> None:
+def _folder(found: Move, source: int, into: int, above: str, deep: int) -> None:
     with os.scandir(source) as entries:
         names = [entry.name for entry in islice(entries, MOST_FILES - found.count + 1)]
     for name in names:
@@ -56,23 +63,39 @@ def _folder(found: _Move, source: int, into: int, above: str, deep: int) -> None
                 found.stayed.append(path)
                 return
             if path in KEPT:
-                found.stayed.append(path)
-                continue
-            if not stat.S_ISDIR(os.lstat(name, dir_fd=source).st_mode):
-                if not _file(name, path, source, into):
-                    found.stayed.append(path)
-                continue
-            with suppress(FileExistsError):
-                os.mkdir(name, 0o700, dir_fd=into)
-            with files.opened(name, source) as below, files.opened(name, into) as beside:
-                before = len(found.stayed)
-                _folder(found, below, beside, f"{path}/", deep - 1)
-            if len(found.stayed) == before:
-                os.rmdir(name, dir_fd=source)
+                with _made(ASIDE, into) as hosts, _made(HERE, hosts) as apart:
+                    before = len(found.stayed)
+                    _entry(found, name, source, apart, f"{ASIDE}/{HERE}/{path}", deep)
+                if len(found.stayed) == before:
+                    found.aside.append(f"{ASIDE}/{HERE}/{path}")
+            else:
+                _entry(found, name, source, into, path, deep)
         except FileNotFoundError:
             continue
         except OSError as error:
             found.stayed.append(f"{path}: {error.strerror}")
+
+
+def _entry(found: Move, name: str, source: int, into: int, path: str, deep: int) -> None:
+    """Move one file, link or folder; ``path`` is its place in the record. OSError for a folder that cannot be moved."""
+    if not stat.S_ISDIR(os.lstat(name, dir_fd=source).st_mode):
+        if not _file(name, path, source, into):
+            found.stayed.append(path)
+        return
+    with files.opened(name, source) as below, _made(name, into) as beside:
+        before = len(found.stayed)
+        _folder(found, below, beside, f"{path}/", deep - 1)
+    if len(found.stayed) == before:
+        os.rmdir(name, dir_fd=source)
+
+
+@contextmanager
+def _made(name: str, into: int) -> Iterator[int]:
+    """A descriptor of a folder, which is made where it is missing. OSError for anything else of its name."""
+    with suppress(FileExistsError):
+        os.mkdir(name, 0o700, dir_fd=into)
+    with files.opened(name, into) as folder:
+        yield folder
 
 
 def _file(name: str, path: str, source: int, into: int) -> bool:

@@ -76,9 +76,9 @@ def _json(path: str, content: object) -> File:
 SCHEMA = 1
 RESULT = "result.json"
 OUTPUT = "output.log"
-MARK = "run.lock"
-"""What the record of a run has from its beginning."""
-KEPT = (RESULT, OUTPUT, MARK)
+MARK, FORMER_MARK = "started", "run.lock"
+"""What the record of a run has from its beginning; and what earlier records have."""
+KEPT = (RESULT, OUTPUT, MARK, FORMER_MARK)
 """What labctl alone writes into a record: nothing of these names comes from a run or a host."""
 # Logs that ranks and scripts write themselves; below hosts/, where several hosts wrote the same name.
 LOGS = ("*.log", "ranks/*.log", "hosts/*/*.log", "hosts/*/ranks/*.log")
@@ -271,8 +271,9 @@ class JobSummary(Struct, frozen=True):
 
 def age(path: Path) -> float:
     """Seconds since a run began; 0 where its record does not say."""
-    with suppress(OSError):
-        return max(0, time.time() - (path / MARK).lstat().st_mtime)
+    for mark in (MARK, FORMER_MARK):
+        with suppress(OSError):
+            return max(0, time.time() - (path / mark).lstat().st_mtime)
     return 0
 
 
@@ -378,7 +379,7 @@ def listing(lab: Path, limit: int | None = None) -> tuple[RunSummary, ...]:
     records = (
         path.name
         for path in (lab / "runs").glob("*")
-        if is_run(lab, path.name) and any(os.path.lexists(path / name) for name in (MARK, RESULT))
+        if is_run(lab, path.name) and any(os.path.lexists(path / name) for name in (MARK, FORMER_MARK, RESULT))
     )
     return tuple(summary(lab, run_id) for run_id in sorted(records, reverse=True)[:limit])
 

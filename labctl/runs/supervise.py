@@ -69,8 +69,6 @@ def signal_name(code: int) -> str:
     return ""
 
 
-# Characters of a line that are looked at.
-LONGEST_LINE = 1 << 14
 SILENT = "no rank wrote a line"
 # Other ranks that a message names.
 SHOWN = 4
@@ -175,6 +173,7 @@ class CrashWatch:
         self._stop, self._starts_itself = stop, starts_itself
         nodes = {node.name: node.slots for node in stop.job.nodes}
         self._speakers = {*nodes, *(f"rank {rank}" for rank in range(sum(nodes.values())))}
+        self._kept = last_words.kept(len(self._speakers))
         self._timer = threading.Timer(CRASH_GRACE, self._tell)
         self._timer.daemon = True
         self._memory = False
@@ -184,7 +183,7 @@ class CrashWatch:
         self.reason: RankFailure | None = None
 
     def look_at(self, line: str) -> None:
-        line = line[:LONGEST_LINE]
+        line = line[: store.LONGEST_LINE]
         self._memory = self._memory or bool(OUT_OF_MEMORY.search(line))
         if crash := self._crash_in(line):
             if len(self._ended) <= SHOWN:
@@ -198,7 +197,7 @@ class CrashWatch:
         speaker = SPEAKER.match(line)
         who = speaker and (speaker[2] or f"rank {speaker[1]}")
         if speaker and who in self._speakers and speaker[3].strip() and not REMARK.match(speaker[3]):
-            self._last.setdefault(who, deque(maxlen=last_words.KEPT)).append(speaker[3][: last_words.LONGEST])
+            self._last.setdefault(who, deque(maxlen=self._kept)).append(speaker[3][: last_words.LONGEST])
             self._spoke_at[who] = time.monotonic()
 
     def _crash_in(self, line: str) -> RankFailure | None:
@@ -208,7 +207,7 @@ class CrashWatch:
             who, node, code = "a rank", reported[1], int(reported[2])
         else:
             return None
-        words = last_words.quoted(self._last.get(node) or self._last.get(who) or ())
+        words = last_words.quoted(self._last.get(node) or self._last.get(who) or (), who)
         cause: Cause = "out-of-memory" if self._memory else "rank-crashed"
         return RankFailure(who, node, code if code >= 0 else 128 - code, words, cause)
 

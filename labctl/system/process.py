@@ -52,15 +52,17 @@ def run(
     env: Mapping[str, str] | None = None,
     timeout: float | None = None,
     check: bool = True,
+    errors: str = "replace",
 ) -> CompletedProcess:
     """Run to the end and return the output; ``env`` is added to this process's own.
 
+    ``errors`` is Python's word for what becomes of bytes that are not UTF-8.
     HostError when it takes too long and, with ``check``, when it fails or is not there (else its code is 127).
     """
     pipe = subprocess.PIPE
-    stdin = subprocess.DEVNULL if input is None else pipe
+    streams = {"stdin": subprocess.DEVNULL if input is None else pipe, "stdout": pipe, "stderr": pipe}
     try:
-        with _child(argv, timeout, env=env, stdin=stdin, stdout=pipe, stderr=pipe, **_TEXT) as child:
+        with _child(argv, timeout, env=env, **streams, **{**_TEXT, "errors": errors}) as child:
             out, err = child.communicate(input, timeout=timeout)
     except ProgramNotFound as error:
         return _not_found(argv, check, error)

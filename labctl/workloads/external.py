@@ -278,6 +278,9 @@ def named_on_hub(text: str) -> Cache:
     models += [f"{owner}/{name}" for owner, name in re.findall(r"models--([\w.-]+?)--([\w.-]+)", code)]
     lists = re.findall(r"--data_path\s+((?:(?!--)\S+\s+)*)", code)
     datasets = [word for words in lists for word in words.split() if re.fullmatch(_REPOSITORY, word)]
+    # Data of a person's own are `local/...` to DeepSpeed-Chat, and what an earlier step trained is in its output.
+    own = {"local", "output", *re.findall(r"(?:\bOUTPUT=|--output_dir[ =]+)(?:\./)?([\w-]+)", code)}
+    models, datasets = ([name for name in names if name.partition("/")[0] not in own] for names in (models, datasets))
     return Cache(models=tuple(dict.fromkeys(models)), datasets=tuple(dict.fromkeys(datasets)))
 
 

@@ -103,7 +103,9 @@ def _file(value: Value, folder: Path) -> str:
     if not path.is_relative_to(folder.resolve()):
         raise value.error(f"script `{text}` leaves its folder")
     if not path.is_file():
-        raise value.error(f"script `{text}` is not in {folder}")
+        raise value.error(
+            f"script `{text}` is not in {folder}", hint="put it there; a script elsewhere is named by its whole path"
+        )
     return text
 
 

@@ -47,6 +47,7 @@ class Person:
 
     directory: Path
     environ: dict[str, str] = field(default_factory=dict)
+    workload: tuple[str, ...] = ("opt",)
 
     @property
     def hub(self) -> Path:
@@ -71,7 +72,7 @@ class Person:
     def start(self, *words: str) -> subprocess.Popen[str]:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(NOT_INHERITED)}
         return subprocess.Popen(
-            [LABCTL, "cache", "opt", *words],
+            [LABCTL, "cache", *self.workload, *words],
             cwd=self.directory,
             env={**inherited, "HOME": str(self.directory / "home"), **self.environ},
             stdout=subprocess.PIPE,
@@ -267,6 +268,19 @@ def test_a_closed_repository_says_what_opens_it(
     assert f"{hub.endpoint}/{MODEL}" in error["hint"]
     assert "HF_TOKEN in .env" in error["hint"]
     assert "hf_wrong" not in said.out + said.err
+
+
+def test_repositories_are_fetched_by_name_with_a_workload_and_without(person: Person) -> None:
+    person.declare(f"cache: {{models: [{MODEL}]}}")
+    planned = person("--dataset", DATASET, "--model", MODEL, "--dry-run", "--json").document
+    assert [(item["kind"], item["name"]) for item in planned["items"]] == [("model", MODEL), ("dataset", DATASET)]
+    person.workload = ()
+    said = person("--dataset", DATASET, "--json")
+    assert said.document["workload"] == ""
+    assert [(item["name"], item["state"]) for item in said.document["items"]] == [(DATASET, "fetched")]
+    said = person()
+    assert (said.code, said.out) == (2, "")
+    assert "labctl cache --model NAME" in said.err
 
 
 def test_an_unknown_repository_is_said_before_anything_is_fetched(hub: FakeHub, person: Person) -> None:

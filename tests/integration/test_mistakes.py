@@ -1,6 +1,8 @@
-"""Mistakes that are seen in a lab that is up: it stays as it is."""
+"""Mistakes that are seen in a lab that is up, with their settings: it stays as it is."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 from support.harness import Lab
@@ -10,7 +12,13 @@ pytestmark = pytest.mark.docker
 
 
 @pytest.mark.parametrize("mistake", STARTED, ids=lambda mistake: mistake.what.replace(" ", "-"))
-def test_a_mistake_is_named_with_the_way_out_and_the_lab_stays(mistake: Mistake, lab: Lab) -> None:
+def test_a_mistake_is_named_with_the_way_out_and_the_lab_stays(
+    mistake: Mistake, lab: Lab, fresh_lab: Callable[..., Lab]
+) -> None:
+    if mistake.setting:
+        key, _, value = mistake.setting.partition("=")
+        lab = fresh_lab(**{key: value})
+        lab.call("up").expect(0)
     before = lab.identities()
     for name, text in mistake.files.items():
         (lab.path / name).write_text(text)

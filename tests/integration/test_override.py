@@ -14,6 +14,7 @@ services:
   worker-1:
     environment: {GREETING: hello}
     tmpfs: [/scratch]
+    shm_size: !reset null
 """
 
 
@@ -30,7 +31,8 @@ def test_what_a_person_adds_to_a_service_is_there_until_it_is_taken_away(fresh_l
     lab.call("up").expect(0)
     added = lab.identities()
     assert [node for node in added if added[node] != before[node]] == ["worker-1"]
-    assert lab.inside("worker-1", "sh", "-c", "echo $GREETING; stat -f -c %T /scratch") == "hello\ntmpfs\n"
+    script = "echo $GREETING; stat -f -c %T /scratch; df -m --output=size /dev/shm | tail -1"
+    assert lab.inside("worker-1", "sh", "-c", script).split() == ["hello", "tmpfs", "64"]
     assert lab.call("run", "hello", "--json").expect(0).json["verdict"] == "PASS"
     lab.call("doctor").expect(0)
     lab.call("up").expect(0)

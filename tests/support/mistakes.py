@@ -27,7 +27,7 @@ class Mistake:
 
     @property
     def row(self) -> str:
-        typed = f"`{self.setting}`" if self.setting else f"`labctl {self.typed}`"
+        typed = ", ".join(f"`{one}`" for one in (self.setting, f"labctl {self.typed}") if one)
         return f"| {self.what} | {typed} | {self.code} | {self.says} | {self.hint} | {self.cost} |"
 
 
@@ -39,7 +39,9 @@ TYPED = (
     Mistake("a number of nodes as an argument", "up 3", 2, "unexpected extra argument", "labctl up -s LAB_NODES=3"),
     Mistake("a script for a workload", "run train.py", 2, "no workload `train.py`", "--script train.py", files=TRAIN),
     Mistake("a workload misspelt", "run helo", 2, "no workload `helo`", "the nearest is `hello`"),
-    Mistake("a script misspelt", "run --script tran.py", 2, "script not found", ""),
+    Mistake(
+        "a script misspelt", "run --script tran.py", 2, "script not found", "did you mean `train.py`?", files=TRAIN
+    ),
     Mistake(
         "arguments without `--`",
         "run --script train.py --lr 0.1",
@@ -76,20 +78,35 @@ TYPED = (
     Mistake("a time limit in words", "run hello --timeout soon", 2, "not a duration", "30s, 20m, 2h"),
     Mistake("a criterion of another form", "run hello --expect speed>3", 2, "not an expectation", "throughput>=600"),
     Mistake("a key misspelt", "up", 2, "unknown key LAB_NODE", "did you mean LAB_NODES?", setting="LAB_NODE=2"),
-    Mistake("a number in words", "up", 2, "must be a whole number", "", setting="LAB_NODES=two"),
+    Mistake("a number in words", "up", 2, "must be a whole number from 1", "write digits", setting="LAB_NODES=two"),
     Mistake("blanks around `=`", "up", 2, "blanks before '='", "KEY=value", setting="LAB_NODES = 2"),
     Mistake(
-        "a word for the accelerator", "up", 2, "unknown acc", "did you mean nvidia?", setting="LAB_ACCELERATOR=gpu"
+        "a word for the accelerator",
+        "up",
+        2,
+        "unknown accelerator 'gpu'",
+        "did you mean nvidia?",
+        setting="LAB_ACCELERATOR=gpu",
     ),
     Mistake("a name with a blank", "up", 2, "blanks in the bare value", "must be quoted", setting="LAB_NAME=My Lab"),
     Mistake("a size in words", "up", 2, "must be a size", "512m or 8g", setting="LAB_SHM_SIZE=lots"),
     Mistake("half a version", "up", 2, "is no name with a version", "transformers<5", setting="LAB_PACKAGES=nltk=="),
     Mistake(
-        "no file of requirements", "up", 2, "cannot be read", "file of requirements", setting="LAB_REQUIREMENTS=r.txt"
+        "no file of requirements",
+        "up",
+        2,
+        "r.txt: cannot be read: No such file",
+        "name a file of requirements",
+        setting="LAB_REQUIREMENTS=r.txt",
     ),
     Mistake("half a mount", "up", 2, "must be mounts", "/data/imagenet:/data:ro", setting="LAB_MOUNTS=/data"),
     Mistake(
-        "a host for the file of hosts", "up", 2, "cannot be read", "LAB_HOSTS names a file", setting="LAB_HOSTS=node-1"
+        "a host for the file of hosts",
+        "up",
+        2,
+        "node-1: cannot be read: No such file",
+        "LAB_HOSTS names a file",
+        setting="LAB_HOSTS=node-1",
     ),
     Mistake(
         "a key of workload.yml misspelt",
@@ -103,8 +120,8 @@ TYPED = (
         "a launcher that there is not",
         "run mine",
         2,
-        "slurm",
-        "",
+        "unknown launcher `slurm`",
+        "known: deepspeed",
         files={"workloads/mine/workload.yml": WORKLOAD.replace("torchrun", "slurm"), "workloads/mine/train.py": ""},
     ),
     Mistake(
@@ -112,10 +129,12 @@ TYPED = (
         "run mine",
         2,
         "script `train.py` is not in",
-        "",
+        "put it there",
         files={"workloads/mine/workload.yml": WORKLOAD},
     ),
-    Mistake("Docker is not running", "up", 3, "Docker Engine does not answer", "", files={}),
+    Mistake(
+        "`DOCKER_HOST` of an engine that is not there", "up", 3, "Docker Engine does not answer", "unset DOCKER_HOST"
+    ),
 )
 """Seen before anything is started."""
 
@@ -136,7 +155,7 @@ STARTED = (
     ),
     Mistake("more nodes than are up", "run hello-mpi -s LAB_NODES=3", 3, "out of date", "labctl up -s LAB_NODES=3"),
     Mistake("a node that there is not", "shell worker9", 2, "has no node `worker9`", "worker-0, worker-1"),
-    Mistake("a program that there is not", "exec -- nvidia-smi", 127, "command not found: `nvidia-smi`", ""),
+    Mistake("a program that there is not", "exec -- nvidia-smi", 127, "command not found: `nvidia-smi`", "LAB_APT"),
     Mistake(
         "a workload of another image", "run mnist-horovod", 3, "needs image labctl/horovod", "labctl up --workload"
     ),
@@ -190,8 +209,8 @@ STARTED = (
         "a model from a hub that is not reached",
         "run --script hub.py",
         4,
-        "couldn't connect to",
-        "labctl cache",
+        "127.0.0.1 is not reached from worker-0 within 3 s",
+        "labctl cache --model",
         "a launch and three seconds",
         setting="LAB_ENV_HF_ENDPOINT=http://127.0.0.1:9",
         files={"hub.py": 'from transformers import AutoTokenizer\nAutoTokenizer.from_pretrained("gpt2")\n'},
@@ -210,7 +229,7 @@ STARTED = (
         "run --script args.py",
         4,
         "the following arguments are required: --data",
-        "",
+        "to the script after `--`",
         "a launch",
         files={
             "args.py": """\
@@ -226,7 +245,7 @@ parser.parse_args()
         "run --script hangs.py --timeout 3s",
         124,
         "timed out after 3 s",
-        "",
+        "--timeout 2h",
         "3 s",
         files={"hangs.py": "import time\ntime.sleep(1000)\n"},
     ),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.commandline import Labctl
-from support.mistakes import PAGE, TYPED, Mistake, table
+from support.mistakes import PAGE, STARTED, TYPED, Mistake, table
 
 
 @pytest.mark.parametrize("mistake", TYPED, ids=lambda mistake: mistake.what.replace(" ", "-"))
@@ -23,6 +23,13 @@ def test_a_mistake_is_named_with_the_way_out_and_costs_nothing(mistake: Mistake,
     assert mistake.says in said.err
     assert mistake.hint in said.err
     assert files_in(labctl.directory) == before
+
+
+@pytest.mark.parametrize("mistake", [*TYPED, *STARTED], ids=lambda mistake: mistake.what.replace(" ", "-"))
+def test_every_mistake_has_words_and_a_way_out_that_the_person_did_not_type(mistake: Mistake) -> None:
+    for words in (mistake.says, mistake.hint):
+        assert words
+        assert words not in f"{mistake.setting} {mistake.typed}"
 
 
 @pytest.mark.parametrize("command", ["up", "run hello"])

@@ -40,6 +40,68 @@ def test_each_node_gets_its_own_part_and_what_is_for_all(tmp_path: Path) -> None
     }
 
 
+TAGGED = """\
+services:
+  worker-1:
+    ports: !reset null
+    tmpfs: !reset []
+    user: !reset
+    environment: !override {GREETING: hello}
+    labels:
+      a: !reset "1"
+      <<: {b: "2"}
+"""
+
+
+def test_composes_own_tags_and_merge_keys_reach_it(tmp_path: Path) -> None:
+    written = override.text(override.read(write(tmp_path, TAGGED), SERVICES), ("worker-1",))
+    assert " ".join(written.split()) == (
+        '{ "services": { "worker-1": { "ports": !reset null, "tmpfs": !reset [], "user": !reset null, '
+        '"environment": !override { "GREETING": "hello" }, "labels": { "a": !reset "1", <<: { "b": "2" } } } } }'
+    )
+
+
+def relative(value: str) -> str:
+    return f"services:\n  worker-1:\n    {value}\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        relative("env_file: conf.env"),
+        relative("env_file: [{path: conf.env}]"),
+        relative("extends: {file: other.yml, service: x}"),
+        relative("build: image"),
+        relative("build: {context: .}"),
+        relative("volumes: [data/x:/data]"),
+        relative("volumes: [.:/data]"),
+        relative("volumes: [~:/data]"),
+        relative("volumes: !override [{type: bind, source: data, target: /data}]"),
+        "x-a: {}\n\nsecrets: {token: {file: token.txt}}",
+        "x-a: {}\n\nconfigs: {app: {file: ./app.yml}}",
+    ],
+)
+def test_a_relative_path_is_named_by_its_line(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^compose\.override\.yml:3: `\S+` is a relative path$"):
+        override.read(write(tmp_path, text), SERVICES)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        relative("env_file: [/etc/lab.env, {path: '$HOME/lab.env', required: false}]"),
+        relative("extends: base"),
+        relative("build: https://github.com/docker/buildx.git#main"),
+        relative("build: {context: '${HOME}/image', dockerfile: my/Dockerfile}"),
+        relative("volumes: [kept:/kept, /scratch, '${HOME}/a:/a', {type: volume, source: kept, target: /b}]"),
+        relative("command: [./start.sh, ../x]"),
+        "secrets: {token: {environment: TOKEN}, other: {file: /run/token}}",
+    ],
+)
+def test_what_is_no_relative_path_of_the_host_is_taken(tmp_path: Path, text: str) -> None:
+    assert override.read(write(tmp_path, text), SERVICES)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -49,6 +111,8 @@ def test_each_node_gets_its_own_part_and_what_is_for_all(tmp_path: Path) -> None
             "compose.override.yml:3: `./data:/data` is a relative",
         ),
         ("services:\n  worker-1: 5\n", "compose.override.yml:2: `worker-1` must be a mapping"),
+        ("services:\n  worker-1:\n    ports: !resett null\n", "compose.override.yml:3: unknown tag `!resett`"),
+        ("services:\n  worker-1:\n    x-date: 2026-99-99\n", "compose.override.yml:3: `x-date` cannot be read as "),
         ("name: mine\n", "compose.override.yml:1: `name` is labctl's own"),
         ("services: [\n", "compose.override.yml:2: is not YAML"),
         ("", "compose.override.yml:1: is empty"),

@@ -407,6 +407,8 @@ def test_mounts_are_read_with_their_place_and_mode(tmp_path: Path) -> None:
         ("/var/run/docker.sock:/data", "engine's socket"),
         ("/data:/", "/ in the containers is the system's"),
         ("/data:/etc/lab", "is the system's"),
+        ("/data://etc/lab", "/etc/lab in the containers is the system's"),
+        ("/a:/data /b://data", "has two mounts at one place"),
         ("/data:/home", "is the system's"),
         ("/data:/workspace", "is labctl's own"),
         ("/data:/workspace/runs/x", "is labctl's own"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from threading import Event
 from typing import Any, cast
@@ -239,18 +240,28 @@ def test_a_host_brings_no_run_that_this_lab_did_not_send_there(lab: Lab, name: s
     assert {path.name for path in (lab.directory / "runs").iterdir()} == {RUN, Path(OUTPUTS).name}
 
 
-def test_a_host_writes_no_result_and_no_output_of_a_run(lab: Lab) -> None:
+def test_a_host_writes_no_result_and_no_output_of_a_run_and_keeps_nothing(lab: Lab) -> None:
     sent(lab)
     record = lab.directory / "runs" / RUN
     (record / "output.log").write_text("")
-    for name in ("result.json", "output.log", "run.lock"):
-        (there(lab) / name).write_text("forged")
+    (there(lab) / "result.json").write_text("forged")
+    (there(lab) / "output.log").symlink_to("hostfile")
+    (there(lab) / "run.lock").mkdir()
+    (there(lab) / "run.lock/x").write_text("forged")
     warned = fetched(lab, Nearby(name="red"))
-    assert "not fetched, because it is no file of the run: " in warned[0]
-    assert {path.name: path.read_text() for path in record.iterdir()} == {
+    see = "see hosts/red/result.json, hosts/red/run.lock/x in"
+    assert [text.partition(see)[0] for text in warned] == [
+        "red: labctl or another host writes files of the same names: "
+    ]
+    files = {str(path.relative_to(record)): path.read_text() for path in record.rglob("*") if path.is_file()}
+    assert files == {
         "hostfile": "worker-0 slots=1",
         "output.log": "",
+        "hosts/red/result.json": "forged",
+        "hosts/red/run.lock/x": "forged",
     }
+    assert (record / "hosts/red/output.log").is_symlink()
+    assert list(there(lab).parent.iterdir()) == []
 
 
 def test_a_log_that_cannot_be_redacted_is_a_warning(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,9 +269,9 @@ def test_a_log_that_cannot_be_redacted_is_a_warning(lab: Lab, monkeypatch: pytes
         raise HostError(f"cannot write {path}/ranks/rank-0.log: Permission denied")
 
     monkeypatch.setattr(store, "redact_ranks", refuse)
-    (lab.directory / OUTPUTS / RUN / "result.json").write_text("{}")
+    os.mkfifo(lab.directory / OUTPUTS / RUN / "pipe")
     here = replace(lab, hosts=(replace(lab.hosts[0], directory=""),))
     warned: list[str] = []
     artifacts.collect(here, RUN, FakeBackend(), warned.append)
-    stays = f"result.json; it stays in {OUTPUTS}/{RUN}"
+    stays = f"pipe; it stays in {OUTPUTS}/{RUN}"
     assert [text.split(": ")[-1] for text in warned] == ["Permission denied", stays]

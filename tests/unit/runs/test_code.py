@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import re
 import resource
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -71,6 +72,65 @@ def test_of_a_repository_come_the_files_that_it_does_not_ignore(of: Lab, tmp_pat
     found = script(of, path)
     assert names(found) == {"train.py", "util.py", "new.py", ".gitignore"}
     assert code.remark(found) == "not copied into the run: data/ (ignored by git), digits.npz (ignored by git)"
+
+
+@pytest.mark.parametrize("now", ["file", "outside", "inside", "gone"])
+def test_what_git_lists_of_a_folder_that_is_none_any_more_does_not_come(of: Lab, tmp_path: Path, now: str) -> None:
+    mine = tmp_path / "mine"
+    path = write(mine, "train.py", "data/x", "data/deep/y", "other/x")
+    write(tmp_path / "big", "x")
+    subprocess.run(["git", "init", "-q", mine], check=True)
+    subprocess.run(["git", "-C", mine, "add", "--all"], check=True)
+    shutil.rmtree(mine / "data")
+    if now == "file":
+        write(mine, "data")
+    elif now != "gone":
+        (mine / "data").symlink_to(tmp_path / "big" if now == "outside" else "other")
+    found = script(of, path)
+    assert names(found) == {"train.py", "other/x"} | ({"data"} if now in ("file", "inside") else set())
+    assert code.remark(found).endswith("data (a link that leads out)") == (now == "outside")
+    files.create_all(tmp_path / "run", (), copies=found.copies)
+
+
+def test_names_that_are_not_utf_8_come_too(of: Lab, tmp_path: Path) -> None:
+    mine, name = tmp_path / "mine", os.fsdecode(b"caf\xe9.txt")
+    path = write(mine, "train.py")
+    (mine / name).touch()
+    subprocess.run(["git", "init", "-q", mine], check=True)
+    found = script(of, path)
+    assert names(found) == {"train.py", name}
+    files.create_all(tmp_path / "run", (), copies=found.copies)
+    assert (tmp_path / "run/work" / name).exists()
+
+
+@pytest.mark.parametrize("in_git", [True, False])
+def test_the_copy_of_an_earlier_run_can_be_run_again(of: Lab, in_git: bool) -> None:
+    path = write(of.directory, "runs/r1/work/train.py", "runs/r1/work/util.py", ".env", ".gitignore")
+    (of.directory / ".env").write_text("LAB_NAME=demo\n")
+    (of.directory / ".gitignore").write_text("runs/\n")
+    if in_git:
+        subprocess.run(["git", "init", "-q", of.directory], check=True)
+    assert names(script(of, path)) == {"train.py", "util.py"}
+
+
+def test_a_script_of_any_size_comes(of: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code, "LARGEST", 100)
+    monkeypatch.setattr(code, "MOST_BYTES", 200)
+    path = write(tmp_path / "mine", "train", "small", "big")
+    path.write_text("x" * 300)
+    path.chmod(0o755)
+    (tmp_path / "mine/big").write_text("x" * 101)
+    found = script(of, path)
+    assert (names(found), found.left_out) == ({"train", "small"}, ("big (101 B)",))
+    declared = code.choose(of, workload(directory=tmp_path / "mine", script="train"))[1]
+    assert names(declared) == {"train", "small"}
+
+
+def test_a_script_that_cannot_be_copied_is_an_error(of: Lab, tmp_path: Path) -> None:
+    path = write(tmp_path / "mine", ".netrc")
+    path.chmod(0o755)
+    with pytest.raises(ConfigError, match=r"\.netrc cannot be copied into the run: may contain passwords"):
+        script(of, path)
 
 
 def test_a_script_that_its_repository_ignores_comes_all_the_same(of: Lab, tmp_path: Path) -> None:

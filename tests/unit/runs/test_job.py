@@ -3,9 +3,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -294,13 +297,29 @@ def test_deepspeeds_local_rank_goes_to_the_script_before_its_arguments(ranks: Ra
     assert ranks.seen("argv") == ["-u", "hello.py", "--local_rank=5", "--lr", "3"]
 
 
+@contextmanager
+def hub(*, answers: bool) -> Iterator[dict[str, str]]:
+    """The variables that name a hub, which takes connections or refuses them."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        if answers:
+            server.listen()
+        yield {"HF_ENDPOINT": f"http://127.0.0.1:{server.getsockname()[1]}/hub"}
+
+
+LOADS = "AutoModel.from_pretrained('gpt2')"
+NOT_REACHED = "labctl: 127.0.0.1 is not reached from worker-1 within 3 s"
+
+
 @pytest.mark.parametrize(
     ("code", "answers", "given", "offline"),
     [
-        ("AutoModel.from_pretrained('gpt2')", False, {}, "1"),
-        ("AutoModel.from_pretrained('gpt2')", True, {}, None),
-        ("AutoModel.from_pretrained('gpt2')", False, {"HF_HUB_OFFLINE": "0"}, "0"),
-        ("AutoModel.from_pretrained('gpt2')", False, {"HTTPS_PROXY": "http://proxy:3128"}, None),
+        (LOADS, False, {}, "1"),
+        (LOADS, True, {}, None),
+        (LOADS, False, {"HF_HUB_OFFLINE": "0"}, "0"),
+        (LOADS, False, {"HTTP_PROXY": "http://proxy:3128"}, None),
+        (LOADS, False, {"all_proxy": "socks5://proxy:1080"}, None),
+        (LOADS, False, {"HTTPS_PROXY": "http://proxy:3128"}, "1"),
         ("os.environ['HF_HUB_OFFLINE'] = '0'; load_dataset('x')", False, {}, None),
         ("print('no hub')", False, {}, None),
     ],
@@ -308,27 +327,43 @@ def test_deepspeeds_local_rank_goes_to_the_script_before_its_arguments(ranks: Ra
 def test_a_rank_does_not_try_for_a_hub_that_is_not_reached(
     ranks: Ranks, code: str, answers: bool, given: dict[str, str], offline: str | None
 ) -> None:
-    (ranks.root / "hello.py").write_text(code)
-    copies = (Copy(path="work/hello.py", root=ranks.root, name="hello.py"),)
-    of = job(lab(project_path=str(ranks.project)), run_id="r1", code=copies)
-    script = ranks.root / "rank.sh"
-    script.write_text(files(of)["rank.sh"], encoding="utf-8")
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        if answers:
-            server.listen()
-        hub = {"HF_ENDPOINT": f"http://127.0.0.1:{server.getsockname()[1]}/hub"}
-        done = subprocess.run(
-            ["bash", str(script)],
-            env={**ranks.environment, **hub, **given},
-            check=True,
-            timeout=60,
-            capture_output=True,
-            text=True,
-        )
+    (ranks.project / "outputs/r1/work/hello.py").write_text(code)
+    with hub(answers=answers) as named:
+        said = ranks.run(given=named | given)[1]
     seen = dict(line.split("=", 1) for line in ranks.seen("env"))
     assert seen.get("HF_HUB_OFFLINE") == offline
-    assert ("labctl: 127.0.0.1 is not reached from worker-1 within 3 s" in done.stdout) == (offline == "1")
+    assert (NOT_REACHED in said) == (offline == "1")
+
+
+def test_whether_the_hub_is_reached_is_decided_once_for_a_node(ranks: Ranks) -> None:
+    (ranks.project / "outputs/r1/work/hello.py").write_text(LOADS)
+    with hub(answers=False) as named:
+        assert NOT_REACHED in ranks.run(given=named)[1]
+    with hub(answers=True) as named:
+        assert NOT_REACHED not in ranks.run(given=named)[1]
+        assert "HF_HUB_OFFLINE=1" in ranks.seen("env")
+        ranks.make("r2")
+        (ranks.project / "outputs/r2/work/hello.py").write_text(LOADS)
+        ranks.run(given=named, run_id="r2")
+    assert "HF_HUB_OFFLINE=1" not in ranks.seen("env")
+
+
+@pytest.mark.parametrize(("name", "missed"), [("train.py", True), ("workloads/opt/model.py", False)])
+def test_code_that_decides_by_itself_decides_for_its_own_folder(ranks: Ranks, name: str, missed: bool) -> None:
+    work = ranks.project / "outputs/r1/work"
+    (work / "workloads/opt").mkdir(parents=True)
+    (work / "workloads/opt/train.py").write_text("os.environ['HF_HUB_OFFLINE'] = '1'")
+    (work / name).write_text(LOADS)
+    with hub(answers=False) as named:
+        assert (NOT_REACHED in ranks.run(given=named)[1]) == missed
+
+
+def test_code_of_a_clone_on_the_path_asks_the_hub_too(ranks: Ranks) -> None:
+    clone = ranks.root / "a clone/lib"
+    clone.mkdir(parents=True)
+    (clone / "model.py").write_text(LOADS)
+    with hub(answers=False) as named:
+        assert NOT_REACHED in ranks.run(given={**named, "PYTHONPATH": f"/gone:{clone.parent}"})[1]
 
 
 def test_a_line_with_nul_bytes_comes_whole_and_at_once(ranks: Ranks) -> None:
@@ -348,10 +383,11 @@ def test_a_line_with_nul_bytes_comes_whole_and_at_once(ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_what_a_rank_started_and_left_does_not_keep_the_run_from_ending(ranks: Ranks, code: int) -> None:
+@pytest.mark.parametrize("leaves", ["sleep 600 &", "setsid sleep 600 &", "setsid sleep 600 > /dev/null &"])
+def test_what_a_rank_started_and_left_does_not_keep_the_run_from_ending(ranks: Ranks, code: int, leaves: str) -> None:
     of = job(lab(project_path=str(ranks.project)), run_id="r1", script="says")
     says = ranks.project / "outputs/r1/work/says"
-    says.write_text(f"#!/bin/bash\nsleep 600 &\nexit {code}\n")
+    says.write_text(f"#!/bin/bash\n{leaves}\nexit {code}\n")
     says.chmod(0o755)
     script = ranks.root / "rank.sh"
     script.write_text(files(of)["rank.sh"], encoding="utf-8")
@@ -453,3 +489,39 @@ def test_a_rank_without_its_folder_fails(ranks: Ranks) -> None:
     code, said = ranks.run()
     assert code != 0
     assert "said by the workload" not in said
+
+
+@pytest.mark.parametrize("leaves", [":", "sleep 600 &", "setsid sleep 600 &"])
+def test_what_a_script_that_starts_its_ranks_itself_left_does_not_keep_the_run_from_ending(
+    ranks: Ranks, leaves: str
+) -> None:
+    of = job(lab(project_path=str(ranks.project)), run_id="r1", launcher="script", script="says")
+    says = ranks.project / "outputs/r1/work/says"
+    says.write_text(f"#!/bin/bash\necho out; echo err >&2\n{leaves}\nexit 3\n")
+    says.chmod(0o755)
+    script = ranks.root / "start.sh"
+    script.write_text(files(of)["rank.sh"], encoding="utf-8")
+    done = subprocess.run(
+        ["bash", str(script)], env=ranks.environment, check=False, timeout=60, capture_output=True, text=True
+    )
+    ended = "labctl: the script has ended; what it started and left is ended too: sleep 600\n"
+    assert (done.returncode, done.stdout) == (3, "out\nerr\n" + ("" if leaves == ":" else ended))
+
+
+def test_a_script_that_starts_its_ranks_itself_answers_its_time_limit(ranks: Ranks) -> None:
+    of = job(lab(project_path=str(ranks.project)), run_id="r1", launcher="script", script="says")
+    says = ranks.project / "outputs/r1/work/says"
+    says.write_text('#!/bin/bash\ntrap \'echo cleaned; exit 9\' TERM\necho ready > "$GO"\nread -r < "$GO"\n')
+    says.chmod(0o755)
+    script, go = ranks.root / "start.sh", ranks.root / "go"
+    os.mkfifo(go)
+    script.write_text(files(of)["rank.sh"], encoding="utf-8")
+    environment = {**ranks.environment, "GO": str(go)}
+    with subprocess.Popen(
+        ["bash", str(script)], env=environment, stdout=subprocess.PIPE, start_new_session=True
+    ) as started:
+        assert started.stdout
+        assert go.read_text() == "ready\n"
+        os.killpg(started.pid, signal.SIGTERM)
+        assert started.stdout.read() == b"cleaned\n"
+    assert started.returncode == 9

@@ -57,6 +57,54 @@ def test_the_words_that_tell_what_went_wrong_are_quoted(written: str, quoted: st
     assert last_words.quoted(written.splitlines()) == quoted
 
 
+PYDANTIC = """\
+pydantic_core._pydantic_core.ValidationError: 3 validation errors for Config
+lr
+  Input should be a valid number [type=float_parsing, input_value='x', input_type=str]
+    For further information visit https://errors.pydantic.dev/2.9/v/float_parsing
+steps
+  Field required [type=missing, input_value={}, input_type=dict]
+    For further information visit https://errors.pydantic.dev/2.9/v/missing
+data
+  Field required [type=missing, input_value={}, input_type=dict]
+    For further information visit https://errors.pydantic.dev/2.9/v/missing"""
+
+
+def test_a_long_message_is_quoted_from_its_beginning() -> None:
+    words = last_words.quoted(TRACEBACK.format(PYDANTIC).splitlines())
+    assert words.startswith(
+        "pydantic_core._pydantic_core.ValidationError: 3 validation errors for Config lr Input should"
+    )
+    assert words.endswith(" data")
+
+
+def test_a_traceback_of_which_only_the_end_is_kept_is_one() -> None:
+    deep = '  File "train.py", line 3, in f\n    f()\n' * 1000
+    lines = ("Traceback (most recent call last):\n" + deep + "ValueError: no\nsuch data").splitlines()
+    assert last_words.quoted(lines[-last_words.MOST :]) == "ValueError: no such data"
+
+
+def test_a_traceback_within_a_message_counts() -> None:
+    words = (
+        "RuntimeError: Caught KeyError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
+    )
+    worker = "  File \"worker.py\", line 9, in _loop\n    data = fetch()\nKeyError: 'label'"
+    assert last_words.quoted(TRACEBACK.format(words + worker).splitlines()) == "KeyError: 'label'"
+
+
+def test_ranks_whose_lines_alternate_are_quoted_apart() -> None:
+    texts = [TRACEBACK.format(f"ValueError: of {rank}\nsecond line").splitlines()[1:] for rank in (0, 1)]
+    lines = [f"[rank{rank}]: {line}" for pair in zip(*texts, strict=True) for rank, line in enumerate(pair)]
+    for rank in (0, 1):
+        assert last_words.quoted(lines, f"rank {rank}") == f"ValueError: of {rank} second line"
+    assert last_words.quoted(lines) == "ValueError: of 1 second line"
+    assert last_words.quoted([*lines, "killed by someone"], "rank 2") == "killed by someone"
+
+
+def test_very_many_ranks_keep_fewer_lines_each() -> None:
+    assert [last_words.kept(ranks) for ranks in (2, 100, 300, 4096)] == [300, 300, 100, 60]
+
+
 def test_the_last_of_several_exceptions_is_quoted() -> None:
     both = TRACEBACK.format("KeyError: 'a'\n\nDuring handling of the above exception, another exception occurred:\n\n")
     assert last_words.quoted((both + TRACEBACK.format("ValueError: b")).splitlines()) == "ValueError: b"

@@ -39,7 +39,7 @@ def test_files_folders_and_inner_links_are_moved(written: Path) -> None:
     (written / "model/latest").symlink_to("step-2")
     (written / "metrics.csv").write_text("loss,1")
     (written / "metrics.csv").chmod(0o640)
-    assert outputs.move(written, record(written)) == ()
+    assert outputs.move(written, record(written)).stayed == []
     assert tree(record(written)) == {
         "metrics.csv": "loss,1",
         "model": "",
@@ -49,21 +49,29 @@ def test_files_folders_and_inner_links_are_moved(written: Path) -> None:
     }
     assert (record(written) / "metrics.csv").stat().st_mode & 0o777 == 0o640
     assert not written.exists()
-    assert outputs.move(written, record(written)) == ()
+    assert outputs.move(written, record(written)).stayed == []
 
 
 def test_what_the_record_has_is_kept(written: Path) -> None:
     large = "x" * 2 * outputs.SAME
-    for name, ours, theirs in (("hostfile", "a", "a"), ("result.json", "FAIL", "PASS"), ("output.log", large, large)):
+    for name, ours, theirs in (("hostfile", "a", "a"), ("result.json", "FAIL", "PASS"), ("plan.txt", large, large)):
         (record(written) / name).write_text(ours)
         (written / name).write_text(theirs)
     (written / "job.json").mkdir()
     (written / "job.json/x").write_text("x")
     (record(written) / "job.json").write_text("{}")
-    stayed = outputs.move(written, record(written))
-    assert sorted(stayed) == ["job.json: Not a directory", "output.log", "result.json"]
-    assert tree(record(written)) == {"hostfile": "a", "job.json": "{}", "output.log": large, "result.json": "FAIL"}
-    assert sorted(tree(written)) == ["job.json", "job.json/x", "output.log", "result.json"]
+    moved = outputs.move(written, record(written))
+    assert sorted(moved.stayed) == ["job.json: Not a directory", "plan.txt"]
+    assert tree(record(written)) == {
+        "hostfile": "a",
+        "hosts": "",
+        "hosts/local": "",
+        "hosts/local/result.json": "PASS",
+        "job.json": "{}",
+        "plan.txt": large,
+        "result.json": "FAIL",
+    }
+    assert sorted(tree(written)) == ["job.json", "job.json/x", "plan.txt"]
 
 
 def test_what_is_no_file_of_a_run_stays(written: Path, tmp_path: Path) -> None:
@@ -74,7 +82,7 @@ def test_what_is_no_file_of_a_run_stays(written: Path, tmp_path: Path) -> None:
     (written / "up").symlink_to("../other")
     (written / "late").symlink_to("a/../../b")
     (written / "loss").write_text("1")
-    assert sorted(outputs.move(written, record(written))) == ["home", "late", "pipe", "socket", "up"]
+    assert sorted(outputs.move(written, record(written)).stayed) == ["home", "late", "pipe", "socket", "up"]
     assert tree(record(written)) == {"loss": "1"}
 
 
@@ -93,7 +101,7 @@ def test_no_link_in_place_of_a_folder_is_followed(written: Path, tmp_path: Path,
         record(written).symlink_to(home)
     else:
         (record(written) / "ranks").symlink_to(home)
-    assert outputs.move(written, record(written))
+    assert outputs.move(written, record(written)).stayed
     assert tree(home) == {"keys": "mine"}
 
 
@@ -101,7 +109,7 @@ def test_no_more_than_so_many_files_and_folders_are_moved(written: Path, monkeyp
     monkeypatch.setattr(outputs, "MOST_FILES", 20)
     for number in range(30):
         (written / f"{number:02}").write_text("")
-    assert len(outputs.move(written, record(written))) == 1
+    assert len(outputs.move(written, record(written)).stayed) == 1
     assert (len(list(record(written).iterdir())), len(list(written.iterdir()))) == (20, 10)
 
 
@@ -111,7 +119,7 @@ def test_folders_within_each_other_without_end_stay(written: Path) -> None:
         deep /= "d"
         deep.mkdir()
     (deep / "loss").write_text("1")
-    (stayed,) = outputs.move(written, record(written))
+    (stayed,) = outputs.move(written, record(written)).stayed
     assert stayed.split("/") == ["d"] * (outputs.MOST_FOLDERS + 1)
     assert (deep / "loss").exists()
 
@@ -153,16 +161,33 @@ def test_what_is_changed_for_a_link_meanwhile_reaches_nothing_else(written: Path
     assert {one.read_text() for one in record(written).rglob("*") if one.is_file()} <= {"theirs"}
 
 
-@pytest.mark.parametrize("name", ["result.json", "output.log", "run.lock"])
-def test_what_labctl_alone_writes_comes_from_no_run(written: Path, name: str) -> None:
-    (written / name).write_text('{"verdict": "PASS"}')
+@pytest.mark.parametrize("name", ["result.json", "output.log", "started", "run.lock"])
+@pytest.mark.parametrize("kind", ["file", "folder", "link"])
+def test_what_has_a_name_that_labctl_alone_writes_is_moved_aside(written: Path, name: str, kind: str) -> None:
+    if kind == "file":
+        (written / name).write_text('{"verdict": "PASS"}')
+    elif kind == "folder":
+        (written / name).mkdir()
+        (written / name / "x").write_text("kept")
+    else:
+        (written / name).symlink_to("deep")
     (written / "deep").mkdir()
     (written / "deep" / name).write_text("kept")
-    assert outputs.move(written, record(written)) == (name,)
-    assert tree(record(written)) == {"deep": "", f"deep/{name}": "kept"}
-    (written / name).unlink()
-    (written / name).mkdir()
-    assert outputs.move(written, record(written)) == (name,)
+    moved = outputs.move(written, record(written))
+    assert (moved.aside, moved.stayed) == ([f"hosts/local/{name}"], [])
+    assert not os.path.lexists(record(written) / name)
+    assert os.path.lexists(record(written) / "hosts/local" / name)
+    assert (record(written) / "deep" / name).read_text() == "kept"
+    assert not written.exists()
+
+
+def test_what_is_moved_aside_follows_no_link(written: Path, tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (record(written) / "hosts").symlink_to(tmp_path / "home")
+    (written / "result.json").write_text("{}")
+    moved = outputs.move(written, record(written))
+    assert (moved.aside, moved.stayed) == ([], ["result.json: Not a directory"])
+    assert list((tmp_path / "home").iterdir()) == []
 
 
 @pytest.mark.parametrize("long", ["f", "f" * 250])
@@ -183,5 +208,5 @@ def test_a_file_that_becomes_a_link_at_the_last_moment_does_not_come(
         return found
 
     monkeypatch.setattr(outputs, "_fits", late)
-    assert outputs.move(written, record(written)) == (f"d/{long}",)
+    assert outputs.move(written, record(written)).stayed == [f"d/{long}"]
     assert tree(record(written)) == {"d": ""}

@@ -397,7 +397,7 @@ def test_no_link_that_is_planted_in_a_run_is_followed(tmp_path: Path) -> None:
     of = lab(directory=tmp_path)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    names = ("output.log", "result.json", "job.json", "run.lock", "rendered", "ranks")
+    names = ("output.log", "result.json", "job.json", "started", "run.lock", "rendered", "ranks")
     for name in names:
         (elsewhere / name).write_text("mine")
     (tmp_path / "runs").mkdir()

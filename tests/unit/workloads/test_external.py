@@ -154,6 +154,9 @@ def test_what_a_script_names_on_the_hub_can_be_fetched_before_it_runs(tmp_path: 
         "  yitingxie/rlhf-reward-datasets $MORE --data_split 2,4,4 --actor_model_name_or_path $MODEL_PATH \\\n"
         "  --critic_model_name_or_path $HOME/hub/models--facebook--opt-350m/snapshots/08ab --output_dir out/put\n"
         "# --model_name_or_path nobody/this\n"
+        "OUTPUT=./trained\n"
+        "deepspeed main.py --data_path local/jsonfile Dahoas/rm-static --model_name_or_path output/critic\n"
+        "deepspeed main.py --actor_model_name_or_path trained/actor --critic_model_name_or_path out/critic\n"
     )
     cache = load("dschat/run_more", roots={"dschat": clone}).cache
     assert cache.models == ("facebook/opt-13b", "facebook/opt-350m")

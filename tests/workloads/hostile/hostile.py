@@ -55,7 +55,17 @@ def leave(*words: str, **how: Any) -> None:
     subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **how)
 
 
-names = ("result.json", "output.log", "job.json", "plan.txt", "settings.json", "versions.json", "run.lock", "rendered")
+names = (
+    "result.json",
+    "output.log",
+    "job.json",
+    "plan.txt",
+    "settings.json",
+    "versions.json",
+    "started",
+    "run.lock",
+    "rendered",
+)
 for number, name in enumerate(names):
     forge(Path(project, "runs", run.name, name))
     link(Path(project, "runs", run.name, name), number)

@@ -15,31 +15,64 @@ echo "labctl: rank $RANK of $WORLD_SIZE on $node"
 export LABCTL_RUN_ID=20260102-150405-ask-3fa2 LABCTL_RUN_DIR=/workspace/outputs/20260102-150405-ask-3fa2
 export GREETING='a "b" $HOME'
 export N=1
+own_path=$PYTHONPATH
 # What the workloads' scripts share; last, so that modules of the same name found elsewhere win.
 export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}/workspace/workloads/common
 cd /workspace/outputs/20260102-150405-ask-3fa2/work || exit
-# The first rank of each node prepares it; the others wait, so that no two compile the same thing.
+# Says so where the code asks the Hugging Face hub, but no hub answers: its library would try for minutes.
+hub_is_missed() {
+    local hub=${HF_ENDPOINT:-https://huggingface.co} port=443 proxy=$HTTPS_PROXY$https_proxy code file
+    [[ $hub == https:* ]] || port=80 proxy=$HTTP_PROXY$http_proxy
+    [[ ! -v HF_HUB_OFFLINE && -z $proxy$ALL_PROXY$all_proxy ]] || return
+    IFS=: read -ra code <<< "$own_path"
+    # What decides by itself whether it asks, as labctl's workloads do beside a script in the lab's directory, is left to that.
+    while read -r file; do
+        grep -qsF HF_HUB_OFFLINE ./*.py "${file%/*}"/*.py || break
+    done < <(grep -rlsE --include='*.py' 'from_pretrained|load_dataset|huggingface_hub' . "${code[@]}")
+    [[ $file ]] || return
+    hub=${hub#*://} hub=${hub%%/*}
+    [[ $hub != *:* ]] || port=${hub##*:} hub=${hub%:*}
+    ! timeout 3 bash -c ': < "/dev/tcp/$0/$1"' "$hub" "$port" 2> /dev/null || return
+    echo "labctl: $hub is not reached from $node within 3 s, so its ranks read the cache alone (HF_HUB_OFFLINE=1);" \
+        "\`labctl cache --model NAME\` or \`--dataset NAME\` fills it"
+}
+# The first rank of each node prepares it, and decides for all; the others wait, so that no two compile the same thing.
 mkdir -p ~/.cache && exec {lock}>>~/.cache/labctl-prepare && flock "$lock" || exit
-if [[ $(< ~/.cache/labctl-prepare) != 20260102-150405-ask-3fa2 ]]; then
+read -r prepared hub < ~/.cache/labctl-prepare
+if [[ $prepared != 20260102-150405-ask-3fa2 ]]; then
     # What a compilation that was killed has left: torch would wait for it without end.
     find ~/.cache/torch_extensions -name lock -delete 2> /dev/null
-    echo 20260102-150405-ask-3fa2 > ~/.cache/labctl-prepare
+    hub=reached
+    ! hub_is_missed || hub=missed
+    echo 20260102-150405-ask-3fa2 $hub > ~/.cache/labctl-prepare
 fi
 exec {lock}>&-
+[[ $hub != missed ]] || export HF_HUB_OFFLINE=1
 # A rank outlives its launcher by no more than this, whatever became of labctl. Nobody answers what it asks. Its group is
 # its own, in which SIGINT means what it does to a program that a person starts.
 set -m
 timeout --kill-after=10 120 python -u ask.py --say 'it'"'"'s; $(touch x)' '' --count 3 < /dev/null &
 wait $!
 code=$?
-# The launcher waits for whoever has the output open.
+# The launcher waits for whoever has the output open: the rank's group, or what it started in a session of its own.
+find_left() {
+    local fd pid
+    left=()
+    for fd in /proc/[0-9]*/fd/[12]; do
+        pid=${fd#/proc/} pid=${pid%%/*}
+        [[ $pid == $$ || ! $fd -ef /proc/$$/fd/1 ]] || left+=("$pid")
+    done
+}
 for ((tenths = 0; tenths < 50; tenths++)); do
-    kill -0 -- -$! 2> /dev/null || exit $code
+    find_left
+    [[ -v left ]] || kill -0 -- -$! 2> /dev/null || exit $code
     sleep 0.1
 done
-left=$(pgrep -a -g $! | cut -d' ' -f2- | paste -sd ';')
-echo "labctl: rank $RANK on $node has ended; what it started and left is ended too: $left"
-kill -TERM -- -$!
+left+=($(pgrep -g $!))
+names=$(ps -o args= -p "${left[*]}" | paste -sd ';')
+echo "labctl: rank $RANK on $node has ended; what it started and left is ended too: $names"
+kill -TERM -- -$! "${left[@]}" 2> /dev/null
 sleep 1
-kill -KILL -- -$! 2> /dev/null
+find_left
+kill -KILL -- -$! "${left[@]}" 2> /dev/null
 exit $code
