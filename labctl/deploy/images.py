@@ -71,7 +71,23 @@ def plan_images(
         # Nothing to pull: only compares what the hosts have.
         differing = distribute.pull(image, targets) if how == "pull" else {}
         return (), {**unfit_images(cluster), **differing}
+    require_obtainable(cluster, how)
     return (EnsureImage(image=image, words=words, cause="not found on host"),), {}
+
+
+def require_obtainable(cluster: Cluster, how: str) -> None:
+    """ConfigError or HostError if hosts cannot get the image in the way of LAB_IMAGE_FROM."""
+    from labctl.images import local
+
+    image = cluster.image
+    if how == "build" and image == cluster.base_image and not catalog.name_of(image):
+        hint = "LAB_IMAGE_FROM=send or LAB_IMAGE_FROM=pull in .env, or unset LAB_IMAGE"
+        raise ConfigError(f"LAB_IMAGE_FROM=build builds only labctl's own images, and LAB_IMAGE is {image}", hint=hint)
+    if how == "pull" and catalog.is_hashed(image):
+        raise ConfigError(f"LAB_IMAGE_FROM=pull: no registry has image {image}", hint="LAB_IMAGE_FROM=send in .env")
+    made_here = packages.is_own(image) or catalog.is_hashed(image)
+    if how == "send" and made_here and local.described(image) is None:
+        require_buildable(cluster)
 
 
 def require_buildable(cluster: Cluster) -> None:
@@ -81,7 +97,7 @@ def require_buildable(cluster: Cluster) -> None:
         from labctl.images import local
 
         if base == cluster.image or local.described(base) is None:
-            raise HostError(f"image {base} not found", hint=f"docker pull {base}, or unset LAB_IMAGE")
+            raise HostError(f"image {base} not found", hint=catalog.how_to_get(base))
         foreign.require_node(DockerEngine(), base, base)
     cluster.map_engines(partial(device_requests.require_runtime, cluster.accelerator))
 
@@ -101,7 +117,6 @@ def ensure(context: Context, cluster: Cluster, image: str) -> dict[str, HostErro
     if how == "build":
         return distribute.build(image, targets, lambda name: build_image(context, cluster, on=name))
     if packages.is_own(image) and local.described(image) is None:
-        require_buildable(cluster)
         build_image(context, cluster)
     if local.described(image):
         check_image(context, cluster)
@@ -158,6 +173,8 @@ def build_image(context: Context, cluster: Cluster, *, update_lock: bool = False
 
     base, additions = cluster.base_image, packages.of(cluster.settings)
     own = catalog.name_of(base)
+    if catalog.is_hashed(base) and not additions and not update_lock:
+        raise HostError(f"LAB_IMAGE is {base}, which `labctl build` does not make", hint=catalog.how_to_get(base))
     request = build.request(cluster.settings, own or cluster.accelerator, base, context.directory, context.environ)
     if on:
         request = replace(request, engine=cluster.daemons[on])

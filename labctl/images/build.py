@@ -184,6 +184,8 @@ def ensure_base(name: str, request: BuildRequest, emit: Emit) -> str:
     for image in (name, made) if can_make else (name,):
         if engine.image_id(image):
             return image
+    if catalog.is_hashed(name):
+        raise HostError(f"image {name} not found", hint=catalog.how_to_get(name))
     emit(f"pulling {name}")
     try:
         engine.pull(name)

@@ -17,7 +17,6 @@ from labctl.system import files
 
 DOCKERFILE = "Dockerfile.from"
 PROGRAM = "/opt/lab/labnode.py"
-_OWN = "labctl/from:"
 
 
 def is_node(described: dict[str, Any]) -> bool:
@@ -62,12 +61,12 @@ def make(request: BuildRequest, base: str, emit: Emit) -> dict[str, Any]:
 
 def tag(base: str) -> str:
     """What the image made of a base is called, by the base's id and what is added."""
-    return f"{_OWN}{hashlib.sha256((base + _added()).encode()).hexdigest()[:12]}"
+    return f"{catalog.FROM}{hashlib.sha256((base + _added()).encode()).hexdigest()[:12]}"
 
 
 def is_stale(image: str, labels: Mapping[str, str]) -> bool:
     """Whether such an image was made with other files than labctl has now."""
-    return image.startswith(_OWN) and labels.get(catalog.INPUTS_LABEL) != _added()
+    return image.startswith(catalog.FROM) and labels.get(catalog.INPUTS_LABEL) != _added()
 
 
 def _added() -> str:

@@ -26,7 +26,6 @@ INSTALLED = "/opt/lab/packages.txt"
 """What pip says is installed, in the image."""
 LARGEST = 50_000_000
 """Bytes of the folder of a Dockerfile, which every command reads to know the image's name."""
-_OWN = "labctl/packages:"
 
 
 class Additions(Struct, frozen=True):
@@ -55,7 +54,7 @@ def of(settings: Settings) -> Additions:
 
 def is_own(image: str) -> bool:
     """Whether labctl can build an image of that name."""
-    return image.startswith(_OWN) or catalog.name_of(image) is not None
+    return image.startswith(catalog.PACKAGES) or catalog.name_of(image) is not None
 
 
 def tag(base: str, additions: Additions) -> str:
@@ -73,7 +72,7 @@ def tag(base: str, additions: Additions) -> str:
         for path in folder_of(dockerfile):
             name = f"{path.relative_to(dockerfile.parent)} {path.stat().st_mode & 0o100:o}"
             digest.update(os.fsencode(name) + b"\0" + path.read_bytes() + b"\0")
-    return f"{_OWN}{digest.hexdigest()[:12]}"
+    return f"{catalog.PACKAGES}{digest.hexdigest()[:12]}"
 
 
 def make(request: BuildRequest, base: str, additions: Additions, emit: Emit) -> dict[str, Any]:
@@ -105,7 +104,7 @@ def _make_from_dockerfile(request: BuildRequest, base: str, dockerfile: Path, em
 def _add_packages(request: BuildRequest, base: str, additions: Additions, emit: Emit) -> None:
     request = replace(request, base_image=base)
     build.require_own(request)
-    lock = request.directory / LOCKS / f"{request.tag.removeprefix(_OWN)}.txt"
+    lock = request.directory / LOCKS / f"{request.tag.removeprefix(catalog.PACKAGES)}.txt"
     pins = dict.fromkeys(package_sources.pins("\n".join(additions.python)))
     with tempfile.TemporaryDirectory(dir=build.state(request), prefix="packages-") as folder:
         wanted = Path(folder)
@@ -126,7 +125,7 @@ def _add_packages(request: BuildRequest, base: str, additions: Additions, emit: 
 def folder_of(dockerfile: Path) -> list[Path]:
     """The files that a build of a person's Dockerfile reads: it, and what is beside it.
 
-    ConfigError if it cannot be read, is not on the lab's image, or if passwords, a lab or more than ``LARGEST`` are there.
+    ConfigError if it cannot be read or is not on the lab's image, or if passwords, a lab or over ``LARGEST`` are there.
     """
     what = f"LAB_DOCKERFILE: {dockerfile}"
     try:

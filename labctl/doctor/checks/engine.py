@@ -211,6 +211,8 @@ def image(ctx: CheckContext) -> Iterator[Finding]:
     absent = f"image {name} not found"
     if ctx.observed.image is None and ctx.name != HERE:
         yield warn("LAB-IMAGE-001", absent, "the next `labctl up` delivers it", UP)
+    elif ctx.observed.image is None and catalog.is_hashed(name) and name == ctx.settings.text("LAB_IMAGE"):
+        yield error("LAB-IMAGE-001", absent, "nodes are created from it", catalog.how_to_get(name))
     elif ctx.observed.image is None and packages.is_own(name):
         yield warn("LAB-IMAGE-001", absent, "the first `labctl up` builds it", "labctl build")
     elif ctx.observed.image is None:

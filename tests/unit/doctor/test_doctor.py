@@ -395,12 +395,13 @@ def test_what_may_not_be_looked_at_is_not_said_to_be_missing(
     assert wrong(host.mounts(mounted)) == ["LAB-MOUNT-002"]
 
 
+@pytest.mark.parametrize("image", ["labctl/cpu", "labctl/packages:0123456789ab"])
 @pytest.mark.parametrize(("there", "level"), [("sha256:1111", "warn"), (None, "error")])
 def test_what_only_a_build_needs_stops_only_a_lab_without_its_image(
-    examined: Callable[..., CheckContext], there: str | None, level: str
+    examined: Callable[..., CheckContext], there: str | None, level: str, image: str
 ) -> None:
     told = Engine(observed=ObservedState(image=there))
-    lab = replace(builders.lab(), image="labctl/cpu")
+    lab = replace(builders.lab(), image=image)
     examination = examined(lab, env="LAB_CA_CERTIFICATES=/nonexistent/ca.crt\n", told=told)
     (found,) = host.certificates(examination)
     assert (found.code, found.level) == ("LAB-CA-001", level)
@@ -640,6 +641,24 @@ def test_devices_are_not_counted_while_a_run_has_them_nor_beyond_their_time(
 @pytest.mark.parametrize("accelerator", ["nvidia", "habana", "intel"])
 def test_the_programs_that_count_devices_are_python(accelerator: str) -> None:
     compile(accelerators.get(accelerator).count, "count", "exec")
+
+
+@pytest.mark.parametrize(
+    ("image", "asked", "level", "fix"),
+    [
+        ("labctl/cpu", "", "warn", "labctl build"),
+        ("labctl/packages:0123456789ab", "", "warn", "labctl build"),
+        ("labctl/packages:0123456789ab", "labctl/packages:0123456789ab", "error", "unset LAB_IMAGE"),
+        ("labctl/from:0123456789ab", "labctl/from:0123456789ab", "error", "labctl build --from IMAGE"),
+        ("mine:1", "mine:1", "error", "docker pull mine:1"),
+    ],
+)
+def test_an_image_that_is_not_found_is_built_made_or_pulled(
+    examined: Callable[..., CheckContext], image: str, asked: str, level: str, fix: str
+) -> None:
+    lab = replace(builders.lab(), image=image)
+    (found,) = engine.image(examined(lab, env=f"LAB_IMAGE={asked}\n" if asked else ""))
+    assert (found.code, found.level, found.fix.startswith(fix)) == ("LAB-IMAGE-001", level, True)
 
 
 @pytest.mark.parametrize(

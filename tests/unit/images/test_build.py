@@ -345,6 +345,29 @@ def test_an_image_that_a_person_built_on_labctls_is_not_written_over(
     assert engine["mine:1"] is inherited
 
 
+def test_an_image_that_a_person_built_on_labctls_under_a_name_like_labctls_is_theirs(
+    engine: dict[str, dict[str, str]], tmp_path: Path
+) -> None:
+    build.build(request(tmp_path, image="under", tag="labctl/under"), print)
+    engine["labctl/mine"] = inherited = {**engine["labctl/under"], "mine": "yes"}
+    with pytest.raises(HostError, match=r"image labctl/mine here is not labctl's; it is not replaced"):
+        build.build(request(tmp_path, image="under", tag="labctl/mine"), print)
+    assert engine["labctl/mine"] is inherited
+
+
+@pytest.mark.parametrize("tag", ["labctl/under", "labctl/under:latest"])
+def test_latest_is_what_docker_takes_where_no_tag_is_named(
+    engine: dict[str, dict[str, str]], tmp_path: Path, tag: str
+) -> None:
+    build.build(request(tmp_path, image="under", tag=tag), print)
+    labels = engine[tag]
+    assert [catalog.is_labctls(name, labels) for name in ("labctl/under", "labctl/under:latest", "labctl/under:1")] == [
+        True,
+        True,
+        False,
+    ]
+
+
 def test_what_labctl_built_under_a_persons_tag_it_builds_again(
     engine: dict[str, dict[str, str]], tmp_path: Path
 ) -> None:
