@@ -15,6 +15,8 @@ BASE_LABEL = "labctl.base"
 TAG_LABEL = "labctl.image"
 """The tag that an image was built as: an image on top of it inherits its labels, and has another tag."""
 
+BASE_ID_LABEL = "labctl.base-id"
+"""The engine's id of the lab's image that packages or a Dockerfile were added to: its name may come to mean another."""
 FROM = "labctl/from:"
 """How the tag of an image of `labctl build --from` begins."""
 PACKAGES = "labctl/packages:"

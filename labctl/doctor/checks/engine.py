@@ -232,7 +232,9 @@ def driver(ctx: CheckContext) -> Iterator[Finding]:
         return
     base = ctx.daemon.image_labels(lab.image).get(catalog.BASE_LABEL, "")
     variables = partial(ctx.daemon.image_variables, lab.image)
-    found = accelerators.get(lab.accelerator).image_check(version, lab.image, base, variables)
+    # What a person adds to labctl's image leaves its libraries as they are.
+    below = ctx.settings.text("LAB_IMAGE") or catalog.tag(lab.accelerator)
+    found = accelerators.get(lab.accelerator).image_check(version, below, base, variables)
     if found and not found.summary:
         yield ok("LAB-IMAGE-003", f"driver {version} supports image {lab.image}")
     elif found:

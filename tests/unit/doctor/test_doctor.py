@@ -697,11 +697,20 @@ def test_an_nvidia_image_is_judged_by_the_cuda_of_the_base_that_it_was_built_on(
     assert wrong(engine.driver(examined(lab, told=told))) == expected
 
 
+def test_packages_on_top_leave_an_nvidia_image_with_its_cuda(examined: Callable[..., CheckContext]) -> None:
+    lab = with_devices("nvidia")
+    lab = replace(lab, image="labctl/packages:01", hosts=(replace(lab.hosts[0], driver="550.54.14"),))
+    told = Engine(observed=ObservedState(image="sha256:1111"))
+    told.labels = {catalog.BASE_LABEL: "debian:bookworm-slim"}
+    assert wrong(engine.driver(examined(lab, told=told))) == ["LAB-IMAGE-003"]
+
+
+@pytest.mark.parametrize("image", ["labctl/habana", "labctl/packages:0123456789ab"])
 @pytest.mark.parametrize(("version", "expected"), [("1.22.1", []), ("1.19.0", ["LAB-IMAGE-003"])])
 def test_a_gaudi_image_of_another_release_than_the_driver_is_told_of(
-    examined: Callable[..., CheckContext], version: str, expected: list[str]
+    examined: Callable[..., CheckContext], version: str, expected: list[str], image: str
 ) -> None:
-    lab = with_devices("habana")
+    lab = replace(with_devices("habana"), image=image)
     lab = replace(lab, hosts=(replace(lab.hosts[0], driver=version),))
     told = Engine(observed=ObservedState(image="sha256:1111"))
     told.labels = {catalog.BASE_LABEL: "vault.habana.ai/gaudi-docker/1.22.0/ubuntu22.04/habanalabs/pytorch:latest"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -192,6 +193,36 @@ def test_a_failed_build_shows_its_last_lines_without_credentials(
     log = tmp_path / ".lab/build.log"
     assert CANARY not in caught.value.message + log.read_text()
     assert log.stat().st_mode & 0o777 == 0o600
+
+
+UNKNOWN = "ERROR: No matching distribution found for {}"
+RETRIED = "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError': /simple/nltk/"
+
+
+@pytest.mark.parametrize(
+    ("lines", "message", "hint"),
+    [
+        ([UNKNOWN.format("Nltkk<4")], "the package index has no Nltkk<4 that fits", "is its name right"),
+        ([UNKNOWN.format("torch==2.13.0")], "No matching distribution found for torch==2.13.0", "less "),
+        ([RETRIED, *["..."] * 99, UNKNOWN.format("nltkk")], "the package index was not reached", "LAB_PIP_INDEX_URL"),
+        ([RETRIED, UNKNOWN.format("torch==2.13.0")], "the package index was not reached", "LAB_PIP_INDEX_URL"),
+    ],
+)
+def test_a_misspelt_name_is_not_an_index_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[str], message: str, hint: str
+) -> None:
+    def stream(argv: list[str], on_line: Callable[[str], None], **_: object) -> process.CompletedProcess:
+        for line in lines:
+            on_line(line)
+        return process.CompletedProcess(tuple(argv), 1, "\n".join(lines[-30:]), "")
+
+    monkeypatch.setattr(process, "stream", stream)
+    monkeypatch.setattr(DockerEngine, "context", lambda _: "default")
+    with pytest.raises(HostError) as caught:
+        build.run(catalog.dockerfile("cpu"), [], request(tmp_path), print, asked={"nltkk"})
+    assert message in caught.value.message
+    assert caught.value.hint.startswith(hint)
+    assert ("has no" in caught.value.message) == (hint == "is its name right")
 
 
 def test_apt_sources_for_another_release_leave_third_parties_out() -> None:

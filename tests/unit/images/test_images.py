@@ -130,6 +130,29 @@ def installed(tmp_path: Path, requirements: str, name: str) -> list[str]:
     return (tmp_path / "log").read_text().splitlines()
 
 
+VENDORS_PIP = """\
+#!/bin/sh
+case "$*" in
+"list --format freeze") printf 'torch==2.9.0a0+nv25.9\\nnumpy==1.26.4\\nhabana-torch-plugin==1.22.0\\n' ;;
+freeze) printf 'torch @ file:///opt/torch.whl\\nnumpy==1.26.4\\n' ;;
+install*) for word; do case $word in */constraints) cat "$word" >> "$LOG" ;; esac; done ;;
+esac
+"""
+
+
+def test_what_a_vendor_installed_from_a_file_keeps_its_version(tmp_path: Path) -> None:
+    (tmp_path / "pip").write_text(VENDORS_PIP)
+    (tmp_path / "pip").chmod(0o755)
+    (tmp_path / "python").symlink_to("/bin/true")
+    (tmp_path / "requirements.txt").write_text("nltk\n")
+    (tmp_path / "lock.txt").write_text("nltk==3.9\n")
+    script = (DOCKER / "packages.sh").read_text(encoding="utf-8")
+    script = script.replace("/run/sources/wanted", str(tmp_path)).replace("/opt/lab", f"{tmp_path}/lab")
+    process.run(["sh", "-c", script], env={"PATH": f"{tmp_path}:/usr/bin:/bin", "LOG": f"{tmp_path}/log"})
+    held = (tmp_path / "log").read_text().splitlines()
+    assert held == ["torch==2.9.0a0+nv25.9", "habana-torch-plugin==1.22.0", "nltk==3.9"]
+
+
 @pytest.mark.skipif(Path("/opt/venv").exists(), reason="this machine has what a plain base gets")
 def test_around_a_vendors_torch_nothing_that_is_there_is_replaced(tmp_path: Path) -> None:
     there = ["  torch==2.7.1+vendor", "  numpy==1.26.4"]
