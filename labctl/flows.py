@@ -131,7 +131,9 @@ def build(
 
     if sbom and not sbom.parent.is_dir():
         raise ConfigError(f"{sbom.parent}: no such directory", hint=f"mkdir -p {shlex.quote(str(sbom.parent))}")
-    with connect(context, settings_for(context, workload)) as cluster:
+    settings = settings_for(context, workload)
+    # Also while the lab is up for a workload, whose image is built by that workload's name.
+    with connect(context, settings if workload else context.declared()) as cluster:
         if base:
             built = build_from(context, cluster, base)
         else:
