@@ -57,8 +57,16 @@ fi
 grep -v '^deepspeed' "$sources/nvidia.lock" > /tmp/nvidia.lock
 sh "$sources/install.sh" /tmp/nvidia.lock
 sh "$sources/cuda.sh"
-export CUDA_HOME=/usr/local/cuda DS_ACCELERATOR=cuda DS_ENABLE_NINJA=1 DS_BUILD_FUSED_ADAM=1 DS_BUILD_FUSED_LAMB=1
+export CUDA_HOME=/usr/local/cuda DS_ACCELERATOR=cuda DS_ENABLE_NINJA=1
 export TORCH_CUDA_ARCH_LIST='7.5;8.0;8.6;8.9;9.0;10.0;12.0+PTX' PATH="/usr/local/cuda/bin:$PATH"
+# A torch of another index may be for another CUDA, for which DeepSpeed compiles nothing with this compiler.
+compiler=$(nvcc --version | sed -n 's/.*release \([0-9]*\)\..*/\1/p')
+torch=$(python -c 'import torch; print((torch.version.cuda or "none").split(".")[0])')
+if [ "$compiler" = "$torch" ]; then
+    export DS_BUILD_FUSED_ADAM=1 DS_BUILD_FUSED_LAMB=1
+else
+    echo "FusedAdam and FusedLamb are not compiled: torch is for CUDA $torch, and the compiler of CUDA $compiler"
+fi
 sh "$sources/install.sh" "$sources/nvidia.lock"
 rm /tmp/nvidia.lock
 SCRIPT

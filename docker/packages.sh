@@ -17,8 +17,9 @@ if [ -s "$wanted/requirements.txt" ]; then
     work=$(mktemp -d)
     constraints=$work/constraints
     pip check > "$work/before" || true
-    pip freeze > "$work/frozen"
-    pip freeze | grep -iE '^(torch|deepspeed|horovod|mpi4py|tensorflow|intel-[a-z-]*|habana-[a-z-]*)==' > "$constraints" || true
+    # Not `pip freeze`, which has no version of what came from a file or a URL, as a vendor's torch did.
+    pip list --format freeze > "$work/frozen"
+    grep -iE '^(torch|deepspeed|horovod|mpi4py|tensorflow|intel-[a-z-]*|habana-[a-z-]*)==' "$work/frozen" > "$constraints" || true
     cat "$wanted/lock.txt" >> "$constraints"
     # A distribution's own Python takes packages only if told to.
     if [ ! -d /opt/venv ]; then export PIP_BREAK_SYSTEM_PACKAGES=1; fi
@@ -26,7 +27,7 @@ if [ -s "$wanted/requirements.txt" ]; then
     # What is left without something that it needs, as datasets is where huggingface_hub grew older, moves along.
     left=$(pip check | grep -E ' (has requirement|requires) ' | grep -vxFf "$work/before" || true)
     if [ "$left" ]; then
-        pip freeze | grep -vxFf "$work/frozen" >> "$constraints"
+        pip list --format freeze | grep -vxFf "$work/frozen" >> "$constraints"
         # shellcheck disable=SC2046 # a word a package
         pip install --constraint "$constraints" $(echo "$left" | cut -d' ' -f1 | sort -u)
         if pip check | grep -E ' (has requirement|requires) ' | grep -vxFf "$work/before" >&2; then

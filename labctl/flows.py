@@ -131,8 +131,13 @@ def build(
 
     if sbom and not sbom.parent.is_dir():
         raise ConfigError(f"{sbom.parent}: no such directory", hint=f"mkdir -p {shlex.quote(str(sbom.parent))}")
-    with connect(context, settings_for(context, workload)) as cluster:
-        built = build_from(context, cluster, base) if base else build_image(context, cluster, update_lock=update_lock)
+    settings = settings_for(context, workload)
+    # Also while the lab is up for a workload, whose image is built by that workload's name.
+    with connect(context, settings if workload else context.declared()) as cluster:
+        if base:
+            built = build_from(context, cluster, base)
+        else:
+            built = build_image(context, cluster, update_lock=update_lock, refresh=True)
         if sbom:
             built |= {"sbom": str(sbom), "packages": bills.write(built["image"], sbom)}
         return built

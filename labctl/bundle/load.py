@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from msgspec import Struct
 
 from labctl.bundle.format import AGAIN, Bundle, BundleEntry
-from labctl.bundle.save import CACHED, FOLDERS, NODES, SKIPPED, ExcludedFile, folder_of_dockerfile
+from labctl.bundle.save import CACHED, FOLDERS, NODES, SKIPPED, ExcludedFile, folder_of_dockerfile, is_override
 from labctl.config import dotenv, mount_sources
 from labctl.config import settings as config
 from labctl.config.context import Context
@@ -160,8 +160,9 @@ def require_saved(bundle: Bundle) -> None:
     named = {entry.key: entry.value for entry in dotenv.parse(settings_of(bundle), ".env")}
     known = {".env", named.get("LAB_HOSTS"), named.get("LAB_REQUIREMENTS")}
     folders = tuple(f"{one}/" for one in (*FOLDERS, *folder_of_dockerfile(named.get("LAB_DOCKERFILE", ""))))
-    odd = [f"lab/{name}" for name in bundle.below("lab") if name not in known and not name.startswith(folders)]
-    odd += [f"lab/{name}" for name in bundle.below("lab") if SKIPPED & {*PurePosixPath(name).parts}]
+    files = bundle.below("lab")
+    odd = [f"lab/{name}" for name in files if name not in known and not name.startswith(folders)]
+    odd += [f"lab/{name}" for name in files if SKIPPED & {*PurePosixPath(name).parts} or is_override(name)]
     odd += [f"locks/{name}" for name in bundle.below("locks") if not re.fullmatch(r"[\w.-]+\.lock", name)]
     if odd:
         raise HostError(f"{bundle.path}: `{odd[0]}` in it is no file of a lab", hint="do not use this file")

@@ -17,7 +17,7 @@ from msgspec import Struct
 from labctl.bundle.format import BundleWriter
 from labctl.config import dotenv
 from labctl.config import settings as config
-from labctl.config.context import Context
+from labctl.config.context import OF_THE_IMAGE, Context
 from labctl.config.override import FILE as OVERRIDE
 from labctl.config.settings import Settings
 from labctl.deploy import images as prepare
@@ -25,6 +25,7 @@ from labctl.deploy import preflight
 from labctl.errors import ConfigError, HostError
 from labctl.images import catalog, local, packages
 from labctl.lab import cluster
+from labctl.naming import override_path
 from labctl.runs import request
 from labctl.system import process
 from labctl.system.files import PASSWORDS, is_below, leads_out
@@ -89,8 +90,11 @@ def save_bundle(
     settings = context.settings()
     preflight.require_initialised(context)
     asked = [request.choose_workload(context.directory, name, request.RunOptions(), settings) for name in workloads]
-    needing = (settings, *(prepare.for_workload(context, settings, task) for task in asked))
-    images = tuple(dict.fromkeys(image_of(context, one) for one in needing))
+    # Of a lab that is up for a workload the image that its settings name, too: `labctl down` has it expected again.
+    every = (context.declared(), settings, *(prepare.for_workload(context, settings, task) for task in asked))
+    needing = {tuple(map(one.text, OF_THE_IMAGE)): one for one in every}.values()
+    commands = {image_of(context, one): prepare.build_command(one) for one in needing}
+    images = tuple(commands)
     folder = Path(settings.text("HOST_CACHE_PATH"))
     if cache and not folder.is_dir():
         raise HostError(f"HOST_CACHE_PATH {folder} does not exist", hint="labctl cache WORKLOAD, or omit --with-cache")
@@ -98,7 +102,8 @@ def save_bundle(
     for image in images:
         described = local.described(image)
         if described is None:
-            raise HostError(f"image {image} not found on this machine", hint="labctl build, or docker pull")
+            hint = f"{commands[image]}, or docker pull"
+            raise HostError(f"image {image} not found on this machine", hint=hint)
         size += described["Size"]
     if file.is_dir():
         raise ConfigError(f"{file} is a directory", hint=f"name a file in it: {shlex.quote(str(file / 'lab.bundle'))}")
@@ -184,7 +189,7 @@ def of_lab(directory: Path, *, secrets: bool) -> tuple[list[Entry], list[Exclude
         excluded.append(ExcludedFile(dockerfile, "not in a folder of the lab directory"))
     if (directory / OVERRIDE).exists():
         excluded.append(ExcludedFile(OVERRIDE, "it may open the machine that loads it: copy it yourself"))
-    for entry in (entry for folder in folders for entry in walk(directory, folder)):
+    for entry in (entry for folder in folders for entry in walk(directory, folder) if not is_override(entry.name)):
         reason = "" if secrets else why_secret(entry)
         if leads_out(entry.name, entry.target):
             reason = "points outside the lab"
@@ -200,6 +205,11 @@ def folder_of_dockerfile(name: str) -> tuple[str, ...]:
     folder = PurePosixPath(name).parent
     own = folder.parts[:1] in ((), (".lab",), ("runs",))
     return (folder.as_posix(),) if is_below(name) and not own else ()
+
+
+def is_override(name: str) -> bool:
+    """Whether a file is what a node got of compose.override.yml."""
+    return PurePosixPath(name).match(override_path("*"))
 
 
 def not_cached(cache: Path) -> list[ExcludedFile]:

@@ -16,6 +16,9 @@ from labctl.errors import ConfigError, HostError
 if TYPE_CHECKING:
     from labctl.lab.status import LabStatus
 
+HEALTH = {"unhealthy": "UNHEALTHY", "starting": "not checked yet"}
+"""What Docker says, for people: of a node that `up` has reached, `starting` until its first check sounds wrong."""
+
 
 def render_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:
     with answering(as_json=json) as output:
@@ -130,7 +133,7 @@ def status_text(status: LabStatus) -> str:
     columns = ("NODE", *(("HOST",) if several else ()), "ROLE", "STATE", "HEALTH", "SLOTS")
     rows = []
     for node in status.nodes:
-        health = "UNHEALTHY" if node.health == "unhealthy" else node.health or "-"
+        health = HEALTH.get(node.health or "", node.health or "-")
         host = (node.host,) if several else ()
         rows.append((node.name, *host, node.role, node.state, health, node.slots or "-"))
     lines = [f"lab {status.lab}: {status.state}", table(columns, rows) if rows else "no containers"]

@@ -168,12 +168,14 @@ def render_node(lab: Lab, node: Node, names: Mapping[str, str]) -> File:
     services = [worker(lab, node, host)]
     if node is lab.nodes[0]:
         services.append(launcher(lab, host))
+    added = overrides(lab, node)
     content = template(files.path("compose", "node.yml.j2")).render(
         lab=lab,
         node=node,
         host=host,
         project=project(lab),
         path=compose_path(node.name),
+        override=added[0].path if added else "",
         services=services,
         interval=check_interval(lab, host),
         names=names,
@@ -181,8 +183,8 @@ def render_node(lab: Lab, node: Node, names: Mapping[str, str]) -> File:
     )
     # The label lets `up` see from the container alone whether it was made from this very text and these secrets.
     sealed = "".join(f"{name}\0{value.reveal()}\0" for name, value in lab.secrets)
-    added = "".join(file.content for file in overrides(lab, node))
-    digest = hashlib.sha256((content + sealed + added).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    text = content + sealed + "".join(file.content for file in added)
+    digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
     return File(path=compose_path(node.name), content=content.replace(UNSEALED, f'labctl.config-hash: "{digest}"'))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from labctl import accelerators
-from labctl.config.context import BY_WORKLOAD, Context
+from labctl.config.context import BY_WORKLOAD, OF_THE_IMAGE, Context
 from labctl.config.settings import Settings
 from labctl.deploy.plan import EnsureImage
 from labctl.engines.docker import DockerEngine
@@ -60,7 +60,8 @@ def plan_images(
             check_image(context, cluster)
             return (), {}
         require_buildable(cluster)
-        return (EnsureImage(image=image, words=f"build image {image}", cause="not found; takes minutes, once"),), {}
+        words = f"build image {image}{base_first(cluster, cluster.daemons[HERE])}"
+        return (EnsureImage(image=image, words=words, cause="not found; takes minutes, once"),), {}
     from labctl.images import distribute, local
 
     targets = image_targets(context, cluster)
@@ -71,7 +72,38 @@ def plan_images(
         # Nothing to pull: only compares what the hosts have.
         differing = distribute.pull(image, targets) if how == "pull" else {}
         return (), {**unfit_images(cluster), **differing}
+    require_obtainable(cluster, how)
+    if words.startswith("build"):
+        words += base_first(cluster, DockerEngine() if how == "send" else None)
     return (EnsureImage(image=image, words=words, cause="not found on host"),), {}
+
+
+def base_first(cluster: Cluster, engine: DockerEngine | None) -> str:
+    """What a build of the image makes before it, for the plan; of several engines it is not known."""
+    base, own = cluster.base_image, catalog.name_of(cluster.base_image)
+    if own is None or base == cluster.image:
+        return ""
+    if engine is None:
+        return f", and first {base} where it is not found or out of date"
+    found = engine.image(base)
+    if found and not catalog.is_stale(found["Config"].get("Labels") or {}, own):
+        return ""
+    return f", and first {base}, which is {'out of date' if found else 'not found'}"
+
+
+def require_obtainable(cluster: Cluster, how: str) -> None:
+    """ConfigError or HostError if hosts cannot get the image in the way of LAB_IMAGE_FROM."""
+    from labctl.images import local
+
+    image = cluster.image
+    if how == "build" and image == cluster.base_image and not catalog.name_of(image):
+        hint = "LAB_IMAGE_FROM=send or LAB_IMAGE_FROM=pull in .env, or unset LAB_IMAGE"
+        raise ConfigError(f"LAB_IMAGE_FROM=build builds only labctl's own images, and LAB_IMAGE is {image}", hint=hint)
+    if how == "pull" and catalog.is_hashed(image):
+        raise ConfigError(f"LAB_IMAGE_FROM=pull: no registry has image {image}", hint="LAB_IMAGE_FROM=send in .env")
+    made_here = packages.is_own(image) or catalog.is_hashed(image)
+    if how == "send" and made_here and local.described(image) is None:
+        require_buildable(cluster)
 
 
 def require_buildable(cluster: Cluster) -> None:
@@ -81,7 +113,7 @@ def require_buildable(cluster: Cluster) -> None:
         from labctl.images import local
 
         if base == cluster.image or local.described(base) is None:
-            raise HostError(f"image {base} not found", hint=f"docker pull {base}, or unset LAB_IMAGE")
+            raise HostError(f"image {base} not found", hint=catalog.how_to_get(base))
         foreign.require_node(DockerEngine(), base, base)
     cluster.map_engines(partial(device_requests.require_runtime, cluster.accelerator))
 
@@ -101,7 +133,6 @@ def ensure(context: Context, cluster: Cluster, image: str) -> dict[str, HostErro
     if how == "build":
         return distribute.build(image, targets, lambda name: build_image(context, cluster, on=name))
     if packages.is_own(image) and local.described(image) is None:
-        require_buildable(cluster)
         build_image(context, cluster)
     if local.described(image):
         check_image(context, cluster)
@@ -122,16 +153,24 @@ def unfit_images(cluster: Cluster) -> dict[str, HostError]:
 def check_image(context: Context, cluster: Cluster) -> None:
     """HostError if this machine's image is not a node's or does not fit the devices' driver; a warning if it is old."""
     image, engine = cluster.image, DockerEngine() if cluster.remote_hosts else cluster.daemons[HERE]
-    own = catalog.name_of(image)
-    labels = foreign.require_node(engine, image, cluster.base_image)
+    own, below = catalog.name_of(image), cluster.base_image
+    labels = foreign.require_node(engine, image, below)
     accelerators.get(cluster.accelerator).require_image(labels.get(catalog.BASE_LABEL) or image)
     if own and catalog.is_stale(labels, own):
-        workload = cluster.settings.origin("LAB_IMAGE").partition(BY_WORKLOAD)[2]
-        command = f"labctl build --workload {workload}" if workload else "labctl build"
-        context.warn(f"image {image} is out of date; rebuild it with `{command}`")
+        context.warn(f"image {image} is out of date; rebuild it with `{build_command(cluster.settings)}`")
+    elif image != below and packages.is_stale(labels, engine.image_id(below)):
+        command = build_command(cluster.settings)
+        context.warn(f"image {image} is of an earlier {below}; rebuild it with `{command}`")
     elif foreign.is_stale(image, labels):
         base = labels.get(catalog.BASE_LABEL, "IMAGE")
         context.warn(f"image {image} is out of date; `labctl build --from {base}` makes the one to name in LAB_IMAGE")
+
+
+def build_command(settings: Settings) -> str:
+    """What builds the image of these settings."""
+    origins = (settings.origin(key) for key in OF_THE_IMAGE)
+    workload = next((origin.removeprefix(BY_WORKLOAD) for origin in origins if origin.startswith(BY_WORKLOAD)), "")
+    return f"labctl build --workload {workload}" if workload else "labctl build"
 
 
 def confirm_image(workload: Workload, image: str, found: bool, ask: Ask | None, *, dry_run: bool = False) -> None:
@@ -148,16 +187,21 @@ def confirm_image(workload: Workload, image: str, found: bool, ask: Ask | None, 
         raise HostError(reason, hint=command if found else f"labctl build --workload {workload.name} && {command}")
 
 
-def build_image(context: Context, cluster: Cluster, *, update_lock: bool = False, on: str = "") -> dict[str, Any]:
+def build_image(
+    context: Context, cluster: Cluster, *, update_lock: bool = False, on: str = "", refresh: bool = False
+) -> dict[str, Any]:
     """Build the image of the lab's nodes, from the Dockerfile of its name or else that of the accelerator.
 
     And, where the settings add packages, the one with these on top of it. With this machine's engine, or ``on`` a host
-    with its own.
+    with its own. With ``refresh`` labctl's own image below the packages is built too where it is there and current, as
+    the settings of its base and package sources may have changed: seconds if they have not.
     """
     from labctl.images import build
 
     base, additions = cluster.base_image, packages.of(cluster.settings)
     own = catalog.name_of(base)
+    if catalog.is_hashed(base) and not additions and not update_lock:
+        raise HostError(f"LAB_IMAGE is {base}, which `labctl build` does not make", hint=catalog.how_to_get(base))
     request = build.request(cluster.settings, own or cluster.accelerator, base, context.directory, context.environ)
     if on:
         request = replace(request, engine=cluster.daemons[on])
@@ -165,10 +209,11 @@ def build_image(context: Context, cluster: Cluster, *, update_lock: bool = False
         return build.update_lock(request, context.notice)
     if not additions:
         return build.build(request, context.notice)
-    if own and catalog.is_stale(request.engine.image_labels(base), own):
-        build.build(request, context.notice)
-    elif not own:
+    if not own:
         build.ensure_base(base, replace(request, base_image=base), context.notice)
+        foreign.require_node(request.engine, base, base)
+    elif refresh or catalog.is_stale(request.engine.image_labels(base), own):
+        build.build(request, context.notice)
     return packages.make(replace(request, tag=cluster.image), base, additions, context.notice)
 
 

@@ -22,7 +22,7 @@ from labctl.errors import HostError
 from labctl.hosts import ssh_errors
 from labctl.hosts.facts import HostFacts
 from labctl.hosts.ssh import Connection, LocalConnection
-from labctl.images import catalog
+from labctl.images import packages
 from labctl.model import HERE, File, Host, Lab, Node
 from labctl.system import filelock, procfs
 from labctl.system.cached import once
@@ -179,7 +179,7 @@ class CheckContext(Struct, frozen=True, kw_only=True, dict=True):
     @property
     def builds(self) -> bool:
         """Whether the lab's image is labctl's own and missing, as far as the engine tells."""
-        own = catalog.name_of(self.lab.image) is not None
+        own = packages.is_own(self.lab.image)
         return own and not self.engine_error and self.observed.image is None
 
     @once

@@ -155,7 +155,10 @@ def last_check(inspected: dict[str, Any] | None) -> str:
 
 LAST_LINES = 20
 # In the daemon's words.
-PORT_TAKEN = re.compile(r"(?:listen tcp4?|Bind for) ([0-9.]+):([0-9]+)(?:: bind: address| failed: port is) already")
+PORT_TAKEN = re.compile(
+    r"(?:listen tcp4?|Bind for|host port(?: for)?) ([0-9.]+):([0-9]+)\S*"
+    r"(?:: bind: address| failed: port is|(?<=:) address) already"
+)
 TAKEN = re.compile(r'container name "/(\S+)" is already in use')
 # Seconds for a program that reaches or reaps: each has a shorter limit of its own.
 EXECUTING = 120

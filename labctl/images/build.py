@@ -10,7 +10,7 @@ import shlex
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,10 @@ TORCH_INDEXES = {"cpu": "https://download.pytorch.org/whl/cpu", "intel": "https:
 """Where an image's torch comes from, if not from the package index itself."""
 OF_TORCH = frozenset({"torch", "torchaudio", "torchvision"})
 """What those indexes have, each for a torch of the same build."""
+SOURCES = "LAB_PIP_INDEX_URL, LAB_PIP_FIND_LINKS, LAB_TORCH_INDEX, LAB_CA_CERTIFICATES, HTTPS_PROXY"
+"""The settings of where Python packages come from."""
+UNREACHED = re.compile("Retrying|connection broken|Could not fetch URL|NewConnectionError")
+"""What pip says of an index that does not answer."""
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 
 
@@ -145,6 +149,7 @@ def prepared(
     base: str,
     wanted: Mapping[str, str | None],
     hashes: frozenset[str] = frozenset(),
+    labels: Pairs = (),
 ) -> Iterator[list[str]]:
     """The arguments that pass base image and package sources in, valid while their files are there."""
     release = release_of(base, request.engine)
@@ -152,8 +157,9 @@ def prepared(
     with tempfile.TemporaryDirectory(dir=state(request), prefix="build-") as folder:
         pip = pip_sources(request, package_sources.of_host())
         given = hand_in(request, pip, wanted, sources, Path(folder), hashes)
-        labels = ("--label", f"{catalog.BASE_LABEL}={base}", "--label", f"{catalog.TAG_LABEL}={request.tag}")
-        yield ["--build-arg", f"BASE_IMAGE={base}", *labels, *given]
+        marks = {catalog.BASE_LABEL: base, catalog.TAG_LABEL: request.tag, **dict(labels)}
+        labelled = (word for name, value in marks.items() for word in ("--label", f"{name}={value}"))
+        yield ["--build-arg", f"BASE_IMAGE={base}", *labelled, *given]
 
 
 def _base(request: BuildRequest, emit: Emit) -> str:
@@ -184,6 +190,8 @@ def ensure_base(name: str, request: BuildRequest, emit: Emit) -> str:
     for image in (name, made) if can_make else (name,):
         if engine.image_id(image):
             return image
+    if catalog.is_hashed(name):
+        raise HostError(f"image {name} not found", hint=catalog.how_to_get(name))
     emit(f"pulling {name}")
     try:
         engine.pull(name)
@@ -331,8 +339,12 @@ def _text(image: str, kind: str) -> str:
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
-def run(dockerfile: Path, arguments: list[str], request: BuildRequest, emit: Emit) -> None:
+def run(
+    dockerfile: Path, arguments: list[str], request: BuildRequest, emit: Emit, *, asked: Collection[str] = ()
+) -> None:
     """Run ``docker buildx build`` on a Dockerfile and its folder. HostError with the log's last lines if a step fails.
+
+    ``asked``: projects of the package index that a person named, whose names may be wrong.
 
     Not through python-on-whales, which puts the values of build arguments on the command line, where everyone on the
     host could read a proxy's password, and keeps no log.
@@ -353,15 +365,21 @@ def run(dockerfile: Path, arguments: list[str], request: BuildRequest, emit: Emi
 
         done = process.stream(argv, keep, env=_proxy_environment(request), check=False)
     if done.code != 0:
-        if unknown := re.search(r"No matching distribution found for (\S+)", done.out):
+        said = log.read_text(encoding="utf-8")
+        unknown = re.search(r"No matching distribution found for (\S+)", said)
+        if unknown and UNREACHED.search(said):
+            raise HostError(
+                f"building {request.tag} failed: the package index was not reached, to look for {unknown[1]}",
+                hint=f"{SOURCES} say where it is; less {log}",
+            )
+        if unknown and package_sources.pins(unknown[1]).keys() <= set(asked):
             raise HostError(
                 f"building {request.tag} failed: the package index has no {unknown[1]} that fits",
                 hint=f"is its name right, in LAB_PACKAGES or packages? less {log}",
             )
         raise HostError(
             f"building {request.tag} failed:\n{hide_credentials(done.out)}",
-            hint=f"less {log}; where packages come from: LAB_APT_MIRROR, LAB_PIP_INDEX_URL, LAB_PIP_FIND_LINKS, "
-            "LAB_CA_CERTIFICATES, HTTPS_PROXY",
+            hint=f"less {log}; where packages come from: LAB_APT_MIRROR, {SOURCES}",
         )
 
 

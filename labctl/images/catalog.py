@@ -15,6 +15,13 @@ BASE_LABEL = "labctl.base"
 TAG_LABEL = "labctl.image"
 """The tag that an image was built as: an image on top of it inherits its labels, and has another tag."""
 
+BASE_ID_LABEL = "labctl.base-id"
+"""The engine's id of the lab's image that packages or a Dockerfile were added to: its name may come to mean another."""
+FROM = "labctl/from:"
+"""How the tag of an image of `labctl build --from` begins."""
+PACKAGES = "labctl/packages:"
+"""How the tag of an image with packages or a Dockerfile of a person's own begins."""
+
 _OWN = "labctl/"
 
 
@@ -32,6 +39,20 @@ def name_of(image: str) -> str | None:
     """Which of labctl's own an image is, by what it is called; None for another's."""
     name = image.removeprefix(_OWN).removesuffix(":latest")
     return name if image.startswith(_OWN) and name in names() else None
+
+
+def is_hashed(image: str) -> bool:
+    """Whether an image's tag is a hash of what it was made of: it was made here, and no registry has it."""
+    return image.startswith((FROM, PACKAGES))
+
+
+def how_to_get(image: str) -> str:
+    """What a person types to have an image that `labctl build` does not make."""
+    if image.startswith(FROM):
+        return "labctl build --from IMAGE, with the image that it was made of, or labctl bundle load FILE"
+    if image.startswith(PACKAGES):
+        return "unset LAB_IMAGE: LAB_PACKAGES, LAB_APT and LAB_DOCKERFILE say what to build"
+    return f"docker pull {image}, or unset LAB_IMAGE"
 
 
 def file(name: str, kind: str) -> Path:
@@ -79,8 +100,9 @@ def inputs_hash(name: str) -> str:
 
 def is_labctls(tag: str, labels: Mapping[str, str]) -> bool:
     """Whether labctl built the image with these labels as this tag, and may replace it."""
-    built = INPUTS_LABEL in labels or BASE_LABEL in labels
-    return labels.get(TAG_LABEL) == tag or (built and tag.startswith(_OWN))
+    if TAG_LABEL in labels:
+        return labels[TAG_LABEL].removesuffix(":latest") == tag.removesuffix(":latest")
+    return tag.startswith(_OWN) and (INPUTS_LABEL in labels or BASE_LABEL in labels)
 
 
 def is_stale(labels: Mapping[str, str], name: str) -> bool:

@@ -239,7 +239,7 @@ def send(image: str, targets: ImageTargets, directory: Path) -> Failures:
     """
     own = local.described(image)
     # An image that is named by its digest keeps no name in an archive.
-    if (own is None and not packages.is_own(image)) or "@" in image:
+    if (own is None and not packages.is_own(image) and not catalog.is_hashed(image)) or "@" in image:
         return pull(image, targets)
     states, failures = targets.image_states(image)
     if own is None:

@@ -17,7 +17,6 @@ from labctl.system import files
 
 DOCKERFILE = "Dockerfile.from"
 PROGRAM = "/opt/lab/labnode.py"
-_OWN = "labctl/from:"
 
 
 def is_node(described: dict[str, Any]) -> bool:
@@ -26,13 +25,23 @@ def is_node(described: dict[str, Any]) -> bool:
 
 
 def require_node(engine: DockerEngine, image: str, base: str) -> dict[str, str]:
-    """The labels of an image, if it is there. HostError if containers of it are no nodes; ``base`` is what it is of."""
+    """The labels of an image, if it is there. HostError if containers of it are no nodes.
+
+    ``base`` is the image that a person's Dockerfile was built on; the image itself where there is none.
+    """
     described = engine.image(image)
-    if described and not is_node(described):
+    if not described:
+        return {}
+    config = described["Config"]
+    changed = ["ENTRYPOINT"] * (not is_node(described)) + ["USER"] * (config.get("User") not in (None, "", "root", "0"))
+    if changed and image != base:
+        what = " and ".join(changed)
+        raise HostError(f"LAB_DOCKERFILE: image {image} does not start as a node", hint=f"remove its {what}")
+    if not is_node(described):
         raise HostError(
             f"image {image} lacks what a node needs: ssh, and labctl's own start", hint=f"labctl build --from {base}"
         )
-    return dict(described["Config"].get("Labels") or {}) if described else {}
+    return dict(config.get("Labels") or {})
 
 
 def make(request: BuildRequest, base: str, emit: Emit) -> dict[str, Any]:
@@ -62,12 +71,12 @@ def make(request: BuildRequest, base: str, emit: Emit) -> dict[str, Any]:
 
 def tag(base: str) -> str:
     """What the image made of a base is called, by the base's id and what is added."""
-    return f"{_OWN}{hashlib.sha256((base + _added()).encode()).hexdigest()[:12]}"
+    return f"{catalog.FROM}{hashlib.sha256((base + _added()).encode()).hexdigest()[:12]}"
 
 
 def is_stale(image: str, labels: Mapping[str, str]) -> bool:
     """Whether such an image was made with other files than labctl has now."""
-    return image.startswith(_OWN) and labels.get(catalog.INPUTS_LABEL) != _added()
+    return image.startswith(catalog.FROM) and labels.get(catalog.INPUTS_LABEL) != _added()
 
 
 def _added() -> str:

@@ -137,7 +137,7 @@ class Cluster(Struct, frozen=True, kw_only=True, dict=True):
         """The hosts as they were found, less those that were never reached. Errors as ``detect_hardware``."""
         return self._hardware.hosts
 
-    @property
+    @once
     def image(self) -> str:
         """The image of the lab's nodes: the base image, or the one with what the settings add to it."""
         from labctl.images import packages

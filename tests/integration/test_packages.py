@@ -9,6 +9,7 @@ import pytest
 from support.harness import Lab
 
 from docker import DockerClient
+from labctl.images import packages
 
 # Two of them add the same package, and one would remove the other's image.
 pytestmark = [pytest.mark.docker, pytest.mark.xdist_group("packages")]
@@ -22,22 +23,22 @@ print("einops", einops.__version__, os.environ["WORD"])
 
 
 @pytest.fixture
-def lab(fresh_lab: Callable[..., Lab], engine: DockerClient, tmp_path: Path) -> Iterator[Lab]:
+def lab(fresh_lab: Callable[..., Lab], engine: DockerClient, image: str, tmp_path: Path) -> Iterator[Lab]:
     (tmp_path / "data").mkdir()
     (tmp_path / "data/word").write_text("from the data")
     mounts = f"{tmp_path}/data:/data:ro"
-    image = tmp_path / "image"
-    image.mkdir()
-    (image / "Dockerfile").write_text(
+    folder = tmp_path / "image"
+    folder.mkdir()
+    (folder / "Dockerfile").write_text(
         "ARG BASE_IMAGE\nFROM ${BASE_IMAGE}\nCOPY word /etc/word\nENV WORD=of-the-image\n"
     )
-    (image / "word").write_text("copied")
+    (folder / "word").write_text("copied")
     made = fresh_lab(
-        LAB_PACKAGES="einops==0.8.0", LAB_APT="tree", LAB_MOUNTS=mounts, LAB_DOCKERFILE=f"{image}/Dockerfile"
+        LAB_PACKAGES="einops==0.8.0", LAB_APT="tree", LAB_MOUNTS=mounts, LAB_DOCKERFILE=f"{folder}/Dockerfile"
     )
     made.call("up").expect(0)
     tag = made.image()
-    under = engine.images.get(tag).labels["labctl.base"]
+    under = packages.tag(image, packages.Additions(dockerfile=f"{folder}/Dockerfile"))
     yield made
     made.call("down")
     engine.images.remove(tag, force=True)

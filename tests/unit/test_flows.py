@@ -21,6 +21,7 @@ from labctl import flows, model, naming
 from labctl.accelerators import leases
 from labctl.cli.output import to_json
 from labctl.config.context import Context
+from labctl.deploy import images
 from labctl.doctor import run as doctor_run
 from labctl.engines import Kind
 from labctl.engines.agent import AGENT
@@ -144,6 +145,21 @@ def test_a_dry_run_says_the_image_that_is_to_be_built(context: Context, engine: 
     plan = to_json(flows.up(context, dry_run=True))["plan"]
     assert plan[0] == "#1 build image labctl/cpu  [not found; takes minutes, once]"
     assert "compose up worker-0, worker-1" in "\n".join(plan)
+
+
+def test_a_build_without_a_workload_is_of_the_settings_alone(
+    context: Context, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build_image(_: Context, cluster: clusters.Cluster, **__: object) -> dict[str, Any]:
+        return {"image": cluster.image}
+
+    monkeypatch.setattr(images, "build_image", build_image)
+    task = context.directory / "workloads/hello/workload.yml"
+    task.write_text(f"{WORKLOAD}image: horovod\n")
+    context.keep_image(flows.settings_for(context, "hello"))
+    assert context.settings().text("LAB_IMAGE") == "labctl/horovod"
+    built = [flows.build(context, workload=name)["image"] for name in ("", "hello")]
+    assert built == ["labctl/cpu", "labctl/horovod"]
 
 
 @pytest.mark.parametrize("dry_run", [True, False])

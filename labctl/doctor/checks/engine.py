@@ -17,6 +17,7 @@ from typing import Any
 
 from labctl import accelerators
 from labctl.compose import render
+from labctl.deploy import images
 from labctl.doctor.examination import GIB, LIMIT, UP, CheckContext, Finding, Level, error, gib, ok, problem, warn
 from labctl.errors import HostError
 from labctl.images import catalog, packages
@@ -211,14 +212,17 @@ def image(ctx: CheckContext) -> Iterator[Finding]:
     absent = f"image {name} not found"
     if ctx.observed.image is None and ctx.name != HERE:
         yield warn("LAB-IMAGE-001", absent, "the next `labctl up` delivers it", UP)
+    elif ctx.observed.image is None and catalog.is_hashed(name) and name == ctx.settings.text("LAB_IMAGE"):
+        yield error("LAB-IMAGE-001", absent, "nodes are created from it", catalog.how_to_get(name))
     elif ctx.observed.image is None and packages.is_own(name):
-        yield warn("LAB-IMAGE-001", absent, "the first `labctl up` builds it", "labctl build")
+        yield warn("LAB-IMAGE-001", absent, "the first `labctl up` builds it", images.build_command(ctx.settings))
     elif ctx.observed.image is None:
         fix = ctx.command(f"docker pull {shlex.quote(name)}")
         yield error("LAB-IMAGE-001", absent, "nodes are created from it", fix)
     elif own and catalog.is_stale(ctx.daemon.image_labels(name), own):
         # Not for --fix: every lab of this host uses that image.
-        yield warn("LAB-IMAGE-002", f"image {name} is out of date", "nodes run old code", f"labctl build && {UP}")
+        build = images.build_command(ctx.settings)
+        yield warn("LAB-IMAGE-002", f"image {name} is out of date", "nodes run old code", f"{build} && {UP}")
     else:
         yield ok("LAB-IMAGE-001", f"image {name}")
 
@@ -230,12 +234,14 @@ def driver(ctx: CheckContext) -> Iterator[Finding]:
         return
     base = ctx.daemon.image_labels(lab.image).get(catalog.BASE_LABEL, "")
     variables = partial(ctx.daemon.image_variables, lab.image)
-    found = accelerators.get(lab.accelerator).image_check(version, lab.image, base, variables)
+    # What a person adds to labctl's image leaves its libraries as they are.
+    below = ctx.settings.text("LAB_IMAGE") or catalog.tag(lab.accelerator)
+    found = accelerators.get(lab.accelerator).image_check(version, below, base, variables)
     if found and not found.summary:
         yield ok("LAB-IMAGE-003", f"driver {version} supports image {lab.image}")
     elif found:
         impact = "; ".join(filter(None, ("the image's libraries do not work with another driver", found.impact)))
-        fix = f"labctl build && {UP}"
+        fix = f"{images.build_command(ctx.settings)} && {UP}"
         if found.fix:
             fix = ctx.as_root(found.fix.replace("{sudo}", ctx.sudo))
         elif ctx.settings.origin("LAB_BASE_IMAGE") != "default":

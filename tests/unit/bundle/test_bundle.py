@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from support.builders import workload
 from support.fakehost import FakeHost
 from support.imagefile import image_archive
 
@@ -21,6 +22,7 @@ from labctl.bundle.format import Bundle, BundleWriter
 from labctl.cli.bundle import loaded_text
 from labctl.config import dotenv, settings
 from labctl.config.context import Context
+from labctl.deploy import images
 from labctl.errors import ConfigError, HostError
 from labctl.images import catalog, local, packages
 from labctl.images.archive import Archive
@@ -203,8 +205,9 @@ def test_what_the_labs_image_is_made_of_goes_along(lab: Path, tmp_path: Path) ->
 def test_a_dockerfile_elsewhere_stays_and_is_said(name: str, lab: Path) -> None:
     (lab / ".env").write_text(f"{ENV}LAB_DOCKERFILE={name}\nLAB_REQUIREMENTS=~/requirements.txt\n")
     (lab / "compose.override.yml").write_text("services: {}\n")
+    (lab / ".lab/nodes/worker-0/override.yml").write_text("services: {}\n")
     entries, excluded = save.of_lab(lab, secrets=False)
-    assert not [one.name for one in entries if "ocker" in one.name or "requirements" in one.name]
+    assert not [one.name for one in entries if any(word in one.name for word in ("ocker", "requirements", "override"))]
     reasons = {one.path: one.reason for one in excluded}
     assert reasons[name] == "not in a folder of the lab directory"
     assert reasons["~/requirements.txt"] == "not in the lab directory"
@@ -269,6 +272,20 @@ def test_an_image_that_is_not_here_is_said(lab: Path, tmp_path: Path, monkeypatc
     monkeypatch.setattr(local, "described", lambda _: None)
     with pytest.raises(HostError, match=f"image {NAME} not found on this machine"):
         save.save_bundle(context(lab), tmp_path / "lab.bundle")
+
+
+def test_a_lab_that_is_up_for_a_workload_is_saved_with_the_image_of_its_settings_too(
+    lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = context(lab)
+    here.keep_image(images.for_workload(here, here.settings(), workload(packages=("nltk",))))
+    kept = packages.tag(NAME, packages.Additions(("nltk",)))
+    assert save.save_bundle(here, tmp_path / "lab.bundle").images == (NAME, kept)
+    for missing, command in ((NAME, "labctl build"), (kept, "labctl build --workload hello")):
+        monkeypatch.setattr(local, "described", lambda name, missing=missing: None if name == missing else {"Size": 1})
+        with pytest.raises(HostError, match=f"image {missing} not found on this machine") as caught:
+            save.save_bundle(here, tmp_path / "lab.bundle")
+        assert caught.value.hint == f"{command}, or docker pull"
 
 
 # --- what is not whole ---------------------------------------------------------------------------------------
@@ -530,6 +547,7 @@ def test_only_models_and_data_go_into_a_cache(loads: Loads, tmp_path: Path) -> N
         *(
             "lab/.devcontainer/devcontainer.json",
             "lab/.lab/x",
+            "lab/.lab/nodes/worker-0/override.yml",
             "lab/runs/1/result.json",
             "locks/../x",
             "locks/a/b.lock",

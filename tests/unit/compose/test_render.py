@@ -106,6 +106,17 @@ def test_a_lab_is_a_compose_file_for_each_node_and_the_launchers_ssh_config() ->
     assert {file.mode for file in render.render(lab(3))} == {0o600}
 
 
+def test_the_command_to_type_by_hand_has_the_override_of_a_node_that_has_one() -> None:
+    override = (("worker-1", '{"tmpfs": ["/scratch"]}'),)
+    made = {file.path: file.content for file in render.render(lab(override=override))}
+    commands = [made[naming.compose_path(node)].splitlines()[1] for node in ("worker-0", "worker-1")]
+    assert [command.partition("compose -f ")[2] for command in commands] == [
+        ".lab/nodes/worker-0/compose.yml up -d",
+        ".lab/nodes/worker-1/compose.yml -f .lab/nodes/worker-1/override.yml up -d",
+    ]
+    assert ".lab/nodes/worker-1/override.yml" in made
+
+
 def test_rendering_is_the_same_every_time() -> None:
     assert render.render(lab(3)) == render.render(lab(3))
 

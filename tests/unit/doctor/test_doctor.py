@@ -395,12 +395,13 @@ def test_what_may_not_be_looked_at_is_not_said_to_be_missing(
     assert wrong(host.mounts(mounted)) == ["LAB-MOUNT-002"]
 
 
+@pytest.mark.parametrize("image", ["labctl/cpu", "labctl/packages:0123456789ab"])
 @pytest.mark.parametrize(("there", "level"), [("sha256:1111", "warn"), (None, "error")])
 def test_what_only_a_build_needs_stops_only_a_lab_without_its_image(
-    examined: Callable[..., CheckContext], there: str | None, level: str
+    examined: Callable[..., CheckContext], there: str | None, level: str, image: str
 ) -> None:
     told = Engine(observed=ObservedState(image=there))
-    lab = replace(builders.lab(), image="labctl/cpu")
+    lab = replace(builders.lab(), image=image)
     examination = examined(lab, env="LAB_CA_CERTIFICATES=/nonexistent/ca.crt\n", told=told)
     (found,) = host.certificates(examination)
     assert (found.code, found.level) == ("LAB-CA-001", level)
@@ -643,6 +644,24 @@ def test_the_programs_that_count_devices_are_python(accelerator: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("image", "asked", "level", "fix"),
+    [
+        ("labctl/cpu", "", "warn", "labctl build"),
+        ("labctl/packages:0123456789ab", "", "warn", "labctl build"),
+        ("labctl/packages:0123456789ab", "labctl/packages:0123456789ab", "error", "unset LAB_IMAGE"),
+        ("labctl/from:0123456789ab", "labctl/from:0123456789ab", "error", "labctl build --from IMAGE"),
+        ("mine:1", "mine:1", "error", "docker pull mine:1"),
+    ],
+)
+def test_an_image_that_is_not_found_is_built_made_or_pulled(
+    examined: Callable[..., CheckContext], image: str, asked: str, level: str, fix: str
+) -> None:
+    lab = replace(builders.lab(), image=image)
+    (found,) = engine.image(examined(lab, env=f"LAB_IMAGE={asked}\n" if asked else ""))
+    assert (found.code, found.level, found.fix.startswith(fix)) == ("LAB-IMAGE-001", level, True)
+
+
+@pytest.mark.parametrize(
     ("version", "cuda", "old"),
     [("580.65.06", 13, False), ("575.57.08", 13, True), ("525.60.13", 12, False), ("470.256.02", 12, True),
      ("470.256.02", 99, False)],
@@ -678,11 +697,20 @@ def test_an_nvidia_image_is_judged_by_the_cuda_of_the_base_that_it_was_built_on(
     assert wrong(engine.driver(examined(lab, told=told))) == expected
 
 
+def test_packages_on_top_leave_an_nvidia_image_with_its_cuda(examined: Callable[..., CheckContext]) -> None:
+    lab = with_devices("nvidia")
+    lab = replace(lab, image="labctl/packages:01", hosts=(replace(lab.hosts[0], driver="550.54.14"),))
+    told = Engine(observed=ObservedState(image="sha256:1111"))
+    told.labels = {catalog.BASE_LABEL: "debian:bookworm-slim"}
+    assert wrong(engine.driver(examined(lab, told=told))) == ["LAB-IMAGE-003"]
+
+
+@pytest.mark.parametrize("image", ["labctl/habana", "labctl/packages:0123456789ab"])
 @pytest.mark.parametrize(("version", "expected"), [("1.22.1", []), ("1.19.0", ["LAB-IMAGE-003"])])
 def test_a_gaudi_image_of_another_release_than_the_driver_is_told_of(
-    examined: Callable[..., CheckContext], version: str, expected: list[str]
+    examined: Callable[..., CheckContext], version: str, expected: list[str], image: str
 ) -> None:
-    lab = with_devices("habana")
+    lab = replace(with_devices("habana"), image=image)
     lab = replace(lab, hosts=(replace(lab.hosts[0], driver=version),))
     told = Engine(observed=ObservedState(image="sha256:1111"))
     told.labels = {catalog.BASE_LABEL: "vault.habana.ai/gaudi-docker/1.22.0/ubuntu22.04/habanalabs/pytorch:latest"}

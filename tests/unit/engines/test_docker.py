@@ -238,6 +238,8 @@ def test_labels_that_a_stranger_wrote_are_read_as_far_as_they_make_sense(slots: 
     [
         "Error starting userland proxy: listen tcp4 127.0.0.1:6006: bind: address already in use",
         "Bind for 127.0.0.1:6006 failed: port is already allocated",
+        "failed to bind host port for 127.0.0.1:6006:172.18.0.2:80/tcp: address already in use",
+        "failed to bind host port 127.0.0.1:6006/tcp: address already in use",
     ],
 )
 def test_a_port_in_use_is_said_with_what_to_change(said: str) -> None:

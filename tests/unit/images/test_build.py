@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -194,6 +195,36 @@ def test_a_failed_build_shows_its_last_lines_without_credentials(
     assert log.stat().st_mode & 0o777 == 0o600
 
 
+UNKNOWN = "ERROR: No matching distribution found for {}"
+RETRIED = "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError': /simple/nltk/"
+
+
+@pytest.mark.parametrize(
+    ("lines", "message", "hint"),
+    [
+        ([UNKNOWN.format("Nltkk<4")], "the package index has no Nltkk<4 that fits", "is its name right"),
+        ([UNKNOWN.format("torch==2.13.0")], "No matching distribution found for torch==2.13.0", "less "),
+        ([RETRIED, *["..."] * 99, UNKNOWN.format("nltkk")], "the package index was not reached", "LAB_PIP_INDEX_URL"),
+        ([RETRIED, UNKNOWN.format("torch==2.13.0")], "the package index was not reached", "LAB_PIP_INDEX_URL"),
+    ],
+)
+def test_a_misspelt_name_is_not_an_index_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[str], message: str, hint: str
+) -> None:
+    def stream(argv: list[str], on_line: Callable[[str], None], **_: object) -> process.CompletedProcess:
+        for line in lines:
+            on_line(line)
+        return process.CompletedProcess(tuple(argv), 1, "\n".join(lines[-30:]), "")
+
+    monkeypatch.setattr(process, "stream", stream)
+    monkeypatch.setattr(DockerEngine, "context", lambda _: "default")
+    with pytest.raises(HostError) as caught:
+        build.run(catalog.dockerfile("cpu"), [], request(tmp_path), print, asked={"nltkk"})
+    assert message in caught.value.message
+    assert caught.value.hint.startswith(hint)
+    assert ("has no" in caught.value.message) == (hint == "is its name right")
+
+
 def test_apt_sources_for_another_release_leave_third_parties_out() -> None:
     found = tuple(apt.parse_list(APT_SOURCES))
     signed = "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg]"
@@ -343,6 +374,29 @@ def test_an_image_that_a_person_built_on_labctls_is_not_written_over(
     with pytest.raises(HostError, match=r"image mine:1 here is not labctl's; it is not replaced"):
         build.build(request(tmp_path, image="under", tag="mine:1"), print)
     assert engine["mine:1"] is inherited
+
+
+def test_an_image_that_a_person_built_on_labctls_under_a_name_like_labctls_is_theirs(
+    engine: dict[str, dict[str, str]], tmp_path: Path
+) -> None:
+    build.build(request(tmp_path, image="under", tag="labctl/under"), print)
+    engine["labctl/mine"] = inherited = {**engine["labctl/under"], "mine": "yes"}
+    with pytest.raises(HostError, match=r"image labctl/mine here is not labctl's; it is not replaced"):
+        build.build(request(tmp_path, image="under", tag="labctl/mine"), print)
+    assert engine["labctl/mine"] is inherited
+
+
+@pytest.mark.parametrize("tag", ["labctl/under", "labctl/under:latest"])
+def test_latest_is_what_docker_takes_where_no_tag_is_named(
+    engine: dict[str, dict[str, str]], tmp_path: Path, tag: str
+) -> None:
+    build.build(request(tmp_path, image="under", tag=tag), print)
+    labels = engine[tag]
+    assert [catalog.is_labctls(name, labels) for name in ("labctl/under", "labctl/under:latest", "labctl/under:1")] == [
+        True,
+        True,
+        False,
+    ]
 
 
 def test_what_labctl_built_under_a_persons_tag_it_builds_again(

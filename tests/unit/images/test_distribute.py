@@ -469,10 +469,14 @@ def test_another_persons_image_under_labctls_tag_stays_on_its_host(rack: Rack, m
     assert hosts["h2"].images == [name]
 
 
-def test_one_of_labctls_own_that_is_nowhere_is_to_be_built(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["labctl/cpu", "labctl/packages:0123456789ab", "labctl/from:0123456789ab"])
+def test_one_of_labctls_own_that_is_nowhere_is_to_be_built(
+    rack: Rack, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     monkeypatch.setattr(local, "described", lambda _: None)
-    (failure,) = distribute.send("labctl/cpu", fleet_of(rack.hosts("h1")), rack.path).values()
-    assert failure.message == "h1: image labctl/cpu not found, nor on this machine"
+    monkeypatch.setattr(remote, "pull", lambda *_: pytest.fail("pulled"))
+    (failure,) = distribute.send(name, fleet_of(rack.hosts("h1")), rack.path).values()
+    assert failure.message == f"h1: image {name} not found, nor on this machine"
     assert failure.hint == "labctl build, or labctl bundle load FILE"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,29 @@ def installed(tmp_path: Path, requirements: str, name: str) -> list[str]:
     return (tmp_path / "log").read_text().splitlines()
 
 
+VENDORS_PIP = """\
+#!/bin/sh
+case "$*" in
+"list --format freeze") printf 'torch==2.9.0a0+nv25.9\\nnumpy==1.26.4\\nhabana-torch-plugin==1.22.0\\n' ;;
+freeze) printf 'torch @ file:///opt/torch.whl\\nnumpy==1.26.4\\n' ;;
+install*) for word; do case $word in */constraints) cat "$word" >> "$LOG" ;; esac; done ;;
+esac
+"""
+
+
+def test_what_a_vendor_installed_from_a_file_keeps_its_version(tmp_path: Path) -> None:
+    (tmp_path / "pip").write_text(VENDORS_PIP)
+    (tmp_path / "pip").chmod(0o755)
+    (tmp_path / "python").symlink_to("/bin/true")
+    (tmp_path / "requirements.txt").write_text("nltk\n")
+    (tmp_path / "lock.txt").write_text("nltk==3.9\n")
+    script = (DOCKER / "packages.sh").read_text(encoding="utf-8")
+    script = script.replace("/run/sources/wanted", str(tmp_path)).replace("/opt/lab", f"{tmp_path}/lab")
+    process.run(["sh", "-c", script], env={"PATH": f"{tmp_path}:/usr/bin:/bin", "LOG": f"{tmp_path}/log"})
+    held = (tmp_path / "log").read_text().splitlines()
+    assert held == ["torch==2.9.0a0+nv25.9", "habana-torch-plugin==1.22.0", "nltk==3.9"]
+
+
 @pytest.mark.skipif(Path("/opt/venv").exists(), reason="this machine has what a plain base gets")
 def test_around_a_vendors_torch_nothing_that_is_there_is_replaced(tmp_path: Path) -> None:
     there = ["  torch==2.7.1+vendor", "  numpy==1.26.4"]
@@ -190,6 +214,31 @@ def test_a_base_whose_release_is_not_known_ends_the_build_with_those_that_are(tm
     assert done.code == 1
     assert re.search(r"release 9\.1, .* known are 1\.17 1\.18 .*1\.24$", done.err.strip())
     assert "parameter not set" not in done.err
+
+
+@pytest.mark.parametrize(("cuda", "compiled"), [("13.0", True), ("13.1", True), ("12.6", False), ("none", False)])
+def test_fused_operators_are_compiled_for_a_torch_of_the_compilers_cuda(
+    tmp_path: Path, cuda: str, compiled: bool
+) -> None:
+    script = text("nvidia").rpartition("<<'SCRIPT'\n")[2].partition("SCRIPT\n")[0]
+    script = script.replace("/run/sources", str(tmp_path)).replace("/opt/venv", str(tmp_path))
+    script = script.replace("/tmp/nvidia", f"{tmp_path}/made").replace("/usr/local/cuda", f"{tmp_path}/cuda")  # noqa: S108
+    (tmp_path / "cuda/bin").mkdir(parents=True)
+    (tmp_path / "torch.py").write_text(f"class version: cuda = {None if cuda == 'none' else cuda!r}\n")
+    (tmp_path / "python").symlink_to(sys.executable)
+    (tmp_path / "cuda/bin/nvcc").write_text("#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n")
+    (tmp_path / "cuda/bin/nvcc").chmod(0o755)
+    (tmp_path / "nvidia.lock").write_text("torch==2.13.0\ndeepspeed==1\n")
+    (tmp_path / "cuda.sh").write_text("")
+    (tmp_path / "install.sh").write_text(
+        'echo "$(tail -n 1 "$1") ${DS_BUILD_FUSED_ADAM:-0} ${DS_BUILD_FUSED_LAMB:-0}"\n'
+    )
+    done = process.run(["sh", "-c", script], env={"PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHONPATH": str(tmp_path)})
+    before, *said, after = done.out.splitlines()
+    assert (before, after) == ("torch==2.13.0 0 0", "deepspeed==1 1 1" if compiled else "deepspeed==1 0 0")
+    assert [line.partition(":")[0] for line in said] == (
+        [] if compiled else ["FusedAdam and FusedLamb are not compiled"]
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.builders import workload
 
 from labctl.config.context import Context
 from labctl.deploy import images
-from labctl.errors import ConfigError
-from labctl.images import catalog, packages
+from labctl.engines.docker import DockerEngine
+from labctl.errors import ConfigError, HostError
+from labctl.images import build, catalog, foreign, package_sources, packages
+from labctl.images.build import BuildRequest
+from labctl.images.package_sources import PipSources
 from labctl.images.packages import Additions
 
 
@@ -59,11 +64,54 @@ def test_an_image_of_a_persons_dockerfile_is_known_by_what_its_build_reads(tmp_p
     assert len({tag, other, moved, packages.tag("labctl/cpu", Additions(("nltk",), dockerfile=str(path)))}) == 4
 
 
-def test_a_dockerfile_that_leaves_the_labs_image_out_is_refused(tmp_path: Path) -> None:
-    path = dockerfile(tmp_path / "image", "FROM debian:12\n# not ${BASE_IMAGE}\n")
+def test_two_dockerfiles_of_one_folder_are_two_images(tmp_path: Path) -> None:
+    one = dockerfile(tmp_path / "image")
+    other = one.with_name("other.Dockerfile")
+    other.write_text("ARG BASE_IMAGE\nFROM ${BASE_IMAGE}\n")
+    assert len({packages.tag("labctl/cpu", Additions(dockerfile=str(path))) for path in (one, other)}) == 2
+
+
+def test_a_file_beside_a_dockerfile_that_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = dockerfile(tmp_path / "image")
+
+    def read_bytes(file: Path) -> bytes:
+        if file.name == "patch":
+            raise PermissionError(13, "Permission denied", str(file))
+        return b""
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    with pytest.raises(ConfigError, match=r"LAB_DOCKERFILE: .*/image/patch: cannot be read: Permission denied"):
+        packages.tag("labctl/cpu", Additions(dockerfile=str(path)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ARG BASE_IMAGE=labctl/cpu\nFROM --platform=linux/amd64 $BASE_IMAGE\n",
+        "FROM debian:12 AS tools\nFROM ${BASE_IMAGE} as lab\nCOPY --from=tools /bin/true /bin/it\n",
+        "FROM ${BASE_IMAGE} AS lab\nFROM debian:12 AS tools\nFROM LAB\n",
+        "FROM ${BASE_IMAGE}\nRUN <<EOF python\nfrom os import path\nEOF\n",
+    ],
+)
+def test_a_dockerfile_whose_last_stage_is_on_the_labs_image_is_taken(tmp_path: Path, text: str) -> None:
+    assert packages.folder_of(dockerfile(tmp_path / "image", text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "FROM debian:12\n# not ${BASE_IMAGE}\n",
+        "FROM ${BASE_IMAGE} AS lab\nFROM debian:12\nCOPY --from=lab /etc/hosts /\n",
+        "FROM $BASE_IMAGES\n",
+    ],
+)
+def test_a_dockerfile_that_leaves_the_labs_image_out_is_refused(tmp_path: Path, text: str) -> None:
+    path = dockerfile(tmp_path / "image", text)
     with pytest.raises(ConfigError, match="image/Dockerfile: not built on the lab's image") as caught:
         packages.tag("labctl/cpu", Additions(dockerfile=str(path)))
-    assert caught.value.hint == "ARG BASE_IMAGE, then FROM ${BASE_IMAGE}"
+    assert caught.value.hint == "ARG BASE_IMAGE, then FROM ${BASE_IMAGE} as its last FROM"
 
 
 @pytest.mark.parametrize("name", [".env", "lab/.env", "lab/.lab/nodes/worker-0/ssh/id_ed25519", ".netrc"])
@@ -78,6 +126,98 @@ def test_a_dockerfile_beside_or_above_a_labs_secrets_is_refused(tmp_path: Path, 
 def test_a_dockerfile_that_is_not_there_is_named_with_its_setting(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"LAB_DOCKERFILE: .*/gone: cannot be read: No such file"):
         packages.tag("labctl/cpu", packages.of(at(tmp_path, LAB_DOCKERFILE="gone").settings()))
+
+
+Images = dict[str, dict[str, Any]]
+START = ["/usr/bin/python3", "-I", foreign.PROGRAM, "start"]
+NLTK = Additions(("nltk",))
+
+
+def described(identity: str, **config: Any) -> dict[str, Any]:
+    return {"Id": identity, "Size": 1, "Config": {"Entrypoint": START, "Labels": {}, **config}}
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Images:
+    """Images that are here, with their labels; what is built joins them, with a line of its lock under ``lock``."""
+    here = {"labctl/cpu": described("sha256:cpu", Labels={catalog.BASE_LABEL: "debian:12"})}
+    here["mine:1"] = described("sha256:mine")
+
+    def run(file: Path, arguments: list[str], request: BuildRequest, *_: object, **__: object) -> None:
+        given = dict(pairwise(arguments))
+        labels = dict(
+            word.split("=", 1) for option, word in pairwise(arguments) if option in ("--label", "--build-context")
+        )
+        wanted = Path(labels.pop("wanted", "/nonexistent"), "lock.txt")
+        start = ["other"] if file.parent.name != "docker" and "ENTRYPOINT" in file.read_text() else START
+        user = "me" if file.parent.name != "docker" and "USER" in file.read_text() else ""
+        here[given["--tag"]] = {
+            **described(f"sha256:{len(here)}", Labels=labels, Entrypoint=start, User=user),
+            "lock": wanted.read_text() if wanted.is_file() else "",
+        }
+
+    monkeypatch.setattr(DockerEngine, "image", lambda _, name: here.get(name))
+    monkeypatch.setattr(DockerEngine, "file_of", lambda *_: "nltk==3.9\ntorch==2.13.0+cpu\nmine @ file:///mine\n")
+    monkeypatch.setattr(build, "release_of", lambda *_: {})
+    monkeypatch.setattr(build, "run", run)
+    monkeypatch.setattr(package_sources, "of_host", PipSources)
+    return here
+
+
+def make(directory: Path, base: str, additions: Additions) -> str:
+    tag = packages.tag(base, additions)
+    request = BuildRequest(image="cpu", tag=tag, directory=directory)
+    assert packages.make(request, base, additions, lambda _: None)["image"] == tag
+    return tag
+
+
+def test_what_the_engine_has_of_the_same_base_is_not_built_again(engine: Images, tmp_path: Path) -> None:
+    made = engine[make(tmp_path, "labctl/cpu", NLTK)]
+    assert engine[make(tmp_path, "labctl/cpu", NLTK)] is made
+    engine["labctl/cpu"]["Id"] = "sha256:another"
+    assert engine[make(tmp_path, "labctl/cpu", NLTK)] is not made
+
+
+def test_an_image_with_additions_carries_what_labctls_own_was_built_on(engine: Images, tmp_path: Path) -> None:
+    path = dockerfile(tmp_path / "image")
+    for base, root in (("labctl/cpu", "debian:12"), ("mine:1", "mine:1")):
+        tag = make(tmp_path, base, Additions(("nltk",), dockerfile=str(path)))
+        labels = [
+            engine[name]["Config"]["Labels"] for name in (packages.tag(base, Additions(dockerfile=str(path))), tag)
+        ]
+        assert [one[catalog.BASE_LABEL] for one in labels] == [root, root]
+        assert [one[catalog.BASE_ID_LABEL] for one in labels] == [engine[base]["Id"]] * 2
+
+
+@pytest.mark.parametrize("base", ["labctl/cpu", "mine:1"])
+def test_versions_are_kept_for_the_same_base(engine: Images, tmp_path: Path, base: str) -> None:
+    tag = make(tmp_path, base, NLTK)
+    assert engine.pop(tag)["lock"] == ""
+    assert engine.pop(make(tmp_path, base, NLTK))["lock"].splitlines()[1:] == ["nltk==3.9"]
+    engine[base]["Id"] = "sha256:another"
+    kept = engine[make(tmp_path, base, NLTK)]["lock"]
+    # labctl's own of another build has the same files; of anyone's nothing is known.
+    assert bool(kept) == (base == "labctl/cpu")
+
+
+@pytest.mark.parametrize(
+    ("lines", "hint"),
+    [
+        ('ENTRYPOINT ["other"]\n', "remove its ENTRYPOINT"),
+        ("USER me\n", "remove its USER"),
+        ('USER me\nENTRYPOINT ["other"]\n', "remove its ENTRYPOINT and USER"),
+    ],
+)
+def test_a_dockerfile_whose_image_does_not_start_as_a_node_is_refused(
+    engine: Images, tmp_path: Path, lines: str, hint: str
+) -> None:
+    path = dockerfile(tmp_path / "image", f"FROM ${{BASE_IMAGE}}\n{lines}")
+    additions = Additions(dockerfile=str(path))
+    # Again, once the engine has it.
+    for _ in range(2):
+        with pytest.raises(HostError, match=r"LAB_DOCKERFILE: image .* does not start as a node") as caught:
+            make(tmp_path, "labctl/cpu", additions)
+        assert caught.value.hint == hint
 
 
 def test_labctl_can_build_its_own_images_and_those_with_packages() -> None:

@@ -5,13 +5,14 @@ from pathlib import Path
 from support.builders import container
 from support.fake_backend import FakeBackend
 
+from labctl.cli.lab import status_text
 from labctl.config.context import Context
 from labctl.config.inventory import InventoryHost
 from labctl.engines.multi import MultiHostEngine
 from labctl.engines.state import ObservedState
 from labctl.errors import HostError
 from labctl.lab.cluster import Cluster
-from labctl.lab.status import status_of
+from labctl.lab.status import LabStatus, NodeStatus, status_of
 from labctl.model import Event
 
 
@@ -47,3 +48,13 @@ def test_a_lab_of_this_name_in_another_directory_is_shown_with_a_warning(tmp_pat
     where = Cluster(settings=context.settings(), directory=tmp_path, engine=FakeBackend(seen=seen))
     assert [node.name for node in status_of(context, where).nodes] == ["launcher", "worker-0"]
     assert [event.text for event in said] == [f"this machine has a lab of this name that is not yours: {there}"]
+
+
+def test_a_node_that_docker_has_not_checked_yet_is_not_said_to_start() -> None:
+    nodes = tuple(
+        NodeStatus(name=f"worker-{number}", role="worker", host="local", state="running", health=health)
+        for number, health in enumerate(("starting", "healthy", "unhealthy", None))
+    )
+    _, _, *rows = status_text(LabStatus(lab="demo", state="up", nodes=nodes, unreachable=())).splitlines()
+    shown = [row.split("running")[1].rsplit(maxsplit=1)[0].strip() for row in rows]
+    assert shown == ["not checked yet", "healthy", "UNHEALTHY", "-"]

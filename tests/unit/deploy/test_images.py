@@ -1,0 +1,247 @@
+"""How a lab comes by its image, without an engine that has any."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from msgspec.structs import replace
+from support.builders import site
+from support.fake_backend import FakeBackend
+
+from labctl.accelerators import habana
+from labctl.config.context import Context
+from labctl.config.inventory import InventoryHost
+from labctl.deploy import images
+from labctl.engines.docker import DockerEngine
+from labctl.engines.multi import MultiHostEngine
+from labctl.engines.state import ObservedState
+from labctl.errors import ConfigError, HostError
+from labctl.hosts.ssh import LocalConnection
+from labctl.images import build, catalog, distribute, foreign, local, packages
+from labctl.lab.cluster import Cluster
+from labctl.model import HERE
+
+MADE_OF_ANOTHER = "labctl/from:0123456789ab"
+WITH_PACKAGES = "labctl/packages:0123456789ab"
+
+
+def at(directory: Path, **flags: str) -> Context:
+    return Context(directory=directory, environ={}, emit=lambda _: None, flags={"LAB_ACCELERATOR": "cpu", **flags})
+
+
+def on_hosts(context: Context) -> Cluster:
+    """The lab on two hosts whose engines answer."""
+    engines = {name: FakeBackend() for name in ("h1", "h2")}
+    return Cluster(
+        settings=context.settings(),
+        directory=context.directory,
+        engine=MultiHostEngine(cast(Any, engines), {}),
+        daemons=cast(dict[str, DockerEngine], engines),
+        inventory=tuple(InventoryHost(name=name) for name in engines),
+        connections={name: LocalConnection() for name in engines},
+    )
+
+
+@pytest.fixture
+def nothing_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither this machine's engine nor a host's has the image."""
+    monkeypatch.setattr(local, "described", lambda _: None)
+    monkeypatch.setattr(distribute, "preview", lambda image, how, _: f"{how} image {image} on h1, h2")
+    monkeypatch.setattr(images, "image_targets", lambda *_: None)
+    monkeypatch.setattr(build, "build", lambda *_: pytest.fail("built"))
+    monkeypatch.setattr(DockerEngine, "pull", lambda *_: pytest.fail("pulled"))
+    monkeypatch.setattr(DockerEngine, "image", lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("image", "hint"), [(MADE_OF_ANOTHER, "labctl build --from IMAGE"), (WITH_PACKAGES, "unset LAB_IMAGE")]
+)
+def test_labctl_build_does_not_write_over_an_image_whose_name_says_what_it_is_of(
+    nothing_here: None, tmp_path: Path, image: str, hint: str
+) -> None:
+    context = at(tmp_path, LAB_IMAGE=image)
+    with pytest.raises(HostError, match=f"LAB_IMAGE is {image}, which `labctl build` does not make") as caught:
+        images.build_image(context, site(context))
+    assert caught.value.hint.startswith(hint)
+
+
+@pytest.mark.parametrize("added", [{}, {"LAB_PACKAGES": "nltk"}])
+@pytest.mark.parametrize(
+    ("image", "hint"), [(MADE_OF_ANOTHER, "labctl build --from IMAGE"), (WITH_PACKAGES, "unset LAB_IMAGE")]
+)
+def test_no_registry_is_asked_for_an_image_that_was_made_here(
+    nothing_here: None, tmp_path: Path, image: str, hint: str, added: dict[str, str]
+) -> None:
+    context = at(tmp_path, LAB_IMAGE=image, **added)
+    for refused in (
+        lambda: images.require_buildable(site(context)),
+        lambda: images.plan_images(context, on_hosts(context), ObservedState()),
+        lambda: build.ensure_base(image, build.request(context.settings(), "cpu", image, tmp_path, {}), print),
+    ):
+        with pytest.raises(HostError, match=f"^image {image} not found$") as caught:
+            refused()
+        assert caught.value.hint.startswith(hint)
+
+
+@pytest.mark.parametrize(
+    ("how", "image", "why"),
+    [
+        ("pull", MADE_OF_ANOTHER, f"LAB_IMAGE_FROM=pull: no registry has image {MADE_OF_ANOTHER}"),
+        ("build", MADE_OF_ANOTHER, "LAB_IMAGE_FROM=build builds only labctl's own images"),
+        ("build", "mine:1", "LAB_IMAGE_FROM=build builds only labctl's own images, and LAB_IMAGE is mine:1"),
+    ],
+)
+def test_a_way_in_which_hosts_would_get_another_image_or_none_is_refused(
+    nothing_here: None, tmp_path: Path, how: str, image: str, why: str
+) -> None:
+    context = at(tmp_path, LAB_IMAGE=image, LAB_IMAGE_FROM=how)
+    with pytest.raises(ConfigError, match=f"^{why}") as caught:
+        images.plan_images(context, on_hosts(context), ObservedState())
+    assert "LAB_IMAGE_FROM=send" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("how", "settings"),
+    [
+        ("build", {}),
+        ("build", {"LAB_IMAGE": "labctl/horovod"}),
+        ("build", {"LAB_IMAGE": "mine:1", "LAB_PACKAGES": "nltk"}),
+        ("pull", {"LAB_IMAGE": "mine:1"}),
+        ("send", {"LAB_IMAGE": "mine:1"}),
+    ],
+)
+def test_what_hosts_can_build_or_pull_is_planned(
+    nothing_here: None, tmp_path: Path, how: str, settings: dict[str, str]
+) -> None:
+    context = at(tmp_path, LAB_IMAGE_FROM=how, **settings)
+    ((step,), failed) = images.plan_images(context, on_hosts(context), ObservedState())
+    assert (step.image, failed) == (on_hosts(context).image, {})
+
+
+class EngineHere(FakeBackend):
+    """This machine's engine: its images, with their labels and ids."""
+
+    def __init__(self, images: dict[str, dict[str, str]]) -> None:
+        super().__init__()
+        self.images = images
+
+    def image(self, image: str) -> dict[str, Any] | None:
+        config = {"Entrypoint": [foreign.PROGRAM], "Labels": self.images.get(image)}
+        return {"Id": f"id of {image}", "Size": 1, "Config": config} if image in self.images else None
+
+    def image_id(self, image: str) -> str | None:
+        return f"id of {image}" if image in self.images else None
+
+    def image_labels(self, image: str) -> dict[str, str]:
+        return self.images.get(image, {})
+
+
+def here(context: Context, found: dict[str, dict[str, str]]) -> Cluster:
+    engine = EngineHere(found)
+    return replace(site(context, engine), daemons=cast(dict[str, DockerEngine], {HERE: engine}))
+
+
+def current() -> dict[str, str]:
+    return {catalog.INPUTS_LABEL: catalog.inputs_hash("cpu")}
+
+
+@pytest.mark.parametrize(
+    ("found", "first"),
+    [
+        ({}, ", and first labctl/cpu, which is not found"),
+        ({"labctl/cpu": {catalog.INPUTS_LABEL: "of other files"}}, ", and first labctl/cpu, which is out of date"),
+        ({"labctl/cpu": current()}, ""),
+    ],
+)
+def test_the_plan_says_the_image_below_the_packages_where_that_is_built_too(
+    tmp_path: Path, found: dict[str, dict[str, str]], first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = at(tmp_path, LAB_PACKAGES="nltk")
+    cluster = here(context, found)
+    ((step,), _) = images.plan_images(context, cluster, ObservedState())
+    assert step.words == f"build image {cluster.image}{first}"
+    # With hosts it is this machine's engine that builds.
+    monkeypatch.setattr(local, "described", lambda _: None)
+    monkeypatch.setattr(distribute, "preview", lambda image, *_: f"build image {image} here and send it to h1, h2")
+    monkeypatch.setattr(images, "image_targets", lambda *_: None)
+    monkeypatch.setattr(images, "require_buildable", lambda _: None)
+    monkeypatch.setattr(images, "DockerEngine", lambda: EngineHere(found))
+    ((step,), _) = images.plan_images(context, on_hosts(context), ObservedState())
+    assert step.words == f"build image {cluster.image} here and send it to h1, h2{first}"
+
+
+@pytest.mark.parametrize(
+    ("labels", "refresh", "built"),
+    [
+        ({}, False, ["labctl/cpu"]),
+        (current(), False, []),
+        (current(), True, ["labctl/cpu"]),
+    ],
+)
+def test_a_build_follows_the_settings_of_the_image_below_the_packages(
+    tmp_path: Path, labels: dict[str, str], refresh: bool, built: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    context = at(tmp_path, LAB_PACKAGES="nltk", LAB_TORCH_INDEX="https://torch.example/whl")
+    monkeypatch.setattr(DockerEngine, "image_labels", lambda *_: labels)
+    monkeypatch.setattr(build, "build", lambda request, _: said.extend((request.tag, request.torch_index)))
+    monkeypatch.setattr(packages, "make", lambda request, *_: said.extend((request.tag,)))
+    images.build_image(context, site(context), refresh=refresh)
+    below = ["labctl/cpu", "https://torch.example/whl"] if built else []
+    assert said == [*below, site(context).image]
+
+
+@pytest.mark.parametrize(
+    ("labels", "warned"),
+    [
+        ({catalog.BASE_ID_LABEL: "id of mine:1"}, []),
+        ({catalog.BASE_ID_LABEL: "id of what it was"}, ["of an earlier mine:1; rebuild it with `labctl build`"]),
+    ],
+)
+def test_an_image_of_what_a_name_meant_earlier_is_said(
+    tmp_path: Path, labels: dict[str, str], warned: list[str]
+) -> None:
+    said: list[str] = []
+    flags = {"LAB_ACCELERATOR": "cpu", "LAB_IMAGE": "mine:1", "LAB_PACKAGES": "nltk"}
+    context = Context(directory=tmp_path, environ={}, emit=lambda event: said.append(event.text), flags=flags)
+    cluster = here(context, {})
+    cast(EngineHere, cluster.engine).images |= {"mine:1": {}, cluster.image: labels}
+    images.check_image(context, cluster)
+    assert [line.partition(" is ")[2] for line in said] == warned
+
+
+def test_an_image_with_packages_is_judged_by_what_labctls_own_was_built_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(habana, "installed_release", lambda: "1.22.0")
+    base = "vault.habana.ai/gaudi-docker/1.20.0/ubuntu22.04/habanalabs/pytorch-installer-2.6.0:latest"
+    context = at(tmp_path, LAB_PACKAGES="nltk")
+    monkeypatch.setattr(Cluster, "accelerator", "habana")
+    cluster = here(context, {})
+    cast(EngineHere, cluster.engine).images |= {cluster.image: {catalog.BASE_LABEL: base}}
+    with pytest.raises(HostError, match="must be of one release"):
+        images.check_image(context, cluster)
+
+
+def test_the_command_that_builds_an_image_names_the_workload_that_it_is_of(tmp_path: Path) -> None:
+    settings = at(tmp_path).settings()
+    by_workload = settings.with_value("LAB_PACKAGES", "nltk", "workload hello")
+    assert [images.build_command(one) for one in (settings, by_workload)] == [
+        "labctl build",
+        "labctl build --workload hello",
+    ]
+
+
+def test_the_folder_of_a_dockerfile_is_read_once_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def tag(base: str, _: object) -> str:
+        read.append(base)
+        return f"{base}-made"
+
+    monkeypatch.setattr(packages, "tag", tag)
+    cluster = site(at(tmp_path))
+    assert [cluster.image, cluster.image] == ["labctl/cpu-made"] * 2
+    assert read == ["labctl/cpu"]
