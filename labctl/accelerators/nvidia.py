@@ -96,14 +96,14 @@ def cuda_of(image: str, base: str, variables: Variables) -> int:
 
     On a distribution's image the lock file has it, on one of NVIDIA's own its CUDA_VERSION.
     """
-    if image.removesuffix(":latest") != "labctl/nvidia":
+    if image.removesuffix(":latest") not in ("labctl/nvidia", "labctl/nvidia-horovod"):
         return 0
-    if not re.search(r"(^|/)(debian|ubuntu|labctl/base)(:|@|$)", base):
+    if not re.search(r"(^|/)(debian|ubuntu|labctl/base|labctl/nvidia)(:|@|$)", base):
         version = variables().get("CUDA_VERSION", "").partition(".")[0]
         return int(version) if version.isdecimal() else 0
     text = read(files.path("docker", "nvidia.lock"))
-    found = re.search(r"^nvidia-cuda-runtime\S*==(\d+)", text, re.MULTILINE)
-    return int(found[1]) if found else 0
+    # The compiler brings that of its own release beside the one that torch was built for.
+    return min(map(int, re.findall(r"^nvidia-cuda-runtime\S*==(\d+)", text, re.MULTILINE)), default=0)
 
 
 def why_too_old(version: str, cuda: int) -> str:

@@ -674,6 +674,7 @@ def test_a_driver_that_is_too_old_for_an_image_s_cuda_is_told_of(version: str, c
 
 def test_the_cuda_of_labctl_s_own_image_is_known_and_has_its_driver() -> None:
     assert nvidia.cuda_of("labctl/nvidia", "debian:bookworm-slim", dict) in nvidia.DRIVERS
+    assert nvidia.cuda_of("labctl/nvidia-horovod", "labctl/nvidia", dict) in nvidia.DRIVERS
     assert nvidia.cuda_of("someone/nvidia", "debian:bookworm-slim", dict) == 0
 
 
