@@ -363,16 +363,18 @@ def run_on(
     now, dry_run = datetime.now().astimezone(), options.dry_run
     first: tuple[Step, ...] = ()
     lab, cluster = load_lab(context, cluster, ask=False)
+    job = build_job(lab, workload, options, now, context.warn)
+    external.require_device(workload, lab.accelerator, external.roots(cluster.settings))
+    if reason := runs.why_not_fit(lab, job, cluster.settings.number("LAB_MEMORY")):
+        return runs.refuse(lab, job, reason, now, dry_run=dry_run)
     if filelock.is_held(context.directory / filelock.LAB):
         with changing(context, "labctl run", dry_run=dry_run):
             pass  # What is observed next is not in the middle of a change.
     observed = runs.observe(context, cluster, dry_run=dry_run)
     active = agent.active(cluster.engine, observed) if observed else ()
-    lab = runs.with_own_port(lab, active)
-    job = build_job(lab, workload, options, now, context.warn)
-    external.require_device(workload, lab.accelerator, external.roots(cluster.settings))
-    if reason := runs.why_not_fit(lab, job, cluster.settings.number("LAB_MEMORY")):
-        return runs.refuse(lab, job, reason, now, dry_run=dry_run)
+    if active:
+        lab = runs.with_own_port(lab, active)
+        job = build_job(lab, workload, options, now)
     foreign = preflight.find_foreign_labs(context, lab.name, observed) if observed else {}
     nodes = tuple(node.name for node in job.nodes)
     early = agent.begin_reach(cluster.engine, observed, nodes) if observed and not foreign and not dry_run else None

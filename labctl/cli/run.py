@@ -182,7 +182,7 @@ def attach_command(run: Run = "latest", directory: Directory = HERE, json: Json 
 
 
 def stop_command(
-    run: Run,
+    run: Run = "latest",
     grace: Annotated[float, typer.Option(min=0, help="Seconds between TERM and KILL.")] = 5,
     directory: Directory = HERE,
     json: Json = False,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -154,13 +155,17 @@ class Follower:
         self.other: list[str] = []
         """What the agent printed that is no line of the run."""
         self.busy: list[ActiveRun] = []
+        self.refused = False
+        """Whether who is handed the lines has raised an error."""
 
     def read(self, text: str) -> None:
         """One line of the agent's."""
         place, _, rest = text.partition(" ")
         if place.isdecimal():
             when, _, line = rest.partition(" ")
+            self.refused = True
             self._on_line(line, float(when))
+            self.refused = False
             self.place = int(place)
         elif place == "end":
             self.ended = msgspec.json.decode(rest, type=Ended)
@@ -171,50 +176,67 @@ class Follower:
 
 
 def follow(lab: Lab, engine: Backend, run_id: str, follower: Follower, launch: Launch | None = None) -> Ended:
-    """Launch a run, or go on with one, and follow it to its end; the launcher is asked again where a connection breaks.
+    """Launch a run, or go on with one, and follow it to its end, over one connection after another.
 
     LaunchError where it cannot be started, as where other runs have its nodes. HostError where the launcher does not
     answer for ``PATIENCE`` seconds.
     """
-    container = naming.container_name(lab, model.LAUNCHER)
-    # With a run's id of its own, it is not taken for what a run has left in the launcher.
-    environment = (("LABCTL_RUN_ID", f"supervises-{run_id}"),)
-    words = ("launch", msgspec.json.encode(launch).decode()) if launch else ("follow", run_id, str(follower.place))
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        before = follower.place
-        error = None
-        try:
-            engine.stream(container, (*AGENT, *words), follower.read, user="0", environment=environment, limit=ENDLESS)
-        except HostError as failed:
-            error = failed
+    if launch:
+        launch_run(lab, engine, follower, launch)
+    deadline, place = time.monotonic() + PATIENCE, follower.place
+    while not follower.ended:
+        error = look(lab, engine, run_id, follower, "follow", run_id, str(follower.place))
         if follower.ended:
-            return follower.ended
-        if follower.busy:
-            raise in_use(follower.busy)
-        if follower.other and not follower.place:
-            said = follower.other[-1]
-            hint = "labctl build && labctl up" if "KeyError" in said else "labctl logs launcher"
-            raise LaunchError(f"launcher: {said}", hint=hint, node=model.LAUNCHER)
+            break
         if not is_running(lab, engine):
             return Ended(code=137, lost=True)
-        if follower.place > before:
-            deadline = time.monotonic() + PATIENCE
+        if follower.place > place:
+            deadline, place = time.monotonic() + PATIENCE, follower.place
         if time.monotonic() > deadline:
             why = error.message if error else "the launcher does not answer"
             hint = f"labctl attach {run_id}"
             raise HostError(f"{why}; run {run_id} goes on without labctl", hint=hint, node=model.LAUNCHER)
-        words = ("follow", run_id, str(follower.place))
         time.sleep(0.5)
+    return follower.ended
+
+
+def launch_run(lab: Lab, engine: Backend, follower: Follower, launch: Launch) -> None:
+    """Launch a run and follow it as long as the connection stands. LaunchError where it does not begin."""
+    error = look(lab, engine, launch.id, follower, "launch", msgspec.json.encode(launch).decode())
+    if follower.busy:
+        raise in_use(follower.busy)
+    if follower.ended or follower.place:
+        return
+    if error:
+        raise LaunchError(error.message, hint=error.hint, node=error.node) from error
+    if follower.other:
+        said = follower.other[-1]
+        hint = "labctl build && labctl up" if "KeyError" in said else "labctl logs launcher"
+        raise LaunchError(f"launcher: {said}", hint=hint, node=model.LAUNCHER)
+
+
+def look(lab: Lab, engine: Backend, run_id: str, follower: Follower, *words: str) -> HostError | None:
+    """Have the agent tell the follower of a run until that ends or the connection does; returns why, if that is said.
+
+    What the follower itself raises is raised here.
+    """
+    container = naming.container_name(lab, model.LAUNCHER)
+    # With a run's id of its own, the agent is not taken for what a run has left in the launcher.
+    own = (("LABCTL_RUN_ID", f"supervises-{run_id}"),)
+    try:
+        engine.stream(container, (*AGENT, *words), follower.read, user="0", environment=own, limit=ENDLESS)
+    except HostError as error:
+        if follower.refused:
+            raise
+        return error
+    return None
 
 
 def start(lab: Lab, engine: Backend, launch: Launch) -> None:
     """Launch a run without following it. Errors as ``follow``."""
     follower = Follower(lambda _, __: None)
-    text = msgspec.json.encode(launch).decode()
-    for line in agent(
-        lab, engine, model.LAUNCHER, "launch", text, root=True, LABCTL_RUN_ID=f"supervises-{launch.id}"
-    ):
+    text, own = msgspec.json.encode(launch).decode(), {"LABCTL_RUN_ID": f"supervises-{launch.id}"}
+    for line in agent(lab, engine, model.LAUNCHER, "launch", text, root=True, environment=own):
         follower.read(line)
     if follower.busy:
         raise in_use(follower.busy)
@@ -301,7 +323,9 @@ def reap(
 def reap_node(lab: Lab, engine: Backend, node: str, run_id: str, grace: float, lasted: float | None) -> str:
     given = {} if lasted is None else {"LABCTL_RUN_SECONDS": f"{lasted:.3f}"}
     try:
-        return "".join(f"{node}: {line}" for line in agent(lab, engine, node, "reap", run_id, str(grace), **given))
+        return "".join(
+            f"{node}: {line}" for line in agent(lab, engine, node, "reap", run_id, str(grace), environment=given)
+        )
     except HostError as error:
         # A container that is gone holds nothing; one that stays and cannot be entered may hold all of it.
         deadline = time.monotonic() + DYING
@@ -336,7 +360,14 @@ def unhealthy(lab: Lab, engine: Backend, nodes: tuple[str, ...]) -> dict[str, st
         return {node: said for node, said in zip(nodes, threads.map(check, nodes), strict=True) if said}
 
 
-def agent(lab: Lab, engine: Backend, node: str, *words: str, root: bool = False, **environment: str) -> list[str]:
+def agent(
+    lab: Lab,
+    engine: Backend,
+    node: str,
+    *words: str,
+    root: bool = False,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> list[str]:
     """What the node's own agent prints, one line each; HostError when it fails without an answer."""
     # An earlier agent, as an image of a person's own may have it, would refuse another argument.
     given = ("env", *(f"{name}={value}" for name, value in environment.items())) if environment else ()

@@ -70,7 +70,7 @@ def judge(context: Context, cluster: Cluster, lab: Lab, run_id: str, on_line: Ca
             return found
         now = datetime.fromtimestamp(time.time() - age).astimezone()
         site = runs.RunDeployment(context=context, cluster=cluster, lab=lab, job=job, now=now, held=held)
-        site.log = store.RunLog(path, lab, runs.patterns_of(job.workload))
+        site.log = store.RunLog(path, lab, runs.patterns_of(job.workload), over=True)
         held.callback(site.log.close)
 
         def keep(line: str) -> str:

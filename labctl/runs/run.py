@@ -31,7 +31,7 @@ from labctl.lab.cluster import Cluster
 from labctl.model import HERE, Job, Lab, Metric, Result, Verdict, Workload
 from labctl.runs import artifacts, inputs, metrics, store
 from labctl.runs.request import RunOptions
-from labctl.runs.supervise import GRACE, supervise
+from labctl.runs.supervise import launch_of, supervise
 from labctl.runs.verdict import RunOutcome, error, judge
 from labctl.system import procfs, routing
 from labctl.workloads import deepspeed_config, external
@@ -310,21 +310,8 @@ def _(step: plan.LaunchJob, site: RunDeployment) -> None:
         return line
 
     lab, run_id = site.lab, step.job.run_id
-    launch = agent.Launch(
-        id=run_id,
-        nodes=tuple(node.name for node in step.job.nodes),
-        argv=("timeout", f"--kill-after={GRACE}", f"{step.job.timeout:g}", *step.job.argv),
-        environment=dict(step.job.environment),
-        directory=step.job.directory,
-        launcher=step.job.workload.launcher,
-        limit=step.job.timeout,
-        patience=0 if step.detach else site.cluster.settings.number("LAB_RUN_PATIENCE"),
-        port=lab.master_port,
-        ssh_port=lab.ssh_port,
-        owner=lab.owner,
-        wait=step.wait,
-        follow=not step.detach,
-    )
+    patience = 0 if step.detach else site.cluster.settings.number("LAB_RUN_PATIENCE")
+    launch = launch_of(lab, step.job, patience=patience, detach=step.detach, wait=step.wait)
     if step.detach:
         agent.start(lab, site.cluster.engine, launch)
         observed = site.cluster.engine.observe(lab.name)

@@ -134,11 +134,12 @@ def create(
 class RunLog:
     """Keeps a run's output, with the lab's secrets redacted; ``lines`` are those that the verdict needs, as printed."""
 
-    def __init__(self, path: Path, lab: Lab, wanted: Iterable[str]) -> None:
-        """Begin the output of the record anew, as whoever follows the run reads it from its beginning."""
+    def __init__(self, path: Path, lab: Lab, wanted: Iterable[str], *, over: bool = False) -> None:
+        """``over``: replace what another has recorded, as who follows the run from its beginning does."""
         with files.writing(path / OUTPUT), files.opened(path) as folder:
-            with suppress(FileNotFoundError):
-                os.unlink(OUTPUT, dir_fd=folder)
+            if over:
+                with suppress(FileNotFoundError):
+                    os.unlink(OUTPUT, dir_fd=folder)
             self._stream = files.create(OUTPUT, folder, 0o644)
         self._hidden = lab.hidden
         self._path = path
@@ -323,7 +324,7 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     """A run in a list; what is only in its result is None without one.
 
     ``state``: ``done``; ``running``; ``waiting`` for nodes of other runs; ``ended`` where nobody has judged it yet;
-    ``orphaned`` where its launcher was restarted. ``age`` in seconds since it began.
+    ``orphaned`` where its launcher was restarted. ``age``, of one that is not done, in seconds since it began.
     """
 
     run_id: str
@@ -430,16 +431,12 @@ def summary(lab: Path, run_id: str, active: Mapping[str, ActiveRun] = MappingPro
     result = read_result(lab, run_id)
     known = ("workload", "verdict", "cause", "seconds", "started")
     values: dict[str, Any] = {name: getattr(result, name, None) for name in known}
-    of = active.get(run_id)
-    if not result:
-        values["workload"] = job(directory(lab, run_id)).workload
-    return RunSummary(
-        run_id=run_id,
-        state="waiting" if of and of.waits else state(lab, run_id, active),
-        age=age(directory(lab, run_id)) or None,
-        nodes=of.nodes if of else (),
-        **values,
-    )
+    path, of, now = directory(lab, run_id), active.get(run_id), state(lab, run_id, active)
+    if now == "done":
+        return RunSummary(run_id=run_id, state=now, **values)
+    values["workload"] = job(path).workload
+    nodes, waits = (of.nodes, of.waits) if of else ((), False)
+    return RunSummary(run_id=run_id, state="waiting" if waits else now, age=age(path), nodes=nodes, **values)
 
 
 def ranks_of(lines: Iterable[str]) -> tuple[Rank, ...]:

@@ -6,7 +6,6 @@ The run goes on if the connection to it breaks: what it printed is read on from 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import signal
 import threading
@@ -125,6 +124,25 @@ class RunStopper:
             self._thread.join()
 
 
+def launch_of(lab: Lab, job: Job, *, patience: float = 120, detach: bool = False, wait: bool = False) -> agent.Launch:
+    """A job as the agent is given it."""
+    return agent.Launch(
+        id=job.run_id,
+        nodes=tuple(node.name for node in job.nodes),
+        argv=("timeout", f"--kill-after={GRACE}", f"{job.timeout:g}", *job.argv),
+        environment=dict(job.environment),
+        directory=job.directory,
+        launcher=job.workload.launcher,
+        limit=job.timeout,
+        patience=patience,
+        port=lab.master_port,
+        ssh_port=lab.ssh_port,
+        owner=lab.owner,
+        wait=wait,
+        follow=not detach,
+    )
+
+
 def supervise(
     lab: Lab,
     job: Job,
@@ -217,8 +235,9 @@ class CrashWatch:
         self._ended: list[RankFailure] = []
         self.reason: RankFailure | None = None
 
-    def look_at(self, line: str, when: float = 0.0) -> None:
-        line, self.now = line[: store.LONGEST_LINE], when
+    def look_at(self, line: str, when: float | None = None) -> None:
+        """``when`` it was printed, in seconds since 1970; now if that is not known."""
+        line, self.now = line[: store.LONGEST_LINE], when or time.time()
         self._memory = self._memory or bool(OUT_OF_MEMORY.search(line))
         if crash := self._crash_in(line):
             if len(self._ended) <= SHOWN:
@@ -233,7 +252,7 @@ class CrashWatch:
         who = speaker and (speaker[2] or f"rank {speaker[1]}")
         if speaker and who in self._speakers and speaker[3].strip() and not REMARK.match(speaker[3]):
             self._last.setdefault(who, deque(maxlen=self._kept)).append(speaker[3][: last_words.LONGEST])
-            self._spoke_at[who] = when
+            self._spoke_at[who] = self.now
 
     def _crash_in(self, line: str) -> RankFailure | None:
         if reported := REPORTED.search(line):
@@ -356,12 +375,9 @@ def interrupts(stop: RunStopper) -> Iterator[None]:
             threading.Thread(target=stop.reap, args=(0,), daemon=True).start()
         stop.because("interrupted", f"stopped by {signal.Signals(number).name}")
 
-    def leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        # As where this process is killed: the agent ends the run unless somebody follows it again.
-        os._exit(128 + number)
-
-    handlers = {signal.SIGINT: handle, signal.SIGTERM: handle, signal.SIGHUP: leave}
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    # HUP ends this process at once, as where it is killed: the agent ends the run unless it is followed again.
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
         yield
     finally:

@@ -14,7 +14,7 @@ import yaml
 from msgspec.structs import replace
 
 from labctl.engines import Kind, OnLine
-from labctl.engines.agent import AGENT, Launch
+from labctl.engines.agent import AGENT, ActiveRun, Launch
 from labctl.engines.state import Container, HostPortUser, ObservedState
 from labctl.hosts.ssh import Connection, LocalConnection
 from labctl.model import Cause, Pairs
@@ -35,6 +35,18 @@ class Failed(Exception):
 def silent(container: str, argv: tuple[str, ...]) -> Iterator[str]:
     """A program that prints nothing and ends well."""
     yield from ()
+
+
+def active(run_id: str, *nodes: str, state: str = "running") -> Answer:
+    """The agent of a launcher in which a run is under way."""
+
+    def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
+        if argv == (*AGENT, "runs"):
+            run = ActiveRun(id=run_id, nodes=nodes, state=state, order=1_767_000_000, port=29500, owner="ann@desk")
+            yield msgspec.json.encode(run).decode()
+        yield from healthy(container, argv)
+
+    return answer
 
 
 def healthy(container: str, argv: tuple[str, ...]) -> Iterator[str]:
