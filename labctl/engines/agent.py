@@ -300,9 +300,16 @@ def active(engine: Backend, observed: ObservedState) -> tuple[ActiveRun, ...]:
 
 
 def reap(
-    lab: Lab, engine: Backend, run_id: str, grace: float, *, lasted: float | None = None, launcher: str = ""
+    lab: Lab,
+    engine: Backend,
+    run_id: str,
+    grace: float,
+    *,
+    nodes: tuple[str, ...] = (),
+    lasted: float | None = None,
+    launcher: str = "",
 ) -> list[str]:
-    """End a run's processes in all containers at once; returns those that could not be ended, as text.
+    """End a run's processes in the launcher and in its nodes, or in all workers; returns those that could not be ended.
 
     If the run has ``lasted`` so many seconds, then in workers those too that were started meanwhile and have left it:
     they have no parent, and the environment of no other run or shell. In the launcher only for the ``launcher`` script:
@@ -315,8 +322,9 @@ def reap(
 
     # A script's own children on the nodes are its ssh sessions' until those end.
     first = (model.LAUNCHER,) if launcher == "script" else ()
-    others = tuple(name for name in lab.containers if name not in first)
-    with pool(len(lab.containers)) as threads:
+    containers = (model.LAUNCHER, *nodes) if nodes else lab.containers
+    others = tuple(name for name in containers if name not in first)
+    with pool(len(containers)) as threads:
         return [text for text in (*threads.map(end, first), *threads.map(end, others)) if text]
 
 

@@ -275,7 +275,9 @@ def _(step: plan.EndRun, site: RunDeployment) -> None:
     lab, engine, path = site.lab, site.cluster.engine, site.lab.directory / step.paths[0]
     # Asked first: what comes from the run and its hosts cannot end it.
     orphaned = store.state(lab.directory, path.name) != "done"
-    agent.reap(lab, engine, path.name, grace=0, lasted=store.age(path), launcher=store.job(path).launcher)
+    known = store.job(path)
+    nodes = tuple(node.name for node in known.nodes if node.name in lab.containers)
+    agent.reap(lab, engine, path.name, 0, nodes=nodes, lasted=store.age(path), launcher=known.launcher)
     try:
         artifacts.collect(lab, path.name, engine, site.context.warn)
         if orphaned:

@@ -282,11 +282,18 @@ def load_job(lab: Path, run_id: str) -> Job:
         raise HostError(f"{path} does not hold the run's job: {error}", hint=f"labctl stop {run_id}") from error
 
 
+class NamedNode(Struct, frozen=True):
+    """A node of a run."""
+
+    name: str
+
+
 class JobSummary(Struct, frozen=True):
     """What the record of a run that is closed needs of its ``job.json``."""
 
     workload: str = "unknown"
     launcher: str = "unknown"
+    nodes: tuple[NamedNode, ...] = ()
 
 
 def age(path: Path) -> float:

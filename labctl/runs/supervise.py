@@ -116,8 +116,9 @@ class RunStopper:
     def reap(self, grace: float = GRACE) -> list[str]:
         """Kill the run's processes in all containers; returns those that could not be killed, as text."""
         lasted = time.clock_gettime(time.CLOCK_BOOTTIME) - self._began
-        launcher = self.job.workload.launcher
-        return agent.reap(self._lab, self._engine, self.job.run_id, grace, lasted=lasted, launcher=launcher)
+        job, nodes = self.job, tuple(node.name for node in self.job.nodes)
+        launcher = job.workload.launcher
+        return agent.reap(self._lab, self._engine, job.run_id, grace, nodes=nodes, lasted=lasted, launcher=launcher)
 
     def wait(self) -> None:
         if self._thread:
