@@ -206,7 +206,8 @@ def test_a_folder_of_many_folders_is_copied_with_few_descriptors(of: Lab, tmp_pa
     path = write(tmp_path / "mine", "train.py", *(f"part-{number}/x/data.json" for number in range(200)))
     copies = script(of, path).copies
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
+    few = max(int(one.name) for one in Path("/proc/self/fd").iterdir()) + 50
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
     try:
         files.create_all(tmp_path / "run", (), copies=copies)
     finally:
