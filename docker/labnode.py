@@ -732,6 +732,8 @@ def supervise(folder: Path, job: dict[str, Any]) -> None:
         if reader.is_alive():
             clean(job, 1, began)
             reader.join(GRACE)
+        if child.stdout and not reader.is_alive():
+            child.stdout.close()
         code = child.returncode
         seconds = round(time.monotonic() - began, 3)
         finish(folder, {"code": code if code >= 0 else 128 - code, "seconds": seconds, **ended})
