@@ -10,6 +10,15 @@ Standard library only, Python >= 3.8, so that it runs in any vendor's image:
     labnode.py reap RUN_ID GRACE         TERM, grace, KILL to every process of a run; exit 1 if one is left.
                                          With LABCTL_RUN_SECONDS, how long it has lasted, also to those that left it
     labnode.py signal RUN_ID NUMBER      that signal to every process of a run, as soon as there is one
+
+And, as root in the launcher, where no rank can interfere:
+
+    labnode.py launch JOB                start a run, which goes on whoever looks on, and follow it; JOB is JSON
+    labnode.py follow RUN_ID PLACE       print what it has printed since that place, until it has ended
+    labnode.py stop RUN_ID GRACE CAUSE MESSAGE
+    labnode.py runs                      one JSON line for each run that is under way, or is not forgotten
+    labnode.py forget RUN_ID             remove what is kept of a run that has ended
+    labnode.py user DIRECTORY COMMAND... become the lab's user, who alone may enter the directory, and that command
 """
 
 from __future__ import annotations
@@ -23,8 +32,10 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +45,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import IO, Any
 
 USER = "lab"
 HOME = Path("/home/lab")
@@ -506,6 +518,356 @@ def processes(run_id: str, known: dict[int, str] | None = None, began: float = m
         found |= more
 
 
+# --- runs ----------------------------------------------------------------------------------------------------
+
+RUNS = Path("/var/lib/lab/runs")
+# What rank.sh prints of a rank that failed, and the seconds that the other ranks then have to end by themselves.
+CRASHED, CRASH_GRACE = re.compile(rb"labctl: rank \d+ on \S+ exited with code \d+"), 5
+GRACE = 5
+# Bytes of a line; what is longer comes in pieces.
+LONGEST_LINE = 1_000_000
+# Seconds between two looks of whom nothing else wakes, and between two words to who follows a silent run.
+LOOK, BEAT = 0.05, 2
+# Seconds between two looks at the workers of a run that nobody follows, and how many of them fail before one is lost.
+NODE_LOOK, REFUSED, UNANSWERED = 5, 2, 12
+# Exit code of `launch` where other runs have the nodes.
+IN_USE = 75
+
+
+def launch(text: str) -> None:
+    """Start a run under a supervisor of its own, and follow it if it is to be followed.
+
+    Its nodes are its own: prints which other runs have them instead, unless it is to wait for those.
+    """
+    job = json.loads(text)
+    folder = RUNS / job["id"]
+    RUNS.mkdir(mode=0o700, parents=True, exist_ok=True)
+    registry = lock(RUNS / "lock", wait=True)
+    others = [other for other in under_way() if share_nodes(other, job)]
+    if others and not job["wait"]:
+        for other in others:
+            say("busy", other)
+        sys.exit(IN_USE)
+    folder.mkdir(mode=0o700)
+    job["order"] = time.time()
+    write(folder / "job.json", json.dumps(job).encode())
+    (folder / "output").touch(0o600)
+    # Held by the supervisor while it lives, and by no other process.
+    alive = lock(folder / "alive")
+    if os.fork() == 0:
+        os.close(registry)
+        os.setsid()
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for number in (0, 1, 2):
+            os.dup2(nothing, number)
+        try:
+            supervise(folder, job)
+        finally:
+            os._exit(0)
+    os.close(alive)
+    os.close(registry)
+    if job["follow"]:
+        follow(job["id"], "0")
+
+
+def lock(path: Path, *, wait: bool = False) -> int:
+    """A descriptor that holds the lock; BlockingIOError if another process has it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def say(kind: str, content: object) -> None:
+    print(kind, json.dumps(content), flush=True)
+
+
+def state_of(folder: Path) -> str:
+    """``running``; ``ended``; ``lost`` where its supervisor was killed, as with its container."""
+    if (folder / "ended.json").exists():
+        return "ended"
+    try:
+        os.close(lock(folder / "alive"))
+    except BlockingIOError:
+        return "running"
+    return "lost"
+
+
+def described(folder: Path) -> dict[str, object]:
+    """A run as ``runs`` and ``launch`` tell of it."""
+    job = json.loads((folder / "job.json").read_bytes())
+    state = state_of(folder)
+    told = {name: job[name] for name in ("id", "nodes", "order", "port", "owner", "patience")}
+    if state == "running":
+        told["waits"] = not (folder / "started").exists()
+        told["followed"] = seconds_since(folder / "watched")
+    return {**told, "state": state}
+
+
+def under_way() -> list[dict[str, object]]:
+    """The runs that have nodes or wait for them, in their order."""
+    found = (described(path.parent) for path in RUNS.glob("*/job.json"))
+    return sorted((one for one in found if one["state"] == "running"), key=lambda one: str(one["order"]))
+
+
+def share_nodes(one: dict[str, object], other: dict[str, object]) -> bool:
+    return bool(set(one["nodes"]) & set(other["nodes"]))  # type: ignore[call-overload]
+
+
+def seconds_since(path: Path) -> float | None:
+    try:
+        return round(time.time() - path.stat().st_mtime, 1)
+    except OSError:
+        return None
+
+
+def list_runs() -> None:
+    for path in sorted(RUNS.glob("*/job.json")):
+        print(json.dumps(described(path.parent)))
+
+
+def forget(run_id: str) -> None:
+    folder = RUNS / run_id
+    if folder.is_dir() and state_of(folder) != "running":
+        shutil.rmtree(folder)
+
+
+def stop(run_id: str, grace: str, cause: str, message: str) -> None:
+    """Have the supervisor of a run end it; the first who asks gives the reason."""
+    folder = RUNS / run_id
+    if not folder.is_dir() or state_of(folder) != "running":
+        sys.exit(f"run {run_id} is not running")
+    asked = {"grace": float(grace), "cause": cause, "message": message}
+    with contextlib.suppress(FileExistsError), (folder / "stop.json").open("x") as file:
+        json.dump(asked, file)
+
+
+def follow(run_id: str, place: str) -> None:
+    """Print each line with the place behind it and its time, then ``end`` and how the run ended.
+
+    Ends with who reads: then the input, which a reader holds open, is at its end.
+    """
+    folder = RUNS / run_id
+    if not folder.is_dir():
+        sys.exit(f"no run {run_id} here")
+    threading.Thread(target=end_with_input, daemon=True).start()
+    out = sys.stdout.buffer
+    spoken = looked = 0.0
+    with (folder / "output").open("rb") as lines:
+        lines.seek(int(place))
+        while True:
+            # What was written before it ended is read below.
+            state = state_of(folder)
+            while True:
+                begins = lines.tell()
+                line = lines.readline()
+                if not line.endswith(b"\n"):
+                    lines.seek(begins)
+                    break
+                out.write(b"%d %b" % (lines.tell(), line))
+                spoken = time.monotonic()
+            if state != "running":
+                break
+            if time.monotonic() - spoken > BEAT:
+                out.write(b"beat\n")
+                spoken = time.monotonic()
+            out.flush()
+            if time.monotonic() - looked > 1:
+                (folder / "watched").touch()
+                looked = time.monotonic()
+            time.sleep(LOOK)
+    out.flush()
+    ended = json.loads((folder / "ended.json").read_bytes()) if state == "ended" else {"code": 137, "lost": True}
+    say("end", ended)
+
+
+def end_with_input() -> None:
+    while os.read(0, 1024):
+        pass
+    os._exit(0)
+
+
+class Seen:
+    """What a supervisor knows of its run."""
+
+    def __init__(self) -> None:
+        self.crashed: float | None = None
+        self.lost: dict[str, str] = {}
+
+
+def supervise(folder: Path, job: dict[str, Any]) -> None:
+    """Run the job's command once its nodes are free, record what it prints, end it for a reason, and clean up."""
+    seen = Seen()
+    ended: dict[str, object] | None = None
+    while ended is None and any(other["order"] < job["order"] and share_nodes(other, job) for other in under_way()):
+        ended = asked_to_stop(folder)
+        time.sleep(LOOK)
+    if ended is not None:
+        finish(folder, {"code": 130, "seconds": 0, **ended})
+        return
+    (folder / "started").touch()
+    began = time.monotonic()
+    with (folder / "output").open("ab", buffering=0) as output:
+        try:
+            child = subprocess.Popen(
+                as_user(job["directory"], job["argv"]),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "HOME": str(HOME), **job["environment"]},
+                start_new_session=True,
+            )
+        except OSError as error:
+            record(output, f"{error}\n".encode())
+            finish(folder, {"code": 127, "seconds": 0})
+            return
+        reader = threading.Thread(target=read, args=(child.stdout, output, seen), daemon=True)
+        reader.start()
+        ended = oversee(folder, job, child, seen, began)
+        # What holds the output is left of the run.
+        reader.join(0.5)
+        if reader.is_alive():
+            clean(job, 1, began)
+            reader.join(GRACE)
+        if child.stdout and not reader.is_alive():
+            child.stdout.close()
+        code = child.returncode
+        seconds = round(time.monotonic() - began, 3)
+        finish(folder, {"code": code if code >= 0 else 128 - code, "seconds": seconds, **ended})
+    clean(job, 1, began)
+
+
+def record(output: IO[bytes], line: bytes) -> None:
+    output.write(b"%.3f %b" % (time.time(), line))
+
+
+def read(lines: IO[bytes], output: IO[bytes], seen: Seen) -> None:
+    """Keep each line with its time as it comes; a last one that has no end gets one."""
+    for line in iter(lambda: lines.readline(LONGEST_LINE), b""):
+        record(output, line if line.endswith(b"\n") else line + b"\n")
+        if seen.crashed is None and CRASHED.search(line):
+            seen.crashed = time.monotonic()
+
+
+def finish(folder: Path, ended: dict[str, object]) -> None:
+    """Say how a run ended, in one step."""
+    write(folder / "ended.new", json.dumps({"at": round(time.time(), 3), **ended}).encode())
+    (folder / "ended.new").rename(folder / "ended.json")
+
+
+def oversee(
+    folder: Path, job: dict[str, Any], child: subprocess.Popen[bytes], seen: Seen, began: float
+) -> dict[str, object]:
+    """Wait for the command to end; end the run for the first reason to do so, which is returned."""
+    over = threading.Event()
+    threading.Thread(target=watch_nodes, args=(folder, job, seen, over), daemon=True).start()
+    ending: dict[str, object] = {}
+    end = threading.Thread()
+    while child.poll() is None:
+        if not ending:
+            ending = asked_to_stop(folder) or reason(folder, job, seen, began) or {}
+            if ending:
+                grace = float(ending.pop("grace", GRACE))  # type: ignore[arg-type]
+                end = threading.Thread(target=clean, args=(job, grace, began), daemon=True)
+                end.start()
+        time.sleep(LOOK)
+    over.set()
+    if ending:
+        end.join()
+    return ending
+
+
+def asked_to_stop(folder: Path) -> dict[str, object] | None:
+    try:
+        return dict(json.loads((folder / "stop.json").read_bytes()))
+    except (OSError, ValueError):
+        return None
+
+
+def reason(folder: Path, job: dict[str, Any], seen: Seen, began: float) -> dict[str, object] | None:
+    """Why a run is to be ended now; None where it may go on."""
+    now = time.monotonic()
+    # The command's own limit comes first.
+    if now - began > job["limit"] + 1:
+        return {"cause": "timeout", "message": "timed out after {:g} s".format(job["limit"])}
+    if seen.crashed is not None and now - seen.crashed > CRASH_GRACE:
+        return {"cause": "rank-crashed", "message": ""}
+    if seen.lost:
+        node, why = next(iter(seen.lost.items()))
+        return {"cause": "node-lost", "message": f"{node}: {why}"}
+    unseen = seconds_since(folder / "watched")
+    if job["patience"] and unseen is not None and unseen > job["patience"]:
+        return {"cause": "interrupted", "message": "labctl was away for {:g} s".format(job["patience"])}
+    return None
+
+
+def watch_nodes(folder: Path, job: dict[str, Any], seen: Seen, over: threading.Event) -> None:
+    """Note workers that are gone, where no labctl follows, which hears of that from Docker."""
+    failed: dict[str, list[str]] = {node: [] for node in job["nodes"]}
+    while not over.wait(NODE_LOOK):
+        unseen = seconds_since(folder / "watched")
+        if unseen is not None and unseen < NODE_LOOK:
+            continue
+        for node, reasons in failed.items():
+            why = why_unreached(node, job["ssh_port"])
+            reasons[:] = [*reasons, why] if why else []
+            if len(reasons) >= UNANSWERED or (reasons[-REFUSED:].count(why) == REFUSED and why in GONE):
+                seen.lost[node] = why
+                return
+
+
+GONE = ("its name is not known any more", "its sshd is gone")
+
+
+def why_unreached(node: str, port: int) -> str:
+    """Why a worker cannot be reached; empty where it can."""
+    try:
+        socket.create_connection((node, port), timeout=3).close()
+    except socket.gaierror:
+        return GONE[0]
+    except ConnectionRefusedError:
+        return GONE[1]
+    except OSError:
+        return "it does not answer"
+    return ""
+
+
+def as_user(directory: str, command: list[str]) -> list[str]:
+    return ["/usr/bin/python3", "-I", __file__, "user", directory, *command]
+
+
+def be_user(directory: str, *command: str) -> NoReturn:
+    os.setgroups([number for number in os.getgroups() if number])
+    os.setgid(int(os.environ["LAB_GID"]))
+    os.setuid(int(os.environ["LAB_UID"]))
+    os.umask(0o022)
+    os.chdir(directory)
+    become(command)
+
+
+def clean(job: dict[str, Any], grace: float, began: float) -> None:
+    """End what runs of a run, in this container and in its workers, all at once."""
+    own = ["/usr/bin/python3", "-I", "/opt/lab/labnode.py", "reap", job["id"], str(grace)]
+    lasted = f"LABCTL_RUN_SECONDS={time.monotonic() - began:.3f}"
+    # In the launcher only a script that starts its ranks itself can have left something there.
+    here = ["env", *([lasted] if job["launcher"] == "script" else []), *own]
+    ssh = ["ssh", "-n", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "--"]
+    commands = [here, *([*ssh, node, shlex.join(["env", lasted, *own])] for node in job["nodes"])]
+    limit = grace + 20
+
+    def end(command: list[str]) -> None:
+        quiet = subprocess.DEVNULL
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            words, variables = as_user("/", command), {**os.environ, "HOME": str(HOME)}
+            subprocess.run(words, stdin=quiet, stdout=quiet, stderr=quiet, env=variables, timeout=limit, check=False)
+
+    with ThreadPoolExecutor(min(len(commands), 64)) as pool:
+        list(pool.map(end, commands))
+
+
 if __name__ == "__main__":
     commands: dict[str, Callable[..., None]] = {
         "start": start,
@@ -513,5 +875,11 @@ if __name__ == "__main__":
         "reach": reach,
         "reap": reap,
         "signal": pass_on,
+        "launch": launch,
+        "follow": follow,
+        "stop": stop,
+        "runs": list_runs,
+        "forget": forget,
+        "user": be_user,
     }
     commands[sys.argv[1]](*sys.argv[2:])

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from labctl.config.context import Context
 from labctl.config.settings import Settings
-from labctl.errors import ConfigError, raise_all
+from labctl.errors import ConfigError, HostError, raise_all
 
 if TYPE_CHECKING:
     from labctl.bundle.load import LoadedBundle
@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     from labctl.setup.install import SetupResult
     from labctl.workloads.external import WorkloadList
 
-# Seconds to wait for another `up` or `down` of the same lab.
+# Seconds to wait for another `up` or `down` of the same lab, and for another run that is staged.
 PATIENCE = 300
+STAGING = 10
 
 
 def init(directory: Path) -> InitializedLab:
@@ -184,7 +185,7 @@ def bring_up(context: Context, cluster: Cluster, *, dry_run: bool = False) -> La
             return answer(cluster, decided.plan)
         cluster, unchanged = executor.bring_up(context, decided, early, wait=PATIENCE)
         context.keep_image(cluster.settings)
-        return with_runs(context, status_of(context, cluster, unchanged))
+        return with_runs(context, cluster, status_of(context, cluster, unchanged))
 
 
 def rotate_keys(context: Context) -> LabStatus:
@@ -199,12 +200,12 @@ def rotate_keys(context: Context) -> LabStatus:
         with changing(context, "labctl keys rotate", dry_run=False):
             observed, able = preflight.observe(context, cluster)
             lab, able = load_lab(context, able, ask=False)
-            preflight.require_idle(context)
+            preflight.require_idle(context, able.engine, observed)
             for path in ssh_keys.private(lab):
                 path.unlink()
         if observed.containers:
             return cast("LabStatus", bring_up(context, cluster))
-        return with_runs(context, status_of(context, able, observed))
+        return with_runs(context, able, status_of(context, able, observed))
 
 
 def decide_up(context: Context, cluster: Cluster, observed: ObservedState, *, dry_run: bool) -> Decision:
@@ -248,23 +249,24 @@ def status(context: Context) -> LabStatus:
     settings = context.settings()
     require_named(context, settings)
     with connect(context, settings, demand=False) as cluster:
-        return with_runs(context, status_of(context, cluster))
+        return with_runs(context, cluster, status_of(context, cluster))
 
 
-def with_runs(context: Context, status: LabStatus) -> LabStatus:
+def with_runs(context: Context, cluster: Cluster, status: LabStatus) -> LabStatus:
     """The lab's status with its latest runs."""
     from labctl.lab.status import RunState
-    from labctl.runs import store
+    from labctl.runs import follow
 
-    return replace(status, runs=tuple(RunState(run.run_id, run.state) for run in store.listing(context.directory, 20)))
+    listed = follow.listing(context, cluster, 20)
+    return replace(status, runs=tuple(RunState(run.run_id, run.state) for run in listed))
 
 
-def down(context: Context, *, images: bool = False, dry_run: bool = False) -> PlanPreview:
+def down(context: Context, *, images: bool = False, dry_run: bool = False, ask: Ask | None = None) -> PlanPreview:
     """Remove the lab's containers and network; works without the state directory, twice, or on a lab never made.
 
-    With ``images``, hosts lose the lab's image too.
+    With ``images``, hosts lose the lab's image too. ``ask`` is asked whether runs that are under way may be ended.
     """
-    return remove(context, "labctl down", images=images, dry_run=dry_run)
+    return remove(context, "labctl down", images=images, dry_run=dry_run, ask=ask)
 
 
 def clean(context: Context) -> PlanPreview:
@@ -273,7 +275,13 @@ def clean(context: Context) -> PlanPreview:
 
 
 def remove(
-    context: Context, command: str, *, images: bool = False, state: str = "", dry_run: bool = False
+    context: Context,
+    command: str,
+    *,
+    images: bool = False,
+    state: str = "",
+    dry_run: bool = False,
+    ask: Ask | None = None,
 ) -> PlanPreview:
     """Decide and carry out what removes the lab, and ``state`` of its directory; the answer is the plan."""
     from labctl.deploy.preflight import require_named
@@ -282,20 +290,27 @@ def remove(
     settings = context.settings()
     require_named(context, settings)
     with connect(context, settings) as cluster, changing(context, command, dry_run=dry_run):
-        return take_down(context, cluster, images=images, state=state, dry_run=dry_run)
+        return take_down(context, cluster, images=images, state=state, dry_run=dry_run, ask=ask)
 
 
 def take_down(
-    context: Context, cluster: Cluster, *, images: bool = False, state: str = "", dry_run: bool = False
+    context: Context,
+    cluster: Cluster,
+    *,
+    images: bool = False,
+    state: str = "",
+    dry_run: bool = False,
+    ask: Ask | None = None,
 ) -> PlanPreview:
     """The same on connected hosts; the caller holds the lock."""
     from labctl.deploy import decide, executor, preflight
     from labctl.runs import artifacts  # noqa: F401 - fetches what runs left on hosts
-    from labctl.system import filelock
 
-    plan, failed = decide.down(context, cluster, images_too=images, state=state)
-    if filelock.is_held(context.directory / filelock.RUN):
-        context.warn(f"this ends {filelock.holder(context.directory / filelock.RUN)}")
+    plan, failed, runs = decide.down(context, cluster, images_too=images, state=state)
+    if runs:
+        context.warn(f"this ends {'; '.join(runs)}")
+    if runs and not dry_run and ask and not ask("end it?" if len(runs) == 1 else "end them?"):
+        raise HostError("aborted: the lab stays as it is", hint="labctl runs")
     if dry_run:
         preflight.warn_excluded_hosts(context, failed)
     else:
@@ -304,8 +319,10 @@ def take_down(
     return answer(cluster, plan)
 
 
-def run(context: Context, name: str, options: RunOptions, ask: Ask | None = None) -> Result | PlanPreview:
+def run(context: Context, name: str, options: RunOptions, ask: Ask | None = None) -> Result | RunSummary | PlanPreview:
     """Run a workload, or with no name the options' script, on the lab and judge it; the answer is the run's result.
+
+    A run that is detached is only launched.
 
     ``ask`` is asked whether the image that the workload needs may be built and the lab brought up with it.
     """
@@ -328,14 +345,14 @@ def run(context: Context, name: str, options: RunOptions, ask: Ask | None = None
 
 def run_on(
     context: Context, cluster: Cluster, workload: Workload, options: RunOptions, ask: Ask | None
-) -> Result | PlanPreview:
+) -> Result | RunSummary | PlanPreview:
     """Job, what must hold before it, plan, launch."""
     from datetime import datetime
 
     from labctl.deploy import images, preflight
     from labctl.deploy.plan import Plan
     from labctl.doctor import run as doctor_run
-    from labctl.engines.agent import begin_reach
+    from labctl.engines import agent
     from labctl.lab.cluster import load_lab
     from labctl.runs import run as runs
     from labctl.runs import store
@@ -354,9 +371,13 @@ def run_on(
         with changing(context, "labctl run", dry_run=dry_run):
             pass  # What is observed next is not in the middle of a change.
     observed = runs.observe(context, cluster, dry_run=dry_run)
+    active = agent.active(cluster.engine, observed) if observed else ()
+    if active:
+        lab = runs.with_own_port(lab, active)
+        job = build_job(lab, workload, options, now)
     foreign = preflight.find_foreign_labs(context, lab.name, observed) if observed else {}
     nodes = tuple(node.name for node in job.nodes)
-    early = begin_reach(cluster.engine, observed, nodes) if observed and not foreign and not dry_run else None
+    early = agent.begin_reach(cluster.engine, observed, nodes) if observed and not foreign and not dry_run else None
     if workload.has_own_image and observed and runs.not_up(lab, job, observed):
         images.confirm_image(workload, lab.image, bool(observed.on(lab.hosts[0].name).image), ask, dry_run=dry_run)
         if not dry_run:
@@ -367,36 +388,85 @@ def run_on(
     runs.require_hosts(lab, job, {**cluster.failed, **foreign})
     doctor_run.preflight(context, lab, cluster, "run")
     runs.require_ready(context, cluster, lab, job, observed, options)
-    with nullcontext() if dry_run else running(context, store.purpose(job.run_id)):
-        plan = runs.plan_run(lab, job, cluster, observed, dry_run=dry_run)
+    runs.require_free(job, active, options)
+    with nullcontext() if dry_run else running(context, store.lock(lab.directory, job.run_id), job.run_id):
+        plan = runs.plan_run(lab, job, cluster, observed, options, dry_run=dry_run)
         if dry_run:
             return answer(cluster, Plan((*first, *plan.steps)))
         return runs.carry_out(context, cluster, lab, job, plan, now, early)
 
 
 @contextmanager
-def running(context: Context, purpose: str) -> Iterator[None]:
+def running(context: Context, lock: Path, run_id: str) -> Iterator[None]:
     """Hold the lock of a run, which is not taken while another command changes the lab. HostError if one does."""
+    from labctl.runs import store
     from labctl.system import filelock
 
     with ExitStack() as held:
-        with filelock.held(context.directory / filelock.LAB, purpose):
-            held.enter_context(filelock.held(context.directory / filelock.RUN, purpose))
+        with filelock.held(context.directory / filelock.LAB, store.purpose(run_id), wait=STAGING):
+            held.enter_context(filelock.held(lock, store.purpose(run_id)))
         yield
 
 
 def runs(context: Context) -> RunList:
-    """The lab's runs, the latest first."""
-    from labctl.runs import store
+    """The lab's runs, the latest first. One that has ended since somebody looked is judged."""
+    from labctl.lab.cluster import connect
+    from labctl.runs import follow, store
 
-    return store.RunList(store.listing(context.directory))
+    if not store.unjudged(context.directory):
+        return store.RunList(store.listing(context.directory))
+    with connect(context, context.settings(), demand=False) as cluster:
+        return store.RunList(follow.listing(context, cluster))
 
 
 def show(context: Context, run: str) -> Result | RunSummary:
-    """The result of a run (its id, or ``latest``), or its summary without one."""
+    """The result of a run (its id, or ``latest``), or its summary without one. One that has ended is judged first."""
+    from labctl.lab.cluster import connect
+    from labctl.model import Result
+    from labctl.runs import follow, store
+
+    found = store.read(context.directory, run)
+    if isinstance(found, Result):
+        return found
+    with connect(context, context.settings(), demand=False) as cluster:
+        (found,) = (one for one in follow.listing(context, cluster) if one.run_id == found.run_id)
+    return store.read_result(context.directory, found.run_id) or found
+
+
+def attach(context: Context, run: str) -> Result:
+    """Print what a run has printed, and what it prints until it ends; judge it then, unless another does."""
+    from labctl.runs import follow
+
+    with attached(context, run) as (cluster, lab, run_id):
+        return follow.attach(context, cluster, lab, run_id)
+
+
+def stop(context: Context, run: str, grace: float) -> Result:
+    """End a run, with so many seconds between TERM and KILL, and judge it."""
+    from labctl.runs import follow
+
+    with attached(context, run) as (cluster, lab, run_id):
+        return follow.stop(context, cluster, lab, run_id, grace)
+
+
+def run_logs(context: Context, run: str, on_line: Callable[[str], None], *, follow: bool) -> None:
+    """Pass on what a run has printed, and with ``follow`` what it prints until it ends."""
+    from labctl.runs.follow import logs
+
+    with attached(context, run) as (cluster, lab, run_id):
+        logs(cluster, lab, run_id, on_line, follow=follow)
+
+
+@contextmanager
+def attached(context: Context, run: str) -> Iterator[tuple[Cluster, Lab, str]]:
+    """The connected hosts of the lab, and the id of one of its runs. ConfigError for one that there is not."""
+    from labctl.lab.cluster import connect, load_lab
     from labctl.runs import store
 
-    return store.read(context.directory, run)
+    run_id = store.read(context.directory, run).run_id
+    with connect(context, context.settings()) as connected:
+        lab, cluster = load_lab(context, connected, ask=False)
+        yield cluster, lab, run_id
 
 
 def workloads(context: Context) -> WorkloadList:

@@ -59,6 +59,7 @@ def jupyter_command(
 
 def logs_command(
     node: Annotated[str | None, typer.Argument(help="launcher or a worker (default: all).")] = None,
+    run: Annotated[str, typer.Option(metavar="RUN", help="What this run has printed instead (id, or `latest`).")] = "",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the output.")] = False,
     directory: Directory = HERE,
     setting: Setting = None,
@@ -66,7 +67,10 @@ def logs_command(
     with answering() as output:
         try:
             lab = context(directory, output, setting)
-            flows.logs(lab, node, say, follow=follow, colors=sys.stdout.isatty())
+            if run:
+                flows.run_logs(lab, run, say, follow=follow)
+            else:
+                flows.logs(lab, node, say, follow=follow, colors=sys.stdout.isatty())
         except KeyboardInterrupt:
             sys.exit(Interrupted.exit_code)
 

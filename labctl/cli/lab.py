@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from labctl import flows, model
-from labctl.cli.common import HERE, Directory, DryRun, Json, Setting, answering, context
+from labctl.cli.common import HERE, Directory, DryRun, Json, Setting, answering, confirmation, context
 from labctl.cli.output import Output, table
 from labctl.errors import ConfigError, HostError
 
@@ -111,7 +111,8 @@ def down_command(
     json: Json = False,
 ) -> None:
     with answering(as_json=json, stopped="re-run to finish") as output:
-        answer = flows.down(context(directory, output, setting), images=images, dry_run=dry_run)
+        lab = context(directory, output, setting)
+        answer = flows.down(lab, images=images, dry_run=dry_run, ask=confirmation(json))
         output.answer(answer, "\n".join(answer.plan) if dry_run else f"lab {answer.lab} is down")
 
 

@@ -118,6 +118,10 @@ def run_command(
     hostfile: Annotated[Path | None, typer.Option(help="Nodes and slots to use (default: all).")] = None,
     include: Annotated[str, typer.Option(metavar="NODES", help="Use only these, such as worker-0@worker-1:0,2.")] = "",
     exclude: Annotated[str, typer.Option(metavar="NODES", help="Use all but these.")] = "",
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Leave the run once it is launched; `labctl attach` follows it.")
+    ] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for other runs that have its nodes.")] = False,
     setting: Setting = None,
     dry_run: DryRun = False,
     json: Json = False,
@@ -140,6 +144,8 @@ def run_command(
             hostfile=hostfile,
             include=include,
             exclude=exclude,
+            detach=detach,
+            wait=wait,
             dry_run=dry_run,
         )
         lab = context(directory, output, setting)
@@ -147,7 +153,11 @@ def run_command(
         if isinstance(answer, Result):
             output.answer(answer, run_text(answer, lab.directory))
             sys.exit(answer.exit_code)
-        output.answer(answer, "\n".join(answer.plan))
+        if isinstance(answer, flows.PlanPreview):
+            output.answer(answer, "\n".join(answer.plan))
+            return
+        next_steps = f"next: labctl attach {answer.run_id}, or labctl stop {answer.run_id}"
+        output.answer(answer, f"{run_text(answer, lab.directory)}\n{next_steps}")
 
 
 def settings_of_script(words: list[str]) -> tuple[tuple[str, str | None], ...]:
@@ -158,6 +168,31 @@ def settings_of_script(words: list[str]) -> tuple[tuple[str, str | None], ...]:
     return tuple({key: value if equals else None for key, equals, value in split}.items())
 
 
+Run = Annotated[str, typer.Argument(metavar="RUN", help="Run id, or `latest`.")]
+
+
+def attach_command(run: Run = "latest", directory: Directory = HERE, json: Json = False) -> None:
+    with answering(
+        as_json=json, stopped="the run goes on; `labctl attach` follows it again, `labctl stop` ends it"
+    ) as output:
+        lab = context(directory, output)
+        answer = flows.attach(lab, run)
+        output.answer(answer, run_text(answer, lab.directory))
+        sys.exit(answer.exit_code)
+
+
+def stop_command(
+    run: Run = "latest",
+    grace: Annotated[float, typer.Option(min=0, help="Seconds between TERM and KILL.")] = 5,
+    directory: Directory = HERE,
+    json: Json = False,
+) -> None:
+    with answering(as_json=json) as output:
+        lab = context(directory, output)
+        answer = flows.stop(lab, run, grace)
+        output.answer(answer, run_text(answer, lab.directory))
+
+
 def runs_command(directory: Directory = HERE, json: Json = False) -> None:
     with answering(as_json=json) as output:
         listed = flows.runs(context(directory, output))
@@ -165,17 +200,27 @@ def runs_command(directory: Directory = HERE, json: Json = False) -> None:
             (
                 run.run_id,
                 run.state,
+                age(run.age),
+                ",".join(run.nodes) or "-",
                 run.verdict or "-",
                 run.cause or "-",
                 "-" if run.seconds is None else quantity(run.seconds),
             )
             for run in listed.runs
         ]
-        output.answer(listed, table(("RUN", "STATE", "VERDICT", "CAUSE", "SECONDS"), rows))
+        output.answer(listed, table(("RUN", "STATE", "AGE", "NODES", "VERDICT", "CAUSE", "SECONDS"), rows))
+
+
+def age(seconds: float | None) -> str:
+    """How long ago, in the largest unit."""
+    if seconds is None:
+        return "-"
+    unit, size = next((one for one in (("d", 86400), ("h", 3600), ("m", 60)) if seconds >= one[1]), ("s", 1))
+    return f"{seconds // size:.0f}{unit}"
 
 
 def show_command(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Run id, or `latest`.")] = "latest",
+    run: Run = "latest",
     directory: Directory = HERE,
     json: Json = False,
 ) -> None:

@@ -67,16 +67,22 @@ def rest_of_up(
     steps = plan.up(
         lab, rendered, observed, local=(*first, *local), stale=found.hosts, unusable=found.containers, failed=failed
     )
-    preflight.require_no_run(context, steps.steps)
+    preflight.require_no_run(context, cluster.engine, observed, steps.steps)
     return Decision(cluster=cluster, lab=lab, observed=observed, plan=steps, failed=failed, first=len(first))
 
 
-def down(context: Context, cluster: Cluster, *, images_too: bool, state: str = "") -> tuple[plan.Plan, Failures]:
-    """All with the label, what was pushed to hosts, the image if asked for, ``state`` of the lab directory."""
+def down(
+    context: Context, cluster: Cluster, *, images_too: bool, state: str = ""
+) -> tuple[plan.Plan, Failures, tuple[str, ...]]:
+    """All with the label, what was pushed to hosts, the image if asked for, ``state`` of the lab directory.
+
+    The last are the runs that this ends, in words.
+    """
     name, image = cluster.settings.text("LAB_NAME"), images.image_of_hosts(cluster) if images_too else ""
     observed = cluster.engine.observe(name, image)
     foreign = preflight.find_foreign_labs(context, name, observed)
     failed = {**cluster.failed, **dict(observed.silent), **foreign}
     ledger.warn_orphaned_hosts(context, cluster)
     records = ledger.records(context.directory, ledger.machines(cluster))
-    return plan.down(observed, ledger.sent(context, cluster), image, failed, records=records, state=state), failed
+    steps = plan.down(observed, ledger.sent(context, cluster), image, failed, records=records, state=state)
+    return steps, failed, preflight.runs_under_way(context, cluster.engine, observed)

@@ -66,7 +66,7 @@ def bring_up(
     with leases.granting(decided.lab, wait=wait, notice=context.notice):
         leases.require_free(decided.lab)
         # One may have begun while this waited.
-        preflight.require_no_run(context, steps)
+        preflight.require_no_run(context, decided.cluster.engine, decided.observed, steps)
         unchanged = early if len(steps) == 1 else None
         site = LabDeployment(context=context, cluster=decided.cluster, lab=decided.lab, early=unchanged)
         raise_all(carry_out(steps, site, decided.failed, before=first))

@@ -208,9 +208,15 @@ class PushRun(Step, frozen=True, kw_only=True):
 
 
 class LaunchJob(Step, frozen=True, kw_only=True):
-    """Execute the job's command in the launcher until it ends, is stopped, or its time is up."""
+    """Have the launcher's agent execute the job's command until it ends, is stopped, or its time is up; follow it.
+
+    One that is detached is only launched.
+    """
 
     job: Job
+    detach: bool = False
+    wait: bool = False
+    """Whether it waits for other runs that have its nodes."""
 
     def __str__(self) -> str:
         import shlex
@@ -370,8 +376,10 @@ def run(
     hosts: tuple[str, ...] = (),
     reads: tuple[str, ...] = (),
     ended: Mapping[str, str] = MappingProxyType({}),
+    detach: bool = False,
+    wait: bool = False,
 ) -> Plan:
-    """Check that the run's nodes answer, write its files, launch, judge.
+    """Check that the run's nodes answer, write its files, launch, judge; a run that is detached is only launched.
 
     ``hosts`` are those that the files are pushed to; ``reads`` are earlier runs that it reads, ``ended`` those that
     are ended first, with the reason. The record holds the text of the plan itself.
@@ -387,7 +395,9 @@ def run(
         yield StageRun(run_id=job.run_id, job=job.files, record=(plan, *record), code=job.code, cause=cause)
         if hosts:
             yield PushRun(run_id=job.run_id, reads=reads, hosts=hosts, cause=cause)
-        yield LaunchJob(job=job, cause=f"{job.workload.name} on {', '.join(nodes)}")
+        yield LaunchJob(job=job, detach=detach, wait=wait, cause=f"{job.workload.name} on {', '.join(nodes)}")
+        if detach:
+            return
         yield CollectResults(run_id=job.run_id, hosts=hosts, cause=cause)
         yield WriteResult(paths=(f"runs/{job.run_id}/result.json",), cause=cause)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from labctl.config.context import Context
 from labctl.config.settings import Settings
+from labctl.engines import Backend, agent
 from labctl.errors import ConfigError, HostError
 from labctl.model import HERE, Lab
 from labctl.system import filelock
@@ -66,19 +67,27 @@ def require_named(context: Context, settings: Settings) -> None:
         raise ConfigError(f"{context.directory} is not a lab directory (no .env)", hint=hint)
 
 
-def require_no_run(context: Context, steps: Iterable[Step]) -> None:
+def require_no_run(context: Context, engine: Backend, observed: ObservedState, steps: Iterable[Step]) -> None:
     """HostError if a plan would take containers from under a run."""
     from labctl.deploy.plan import ApplyProject, RemoveContainers
 
     if any(isinstance(step, ApplyProject | RemoveContainers) for step in steps):
-        require_idle(context)
+        require_idle(context, engine, observed)
 
 
-def require_idle(context: Context) -> None:
+def require_idle(context: Context, engine: Backend, observed: ObservedState) -> None:
     """HostError if a run is under way."""
-    if filelock.is_held(context.directory / filelock.RUN):
-        holder = filelock.holder(context.directory / filelock.RUN)
-        raise HostError(f"cannot change the lab while {holder} is active", hint="wait for it, or stop it first")
+    if words := runs_under_way(context, engine, observed):
+        hint = "wait for it, or end it with `labctl stop`: `labctl runs` lists them"
+        raise HostError(f"cannot change the lab while {'; '.join(words)} is active", hint=hint)
+
+
+def runs_under_way(context: Context, engine: Backend, observed: ObservedState) -> tuple[str, ...]:
+    """The runs that are under way, in words: those of this machine, and those that nobody follows."""
+    held = filelock.held_below(context.directory / filelock.RUNS)
+    here = {path.stem: filelock.holder(path) for path in held}
+    others = {run.id: f"run {run.id} ({run.owner}, {agent.since(run)})" for run in agent.active(engine, observed)}
+    return tuple({**others, **here}.values())
 
 
 def require_lab_owner(context: Context, name: str, observed: ObservedState) -> None:

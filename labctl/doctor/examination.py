@@ -15,7 +15,7 @@ from labctl import naming
 from labctl.compose import render
 from labctl.config import dotenv
 from labctl.config.settings import Settings
-from labctl.engines import Backend
+from labctl.engines import Backend, agent
 from labctl.engines.docker import DockerEngine
 from labctl.engines.state import Container, ObservedState
 from labctl.errors import HostError
@@ -184,7 +184,8 @@ class CheckContext(Struct, frozen=True, kw_only=True, dict=True):
 
     @once
     def run_active(self) -> bool:
-        return filelock.is_held(self.lab.directory / filelock.RUN)
+        held = filelock.held_below(self.lab.directory / filelock.RUNS)
+        return bool(held or (not self.engine_error and agent.active(self.engine, self.observed)))
 
     @property
     def names(self) -> tuple[str, ...]:

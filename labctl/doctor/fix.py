@@ -9,9 +9,11 @@ from itertools import groupby
 from pathlib import Path
 
 from labctl.config.context import Context
+from labctl.deploy.preflight import runs_under_way
 from labctl.doctor.examination import AppliedFix, Finding
 from labctl.errors import HostError
-from labctl.system import filelock, process
+from labctl.lab.cluster import connect
+from labctl.system import process
 
 LONGEST = 900.0
 """Seconds for a command; the longest brings a large lab up."""
@@ -43,10 +45,12 @@ def apply_fixes(
 
 
 def require_no_run(context: Context) -> None:
-    held = context.directory / filelock.RUN
-    if filelock.is_held(held):
-        message = f"{filelock.holder(held)} is active, and fixes would change its nodes"
-        raise HostError(message, hint="wait for it, or stop it first")
+    settings = context.settings()
+    with connect(context, settings, demand=False) as cluster:
+        observed = cluster.engine.observe(settings.text("LAB_NAME"))
+        if words := runs_under_way(context, cluster.engine, observed):
+            message = f"{'; '.join(words)} is active, and fixes would change its nodes"
+            raise HostError(message, hint="wait for it, or end it with `labctl stop`")
 
 
 def run(context: Context, command: str) -> int:

@@ -48,13 +48,13 @@ class Backend(Protocol):
         on_line: OnLine,
         *,
         user: str,
-        workdir: str,
-        environment: Pairs,
+        environment: Pairs = (),
         limit: float,
     ) -> int:
         """Run a program in a container, handing on each line as it prints; returns its exit code.
 
-        The terminal's Ctrl-C does not reach it, so that its last words are heard. HostError after ``limit`` seconds.
+        The terminal's Ctrl-C does not reach it. Its input is open until this process ends, or the connection does.
+        HostError after ``limit`` seconds.
         """
 
     def attach(

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
+
+import msgspec
+from msgspec import Struct
 
 from labctl import model, naming
 from labctl.engines import Backend
 from labctl.engines.state import ObservedState
 from labctl.errors import HostError, parsing
 from labctl.hosts.ssh_errors import ssh_reason
-from labctl.model import Lab
+from labctl.model import Cause, Lab
 from labctl.system.parallel import begin, pool
 
 # Runs in any container: has_command NAME; runs VARIABLE=VALUE; answers NODE...
@@ -25,6 +31,11 @@ DYING = 5
 AT_ONCE = 64
 # Seconds for the check that is begun early, after which it counts for nothing.
 FRESH = 5
+# Seconds that the launcher is asked for again where the connection to a run breaks.
+PATIENCE = 120
+# Seconds since somebody followed a run after which nobody does.
+AWAY = 5
+ENDLESS = 1e8
 # Seconds for a node's health check, which has shorter limits inside.
 CHECKING = 20
 
@@ -75,10 +86,230 @@ def begin_reach(engine: Backend, observed: ObservedState, nodes: tuple[str, ...]
     return EarlyReach(nodes, begin(ask), time.monotonic())
 
 
+class Launch(Struct, frozen=True, kw_only=True):
+    """A run as the agent in the launcher is given it; what it does with each is in labnode.py."""
+
+    id: str
+    nodes: tuple[str, ...]
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    directory: str
+    launcher: str
+    limit: float
+    """Seconds that the command has."""
+    patience: float
+    """Seconds that nobody may follow before the run is ended; 0 for no limit."""
+    port: int
+    """At which its ranks meet."""
+    ssh_port: int
+    owner: str
+    wait: bool = False
+    """Whether it waits for other runs that have its nodes."""
+    follow: bool = True
+
+
+class Ended(Struct, frozen=True, kw_only=True):
+    """How a run ended, as the agent says; ``cause`` where the agent ended it."""
+
+    code: int
+    cause: Cause | None = None
+    message: str = ""
+    seconds: float = 0
+    at: float = 0
+    """When, in seconds since 1970."""
+    lost: bool = False
+    """Whether the agent was ended before the run was."""
+
+
+class ActiveRun(Struct, frozen=True, kw_only=True):
+    """A run that the agent knows: ``state`` is running, ended or lost."""
+
+    id: str
+    nodes: tuple[str, ...]
+    state: str
+    order: float = 0
+    """When it was launched, in seconds since 1970."""
+    port: int = 0
+    owner: str = ""
+    patience: float = 0
+    waits: bool = False
+    followed: float | None = None
+    """Seconds since somebody followed it; None where nobody has."""
+
+
+class LaunchError(HostError):
+    """A run did not start."""
+
+
+class InUse(LaunchError):
+    """Nodes are those of other runs."""
+
+
+class Follower:
+    """Follows a run's output over one connection after another: each line once."""
+
+    def __init__(self, on_line: Callable[[str, float], None]) -> None:
+        self._on_line = on_line
+        self.place = 0
+        self.ended: Ended | None = None
+        self.other: list[str] = []
+        """What the agent printed that is no line of the run."""
+        self.busy: list[ActiveRun] = []
+        self.refused = False
+        """Whether who is handed the lines has raised an error."""
+
+    def read(self, text: str) -> None:
+        """One line of the agent's."""
+        place, _, rest = text.partition(" ")
+        if place.isdecimal():
+            when, _, line = rest.partition(" ")
+            self.refused = True
+            self._on_line(line, float(when))
+            self.refused = False
+            self.place = int(place)
+        elif place == "end":
+            self.ended = msgspec.json.decode(rest, type=Ended)
+        elif place == "busy":
+            self.busy.append(msgspec.json.decode(rest, type=ActiveRun))
+        elif place != "beat":
+            self.other.append(text)
+
+
+def follow(lab: Lab, engine: Backend, run_id: str, follower: Follower, launch: Launch | None = None) -> Ended:
+    """Launch a run, or go on with one, and follow it to its end, over one connection after another.
+
+    LaunchError where it cannot be started, as where other runs have its nodes. HostError where the launcher does not
+    answer for ``PATIENCE`` seconds.
+    """
+    if launch:
+        launch_run(lab, engine, follower, launch)
+    deadline, place = time.monotonic() + PATIENCE, follower.place
+    while not follower.ended:
+        error = look(lab, engine, run_id, follower, "follow", run_id, str(follower.place))
+        if follower.ended:
+            break
+        if not is_running(lab, engine):
+            return Ended(code=137, lost=True)
+        if follower.place > place:
+            deadline, place = time.monotonic() + PATIENCE, follower.place
+        if time.monotonic() > deadline:
+            why = error.message if error else "the launcher does not answer"
+            hint = f"labctl attach {run_id}"
+            raise HostError(f"{why}; run {run_id} goes on without labctl", hint=hint, node=model.LAUNCHER)
+        time.sleep(0.5)
+    return follower.ended
+
+
+def launch_run(lab: Lab, engine: Backend, follower: Follower, launch: Launch) -> None:
+    """Launch a run and follow it as long as the connection stands. LaunchError where it does not begin."""
+    error = look(lab, engine, launch.id, follower, "launch", msgspec.json.encode(launch).decode())
+    if follower.busy:
+        raise in_use(follower.busy)
+    if follower.ended or follower.place:
+        return
+    if error:
+        raise LaunchError(error.message, hint=error.hint, node=error.node) from error
+    if follower.other:
+        said = follower.other[-1]
+        hint = "labctl build && labctl up" if "KeyError" in said else "labctl logs launcher"
+        raise LaunchError(f"launcher: {said}", hint=hint, node=model.LAUNCHER)
+
+
+def look(lab: Lab, engine: Backend, run_id: str, follower: Follower, *words: str) -> HostError | None:
+    """Have the agent tell the follower of a run until that ends or the connection does; returns why, if that is said.
+
+    What the follower itself raises is raised here.
+    """
+    container = naming.container_name(lab, model.LAUNCHER)
+    # With a run's id of its own, the agent is not taken for what a run has left in the launcher.
+    own = (("LABCTL_RUN_ID", f"supervises-{run_id}"),)
+    try:
+        engine.stream(container, (*AGENT, *words), follower.read, user="0", environment=own, limit=ENDLESS)
+    except HostError as error:
+        if follower.refused:
+            raise
+        return error
+    return None
+
+
+def start(lab: Lab, engine: Backend, launch: Launch) -> None:
+    """Launch a run without following it. Errors as ``follow``."""
+    follower = Follower(lambda _, __: None)
+    text, own = msgspec.json.encode(launch).decode(), {"LABCTL_RUN_ID": f"supervises-{launch.id}"}
+    for line in agent(lab, engine, model.LAUNCHER, "launch", text, root=True, environment=own):
+        follower.read(line)
+    if follower.busy:
+        raise in_use(follower.busy)
+
+
+def stop(lab: Lab, engine: Backend, run_id: str, grace: float, message: str) -> None:
+    """Have the agent end a run: TERM, and KILL after so many seconds. HostError for one that is not running."""
+    agent(lab, engine, model.LAUNCHER, "stop", run_id, f"{grace:g}", "interrupted", message, root=True)
+
+
+def forget(lab: Lab, engine: Backend, run_id: str) -> None:
+    """Have the agent remove what it keeps of a run that has ended."""
+    agent(lab, engine, model.LAUNCHER, "forget", run_id, root=True)
+
+
+def is_running(lab: Lab, engine: Backend) -> bool:
+    """Whether the launcher runs, or may do so where its host does not say."""
+    try:
+        observed = engine.observe(lab.name)
+    except HostError:
+        return True
+    launcher = observed.container(model.LAUNCHER)
+    silent = lab.host_of(model.LAUNCHER).name in dict(observed.silent)
+    return silent or bool(launcher and launcher.state in ("running", "paused"))
+
+
+def in_use(runs: Iterable[ActiveRun]) -> InUse:
+    """What is raised where other runs have a run's nodes."""
+    first, *_ = found = tuple(runs)
+    words = "; ".join(f"{', '.join(run.nodes)}: in use by run {run.id} ({run.owner}, {since(run)})" for run in found)
+    return InUse(words, hint=f"--wait waits for it; `labctl stop {first.id}` ends it")
+
+
+def since(run: ActiveRun) -> str:
+    """When a run was launched, and that nobody follows it where that is so."""
+    words = f"since {datetime.fromtimestamp(run.order).astimezone():%Y-%m-%d %H:%M:%S}"
+    if run.patience and run.followed is not None and run.followed > AWAY:
+        words += f", its labctl is gone and it ends in {max(0, run.patience - run.followed):.0f} s"
+    return words
+
+
+def runs(engine: Backend, observed: ObservedState) -> dict[str, ActiveRun]:
+    """The runs that the agent in the launcher knows, by id; none where the launcher does not run."""
+    launcher = observed.container(model.LAUNCHER)
+    if not launcher or launcher.state != "running":
+        return {}
+    done = engine.exec(launcher.name, (*AGENT, "runs"), user="0")
+    if done.code:
+        # One of an earlier labctl, which knows of no runs.
+        return {}
+    with parsing(launcher.host):
+        found = [msgspec.json.decode(line, type=ActiveRun) for line in done.out.splitlines()]
+    return {run.id: run for run in found}
+
+
+def active(engine: Backend, observed: ObservedState) -> tuple[ActiveRun, ...]:
+    """The runs that are under way, or wait for nodes, in their order."""
+    return tuple(
+        sorted((run for run in runs(engine, observed).values() if run.state == "running"), key=lambda one: one.order)
+    )
+
+
 def reap(
-    lab: Lab, engine: Backend, run_id: str, grace: float, *, lasted: float | None = None, launcher: str = ""
+    lab: Lab,
+    engine: Backend,
+    run_id: str,
+    grace: float,
+    *,
+    nodes: tuple[str, ...] = (),
+    lasted: float | None = None,
+    launcher: str = "",
 ) -> list[str]:
-    """End a run's processes in all containers at once; returns those that could not be ended, as text.
+    """End a run's processes in the launcher and in its nodes, or in all workers; returns those that could not be ended.
 
     If the run has ``lasted`` so many seconds, then in workers those too that were started meanwhile and have left it:
     they have no parent, and the environment of no other run or shell. In the launcher only for the ``launcher`` script:
@@ -91,15 +322,18 @@ def reap(
 
     # A script's own children on the nodes are its ssh sessions' until those end.
     first = (model.LAUNCHER,) if launcher == "script" else ()
-    others = tuple(name for name in lab.containers if name not in first)
-    with pool(len(lab.containers)) as threads:
+    containers = (model.LAUNCHER, *nodes) if nodes else lab.containers
+    others = tuple(name for name in containers if name not in first)
+    with pool(len(containers)) as threads:
         return [text for text in (*threads.map(end, first), *threads.map(end, others)) if text]
 
 
 def reap_node(lab: Lab, engine: Backend, node: str, run_id: str, grace: float, lasted: float | None) -> str:
     given = {} if lasted is None else {"LABCTL_RUN_SECONDS": f"{lasted:.3f}"}
     try:
-        return "".join(f"{node}: {line}" for line in agent(lab, engine, node, "reap", run_id, str(grace), **given))
+        return "".join(
+            f"{node}: {line}" for line in agent(lab, engine, node, "reap", run_id, str(grace), environment=given)
+        )
     except HostError as error:
         # A container that is gone holds nothing; one that stays and cannot be entered may hold all of it.
         deadline = time.monotonic() + DYING
@@ -134,11 +368,19 @@ def unhealthy(lab: Lab, engine: Backend, nodes: tuple[str, ...]) -> dict[str, st
         return {node: said for node, said in zip(nodes, threads.map(check, nodes), strict=True) if said}
 
 
-def agent(lab: Lab, engine: Backend, node: str, *words: str, **environment: str) -> list[str]:
+def agent(
+    lab: Lab,
+    engine: Backend,
+    node: str,
+    *words: str,
+    root: bool = False,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> list[str]:
     """What the node's own agent prints, one line each; HostError when it fails without an answer."""
     # An earlier agent, as an image of a person's own may have it, would refuse another argument.
     given = ("env", *(f"{name}={value}" for name, value in environment.items())) if environment else ()
-    done = engine.exec(naming.container_name(lab, node), (*given, *AGENT, *words), user=user(lab, node))
+    who = "0" if root else user(lab, node)
+    done = engine.exec(naming.container_name(lab, node), (*given, *AGENT, *words), user=who)
     if done.code and not done.out:
         said = done.err.strip() or f"{AGENT[-1]} {words[0]} ended with code {done.code} and without a word"
         raise HostError(f"{node}: {said}", hint=f"labctl status; labctl logs {node}", node=node)

@@ -454,12 +454,12 @@ class DockerEngine:
         on_line: OnLine,
         *,
         user: str,
-        workdir: str,
-        environment: Pairs,
+        environment: Pairs = (),
         limit: float,
     ) -> int:
-        command = self._exec(container, user, workdir, variables=[f"{name}={value}" for name, value in environment])
-        return process.stream((*command, *argv), on_line, timeout=limit, check=False).code
+        variables = [f"{name}={value}" for name, value in environment]
+        command = self._exec(container, user, options=("-i",), variables=variables)
+        return process.stream((*command, *argv), on_line, timeout=limit, check=False, hold=True).code
 
     def attach(
         self,

@@ -144,9 +144,10 @@ def fetch_left(
     HostError where not all of a run comes: its directory stays there.
     """
     name = connection.target.name
-    # One that is under way pulls its own as it ends.
-    with filelock.held(lab / filelock.RUN, f"fetch from {name}", wait=ENDING, notice=notice):
-        pass
+    # One that is followed pulls its own as it ends.
+    for lock in filelock.held_below(lab / filelock.RUNS):
+        with filelock.held(lock, f"fetch from {name}", wait=ENDING, notice=notice):
+            pass
     for run in runs_on(connection, directory):
         there, path = f"{directory}/{naming.OUTPUTS}/{run}", store.directory(lab, run)
         # The name is the host's word: what it brings goes to no other place than that of a run which was sent there.

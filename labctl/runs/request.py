@@ -45,6 +45,10 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     hostfile: Path | None = None
     include: str = ""
     exclude: str = ""
+    detach: bool = False
+    """Whether it is left once it is launched."""
+    wait: bool = False
+    """Whether it waits for other runs that have its nodes."""
     dry_run: bool = False
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from labctl import accelerators, fit, model, naming
 from labctl.compose import render
@@ -28,9 +31,9 @@ from labctl.lab.cluster import Cluster
 from labctl.model import HERE, Job, Lab, Metric, Result, Verdict, Workload
 from labctl.runs import artifacts, inputs, metrics, store
 from labctl.runs.request import RunOptions
-from labctl.runs.supervise import supervise
+from labctl.runs.supervise import launch_of, supervise
 from labctl.runs.verdict import RunOutcome, error, judge
-from labctl.system import filelock, procfs, routing
+from labctl.system import procfs, routing
 from labctl.workloads import deepspeed_config, external
 
 
@@ -111,8 +114,6 @@ def require_ready(
     context: Context, cluster: Cluster, lab: Lab, job: Job, observed: ObservedState | None, options: RunOptions
 ) -> None:
     """HostError or ConfigError for what stops the run; to a dry run, a lab that is not up yet is only a warning."""
-    if options.dry_run and filelock.is_held(lab.directory / filelock.RUN):
-        raise filelock.busy(lab.directory / filelock.RUN)
     if observed is None:
         return
     lacking = not_up(lab, job, observed)
@@ -203,19 +204,36 @@ def require_inputs(lab: Lab, job: Job, engine: Backend) -> None:
         )
 
 
-def unfinished(lab: Path) -> dict[str, str]:
-    """The runs to end before another one, with the reason: those whose labctl died before them.
+def with_own_port(lab: Lab, active: tuple[agent.ActiveRun, ...]) -> Lab:
+    """The lab with a port at which the ranks of no other run meet."""
+    taken = {run.port for run in active} | {lab.ssh_port}
+    return replace(lab, master_port=next(port for port in itertools.count(lab.master_port) if port not in taken))
+
+
+def require_free(job: Job, active: tuple[agent.ActiveRun, ...], options: RunOptions) -> None:
+    """InUse where other runs have nodes of the run, unless it is to wait for them."""
+    nodes = {node.name for node in job.nodes}
+    if not options.wait and (others := [run for run in active if nodes & {*run.nodes}]):
+        raise agent.in_use(others)
+
+
+def unfinished(lab: Path, active: Mapping[str, agent.ActiveRun]) -> dict[str, str]:
+    """The runs to end before another one, with the reason: those that nobody can follow any more.
 
     And the last one, if it lost a node, or one was paused: what was out of reach may have its ranks and results still.
     """
-    runs = store.listing(lab)
-    found = {run.run_id: "its labctl died" for run in runs if run.state == "orphaned"}
-    return {runs[0].run_id: "it lost a node", **found} if runs and runs[0].cause in ("node-lost", "stalled") else found
+    runs = store.listing(lab, active=active)
+    found = {run.run_id: "its launcher was restarted" for run in runs if run.state == "orphaned"}
+    done = [run for run in runs if run.state == "done"][:1]
+    return {**{run.run_id: "it lost a node" for run in done if run.cause in ("node-lost", "stalled")}, **found}
 
 
-def plan_run(lab: Lab, job: Job, cluster: Cluster, observed: ObservedState | None, *, dry_run: bool) -> plan.Plan:
+def plan_run(
+    lab: Lab, job: Job, cluster: Cluster, observed: ObservedState | None, options: RunOptions, *, dry_run: bool
+) -> plan.Plan:
     """All that a run does; a dry run does not ask for versions, which only the record's content needs."""
-    ended = unfinished(lab.directory)
+    known = agent.runs(cluster.engine, observed) if observed and store.unjudged(lab.directory) else {}
+    ended = unfinished(lab.directory, known)
     if dry_run and observed and not ended:
         require_port(lab, job, cluster.engine, cluster.facts)
     image_id = observed.on(lab.hosts[0].name).image if observed else None
@@ -226,6 +244,8 @@ def plan_run(lab: Lab, job: Job, cluster: Cluster, observed: ObservedState | Non
         hosts=tuple(host.name for host in artifacts.hosts_apart(lab, job)),
         reads=inputs.earlier(lab, job.workload),
         ended=ended,
+        detach=options.detach,
+        wait=options.wait,
     )
 
 
@@ -239,9 +259,11 @@ class RunDeployment(LabDeployment):
     """What is to be closed at the end, however that comes."""
     began: float = field(init=False)
     log: store.RunLog = field(init=False)
+    seconds: float = 0
+    """That it took, where it was launched before."""
     pushed: Manifest | None = None
     outcome: RunOutcome = field(init=False)
-    result: Result = field(init=False)
+    result: Result | store.RunSummary = field(init=False)
 
     @property
     def path(self) -> Path:
@@ -252,8 +274,10 @@ class RunDeployment(LabDeployment):
 def _(step: plan.EndRun, site: RunDeployment) -> None:
     lab, engine, path = site.lab, site.cluster.engine, site.lab.directory / step.paths[0]
     # Asked first: what comes from the run and its hosts cannot end it.
-    orphaned = store.state(lab.directory, path.name) == "orphaned"
-    agent.reap(lab, engine, path.name, grace=0, lasted=store.age(path), launcher=store.job(path).launcher)
+    orphaned = store.state(lab.directory, path.name) != "done"
+    known = store.job(path)
+    nodes = tuple(node.name for node in known.nodes if node.name in lab.containers)
+    agent.reap(lab, engine, path.name, 0, nodes=nodes, lasted=store.age(path), launcher=known.launcher)
     try:
         artifacts.collect(lab, path.name, engine, site.context.warn)
         if orphaned:
@@ -287,8 +311,16 @@ def _(step: plan.LaunchJob, site: RunDeployment) -> None:
         site.context.line(line)
         return line
 
+    lab, run_id = site.lab, step.job.run_id
+    patience = 0 if step.detach else site.cluster.settings.number("LAB_RUN_PATIENCE")
+    launch = launch_of(lab, step.job, patience=patience, detach=step.detach, wait=step.wait)
+    if step.detach:
+        agent.start(lab, site.cluster.engine, launch)
+        observed = site.cluster.engine.observe(lab.name)
+        site.result = store.summary(lab.directory, run_id, agent.runs(site.cluster.engine, observed))
+        return
     try:
-        site.outcome = supervise(site.lab, step.job, site.cluster.engine, keep)
+        site.outcome = supervise(lab, step.job, site.cluster.engine, keep, launch)
     except BaseException:
         collect(site)
         raise
@@ -305,10 +337,22 @@ def collect(site: RunDeployment) -> None:
 
 @do.register
 def _(step: plan.WriteResult, site: RunDeployment) -> None:  # noqa: ARG001
+    write_result(site)
+
+
+def conclude_record(site: RunDeployment) -> None:
+    """Collect what a run has written and judge it."""
+    collect(site)
+    write_result(site)
+
+
+def write_result(site: RunDeployment) -> None:
     site.log.close()
-    seconds = time.monotonic() - site.began
+    seconds = site.seconds or time.monotonic() - site.began
     result = conclude(site.lab, site.job, site.outcome, site.log.lines, seconds, site.now)
     site.result = store.finish(site.lab, result)
+    with suppress(HostError):
+        agent.forget(site.lab, site.cluster.engine, site.job.run_id)
     for metric in unmatched(site.job.workload, result):
         site.context.warn(f"metric `{metric.name}`: no line of the output matches `{metric.pattern}`")
 
@@ -321,7 +365,7 @@ def carry_out(
     steps: plan.Plan,
     now: datetime,
     early: agent.EarlyReach | None,
-) -> Result:
+) -> Result | store.RunSummary:
     """Every step of a run; returns its result. HostError for a step that fails."""
     with ExitStack() as held:
         site = RunDeployment(context=context, cluster=cluster, lab=lab, early=early, job=job, now=now, held=held)

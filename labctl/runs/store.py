@@ -10,18 +10,21 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from labctl import naming
 from labctl.config.settings import Settings
 from labctl.engines import Backend
+from labctl.engines.agent import ActiveRun
 from labctl.errors import ConfigError, HostError
 from labctl.model import Copy, File, Job, Lab, Rank, Result, Secret
 from labctl.system import filelock, files
@@ -42,6 +45,8 @@ def record(
         "environment": dict(job.workload.environment),
         "timeout": job.timeout,
         "nodes": [{"name": node.name, "slots": node.slots} for node in job.nodes],
+        # What whoever follows the run later judges it by.
+        "job": msgspec.to_builtins(replace(job, files=(), code=()), enc_hook=str),
     }
     return (
         _json("job.json", described),
@@ -129,8 +134,12 @@ def create(
 class RunLog:
     """Keeps a run's output, with the lab's secrets redacted; ``lines`` are those that the verdict needs, as printed."""
 
-    def __init__(self, path: Path, lab: Lab, wanted: Iterable[str]) -> None:
+    def __init__(self, path: Path, lab: Lab, wanted: Iterable[str], *, over: bool = False) -> None:
+        """``over``: replace what another has recorded, as who follows the run from its beginning does."""
         with files.writing(path / OUTPUT), files.opened(path) as folder:
+            if over:
+                with suppress(FileNotFoundError):
+                    os.unlink(OUTPUT, dir_fd=folder)
             self._stream = files.create(OUTPUT, folder, 0o644)
         self._hidden = lab.hidden
         self._path = path
@@ -262,11 +271,29 @@ def finish(lab: Lab, result: Result) -> Result:
     return msgspec.convert(content, Result)
 
 
+def load_job(lab: Path, run_id: str) -> Job:
+    """The job of a run, less its files. HostError where its record does not hold it."""
+    content = read_record(directory(lab, run_id) / "job.json")
+    try:
+        recorded = msgspec.json.decode(content or b"")["job"]
+        return msgspec.convert(recorded, Job, dec_hook=lambda kind, value: kind(value))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        path = directory(lab, run_id) / "job.json"
+        raise HostError(f"{path} does not hold the run's job: {error}", hint=f"labctl stop {run_id}") from error
+
+
+class NamedNode(Struct, frozen=True):
+    """A node of a run."""
+
+    name: str
+
+
 class JobSummary(Struct, frozen=True):
     """What the record of a run that is closed needs of its ``job.json``."""
 
     workload: str = "unknown"
     launcher: str = "unknown"
+    nodes: tuple[NamedNode, ...] = ()
 
 
 def age(path: Path) -> float:
@@ -303,7 +330,8 @@ def abandon(lab: Lab, run_id: str) -> None:
 class RunSummary(Struct, frozen=True, kw_only=True):
     """A run in a list; what is only in its result is None without one.
 
-    ``state``: ``done``; ``running`` while its process lives; ``orphaned`` when that ended without a result.
+    ``state``: ``done``; ``running``; ``waiting`` for nodes of other runs; ``ended`` where nobody has judged it yet;
+    ``orphaned`` where its launcher was restarted. ``age``, of one that is not done, in seconds since it began.
     """
 
     run_id: str
@@ -313,6 +341,9 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     cause: str | None = None
     seconds: float | None = None
     started: str | None = None
+    age: float | None = None
+    nodes: tuple[str, ...] = ()
+    """Those of a run that is under way."""
 
 
 class RunList(Struct, frozen=True):
@@ -359,29 +390,41 @@ def read_record(path: Path) -> bytes | None:
     return content if len(content) <= LARGEST_RECORD else None
 
 
-def state(lab: Path, run_id: str) -> str:
-    """The state of a run, as in ``RunSummary``."""
+def state(lab: Path, run_id: str, active: Mapping[str, ActiveRun] = MappingProxyType({})) -> str:
+    """The state of a run, as in ``RunSummary``; ``active`` are those that the agent in the launcher knows."""
     if os.path.lexists(directory(lab, run_id) / RESULT):
         return "done"
+    if run_id in active and active[run_id].state != "lost":
+        return active[run_id].state
     # A lock in the record would be one that containers can hold, too.
-    lock = lab / filelock.RUN
-    lives = filelock.is_held(lock) and filelock.said(lock).get("purpose") == purpose(run_id)
-    return "running" if lives else "orphaned"
+    return "running" if filelock.is_held(lock(lab, run_id)) else "orphaned"
+
+
+def lock(lab: Path, run_id: str) -> Path:
+    """What is locked by who records and judges a run."""
+    return lab / filelock.RUNS / f"{run_id}.lock"
 
 
 def purpose(run_id: str) -> str:
-    """What the lab's lock is held for while the run's process lives."""
+    """What a run's lock is held for."""
     return f"run {run_id}"
 
 
-def listing(lab: Path, limit: int | None = None) -> tuple[RunSummary, ...]:
-    """The lab's runs, the latest first."""
+def unjudged(lab: Path) -> list[str]:
+    """The runs without a result: they are under way, or nobody has looked since they ended."""
+    return [run.run_id for run in listing(lab) if run.state != "done"]
+
+
+def listing(
+    lab: Path, limit: int | None = None, active: Mapping[str, ActiveRun] = MappingProxyType({})
+) -> tuple[RunSummary, ...]:
+    """The lab's runs, the latest first; ``active`` as ``state``."""
     records = (
         path.name
         for path in (lab / "runs").glob("*")
         if is_run(lab, path.name) and any(os.path.lexists(path / name) for name in (MARK, FORMER_MARK, RESULT))
     )
-    return tuple(summary(lab, run_id) for run_id in sorted(records, reverse=True)[:limit])
+    return tuple(summary(lab, run_id, active) for run_id in sorted(records, reverse=True)[:limit])
 
 
 def is_run(lab: Path, run_id: str) -> bool:
@@ -391,11 +434,16 @@ def is_run(lab: Path, run_id: str) -> bool:
     return bool(RUN_ID.fullmatch(run_id)) and not writable and path.is_dir() and not path.is_symlink()
 
 
-def summary(lab: Path, run_id: str) -> RunSummary:
+def summary(lab: Path, run_id: str, active: Mapping[str, ActiveRun] = MappingProxyType({})) -> RunSummary:
     result = read_result(lab, run_id)
     known = ("workload", "verdict", "cause", "seconds", "started")
     values: dict[str, Any] = {name: getattr(result, name, None) for name in known}
-    return RunSummary(run_id=run_id, state=state(lab, run_id), **values)
+    path, of, now = directory(lab, run_id), active.get(run_id), state(lab, run_id, active)
+    if now == "done":
+        return RunSummary(run_id=run_id, state=now, **values)
+    values["workload"] = job(path).workload
+    nodes, waits = (of.nodes, of.waits) if of else ((), False)
+    return RunSummary(run_id=run_id, state="waiting" if waits else now, age=age(path), nodes=nodes, **values)
 
 
 def ranks_of(lines: Iterable[str]) -> tuple[Rank, ...]:

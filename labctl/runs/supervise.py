@@ -1,4 +1,7 @@
-"""Supervises a run: streams its output, stops it on failure or timeout, and kills its remaining processes."""
+"""Follows a run, which the agent in the launcher supervises, and stops it on failure or timeout.
+
+The run goes on if the connection to it breaks: what it printed is read on from where that was.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,8 @@ from types import FrameType
 
 from msgspec import Struct
 
-from labctl import model, naming
 from labctl.engines import Backend, agent
 from labctl.engines.state import lost
-from labctl.errors import HostError
 from labctl.model import Cause, Job, Lab
 from labctl.runs import last_words, store
 from labctl.runs.verdict import RunOutcome
@@ -86,56 +87,101 @@ SYMPTOMS: tuple[Cause | None, ...] = (None, "rank-crashed", "launcher-failed")
 class RunStopper:
     """Stops a run, for the first reason given: kills its processes in every container."""
 
-    def __init__(self, lab: Lab, job: Job, engine: Backend) -> None:
+    def __init__(self, lab: Lab, job: Job, engine: Backend, age: float = 0) -> None:
+        """``age``: seconds that the run has lasted already."""
         self._lab, self.job, self._engine = lab, job, engine
         # Reentrant: a signal handler may interrupt the main thread while it holds the lock.
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
-        self._began = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self._began = time.clock_gettime(time.CLOCK_BOOTTIME) - age
         self.cause: Cause | None = None
         self.message = ""
         self.silence: Callable[[], str] = str
 
+    def note(self, cause: Cause, message: str) -> bool:
+        """Whether this is the first reason."""
+        with self._lock:
+            if self.cause is not None:
+                return False
+            self.cause, self.message = cause, message
+            return True
+
     def because(self, cause: Cause, message: str) -> None:
         """Stop the run for this reason; later ones are ignored."""
         with self._lock:
-            if self.cause is None:
-                self.cause, self.message = cause, message
+            if self.note(cause, message):
                 self._thread = threading.Thread(target=self.reap, daemon=True)
                 self._thread.start()
 
     def reap(self, grace: float = GRACE) -> list[str]:
         """Kill the run's processes in all containers; returns those that could not be killed, as text."""
         lasted = time.clock_gettime(time.CLOCK_BOOTTIME) - self._began
-        launcher = self.job.workload.launcher
-        return agent.reap(self._lab, self._engine, self.job.run_id, grace, lasted=lasted, launcher=launcher)
+        job, nodes = self.job, tuple(node.name for node in self.job.nodes)
+        launcher = job.workload.launcher
+        return agent.reap(self._lab, self._engine, job.run_id, grace, nodes=nodes, lasted=lasted, launcher=launcher)
 
     def wait(self) -> None:
         if self._thread:
             self._thread.join()
 
 
-def supervise(lab: Lab, job: Job, engine: Backend, keep: Callable[[str], str]) -> RunOutcome:
-    """Run the job's command in the launcher until it ends or is stopped, then kill its remaining processes.
+def launch_of(lab: Lab, job: Job, *, patience: float = 120, detach: bool = False, wait: bool = False) -> agent.Launch:
+    """A job as the agent is given it."""
+    return agent.Launch(
+        id=job.run_id,
+        nodes=tuple(node.name for node in job.nodes),
+        argv=("timeout", f"--kill-after={GRACE}", f"{job.timeout:g}", *job.argv),
+        environment=dict(job.environment),
+        directory=job.directory,
+        launcher=job.workload.launcher,
+        limit=job.timeout,
+        patience=patience,
+        port=lab.master_port,
+        ssh_port=lab.ssh_port,
+        owner=lab.owner,
+        wait=wait,
+        follow=not detach,
+    )
 
-    ``keep`` gets each line as printed and returns it redacted. RecordError where it cannot be written.
+
+def supervise(
+    lab: Lab,
+    job: Job,
+    engine: Backend,
+    keep: Callable[[str], str],
+    launch: agent.Launch | None = None,
+    *,
+    age: float = 0,
+) -> RunOutcome:
+    """Launch a run, or follow one that was launched before, to its end; then kill its remaining processes.
+
+    A run that is launched here ends with Ctrl-C. ``keep`` gets each line as printed and returns it redacted;
+    ``age`` as ``RunStopper``. RecordError where a line cannot be written, HostError where the connection to the run is
+    lost, which then goes on.
     """
-    stop = RunStopper(lab, job, engine)
+    stop = RunStopper(lab, job, engine, age)
     began = time.monotonic()
-    with watchdog(stop, job.timeout), node_losses(stop, lab, job, engine), interrupts(stop):
+    with contextlib.ExitStack() as watchers:
+        watchers.enter_context(node_losses(stop, lab, job, engine))
+        if launch:
+            watchers.enter_context(watchdog(stop, job.timeout) if not launch.wait else contextlib.nullcontext())
+            watchers.enter_context(interrupts(stop))
         try:
-            exit_code = follow(lab, job, engine, stop, keep)
-        except store.RecordError:
-            raise
-        except HostError as error:
-            exit_code = 1
+            ended = follow(lab, job, engine, stop, keep, launch)
+        except agent.LaunchError as error:
+            ended = agent.Ended(code=1)
             stop.because("launcher-failed", error.message)
-        finally:
-            stop.wait()
-            left = stop.reap(grace=1)
-        if exit_code != 0 and stop.cause is None:
-            stop.cause, stop.message = explain(exit_code, time.monotonic() - began, lab, job, engine)
-        if exit_code != 0 and stop.cause in SYMPTOMS:
+        except (store.RecordError, KeyboardInterrupt):
+            if launch:
+                stop.wait()
+                stop.reap(grace=1)
+            raise
+        stop.wait()
+        left = stop.reap(grace=1)
+        if ended.code != 0 and stop.cause is None:
+            lasted = ended.seconds or time.monotonic() - began
+            stop.cause, stop.message = explain(ended.code, lasted, lab, job, engine)
+        if ended.code != 0 and stop.cause in SYMPTOMS:
             look_at_devices(stop, lab, job, engine)
     silence = stop.silence()
     if stop.cause == "timeout" and silence:
@@ -144,22 +190,28 @@ def supervise(lab: Lab, job: Job, engine: Backend, keep: Callable[[str], str]) -
         stop.cause = stop.cause or "launcher-failed"
         stop.message = "; ".join((stop.message, "could not kill: " + ", ".join(left))).lstrip("; ")
     message = store.redact(stop.message, lab.hidden)
-    return RunOutcome(exit_code=exit_code, cause=stop.cause, message=message, silent=silence == SILENT)
+    return RunOutcome(
+        exit_code=ended.code,
+        cause=stop.cause,
+        message=message,
+        silent=silence == SILENT,
+        seconds=ended.seconds,
+    )
 
 
-def follow(lab: Lab, job: Job, engine: Backend, stop: RunStopper, keep: Callable[[str], str]) -> int:
-    """Stream the command's output to its end; returns its exit code."""
+def follow(
+    lab: Lab, job: Job, engine: Backend, stop: RunStopper, keep: Callable[[str], str], launch: agent.Launch | None
+) -> agent.Ended:
+    """Follow the run to its end, over another connection where one breaks. HostError where that does not come back."""
     with contextlib.closing(CrashWatch(stop, starts_itself=job.workload.launcher == "script")) as crash:
         stop.silence = crash.silence
-        return engine.stream(
-            naming.container_name(lab, model.LAUNCHER),
-            ("timeout", f"--kill-after={GRACE}", f"{job.timeout:g}", *job.argv),
-            lambda line: crash.look_at(keep(line)),
-            user=agent.user(lab),
-            workdir=job.directory,
-            environment=job.environment,
-            limit=job.timeout + 10 * GRACE,
-        )
+        follower = agent.Follower(lambda line, when: crash.look_at(keep(line), when))
+        ended = agent.follow(lab, engine, job.run_id, follower, launch)
+        crash.now = ended.at or crash.now
+        if ended.cause and ended.cause != "rank-crashed":
+            # Ranks that were told to end report that they failed, too.
+            stop.note(ended.cause, ended.message)
+        return ended
 
 
 class CrashWatch:
@@ -179,11 +231,14 @@ class CrashWatch:
         self._memory = False
         self._last: dict[str, deque[str]] = {}
         self._spoke_at: dict[str, float] = {}
+        self.now = 0.0
+        """When the last line was printed, in seconds since 1970."""
         self._ended: list[RankFailure] = []
         self.reason: RankFailure | None = None
 
-    def look_at(self, line: str) -> None:
-        line = line[: store.LONGEST_LINE]
+    def look_at(self, line: str, when: float | None = None) -> None:
+        """``when`` it was printed, in seconds since 1970; now if that is not known."""
+        line, self.now = line[: store.LONGEST_LINE], when or time.time()
         self._memory = self._memory or bool(OUT_OF_MEMORY.search(line))
         if crash := self._crash_in(line):
             if len(self._ended) <= SHOWN:
@@ -198,7 +253,7 @@ class CrashWatch:
         who = speaker and (speaker[2] or f"rank {speaker[1]}")
         if speaker and who in self._speakers and speaker[3].strip() and not REMARK.match(speaker[3]):
             self._last.setdefault(who, deque(maxlen=self._kept)).append(speaker[3][: last_words.LONGEST])
-            self._spoke_at[who] = time.monotonic()
+            self._spoke_at[who] = self.now
 
     def _crash_in(self, line: str) -> RankFailure | None:
         if reported := REPORTED.search(line):
@@ -230,7 +285,7 @@ class CrashWatch:
             more = f" and {len(never) - SHOWN} more" if len(never) > SHOWN else ""
             return f"{', '.join(never[:SHOWN])}{more} wrote nothing"
         longest = min(speakers, key=self._spoke_at.__getitem__)
-        return f"{longest} wrote nothing for {time.monotonic() - self._spoke_at[longest]:.0f} s"
+        return f"{longest} wrote nothing for {self.now - self._spoke_at[longest]:.0f} s"
 
     def close(self) -> None:
         """Report a failed rank at the end of the output, too."""
@@ -314,14 +369,16 @@ def node_losses(stop: RunStopper, lab: Lab, job: Job, engine: Backend) -> Iterat
 
 @contextlib.contextmanager
 def interrupts(stop: RunStopper) -> Iterator[None]:
-    """Stop the run on INT, TERM and HUP; a second Ctrl-C kills at once."""
+    """Stop the run on INT and TERM; a second Ctrl-C kills at once. HUP leaves it to whoever attaches in time."""
 
     def handle(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         if stop.cause == "interrupted":
             threading.Thread(target=stop.reap, args=(0,), daemon=True).start()
         stop.because("interrupted", f"stopped by {signal.Signals(number).name}")
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    # HUP ends this process at once, as where it is killed: the agent ends the run unless it is followed again.
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
         yield
     finally:

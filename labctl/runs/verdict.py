@@ -22,6 +22,8 @@ class RunOutcome(Struct, frozen=True, kw_only=True):
     message: str
     silent: bool = False
     """Whether no rank wrote a line."""
+    seconds: float = 0
+    """That its command took, as the agent in the launcher says."""
 
 
 def judge(job: Job, metrics: Mapping[str, Mapping[str, Any]], ended: RunOutcome, world_size: int) -> Verdict:

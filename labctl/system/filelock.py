@@ -17,9 +17,10 @@ from typing import TextIO
 from labctl.errors import HostError
 from labctl.system.files import make_private
 
-# Relative to the lab directory: held by what changes the lab, and by a run.
+# Relative to the lab directory: held by what changes the lab, and while a run is staged.
 LAB = ".lab/lock"
-RUN = ".lab/run.lock"
+# Of each run a lock, held by who stages, records or judges it.
+RUNS = ".lab/runs"
 # Bytes of what a holder wrote, and characters of each word of it, that are read.
 LONGEST_TEXT = 4096
 LONGEST_WORD = 200
@@ -124,6 +125,11 @@ def words(text: str) -> dict[str, str]:
 def plain(text: str) -> str:
     """One short line of printable characters: the words of a lock that everyone may write are a stranger's."""
     return "".join(character if character.isprintable() else "?" for character in text[:LONGEST_WORD])
+
+
+def held_below(folder: Path) -> list[Path]:
+    """The locks of a folder that some process holds now."""
+    return [path for path in sorted(folder.glob("*.lock")) if is_held(path)]
 
 
 def is_held(path: Path) -> bool:

@@ -77,13 +77,16 @@ def stream(
     cwd: Path | None = None,
     timeout: float | None = None,
     check: bool = True,
+    hold: bool = False,
 ) -> CompletedProcess:
     """Run long work, handing on each line of its output and errors; ``out`` keeps the last 30. Errors as ``run``.
 
-    A line of more than a million characters comes in pieces.
+    A line of more than a million characters comes in pieces. With ``hold`` its input is open until this process ends,
+    however that comes.
     """
     tail: deque[str] = deque(maxlen=30)
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    stdin = subprocess.PIPE if hold else subprocess.DEVNULL
+    pipes = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     try:
         with _child(argv, timeout, env=env, cwd=cwd, **pipes, **_TEXT) as child:
             for line in iter(partial(child.stdout.readline, LONGEST_LINE), "") if child.stdout else ():

@@ -112,7 +112,7 @@ def test_programs_and_logs_are_those_of_the_node_that_is_named(context: Context)
     assert engine.exec(container, ("echo", "x"), user=user).out == "x\n"
     assert engine.exec(container, ("false",), user=user).code == 1
     heard: list[str] = []
-    options: dict[str, Any] = {"user": user, "workdir": "/", "environment": (), "limit": 20}
+    options: dict[str, Any] = {"user": user, "limit": 20}
     assert engine.stream(container, ("echo", "y"), heard.append, **options) == 0
     assert heard == ["y"]
     logged: list[str] = []

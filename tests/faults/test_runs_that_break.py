@@ -16,10 +16,10 @@ pytestmark = pytest.mark.docker
 NODES = ["launcher", "worker-0", "worker-1"]
 
 
-def result(answer: Answer, code: int, cause: str) -> dict[str, Any]:
-    """The answer's document, when it is an error of this cause with this exit code."""
+def result(answer: Answer, code: int, cause: str, of_run: int | None = None) -> dict[str, Any]:
+    """The answer's document, when it is an error of this cause with this exit code, the run's where that differs."""
     document: dict[str, Any] = answer.expect(code).json
-    assert (document["verdict"], document["cause"], document["exit_code"]) == ("ERROR", cause, code)
+    assert (document["verdict"], document["cause"], document["exit_code"]) == ("ERROR", cause, of_run or code)
     return document
 
 
@@ -199,25 +199,38 @@ def state_of(lab: Lab, run_id: str) -> str:
     return str(states[run_id])
 
 
-def test_a_run_whose_labctl_was_killed_is_orphaned_and_the_next_one_ends_what_it_left(lab: Lab) -> None:
+def test_a_run_whose_labctl_was_killed_goes_on_and_keeps_its_nodes_until_it_is_stopped(lab: Lab) -> None:
     run_id = orphan(lab)
-    assert state_of(lab, run_id) == "orphaned"
-    assert lab.call("show", run_id, "--json").expect(0).json["state"] == "orphaned"
-    assert lab.processes_of(run_id)
+    assert state_of(lab, run_id) == "running"
+    assert lab.call("show", run_id, "--json").expect(0).json["state"] == "running"
+    wait_until(lambda: "its labctl is gone" in lab.call("run", "hello").expect(3).err, 30, "nobody follows it")
+    error = lab.call("run", "hello", "--json").expect(3).json["error"]
+    assert f"in use by run {run_id}" in error["message"]
+    assert f"labctl stop {run_id}" in error["hint"]
     # Something of it left its rank, and its environment.
     leave = ["sh", "-c", "env -i setsid sleep 900 & until pgrep -x sleep; do :; done"]
     assert lab.containers()["worker-1"].exec_run(leave, user=f"{os.getuid()}:{os.getgid()}").exit_code == 0
-    lab.call("run", "hello").expect(0)
+    stopped_run = result(lab.call("stop", run_id, "--json"), 0, "interrupted", 130)
+    assert stopped_run["message"].startswith("stopped by ")
     assert lab.processes_of(run_id) == []
+    lab.call("run", "hello").expect(0)
 
 
 def test_a_second_run_is_refused_and_told_which_one_is_active(lab: Lab) -> None:
     before = set(lab.run_ids())
     with lab.start("run", "stubborn") as first:
         (run_id,) = wait_until(lambda: set(lab.run_ids()) - before, 120, "the first run has begun")
-        error = lab.call("run", "hello", "--json").expect(3).json["error"]
-        assert run_id in error["message"]
+        wait_until(lambda: state_of(lab, run_id) == "running", 60, "the first run is launched")
+        error = wait_until(lambda: refusal(lab, run_id), 60, "the second run is refused")
+        assert "in use by run" in error
         assert set(lab.run_ids()) - before == {run_id}
         answer, _ = stopped(first, signal.SIGTERM, 120)
     answer.expect(130)
     assert lab.processes_of(run_id) == []
+
+
+def refusal(lab: Lab, run_id: str) -> str:
+    """What a second run is told, once it is told of this one."""
+    answer = lab.call("run", "hello", "--dry-run", "--json")
+    message = answer.json["error"]["message"] if answer.code else ""
+    return message if run_id in message else ""

@@ -100,7 +100,7 @@ class Told:
             self.call("up", "--dry-run")
             self.call("render")
             self.call("up")
-            self.broken = self.crashed(), self.timed_out(), self.orphaned()
+            self.broken = self.crashed(), self.timed_out(), self.stopped()
             self.runs = {launcher: self.run(launcher) for launcher in reversed(LAUNCHERS)}
             self.run_id = self.runs["deepspeed"]
             for words in (
@@ -133,14 +133,15 @@ class Told:
         """The id of a run that reached its time limit."""
         return str(self.call(*RUN, "--json", "--set", "end=hang", "--timeout", "10s", code=124).json["run_id"])
 
-    def orphaned(self) -> str:
-        """The id of a run whose labctl was killed; the next one closes it."""
+    def stopped(self) -> str:
+        """The id of a run whose labctl was killed, and which another one stopped."""
         with self.lab.start(*RUN, "--set", "end=hang") as running:
             wait_until(lambda: "it goes on" in running.err, 120, "the run is under way")
             (run_id,) = self.lab.run_ids()[-1:]
         self.said.append(running.answer(10))
         self.call("runs")
         self.call("show", run_id)
+        self.call("stop", run_id, "--grace", "0")
         return run_id
 
     def digests(self, launcher: str) -> dict[str, str]:

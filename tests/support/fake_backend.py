@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 from msgspec.structs import replace
 
 from labctl.engines import Kind, OnLine
-from labctl.engines.agent import AGENT
+from labctl.engines.agent import AGENT, ActiveRun, Launch
 from labctl.engines.state import Container, HostPortUser, ObservedState
 from labctl.hosts.ssh import Connection, LocalConnection
 from labctl.model import Cause, Pairs
@@ -36,6 +37,18 @@ def silent(container: str, argv: tuple[str, ...]) -> Iterator[str]:
     yield from ()
 
 
+def active(run_id: str, *nodes: str, state: str = "running") -> Answer:
+    """The agent of a launcher in which a run is under way."""
+
+    def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
+        if argv == (*AGENT, "runs"):
+            run = ActiveRun(id=run_id, nodes=nodes, state=state, order=1_767_000_000, port=29500, owner="ann@desk")
+            yield msgspec.json.encode(run).decode()
+        yield from healthy(container, argv)
+
+    return answer
+
+
 def healthy(container: str, argv: tuple[str, ...]) -> Iterator[str]:
     """The agent of nodes that all answer."""
     if argv[: len(AGENT)] == AGENT and argv[len(AGENT)] == "reach":
@@ -55,6 +68,8 @@ class FakeBackend:
     started: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     options: list[dict[str, Any]] = field(default_factory=list)
     done: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
+    launched: list[Launch] = field(default_factory=list)
+    """The runs that its agent was given."""
     observations: int = 0
     """How often ``observe`` was called."""
     running: threading.Event = field(default_factory=threading.Event)
@@ -134,12 +149,20 @@ class FakeBackend:
         on_line: OnLine,
         *,
         user: str,
-        workdir: str,
-        environment: Pairs,
+        environment: Pairs = (),
         limit: float,  # noqa: ARG002
     ) -> int:
         self.running.set()
-        return self._execute(container, argv, on_line, user=user, workdir=workdir, environment=environment)[0]
+        if argv[: len(AGENT) + 1] != (*AGENT, "launch"):
+            return self._execute(container, argv, on_line, user=user, environment=environment)[0]
+        # As the agent in the launcher supervises and follows a run.
+        self.launched.append(msgspec.json.decode(argv[-1], type=Launch))
+        places = itertools.count(1)
+        code, _ = self._execute(
+            container, self.launched[-1].argv, lambda line: on_line(f"{next(places)} 0.0 {line}"), user=user
+        )
+        on_line(f'end {{"code": {code}}}')
+        return 0
 
     def attach(self, container: str, argv: tuple[str, ...], *, on_line: OnLine | None = None, **options: Any) -> int:
         return self._execute(container, argv, on_line or (lambda _: None), **options)[0]

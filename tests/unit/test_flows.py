@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 from support import builders
 from support.builders import container
-from support.fake_backend import Failed, FakeBackend, silent
+from support.fake_backend import Failed, FakeBackend, active, silent
 
 from labctl import flows, model, naming
 from labctl.accelerators import leases
@@ -190,8 +190,9 @@ def test_another_run_that_is_active_is_refused(
     context: Context, engine: Engine, lab_is_up: Callable[[], None], *, dry_run: bool
 ) -> None:
     lab_is_up()
-    with filelock.held(context.directory / filelock.RUN, "run r1"):
-        with pytest.raises(HostError, match=r"`run r1` by .* holds"):
+    with filelock.held(context.directory / filelock.RUNS / "r1.lock", "run r1"):
+        engine.answer = active("r1", "worker-1")
+        with pytest.raises(HostError, match=r"worker-1: in use by run r1 \(ann@desk, since"):
             flows.run(context, "hello", RunOptions(dry_run=dry_run))
         engine.seen = ObservedState()
         with pytest.raises(HostError, match="cannot change the lab while `run r1`"):
@@ -233,13 +234,15 @@ def test_a_run_is_refused_if_another_command_begins_to_change_the_lab_before_it_
         with pytest.raises(HostError, match=r"`labctl down` by .* holds"):
             flows.run(context, "hello", RunOptions())
     assert [argv for _, argv in engine.started if argv[0] == "timeout"] == []
-    assert not filelock.is_held(context.directory / filelock.RUN)
+    assert filelock.held_below(context.directory / filelock.RUNS) == []
 
 
 def test_a_run_that_begins_while_up_waits_for_devices_keeps_its_nodes(
     context: Context, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leases, "granting", lambda *_, **__: filelock.held(context.directory / filelock.RUN, "run r1"))
+    monkeypatch.setattr(
+        leases, "granting", lambda *_, **__: filelock.held(context.directory / filelock.RUNS / "r1.lock", "run r1")
+    )
     with pytest.raises(HostError, match="cannot change the lab while `run r1`"):
         flows.up(context)
     assert engine.done == []
@@ -309,7 +312,7 @@ def test_a_run_is_not_launched_on_a_node_that_the_launcher_does_not_reach(
     engine.started.clear()
     with pytest.raises(HostError, match="the launcher does not reach every worker over ssh"):
         flows.run(context, "hello", RunOptions())
-    assert [argv[len(AGENT)] for _, argv in engine.started if argv[: len(AGENT)] == AGENT] == ["reach"]
+    assert [argv[len(AGENT)] for _, argv in engine.started if argv[: len(AGENT)] == AGENT] == ["runs", "reach"]
     assert [argv for _, argv in engine.started if argv[0] == "timeout"] == []
     assert records(context) == []
 
@@ -322,7 +325,7 @@ def test_a_dry_run_of_a_run_says_what_left_runs_are_ended(
     left.mkdir(parents=True)
     (left / "run.lock").touch()
     assert to_json(flows.run(context, "hello", DRY))["plan"][0].endswith(
-        "close runs/20260101-000000-hello-0000  [its labctl died]"
+        "close runs/20260101-000000-hello-0000  [its launcher was restarted]"
     )
     flows.run(context, "hello", RunOptions())
     assert (left / "result.json").exists()
@@ -353,7 +356,8 @@ def test_keys_are_not_replaced_under_a_run(context: Context, engine: Engine, lab
     keys = {path: path.read_bytes() for path in context.directory.glob(".lab/nodes/*/*/*_ed25519*")}
     assert len(keys) == 3
     engine.done.clear()
-    with filelock.held(context.directory / filelock.RUN, "run r1"), pytest.raises(HostError, match="cannot change the"):
+    held = filelock.held(context.directory / filelock.RUNS / "r1.lock", "run r1")
+    with held, pytest.raises(HostError, match="cannot change the"):
         flows.rotate_keys(context)
     assert {path: path.read_bytes() for path in keys} == keys
     assert engine.done == []

@@ -62,7 +62,7 @@ def test_help_lists_every_command_and_the_exit_codes(labctl: Labctl) -> None:
 
 
 def test_the_shells_completion_knows_commands_and_workloads(labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> None:
-    for line, expected in (("labctl st", "status"), ("labctl run he", "hello")):
+    for line, expected in (("labctl stat", "status"), ("labctl run he", "hello")):
         monkeypatch.setenv("_LABCTL_COMPLETE", "complete_bash")
         monkeypatch.setenv("COMP_WORDS", line)
         monkeypatch.setenv("COMP_CWORD", str(len(line.split()) - 1))
@@ -404,7 +404,7 @@ def test_workloads_lists_what_can_be_run_and_what_is_broken(labctl: Labctl) -> N
 
 def test_runs_of_a_new_lab_are_none(labctl: Labctl) -> None:
     assert labctl("runs", "--json").document["runs"] == []
-    assert labctl("runs").out.split() == ["RUN", "STATE", "VERDICT", "CAUSE", "SECONDS"]
+    assert labctl("runs").out.split() == ["RUN", "STATE", "AGE", "NODES", "VERDICT", "CAUSE", "SECONDS"]
 
 
 def test_init_writes_a_lab_that_renders(labctl: Labctl) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from support.builders import deployment, lab, observed, site, workload
-from support.fake_backend import FakeBackend
+from support.fake_backend import FakeBackend, active
 
 from labctl import flows, naming
 from labctl.compose import render, ssh_keys
@@ -220,18 +220,21 @@ def test_a_directory_without_settings_is_no_lab(tmp_path: Path) -> None:
 
 def test_a_run_keeps_its_nodes(tmp_path: Path) -> None:
     steps = plan.up(lab(3), render.render(lab(3)), observed(lab())).steps
-    preflight.require_no_run(at(tmp_path), steps)
+    engine = FakeBackend(answer=active("r2", "worker-1"))
+    preflight.require_no_run(at(tmp_path), FakeBackend(), observed(lab()), steps)
     with (
-        filelock.held(tmp_path / filelock.RUN, "run r1"),
+        filelock.held(tmp_path / filelock.RUNS / "r1.lock", "run r1"),
         pytest.raises(HostError, match=r"cannot change the lab while `run r1` by .* is active"),
     ):
-        preflight.require_no_run(at(tmp_path), steps)
+        preflight.require_no_run(at(tmp_path), FakeBackend(), observed(lab()), steps)
+    with pytest.raises(HostError, match=r"cannot change the lab while run r2 \(ann@desk, since .*\) is active"):
+        preflight.require_no_run(at(tmp_path), engine, observed(lab()), steps)
 
 
 def test_an_up_that_changes_nothing_does_not_mind_a_run(tmp_path: Path) -> None:
     steps = plan.up(lab(), render.render(lab()), observed(lab())).steps
-    with filelock.held(tmp_path / filelock.RUN, "run r1"):
-        preflight.require_no_run(at(tmp_path), steps)
+    with filelock.held(tmp_path / filelock.RUNS / "r1.lock", "run r1"):
+        preflight.require_no_run(at(tmp_path), FakeBackend(), observed(lab()), steps)
 
 
 def test_outside_a_lab_nobodys_lab_is_meant(tmp_path: Path) -> None:

@@ -283,7 +283,7 @@ def test_fix_runs_nothing_once_a_run_has_begun(tmp_path: Path, monkeypatch: pyte
     with contextlib.ExitStack() as run:
 
         def ask(_: str) -> bool:
-            run.enter_context(filelock.held(tmp_path / filelock.RUN, "run one"))
+            run.enter_context(filelock.held(tmp_path / filelock.RUNS / "one.lock", "run one"))
             return True
 
         with pytest.raises(HostError, match="run one"):
@@ -634,7 +634,7 @@ def test_devices_are_not_counted_while_a_run_has_them_nor_beyond_their_time(
     late = examined(with_devices("nvidia"), told=Engine(code=137))
     with pytest.raises(HostError, match="not counted within"):
         list(devices.framework_count(late, builders.container("worker-0")))
-    with filelock.held(late.lab.directory / filelock.RUN, "run one"):
+    with filelock.held(late.lab.directory / filelock.RUNS / "one.lock", "run one"):
         assert not list(devices.framework_count(replace(late), builders.container("worker-0")))
 
 

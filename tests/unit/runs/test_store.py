@@ -81,9 +81,11 @@ def test_ids_sort_by_time_and_read_as_what_they_are() -> None:
 def test_a_run_goes_from_running_to_done(tmp_path: Path) -> None:
     of = lab(directory=tmp_path)
     started(of, "r1")
-    with filelock.held(tmp_path / filelock.RUN, store.purpose("r1")):
+    with filelock.held(store.lock(tmp_path, "r1"), store.purpose("r1")):
         assert store.state(tmp_path, "r1") == "running"
-        assert store.read(tmp_path, "r1") == RunSummary(run_id="r1", state="running")
+        found = store.read(tmp_path, "r1")
+        assert isinstance(found, RunSummary)
+        assert (found.run_id, found.state, found.verdict) == ("r1", "running", None)
         store.finish(lab(directory=tmp_path), result("r1"))
     assert store.state(tmp_path, "r1") == "done"
 
@@ -91,10 +93,10 @@ def test_a_run_goes_from_running_to_done(tmp_path: Path) -> None:
 def test_a_run_whose_process_ended_without_a_result_is_orphaned(tmp_path: Path) -> None:
     path = started(lab(directory=tmp_path), "r1")
     assert store.state(tmp_path, "r1") == "orphaned"
-    for lock, purpose in ((tmp_path / filelock.RUN, "run r2"), (path / store.MARK, "run r1")):
+    for lock, purpose in ((store.lock(tmp_path, "r2"), "run r2"), (path / store.MARK, "run r1")):
         with filelock.held(lock, purpose):
             assert store.state(tmp_path, "r1") == "orphaned", "containers can lock what is in the record"
-    with filelock.held(tmp_path / filelock.RUN, store.purpose("r1")):
+    with filelock.held(store.lock(tmp_path, "r1"), store.purpose("r1")):
         pass
     assert store.state(tmp_path, "r1") == "orphaned"
 

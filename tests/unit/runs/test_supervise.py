@@ -23,6 +23,7 @@ from labctl.runs.verdict import RunOutcome
 
 LAB = lab()
 JOB = job(LAB)
+LAUNCH = supervise.launch_of(LAB, JOB)
 EVERYWHERE = ["labctl-demo-launcher-1", "labctl-demo-worker-0-1", "labctl-demo-worker-1-1"]
 LIMIT = 60.0
 """Seconds that a test waits for what must happen."""
@@ -52,7 +53,8 @@ def run(engine: FakeBackend, timeout: float = 60.0) -> tuple[RunOutcome, list[st
         lines.append(line)
         return line
 
-    return supervise.supervise(LAB, replace(JOB, timeout=timeout), engine, keep), lines
+    task = replace(JOB, timeout=timeout)
+    return supervise.supervise(LAB, task, engine, keep, supervise.launch_of(LAB, task)), lines
 
 
 @pytest.fixture
@@ -73,14 +75,12 @@ def test_a_run_that_ends_well_has_no_cause_and_is_looked_for_everywhere() -> Non
 def test_the_launch_has_the_limit_the_run_id_and_the_persons_uid() -> None:
     engine = printing()
     run(engine, timeout=90)
-    container, argv = engine.started[0]
-    assert container == "labctl-demo-launcher-1"
-    assert argv == ("timeout", "--kill-after=5", "90", *JOB.argv)
-    assert engine.options[0] == {
-        "user": "1000:1000",
-        "workdir": JOB.directory,
-        "environment": (("LABCTL_RUN_ID", JOB.run_id),),
-    }
+    assert engine.started[0][0] == "labctl-demo-launcher-1"
+    assert engine.options[0] == {"user": "0"}
+    (launched,) = engine.launched
+    assert launched.argv == ("timeout", "--kill-after=5", "90", *JOB.argv)
+    assert (launched.directory, launched.nodes) == (JOB.directory, ("worker-0", "worker-1"))
+    assert launched.environment == {"LABCTL_RUN_ID": JOB.run_id}
 
 
 def test_a_launcher_that_fails_by_itself_keeps_its_code() -> None:
@@ -148,7 +148,7 @@ def with_devices(reason: str, launch: str = "") -> tuple[RunOutcome, list[str]]:
             raise Failed(1)
 
     engine = FakeBackend(answer=answer, seen=observed(of))
-    ended = supervise.supervise(of, job(of), engine, str)
+    ended = supervise.supervise(of, job(of), engine, str, supervise.launch_of(of, job(of)))
     return ended, [container for container, argv in engine.started if "health" in argv]
 
 
@@ -178,7 +178,9 @@ def test_a_node_that_does_not_answer_about_its_devices_leaves_the_verdict_as_it_
             yield CRASH
             raise Failed(1)
 
-    ended = supervise.supervise(of, job(of), FakeBackend(answer=answer, seen=observed(of)), str)
+    ended = supervise.supervise(
+        of, job(of), FakeBackend(answer=answer, seen=observed(of)), str, supervise.launch_of(of, job(of))
+    )
     assert ended.cause == "device-lost"
     assert ended.message.startswith(f"worker-1 (rank 1): {REASON}")
 
@@ -206,7 +208,7 @@ def test_a_signal_stops_the_run_and_the_handlers_come_back(number: signal.Signal
         signal.raise_signal(number)
         return line
 
-    ended = supervise.supervise(LAB, JOB, engine, keep)
+    ended = supervise.supervise(LAB, JOB, engine, keep, LAUNCH)
     assert (ended.cause, ended.message) == ("interrupted", f"stopped by {number.name}")
     assert engine.reaped() == EVERYWHERE
     assert signal.getsignal(number) is before
@@ -233,7 +235,7 @@ def test_a_record_that_cannot_be_written_leaves_no_process_behind(tmp_path: Path
 
     engine = printing("one", "two", "three")
     with pytest.raises(HostError, match=r"^cannot write .*/runs/r1/output\.log: No space left on device$") as caught:
-        supervise.supervise(of, JOB, engine, keep)
+        supervise.supervise(of, JOB, engine, keep, LAUNCH)
     assert (caught.value.exit_code, caught.value.hint) == (3, f"df -h {path}")
     assert engine.reaped() == EVERYWHERE
     with pytest.raises(HostError, match="No space left on device"):
@@ -256,7 +258,7 @@ def test_a_secret_among_a_crashed_ranks_last_words_is_not_in_the_verdict(tmp_pat
         return shown[-1]
 
     engine = printing(f"worker-1: KeyError: {TOKEN}", CRASH, code=1)
-    ended = supervise.supervise(of, JOB, engine, keep)
+    ended = supervise.supervise(of, JOB, engine, keep, LAUNCH)
     log.close()
     assert ended.cause == "rank-crashed"
     assert ended.message.endswith("exited with code 9: KeyError: [REDACTED]")
@@ -270,7 +272,7 @@ def test_a_secret_in_why_the_launcher_failed_or_a_process_stayed_is_not_in_the_v
             raise Failed(1)
         raise HostError(f"docker exec: no such option --token={TOKEN}")
 
-    ended = supervise.supervise(HIDING, JOB, FakeBackend(answer=answer, seen=observed(LAB)), str)
+    ended = supervise.supervise(HIDING, JOB, FakeBackend(answer=answer, seen=observed(LAB)), str, LAUNCH)
     assert ended.cause == "launcher-failed"
     assert "no such option --token=[REDACTED]; could not kill: " in ended.message
     assert TOKEN not in ended.message

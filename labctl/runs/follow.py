@@ -1,0 +1,114 @@
+"""Runs that were launched before: followed from their beginning, ended, and judged by whoever looks once they ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from datetime import datetime
+
+from labctl.config.context import Context
+from labctl.engines import agent
+from labctl.errors import HostError
+from labctl.lab.cluster import Cluster, load_lab
+from labctl.lab.spec import hidden
+from labctl.model import Lab, Result
+from labctl.runs import run as runs
+from labctl.runs import store
+from labctl.runs.supervise import supervise
+from labctl.system import filelock
+
+# Seconds that another labctl, which has followed a run to its end, has to judge it.
+JUDGING = 300
+# Seconds between two looks at a run that ends.
+LOOK = 0.2
+
+
+def listing(context: Context, cluster: Cluster, limit: int | None = None) -> tuple[store.RunSummary, ...]:
+    """The lab's runs, the latest first; those that have ended since somebody looked are judged."""
+    directory = context.directory
+    unjudged = store.unjudged(directory)
+    if not unjudged:
+        return store.listing(directory, limit)
+    known = known_runs(cluster)
+    for run_id in unjudged:
+        if run_id in known and known[run_id].state == "ended":
+            with suppress(HostError):
+                lab, _ = load_lab(context, cluster, ask=False)
+                judge(context, cluster, lab, run_id, lambda _: None)
+    return store.listing(directory, limit, known)
+
+
+def known_runs(cluster: Cluster) -> dict[str, agent.ActiveRun]:
+    """What the launcher knows of runs; nothing where it does not answer."""
+    with suppress(HostError):
+        return agent.runs(cluster.engine, cluster.engine.observe(cluster.settings.text("LAB_NAME")))
+    return {}
+
+
+def attach(context: Context, cluster: Cluster, lab: Lab, run_id: str) -> Result:
+    """Print all that a run prints to its end; its result. HostError where it cannot be followed any more."""
+    if found := store.read_result(lab.directory, run_id):
+        logs(cluster, lab, run_id, context.line, follow=False)
+        return found
+    lock = store.lock(lab.directory, run_id)
+    if not filelock.is_held(lock):
+        return judge(context, cluster, lab, run_id, context.line)
+    context.notice(f"{filelock.holder(lock)} records it")
+    follower = agent.Follower(lambda line, _: context.line(store.redact(line, lab.hidden)))
+    agent.follow(lab, cluster.engine, run_id, follower)
+    return judged(lab, run_id)
+
+
+def judge(context: Context, cluster: Cluster, lab: Lab, run_id: str, on_line: Callable[[str], None]) -> Result:
+    """Follow a run from its beginning to its end, and write its record and result."""
+    path, job = store.directory(lab.directory, run_id), store.load_job(lab.directory, run_id)
+    age = store.age(path)
+    with ExitStack() as held:
+        held.enter_context(filelock.held(store.lock(lab.directory, run_id), store.purpose(run_id)))
+        if found := store.read_result(lab.directory, run_id):
+            return found
+        now = datetime.fromtimestamp(time.time() - age).astimezone()
+        site = runs.RunDeployment(context=context, cluster=cluster, lab=lab, job=job, now=now, held=held)
+        site.log = store.RunLog(path, lab, runs.patterns_of(job.workload), over=True)
+        held.callback(site.log.close)
+
+        def keep(line: str) -> str:
+            line = site.log.keep(line)
+            on_line(line)
+            return line
+
+        site.outcome = supervise(lab, job, cluster.engine, keep, age=age)
+        site.seconds = site.outcome.seconds
+        runs.conclude_record(site)
+        return site.result  # type: ignore[return-value]
+
+
+def judged(lab: Lab, run_id: str) -> Result:
+    """The result of a run that another labctl records. HostError where that does not write one."""
+    deadline = time.monotonic() + JUDGING
+    while time.monotonic() < deadline and filelock.is_held(store.lock(lab.directory, run_id)):
+        time.sleep(LOOK)
+    if found := store.read_result(lab.directory, run_id):
+        return found
+    raise HostError(f"run {run_id} has no result yet", hint=f"labctl attach {run_id}")
+
+
+def stop(context: Context, cluster: Cluster, lab: Lab, run_id: str, grace: float) -> Result:
+    """End a run and judge it. HostError for one that is not running."""
+    if found := store.read_result(lab.directory, run_id):
+        raise HostError(f"run {run_id} has ended: {found.verdict}", hint=f"labctl show {run_id}")
+    agent.stop(lab, cluster.engine, run_id, grace, f"stopped by {lab.owner}")
+    lock = store.lock(lab.directory, run_id)
+    return judged(lab, run_id) if filelock.is_held(lock) else judge(context, cluster, lab, run_id, lambda _: None)
+
+
+def logs(cluster: Cluster, lab: Lab, run_id: str, on_line: Callable[[str], None], *, follow: bool) -> None:
+    """Pass on what a run has printed; with ``follow`` also what it prints until it ends."""
+    if store.read_result(lab.directory, run_id) or not follow:
+        path = store.directory(lab.directory, run_id) / store.OUTPUT
+        for line in (store.read_record(path) or b"").decode("utf-8", "replace").splitlines():
+            on_line(line)
+        return
+    hides = hidden(cluster.settings)
+    agent.follow(lab, cluster.engine, run_id, agent.Follower(lambda line, _: on_line(store.redact(line, hides))))

@@ -1,0 +1,139 @@
+"""Runs that live in the lab: detached, followed by several, side by side, and without the labctl that began them."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from conftest import NewLab
+from support.harness import Lab, wait_until
+
+pytestmark = pytest.mark.docker
+
+# Prints its number of steps, one after the other; a rank of the last step says so.
+STEPS = """
+import os, sys, time
+for step in range(int(sys.argv[1])):
+    print(f"step {step} of rank {os.environ['RANK']} at {time.time():.2f}", flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+@pytest.fixture(scope="module")
+def lab(new_lab: NewLab, image: str) -> Lab:
+    """A lab of four nodes, up; a run of it ends ten seconds after its labctl."""
+    made = new_lab({"LAB_NODES": "4", "LAB_RUN_PATIENCE": "10", "LAB_SHM_SIZE": "256m"})
+    (made.path / "steps.py").write_text(STEPS)
+    made.call("up", limit=300).expect(0)
+    return made
+
+
+def detached(lab: Lab, steps: int, pause: float, *flags: str) -> str:
+    """The id of a run that was left once it was launched."""
+    words = ("run", "--script", "steps.py", "--launcher", "mpirun", "--detach", "--json", *flags)
+    document = lab.call(*words, "--", str(steps), str(pause)).expect(0).json
+    assert document["state"] in ("running", "waiting")
+    return str(document["run_id"])
+
+
+def runs(lab: Lab) -> dict[str, dict[str, Any]]:
+    return {run["run_id"]: run for run in lab.call("runs", "--json").expect(0).json["runs"]}
+
+
+def steps_in(text: str, rank: int) -> list[int]:
+    return [int(found) for found in re.findall(rf"step (\d+) of rank {rank} ", text)]
+
+
+def test_a_detached_run_is_followed_by_two_at_once_with_every_line_once(lab: Lab) -> None:
+    run_id = detached(lab, 40, 0.2)
+    assert (runs(lab)[run_id]["state"], len(runs(lab)[run_id]["nodes"])) == ("running", 4)
+    with lab.start("attach", run_id) as first, lab.start("attach", run_id) as second:
+        answers = [first.answer(120), second.answer(120)]
+    for answer in answers:
+        answer.expect(0)
+        assert "verdict PASS" in answer.out
+        for rank in range(4):
+            assert steps_in(answer.err, rank) == list(range(40))
+    output = (lab.path / "runs" / run_id / "output.log").read_text()
+    assert steps_in(output, 3) == list(range(40))
+    assert lab.processes_of(run_id) == []
+    assert "verdict PASS" in lab.call("attach", run_id).expect(0).out
+
+
+def test_a_run_that_nobody_followed_is_judged_by_who_looks_first(lab: Lab) -> None:
+    run_id = detached(lab, 3, 0.1)
+    found = wait_until(lambda: runs(lab)[run_id] if runs(lab)[run_id]["state"] == "done" else None, 60, "it ended")
+    assert (found["verdict"], found["cause"]) == ("PASS", None)
+    assert steps_in((lab.path / "runs" / run_id / "output.log").read_text(), 2) == [0, 1, 2]
+
+
+def test_a_worker_that_is_killed_ends_a_run_that_nobody_follows(lab: Lab) -> None:
+    run_id = detached(lab, 600, 0.2, "--include", "worker-2@worker-3")
+    lab.containers()["worker-3"].kill("SIGKILL")
+    killed = time.monotonic()
+    try:
+        found = wait_until(lambda: runs(lab)[run_id] if runs(lab)[run_id]["state"] == "done" else None, 90, "it ended")
+        assert time.monotonic() - killed < 60
+        assert (found["verdict"], lab.processes_of(run_id)) == ("ERROR", [])
+    finally:
+        lab.call("up", limit=120).expect(0)
+
+
+def test_runs_on_other_nodes_are_side_by_side_and_harm_each_other_not(lab: Lab) -> None:
+    began = [detached(lab, 60, 0.2, "--include", nodes) for nodes in ("worker-0", "worker-1", "worker-2@worker-3")]
+    waiting = detached(lab, 3, 0.1, "--include", "worker-3", "--wait")
+    listed = runs(lab)
+    assert [listed[run]["state"] for run in began] == ["running"] * 3
+    assert listed[waiting]["state"] == "waiting"
+    busy = lab.call("run", "hello", "--include", "worker-1").expect(3).err
+    assert f"worker-1: in use by run {began[1]}" in busy
+    assert lab.call("down", "--dry-run").expect(0).err.count("run ") >= 4
+    assert "cannot change the lab" in lab.call("up", "-s", "LAB_SHM_SIZE=300m").expect(3).err
+    lab.call("stop", began[1], "--grace", "1").expect(0)
+    for rank, run in ((0, began[0]), (0, began[2])):
+        answer = lab.call("attach", run, limit=120).expect(0)
+        times = [float(found) for found in re.findall(rf"of rank {rank} at ([0-9.]+)", answer.err)]
+        assert len(times) == 60
+        # What was stopped beside it did not pause it.
+        assert max(after - before for before, after in pairwise(times)) < 3
+    assert lab.call("attach", waiting, limit=60).expect(0)
+    results = {run: runs(lab)[run] for run in (*began, waiting)}
+    assert [one["verdict"] for one in results.values()] == ["PASS", "ERROR", "PASS", "PASS"]
+    assert results[began[1]]["cause"] == "interrupted"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+def test_a_run_outlives_its_labctl_for_as_long_as_is_said_and_can_be_followed_again(
+    lab: Lab, number: signal.Signals
+) -> None:
+    before = set(lab.run_ids())
+    words = ("run", "--script", "steps.py", "--launcher", "mpirun", "--include", "worker-0", "--", "600", "0.2")
+    with lab.start(*words) as running:
+        (run_id,) = wait_until(lambda: set(lab.run_ids()) - before, 60, "the run has begun")
+        wait_until(lambda: runs(lab)[run_id]["nodes"], 60, "it is launched")
+        running.press(number)
+        running.process.wait()
+    assert runs(lab)[run_id]["state"] == "running"
+    found = wait_until(lambda: runs(lab)[run_id] if runs(lab)[run_id]["state"] == "done" else None, 60, "it ended")
+    assert found["cause"] == "interrupted"
+    message = lab.call("show", run_id, "--json").expect(0).json["message"]
+    assert message == "labctl was away for 10 s"
+    assert lab.processes_of(run_id) == []
+
+
+def test_ctrl_c_on_attach_leaves_the_run_and_logs_shows_it(lab: Lab) -> None:
+    run_id = detached(lab, 600, 0.1, "--include", "worker-0")
+    with lab.start("attach", run_id) as attached:
+        wait_until(lambda: not attached.ends_within(2), 10, "it is followed")
+        attached.press(signal.SIGINT)
+        answer = attached.answer(30)
+    assert "the run goes on" in answer.expect(130).err
+    assert runs(lab)[run_id]["state"] == "running"
+    with lab.start("logs", "--run", run_id, "-f") as logs:
+        wait_until(lambda: not logs.ends_within(2), 10, "it is followed")
+        lab.call("stop", run_id, "--grace", "0").expect(0)
+        assert steps_in(logs.answer(30).out, 0)[:3] == [0, 1, 2]

@@ -1,0 +1,110 @@
+"""Runs that the agent in the launcher supervises, followed over connections that break."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.builders import job, lab, observed
+from support.fake_backend import Failed, FakeBackend
+
+from labctl.engines import OnLine, agent
+from labctl.engines.agent import AGENT, ActiveRun, Follower, InUse, LaunchError
+from labctl.errors import HostError
+from labctl.runs import supervise
+
+LAB = lab()
+JOB = job(LAB)
+LAUNCH = supervise.launch_of(LAB, JOB)
+
+
+class Breaking(FakeBackend):
+    """Each connection to the agent brings some of the lines, from the place that is asked for."""
+
+    def __init__(self, *lines: str, each: int) -> None:
+        super().__init__(seen=observed(LAB))
+        self.lines, self.each, self.asked = (*lines, 'end {"code": 0}'), each, list[str]()
+
+    def stream(self, container: str, argv: tuple[str, ...], on_line: OnLine, **_: Any) -> int:  # noqa: ARG002
+        self.asked.append(argv[len(AGENT)])
+        place = int(argv[-1]) if argv[len(AGENT)] == "follow" else 0
+        for number, line in tuple(enumerate(self.lines, 1))[place : place + self.each]:
+            on_line(line if line.startswith("end ") else f"{number} {number}.5 {line}")
+        return 255
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("labctl.engines.agent.time.sleep", lambda _: None)
+
+
+def test_each_line_comes_once_however_often_the_connection_breaks() -> None:
+    heard: list[tuple[str, float]] = []
+    engine = Breaking("one", "two", "three", each=2)
+    ended = agent.follow(LAB, engine, "r1", Follower(lambda line, when: heard.append((line, when))), LAUNCH)
+    assert ended.code == 0
+    assert heard == [("one", 1.5), ("two", 2.5), ("three", 3.5)]
+    assert engine.asked == ["launch", "follow"]
+
+
+def test_a_launcher_that_does_not_answer_again_leaves_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent, "PATIENCE", 0)
+    engine = Breaking("one", "two", each=1)
+    engine.lines = ("one",)
+    with pytest.raises(HostError, match="the launcher does not answer; run r1 goes on without labctl") as caught:
+        agent.follow(LAB, engine, "r1", Follower(lambda *_: None))
+    assert caught.value.hint == "labctl attach r1"
+
+
+def test_a_launcher_that_is_gone_ends_the_run() -> None:
+    engine = Breaking(each=1)
+    engine.lines = ("one",)
+    engine.seen = observed(LAB, launcher={"state": "exited"})
+    ended = agent.follow(LAB, engine, "r1", Follower(lambda *_: None), LAUNCH)
+    assert (ended.code, ended.lost) == (137, True)
+
+
+def saying(*lines: str) -> FakeBackend:
+    class Saying(FakeBackend):
+        def stream(self, container: str, argv: tuple[str, ...], on_line: OnLine, **_: Any) -> int:  # noqa: ARG002
+            for line in lines:
+                on_line(line)
+            return 1
+
+    return Saying(seen=observed(LAB))
+
+
+def test_an_agent_that_knows_no_runs_is_told_what_to_build() -> None:
+    with pytest.raises(LaunchError, match="launcher: KeyError: 'launch'") as caught:
+        agent.follow(LAB, saying("Traceback", "KeyError: 'launch'"), "r1", Follower(lambda *_: None), LAUNCH)
+    assert caught.value.hint == "labctl build && labctl up"
+
+
+def test_nodes_that_are_in_use_are_named_with_their_run() -> None:
+    busy = '{"id": "r0", "nodes": ["worker-0"], "state": "running", "owner": "ann@desk", "order": 1767000000}'
+    with pytest.raises(InUse, match=r"worker-0: in use by run r0 \(ann@desk, since 20") as caught:
+        agent.follow(LAB, saying(f"busy {busy}"), "r1", Follower(lambda *_: None), LAUNCH)
+    assert caught.value.hint == "--wait waits for it; `labctl stop r0` ends it"
+
+
+@pytest.mark.parametrize(("followed", "said"), [(1.0, False), (30.0, True)])
+def test_a_run_whose_labctl_is_gone_says_when_it_ends(followed: float, said: bool) -> None:
+    run = ActiveRun(id="r0", nodes=("worker-0",), state="running", order=1.0, patience=120, followed=followed)
+    assert ("its labctl is gone and it ends in 90 s" in agent.since(run)) == said
+
+
+def test_an_error_of_who_is_handed_the_lines_is_not_taken_for_a_broken_connection() -> None:
+    def refuse(*_: object) -> None:
+        raise HostError("No space left on device")
+
+    with pytest.raises(HostError, match="No space left"):
+        agent.follow(LAB, Breaking("one", "two", each=1), "r1", Follower(refuse), LAUNCH)
+
+
+def test_an_agent_of_an_earlier_labctl_knows_of_no_runs() -> None:
+    def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
+        yield from ()
+        raise Failed(1, "KeyError: 'runs'")
+
+    assert agent.active(FakeBackend(answer=answer), observed(LAB)) == ()

@@ -1,0 +1,197 @@
+"""The agent's part of a run, on processes and directories of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from unit.scripts.test_labnode import load
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The agent with its runs here, which becomes nobody else, and ends what has a run's id in its environment."""
+    made = load()
+    monkeypatch.setattr(made, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(made, "as_user", lambda _, command: command)
+    monkeypatch.setattr(made, "clean", lambda job, *_: made.signal_all(made.processes(job["id"]), signal.SIGKILL))
+    return made
+
+
+def folder(agent: ModuleType, run_id: str, **changes: Any) -> tuple[Path, dict[str, Any]]:
+    """A run that is about to be supervised."""
+    job: dict[str, Any] = {
+        "id": run_id,
+        "nodes": ["worker-0"],
+        "argv": ["true"],
+        "environment": {"LABCTL_RUN_ID": run_id},
+        "directory": "/",
+        "launcher": "mpirun",
+        "limit": 60.0,
+        "patience": 0,
+        "port": 29500,
+        "ssh_port": 12345,
+        "owner": "ann@desk",
+        "order": 1.0,
+        "wait": False,
+        "follow": True,
+    }
+    path = agent.RUNS / run_id
+    path.mkdir(parents=True)
+    (path / "output").touch()
+    (path / "job.json").write_text(json.dumps({**job, **changes}))
+    return path, {**job, **changes}
+
+
+def shell(text: str) -> list[str]:
+    return ["sh", "-c", text]
+
+
+def supervised(agent: ModuleType, run_id: str, **changes: Any) -> tuple[dict[str, Any], list[str]]:
+    """How a run ended, and what it printed."""
+    path, job = folder(agent, run_id, **changes)
+    agent.supervise(path, job)
+    lines = [line.split(" ", 1)[1] for line in (path / "output").read_text().splitlines()]
+    return json.loads((path / "ended.json").read_text()), lines
+
+
+def test_output_and_exit_code_are_kept_each_line_with_its_time(agent: ModuleType) -> None:
+    began = time.time()
+    ended, lines = supervised(agent, "r1", argv=shell("echo one; echo two >&2; printf three; exit 3"))
+    assert (ended["code"], "cause" in ended, lines) == (3, False, ["one", "two", "three"])
+    first = float((agent.RUNS / "r1/output").read_text().split()[0])
+    assert began - 1 < first <= time.time()
+
+
+def test_a_command_that_is_not_there_ends_the_run(agent: ModuleType) -> None:
+    ended, lines = supervised(agent, "r1", argv=["/nowhere/program"])
+    assert ended["code"] == 127
+    assert "No such file or directory" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({"limit": -1.0}, "timeout"),
+        ({"argv": shell("echo labctl: rank 1 on worker-1 exited with code 7; sleep 60")}, "rank-crashed"),
+        ({"patience": 1}, "interrupted"),
+    ],
+)
+def test_a_run_is_ended_for_its_time_its_ranks_or_its_absent_labctl(
+    agent: ModuleType, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], cause: str
+) -> None:
+    monkeypatch.setattr(agent, "CRASH_GRACE", 0.1)
+    path, job = folder(agent, "r1", **{"argv": shell("sleep 60"), **changes})
+    (path / "watched").touch()
+    os.utime(path / "watched", (1, 1))
+    agent.supervise(path, job)
+    ended = json.loads((path / "ended.json").read_text())
+    assert (ended["code"], ended["cause"]) == (137, cause)
+
+
+def test_the_first_who_stops_a_run_gives_the_reason(agent: ModuleType) -> None:
+    path, job = folder(agent, "r1", argv=shell("sleep 60"))
+    alive = agent.lock(path / "alive")
+    agent.stop("r1", "2", "interrupted", "stopped by ann")
+    agent.stop("r1", "0", "interrupted", "stopped by bob")
+    agent.supervise(path, job)
+    os.close(alive)
+    ended = json.loads((path / "ended.json").read_text())
+    assert (ended["cause"], ended["message"]) == ("interrupted", "stopped by ann")
+    with pytest.raises(SystemExit, match="run r1 is not running"):
+        agent.stop("r1", "0", "interrupted", "late")
+
+
+def test_a_node_that_is_gone_ends_a_run_that_nobody_follows(agent: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent, "NODE_LOOK", 0.05)
+    monkeypatch.setattr(agent, "why_unreached", lambda *_: agent.GONE[0])
+    ended, _ = supervised(agent, "r1", argv=shell("sleep 60"))
+    assert (ended["cause"], ended["message"]) == ("node-lost", "worker-0: its name is not known any more")
+
+
+def test_a_node_that_is_slow_to_answer_is_not_lost_at_once(agent: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent, "NODE_LOOK", 0.05)
+    monkeypatch.setattr(agent, "UNANSWERED", 1000)
+    monkeypatch.setattr(agent, "why_unreached", lambda *_: "it does not answer")
+    ended, lines = supervised(agent, "r1", argv=shell("sleep 0.5; echo done"))
+    assert (ended["code"], lines) == (0, ["done"])
+
+
+def followed(agent: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], place: str) -> str:
+    monkeypatch.setattr(agent, "end_with_input", lambda: None)
+    agent.follow("r1", place)
+    sys.stdout.flush()
+    return capfd.readouterr().out
+
+
+def test_a_run_is_followed_from_any_place_to_how_it_ended(
+    agent: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    supervised(agent, "r1", argv=shell("echo one; echo two"))
+    first, second, end = followed(agent, monkeypatch, capfd, "0").splitlines()
+    place, _, text = first.split(" ", 2)
+    assert text == "one"
+    assert json.loads(end.removeprefix("end "))["code"] == 0
+    assert followed(agent, monkeypatch, capfd, place).splitlines() == [second, end]
+
+
+def test_a_line_is_followed_once_it_is_whole(
+    agent: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path, _ = folder(agent, "r1")
+    (path / "output").write_bytes(b"1.0 whole\n2.0 ha")
+    alive = agent.lock(path / "alive")
+
+    def complete() -> None:
+        with (path / "output").open("ab") as output:
+            output.write(b"lf\n")
+        (path / "ended.json").write_text('{"code": 0}')
+
+    threading.Timer(0.3, complete).start()
+    assert followed(agent, monkeypatch, capfd, "0").splitlines() == ["10 1.0 whole", "19 2.0 half", 'end {"code": 0}']
+    os.close(alive)
+
+
+def test_a_run_whose_supervisor_was_killed_is_lost(agent: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
+    folder(agent, "r1")
+    agent.list_runs()
+    assert json.loads(capfd.readouterr().out)["state"] == "lost"
+    agent.forget("r1")
+    agent.list_runs()
+    assert capfd.readouterr().out == ""
+
+
+def test_nodes_of_another_run_are_refused_with_its_id(agent: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
+    path, job = folder(agent, "r1", nodes=["worker-0", "worker-1"])
+    alive = agent.lock(path / "alive")
+    with pytest.raises(SystemExit) as refused:
+        agent.launch(json.dumps({**job, "id": "r2", "nodes": ["worker-1"]}))
+    assert refused.value.code == agent.IN_USE
+    kind, _, other = capfd.readouterr().out.partition(" ")
+    assert (kind, json.loads(other)["id"]) == ("busy", "r1")
+    assert not (agent.RUNS / "r2").exists()
+    os.close(alive)
+
+
+def test_a_run_waits_for_those_before_it_that_have_its_nodes(agent: ModuleType) -> None:
+    first, _ = folder(agent, "r1", order=1.0)
+    folder(agent, "r3", order=3.0)
+    alive = agent.lock(first / "alive")
+    second, job = folder(agent, "r2", order=2.0, argv=shell("echo mine"))
+    waiting = threading.Thread(target=agent.supervise, args=(second, job))
+    waiting.start()
+    waiting.join(0.3)
+    assert waiting.is_alive()
+    assert not (second / "started").exists()
+    os.close(alive)
+    waiting.join(20)
+    assert json.loads((second / "ended.json").read_text())["code"] == 0
