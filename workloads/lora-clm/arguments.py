@@ -41,6 +41,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--seed", type=int, default=1234)
     add("--output", type=Path, default=Path("adapters"), help="directory for the adapters, below the run's own")
     add("--rehearse", action="store_true", help="the random model, a handful of steps")
+    add("--save-every", type=int, default=0, help="steps between checkpoints, of which the last two are kept; 0: none")
+    add("--resume", type=Path, help="a checkpoint to go on from, as `labctl run --resume` gives it")
     add("--local_rank", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     args.target_modules = [name for name in args.target_modules.split(",") if name]

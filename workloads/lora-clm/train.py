@@ -7,10 +7,12 @@ import os
 import sys
 import time
 from argparse import Namespace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import arguments
+from checkpoints import Checkpoints, Progress
 from deepspeed_file import read_config
 from rank_group import RANK, WORLD, agree, fingerprint, join, say, set_up, synchronised_time
 from script_exit import InputError, run_and_exit
@@ -44,7 +46,8 @@ def train(args: Namespace, config: dict[str, Any]) -> None:
     refuse_unsupported(config)
     tokenizer = load_tokenizer(args.model)
     shape = load_shape(args, tokenizer)
-    training, validation = split(prepare(args, tokenizer, shape), args.validation_percentage)
+    sequences = prepare(args, tokenizer, shape)
+    training, validation = split(sequences, args.validation_percentage)
     say(f"sequences: {len(training)} to train on, {len(validation)} to validate on")
 
     say(f"precision: {precision(config)}")
@@ -59,9 +62,13 @@ def train(args: Namespace, config: dict[str, Any]) -> None:
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, model_parameters=adapters, config=config)
 
     steps = count_steps(args, len(training), engine.train_batch_size())
+    # As the optimiser was made: a checkpoint has those of its step.
+    rates = [group["lr"] for group in engine.optimizer.param_groups]
+    saved = Checkpoints({"model": engine}, args, {"text": fingerprint(sequences)}, adapters_only=True)
     torch.manual_seed(args.seed + RANK)
-    say(f"perplexity: {perplexity(engine, validation):.4f} before training")
-    seconds, timed = run_steps(engine, training, steps, args)
+    progress = saved.load(steps) or {"step": 0, "first": "", "perplexity": perplexity(engine, validation)}
+    say(f"perplexity: {progress['perplexity']:.4f} before training")
+    seconds, timed = run_steps(engine, training, steps, rates, args, saved, progress)
     say(f"Execution time: {seconds:.3f} seconds for {timed} steps")
     say(f"Throughput: {timed * engine.train_batch_size() / seconds:.4f} samples/sec")
     say(f"perplexity: {perplexity(engine, validation):.4f} after training")
@@ -96,17 +103,32 @@ def count_steps(args: Namespace, sequences: int, batch: int) -> int:
     return min(steps, args.max_steps or steps)
 
 
-def run_steps(engine: Any, training: torch.Tensor, steps: int, args: Namespace) -> tuple[float, int]:
+def run_steps(
+    engine: Any,
+    training: torch.Tensor,
+    steps: int,
+    rates: list[float],
+    args: Namespace,
+    saved: Checkpoints,
+    progress: Progress,
+) -> tuple[float, int]:
     """Train; the seconds that all steps but the first few took, and their number."""
     from sequences import batches
 
-    batch = engine.train_batch_size()
+    batch, done = engine.train_batch_size(), progress["step"]
     own = batches(training, engine.train_micro_batch_size_per_gpu(), batch, args.seed, RANK, WORLD)
-    warmup, untimed = math.ceil(args.warmup_ratio * steps), min(UNTIMED_STEPS, steps - 1)
-    groups = [(group, group["lr"]) for group in engine.optimizer.param_groups]
+    own = islice(own, done * engine.gradient_accumulation_steps(), None)
+    warmup, untimed = math.ceil(args.warmup_ratio * steps), min(done + UNTIMED_STEPS, steps - 1)
+    groups = list(zip(engine.optimizer.param_groups, rates, strict=True))
+    if first := progress["first"]:
+        say(first)
+
+    def progress_now() -> Progress:
+        return {**progress, "step": step, "first": first}
+
     started = synchronised_time()
     engine.train()
-    for step in range(1, steps + 1):
+    for step in range(done + 1, steps + 1):
         if step == untimed + 1:
             started = synchronised_time()
         step_started = time.perf_counter()
@@ -114,7 +136,10 @@ def run_steps(engine: Any, training: torch.Tensor, steps: int, args: Namespace) 
             group["lr"] = rate * min(1, step / (warmup + 1))
         loss = train_step(engine, own)
         speed = batch * args.sequence_length / (time.perf_counter() - step_started)
-        say(f"step {step}/{steps} loss {loss:.4f} tokens/s {speed:.0f}")
+        line = f"step {step}/{steps} loss {loss:.4f} tokens/s {speed:.0f}"
+        say(line)
+        first = first or line
+        saved.after(step, steps, progress_now)
     return synchronised_time() - started, steps - untimed
 
 

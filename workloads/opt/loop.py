@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from argparse import Namespace
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import device
 import flops
+from checkpoints import Checkpoints, Progress
 from deepspeed.accelerator import get_accelerator
 from rank_group import WORLD, largest, say, synchronised_time
 
@@ -32,20 +33,36 @@ class Step:
     more: dict[str, float] = field(default_factory=dict)
 
 
-def run(args: Namespace, work: Work, take: Callable[[int], Step]) -> list[Step]:
-    """Take all steps and say how fast; the steps after the warm-up are timed, ranks waiting for each other."""
-    steps = []
+def run(args: Namespace, work: Work, take: Callable[[int], Step], saved: Checkpoints) -> list[Step]:
+    """Take all steps, or those since a checkpoint, and say how fast; returns all.
+
+    The steps after the warm-up are timed, ranks waiting for each other.
+    """
+    progress = saved.load(args.steps)
+    steps = [Step(**one) for one in progress.get("steps", ())]
+    # Of the whole training: what is judged by its first loss is not judged by that of a part of it.
+    first = progress.get("first", "")
+    if first:
+        say(first)
+
+    def progress_now() -> Progress:
+        return {"first": first, "steps": [asdict(one) for one in steps]}
+
+    untimed = max(args.warmup_steps, len(steps))
     started = synchronised_time()
-    for number in range(1, args.steps + 1):
-        if number == args.warmup_steps + 1:
+    for number in range(len(steps) + 1, args.steps + 1):
+        if number == untimed + 1:
             started = synchronised_time()
         step_started = time.perf_counter()
         step = take(number - 1)
         speed = work.tokens / (time.perf_counter() - step_started)
         more = "".join(f" {name} {value:.4f}" for name, value in step.more.items())
-        say(f"step {number}/{args.steps} loss {step.loss:.4f} lr {step.learning_rate:.1e} tokens/s {speed:.0f}{more}")
+        line = f"step {number}/{args.steps} loss {step.loss:.4f} lr {step.learning_rate:.1e} tokens/s {speed:.0f}{more}"
+        say(line)
+        first = first or line
         steps.append(step)
-    report(work, args.steps - args.warmup_steps, synchronised_time() - started)
+        saved.after(number, args.steps, progress_now)
+    report(work, args.steps - untimed, synchronised_time() - started)
     return steps
 
 

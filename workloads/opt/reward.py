@@ -7,6 +7,7 @@ from typing import Any
 import flops
 import loop
 import torch
+from checkpoints import Checkpoints
 from engines import save, trained
 from lora import add_lora
 from model import ValueModel, build
@@ -22,7 +23,8 @@ def run(setting: Setting) -> None:
     args, ds, config = setting.args, setting.ds, setting.config
     samples = ds.micro_batch * ds.accumulation * WORLD
     pairs, text = load_pairs(setting, args.steps * samples)
-    agree({"pairs": pairs.fingerprint()})
+    facts = {"pairs": pairs.fingerprint()}
+    agree(facts)
     setting.announce(text)
 
     torch.manual_seed(args.seed)
@@ -37,7 +39,8 @@ def run(setting: Setting) -> None:
     tokens = samples * 2 * args.sequence_length
     operations = tokens * flops.train(config, args.sequence_length, adapters, values=True)
     work = loop.Work(samples, tokens, setting.operations(operations))
-    steps = loop.run(args, work, lambda number: step(engine, pairs, number, setting))
+    saved = Checkpoints({"model": engine}, args, facts, adapters_only=args.lora_dim > 0)
+    steps = loop.run(args, work, lambda number: step(engine, pairs, number, setting), saved)
     late = steps[-max(1, len(steps) // 4) :]
     say(f"Accuracy: {sum(one.more['accuracy'] for one in late) / len(late):.4f} in the last {len(late)} steps")
     if args.output:

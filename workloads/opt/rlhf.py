@@ -12,6 +12,7 @@ import loop
 import ppo
 import torch
 import transformers
+from checkpoints import Checkpoints
 from deepspeed.accelerator import get_accelerator
 from engines import frozen, save, trained
 from lora import add_lora
@@ -29,7 +30,8 @@ def run(setting: Setting) -> None:
     args, ds = setting.args, setting.ds
     samples = ds.micro_batch * ds.accumulation * WORLD
     prompts, text = load_prompts(setting, args.steps * samples)
-    agree({"prompts": prompts.fingerprint()})
+    facts = {"prompts": prompts.fingerprint()}
+    agree(facts)
     setting.announce(text)
     if ds.hybrid_engine:
         say(
@@ -40,7 +42,9 @@ def run(setting: Setting) -> None:
     torch.manual_seed(args.seed + RANK)
     tokens = samples * (args.max_prompt_length + args.max_answer_length)
     work = loop.Work(samples, tokens, setting.operations(tokens * operations(setting)))
-    steps = loop.run(args, work, lambda number: step(models, prompts, number, setting))
+    engines = {"actor": models.actor, "critic": models.critic}
+    saved = Checkpoints(engines, args, facts, adapters_only=args.lora_dim > 0)
+    steps = loop.run(args, work, lambda number: step(models, prompts, number, setting), saved)
     part = max(1, len(steps) // 4)
     first, last = (sum(one.more["reward"] for one in some) / part for some in (steps[:part], steps[-part:]))
     say(f"Reward gain: {last - first:.4f}, from {first:.4f} in the first {part} steps to {last:.4f} in the last {part}")

@@ -7,6 +7,7 @@ from typing import Any
 import flops
 import loop
 import torch
+from checkpoints import Checkpoints
 from data import Corpus, load_corpus
 from engines import save, trained
 from lora import add_lora
@@ -23,7 +24,8 @@ def run(setting: Setting) -> None:
     sequences = ds.micro_batch * ds.accumulation * WORLD
     tokens = sequences * args.sequence_length
     corpus, text = load_corpus(args, setting.tokenizer, config, args.sequence_length, args.steps * tokens)
-    agree({"tokens": corpus.fingerprint()})
+    facts = {"tokens": corpus.fingerprint()}
+    agree(facts)
     setting.announce(text)
 
     torch.manual_seed(args.seed)
@@ -36,7 +38,8 @@ def run(setting: Setting) -> None:
     adapters = lora_parameters(config, args.lora_dim, tuple(args.lora_modules))
     operations = tokens * flops.train(config, args.sequence_length, adapters)
     work = loop.Work(sequences, tokens, setting.operations(operations))
-    loop.run(args, work, lambda number: step(engine, corpus, number, setting))
+    saved = Checkpoints({"model": engine}, args, facts, adapters_only=args.lora_dim > 0)
+    loop.run(args, work, lambda number: step(engine, corpus, number, setting), saved)
     if args.output:
         save(engine, setting.tokenizer, args.output, adapters_only=args.lora_dim > 0)
 

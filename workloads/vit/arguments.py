@@ -27,6 +27,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--learning-rate", type=float, default=1e-4, help="of AdamW, unless the configuration has its own optimizer")
     add("--seed", type=int, default=1234)
     add("--rehearse", action="store_true", help="the tiny model on a hundredth of the images, two epochs")
+    add("--save-every", type=int, default=0, help="steps between checkpoints, of which the last two are kept; 0: none")
+    add("--resume", type=Path, help="a checkpoint to go on from, as `labctl run --resume` gives it")
     add("--local_rank", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.rehearse:

@@ -7,10 +7,14 @@ import os
 import sys
 import time
 from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import arguments
+from checkpoints import Checkpoints, Progress
 from deepspeed_file import read_config
 from rank_group import RANK, WORLD, agree, join, say, set_up
 from script_exit import run_and_exit
@@ -25,6 +29,16 @@ COLUMNS = (
     "GPU_Used_Mem_MB", "GPU_Total_Mem_MB", "GPU_Temp_C",
 )  # fmt: skip
 """Of metrics.csv; a Computation_Time is the seconds that the rank trained in the epoch."""
+
+
+@dataclass
+class Part:
+    """What is done of an epoch: its batches, the sum of their losses, a tensor, and the seconds that they took."""
+
+    epoch: int
+    batches: int = 0
+    loss: Any = 0.0
+    seconds: float = 0
 
 
 def main() -> None:
@@ -54,12 +68,28 @@ def train(args: Namespace, shape: Shape, config: dict[str, Any]) -> None:
     micro, accumulation = engine.train_micro_batch_size_per_gpu(), engine.gradient_accumulation_steps()
     say(f"batch: {engine.train_batch_size()} = {micro} x {accumulation} accumulated x {WORLD} ranks, {steps} per epoch")
 
-    for epoch in range(1, args.epochs + 1):
-        loss, seconds = train_epoch(engine, training, steps, shape, args.seed + epoch)
-        slowest = max(record(epoch, seconds))
+    saved = Checkpoints({"model": engine}, args, {"images": training.fingerprint()})
+    progress = saved.load(args.epochs * steps)
+    part, lines = Part(**progress.get("part", {"epoch": 1})), progress.get("lines", [])
+    # Of the whole training, by which it is judged.
+    for line in lines:
+        say(line)
+
+    def after_batch() -> None:
+        if part.batches % accumulation == 0:
+            saved.after((part.epoch - 1) * steps + part.batches // accumulation, args.epochs * steps, progress_now)
+
+    def progress_now() -> Progress:
+        return {"part": {**asdict(part), "loss": float(part.loss)}, "lines": lines}
+
+    for epoch in range(part.epoch, args.epochs + 1):
+        part = part if part.epoch == epoch else Part(epoch)
+        loss = train_epoch(engine, training, steps, shape, args.seed + epoch, part, after_batch)
+        slowest = max(record(epoch, part.seconds))
         accuracy = evaluate(engine, test, shape)
         speed = steps * engine.train_batch_size() / slowest
-        say(f"epoch {epoch}/{args.epochs} loss {loss:.4f} accuracy {accuracy:.4f} images/s {speed:.1f}")
+        lines.append(f"epoch {epoch}/{args.epochs} loss {loss:.4f} accuracy {accuracy:.4f} images/s {speed:.1f}")
+        say(lines[-1])
         if engine.fp16_enabled():
             skipped = f"{engine.skipped_steps} of {engine.global_steps} steps skipped"
             say(f"loss scale {engine.optimizer.loss_scale:g}, {skipped}")
@@ -83,27 +113,41 @@ def prepare(args: Namespace, shape: Shape, config: dict[str, Any]) -> tuple[Imag
     return training, test
 
 
-def train_epoch(engine: Any, training: Images, steps: int, shape: Shape, seed: int) -> tuple[float, float]:
-    """Train on the images in an order of the epoch's own; the loss over all ranks, and this rank's seconds."""
+def train_epoch(
+    engine: Any,
+    training: Images,
+    steps: int,
+    shape: Shape,
+    seed: int,
+    part: Part,
+    after_batch: Callable[[], None],
+) -> float:
+    """Train on what is left of the images, in an order of the epoch's own; the loss over all ranks.
+
+    ``part`` is what was done of the epoch before, and gets what is done now.
+    """
     import torch
     from deepspeed.accelerator import get_accelerator
     from torch.nn import functional
 
     order = torch.randperm(len(training.labels), generator=torch.Generator().manual_seed(seed))
     order = order[: steps * engine.train_batch_size()]
-    total, count = torch.zeros(2, device=engine.device)
+    part.loss = torch.tensor(part.loss, device=engine.device)
     engine.train()
-    started = time.perf_counter()
-    for pixels, labels in training.batches(order, engine.train_micro_batch_size_per_gpu(), RANK, WORLD):
+    started = time.perf_counter() - part.seconds
+    own = training.batches(order, engine.train_micro_batch_size_per_gpu(), RANK, WORLD)
+    for pixels, labels in islice(own, part.batches, None):
         loss = functional.cross_entropy(predict(engine, pixels, shape).float(), labels.to(engine.device))
         engine.backward(loss)
         engine.step()
-        total += loss.detach()
-        count += 1
+        part.loss += loss.detach()
+        part.batches += 1
+        part.seconds = time.perf_counter() - started
+        after_batch()
     get_accelerator().synchronize()
-    seconds = time.perf_counter() - started
-    mean, ranks = summed([total / count, 1])
-    return mean / ranks, seconds
+    part.seconds = time.perf_counter() - started
+    mean, ranks = summed([part.loss / part.batches, 1])
+    return mean / ranks
 
 
 def evaluate(engine: Any, test: Images, shape: Shape) -> float:
@@ -154,9 +198,11 @@ def record(epoch: int, seconds: float) -> list[float]:
     torch.distributed.all_gather_object(rows, {**row, **usage()})
     if RANK == 0:
         path = Path(os.environ.get("LABCTL_RUN_DIR", ".")) / "metrics.csv"
-        with path.open("w" if epoch == 1 else "a", newline="", encoding="utf-8") as stream:
+        # What goes on from a checkpoint begins in a later epoch.
+        new = epoch == 1 or not path.exists()
+        with path.open("w" if new else "a", newline="", encoding="utf-8") as stream:
             writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
-            if epoch == 1:
+            if new:
                 writer.writeheader()
             writer.writerows(rows)
     return [other["Computation_Time"] for other in rows]
