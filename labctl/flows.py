@@ -322,10 +322,63 @@ def take_down(
 def run(context: Context, name: str, options: RunOptions, ask: Ask | None = None) -> Result | RunSummary | PlanPreview:
     """Run a workload, or with no name the options' script, on the lab and judge it; the answer is the run's result.
 
-    A run that is detached is only launched.
-
+    A run that is detached is only launched. With ``options.resume`` it is that of an earlier run, and goes on from its
+    last whole checkpoint. A run that loses a node or a device is started again, up to ``options.retries`` times.
     ``ask`` is asked whether the image that the workload needs may be built and the lab brought up with it.
     """
+    from labctl.model import Result
+    from labctl.runs.request import resumed
+    from labctl.runs.run import LOST
+
+    if options.detach and options.retries:
+        raise ConfigError(
+            "a run is started again by the labctl that follows it", hint="leave out --detach or --retries"
+        )
+    if options.resume:
+        name, options = resumed(context.directory, name, options)
+    result = run_once(context, name, options, ask)
+    while isinstance(result, Result) and result.cause in LOST and len(options.retried) < options.retries:
+        options = retry(context, name, options, result)
+        result = run_once(context, name, options, ask)
+    return result
+
+
+def retry(context: Context, name: str, options: RunOptions, ended: Result) -> RunOptions:
+    """Bring the lab up again after a run that lost a node or a device; the options to start it again with.
+
+    HostError where the lab does not come up, unless the workload is elastic and nodes are left.
+    """
+    from labctl.lab.cluster import connect, load_lab
+    from labctl.runs import run as runs
+    from labctl.runs.request import choose_workload
+
+    workload = choose_workload(context.directory, name, options, context.settings())
+    context.notice(f"run {ended.run_id} has ended: {ended.cause}: {ended.message}; the lab is brought up again")
+    with connect(context, settings_for(context, name)) as cluster:
+        try:
+            bring_up(context, cluster)
+        except HostError as error:
+            if not workload.elastic:
+                raise
+            options = runs.without_lost(context, cluster, options, ended, error)
+        lab, able = load_lab(context, cluster, ask=False)
+        gather(context, able, lab, ended.run_id)
+    return runs.again(context, lab, workload, options, ended)
+
+
+def gather(context: Context, cluster: Cluster, lab: Lab, run_id: str) -> None:
+    """Bring here all that an earlier run has written; it is judged if nobody has. ConfigError if it is running."""
+    from labctl.runs import follow, store
+    from labctl.runs import run as runs
+
+    known = follow.known_runs(cluster)
+    follow.settle(context, cluster, lab, run_id, known)
+    with running(context, store.lock(lab.directory, run_id), run_id):
+        runs.gather(context, cluster, lab, run_id, known)
+
+
+def run_once(context: Context, name: str, options: RunOptions, ask: Ask | None) -> Result | RunSummary | PlanPreview:
+    """Run it and judge it, whatever comes of it."""
     from labctl.deploy.images import for_workload
     from labctl.deploy.images import remark as image_remark
     from labctl.lab.cluster import connect
@@ -363,6 +416,8 @@ def run_on(
     now, dry_run = datetime.now().astimezone(), options.dry_run
     first: tuple[Step, ...] = ()
     lab, cluster = load_lab(context, cluster, ask=False)
+    if options.resume and not options.retried and not dry_run:
+        gather(context, cluster, lab, options.resume)
     job = build_job(lab, workload, options, now, context.warn)
     external.require_device(workload, lab.accelerator, external.roots(cluster.settings))
     if reason := runs.why_not_fit(lab, job, cluster.settings.number("LAB_MEMORY")):

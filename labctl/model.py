@@ -320,6 +320,18 @@ class Cache(Struct, frozen=True, kw_only=True):
     datasets: tuple[str, ...] = ()
 
 
+class Resume(NamedTuple):
+    """How a script goes on: the option that takes a checkpoint, and where in the run's directory it writes them.
+
+    ``checkpoint`` is a pattern of files or directories; ``marker``, if there is one, is the file that a directory has
+    from when it is whole.
+    """
+
+    argument: str
+    checkpoint: str
+    marker: str = ""
+
+
 class Workload(Struct, frozen=True, kw_only=True):
     """A script, in its directory or by absolute path, under a launcher; and how to judge it. ``timeout`` in seconds."""
 
@@ -354,6 +366,9 @@ class Workload(Struct, frozen=True, kw_only=True):
     """Whether the script gets ``--local_rank N``, as DeepSpeed's launcher gives it."""
     notes: Pairs = ()
     """What the record quotes of the output: names, and patterns with one group."""
+    resume: Resume | None = None
+    elastic: bool = False
+    """Whether it goes on with fewer ranks than those of a checkpoint, when a node is lost for good."""
 
     @property
     def has_own_image(self) -> bool:
@@ -375,6 +390,12 @@ class Job(Struct, frozen=True, kw_only=True):
     """Absolute path of the run's directory inside the containers."""
     code: tuple[Copy, ...] = ()
     """What its ranks find where they start."""
+    request: Mapping[str, Any] = field(default_factory=dict)
+    """The options that it was asked for with, as JSON has them."""
+    resumed: str = ""
+    """The checkpoint that it goes on from, as ``RUN/checkpoints/step-60``."""
+    retried: tuple[str, ...] = ()
+    """The attempts before it, and how each ended."""
 
     @property
     def containers(self) -> tuple[str, ...]:
@@ -452,3 +473,7 @@ class Result(Struct, frozen=True, kw_only=True):
     checks: tuple[CriterionResult, ...] = ()
     seconds: float = 0.0
     started: str = ""
+    resumed: str = ""
+    """The checkpoint that it went on from, as ``RUN/checkpoints/step-60``."""
+    retried: tuple[str, ...] = ()
+    """The attempts before it, and how each ended."""

@@ -122,6 +122,12 @@ def run_command(
         bool, typer.Option("--detach", "-d", help="Leave the run once it is launched; `labctl attach` follows it.")
     ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for other runs that have its nodes.")] = False,
+    resume: Annotated[
+        str, typer.Option(metavar="RUN", help="Go on from the last whole checkpoint of this run, or of `latest`.")
+    ] = "",
+    retries: Annotated[
+        int, typer.Option(min=0, help="Start again up to so many times after a lost node or device.")
+    ] = 0,
     setting: Setting = None,
     dry_run: DryRun = False,
     json: Json = False,
@@ -147,6 +153,8 @@ def run_command(
             detach=detach,
             wait=wait,
             dry_run=dry_run,
+            resume=resume,
+            retries=retries,
         )
         lab = context(directory, output, setting)
         answer = flows.run(lab, name, options, confirmation(json))
@@ -251,6 +259,9 @@ def result_rows(result: Result) -> list[tuple[str, str]]:
             rows.append((name, f"{quantity(value['first'])} -> {quantity(value.get('last'))}{unit}"))
         else:
             rows.append((name, f"{quantity(value.get('value'))}{unit}"))
+    if result.resumed:
+        rows.append(("resumed", f"from {result.resumed}"))
+    rows += [("retried", attempt) for attempt in result.retried]
     if result.ranks:
         ranks = ", ".join(f"{rank.rank} on {rank.node}" for rank in result.ranks[:SHOWN])
         rows.append(("ranks", f"{result.world_size} ({ranks}{', ...' if len(result.ranks) > SHOWN else ''})"))
@@ -265,7 +276,8 @@ def result_rows(result: Result) -> list[tuple[str, str]]:
 def next_step(result: Result) -> str:
     """What to do about how a run ended, where that is known."""
     if result.cause == "node-lost":
-        return "`labctl up` starts the node again"
+        on = f"`labctl run --resume {result.run_id}` goes on from its last checkpoint, if it saved any"
+        return f"`labctl up` starts the node again; then {on}"
     if result.cause == "timeout":
         return "if it needs more time: --timeout, such as --timeout 2h"
     from labctl import accelerators

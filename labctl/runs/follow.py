@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from datetime import datetime
 
 from labctl.config.context import Context
 from labctl.engines import agent
-from labctl.errors import HostError
+from labctl.errors import ConfigError, HostError
 from labctl.lab.cluster import Cluster, load_lab
 from labctl.lab.spec import hidden
 from labctl.model import Lab, Result
@@ -82,6 +82,15 @@ def judge(context: Context, cluster: Cluster, lab: Lab, run_id: str, on_line: Ca
         site.seconds = site.outcome.seconds
         runs.conclude_record(site)
         return site.result  # type: ignore[return-value]
+
+
+def settle(context: Context, cluster: Cluster, lab: Lab, run_id: str, known: Mapping[str, agent.ActiveRun]) -> None:
+    """Judge a run that has ended, if nobody has. ConfigError for one that is under way."""
+    state = store.state(lab.directory, run_id, known)
+    if state not in ("done", "ended", "orphaned"):
+        raise ConfigError(f"run {run_id} is still {state}", hint=f"labctl attach {run_id}, or labctl stop {run_id}")
+    if state == "ended":
+        judge(context, cluster, lab, run_id, lambda _: None)
 
 
 def judged(lab: Lab, run_id: str) -> Result:

@@ -6,7 +6,9 @@ import re
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -15,7 +17,7 @@ from labctl.config import hostfile
 from labctl.config.settings import Settings
 from labctl.errors import ConfigError, nearest
 from labctl.model import Criterion, Job, Lab, Workload
-from labctl.runs import code, inputs, job, store
+from labctl.runs import checkpoints, code, inputs, job, store
 from labctl.system.files import read_limited
 from labctl.workloads import deepspeed_config, external
 from labctl.workloads.schema import launcher_name
@@ -50,6 +52,61 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     wait: bool = False
     """Whether it waits for other runs that have its nodes."""
     dry_run: bool = False
+    resume: str = ""
+    """The run that it goes on from, or ``latest``."""
+    retries: int = 0
+    retried: tuple[str, ...] = ()
+    """The attempts before, and how each ended."""
+
+
+# What each run is told itself, and none takes from the record of another.
+OWN = ("detach", "wait", "dry_run", "resume", "retries", "retried")
+
+
+def recorded(workload: Workload, options: RunOptions) -> dict[str, Any]:
+    """The workload's name, empty for a script alone, and the options that `--resume` starts it with again, as JSON."""
+    asked = msgspec.to_builtins(options, enc_hook=lambda path: str(path.absolute()))
+    kept = {key: value for key, value in asked.items() if value and key not in OWN}
+    return {"workload": workload.name if workload.directory != Path() else "", "options": kept}
+
+
+def resumed(directory: Path, name: str, options: RunOptions) -> tuple[str, RunOptions]:
+    """The workload and the options of the run that these are to go on from; what is given now comes on top.
+
+    ConfigError for a run that is not there, is running, or is one of another workload than ``name``.
+    """
+    run_id = store.find(directory, options.resume)
+    if store.state(directory, run_id) == "running":
+        raise ConfigError(f"run {run_id} is still running", hint=f"labctl attach {run_id}, or labctl stop {run_id}")
+    known = store.job(store.directory(directory, run_id))
+    if known.request is None:
+        hint = f"labctl run {known.workload}, with what it was given then"
+        raise ConfigError(
+            f"run {run_id} has no record of its options: it was stopped early or is an old one", hint=hint
+        )
+    if name and name != known.workload:
+        raise ConfigError(f"run {run_id} is one of `{known.workload}`, not of `{name}`", hint="leave out the workload")
+    before = msgspec.convert(known.request["options"], RunOptions, dec_hook=lambda kind, value: kind(value))
+    return known.request["workload"], replace(over(before, options), resume=run_id)
+
+
+def over(before: RunOptions, now: RunOptions) -> RunOptions:
+    """Options with those that are given now in place of the same ones of before; of ``--set`` both, key by key."""
+    nodes = ("hostfile", "include", "exclude")
+    kept = [key for key in RunOptions.__struct_fields__ if key not in (*OWN, "arguments")]
+    if any(getattr(now, key) for key in nodes):
+        kept = [key for key in kept if key not in nodes]
+    values = {key: getattr(now, key) or getattr(before, key) for key in kept}
+    return replace(now, **values, arguments=tuple({**dict(before.arguments), **dict(now.arguments)}.items()))
+
+
+def without(options: RunOptions, nodes: tuple[str, ...]) -> RunOptions:
+    """The options with these nodes left out, by DeepSpeed's --include or --exclude."""
+    named = options.include or options.exclude
+    parts = [part for part in re.split("@" if ":" in named else "[@,]", named) if part]
+    if options.include:
+        return replace(options, include="@".join(part for part in parts if part.partition(":")[0] not in nodes))
+    return replace(options, exclude="@".join((*parts, *nodes)))
 
 
 def choose_workload(directory: Path, name: str, options: RunOptions, settings: Settings) -> Workload:
@@ -177,6 +234,10 @@ def build_job(
     )
     run_id = store.new_id(workload.name, now)
     directory = job.run_directory(lab, run_id)
+    asked, checkpoint = recorded(workload, options), ""
+    if options.resume:
+        ranks = sum(len(slots) for _, slots in chosen)
+        workload, checkpoint = checkpoints.going_on(lab, workload, options.resume, ranks)
     workload = inputs.resolve(lab, external.at(workload, len(chosen), directory))
     if not options.script:
         inputs.require_mounted(lab, workload)
@@ -185,7 +246,8 @@ def build_job(
         warn(text)
     source = config_source(workload, options)
     timeout = options.timeout or workload.timeout
-    return job.build(lab, workload, run_id, chosen, timeout, code=chosen_code.copies, config_source=source)
+    built = job.build(lab, workload, run_id, chosen, timeout, code=chosen_code.copies, config_source=source)
+    return replace(built, request=asked, resumed=checkpoint, retried=options.retried)
 
 
 def read_text(path: Path) -> str:

@@ -18,7 +18,7 @@ from labctl import accelerators, fit, model, naming
 from labctl.compose import render
 from labctl.config.context import Context
 from labctl.config.settings import sounds_secret
-from labctl.deploy import executor, images, plan
+from labctl.deploy import executor, images, plan, preflight
 from labctl.deploy.executor import LabDeployment, do
 from labctl.engines import Backend, agent, connection_to
 from labctl.engines.state import ObservedState, lost
@@ -29,7 +29,7 @@ from labctl.hosts.manifest import Manifest
 from labctl.images import catalog
 from labctl.lab.cluster import Cluster
 from labctl.model import HERE, Job, Lab, Metric, Result, Verdict, Workload
-from labctl.runs import artifacts, inputs, metrics, store
+from labctl.runs import artifacts, checkpoints, inputs, metrics, request, store
 from labctl.runs.request import RunOptions
 from labctl.runs.supervise import launch_of, supervise
 from labctl.runs.verdict import RunOutcome, error, judge
@@ -228,6 +228,45 @@ def unfinished(lab: Path, active: Mapping[str, agent.ActiveRun]) -> dict[str, st
     return {**{run.run_id: "it lost a node" for run in done if run.cause in ("node-lost", "stalled")}, **found}
 
 
+# How a run ends that may well succeed when it is started again.
+LOST: tuple[model.Cause, ...] = ("node-lost", "device-lost")
+
+
+def gather(context: Context, cluster: Cluster, lab: Lab, run_id: str, known: Mapping[str, agent.ActiveRun]) -> None:
+    """Bring here what an earlier run has left in its containers' directories, once it is ended in all of them."""
+    site = LabDeployment(context=context, cluster=cluster, lab=lab)
+    if why := unfinished(lab.directory, known).get(run_id):
+        do(plan.EndRun(paths=(f"runs/{run_id}",), cause=why), site)
+    else:
+        artifacts.collect(lab, run_id, cluster.engine, context.warn)
+
+
+def without_lost(
+    context: Context, cluster: Cluster, options: RunOptions, ended: Result, error: HostError
+) -> RunOptions:
+    """The options without the nodes that did not come up again; ``error``, which says why, where none are left."""
+    observed, able = preflight.observe(context, cluster)
+    usable = {one.node for one in observed.containers if one.state == "running" and not lost(one.reason)}
+    usable = {node for node in usable if able.placement.get(node) not in able.failed}
+    nodes = [node.name for node in store.job(store.directory(context.directory, ended.run_id)).nodes]
+    gone = tuple(node for node in nodes if node not in usable)
+    if not gone or len(gone) == len(nodes) or model.LAUNCHER not in usable:
+        raise error
+    context.warn(f"{error.message}; going on without {', '.join(gone)}")
+    return request.without(options, gone)
+
+
+def again(context: Context, lab: Lab, workload: Workload, options: RunOptions, ended: Result) -> RunOptions:
+    """The options to start a run again with, from its last whole checkpoint or from the beginning."""
+    found, why = None, f"`{workload.name}` does not say how it resumes"
+    if workload.resume:
+        found, why = checkpoints.last(lab.directory, ended.run_id, workload.resume)
+    retried = (*options.retried, f"{ended.run_id}: {ended.cause}: {ended.message}")
+    where = f"goes on from {found}" if found else f"begins from the start: {why}"
+    context.notice(f"retry {len(retried)} of {options.retries} {where}")
+    return replace(options, resume=ended.run_id if found else "", retried=retried)
+
+
 def plan_run(
     lab: Lab, job: Job, cluster: Cluster, observed: ObservedState | None, options: RunOptions, *, dry_run: bool
 ) -> plan.Plan:
@@ -271,7 +310,7 @@ class RunDeployment(LabDeployment):
 
 
 @do.register
-def _(step: plan.EndRun, site: RunDeployment) -> None:
+def _(step: plan.EndRun, site: LabDeployment) -> None:
     lab, engine, path = site.lab, site.cluster.engine, site.lab.directory / step.paths[0]
     # Asked first: what comes from the run and its hosts cannot end it.
     orphaned = store.state(lab.directory, path.name) != "done"
@@ -413,5 +452,7 @@ def result_of(lab: Lab, job: Job, verdict: Verdict, now: datetime, **measured: A
         exit_code=verdict.exit_code,
         checks=verdict.checks,
         started=now.isoformat(timespec="seconds"),
+        resumed=job.resumed,
+        retried=job.retried,
         **measured,
     )

@@ -25,7 +25,7 @@ from labctl import naming
 from labctl.config.settings import Settings
 from labctl.engines import Backend
 from labctl.engines.agent import ActiveRun
-from labctl.errors import ConfigError, HostError
+from labctl.errors import ConfigError, HostError, nearest
 from labctl.model import Copy, File, Job, Lab, Rank, Result, Secret
 from labctl.system import filelock, files
 
@@ -45,8 +45,11 @@ def record(
         "environment": dict(job.workload.environment),
         "timeout": job.timeout,
         "nodes": [{"name": node.name, "slots": node.slots} for node in job.nodes],
+        "request": job.request,
+        "resumed": job.resumed,
+        "retried": job.retried,
         # What whoever follows the run later judges it by.
-        "job": msgspec.to_builtins(replace(job, files=(), code=()), enc_hook=str),
+        "job": msgspec.to_builtins(replace(job, files=(), code=(), request={}), enc_hook=str),
     }
     return (
         _json("job.json", described),
@@ -289,11 +292,13 @@ class NamedNode(Struct, frozen=True):
 
 
 class JobSummary(Struct, frozen=True):
-    """What the record of a run that is closed needs of its ``job.json``."""
+    """What is asked of the ``job.json`` of a run that has ended; earlier records do not have all of it."""
 
     workload: str = "unknown"
     launcher: str = "unknown"
     nodes: tuple[NamedNode, ...] = ()
+    request: dict[str, Any] | None = None
+    resumed: str = ""
 
 
 def age(path: Path) -> float:
@@ -354,14 +359,22 @@ class RunList(Struct, frozen=True):
 
 def read(lab: Path, run_id: str) -> Result | RunSummary:
     """The result of a run, or its summary without one. ConfigError for an unknown id; ``latest`` is one."""
+    run_id = find(lab, run_id)
+    return read_result(lab, run_id) or summary(lab, run_id)
+
+
+def find(lab: Path, run_id: str) -> str:
+    """The id of a run that is there. ConfigError, with the nearest, for an unknown one; ``latest`` is one."""
     if run_id == "latest":
         if not (latest := listing(lab, 1)):
             raise ConfigError(f"no runs in {lab / 'runs'}", hint="labctl run opt-tiny")
-        run_id = latest[0].run_id
+        return latest[0].run_id
     if not is_run(lab, run_id):
-        known = [run.run_id for run in listing(lab, 5)]
-        raise ConfigError(f"no run `{run_id}` in {lab / 'runs'}", hint=f"the latest are {', '.join(known) or 'none'}")
-    return read_result(lab, run_id) or summary(lab, run_id)
+        known = [run.run_id for run in listing(lab)]
+        near = nearest(run_id, known)
+        hint = f"did you mean `{near}`?" if near else f"the latest are {', '.join(known[:5]) or 'none'}"
+        raise ConfigError(f"no run `{run_id}` in {lab / 'runs'}", hint=hint)
+    return run_id
 
 
 def read_result(lab: Path, run_id: str) -> Result | None:

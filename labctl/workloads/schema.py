@@ -11,7 +11,8 @@ from labctl.config import requirements
 from labctl.config.settings import distribution_packages, require_requirement
 from labctl.config.yaml_reader import Schema, Value, finite
 from labctl.errors import ConfigError
-from labctl.model import Cache, Criterion, Memory, Metric, Reduce
+from labctl.model import Cache, Criterion, Memory, Metric, Reduce, Resume
+from labctl.system.files import is_below
 from labctl.workloads import deepspeed_config
 
 NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
@@ -22,6 +23,7 @@ INPUT_KINDS = ("directory", "file", "model", "path")
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ARGUMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_LONG_OPTION = re.compile(rf"--{_ARGUMENT.pattern}")
 _REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smh]?)")
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
@@ -76,6 +78,8 @@ def schema(folder: Path, launchers: tuple[str, ...]) -> Schema:
         "criteria": _criteria,
         "cache": lambda value: Cache(**value.read({"models": _repositories, "datasets": _repositories})),
         "memory": _memory,
+        "resume": _resume,
+        "elastic": _flag,
         "rehearse": lambda value: value.read(
             {"arguments": _words, "timeout": _timeout, "criteria": _criteria, "deepspeed": _deepspeed}
         ),
@@ -247,6 +251,25 @@ def _memory(value: Value) -> Memory:
         **{name: item for name, item in read.items() if name not in defaults},
         defaults=tuple((name, item) for name, item in read.items() if name in defaults),
     )
+
+
+def _resume(value: Value) -> Resume:
+    fields: Schema = {"argument": _long_option, "checkpoint": _below, "marker": _below}
+    return Resume(**value.read(fields, required=("argument", "checkpoint")))
+
+
+def _long_option(value: Value) -> str:
+    if not _LONG_OPTION.fullmatch(value.text()):
+        raise value.error(f"`{value.text()}` is no option of a script", hint="such as --resume")
+    return value.text()
+
+
+def _below(value: Value) -> str:
+    """A path, or a pattern of paths, in a run's directory."""
+    text = value.text()
+    if not text or not is_below(text) or "**" in text:
+        raise value.error(f"`{text}` is no path in the run's directory", hint="such as checkpoints/* or work/last.pt")
+    return text
 
 
 def _task(value: Value) -> str:

@@ -119,7 +119,7 @@ def test_a_result_shows_loss_throughput_ranks_and_verdict() -> None:
 
 def test_the_result_of_a_run_that_lost_a_node_says_what_is_next() -> None:
     text = run_text(replace(RESULT, cause="node-lost"), Path("/srv/lab"))
-    assert text.splitlines()[-2] == "next       `labctl up` starts the node again"
+    assert text.splitlines()[-2].startswith("next       `labctl up` starts the node again; then `labctl run --resume ")
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,8 @@ def test_the_result_has_the_keys_that_scripts_rely_on(tmp_path: Path) -> None:
         "checks": [{"criterion": "throughput >= 5", "value": 7.5, "passed": True}],
         "seconds": 12.346,
         "started": "2026-01-02T15:04:05+00:00",
+        "resumed": "",
+        "retried": [],
     }
     assert json.loads((tmp_path / "runs/r1/result.json").read_text()) == {"schema": 1, **to_json(written)}
     assert store.read(tmp_path, "r1") == written
