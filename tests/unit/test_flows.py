@@ -494,3 +494,124 @@ def test_an_earlier_run_whose_record_cannot_be_closed_is_a_warning(
     flows.run(replace(context, emit=emit), "hello", RunOptions())
     warned = [event.text for event in events if event.kind == "warning"]
     assert [text for text in warned if text.startswith(f"run {left.name}: cannot write {left}/result.json: ")]
+
+
+# --- going on from a checkpoint ------------------------------------------------------------------------------
+
+RESUMES = f"{WORKLOAD}resume: {{argument: --resume, checkpoint: 'ckpt/*.pt'}}\n"
+
+
+class Fragile:
+    """A launcher whose first runs save a checkpoint each and lose worker-1; later ones only start their ranks."""
+
+    def __init__(self, context: Context, engine: Engine, breaks: int, *, saves: bool = True) -> None:
+        self.context, self.engine, self.breaks, self.saves = context, engine, breaks, saves
+        self.reach = engine.answer
+        self.launched: list[str] = []
+        """What each run gave its script."""
+        engine.answer = self.answer
+
+    def answer(self, name: str, argv: tuple[str, ...]) -> Iterator[str]:
+        if argv[0] != "timeout":
+            yield from self.reach(name, argv)
+            return
+        (written,) = (self.context.directory / naming.OUTPUTS).iterdir()
+        script = (self.context.directory / "runs" / written.name / "rank.sh").read_text()
+        self.launched.append(script.partition("hello.py")[2].partition(" <")[0].strip())
+        if len(self.launched) > self.breaks:
+            yield from ("labctl: rank 0 of 2 on worker-0", "labctl: rank 1 of 2 on worker-1")
+            return
+        if self.saves:
+            (written / "ckpt").mkdir()
+            (written / f"ckpt/{len(self.launched)}.pt").touch()
+        self.engine.seen = builders.observed(self.engine.lab, worker_1={"state": "exited"})
+        raise Failed(1)
+
+
+@pytest.fixture
+def resumes(context: Context, engine: Engine, lab_is_up: Callable[[], None]) -> None:
+    """The workload says how it resumes, and the lab is up."""
+    (context.directory / "workloads/hello/workload.yml").write_text(RESUMES)
+    lab_is_up()
+
+
+@pytest.mark.usefixtures("resumes")
+def test_a_run_goes_on_from_the_checkpoint_of_one_that_broke(context: Context, engine: Engine) -> None:
+    fragile = Fragile(context, engine, breaks=1)
+    broken = to_json(flows.run(context, "hello", RunOptions(arguments=(("steps", "9"),))))
+    assert broken["cause"] == "node-lost"
+    with pytest.raises(HostError, match="worker-1: exited"):
+        flows.run(context, "", RunOptions(resume="latest"))
+    flows.up(context)
+    result = to_json(flows.run(context, "", RunOptions(resume=broken["run_id"])))
+    assert (result["verdict"], result["resumed"]) == ("PASS", f"{broken['run_id']}/ckpt/1.pt")
+    assert fragile.launched == ["--steps 9", f"--steps 9 --resume /workspace/runs/{broken['run_id']}/ckpt/1.pt"]
+    record = json.loads((context.directory / "runs" / result["run_id"] / "job.json").read_text())
+    assert record["resumed"] == result["resumed"]
+
+
+@pytest.mark.usefixtures("resumes")
+def test_a_lost_node_is_brought_up_and_the_run_started_again_as_often_as_asked(
+    context: Context, engine: Engine
+) -> None:
+    said: list[Event] = []
+    emitting = Context(directory=context.directory, environ={}, emit=said.append, flags={})
+    fragile = Fragile(context, engine, breaks=2)
+    result = to_json(flows.run(emitting, "hello", RunOptions(retries=3)))
+    first, second = (attempt.partition(": ")[0] for attempt in result["retried"])
+    assert (result["verdict"], result["resumed"]) == ("PASS", f"{second}/ckpt/2.pt")
+    assert all(": node-lost: worker-1 (rank 1): container exited" in attempt for attempt in result["retried"])
+    started = ["", f"--resume /workspace/runs/{first}/ckpt/1.pt", f"--resume /workspace/runs/{second}/ckpt/2.pt"]
+    assert fragile.launched == started
+    notices = [event.text for event in said if event.kind == "notice"]
+    assert f"retry 1 of 3 goes on from {first}/ckpt/1.pt" in notices
+    assert len(records(context)) == 3
+
+
+@pytest.mark.usefixtures("resumes")
+def test_a_run_without_a_checkpoint_is_started_again_from_the_beginning(context: Context, engine: Engine) -> None:
+    fragile = Fragile(context, engine, breaks=1, saves=False)
+    result = to_json(flows.run(context, "hello", RunOptions(retries=1)))
+    assert (result["verdict"], result["resumed"], fragile.launched) == ("PASS", "", ["", ""])
+
+
+@pytest.mark.usefixtures("resumes")
+def test_the_last_attempt_is_the_answer(context: Context, engine: Engine) -> None:
+    fragile = Fragile(context, engine, breaks=9)
+    result = to_json(flows.run(context, "hello", RunOptions(retries=1)))
+    assert (result["cause"], len(result["retried"]), len(fragile.launched)) == ("node-lost", 1, 2)
+
+
+@pytest.mark.usefixtures("resumes")
+def test_a_run_that_ends_in_another_way_is_not_started_again(context: Context, engine: Engine) -> None:
+    engine.started.clear()
+    assert to_json(flows.run(context, "hello", RunOptions(retries=3)))["cause"] == "launcher-failed"
+    assert len([argv for _, argv in engine.started if argv[0] == "timeout"]) == 1
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+@pytest.mark.usefixtures("resumes")
+def test_an_elastic_workload_goes_on_without_a_node_that_does_not_come_back(
+    context: Context, engine: Engine, monkeypatch: pytest.MonkeyPatch, *, elastic: bool
+) -> None:
+    file = context.directory / "workloads/hello/workload.yml"
+    file.write_text(f"{RESUMES}elastic: {'true' if elastic else 'false'}\n")
+    fragile = Fragile(context, engine, breaks=1)
+    monkeypatch.setattr(flows, "bring_up", lambda *_, **__: (_ for _ in ()).throw(HostError("worker-1 does not start")))
+    if not elastic:
+        with pytest.raises(HostError, match="worker-1 does not start"):
+            flows.run(context, "hello", RunOptions(retries=1))
+        return
+    result = to_json(flows.run(context, "hello", RunOptions(retries=1)))
+    assert fragile.launched[1].endswith("ckpt/1.pt")
+    record = json.loads((context.directory / "runs" / result["run_id"] / "job.json").read_text())
+    assert record["nodes"] == [{"name": "worker-0", "slots": 1}]
+
+
+@pytest.mark.usefixtures("resumes")
+def test_a_dry_run_says_what_it_would_go_on_from(context: Context, engine: Engine) -> None:
+    Fragile(context, engine, breaks=1)
+    broken = to_json(flows.run(context, "hello", RunOptions()))["run_id"]
+    flows.up(context)
+    plan = "\n".join(to_json(flows.run(context, "", RunOptions(resume="latest", dry_run=True)))["plan"])
+    assert f"--resume /workspace/runs/{broken}/ckpt/1.pt" in plan

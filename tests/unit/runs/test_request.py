@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from support.builders import workload
 
+from labctl.errors import ConfigError
+from labctl.model import Criterion
 from labctl.runs import request
+from labctl.system import filelock
 
 
 @pytest.fixture
@@ -56,3 +61,87 @@ def test_what_a_script_elsewhere_takes_is_not_known(folder: Path, tmp_path: Path
     assert warned(folder, "lerning-rate", script=str(tmp_path / "own.py")) == []
     (folder / "hello.py").write_text("print(1)")
     assert warned(folder, "lerning-rate") == []
+
+
+# --- going on from a run -------------------------------------------------------------------------------------
+
+
+def ran(lab: Path, run_id: str, options: request.RunOptions, **changes: object) -> None:
+    """The record of a run of `hello` that has ended."""
+    path = lab / "runs" / run_id
+    path.mkdir(parents=True)
+    (path / "result.json").write_text("{}")
+    asked = request.recorded(workload(), options)
+    (path / "job.json").write_text(json.dumps({"workload": "hello", "request": asked, **changes}))
+
+
+def test_a_run_is_started_again_with_the_options_of_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = request.RunOptions(
+        arguments=(("steps", "9"), ("fast", None)),
+        words=("-x",),
+        expect=(Criterion(metric="loss", max=2.0),),
+        timeout=90.0,
+        launcher="mpirun",
+        launcher_arguments=("--map-by", "node"),
+        deepspeed_config=Path("ds.json"),
+        hostfile=tmp_path / "nodes",
+        rehearse=True,
+        retries=3,
+    )
+    ran(tmp_path, "r1", options)
+    again = request.resumed(tmp_path, "", request.RunOptions(resume="latest"))
+    kept = replace(options, deepspeed_config=tmp_path / "ds.json", retries=0, resume="r1")
+    assert again == ("hello", kept)
+
+
+def test_what_is_given_now_comes_on_top(tmp_path: Path) -> None:
+    before = request.RunOptions(arguments=(("steps", "9"), ("seed", "1")), timeout=90.0, include="worker-0")
+    ran(tmp_path, "r1", before)
+    now = request.RunOptions(resume="r1", arguments=(("steps", "20"),), exclude="worker-1", dry_run=True)
+    _, options = request.resumed(tmp_path, "hello", now)
+    assert options.arguments == (("steps", "20"), ("seed", "1"))
+    assert (options.timeout, options.include, options.exclude, options.dry_run) == (90.0, "", "worker-1", True)
+
+
+def refused(lab: Path, run_id: str, name: str = "") -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        request.resumed(lab, name, request.RunOptions(resume=run_id))
+    return caught.value
+
+
+def test_a_run_that_is_not_there_names_the_nearest(tmp_path: Path) -> None:
+    ran(tmp_path, "20260102-150405-hello-3fa2", request.RunOptions())
+    error = refused(tmp_path, "20260102-150405-hello-3fa")
+    assert (error.message.startswith("no run `"), error.hint) == (True, "did you mean `20260102-150405-hello-3fa2`?")
+
+
+def test_a_run_of_another_workload_is_refused(tmp_path: Path) -> None:
+    ran(tmp_path, "r1", request.RunOptions())
+    assert refused(tmp_path, "r1", "opt-tiny").message == "run r1 is one of `hello`, not of `opt-tiny`"
+
+
+def test_a_run_that_is_under_way_is_refused(tmp_path: Path) -> None:
+    ran(tmp_path, "r1", request.RunOptions())
+    (tmp_path / "runs/r1/result.json").unlink()
+    with filelock.held(tmp_path / filelock.RUN, "run r1"):
+        assert refused(tmp_path, "r1").message == "run r1 is still running"
+
+
+def test_a_record_of_an_earlier_labctl_is_refused(tmp_path: Path) -> None:
+    ran(tmp_path, "r1", request.RunOptions(), request=None)
+    assert "has no record of its options" in refused(tmp_path, "r1").message
+
+
+@pytest.mark.parametrize(
+    ("given", "left"),
+    [
+        ({}, {"exclude": "worker-1"}),
+        ({"exclude": "worker-2,worker-3"}, {"exclude": "worker-2@worker-3@worker-1"}),
+        ({"exclude": "worker-0:0,2"}, {"exclude": "worker-0:0,2@worker-1"}),
+        ({"include": "worker-0@worker-1:0,2"}, {"include": "worker-0"}),
+        ({"include": "worker-0,worker-1,worker-2"}, {"include": "worker-0@worker-2"}),
+    ],
+)
+def test_a_node_that_is_lost_is_left_out(given: dict[str, Any], left: dict[str, Any]) -> None:
+    assert request.without(request.RunOptions(**given), ("worker-1",)) == request.RunOptions(**left)

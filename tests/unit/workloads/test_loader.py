@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from labctl.errors import ConfigError
-from labctl.model import Criterion, Memory, Metric, Workload
+from labctl.model import Criterion, Memory, Metric, Resume, Workload
 from labctl.workloads.loader import list_all, load
 from labctl.workloads.schema import parse_duration, parse_expectation
 
@@ -182,6 +182,14 @@ def test_what_is_wrong_is_told_with_its_line(
         ("criteria: [{metric: loss, min: '1'}]", 5, "`min` must be a number"),
         ("rehearse: {memory: {}}", 5, "unknown key `memory`"),
         ("rehearse: {criteria: [{metric: loss, min: 1}]}", 5, "no metric `loss`"),
+        ("resume: {argument: --resume}", 5, "`resume` has no `checkpoint`"),
+        ("resume: {argument: resume, checkpoint: a}", 5, "`resume` is no option of a script"),
+        ("resume: {argument: --a b, checkpoint: a}", 5, "`--a b` is no option of a script"),
+        ("resume: {argument: --resume, checkpoint: ../a}", 5, "`../a` is no path in the run's directory"),
+        ("resume: {argument: --resume, checkpoint: /a}", 5, "`/a` is no path in the run's directory"),
+        ("resume: {argument: --resume, checkpoint: '**/a'}", 5, "`**/a` is no path in the run's directory"),
+        ("resume: {argument: --resume, checkpoint: a, marker: ../b}", 5, "`../b` is no path"),
+        ("elastic: 1", 5, "`elastic` must be true or false"),
         ("memory: {task: sft}", 5, "`model`, or only their number, `parameters`"),
         ("memory: {model: a.json, task: dpo}", 5, "unknown task `dpo`"),
         ("memory: {model: a.json, lora_dim: 1.5}", 5, "whole number"),
@@ -304,6 +312,15 @@ def test_an_unknown_name_is_told_the_nearest_and_where_it_is(tmp_path: Path, nam
         load(_write(tmp_path, opt=FAMILY), name, LAUNCHERS)
     assert caught.value.message == f"no workload `{name}`"
     assert caught.value.hint == f"{nearest}`labctl workloads` lists them"
+
+
+def test_a_variant_may_resume_in_a_way_of_its_own(tmp_path: Path) -> None:
+    more = "resume: {argument: --resume, checkpoint: 'ckpt/*.pt'}\nvariants: {hello: {}, hello-hf: {elastic: true, "
+    more += "resume: {argument: --resume_from, checkpoint: out/checkpoint-*, marker: trainer_state.json}}}\n"
+    directory = _write(tmp_path, hello=MINIMAL + more)
+    common, own = (load(directory, name, LAUNCHERS) for name in ("hello", "hello-hf"))
+    assert (common.resume, common.elastic) == (Resume("--resume", "ckpt/*.pt"), False)
+    assert (own.resume, own.elastic) == (Resume("--resume_from", "out/checkpoint-*", "trainer_state.json"), True)
 
 
 def test_a_name_declared_twice_is_refused_with_both_places(tmp_path: Path) -> None:

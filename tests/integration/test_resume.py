@@ -1,0 +1,166 @@
+"""Runs that lose a worker and go on from their last whole checkpoint, as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.harness import Answer, Lab, Running, wait_until
+
+pytestmark = pytest.mark.docker
+
+LIMIT = 1200
+"""Seconds for one run, many times what it takes on idle cores."""
+TINY = ("opt-tiny", "--set", "steps=90", "--set", "save-every=20")
+
+
+def killed_after(running: Running, lab: Lab, step: str) -> None:
+    """Kill a worker once the run has printed this of a step."""
+
+    def there() -> bool:
+        assert running.process.poll() is None, running.err
+        return step in running.err
+
+    wait_until(there, LIMIT, step)
+    lab.containers()["worker-1"].kill("SIGKILL")
+
+
+def record(lab: Lab, run_id: str) -> Path:
+    return lab.path / "runs" / run_id
+
+
+def broken(lab: Lab, words: tuple[str, ...], step: str) -> str:
+    """The id of a run that lost a worker there; the lab is up again."""
+    with lab.start("run", *words, "--json") as running:
+        killed_after(running, lab, step)
+        result = running.answer(LIMIT).expect(4).json
+    assert result["cause"] == "node-lost"
+    lab.call("up").expect(0)
+    return str(result["run_id"])
+
+
+def said(lab: Lab, run_id: str, pattern: str) -> dict[str, str]:
+    """What the output has of each step, or epoch, without how fast it was."""
+    log = (record(lab, run_id) / "output.log").read_text()
+    return dict(re.findall(pattern, log))
+
+
+STEPS = r"\bstep (\d+)/\d+ (loss \S+(?: lr \S+)?)"
+
+
+def progress(lab: Lab, run_id: str, step: int) -> Any:
+    return json.loads((record(lab, run_id) / f"checkpoints/step-{step}/progress-0.json").read_text())
+
+
+def same_as(lab: Lab, whole: str, part: str, *, after: int, pattern: str = STEPS) -> None:
+    """The second run has said of all steps after that one what the first has, and of no others but the first step."""
+    one, other = said(lab, whole, pattern), said(lab, part, pattern)
+    assert other == {step: text for step, text in one.items() if int(step) > after or step == "1"}
+    assert len(other) > 5
+
+
+@pytest.fixture(scope="module")
+def whole(shared_lab: Lab) -> str:
+    """A run of opt-tiny that nothing interrupts."""
+    shared_lab.ensure_up()
+    return str(shared_lab.call("run", *TINY, "--json", limit=LIMIT).expect(0).json["run_id"])
+
+
+def test_a_run_that_lost_a_worker_goes_on_by_itself_to_the_same_losses(lab: Lab, whole: str) -> None:
+    with lab.start("run", *TINY, "--retries", "1", "--json") as running:
+        killed_after(running, lab, "step 62/90 ")
+        answer = running.answer(LIMIT)
+    result = answer.expect(0).json
+    (attempt,) = result["retried"]
+    first = attempt.partition(":")[0]
+    assert ": node-lost: worker-1 (rank 1): container" in attempt
+    assert result["resumed"] == f"{first}/checkpoints/step-60"
+    assert f"retry 1 of 1 goes on from {first}/checkpoints/step-60" in answer.err
+    same_as(lab, whole, result["run_id"], after=60)
+    # Floats as JSON has them are those of the ranks, to the last bit.
+    assert progress(lab, result["run_id"], 80)["steps"] == progress(lab, whole, 80)["steps"]
+    assert lab.call("show", first, "--json").expect(0).json["cause"] == "node-lost"
+
+
+def test_both_nodes_shards_are_in_the_last_two_checkpoints(lab: Lab, whole: str) -> None:
+    folder = record(lab, whole) / "checkpoints"
+    assert sorted(path.name for path in folder.iterdir()) == ["step-60", "step-80"]
+    marker = json.loads((folder / "step-80/whole.json").read_text())
+    assert (marker["step"], marker["world_size"]) == (80, 2)
+    shards = [name for name in marker["files"] if "optim_states" in name]
+    assert len(shards) == 2
+    assert {"random-0.pt", "random-1.pt", "model/mp_rank_00_model_states.pt", *shards} <= set(marker["files"])
+
+
+def test_a_checkpoint_that_was_cut_in_the_middle_is_not_taken(lab: Lab, whole: str) -> None:
+    cut = record(lab, f"{whole}-cut")
+    shutil.copytree(record(lab, whole), cut)
+    (shard,) = (cut / "checkpoints/step-80/model").glob("*zero_pp_rank_1*optim_states.pt")
+    shard.write_bytes(shard.read_bytes()[:100_000])
+    plan = lab.call("run", "--resume", cut.name, "--dry-run").expect(0).out
+    assert f"--resume /workspace/runs/{cut.name}/checkpoints/step-60" in plan
+    shutil.rmtree(cut / "checkpoints/step-60")
+    error = lab.call("run", "--resume", cut.name, "--json").expect(2).json["error"]
+    assert f"run {cut.name} has no whole checkpoint: checkpoints/step-80: 1 of " in error["message"]
+    shutil.rmtree(cut)
+
+
+def test_a_checkpoint_is_for_as_many_ranks_as_wrote_it(lab: Lab, whole: str) -> None:
+    error = lab.call("run", "--resume", whole, "--include", "worker-0", "--json").expect(2).json["error"]
+    assert error["message"] == f"checkpoint {whole}/checkpoints/step-80 is of 2 ranks, and this run has 1"
+
+
+def test_a_workload_that_does_not_say_how_it_resumes_is_refused(lab: Lab) -> None:
+    run_id = lab.call("run", "hello", "--json").expect(0).json["run_id"]
+    error = lab.call("run", "--resume", run_id, "--json").expect(2).json["error"]
+    assert "`hello` does not say how it resumes" in error["message"]
+
+
+def interrupted(lab: Lab, words: tuple[str, ...], step: str) -> Answer:
+    """A run that Ctrl-C ended there."""
+    with lab.start("run", *words, "--json") as running:
+        wait_until(lambda: step in running.err, LIMIT, step)
+        running.press()
+        return running.answer(LIMIT).expect(130)
+
+
+def test_ranks_save_once_more_when_they_are_told_to_end(lab: Lab, whole: str) -> None:
+    run_id = interrupted(lab, (*TINY[:-1], "save-every=80"), "step 30/90 ").json["run_id"]
+    (place,) = (record(lab, run_id) / "checkpoints").iterdir()
+    step = int(place.name.removeprefix("step-"))
+    assert 30 <= step < 80
+    result = lab.call("run", "--resume", "latest", "--json", limit=LIMIT).expect(0).json
+    assert result["resumed"] == f"{run_id}/checkpoints/step-{step}"
+    same_as(lab, whole, result["run_id"], after=step)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "step", "after"),
+    [
+        (("opt-tiny-reward", "--set", "save-every=20"), "step 45/60 ", 40),
+        (("opt-tiny-rlhf", "--set", "save-every=10"), "step 25/30 ", 20),
+        (("lora-clm-tiny", "--set", "save-every=20"), "step 45/60 ", 40),
+        (("opt-tiny", "--set", "save-every=50", "--set", "deepspeed.zero_optimization.stage=3"), "step 60/120 ", 50),
+        (("opt-tiny", "--set", "save-every=50", "--set", "lora-dim=4"), "step 60/120 ", 50),
+    ],
+)
+def test_every_workload_goes_on_to_the_same_losses(lab: Lab, words: tuple[str, ...], step: str, after: int) -> None:
+    uninterrupted = lab.call("run", *words, "--json", limit=LIMIT).json["run_id"]
+    result = lab.call("run", "--resume", broken(lab, words, step), "--json", limit=LIMIT).json
+    assert result["resumed"].endswith(f"/checkpoints/step-{after}")
+    same_as(lab, uninterrupted, result["run_id"], after=after)
+
+
+@pytest.mark.slow
+def test_a_vision_transformer_goes_on_in_the_middle_of_an_epoch(lab: Lab) -> None:
+    words = ("vit-tiny", "--set", "save-every=40")
+    pattern = r"\bepoch (\d+)/\d+ (loss \S+ accuracy \S+)"
+    uninterrupted = lab.call("run", *words, "--json", limit=LIMIT).expect(0).json
+    run_id = broken(lab, words, "epoch 2/4 ")
+    result = lab.call("run", "--resume", run_id, "--json", limit=LIMIT).expect(0).json
+    assert said(lab, result["run_id"], pattern) == said(lab, uninterrupted["run_id"], pattern)
