@@ -37,8 +37,9 @@ def broken(lab: Lab, words: tuple[str, ...], step: str) -> str:
     """The id of a run that lost a worker there; the lab is up again."""
     with lab.start("run", *words, "--json") as running:
         killed_after(running, lab, step)
-        result = running.answer(LIMIT).expect(4).json
-    assert result["cause"] == "node-lost"
+        # Rank 0 says by a traceback that it lost the other.
+        result = running.answer(LIMIT).json
+    assert (result["cause"], result["exit_code"]) == ("node-lost", 4)
     lab.call("up").expect(0)
     return str(result["run_id"])
 
@@ -74,7 +75,8 @@ def test_a_run_that_lost_a_worker_goes_on_by_itself_to_the_same_losses(lab: Lab,
     with lab.start("run", *TINY, "--retries", "1", "--json") as running:
         killed_after(running, lab, "step 62/90 ")
         answer = running.answer(LIMIT)
-    result = answer.expect(0).json
+    result = answer.json
+    assert (result["verdict"], answer.code) == ("PASS", 0)
     (attempt,) = result["retried"]
     first = attempt.partition(":")[0]
     assert ": node-lost: worker-1 (rank 1): container" in attempt
@@ -112,12 +114,6 @@ def test_a_checkpoint_that_was_cut_in_the_middle_is_not_taken(lab: Lab, whole: s
 def test_a_checkpoint_is_for_as_many_ranks_as_wrote_it(lab: Lab, whole: str) -> None:
     error = lab.call("run", "--resume", whole, "--include", "worker-0", "--json").expect(2).json["error"]
     assert error["message"] == f"checkpoint {whole}/checkpoints/step-80 is of 2 ranks, and this run has 1"
-
-
-def test_a_workload_that_does_not_say_how_it_resumes_is_refused(lab: Lab) -> None:
-    run_id = lab.call("run", "hello", "--json").expect(0).json["run_id"]
-    error = lab.call("run", "--resume", run_id, "--json").expect(2).json["error"]
-    assert "`hello` does not say how it resumes" in error["message"]
 
 
 def interrupted(lab: Lab, words: tuple[str, ...], step: str) -> Answer:
