@@ -37,3 +37,45 @@ def test_a_node_that_is_lost_on_another_host_is_brought_up_again_and_its_shards_
     first = result["retried"][0].partition(":")[0]
     assert result["verdict"] == "PASS"
     assert result["resumed"] in {f"{first}/checkpoints/step-20", f"{first}/checkpoints/step-30"}
+
+
+ELASTIC = """\
+description: waits until it goes on from a checkpoint
+launcher: torchrun
+script: waits.py
+timeout: 10m
+resume: {argument: --resume, checkpoint: 'ckpt/*.pt'}
+elastic: true
+"""
+WAITS = """\
+import os, sys, time
+from pathlib import Path
+
+if len(sys.argv) > 1:
+    print("read", Path(sys.argv[-1]).read_text(), "on", os.environ["WORLD_SIZE"], "ranks", flush=True)
+    sys.exit()
+if os.environ["RANK"] == "0":
+    folder = Path(os.environ["LABCTL_RUN_DIR"]) / "ckpt"
+    folder.mkdir()
+    (folder / "new").write_text("weights")
+    (folder / "new").rename(folder / "1.pt")
+print("waits", flush=True)
+time.sleep(600)
+"""
+
+
+def test_an_elastic_workload_goes_on_without_a_host_that_is_gone(rack_lab: RackLabs) -> None:
+    lab = rack_lab(2)
+    (lab.path / "workloads/waits").mkdir()
+    (lab.path / "workloads/waits/workload.yml").write_text(ELASTIC)
+    (lab.path / "workloads/waits/waits.py").write_text(WAITS)
+    lab.call("up", limit=600).expect(0)
+    with lab.start("run", "waits", "--retries", "1", "--json") as running:
+        wait_until(lambda: running.err.count("waits\n") >= 2, 120, "both ranks wait")
+        lab.hosts[1].drop()
+        answer = running.answer(600)
+    result = answer.json
+    first = result["retried"][0].partition(":")[0]
+    assert (result["verdict"], result["world_size"], result["resumed"]) == ("PASS", 1, f"{first}/ckpt/1.pt")
+    assert "going on without worker-1" in answer.err
+    assert "read weights on 1 ranks" in answer.err
