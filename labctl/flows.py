@@ -338,7 +338,11 @@ def run(context: Context, name: str, options: RunOptions, ask: Ask | None = None
         name, options = resumed(context.directory, name, options)
     result = run_once(context, name, options, ask)
     while isinstance(result, Result) and result.cause in LOST and len(options.retried) < options.retries:
-        options = retry(context, name, options, result)
+        try:
+            options = retry(context, name, options, result)
+        except HostError as error:
+            context.warn(f"run {result.run_id} is not started again, because the lab does not come up: {error.message}")
+            break
         result = run_once(context, name, options, ask)
     return result
 

@@ -123,8 +123,9 @@ def run_command(
     ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for other runs that have its nodes.")] = False,
     resume: Annotated[
-        str, typer.Option(metavar="RUN", help="Go on from the last whole checkpoint of this run, or of `latest`.")
-    ] = "",
+        str | None,
+        typer.Option(metavar="RUN", help="Go on from the last whole checkpoint of this run, or of `latest`."),
+    ] = None,
     retries: Annotated[
         int, typer.Option(min=0, help="Start again up to so many times after a lost node or device.")
     ] = 0,
@@ -136,6 +137,8 @@ def run_command(
     from labctl.workloads.schema import parse_duration, parse_expectation
 
     with answering(as_json=json, stopped="re-run to start over, or `labctl down` to remove the lab") as output:
+        if resume == "":
+            raise ConfigError("--resume names no run", hint="--resume latest, or an id of `labctl runs`")
         options = RunOptions(
             rehearse=rehearse,
             timeout=parse_duration(timeout) if timeout else None,
@@ -153,7 +156,7 @@ def run_command(
             detach=detach,
             wait=wait,
             dry_run=dry_run,
-            resume=resume,
+            resume=resume or "",
             retries=retries,
         )
         lab = context(directory, output, setting)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, get_args
 
 from labctl.config import requirements
@@ -267,7 +267,7 @@ def _long_option(value: Value) -> str:
 def _below(value: Value) -> str:
     """A path, or a pattern of paths, in a run's directory."""
     text = value.text()
-    if not text or not is_below(text) or "**" in text:
+    if not PurePosixPath(text).parts or not is_below(text) or "**" in text:
         raise value.error(f"`{text}` is no path in the run's directory", hint="such as checkpoints/* or work/last.pt")
     return text
 

@@ -598,11 +598,15 @@ def test_an_elastic_workload_goes_on_without_a_node_that_does_not_come_back(
     file.write_text(f"{RESUMES}elastic: {'true' if elastic else 'false'}\n")
     fragile = Fragile(context, engine, breaks=1)
     monkeypatch.setattr(flows, "bring_up", lambda *_, **__: (_ for _ in ()).throw(HostError("worker-1 does not start")))
+    said: list[Event] = []
+    emitting = Context(directory=context.directory, environ={}, emit=said.append, flags={})
+    result = to_json(flows.run(emitting, "hello", RunOptions(retries=1)))
+    (warned,) = [event.text for event in said if event.kind == "warning"]
     if not elastic:
-        with pytest.raises(HostError, match="worker-1 does not start"):
-            flows.run(context, "hello", RunOptions(retries=1))
+        assert (result["cause"], len(fragile.launched)) == ("node-lost", 1)
+        assert warned.endswith("is not started again, because the lab does not come up: worker-1 does not start")
         return
-    result = to_json(flows.run(context, "hello", RunOptions(retries=1)))
+    assert warned == "worker-1 does not start; going on without worker-1"
     assert fragile.launched[1].endswith("ckpt/1.pt")
     record = json.loads((context.directory / "runs" / result["run_id"] / "job.json").read_text())
     assert record["nodes"] == [{"name": "worker-0", "slots": 1}]

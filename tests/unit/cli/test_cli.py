@@ -100,6 +100,11 @@ def test_a_port_that_cannot_be_is_usage(labctl: Labctl, port: str) -> None:
     assert "--port" in said.err
 
 
+def test_a_run_to_go_on_from_that_a_variable_left_empty_is_no_new_run(labctl: Labctl) -> None:
+    said = labctl("run", "hello", "--resume", "")
+    assert (said.code, "--resume names no run" in said.err) == (2, True)
+
+
 @pytest.mark.parametrize("arguments", [["run", "--json"], ["up", "--frobnicate", "--json"]])
 def test_usage_errors_with_json_are_one_document_too(labctl: Labctl, arguments: list[str]) -> None:
     said = labctl(*arguments)

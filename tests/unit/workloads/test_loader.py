@@ -186,6 +186,7 @@ def test_what_is_wrong_is_told_with_its_line(
         ("resume: {argument: resume, checkpoint: a}", 5, "`resume` is no option of a script"),
         ("resume: {argument: --a b, checkpoint: a}", 5, "`--a b` is no option of a script"),
         ("resume: {argument: --resume, checkpoint: ../a}", 5, "`../a` is no path in the run's directory"),
+        ("resume: {argument: --resume, checkpoint: .}", 5, "`.` is no path in the run's directory"),
         ("resume: {argument: --resume, checkpoint: /a}", 5, "`/a` is no path in the run's directory"),
         ("resume: {argument: --resume, checkpoint: '**/a'}", 5, "`**/a` is no path in the run's directory"),
         ("resume: {argument: --resume, checkpoint: a, marker: ../b}", 5, "`../b` is no path"),
