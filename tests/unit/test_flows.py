@@ -26,7 +26,7 @@ from labctl.doctor import run as doctor_run
 from labctl.engines import Kind
 from labctl.engines.agent import AGENT
 from labctl.engines.state import ObservedState
-from labctl.errors import HostError
+from labctl.errors import ConfigError, HostError
 from labctl.images import foreign
 from labctl.lab import cluster as clusters
 from labctl.model import Event
@@ -610,6 +610,23 @@ def test_an_elastic_workload_goes_on_without_a_node_that_does_not_come_back(
     assert fragile.launched[1].endswith("ckpt/1.pt")
     record = json.loads((context.directory / "runs" / result["run_id"] / "job.json").read_text())
     assert record["nodes"] == [{"name": "worker-0", "slots": 1}]
+
+
+@pytest.mark.usefixtures("resumes")
+def test_a_run_that_nobody_follows_is_not_gone_on_from_while_it_runs(context: Context, engine: Engine) -> None:
+    Fragile(context, engine, breaks=1)
+    run_id = to_json(flows.run(context, "hello", RunOptions()))["run_id"]
+    (context.directory / "runs" / run_id / "result.json").unlink()
+    flows.up(context)
+    engine.answer = active(run_id, "worker-0", "worker-1")
+    with pytest.raises(ConfigError, match=f"run {run_id} is still running") as caught:
+        flows.run(context, "", RunOptions(resume=run_id))
+    assert caught.value.hint == f"labctl attach {run_id}, or labctl stop {run_id}"
+
+
+def test_a_detached_run_is_not_started_again(context: Context) -> None:
+    with pytest.raises(ConfigError, match="by the labctl that follows it"):
+        flows.run(context, "hello", RunOptions(detach=True, retries=1))
 
 
 @pytest.mark.usefixtures("resumes")

@@ -13,7 +13,7 @@ from support.builders import workload
 
 from labctl.errors import ConfigError
 from labctl.model import Criterion
-from labctl.runs import request
+from labctl.runs import request, store
 from labctl.system import filelock
 
 
@@ -124,7 +124,7 @@ def test_a_run_of_another_workload_is_refused(tmp_path: Path) -> None:
 def test_a_run_that_is_under_way_is_refused(tmp_path: Path) -> None:
     ran(tmp_path, "r1", request.RunOptions())
     (tmp_path / "runs/r1/result.json").unlink()
-    with filelock.held(tmp_path / filelock.RUN, "run r1"):
+    with filelock.held(store.lock(tmp_path, "r1"), "run r1"):
         assert refused(tmp_path, "r1").message == "run r1 is still running"
 
 
