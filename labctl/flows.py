@@ -464,6 +464,7 @@ def running(context: Context, lock: Path, run_id: str) -> Iterator[None]:
     with ExitStack() as held:
         with filelock.held(context.directory / filelock.LAB, store.purpose(run_id), wait=STAGING):
             held.enter_context(filelock.held(lock, store.purpose(run_id)))
+        held.callback(lock.unlink, missing_ok=True)
         yield
 
 

@@ -11,7 +11,7 @@ from support.harness import Lab
 pytestmark = pytest.mark.docker
 
 # Locks say who is at work, not what was made.
-LOCKS = {".lab/lock", ".lab/run.lock"}
+LOCKS = {".lab/lock"}
 
 
 def made(lab: Lab) -> dict[str, str]:

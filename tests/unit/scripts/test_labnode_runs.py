@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+import uuid
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +16,9 @@ from typing import Any
 import pytest
 
 from unit.scripts.test_labnode import load
+
+# What has such an id in its environment is ended, whoever runs tests beside these.
+RUN, OTHER, THIRD = (f"{name}-{uuid.uuid4().hex}" for name in ("first", "second", "third"))
 
 
 @pytest.fixture
@@ -66,14 +70,14 @@ def supervised(agent: ModuleType, run_id: str, **changes: Any) -> tuple[dict[str
 
 def test_output_and_exit_code_are_kept_each_line_with_its_time(agent: ModuleType) -> None:
     began = time.time()
-    ended, lines = supervised(agent, "r1", argv=shell("echo one; echo two >&2; printf three; exit 3"))
+    ended, lines = supervised(agent, RUN, argv=shell("echo one; echo two >&2; printf three; exit 3"))
     assert (ended["code"], "cause" in ended, lines) == (3, False, ["one", "two", "three"])
-    first = float((agent.RUNS / "r1/output").read_text().split()[0])
+    first = float((agent.RUNS / f"{RUN}/output").read_text().split()[0])
     assert began - 1 < first <= time.time()
 
 
 def test_a_command_that_is_not_there_ends_the_run(agent: ModuleType) -> None:
-    ended, lines = supervised(agent, "r1", argv=["/nowhere/program"])
+    ended, lines = supervised(agent, RUN, argv=["/nowhere/program"])
     assert ended["code"] == 127
     assert "No such file or directory" in lines[0]
 
@@ -90,7 +94,7 @@ def test_a_run_is_ended_for_its_time_its_ranks_or_its_absent_labctl(
     agent: ModuleType, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], cause: str
 ) -> None:
     monkeypatch.setattr(agent, "CRASH_GRACE", 0.1)
-    path, job = folder(agent, "r1", **{"argv": shell("sleep 60"), **changes})
+    path, job = folder(agent, RUN, **{"argv": shell("sleep 60"), **changes})
     (path / "watched").touch()
     os.utime(path / "watched", (1, 1))
     agent.supervise(path, job)
@@ -99,22 +103,22 @@ def test_a_run_is_ended_for_its_time_its_ranks_or_its_absent_labctl(
 
 
 def test_the_first_who_stops_a_run_gives_the_reason(agent: ModuleType) -> None:
-    path, job = folder(agent, "r1", argv=shell("sleep 60"))
+    path, job = folder(agent, RUN, argv=shell("sleep 60"))
     alive = agent.lock(path / "alive")
-    agent.stop("r1", "2", "interrupted", "stopped by ann")
-    agent.stop("r1", "0", "interrupted", "stopped by bob")
+    agent.stop(RUN, "2", "interrupted", "stopped by ann")
+    agent.stop(RUN, "0", "interrupted", "stopped by bob")
     agent.supervise(path, job)
     os.close(alive)
     ended = json.loads((path / "ended.json").read_text())
     assert (ended["cause"], ended["message"]) == ("interrupted", "stopped by ann")
-    with pytest.raises(SystemExit, match="run r1 is not running"):
-        agent.stop("r1", "0", "interrupted", "late")
+    with pytest.raises(SystemExit, match=f"run {RUN} is not running"):
+        agent.stop(RUN, "0", "interrupted", "late")
 
 
 def test_a_node_that_is_gone_ends_a_run_that_nobody_follows(agent: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent, "NODE_LOOK", 0.05)
     monkeypatch.setattr(agent, "why_unreached", lambda *_: agent.GONE[0])
-    ended, _ = supervised(agent, "r1", argv=shell("sleep 60"))
+    ended, _ = supervised(agent, RUN, argv=shell("sleep 60"))
     assert (ended["cause"], ended["message"]) == ("node-lost", "worker-0: its name is not known any more")
 
 
@@ -122,13 +126,13 @@ def test_a_node_that_is_slow_to_answer_is_not_lost_at_once(agent: ModuleType, mo
     monkeypatch.setattr(agent, "NODE_LOOK", 0.05)
     monkeypatch.setattr(agent, "UNANSWERED", 1000)
     monkeypatch.setattr(agent, "why_unreached", lambda *_: "it does not answer")
-    ended, lines = supervised(agent, "r1", argv=shell("sleep 0.5; echo done"))
+    ended, lines = supervised(agent, RUN, argv=shell("sleep 0.5; echo done"))
     assert (ended["code"], lines) == (0, ["done"])
 
 
 def followed(agent: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], place: str) -> str:
     monkeypatch.setattr(agent, "end_with_input", lambda: None)
-    agent.follow("r1", place)
+    agent.follow(RUN, place)
     sys.stdout.flush()
     return capfd.readouterr().out
 
@@ -136,7 +140,7 @@ def followed(agent: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.C
 def test_a_run_is_followed_from_any_place_to_how_it_ended(
     agent: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    supervised(agent, "r1", argv=shell("echo one; echo two"))
+    supervised(agent, RUN, argv=shell("echo one; echo two"))
     first, second, end = followed(agent, monkeypatch, capfd, "0").splitlines()
     place, _, text = first.split(" ", 2)
     assert text == "one"
@@ -147,7 +151,7 @@ def test_a_run_is_followed_from_any_place_to_how_it_ended(
 def test_a_line_is_followed_once_it_is_whole(
     agent: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    path, _ = folder(agent, "r1")
+    path, _ = folder(agent, RUN)
     (path / "output").write_bytes(b"1.0 whole\n2.0 ha")
     alive = agent.lock(path / "alive")
 
@@ -162,31 +166,31 @@ def test_a_line_is_followed_once_it_is_whole(
 
 
 def test_a_run_whose_supervisor_was_killed_is_lost(agent: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
-    folder(agent, "r1")
+    folder(agent, RUN)
     agent.list_runs()
     assert json.loads(capfd.readouterr().out)["state"] == "lost"
-    agent.forget("r1")
+    agent.forget(RUN)
     agent.list_runs()
     assert capfd.readouterr().out == ""
 
 
 def test_nodes_of_another_run_are_refused_with_its_id(agent: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
-    path, job = folder(agent, "r1", nodes=["worker-0", "worker-1"])
+    path, job = folder(agent, RUN, nodes=["worker-0", "worker-1"])
     alive = agent.lock(path / "alive")
     with pytest.raises(SystemExit) as refused:
-        agent.launch(json.dumps({**job, "id": "r2", "nodes": ["worker-1"]}))
+        agent.launch(json.dumps({**job, "id": OTHER, "nodes": ["worker-1"]}))
     assert refused.value.code == agent.IN_USE
     kind, _, other = capfd.readouterr().out.partition(" ")
-    assert (kind, json.loads(other)["id"]) == ("busy", "r1")
-    assert not (agent.RUNS / "r2").exists()
+    assert (kind, json.loads(other)["id"]) == ("busy", RUN)
+    assert not (agent.RUNS / OTHER).exists()
     os.close(alive)
 
 
 def test_a_run_waits_for_those_before_it_that_have_its_nodes(agent: ModuleType) -> None:
-    first, _ = folder(agent, "r1", order=1.0)
-    folder(agent, "r3", order=3.0)
+    first, _ = folder(agent, RUN, order=1.0)
+    folder(agent, THIRD, order=3.0)
     alive = agent.lock(first / "alive")
-    second, job = folder(agent, "r2", order=2.0, argv=shell("echo mine"))
+    second, job = folder(agent, OTHER, order=2.0, argv=shell("echo mine"))
     waiting = threading.Thread(target=agent.supervise, args=(second, job))
     waiting.start()
     waiting.join(0.3)
