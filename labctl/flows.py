@@ -469,7 +469,7 @@ def running(context: Context, lock: Path, run_id: str) -> Iterator[None]:
 
 
 def runs(context: Context) -> RunList:
-    """The lab's runs, the latest first. One that has ended since somebody looked is judged."""
+    """The lab's runs, the latest first. A run that has ended meanwhile is judged."""
     from labctl.lab.cluster import connect
     from labctl.runs import follow, store
 
@@ -480,7 +480,7 @@ def runs(context: Context) -> RunList:
 
 
 def show(context: Context, run: str) -> Result | RunSummary:
-    """The result of a run (its id, or ``latest``), or its summary without one. One that has ended is judged first."""
+    """The result of a run (its id, or ``latest``), or its summary without one. A run that has ended is judged first."""
     from labctl.lab.cluster import connect
     from labctl.model import Result
     from labctl.runs import follow, store

@@ -33,7 +33,7 @@ AT_ONCE = 64
 FRESH = 5
 # Seconds that the launcher is asked for again where the connection to a run breaks.
 PATIENCE = 120
-# Seconds since somebody followed a run after which nobody does.
+# Seconds without a follower after which a run counts as not followed.
 AWAY = 5
 ENDLESS = 1e8
 # Seconds for a node's health check, which has shorter limits inside.
@@ -134,7 +134,7 @@ class ActiveRun(Struct, frozen=True, kw_only=True):
     patience: float = 0
     waits: bool = False
     followed: float | None = None
-    """Seconds since somebody followed it; None where nobody has."""
+    """Seconds since it was last followed; None where it never was."""
 
 
 class LaunchError(HostError):

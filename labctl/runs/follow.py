@@ -25,7 +25,7 @@ LOOK = 0.2
 
 
 def listing(context: Context, cluster: Cluster, limit: int | None = None) -> tuple[store.RunSummary, ...]:
-    """The lab's runs, the latest first; those that have ended since somebody looked are judged."""
+    """The lab's runs, the latest first; those that have ended meanwhile are judged."""
     directory = context.directory
     unjudged = store.unjudged(directory)
     if not unjudged:

@@ -59,7 +59,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     """The attempts before, and how each ended."""
 
 
-# What each run is told itself, and none takes from the record of another.
+# Options of one run alone, which no other takes from its record.
 OWN = ("detach", "wait", "dry_run", "resume", "retries", "retried")
 
 

@@ -209,7 +209,7 @@ def follow(
         ended = agent.follow(lab, engine, job.run_id, follower, launch)
         crash.now = ended.at or crash.now
         if ended.cause and ended.cause != "rank-crashed":
-            # Ranks that were told to end report that they failed, too.
+            # Ranks that are ended report a failure, too.
             stop.note(ended.cause, ended.message)
         return ended
 
