@@ -12,7 +12,7 @@ from labctl.engines import agent
 from labctl.errors import ConfigError, HostError
 from labctl.lab.cluster import Cluster, load_lab
 from labctl.lab.spec import hidden
-from labctl.model import Lab, Result
+from labctl.model import LAUNCHER, Lab, Result
 from labctl.runs import run as runs
 from labctl.runs import store
 from labctl.runs.supervise import supervise
@@ -40,10 +40,14 @@ def listing(context: Context, cluster: Cluster, limit: int | None = None) -> tup
 
 
 def known_runs(cluster: Cluster) -> dict[str, agent.ActiveRun]:
-    """What the launcher knows of runs; nothing where it does not answer."""
+    """What the launcher knows of runs; that the state of those without a result is unknown where it does not answer."""
     with suppress(HostError):
-        return agent.runs(cluster.engine, cluster.engine.observe(cluster.settings.text("LAB_NAME")))
-    return {}
+        observed = cluster.engine.observe(cluster.settings.text("LAB_NAME"))
+        if observed.container(LAUNCHER) or not (observed.silent or cluster.failed):
+            return agent.runs(cluster.engine, observed)
+    here = {path.stem for path in filelock.held_below(cluster.directory / filelock.RUNS)}
+    unknown = [run_id for run_id in store.unjudged(cluster.directory) if run_id not in here]
+    return {run_id: agent.ActiveRun(id=run_id, nodes=(), state="unknown") for run_id in unknown}
 
 
 def attach(context: Context, cluster: Cluster, lab: Lab, run_id: str) -> Result:
@@ -87,8 +91,12 @@ def judge(context: Context, cluster: Cluster, lab: Lab, run_id: str, on_line: Ca
 
 
 def settle(context: Context, cluster: Cluster, lab: Lab, run_id: str, known: Mapping[str, agent.ActiveRun]) -> None:
-    """Judge a run that has ended, if nobody has. ConfigError for one that is under way."""
+    """Judge a run that has ended, if that was not done. ConfigError for one that is under way, HostError if unknown."""
     state = store.state(lab.directory, run_id, known)
+    if state == "unknown":
+        raise HostError(
+            f"the launcher does not answer: whether run {run_id} has ended is unknown", hint="labctl status"
+        )
     if state not in ("done", "ended", "orphaned"):
         raise ConfigError(f"run {run_id} is still {state}", hint=f"labctl attach {run_id}, or labctl stop {run_id}")
     if state == "ended":

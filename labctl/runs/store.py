@@ -336,7 +336,8 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     """A run in a list; what is only in its result is None without one.
 
     ``state``: ``done``; ``running``; ``waiting`` for nodes of other runs; ``ended`` where nobody has judged it yet;
-    ``orphaned`` where its launcher was restarted. ``age``, of one that is not done, in seconds since it began.
+    ``orphaned`` where its launcher was restarted; ``unknown`` where that does not answer. ``age``, of one that is not
+    done, in seconds since it began.
     """
 
     run_id: str

@@ -457,6 +457,24 @@ def test_a_disk_that_is_full_ends_a_run_with_one_error_and_keeps_what_was_record
     assert flows.runs(context).runs[0].state == "orphaned"
 
 
+def test_whether_a_run_has_ended_is_unknown_where_its_launcher_does_not_answer(
+    context: Context, engine: Engine, lab_is_up: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab_is_up()
+    left = context.directory / "runs/20260101-000000-hello-0000"
+    left.mkdir(parents=True)
+    (left / "started").touch()
+    assert [run.state for run in flows.runs(context).runs] == ["orphaned"]
+
+    def silent_engine(*_: Any, **__: Any) -> ObservedState:
+        raise HostError("Docker Engine does not answer")
+
+    monkeypatch.setattr(engine, "observe", silent_engine)
+    assert [run.state for run in flows.runs(context).runs] == ["unknown"]
+    with filelock.held(context.directory / filelock.RUNS / f"{left.name}.lock", "run"):
+        assert [run.state for run in flows.runs(context).runs] == ["running"]
+
+
 def test_a_result_that_cannot_be_written_is_one_error(
     context: Context, engine: Engine, lab_is_up: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
