@@ -385,11 +385,14 @@ def run_once(context: Context, name: str, options: RunOptions, ask: Ask | None) 
     """Run it and judge it, whatever comes of it."""
     from labctl.deploy.images import for_workload
     from labctl.deploy.images import remark as image_remark
+    from labctl.deploy.preflight import require_named
     from labctl.lab.cluster import connect
     from labctl.runs.request import choose_workload, unknown
     from labctl.workloads import external
 
     settings = context.settings()
+    if not name:
+        require_named(context, settings)
     workload = choose_workload(context.directory, name, options, settings)
     settings = for_workload(context, settings, workload)
     for remark in (*external.remarks(workload, external.roots(settings)), *unknown(workload, options)):
@@ -473,6 +476,7 @@ def runs(context: Context) -> RunList:
     from labctl.lab.cluster import connect
     from labctl.runs import follow, store
 
+    lab_name(context)
     if not store.unjudged(context.directory):
         return store.RunList(store.listing(context.directory))
     with connect(context, context.settings(), demand=False) as cluster:
@@ -485,6 +489,7 @@ def show(context: Context, run: str) -> Result | RunSummary:
     from labctl.model import Result
     from labctl.runs import follow, store
 
+    lab_name(context)
     found = store.read(context.directory, run)
     if isinstance(found, Result):
         return found
@@ -523,6 +528,7 @@ def attached(context: Context, run: str) -> Iterator[tuple[Cluster, Lab, str]]:
     from labctl.lab.cluster import connect, load_lab
     from labctl.runs import store
 
+    lab_name(context)
     run_id = store.read(context.directory, run).run_id
     with connect(context, context.settings()) as connected:
         lab, cluster = load_lab(context, connected, ask=False)

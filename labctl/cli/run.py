@@ -15,7 +15,7 @@ from labctl import flows
 from labctl.cli.common import HERE, Directory, DryRun, Json, Setting, answering, confirmation, context
 from labctl.cli.output import quantity, table
 from labctl.config.context import Context
-from labctl.errors import ConfigError
+from labctl.errors import ConfigError, Interrupted
 from labctl.model import Result
 
 if TYPE_CHECKING:
@@ -183,11 +183,14 @@ Run = Annotated[str, typer.Argument(metavar="RUN", help="Run id, or `latest`.")]
 
 
 def attach_command(run: Run = "latest", directory: Directory = HERE, json: Json = False) -> None:
-    with answering(
-        as_json=json, stopped="the run goes on; `labctl attach` follows it again, `labctl stop` ends it"
-    ) as output:
+    with answering(as_json=json) as output:
         lab = context(directory, output)
-        answer = flows.attach(lab, run)
+        try:
+            answer = flows.attach(lab, run)
+        except KeyboardInterrupt:
+            hint = "`labctl attach` follows it again, `labctl stop` ends it"
+            output.error(Interrupted("no longer followed: the run goes on", hint=hint))
+            sys.exit(Interrupted.exit_code)
         output.answer(answer, run_text(answer, lab.directory))
         sys.exit(answer.exit_code)
 
@@ -290,8 +293,11 @@ def next_step(result: Result) -> str:
             return f"the lab has no {name} device: `labctl devices` lists what it has"
     for pattern, step in STEPS:
         if found := re.search(pattern, result.message):
-            words = (mountable(Path(found[1])),) if pattern is NOT_THERE else found.groups()
-            return step.format(*words)
+            if pattern is not NOT_THERE:
+                return step.format(*found.groups())
+            path = Path(found[1])
+            absent = "" if path.exists() else f" (this machine has no {path} either)"
+            return f"{step.format(mountable(path))}{absent}"
     return ""
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 
 ELSEWHERE = {
-    "attach": "shell",
     "create": "init",
     "destroy": "down",
     "history": "runs",
@@ -16,7 +15,6 @@ ELSEWHERE = {
     "rm": "down",
     "ssh": "shell",
     "start": "up",
-    "stop": "down",
     "submit": "run",
     "train": "run",
 }
@@ -28,7 +26,8 @@ def correct(message: str, arguments: list[str], commands: Collection[str]) -> tu
     first = arguments[0] if arguments else ""
     misplaced = "No such option" in message or "unexpected extra argument" in message
     if first.startswith("-"):
-        return message, "options follow the command: labctl up -s LAB_NODES=3" if misplaced else ""
+        example = "labctl status -C DIRECTORY" if first.startswith(("-C", "--dir")) else "labctl up -s LAB_NODES=3"
+        return message, f"options follow the command: {example}" if misplaced else ""
     if first in ELSEWHERE:
         return f"No such command '{first}'.", f"labctl {ELSEWHERE[first]}; `labctl --help` lists all commands"
     if first not in commands:

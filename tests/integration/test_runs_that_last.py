@@ -131,7 +131,7 @@ def test_ctrl_c_on_attach_leaves_the_run_and_logs_shows_it(lab: Lab) -> None:
         wait_until(lambda: not attached.ends_within(2), 10, "it is followed")
         attached.press(signal.SIGINT)
         answer = attached.answer(30)
-    assert "the run goes on" in answer.expect(130).err
+    assert "no longer followed: the run goes on" in answer.expect(130).err
     assert runs(lab)[run_id]["state"] == "running"
     with lab.start("logs", "--run", run_id, "-f") as logs:
         wait_until(lambda: not logs.ends_within(2), 10, "it is followed")

@@ -44,6 +44,32 @@ def test_a_directory_that_is_no_lab_is_told_apart(
     assert f"labctl init {tmp_path}/other" in said.err
 
 
+@pytest.mark.parametrize(
+    "command", ["run --script train.py", "runs", "show", "attach", "stop", "logs --run latest", "status", "down"]
+)
+def test_outside_a_lab_no_lab_of_a_default_name_is_meant(
+    command: str, labctl: Labctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/train.py").touch()
+    (tmp_path / ".env").unlink()
+    monkeypatch.chdir(tmp_path / "other")
+    said = labctl(*command.split())
+    assert said.code == 2
+    assert f"{tmp_path}/other is not a lab directory (no .env)" in said.err
+    assert "-C DIRECTORY" in said.err
+
+
+def test_the_lab_is_named_after_the_command(labctl: Labctl, tmp_path: Path) -> None:
+    said = labctl("-C", str(tmp_path), "status")
+    assert (said.code, "options follow the command: labctl status -C DIRECTORY" in said.err) == (2, True)
+
+
+@pytest.mark.parametrize("command", ["attach", "stop"])
+def test_a_command_that_there_is_is_not_called_unknown(command: str, labctl: Labctl) -> None:
+    assert "No such option: --nowhere" in labctl(command, "--nowhere").err
+
+
 def test_the_page_has_what_is_tested(request: pytest.FixtureRequest) -> None:
     head, _, _ = PAGE.read_text(encoding="utf-8").partition("| What |")
     if request.config.getoption("--update-golden"):

@@ -145,6 +145,20 @@ def test_a_failure_that_every_newcomer_meets_has_its_way_out(message: str, step:
     assert step in line
 
 
+def test_data_that_is_nowhere_on_this_machine_is_said_to_be_so(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/train.csv").touch()
+    there, gone = str(tmp_path / "data/train.csv"), str(tmp_path / "data/gone.csv")
+    lines = []
+    for path in (there, gone):
+        message = f"rank 0 on worker-0 exited with code 1: FileNotFoundError: No such file or directory: '{path}'"
+        text = run_text(replace(RESULT, verdict="ERROR", cause="rank-crashed", message=message), Path("/srv/lab"))
+        lines += [line for line in text.splitlines() if line.startswith("next")]
+    folder = tmp_path / "data"
+    assert all(f"LAB_MOUNTS={folder}:{folder}:ro in .env" in line for line in lines)
+    assert [f"(this machine has no {gone} either)" in line for line in lines] == [False, True]
+
+
 def test_a_line_is_written_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     class Pieces(io.StringIO):
         def write(self, text: str) -> int:
