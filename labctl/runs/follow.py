@@ -55,17 +55,16 @@ def attach(context: Context, cluster: Cluster, lab: Lab, run_id: str) -> Result:
     if found := store.read_result(lab.directory, run_id):
         logs(cluster, lab, run_id, context.line, follow=False)
         return found
-    lock = store.lock(lab.directory, run_id)
-    if not filelock.is_held(lock):
+    with suppress(filelock.LockHeld):
         return judge(context, cluster, lab, run_id, context.line)
-    context.notice(f"{filelock.holder(lock)} records it")
+    context.notice(f"{filelock.holder(store.lock(lab.directory, run_id))} records it")
     follower = agent.Follower(lambda line, _: context.line(store.redact(line, lab.hidden)))
     agent.follow(lab, cluster.engine, run_id, follower)
     return judged(lab, run_id)
 
 
 def judge(context: Context, cluster: Cluster, lab: Lab, run_id: str, on_line: Callable[[str], None]) -> Result:
-    """Follow a run from its beginning to its end, and write its record and result."""
+    """Follow a run from its beginning to its end, and write its record and result. LockHeld where another does."""
     path, job = store.directory(lab.directory, run_id), store.load_job(lab.directory, run_id)
     age = store.age(path)
     with ExitStack() as held:
@@ -118,8 +117,9 @@ def stop(context: Context, cluster: Cluster, lab: Lab, run_id: str, grace: float
     if found := store.read_result(lab.directory, run_id):
         raise HostError(f"run {run_id} has ended: {found.verdict}", hint=f"labctl show {run_id}")
     agent.stop(lab, cluster.engine, run_id, grace, f"stopped by {lab.owner}")
-    lock = store.lock(lab.directory, run_id)
-    return judged(lab, run_id) if filelock.is_held(lock) else judge(context, cluster, lab, run_id, lambda _: None)
+    with suppress(filelock.LockHeld):
+        return judge(context, cluster, lab, run_id, lambda _: None)
+    return judged(lab, run_id)
 
 
 def logs(cluster: Cluster, lab: Lab, run_id: str, on_line: Callable[[str], None], *, follow: bool) -> None:

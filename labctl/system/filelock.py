@@ -85,9 +85,13 @@ def create(path: Path, mode: int) -> None:
         raise HostError(f"cannot open {path}: {error.strerror}", hint=f"ls -ld {path.parent} {path}") from error
 
 
-def busy(path: Path) -> HostError:
+class LockHeld(HostError):
+    """Another process holds a lock."""
+
+
+def busy(path: Path) -> LockHeld:
     """What is raised where another process holds the lock."""
-    return HostError(f"{holder(path)} holds {path}", hint="wait for it, or end that process")
+    return LockHeld(f"{holder(path)} holds {path}", hint="wait for it, or end that process")
 
 
 def _owner(purpose: str) -> dict[str, str | int]:
