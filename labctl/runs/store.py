@@ -367,11 +367,11 @@ def read(lab: Path, run_id: str) -> Result | RunSummary:
 def find(lab: Path, run_id: str) -> str:
     """The id of a run that is there. ConfigError, with the nearest, for an unknown one; ``latest`` is one."""
     if run_id == "latest":
-        if not (latest := listing(lab, 1)):
+        if not (known := ids(lab)):
             raise ConfigError(f"no runs in {lab / 'runs'}", hint="labctl run opt-tiny")
-        return latest[0].run_id
+        return known[0]
     if not is_run(lab, run_id):
-        known = [run.run_id for run in listing(lab)]
+        known = ids(lab)
         near = nearest(run_id, known)
         hint = f"did you mean `{near}`?" if near else f"the latest are {', '.join(known[:5]) or 'none'}"
         raise ConfigError(f"no run `{run_id}` in {lab / 'runs'}", hint=hint)
@@ -426,19 +426,24 @@ def purpose(run_id: str) -> str:
 
 def unjudged(lab: Path) -> list[str]:
     """The runs without a result: they are under way, or nobody has looked since they ended."""
-    return [run.run_id for run in listing(lab) if run.state != "done"]
+    return [run_id for run_id in ids(lab) if not os.path.lexists(directory(lab, run_id) / RESULT)]
 
 
 def listing(
     lab: Path, limit: int | None = None, active: Mapping[str, ActiveRun] = MappingProxyType({})
 ) -> tuple[RunSummary, ...]:
     """The lab's runs, the latest first; ``active`` as ``state``."""
+    return tuple(summary(lab, run_id, active) for run_id in ids(lab)[:limit])
+
+
+def ids(lab: Path) -> list[str]:
+    """The ids of the lab's runs, the latest first."""
     records = (
         path.name
         for path in (lab / "runs").glob("*")
         if is_run(lab, path.name) and any(os.path.lexists(path / name) for name in (MARK, FORMER_MARK, RESULT))
     )
-    return tuple(summary(lab, run_id, active) for run_id in sorted(records, reverse=True)[:limit])
+    return sorted(records, reverse=True)
 
 
 def is_run(lab: Path, run_id: str) -> bool:
