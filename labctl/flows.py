@@ -372,12 +372,12 @@ def retry(context: Context, name: str, options: RunOptions, ended: Result) -> Ru
 
 def gather(context: Context, cluster: Cluster, lab: Lab, run_id: str) -> None:
     """Bring here all that an earlier run has written; it is judged if nobody has. ConfigError if it is running."""
-    from labctl.runs import follow, store
+    from labctl.runs import follow
     from labctl.runs import run as runs
 
     known = follow.known_runs(cluster)
     follow.settle(context, cluster, lab, run_id, known)
-    with running(context, store.lock(lab.directory, run_id), run_id):
+    with running(context, lab.directory, run_id):
         runs.gather(context, cluster, lab, run_id, known)
 
 
@@ -415,7 +415,6 @@ def run_on(
     from labctl.engines import agent
     from labctl.lab.cluster import load_lab
     from labctl.runs import run as runs
-    from labctl.runs import store
     from labctl.runs.request import build_job
     from labctl.system import filelock
     from labctl.workloads import external
@@ -451,7 +450,7 @@ def run_on(
     doctor_run.preflight(context, lab, cluster, "run")
     runs.require_ready(context, cluster, lab, job, observed, options)
     runs.require_free(job, active, options)
-    with nullcontext() if dry_run else running(context, store.lock(lab.directory, job.run_id), job.run_id):
+    with nullcontext() if dry_run else running(context, lab.directory, job.run_id):
         plan = runs.plan_run(lab, job, cluster, observed, options, dry_run=dry_run)
         if dry_run:
             return answer(cluster, Plan((*first, *plan.steps)))
@@ -459,15 +458,14 @@ def run_on(
 
 
 @contextmanager
-def running(context: Context, lock: Path, run_id: str) -> Iterator[None]:
+def running(context: Context, lab: Path, run_id: str) -> Iterator[None]:
     """Hold the lock of a run, which is not taken while another command changes the lab. HostError if one does."""
     from labctl.runs import store
     from labctl.system import filelock
 
     with ExitStack() as held:
         with filelock.held(context.directory / filelock.LAB, store.purpose(run_id), wait=STAGING):
-            held.enter_context(filelock.held(lock, store.purpose(run_id)))
-        held.callback(lock.unlink, missing_ok=True)
+            held.enter_context(store.recording(lab, run_id))
         yield
 
 

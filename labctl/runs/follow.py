@@ -68,9 +68,7 @@ def judge(context: Context, cluster: Cluster, lab: Lab, run_id: str, on_line: Ca
     path, job = store.directory(lab.directory, run_id), store.load_job(lab.directory, run_id)
     age = store.age(path)
     with ExitStack() as held:
-        lock = store.lock(lab.directory, run_id)
-        held.enter_context(filelock.held(lock, store.purpose(run_id)))
-        held.callback(lock.unlink, missing_ok=True)
+        held.enter_context(store.recording(lab.directory, run_id))
         if found := store.read_result(lab.directory, run_id):
             return found
         now = datetime.fromtimestamp(time.time() - age).astimezone()

@@ -11,7 +11,7 @@ import secrets
 import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -422,6 +422,17 @@ def lock(lab: Path, run_id: str) -> Path:
 def purpose(run_id: str) -> str:
     """What a run's lock is held for."""
     return f"run {run_id}"
+
+
+@contextmanager
+def recording(lab: Path, run_id: str) -> Iterator[None]:
+    """Hold the lock of who records and judges a run, and remove it. LockHeld where another does."""
+    path = lock(lab, run_id)
+    with filelock.held(path, purpose(run_id)):
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def unjudged(lab: Path) -> list[str]:
