@@ -530,6 +530,8 @@ LONGEST_LINE = 1_000_000
 LOOK, BEAT = 0.05, 2
 # Seconds between two looks at the workers of a run that nobody follows, and how many of them fail before one is lost.
 NODE_LOOK, REFUSED, UNANSWERED = 5, 2, 12
+# How runs say where they are, such as `step 12/100` or `Epoch: 3`, and the bytes of output in which that is looked for.
+STEP, RECENT = re.compile(rb"(?i)\b(?:epoch|iter(?:ation)?|step)\b[ =:#]{0,3}\[?\d+(?: ?(?:/|of) ?\d+)?\]?"), 1 << 16
 # Exit code of `launch` where other runs have the nodes.
 IN_USE = 75
 
@@ -601,10 +603,19 @@ def described(folder: Path) -> dict[str, object]:
     job = json.loads((folder / "job.json").read_bytes())
     state = state_of(folder)
     told = {name: job[name] for name in ("id", "nodes", "order", "port", "owner", "patience")}
+    told["step"] = last_step(folder / "output")
     if state == "running":
         told["waits"] = not (folder / "started").exists()
         told["followed"] = seconds_since(folder / "watched")
     return {**told, "state": state}
+
+
+def last_step(output: Path) -> str:
+    """The last that a run has printed of where it is; nothing where it printed much since."""
+    with output.open("rb") as lines:
+        lines.seek(max(0, output.stat().st_size - RECENT))
+        found = STEP.findall(lines.read())
+    return found[-1].decode() if found else ""
 
 
 def under_way() -> list[dict[str, object]]:
@@ -648,14 +659,14 @@ def stop(run_id: str, grace: str, cause: str, message: str) -> None:
 def follow(run_id: str, place: str) -> None:
     """Print each line with the place behind it and its time, then ``end`` and how the run ended.
 
-    Ends with who reads: then the input, which a reader holds open, is at its end.
+    Ends with who reads: then the input is at its end.
     """
     folder = RUNS / run_id
     if not folder.is_dir():
         sys.exit(f"no run {run_id} here")
-    threading.Thread(target=end_with_input, daemon=True).start()
+    threading.Thread(target=hear_reader, args=(folder / "watched",), daemon=True).start()
     out = sys.stdout.buffer
-    spoken = looked = 0.0
+    spoken = 0.0
     with (folder / "output").open("rb") as lines:
         lines.seek(int(place))
         while True:
@@ -675,18 +686,19 @@ def follow(run_id: str, place: str) -> None:
                 out.write(b"beat\n")
                 spoken = time.monotonic()
             out.flush()
-            if time.monotonic() - looked > 1:
-                (folder / "watched").touch()
-                looked = time.monotonic()
             time.sleep(LOOK)
     out.flush()
     ended = json.loads((folder / "ended.json").read_bytes()) if state == "ended" else {"code": 137, "lost": True}
     say("end", ended)
 
 
-def end_with_input() -> None:
-    while os.read(0, 1024):
-        pass
+def hear_reader(watched: Path) -> None:
+    """Note each word of the reader's; what is written to one who is gone may be taken for minutes."""
+    heard = True
+    while heard:
+        with contextlib.suppress(OSError):
+            watched.touch()
+        heard = bool(os.read(0, 1024))
     os._exit(0)
 
 

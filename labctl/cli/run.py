@@ -216,13 +216,14 @@ def runs_command(directory: Directory = HERE, json: Json = False) -> None:
                 run.state,
                 age(run.age),
                 ",".join(run.nodes) or "-",
+                run.step or "-",
                 run.verdict or "-",
                 run.cause or "-",
                 "-" if run.seconds is None else quantity(run.seconds),
             )
             for run in listed.runs
         ]
-        output.answer(listed, table(("RUN", "STATE", "AGE", "NODES", "VERDICT", "CAUSE", "SECONDS"), rows))
+        output.answer(listed, table(("RUN", "STATE", "AGE", "NODES", "STEP", "VERDICT", "CAUSE", "SECONDS"), rows))
 
 
 def age(seconds: float | None) -> str:
@@ -250,7 +251,7 @@ def run_text(run: Result | RunSummary, lab: Path) -> str:
     if isinstance(run, Result):
         rows += result_rows(run)
     else:
-        rows.append(("state", run.state))
+        rows.append(("state", f"{run.state}, {run.step}" if run.step else run.state))
     rows.append(("files", str(lab / "runs" / run.run_id)))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}} {text}" for name, text in rows)

@@ -53,7 +53,8 @@ class Backend(Protocol):
     ) -> int:
         """Run a program in a container, handing on each line as it prints; returns its exit code.
 
-        The terminal's Ctrl-C does not reach it. Its input is open until this process ends, or the connection does.
+        The terminal's Ctrl-C does not reach it. Its input gets an empty line each second, and is open until this
+        process ends, or the connection does.
         HostError after ``limit`` seconds.
         """
 

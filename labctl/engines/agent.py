@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
@@ -33,9 +34,13 @@ AT_ONCE = 64
 FRESH = 5
 # Seconds that the launcher is asked for again where the connection to a run breaks.
 PATIENCE = 120
+# Seconds for one try to do so.
+RECONNECTING = 5
 # Seconds without a follower after which a run counts as not followed.
 AWAY = 5
 ENDLESS = 1e8
+# What rank.sh puts before each line of its rank, behind what launchers put there.
+RANK = re.compile("\x01([0-9]+)\x02")
 # Seconds for a node's health check, which has shorter limits inside.
 CHECKING = 20
 
@@ -133,6 +138,8 @@ class ActiveRun(Struct, frozen=True, kw_only=True):
     owner: str = ""
     patience: float = 0
     waits: bool = False
+    step: str = ""
+    """The last that it has printed of where it is, such as ``step 12/100``."""
     followed: float | None = None
     """Seconds since it was last followed; None where it never was."""
 
@@ -145,12 +152,30 @@ class InUse(LaunchError):
     """Nodes are those of other runs."""
 
 
+class Line(NamedTuple):
+    """What a run printed: ``said`` by a rank, behind what launchers put before it, where that is known."""
+
+    text: str
+    when: float
+    """In seconds since 1970."""
+    rank: int | None = None
+    said: str = ""
+
+
 class Follower:
     """Follows a run's output over one connection after another: each line once."""
 
-    def __init__(self, on_line: Callable[[str, float], None]) -> None:
-        self._on_line = on_line
+    def __init__(
+        self,
+        on_line: Callable[[Line], None],
+        notice: Callable[[str], object] = len,
+        given_up: Callable[[], bool] = bool,
+    ) -> None:
+        """``notice`` is told of connections that break; ``given_up`` says whether it is of use to connect again."""
+        self._on_line, self.notice, self.given_up = on_line, notice, given_up
         self.place = 0
+        self.heard: float | None = None
+        """When the agent last said anything of the run, on the monotonic clock."""
         self.ended: Ended | None = None
         self.other: list[str] = []
         """What the agent printed that is no line of the run."""
@@ -161,10 +186,16 @@ class Follower:
     def read(self, text: str) -> None:
         """One line of the agent's."""
         place, _, rest = text.partition(" ")
+        if place.isdecimal() or place in ("end", "beat"):
+            self.heard = time.monotonic()
         if place.isdecimal():
             when, _, line = rest.partition(" ")
+            heard = Line(line, float(when))
+            if mark := RANK.search(line):
+                said = line[mark.end() :]
+                heard = Line(line[: mark.start()] + said, float(when), int(mark[1]), said)
             self.refused = True
-            self._on_line(line, float(when))
+            self._on_line(heard)
             self.refused = False
             self.place = int(place)
         elif place == "end":
@@ -181,23 +212,36 @@ def follow(lab: Lab, engine: Backend, run_id: str, follower: Follower, launch: L
     LaunchError where it cannot be started, as where other runs have its nodes. HostError where the launcher does not
     answer for ``PATIENCE`` seconds.
     """
+    began, told = time.monotonic(), False
     if launch:
         launch_run(lab, engine, follower, launch)
-    deadline, place = time.monotonic() + PATIENCE, follower.place
     while not follower.ended:
-        error = look(lab, engine, run_id, follower, "follow", run_id, str(follower.place))
+        lost = reconnect(lab, engine, model.LAUNCHER)
+        error = lost or look(lab, engine, run_id, follower, "follow", run_id, str(follower.place))
         if follower.ended:
             break
-        if not is_running(lab, engine):
+        if not is_running(lab, engine) or (lost and follower.given_up()):
             return Ended(code=137, lost=True)
-        if follower.place > place:
-            deadline, place = time.monotonic() + PATIENCE, follower.place
-        if time.monotonic() > deadline:
+        if time.monotonic() > (follower.heard or began) + PATIENCE:
             why = error.message if error else "the launcher does not answer"
             hint = f"labctl attach {run_id}"
             raise HostError(f"{why}; run {run_id} goes on without labctl", hint=hint, node=model.LAUNCHER)
+        if lost and not told:
+            follower.notice(f"{lost.message}; run {run_id} goes on, and labctl tries for {PATIENCE} s to connect again")
+        told = bool(lost)
         time.sleep(0.5)
     return follower.ended
+
+
+def reconnect(lab: Lab, engine: Backend, node: str) -> HostError | None:
+    """Connect again to a node's host where the connection has ended; returns why that fails."""
+    host = lab.host_of(node).name
+    try:
+        if host in engine.connections:
+            engine.connections[host].reconnect(RECONNECTING)
+    except HostError as error:
+        return error
+    return None
 
 
 def launch_run(lab: Lab, engine: Backend, follower: Follower, launch: Launch) -> None:
@@ -205,7 +249,7 @@ def launch_run(lab: Lab, engine: Backend, follower: Follower, launch: Launch) ->
     error = look(lab, engine, launch.id, follower, "launch", msgspec.json.encode(launch).decode())
     if follower.busy:
         raise in_use(follower.busy)
-    if follower.ended or follower.place:
+    if follower.heard:
         return
     if error:
         raise LaunchError(error.message, hint=error.hint, node=error.node) from error
@@ -234,7 +278,7 @@ def look(lab: Lab, engine: Backend, run_id: str, follower: Follower, *words: str
 
 def start(lab: Lab, engine: Backend, launch: Launch) -> None:
     """Launch a run without following it. Errors as ``follow``."""
-    follower = Follower(lambda _, __: None)
+    follower = Follower(lambda _: None)
     text, own = msgspec.json.encode(launch).decode(), {"LABCTL_RUN_ID": f"supervises-{launch.id}"}
     for line in agent(lab, engine, model.LAUNCHER, "launch", text, root=True, environment=own):
         follower.read(line)

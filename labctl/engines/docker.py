@@ -173,6 +173,8 @@ GRACE, LATE = 10, (124, 137)
 RUN_VARIABLE = "LABCTL_RUN_ID"
 # Seconds between TERM and KILL for what a killed labctl has left.
 LEFT_GRACE = "2"
+# Seconds between two words to a program whose output is streamed: that it is still read.
+PULSE = 1
 # Docker holds the first key back until the next, and always has such a sequence: its own begins with Ctrl-P.
 DETACH_KEYS = "ctrl-^,ctrl-_,ctrl-^,ctrl-_"
 # What docker itself ends with when it lets go of a command.
@@ -459,7 +461,7 @@ class DockerEngine:
     ) -> int:
         variables = [f"{name}={value}" for name, value in environment]
         command = self._exec(container, user, options=("-i",), variables=variables)
-        return process.stream((*command, *argv), on_line, timeout=limit, check=False, hold=True).code
+        return process.stream((*command, *argv), on_line, timeout=limit, check=False, pulse=PULSE).code
 
     def attach(
         self,

@@ -29,4 +29,10 @@ answers() {
     wait
 }
 
+# hears NODE: true if the node's sshd takes a connection within two seconds.
+hears() {
+    # shellcheck disable=SC2016 # for the shell within
+    timeout 2 bash -c ': < "/dev/tcp/$0/$LAB_SSH_PORT"' "$1" 2>/dev/null
+}
+
 "$@"

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import as_completed
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from labctl.engines import Backend, Capabilities, Kind, OnLine, unanswered
+from labctl.engines.agent import IN_NODE, RECONNECTING
 from labctl.engines.state import ObservedState
 from labctl.errors import HostError, on_host, raise_all
 from labctl.hosts.ssh import Connection
 from labctl.model import Cause
 from labctl.system.parallel import map_hosts, pool
 from labctl.system.process import CompletedProcess
+
+# Seconds for a container to say whether it hears of another host.
+ASKING = 5
 
 
 class MultiHostEngine:
@@ -84,25 +90,70 @@ class MultiHostEngine:
         raise_all(lost)
 
     def events(self, lab: str) -> Iterator[tuple[str, Cause, str]]:
-        """As one daemon's; a daemon whose events end has taken every node of its host with it."""
+        """As one daemon's; a daemon whose events end has taken every node of its host with it.
+
+        Not so where only the connection from here has broken: the host is asked for by others, and connected to again.
+        """
         heard: queue.SimpleQueue[tuple[str, Cause, str]] = queue.SimpleQueue()
-        nodes = {part.host: [one.node for one in part.containers] for part in self.observe(lab).parts}
+        parts = {part.host: part for part in self.observe(lab).parts}
 
         def listen(host: str) -> None:
-            reason = "the connection to it ended"
-            try:
-                for event in self._daemons[host].events(lab):
-                    heard.put(event)
-            except Exception as error:  # noqa: BLE001 - whatever breaks a stream, the host is not heard any more
-                reason = str(error)
-            lost = self._daemons[host].connections[host].why_lost() or f"{host} does not answer any more ({reason})"
-            for node in nodes[host]:
-                heard.put((node, "node-lost", f"host {lost}"))
+            while True:
+                reason = "the connection to it ended"
+                try:
+                    for event in self._daemons[host].events(lab):
+                        heard.put(event)
+                except Exception as error:  # noqa: BLE001 - whatever breaks a stream, the host is not heard any more
+                    reason = str(error)
+                if lost := self._lost(host, parts, reason):
+                    break
+                with suppress(HostError):
+                    for loss in self._ended_meanwhile(lab, parts[host]):
+                        heard.put(loss)
+            for container in parts[host].containers:
+                heard.put((container.node, "node-lost", f"host {lost}"))
 
-        for host in nodes:
+        for host in parts:
             threading.Thread(target=listen, args=(host,), daemon=True).start()
         while True:
             yield heard.get()
+
+    def _lost(self, host: str, parts: Mapping[str, ObservedState], reason: str) -> str:
+        """Why a host whose events have ended is lost; empty once it is connected again.
+
+        It is lost where the engine ended and not the connection, or where another host does not hear of it either.
+        """
+        connection = self._daemons[host].connections[host]
+        why = connection.why_lost()
+        while why:
+            if any(self._is_silent_to(part, parts[host]) for name, part in parts.items() if name != host):
+                return why
+            try:
+                connection.reconnect(RECONNECTING)
+            except HostError:
+                time.sleep(1)
+            else:
+                return ""
+        return f"{host} does not answer any more ({reason})"
+
+    def _is_silent_to(self, other: ObservedState, silent: ObservedState) -> bool:
+        """Whether the containers of a host get no answer from another; not where they cannot be asked."""
+        asked = next((one for one in other.containers if one.state == "running"), None)
+        workers = [one for one in silent.containers if one.state == "running" and one.role == "worker"]
+        if not asked or not workers:
+            return False
+        look = ("sh", "-c", IN_NODE, "sh", "hears", workers[0].node)
+        try:
+            return self._daemons[other.host].exec(asked.name, look, user="0", limit=ASKING).code != 0
+        except HostError:
+            return False
+
+    def _ended_meanwhile(self, lab: str, before: ObservedState) -> Iterator[tuple[str, Cause, str]]:
+        """The containers of a host that ran before its events were missed, and do not now."""
+        running = {one.id for one in self._daemons[before.host].observe(lab).containers if one.state == "running"}
+        for one in before.containers:
+            if one.state == "running" and one.id not in running:
+                yield one.node, "node-lost", "container died while the connection to its host was broken"
 
     def capabilities(self, host: str) -> Capabilities:
         return self._on(host).capabilities(host)

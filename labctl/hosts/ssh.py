@@ -39,15 +39,15 @@ SHORT = 5
 RETRIES = (0.2, 0.4, 0.8, 1.6, 3.2)
 """Seconds before each retry of a host whose sshd closed the connection before login."""
 LOGIN = 5
-"""Seconds for a login of its own that a script may need: when a host falls silent, ssh notices after eight."""
+"""Seconds for a login of its own that a script may need: when a host falls silent, ssh notices after six."""
 PATIENCE = 3
 """Seconds that each host gets at least, however many there are, and after which the slow ones are reported."""
 
 # Overrides what the person's own ssh config says of commands, forwarding and multiplexing.
 _OPTIONS = (
     "-T",
-    *("-o", "BatchMode=yes", "-o", "ConnectionAttempts=1", "-o", "ServerAliveInterval=2"),
-    *("-o", "ServerAliveCountMax=3", "-o", "ClearAllForwardings=yes", "-o", "ForwardAgent=no", "-o", "ForwardX11=no"),
+    *("-o", "BatchMode=yes", "-o", "ConnectionAttempts=1", "-o", "ServerAliveInterval=1"),
+    *("-o", "ServerAliveCountMax=5", "-o", "ClearAllForwardings=yes", "-o", "ForwardAgent=no", "-o", "ForwardX11=no"),
     *("-o", "RemoteCommand=none", "-o", "PermitLocalCommand=no", "-o", "ControlPersist=no"),
 )
 # $1: a marker, $2: the engine's socket, $3: the caller's script. `cat` keeps the session open until its input ends.
@@ -145,6 +145,9 @@ class Connection:
         """Why the connection ended, if it has or does within a second; empty while it stands."""
         return ""
 
+    def reconnect(self, seconds: float) -> None:
+        """Connect again where the connection has ended, in so many seconds; HostError where that fails."""
+
     def error(self, text: str) -> HostError:
         """An error of this host."""
         return HostError(text, hint="labctl doctor")
@@ -193,6 +196,7 @@ class SshConnection(Connection):
         self._master: process.BackgroundProcess | None = None
         self._banner = ""
         self._closing = threading.Event()
+        self._opening = threading.Lock()
         self._sessions = threading.BoundedSemaphore(SESSIONS)
         self._numbers = itertools.count()
         self._relay: EngineRelay | None = None
@@ -207,10 +211,30 @@ class SshConnection(Connection):
     def close(self) -> None:
         """End it, with all that still goes through it."""
         self._closing.set()
-        if self._master:
-            self._master.end()
+        self._end_master()
         if self._relay:
             self._relay.close()
+
+    def _end_master(self) -> None:
+        if self._master:
+            self._master.end()
+
+    def reconnect(self, seconds: float) -> None:
+        """As the protocol says; the engine is then reached at the same address."""
+        with self._opening:
+            if not self._ended():
+                return
+            # What a master that was killed has left.
+            Path(self._control).unlink(missing_ok=True)
+            self._start(":", seconds)
+            try:
+                if not self._relay:
+                    self._forward(Path(self.address.removeprefix("unix://")), self.target.docker, seconds)
+            except HostError:
+                self._end_master()
+                raise
+            if self._closing.is_set():
+                self._end_master()
 
     def argv(self, script: str, *words: str) -> tuple[str, ...]:
         mux = ("-o", f"ConnectTimeout={LOGIN}", "-o", "LogLevel=ERROR", "-o", "ControlMaster=no", "-S", self._control)
@@ -218,7 +242,10 @@ class SshConnection(Connection):
 
     def forward(self, path: str, seconds: float = 10) -> Path:
         """A local socket that leads to the Unix socket of this path on the host, where its sshd allows that."""
-        local = Path(f"{self._stem}-{next(self._numbers)}.sock")
+        return self._forward(Path(f"{self._stem}-{next(self._numbers)}.sock"), path, seconds)
+
+    def _forward(self, local: Path, path: str, seconds: float) -> Path:
+        local.unlink(missing_ok=True)
         argv = ("ssh", "-F", "none", "-S", self._control, "-O", "forward", "-L", f"{local}:{path}", "host")
         try:
             done = process.run(argv, timeout=seconds, check=False)
@@ -288,13 +315,14 @@ class SshConnection(Connection):
             *("-S", self._control, "--", ssh_errors.destination(self.target)),
             remote(_OPENING, (marker, self.target.docker, opening)),
         )
+        self._end_master()
         self._master = process.BackgroundProcess(argv, self._log)
         Path(f"{self._stem}.pid").write_text(f"{self._master.number}\n", encoding="ascii")
         try:
             output, (code, engine, user) = self._read(self._master, marker, seconds)
             self._require_usable(code, engine, user.rstrip())
         except BaseException:
-            self._master.end()
+            self._end_master()
             raise
         self._banner = self._stderr()
         return output

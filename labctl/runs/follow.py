@@ -58,7 +58,7 @@ def attach(context: Context, cluster: Cluster, lab: Lab, run_id: str) -> Result:
     with suppress(filelock.LockHeld):
         return judge(context, cluster, lab, run_id, context.line)
     context.notice(f"{filelock.holder(store.lock(lab.directory, run_id))} records it")
-    follower = agent.Follower(lambda line, _: context.line(store.redact(line, lab.hidden)))
+    follower = agent.Follower(lambda line: context.line(store.redact(line.text, lab.hidden)), context.notice)
     agent.follow(lab, cluster.engine, run_id, follower)
     return judged(lab, run_id)
 
@@ -81,7 +81,7 @@ def judge(context: Context, cluster: Cluster, lab: Lab, run_id: str, on_line: Ca
             on_line(line)
             return line
 
-        site.outcome = supervise(lab, job, cluster.engine, keep, age=age)
+        site.outcome = supervise(lab, job, cluster.engine, keep, age=age, notice=context.notice)
         site.seconds = site.outcome.seconds
         runs.conclude_record(site)
         return site.result  # type: ignore[return-value]
@@ -128,4 +128,4 @@ def logs(cluster: Cluster, lab: Lab, run_id: str, on_line: Callable[[str], None]
             on_line(line)
         return
     hides = hidden(cluster.settings)
-    agent.follow(lab, cluster.engine, run_id, agent.Follower(lambda line, _: on_line(store.redact(line, hides))))
+    agent.follow(lab, cluster.engine, run_id, agent.Follower(lambda line: on_line(store.redact(line.text, hides))))

@@ -359,7 +359,7 @@ def _(step: plan.LaunchJob, site: RunDeployment) -> None:
         site.result = store.summary(lab.directory, run_id, agent.runs(site.cluster.engine, observed))
         return
     try:
-        site.outcome = supervise(lab, step.job, site.cluster.engine, keep, launch)
+        site.outcome = supervise(lab, step.job, site.cluster.engine, keep, launch, notice=site.context.notice)
     except BaseException:
         collect(site)
         raise

@@ -350,6 +350,8 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     age: float | None = None
     nodes: tuple[str, ...] = ()
     """Those of a run that is under way."""
+    step: str = ""
+    """The last that it has printed of where it is, such as ``step 12/100``."""
 
 
 class RunList(Struct, frozen=True):
@@ -472,8 +474,9 @@ def summary(lab: Path, run_id: str, active: Mapping[str, ActiveRun] = MappingPro
     if now == "done":
         return RunSummary(run_id=run_id, state=now, **values)
     values["workload"] = job(path).workload
-    nodes, waits = (of.nodes, of.waits) if of else ((), False)
-    return RunSummary(run_id=run_id, state="waiting" if waits else now, age=age(path), nodes=nodes, **values)
+    if of:
+        now, values = "waiting" if of.waits else now, {**values, "nodes": of.nodes, "step": of.step}
+    return RunSummary(run_id=run_id, state=now, age=age(path), **values)
 
 
 def ranks_of(lines: Iterable[str]) -> tuple[Rank, ...]:

@@ -152,12 +152,13 @@ def supervise(
     launch: agent.Launch | None = None,
     *,
     age: float = 0,
+    notice: Callable[[str], object] = len,
 ) -> RunOutcome:
     """Launch a run, or follow one that was launched before, to its end; then kill its remaining processes.
 
-    A run that is launched here ends with Ctrl-C. ``keep`` gets each line as printed and returns it redacted;
-    ``age`` as ``RunStopper``. RecordError where a line cannot be written, HostError where the connection to the run is
-    lost, which then goes on.
+    A run that is launched here ends with Ctrl-C. ``keep`` gets each line as printed and returns it redacted,
+    ``notice`` is told of connections that break; ``age`` as ``RunStopper``. RecordError where a line cannot be written,
+    HostError where the connection to the run is lost, which then goes on.
     """
     stop = RunStopper(lab, job, engine, age)
     began = time.monotonic()
@@ -167,7 +168,7 @@ def supervise(
             watchers.enter_context(watchdog(stop, job.timeout) if not launch.wait else contextlib.nullcontext())
             watchers.enter_context(interrupts(stop))
         try:
-            ended = follow(lab, job, engine, stop, keep, launch)
+            ended = follow(lab, job, engine, stop, keep, launch, notice)
         except agent.LaunchError as error:
             ended = agent.Ended(code=1)
             stop.because("launcher-failed", error.message)
@@ -177,6 +178,7 @@ def supervise(
                 stop.reap(grace=1)
             raise
         stop.wait()
+        wait_for_hosts(stop, lab, engine, notice)
         left = stop.reap(grace=1)
         if ended.code != 0 and stop.cause is None:
             lasted = ended.seconds or time.monotonic() - began
@@ -199,13 +201,35 @@ def supervise(
     )
 
 
+def wait_for_hosts(stop: RunStopper, lab: Lab, engine: Backend, notice: Callable[[str], object]) -> None:
+    """Connect again to the hosts of a run that has ended, which have its files; not where it was stopped meanwhile."""
+    deadline = time.monotonic() + agent.PATIENCE
+    for node in stop.job.nodes:
+        while time.monotonic() < deadline and stop.cause not in ("node-lost", "interrupted"):
+            if not (lost := agent.reconnect(lab, engine, node.name)):
+                break
+            notice(f"{lost.message}; the run has ended, and labctl tries again for {agent.PATIENCE} s")
+            notice = len
+            time.sleep(1)
+
+
 def follow(
-    lab: Lab, job: Job, engine: Backend, stop: RunStopper, keep: Callable[[str], str], launch: agent.Launch | None
+    lab: Lab,
+    job: Job,
+    engine: Backend,
+    stop: RunStopper,
+    keep: Callable[[str], str],
+    launch: agent.Launch | None,
+    notice: Callable[[str], object],
 ) -> agent.Ended:
     """Follow the run to its end, over another connection where one breaks. HostError where that does not come back."""
     with contextlib.closing(CrashWatch(stop, starts_itself=job.workload.launcher == "script")) as crash:
         stop.silence = crash.silence
-        follower = agent.Follower(lambda line, when: crash.look_at(keep(line), when))
+
+        def look(line: agent.Line) -> None:
+            crash.look_at(line._replace(text=keep(line.text)))
+
+        follower = agent.Follower(look, notice, lambda: stop.cause is not None)
         ended = agent.follow(lab, engine, job.run_id, follower, launch)
         crash.now = ended.at or crash.now
         if ended.cause and ended.cause != "rank-crashed":
@@ -236,11 +260,10 @@ class CrashWatch:
         self._ended: list[RankFailure] = []
         self.reason: RankFailure | None = None
 
-    def look_at(self, line: str, when: float | None = None) -> None:
-        """``when`` it was printed, in seconds since 1970; now if that is not known."""
-        line, self.now = line[: store.LONGEST_LINE], when or time.time()
-        self._memory = self._memory or bool(OUT_OF_MEMORY.search(line))
-        if crash := self._crash_in(line):
+    def look_at(self, line: agent.Line) -> None:
+        text, self.now = line.text[: store.LONGEST_LINE], line.when
+        self._memory = self._memory or bool(OUT_OF_MEMORY.search(text))
+        if crash := self._crash_in(text):
             if len(self._ended) <= SHOWN:
                 self._ended.append(crash)
             if self.reason is None:
@@ -249,10 +272,13 @@ class CrashWatch:
             elif self.reason.follows and not crash.follows:
                 self.reason = crash
             return
-        speaker = SPEAKER.match(line)
-        who = speaker and (speaker[2] or f"rank {speaker[1]}")
-        if speaker and who in self._speakers and speaker[3].strip() and not REMARK.match(speaker[3]):
-            self._last.setdefault(who, deque(maxlen=self._kept)).append(speaker[3][: last_words.LONGEST])
+        who, said = f"rank {line.rank}", line.said
+        if line.rank is None:
+            if not (speaker := SPEAKER.match(text)):
+                return
+            who, said = speaker[2] or f"rank {speaker[1]}", speaker[3]
+        if who in self._speakers and said.strip() and not REMARK.match(said):
+            self._last.setdefault(who, deque(maxlen=self._kept)).append(said[: last_words.LONGEST])
             self._spoke_at[who] = self.now
 
     def _crash_in(self, line: str) -> RankFailure | None:
@@ -262,7 +288,7 @@ class CrashWatch:
             who, node, code = "a rank", reported[1], int(reported[2])
         else:
             return None
-        words = last_words.quoted(self._last.get(node) or self._last.get(who) or (), who)
+        words = last_words.quoted(self._last.get(who) or self._last.get(node) or (), who)
         cause: Cause = "out-of-memory" if self._memory else "rank-crashed"
         return RankFailure(who, node, code if code >= 0 else 128 - code, words, cause)
 
@@ -277,8 +303,8 @@ class CrashWatch:
         """Who wrote nothing, or nothing for the longest time, as text; empty where that says nothing."""
         nodes = [node.name for node in self._stop.job.nodes]
         ranks = [f"rank {rank}" for rank in range(sum(node.slots for node in self._stop.job.nodes))]
-        # Lines are marked by node or by rank, as the launcher has it.
-        speakers = nodes if self._spoke_at.keys() & set(nodes) else ranks
+        # Lines of a script's own ranks are marked by node or by rank, as its launcher has it.
+        speakers = ranks if self._spoke_at.keys() & set(ranks) else nodes
         if not self._spoke_at:
             return "" if self._starts_itself else SILENT
         if never := [name for name in speakers if name not in self._spoke_at]:

@@ -77,18 +77,18 @@ def stream(
     cwd: Path | None = None,
     timeout: float | None = None,
     check: bool = True,
-    hold: bool = False,
+    pulse: float = 0,
 ) -> CompletedProcess:
     """Run long work, handing on each line of its output and errors; ``out`` keeps the last 30. Errors as ``run``.
 
-    A line of more than a million characters comes in pieces. With ``hold`` its input is open until this process ends,
-    however that comes.
+    A line of more than a million characters comes in pieces. With a ``pulse`` its input gets an empty line each so many
+    seconds, and is open until this process ends, however that comes.
     """
     tail: deque[str] = deque(maxlen=30)
-    stdin = subprocess.PIPE if hold else subprocess.DEVNULL
+    stdin = subprocess.PIPE if pulse else subprocess.DEVNULL
     pipes = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     try:
-        with _child(argv, timeout, env=env, cwd=cwd, **pipes, **_TEXT) as child:
+        with _child(argv, timeout, env=env, cwd=cwd, **pipes, **_TEXT) as child, _pulsing(child, pulse):
             for line in iter(partial(child.stdout.readline, LONGEST_LINE), "") if child.stdout else ():
                 tail.append(line.rstrip("\r\n"))
                 on_line(tail[-1])
@@ -96,6 +96,27 @@ def stream(
         return _not_found(argv, check, error)
     text = "\n".join(tail)
     return _judged(CompletedProcess(tuple(argv), child.returncode, text, ""), text, check)
+
+
+@contextmanager
+def _pulsing(child: subprocess.Popen[Any], seconds: float) -> Iterator[None]:
+    """Send the child an empty line each so many seconds, if any, until the block is left."""
+    over = threading.Event()
+
+    def send() -> None:
+        while not over.wait(seconds):
+            with suppress(OSError):
+                os.write(child.stdin.fileno(), b"\n")  # type: ignore[union-attr]
+
+    if seconds:
+        thread = threading.Thread(target=send, daemon=True)
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        if seconds:
+            thread.join()
 
 
 def variable(name: str) -> str:

@@ -260,6 +260,22 @@ def test_a_connection_that_breaks_is_told_from_a_script_that_fails(site: Site) -
     assert caught.value.node == "host-2201"
 
 
+@pytest.mark.parametrize("port", [2201, 2202], ids=["forwarded", "forwarding forbidden"])
+def test_a_connection_that_broke_is_made_again_and_leads_to_the_engine_by_the_same_address(
+    site: Site, engine: DockerClient, port: int
+) -> None:
+    with one(site.host(port)) as connection:
+        address = connection.address
+        for master in Path(address.removeprefix("unix://")).parent.glob("*.pid"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(master.read_text()), signal.SIGKILL)
+        assert "the connection was lost" in connection.why_lost()
+        connection.reconnect(20)
+        assert (connection.why_lost(), connection.run("echo here").out) == ("", "here\n")
+        with contextlib.closing(DockerClient(base_url=address)) as there:
+            assert there.info()["ID"] == engine.info()["ID"]
+
+
 def test_the_persons_own_config_says_how_a_host_is_reached(site: Site) -> None:
     port = site.host().port
     site.configure(f"Host gate\n    HostName 127.0.0.1\n    Port {port}\n    User root\n")

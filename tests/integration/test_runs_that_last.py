@@ -51,6 +51,7 @@ def steps_in(text: str, rank: int) -> list[int]:
 def test_a_detached_run_is_followed_by_two_at_once_with_every_line_once(lab: Lab) -> None:
     run_id = detached(lab, 40, 0.2)
     assert (runs(lab)[run_id]["state"], len(runs(lab)[run_id]["nodes"])) == ("running", 4)
+    assert wait_until(lambda: re.fullmatch(r"step \d+", runs(lab)[run_id]["step"]), 30, "it says its step")
     with lab.start("attach", run_id) as first, lab.start("attach", run_id) as second:
         answers = [first.answer(120), second.answer(120)]
     for answer in answers:

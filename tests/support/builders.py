@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from labctl.compose import render
 from labctl.config.context import Context
 from labctl.deploy import plan
 from labctl.deploy.executor import LabDeployment
+from labctl.engines.agent import Line
 from labctl.engines.state import Container, ObservedState
 from labctl.hosts import facts as survey
 from labctl.lab.cluster import Cluster
@@ -138,6 +140,11 @@ def observed(of: Lab, **changes: dict[str, Any]) -> ObservedState:
         networks=(("id-network", "labctl-demo"),),
         image=IMAGE_ID,
     )
+
+
+def printed(text: str, rank: int | None = None) -> Line:
+    """A line that a run prints now; what launchers put before what a rank says ends with ``|``, if there is any."""
+    return Line(text.replace("|", "", 1), time.time(), rank, text.rpartition("|")[2])
 
 
 def up(of: Lab, seen: ObservedState, changed: tuple[File, ...] = ()) -> str:

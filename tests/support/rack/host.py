@@ -192,6 +192,13 @@ class Host:
             self.run("iptables", "--wait", "--insert", *rule)
             self._faults.callback(self.run, "iptables", "--wait", "--delete", *rule, check=False)
 
+    def cut(self) -> None:
+        """No packet gets in from this machine, where labctl runs, or out to it: the other hosts are heard as ever."""
+        this_machine = self.shell("ip -4 route show default").split()[2]
+        for rule in (("INPUT", "--source", this_machine), ("OUTPUT", "--destination", this_machine)):
+            self.run("iptables", "--wait", "--insert", *rule, "--jump", "DROP")
+            self._faults.callback(self.run, "iptables", "--wait", "--delete", *rule, "--jump", "DROP", check=False)
+
     def slow(self, rate: str) -> None:
         """Of what it sends, so much comes through, such as 10mbit."""
         self.run("tc", "qdisc", "add", "dev", "eth0", "root", *shaped(rate))

@@ -409,7 +409,7 @@ def test_workloads_lists_what_can_be_run_and_what_is_broken(labctl: Labctl) -> N
 
 def test_runs_of_a_new_lab_are_none(labctl: Labctl) -> None:
     assert labctl("runs", "--json").document["runs"] == []
-    assert labctl("runs").out.split() == ["RUN", "STATE", "AGE", "NODES", "VERDICT", "CAUSE", "SECONDS"]
+    assert labctl("runs").out.split() == ["RUN", "STATE", "AGE", "NODES", "STEP", "VERDICT", "CAUSE", "SECONDS"]
 
 
 def test_init_writes_a_lab_that_renders(labctl: Labctl) -> None:

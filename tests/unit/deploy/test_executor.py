@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -21,7 +20,6 @@ from labctl.engines.multi import MultiHostEngine
 from labctl.engines.state import ObservedState
 from labctl.errors import HostError
 from labctl.hosts import ssh_errors
-from labctl.hosts.ssh import Connection
 from labctl.model import Event
 from labctl.runs import artifacts  # noqa: F401 - how results are fetched
 
@@ -231,23 +229,6 @@ def test_programs_start_where_a_container_belongs_whoever_else_has_one_of_its_na
     engines.observe("demo")
     engines.exec("labctl-demo-launcher-1", ("true",), user="1000:1000")
     assert (first.started, second.started) == ([("labctl-demo-launcher-1", ("true",))], [])
-
-
-@pytest.mark.parametrize(
-    ("said", "what"),
-    [
-        ("h1 (10.0.0.5): the connection was lost: Timeout", "host h1 (10.0.0.5): the connection was lost: Timeout"),
-        ("", "host h1 does not answer any more (the connection to it ended)"),
-    ],
-)
-def test_a_host_that_is_lost_is_told_once(said: str, what: str) -> None:
-    way = cast(Connection, SimpleNamespace(why_lost=lambda: said))
-    engine = FakeBackend(
-        ways={"h1": way}, seen=ObservedState(host="h1", containers=(container("worker-0", host="h1"),))
-    )
-    engine.running.set()
-    engines = MultiHostEngine({"h1": engine}, {})
-    assert next(engines.events("demo")) == ("worker-0", "node-lost", what)
 
 
 def test_a_hosts_files_are_removed_once_what_is_only_there_is_here(tmp_path: Path) -> None:

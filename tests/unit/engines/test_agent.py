@@ -10,7 +10,7 @@ from support.builders import job, lab, observed
 from support.fake_backend import Failed, FakeBackend
 
 from labctl.engines import OnLine, agent
-from labctl.engines.agent import AGENT, ActiveRun, Follower, InUse, LaunchError
+from labctl.engines.agent import AGENT, ActiveRun, Follower, InUse, LaunchError, Line
 from labctl.errors import HostError
 from labctl.runs import supervise
 
@@ -40,11 +40,15 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_line_comes_once_however_often_the_connection_breaks() -> None:
-    heard: list[tuple[str, float]] = []
-    engine = Breaking("one", "two", "three", each=2)
-    ended = agent.follow(LAB, engine, "r1", Follower(lambda line, when: heard.append((line, when))), LAUNCH)
+    heard: list[Line] = []
+    engine = Breaking("one", "worker-1: \x0112\x02two", "\x010\x02three\x01", each=2)
+    ended = agent.follow(LAB, engine, "r1", Follower(heard.append), LAUNCH)
     assert ended.code == 0
-    assert heard == [("one", 1.5), ("two", 2.5), ("three", 3.5)]
+    assert heard == [
+        Line("one", 1.5),
+        Line("worker-1: two", 2.5, 12, "two"),
+        Line("three\x01", 3.5, 0, "three\x01"),
+    ]
     assert engine.asked == ["launch", "follow"]
 
 

@@ -15,6 +15,7 @@ import pytest
 from msgspec.structs import replace
 from support.builders import host, job, lab, node, workload
 
+from labctl.engines.agent import RANK
 from labctl.errors import ConfigError
 from labctl.model import Copy, Job, Pairs
 from labctl.runs import job as jobs
@@ -213,7 +214,8 @@ class Ranks:
             cwd=self.root,
             timeout=60,
         )
-        return done.returncode, done.stdout
+        assert all(RANK.match(line) for line in done.stdout.splitlines())
+        return done.returncode, RANK.sub("", done.stdout)
 
     def seen(self, name: str) -> list[str]:
         return (self.root / name).read_text(encoding="utf-8").split("\0")[:-1]
@@ -377,9 +379,12 @@ def test_a_line_with_nul_bytes_comes_whole_and_at_once(ranks: Ranks) -> None:
     environment = {**ranks.environment, "GO": str(go)}
     with subprocess.Popen(["bash", str(script)], env=environment, stdout=subprocess.PIPE) as started:
         assert started.stdout
-        assert [started.stdout.readline() for _ in range(2)] == [b"labctl: rank 3 of 4 on worker-1\n", b"loss: 1.5\n"]
+        assert [started.stdout.readline() for _ in range(2)] == [
+            b"\x013\x02labctl: rank 3 of 4 on worker-1\n",
+            b"\x013\x02loss: 1.5\n",
+        ]
         go.write_text("\n")
-        assert started.stdout.read() == b"no end\n"
+        assert started.stdout.read() == b"\x013\x02no end\n"
 
 
 @pytest.mark.parametrize("code", [0, 3])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from support.builders import devices, job, lab, node, observed
+from support.builders import devices, job, lab, node, observed, printed
 from support.fake_backend import Failed, FakeBackend, silent
 
 from labctl.engines import agent
@@ -332,9 +332,9 @@ CRASH = "worker-1: labctl: rank 1 on worker-1 exited with code 9"
 
 def test_a_crashed_rank_is_the_reason_even_when_the_others_end_by_themselves(stop: supervise.RunStopper) -> None:
     watch = supervise.CrashWatch(stop)
-    watch.look_at("Traceback (most recent call last):")
-    watch.look_at(CRASH)
-    watch.look_at("labctl: rank 0 on worker-0 exited with code 1")
+    watch.look_at(printed("Traceback (most recent call last):"))
+    watch.look_at(printed(CRASH))
+    watch.look_at(printed("labctl: rank 0 on worker-0 exited with code 1"))
     assert stop.message == ""
     watch.close()
     stop.wait()
@@ -344,9 +344,9 @@ def test_a_crashed_rank_is_the_reason_even_when_the_others_end_by_themselves(sto
 
 def test_a_crashed_ranks_last_words_are_in_the_reason(stop: supervise.RunStopper) -> None:
     watch = supervise.CrashWatch(stop)
-    watch.look_at("worker-1: ValueError: no such data")
-    watch.look_at("worker-0: step 3")
-    watch.look_at(CRASH)
+    watch.look_at(printed("worker-1: ValueError: no such data"))
+    watch.look_at(printed("worker-0: step 3"))
+    watch.look_at(printed(CRASH))
     watch.close()
     stop.wait()
     assert stop.message == "rank 1 on worker-1 exited with code 9: ValueError: no such data"
@@ -354,8 +354,8 @@ def test_a_crashed_ranks_last_words_are_in_the_reason(stop: supervise.RunStopper
 
 def test_a_last_line_that_tells_of_no_error_is_not_told_as_one(stop: supervise.RunStopper) -> None:
     watch = supervise.CrashWatch(stop)
-    watch.look_at("worker-1: step 3, loss 0.5")
-    watch.look_at(CRASH)
+    watch.look_at(printed("worker-1: step 3, loss 0.5"))
+    watch.look_at(printed(CRASH))
     watch.close()
     stop.wait()
     assert stop.message == "rank 1 on worker-1 exited with code 9; the last it wrote: step 3, loss 0.5"
@@ -373,14 +373,14 @@ def test_a_last_line_that_tells_of_no_error_is_not_told_as_one(stop: supervise.R
 def test_who_was_silent_is_known_at_the_end(stop: supervise.RunStopper, lines: tuple[str, ...], said: str) -> None:
     watch = supervise.CrashWatch(stop)
     for line in lines:
-        watch.look_at(line)
+        watch.look_at(printed(line))
     assert watch.silence() == said
 
 
 def test_that_a_rank_reported_in_is_not_its_last_word(stop: supervise.RunStopper) -> None:
     watch = supervise.CrashWatch(stop)
-    watch.look_at("worker-1: labctl: rank 1 of 2 on worker-1")
-    watch.look_at(CRASH)
+    watch.look_at(printed("worker-1: labctl: rank 1 of 2 on worker-1"))
+    watch.look_at(printed(CRASH))
     watch.close()
     stop.wait()
     assert stop.message == "rank 1 on worker-1 exited with code 9"
@@ -389,9 +389,21 @@ def test_that_a_rank_reported_in_is_not_its_last_word(stop: supervise.RunStopper
 @pytest.mark.parametrize("mark", ["[1,1]<stderr>:", "[1]<stderr>:", "[1] "])
 def test_last_words_are_found_under_the_marks_of_every_launcher(stop: supervise.RunStopper, mark: str) -> None:
     watch = supervise.CrashWatch(stop)
-    watch.look_at(f"{mark}ValueError: no such data")
-    watch.look_at(mark.replace("1", "0", 2) + "step 3")
-    watch.look_at(mark + CRASH)
+    watch.look_at(printed(f"{mark}ValueError: no such data"))
+    watch.look_at(printed(mark.replace("1", "0", 2) + "step 3"))
+    watch.look_at(printed(mark + CRASH))
+    watch.close()
+    stop.wait()
+    assert stop.message == "rank 1 on worker-1 exited with code 9: ValueError: no such data"
+
+
+def test_a_ranks_last_words_are_its_own_where_each_line_says_whose_it_is(stop: supervise.RunStopper) -> None:
+    watch = supervise.CrashWatch(stop)
+    watch.look_at(printed("worker-1: |ValueError: no such data", 1))
+    watch.look_at(printed("worker-1: |step 3", 0))
+    watch.look_at(printed("worker-1: RuntimeError: what its launcher says of it"))
+    assert watch.silence() == "rank 1 wrote nothing for 0 s"
+    watch.look_at(printed(f"worker-1: |{CRASH.removeprefix('worker-1: ')}", 1))
     watch.close()
     stop.wait()
     assert stop.message == "rank 1 on worker-1 exited with code 9: ValueError: no such data"
@@ -406,10 +418,10 @@ def test_a_rank_that_lost_its_peer_is_not_the_reason_where_the_peer_tells_its_ow
     stop: supervise.RunStopper, *, noticed_first: bool
 ) -> None:
     watch = supervise.CrashWatch(stop)
-    watch.look_at("worker-1: ValueError: no such data")
-    watch.look_at(LOST)
+    watch.look_at(printed("worker-1: ValueError: no such data"))
+    watch.look_at(printed(LOST))
     for line in (NOTICED, CRASH) if noticed_first else (CRASH, NOTICED):
-        watch.look_at(line)
+        watch.look_at(printed(line))
     watch.close()
     stop.wait()
     first, _, other = stop.message.partition("; ")
@@ -419,8 +431,8 @@ def test_a_rank_that_lost_its_peer_is_not_the_reason_where_the_peer_tells_its_ow
 
 def test_a_rank_that_lost_its_peer_is_the_reason_where_no_other_says_one(stop: supervise.RunStopper) -> None:
     watch = supervise.CrashWatch(stop)
-    watch.look_at(LOST)
-    watch.look_at(NOTICED)
+    watch.look_at(printed(LOST))
+    watch.look_at(printed(NOTICED))
     watch.close()
     stop.wait()
     assert stop.message == f"rank 0 on worker-0 exited with code 1: {LOST.removeprefix('worker-0: ')}"
@@ -434,9 +446,11 @@ FAILED = "worker-1: [2026-01-02 15:04:05] [ERROR] [launch.py:341:sigkill_handler
 )
 def test_deepspeed_reports_for_ranks_that_a_script_started(stop: supervise.RunStopper, code: str, said: str) -> None:
     watch = supervise.CrashWatch(stop, starts_itself=True)
-    watch.look_at("worker-1: ValueError: no such data")
-    watch.look_at("worker-1: [2026-01-02 15:04:05,000] [INFO] [launch.py:335:sigkill_handler] Killing subprocess 7")
-    watch.look_at(f"{FAILED}{code}")
+    watch.look_at(printed("worker-1: ValueError: no such data"))
+    watch.look_at(
+        printed("worker-1: [2026-01-02 15:04:05,000] [INFO] [launch.py:335:sigkill_handler] Killing subprocess 7")
+    )
+    watch.look_at(printed(f"{FAILED}{code}"))
     watch.close()
     assert stop.cause == "rank-crashed"
     assert said in stop.message
@@ -445,7 +459,7 @@ def test_deepspeed_reports_for_ranks_that_a_script_started(stop: supervise.RunSt
 
 def test_a_rank_that_reports_by_itself_is_not_reported_for(stop: supervise.RunStopper) -> None:
     watch = supervise.CrashWatch(stop)
-    watch.look_at(f"{FAILED}1")
+    watch.look_at(printed(f"{FAILED}1"))
     watch.close()
     assert stop.cause is None
 
@@ -480,9 +494,9 @@ def test_what_a_script_started_over_ssh_is_ended_after_the_script() -> None:
 def test_what_nobody_of_the_run_says_is_not_kept(stop: supervise.RunStopper) -> None:
     watch = supervise.CrashWatch(stop)
     for number in range(1000):
-        watch.look_at(f"{number}: {'x' * 10_000}")
-    watch.look_at(f"worker-1: {'y' * 10_000}")
-    watch.look_at(CRASH)
+        watch.look_at(printed(f"{number}: {'x' * 10_000}"))
+    watch.look_at(printed(f"worker-1: {'y' * 10_000}"))
+    watch.look_at(printed(CRASH))
     watch.close()
     assert len(stop.message) < 2000
     assert len(watch._last) == 1
@@ -492,7 +506,7 @@ def test_what_nobody_of_the_run_says_is_not_kept(stop: supervise.RunStopper) -> 
 def test_a_line_of_a_mebibyte_takes_no_time(stop: supervise.RunStopper, tmp_path: Path, start: str) -> None:
     began = time.process_time()
     line = start * ((1 << 20) // len(start))
-    supervise.CrashWatch(stop, starts_itself=True).look_at(line)
+    supervise.CrashWatch(stop, starts_itself=True).look_at(printed(line))
     (tmp_path / "runs").mkdir()
     with contextlib.closing(store.RunLog(tmp_path, replace(LAB, directory=tmp_path), [])) as log:
         log.keep(line)
@@ -513,15 +527,15 @@ def test_the_others_are_ended_when_they_do_not_end_by_themselves(monkeypatch: py
 )
 def test_a_rank_that_had_no_memory_is_out_of_memory(stop: supervise.RunStopper, line: str) -> None:
     watch = supervise.CrashWatch(stop)
-    watch.look_at(line)
-    watch.look_at(CRASH)
+    watch.look_at(printed(line))
+    watch.look_at(printed(CRASH))
     watch.close()
     assert stop.cause == "out-of-memory"
 
 
 def test_words_alone_stop_nothing(stop: supervise.RunStopper) -> None:
     watch = supervise.CrashWatch(stop)
-    watch.look_at("warning: out of memory is near")
+    watch.look_at(printed("warning: out of memory is near"))
     watch.close()
     assert stop.cause is None
 

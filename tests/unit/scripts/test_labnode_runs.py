@@ -76,6 +76,22 @@ def test_output_and_exit_code_are_kept_each_line_with_its_time(agent: ModuleType
     assert began - 1 < first <= time.time()
 
 
+@pytest.mark.parametrize(
+    ("printed", "step"),
+    [
+        (["step 1/50 loss 3.1", "step 2/50 loss 3.0", "saved in 0.1 s"], "step 2/50"),
+        (["worker-0: \x010\x02Epoch: [3] Loss 2.0"], "Epoch: [3]"),
+        (["iteration 7 of 9", "footstep 8"], "iteration 7 of 9"),
+        (["nothing"], ""),
+        (["step 1", "x" * 70_000], ""),
+    ],
+)
+def test_where_a_run_is_is_what_it_printed_last_of_it(agent: ModuleType, printed: list[str], step: str) -> None:
+    path, _ = folder(agent, RUN)
+    (path / "output").write_text("".join(f"1767000000.123 {line}\n" for line in printed))
+    assert agent.described(path)["step"] == step
+
+
 def test_a_command_that_is_not_there_ends_the_run(agent: ModuleType) -> None:
     ended, lines = supervised(agent, RUN, argv=["/nowhere/program"])
     assert ended["code"] == 127
@@ -131,7 +147,7 @@ def test_a_node_that_is_slow_to_answer_is_not_lost_at_once(agent: ModuleType, mo
 
 
 def followed(agent: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], place: str) -> str:
-    monkeypatch.setattr(agent, "end_with_input", lambda: None)
+    monkeypatch.setattr(agent, "hear_reader", lambda _: None)
     agent.follow(RUN, place)
     sys.stdout.flush()
     return capfd.readouterr().out

@@ -1,0 +1,119 @@
+"""A run goes on while labctl is cut off from a host that the others still hear, and is judged afterwards."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+from support.harness import Running, wait_until
+from support.rack.rack import Rack, RackLab
+
+from labctl.engines.agent import PATIENCE
+
+pytestmark = [pytest.mark.docker, pytest.mark.alone]
+
+STEPS = """
+import os, sys, time
+for step in range(int(sys.argv[1])):
+    print(f"step {step} of rank {os.environ['RANK']} at {time.time():.2f}", flush=True)
+    time.sleep(0.2)
+"""
+
+
+@pytest.fixture(scope="module")
+def lab(shared_rack: Rack, family: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RackLab]:
+    """A lab over two hosts that is up."""
+    made = shared_rack.lab(tmp_path_factory.mktemp("lab"), f"{family}-cut", shared_rack.hosts(2), {})
+    (made.path / "steps.py").write_text(STEPS)
+    made.call("up").expect(0)
+    yield made
+    shared_rack.clear()
+
+
+def steps_in(text: str, rank: int) -> list[int]:
+    return [int(found) for found in re.findall(rf"step (\d+) of rank {rank} ", text)]
+
+
+def pause_in(text: str, rank: int) -> float:
+    """The longest time between two steps of a rank."""
+    times = [float(found) for found in re.findall(rf"of rank {rank} at ([0-9.]+)", text)]
+    return max(after - before for before, after in pairwise(times))
+
+
+def step_is_heard(running: Running, step: int) -> None:
+    wait_until(lambda: f"step {step} of" in running.err, 120, f"step {step}")
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["the-launchers-host", "a-workers-host"])
+@pytest.mark.parametrize(
+    "seconds", [5, pytest.param(30, marks=pytest.mark.slow), pytest.param(90, marks=pytest.mark.slow)]
+)
+def test_a_run_goes_on_while_a_host_is_cut_off_and_every_line_comes_once(
+    lab: RackLab, number: int, seconds: int
+) -> None:
+    steps = 5 * seconds + 60
+    host = lab.hosts[number]
+    with lab.start("run", "--script", "steps.py", "--launcher", "mpirun", "--", str(steps)) as running:
+        step_is_heard(running, 10)
+        host.cut()
+        try:
+            began = time.monotonic()
+            wait_until(lambda: time.monotonic() - began > seconds, seconds + 10, "the cut lasts")
+        finally:
+            host.cure()
+        answer = running.answer(120).expect(0)
+    assert "verdict PASS" in answer.out
+    for rank in (0, 1):
+        assert steps_in(answer.err, rank) == list(range(steps))
+        assert pause_in(answer.err, rank) < 3
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["the-launchers-host", "a-workers-host"])
+def test_a_connection_that_is_hung_up_is_made_again(lab: RackLab, number: int) -> None:
+    with lab.start("run", "--script", "steps.py", "--launcher", "mpirun", "--", "60") as running:
+        for step in (10, 30):
+            step_is_heard(running, step)
+            lab.hosts[number].hang_up()
+        answer = running.answer(120).expect(0)
+    assert [steps_in(answer.err, rank) for rank in (0, 1)] == [list(range(60))] * 2
+
+
+def test_a_worker_that_dies_while_its_host_is_cut_off_is_told_of(lab: RackLab) -> None:
+    host = lab.hosts[1]
+    with lab.start("run", "stubborn", "--json") as running:
+        wait_until(lambda: running.err.count("does not listen") == 2, 120, "two ranks run")
+        host.cut()
+        try:
+            lab.containers()["worker-1"].kill("SIGKILL")
+            killed = time.monotonic()
+            result = running.answer(PATIENCE + 60)
+        finally:
+            host.cure()
+    assert (result.json["verdict"], result.json["cause"]) == ("ERROR", "node-lost")
+    assert time.monotonic() - killed < 60
+    lab.call("up").expect(0)
+
+
+@pytest.mark.slow
+def test_labctl_says_when_it_gives_up_and_the_run_ends_as_long_after_as_is_said(lab: RackLab) -> None:
+    host = lab.hosts[0]
+    with lab.start("run", "--script", "steps.py", "--launcher", "mpirun", "--", "3000") as running:
+        step_is_heard(running, 10)
+        (run_id,) = set(lab.run_ids()) - judged(lab)
+        host.cut()
+        try:
+            answer = running.answer(PATIENCE + 60).expect(3)
+        finally:
+            host.cure()
+    assert f"labctl tries for {PATIENCE} s to connect again" in answer.err
+    assert f"run {run_id} goes on without labctl" in answer.err
+    assert f"labctl attach {run_id}" in answer.err
+    wait_until(lambda: run_id in judged(lab), PATIENCE + 60, "it ended")
+    assert lab.call("show", run_id, "--json").json["cause"] == "interrupted"
+
+
+def judged(lab: RackLab) -> set[str]:
+    return {run["run_id"] for run in lab.call("runs", "--json").expect(0).json["runs"] if run["state"] == "done"}

@@ -1,0 +1,119 @@
+"""Several daemons as one: whose events end, and what that says of their host."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from support.builders import container
+from support.fake_backend import Failed, FakeBackend
+
+from labctl.engines.multi import MultiHostEngine
+from labctl.engines.state import ObservedState
+from labctl.errors import HostError
+from labctl.hosts.ssh import Connection
+from labctl.model import Cause
+
+
+class Way(Connection):
+    """A connection that has broken, and is made again where it may be."""
+
+    def __init__(self, said: str, *, comes_back: bool = True) -> None:
+        self.said, self.comes_back = said, comes_back
+
+    def why_lost(self) -> str:
+        return self.said
+
+    def reconnect(self, seconds: float) -> None:  # noqa: ARG002
+        if not self.comes_back:
+            raise HostError(self.said)
+        self.said = ""
+
+
+class Listened(FakeBackend):
+    """A daemon whose events end once, without one; the second time something may have happened."""
+
+    def __init__(self, host: str, way: Connection, *after: tuple[str, Cause, str]) -> None:
+        node = container("worker-0" if host == "h1" else "worker-1", host=host)
+        super().__init__(seen=ObservedState(host=host, containers=(node,)), ways={host: way})
+        self.streams: Iterator[tuple[tuple[str, Cause, str], ...]] = itertools.chain([(), after], itertools.repeat(()))
+
+    def events(self, lab: str) -> Iterator[tuple[str, Cause, str]]:  # noqa: ARG002
+        yield from next(self.streams)
+
+
+class Quiet(FakeBackend):
+    """A daemon of which nothing is to be told."""
+
+    def events(self, lab: str) -> Iterator[tuple[str, Cause, str]]:  # noqa: ARG002
+        threading.Event().wait()
+        yield from ()
+
+
+def other(hears: bool) -> FakeBackend:
+    """The daemon of another host, whose containers hear of the first or not."""
+
+    def answer(name: str, argv: tuple[str, ...]) -> Iterator[str]:
+        yield from ()
+        if not hears:
+            raise Failed(124)
+
+    node = container("worker-1", host="h2")
+    return Quiet(answer=answer, seen=ObservedState(host="h2", containers=(node,)), ways={"h2": Connection()})
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("labctl.engines.multi.time.sleep", lambda _: None)
+
+
+def first_told(*daemons: FakeBackend) -> tuple[str, Cause, str]:
+    engine = MultiHostEngine({one.seen.host: one for one in daemons}, {})
+    return next(engine.events("demo"))
+
+
+LOST = "h1 (10.0.0.5): the connection was lost: Timeout"
+
+
+def test_an_engine_that_ends_takes_its_nodes_with_it() -> None:
+    what = "host h1 does not answer any more (the connection to it ended)"
+    assert first_told(Listened("h1", Way(""))) == ("worker-0", "node-lost", what)
+
+
+def test_a_host_that_the_others_do_not_hear_either_is_lost() -> None:
+    told = first_told(Listened("h1", Way(LOST)), other(hears=False))
+    assert told == ("worker-0", "node-lost", f"host {LOST}")
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_host_that_only_labctl_does_not_hear_is_connected_to_again(comes_back: bool) -> None:
+    way, died = Way(LOST, comes_back=comes_back), ("worker-0", "node-lost", "container died with exit code 1")
+    tries: list[Any] = []
+
+    def reconnect(seconds: float) -> None:
+        tries.append(seconds)
+        way.comes_back = len(tries) > 2 or comes_back
+        Way.reconnect(way, seconds)
+
+    way.reconnect = reconnect  # type: ignore[method-assign]
+    assert first_told(Listened("h1", way, died), other(hears=True)) == died  # type: ignore[arg-type]
+    assert len(tries) == (1 if comes_back else 3)
+
+
+def test_a_container_that_died_unheard_is_told_of_once_its_host_is_back() -> None:
+    engine, way = Listened("h1", Way(LOST)), Way(LOST)
+    engine.ways = {"h1": way}
+
+    def reconnect(seconds: float) -> None:
+        (node,) = engine.seen.containers
+        engine.seen = replace(engine.seen, containers=(replace(node, state="exited"),))
+        Way.reconnect(way, seconds)
+
+    way.reconnect = reconnect  # type: ignore[method-assign]
+    node, cause, what = first_told(engine, other(hears=True))
+    assert (node, cause) == ("worker-0", "node-lost")
+    assert what == "container died while the connection to its host was broken"
