@@ -433,7 +433,7 @@ def run_on(
             pass  # What is observed next is not in the middle of a change.
     observed = runs.observe(context, cluster, dry_run=dry_run)
     active = agent.active(cluster.engine, observed) if observed else ()
-    if active:
+    if active := runs.end_judged(lab, cluster.engine, active, dry_run=dry_run):
         lab = runs.with_own_port(lab, active)
         job = build_job(lab, workload, options, now)
     foreign = preflight.find_foreign_labs(context, lab.name, observed) if observed else {}

@@ -130,7 +130,7 @@ class MultiHostEngine:
                 return why
             try:
                 connection.reconnect(RECONNECTING)
-            except HostError:
+            except (HostError, OSError):  # The files of a connection go with the command that made it.
                 time.sleep(1)
             else:
                 return ""

@@ -224,6 +224,8 @@ class SshConnection(Connection):
         with self._opening:
             if not self._ended():
                 return
+            if self._closing.is_set():
+                raise self._lost("")
             # What a master that was killed has left.
             Path(self._control).unlink(missing_ok=True)
             self._start(":", seconds)

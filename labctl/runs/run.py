@@ -210,6 +210,23 @@ def with_own_port(lab: Lab, active: tuple[agent.ActiveRun, ...]) -> Lab:
     return replace(lab, master_port=next(port for port in itertools.count(lab.master_port) if port not in taken))
 
 
+def end_judged(
+    lab: Lab, engine: Backend, active: tuple[agent.ActiveRun, ...], *, dry_run: bool
+) -> tuple[agent.ActiveRun, ...]:
+    """The runs that are under way, less those that were judged while their launcher could not be reached: these end."""
+    judged = {run.id for run in active if store.read_result(lab.directory, run.id)}
+    if judged and not dry_run:
+        for run_id in judged:
+            with suppress(HostError):
+                agent.stop(lab, engine, run_id, 1, "it was judged already")
+        deadline = time.monotonic() + ENDING
+        while time.monotonic() < deadline and judged & {
+            run.id for run in agent.active(engine, engine.observe(lab.name))
+        }:
+            time.sleep(0.2)
+    return tuple(run for run in active if run.id not in judged)
+
+
 def require_free(job: Job, active: tuple[agent.ActiveRun, ...], options: RunOptions) -> None:
     """InUse where other runs have nodes of the run, unless it is to wait for them."""
     nodes = {node.name for node in job.nodes}
@@ -228,6 +245,8 @@ def unfinished(lab: Path, active: Mapping[str, agent.ActiveRun]) -> dict[str, st
     return {**{run.run_id: "it lost a node" for run in done if run.cause in ("node-lost", "stalled")}, **found}
 
 
+# Seconds in which a run that is told to end has ended.
+ENDING = 30
 # How a run ends that may well succeed when it is started again.
 LOST: tuple[model.Cause, ...] = ("node-lost", "device-lost")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -13,7 +14,7 @@ from support.rack.rack import Rack, RackLab
 
 from labctl.engines.agent import PATIENCE
 
-pytestmark = [pytest.mark.docker, pytest.mark.alone]
+pytestmark = pytest.mark.docker
 
 STEPS = """
 import os, sys, time
@@ -26,7 +27,9 @@ for step in range(int(sys.argv[1])):
 @pytest.fixture(scope="module")
 def lab(shared_rack: Rack, family: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RackLab]:
     """A lab over two hosts that is up."""
-    made = shared_rack.lab(tmp_path_factory.mktemp("lab"), f"{family}-cut", shared_rack.hosts(2), {})
+    made = shared_rack.lab(
+        tmp_path_factory.mktemp("lab"), f"{family}-cut", shared_rack.hosts(2), {"LAB_RUN_PATIENCE": "10"}
+    )
     (made.path / "steps.py").write_text(STEPS)
     made.call("up").expect(0)
     yield made
@@ -47,10 +50,9 @@ def step_is_heard(running: Running, step: int) -> None:
     wait_until(lambda: f"step {step} of" in running.err, 120, f"step {step}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 1], ids=["the-launchers-host", "a-workers-host"])
-@pytest.mark.parametrize(
-    "seconds", [5, pytest.param(30, marks=pytest.mark.slow), pytest.param(90, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("seconds", [5, 30, 90])
 def test_a_run_goes_on_while_a_host_is_cut_off_and_every_line_comes_once(
     lab: RackLab, number: int, seconds: int
 ) -> None:
@@ -73,14 +75,15 @@ def test_a_run_goes_on_while_a_host_is_cut_off_and_every_line_comes_once(
 
 @pytest.mark.parametrize("number", [0, 1], ids=["the-launchers-host", "a-workers-host"])
 def test_a_connection_that_is_hung_up_is_made_again(lab: RackLab, number: int) -> None:
-    with lab.start("run", "--script", "steps.py", "--launcher", "mpirun", "--", "60") as running:
-        for step in (10, 30):
+    with lab.start("run", "--script", "steps.py", "--launcher", "mpirun", "--", "40") as running:
+        for step in (5, 20):
             step_is_heard(running, step)
             lab.hosts[number].hang_up()
         answer = running.answer(120).expect(0)
-    assert [steps_in(answer.err, rank) for rank in (0, 1)] == [list(range(60))] * 2
+    assert [steps_in(answer.err, rank) for rank in (0, 1)] == [list(range(40))] * 2
 
 
+@pytest.mark.alone
 def test_a_worker_that_dies_while_its_host_is_cut_off_is_told_of(lab: RackLab) -> None:
     host = lab.hosts[1]
     with lab.start("run", "stubborn", "--json") as running:
@@ -111,8 +114,45 @@ def test_labctl_says_when_it_gives_up_and_the_run_ends_as_long_after_as_is_said(
     assert f"labctl tries for {PATIENCE} s to connect again" in answer.err
     assert f"run {run_id} goes on without labctl" in answer.err
     assert f"labctl attach {run_id}" in answer.err
-    wait_until(lambda: run_id in judged(lab), PATIENCE + 60, "it ended")
-    assert lab.call("show", run_id, "--json").json["cause"] == "interrupted"
+    wait_until(lambda: run_id in judged(lab), 60, "it ended")
+    assert lab.call("show", run_id, "--json").json["message"] == "labctl was away for 10 s"
+    assert lab.processes_of(run_id) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_run_whose_labctl_is_killed_is_followed_again_or_ends(
+    lab: RackLab, number: signal.Signals, comes_back: bool
+) -> None:
+    with lab.start("run", "--script", "steps.py", "--launcher", "mpirun", "--", "60") as running:
+        step_is_heard(running, 10)
+        (run_id,) = set(lab.run_ids()) - judged(lab)
+        running.press(number)
+        running.process.wait()
+    if comes_back:
+        answer = lab.call("attach", run_id).expect(0)
+        assert [steps_in(answer.err, rank) for rank in (0, 1)] == [list(range(60))] * 2
+    else:
+        wait_until(lambda: run_id in judged(lab), 60, "it ended")
+    assert lab.processes_of(run_id) == []
+
+
+@pytest.mark.slow
+def test_a_run_whose_launchers_machine_was_rebooted_with_its_labctl_is_ended_by_the_next(lab: RackLab) -> None:
+    host = lab.hosts[0]
+    with lab.start("run", "stubborn") as running:
+        wait_until(lambda: running.err.count("does not listen") == 2, 120, "two ranks run")
+        (run_id,) = set(lab.run_ids()) - judged(lab)
+        running.press(signal.SIGKILL)
+        host.kill()
+        host.cure()
+    (state,) = {run["state"] for run in lab.call("runs", "--json").json["runs"] if run["run_id"] == run_id}
+    assert state == "orphaned"
+    lab.call("up").expect(0)
+    lab.call("run", "hello").expect(0)
+    assert run_id in judged(lab)
+    assert lab.processes_of(run_id) == []
 
 
 def judged(lab: RackLab) -> set[str]:

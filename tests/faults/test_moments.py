@@ -1,0 +1,188 @@
+"""labctl or a node is killed at some moment of a run: what `runs`, `status` and `doctor` then say, and in the end."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from conftest import NewLab
+from support.harness import Lab, Running, wait_until
+
+pytestmark = pytest.mark.docker
+
+# Seconds that a run goes on without its labctl, and within which a run has ended that nothing holds up.
+PATIENCE, ENDING = 10, 45
+# Writes its steps until it is told to end, and then takes its time, or ends by itself at the last one.
+STEPS = """
+import os, signal, sys, time
+
+def end(*_):
+    open(os.environ["LABCTL_RUN_DIR"] + "/told", "w").close()
+    time.sleep(3)
+    sys.exit(1)
+
+signal.signal(signal.SIGTERM, end)
+for step in range(int(sys.argv[1])):
+    print(f"step {step} of rank {os.environ['RANK']}", flush=True)
+    time.sleep(0.1)
+"""
+LONG = "6000"
+
+
+@pytest.fixture(scope="module")
+def module_lab(new_lab: NewLab, image: str) -> Lab:
+    made = new_lab({"LAB_RUN_PATIENCE": str(PATIENCE)})
+    (made.path / "steps.py").write_text(STEPS)
+    return made
+
+
+@pytest.fixture
+def lab(module_lab: Lab) -> Iterator[Lab]:
+    """A lab of two nodes that is up and in which nothing runs, and is so again afterwards."""
+    module_lab.ensure_up()
+    yield module_lab
+    for run_id, run in runs(module_lab).items():
+        if run["state"] != "done":
+            module_lab.call("stop", run_id, "--grace", "0")
+    assert {run["state"] for run in runs(module_lab).values()} <= {"done"}
+    module_lab.call("up").expect(0)
+    assert looks(module_lab) == ("up", [])
+
+
+def runs(lab: Lab) -> dict[str, dict[str, Any]]:
+    return {run["run_id"]: run for run in lab.call("runs", "--json").expect(0).json["runs"]}
+
+
+def looks(lab: Lab) -> tuple[str, list[str]]:
+    """The state of the lab, and whom doctor finds an error with."""
+    status = lab.call("status", "--json").expect(0).json
+    listed = {run["run_id"]: run["state"] for run in status["runs"]}
+    now = {run_id: run["state"] for run_id, run in runs(lab).items()}
+    assert listed.keys() == now.keys()
+    doctor = lab.call("doctor", "--json")
+    assert doctor.code in (0, 3), doctor.err
+    return status["state"], sorted(one["code"] for one in doctor.json["findings"] if one["level"] == "error")
+
+
+@contextlib.contextmanager
+def under_way(lab: Lab, *flags: str, steps: str = LONG, said: str = "step 3 ") -> Iterator[tuple[Running, str]]:
+    """A run that labctl follows and that has printed this, with its id."""
+    before = set(lab.run_ids())
+    with lab.start("run", "--script", "steps.py", "--launcher", "mpirun", *flags, "--", steps) as running:
+        wait_until(lambda: said in running.err, 60, f"it prints `{said}`")
+        (run_id,) = set(lab.run_ids()) - before
+        yield running, run_id
+
+
+def detached(lab: Lab, steps: str = LONG) -> str:
+    words = ("run", "--script", "steps.py", "--launcher", "mpirun", "--detach", "--json", "--", steps)
+    return str(lab.call(*words).expect(0).json["run_id"])
+
+
+def ended(lab: Lab, run_id: str, limit: float = ENDING) -> dict[str, Any]:
+    """How `runs` says that it ended, and that nothing is left of it."""
+
+    def done() -> dict[str, Any] | None:
+        found = runs(lab)[run_id]
+        assert found["state"] in ("running", "ended", "done", "orphaned")
+        return found if found["state"] != "running" else None
+
+    found = wait_until(done, limit, "it has ended")
+    assert lab.processes_of(run_id) == []
+    return found
+
+
+def test_labctl_is_killed_before_the_launch(lab: Lab) -> None:
+    before = set(lab.run_ids())
+    with lab.start("run", "--script", "steps.py", "--launcher", "mpirun", "--", LONG) as running:
+        (run_id,) = wait_until(lambda: set(lab.run_ids()) - before, 60, "it has a record")
+        running.press(signal.SIGKILL)
+        running.process.wait()
+    found = runs(lab)[run_id]
+    assert found["state"] in ("orphaned", "running")
+    assert looks(lab) == ("up", [])
+    assert ended(lab, run_id)["state"] in ("orphaned", "done")
+    lab.call("run", "hello").expect(0)
+    assert runs(lab)[run_id]["state"] == "done"
+
+
+def test_labctl_is_killed_while_the_ranks_run(lab: Lab) -> None:
+    with under_way(lab) as (running, run_id):
+        running.press(signal.SIGKILL)
+        running.process.wait()
+    assert runs(lab)[run_id]["state"] == "running"
+    assert looks(lab) == ("up", [])
+    assert (ended(lab, run_id)["verdict"], runs(lab)[run_id]["cause"]) == ("ERROR", "interrupted")
+
+
+def test_labctl_is_killed_while_it_ends_a_run(lab: Lab) -> None:
+    with under_way(lab) as (running, run_id):
+        running.press(signal.SIGTERM)
+        wait_until((lab.path / "runs/.outputs" / run_id / "told").exists, 30, "the ranks are told to end")
+        running.press(signal.SIGKILL)
+        running.process.wait()
+    assert looks(lab) == ("up", [])
+    assert ended(lab, run_id)["verdict"] == "ERROR"
+
+
+def test_labctl_is_killed_once_the_ranks_have_ended(lab: Lab) -> None:
+    with under_way(lab, steps="30", said="step 29 of rank 1") as (running, run_id):
+        wait_until(lambda: not lab.processes_of(run_id), 30, "the ranks have ended")
+        running.press(signal.SIGKILL)
+        running.process.wait()
+    assert looks(lab) == ("up", [])
+    assert ended(lab, run_id)["verdict"] == "PASS"
+
+
+def test_who_follows_a_detached_run_is_killed(lab: Lab) -> None:
+    run_id = detached(lab, "100")
+    with lab.start("attach", run_id) as attached:
+        wait_until(lambda: "step 3 " in attached.err, 30, "it is followed")
+        attached.press(signal.SIGKILL)
+        attached.process.wait()
+    assert runs(lab)[run_id]["state"] == "running"
+    assert looks(lab) == ("up", [])
+    assert ended(lab, run_id)["verdict"] == "PASS"
+
+
+@pytest.mark.parametrize("node", ["worker-1", "launcher"])
+def test_a_node_is_killed_under_a_run_that_is_followed(lab: Lab, node: str) -> None:
+    with under_way(lab, "--json") as (running, run_id):
+        lab.containers()[node].kill("SIGKILL")
+        assert running.answer(60).expect(4).json["cause"] == "node-lost"
+    assert (runs(lab)[run_id]["state"], runs(lab)[run_id]["cause"]) == ("done", "node-lost")
+    assert looks(lab) == ("partial", ["LAB-NODE-001"])
+
+
+def test_a_worker_is_killed_under_a_detached_run(lab: Lab) -> None:
+    run_id = detached(lab)
+    wait_until(lambda: runs(lab)[run_id]["step"], 30, "it makes steps")
+    lab.containers()["worker-1"].kill("SIGKILL")
+    assert looks(lab) == ("partial", ["LAB-NODE-001"])
+    assert ended(lab, run_id)["verdict"] == "ERROR"
+
+
+def test_the_launcher_is_killed_under_a_detached_run(lab: Lab) -> None:
+    run_id = detached(lab)
+    wait_until(lambda: runs(lab)[run_id]["step"], 30, "it makes steps")
+    lab.containers()["launcher"].kill("SIGKILL")
+    assert runs(lab)[run_id]["state"] == "orphaned"
+    assert looks(lab) == ("partial", ["LAB-NODE-001"])
+    lab.call("up").expect(0)
+    lab.call("run", "hello").expect(0)
+    assert (runs(lab)[run_id]["state"], lab.processes_of(run_id)) == ("done", [])
+
+
+def test_a_worker_is_killed_for_which_a_run_waits(lab: Lab) -> None:
+    first = detached(lab)
+    words = ("run", "--script", "steps.py", "--launcher", "mpirun", "--include", "worker-1", "--wait", "--detach")
+    second = lab.call(*words, "--json", "--", "10").expect(0).json["run_id"]
+    assert runs(lab)[second]["state"] == "waiting"
+    lab.containers()["worker-1"].kill("SIGKILL")
+    assert looks(lab) == ("partial", ["LAB-NODE-001"])
+    ended(lab, first)
+    found = wait_until(lambda: runs(lab)[second] if runs(lab)[second]["state"] == "done" else None, ENDING, "it ended")
+    assert found["verdict"] == "ERROR"
