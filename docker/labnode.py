@@ -805,7 +805,7 @@ def reason(folder: Path, job: dict[str, Any], seen: Seen, began: float) -> dict[
     # The command's own limit comes first.
     if now - began > job["limit"] + 1:
         return {"cause": "timeout", "message": "timed out after {:g} s".format(job["limit"])}
-    if seen.crashed is not None and now - seen.crashed > CRASH_GRACE:
+    if seen.crashed is not None and not job["elastic"] and now - seen.crashed > CRASH_GRACE:
         return {"cause": "rank-crashed", "message": ""}
     if seen.lost:
         node, why = next(iter(seen.lost.items()))
@@ -818,7 +818,7 @@ def reason(folder: Path, job: dict[str, Any], seen: Seen, began: float) -> dict[
 
 def watch_nodes(folder: Path, job: dict[str, Any], seen: Seen, over: threading.Event) -> None:
     """Note workers that are gone, where no labctl follows, which hears of that from Docker."""
-    failed: dict[str, list[str]] = {node: [] for node in job["nodes"]}
+    failed: dict[str, list[str]] = {node: [] for node in job["needed"]}
     while not over.wait(NODE_LOOK):
         unseen = seconds_since(folder / "watched")
         if unseen is not None and unseen < NODE_LOOK:

@@ -108,6 +108,10 @@ class Launch(Struct, frozen=True, kw_only=True):
     """At which its ranks meet."""
     ssh_port: int
     owner: str
+    needed: tuple[str, ...]
+    """Those of its nodes without which it cannot go on."""
+    elastic: bool = False
+    """Whether its launcher starts ranks again that fail."""
     wait: bool = False
     """Whether it waits for other runs that have its nodes."""
     follow: bool = True

@@ -21,6 +21,8 @@ from labctl.config.hostfile import format_hostfile
 from labctl.errors import ConfigError, did_you_mean, nearest
 from labctl.model import File, Pairs
 
+ELASTIC = "elastic"
+"""The way of a launcher that goes on by itself when it loses ranks."""
 PLAIN = re.compile(r"[A-Za-z0-9._/:,=+@%^-]+")
 
 
@@ -101,6 +103,18 @@ def name(text: str) -> str:
 def way(text: str) -> str:
     """The way that ``horovod:mpi`` asks for; the launcher's usual one for ``horovod``."""
     return text.partition(":")[2] or get(text).WAYS[0]
+
+
+def is_elastic(text: str) -> bool:
+    """Whether the launcher itself starts ranks again that fail."""
+    return way(text) == ELASTIC
+
+
+def needed(text: str, nodes: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of a run's nodes without which it cannot go on."""
+    if not is_elastic(text):
+        return nodes
+    return nodes[:1] if name(text) == "torchrun" else ()
 
 
 def environment(text: str, launch: LaunchSpec) -> Pairs:

@@ -1,22 +1,30 @@
-"""Horovod's horovodrun, with Gloo or with the image's MPI.
+"""Horovod's horovodrun, with Gloo, with the image's MPI, or elastic.
 
 Facts from Horovod 0.28.1 as it was tried across containers: with several networks it may pick different interfaces on
 different nodes, so the interface is named; its cache of checked hosts outlives the containers that were checked, so it
 is off; it hands the launcher's whole environment to every rank.
+
+``horovod:elastic``: a script with ``hvd.elastic`` goes on from its last commit with the ranks of the nodes that are
+left. horovodrun asks a script of the run's which those are.
 """
 
 from __future__ import annotations
 
-from labctl.launchers import LaunchSpec, first_slots_only, hostfile, one_interface_only
+import shlex
 
-WAYS = ("gloo", "mpi")
+from labctl.launchers import ELASTIC, LaunchSpec, first_slots_only, hostfile, one_interface_only
+from labctl.model import File
+
+WAYS = ("gloo", "mpi", ELASTIC)
 OPTIONS = {
     "--autotune": 0,
     "--cycle-time-ms": 1,
+    "--elastic-timeout": 1,
     "--fusion-threshold-mb": 1,
     "--gloo-timeout-seconds": 1,
     "--log-level": 1,
     "--no-stall-check": 0,
+    "--reset-limit": 1,
     "--stall-check-warning-time-seconds": 1,
     "--start-timeout": 1,
     "--timeline-filename": 1,
@@ -24,7 +32,7 @@ OPTIONS = {
 }
 RESERVED = frozenset({
     "-np", "--num-proc", "-H", "--hosts", "--hostfile", "-p", "--ssh-port", "--gloo", "--mpi",
-     "--mpi-args", "--network-interfaces", "--disable-cache",
+     "--mpi-args", "--network-interfaces", "--disable-cache", "--min-np", "--max-np", "--host-discovery-script",
 })  # fmt: skip
 
 
@@ -36,17 +44,43 @@ def check(launch: LaunchSpec) -> None:
 
 def argv(launch: LaunchSpec) -> tuple[str, ...]:
     """The command for the launcher container."""
+    elastic = launch.way == ELASTIC
     return (
         "horovodrun",
         "-np", str(launch.ranks),
-        "--hostfile", f"{launch.directory}/hostfile",
+        *(("--min-np", "1", "--max-np", str(launch.ranks)) if elastic else ()),
+        *(("--host-discovery-script", f"{launch.directory}/{SCRIPT}") if elastic else ()),
+        *(() if elastic else ("--hostfile", f"{launch.directory}/hostfile")),
         "--network-interfaces", launch.interface,
         "--ssh-port", str(launch.ssh_port),
         "--disable-cache",
-        f"--{launch.way}",
+        "--gloo" if elastic else f"--{launch.way}",
         *launch.options,
         launch.program,
     )  # fmt: skip
 
 
-files = hostfile
+SCRIPT = "nodes.sh"
+NODES = """\
+#!/bin/bash
+# The nodes whose sshd takes a connection, in order; horovodrun asks each second. Written by labctl.
+has() {{
+    ! timeout 2 bash -c ': < "/dev/tcp/$0/{port}"' "${{1%:*}}" 2> /dev/null || echo "$2 $1"
+}}
+nodes=({nodes})
+{{
+    for number in "${{!nodes[@]}}"; do
+        has "${{nodes[number]}}" "$number" &
+    done
+    wait
+}} | sort -n | cut -d ' ' -f 2
+"""
+
+
+def files(launch: LaunchSpec) -> tuple[File, ...]:
+    """The hostfile, and what names the nodes that are there to an elastic horovodrun."""
+    if launch.way != ELASTIC:
+        return hostfile(launch)
+    nodes = shlex.join(f"{name}:{slots}" for name, slots in launch.entries)
+    script = File(path=SCRIPT, content=NODES.format(port=launch.ssh_port, nodes=nodes), mode=0o755)
+    return (*hostfile(launch), script)

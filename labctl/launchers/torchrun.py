@@ -1,17 +1,23 @@
-"""PyTorch's torchrun, started on every node at once by pdsh.
+"""PyTorch's torchrun, started on every node at once by pdsh; or with its own elasticity, over ssh.
 
 Ranks meet at the first node without an election (``--node-rank`` is given, so the rendezvous is static). pdsh sends
 ``%n`` as the place of a node in its list, which DeepSpeed's launcher relies on too.
+
+``torchrun:elastic``: when a rank fails or a node is lost, torchrun starts the ranks again on the nodes that are left,
+with a smaller world. The first node holds the rendezvous (c10d), so its end is the run's. pdsh would end with 255 for
+each node that was lost.
 """
 
 from __future__ import annotations
 
 from labctl.errors import ConfigError
-from labctl.launchers import LaunchSpec, first_slots_only, hostfile
+from labctl.launchers import ELASTIC, LaunchSpec, first_slots_only, hostfile
+from labctl.model import File
 
-WAYS = ("pdsh",)
+WAYS = ("pdsh", ELASTIC)
 OPTIONS = {
     "--local-ranks-filter": 1,
+    "--max-restarts": 1,
     "--monitor-interval": 1,
     "--numa-binding": 1,
     "--rdzv-conf": 1,
@@ -21,7 +27,7 @@ OPTIONS = {
 }
 RESERVED = frozenset({
     "--nnodes", "--node-rank", "--nproc-per-node", "--master-addr", "--master-port", "--no-python", "--standalone",
-     "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "-m", "--module",
+     "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--local-addr", "-m", "--module",
 })  # fmt: skip
 
 
@@ -40,6 +46,21 @@ def check(launch: LaunchSpec) -> None:
 def argv(launch: LaunchSpec) -> tuple[str, ...]:
     """The command for the launcher container."""
     nodes = [name for name, _ in launch.entries]
+    if launch.way == ELASTIC:
+        return (
+            "bash", f"{launch.directory}/{SCRIPT}", ",".join(nodes),
+            "torchrun",
+            "--nnodes", f"1:{len(nodes)}",
+            "--nproc-per-node", str(launch.entries[0][1]),
+            "--rdzv-backend", "c10d",
+            "--rdzv-endpoint", f"{nodes[0]}:{launch.master_port}",
+            "--rdzv-id", launch.directory.rpartition("/")[2],
+            "--rdzv-conf", f"last_call_timeout={LAST_CALL}",
+            "--max-restarts", str(RESTARTS),
+            "--no-python",
+            *launch.options,
+            launch.program,
+        )  # fmt: skip
     return (
         "pdsh", "-S", "-R", "ssh", "-f", str(len(nodes)), "-w", ",".join(nodes),
         "torchrun",
@@ -54,5 +75,33 @@ def argv(launch: LaunchSpec) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-# For the record: pdsh is given the nodes by name.
-files = hostfile
+# Restarts of the ranks, and seconds that those that are left wait for more nodes, unless the options say otherwise.
+RESTARTS, LAST_CALL = 10, 5
+SCRIPT = "torchrun.sh"
+ON_EVERY_NODE = """\
+#!/bin/bash
+# torchrun.sh NODE,NODE... COMMAND...: on every node. Its end on the first one, where ranks meet, is the run's.
+IFS=, read -ra nodes <<< "$1"
+shift
+on() {
+    ssh -n -- "$1" "$2" --local-addr "$1" "${@:3}" 2>&1 | stdbuf -oL sed "s/^/$1: /"
+    return "${PIPESTATUS[0]}"
+}
+for node in "${nodes[@]:1}"; do
+    on "$node" "$@" &
+done
+on "${nodes[0]}" "$@"
+code=$?
+# The others end too, unless they are lost.
+for ((tenths = 0; tenths < 100; tenths++)); do
+    [[ $(jobs -r) ]] || break
+    sleep 0.1
+done
+exit $code
+"""
+
+
+def files(launch: LaunchSpec) -> tuple[File, ...]:
+    """For the record: pdsh is given the nodes by name. And what starts an elastic torchrun."""
+    script = File(path=SCRIPT, content=ON_EVERY_NODE, mode=0o755)
+    return (*hostfile(launch), *((script,) if launch.way == ELASTIC else ()))

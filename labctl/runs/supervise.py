@@ -16,9 +16,10 @@ from types import FrameType
 
 from msgspec import Struct
 
+from labctl import launchers
 from labctl.engines import Backend, agent
 from labctl.engines.state import lost
-from labctl.model import Cause, Job, Lab
+from labctl.model import LAUNCHER, Cause, Job, Lab
 from labctl.runs import last_words, store
 from labctl.runs.verdict import RunOutcome
 from labctl.system import filelock
@@ -97,6 +98,8 @@ class RunStopper:
         self.cause: Cause | None = None
         self.message = ""
         self.silence: Callable[[], str] = str
+        self.gone: dict[str, str] = {}
+        """Nodes that the run has lost and goes on without, and how."""
 
     def note(self, cause: Cause, message: str) -> bool:
         """Whether this is the first reason."""
@@ -116,7 +119,7 @@ class RunStopper:
     def reap(self, grace: float = GRACE) -> list[str]:
         """Kill the run's processes in all containers; returns those that could not be killed, as text."""
         lasted = time.clock_gettime(time.CLOCK_BOOTTIME) - self._began
-        job, nodes = self.job, tuple(node.name for node in self.job.nodes)
+        job, nodes = self.job, tuple(node.name for node in self.job.nodes if node.name not in self.gone)
         launcher = job.workload.launcher
         return agent.reap(self._lab, self._engine, job.run_id, grace, nodes=nodes, lasted=lasted, launcher=launcher)
 
@@ -139,6 +142,8 @@ def launch_of(lab: Lab, job: Job, *, patience: float = 120, detach: bool = False
         port=lab.master_port,
         ssh_port=lab.ssh_port,
         owner=lab.owner,
+        needed=launchers.needed(job.workload.launcher, tuple(node.name for node in job.nodes)),
+        elastic=launchers.is_elastic(job.workload.launcher),
         wait=wait,
         follow=not detach,
     )
@@ -163,7 +168,7 @@ def supervise(
     stop = RunStopper(lab, job, engine, age)
     began = time.monotonic()
     with contextlib.ExitStack() as watchers:
-        watchers.enter_context(node_losses(stop, lab, job, engine))
+        watchers.enter_context(node_losses(stop, lab, job, engine, notice))
         if launch:
             watchers.enter_context(watchdog(stop, job.timeout) if not launch.wait else contextlib.nullcontext())
             watchers.enter_context(interrupts(stop))
@@ -198,6 +203,7 @@ def supervise(
         message=message,
         silent=silence == SILENT,
         seconds=ended.seconds,
+        gone=tuple(stop.gone.values()),
     )
 
 
@@ -205,7 +211,11 @@ def wait_for_hosts(stop: RunStopper, lab: Lab, engine: Backend, notice: Callable
     """Connect again to the hosts of a run that has ended, which have its files; not where it was stopped meanwhile."""
     deadline = time.monotonic() + agent.PATIENCE
     for node in stop.job.nodes:
-        while time.monotonic() < deadline and stop.cause not in ("node-lost", "interrupted"):
+        while (
+            node.name not in stop.gone
+            and time.monotonic() < deadline
+            and stop.cause not in ("node-lost", "interrupted")
+        ):
             if not (lost := agent.reconnect(lab, engine, node.name)):
                 break
             notice(f"{lost.message}; the run has ended, and labctl tries again for {agent.PATIENCE} s")
@@ -223,7 +233,9 @@ def follow(
     notice: Callable[[str], object],
 ) -> agent.Ended:
     """Follow the run to its end, over another connection where one breaks. HostError where that does not come back."""
-    with contextlib.closing(CrashWatch(stop, starts_itself=job.workload.launcher == "script")) as crash:
+    launcher = job.workload.launcher
+    watch = CrashWatch(stop, starts_itself=launcher == "script", elastic=launchers.is_elastic(launcher))
+    with contextlib.closing(watch) as crash:
         stop.silence = crash.silence
 
         def look(line: agent.Line) -> None:
@@ -232,6 +244,8 @@ def follow(
         follower = agent.Follower(look, notice, lambda: stop.cause is not None)
         ended = agent.follow(lab, engine, job.run_id, follower, launch)
         crash.now = ended.at or crash.now
+        if ended.code == 0:
+            crash.forgive()
         if ended.cause and ended.cause != "rank-crashed":
             # Ranks that are ended report a failure, too.
             stop.note(ended.cause, ended.message)
@@ -242,11 +256,11 @@ class CrashWatch:
     """Finds the rank failure that explains a run, and stops the run if the other ranks do not exit by themselves.
 
     That is the first one that is not a consequence of a lost peer. Ranks that a script starts itself report nothing;
-    for them DeepSpeed's launcher does.
+    for them DeepSpeed's launcher does. An elastic launcher starts them again.
     """
 
-    def __init__(self, stop: RunStopper, *, starts_itself: bool = False) -> None:
-        self._stop, self._starts_itself = stop, starts_itself
+    def __init__(self, stop: RunStopper, *, starts_itself: bool = False, elastic: bool = False) -> None:
+        self._stop, self._starts_itself, self._elastic = stop, starts_itself, elastic
         nodes = {node.name: node.slots for node in stop.job.nodes}
         self._speakers = {*nodes, *(f"rank {rank}" for rank in range(sum(nodes.values())))}
         self._kept = last_words.kept(len(self._speakers))
@@ -268,7 +282,8 @@ class CrashWatch:
                 self._ended.append(crash)
             if self.reason is None:
                 self.reason = crash
-                self._timer.start()
+                if not self._elastic:
+                    self._timer.start()
             elif self.reason.follows and not crash.follows:
                 self.reason = crash
             return
@@ -298,6 +313,11 @@ class CrashWatch:
             ranks = () if self._starts_itself else self._ended
             others = [crash.ended for crash in ranks if crash.who != reason.who]
             self._stop.because(reason.cause, "; ".join((str(reason), *others[:SHOWN])))
+
+    def forgive(self) -> None:
+        """Forget the failed ranks of a run that has ended well: its elastic launcher started them again."""
+        if self._elastic:
+            self.reason = None
 
     def silence(self) -> str:
         """Who wrote nothing, or nothing for the longest time, as text; empty where that says nothing."""
@@ -372,8 +392,12 @@ def watchdog(stop: RunStopper, timeout: float) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def node_losses(stop: RunStopper, lab: Lab, job: Job, engine: Backend) -> Iterator[None]:
-    """Stop the run when a container that it runs on dies, or its node is lost to it."""
+def node_losses(
+    stop: RunStopper, lab: Lab, job: Job, engine: Backend, notice: Callable[[str], object]
+) -> Iterator[None]:
+    """Stop the run when a container that it needs dies, or its node is lost to it; say so of one that it does not."""
+    launcher = job.workload.launcher
+    needed = (LAUNCHER, *launchers.needed(launcher, tuple(node.name for node in job.nodes)))
 
     def watch() -> None:
         lock = lab.directory / filelock.LAB
@@ -382,7 +406,11 @@ def node_losses(stop: RunStopper, lab: Lab, job: Job, engine: Backend) -> Iterat
                 if node in job.containers and not over.is_set():
                     command = f" during {filelock.holder(lock)}" if filelock.is_held(lock) else ""
                     limit = f"; {memory_limit(lab)}" if cause == "out-of-memory" else ""
-                    stop.because(cause, f"{describe_node(node, job)}: {what}{command}{limit}")
+                    if node in needed:
+                        stop.because(cause, f"{describe_node(node, job)}: {what}{command}{limit}")
+                    elif node not in stop.gone:
+                        stop.gone[node] = f"{node}: {what}{command}{limit}"
+                        notice(f"{stop.gone[node]}; {launchers.name(launcher)} goes on without it")
 
     over = threading.Event()
     threading.Thread(target=watch, daemon=True).start()

@@ -24,6 +24,8 @@ class RunOutcome(Struct, frozen=True, kw_only=True):
     """Whether no rank wrote a line."""
     seconds: float = 0
     """That its command took, as the agent in the launcher says."""
+    gone: tuple[str, ...] = ()
+    """The nodes that it lost and went on without, and how."""
 
 
 def judge(job: Job, metrics: Mapping[str, Mapping[str, Any]], ended: RunOutcome, world_size: int) -> Verdict:
@@ -54,6 +56,8 @@ def judge(job: Job, metrics: Mapping[str, Mapping[str, Any]], ended: RunOutcome,
     message = f"All criteria met on {ranks}: {_list(checks)}." if checks else f"Completed on {ranks}; no criteria."
     if ended.silent:
         message += " No rank wrote a line."
+    if ended.gone:
+        message += f" It went on without {'; '.join(ended.gone)}."
     return Verdict(status="PASS", cause=None, message=message, exit_code=0, checks=tuple(checks))
 
 

@@ -37,7 +37,8 @@ def argv(name: str, **changes: Any) -> tuple[str, ...]:
 
 def test_all_launchers_are_known_with_their_ways() -> None:
     assert NAMES == (
-        "deepspeed", "deepspeed:openmpi", "horovod", "horovod:mpi", "impi", "mpirun", "script", "torchrun",
+        "deepspeed", "deepspeed:openmpi", "horovod", "horovod:mpi", "horovod:elastic", "impi", "mpirun", "script",
+        "torchrun", "torchrun:elastic",
     )  # fmt: skip
 
 
@@ -70,7 +71,7 @@ def test_unknown_name_lists_the_known(name: str) -> None:
 def test_an_unknown_way_lists_the_known() -> None:
     with pytest.raises(ConfigError) as caught:
         launchers.get("horovod:nccl")
-    assert caught.value.hint == "horovod has gloo, mpi"
+    assert caught.value.hint == "horovod has gloo, mpi, elastic"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -112,7 +113,7 @@ def test_nodes_come_in_the_hostfiles_order_with_their_slots(name: str) -> None:
     assert second in ("worker-0 slots=2", "worker-0:2")
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - {"script", "torchrun", "deepspeed"}))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"script", "torchrun", "torchrun:elastic", "deepspeed"}))
 def test_the_labs_interface_is_named(name: str) -> None:
     assert "lab0" in " ".join(argv(name))
 

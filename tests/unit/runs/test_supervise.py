@@ -327,6 +327,36 @@ def test_a_container_that_is_gone_holds_nothing() -> None:
 
 # --- a rank that fails ---------------------------------------------------------------------------------------
 
+
+@pytest.mark.parametrize(("node", "needed"), [("worker-1", False), ("worker-0", True)])
+def test_an_elastic_launcher_goes_on_without_a_node_that_it_can_do_without(node: str, needed: bool) -> None:
+    heard: list[str] = []
+    told = threading.Event()
+
+    def notice(text: str) -> None:
+        heard.append(text)
+        told.set()
+
+    def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
+        if "reap" in argv:
+            told.set()
+            return
+        yield "worker-1: labctl: rank 1 on worker-1 exited with code 1"
+        assert told.wait(LIMIT)
+
+    elastic = job(LAB, launcher="torchrun:elastic")
+    engine = FakeBackend(answer=answer, seen=observed(LAB), fallen=((node, "node-lost", "container died"),))
+    launch = supervise.launch_of(LAB, elastic)
+    ended = supervise.supervise(LAB, elastic, engine, str, launch, notice=notice)
+    assert (launch.elastic, launch.needed) == (True, ("worker-0",))
+    if needed:
+        assert (ended.cause, heard) == ("node-lost", [])
+    else:
+        assert (ended.cause, ended.gone) == (None, ("worker-1: container died",))
+        assert heard == ["worker-1: container died; torchrun goes on without it"]
+        assert "labctl-demo-worker-1-1" not in [container for container, argv in engine.started if "reap" in argv]
+
+
 CRASH = "worker-1: labctl: rank 1 on worker-1 exited with code 9"
 
 

@@ -36,6 +36,8 @@ def folder(agent: ModuleType, run_id: str, **changes: Any) -> tuple[Path, dict[s
     job: dict[str, Any] = {
         "id": run_id,
         "nodes": ["worker-0"],
+        "needed": ["worker-0"],
+        "elastic": False,
         "argv": ["true"],
         "environment": {"LABCTL_RUN_ID": run_id},
         "directory": "/",
