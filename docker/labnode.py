@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import json
 import math
 import os
@@ -527,7 +528,7 @@ GRACE = 5
 # Bytes of a line; what is longer comes in pieces.
 LONGEST_LINE = 1_000_000
 # Seconds between two looks of whom nothing else wakes, and between two words to who follows a silent run.
-LOOK, BEAT = 0.05, 2
+LOOK, BEAT = 0.02, 2
 # Seconds between two looks at the workers of a run that nobody follows, and how many of them fail before one is lost.
 NODE_LOOK, REFUSED, UNANSWERED = 5, 2, 12
 # How runs say where they are, such as `step 12/100` or `Epoch: 3`, and the bytes of output in which that is looked for.
@@ -725,14 +726,16 @@ def supervise(folder: Path, job: dict[str, Any]) -> None:
     with (folder / "output").open("ab", buffering=0) as output:
         try:
             child = subprocess.Popen(
-                as_user(job["directory"], job["argv"]),
+                job["argv"],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "HOME": str(HOME), **job["environment"]},
                 start_new_session=True,
+                # This process has one thread yet, and another interpreter would take a while to start.
+                preexec_fn=functools.partial(be_user, job["directory"]),  # noqa: PLW1509
             )
-        except OSError as error:
+        except (OSError, subprocess.SubprocessError) as error:
             record(output, f"{error}\n".encode())
             finish(folder, {"code": 127, "seconds": 0})
             return
@@ -851,12 +854,16 @@ def as_user(directory: str, command: list[str]) -> list[str]:
     return ["/usr/bin/python3", "-I", __file__, "user", directory, *command]
 
 
-def be_user(directory: str, *command: str) -> NoReturn:
+def be_user(directory: str) -> None:
     os.setgroups([number for number in os.getgroups() if number])
     os.setgid(int(os.environ["LAB_GID"]))
     os.setuid(int(os.environ["LAB_UID"]))
     os.umask(0o022)
     os.chdir(directory)
+
+
+def become_as_user(directory: str, *command: str) -> NoReturn:
+    be_user(directory)
     become(command)
 
 
@@ -892,6 +899,6 @@ if __name__ == "__main__":
         "stop": stop,
         "runs": list_runs,
         "forget": forget,
-        "user": be_user,
+        "user": become_as_user,
     }
     commands[sys.argv[1]](*sys.argv[2:])

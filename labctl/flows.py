@@ -432,13 +432,13 @@ def run_on(
         with changing(context, "labctl run", dry_run=dry_run):
             pass  # What is observed next is not in the middle of a change.
     observed = runs.observe(context, cluster, dry_run=dry_run)
+    foreign = preflight.find_foreign_labs(context, lab.name, observed) if observed else {}
+    nodes = tuple(node.name for node in job.nodes)
+    early = agent.begin_reach(cluster.engine, observed, nodes) if observed and not foreign and not dry_run else None
     active = agent.active(cluster.engine, observed) if observed else ()
     if active := runs.end_judged(lab, cluster.engine, active, dry_run=dry_run):
         lab = runs.with_own_port(lab, active)
         job = build_job(lab, workload, options, now)
-    foreign = preflight.find_foreign_labs(context, lab.name, observed) if observed else {}
-    nodes = tuple(node.name for node in job.nodes)
-    early = agent.begin_reach(cluster.engine, observed, nodes) if observed and not foreign and not dry_run else None
     if workload.has_own_image and observed and runs.not_up(lab, job, observed):
         images.confirm_image(workload, lab.image, bool(observed.on(lab.hosts[0].name).image), ask, dry_run=dry_run)
         if not dry_run:

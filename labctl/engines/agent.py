@@ -331,7 +331,7 @@ def runs(engine: Backend, observed: ObservedState) -> dict[str, ActiveRun]:
     launcher = observed.container(model.LAUNCHER)
     if not launcher or launcher.state != "running":
         return {}
-    done = engine.exec(launcher.name, (*AGENT, "runs"), user="0")
+    done = engine.exec(launcher.name, ("sh", "-c", IN_NODE, "sh", "if_runs", *AGENT, "runs"), user="0")
     if done.code:
         # One of an earlier labctl, which knows of no runs.
         return {}

@@ -312,7 +312,7 @@ def test_a_run_is_not_launched_on_a_node_that_the_launcher_does_not_reach(
     engine.started.clear()
     with pytest.raises(HostError, match="the launcher does not reach every worker over ssh"):
         flows.run(context, "hello", RunOptions())
-    assert [argv[len(AGENT)] for _, argv in engine.started if argv[: len(AGENT)] == AGENT] == ["runs", "reach"]
+    assert [argv[len(AGENT)] for _, argv in engine.started if argv[: len(AGENT)] == AGENT] == ["reach"]
     assert [argv for _, argv in engine.started if argv[0] == "timeout"] == []
     assert records(context) == []
 
