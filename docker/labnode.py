@@ -532,7 +532,8 @@ LOOK, BEAT = 0.02, 2
 # Seconds between two looks at the workers of a run that nobody follows, and how many of them fail before one is lost.
 NODE_LOOK, REFUSED, UNANSWERED = 5, 2, 12
 # How runs say where they are, such as `step 12/100` or `Epoch: 3`, and the bytes of output in which that is looked for.
-STEP, RECENT = re.compile(rb"(?i)\b(?:epoch|iter(?:ation)?|step)\b[ =:#]{0,3}\[?\d+(?: ?(?:/|of) ?\d+)?\]?"), 1 << 16
+STEP = re.compile(rb"(?i)\b(?:epoch|iter(?:ation)?|step)\b[ =:#]{0,3}\[?\d{1,12}(?: ?(?:/|of) ?\d{1,12})?\]?")
+RECENT = 1 << 16
 # Exit code of `launch` where other runs have the nodes.
 IN_USE = 75
 
@@ -553,10 +554,12 @@ def launch(text: str) -> None:
         sys.exit(IN_USE)
     folder.mkdir(mode=0o700)
     job["order"] = time.time()
-    write(folder / "job.json", json.dumps(job).encode())
     (folder / "output").touch(0o600)
     # Held by the supervisor while it lives, and by no other process.
     alive = lock(folder / "alive")
+    # What makes it a run to others, and so in one step.
+    write(folder / "job.new", json.dumps(job).encode())
+    (folder / "job.new").rename(folder / "job.json")
     if os.fork() == 0:
         os.close(registry)
         os.setsid()
@@ -599,21 +602,25 @@ def state_of(folder: Path) -> str:
     return "lost"
 
 
-def described(folder: Path) -> dict[str, object]:
-    """A run as ``runs`` and ``launch`` tell of it."""
-    job = json.loads((folder / "job.json").read_bytes())
-    state = state_of(folder)
-    told = {name: job[name] for name in ("id", "nodes", "order", "port", "owner", "patience")}
-    told["step"] = last_step(folder / "output")
-    if state == "running":
-        told["waits"] = not (folder / "started").exists()
-        told["followed"] = seconds_since(folder / "watched")
-    return {**told, "state": state}
+def described() -> Iterator[dict[str, object]]:
+    """The runs as ``runs`` and ``launch`` tell of them."""
+    for path in sorted(RUNS.glob("*/job.json")):
+        folder = path.parent
+        try:
+            job, state = json.loads(path.read_bytes()), state_of(folder)
+        except OSError:
+            continue  # It is forgotten at this moment.
+        told = {name: job[name] for name in ("id", "nodes", "order", "port", "owner", "patience")}
+        if state == "running":
+            told["waits"] = not (folder / "started").exists()
+            told["followed"] = seconds_since(folder / "watched")
+        yield {**told, "state": state}
 
 
 def last_step(output: Path) -> str:
     """The last that a run has printed of where it is; nothing where it printed much since."""
-    with output.open("rb") as lines:
+    found: list[bytes] = []
+    with contextlib.suppress(OSError), output.open("rb") as lines:
         lines.seek(max(0, output.stat().st_size - RECENT))
         found = STEP.findall(lines.read())
     return found[-1].decode() if found else ""
@@ -621,8 +628,7 @@ def last_step(output: Path) -> str:
 
 def under_way() -> list[dict[str, object]]:
     """The runs that have nodes or wait for them, in their order."""
-    found = (described(path.parent) for path in RUNS.glob("*/job.json"))
-    return sorted((one for one in found if one["state"] == "running"), key=lambda one: str(one["order"]))
+    return sorted((one for one in described() if one["state"] == "running"), key=lambda one: str(one["order"]))
 
 
 def share_nodes(one: dict[str, object], other: dict[str, object]) -> bool:
@@ -637,13 +643,15 @@ def seconds_since(path: Path) -> float | None:
 
 
 def list_runs() -> None:
-    for path in sorted(RUNS.glob("*/job.json")):
-        print(json.dumps(described(path.parent)))
+    for one in described():
+        print(json.dumps({**one, "step": last_step(RUNS / str(one["id"]) / "output")}))
 
 
 def forget(run_id: str) -> None:
     folder = RUNS / run_id
     if folder.is_dir() and state_of(folder) != "running":
+        # Nobody is to take it for a run while it goes.
+        (folder / "job.json").unlink()
         shutil.rmtree(folder)
 
 
@@ -736,6 +744,8 @@ def supervise(folder: Path, job: dict[str, Any]) -> None:
                 preexec_fn=functools.partial(be_user, job["directory"]),  # noqa: PLW1509
             )
         except (OSError, subprocess.SubprocessError) as error:
+            if isinstance(error, subprocess.SubprocessError):
+                error = OSError("the lab's user may not enter {}".format(job["directory"]))
             record(output, f"{error}\n".encode())
             finish(folder, {"code": 127, "seconds": 0})
             return
@@ -808,7 +818,7 @@ def reason(folder: Path, job: dict[str, Any], seen: Seen, began: float) -> dict[
     # The command's own limit comes first.
     if now - began > job["limit"] + 1:
         return {"cause": "timeout", "message": "timed out after {:g} s".format(job["limit"])}
-    if seen.crashed is not None and not job["elastic"] and now - seen.crashed > CRASH_GRACE:
+    if seen.crashed is not None and not job.get("elastic") and now - seen.crashed > CRASH_GRACE:
         return {"cause": "rank-crashed", "message": ""}
     if seen.lost:
         node, why = next(iter(seen.lost.items()))
@@ -821,7 +831,9 @@ def reason(folder: Path, job: dict[str, Any], seen: Seen, began: float) -> dict[
 
 def watch_nodes(folder: Path, job: dict[str, Any], seen: Seen, over: threading.Event) -> None:
     """Note workers that are gone, where no labctl follows, which hears of that from Docker."""
-    failed: dict[str, list[str]] = {node: [] for node in job["needed"]}
+    failed: dict[str, list[str]] = {node: [] for node in job["nodes"]}
+    gone: dict[str, str] = {}
+    needed = set(job.get("needed", job["nodes"]))
     while not over.wait(NODE_LOOK):
         unseen = seconds_since(folder / "watched")
         if unseen is not None and unseen < NODE_LOOK:
@@ -830,8 +842,10 @@ def watch_nodes(folder: Path, job: dict[str, Any], seen: Seen, over: threading.E
             why = why_unreached(node, job["ssh_port"])
             reasons[:] = [*reasons, why] if why else []
             if len(reasons) >= UNANSWERED or (reasons[-REFUSED:].count(why) == REFUSED and why in GONE):
-                seen.lost[node] = why
-                return
+                gone[node] = why
+        if needed & gone.keys() or len(gone) == len(failed):
+            seen.lost.update(gone)
+            return
 
 
 GONE = ("its name is not known any more", "its sshd is gone")

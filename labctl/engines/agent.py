@@ -40,7 +40,7 @@ RECONNECTING = 5
 AWAY = 5
 ENDLESS = 1e8
 # What rank.sh puts before each line of its rank, behind what launchers put there.
-RANK = re.compile("\x01([0-9]+)\x02")
+RANK = re.compile("\x01([0-9]{1,7})\x02")
 # Seconds for a node's health check, which has shorter limits inside.
 CHECKING = 20
 
@@ -224,14 +224,17 @@ def follow(lab: Lab, engine: Backend, run_id: str, follower: Follower, launch: L
         error = lost or look(lab, engine, run_id, follower, "follow", run_id, str(follower.place))
         if follower.ended:
             break
-        if not is_running(lab, engine) or (lost and follower.given_up()):
+        unknown = any(text.startswith(f"no run {run_id}") for text in follower.other)
+        if unknown and launch and not follower.heard:
+            raise LaunchError(f"run {run_id} did not begin", hint="re-run the command", node=model.LAUNCHER)
+        if unknown or not is_running(lab, engine) or (lost and follower.given_up()):
             return Ended(code=137, lost=True)
         if time.monotonic() > (follower.heard or began) + PATIENCE:
             why = error.message if error else "the launcher does not answer"
             hint = f"labctl attach {run_id}"
-            raise HostError(f"{why}; run {run_id} goes on without labctl", hint=hint, node=model.LAUNCHER)
+            raise HostError(f"{why}; run {run_id} is left to itself", hint=hint, node=model.LAUNCHER)
         if lost and not told:
-            follower.notice(f"{lost.message}; run {run_id} goes on, and labctl tries for {PATIENCE} s to connect again")
+            follower.notice(f"{lost.message}; labctl tries for {PATIENCE} s to connect to run {run_id} again")
         told = bool(lost)
         time.sleep(0.5)
     return follower.ended
@@ -332,9 +335,12 @@ def runs(engine: Backend, observed: ObservedState) -> dict[str, ActiveRun]:
     if not launcher or launcher.state != "running":
         return {}
     done = engine.exec(launcher.name, ("sh", "-c", IN_NODE, "sh", "if_runs", *AGENT, "runs"), user="0")
-    if done.code:
+    if done.code and "KeyError" in done.err:
         # One of an earlier labctl, which knows of no runs.
         return {}
+    if done.code:
+        said = done.err.strip() or f"its agent ended with code {done.code}"
+        raise HostError(f"{model.LAUNCHER}: {said}", hint="labctl logs launcher", node=model.LAUNCHER)
     with parsing(launcher.host):
         found = [msgspec.json.decode(line, type=ActiveRun) for line in done.out.splitlines()]
     return {run.id: run for run in found}

@@ -36,10 +36,19 @@ if_runs() {
     done
 }
 
-# hears NODE: true if the node's sshd takes a connection within two seconds.
+# hears NODE...: `heard` if one of these nodes' machines answers within two seconds, be it that sshd is gone there, or
+# `silent` if none does; nothing where that is not to be told.
 hears() {
-    # shellcheck disable=SC2016 # for the shell within
-    timeout 2 bash -c ': < "/dev/tcp/$0/$LAB_SSH_PORT"' "$1" 2>/dev/null
+    for node; do
+        # shellcheck disable=SC2016 # for the shell within
+        said=$(LC_ALL=C timeout 2 bash -c ': < "/dev/tcp/$0/$LAB_SSH_PORT"' "$node" 2>&1)
+        case $?:$said in
+            0:* | *refused*) echo heard; return ;;
+            124:* | *"No route"* | *unreachable* | *"timed out"*) ;;
+            *) return ;;
+        esac
+    done
+    echo silent
 }
 
 "$@"

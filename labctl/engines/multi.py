@@ -21,8 +21,10 @@ from labctl.model import Cause
 from labctl.system.parallel import map_hosts, pool
 from labctl.system.process import CompletedProcess
 
-# Seconds for a container to say whether it hears of another host.
-ASKING = 5
+# Seconds for a container to say whether it hears of another host, besides two for each node there.
+ASKING = 3
+# Times in a row that nobody hears of a host that only labctl had lost at first.
+SILENCES = 3
 
 
 class MultiHostEngine:
@@ -98,14 +100,15 @@ class MultiHostEngine:
         parts = {part.host: part for part in self.observe(lab).parts}
 
         def listen(host: str) -> None:
+            connection = self._daemons[host].connections[host]
             while True:
-                reason = "the connection to it ended"
+                made, reason = connection.made, "the connection to it ended"
                 try:
                     for event in self._daemons[host].events(lab):
                         heard.put(event)
                 except Exception as error:  # noqa: BLE001 - whatever breaks a stream, the host is not heard any more
                     reason = str(error)
-                if lost := self._lost(host, parts, reason):
+                if connection.made == made and (lost := self._lost(lab, host, parts, reason)):
                     break
                 with suppress(HostError):
                     for loss in self._ended_meanwhile(lab, parts[host]):
@@ -118,41 +121,50 @@ class MultiHostEngine:
         while True:
             yield heard.get()
 
-    def _lost(self, host: str, parts: Mapping[str, ObservedState], reason: str) -> str:
+    def _lost(self, lab: str, host: str, parts: Mapping[str, ObservedState], reason: str) -> str:
         """Why a host whose events have ended is lost; empty once it is connected again.
 
-        It is lost where the engine ended and not the connection, or where another host does not hear of it either.
+        It is lost where the engine ended and not the connection, or where other hosts do not hear of it either: at
+        once, or later several times in a row.
         """
         connection = self._daemons[host].connections[host]
-        why = connection.why_lost()
-        while why:
-            if any(self._is_silent_to(part, parts[host]) for name, part in parts.items() if name != host):
+        if not (why := connection.why_lost()):
+            return f"{host} does not answer any more ({reason})"
+        others = [name for name in parts if name != host]
+        silences, enough = 0, 1
+        while True:
+            with pool(len(others)) as threads:
+                said = set(threads.map(lambda other: self._hears(lab, other, parts[host]), others))
+            silences = silences + 1 if "silent" in said and "heard" not in said else 0
+            if silences >= enough:
                 return why
+            enough = SILENCES
             try:
                 connection.reconnect(RECONNECTING)
             except (HostError, OSError):  # The files of a connection go with the command that made it.
                 time.sleep(1)
             else:
                 return ""
-        return f"{host} does not answer any more ({reason})"
 
-    def _is_silent_to(self, other: ObservedState, silent: ObservedState) -> bool:
-        """Whether the containers of a host get no answer from another; not where they cannot be asked."""
-        asked = next((one for one in other.containers if one.state == "running"), None)
-        workers = [one for one in silent.containers if one.state == "running" and one.role == "worker"]
-        if not asked or not workers:
-            return False
-        look = ("sh", "-c", IN_NODE, "sh", "hears", workers[0].node)
+    def _hears(self, lab: str, other: str, of: ObservedState) -> str:
+        """Whether a host is ``heard`` by a container of another, or ``silent``; empty where that cannot be asked."""
+        workers = tuple(one.node for one in of.containers if one.state == "running" and one.role == "worker")
         try:
-            return self._daemons[other.host].exec(asked.name, look, user="0", limit=ASKING).code != 0
+            running = [one for one in self._daemons[other].observe(lab).containers if one.state == "running"]
+            if not running or not workers:
+                return ""
+            look = ("sh", "-c", IN_NODE, "sh", "hears", *workers)
+            limit = ASKING + 2 * len(workers)
+            return self._daemons[other].exec(running[0].name, look, user="0", limit=limit).out.strip()
         except HostError:
-            return False
+            return ""
 
     def _ended_meanwhile(self, lab: str, before: ObservedState) -> Iterator[tuple[str, Cause, str]]:
         """The containers of a host that ran before its events were missed, and do not now."""
-        running = {one.id for one in self._daemons[before.host].observe(lab).containers if one.state == "running"}
+        alive = ("running", "paused")
+        there = {one.id for one in self._daemons[before.host].observe(lab).containers if one.state in alive}
         for one in before.containers:
-            if one.state == "running" and one.id not in running:
+            if one.state == "running" and one.id not in there:
                 yield one.node, "node-lost", "container died while the connection to its host was broken"
 
     def capabilities(self, host: str) -> Capabilities:

@@ -99,6 +99,8 @@ class Connection:
     """Runs POSIX sh scripts on a host."""
 
     target: InventoryHost
+    made = 1
+    """How often it was made."""
     address = ""
     """DOCKER_HOST of its engine; empty for the one that this machine's environment names."""
 
@@ -226,6 +228,7 @@ class SshConnection(Connection):
                 return
             if self._closing.is_set():
                 raise self._lost("")
+            self.made += 1
             # What a master that was killed has left.
             Path(self._control).unlink(missing_ok=True)
             self._start(":", seconds)

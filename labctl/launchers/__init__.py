@@ -1,6 +1,7 @@
 """Launcher programs: one module each; a new file is a new launcher.
 
-Each module has ``WAYS`` (the first is the usual one; ``horovod:mpi`` asks for another), ``OPTIONS`` (known options,
+Each module has ``WAYS`` (the first is the usual one; ``horovod:mpi`` asks for another), where one of them is elastic
+``NEEDED`` (how many of the first nodes it cannot do without), ``OPTIONS`` (known options,
 with the number of values of each; others are passed on with a warning), ``RESERVED`` (what labctl sets itself), and
 three pure functions: ``check`` refuses what the program cannot do, ``argv`` is its command, ``files`` is what it reads.
 The program that it starts on every rank is one script, ``rank.sh``, so that nothing a person wrote passes
@@ -112,9 +113,7 @@ def is_elastic(text: str) -> bool:
 
 def needed(text: str, nodes: tuple[str, ...]) -> tuple[str, ...]:
     """Those of a run's nodes without which it cannot go on."""
-    if not is_elastic(text):
-        return nodes
-    return nodes[:1] if name(text) == "torchrun" else ()
+    return nodes[: getattr(get(text), "NEEDED", 0)] if is_elastic(text) else nodes
 
 
 def environment(text: str, launch: LaunchSpec) -> Pairs:

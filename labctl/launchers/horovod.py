@@ -18,6 +18,7 @@ from labctl.model import File
 WAYS = ("gloo", "mpi", ELASTIC)
 OPTIONS = {
     "--autotune": 0,
+    "--blacklist-cooldown-range": 2,
     "--cycle-time-ms": 1,
     "--elastic-timeout": 1,
     "--fusion-threshold-mb": 1,
@@ -32,7 +33,8 @@ OPTIONS = {
 }
 RESERVED = frozenset({
     "-np", "--num-proc", "-H", "--hosts", "--hostfile", "-p", "--ssh-port", "--gloo", "--mpi",
-     "--mpi-args", "--network-interfaces", "--disable-cache", "--min-np", "--max-np", "--host-discovery-script",
+     "--mpi-args", "--network-interfaces", "--disable-cache", "--min-np", "--max-np", "--min-num-proc",
+     "--max-num-proc", "--host-discovery-script",
 })  # fmt: skip
 
 

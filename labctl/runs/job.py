@@ -27,6 +27,7 @@ def render_program(lab: Lab, job: Job) -> File:
         work=f"{job.directory}/{WORK}",
         command=command(workload.script),
         arguments=workload.arguments,
+        elastic=launchers.is_elastic(workload.launcher),
         prepare=(*command(workload.prepare), *workload.arguments) if workload.prepare else (),
         prepare_directory=prepare_directory(lab, job),
     )

@@ -81,6 +81,8 @@ WATCHDOG_DELAY = 1
 # Seconds after a rank failed for the launcher to stop the others itself.
 CRASH_GRACE = 5
 
+# Exit codes of a command that timeout(1) has ended.
+TIMED_OUT = (124, 137)
 # Causes that may hide a lost device, which ranks notice before the node's health check.
 SYMPTOMS: tuple[Cause | None, ...] = (None, "rank-crashed", "launcher-failed")
 
@@ -97,6 +99,10 @@ class RunStopper:
         self._began = time.clock_gettime(time.CLOCK_BOOTTIME) - age
         self.cause: Cause | None = None
         self.message = ""
+        self.over = False
+        """Whether the run has ended: then nothing stops it any more."""
+        self.asked = threading.Event()
+        """Set by Ctrl-C."""
         self.silence: Callable[[], str] = str
         self.gone: dict[str, str] = {}
         """Nodes that the run has lost and goes on without, and how."""
@@ -104,7 +110,7 @@ class RunStopper:
     def note(self, cause: Cause, message: str) -> bool:
         """Whether this is the first reason."""
         with self._lock:
-            if self.cause is not None:
+            if self.cause is not None or self.over:
                 return False
             self.cause, self.message = cause, message
             return True
@@ -119,9 +125,17 @@ class RunStopper:
     def reap(self, grace: float = GRACE) -> list[str]:
         """Kill the run's processes in all containers; returns those that could not be killed, as text."""
         lasted = time.clock_gettime(time.CLOCK_BOOTTIME) - self._began
-        job, nodes = self.job, tuple(node.name for node in self.job.nodes if node.name not in self.gone)
-        launcher = job.workload.launcher
-        return agent.reap(self._lab, self._engine, job.run_id, grace, nodes=nodes, lasted=lasted, launcher=launcher)
+        gone = tuple(self.gone)
+        nodes = tuple(node.name for node in self.job.nodes if node.name not in gone)
+
+        def reap(nodes: tuple[str, ...]) -> list[str]:
+            run_id, launcher = self.job.run_id, self.job.workload.launcher
+            return agent.reap(self._lab, self._engine, run_id, grace, nodes=nodes, lasted=lasted, launcher=launcher)
+
+        if gone:
+            # One that was cut off may have ranks still; one that cannot be asked is no news.
+            reap(gone)
+        return reap(nodes)
 
     def wait(self) -> None:
         if self._thread:
@@ -183,8 +197,10 @@ def supervise(
                 stop.reap(grace=1)
             raise
         stop.wait()
-        wait_for_hosts(stop, lab, engine, notice)
+        stop.over = True
         left = stop.reap(grace=1)
+        if left and wait_for_hosts(stop, lab, engine, notice):
+            left = stop.reap(grace=1)
         if ended.code != 0 and stop.cause is None:
             lasted = ended.seconds or time.monotonic() - began
             stop.cause, stop.message = explain(ended.code, lasted, lab, job, engine)
@@ -207,20 +223,22 @@ def supervise(
     )
 
 
-def wait_for_hosts(stop: RunStopper, lab: Lab, engine: Backend, notice: Callable[[str], object]) -> None:
-    """Connect again to the hosts of a run that has ended, which have its files; not where it was stopped meanwhile."""
-    deadline = time.monotonic() + agent.PATIENCE
-    for node in stop.job.nodes:
-        while (
-            node.name not in stop.gone
-            and time.monotonic() < deadline
-            and stop.cause not in ("node-lost", "interrupted")
-        ):
-            if not (lost := agent.reconnect(lab, engine, node.name)):
-                break
-            notice(f"{lost.message}; the run has ended, and labctl tries again for {agent.PATIENCE} s")
-            notice = len
-            time.sleep(1)
+def wait_for_hosts(stop: RunStopper, lab: Lab, engine: Backend, notice: Callable[[str], object]) -> bool:
+    """Connect again to the hosts of a run that has ended, which have its files, until one does not come back.
+
+    Not where it had lost a node, and not after Ctrl-C.
+    """
+    if stop.cause == "node-lost":
+        return False
+    deadline, told = time.monotonic() + agent.PATIENCE, False
+    for node in (node.name for node in stop.job.nodes if node.name not in stop.gone):
+        while lost := agent.reconnect(lab, engine, node):
+            if time.monotonic() > deadline or stop.asked.wait(1):
+                return False
+            if not told:
+                notice(f"{lost.message}; the run has ended, and labctl tries for {agent.PATIENCE} s to connect again")
+            told = True
+    return True
 
 
 def follow(
@@ -239,13 +257,16 @@ def follow(
         stop.silence = crash.silence
 
         def look(line: agent.Line) -> None:
-            crash.look_at(line._replace(text=keep(line.text)))
+            crash.look_at(line._replace(text=keep(line.text), said=store.redact(line.said, lab.hidden)))
 
-        follower = agent.Follower(look, notice, lambda: stop.cause is not None)
+        follower = agent.Follower(look, notice, lambda: stop.cause in ("interrupted", "node-lost"))
         ended = agent.follow(lab, engine, job.run_id, follower, launch)
         crash.now = ended.at or crash.now
-        if ended.code == 0:
+        if ended.code == 0 or (ended.code in TIMED_OUT and ended.seconds >= job.timeout):
             crash.forgive()
+        if ended.code == 0 and stop.cause == "timeout":
+            # It had ended before labctl, which could not know, thought of its limit.
+            stop.cause, stop.message = None, ""
         if ended.cause and ended.cause != "rank-crashed":
             # Ranks that are ended report a failure, too.
             stop.note(ended.cause, ended.message)
@@ -276,6 +297,8 @@ class CrashWatch:
 
     def look_at(self, line: agent.Line) -> None:
         text, self.now = line.text[: store.LONGEST_LINE], line.when
+        if store.RANK_REPORTED.search(text):
+            self.forgive()
         self._memory = self._memory or bool(OUT_OF_MEMORY.search(text))
         if crash := self._crash_in(text):
             if len(self._ended) <= SHOWN:
@@ -315,9 +338,9 @@ class CrashWatch:
             self._stop.because(reason.cause, "; ".join((str(reason), *others[:SHOWN])))
 
     def forgive(self) -> None:
-        """Forget the failed ranks of a run that has ended well: its elastic launcher started them again."""
+        """Forget the failed ranks of a run, if its elastic launcher started them again."""
         if self._elastic:
-            self.reason = None
+            self.reason, self._ended, self._memory = None, [], False
 
     def silence(self) -> str:
         """Who wrote nothing, or nothing for the longest time, as text; empty where that says nothing."""
@@ -344,9 +367,11 @@ def explain(exit_code: int, seconds: float, lab: Lab, job: Job, engine: Backend)
     observed = engine.observe(lab.name)
     for name in job.containers:
         container = observed.container(name)
+        if lab.host_of(name).name in dict(observed.silent):
+            continue
         if container is None or container.state != "running":
             return "node-lost", f"{describe_node(name, job)}: container {container.state if container else 'gone'}"
-    if exit_code in (124, 137) and seconds >= job.timeout:
+    if exit_code in TIMED_OUT and seconds >= job.timeout:
         return "timeout", f"timed out after {job.timeout:g} s"
     return None, ""
 
@@ -406,11 +431,12 @@ def node_losses(
                 if node in job.containers and not over.is_set():
                     command = f" during {filelock.holder(lock)}" if filelock.is_held(lock) else ""
                     limit = f"; {memory_limit(lab)}" if cause == "out-of-memory" else ""
-                    if node in needed:
+                    if node not in needed and cause in ("node-lost", "device-lost"):
+                        if node not in stop.gone:
+                            notice(f"{node}: {what}; {launchers.name(launcher)} goes on without it")
+                        stop.gone[node] = f"{node}: {what}"
+                    if node in needed or len(stop.gone) == len(job.nodes):
                         stop.because(cause, f"{describe_node(node, job)}: {what}{command}{limit}")
-                    elif node not in stop.gone:
-                        stop.gone[node] = f"{node}: {what}{command}{limit}"
-                        notice(f"{stop.gone[node]}; {launchers.name(launcher)} goes on without it")
 
     over = threading.Event()
     threading.Thread(target=watch, daemon=True).start()
@@ -426,6 +452,7 @@ def interrupts(stop: RunStopper) -> Iterator[None]:
     """Stop the run on INT and TERM; a second Ctrl-C kills at once. HUP leaves it to whoever attaches in time."""
 
     def handle(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        stop.asked.set()
         if stop.cause == "interrupted":
             threading.Thread(target=stop.reap, args=(0,), daemon=True).start()
         stop.because("interrupted", f"stopped by {signal.Signals(number).name}")

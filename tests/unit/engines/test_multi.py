@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from support.builders import container
-from support.fake_backend import Failed, FakeBackend
+from support.fake_backend import FakeBackend
 
 from labctl.engines.multi import MultiHostEngine
 from labctl.engines.state import ObservedState
@@ -54,16 +54,16 @@ class Quiet(FakeBackend):
         yield from ()
 
 
-def other(hears: bool) -> FakeBackend:
-    """The daemon of another host, whose containers hear of the first or not."""
+def other(*said: str, host: str = "h2", state: str = "running") -> FakeBackend:
+    """The daemon of another host, whose containers say this of the first, one time after the other, then that it is."""
+    words = iter(said)
 
     def answer(name: str, argv: tuple[str, ...]) -> Iterator[str]:
-        yield from ()
-        if not hears:
-            raise Failed(124)
+        assert argv[-2:] == ("hears", "worker-0")
+        yield next(words, "heard")
 
-    node = container("worker-1", host="h2")
-    return Quiet(answer=answer, seen=ObservedState(host="h2", containers=(node,)), ways={"h2": Connection()})
+    node = container("worker-1", host=host, state=state)
+    return Quiet(answer=answer, seen=ObservedState(host=host, containers=(node,)), ways={host: Connection()})
 
 
 @pytest.fixture(autouse=True)
@@ -85,8 +85,43 @@ def test_an_engine_that_ends_takes_its_nodes_with_it() -> None:
 
 
 def test_a_host_that_the_others_do_not_hear_either_is_lost() -> None:
-    told = first_told(Listened("h1", Way(LOST)), other(hears=False))
+    told = first_told(Listened("h1", Way(LOST)), other("silent"), other("", host="h3"))
     assert told == ("worker-0", "node-lost", f"host {LOST}")
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        (other("silent"), other("heard", host="h3")),
+        (other(state="exited"),),
+        (other("heard", "silent", "silent", "heard"),),
+        (),
+    ],
+    ids=["one of them hears it", "they cannot be asked", "they miss it for a moment", "there are none"],
+)
+def test_a_host_that_another_hears_or_none_can_be_asked_about_is_not_lost(others: tuple[FakeBackend, ...]) -> None:
+    died: tuple[str, Cause, str] = ("worker-0", "node-lost", "container died with exit code 1")
+    way = Way(LOST, comes_back=False)
+    tries = itertools.count()
+
+    def reconnect(seconds: float) -> None:
+        way.comes_back = next(tries) > 3
+        Way.reconnect(way, seconds)
+
+    way.reconnect = reconnect  # type: ignore[method-assign]
+    assert first_told(Listened("h1", way, died), *others) == died
+
+
+def test_a_connection_that_another_part_of_labctl_has_made_again_loses_nothing() -> None:
+    died: tuple[str, Cause, str] = ("worker-0", "node-lost", "container died with exit code 1")
+    way = Way("")
+
+    class Remade(Listened):
+        def events(self, lab: str) -> Iterator[tuple[str, Cause, str]]:
+            way.made += way.made == 1
+            return super().events(lab)
+
+    assert first_told(Remade("h1", way, died), other()) == died
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
@@ -100,7 +135,7 @@ def test_a_host_that_only_labctl_does_not_hear_is_connected_to_again(comes_back:
         Way.reconnect(way, seconds)
 
     way.reconnect = reconnect  # type: ignore[method-assign]
-    assert first_told(Listened("h1", way, died), other(hears=True)) == died  # type: ignore[arg-type]
+    assert first_told(Listened("h1", way, died), other()) == died  # type: ignore[arg-type]
     assert len(tries) == (1 if comes_back else 3)
 
 
@@ -114,6 +149,6 @@ def test_a_container_that_died_unheard_is_told_of_once_its_host_is_back() -> Non
         Way.reconnect(way, seconds)
 
     way.reconnect = reconnect  # type: ignore[method-assign]
-    node, cause, what = first_told(engine, other(hears=True))
+    node, cause, what = first_told(engine, other())
     assert (node, cause) == ("worker-0", "node-lost")
     assert what == "container died while the connection to its host was broken"

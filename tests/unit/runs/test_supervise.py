@@ -265,6 +265,14 @@ def test_a_secret_among_a_crashed_ranks_last_words_is_not_in_the_verdict(tmp_pat
     assert TOKEN not in "".join((*shown, (tmp_path / "runs/r1/output.log").read_text()))
 
 
+def test_a_secret_that_is_cut_in_a_ranks_last_words_is_not_in_the_verdict() -> None:
+    words = f"ValueError: {'x' * 980} {TOKEN}"
+    engine = printing(f"worker-1: \x011\x02{words}", CRASH, code=1)
+    ended = supervise.supervise(HIDING, JOB, engine, lambda line: store.redact(line, HIDING.hidden), LAUNCH)
+    assert "ValueError: xxx" in ended.message
+    assert TOKEN[:6] not in ended.message
+
+
 def test_a_secret_in_why_the_launcher_failed_or_a_process_stayed_is_not_in_the_verdict() -> None:
     def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
         if "reap" in argv:
@@ -354,7 +362,7 @@ def test_an_elastic_launcher_goes_on_without_a_node_that_it_can_do_without(node:
     else:
         assert (ended.cause, ended.gone) == (None, ("worker-1: container died",))
         assert heard == ["worker-1: container died; torchrun goes on without it"]
-        assert "labctl-demo-worker-1-1" not in [container for container, argv in engine.started if "reap" in argv]
+        assert "labctl-demo-worker-1-1" in [container for container, argv in engine.started if "reap" in argv]
 
 
 CRASH = "worker-1: labctl: rank 1 on worker-1 exited with code 9"
@@ -437,6 +445,18 @@ def test_a_ranks_last_words_are_its_own_where_each_line_says_whose_it_is(stop: s
     watch.close()
     stop.wait()
     assert stop.message == "rank 1 on worker-1 exited with code 9: ValueError: no such data"
+
+
+def test_what_an_elastic_launcher_started_again_is_no_reason_any_more(stop: supervise.RunStopper) -> None:
+    watch = supervise.CrashWatch(stop, elastic=True)
+    watch.look_at(printed("worker-1: |ValueError: the first", 1))
+    watch.look_at(printed(CRASH))
+    watch.look_at(printed("worker-1: labctl: rank 1 of 2 on worker-1"))
+    watch.look_at(printed("worker-1: |ValueError: the second", 1))
+    watch.look_at(printed(CRASH))
+    watch.close()
+    stop.wait()
+    assert stop.message == "rank 1 on worker-1 exited with code 9: ValueError: the second"
 
 
 LOST = "worker-0: RuntimeError: [pair.cc:553] Connection closed by peer [192.168.80.3]:3994. Check the remote worker."

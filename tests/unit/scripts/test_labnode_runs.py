@@ -91,7 +91,7 @@ def test_output_and_exit_code_are_kept_each_line_with_its_time(agent: ModuleType
 def test_where_a_run_is_is_what_it_printed_last_of_it(agent: ModuleType, printed: list[str], step: str) -> None:
     path, _ = folder(agent, RUN)
     (path / "output").write_text("".join(f"1767000000.123 {line}\n" for line in printed))
-    assert agent.described(path)["step"] == step
+    assert agent.last_step(path / "output") == step
 
 
 def test_a_command_that_is_not_there_ends_the_run(agent: ModuleType) -> None:
