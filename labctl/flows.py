@@ -304,13 +304,15 @@ def take_down(
 ) -> PlanPreview:
     """The same on connected hosts; the caller holds the lock."""
     from labctl.deploy import decide, executor, preflight
-    from labctl.runs import artifacts  # noqa: F401 - fetches what runs left on hosts
+    from labctl.runs import artifacts, follow  # noqa: F401 - fetches what runs left on hosts
 
     plan, failed, runs = decide.down(context, cluster, images_too=images, state=state)
     if runs:
         context.warn(f"this ends {'; '.join(runs)}")
     if runs and not dry_run and ask and not ask("end it?" if len(runs) == 1 else "end them?"):
         raise HostError("aborted: the lab stays as it is", hint="labctl runs")
+    if runs and not dry_run:
+        follow.end_all(context, cluster)
     if dry_run:
         preflight.warn_excluded_hosts(context, failed)
     else:

@@ -120,6 +120,8 @@ class ApplyProject(HostStep, frozen=True, kw_only=True):
 
     project: str
     nodes: tuple[str, ...]
+    changed: tuple[str, ...] = ()
+    """The containers that are not as they are to be; the others stay."""
 
     def __str__(self) -> str:
         return f"compose up {', '.join(self.nodes)} (project {self.project}){on(self.host)}"
@@ -293,8 +295,8 @@ def up_on(
         image, cause = observed.image or "", "files missing on host"
         yield PushFiles(nodes=workers, image=image, folders=not push, host=host.name, cause=cause)
     if pending:
-        cause = "; ".join(f"{node} {why}" for node, why in pending)
-        yield ApplyProject(project=naming.project(lab), nodes=workers, host=host.name, cause=cause)
+        cause, changed = "; ".join(f"{node} {why}" for node, why in pending), tuple(node for node, _ in pending)
+        yield ApplyProject(project=naming.project(lab), nodes=workers, changed=changed, host=host.name, cause=cause)
 
 
 def why_stuck(lab: Lab, container: Container, unusable: Mapping[str, str]) -> str | None:

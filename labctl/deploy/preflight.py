@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from labctl import model
 from labctl.config.context import Context
 from labctl.config.settings import Settings
 from labctl.engines import Backend, agent
@@ -71,23 +72,35 @@ def require_no_run(context: Context, engine: Backend, observed: ObservedState, s
     """HostError if a plan would take containers from under a run."""
     from labctl.deploy.plan import ApplyProject, RemoveContainers
 
-    if any(isinstance(step, ApplyProject | RemoveContainers) for step in steps):
-        require_idle(context, engine, observed)
+    touched: set[str] = set()
+    for step in steps:
+        if isinstance(step, ApplyProject):
+            touched |= {*step.changed}
+        elif isinstance(step, RemoveContainers):
+            touched |= {container.node for container in step.containers}
+    if touched:
+        require_idle(context, engine, observed, touched)
 
 
-def require_idle(context: Context, engine: Backend, observed: ObservedState) -> None:
-    """HostError if a run is under way."""
-    if words := runs_under_way(context, engine, observed):
+def require_idle(context: Context, engine: Backend, observed: ObservedState, nodes: Collection[str] = ()) -> None:
+    """HostError if a run is under way, on one of these nodes or on any."""
+    if words := runs_under_way(context, engine, observed, nodes):
         hint = "wait for it, or end it with `labctl stop`: `labctl runs` lists them"
         raise HostError(f"cannot change the lab while {'; '.join(words)} is active", hint=hint)
 
 
-def runs_under_way(context: Context, engine: Backend, observed: ObservedState) -> tuple[str, ...]:
-    """The runs that are under way, in words: those of this machine, and those that nobody follows."""
-    held = filelock.held_below(context.directory / filelock.RUNS)
-    here = {path.stem: filelock.holder(path) for path in held}
-    others = {run.id: f"run {run.id} ({run.owner}, {agent.since(run)})" for run in agent.active(engine, observed)}
-    return tuple({**others, **here}.values())
+def runs_under_way(
+    context: Context, engine: Backend, observed: ObservedState, nodes: Collection[str] = ()
+) -> tuple[str, ...]:
+    """The runs that are under way, in words: those in the launcher, and those that this machine begins or judges.
+
+    With ``nodes``, a run that has none of them is left out.
+    """
+    active = agent.active(engine, observed)
+    held = {path.stem: filelock.holder(path) for path in filelock.held_below(context.directory / filelock.RUNS)}
+    here = [words for run_id, words in held.items() if run_id not in {run.id for run in active}]
+    there = [run for run in active if not nodes or {model.LAUNCHER, *run.nodes} & {*nodes}]
+    return (*(f"run {run.id} ({run.owner}, {agent.since(run)})" for run in there), *here)
 
 
 def require_lab_owner(context: Context, name: str, observed: ObservedState) -> None:

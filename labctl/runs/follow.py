@@ -15,7 +15,7 @@ from labctl.lab.spec import hidden
 from labctl.model import LAUNCHER, Lab, Result
 from labctl.runs import run as runs
 from labctl.runs import store
-from labctl.runs.supervise import supervise
+from labctl.runs.supervise import GRACE, supervise
 from labctl.system import filelock
 
 # Seconds that another labctl, which has followed a run to its end, has to judge it.
@@ -81,6 +81,7 @@ def judge(context: Context, cluster: Cluster, lab: Lab, run_id: str, on_line: Ca
             on_line(line)
             return line
 
+        site.began = time.monotonic() - age
         site.outcome = supervise(lab, job, cluster.engine, keep, age=age, notice=context.notice)
         site.seconds = site.outcome.seconds
         runs.conclude_record(site)
@@ -118,6 +119,22 @@ def stop(context: Context, cluster: Cluster, lab: Lab, run_id: str, grace: float
     with suppress(filelock.LockHeld):
         return judge(context, cluster, lab, run_id, lambda _: None)
     return judged(lab, run_id)
+
+
+def end_all(context: Context, cluster: Cluster) -> None:
+    """End the runs of a lab that goes down, and judge them while their output is there. Nothing of what fails."""
+    with suppress(HostError):
+        lab, able = load_lab(context, cluster, ask=False)
+        running = [run.id for run in known_runs(able).values() if run.state == "running"]
+        for run_id in running:
+            with suppress(HostError):
+                agent.stop(lab, able.engine, run_id, GRACE, f"{lab.owner} took the lab down")
+        for run_id in running:
+            with suppress(HostError):
+                try:
+                    judge(context, able, lab, run_id, lambda _: None)
+                except filelock.LockHeld:
+                    judged(lab, run_id)
 
 
 def logs(cluster: Cluster, lab: Lab, run_id: str, on_line: Callable[[str], None], *, follow: bool) -> None:

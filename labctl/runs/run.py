@@ -231,7 +231,7 @@ def require_free(job: Job, active: tuple[agent.ActiveRun, ...], options: RunOpti
     """InUse where other runs have nodes of the run, unless it is to wait for them."""
     nodes = {node.name for node in job.nodes}
     if not options.wait and (others := [run for run in active if nodes & {*run.nodes}]):
-        raise agent.in_use(others)
+        raise agent.in_use(replace(run, nodes=tuple(name for name in run.nodes if name in nodes)) for run in others)
 
 
 def unfinished(lab: Path, active: Mapping[str, agent.ActiveRun]) -> dict[str, str]:

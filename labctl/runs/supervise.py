@@ -15,10 +15,12 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from labctl import launchers
 from labctl.engines import Backend, agent
 from labctl.engines.state import lost
+from labctl.errors import HostError
 from labctl.model import LAUNCHER, Cause, Job, Lab
 from labctl.runs import last_words, store
 from labctl.runs.verdict import RunOutcome
@@ -119,8 +121,15 @@ class RunStopper:
         """Stop the run for this reason; later ones are ignored."""
         with self._lock:
             if self.note(cause, message):
-                self._thread = threading.Thread(target=self.reap, daemon=True)
+                self._thread = threading.Thread(target=self._end, daemon=True)
                 self._thread.start()
+
+    def _end(self) -> None:
+        if self.cause == "interrupted":
+            # One that waits for nodes has nothing yet that could be ended.
+            with contextlib.suppress(HostError):
+                agent.stop(self._lab, self._engine, self.job.run_id, GRACE, self.message)
+        self.reap()
 
     def reap(self, grace: float = GRACE) -> list[str]:
         """Kill the run's processes in all containers; returns those that could not be killed, as text."""
@@ -202,8 +211,8 @@ def supervise(
         if left and wait_for_hosts(stop, lab, engine, notice):
             left = stop.reap(grace=1)
         if ended.code != 0 and stop.cause is None:
-            lasted = ended.seconds or time.monotonic() - began
-            stop.cause, stop.message = explain(ended.code, lasted, lab, job, engine)
+            ended = ended if ended.seconds else replace(ended, seconds=time.monotonic() - began)
+            stop.cause, stop.message = explain(ended, lab, job, engine)
         if ended.code != 0 and stop.cause in SYMPTOMS:
             look_at_devices(stop, lab, job, engine)
     silence = stop.silence()
@@ -362,7 +371,7 @@ class CrashWatch:
         self._tell()
 
 
-def explain(exit_code: int, seconds: float, lab: Lab, job: Job, engine: Backend) -> tuple[Cause | None, str]:
+def explain(ended: agent.Ended, lab: Lab, job: Job, engine: Backend) -> tuple[Cause | None, str]:
     """The cause of a failure that was not detected while it ran: a stopped container, or the timeout."""
     observed = engine.observe(lab.name)
     for name in job.containers:
@@ -371,7 +380,9 @@ def explain(exit_code: int, seconds: float, lab: Lab, job: Job, engine: Backend)
             continue
         if container is None or container.state != "running":
             return "node-lost", f"{describe_node(name, job)}: container {container.state if container else 'gone'}"
-    if exit_code in TIMED_OUT and seconds >= job.timeout:
+    if ended.lost:
+        return "interrupted", "the launcher was restarted, or its agent was ended"
+    if ended.code in TIMED_OUT and ended.seconds >= job.timeout:
         return "timeout", f"timed out after {job.timeout:g} s"
     return None, ""
 

@@ -138,3 +138,58 @@ def test_ctrl_c_on_attach_leaves_the_run_and_logs_shows_it(lab: Lab) -> None:
         wait_until(lambda: not logs.ends_within(2), 10, "it is followed")
         lab.call("stop", run_id, "--grace", "0").expect(0)
         assert steps_in(logs.answer(30).out, 0)[:3] == [0, 1, 2]
+
+
+def test_a_run_that_waits_is_ended_by_stop_and_by_ctrl_c_and_never_starts(lab: Lab) -> None:
+    first = detached(lab, 600, 0.1, "--include", "worker-0")
+    second = detached(lab, 3, 0.1, "--include", "worker-0", "--wait")
+    assert lab.call("stop", second, "--json").expect(0).json["cause"] == "interrupted"
+    before = set(lab.run_ids())
+    words = ("run", "--script", "steps.py", "--launcher", "mpirun", "--include", "worker-0", "--wait", "--", "3", "0.1")
+    with lab.start(*words) as waiting:
+        (third,) = wait_until(lambda: set(lab.run_ids()) - before, 60, "it has a record")
+        wait_until(lambda: runs(lab)[third]["state"] == "waiting", 60, "it waits")
+        waiting.press(signal.SIGINT)
+        pressed = time.monotonic()
+        waiting.answer(30).expect(130)
+        assert time.monotonic() - pressed < 15
+    lab.call("stop", first, "--grace", "0")
+    assert [steps_in((lab.path / "runs" / run / "output.log").read_text(), 0) for run in (second, third)] == [[], []]
+
+
+LATE_WORDS = """
+import os, signal, sys, time
+
+def end(*_):
+    print("told to end", flush=True)
+    time.sleep(1)
+    open(os.environ["LABCTL_RUN_DIR"] + "/saved", "w").close()
+    print("saved", flush=True)
+    sys.exit()
+
+signal.signal(signal.SIGTERM, end)
+print("listens", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_rank_that_prints_when_it_is_told_to_end_has_its_grace(lab: Lab) -> None:
+    (lab.path / "late.py").write_text(LATE_WORDS)
+    words = ("run", "--script", "late.py", "--launcher", "torchrun", "--include", "worker-0", "--detach", "--json")
+    run_id = lab.call(*words).expect(0).json["run_id"]
+    rank = lab.path / "runs/.outputs" / run_id / "ranks/rank-0.log"
+    wait_until(lambda: rank.exists() and "listens" in rank.read_text(), 60, "it listens")
+    lab.call("stop", run_id, "--grace", "8").expect(0)
+    record = lab.path / "runs" / run_id
+    assert (record / "saved").exists()
+    assert (record / "ranks/rank-0.log").read_text().splitlines()[-2:] == ["told to end", "saved"]
+
+
+def test_down_judges_the_runs_that_it_ends(lab: Lab) -> None:
+    run_id = detached(lab, 600, 0.1)
+    wait_until(lambda: runs(lab)[run_id]["step"], 60, "it makes steps")
+    assert f"this ends run {run_id}" in lab.call("down").expect(0).err
+    found = lab.call("show", run_id, "--json").expect(0).json
+    assert (found["cause"], "took the lab down" in found["message"]) == ("interrupted", True)
+    assert steps_in((lab.path / "runs" / run_id / "output.log").read_text(), 0)[:3] == [0, 1, 2]
+    lab.call("up", limit=300).expect(0)

@@ -220,7 +220,7 @@ def test_a_directory_without_settings_is_no_lab(tmp_path: Path) -> None:
 
 def test_a_run_keeps_its_nodes(tmp_path: Path) -> None:
     steps = plan.up(lab(3), render.render(lab(3)), observed(lab())).steps
-    engine = FakeBackend(answer=active("r2", "worker-1"))
+    engine, other = (FakeBackend(answer=active("r2", *nodes)) for nodes in (("worker-1", "worker-2"), ("worker-1",)))
     preflight.require_no_run(at(tmp_path), FakeBackend(), observed(lab()), steps)
     with (
         filelock.held(tmp_path / filelock.RUNS / "r1.lock", "run r1"),
@@ -229,6 +229,7 @@ def test_a_run_keeps_its_nodes(tmp_path: Path) -> None:
         preflight.require_no_run(at(tmp_path), FakeBackend(), observed(lab()), steps)
     with pytest.raises(HostError, match=r"cannot change the lab while run r2 \(ann@desk, since .*\) is active"):
         preflight.require_no_run(at(tmp_path), engine, observed(lab()), steps)
+    preflight.require_no_run(at(tmp_path), other, observed(lab()), steps)
 
 
 def test_an_up_that_changes_nothing_does_not_mind_a_run(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def printing(*lines: str, code: int = 0, until: threading.Event | None = None) -
     """An engine whose launch prints these lines, waits, and ends with that code; whose agents find nothing."""
 
     def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
-        if "reap" in argv:
+        if "reap" in argv or "stop" in argv:
             if until:
                 until.set()
             return
@@ -595,16 +595,25 @@ def test_words_alone_stop_nothing(stop: supervise.RunStopper) -> None:
 
 def test_a_container_that_does_not_run_explains_a_failure() -> None:
     engine = FakeBackend(seen=observed(LAB, worker_1={"state": "exited"}))
-    assert supervise.explain(255, 1, LAB, JOB, engine) == ("node-lost", "worker-1 (rank 1): container exited")
+    assert supervise.explain(agent.Ended(code=255, seconds=1), LAB, JOB, engine) == (
+        "node-lost",
+        "worker-1 (rank 1): container exited",
+    )
     gone = FakeBackend(seen=observed(lab(1)))
-    assert supervise.explain(255, 1, LAB, JOB, gone) == ("node-lost", "worker-1 (rank 1): container gone")
+    assert supervise.explain(agent.Ended(code=255, seconds=1), LAB, JOB, gone) == (
+        "node-lost",
+        "worker-1 (rank 1): container gone",
+    )
 
 
 @pytest.mark.parametrize(
     ("code", "seconds", "cause"), [(124, 61, "timeout"), (137, 61, "timeout"), (124, 3, None), (1, 61, None)]
 )
 def test_the_inner_limit_explains_only_what_took_that_long(code: int, seconds: float, cause: str | None) -> None:
-    assert supervise.explain(code, seconds, LAB, JOB, FakeBackend(seen=observed(LAB)))[0] == cause
+    assert (
+        supervise.explain(agent.Ended(code=code, seconds=seconds), LAB, JOB, FakeBackend(seen=observed(LAB)))[0]
+        == cause
+    )
 
 
 def test_a_node_is_described_with_its_ranks() -> None:

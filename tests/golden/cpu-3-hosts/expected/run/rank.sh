@@ -9,8 +9,8 @@ export MASTER_ADDR=${MASTER_ADDR:-worker-2} MASTER_PORT=${MASTER_PORT:-29500}
 node=$(uname -n)
 # Whole lines only: a launcher that marks each piece of output with its rank would else mark the middle of one. And no
 # NUL, at which pdsh ends a line. Launchers that name the node alone do not say whose a line is: labctl reads a mark.
-# A rank that its launcher starts again goes on in its log.
-exec > >(stdbuf -oL tr -d '\0' | LC_ALL=C grep --text --line-buffered '' | tee -a /workspace/outputs/20260102-150405-ask-3fa2/ranks/rank-"$RANK".log \
+# A rank that its launcher starts again goes on in its log. What a rank prints when it is told to end has to arrive, too.
+exec > >(trap '' TERM INT HUP; stdbuf -oL tr -d '\0' | LC_ALL=C grep --text --line-buffered '' | tee -ap /workspace/outputs/20260102-150405-ask-3fa2/ranks/rank-"$RANK".log \
     | LC_ALL=C stdbuf -oL sed $'s/^/\x01'"$RANK"$'\x02/') 2>&1
 trap 'code=$?; [[ $code == 0 ]] || echo "labctl: rank $RANK on $node exited with code $code"' EXIT
 echo "labctl: rank $RANK of $WORLD_SIZE on $node"
