@@ -36,19 +36,21 @@ if_runs() {
     done
 }
 
-# hears NODE...: `heard` if one of these nodes' machines answers within two seconds, be it that sshd is gone there, or
-# `silent` if none does; nothing where that is not to be told.
+# hears NODE...: each node with `heard`, where its sshd takes a connection, `refused`, where its machine answers and sshd is
+# gone, or `silent`, where nothing answers within two seconds; nothing of one of which that is not to be told.
 hears() {
     for node; do
-        # shellcheck disable=SC2016 # for the shell within
-        said=$(LC_ALL=C timeout 2 bash -c ': < "/dev/tcp/$0/$LAB_SSH_PORT"' "$node" 2>&1)
-        case $?:$said in
-            0:* | *refused*) echo heard; return ;;
-            124:* | *"No route"* | *unreachable* | *"timed out"*) ;;
-            *) return ;;
-        esac
+        {
+            # shellcheck disable=SC2016 # for the shell within
+            said=$(LC_ALL=C timeout 2 bash -c ': < "/dev/tcp/$0/$LAB_SSH_PORT"' "$node" 2>&1)
+            case $?:$said in
+                0:*) echo "$node heard" ;;
+                *refused*) echo "$node refused" ;;
+                124:* | *"No route"* | *unreachable* | *"timed out"*) echo "$node silent" ;;
+            esac
+        } &
     done
-    echo silent
+    wait
 }
 
 "$@"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import as_completed
 from contextlib import suppress
 from itertools import chain
@@ -21,10 +21,17 @@ from labctl.model import Cause
 from labctl.system.parallel import map_hosts, pool
 from labctl.system.process import CompletedProcess
 
-# Seconds for a container to say whether it hears of another host, besides two for each node there.
-ASKING = 3
-# Times in a row that nobody hears of a host that only labctl had lost at first.
-SILENCES = 3
+Loss = tuple[str, Cause, str]
+# Seconds for a container to say whether it hears of another host.
+ASKING = 10
+# Times in a row that nobody hears of a host that only labctl had lost at first, and that a node refuses a connection.
+SILENCES, REFUSALS = 3, 2
+
+
+def all_lost(part: ObservedState, why: str) -> Iterator[Loss]:
+    """The nodes of a host that is lost."""
+    for container in part.containers:
+        yield container.node, "node-lost", f"host {why}"
 
 
 class MultiHostEngine:
@@ -91,75 +98,92 @@ class MultiHostEngine:
                     lost[asked[one]] = error
         raise_all(lost)
 
-    def events(self, lab: str) -> Iterator[tuple[str, Cause, str]]:
+    def events(self, lab: str) -> Iterator[Loss]:
         """As one daemon's; a daemon whose events end has taken every node of its host with it.
 
         Not so where only the connection from here has broken: the host is asked for by others, and connected to again.
         """
-        heard: queue.SimpleQueue[tuple[str, Cause, str]] = queue.SimpleQueue()
+        heard: queue.SimpleQueue[Loss] = queue.SimpleQueue()
         parts = {part.host: part for part in self.observe(lab).parts}
 
         def listen(host: str) -> None:
-            connection = self._daemons[host].connections[host]
-            while True:
-                made, reason = connection.made, "the connection to it ended"
-                try:
-                    for event in self._daemons[host].events(lab):
-                        heard.put(event)
-                except Exception as error:  # noqa: BLE001 - whatever breaks a stream, the host is not heard any more
-                    reason = str(error)
-                if connection.made == made and (lost := self._lost(lab, host, parts, reason)):
-                    break
-                with suppress(HostError):
-                    for loss in self._ended_meanwhile(lab, parts[host]):
-                        heard.put(loss)
-            for container in parts[host].containers:
-                heard.put((container.node, "node-lost", f"host {lost}"))
+            for loss in self._losses(lab, host, parts):
+                heard.put(loss)
 
         for host in parts:
             threading.Thread(target=listen, args=(host,), daemon=True).start()
         while True:
             yield heard.get()
 
-    def _lost(self, lab: str, host: str, parts: Mapping[str, ObservedState], reason: str) -> str:
-        """Why a host whose events have ended is lost; empty once it is connected again.
-
-        It is lost where the engine ended and not the connection, or where other hosts do not hear of it either: at
-        once, or later several times in a row.
-        """
+    def _losses(self, lab: str, host: str, parts: Mapping[str, ObservedState]) -> Iterator[Loss]:
+        """What befalls a host's containers, over one connection after another, until the host is lost."""
         connection = self._daemons[host].connections[host]
-        if not (why := connection.why_lost()):
-            return f"{host} does not answer any more ({reason})"
-        others = [name for name in parts if name != host]
-        silences, enough = 0, 1
         while True:
-            with pool(len(others)) as threads:
-                said = set(threads.map(lambda other: self._hears(lab, other, parts[host]), others))
-            silences = silences + 1 if "silent" in said and "heard" not in said else 0
-            if silences >= enough:
-                return why
-            enough = SILENCES
+            made, reason = connection.made, "the connection to it ended"
             try:
-                connection.reconnect(RECONNECTING)
-            except (HostError, OSError):  # The files of a connection go with the command that made it.
-                time.sleep(1)
-            else:
-                return ""
+                yield from self._daemons[host].events(lab)
+            except Exception as error:  # noqa: BLE001 - whatever breaks a stream, the host is not heard any more
+                reason = str(error)
+            if connection.closed:
+                return
+            if connection.made == made:
+                if not (why := connection.why_lost()):
+                    yield from all_lost(parts[host], f"{host} does not answer any more ({reason})")
+                    return
+                if not (yield from self._connected(lab, host, parts, why)):
+                    return
+            with suppress(HostError):
+                yield from self._ended_meanwhile(lab, parts[host])
 
-    def _hears(self, lab: str, other: str, of: ObservedState) -> str:
-        """Whether a host is ``heard`` by a container of another, or ``silent``; empty where that cannot be asked."""
-        workers = tuple(one.node for one in of.containers if one.state == "running" and one.role == "worker")
-        try:
-            running = [one for one in self._daemons[other].observe(lab).containers if one.state == "running"]
-            if not running or not workers:
-                return ""
-            look = ("sh", "-c", IN_NODE, "sh", "hears", *workers)
-            limit = ASKING + 2 * len(workers)
-            return self._daemons[other].exec(running[0].name, look, user="0", limit=limit).out.strip()
-        except HostError:
+    def _connected(
+        self, lab: str, host: str, parts: Mapping[str, ObservedState], why: str
+    ) -> Generator[Loss, None, bool]:
+        """Connect to a host again, and ask the others for it; whether that came about, or the host is lost.
+
+        It is lost where the others do not hear of it either: at once, or later several times in a row. A node of which
+        sshd is gone is told of.
+        """
+        silences, enough = 0, 1
+        refused: dict[str, int] = {}
+        while True:
+            words = self._words(lab, parts, host)
+            silences = silences + 1 if set(words.values()) == {"silent"} else 0
+            if silences >= enough:
+                yield from all_lost(parts[host], why)
+                return False
+            refused = {node: refused.get(node, 0) + 1 for node, word in words.items() if word == "refused"}
+            for node in (node for node, times in refused.items() if times == REFUSALS):
+                yield node, "node-lost", "its sshd is gone, and labctl is cut off from its host"
+            if silences or any(times < REFUSALS for times in refused.values()):
+                time.sleep(0 if silences else 1)
+                continue
+            enough = SILENCES
+            with suppress(HostError, OSError):  # The files of a connection go with the command that made it.
+                self._daemons[host].connections[host].reconnect(RECONNECTING)
+                return True
+            time.sleep(1)
+
+    def _words(self, lab: str, parts: Mapping[str, ObservedState], host: str) -> dict[str, str]:
+        """What the other hosts say of this one's nodes: ``heard`` if one hears it, ``refused``, or ``silent``."""
+        others = [name for name in parts if name != host]
+        workers = tuple(one.node for one in parts[host].containers if one.state == "running" and one.role == "worker")
+        look = ("sh", "-c", IN_NODE, "sh", "hears", *workers)
+
+        def ask(other: str) -> str:
+            with suppress(HostError):
+                running = [one for one in self._daemons[other].observe(lab).containers if one.state == "running"]
+                if running:
+                    return self._daemons[other].exec(running[0].name, look, user="0", limit=ASKING).out
             return ""
 
-    def _ended_meanwhile(self, lab: str, before: ObservedState) -> Iterator[tuple[str, Cause, str]]:
+        with pool(len(others)) as threads:
+            said = [line.split() for text in threads.map(ask, others) for line in text.splitlines()]
+        return {
+            node: next(word for word in ("heard", "refused", "silent") if [node, word] in said)
+            for node in {node for node, _ in said}
+        }
+
+    def _ended_meanwhile(self, lab: str, before: ObservedState) -> Iterator[Loss]:
         """The containers of a host that ran before its events were missed, and do not now."""
         alive = ("running", "paused")
         there = {one.id for one in self._daemons[before.host].observe(lab).containers if one.state in alive}

@@ -147,6 +147,11 @@ class Connection:
         """Why the connection ended, if it has or does within a second; empty while it stands."""
         return ""
 
+    @property
+    def closed(self) -> bool:
+        """Whether labctl itself has ended it."""
+        return False
+
     def reconnect(self, seconds: float) -> None:
         """Connect again where the connection has ended, in so many seconds; HostError where that fails."""
 
@@ -259,6 +264,10 @@ class SshConnection(Connection):
         if done.code != 0:
             raise self.error(f"cannot forward its socket {path}: {done.err.strip() or f'exit code {done.code}'}")
         return local
+
+    @property
+    def closed(self) -> bool:
+        return self._closing.is_set()
 
     def why_lost(self) -> str:
         return self._lost("").message if self._ended(1) else ""

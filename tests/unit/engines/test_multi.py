@@ -60,7 +60,8 @@ def other(*said: str, host: str = "h2", state: str = "running") -> FakeBackend:
 
     def answer(name: str, argv: tuple[str, ...]) -> Iterator[str]:
         assert argv[-2:] == ("hears", "worker-0")
-        yield next(words, "heard")
+        if word := next(words, "heard"):
+            yield f"worker-0 {word}"
 
     node = container("worker-1", host=host, state=state)
     return Quiet(answer=answer, seen=ObservedState(host=host, containers=(node,)), ways={host: Connection()})
@@ -110,6 +111,14 @@ def test_a_host_that_another_hears_or_none_can_be_asked_about_is_not_lost(others
 
     way.reconnect = reconnect  # type: ignore[method-assign]
     assert first_told(Listened("h1", way, died), *others) == died
+
+
+def test_a_node_that_refuses_twice_is_told_of_and_a_host_that_dies_meanwhile_is_lost() -> None:
+    node, cause, what = first_told(Listened("h1", Way(LOST, comes_back=False)), other("refused", "refused"))
+    assert (node, cause) == ("worker-0", "node-lost")
+    assert what.startswith("its sshd is gone")
+    told = first_told(Listened("h1", Way(LOST, comes_back=False)), other("refused", "silent"))
+    assert told == ("worker-0", "node-lost", f"host {LOST}")
 
 
 def test_a_connection_that_another_part_of_labctl_has_made_again_loses_nothing() -> None:
