@@ -311,11 +311,11 @@ def take_down(
         context.warn(f"this ends {'; '.join(runs)}")
     if runs and not dry_run and ask and not ask("end it?" if len(runs) == 1 else "end them?"):
         raise HostError("aborted: the lab stays as it is", hint="labctl runs")
-    if runs and not dry_run:
-        follow.end_all(context, cluster)
     if dry_run:
         preflight.warn_excluded_hosts(context, failed)
     else:
+        if runs:
+            follow.end_all(context, cluster)
         raise_all(executor.carry_out(plan.steps, executor.Deployment(context=context, cluster=cluster), failed))
         context.forget_image()
     return answer(cluster, plan)

@@ -175,7 +175,7 @@ class Follower:
         notice: Callable[[str], object] = len,
         given_up: Callable[[], bool] = bool,
     ) -> None:
-        """``notice`` is told of connections that break; ``given_up`` says whether it is of use to connect again."""
+        """``notice`` gets a line for a connection that breaks; ``given_up``: whether to connect again is of no use."""
         self._on_line, self.notice, self.given_up = on_line, notice, given_up
         self.place = 0
         self.heard: float | None = None
@@ -216,7 +216,7 @@ def follow(lab: Lab, engine: Backend, run_id: str, follower: Follower, launch: L
     LaunchError where it cannot be started, as where other runs have its nodes. HostError where the launcher does not
     answer for ``PATIENCE`` seconds.
     """
-    began, told = time.monotonic(), False
+    began, noticed = time.monotonic(), False
     if launch:
         launch_run(lab, engine, follower, launch)
     while not follower.ended:
@@ -233,9 +233,9 @@ def follow(lab: Lab, engine: Backend, run_id: str, follower: Follower, launch: L
             why = error.message if error else "the launcher does not answer"
             hint = f"labctl attach {run_id}"
             raise HostError(f"{why}; run {run_id} is left to itself", hint=hint, node=model.LAUNCHER)
-        if lost and not told:
+        if lost and not noticed:
             follower.notice(f"{lost.message}; labctl tries for {PATIENCE} s to connect to run {run_id} again")
-        told = bool(lost)
+        noticed = bool(lost)
         time.sleep(0.5)
     return follower.ended
 

@@ -37,7 +37,7 @@ if_runs() {
 }
 
 # hears NODE...: each node with `heard`, where its sshd takes a connection, `refused`, where its machine answers and sshd is
-# gone, or `silent`, where nothing answers within two seconds; nothing of one of which that is not to be told.
+# gone, or `silent`, where nothing answers within two seconds; no line for a node of which that is unknown.
 hears() {
     for node; do
         {

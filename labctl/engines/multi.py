@@ -14,14 +14,13 @@ from typing import Any
 
 from labctl.engines import Backend, Capabilities, Kind, OnLine, unanswered
 from labctl.engines.agent import IN_NODE, RECONNECTING
+from labctl.engines.events import Loss
 from labctl.engines.state import ObservedState
 from labctl.errors import HostError, on_host, raise_all
 from labctl.hosts.ssh import Connection
-from labctl.model import Cause
 from labctl.system.parallel import map_hosts, pool
 from labctl.system.process import CompletedProcess
 
-Loss = tuple[str, Cause, str]
 # Seconds for a container to say whether it hears of another host.
 ASKING = 10
 # Times in a row that nobody hears of a host that only labctl had lost at first, and that a node refuses a connection.
@@ -140,8 +139,8 @@ class MultiHostEngine:
     ) -> Generator[Loss, None, bool]:
         """Connect to a host again, and ask the others for it; whether that came about, or the host is lost.
 
-        It is lost where the others do not hear of it either: at once, or later several times in a row. A node of which
-        sshd is gone is told of.
+        It is lost where the others do not hear of it either: at once, or later several times in a row. A node whose
+        sshd is gone is reported.
         """
         silences, enough = 0, 1
         refused: dict[str, int] = {}

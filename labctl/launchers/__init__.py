@@ -1,9 +1,9 @@
 """Launcher programs: one module each; a new file is a new launcher.
 
-Each module has ``WAYS`` (the first is the usual one; ``horovod:mpi`` asks for another), where one of them is elastic
-``NEEDED`` (how many of the first nodes it cannot do without), ``OPTIONS`` (known options,
-with the number of values of each; others are passed on with a warning), ``RESERVED`` (what labctl sets itself), and
-three pure functions: ``check`` refuses what the program cannot do, ``argv`` is its command, ``files`` is what it reads.
+Each module has ``WAYS`` (the first is the usual one; ``horovod:mpi`` asks for another), ``OPTIONS`` (known options,
+with the number of values of each; others are passed on with a warning), ``RESERVED`` (what labctl sets itself), where
+an elastic way needs some of the first nodes ``NEEDED`` (how many), and three pure functions: ``check`` refuses what
+the program cannot do, ``argv`` is its command, ``files`` is what it reads.
 The program that it starts on every rank is one script, ``rank.sh``, so that nothing a person wrote passes
 through a launcher's own quoting.
 """

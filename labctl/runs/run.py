@@ -210,6 +210,10 @@ def with_own_port(lab: Lab, active: tuple[agent.ActiveRun, ...]) -> Lab:
     return replace(lab, master_port=next(port for port in itertools.count(lab.master_port) if port not in taken))
 
 
+# Seconds in which a run that is stopped has ended.
+ENDING = 30
+
+
 def end_judged(
     lab: Lab, engine: Backend, active: tuple[agent.ActiveRun, ...], *, dry_run: bool
 ) -> tuple[agent.ActiveRun, ...]:
@@ -245,8 +249,6 @@ def unfinished(lab: Path, active: Mapping[str, agent.ActiveRun]) -> dict[str, st
     return {**{run.run_id: "it lost a node" for run in done if run.cause in ("node-lost", "stalled")}, **found}
 
 
-# Seconds in which a run that is told to end has ended.
-ENDING = 30
 # How a run ends that may well succeed when it is started again.
 LOST: tuple[model.Cause, ...] = ("node-lost", "device-lost")
 

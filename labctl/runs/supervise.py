@@ -185,8 +185,8 @@ def supervise(
     """Launch a run, or follow one that was launched before, to its end; then kill its remaining processes.
 
     A run that is launched here ends with Ctrl-C. ``keep`` gets each line as printed and returns it redacted,
-    ``notice`` is told of connections that break; ``age`` as ``RunStopper``. RecordError where a line cannot be written,
-    HostError where the connection to the run is lost, which then goes on.
+    ``notice`` gets a line for a connection that breaks; ``age`` as ``RunStopper``. RecordError where a line cannot be
+    written, HostError where the connection to the run is lost, which then goes on.
     """
     stop = RunStopper(lab, job, engine, age)
     began = time.monotonic()
@@ -239,14 +239,14 @@ def wait_for_hosts(stop: RunStopper, lab: Lab, engine: Backend, notice: Callable
     """
     if stop.cause == "node-lost":
         return False
-    deadline, told = time.monotonic() + agent.PATIENCE, False
+    deadline, noticed = time.monotonic() + agent.PATIENCE, False
     for node in (node.name for node in stop.job.nodes if node.name not in stop.gone):
         while lost := agent.reconnect(lab, engine, node):
             if time.monotonic() > deadline or stop.asked.wait(1):
                 return False
-            if not told:
+            if not noticed:
                 notice(f"{lost.message}; the run has ended, and labctl tries for {agent.PATIENCE} s to connect again")
-            told = True
+            noticed = True
     return True
 
 
