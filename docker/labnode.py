@@ -38,15 +38,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
 
+# typing and concurrent.futures take longer to import than most commands last.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import IO, Any
+    from collections.abc import Callable, Iterator
+    from typing import IO, Any, NoReturn
 
 USER = "lab"
 HOME = Path("/home/lab")
@@ -400,6 +399,8 @@ def sshd_listens() -> bool:
 
 def reach(seconds: str, *nodes: str) -> NoReturn:
     """Log in to every node at once and ask its name, again and again until it answers or the time is up."""
+    from concurrent.futures import ThreadPoolExecutor
+
     deadline = time.monotonic() + float(seconds)
     while not (STATE / "ready").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -534,6 +535,8 @@ NODE_LOOK, REFUSED, UNANSWERED = 5, 2, 12
 # How runs say where they are, such as `step 12/100` or `Epoch: 3`, and the bytes of output in which that is looked for.
 STEP = re.compile(rb"(?i)\b(?:epoch|iter(?:ation)?|step)\b[ =:#]{0,3}\[?\d{1,12}(?: ?(?:/|of) ?\d{1,12})?\]?")
 RECENT = 1 << 16
+# Seconds that the labctl which followed a run has to end what is left of it.
+JUDGING = 10
 # Exit code of `launch` where other runs have the nodes.
 IN_USE = 75
 
@@ -762,7 +765,8 @@ def supervise(folder: Path, job: dict[str, Any]) -> None:
         code = child.returncode
         seconds = round(time.monotonic() - began, 3)
         finish(folder, {"code": code if code >= 0 else 128 - code, "seconds": seconds, **ended})
-    clean(job, 1, began)
+    if not is_forgotten(folder):
+        clean(job, 1, began)
 
 
 def record(output: IO[bytes], line: bytes) -> None:
@@ -781,6 +785,15 @@ def finish(folder: Path, ended: dict[str, object]) -> None:
     """Say how a run ended, in one step."""
     write(folder / "ended.new", json.dumps({"at": round(time.time(), 3), **ended}).encode())
     (folder / "ended.new").rename(folder / "ended.json")
+
+
+def is_forgotten(folder: Path) -> bool:
+    """Whether the labctl that follows has ended what is left of a run, and has taken all of it, within seconds."""
+    unseen = seconds_since(folder / "watched")
+    deadline = time.monotonic() + (JUDGING if unseen is not None and unseen < NODE_LOOK else 0)
+    while folder.exists() and time.monotonic() < deadline:
+        time.sleep(LOOK)
+    return not folder.exists()
 
 
 def oversee(
@@ -883,6 +896,8 @@ def become_as_user(directory: str, *command: str) -> NoReturn:
 
 def clean(job: dict[str, Any], grace: float, began: float) -> None:
     """End what runs of a run, in this container and in its workers, all at once."""
+    from concurrent.futures import ThreadPoolExecutor
+
     own = ["/usr/bin/python3", "-I", "/opt/lab/labnode.py", "reap", job["id"], str(grace)]
     lasted = f"LABCTL_RUN_SECONDS={time.monotonic() - began:.3f}"
     # In the launcher only a script that starts its ranks itself can have left something there.

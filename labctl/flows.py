@@ -437,8 +437,7 @@ def run_on(
     foreign = preflight.find_foreign_labs(context, lab.name, observed) if observed else {}
     nodes = tuple(node.name for node in job.nodes)
     early = agent.begin_reach(cluster.engine, observed, nodes) if observed and not foreign and not dry_run else None
-    active = agent.active(cluster.engine, observed) if observed else ()
-    if active := runs.end_judged(lab, cluster.engine, active, dry_run=dry_run):
+    if active := runs.under_way(lab, cluster.engine, observed, dry_run=dry_run) if observed else ():
         lab = runs.with_own_port(lab, active)
         job = build_job(lab, workload, options, now)
     if workload.has_own_image and observed and runs.not_up(lab, job, observed):

@@ -214,10 +214,14 @@ def with_own_port(lab: Lab, active: tuple[agent.ActiveRun, ...]) -> Lab:
 ENDING = 30
 
 
-def end_judged(
-    lab: Lab, engine: Backend, active: tuple[agent.ActiveRun, ...], *, dry_run: bool
-) -> tuple[agent.ActiveRun, ...]:
-    """The runs that are under way, less those that were judged while their launcher could not be reached: these end."""
+def under_way(lab: Lab, engine: Backend, observed: ObservedState, *, dry_run: bool) -> tuple[agent.ActiveRun, ...]:
+    """The runs that are under way, less those that were judged while their launcher could not be reached: these end.
+
+    The launcher is not asked where the records tell that none is, as before most runs.
+    """
+    if not store.unjudged(lab.directory) and not out_of_reach(lab.directory):
+        return ()
+    active = agent.active(engine, observed)
     judged = {run.id for run in active if store.read_result(lab.directory, run.id)}
     if judged and not dry_run:
         for run_id in judged:
@@ -241,12 +245,18 @@ def require_free(job: Job, active: tuple[agent.ActiveRun, ...], options: RunOpti
 def unfinished(lab: Path, active: Mapping[str, agent.ActiveRun]) -> dict[str, str]:
     """The runs to end before another one, with the reason: those that nobody can follow any more.
 
-    And the last one, if it lost a node, or one was paused: what was out of reach may have its ranks and results still.
+    And one that was out of reach when it was judged.
     """
-    runs = store.listing(lab, active=active)
-    found = {run.run_id: "its launcher was restarted" for run in runs if run.state == "orphaned"}
-    done = [run for run in runs if run.state == "done"][:1]
-    return {**{run.run_id: "it lost a node" for run in done if run.cause in ("node-lost", "stalled")}, **found}
+    orphaned = [run_id for run_id in store.unjudged(lab) if store.state(lab, run_id, active) == "orphaned"]
+    lost = out_of_reach(lab)
+    return {**dict.fromkeys(lost, "it lost a node"), **dict.fromkeys(orphaned, "its launcher was restarted")}
+
+
+def out_of_reach(lab: Path) -> tuple[str, ...]:
+    """The last run that was judged, if it lost a node or one was paused: its ranks and results may be there still."""
+    judged = ((run_id, store.read_result(lab, run_id)) for run_id in store.ids(lab))
+    run_id, result = next(((run_id, result) for run_id, result in judged if result), ("", None))
+    return (run_id,) if result and result.cause in ("node-lost", "stalled") else ()
 
 
 # How a run ends that may well succeed when it is started again.

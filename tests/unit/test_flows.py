@@ -190,6 +190,8 @@ def test_another_run_that_is_active_is_refused(
     context: Context, engine: Engine, lab_is_up: Callable[[], None], *, dry_run: bool
 ) -> None:
     lab_is_up()
+    (context.directory / "runs/r1").mkdir(parents=True)
+    (context.directory / "runs/r1/started").touch()
     with filelock.held(context.directory / filelock.RUNS / "r1.lock", "run r1"):
         engine.answer = active("r1", "worker-1")
         with pytest.raises(HostError, match=r"worker-1: in use by run r1 \(ann@desk, since"):
