@@ -1,0 +1,1 @@
+"""Many runs of a workload, each on the nodes of a hostfile: sets, scheduler, evaluation, bisect."""
