@@ -1,4 +1,4 @@
-"""The record of a batch beside its jobs' logs: ``batch.jsonl`` has the batch, and below a line for each change of a job.
+"""The record of a batch, beside its jobs' logs: ``batch.jsonl`` has the batch, then a line for each change of a job.
 
 So a job that begins or ends costs one line, and a labctl that is killed loses none.
 """
