@@ -16,6 +16,9 @@ from labctl.config.settings import Settings
 from labctl.errors import ConfigError, HostError, raise_all
 
 if TYPE_CHECKING:
+    from labctl.batches.batch import BatchReport
+    from labctl.batches.hostfiles import HostfileSet, Pattern
+    from labctl.batches.record import Batch, BatchJob
     from labctl.bundle.load import LoadedBundle
     from labctl.bundle.save import SavedBundle
     from labctl.compose.devcontainer import DevcontainerFile
@@ -417,7 +420,7 @@ def run_on(
     from labctl.engines import agent
     from labctl.lab.cluster import load_lab
     from labctl.runs import run as runs
-    from labctl.runs.request import build_job
+    from labctl.runs.request import build_job, renamed
     from labctl.system import filelock
     from labctl.workloads import external
 
@@ -427,6 +430,8 @@ def run_on(
     if options.resume and not options.retried and not dry_run:
         gather(context, cluster, lab, options.resume)
     job = build_job(lab, workload, options, now, context.warn)
+    if text := renamed(lab, options):
+        context.notice(f"{options.hostfile}: {text}")
     external.require_device(workload, lab.accelerator, external.roots(cluster.settings))
     if reason := runs.why_not_fit(lab, job, cluster.settings.number("LAB_MEMORY")):
         return runs.refuse(lab, job, reason, now, dry_run=dry_run)
@@ -532,6 +537,99 @@ def attached(context: Context, run: str) -> Iterator[tuple[Cluster, Lab, str]]:
     with connect(context, context.settings()) as connected:
         lab, cluster = load_lab(context, connected, ask=False)
         yield cluster, lab, run_id
+
+
+def hostfiles(
+    context: Context, file: Path, *, size: int, pattern: Pattern, slots: int, out: Path | None, seed: int
+) -> HostfileSet:
+    """Write a set of hostfiles, each for ``size`` of the machines that a file lists.
+
+    ``slots`` are those of each machine; 0 for what the file or the lab says, and 8 where neither does.
+    """
+    from labctl.batches import hostfiles as sets
+    from labctl.config import inventory
+
+    listed = inventory.read(file)
+    names = tuple(host.name for host in listed)
+    groups = sets.groups(names, size, pattern, seed)
+    given = {host.name: slots or host.slots for host in listed}
+    if not all(given.values()):
+        given = {name: given[name] or known for name, known in slots_in_lab(context, names).items()}
+    directory = out or sets.default_directory(len(names), size, pattern)
+    files = sets.texts(groups, size, given)
+    sets.write(directory, files)
+    used = {name for group in groups for name in group}
+    return sets.HostfileSet(
+        directory=str(directory),
+        pattern=pattern,
+        size=size,
+        hostfiles=tuple(files),
+        left_over=tuple(name for name in names if name not in used),
+    )
+
+
+def slots_in_lab(context: Context, names: tuple[str, ...]) -> dict[str, int]:
+    """The slots of the lab's nodes by the names that a list of machines gives them; as Lambda's 8 outside a lab."""
+    from labctl.batches import hostfiles as sets
+    from labctl.config.context import is_lab
+    from labctl.lab.cluster import connect, load_lab
+    from labctl.runs import job
+
+    if not is_lab(context.directory):
+        return dict.fromkeys(names, sets.SLOTS)
+    with connect(context, context.settings()) as cluster:
+        lab, _ = load_lab(context, cluster, ask=False)
+    return {name: job.nodes_of(lab, (name,), "the list")[0].slots for name in names}
+
+
+def batch(
+    context: Context,
+    name: str,
+    directories: tuple[Path, ...],
+    options: RunOptions,
+    show: Callable[[Batch], None],
+    *,
+    out: Path | None = None,
+    parallel: int = 0,
+    repeat: int = 1,
+    resume: bool = False,
+) -> BatchReport:
+    """Run a workload on the nodes of each hostfile of these directories, those on disjoint nodes at once.
+
+    The record and the jobs' logs are written to ``out``. ``show`` gets the batch with each change of a job.
+    """
+    import threading
+
+    from labctl.batches import batch as batches
+    from labctl.lab.cluster import connect, load_lab
+    from labctl.runs import follow
+    from labctl.runs.request import choose_workload
+
+    settings = settings_for(context, name)
+    workload = choose_workload(context.directory, name, options, settings)
+    directory = out or context.directory / batches.default_directory(directories, name)
+    with connect(context, settings) as connected:
+        lab, cluster = load_lab(context, connected, ask=False)
+        plan = batches.plan(lab, workload, directories, timeout=options.timeout or workload.timeout, repeat=repeat)
+        if text := batches.renamed(plan):
+            context.notice(f"the hostfiles' machines: {text}")
+        plan = batches.begin(directory, plan, lab, resume=resume)
+        launching = threading.Semaphore(batches.LAUNCHED)
+
+        def run_job(job: BatchJob, note: Callable[[BatchJob], None]) -> Result:
+            own = replace(options, hostfile=Path(job.hostfile), detach=True, wait=True)
+
+            def launch(quiet: Context) -> Result | RunSummary:
+                with launching:
+                    return cast("Result | RunSummary", run_on(quiet, cluster, workload, own, None))
+
+            return batches.run_job(context, cluster, lab, directory, launch, job, note)
+
+        def stop(run_ids: list[str]) -> None:
+            follow.stop_all(cluster, lab, run_ids, f"{lab.owner} stopped the batch")
+
+        done = batches.carry_out(directory, plan, run_job, stop, show, parallel=parallel)
+        return batches.report(directory, done)
 
 
 def workloads(context: Context) -> WorkloadList:

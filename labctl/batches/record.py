@@ -58,6 +58,8 @@ class Batch(Struct, frozen=True, kw_only=True):
     """The metric that is compared, as ``throughput``."""
     unit: str = ""
     timeout: float
+    began: float
+    """In seconds since 1970."""
     jobs: tuple[BatchJob, ...]
 
 

@@ -44,6 +44,8 @@ COMMANDS = {
     "stop": ("run", "end a run"),
     "runs": ("run", "list runs"),
     "show": ("run", "show the result of a run"),
+    "hostfiles": ("batch", "write a set of hostfiles, each for some machines of a list"),
+    "batch": ("batch", "run a workload on each hostfile of a set, those on disjoint nodes at once"),
     "down": ("lab", "remove the lab's containers and network"),
     "clean": ("lab", "remove the lab with its keys and rendered files; runs are kept"),
 }
@@ -149,6 +151,6 @@ def application(names: set[str]) -> typer.Typer:
                 app.add_typer(function, name=name, help=text[0].upper() + text[1:] + ".")
                 continue
             options = {"ignore_unknown_options": True, "allow_interspersed_args": False} if name == "exec" else {}
-            cls = commands.WithArguments if name == "run" else None
+            cls = commands.WithArguments if name in ("run", "batch") else None
             app.command(name, cls=cls, help=text[0].upper() + text[1:] + ".", context_settings=options)(function)
     return app

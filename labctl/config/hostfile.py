@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from labctl.errors import ConfigError
 
 MAX_SLOTS = 1024
+PREFIX = "hostfile_"
+"""How the files of a hostfile set are called, before the job's name."""
 
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
@@ -44,6 +46,11 @@ def parse(text: str, path: str) -> tuple[tuple[str, int], ...]:
 def format_hostfile(entries: Iterable[tuple[str, int]]) -> str:
     """The text of a hostfile; the inverse of ``parse``."""
     return "".join(f"{name} slots={slots}\n" for name, slots in entries)
+
+
+def job_name(name: str) -> str:
+    """The job that a hostfile of a set stands for: ``2xN_batch0001``; empty for a file that is named otherwise."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", name.removeprefix(PREFIX)) if name.startswith(PREFIX) else ""
 
 
 def select(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from datetime import datetime
 
@@ -121,14 +121,19 @@ def stop(context: Context, cluster: Cluster, lab: Lab, run_id: str, grace: float
     return judged(lab, run_id)
 
 
+def stop_all(cluster: Cluster, lab: Lab, run_ids: Iterable[str], message: str) -> None:
+    """Have runs end. Nothing of those that have ended, or cannot be reached."""
+    for run_id in run_ids:
+        with suppress(HostError):
+            agent.stop(lab, cluster.engine, run_id, GRACE, message)
+
+
 def end_all(context: Context, cluster: Cluster) -> None:
     """End the runs of a lab that goes down, and judge them while their output is there. Nothing of what fails."""
     with suppress(HostError):
         lab, able = load_lab(context, cluster, ask=False)
         running = [run.id for run in known_runs(able).values() if run.state == "running"]
-        for run_id in running:
-            with suppress(HostError):
-                agent.stop(lab, able.engine, run_id, GRACE, f"{lab.owner} took the lab down")
+        stop_all(able, lab, running, f"{lab.owner} took the lab down")
         for run_id in running:
             with suppress(HostError):
                 try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections import Counter
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from labctl.compose.render import template
 from labctl.config import hostfile
 from labctl.errors import ConfigError
 from labctl.launchers import LaunchSpec
-from labctl.model import Copy, File, Job, Lab, Node, Workload
+from labctl.model import HERE, Copy, File, Host, Job, Lab, Node, Workload
 from labctl.workloads import deepspeed_config
 
 
@@ -141,10 +142,41 @@ def choose(
     ConfigError for a node or slots that the lab does not have.
     """
     known = {node.name: node for node in lab.nodes}
-    for name, slots in entries:
-        if name not in known:
-            raise ConfigError(f"{source}: lab {lab.name} has no node `{name}`", hint=f"it has {', '.join(known)}")
-        if slots > known[name].slots:
-            raise ConfigError(f"{source}: {name} has {known[name].slots} slots, not {slots}")
-    entries = entries or tuple((node.name, node.slots) for node in lab.nodes)
-    return tuple((known[name], slots) for name, slots in hostfile.select(entries, include, exclude))
+    meant = nodes_of(lab, tuple(name for name, _ in entries), source)
+    for node, (name, slots) in zip(meant, entries, strict=True):
+        if slots > node.slots:
+            called = name if name == node.name else f"{name} ({node.name})"
+            raise ConfigError(f"{source}: {called} has {node.slots} slots, not {slots}")
+    named = tuple((node.name, slots) for node, (_, slots) in zip(meant, entries, strict=True))
+    named = named or tuple((node.name, node.slots) for node in lab.nodes)
+    return tuple((known[name], slots) for name, slots in hostfile.select(named, include, exclude))
+
+
+# How a list of machines may call the one that labctl runs on.
+THIS_MACHINE = ("localhost", "127.0.0.1")
+
+
+def nodes_of(lab: Lab, names: tuple[str, ...], source: str) -> tuple[Node, ...]:
+    """The nodes that these names stand for: a node's own, or its host's name or address; ``localhost`` is this machine.
+
+    Of a host with several nodes it is the first that nothing else names. ConfigError for a name that is none of these.
+    """
+    nodes = {node.name: node for node in lab.nodes}
+    free = [node for node in lab.nodes if node.name not in names]
+    found = []
+    for name in names:
+        node = nodes.get(name) or next((one for one in free if _is_called(lab.host(one.host), name)), None)
+        if node is None:
+            hosts = "" if lab.hosts[0].name == HERE else f"; hosts: {', '.join(host.name for host in lab.hosts)}"
+            used = any(_is_called(host, name) for host in lab.hosts)
+            reason = f"no node of `{name}` is left" if used else f"lab {lab.name} has no node `{name}`"
+            raise ConfigError(f"{source}: {reason}", hint=f"it has {', '.join(nodes)}{hosts}")
+        free = [one for one in free if one is not node]
+        found.append(node)
+    return tuple(found)
+
+
+def _is_called(host: Host, name: str) -> bool:
+    if host.name == HERE:
+        return name.lower() in (*THIS_MACHINE, socket.gethostname().lower())
+    return name.lower() in (host.name.lower(), host.address)

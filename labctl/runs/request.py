@@ -225,29 +225,37 @@ def build_job(
     lab: Lab, workload: Workload, options: RunOptions, now: datetime, warn: Callable[[str], None] = lambda _: None
 ) -> Job:
     """Build the job of a run, with a new id, on the chosen nodes; checks the workload's inputs on this host."""
-    chosen = job.choose(
-        lab,
-        hostfile.parse(read_text(options.hostfile), str(options.hostfile)) if options.hostfile else (),
-        str(options.hostfile or "hostfile"),
-        include=options.include,
-        exclude=options.exclude,
-    )
+    source = str(options.hostfile or "hostfile")
+    chosen = job.choose(lab, entries(options), source, include=options.include, exclude=options.exclude)
     run_id = store.new_id(workload.name, now)
     directory = job.run_directory(lab, run_id)
     asked, checkpoint = recorded(workload, options), ""
     if options.resume:
         ranks = sum(len(slots) for _, slots in chosen)
         workload, checkpoint = checkpoints.going_on(lab, workload, options.resume, ranks)
-    workload = inputs.resolve(lab, external.at(workload, len(chosen), directory))
+    name = hostfile.job_name(options.hostfile.name) if options.hostfile else ""
+    workload = inputs.resolve(lab, external.at(workload, name or f"{len(chosen)}xN", directory))
     if not options.script:
         inputs.require_mounted(lab, workload)
     workload, chosen_code = code.choose(lab, workload)
     if text := code.remark(chosen_code):
         warn(text)
-    source = config_source(workload, options)
     timeout = options.timeout or workload.timeout
-    built = job.build(lab, workload, run_id, chosen, timeout, code=chosen_code.copies, config_source=source)
+    configured = config_source(workload, options)
+    built = job.build(lab, workload, run_id, chosen, timeout, code=chosen_code.copies, config_source=configured)
     return replace(built, request=asked, resumed=checkpoint, retried=options.retried)
+
+
+def entries(options: RunOptions) -> tuple[tuple[str, int], ...]:
+    """The lines of the hostfile, as names and slots; none where none is given. ConfigError."""
+    return hostfile.parse(read_text(options.hostfile), str(options.hostfile)) if options.hostfile else ()
+
+
+def renamed(lab: Lab, options: RunOptions) -> str:
+    """Which node each machine of the hostfile is, as text; empty where they are called as the lab calls them."""
+    names = tuple(name for name, _ in entries(options))
+    nodes = job.nodes_of(lab, names, str(options.hostfile))
+    return ", ".join(f"{name} is {node.name}" for name, node in zip(names, nodes, strict=True) if name != node.name)
 
 
 def read_text(path: Path) -> str:

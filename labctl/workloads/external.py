@@ -145,12 +145,12 @@ def script_of(of: Workload) -> Path | None:
     return Path(of.description) if of.directory.name == DSCHAT.family else None
 
 
-def at(of: Workload, nodes: int, directory: str) -> Workload:
-    """The workload as one run starts it: DeepSpeed-Chat's scripts get a job's name, the hostfile and a folder."""
+def at(of: Workload, job: str, directory: str) -> Workload:
+    """The workload as one run starts it: DeepSpeed-Chat's scripts get the job's name, the hostfile and a folder."""
     if of.directory.name != DSCHAT.family:
         return of
     script, *more = of.arguments
-    return replace(of, arguments=(script, f"{nodes}xN", f"{directory}/hostfile", directory, *more))
+    return replace(of, arguments=(script, job, f"{directory}/hostfile", directory, *more))
 
 
 class WorkloadInfo(Struct, frozen=True, kw_only=True):

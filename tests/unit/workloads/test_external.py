@@ -82,7 +82,8 @@ def test_a_script_of_a_step_takes_a_persons_arguments_beside_its_output(upstream
     found = settings.load(upstream, {"HOST_REPO_PATH": str(upstream)}, {})
     name = "dschat/step3_rlhf_finetuning/opt/single_node/run_1.3b"
     task = request.choose_workload(ROOT, name, request.RunOptions(words=("actor", "critic")), found)
-    assert external.at(task, 2, "/runs/7").arguments == (STEP, "2xN", "/runs/7/hostfile", "/runs/7", "actor", "critic")
+    started = external.at(task, "2xN", "/runs/7")
+    assert started.arguments == (STEP, "2xN", "/runs/7/hostfile", "/runs/7", "actor", "critic")
     assert (task.criteria, task.cache.datasets) == ((), ("Dahoas/rm-static",))
     external.require_device(task, "nvidia", {"dschat": upstream})
     with pytest.raises(HostError, match="trains in fp16"):
@@ -165,7 +166,7 @@ def test_what_a_script_names_on_the_hub_can_be_fetched_before_it_runs(tmp_path: 
 
 
 def test_it_is_told_a_jobs_name_the_hostfile_and_where_its_log_goes() -> None:
-    task = external.at(load("dschat/run_opt-13b"), 3, "/workspace/runs/7")
+    task = external.at(load("dschat/run_opt-13b"), "3xN", "/workspace/runs/7")
     assert task.arguments == ("run_opt-13b.sh", "3xN", "/workspace/runs/7/hostfile", "/workspace/runs/7")
 
 

@@ -1,0 +1,294 @@
+"""Runs the jobs of a batch: those on disjoint nodes at once, each as a run of its own that outlives this process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from labctl.batches import hostfiles, record
+from labctl.batches.record import Batch, BatchJob
+from labctl.batches.schedule import JobQueue
+from labctl.config import hostfile
+from labctl.config.context import Context
+from labctl.errors import ConfigError, LabError
+from labctl.lab.cluster import Cluster
+from labctl.model import Event, Lab, Result, Workload
+from labctl.runs import follow, store
+from labctl.runs import job as jobs
+from labctl.runs.request import read_text
+from labctl.runs.store import RunSummary
+
+# Jobs that are followed at once at most, each by a thread, and those that are launched.
+FOLLOWED, LAUNCHED = 512, 8
+
+
+class BatchReport(Struct, frozen=True, kw_only=True):
+    """A batch and how long it took; ``ideal`` is what the job times allow: the longest that one node was in use."""
+
+    directory: str
+    batch: Batch
+    seconds: float
+    ideal: float
+    passed: int
+    failed: int
+
+    @property
+    def exit_code(self) -> int:
+        """5 where a job failed."""
+        return 5 if self.failed else 0
+
+
+def plan(lab: Lab, workload: Workload, directories: Iterable[Path], *, timeout: float, repeat: int = 1) -> Batch:
+    """The batch of a workload over sets of hostfiles, each set as often as ``repeat`` says.
+
+    ConfigError for a hostfile that cannot be used, before anything runs.
+    """
+    sets = [(directory.resolve().name, hostfiles.listed(directory)) for directory in directories]
+    if twice := [name for number, (name, _) in enumerate(sets) if name in [one for one, _ in sets[:number]]]:
+        raise ConfigError(f"two sets are named {twice[0]}", hint="their logs would have the same names: rename one")
+    made = tuple(
+        planned(lab, workload, path, turn, f"{name}/" if len(sets) > 1 else "")
+        for turn in range(1, repeat + 1)
+        for name, paths in sets
+        for path in paths
+    )
+    known = {metric.name: metric for metric in workload.metrics}
+    metric = known.get("throughput") or next(iter(workload.metrics), None)
+    return Batch(
+        workload=workload.name,
+        lab=lab.name,
+        metric=metric.name if metric else "",
+        unit=metric.unit if metric else "",
+        timeout=timeout,
+        began=time.time(),
+        jobs=made,
+    )
+
+
+def planned(lab: Lab, workload: Workload, path: Path, turn: int, folder: str) -> BatchJob:
+    """The job of a hostfile; its log is named as Lambda's scripts name theirs: model, step, job."""
+    entries = hostfile.parse(read_text(path), str(path))
+    chosen = jobs.choose(lab, entries, str(path))
+    name = hostfile.job_name(path.name)
+    return BatchJob(
+        job=name,
+        set=path.resolve().parent.name,
+        repeat=turn,
+        hostfile=str(path.resolve()),
+        names=tuple(name for name, _ in entries),
+        nodes=tuple(node.name for node, _ in chosen),
+        log=f"{folder}{workload.name.replace('/', '-')}_{turn}_{name}.log",
+    )
+
+
+def renamed(batch: Batch) -> str:
+    """Which node each machine of the hostfiles is, as text; empty where they are called as the lab calls them."""
+    pairs = {pair: None for job in batch.jobs for pair in zip(job.names, job.nodes, strict=True)}
+    return ", ".join(f"{name} is {node}" for name, node in pairs if name != node)
+
+
+def begin(directory: Path, batch: Batch, lab: Lab, *, resume: bool) -> Batch:
+    """Write the record of a batch, or go on with the one that is there. ConfigError where that is another's."""
+    if resume:
+        batch = resumed(directory, batch, lab)
+    elif record.load(directory):
+        raise ConfigError(
+            f"{directory} has the record of a batch", hint="--resume goes on with it, --out names another"
+        )
+    record.create(directory, batch)
+    return batch
+
+
+def resumed(directory: Path, batch: Batch, lab: Lab) -> Batch:
+    """The batch as its record has it: what was interrupted waits again, and a run that was just launched is found.
+
+    ConfigError where there is no record, or it is one of other jobs.
+    """
+    known = record.load(directory)
+    if known is None:
+        raise ConfigError(f"{directory} has no record of a batch", hint="leave out --resume")
+    if known.workload != batch.workload:
+        raise ConfigError(f"{directory} is a batch of `{known.workload}`, not of `{batch.workload}`")
+    theirs = {job.log: (job.hostfile, job.nodes) for job in known.jobs}
+    for job in batch.jobs:
+        if theirs.pop(job.log, ()) != (job.hostfile, job.nodes):
+            raise ConfigError(f"{directory}: {job.log} was not of this batch, or on other nodes", hint="--out DIR")
+    if theirs:
+        raise ConfigError(f"{directory}: {next(iter(theirs))} is not of this batch", hint="name all sets that it had")
+    launched = unknown_runs(lab.directory, known)
+    return replace(known, jobs=tuple(again(job, launched) for job in known.jobs))
+
+
+def again(job: BatchJob, launched: dict[str, list[str]]) -> BatchJob:
+    """A job as it is gone on with; ``launched`` are the runs that no job knows of, by hostfile."""
+    if job.cause == "interrupted":
+        job = replace(job, state="waiting", run_id="", verdict="", cause=None, message="", began=None, ended=None)
+    if job.state == "waiting" and launched.get(job.hostfile):
+        return replace(job, state="running", run_id=launched[job.hostfile].pop())
+    return job
+
+
+def unknown_runs(lab: Path, batch: Batch) -> dict[str, list[str]]:
+    """The runs since the batch began that none of its jobs has, by hostfile: labctl was killed as it launched them."""
+    known, found = {job.run_id for job in batch.jobs}, dict[str, list[str]]()
+    for run_id in (one for one in store.ids(lab) if one not in known):
+        path = store.directory(lab, run_id)
+        if time.time() - store.age(path) < batch.began:
+            break
+        of = store.job(path)
+        if of.workload == batch.workload and of.request:
+            found.setdefault(of.request["options"].get("hostfile", ""), []).append(run_id)
+    return found
+
+
+def carry_out(
+    directory: Path,
+    batch: Batch,
+    run: Callable[[BatchJob, Callable[[BatchJob], None]], Result],
+    stop: Callable[[list[str]], None],
+    show: Callable[[Batch], None],
+    *,
+    parallel: int = 0,
+) -> Batch:
+    """Run the jobs that are not done; returns the batch with how each ended.
+
+    ``run`` runs a job to its end, and hands on the job once its run has an id. With Ctrl-C ``stop`` gets the ids of
+    what is running; once that has ended, KeyboardInterrupt goes on. ``show`` gets the batch with each change.
+    """
+    now = {job.log: job for job in batch.jobs}
+    lock, stopping = threading.Lock(), threading.Event()
+
+    def note(job: BatchJob) -> None:
+        with lock:
+            now[job.log] = job
+            record.change(directory, job)
+            show(replace(batch, jobs=tuple(now.values())))
+
+    def work(job: BatchJob) -> None:
+        began = job.began or time.time()
+
+        def launched(job: BatchJob) -> None:
+            note(replace(job, state="running", began=began))
+            if stopping.is_set():
+                stop([job.run_id])
+
+        result = run(job, launched)
+        note(ended(replace(job, began=began), batch.metric, result))
+
+    waiting = [job for job in batch.jobs if job.state != "done"]
+    queue, running = JobQueue([job.nodes for job in waiting], parallel), dict[Future[None], int]()
+    show(batch)
+    with ThreadPoolExecutor(FOLLOWED) as pool:
+        try:
+            while queue:
+                running |= {pool.submit(work, waiting[index]): index for index in queue.start()}
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    queue.end(running.pop(future))
+                    future.result()
+        except BaseException:
+            stopping.set()
+            stop([job.run_id for job in now.values() if job.state == "running" and job.run_id])
+            raise
+    return replace(batch, jobs=tuple(now.values()))
+
+
+def run_job(
+    context: Context,
+    cluster: Cluster,
+    lab: Lab,
+    directory: Path,
+    launch: Callable[[Context], Result | RunSummary],
+    job: BatchJob,
+    note: Callable[[BatchJob], None],
+) -> Result:
+    """Run a job and write its log: the hostfile, an empty line, then what the run prints.
+
+    Its run is followed if it was launched before. What keeps it from running is its result, too.
+    """
+    path = directory / job.log
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as log:
+
+        def emit(event: Event) -> None:
+            if event.kind == "line":
+                print(event.text, file=log, flush=True)
+            elif event.kind == "warning":
+                context.warn(f"{job.job}: {event.text}")
+
+        quiet = replace(context, emit=emit)
+        print(f"{read_text(Path(job.hostfile)).rstrip()}\n", file=log, flush=True)
+        try:
+            if job.run_id:
+                found = follow.attach(quiet, cluster, lab, job.run_id)
+                if found.cause != "interrupted":
+                    return found
+            begun = launch(quiet)
+            if isinstance(begun, Result):
+                return begun
+            note(replace(job, run_id=begun.run_id))
+            return follow.attach(quiet, cluster, lab, begun.run_id)
+        except LabError as error:
+            print(f"labctl: {error.message}", file=log, flush=True)
+            return refused(lab, job, error)
+
+
+def refused(lab: Lab, job: BatchJob, error: LabError) -> Result:
+    """The result of a job that could not run."""
+    return Result(
+        run_id=job.run_id,
+        workload="",
+        launcher="",
+        lab=lab.name,
+        verdict="ERROR",
+        cause="node-lost" if error.node in job.nodes else "launcher-failed",
+        message=error.message,
+        exit_code=error.exit_code,
+    )
+
+
+def ended(job: BatchJob, metric: str, result: Result) -> BatchJob:
+    """A job whose run has ended."""
+    number = result.metrics.get(metric, {})
+    value = number.get("value", number.get("last"))
+    return replace(
+        job,
+        state="done",
+        run_id=result.run_id,
+        verdict=result.verdict,
+        cause=result.cause,
+        message=result.message,
+        exit_code=result.exit_code,
+        value=None if value is None else float(value),
+        ended=time.time(),
+    )
+
+
+def report(directory: Path, batch: Batch) -> BatchReport:
+    """What came of a batch."""
+    done = [job for job in batch.jobs if job.began and job.ended]
+    passed = sum(job.verdict == "PASS" for job in done)
+    in_use: dict[str, float] = {}
+    for job in done:
+        for node in job.nodes:
+            in_use[node] = in_use.get(node, 0) + (job.ended or 0) - (job.began or 0)
+    first, last = min((job.began or 0 for job in done), default=0), max((job.ended or 0 for job in done), default=0)
+    return BatchReport(
+        directory=str(directory),
+        batch=batch,
+        seconds=round(last - first, 3),
+        ideal=round(max(in_use.values(), default=0), 3),
+        passed=passed,
+        failed=len(batch.jobs) - passed,
+    )
+
+
+def default_directory(directories: tuple[Path, ...], workload: str) -> Path:
+    """Where the logs of a batch go that nobody names a directory for."""
+    names = [directory.resolve().name for directory in directories]
+    return Path("output", f"{names[0] if len(names) == 1 else f'{len(names)}sets'}_{workload.replace('/', '-')}")

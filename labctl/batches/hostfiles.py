@@ -1,0 +1,121 @@
+"""Hostfile sets: a list of machines -> groups of them -> a directory with a hostfile for each group.
+
+Named as in Lambda's benchmark: ``4nodes_2xN/hostfile_2xN_batch0001`` is the first group of two out of four nodes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Literal, cast, get_args
+
+from msgspec import Struct
+
+from labctl.config import hostfile
+from labctl.config.hostfile import PREFIX
+from labctl.errors import ConfigError, did_you_mean
+
+Pattern = Literal["sequential", "pairs", "ring", "all-pairs", "random"]
+Group = tuple[str, ...]
+SLOTS = 8
+"""Of a machine about which nothing is known."""
+
+
+class HostfileSet(Struct, frozen=True, kw_only=True):
+    """A set of hostfiles that was written, and the nodes that are in none of them."""
+
+    directory: str
+    pattern: Pattern
+    size: int
+    hostfiles: tuple[str, ...]
+    left_over: tuple[str, ...]
+
+
+def pattern_named(word: str) -> Pattern:
+    """The pattern of this name. ConfigError where there is none."""
+    known = get_args(Pattern)
+    if word not in known:
+        raise ConfigError(f"--pattern {word}: no such pattern", hint=did_you_mean(word, known))
+    return cast("Pattern", word)
+
+
+def groups(names: tuple[str, ...], size: int, pattern: Pattern, seed: int = 0) -> tuple[Group, ...]:
+    """Groups of ``size`` nodes, in an order in which neighbours share no node where that can be.
+
+    ``sequential``: one after the other in the list; ``random``: the same of a shuffled list; ``pairs``: one of the
+    first half with one of the second; ``ring``: each with the next ones; ``all-pairs``: each with each other one.
+    ConfigError where there are too few nodes, or the pattern is one of pairs.
+    """
+    if size > len(names):
+        raise ConfigError(f"--size {size}: the list has {len(names)} node{'s' * (len(names) > 1)}")
+    if pattern in ("pairs", "all-pairs") and size != 2:
+        raise ConfigError(f"--pattern {pattern} makes pairs, not groups of {size}", hint="--size 2, or another pattern")
+    if pattern == "all-pairs":
+        return tuple(pair for turn in round_robin(names) for pair in turn)
+    if pattern == "pairs":
+        half = len(names) // 2
+        return tuple(zip(names[:half], names[half : 2 * half], strict=True))
+    if pattern == "ring":
+        return tuple(dict.fromkeys(_rings(names, size)))
+    listed = list(names)
+    if pattern == "random":
+        random.Random(seed).shuffle(listed)  # noqa: S311 - repeatable, not secret
+    whole = range(0, len(listed) - size + 1, size)
+    return tuple(tuple(listed[first : first + size]) for first in whole)
+
+
+def _rings(names: tuple[str, ...], size: int) -> Iterator[Group]:
+    """Each node with those behind it, in the list's order; those that overlap are ``size`` apart."""
+    for first in (one for start in range(size) for one in range(start, len(names), size)):
+        places = sorted((first + step) % len(names) for step in range(size))
+        yield tuple(names[place] for place in places)
+
+
+def round_robin(names: tuple[str, ...]) -> Iterator[tuple[Group, ...]]:
+    """Rounds in which every node meets another one, until each has met all (the circle method of tournaments)."""
+    first, *circle = names if len(names) % 2 == 0 else (*names, "")
+    for turn in range(len(circle)):
+        others = circle[turn:] + circle[:turn]
+        half = len(others) // 2
+        met = ((first, others[0]), *zip(others[1 : half + 1], reversed(others[half + 1 :]), strict=True))
+        yield tuple(pair for pair in met if all(pair))
+
+
+def default_directory(count: int, size: int, pattern: Pattern) -> Path:
+    """Where a set goes that nobody names a directory for."""
+    return Path("hostfiles", f"{count}nodes_{size}xN{'' if pattern == 'sequential' else f'_{pattern}'}")
+
+
+def texts(chosen: Iterable[Group], size: int, slots: Mapping[str, int]) -> dict[str, str]:
+    """The content of each group's hostfile, by its name."""
+    return {
+        f"{PREFIX}{size}xN_batch{number:04}": hostfile.format_hostfile((name, slots[name]) for name in group)
+        for number, group in enumerate(chosen, start=1)
+    }
+
+
+def write(directory: Path, hostfiles: Mapping[str, str]) -> None:
+    """Write a set. ConfigError, and nothing is written, where the directory has other hostfiles."""
+    present = {path.name: path for path in directory.glob(f"{PREFIX}*")}
+    if other := sorted(present.keys() - hostfiles.keys()) or [
+        name for name in sorted(present) if present[name].read_text(errors="replace") != hostfiles[name]
+    ]:
+        where = directory / other[0]
+        raise ConfigError(f"{where} is not of this set", hint=f"rm -r {directory}, or another directory: --out DIR")
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, text in hostfiles.items():
+        (directory / name).write_text(text, encoding="utf-8")
+
+
+def listed(directory: Path) -> tuple[Path, ...]:
+    """The hostfiles of a set, by name. ConfigError for a directory without any."""
+    if not directory.is_dir():
+        near = "" if directory.parent.is_dir() else f", nor {directory.parent}"
+        raise ConfigError(f"{directory}: no such directory{near}", hint="labctl hostfiles NODES.txt --size 2 makes one")
+    found = tuple(sorted(path for path in directory.iterdir() if path.name.startswith(PREFIX) and path.is_file()))
+    if not found:
+        some = ", ".join(path.name for path in islice(directory.iterdir(), 3)) or "nothing"
+        raise ConfigError(f"{directory} has no file {PREFIX}*, it has {some}", hint=f"name each {PREFIX}JOB")
+    return found

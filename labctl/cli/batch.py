@@ -1,0 +1,209 @@
+"""hostfiles, batch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from labctl import flows
+from labctl.cli.common import HERE, Directory, Json, Setting, answering, context
+from labctl.cli.output import Output, quantity, table
+from labctl.cli.run import ARGUMENTS, WithArguments, complete_workload, settings_of_script
+
+if TYPE_CHECKING:
+    from labctl.batches.batch import BatchReport
+    from labctl.batches.record import Batch, BatchJob
+
+__all__ = ["WithArguments", "batch_command", "hostfiles_command"]
+
+# Rows of a live table, and columns of a timeline.
+ROWS, COLUMNS = 20, 40
+
+
+def hostfiles_command(
+    nodes: Annotated[Path, typer.Argument(metavar="NODES.txt", help="A machine per line: name, IP or worker-N.")],
+    size: Annotated[int, typer.Option(min=1, help="Nodes of each hostfile.")],
+    out: Annotated[Path | None, typer.Option(help="Directory to write.  [default: hostfiles/4nodes_2xN]")] = None,
+    slots: Annotated[int, typer.Option(min=0, max=1024, help="Slots of each node (default: what is known, or 8).")] = 0,
+    pattern: Annotated[
+        str, typer.Option(metavar="PATTERN", help="sequential, pairs, ring, all-pairs or random.")
+    ] = "sequential",
+    seed: Annotated[int, typer.Option(help="Of the random pattern.")] = 0,
+    directory: Directory = HERE,
+    json: Json = False,
+) -> None:
+    from labctl.batches.hostfiles import pattern_named
+
+    with answering(as_json=json) as output:
+        lab = context(directory, output)
+        chosen = pattern_named(pattern)
+        made = flows.hostfiles(lab, nodes, size=size, pattern=chosen, slots=slots, out=out, seed=seed)
+        count = len(made.hostfiles)
+        text = f"{made.directory}: {count} hostfile{'s' * (count != 1)} of {size} node{'s' * (size != 1)}"
+        if made.left_over:
+            text += f"\nleft over: {', '.join(made.left_over)} (in no hostfile)"
+        output.answer(made, text)
+
+
+def batch_command(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="WORKLOAD", autocompletion=complete_workload)],
+    hostfiles: Annotated[list[Path], typer.Argument(metavar="HOSTFILES_DIR...", help="Directories of hostfile_*.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Directory of the logs and the record.  [default: output/...]")
+    ] = None,
+    timeout: Annotated[str | None, typer.Option(help="Time limit of each job, such as 90s, 20m, 2h.")] = None,
+    parallel: Annotated[int, typer.Option(min=0, help="Jobs at once at most (default: all that have nodes).")] = 0,
+    repeat: Annotated[int, typer.Option(min=1, help="Run each hostfile so many times.")] = 1,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the batch in the output directory.")] = False,
+    rehearse: Annotated[bool, typer.Option("--rehearse", help="Smoke test: tiny model, a few steps.")] = False,
+    expect: Annotated[
+        list[str] | None, typer.Option(help="A criterion, such as 'throughput>=600' (repeatable).")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY[=VALUE]", help="Override a script argument (repeatable).")
+    ] = None,
+    launcher: Annotated[str, typer.Option(metavar="NAME[:BACKEND]", help="Use this launcher.")] = "",
+    directory: Directory = HERE,
+    setting: Setting = None,
+    json: Json = False,
+) -> None:
+    from labctl.runs.request import RunOptions
+    from labctl.workloads.schema import parse_duration, parse_expectation
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with answering(as_json=json, stopped="--resume goes on with the batch") as output:
+        options = RunOptions(
+            rehearse=rehearse,
+            timeout=parse_duration(timeout) if timeout else None,
+            expect=tuple(map(parse_expectation, expect or [])),
+            arguments=settings_of_script(set_ or []),
+            words=ctx.meta[ARGUMENTS],
+            launcher=launcher,
+        )
+        lab = context(directory, output, setting)
+        with Display(output) as display:
+            report = flows.batch(
+                lab,
+                name,
+                tuple(hostfiles),
+                options,
+                display.show,
+                out=out,
+                parallel=parallel,
+                repeat=repeat,
+                resume=resume,
+            )
+        output.answer(report, report_text(report))
+        sys.exit(report.exit_code)
+
+
+class Display:
+    """A batch under way: a table that is redrawn on a terminal, elsewhere a line for each change."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._states: dict[str, str] = {}
+        self._live: Any = None
+
+    def __enter__(self) -> Display:
+        if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+            from rich.console import Console
+            from rich.live import Live
+
+            self._live = Live(console=Console(stderr=True, highlight=False), auto_refresh=False, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def show(self, batch: Batch) -> None:
+        if self._live:
+            from rich.text import Text
+
+            self._live.update(Text(live_text(batch, time.time())), refresh=True)
+            return
+        for job in batch.jobs:
+            if self._states.get(job.log, "waiting") != job.state:
+                self._output.note(line(job, batch))
+            self._states[job.log] = job.state
+
+
+def line(job: BatchJob, batch: Batch) -> str:
+    """How a job is now."""
+    turn = f" ({job.repeat})" if job.repeat > 1 else ""
+    return f"{job.job}{turn} on {', '.join(job.nodes)}: {state(job, batch)}"
+
+
+def state(job: BatchJob, batch: Batch) -> str:
+    if job.state != "done":
+        return f"{job.state}, run {job.run_id}" if job.run_id else job.state
+    cause = f" ({job.cause})" if job.cause else ""
+    number = f", {batch.metric} {quantity(job.value)} {batch.unit}".rstrip() if job.value is not None else ""
+    why = f": {job.message}" if job.verdict != "PASS" else f"{number}, {duration(job):.1f} s"
+    return f"{job.verdict}{cause}{why}"
+
+
+def duration(job: BatchJob) -> float:
+    return (job.ended or 0) - (job.began or 0)
+
+
+def live_text(batch: Batch, now: float) -> str:
+    """The jobs that run, those that failed, and how many have ended."""
+    running = [job for job in batch.jobs if job.state == "running"]
+    failed = [job for job in batch.jobs if job.state == "done" and job.verdict != "PASS"]
+    done = sum(job.state == "done" for job in batch.jobs)
+    rows = [(job.job, ",".join(job.nodes), f"{now - (job.began or now):.0f} s", "running") for job in running]
+    rows += [(job.job, ",".join(job.nodes), f"{duration(job):.0f} s", f"{job.verdict} ({job.cause})") for job in failed]
+    more = f"\n... and {len(rows) - ROWS} more" if len(rows) > ROWS else ""
+    head = f"{done} of {len(batch.jobs)} jobs done, {len(running)} running, {len(failed)} failed"
+    return f"{head}\n{table(('JOB', 'NODES', 'TIME', 'STATE'), rows[:ROWS])}{more}"
+
+
+def report_text(report: BatchReport) -> str:
+    """A timeline of the jobs, and what came of them."""
+    batch = report.batch
+    first = min((job.began or 0 for job in batch.jobs if job.began), default=0)
+    scale = COLUMNS / max(report.seconds, 0.001)
+    rows = []
+    for job in batch.jobs:
+        start = round(((job.began or first) - first) * scale)
+        width = max(1, round(duration(job) * scale))
+        bar = ("." * start + "#" * width).ljust(COLUMNS, ".")[:COLUMNS]
+        number = "-" if job.value is None else quantity(job.value)
+        rows.append(
+            (
+                job.job,
+                job.repeat,
+                ",".join(job.nodes),
+                bar,
+                f"{duration(job):.1f}",
+                number,
+                job.verdict,
+                job.cause or "-",
+            )
+        )
+    head = (
+        "JOB",
+        "REPEAT",
+        "NODES",
+        f"TIME (0 to {report.seconds:.1f} s)",
+        "SECONDS",
+        (batch.metric or "VALUE").upper(),
+        "VERDICT",
+        "CAUSE",
+    )
+    failures = "".join(
+        f"\n{job.job} on {', '.join(job.nodes)}: {job.message}" for job in batch.jobs if job.verdict != "PASS"
+    )
+    total = f"{report.passed} passed, {report.failed} failed in {report.seconds:.1f} s"
+    total += f"; the busiest node was in use for {report.ideal:.1f} s"
+    return f"{table(head, rows)}{failures}\n{total}\nfiles {report.directory}"
