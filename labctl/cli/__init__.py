@@ -44,6 +44,7 @@ COMMANDS = {
     "stop": ("run", "end a run"),
     "runs": ("run", "list runs"),
     "show": ("run", "show the result of a run"),
+    "eval": ("eval", "judge the logs of a batch, per job and per node"),
     "down": ("lab", "remove the lab's containers and network"),
     "clean": ("lab", "remove the lab with its keys and rendered files; runs are kept"),
 }
