@@ -604,7 +604,7 @@ def evaluate(
 
     named = tuple(dict.fromkeys(directories))
     evaluation = evaluate.judge([run for directory in named for run in logs.read(directory, pattern)], limits)
-    texts = {
+    texts: dict[Path | None, Callable[[], str]] = {
         csv: lambda: export.results_csv(evaluation),
         junit: lambda: export.junit(evaluation),
         lambda_csv: lambda: export.lambda_csv([log for one in named for log in logs.find(one)], limits),

@@ -165,15 +165,15 @@ def _misses(job: JobResult, median: float | None, limits: Limits) -> Iterable[tu
         yield "nodes-unknown", "its nodes are unknown: no hostfile at the log's head, no 2xN in its name"
         return
     if limits.min is not None:
-        each = f" ({limits.min:.6g} on each of {job.size} nodes)" if limits.per_node and job.size != 1 else ""
+        each = f" ({limits.min:.10g} on each of {job.size} nodes)" if limits.per_node and job.size != 1 else ""
         least = limits.min * (job.size or 1) if limits.per_node else limits.min
         if not job.value >= least:
-            yield "below-min", f"{job.value:.6g} is below {least:.6g}{each}"
+            yield "below-min", f"{job.value:.10g} is below {least:.10g}{each}"
     if limits.within is None or median is None or job.per_node is None:
         return
     if not job.per_node >= median * (1 - limits.within):
         below = f"{100 * (1 - job.per_node / median):.1f} % below" if median > 0 else "below"
-        yield "below-median", f"{job.per_node:.6g} per node is {below} the median, {median:.6g}"
+        yield "below-median", f"{job.per_node:.10g} per node is {below} the median, {median:.10g}"
 
 
 def _by_size(jobs: Iterable[JobResult]) -> tuple[SizeResult, ...]:

@@ -18,8 +18,8 @@ from labctl.system import files
 
 THROUGHPUT = r"Throughput: (\S+) samples/sec"
 """What DeepSpeed-Chat's scripts print, and labctl's own workloads."""
-# What is read first of a log's end: its last numbers, and behind them what 512 ranks say on leaving.
-TAIL = 1 << 16
+# What is read first of a log's end: its last numbers, and behind them what 128 ranks say on leaving.
+TAIL = 1 << 14
 LONGEST_LINE = 1 << 12
 # No measurement is beyond it, and sums and squares of such numbers are finite.
 LARGEST = 1e100
