@@ -89,8 +89,8 @@ def test_a_line_that_begins_before_the_tail_is_read_whole(tmp_path: Path) -> Non
     number = "1234567890.5"
     path = tmp_path / "a.log"
     for cut in range(1, len(number)):
-        behind = f"{number[cut:]} is the value\n"
-        path.write_text(FILLER + number + " is the value\n" + "x" * (logs.TAIL - len(behind) - 1) + "\n")
+        text = f"{FILLER}{number} is the value\n" + "-\n" * logs.TAIL
+        path.write_text(text[: len(FILLER) + cut + logs.TAIL])
         assert one(tmp_path, r"(\S+) is the value").value == float(number)
 
 
