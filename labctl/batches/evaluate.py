@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from math import fsum
 from typing import Literal
 
 from msgspec import Struct
@@ -246,7 +247,7 @@ def _evidence(job: JobResult) -> str:
 
 
 def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+    return fsum(values) / len(values)
 
 
 def _median(values: Sequence[float]) -> float:

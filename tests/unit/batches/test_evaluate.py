@@ -129,6 +129,12 @@ def test_runs_of_one_hostfile_are_one_job() -> None:
     assert evaluation.nodes[0].jobs == ("1xN_1",)
 
 
+@pytest.mark.parametrize("count", [2, 3, 5, 6, 10])
+def test_equal_runs_have_their_value_as_mean(count: int) -> None:
+    runs = [run("1xN_1", "a", 0.1) for _ in range(count)]
+    assert only(judge(runs, Limits(min=0.1))).value == 0.1
+
+
 def test_a_job_fails_where_one_of_its_runs_failed() -> None:
     runs = [run("1xN_1", "a", 600), run("1xN_1", "a", 600, cause="node-lost", message="a is gone.")]
     job = only(judge(runs, Limits()))
