@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from math import fsum
 from typing import Literal
 
 from msgspec import Struct
@@ -247,7 +246,8 @@ def _evidence(job: JobResult) -> str:
 
 
 def _mean(values: Sequence[float]) -> float:
-    return fsum(values) / len(values)
+    # Rounded, the mean of equal values may be another one, below a threshold that all of them reach.
+    return min(max(sum(values) / len(values), min(values)), max(values))
 
 
 def _median(values: Sequence[float]) -> float:
