@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from labctl.batches.batch import BatchReport
     from labctl.batches.hostfiles import HostfileSet, Pattern
     from labctl.batches.record import Batch, BatchJob
+    from labctl.batches.evaluate import Evaluation, Limits
     from labctl.bundle.load import LoadedBundle
     from labctl.bundle.save import SavedBundle
     from labctl.compose.devcontainer import DevcontainerFile
@@ -684,6 +685,34 @@ def fit(
         lab, _ = load_lab(context, cluster, ask=False)
     limit = settings.number("LAB_MEMORY")
     return run_parts.how_it_fits(lab, workload, limit, nodes=nodes, slots=slots, device_memory=device)
+
+
+def evaluate(
+    directories: Iterable[Path],
+    limits: Limits,
+    *,
+    pattern: str = "",
+    csv: Path | None = None,
+    lambda_csv: Path | None = None,
+    junit: Path | None = None,
+) -> Evaluation:
+    """Judge the logs or the batch in each directory, all together, and write what came of it into files."""
+    from labctl.batches import evaluate, export, logs
+    from labctl.system.files import writing
+
+    named = tuple(dict.fromkeys(directories))
+    evaluation = evaluate.judge([run for directory in named for run in logs.read(directory, pattern)], limits)
+    texts: dict[Path | None, Callable[[], str]] = {
+        csv: lambda: export.results_csv(evaluation),
+        junit: lambda: export.junit(evaluation),
+        lambda_csv: lambda: export.lambda_csv([log for one in named for log in logs.find(one)], limits),
+    }
+    for path, text in texts.items():
+        if path:
+            with writing(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text(), encoding="utf-8", newline="")
+    return evaluation
 
 
 def shell(context: Context, node: str, *, terminal: bool) -> int:

@@ -203,6 +203,20 @@ def rendering_hosts(runs: int) -> dict[str, Any]:
     return compare(runs, timed, lambda: 2.0, 1.0)
 
 
+def evaluating(size: int) -> Callable[[int], dict[str, Any]]:
+    """`labctl eval` of 10,000 logs of so many bytes / `grep -h Throughput` over them."""
+    from support.logs import write_logs
+
+    def bench(runs: int) -> dict[str, Any]:
+        with tempfile.TemporaryDirectory(prefix="bench-") as name:
+            here = Path(name)
+            write_logs(here, 10_000, size)
+            raw = ["sh", "-c", "grep -h Throughput *.log > /dev/null"]
+            return compare(runs, lambda: seconds([LABCTL, "eval", "."], here), lambda: seconds(raw, here), 2.0)
+
+    return bench
+
+
 BENCHMARKS: list[tuple[str, float, Callable[[int], dict[str, Any]]]] = [
     ("labctl --help", 1.5, help_text),
     ("render 10,000 nodes", 1.1, rendering),
@@ -213,6 +227,8 @@ BENCHMARKS: list[tuple[str, float, Callable[[int], dict[str, Any]]]] = [
     ("run --dry-run, 128 nodes / 2 s", 1.0, planned(128, 2.0, "run", "hello-mpi")),
     ("run --dry-run, 1,000 nodes / 5 s", 1.0, planned(1_000, 5.0, "run", "hello-mpi")),
     ("render 1,000 hosts / 2 s", 1.0, rendering_hosts),
+    ("eval, 10,000 logs of 100 KiB / grep", 2.0, evaluating(100 << 10)),
+    ("eval, 10,000 logs of 1 MiB / grep", 2.0, evaluating(1 << 20)),
     ("true on 100 nodes / pdsh -f 100", 1.2, fan_out(100, 1.2)),
     ("run to the first rank's line", 1.05, first_rank),
     ("opt-tiny throughput", 0.99, throughput),

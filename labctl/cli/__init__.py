@@ -46,6 +46,7 @@ COMMANDS = {
     "show": ("run", "show the result of a run"),
     "hostfiles": ("batch", "write a set of hostfiles, each for some machines of a list"),
     "batch": ("batch", "run a workload on each hostfile of a set, those on disjoint nodes at once"),
+    "eval": ("eval", "judge the logs of a batch, per job and per node"),
     "down": ("lab", "remove the lab's containers and network"),
     "clean": ("lab", "remove the lab with its keys and rendered files; runs are kept"),
 }

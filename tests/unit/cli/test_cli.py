@@ -623,7 +623,7 @@ def test_ctrl_c_is_how_a_notebook_server_is_ended(
     assert labctl("jupyter") == Said(130, "", "stopped\n")
 
 
-@pytest.mark.parametrize("command", sorted(set(cli.COMMANDS) - {"init", "setup"}))
+@pytest.mark.parametrize("command", sorted(set(cli.COMMANDS) - {"init", "setup", "eval"}))
 def test_a_directory_that_is_not_there_is_said(labctl: Labctl, command: str) -> None:
     words = {"exec": ["--", "true"], "run": ["hello"], "fit": ["hello"], "cache": ["hello"], "bundle": ["file"]}
     which = {"bundle": ["save"], "keys": ["rotate"]}.get(command, [])

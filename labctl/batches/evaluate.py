@@ -1,0 +1,263 @@
+"""Judge a batch: each job by its number, against a threshold and against the others of its size; each node by its jobs.
+
+A missing number is never a pass.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from labctl.batches.logs import Measured
+
+Status = Literal["PASS", "FAIL"]
+# Jobs that the evidence against a node lists.
+SHOWN = 3
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """What a job must reach: at least ``min``, or that on each of its nodes; and how far it may be below the median.
+
+    ``within`` is a share of the median, over the jobs of a workload on as many nodes, of their values per node.
+    """
+
+    min: float | None = None
+    per_node: bool = False
+    within: float | None = None
+
+
+class JobResult(Struct, frozen=True, kw_only=True):
+    """A job and whether it passed; where its hostfile was run more than once, over all of these runs."""
+
+    job: str
+    set: str
+    workload: str
+    nodes: tuple[str, ...]
+    size: int | None
+    """Number of nodes; None if it is unknown."""
+    logs: tuple[str, ...]
+    repeats: int
+    value: float | None
+    """The mean over its runs."""
+    per_node: float | None
+    vs_median: float | None = None
+    """How far its value per node is from the median of its size, as a share of it: -0.05 is 5 % below."""
+    spread: float | None
+    """Coefficient of variation over its runs: standard deviation / mean."""
+    status: Status = "PASS"
+    cause: str | None = None
+    message: str = ""
+
+
+class SizeResult(Struct, frozen=True, kw_only=True):
+    """The values per node of a workload's jobs on so many nodes; failed runs are not counted, low values are."""
+
+    workload: str
+    size: int
+    jobs: int
+    mean: float
+    median: float
+    spread: float | None
+    """Coefficient of variation: standard deviation / mean."""
+    min: float
+    max: float
+    efficiency: float | None
+    """The mean / that of the smallest size."""
+
+
+class NodeResult(Struct, frozen=True, kw_only=True):
+    """A node, and the jobs that speak for or against it."""
+
+    node: str
+    status: Status
+    jobs: tuple[str, ...]
+    failed: tuple[str, ...]
+    vs_median: float | None
+    """The mean of its jobs' distances from their medians."""
+    message: str
+
+
+class Evaluation(Struct, frozen=True, kw_only=True):
+    """A batch judged: its jobs, their sizes, and its nodes, the worst first."""
+
+    passed: bool
+    limits: Limits
+    unit: str
+    jobs: tuple[JobResult, ...]
+    sizes: tuple[SizeResult, ...]
+    nodes: tuple[NodeResult, ...]
+
+
+def judge(runs: Sequence[Measured], limits: Limits) -> Evaluation:
+    """Judge the runs of one or more batches together."""
+    measured = _by_job(runs)
+    sizes = _by_size(measured)
+    medians = {(size.workload, size.size): size.median for size in sizes}
+    jobs = tuple(_judged(job, medians, limits) for job in measured)
+    units = {run.unit for run in runs}
+    return Evaluation(
+        passed=all(job.status == "PASS" for job in jobs),
+        limits=limits,
+        unit=units.pop() if len(units) == 1 else "",
+        jobs=jobs,
+        sizes=sizes,
+        nodes=_by_node(jobs),
+    )
+
+
+def _by_job(runs: Sequence[Measured]) -> tuple[JobResult, ...]:
+    """The runs of each hostfile as one job, which has failed if one of them has."""
+    grouped: dict[tuple[str, ...], list[Measured]] = defaultdict(list)
+    for run in runs:
+        grouped[run.directory, run.set, run.workload, run.job].append(run)
+    # Jobs of several directories or workloads may have the same names.
+    alone = len({run.job for run in runs}) == len(grouped)
+    return tuple(_combined(repeats, "" if alone else f"{key[0]}/") for key, repeats in grouped.items())
+
+
+def _combined(runs: list[Measured], prefix: str) -> JobResult:
+    first = runs[0]
+    values = [run.value for run in runs if run.value is not None]
+    value = _mean(values) if values else None
+    failed = next(((number, run) for number, run in enumerate(runs, 1) if run.cause), None)
+    cause, message = None, ""
+    if failed:
+        number, run = failed
+        cause, message = run.cause, f"run {number} of {len(runs)}: {run.message}" if len(runs) > 1 else run.message
+    return JobResult(
+        job=f"{prefix}{first.log.removesuffix('.log')}" if prefix else first.job,
+        set=first.set,
+        workload=first.workload,
+        nodes=first.names,
+        size=first.size,
+        logs=tuple(f"{run.directory}/{run.log}" for run in runs),
+        repeats=len(runs),
+        value=value,
+        per_node=value / first.size if value is not None and first.size else None,
+        spread=_variation(values),
+        cause=cause,
+        message=message,
+    )
+
+
+def _judged(job: JobResult, medians: dict[tuple[str, int], float], limits: Limits) -> JobResult:
+    """The job with its status: the first of its misses is its cause, all are in its message."""
+    median = medians.get((job.workload, job.size or 0))
+    vs_median = job.per_node / median - 1 if job.per_node is not None and median is not None and median > 0 else None
+    misses = [(job.cause, job.message)] if job.cause else list(_misses(job, median, limits))
+    if not misses:
+        return replace(job, vs_median=vs_median)
+    message = "; ".join(text for _, text in misses)
+    return replace(job, vs_median=vs_median, status="FAIL", cause=misses[0][0], message=message)
+
+
+def _misses(job: JobResult, median: float | None, limits: Limits) -> Iterable[tuple[str, str]]:
+    if limits.min is None and limits.within is None:
+        return
+    if job.value is None:
+        yield "no-metric", "no number to compare"
+        return
+    if (limits.per_node or limits.within is not None) and not job.size:
+        yield "nodes-unknown", "its nodes are unknown: no hostfile at the log's head, no 2xN in its name"
+        return
+    if limits.min is not None:
+        each = f" ({limits.min:.10g} on each of {job.size} nodes)" if limits.per_node and job.size != 1 else ""
+        least = limits.min * (job.size or 1) if limits.per_node else limits.min
+        if not job.value >= least:
+            yield "below-min", f"{job.value:.10g} is below {least:.10g}{each}"
+    if limits.within is None or median is None or job.per_node is None:
+        return
+    if not job.per_node >= median * (1 - limits.within):
+        below = f"{100 * (1 - job.per_node / median):.1f} % below" if median > 0 else "below"
+        yield "below-median", f"{job.per_node:.10g} per node is {below} the median, {median:.10g}"
+
+
+def _by_size(jobs: Iterable[JobResult]) -> tuple[SizeResult, ...]:
+    """Statistics of each workload and size, over the jobs whose runs did not fail."""
+    grouped: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for job in jobs:
+        if job.size and job.per_node is not None and not job.cause:
+            grouped[job.workload, job.size].append(job.per_node)
+    sizes: list[SizeResult] = []
+    for (workload, size), values in sorted(grouped.items()):
+        mean = _mean(values)
+        smallest = next((one.mean for one in sizes if one.workload == workload), mean)
+        sizes.append(
+            SizeResult(
+                workload=workload,
+                size=size,
+                jobs=len(values),
+                mean=mean,
+                median=_median(values),
+                spread=_variation(values),
+                min=min(values),
+                max=max(values),
+                efficiency=mean / smallest if smallest > 0 else None,
+            )
+        )
+    return tuple(sizes)
+
+
+def _by_node(jobs: Iterable[JobResult]) -> tuple[NodeResult, ...]:
+    """The nodes, those that failed first, then by how far their jobs are below the median.
+
+    A job that is not finished says nothing about a node.
+    """
+    grouped: dict[str, list[JobResult]] = defaultdict(list)
+    for job in jobs:
+        if job.cause != "not-finished":
+            for node in job.nodes:
+                grouped[node].append(job)
+    nodes = [_node(node, took_part) for node, took_part in grouped.items()]
+    return tuple(sorted(nodes, key=lambda node: (node.status == "PASS", _distance(node), node.node)))
+
+
+def _distance(node: NodeResult) -> float:
+    """From the median; a node without a number is the worst."""
+    return -1 if node.vs_median is None else node.vs_median
+
+
+def _node(node: str, jobs: list[JobResult]) -> NodeResult:
+    """A node fails where all of its jobs failed, or all of those that it ran alone."""
+    failed = [job for job in jobs if job.status == "FAIL"]
+    alone = [job for job in jobs if job.size == 1]
+    bad = len(failed) == len(jobs) or (bool(alone) and all(job.status == "FAIL" for job in alone))
+    distances = [job.vs_median for job in jobs if job.vs_median is not None]
+    shown = [f"{job.job} ({_evidence(job)})" for job in failed[:SHOWN]]
+    more = f" and {len(failed) - SHOWN} more" if len(failed) > SHOWN else ""
+    message = f"{len(failed)} of {len(jobs)} jobs failed: {', '.join(shown)}{more}" if failed else ""
+    return NodeResult(
+        node=node,
+        status="FAIL" if bad else "PASS",
+        jobs=tuple(job.job for job in jobs),
+        failed=tuple(job.job for job in failed),
+        vs_median=_mean(distances) if distances else None,
+        message=message,
+    )
+
+
+def _evidence(job: JobResult) -> str:
+    others = f", on {job.size} nodes" if len(job.nodes) > 1 else ""
+    return f"{job.cause}{'' if job.vs_median is None else f', {100 * job.vs_median:+.1f} % of the median'}{others}"
+
+
+def _mean(values: Sequence[float]) -> float:
+    # Rounded, the mean of equal values may be another one, below a threshold that all of them reach.
+    return min(max(sum(values) / len(values), min(values)), max(values))
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def _variation(values: Sequence[float]) -> float | None:
+    """The coefficient of variation, with the sample's standard deviation; None for a single value or a mean of 0."""
+    if len(values) < 2 or not (mean := _mean(values)):
+        return None
+    return float((sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5 / abs(mean))

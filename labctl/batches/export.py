@@ -1,0 +1,68 @@
+"""An evaluation as files: CSV, the CSV of Lambda's eval_batch.py, JUnit XML for CI servers."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable
+from xml.etree.ElementTree import Element, SubElement, indent, tostring
+
+from labctl.batches import logs
+from labctl.batches.evaluate import Evaluation, JobResult, Limits
+
+COLUMNS = (
+    "job", "set", "workload", "hostnames", "nodes", "value", "unit", "per_node", "vs_median", "repeats", "spread",
+    "status", "cause", "message",
+)  # fmt: skip
+# What XML 1.0 has no way to write.
+_NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def results_csv(evaluation: Evaluation) -> str:
+    """One line for each job; shares, not per cent; what is unknown is empty."""
+    return _csv(COLUMNS, (_row(job, evaluation.unit) for job in evaluation.jobs))
+
+
+def _row(job: JobResult, unit: str) -> tuple[object, ...]:
+    numbers = (job.size, job.value, unit, job.per_node, job.vs_median, job.repeats, job.spread)
+    return job.job, job.set, job.workload, ", ".join(job.nodes), *numbers, job.status, job.cause, job.message
+
+
+def lambda_csv(paths: Iterable[str], limits: Limits) -> str:
+    """What Lambda's eval_batch.py writes of these logs, with ``limits.min`` as its threshold, byte for byte."""
+    rows = []
+    for path in paths:
+        hosts, value = logs.lambda_row(path)
+        least = (limits.min or 0) * (len(hosts) if limits.per_node else 1)
+        success = value is not None and value >= least
+        rows.append((", ".join(hosts), -1 if value is None else value, "Success" if success else "Fail"))
+    return _csv(("Hostnames", "Throughput (samples/sec)", "Status"), rows)
+
+
+def _csv(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(head)
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def junit(evaluation: Evaluation) -> str:
+    """JUnit XML with a suite of jobs and a suite of nodes, as Jenkins and GitLab read it."""
+    root = Element("testsuites", name="labctl eval")
+    jobs = [(job.set, job.job, job.status, job.cause or "", job.message) for job in evaluation.jobs]
+    nodes = [("nodes", node.node, node.status, "jobs-failed", node.message) for node in evaluation.nodes]
+    for name, cases in (("jobs", jobs), ("nodes", nodes)):
+        failures = sum(status == "FAIL" for _, _, status, _, _ in cases)
+        suite = SubElement(root, "testsuite", name=name, tests=str(len(cases)), failures=str(failures))
+        for group, case, status, cause, message in cases:
+            element = SubElement(suite, "testcase", classname=_xml(group), name=_xml(case))
+            if status == "FAIL":
+                SubElement(element, "failure", type=_xml(cause), message=_xml(message))
+    indent(root)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{tostring(root, encoding="unicode")}\n'
+
+
+def _xml(text: str) -> str:
+    return _NOT_IN_XML.sub("?", text)

@@ -1,0 +1,211 @@
+"""Logs of benchmark runs, labctl's or others': the number that each reports, the nodes that its head names."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from msgspec import Struct
+
+from labctl.batches import record
+from labctl.batches.record import Batch, BatchJob
+from labctl.config.hostfile import quote
+from labctl.errors import ConfigError
+from labctl.system import files
+
+THROUGHPUT = r"Throughput: (\S+) samples/sec"
+"""What DeepSpeed-Chat's scripts print, and labctl's own workloads."""
+# What is read first of a log's end: its last numbers, and behind them what 128 ranks say on leaving.
+TAIL = 1 << 14
+LONGEST_LINE = 1 << 12
+# No measurement is beyond it, and sums and squares of such numbers are finite.
+LARGEST = 1e100
+_HOST = re.compile(rb"\s*([^\s#]\S*)\s+slots=\d+\s*(?:#.*)?$")
+# Lambda's logs are MODEL_STEP_JOB.log, and their jobs begin with the number of nodes.
+_JOB = re.compile(r"(?:(?P<workload>.*?)_)?(?P<job>(?P<nodes>[1-9]\d{0,5})xN(?:_.*)?)", re.DOTALL)
+_LAMBDA = re.compile(rb"Throughput: (\d+\.\d+) samples/sec")
+
+
+class Measured(Struct, frozen=True, kw_only=True):
+    """What a run of a job came to: its number, or the cause and a message why it has none or failed."""
+
+    directory: str
+    set: str
+    """The directory of its hostfile in a batch of labctl's; else that of the log."""
+    workload: str
+    job: str
+    log: str
+    names: tuple[str, ...]
+    """Its nodes, as its hostfile has them; empty where that is unknown."""
+    size: int | None
+    """Number of its nodes."""
+    unit: str
+    value: float | None = None
+    cause: str = ""
+    message: str = ""
+
+
+def compile_pattern(text: str) -> re.Pattern[bytes]:
+    """The expression that finds a number in a log, its one group; ``^`` and ``$`` match at each line. ConfigError."""
+    try:
+        pattern = re.compile(text.encode(errors="surrogateescape"), re.MULTILINE)
+    except re.error as error:
+        raise ConfigError(f"--pattern {quote(text)}: {error}", hint=f"--pattern '{THROUGHPUT}'") from error
+    if pattern.groups != 1:
+        hint = f"one group, around the number: '{THROUGHPUT}'; (?:...) is no group"
+        raise ConfigError(f"--pattern {quote(text)} has {pattern.groups or 'no'} groups", hint=hint)
+    return pattern
+
+
+def read(directory: Path, pattern: str = "") -> tuple[Measured, ...]:
+    """The runs of a directory: of its batch record where it has one, else of its ``*.log`` files.
+
+    ``pattern`` stands in for THROUGHPUT. ConfigError where there is no directory, or nothing in it.
+    """
+    compiled = compile_pattern(pattern or THROUGHPUT)
+    unit = "" if pattern else "samples/s"
+    logs = find(directory)
+    if batch := record.load(directory):
+        runs = tuple(_recorded(batch, job, str(directory)) for job in batch.jobs)
+    else:
+        runs = tuple(_logged(log, compiled, unit) for log in logs)
+    if not runs:
+        nested = sorted({str(path.parent) for path in directory.glob("*/*.log")})
+        hint = f"labctl eval {' '.join(nested[:4])}" if nested else "logs are named like opt-350m_1_1xN_batch0001.log"
+        raise ConfigError(f"{directory}: no *.log in it", hint=hint)
+    return runs
+
+
+def find(directory: Path) -> list[str]:
+    """The paths of a directory's logs, by name. ConfigError."""
+    try:
+        with os.scandir(directory) as entries:
+            return sorted(entry.path for entry in entries if entry.name.endswith(".log"))
+    except OSError as error:
+        what = "no such directory" if isinstance(error, FileNotFoundError) else error.strerror
+        raise ConfigError(f"{directory}: {what}", hint="labctl eval DIR, where the batch's logs are") from error
+
+
+def _recorded(batch: Batch, job: BatchJob, directory: str) -> Measured:
+    """A run as the batch's record has it: its verdict stands, whatever its log says."""
+    cause, message = job.cause or job.verdict.lower(), job.message
+    if job.state != "done":
+        cause, message = "not-finished", f"not finished: {job.state}"
+    elif job.verdict == "PASS":
+        absent = job.value is None and batch.metric
+        cause, message = ("no-metric", f"no `{batch.metric}` in its record") if absent else ("", "")
+    return Measured(
+        directory=directory,
+        set=job.set,
+        workload=batch.workload,
+        job=job.job,
+        log=job.log,
+        names=job.names,
+        size=len(job.names),
+        unit=batch.unit,
+        value=job.value,
+        cause=cause,
+        message=message,
+    )
+
+
+def _logged(path: str, pattern: re.Pattern[bytes], unit: str) -> Measured:
+    """A run as its log shows it; one that cannot be read is a run that failed."""
+    directory, log = os.path.split(path)
+    stem = log[: -len(".log")]
+    named = _JOB.fullmatch(stem)
+    names: tuple[str, ...] = ()
+    value: float | None = None
+    cause = message = ""
+    try:
+        with files.open_regular(path, follow=True) as stream:
+            names = tuple(dict.fromkeys(_hosts(iter(lambda: stream.readline(LONGEST_LINE), b""))))
+            size = os.fstat(stream.fileno()).st_size
+            stream.seek(max(0, size - TAIL))
+            tail = stream.read()
+            if size > TAIL:
+                tail = tail[tail.find(b"\n") + 1 or len(tail) :]
+            value, odd = last_number(tail, pattern)
+            if value is None and size > TAIL:
+                with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as whole:
+                    value, odd = last_number(whole, pattern)
+        if value is None:
+            cause, message = "no-metric", odd or f"nothing matches `{pattern.pattern.decode(errors='replace')}`"
+    except OSError as error:
+        cause, message = "unreadable", f"cannot be read: {error.strerror}"
+    return Measured(
+        directory=directory,
+        set=directory.rpartition("/")[2],
+        workload=(named["workload"] or "") if named else "",
+        job=named["job"] if named else stem,
+        log=log,
+        names=names,
+        size=len(names) or (int(named["nodes"]) if named else None),
+        unit=unit,
+        value=value,
+        cause=cause,
+        message=message,
+    )
+
+
+def _hosts(lines: Iterable[bytes]) -> Iterator[str]:
+    """The nodes of the hostfile that a log begins with."""
+    for line in lines:
+        if host := _HOST.match(line):
+            yield host[1].decode(errors="replace")
+        elif not line.startswith(b"#"):
+            return
+
+
+def last_number(data: bytes | mmap.mmap, pattern: re.Pattern[bytes]) -> tuple[float | None, str]:
+    """The last finite number that the pattern finds; or None, and what it finds instead.
+
+    A number that the data ends with does not count: the rest of it may not have been written.
+    """
+    value, odd = None, ""
+    for match in pattern.finditer(data):
+        text = match[1] or b""
+        try:
+            number = float(text)
+        except ValueError:
+            number = float("nan")
+        if abs(number) <= LARGEST and match.end(1) < len(data):
+            value = number
+        else:
+            cut = " at the end of the log may be cut" if match.end(1) == len(data) else " is no number"
+            odd = f"{quote(text.decode(errors='replace'))}{cut}"
+    return value, odd
+
+
+def lambda_row(path: str) -> tuple[tuple[str, ...], float | None]:
+    """Hosts and throughput of a log as Lambda's eval_batch.py takes them: what ``--lambda-csv`` is for.
+
+    The first ``Throughput: DIGITS.DIGITS samples/sec`` counts, and every line with ``slots=`` before it names a host.
+    """
+    try:
+        with files.open_regular(path, follow=True) as stream:
+            # As text files are read in Python.
+            data = stream.read().replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    except OSError:
+        return (), None
+    value, end = None, len(data)
+    for found in _LAMBDA.finditer(data):
+        if b"slots=" not in _line(data, found.start()):
+            value, end = float(found[1]), found.start()
+            break
+    hosts = []
+    at = data.find(b"slots=", 0, end)
+    while at >= 0:
+        line = _line(data, at)
+        hosts.append(line.split()[0].decode(errors="replace"))
+        at = data.find(b"slots=", data.rfind(b"\n", 0, at) + 1 + len(line), end)
+    return tuple(hosts), value
+
+
+def _line(data: bytes, at: int) -> bytes:
+    """The line around a place."""
+    end = data.find(b"\n", at)
+    return data[data.rfind(b"\n", 0, at) + 1 : end if end >= 0 else len(data)]

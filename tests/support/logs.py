@@ -1,0 +1,30 @@
+"""Logs of benchmark runs, as DeepSpeed-Chat's scripts write them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+LINE = "ml-{node:03}: [2024-07-08 06:02:01,235] [INFO] [logging.py:96:log_dist] [Rank 0] step={step}, lr=[1e-10]\n"
+
+
+def write_log(directory: Path, job: str, hosts: Iterable[str], *lines: str) -> Path:
+    """The log of a job: its hostfile, a blank line, then these lines."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"opt-350m_1_{job}.log"
+    head = [*(f"{host} slots=8" for host in hosts), ""]
+    path.write_text("".join(f"{line}\n" for line in (*head, *lines)), encoding="utf-8")
+    return path
+
+
+def throughput(value: object) -> str:
+    return f"ml-001: Throughput: {value} samples/sec"
+
+
+def write_logs(directory: Path, count: int, size: int) -> None:
+    """So many logs of one node each, of about so many bytes, each with a number of its own near its end."""
+    body = "".join(LINE.format(node=step % 16, step=step) for step in range(size // len(LINE)))[:size]
+    last = "ml-001: Process 1984655 exits successfully.\n" * 8
+    for number in range(count):
+        lines = (body, throughput(900 + number % 50), last)
+        write_log(directory, f"1xN_batch{number:05}", [f"ml-{number:05}"], *lines)

@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from labctl.batches.evaluate import Evaluation, JobResult, Limits, judge
+from labctl.batches.logs import Measured
+
+
+def run(job: str, names: str, value: float | None, **more: Any) -> Measured:
+    hosts = tuple(names.split())
+    given = {"directory": "out", "set": "out", "workload": "opt", "log": f"opt_1_{job}.log", "size": len(hosts) or None}
+    return Measured(**{**given, "job": job, "names": hosts, "unit": "samples/s", "value": value, **more})
+
+
+def alone(values: Iterable[float | None]) -> list[Measured]:
+    """A job on one node for each value."""
+    return [run(f"1xN_{number}", f"n{number}", value) for number, value in enumerate(values, 1)]
+
+
+def statuses(evaluation: Evaluation) -> list[tuple[str, str | None]]:
+    return [(job.status, job.cause) for job in evaluation.jobs]
+
+
+def only(evaluation: Evaluation) -> JobResult:
+    (job,) = evaluation.jobs
+    return job
+
+
+# --- thresholds --------------------------------------------------------------------------------------------------
+
+
+def test_a_job_must_reach_the_threshold() -> None:
+    evaluation = judge(alone([600, 599.9999]), Limits(min=600))
+    assert statuses(evaluation) == [("PASS", None), ("FAIL", "below-min")]
+    assert evaluation.jobs[1].message == "599.9999 is below 600"
+    assert not evaluation.passed
+
+
+def test_per_node_multiplies_the_threshold() -> None:
+    runs = [run("2xN_1", "a b", 1200), run("2xN_2", "c d", 1100), run("1xN_1", "e", 600)]
+    evaluation = judge(runs, Limits(min=600, per_node=True))
+    assert statuses(evaluation) == [("PASS", None), ("FAIL", "below-min"), ("PASS", None)]
+    assert evaluation.jobs[1].message == "1100 is below 1200 (600 on each of 2 nodes)"
+
+
+@pytest.mark.parametrize("limits", [Limits(min=600, per_node=True), Limits(within=0.05)])
+def test_a_job_on_unknown_nodes_fails_where_their_number_counts(limits: Limits) -> None:
+    job = only(judge([run("mine", "", 9000)], limits))
+    assert (job.status, job.cause, job.per_node) == ("FAIL", "nodes-unknown", None)
+
+
+def test_a_job_on_unknown_nodes_is_judged_by_its_value() -> None:
+    assert only(judge([run("mine", "", 600)], Limits(min=600))).status == "PASS"
+
+
+def test_a_job_without_a_hostfile_counts_the_nodes_of_its_name() -> None:
+    job = only(judge([run("2xN_1", "", 1200, size=2)], Limits(min=600, per_node=True)))
+    assert (job.status, job.per_node, job.nodes) == ("PASS", 600, ())
+
+
+@pytest.mark.parametrize("limits", [Limits(), Limits(min=-1e9), Limits(within=1), Limits(min=-1e9, per_node=True)])
+def test_a_missing_number_is_never_a_pass(limits: Limits) -> None:
+    missing = run("1xN_9", "a", None, cause="no-metric", message="`nan` is no number")
+    evaluation = judge([missing, *alone([600])], limits)
+    assert statuses(evaluation) == [("FAIL", "no-metric"), ("PASS", None)]
+    assert evaluation.jobs[0].message == "`nan` is no number"
+
+
+def test_where_no_number_is_expected_limits_still_need_one() -> None:
+    assert only(judge(alone([None]), Limits())).status == "PASS"
+    assert statuses(judge(alone([None]), Limits(min=0))) == [("FAIL", "no-metric")]
+
+
+# --- the median --------------------------------------------------------------------------------------------------
+
+
+def test_a_job_may_not_be_too_far_below_the_median_of_its_size() -> None:
+    runs = [*alone([1000, 1000, 950, 949.9, 2000]), run("2xN_1", "a b", 100)]
+    evaluation = judge(runs, Limits(within=0.05))
+    assert [job.job for job in evaluation.jobs if job.status == "FAIL"] == ["1xN_4"]
+    assert evaluation.jobs[3].cause == "below-median"
+
+
+def test_the_median_is_that_of_values_per_node() -> None:
+    evaluation = judge([run("2xN_1", "a b", 2000), run("2xN_2", "c d", 1600)], Limits(within=0.10))
+    assert [job.vs_median for job in evaluation.jobs] == pytest.approx([1 / 9, -1 / 9])
+    assert evaluation.jobs[1].message == "800 per node is 11.1 % below the median, 900"
+
+
+def test_a_failed_runs_number_does_not_move_the_median() -> None:
+    failed = run("1xN_9", "n9", 1, cause="timeout", message="It ran too long.")
+    evaluation = judge([failed, *alone([1000, 1010])], Limits(within=0.05))
+    assert statuses(evaluation) == [("FAIL", "timeout"), ("PASS", None), ("PASS", None)]
+    assert evaluation.sizes[0].median == 1005
+
+
+def test_other_workloads_have_medians_of_their_own() -> None:
+    runs = [*alone([1000, 1000]), run("1xN_1", "n1", 70, workload="opt-13b", log="opt-13b_1_1xN_1.log")]
+    evaluation = judge(runs, Limits(within=0.05))
+    assert evaluation.passed
+    assert [(size.workload, size.median) for size in evaluation.sizes] == [("opt", 1000), ("opt-13b", 70)]
+
+
+def test_all_misses_are_in_the_message() -> None:
+    job = judge(alone([500, 1000, 1000]), Limits(min=600, within=0.05)).jobs[0]
+    assert job.cause == "below-min"
+    assert job.message == "500 is below 600; 500 per node is 50.0 % below the median, 1000"
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0])
+def test_a_median_that_is_not_above_zero_gives_no_shares(value: float) -> None:
+    evaluation = judge(alone([value, value]), Limits(min=1))
+    assert [job.vs_median for job in evaluation.jobs] == [None, None]
+    assert evaluation.sizes[0].efficiency is None
+
+
+# --- repeats, sizes ----------------------------------------------------------------------------------------------
+
+
+def test_runs_of_one_hostfile_are_one_job() -> None:
+    runs = [run("1xN_1", "a", value, log=f"1xN_1_{value}.log") for value in (590, 600, 610)]
+    evaluation = judge(runs, Limits(min=600))
+    job = only(evaluation)
+    assert (job.status, job.value, job.repeats, len(job.logs)) == ("PASS", 600, 3, 3)
+    assert job.spread == pytest.approx(10 / 600)
+    assert evaluation.nodes[0].jobs == ("1xN_1",)
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 6, 10])
+def test_equal_runs_have_their_value_as_mean(count: int) -> None:
+    runs = [run("1xN_1", "a", 0.1) for _ in range(count)]
+    assert only(judge(runs, Limits(min=0.1))).value == 0.1
+
+
+def test_a_job_fails_where_one_of_its_runs_failed() -> None:
+    runs = [run("1xN_1", "a", 600), run("1xN_1", "a", 600, cause="node-lost", message="a is gone.")]
+    job = only(judge(runs, Limits()))
+    assert (job.status, job.cause, job.message) == ("FAIL", "node-lost", "run 2 of 2: a is gone.")
+
+
+def test_jobs_of_the_same_name_in_two_directories_are_two() -> None:
+    evaluation = judge([run("1xN_1", "a", 600), run("1xN_1", "a", 500, directory="again")], Limits(min=600))
+    assert [(job.job, job.status) for job in evaluation.jobs] == [
+        ("out/opt_1_1xN_1", "PASS"),
+        ("again/opt_1_1xN_1", "FAIL"),
+    ]
+
+
+def test_sizes_have_mean_spread_and_efficiency_per_node() -> None:
+    small, large = judge([*alone([900, 1100]), run("2xN_1", "n1 n2", 1800)], Limits()).sizes
+    assert (small.size, small.jobs, small.mean, small.min, small.max, small.efficiency) == (1, 2, 1000, 900, 1100, 1)
+    assert small.spread == pytest.approx(0.1414, abs=1e-4)
+    assert (large.size, large.mean, large.spread, large.efficiency) == (2, 900, None, 0.9)
+
+
+def test_values_per_node_that_are_very_large_are_still_numbers() -> None:
+    (size,) = judge(alone([1e100, -1e100, 3e99]), Limits(within=0.05)).sizes
+    assert size.spread is not None
+
+
+# --- nodes -------------------------------------------------------------------------------------------------------
+
+
+def nodes(evaluation: Evaluation) -> list[tuple[str, str]]:
+    return [(node.node, node.status) for node in evaluation.nodes]
+
+
+def test_a_node_whose_jobs_all_failed_fails_and_comes_first() -> None:
+    evaluation = judge(alone([1000, 1010, 800]), Limits(within=0.05))
+    assert nodes(evaluation) == [("n3", "FAIL"), ("n1", "PASS"), ("n2", "PASS")]
+    assert evaluation.nodes[0].message == "1 of 1 jobs failed: 1xN_3 (below-median, -20.0 % of the median)"
+
+
+def test_a_node_that_passes_alone_is_cleared_of_a_job_with_others() -> None:
+    runs = [*alone([1000, 800, 1000]), run("2xN_1", "n1 n2", 1000)]
+    evaluation = judge(runs, Limits(min=900, per_node=True))
+    assert nodes(evaluation) == [("n2", "FAIL"), ("n1", "PASS"), ("n3", "PASS")]
+    assert evaluation.nodes[1].failed == ("2xN_1",)
+
+
+def test_a_node_that_fails_alone_fails_though_a_larger_job_passes() -> None:
+    runs = [*alone([1000, 880]), run("2xN_1", "n1 n2", 1900)]
+    assert nodes(judge(runs, Limits(min=900, per_node=True))) == [("n2", "FAIL"), ("n1", "PASS")]
+
+
+def test_nodes_that_only_ran_together_fail_together() -> None:
+    evaluation = judge([run("2xN_1", "a b", 1000), run("2xN_2", "c d", 2000)], Limits(min=900, per_node=True))
+    assert nodes(evaluation)[:2] == [("a", "FAIL"), ("b", "FAIL")]
+    assert evaluation.nodes[0].message == ("1 of 1 jobs failed: 2xN_1 (below-min, -33.3 % of the median, on 2 nodes)")
+
+
+def test_a_job_that_is_not_finished_fails_but_accuses_no_node() -> None:
+    waiting = run("1xN_9", "n9", None, cause="not-finished", message="not finished: waiting")
+    evaluation = judge([*alone([600]), waiting], Limits())
+    assert not evaluation.passed
+    assert nodes(evaluation) == [("n1", "PASS")]
+
+
+def test_a_node_without_any_number_is_the_worst() -> None:
+    silent = run("1xN_9", "n9", None, cause="no-metric", message="nothing matches")
+    evaluation = judge([*alone([1000, 1000, 100]), silent], Limits(within=0.05))
+    assert nodes(evaluation)[:2] == [("n9", "FAIL"), ("n3", "FAIL")]
+    assert evaluation.nodes[0].message == "1 of 1 jobs failed: 1xN_9 (no-metric)"
+
+
+def test_the_evidence_lists_three_jobs() -> None:
+    runs = [run(f"1xN_{number}", "a", 1) for number in range(5)]
+    message = judge(runs, Limits(min=2)).nodes[0].message
+    assert message.startswith("5 of 5 jobs failed: 1xN_0 ")
+    assert message.endswith(" and 2 more")
+    assert message.count("below-min") == 3

@@ -1,0 +1,154 @@
+"""`labctl eval` as people and scripts meet it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from support.commandline import Labctl
+from support.logs import throughput, write_log
+
+from labctl.batches import record
+from labctl.batches.record import Batch, BatchJob
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """Logs of three jobs on one node each, of which ml-003 is slow."""
+    for number, value in enumerate((1000, 1010, 800), 1):
+        write_log(tmp_path / "out", f"1xN_batch000{number}", [f"ml-00{number}"], throughput(value))
+    return tmp_path / "out"
+
+
+def test_a_batch_is_told_as_jobs_sizes_and_nodes(labctl: Labctl, out: Path) -> None:
+    write_log(out, "2xN_batch0001", ["ml-001", "ml-002"], throughput(1900))
+    said = labctl("eval", "out", "--min", "900", "--per-node", "--within", "5%")
+    assert (said.code, said.err) == (5, "")
+    assert (
+        said.out
+        == """\
+JOB            NODES  VALUE  PER NODE  VS MEDIAN  STATUS  CAUSE
+1xN_batch0003  1      800    800       -20.0 %    FAIL    below-min: 800 is below 900; \
+800 per node is 20.0 % below the median, 1000
+1xN_batch0001  1      1,000  1,000     +0.0 %     PASS
+1xN_batch0002  1      1,010  1,010     +1.0 %     PASS
+2xN_batch0001  2      1,900  950       +0.0 %     PASS
+
+NODES  JOBS  MEAN PER NODE  MEDIAN  SPREAD  MIN  MAX    EFFICIENCY
+1      3     936.7          1,000   12.6 %  800  1,010  100.0 %
+2      1     950            950     -       950  950    101.4 %
+values in samples/s
+
+WORST NODES  VS MEDIAN  STATUS  EVIDENCE
+ml-003       -20.0 %    FAIL    1 of 1 jobs failed: 1xN_batch0003 (below-min, -20.0 % of the median)
+ml-001       +0.0 %     PASS
+ml-002       +0.5 %     PASS
+
+FAIL: 3 of 4 jobs passed, 2 of 3 nodes passed
+"""
+    )
+
+
+def test_a_batch_that_passes_ends_with_zero(labctl: Labctl, out: Path) -> None:
+    said = labctl("eval", str(out), "--min", "800")
+    assert (said.code, said.out.splitlines()[-1]) == (0, "PASS: 3 of 3 jobs passed, 3 of 3 nodes passed")
+
+
+def test_json_has_jobs_sizes_and_nodes(labctl: Labctl, out: Path) -> None:
+    said = labctl("eval", "out", "--within", "5%", "--json")
+    document = said.document
+    assert (said.code, document["passed"], document["unit"]) == (5, False, "samples/s")
+    assert document["limits"] == {"min": None, "per_node": False, "within": 0.05}
+    assert [(job["job"], job["status"], job["cause"]) for job in document["jobs"]] == [
+        ("1xN_batch0001", "PASS", None),
+        ("1xN_batch0002", "PASS", None),
+        ("1xN_batch0003", "FAIL", "below-median"),
+    ]
+    assert document["sizes"][0]["median"] == 1000
+    assert document["nodes"][0]["node"] == "ml-003"
+
+
+def test_several_directories_are_one_evaluation(labctl: Labctl, out: Path) -> None:
+    write_log(out.with_name("two"), "2xN_batch0001", ["ml-001", "ml-002"], throughput(1800))
+    document = labctl("eval", "out", "two", "out", "--json").document
+    assert [(size["size"], size["jobs"]) for size in document["sizes"]] == [(1, 3), (2, 1)]
+    assert len(document["jobs"]) == 4
+
+
+def test_of_many_jobs_the_failed_ones_are_shown(labctl: Labctl, tmp_path: Path) -> None:
+    for number in range(60):
+        write_log(tmp_path / "out", f"1xN_batch{number:04}", [f"ml-{number:03}"], throughput(590 + number))
+    said = labctl("eval", "out", "--min", "600")
+    rows = re.findall(r"^1xN_batch\d+ .*(PASS|FAIL)", said.out, re.MULTILINE)
+    assert rows == ["FAIL"] * 10 + ["PASS"] * 30
+    assert "... and 20 more jobs, 0 of them failed: --csv and --json list all" in said.out
+    assert said.out.count("jobs failed: ") == 8
+    assert "... and 2 more failed" in said.out
+
+
+def test_workloads_are_told_apart(labctl: Labctl, out: Path) -> None:
+    (out / "opt-13b_1_1xN_batch0001.log").write_text("ml-001 slots=8\n\nThroughput: 70 samples/sec\n")
+    said = labctl("eval", "out")
+    assert re.search(r"^out/opt-13b_1_1xN_batch0001 +1 +70 ", said.out, re.MULTILINE)
+    assert re.search(r"^opt-350m_1 +1 +3 ", said.out, re.MULTILINE)
+
+
+def test_repeats_of_a_record_are_one_row_with_a_spread(labctl: Labctl, tmp_path: Path) -> None:
+    jobs = [
+        BatchJob(
+            job="1xN_batch0001",
+            set="1node_1xN",
+            repeat=repeat,
+            hostfile="h",
+            names=("a",),
+            nodes=("worker-0",),
+            log=f"1xN_batch0001_{repeat}.log",
+            state="done",
+            verdict="PASS",
+            value=value,
+        )
+        for repeat, value in enumerate((590.0, 610.0), 1)
+    ]
+    record.create(tmp_path / "out", Batch(workload="opt", lab="demo", metric="throughput", timeout=9, jobs=tuple(jobs)))
+    assert labctl("eval", "out").out.splitlines()[:2] == [
+        "JOB            NODES  VALUE  SPREAD  PER NODE  VS MEDIAN  STATUS  CAUSE",
+        "1xN_batch0001  1      600    2.4 %   600       +0.0 %     PASS",
+    ]
+
+
+def test_files_are_written_also_where_it_fails(labctl: Labctl, out: Path, tmp_path: Path) -> None:
+    files = ("--csv", "results/ours.csv", "--lambda-csv", "results/theirs.csv", "--junit", "junit.xml")
+    assert labctl("eval", "out", "--min", "900", *files).code == 5
+    assert (tmp_path / "results/ours.csv").read_bytes().count(b"\r\n") == 4
+    # Lambda's script reads no integers.
+    assert (tmp_path / "results/theirs.csv").read_bytes().splitlines()[1] == b"ml-001,-1,Fail"
+    assert (tmp_path / "junit.xml").read_text().endswith("</testsuites>\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["eval"], "Missing argument"),
+        (["eval", "none"], "none: no such directory"),
+        (["eval", "out", "--per-node"], "--per-node needs --min"),
+        (["eval", "out", "--lambda-csv", "x.csv"], "--lambda-csv needs --min"),
+        (["eval", "out", "--min", "nan"], "--min nan: not a finite number"),
+        (["eval", "out", "--within", "0.05"], "--within 0.05: not a share"),
+        (["eval", "out", "--within", "x%"], "--within x%: not a share"),
+        (["eval", "out", "--within", "-5%"], "--within -5%: not a share"),
+        (["eval", "out", "--within", "101%"], "--within 101%: not a share"),
+        (["eval", "out", "--pattern", "("], "--pattern `(`"),
+        (["eval", "out", "--pattern", "x"], "--pattern `x` has no groups"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(labctl: Labctl, out: Path, arguments: list[str], message: str) -> None:
+    said = labctl(*arguments)
+    assert (said.code, said.out) == (2, "")
+    assert message in said.err
+
+
+def test_a_file_that_cannot_be_written_is_named(labctl: Labctl, out: Path) -> None:
+    said = labctl("eval", "out", "--csv", "out")
+    assert said.code == 3
+    assert "cannot write out: Is a directory" in said.err
