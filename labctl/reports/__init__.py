@@ -1,0 +1,1 @@
+"""Reports of runs and validations: HTML pages in one file each, which need no network."""

@@ -1,0 +1,62 @@
+"""HTML pages: one file each, with its style and charts in it. ``page.html.j2`` is what every page extends."""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+
+def render(name: str, **data: object) -> str:
+    """A page from a template of this directory; all text in it is escaped."""
+    text: str = _environment().get_template(name).render(data)
+    return text
+
+
+def finite(value: float | None) -> float | None:
+    """The number; None for nan and infinity, which are no figures."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def number(value: float | None) -> str:
+    """A number with four significant digits, or a whole number from 1000; ``no figure`` for what is none."""
+    value = finite(value)
+    if value is None:
+        return "no figure"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people, as ``4.2 s``, ``7 min 5 s`` or ``2 h 0 min``."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def _prose(text: str) -> Any:
+    """Text whose `commands` in backticks are set as code."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704 (it is escaped)
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Any:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["prose"] = _prose
+    environment.filters["number"] = number
+    environment.filters["duration"] = duration
+    return environment

@@ -1,0 +1,211 @@
+"""The page of a validation. ``pytest tests/unit/reports --update-golden`` rewrites ``tests/golden/validation.html``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from labctl.reports.validation import Figure, Health, LinkVerdict, NodeVerdict, StepResult, Validation, html, write
+
+GOLDEN = Path(__file__).parents[2] / "golden/validation.html"
+LIMIT = 127
+
+
+def node(number: int, verdict: Health = "good", advice: str = "") -> NodeVerdict:
+    evidence = (f"{number} GB/s",)
+    return NodeVerdict(node=f"worker-{number}", host=f"red{number}", verdict=verdict, evidence=evidence, advice=advice)
+
+
+def figure(name: str, value: float | None, what: str = "bus bandwidth") -> Figure:
+    limit, passed = f">= {LIMIT} GB/s", value is not None and value >= LIMIT
+    return Figure(step="all_reduce", what=what, node=name, value=value, unit="GB/s", limit=limit, passed=passed)
+
+
+def validation(size: int = 2, **more: object) -> Validation:
+    """A passed one, of this many good nodes."""
+    passed = Validation(
+        lab="red",
+        profile="quick",
+        started="2026-11-20T14:15:02Z",
+        seconds=421,
+        verdict="PASS",
+        message="All nodes are good.",
+        nodes=tuple(map(node, range(size))),
+        figures=tuple(figure(f"worker-{number}", 140 + number / size) for number in range(size)),
+    )
+    return replace(passed, **more)
+
+
+def failed() -> Validation:
+    """One of every kind."""
+    advice = "Check its cables, then re-run `labctl validate`."
+    broken = "RuntimeError: <script>alert('worker-2')</script> & more"
+    return validation(
+        3,
+        verdict="FAIL",
+        message="worker-2 on red2 is slow: check its cables.",
+        nodes=(node(0), node(1), node(2, "slow", advice)),
+        links=(
+            LinkVerdict(a="worker-0", b="worker-1", verdict="good"),
+            LinkVerdict(a="worker-1", b="worker-2", verdict="failing", evidence=("21 of 46 GB/s",), advice=advice),
+        ),
+        steps=(
+            StepResult(name="doctor", status="passed", seconds=4.2),
+            StepResult(name="all_reduce", status="failed", message=broken, seconds=183, run_id="20261120-141502"),
+            StepResult(name="train", status="skipped", message="Needs all nodes.", seconds=0),
+        ),
+        figures=(
+            figure("worker-0", 141.26),
+            figure("worker-1", None),
+            figure("worker-2", 98.06),
+            Figure(step="disk", what="disk read", value=2113.4, unit="MB/s", passed=None),
+        ),
+        versions={"labctl": "0.1.0", "kernel of red2": "6.8.0"},
+    )
+
+
+def without_charts(page: str) -> str:
+    """How they are drawn is matplotlib's, and differs with its version."""
+    return re.sub(r"<svg .*?</svg>", "<svg></svg>", page, flags=re.DOTALL)
+
+
+def rows(page: str, heading: str) -> list[str]:
+    """The head of each row of the first table below a heading."""
+    table = page.partition(f"<h2>{heading}</h2>")[2].partition("</table>")[0]
+    return re.findall(r'<th scope="row">([^<]*)', table)
+
+
+def test_the_page_is_the_expected_one(request: pytest.FixtureRequest) -> None:
+    page = without_charts(html(failed()))
+    if request.config.getoption("--update-golden"):
+        GOLDEN.write_text(page, encoding="utf-8")
+    assert page == GOLDEN.read_text(encoding="utf-8")
+
+
+def test_the_same_validation_gives_the_same_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "validation.html"
+    write(path, failed())
+    assert path.read_text(encoding="utf-8") == html(failed())
+
+
+def test_what_machines_say_is_text() -> None:
+    evil = "<script>\"'$x_1$&"
+    page = html(
+        validation(
+            lab=evil,
+            profile=evil,
+            message=evil,
+            nodes=(NodeVerdict(node=evil, host=evil * 2, verdict="slow", evidence=(evil,), advice=evil),),
+            links=(LinkVerdict(a=evil, b=evil, verdict="slow", evidence=(evil,)),),
+            steps=(StepResult(name=evil, status="failed", message=f"`{evil}`", seconds=1, run_id=evil),),
+            figures=(
+                Figure(step=evil, what=evil, node=evil, value=1, unit=evil, limit=evil, passed=True, source=evil),
+            ),
+            versions={evil: evil},
+        )
+    )
+    assert "<script" not in page
+    assert "<code>&lt;script&gt;" in page
+    chart = page[page.index("<svg") : page.index("</svg>")]
+    assert "&lt;script&gt;&quot;&#x27;$x_1$&amp;" in chart
+
+
+def test_the_page_needs_no_network() -> None:
+    page = html(failed())
+    assert re.findall(r"https?:|@import|<(?:script|link|img|iframe|object)\b|\bsrc=", page) == []
+    assert re.findall(r"(?:href=\"|url\()(?!#|data:).{,40}", page) == []
+
+
+def test_every_id_is_used_once() -> None:
+    figures = [figure(f"worker-{number}", 99, what) for number in range(40) for what in ("in a node", "of all")]
+    ids = re.findall(r' id="([^"]*)"', html(validation(figures=tuple(figures))))
+    assert len(ids) == len(set(ids)) > 0
+
+
+def test_bad_nodes_and_links_come_first() -> None:
+    verdicts: tuple[Health, ...] = ("good", "unsure", "slow", "not reached", "failing", "good")
+    nodes = tuple(node(number, verdict) for number, verdict in enumerate(verdicts))
+    assert rows(html(validation(nodes=nodes)), "Nodes") == [f"worker-{number}" for number in (4, 3, 2, 1, 0, 5)]
+    assert rows(html(failed()), "Links") == ["worker-1 - worker-2", "worker-0 - worker-1"]
+
+
+def test_many_good_nodes_are_counted_and_folded() -> None:
+    page = html(validation(nodes=(*map(node, range(1, 1000)), node(0, "failing"))))
+    assert "1,000 nodes:\n1 failing, 999 good." in page
+    assert rows(page, "Nodes") == ["worker-0"]
+    assert "<details><summary>The 999 good nodes</summary>" in page
+
+
+def test_the_same_advice_is_given_once_for_all_that_it_concerns() -> None:
+    nodes = tuple(node(number, "slow", "Check its cables.") for number in range(10))
+    step = StepResult(name="train", status="failed", seconds=1, advice="Train again.")
+    page = html(validation(nodes=nodes, steps=(step,), verdict="FAIL"))
+    actions = page.partition("<h2>What to do next</h2>")[2].partition("</section>")[0]
+    assert re.sub(r"<[^>]*>", "", actions).split("\n")[2:4] == [
+        f"Check its cables. ({', '.join(f'worker-{number} on red{number}' for number in range(8))} and 2 more)",
+        "Train again. (step train)",
+    ]
+
+
+def test_nothing_is_to_be_done_about_a_cluster_that_passed() -> None:
+    assert "<h2>What to do next</h2>\n<p>Nothing.</p>" in html(validation())
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), float("inf")])
+def test_a_number_that_is_missing_is_no_figure_and_comes_first(value: float | None) -> None:
+    page = html(validation(figures=(figure("worker-0", 98.06), replace(figure("worker-1", None), value=value))))
+    assert "2 of 2 missed; no figure for 1; 98.06 GB/s" in page
+    labels = re.findall(r"<text [^>]*>([^<]*)", page)
+    assert [label for label in labels if "worker" in label] == ["worker-1", "worker-0"]
+    assert [label for label in labels if "✕" in label] == ["✕ no figure", "✕ 98.06"]
+    assert re.findall(r"\b(?:nan|inf|None)\b", page) == []
+
+
+def test_figures_without_any_number_have_no_chart() -> None:
+    page = html(validation(figures=(figure("worker-0", None), figure("", 140.0, "training"))))
+    assert "<svg" not in page
+    assert rows(page, "Figures and thresholds") == ["bus bandwidth", "training"]
+
+
+def test_of_times_the_longest_is_the_worst() -> None:
+    times = (20.0, 31.5, 18.0)
+    figures = tuple(
+        Figure(step="latency", what="latency", node=f"worker-{number}", value=value, unit="µs", limit="<= 25 µs",
+               passed=value <= 25)
+        for number, value in enumerate(times)
+    )  # fmt: skip
+    labels = re.findall(r"<text [^>]*>([^<]*)", html(validation(figures=figures)))
+    assert [label for label in labels if "worker" in label] == ["worker-1", "worker-0", "worker-2"]
+    assert "✕ 31.5" in labels
+
+
+@pytest.mark.parametrize(("size", "rows"), [(1, 1), (4, 4), (64, 13), (1000, 13)])
+def test_a_chart_names_the_worst_and_draws_the_others_in_one_row(size: int, rows: int) -> None:
+    figures = [
+        replace(one, value=90 + number, passed=number > 30) for number, one in enumerate(validation(size).figures)
+    ]
+    labels = re.findall(r"<text [^>]*>([^<]*)", html(validation(size, figures=tuple(figures[::-1]))))
+    named = [label for label in labels if "worker" in label or "others" in label]
+    assert len(named) == rows
+    assert named[0] == "worker-0"
+    assert (named[-1] == f"{size - 12} others, ✕ 19") == (size > 12)
+
+
+@pytest.mark.parametrize(("size", "kib"), [(64, 200), (1000, 1024)])
+def test_a_page_stays_small(size: int, kib: int) -> None:
+    kinds = (
+        "matrix multiply",
+        "memory bandwidth",
+        "disk read",
+        "bandwidth in the node",
+        "latency",
+        "bandwidth of links",
+    )
+    figures = tuple(replace(one, what=kind) for kind in kinds for one in validation(size).figures)
+    versions = {f"kernel of red{number}": "6.8.0-60-generic" for number in range(size)}
+    links = tuple(LinkVerdict(a="worker-0", b=f"worker-{number}", verdict="good") for number in range(size))
+    page = html(validation(size, figures=figures, versions=versions, links=links))
+    assert len(page.encode()) < kib << 10
