@@ -17,9 +17,9 @@ from labctl.errors import ConfigError, HostError, raise_all
 
 if TYPE_CHECKING:
     from labctl.batches.batch import BatchReport
+    from labctl.batches.evaluate import Evaluation, Limits
     from labctl.batches.hostfiles import HostfileSet, Pattern
     from labctl.batches.record import Batch, BatchJob
-    from labctl.batches.evaluate import Evaluation, Limits
     from labctl.bundle.load import LoadedBundle
     from labctl.bundle.save import SavedBundle
     from labctl.compose.devcontainer import DevcontainerFile

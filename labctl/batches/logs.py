@@ -161,7 +161,7 @@ def _hosts(lines: Iterable[bytes]) -> Iterator[str]:
 
 
 def last_number(data: bytes | mmap.mmap, pattern: re.Pattern[bytes]) -> tuple[float | None, str]:
-    """The last finite number that the pattern finds; or None, and what it finds instead.
+    """The last number that the pattern finds, as in a run's metrics; or None, and what it finds instead.
 
     A number that the data ends with does not count: the rest of it may not have been written.
     """
@@ -172,11 +172,13 @@ def last_number(data: bytes | mmap.mmap, pattern: re.Pattern[bytes]) -> tuple[fl
             number = float(text)
         except ValueError:
             number = float("nan")
-        if abs(number) <= LARGEST and match.end(1) < len(data):
+        quoted = quote(text.decode(errors="replace"))
+        if match.end(1) == len(data):
+            odd = f"{quoted} at the end of the log may be cut"
+        elif abs(number) <= LARGEST:
             value = number
         else:
-            cut = " at the end of the log may be cut" if match.end(1) == len(data) else " is no number"
-            odd = f"{quote(text.decode(errors='replace'))}{cut}"
+            value, odd = None, f"{quoted} is no number"
     return value, odd
 
 

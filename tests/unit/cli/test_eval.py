@@ -110,7 +110,8 @@ def test_repeats_of_a_record_are_one_row_with_a_spread(labctl: Labctl, tmp_path:
         )
         for repeat, value in enumerate((590.0, 610.0), 1)
     ]
-    record.create(tmp_path / "out", Batch(workload="opt", lab="demo", metric="throughput", timeout=9, jobs=tuple(jobs)))
+    batch = Batch(workload="opt", lab="demo", metric="throughput", timeout=9, began=0, jobs=tuple(jobs))
+    record.create(tmp_path / "out", batch)
     assert labctl("eval", "out").out.splitlines()[:2] == [
         "JOB            NODES  VALUE  SPREAD  PER NODE  VS MEDIAN  STATUS  CAUSE",
         "1xN_batch0001  1      600    2.4 %   600       +0.0 %     PASS",
