@@ -193,7 +193,8 @@ def carry_out(
                     future.result()
         except BaseException:
             stopping.set()
-            stop([job.run_id for job in now.values() if job.state == "running" and job.run_id])
+            # By a thread, which another Ctrl-C does not interrupt.
+            pool.submit(stop, [job.run_id for job in now.values() if job.state == "running" and job.run_id])
             raise
     return replace(batch, jobs=tuple(now.values()))
 
