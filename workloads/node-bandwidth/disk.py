@@ -13,7 +13,6 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO
 
 from script_exit import InputError
 
@@ -39,12 +38,12 @@ class SequentialRead:
         self._path = path
         try:
             if path.is_dir():
-                self._block = os.urandom(BLOCK)
-                self._file = file_of(self._block, (asked or DEFAULT_SIZE) // BLOCK, path)
+                self._content = 2 * os.urandom(BLOCK)
+                self._file = write_file(path, (asked or DEFAULT_SIZE) // BLOCK, self._content)
             else:
-                self._block = b""
-                self._file = path.open("rb", buffering=0)
-            self._size = os.fstat(self._file.fileno()).st_size
+                self._content = b""
+                self._file = os.open(path, os.O_RDONLY)
+            self._size = os.fstat(self._file).st_size
         except OSError as error:
             raise InputError(f"{path}: {error.strerror}") from error
         self._size = min(self._size, asked or self._size) // BLOCK * BLOCK
@@ -59,7 +58,7 @@ class SequentialRead:
 
     def round(self) -> tuple[float, ...]:
         # Some file systems take O_DIRECT and read their cache all the same.
-        os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
         began = time.perf_counter()
         read = sum(self._pool.map(self._read_part, range(DEPTH)))
         seconds = time.perf_counter() - began
@@ -68,32 +67,45 @@ class SequentialRead:
         return (seconds,)
 
     def wrong(self) -> str:
-        """Compares what was read last with what was written; of somebody else's file nothing is known."""
-        read = self._buffers[: self._size // BLOCK]
-        same = not self._block or all(buffer[:] == self._block for buffer in read)
-        return "" if same else f"what was read in {self._path} is not what was written there"
+        """Compares the last blocks that were read with what was written; of a file that was there nothing is known."""
+        if not self._content:
+            return ""
+        for number, buffer in enumerate(self._buffers[: self._size // BLOCK]):
+            last = self._offsets(number)[-1] // BLOCK
+            if buffer[:] != block(self._content, last):
+                return f"block {last} read in {self._path} is not what was written there"
+        return ""
 
     def _read_part(self, number: int) -> int:
-        """Every so many-th block, so that all reads that are under way lie side by side."""
-        offsets = range(number * BLOCK, self._size, DEPTH * BLOCK)
-        return sum(os.preadv(self._file.fileno(), [self._buffers[number]], offset) for offset in offsets)
+        buffer = [self._buffers[number]]
+        return sum(os.preadv(self._file, buffer, offset) for offset in self._offsets(number))
+
+    def _offsets(self, number: int) -> range:
+        """Where one thread reads: all reads that are under way lie side by side."""
+        return range(number * BLOCK, self._size, DEPTH * BLOCK)
 
 
-def file_of(block: bytes, times: int, directory: Path) -> BinaryIO:
-    """A file of so many such blocks, on the disk; it is gone once it is closed."""
-    file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115
-    for _ in range(times):
-        file.write(block)
-    os.fsync(file.fileno())
+def write_file(directory: Path, blocks: int, content: bytes) -> int:
+    """Open file of so many blocks, on the disk; it has no name, and is gone when this process is."""
+    file, name = tempfile.mkstemp(dir=directory)
+    Path(name).unlink()
+    for number in range(blocks):
+        os.write(file, block(content, number))
+    os.fsync(file)
     return file
 
 
-def read_directly(file: BinaryIO, buffer: mmap.mmap) -> bool:
+def block(content: bytes, number: int) -> memoryview:
+    """Block of that number: random bytes, shifted, as a disk that finds equal blocks would keep one of them."""
+    return memoryview(content)[number : number + BLOCK]
+
+
+def read_directly(file: int, buffer: mmap.mmap) -> bool:
     """Switch the open file to O_DIRECT and try it; False, and as before, where the file system does not take it."""
     flags = fcntl.fcntl(file, fcntl.F_GETFL)
     try:
         fcntl.fcntl(file, fcntl.F_SETFL, flags | os.O_DIRECT)
-        os.preadv(file.fileno(), [buffer], 0)
+        os.preadv(file, [buffer], 0)
     except OSError:
         fcntl.fcntl(file, fcntl.F_SETFL, flags)
         return False
