@@ -9,7 +9,7 @@ from support.harness import Answer, Lab
 
 pytestmark = pytest.mark.docker
 
-LINE = re.compile(r"(\S+ \w+) of (worker-\d): ([\d.]+) GB/s, median ([\d.]+), (.*)")
+LINE = re.compile(r"([a-z-]+ \w+) of (worker-\d): ([\d.]+) GB/s, median ([\d.]+), (.*)")
 
 
 def rates(answer: Answer) -> dict[str, dict[str, float]]:
