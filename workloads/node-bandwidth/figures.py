@@ -81,7 +81,7 @@ def lines(figures: Sequence[Figure]) -> list[str]:
             ranks = [figure for figure in figures if (figure.metric, figure.node) == (metric, node)]
             figure = min(ranks, key=lambda one: one.best)
             slowest.append(figure)
-            of = f", the slowest of {len(ranks)} devices" if len(ranks) > 1 else ""
+            of = f", the slowest of {len(ranks)} ranks" if len(ranks) > 1 else ""
             each.append(
                 f"{figure.name} of {node}: {figure.best:.3f} GB/s, median {figure.median:.3f}, {figure.detail}{of}"
             )

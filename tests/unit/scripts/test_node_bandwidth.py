@@ -68,7 +68,7 @@ def test_each_node_has_a_line_and_the_slowest_is_the_metric(figures: ModuleType)
 def test_a_node_is_as_slow_as_its_slowest_device(figures: ModuleType) -> None:
     found = [figure(figures, "worker-0", best, "host-to-device", "host-to-device copy") for best in (25.0, 12.0, 26.0)]
     assert figures.lines(found) == [
-        "host-to-device copy of worker-0: 12.000 GB/s, median 11.000, 2 threads, the slowest of 3 devices",
+        "host-to-device copy of worker-0: 12.000 GB/s, median 11.000, 2 threads, the slowest of 3 ranks",
         "host-to-device: 12.000 GB/s on worker-0, the slowest of 1",
     ]
 
