@@ -1,0 +1,87 @@
+"""node-bandwidth: a line for each node, the slowest is the metric, and what is not measured is said."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from support.harness import Answer, Lab
+
+pytestmark = pytest.mark.docker
+
+LINE = re.compile(r"([a-z-]+ \w+) of (worker-\d): ([\d.]+) GB/s, median ([\d.]+), (.*)")
+
+
+def rates(answer: Answer) -> dict[str, dict[str, float]]:
+    """GB/s by name and node; no median is above its best."""
+    found: dict[str, dict[str, float]] = {}
+    for name, node, best, median, _ in LINE.findall(answer.err):
+        assert 0 < float(median) <= float(best)
+        found.setdefault(name, {})[node] = float(best)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("workload", "names"),
+    [
+        (
+            "memory-bandwidth",
+            {
+                "memory-copy": "memory copy",
+                "memory-scale": "memory scale",
+                "memory-add": "memory add",
+                "memory": "memory triad",
+            },
+        ),
+        ("disk-read", {"disk": "disk read"}),
+        (
+            "copy-bandwidth",
+            {"host-to-device": "host-to-device copy", "device-to-host": "device-to-host copy"},
+        ),
+    ],
+)
+def test_each_node_is_measured_and_the_slowest_is_the_metric(lab: Lab, workload: str, names: dict[str, str]) -> None:
+    answer = lab.call("run", workload, "--rehearse", "--json").expect(0)
+    found = rates(answer)
+    assert set(found) == set(names.values())
+    assert all(set(nodes) == {"worker-0", "worker-1"} for nodes in found.values())
+    metrics = answer.json["metrics"]
+    assert {name: metric["value"] for name, metric in metrics.items()} == {
+        metric: min(found[name].values()) for metric, name in names.items()
+    }
+    for metric, name in names.items():
+        slowest = min(found[name], key=lambda node: found[name][node])
+        assert f"{metric}: {found[name][slowest]:.3f} GB/s on {slowest}, the slowest of 2" in answer.err
+
+
+def test_a_disk_read_passes_the_page_cache_and_leaves_no_file(lab: Lab) -> None:
+    answer = lab.call("run", "disk-read", "--rehearse", "--json").expect(0)
+    assert len(re.findall(r"(?:O_DIRECT|POSIX_FADV_DONTNEED) on \w+, 16 MiB", answer.err)) == 2
+    run = lab.path / "runs" / answer.json["run_id"]
+    assert max(path.stat().st_size for path in run.rglob("*") if path.is_file()) < 1 << 20
+
+
+def test_a_file_of_the_cache_is_read_where_it_is(lab: Lab) -> None:
+    model = lab.path / "cache/model.bin"
+    model.write_bytes(bytes(9 << 20))
+    answer = lab.call("run", "disk-read", "--rehearse", "--json", "--set", "path=model.bin").expect(0)
+    assert answer.err.count(", 8 MiB") == 2
+    assert model.stat().st_size == 9 << 20
+
+
+def test_a_node_without_an_accelerator_has_no_device_to_copy_to(lab: Lab) -> None:
+    answer = lab.call("run", "copy-bandwidth", "--json").expect(4)
+    assert re.search(r"worker-\d has no accelerator, so there is no device to copy to", answer.json["message"])
+
+
+def test_a_value_of_an_array_that_is_wrong_is_found(lab: Lab) -> None:
+    script = (
+        "import memory\n"
+        "stream = memory.Stream(1 << 20, 0)\n"
+        "stream.round(), stream.round()\n"
+        "assert stream.wrong() == ''\n"
+        "stream._b[77] += 1\n"
+        "print(stream.wrong())"
+    )
+    argv = ["env", "PYTHONPATH=workloads/node-bandwidth", "PYTHONDONTWRITEBYTECODE=1", "python", "-c", script]
+    assert lab.inside("worker-0", *argv) == "array b has values from 45 to 46, not 45\n"

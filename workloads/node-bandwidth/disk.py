@@ -1,0 +1,122 @@
+"""Sequential read of a file past the page cache, as `fio --rw=read --direct=1 --bs=4M --iodepth=4` does.
+
+O_DIRECT where the file system takes it; else its pages are dropped from the cache before each round
+(POSIX_FADV_DONTNEED). What a disk, a file server or a hypervisor caches itself is beyond both.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from script_exit import InputError
+
+BLOCK = 4 << 20
+DEPTH = 4
+"""Reads that are under way at a time."""
+DEFAULT_SIZE = 512 << 20
+IN_MEMORY = ("ramfs", "tmpfs")
+
+
+class SequentialRead:
+    """Reads the file at a path, no more than so many bytes of it; in a directory it makes one, which has no name there.
+
+    Raises InputError for what cannot be read, is too short, or is in memory.
+    """
+
+    parts: tuple[tuple[str, str, int], ...]
+
+    def __init__(self, path: Path, asked: int | None) -> None:
+        kind = file_system(path, Path("/proc/self/mountinfo").read_text(encoding="utf-8"))
+        if kind in IN_MEMORY:
+            raise InputError(f"{path} is in memory ({kind}): there is no disk to read")
+        self._path = path
+        try:
+            if path.is_dir():
+                self._content = 2 * os.urandom(BLOCK)
+                self._file = write_file(path, (asked or DEFAULT_SIZE) // BLOCK, self._content)
+            else:
+                self._content = b""
+                self._file = os.open(path, os.O_RDONLY)
+            self._size = os.fstat(self._file).st_size
+        except OSError as error:
+            raise InputError(f"{path}: {error.strerror}") from error
+        self._size = min(self._size, asked or self._size) // BLOCK * BLOCK
+        if not self._size:
+            raise InputError(f"{path}: less than {BLOCK >> 20} MiB to read")
+        # Anonymous maps begin at a page, as O_DIRECT asks.
+        self._buffers = [mmap.mmap(-1, BLOCK) for _ in range(DEPTH)]
+        self._pool = ThreadPoolExecutor(DEPTH)
+        way = "O_DIRECT" if read_directly(self._file, self._buffers[0]) else "POSIX_FADV_DONTNEED"
+        self.parts = (("disk", "disk read", self._size),)
+        self.detail = f"{way} on {kind}, {self._size >> 20} MiB"
+
+    def round(self) -> tuple[float, ...]:
+        # Some file systems take O_DIRECT and read their cache all the same.
+        os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
+        began = time.perf_counter()
+        read = sum(self._pool.map(self._read_part, range(DEPTH)))
+        seconds = time.perf_counter() - began
+        if read != self._size:
+            raise InputError(f"{self._path}: {read} of {self._size} bytes read: it is being changed")
+        return (seconds,)
+
+    def wrong(self) -> str:
+        """Compares the last blocks that were read with what was written; of a file that was there nothing is known."""
+        if not self._content:
+            return ""
+        for number, buffer in enumerate(self._buffers[: self._size // BLOCK]):
+            last = self._offsets(number)[-1] // BLOCK
+            if buffer[:] != block(self._content, last):
+                return f"block {last} read in {self._path} is not what was written there"
+        return ""
+
+    def _read_part(self, number: int) -> int:
+        buffer = [self._buffers[number]]
+        return sum(os.preadv(self._file, buffer, offset) for offset in self._offsets(number))
+
+    def _offsets(self, number: int) -> range:
+        """Where one thread reads: all reads that are under way lie side by side."""
+        return range(number * BLOCK, self._size, DEPTH * BLOCK)
+
+
+def write_file(directory: Path, blocks: int, content: bytes) -> int:
+    """Open file of so many blocks, on the disk; it has no name, and is gone when this process is."""
+    file, name = tempfile.mkstemp(dir=directory)
+    Path(name).unlink()
+    for number in range(blocks):
+        os.write(file, block(content, number))
+    os.fsync(file)
+    return file
+
+
+def block(content: bytes, number: int) -> memoryview:
+    """Block of that number: random bytes, shifted, as a disk that finds equal blocks would keep one of them."""
+    return memoryview(content)[number : number + BLOCK]
+
+
+def read_directly(file: int, buffer: mmap.mmap) -> bool:
+    """Switch the open file to O_DIRECT and try it; False, and as before, where the file system does not take it."""
+    flags = fcntl.fcntl(file, fcntl.F_GETFL)
+    try:
+        fcntl.fcntl(file, fcntl.F_SETFL, flags | os.O_DIRECT)
+        os.preadv(file, [buffer], 0)
+    except OSError:
+        fcntl.fcntl(file, fcntl.F_SETFL, flags)
+        return False
+    return True
+
+
+def file_system(path: Path, mountinfo: str) -> str:
+    """The type of the file system that a path is on, such as ext4 or nfs4 (proc_pid_mountinfo(5))."""
+    mounts = {}
+    for line in mountinfo.splitlines():
+        mount, _, source = line.partition(" - ")
+        mounts[Path(mount.split()[4].replace("\\040", " "))] = source.split()[0]
+    whole = path.resolve()
+    return next(mounts[place] for place in (whole, *whole.parents) if place in mounts)

@@ -1,0 +1,90 @@
+"""What the measurements of the ranks come to, without torch: repetitions, GB/s, the slowest of each node and of all."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Protocol
+
+UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
+
+
+class Measurement(Protocol):
+    """What one rank repeats: ``parts`` are the metric, the name and the bytes of each of the times of a round."""
+
+    parts: tuple[tuple[str, str, int], ...]
+    detail: str
+    """How it measures, for the line of its node."""
+
+    def round(self) -> tuple[float, ...]:
+        """Seconds of each part."""
+
+    def wrong(self) -> str:
+        """What is wrong with the values that the rounds have left; empty if nothing is."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured rate of one rank: GB/s (10^9 bytes) of its best and of its median repetition."""
+
+    metric: str
+    name: str
+    node: str
+    best: float
+    median: float
+    detail: str
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of ``64M`` or ``1G`` (powers of 1024). Raises ValueError for anything else, and below 4 KiB."""
+    match = re.fullmatch(r"(\d+)([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if not match or int(match[1]) << UNITS[match[2].upper()] < 4096:
+        raise ValueError(f"`{text}` is not a size of at least 4K, such as 64M or 1G")
+    return int(match[1]) << UNITS[match[2].upper()]
+
+
+def repeat(
+    run: Callable[[], tuple[float, ...]], rounds: int, seconds: float, clock: Callable[[], float] = time.perf_counter
+) -> list[tuple[float, ...]]:
+    """Seconds of so many rounds after one that is not counted, as STREAM does; fewer, but two, once time is up."""
+    run()
+    end = clock() + seconds
+    times: list[tuple[float, ...]] = []
+    while len(times) < min(rounds, 2) or (len(times) < rounds and clock() < end):
+        times.append(run())
+    return times
+
+
+def of_rank(measurement: Measurement, times: Sequence[tuple[float, ...]], node: str) -> list[Figure]:
+    """The figures of one rank; the best repetition counts, which others on the machine have disturbed least."""
+    return [
+        Figure(metric, name, node, size / min(taken) / 1e9, size / median(taken) / 1e9, measurement.detail)
+        for (metric, name, size), taken in zip(measurement.parts, zip(*times, strict=True), strict=True)
+    ]
+
+
+def lines(figures: Sequence[Figure]) -> list[str]:
+    """A line for each node, ``memory triad of worker-1: 12.340 GB/s, ...``, then one for each metric.
+
+    A node is as slow as the slowest of its ranks, and all are as slow as the slowest node, which the metric's line
+    names: ``memory: 12.340 GB/s on worker-1, the slowest of 2``.
+    """
+    metrics = dict.fromkeys(figure.metric for figure in figures)
+    nodes = dict.fromkeys(figure.node for figure in figures)
+    each, all_together = [], []
+    for metric in metrics:
+        slowest = []
+        for node in nodes:
+            ranks = [figure for figure in figures if (figure.metric, figure.node) == (metric, node)]
+            figure = min(ranks, key=lambda one: one.best)
+            slowest.append(figure)
+            of = f", the slowest of {len(ranks)} ranks" if len(ranks) > 1 else ""
+            each.append(
+                f"{figure.name} of {node}: {figure.best:.3f} GB/s, median {figure.median:.3f}, {figure.detail}{of}"
+            )
+        figure = min(slowest, key=lambda one: one.best)
+        all_together.append(f"{metric}: {figure.best:.3f} GB/s on {figure.node}, the slowest of {len(slowest)}")
+    return each + all_together
