@@ -73,14 +73,17 @@ def one_node(speed: float) -> Scenario:
     return lambda count, chance: Cluster(nodes=names(count), slow={chance.choice(names(count)): speed})
 
 
-def nodes_of_all_kinds(count: int, chance: random.Random) -> Cluster:
-    bad = chance.sample(names(count), max(2, min(isqrt(count), count // 20)))
-    return Cluster(nodes=names(count), slow={node: chance.choice([FAILS, 0.7, 0.85]) for node in bad})
-
-
-def links(how_many: int, nodes: int = 0) -> Scenario:
+def nodes(one_in: int, *speeds: float) -> Scenario:
     def cluster(count: int, chance: random.Random) -> Cluster:
-        bad = chance.sample(names(count), nodes)
+        bad = chance.sample(names(count), max(2, count // one_in))
+        return Cluster(nodes=names(count), slow={node: chance.choice(speeds) for node in bad})
+
+    return cluster
+
+
+def links(how_many: int, bad_nodes: int = 0) -> Scenario:
+    def cluster(count: int, chance: random.Random) -> Cluster:
+        bad = chance.sample(names(count), bad_nodes)
         rest = [node for node in names(count) if node not in bad]
         slow = {node: chance.choice([FAILS, 0.7]) for node in bad}
         ends = {tuple(chance.sample(rest, 2)): chance.choice([FAILS, 0.5]) for _ in range(how_many)}
@@ -106,9 +109,10 @@ SCENARIOS: dict[str, Scenario] = {
     "one node at 0.7": one_node(0.7),
     "one node at 0.85": one_node(0.85),
     "one failing node": one_node(FAILS),
-    "several bad nodes": nodes_of_all_kinds,
+    "1 in 20 nodes bad (two at least): failing, 0.7, 0.85": nodes(20, FAILS, 0.7, 0.85),
+    "1 in 4 nodes bad: failing, 0.7": nodes(4, FAILS, 0.7),
     "one bad link": links(1),
-    "two bad nodes, three bad links": links(3, nodes=2),
+    "two bad nodes, three bad links": links(3, bad_nodes=2),
     "one node at 0.7, 1 % accidents": accidents,
     "one node at 0.7, 5 % noise": noisy,
 }

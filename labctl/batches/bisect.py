@@ -13,9 +13,9 @@ run beside it as controls, in groups of its size: it meets the same load as they
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
-from itertools import pairwise, zip_longest
+from itertools import islice, pairwise, zip_longest
 from typing import Literal, TypeVar
 
 from msgspec import Struct
@@ -23,10 +23,11 @@ from msgspec import Struct
 Group = tuple[str, ...]
 """The nodes of one run."""
 
-LEAD = 2
-"""A verdict needs so many bad runs more than good ones, or the reverse."""
-MAX_TESTS = 6
-"""Of one node or link; it is unsure if neither leads by then."""
+LEAD = 6
+"""A verdict needs so many points: a good run is 3 against the node or link being bad, a bad one 3 for it, or 2 if it is
+so near the threshold that noise may have done it. So two tests decide if they are clear and agree."""
+MAX_TESTS = 8
+"""Of one node or link; it is unsure if neither side leads by then."""
 
 
 class Outcome(Struct, frozen=True):
@@ -142,9 +143,9 @@ class _Bisection:
             return
         suspects = [node for group in bad for node in group if len(group) == 1 or node not in self.good]
         yield from self.resolve(bad, suspects)
-        whole = self.usable(self.order)
-        pairs = [run.nodes for run in opening if not run.bad and set(run.nodes) <= set(whole)]
-        groups = _partition(whole, pairs)
+        if len(self.order) <= 3:
+            return
+        groups = _partition(self.usable(self.order), [run.nodes for run in opening if not run.bad])
         while len(groups) > 1:
             groups = yield from self.check(_merge(groups))
         # One end of each bad link was left out; now the other end is.
@@ -154,7 +155,7 @@ class _Bisection:
 
     def opening(self) -> Steps[list[Run]]:
         """Disjoint pairs; others while no pair is good. All pairs, and each node alone, of up to three nodes."""
-        turns = _round_robin(self.order)[:3]
+        turns = list(islice(_round_robin(self.order), 3))
         if len(self.order) == 2:
             turns.append(tuple((node,) for node in self.order))
         outcomes: dict[Group, Outcome] = {}
@@ -171,26 +172,32 @@ class _Bisection:
         """Tell bad nodes from bad links: test the suspects, then the pairs whose nodes are both good."""
         tests = yield from self.settle([(node,) for node in dict.fromkeys(suspects)])
         for (node,), runs in tests.items():
-            if _lead(runs) >= LEAD:
+            if self.lead(runs) >= LEAD:
                 kind, figure = _summary(runs)
                 self.bad[node] = BadNode(node=node, kind=kind, figure=figure, runs=tuple(runs))
-            elif _lead(runs) > -LEAD:
+            elif self.lead(runs) > -LEAD:
                 self.unsure.add(node)
         pairs: list[Group] = [group for group in groups if len(group) == 2 and self.usable(group) == group]
         tests = yield from self.settle(pairs)
         for pair, runs in tests.items():
-            if _lead(runs) >= LEAD:
+            if self.lead(runs) >= LEAD:
                 self.links.append(self.bad_link((pair[0], pair[1]), runs))
                 self.barred[pair[0]].add(pair[1])
                 self.barred[pair[1]].add(pair[0])
-            elif _lead(runs) > -LEAD:
+            elif self.lead(runs) > -LEAD:
                 self.unsure |= set(pair)
         return [group for group in groups if self.usable(group) != group]
 
     def settle(self, subjects: list[Group]) -> Steps[dict[Group, list[Run]]]:
-        """Test each pair, or each node with partners, until bad or good runs lead: the runs of each."""
-        tests: dict[Group, list[Run]] = {subject: [] for subject in subjects}
-        while left := [one for one, runs in tests.items() if abs(_lead(runs)) < LEAD and len(runs) < MAX_TESTS]:
+        """Test each pair, or each node with partners, until bad or good runs lead: the runs of each.
+
+        Those before count too, but for the first: it was bad, or nobody would ask.
+        """
+        before: defaultdict[Group, list[Run]] = defaultdict(list)
+        for run in self.record:
+            before[run.nodes].append(run)
+        tests = {subject: before[subject][1:] for subject in subjects}
+        while left := [one for one, runs in tests.items() if abs(self.lead(runs)) < LEAD and len(runs) < MAX_TESTS]:
             self.suspects = {node for subject in left for node in subject}
             groups = self.with_partners(left, tests)
             yield from self.run(list(groups.values()))
@@ -211,10 +218,12 @@ class _Bisection:
             else:
                 (node,) = subject
                 met = {other for run in tests[subject] for other in run.nodes}
-                free.sort(key=lambda other: (other in self.bad_with[node], other in met))
                 if not free:
                     break
-                group = (node, free.pop(0))
+                unmet = (other for other in free if other not in met and other not in self.bad_with[node])
+                partner = next(unmet, None) or min(free, key=self.bad_with[node].__contains__)
+                free.remove(partner)
+                group = (node, partner)
             if busy.isdisjoint(group):
                 busy.update(group)
                 groups[subject] = group
@@ -309,11 +318,11 @@ class _Bisection:
         return [self.judged(group, outcome, medians[_scale(group)]) for group, outcome in outcomes.items()]
 
     def median(self, values: list[float]) -> float:
-        """Of the good values: those near the upper quartile, which is a good one if only a quarter are."""
+        """Of the good values: those near the upper quartile, which is good where a quarter of them are."""
         from statistics import median
 
         top = sorted(values)[len(values) * 3 // 4]
-        return median(value for value in values if value >= (1 - self.within) * top)
+        return median(value for value in values if value >= (1 - 1.5 * self.within) * top)
 
     def judged(self, nodes: Group, outcome: Outcome, median: float) -> Run:
         value = outcome.value
@@ -332,6 +341,11 @@ class _Bisection:
                 # Alone, a node shows nothing of its network, but of two nodes there is no more to see.
                 if len(run.nodes) > 1 or len(self.order) < 3:
                     self.good.update(run.nodes)
+
+    def lead(self, runs: Iterable[Run]) -> int:
+        """Points for bad, less those for good."""
+        clear = 1 - 2 * self.within
+        return sum((3 if run.figure is None or run.figure < clear else 2) if run.bad else -3 for run in runs)
 
     def bad_link(self, nodes: tuple[str, str], runs: list[Run]) -> BadLink:
         kind, figure = _summary(runs)
@@ -359,11 +373,6 @@ class _Bisection:
             runs=len(self.record),
             note=note,
         )
-
-
-def _lead(runs: Iterable[Run]) -> int:
-    """How many more of the runs are bad than good."""
-    return sum(1 if run.bad else -1 for run in runs)
 
 
 def _summary(runs: Iterable[Run]) -> tuple[Literal["slow", "failing"], float | None]:
@@ -400,20 +409,22 @@ def _merge(groups: list[Group]) -> list[Group]:
 
 
 def _partition(nodes: Group, groups: list[Group]) -> list[Group]:
-    """These groups, and each other node alone."""
-    grouped = set().union(*groups)
-    return groups + [(node,) for node in nodes if node not in grouped]
+    """The nodes in these groups where they are disjoint and have no other nodes; each other node alone."""
+    left, parts = set(nodes), []
+    for group in (*groups, *((node,) for node in nodes)):
+        if left.issuperset(group):
+            left -= set(group)
+            parts.append(group)
+    return parts
 
 
-def _round_robin(nodes: Group) -> list[tuple[Group, ...]]:
+def _round_robin(nodes: Group) -> Iterator[tuple[Group, ...]]:
     """Rounds in which each node meets each other once; of an odd number one is alone."""
     seats: list[str | None] = [*nodes, *([None] if len(nodes) % 2 else [])]
-    rounds = []
     for _ in range(len(seats) - 1):
         pairs = zip(seats[: len(seats) // 2], reversed(seats), strict=False)
-        rounds.append(tuple(tuple(node for node in pair if node is not None) for pair in pairs))
+        yield tuple(tuple(node for node in pair if node is not None) for pair in pairs)
         seats.insert(1, seats.pop())
-    return rounds
 
 
 def _shuffled(nodes: Group, seed: int) -> Group:
