@@ -6,8 +6,8 @@
    every link. Inside a bad merge of two good groups, cross halves of both lead to the pair whose link is bad.
 
 Training is synchronous: a group is as slow as its slowest node or link, so one good run clears all that is in it.
-A single bad run accuses nobody: tests are repeated until bad or good runs lead by two. Nodes that a test leaves idle
-run beside it as controls, in groups of its size: it meets the same load as they do, and is compared with them.
+A single bad run accuses nobody: tests are repeated until bad or good runs clearly lead. Good nodes that a test leaves
+idle run beside it in groups of its size, as controls: so the load stays the same, and it is compared with its like.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
-from itertools import islice, pairwise, zip_longest
+from itertools import combinations, islice, pairwise, zip_longest
 from typing import Literal, TypeVar
 
 from msgspec import Struct
@@ -152,6 +152,8 @@ class _Bisection:
         left_out = [node for node in self.barred if node not in set().union(*groups)]
         if left_out and groups:
             yield from self.check([self.usable((*left_out, *groups[0]))])
+        while pairs := self.apart():
+            yield from self.resolve((yield from self.run(pairs)), [])
 
     def opening(self) -> Steps[list[Run]]:
         """Disjoint pairs; others while no pair is good. All pairs, and each node alone, of up to three nodes."""
@@ -217,9 +219,9 @@ class _Bisection:
                 group = subject
             else:
                 (node,) = subject
-                met = {other for run in tests[subject] for other in run.nodes}
                 if not free:
                     break
+                met = {other for run in tests[subject] for other in run.nodes}
                 unmet = (other for other in free if other not in met and other not in self.bad_with[node])
                 partner = next(unmet, None) or min(free, key=self.bad_with[node].__contains__)
                 free.remove(partner)
@@ -282,6 +284,17 @@ class _Bisection:
         idle = self.usable([node for node in self.partners() if node not in busy])
         size = max(2, *map(len, tests))
         return [idle[start : start + size] for start in range(0, len(idle) - size + 1, size)]
+
+    def apart(self) -> list[Group]:
+        """Disjoint pairs of ends of bad links that no good run had together."""
+        ends = [node for node in self.barred if self.usable([node])]
+        together = [set(run.nodes) for run in self.record if not run.bad and len(set(ends) & set(run.nodes)) > 1]
+        pairs: list[Group] = []
+        for one, other in combinations(ends, 2):
+            seen = other in self.barred[one] or any({one, other} <= nodes for nodes in together)
+            if not seen and all({one, other}.isdisjoint(pair) for pair in pairs):
+                pairs.append((one, other))
+        return pairs
 
     def partners(self) -> list[str]:
         """Good nodes that are not under test. Of two nodes none: only alone do they differ."""
