@@ -35,8 +35,9 @@ AT_MOST_IN_ROOT = 5
 # Data in, data out: what stands left of the plan.
 PURE = {
     "batches.bisect", "errors", "model", "naming", "compose.render", "compose.devcontainer", "config.hostfile",
-    "config.inventory", "config.settings", "config.yaml_reader", "deploy.plan", "fit", "lab.spec", "launchers", "runs.job",
-    "runs.metrics", "runs.verdict", "system.routing", "system.tar", "workloads.deepspeed_config", "workloads.schema",
+    "config.inventory", "config.settings", "config.yaml_reader", "deploy.plan", "fit", "lab.spec", "launchers",
+    "runs.job", "runs.metrics", "runs.verdict", "system.routing", "system.tar", "workloads.deepspeed_config",
+    "workloads.schema",
 }  # fmt: skip
 HEAVY = {
     "docker",
