@@ -34,9 +34,10 @@ RING = {name: number for number, ring in enumerate(RINGS) for name in ring}
 AT_MOST_IN_ROOT = 5
 # Data in, data out: what stands left of the plan.
 PURE = {
-    "errors", "model", "naming", "compose.render", "compose.devcontainer", "config.hostfile", "config.inventory",
-    "config.settings", "config.yaml_reader", "deploy.plan", "fit", "lab.spec", "launchers", "reports", "runs.job",
-    "runs.metrics", "runs.verdict", "system.routing", "system.tar", "workloads.deepspeed_config", "workloads.schema",
+    "batches.bisect", "batches.evaluate", "batches.schedule", "errors", "model", "naming", "compose.render",
+    "compose.devcontainer", "config.hostfile", "config.inventory", "config.settings", "config.yaml_reader",
+    "deploy.plan", "fit", "lab.spec", "launchers", "reports", "runs.metrics", "runs.verdict", "system.routing",
+    "system.tar", "workloads.deepspeed_config", "workloads.schema",
 }  # fmt: skip
 HEAVY = {
     "docker",

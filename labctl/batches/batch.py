@@ -214,16 +214,17 @@ def run_job(
     """
     path = directory / job.log
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8") as log:
+    # By the line, for who looks on.
+    with path.open("w", encoding="utf-8", buffering=1) as log:
 
         def emit(event: Event) -> None:
             if event.kind == "line":
-                print(event.text, file=log, flush=True)
+                log.write(f"{event.text}\n")
             elif event.kind == "warning":
                 context.warn(f"{job.job}: {event.text}")
 
         quiet = replace(context, emit=emit)
-        print(f"{read_text(Path(job.hostfile)).rstrip()}\n", file=log, flush=True)
+        log.write(f"{read_text(Path(job.hostfile)).rstrip()}\n\n")
         try:
             if job.run_id:
                 found = follow.attach(quiet, cluster, lab, job.run_id)
@@ -235,7 +236,7 @@ def run_job(
             note(replace(job, run_id=begun.run_id))
             return follow.attach(quiet, cluster, lab, begun.run_id)
         except LabError as error:
-            print(f"labctl: {error.message}", file=log, flush=True)
+            log.write(f"labctl: {error.message}\n")
             return refused(lab, job, error)
 
 

@@ -85,7 +85,9 @@ def round_robin(names: tuple[str, ...]) -> Iterator[tuple[Group, ...]]:
 
 def default_directory(count: int, size: int, pattern: Pattern) -> Path:
     """Where a set goes that nobody names a directory for."""
-    return Path("hostfiles", f"{count}nodes_{size}xN{'' if pattern == 'sequential' else f'_{pattern}'}")
+    return Path(
+        "hostfiles", f"{count}node{'s' * (count > 1)}_{size}xN{'' if pattern == 'sequential' else f'_{pattern}'}"
+    )
 
 
 def texts(chosen: Iterable[Group], size: int, slots: Mapping[str, int]) -> dict[str, str]:

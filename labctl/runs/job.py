@@ -120,13 +120,16 @@ def build(
 
 
 def shares_cores(lab: Lab, chosen: tuple[tuple[Node, tuple[int, ...]], ...]) -> bool:
-    """Whether some of these ranks have no core to themselves."""
+    """Whether some of these ranks have no core to themselves, where all nodes that share cores are in use."""
     cores, ranks = Counter[object](), Counter[object]()
+    for node in lab.nodes:
+        if not node.cpuset:
+            ranks[node.host] += node.slots
     for node, slots in chosen:
         where = node.name if node.cpuset else node.host
         cores[where] = len(node.cpuset or lab.host(node.host).cpus)
-        ranks[where] += len(slots)
-    return any(ranks[where] > cores[where] for where in ranks)
+        ranks[where] += len(slots) if node.cpuset else 0
+    return any(ranks[where] > cores[where] for where in cores)
 
 
 def choose(

@@ -1,0 +1,179 @@
+"""`python tests/bisect_table.py`: rounds, runs and accuracy of labctl/batches/bisect.py on simulated clusters."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean
+
+from msgspec import Struct
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from labctl.batches.bisect import Diagnosis, Group, Outcome, diagnose
+
+FAILS = 0.0
+"""The speed of what fails."""
+
+
+class Cluster(Struct, frozen=True, kw_only=True):
+    """A simulated cluster: a run is as fast as the slowest node or link in it. Speeds are shares of the normal."""
+
+    nodes: tuple[str, ...]
+    slow: dict[str, float] = {}
+    """Speed of the bad nodes."""
+    links: dict[tuple[str, str], float] = {}
+    """Speed of the bad links."""
+    noise: float = 0.02
+    """Standard deviation of a run."""
+    accidents: float = 0.0
+    """The share of runs that are slow or fail for no lasting reason."""
+    growth: float = 0.0
+    """What a run loses each time that the group is twice as large."""
+
+    def run(self, group: Group, chance: random.Random) -> Outcome:
+        members = set(group)
+        speed = min((self.slow[node] for node in members & self.slow.keys()), default=1.0)
+        speed = min([speed, *(value for ends, value in self.links.items() if members.issuperset(ends))])
+        if self.accidents and chance.random() < self.accidents:
+            speed = min(speed, chance.choice([FAILS, 0.6]))
+        if speed == FAILS:
+            return Outcome(None, "exit code 1")
+        size = (1 - self.growth) ** (len(group) - 1).bit_length()
+        return Outcome(100 * speed * size * chance.gauss(1, self.noise))
+
+
+def solve(cluster: Cluster, seed: int = 0, **options: float) -> Diagnosis:
+    """Drive ``diagnose`` on a cluster. AssertionError if groups of a round share a node."""
+    chance = random.Random(seed)  # noqa: S311
+    steps = diagnose(cluster.nodes, seed=seed, **options)  # type: ignore[arg-type]
+    try:
+        groups = next(steps)
+        while True:
+            named = [node for group in groups for node in group]
+            assert len(set(named)) == len(named) > 0, "groups of a round share a node"
+            groups = steps.send({group: cluster.run(group, chance) for group in groups})
+    except StopIteration as stop:
+        diagnosis: Diagnosis = stop.value
+        return diagnosis
+
+
+def names(count: int) -> tuple[str, ...]:
+    return tuple(f"worker-{number}" for number in range(count))
+
+
+Scenario = Callable[[int, random.Random], Cluster]
+
+
+def one_node(speed: float) -> Scenario:
+    return lambda count, chance: Cluster(nodes=names(count), slow={chance.choice(names(count)): speed})
+
+
+def nodes(one_in: int, *speeds: float) -> Scenario:
+    def cluster(count: int, chance: random.Random) -> Cluster:
+        bad = chance.sample(names(count), max(2, count // one_in))
+        return Cluster(nodes=names(count), slow={node: chance.choice(speeds) for node in bad})
+
+    return cluster
+
+
+def links(how_many: int, bad_nodes: int = 0) -> Scenario:
+    def cluster(count: int, chance: random.Random) -> Cluster:
+        bad = chance.sample(names(count), bad_nodes)
+        rest = [node for node in names(count) if node not in bad]
+        slow = {node: chance.choice([FAILS, 0.7]) for node in bad}
+        ends = {tuple(chance.sample(rest, 2)): chance.choice([FAILS, 0.5]) for _ in range(how_many)}
+        return Cluster(nodes=names(count), slow=slow, links={(one, other): it for (one, other), it in ends.items()})
+
+    return cluster
+
+
+def healthy(count: int, chance: random.Random) -> Cluster:
+    return Cluster(nodes=names(count))
+
+
+def accidents(count: int, chance: random.Random) -> Cluster:
+    return Cluster(nodes=names(count), slow={chance.choice(names(count)): 0.7}, accidents=0.01)
+
+
+def noisy(count: int, chance: random.Random) -> Cluster:
+    return Cluster(nodes=names(count), slow={chance.choice(names(count)): 0.7}, noise=0.05)
+
+
+SCENARIOS: dict[str, Scenario] = {
+    "nothing bad": healthy,
+    "one node at 0.7": one_node(0.7),
+    "one node at 0.85": one_node(0.85),
+    "one failing node": one_node(FAILS),
+    "1 in 20 nodes failing, at 0.7 or at 0.85": nodes(20, FAILS, 0.7, 0.85),
+    "1 in 4 nodes failing or at 0.7": nodes(4, FAILS, 0.7),
+    "one bad link": links(1),
+    "two bad nodes, three bad links": links(3, bad_nodes=2),
+    "one node at 0.7, 1 % accidents": accidents,
+    "one node at 0.7, 5 % noise": noisy,
+}
+HEAD = """\
+| nodes | scenario | seeds | rounds: mean | max | runs | found | wrong | all pairs: rounds | runs |
+|---|---|---|---|---|---|---|---|---|---|
+"""
+SIZES = (8, 16, 64, 256, 1024, 4096)
+
+
+class Score(Struct, frozen=True, kw_only=True):
+    rounds: int
+    runs: int
+    bad: int
+    """Nodes and links that are bad."""
+    found: int
+    wrong: int
+    """Nodes and links accused that are not bad."""
+    unsure: int
+
+
+def score(scenario: Scenario, count: int, seed: int) -> Score:
+    cluster = scenario(count, random.Random(f"{count} {seed}"))  # noqa: S311
+    diagnosis = solve(cluster, seed)
+    bad = {*cluster.slow, *map(frozenset, cluster.links)}
+    accused = {*(node.node for node in diagnosis.bad), *(frozenset(link.nodes) for link in diagnosis.links)}
+    return Score(
+        rounds=diagnosis.rounds,
+        runs=diagnosis.runs,
+        bad=len(bad),
+        found=len(bad & accused),
+        wrong=len(accused - bad),
+        unsure=len(diagnosis.unsure),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--seeds", type=int, default=0, help="per row; by default 400, fewer from 256 nodes on, 20 at least"
+    )
+    parser.add_argument("--only", default="", help="scenarios whose name holds this text")
+    options = parser.parse_args()
+    sys.stdout.write(HEAD)
+    for count in SIZES:
+        seeds = options.seeds or max(20, min(400, 51200 // count))
+        for name, scenario in SCENARIOS.items():
+            if options.only in name:
+                scores = [score(scenario, count, seed) for seed in range(seeds)]
+                sys.stdout.write(f"{row(count, name, scores)}\n")
+                sys.stdout.flush()
+
+
+def row(count: int, name: str, scores: list[Score]) -> str:
+    rounds, bad = [one.rounds for one in scores], sum(one.bad for one in scores)
+    found = f"{sum(one.found for one in scores)} of {bad}" if bad else ""
+    wrong = sum(one.wrong for one in scores)
+    return (
+        f"| {count:,} | {name} | {len(scores)} | {mean(rounds):.1f} | {max(rounds)} | "
+        f"{mean(one.runs for one in scores):,.0f} | {found} | {wrong} | {count - 1:,} | {count * (count - 1) // 2:,} |"
+    )
+
+
+if __name__ == "__main__":
+    main()

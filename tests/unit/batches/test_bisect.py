@@ -1,0 +1,156 @@
+"""Bisection on simulated clusters; `python tests/bisect_table.py` measures more of them."""
+
+from __future__ import annotations
+
+import random
+from math import ceil, log2
+
+import pytest
+from bisect_table import FAILS, SCENARIOS, Cluster, names, score, solve
+
+from labctl.batches.bisect import Diagnosis, Group, Outcome, diagnose
+
+
+def accused(diagnosis: Diagnosis) -> set[str | frozenset[str]]:
+    return {*(bad.node for bad in diagnosis.bad), *(frozenset(link.nodes) for link in diagnosis.links)}
+
+
+@pytest.mark.parametrize("speed", [0.7, FAILS])
+@pytest.mark.parametrize("count", [8, 16, 64, 256, 1024, 4096])
+def test_one_bad_node_is_found_in_two_rounds_more_than_log2_of_the_nodes(count: int, speed: float) -> None:
+    diagnosis = solve(Cluster(nodes=names(count), slow={"worker-5": speed}))
+    assert accused(diagnosis) == {"worker-5"}
+    assert diagnosis.rounds <= ceil(log2(count)) + 2
+    assert diagnosis.good == tuple(node for node in names(count) if node != "worker-5")
+
+
+def test_the_evidence_of_a_bad_node_is_two_bad_runs_with_different_good_partners() -> None:
+    (bad,) = solve(Cluster(nodes=names(16), slow={"worker-5": 0.7})).bad
+    assert bad.kind == "slow"
+    assert bad.figure == pytest.approx(0.7, abs=0.05)
+    assert [run.bad for run in bad.runs] == [True, True]
+    assert len({node for run in bad.runs for node in run.nodes}) == 3
+    (bad,) = solve(Cluster(nodes=names(16), slow={"worker-5": FAILS})).bad
+    assert (bad.kind, bad.figure, bad.runs[0].why) == ("failing", None, "exit code 1")
+
+
+@pytest.mark.parametrize("speed", [0.5, FAILS])
+@pytest.mark.parametrize("ends", [("worker-0", "worker-1"), ("worker-3", "worker-12"), ("worker-7", "worker-9")])
+def test_a_bad_link_is_a_link_and_not_two_nodes(ends: tuple[str, str], speed: float) -> None:
+    for seed in range(20):
+        diagnosis = solve(Cluster(nodes=names(16), links={ends: speed}), seed)
+        assert accused(diagnosis) == {frozenset(ends)}
+        assert set(diagnosis.good) == set(names(16))
+        (link,) = diagnosis.links
+        assert link.kind == ("slow" if speed else "failing")
+        assert sum(run.bad for run in link.runs) >= 2
+        assert [(set(link.nodes) & set(run.nodes), run.bad) for run in link.apart] == [
+            ({link.nodes[0]}, False),
+            ({link.nodes[1]}, False),
+        ]
+
+
+def test_a_bad_link_of_1024_nodes_is_found_in_far_fewer_rounds_than_all_pairs_take() -> None:
+    results = [score(SCENARIOS["one bad link"], 1024, seed) for seed in range(5)]
+    assert [(one.found, one.wrong) for one in results] == [(1, 0)] * 5
+    assert max(one.rounds for one in results) <= 4 * log2(1024)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 8, 9, 16, 31])
+def test_nothing_is_accused_where_nothing_is_bad(count: int) -> None:
+    for seed in range(200):
+        diagnosis = solve(Cluster(nodes=names(count)), seed)
+        assert accused(diagnosis) == set()
+        assert (diagnosis.good, diagnosis.unsure, diagnosis.note) == (names(count), (), "")
+
+
+def test_accidents_accuse_nobody() -> None:
+    for seed in range(100):
+        assert accused(solve(Cluster(nodes=names(32), accidents=0.01), seed)) == set()
+
+
+def test_a_quarter_of_bad_nodes_is_found() -> None:
+    for seed in range(20):
+        result = score(SCENARIOS["1 in 4 nodes failing or at 0.7"], 64, seed)
+        assert (result.found, result.wrong) == (16, 0)
+
+
+def test_bad_nodes_and_links_are_told_apart() -> None:
+    for seed in range(20):
+        cluster = Cluster(
+            nodes=names(64),
+            slow={"worker-3": 0.7, "worker-20": FAILS},
+            links={("worker-0", "worker-9"): 0.5, ("worker-0", "worker-33"): FAILS, ("worker-5", "worker-6"): 0.5},
+        )
+        assert accused(solve(cluster, seed)) == {*cluster.slow, *map(frozenset, cluster.links)}
+
+
+def test_what_groups_lose_by_their_size_accuses_nobody() -> None:
+    for count in (4, 8, 16, 64):
+        diagnosis = solve(Cluster(nodes=names(count), growth=0.15))
+        assert accused(diagnosis) == set()
+        assert [run.nodes for run in diagnosis.unexplained if len(run.nodes) < count] == []
+
+
+def test_of_two_nodes_single_runs_decide() -> None:
+    pair = ("a", "b")
+    assert accused(solve(Cluster(nodes=pair, slow={"a": 0.7}))) == {"a"}
+    assert accused(solve(Cluster(nodes=pair, slow={"b": FAILS}))) == {"b"}
+    assert accused(solve(Cluster(nodes=pair, links={pair: FAILS}))) == {frozenset(pair)}
+    assert accused(solve(Cluster(nodes=pair, links={pair: 0.5}), minimum=80)) == {frozenset(pair)}
+
+
+def test_of_three_nodes_all_pairs_decide() -> None:
+    trio = ("a", "b", "c")
+    assert accused(solve(Cluster(nodes=trio, slow={"c": 0.7}))) == {"c"}
+    assert accused(solve(Cluster(nodes=trio, links={("a", "c"): 0.5}))) == {frozenset("ac")}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 8, 33])
+def test_where_everything_fails_no_node_is_accused(count: int) -> None:
+    diagnosis = solve(Cluster(nodes=names(count), slow=dict.fromkeys(names(count), FAILS)))
+    assert (diagnosis.bad, diagnosis.links, diagnosis.unsure) == ((), (), names(count))
+    assert diagnosis.note == "No run was good: look at the workload, or at the minimum."
+
+
+def test_where_no_pair_works_nodes_that_fail_alone_are_still_found() -> None:
+    everyone = names(6)
+    links = {(one, other): FAILS for one in everyone for other in everyone if one < other}
+    diagnosis = solve(Cluster(nodes=everyone, slow={"worker-2": FAILS}, links=links))
+    assert accused(diagnosis) == {"worker-2"}
+    assert diagnosis.unsure == tuple(node for node in everyone if node != "worker-2")
+    assert diagnosis.note.startswith("No two nodes ran well together")
+
+
+def test_a_minimum_finds_that_all_are_slow() -> None:
+    cluster = Cluster(nodes=names(8), slow=dict.fromkeys(names(8), 0.5))
+    assert solve(cluster).note == ""
+    assert solve(cluster, minimum=80).note == "No run was good: look at the workload, or at the minimum."
+
+
+def test_at_the_limit_of_rounds_suspects_are_unsure() -> None:
+    diagnosis = solve(Cluster(nodes=names(8), slow={"worker-5": FAILS}), rounds=2)
+    assert (diagnosis.rounds, diagnosis.bad, diagnosis.note) == (2, (), "The limit of 2 rounds was reached.")
+    assert "worker-5" in diagnosis.unsure
+
+
+def test_it_ends_within_the_limit_whatever_runs_say() -> None:
+    chance = random.Random(1)  # noqa: S311
+    for seed in range(100):
+        nodes, rounds = names(chance.randint(1, 20)), 0
+        steps = diagnose(nodes, seed=seed, rounds=40)
+        answer: dict[Group, Outcome] | None = None
+        while True:
+            try:
+                groups = next(steps) if answer is None else steps.send(answer)
+            except StopIteration as stop:
+                diagnosis: Diagnosis = stop.value
+                break
+            rounds += 1
+            answer = {group: Outcome(chance.choice([None, 60.0, 90.0, 100.0])) for group in groups}
+        assert rounds == diagnosis.rounds <= 40
+        assert sorted((*diagnosis.good, *diagnosis.unsure, *(bad.node for bad in diagnosis.bad))) == sorted(nodes)
+
+
+def test_another_seed_pairs_other_nodes() -> None:
+    assert next(diagnose(names(8), seed=1)) == next(diagnose(names(8), seed=1)) != next(diagnose(names(8), seed=2))
