@@ -232,9 +232,7 @@ def worker(lab: Lab, node: Node, host: Host) -> dict[str, Any]:
     """The service of a node, as the template needs it."""
     directory = node_directory(node.name)
     variables = dict(node.devices.environment)
-    # Cores that are no node's own are shared with all others of the host, which may have runs of their own.
-    ranks = node.slots if node.cpuset else sum(one.slots for one in lab.nodes if one.host == node.host)
-    variables["OMP_NUM_THREADS"] = str(max(1, len(node.cpuset or host.cpus) // ranks))
+    variables["OMP_NUM_THREADS"] = str(max(1, len(node.cpuset or host.cpus) // node.slots))
     mounts = [*shared_mounts(lab, host), *node.devices.mounts]
     if node.devices.links:
         mounts.append(

@@ -29,6 +29,7 @@ def render_program(lab: Lab, job: Job) -> File:
         command=command(workload.script),
         arguments=workload.arguments,
         elastic=launchers.is_elastic(workload.launcher),
+        one_thread=is_crowded(lab) and "OMP_NUM_THREADS" not in dict(lab.environment),
         prepare=(*command(workload.prepare), *workload.arguments) if workload.prepare else (),
         prepare_directory=prepare_directory(lab, job),
     )
@@ -119,17 +120,19 @@ def build(
     return replace(job, files=(*files, render_program(lab, job)))
 
 
+def is_crowded(lab: Lab) -> bool:
+    """Whether nodes share cores, because there are more of them: with threads too, all would wait for each other."""
+    return lab.network == "bridge" and len(lab.nodes) > len(lab.hosts[0].cpus)
+
+
 def shares_cores(lab: Lab, chosen: tuple[tuple[Node, tuple[int, ...]], ...]) -> bool:
-    """Whether some of these ranks have no core to themselves, where all nodes that share cores are in use."""
+    """Whether some of these ranks have no core to themselves."""
     cores, ranks = Counter[object](), Counter[object]()
-    for node in lab.nodes:
-        if not node.cpuset:
-            ranks[node.host] += node.slots
     for node, slots in chosen:
         where = node.name if node.cpuset else node.host
         cores[where] = len(node.cpuset or lab.host(node.host).cpus)
-        ranks[where] += len(slots) if node.cpuset else 0
-    return any(ranks[where] > cores[where] for where in cores)
+        ranks[where] += len(slots)
+    return is_crowded(lab) or any(ranks[where] > cores[where] for where in ranks)
 
 
 def choose(
