@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from labctl.batches.evaluate import Evaluation, Limits
     from labctl.batches.hostfiles import HostfileSet, Pattern
     from labctl.batches.record import Batch, BatchJob
+    from labctl.batches.search import BisectReport
     from labctl.bundle.load import LoadedBundle
     from labctl.bundle.save import SavedBundle
     from labctl.compose.devcontainer import DevcontainerFile
@@ -293,7 +294,7 @@ def remove(
 
     settings = context.settings()
     require_named(context, settings)
-    with connect(context, settings) as cluster, changing(context, command, dry_run=dry_run):
+    with connect(context, settings, drained=True) as cluster, changing(context, command, dry_run=dry_run):
         return take_down(context, cluster, images=images, state=state, dry_run=dry_run, ask=ask)
 
 
@@ -550,7 +551,7 @@ def hostfiles(
     from labctl.batches import hostfiles as sets
     from labctl.config import inventory
 
-    listed = inventory.read(file)
+    listed, drained = inventory.in_use(context.directory, inventory.read(file))
     names = tuple(host.name for host in listed)
     groups = sets.groups(names, size, pattern, seed)
     given = {host.name: slots or host.slots for host in listed}
@@ -566,6 +567,7 @@ def hostfiles(
         size=size,
         hostfiles=tuple(files),
         left_over=tuple(name for name in names if name not in used),
+        drained=tuple(name for name, _ in drained),
     )
 
 
@@ -599,11 +601,8 @@ def batch(
 
     The record and the jobs' logs are written to ``out``. ``show`` gets the batch with each change of a job.
     """
-    import threading
-
     from labctl.batches import batch as batches
     from labctl.lab.cluster import connect, load_lab
-    from labctl.runs import follow
     from labctl.runs.request import choose_workload
 
     settings = settings_for(context, name)
@@ -615,22 +614,97 @@ def batch(
         if text := batches.renamed(plan):
             context.notice(f"the hostfiles' machines: {text}")
         plan = batches.begin(directory, plan, lab, resume=resume)
-        launching = threading.Semaphore(batches.LAUNCHED)
-
-        def run_job(job: BatchJob, note: Callable[[BatchJob], None]) -> Result:
-            own = replace(options, hostfile=Path(job.hostfile), detach=True, wait=True)
-
-            def launch(quiet: Context) -> Result | RunSummary:
-                with launching:
-                    return cast("Result | RunSummary", run_on(quiet, cluster, workload, own, None))
-
-            return batches.run_job(context, cluster, lab, directory, launch, job, note)
-
-        def stop(run_ids: list[str]) -> None:
-            follow.stop_all(cluster, lab, run_ids, f"{lab.owner} stopped the batch")
-
-        done = batches.carry_out(directory, plan, run_job, stop, show, parallel=parallel)
+        done = run_batch(context, cluster, lab, workload, options, directory, plan, show, parallel=parallel)
         return batches.report(directory, done)
+
+
+def run_batch(
+    context: Context,
+    cluster: Cluster,
+    lab: Lab,
+    workload: Workload,
+    options: RunOptions,
+    directory: Path,
+    plan: Batch,
+    show: Callable[[Batch], None],
+    *,
+    parallel: int = 0,
+) -> Batch:
+    """Run the jobs of a batch that are not done, each as a detached run that is followed."""
+    import threading
+
+    from labctl.batches import batch as batches
+    from labctl.runs import follow
+
+    launching = threading.Semaphore(batches.LAUNCHED)
+
+    def run_job(job: BatchJob, note: Callable[[BatchJob], None]) -> Result:
+        own = replace(options, hostfile=Path(job.hostfile), detach=True, wait=True)
+
+        def launch(quiet: Context) -> Result | RunSummary:
+            with launching:
+                return cast("Result | RunSummary", run_on(quiet, cluster, workload, own, None))
+
+        return batches.run_job(context, cluster, lab, directory, launch, job, note)
+
+    def stop(run_ids: list[str]) -> None:
+        follow.stop_all(cluster, lab, run_ids, f"{lab.owner} stopped the batch")
+
+    return batches.carry_out(directory, plan, run_job, stop, show, parallel=parallel)
+
+
+def bisect(
+    context: Context,
+    name: str,
+    options: RunOptions,
+    show: Callable[[Batch], None],
+    *,
+    nodes: tuple[str, ...] = (),
+    within: float = 0.1,
+    minimum: float | None = None,
+    out: Path | None = None,
+    drain: bool = False,
+) -> BisectReport:
+    """Find the bad nodes and links by runs of a workload on groups of these nodes (default: all), round after round.
+
+    A run is bad that fails, or whose metric per node is below ``minimum``, or more than ``within`` below the median.
+    With ``drain`` bad nodes are added to the lab's list of machines to leave out.
+    """
+    from datetime import datetime
+
+    from labctl.batches import batch as batches
+    from labctl.batches import search
+    from labctl.config import inventory
+    from labctl.lab.cluster import connect, load_lab
+    from labctl.runs import job
+    from labctl.runs.request import choose_workload
+
+    now = datetime.now()
+    settings = settings_for(context, name)
+    workload = choose_workload(context.directory, name, options, settings)
+    directory = out or context.directory / f"output/bisect_{name.replace('/', '-')}_{now:%Y%m%d-%H%M%S}"
+    with connect(context, settings) as connected:
+        lab, cluster = load_lab(context, connected, ask=False)
+        left_out = () if nodes else inventory.drained(context.directory)
+        asked = job.nodes_of(lab, nodes, "--nodes") or lab.nodes
+        chosen = tuple(node.name for node in asked if node.name not in left_out)
+
+        def run(folder: Path) -> Batch:
+            context.notice(folder.name)
+            plan = batches.plan(lab, workload, (folder,), timeout=options.timeout or workload.timeout)
+            plan = batches.begin(folder, plan, lab, resume=False)
+            return run_batch(context, cluster, lab, workload, options, folder, plan, show)
+
+        found = search.search(lab, chosen, directory, run, within=within, minimum=minimum)
+    metric = batches.metric_of(workload)
+    return search.BisectReport(
+        directory=str(directory),
+        workload=workload.name,
+        metric=metric.name if metric else "",
+        unit=metric.unit if metric else "",
+        diagnosis=found,
+        drained=search.drain(lab, found, now.date()) if drain and found.bad else (),
+    )
 
 
 def workloads(context: Context) -> WorkloadList:

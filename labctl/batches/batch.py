@@ -18,7 +18,7 @@ from labctl.config import hostfile
 from labctl.config.context import Context
 from labctl.errors import ConfigError, LabError
 from labctl.lab.cluster import Cluster
-from labctl.model import Event, Lab, Result, Workload
+from labctl.model import Event, Lab, Metric, Result, Workload
 from labctl.runs import follow, store
 from labctl.runs import job as jobs
 from labctl.runs.request import read_text
@@ -58,8 +58,7 @@ def plan(lab: Lab, workload: Workload, directories: Iterable[Path], *, timeout: 
         for name, paths in sets
         for path in paths
     )
-    known = {metric.name: metric for metric in workload.metrics}
-    metric = known.get("throughput") or next(iter(workload.metrics), None)
+    metric = metric_of(workload)
     return Batch(
         workload=workload.name,
         lab=lab.name,
@@ -69,6 +68,12 @@ def plan(lab: Lab, workload: Workload, directories: Iterable[Path], *, timeout: 
         began=time.time(),
         jobs=made,
     )
+
+
+def metric_of(workload: Workload) -> Metric | None:
+    """The metric by which jobs are compared: the throughput, or the first that the workload has."""
+    known = {metric.name: metric for metric in workload.metrics}
+    return known.get("throughput") or next(iter(workload.metrics), None)
 
 
 def planned(lab: Lab, workload: Workload, path: Path, turn: int, folder: str) -> BatchJob:

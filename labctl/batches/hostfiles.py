@@ -24,13 +24,15 @@ SLOTS = 8
 
 
 class HostfileSet(Struct, frozen=True, kw_only=True):
-    """A set of hostfiles that was written, and the nodes that are in none of them."""
+    """A set of hostfiles that was written, and the machines that are in none of them."""
 
     directory: str
     pattern: Pattern
     size: int
     hostfiles: tuple[str, ...]
     left_over: tuple[str, ...]
+    drained: tuple[str, ...] = ()
+    """Those that the lab leaves out."""
 
 
 def pattern_named(word: str) -> Pattern:

@@ -46,6 +46,7 @@ COMMANDS = {
     "show": ("run", "show the result of a run"),
     "hostfiles": ("batch", "write a set of hostfiles, each for some machines of a list"),
     "batch": ("batch", "run a workload on each hostfile of a set, those on disjoint nodes at once"),
+    "bisect": ("batch", "find slow or failing nodes and links by runs on groups of nodes"),
     "eval": ("eval", "judge the logs of a batch, per job and per node"),
     "down": ("lab", "remove the lab's containers and network"),
     "clean": ("lab", "remove the lab with its keys and rendered files; runs are kept"),
@@ -152,6 +153,6 @@ def application(names: set[str]) -> typer.Typer:
                 app.add_typer(function, name=name, help=text[0].upper() + text[1:] + ".")
                 continue
             options = {"ignore_unknown_options": True, "allow_interspersed_args": False} if name == "exec" else {}
-            cls = commands.WithArguments if name in ("run", "batch") else None
+            cls = commands.WithArguments if name in ("run", "batch", "bisect") else None
             app.command(name, cls=cls, help=text[0].upper() + text[1:] + ".", context_settings=options)(function)
     return app

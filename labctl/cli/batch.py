@@ -1,4 +1,4 @@
-"""hostfiles, batch."""
+"""hostfiles, batch, bisect."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from labctl.cli.run import ARGUMENTS, WithArguments, complete_workload, settings
 
 if TYPE_CHECKING:
     from labctl.batches.batch import BatchReport
+    from labctl.batches.bisect import Run
     from labctl.batches.record import Batch, BatchJob
+    from labctl.batches.search import BisectReport
 
-__all__ = ["WithArguments", "batch_command", "hostfiles_command"]
+__all__ = ["WithArguments", "batch_command", "bisect_command", "hostfiles_command"]
 
 # Rows of a live table, and columns of a timeline.
 ROWS, COLUMNS = 20, 40
@@ -48,6 +50,8 @@ def hostfiles_command(
         text = f"{made.directory}: {count} hostfile{'s' * (count != 1)} of {size} node{'s' * (size != 1)}"
         if made.left_over:
             text += f"\nleft over: {', '.join(made.left_over)} (in no hostfile)"
+        if made.drained:
+            text += f"\ndrained: {', '.join(made.drained)} (in no hostfile: drained.txt)"
         output.answer(made, text)
 
 
@@ -104,6 +108,87 @@ def batch_command(
         sys.exit(report.exit_code)
 
 
+def bisect_command(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="WORKLOAD", autocompletion=complete_workload)],
+    nodes: Annotated[str, typer.Option(metavar="NODES", help="Search these, such as worker-0,worker-1.")] = "",
+    within: Annotated[str, typer.Option(metavar="SHARE", help="How far below the median a run is bad.")] = "10%",
+    min_: Annotated[float | None, typer.Option("--min", help="Per node, what a run must reach.")] = None,
+    drain: Annotated[bool, typer.Option("--drain", help="Add bad nodes to drained.txt.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Directory of hostfiles and logs.  [default: output/...]")] = None,
+    timeout: Annotated[str | None, typer.Option(help="Time limit of each run, such as 90s, 20m, 2h.")] = None,
+    rehearse: Annotated[bool, typer.Option("--rehearse", help="Smoke test: tiny model, a few steps.")] = False,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY[=VALUE]", help="Override a script argument (repeatable).")
+    ] = None,
+    launcher: Annotated[str, typer.Option(metavar="NAME[:BACKEND]", help="Use this launcher.")] = "",
+    directory: Directory = HERE,
+    setting: Setting = None,
+    json: Json = False,
+) -> None:
+    from labctl.cli.eval import share
+    from labctl.runs.request import RunOptions
+    from labctl.workloads.schema import parse_duration
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with answering(as_json=json, stopped="re-run to start over") as output:
+        options = RunOptions(
+            rehearse=rehearse,
+            timeout=parse_duration(timeout) if timeout else None,
+            arguments=settings_of_script(set_ or []),
+            words=ctx.meta[ARGUMENTS],
+            launcher=launcher,
+        )
+        lab = context(directory, output, setting)
+        with Display(output) as display:
+            report = flows.bisect(
+                lab,
+                name,
+                options,
+                display.show,
+                nodes=tuple(word for word in nodes.split(",") if word),
+                within=share(within),
+                minimum=min_,
+                out=out,
+                drain=drain,
+            )
+        output.answer(report, bisect_text(report))
+        sys.exit(report.exit_code)
+
+
+def bisect_text(report: BisectReport) -> str:
+    """What is bad, with the runs that show it."""
+    from labctl.batches.search import described
+
+    found = report.diagnosis
+    unit = f" {report.unit} per node" if report.unit else " per node"
+    lines = []
+    for bad in found.bad:
+        lines += [f"{bad.node}: {described(bad)}", *(f"  {run_text(run, unit)}" for run in bad.runs)]
+    for link in found.links:
+        lines.append(f"link {' - '.join(link.nodes)}: {described(link)}")
+        lines += [f"  {run_text(run, unit)}" for run in (*link.runs, *link.apart)]
+    lines += [f"only as a whole: {run_text(run, unit)}" for run in found.unexplained]
+    lines += [f"unsure: {', '.join(found.unsure)}"] if found.unsure else []
+    lines += [found.note] if found.note else []
+    count = f"{len(found.good)} node{'s' * (len(found.good) != 1)} good"
+    lines.append(
+        f"{count}, {len(found.bad)} bad, {len(found.links)} bad links: {found.runs} runs in {found.rounds} rounds"
+    )
+    if report.drained:
+        lines.append(f"drained: {', '.join(report.drained)} (drained.txt)")
+    return "\n".join((*lines, f"files {report.directory}"))
+
+
+def run_text(run: Run, unit: str) -> str:
+    """A run of a search, and how it compares."""
+    nodes = ", ".join(run.nodes)
+    if run.value is None:
+        return f"{nodes}: failed ({run.why})"
+    of_median = "" if run.figure is None else f", {run.figure:.2f} of the median"
+    return f"{nodes}: {quantity(run.value)}{unit}{of_median}"
+
+
 class Display:
     """A batch under way: a table that is redrawn on a terminal, elsewhere a line for each change."""
 
@@ -132,7 +217,7 @@ class Display:
             self._live.update(Text(live_text(batch, time.time())), refresh=True)
             return
         for job in batch.jobs:
-            if self._states.get(job.log, "waiting") != job.state:
+            if job.state != "waiting" and self._states.get(job.log) != job.state:
                 self._output.note(line(job, batch))
             self._states[job.log] = job.state
 

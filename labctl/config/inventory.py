@@ -235,6 +235,28 @@ def read(path: Path, shown: str = "") -> tuple[InventoryHost, ...]:
     return tuple(replace(one, key=str(folder / Path(one.key).expanduser())) if one.key else one for one in found)
 
 
+DRAINED = "drained.txt"
+"""Machines that are left out, in the lab directory: a name per line, and why behind a ``#``."""
+
+
+def drained(directory: Path) -> dict[str, str]:
+    """The machines that a lab leaves out, by name, and why; none without the file."""
+    path = directory / DRAINED
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    named = (line.partition("#") for line in lines)
+    return {name.split()[0].lower(): why.strip() for name, _, why in named if name.split()}
+
+
+def in_use(
+    directory: Path, listed: tuple[InventoryHost, ...]
+) -> tuple[tuple[InventoryHost, ...], tuple[tuple[str, str], ...]]:
+    """Hosts without those that the lab leaves out; and those, with the reason."""
+    out = drained(directory)
+    why = {host.name: out.get(host.name.lower(), out.get(host.address)) for host in listed}
+    left_out = tuple((name, reason or DRAINED) for name, reason in why.items() if reason is not None)
+    return tuple(host for host in listed if why[host.name] is None), left_out
+
+
 def parse(text: str, shown: str) -> tuple[InventoryHost, ...]:
     """The hosts of a text that is not YAML, in order. ConfigError as ``read``."""
     if text.startswith("\ufeff"):

@@ -198,13 +198,20 @@ class Cluster(Struct, frozen=True, kw_only=True, dict=True):
 
 @contextmanager
 def connect(
-    context: Context, settings: Settings, only: tuple[str, ...] = (), *, seconds: int = ANSWERING, demand: bool = True
+    context: Context,
+    settings: Settings,
+    only: tuple[str, ...] = (),
+    *,
+    seconds: int = ANSWERING,
+    demand: bool = True,
+    drained: bool = False,
 ) -> Iterator[Cluster]:
     """The lab's hosts, or ``only`` some, for the time of the block; daemons have so many seconds for an answer.
 
-    HostError where no host answers, if one has to (``demand``); ConfigError where two of them are one machine.
+    Those that are drained are left out unless they are asked for, too. HostError where no host answers, if one has to
+    (``demand``); ConfigError where two of them are one machine.
     """
-    every = read_inventory(context.directory, settings)
+    every = read_inventory(context.directory, settings, drained=drained)
     if every == THIS_MACHINE:
         engine = backend_here(seconds)
         docker = {HERE: engine} if isinstance(engine, DockerEngine) else {}
@@ -238,10 +245,18 @@ def connect(
         )
 
 
-def read_inventory(directory: Path, settings: Settings) -> tuple[InventoryHost, ...]:
-    """The hosts that the settings list, or this machine."""
+def read_inventory(directory: Path, settings: Settings, *, drained: bool = False) -> tuple[InventoryHost, ...]:
+    """The hosts that the settings list, or this machine; those that are drained only where they are asked for."""
     name = settings.text("LAB_HOSTS")
-    return inventory.read(directory / Path(name).expanduser(), name) if name else THIS_MACHINE
+    if not name:
+        return THIS_MACHINE
+    listed = inventory.read(directory / Path(name).expanduser(), name)
+    if drained:
+        return listed
+    used, _ = inventory.in_use(directory, listed)
+    if not used:
+        raise ConfigError(f"all hosts of {name} are drained", hint=f"take one off {directory / inventory.DRAINED}")
+    return used
 
 
 def backend_here(seconds: int) -> Backend:

@@ -626,7 +626,7 @@ def test_ctrl_c_is_how_a_notebook_server_is_ended(
 @pytest.mark.parametrize("command", sorted(set(cli.COMMANDS) - {"init", "setup", "eval"}))
 def test_a_directory_that_is_not_there_is_said(labctl: Labctl, command: str) -> None:
     words = {"exec": ["--", "true"], "run": ["hello"], "fit": ["hello"], "cache": ["hello"], "bundle": ["file"]}
-    words |= {"hostfiles": ["nodes.txt", "--size", "2"], "batch": ["hello", "hostfiles/1node_1xN"]}
+    words |= {"hostfiles": ["nodes.txt", "--size", "2"], "batch": ["hello", "hostfiles/1node_1xN"], "bisect": ["hello"]}
     which = {"bundle": ["save"], "keys": ["rotate"]}.get(command, [])
     said = labctl(command, *which, "-C", "/nope", *words.get(command, []))
     assert (said.code, said.out) == (2, "")

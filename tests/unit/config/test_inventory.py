@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labctl.config.inventory import InventoryHost, parse, read
+from labctl.config.inventory import DRAINED, InventoryHost, in_use, parse, read
 from labctl.errors import ConfigError
 
 NAMES = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,10}[a-z0-9])?(\.[a-z0-9]{1,5})?", fullmatch=True)
@@ -396,3 +396,16 @@ def test_a_line_costs_few_calls() -> None:
     text, costs = lines(1000), cProfile.Profile()
     costs.runcall(hosts, text)
     assert sum(one.callcount for one in costs.getstats()) / 1000 < 40
+
+
+def test_machines_that_are_drained_are_left_out_by_name_or_address(tmp_path: Path) -> None:
+    (tmp_path / DRAINED).write_text("# mended ones go\nRed  # fan broken, 2026-01-02\n10.0.0.7\n\n")
+    listed = parse("red\nblue address=10.0.0.7\ngreen\n", "hosts.txt")
+    used, left_out = in_use(tmp_path, listed)
+    assert [host.name for host in used] == ["green"]
+    assert left_out == (("red", "fan broken, 2026-01-02"), ("blue", DRAINED))
+
+
+def test_without_a_list_of_drained_machines_all_are_used(tmp_path: Path) -> None:
+    listed = parse("red\nblue\n", "hosts.txt")
+    assert in_use(tmp_path, listed) == (listed, ())

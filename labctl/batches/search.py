@@ -1,0 +1,94 @@
+"""Finds the bad nodes and links of a lab: each round of ``bisect`` is a batch, with hostfiles and logs of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import date
+from pathlib import Path
+
+from msgspec import Struct
+
+from labctl.batches import bisect, hostfiles
+from labctl.batches.bisect import Diagnosis, Group, Outcome
+from labctl.batches.record import Batch, BatchJob
+from labctl.config.inventory import DRAINED
+from labctl.model import HERE, Lab
+from labctl.system import files
+
+
+class BisectReport(Struct, frozen=True, kw_only=True):
+    """What a search has found, and where the logs of its runs are."""
+
+    directory: str
+    workload: str
+    metric: str
+    unit: str
+    diagnosis: Diagnosis
+    drained: tuple[str, ...] = ()
+    """What was written to the list of drained nodes."""
+
+    @property
+    def exit_code(self) -> int:
+        """5 where a node or link is bad, or no run was good."""
+        return 5 if self.diagnosis.bad or self.diagnosis.links or not self.diagnosis.good else 0
+
+
+def search(
+    lab: Lab,
+    nodes: tuple[str, ...],
+    directory: Path,
+    run: Callable[[Path], Batch],
+    *,
+    within: float,
+    minimum: float | None,
+) -> Diagnosis:
+    """Run round after round; ``run`` runs the hostfiles of a directory, and returns the batch that they were."""
+    slots = {node.name: node.slots for node in lab.nodes}
+    steps = bisect.diagnose(nodes, within=within, minimum=minimum)
+    try:
+        groups = next(steps)
+        for number in range(1, 1_000_000):
+            folder = directory / f"round{number:02}"
+            texts = {name: text for group in groups for name, text in hostfile_of(group, groups, slots)}
+            hostfiles.write(folder, texts)
+            groups = steps.send(outcomes(groups, run(folder)))
+    except StopIteration as ended:
+        found: Diagnosis = ended.value
+        return found
+    raise AssertionError
+
+
+def hostfile_of(group: Group, groups: tuple[Group, ...], slots: Mapping[str, int]) -> list[tuple[str, str]]:
+    """The hostfile of one group, numbered among those of its round."""
+    ((name, text),) = hostfiles.texts([group], len(group), slots).items()
+    return [(f"{name[:-4]}{groups.index(group) + 1:04}", text)]
+
+
+def outcomes(groups: tuple[Group, ...], batch: Batch) -> dict[Group, Outcome]:
+    """What came of each group."""
+    jobs = {frozenset(job.nodes): job for job in batch.jobs}
+    return {group: outcome(jobs[frozenset(group)]) for group in groups}
+
+
+def outcome(job: BatchJob) -> Outcome:
+    """A job's value per node; none where its run failed, but one that only missed its criteria has its value."""
+    if job.value is None or job.verdict == "ERROR":
+        return Outcome(None, job.cause or job.message)
+    return Outcome(job.value / len(job.nodes))
+
+
+def drain(lab: Lab, diagnosis: Diagnosis, today: date) -> tuple[str, ...]:
+    """Add the bad nodes to the lab's list of drained ones, by their hosts' names on several hosts; returns these."""
+    path = lab.directory / DRAINED
+    before = path.read_text(encoding="utf-8") if path.exists() else ""
+    known = {line.split()[0] for line in before.splitlines() if line.split()}
+    hosts = {node.name: node.name if node.host == HERE else node.host for node in lab.nodes}
+    found = {hosts[bad.node]: described(bad) for bad in diagnosis.bad}
+    new = [f"{name}  # {words}, {today}\n" for name, words in found.items() if name not in known]
+    files.write(path, before + "".join(new), mode=0o644)
+    return tuple(found)
+
+
+def described(bad: bisect.BadNode | bisect.BadLink) -> str:
+    """How bad it is: ``slow, 0.52 of the median``."""
+    return bad.kind if bad.figure is None else f"{bad.kind}, {bad.figure:.2f} of the median"

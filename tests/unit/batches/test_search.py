@@ -1,0 +1,99 @@
+"""The search for bad nodes, round by round, with runs that somebody else makes up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+
+import pytest
+from support import builders
+
+from labctl.batches import search
+from labctl.batches.bisect import BadNode, Diagnosis
+from labctl.batches.record import Batch, BatchJob
+from labctl.config import hostfile
+from labctl.model import Lab
+
+Speed = Callable[[tuple[str, ...]], float | None]
+
+
+def lab(directory: Path, nodes: int = 4) -> Lab:
+    return builders.lab(nodes, directory=directory)
+
+
+def running(speed: Speed, seen: list[list[tuple[str, ...]]]) -> Callable[[Path], Batch]:
+    """Runs of which each has this speed in all; None for one that fails."""
+
+    def run(folder: Path) -> Batch:
+        paths = sorted(folder.glob("hostfile_*"))
+        groups = [tuple(name for name, _ in hostfile.parse(path.read_text(), str(path))) for path in paths]
+        seen.append(groups)
+        jobs = tuple(job(path.name, group, speed(group)) for path, group in zip(paths, groups, strict=True))
+        return Batch(workload="opt", lab="demo", metric="throughput", timeout=9, began=0, jobs=jobs)
+
+    return run
+
+
+def job(name: str, nodes: tuple[str, ...], value: float | None) -> BatchJob:
+    return BatchJob(
+        job=name,
+        set="round01",
+        hostfile=name,
+        names=nodes,
+        nodes=nodes,
+        log=f"{name}.log",
+        state="done",
+        verdict="ERROR" if value is None else "PASS",
+        cause="rank-crashed" if value is None else None,
+        value=value,
+    )
+
+
+def found(directory: Path, speed: Speed, seen: list[list[tuple[str, ...]]], nodes: int = 8) -> Diagnosis:
+    of = lab(directory, nodes)
+    names = tuple(node.name for node in of.nodes)
+    return search.search(of, names, directory / "out", running(speed, seen), within=0.1, minimum=None)
+
+
+def test_a_slow_node_is_found_by_rounds_of_hostfiles(tmp_path: Path) -> None:
+    seen: list[list[tuple[str, ...]]] = []
+    diagnosis = found(tmp_path, lambda group: len(group) * (50 if "worker-5" in group else 100), seen)
+    assert [(bad.node, bad.kind, bad.figure) for bad in diagnosis.bad] == [("worker-5", "slow", 0.5)]
+    assert len(seen) == diagnosis.rounds
+    for groups in seen:
+        named = [node for group in groups for node in group]
+        assert len(named) == len(set(named))
+
+
+def test_a_failing_node_is_found_with_its_cause(tmp_path: Path) -> None:
+    diagnosis = found(tmp_path, lambda group: None if "worker-0" in group else 100.0 * len(group), [])
+    (bad,) = diagnosis.bad
+    assert (bad.node, bad.kind) == ("worker-0", "failing")
+    assert {run.why for run in bad.runs} == {"rank-crashed"}
+
+
+def test_the_value_of_a_run_that_only_missed_its_criteria_counts() -> None:
+    missed = BatchJob(
+        job="a", set="s", hostfile="h", names=("x", "y"), nodes=("x", "y"), log="l", state="done", verdict="FAIL",
+        cause="criteria", value=80,
+    )  # fmt: skip
+    assert search.outcome(missed).value == 40
+
+
+def test_bad_nodes_are_added_to_the_drained_ones_once(tmp_path: Path) -> None:
+    of = lab(tmp_path)
+    (tmp_path / "drained.txt").write_text("worker-0  # fan broken\n")
+    bad = tuple(BadNode(node=name, kind="slow", figure=0.5, runs=()) for name in ("worker-0", "worker-2"))
+    diagnosis = Diagnosis(bad=bad, links=(), good=(), unsure=(), unexplained=(), rounds=1, runs=1)
+    assert search.drain(of, diagnosis, date(2026, 1, 2)) == ("worker-0", "worker-2")
+    assert (tmp_path / "drained.txt").read_text() == (
+        "worker-0  # fan broken\nworker-2  # slow, 0.50 of the median, 2026-01-02\n"
+    )
+
+
+@pytest.mark.parametrize(("good", "code"), [(("a", "b"), 0), ((), 5)])
+def test_a_search_that_no_run_of_was_good_fails(good: tuple[str, ...], code: int) -> None:
+    diagnosis = Diagnosis(bad=(), links=(), good=good, unsure=(), unexplained=(), rounds=1, runs=1)
+    report = search.BisectReport(directory="out", workload="opt", metric="", unit="", diagnosis=diagnosis)
+    assert report.exit_code == code
