@@ -557,7 +557,7 @@ def hostfiles(
     given = {host.name: slots or host.slots for host in listed}
     if not all(given.values()):
         given = {name: given[name] or known for name, known in slots_in_lab(context, names).items()}
-    directory = out or sets.default_directory(len(names), size, pattern)
+    directory = out or context.directory / sets.default_directory(len(names), size, pattern)
     files = sets.texts(groups, size, given)
     sets.write(directory, files)
     used = {name for group in groups for name in group}

@@ -47,7 +47,7 @@ def hostfiles_command(
         chosen = pattern_named(pattern)
         made = flows.hostfiles(lab, nodes, size=size, pattern=chosen, slots=slots, out=out, seed=seed)
         count = len(made.hostfiles)
-        text = f"{made.directory}: {count} hostfile{'s' * (count != 1)} of {size} node{'s' * (size != 1)}"
+        text = f"{os.path.relpath(made.directory)}: {count} hostfile{'s' * (count != 1)} of {size} node{'s' * (size != 1)}"
         if made.left_over:
             text += f"\nleft over: {', '.join(made.left_over)} (in no hostfile)"
         if made.drained:
@@ -177,7 +177,7 @@ def bisect_text(report: BisectReport) -> str:
     )
     if report.drained:
         lines.append(f"drained: {', '.join(report.drained)} (drained.txt)")
-    return "\n".join((*lines, f"files {report.directory}"))
+    return "\n".join((*lines, f"files {os.path.relpath(report.directory)}"))
 
 
 def run_text(run: Run, unit: str) -> str:
@@ -291,4 +291,4 @@ def report_text(report: BatchReport) -> str:
     )
     total = f"{report.passed} passed, {report.failed} failed in {report.seconds:.1f} s"
     total += f"; the busiest node was in use for {report.ideal:.1f} s"
-    return f"{table(head, rows)}{failures}\n{total}\nfiles {report.directory}"
+    return f"{table(head, rows)}{failures}\n{total}\nfiles {os.path.relpath(report.directory)}"
