@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from labctl.config.context import Context
 from labctl.config.settings import Settings
-from labctl.errors import ConfigError, HostError, raise_all
+from labctl.errors import ConfigError, HostError, Interrupted, raise_all
 
 if TYPE_CHECKING:
     from labctl.batches.batch import BatchReport
@@ -634,20 +634,25 @@ def run_batch(
     import threading
 
     from labctl.batches import batch as batches
+    from labctl.engines.events import Losses
     from labctl.runs import follow
 
-    launching = threading.Semaphore(batches.LAUNCHED)
+    launching, stopped = threading.Semaphore(batches.LAUNCHED), threading.Event()
+    losses = Losses(cluster.engine, lab.name)
 
     def run_job(job: BatchJob, note: Callable[[BatchJob], None]) -> Result:
         own = replace(options, hostfile=Path(job.hostfile), detach=True, wait=True)
 
         def launch(quiet: Context) -> Result | RunSummary:
             with launching:
+                if stopped.is_set():
+                    raise Interrupted("the batch was stopped before")
                 return cast("Result | RunSummary", run_on(quiet, cluster, workload, own, None))
 
-        return batches.run_job(context, cluster, lab, directory, launch, job, note)
+        return batches.run_job(context, cluster, lab, directory, losses, launch, job, note)
 
     def stop(run_ids: list[str]) -> None:
+        stopped.set()
         follow.stop_all(cluster, lab, run_ids, f"{lab.owner} stopped the batch")
 
     return batches.carry_out(directory, plan, run_job, stop, show, parallel=parallel)

@@ -122,8 +122,7 @@ def test_ten_thousand_hostfiles_are_still_in_order_by_name() -> None:
     names = tuple(f"n{number}" for number in range(150))
     made = hostfiles.texts(groups(names, 2, "all-pairs"), 2, dict.fromkeys(names, 8))
     assert len(made) > 10_000
-    first, last = list(made)[0], list(made)[-1]
-    assert (first, last) == ("hostfile_2xN_batch00001", "hostfile_2xN_batch11175")
+    assert {"hostfile_2xN_batch00001", "hostfile_2xN_batch11175"} < made.keys()
     assert sorted(made) == list(made)
 
 
@@ -152,7 +151,7 @@ def test_what_else_is_in_the_directory_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
-    with pytest.raises(HostError, match="cannot write .*/taken: File exists"):
+    with pytest.raises(HostError, match=r"cannot write .*/taken: File exists"):
         hostfiles.write(tmp_path / "taken", texts(groups(SEVEN, 2, "pairs")))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -205,3 +206,41 @@ def test_a_node_that_is_healthy_again_is_not_asked_about_any_more(monkeypatch: p
 def test_what_is_no_event_ends_the_watch_without_a_word(odd: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     assert heard(Daemon(("worker-1", "die"), odd, ("worker-1", "die"))) == [DIED]
     assert capsys.readouterr().err == ""
+
+
+class Stream:
+    """An engine whose losses are what a test puts in; an error in their place ends them."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.losses: queue.SimpleQueue[events.Loss | None] = queue.SimpleQueue()
+
+    def events(self, lab: str) -> Iterator[events.Loss]:
+        self.asked += 1
+        yield from iter(self.losses.get, None)
+
+
+def test_all_who_follow_runs_hear_of_a_loss_by_one_connection() -> None:
+    stream, first, second = Stream(), queue.SimpleQueue[events.Loss](), queue.SimpleQueue[events.Loss]()
+    losses = events.Losses(stream, "demo")
+    with losses.told(lambda *loss: first.put(loss)):
+        with losses.told(lambda *_: 1 / 0), losses.told(lambda *loss: second.put(loss)):
+            stream.losses.put(DIED)
+            assert first.get(timeout=LIMIT) == second.get(timeout=LIMIT) == DIED
+        stream.losses.put(GONE)
+        assert first.get(timeout=LIMIT) == GONE
+    assert (second.empty(), stream.asked) == (True, 1)
+
+
+def test_losses_are_listened_to_again_once_their_connection_has_ended() -> None:
+    stream, heard = Stream(), queue.SimpleQueue[events.Loss]()
+    losses = events.Losses(stream, "demo")
+    with losses.told(lambda *loss: heard.put(loss)):
+        (listener,) = (one for one in threading.enumerate() if one.name.endswith("(_listen)"))
+        stream.losses.put(None)
+        listener.join(LIMIT)
+    stream.losses.put(DIED)
+    with losses.told(lambda *loss: heard.put(loss)):
+        assert heard.get(timeout=LIMIT) == DIED
+    assert stream.asked == 2
+    stream.losses.put(None)
