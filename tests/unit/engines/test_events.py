@@ -215,7 +215,7 @@ class Stream:
         self.asked = 0
         self.losses: queue.SimpleQueue[events.Loss | None] = queue.SimpleQueue()
 
-    def events(self, lab: str) -> Iterator[events.Loss]:
+    def events(self, lab: str) -> Iterator[events.Loss]:  # noqa: ARG002
         self.asked += 1
         yield from iter(self.losses.get, None)
 
@@ -230,13 +230,14 @@ def test_all_who_follow_runs_hear_of_a_loss_by_one_connection() -> None:
         stream.losses.put(GONE)
         assert first.get(timeout=LIMIT) == GONE
     assert (second.empty(), stream.asked) == (True, 1)
+    stream.losses.put(None)
 
 
 def test_losses_are_listened_to_again_once_their_connection_has_ended() -> None:
     stream, heard = Stream(), queue.SimpleQueue[events.Loss]()
-    losses = events.Losses(stream, "demo")
+    losses, before = events.Losses(stream, "demo"), threading.enumerate()
     with losses.told(lambda *loss: heard.put(loss)):
-        (listener,) = (one for one in threading.enumerate() if one.name.endswith("(_listen)"))
+        (listener,) = (one for one in threading.enumerate() if one not in before)
         stream.losses.put(None)
         listener.join(LIMIT)
     stream.losses.put(DIED)
