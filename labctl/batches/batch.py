@@ -24,7 +24,7 @@ from labctl.runs import follow, store
 from labctl.runs import job as jobs
 from labctl.runs.request import read_text
 from labctl.runs.store import RunSummary
-from labctl.system import files
+from labctl.system import files, process
 
 # Jobs that run at once at most, each followed by a thread, and those that are launched at once.
 FOLLOWED, LAUNCHED = 1024, 8
@@ -192,6 +192,7 @@ def carry_out(
     queue = JobQueue([job.nodes for job in waiting], min(parallel or FOLLOWED, FOLLOWED))
     running: dict[Future[None], int] = {}
     show(batch)
+    process.allow_more_files()
     with ThreadPoolExecutor(FOLLOWED + 1) as pool:
         try:
             while queue:

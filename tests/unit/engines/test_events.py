@@ -96,8 +96,8 @@ def heard(daemon: Daemon) -> list[tuple[str, str, str]]:
 
 UNHEALTHY = ("worker-0", "health_status: unhealthy")
 HEALTHY = ("worker-0", "health_status: healthy")
-DIED = ("worker-1", "node-lost", "container died with exit code 137")
-GONE = ("worker-0", "device-lost", LOST)
+DIED: events.Loss = ("worker-1", "node-lost", "container died with exit code 137")
+GONE: events.Loss = ("worker-0", "device-lost", LOST)
 BUSY = HostError("Docker Engine does not answer: timed out")
 
 
