@@ -220,11 +220,15 @@ class Stream:
         yield from iter(self.losses.get, None)
 
 
+def fails(*_: str) -> None:
+    raise HostError("it could not be told")
+
+
 def test_all_who_follow_runs_hear_of_a_loss_by_one_connection() -> None:
     stream, first, second = Stream(), queue.SimpleQueue[events.Loss](), queue.SimpleQueue[events.Loss]()
     losses = events.Losses(stream, "demo")
     with losses.told(lambda *loss: first.put(loss)):
-        with losses.told(lambda *_: 1 / 0), losses.told(lambda *loss: second.put(loss)):
+        with losses.told(fails), losses.told(lambda *loss: second.put(loss)):
             stream.losses.put(DIED)
             assert first.get(timeout=LIMIT) == second.get(timeout=LIMIT) == DIED
         stream.losses.put(GONE)
