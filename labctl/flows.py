@@ -447,7 +447,7 @@ def run_on(
     if active := runs.under_way(lab, cluster.engine, observed, dry_run=dry_run) if observed else ():
         lab = runs.with_own_port(lab, active)
         job = build_job(lab, workload, options, now)
-    if workload.has_own_image and observed and runs.not_up(lab, job, observed):
+    if workload.has_own_image and observed and runs.not_up(lab, job.containers, observed):
         images.confirm_image(workload, lab.image, bool(observed.on(lab.hosts[0].name).image), ask, dry_run=dry_run)
         if not dry_run:
             bring_up(context, cluster)
@@ -603,6 +603,7 @@ def batch(
     """
     from labctl.batches import batch as batches
     from labctl.lab.cluster import connect, load_lab
+    from labctl.runs import run as runs
     from labctl.runs.request import choose_workload
 
     settings = settings_for(context, name)
@@ -613,6 +614,7 @@ def batch(
         plan = batches.plan(lab, workload, directories, timeout=options.timeout or workload.timeout, repeat=repeat)
         if text := batches.renamed(plan):
             context.notice(f"the hostfiles' machines: {text}")
+        runs.require_launcher(context, cluster, lab, workload)
         plan = batches.begin(directory, plan, lab, resume=resume)
         done = run_batch(context, cluster, lab, workload, options, directory, plan, show, parallel=parallel)
         return batches.report(directory, done)
@@ -682,6 +684,7 @@ def bisect(
     from labctl.config import inventory
     from labctl.lab.cluster import connect, load_lab
     from labctl.runs import job
+    from labctl.runs import run as runs
     from labctl.runs.request import choose_workload
 
     now = datetime.now()
@@ -693,6 +696,8 @@ def bisect(
         left_out = () if nodes else inventory.drained(context.directory)
         asked = job.nodes_of(lab, nodes, "--nodes") or lab.nodes
         chosen = tuple(node.name for node in asked if node.name not in left_out)
+
+        runs.require_launcher(context, cluster, lab, workload)
 
         def run(folder: Path) -> Batch:
             context.notice(folder.name)

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -235,12 +236,26 @@ def test_the_run_of_a_job_is_in_the_record_once_it_is_launched(lab: Lab, tmp_pat
     carry_out(tmp_path / "out", planned(lab, hostfiles(tmp_path / "set", "0")), run)
 
 
-def interrupt() -> None:
-    """Ctrl-C."""
-    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+@pytest.fixture
+def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Ctrl-C, once all jobs that can be are started."""
+    waiting = threading.Event()
+
+    def wait(*given: Any, **options: Any) -> Any:
+        waiting.set()
+        return futures.wait(*given, **options)
+
+    def press() -> None:
+        assert waiting.wait(LIMIT)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    monkeypatch.setattr(batches, "wait", wait)
+    return press
 
 
-def test_ctrl_c_stops_what_runs_and_goes_on_once_that_has_ended(lab: Lab, tmp_path: Path) -> None:
+def test_ctrl_c_stops_what_runs_and_goes_on_once_that_has_ended(
+    lab: Lab, tmp_path: Path, interrupt: Callable[[], None]
+) -> None:
     stopped, asked = threading.Event(), list[str]()
 
     def run(job: BatchJob, note: Note) -> Result:
@@ -263,7 +278,9 @@ def test_ctrl_c_stops_what_runs_and_goes_on_once_that_has_ended(lab: Lab, tmp_pa
     assert {"r-worker-1"} <= set(asked) <= {"r-worker-0", "r-worker-1"}
 
 
-def test_a_run_that_is_launched_after_ctrl_c_is_stopped_too(lab: Lab, tmp_path: Path) -> None:
+def test_a_run_that_is_launched_after_ctrl_c_is_stopped_too(
+    lab: Lab, tmp_path: Path, interrupt: Callable[[], None]
+) -> None:
     stopped, asked = threading.Event(), list[list[str]]()
 
     def run(job: BatchJob, note: Note) -> Result:
@@ -296,14 +313,14 @@ def test_what_is_no_error_of_a_job_ends_the_batch_and_what_runs(lab: Lab, tmp_pa
 
 
 def test_more_jobs_than_can_be_followed_wait_for_their_turn_and_are_not_started_by_ctrl_c(
-    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupt: Callable[[], None]
 ) -> None:
     monkeypatch.setattr(batches, "FOLLOWED", 2)
     stopped, begun = threading.Event(), list[str]()
 
     def run(job: BatchJob, note: Note) -> Result:
         begun.append(job.nodes[0])
-        if len(begun) == 2:
+        if job.nodes == ("worker-1",):
             interrupt()
         assert stopped.wait(LIMIT)
         return passed(job, verdict="ERROR", cause="interrupted")
