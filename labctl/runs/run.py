@@ -85,11 +85,18 @@ def node_memory(lab: Lab, nodes: int, limit: int) -> int:
 
 def not_up(lab: Lab, containers: tuple[str, ...], observed: ObservedState) -> list[tuple[str, str]]:
     """Those of these containers that are not as the settings and the image now say, with the reason."""
-    files = render.render(lab)
-    found: list[tuple[str, str]] = []
-    for host in lab.hosts:
-        found += plan.not_current(lab, files, observed.on(host.name), lab.containers_on(host.name))
-    return [(name, why) for name, why in found if name in containers]
+    # Of a large lab no more is rendered than is looked at: a batch does so for each of its jobs.
+    names = render.extra_hosts(lab)
+    owners = {lab.nodes[0].name if name == model.LAUNCHER else name for name in containers}
+    files = tuple(render.render_node(lab, node, names) for node in lab.nodes if node.name in owners)
+    places = {name: lab.host_of(name).name for name in containers}
+    return [
+        one
+        for host in dict.fromkeys(places.values())
+        for one in plan.not_current(
+            lab, files, observed.on(host), tuple(name for name in places if places[name] == host)
+        )
+    ]
 
 
 def observe(context: Context, cluster: Cluster, *, dry_run: bool) -> ObservedState | None:

@@ -34,8 +34,9 @@ def record(
     lab: Lab, settings: Settings, job: Job, versions: dict[str, Any], *, preview: bool = False
 ) -> tuple[File, ...]:
     """Files for the run's directory, relative to it; a ``preview`` has those that `up` is yet to write, too."""
-    # As they are on disk, which is what the containers were made from.
-    composed = ((path, lab.directory / path) for path in (naming.compose_path(node.name) for node in lab.nodes))
+    # As they are on disk, which is what the containers were made from; the first node's has the launcher.
+    owners = dict.fromkeys((lab.nodes[0].name, *(node.name for node in job.nodes)))
+    composed = ((path, lab.directory / path) for path in map(naming.compose_path, owners))
     described = {
         "run_id": job.run_id,
         "workload": job.workload.name,
@@ -438,8 +439,10 @@ def recording(lab: Path, run_id: str) -> Iterator[None]:
 
 
 def unjudged(lab: Path) -> list[str]:
-    """The runs without a result: they are under way, or nobody has looked since they ended."""
-    return [run_id for run_id in ids(lab) if not os.path.lexists(directory(lab, run_id) / RESULT)]
+    """The runs without a result, the latest first: they are under way, or nobody has looked since they ended."""
+    runs = f"{lab}/runs"
+    found = (name for name in _directories(lab) if not os.path.lexists(f"{runs}/{name}/{RESULT}"))
+    return sorted((name for name in found if _has_any(f"{runs}/{name}", MARK, FORMER_MARK)), reverse=True)
 
 
 def listing(
@@ -451,19 +454,32 @@ def listing(
 
 def ids(lab: Path) -> list[str]:
     """The ids of the lab's runs, the latest first."""
-    records = (
-        path.name
-        for path in (lab / "runs").glob("*")
-        if is_run(lab, path.name) and any(os.path.lexists(path / name) for name in (MARK, FORMER_MARK, RESULT))
-    )
-    return sorted(records, reverse=True)
+    found = (name for name in _directories(lab) if _has_any(f"{lab}/runs/{name}", MARK, FORMER_MARK, RESULT))
+    return sorted(found, reverse=True)
+
+
+def _directories(lab: Path) -> list[str]:
+    """What may be runs. Paths are text here: a lab may have ten thousand, and each job of a batch looks at all."""
+    try:
+        with os.scandir(lab / "runs") as entries:
+            return [one.name for one in entries if _is_id(one.name) and one.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+
+
+def _has_any(directory: str, *names: str) -> bool:
+    return any(os.path.lexists(f"{directory}/{name}") for name in names)
 
 
 def is_run(lab: Path, run_id: str) -> bool:
     """Whether this names a directory of a run, which is no link."""
     path = directory(lab, run_id)
-    writable = path == lab / naming.NOTEBOOKS
-    return bool(RUN_ID.fullmatch(run_id)) and not writable and path.is_dir() and not path.is_symlink()
+    return _is_id(run_id) and path.is_dir() and not path.is_symlink()
+
+
+def _is_id(name: str) -> bool:
+    """Whether a directory in ``runs/`` of this name may be a run's; containers write into that of notebooks."""
+    return bool(RUN_ID.fullmatch(name)) and f"runs/{name}" != naming.NOTEBOOKS
 
 
 def summary(lab: Path, run_id: str, active: Mapping[str, ActiveRun] = MappingProxyType({})) -> RunSummary:

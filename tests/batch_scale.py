@@ -1,0 +1,315 @@
+"""`python tests/batch_scale.py`: how long large batches take against what their jobs allow (about 15 minutes).
+
+Their jobs take no time but that of a simulated clock. What labctl does for each is done and measured, on an engine in
+memory: it is added to that clock, one job after the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import os
+import random
+import resource
+import sys
+import tempfile
+import time
+from bisect import bisect, insort
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stderr
+from pathlib import Path
+from typing import Any, cast
+from unittest.mock import patch
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from support import builders
+from support.fake_backend import FakeBackend, healthy
+
+from labctl import flows
+from labctl.batches import hostfiles, record
+from labctl.batches.batch import FOLLOWED
+from labctl.batches.record import Batch, BatchJob
+from labctl.batches.schedule import AHEAD, JobQueue
+from labctl.cli.batch import Display
+from labctl.cli.output import Output
+from labctl.compose import render
+from labctl.config.context import Context
+from labctl.doctor import run as doctor_run
+from labctl.engines.agent import AGENT, ActiveRun
+from labctl.engines.state import ObservedState
+from labctl.lab import cluster as clusters
+from labctl.model import Result
+from labctl.runs import store
+from labctl.runs.request import RunOptions, choose_workload
+from labctl.system.files import write_all
+
+Jobs = Sequence[tuple[str, ...]]
+WORKLOAD = "description: hello\nlauncher: deepspeed\nscript: hello.py\ntimeout: 60s\n"
+
+
+class Engine(FakeBackend):
+    """Its containers are those of a lab that is up; its agent knows the runs that are under way."""
+
+    def __init__(self) -> None:
+        super().__init__(answer=self._say)
+        self.runs: dict[str, str] = {}
+
+    def observe(self, lab: str, image: str | None = None, *, node: str = "") -> ObservedState:
+        self.started.clear()
+        self.options.clear()
+        return super().observe(lab, image, node=node)
+
+    def _say(self, container: str, argv: tuple[str, ...]) -> Iterator[str]:
+        if argv[-len(AGENT) - 1 :] == (*AGENT, "runs"):
+            yield from self.runs.values()
+        yield from healthy(container, argv)
+
+    def begin(self, run_id: str, job: BatchJob) -> None:
+        run = ActiveRun(id=run_id, nodes=job.nodes, state="running", port=29500 + len(self.runs))
+        self.runs[run_id] = msgspec.json.encode(run).decode()
+
+
+class Site:
+    """A batch in a lab that is up: what labctl does for each job, in seconds of a processor."""
+
+    def __init__(self, engine: Engine, jobs: Jobs, context: Context, cluster: clusters.Cluster) -> None:
+        self.engine, self.context, self.cluster, self.directory = engine, context, cluster, context.directory
+        self.workload = choose_workload(context.directory, "hello", RunOptions(), context.settings())
+        self.display = Display(Output())
+        self.now = {f"{number}": planned(number, nodes) for number, nodes in enumerate(jobs)}
+        self.batch = Batch(workload="hello", lab="demo", timeout=60, began=0, jobs=tuple(self.now.values()))
+        record.create(self.directory / "out", self.batch)
+
+    def launch(self, index: int) -> float:
+        """Launch a job and note it."""
+        job, began = self.now[f"{index}"], time.process_time()
+        options = RunOptions(hostfile=self.directory / "hostfile", detach=True, wait=True)
+        (self.directory / "hostfile").write_text("".join(f"{name} slots=1\n" for name in job.nodes))
+        begun = flows.run_on(self.context, self.cluster, self.workload, options, None)
+        assert isinstance(begun, store.RunSummary)
+        self._note(replace(job, state="running", run_id=begun.run_id))
+        cost = time.process_time() - began
+        self.engine.begin(begun.run_id, job)
+        return cost
+
+    def launched(self, index: int) -> None:
+        """As ``launch``, but only what later jobs look at."""
+        job = replace(self.now[f"{index}"], state="running", run_id=f"20260102-{index:06}-hello-0000")
+        folder = store.directory(self.directory, job.run_id)
+        folder.mkdir(parents=True)
+        (folder / store.MARK).touch()
+        self.now[job.log] = job
+        self.engine.begin(job.run_id, job)
+
+    def end(self, index: int, *, noted: bool) -> float:
+        """Record how the run of a job ended, and note that if it is to be."""
+        job, began = replace(self.now[f"{index}"], state="done", verdict="PASS"), time.process_time()
+        lab = builders.lab(1, directory=self.directory)
+        result = {"workload": "hello", "launcher": "deepspeed", "lab": "demo", "cause": None, "message": "Completed."}
+        store.finish(lab, Result(run_id=job.run_id, verdict="PASS", exit_code=0, **cast(dict[str, Any], result)))
+        del self.engine.runs[job.run_id]
+        self.now[job.log] = job
+        if noted:
+            self._note(job)
+        return time.process_time() - began
+
+    def _note(self, job: BatchJob) -> None:
+        self.now[job.log] = job
+        record.change(self.directory / "out", job)
+        self.display.show(replace(self.batch, jobs=tuple(self.now.values())))
+
+
+def planned(number: int, nodes: tuple[str, ...]) -> BatchJob:
+    return BatchJob(job=f"{number}", set="set", hostfile=f"h{number}", names=nodes, nodes=nodes, log=f"{number}")
+
+
+@contextmanager
+def site(count: int, jobs: Jobs) -> Iterator[Site]:
+    """A lab of so many nodes in a directory of its own, and a batch of these jobs."""
+    engine = Engine()
+    with ExitStack() as held:
+        directory = Path(held.enter_context(tempfile.TemporaryDirectory()))
+        held.enter_context(redirect_stderr(held.enter_context(open(os.devnull, "w"))))  # noqa: PTH123
+        held.enter_context(patch.object(clusters, "backend_here", lambda _: engine))
+        held.enter_context(patch.object(doctor_run, "preflight", lambda *given: given[2]))
+        (directory / "cache").mkdir()
+        (directory / "workloads/hello").mkdir(parents=True)
+        (directory / "workloads/hello/hello.py").touch()
+        (directory / "workloads/hello/workload.yml").write_text(WORKLOAD)
+        settings = f"LAB_NAME=demo\nLAB_ACCELERATOR=cpu\nLAB_NODES={count}\nHOST_CACHE_PATH={directory}/cache\n"
+        (directory / ".env").write_text(settings)
+        context = Context(directory=directory, environ={}, emit=lambda _: None, flags={})
+        with clusters.connect(context, context.settings()) as cluster:
+            lab, _ = clusters.load_lab(context, cluster, ask=False)
+            write_all(directory, render.render(lab))
+            engine.seen = builders.observed(lab)
+            yield Site(engine, jobs, context, cluster)
+
+
+class Outcome(Struct, frozen=True, kw_only=True):
+    """What came of a batch; times in seconds of the simulated clock."""
+
+    ideal: float
+    """What the busiest node is in use."""
+    seconds: float
+    costs: dict[int, float]
+    """What labctl does for each job, by its index."""
+    overtaken: int
+    """By how many later jobs one was overtaken at most."""
+
+    @property
+    def overhead(self) -> float:
+        return self.seconds / self.ideal - 1
+
+
+Cost = Callable[[int], float]
+
+
+def nothing(_: int) -> float:
+    return 0.0
+
+
+def run(jobs: Jobs, durations: Sequence[float], launch: Cost = nothing, end: Cost = nothing) -> Outcome:
+    """Run jobs by the real queue. labctl does one thing after the other, each for so many seconds of its own."""
+    queue, ends, costs = JobQueue(jobs, FOLLOWED), list[tuple[float, int]](), dict[int, float]()
+    now = free = 0.0
+    begun: list[int] = []
+    overtaken = 0
+    while queue:
+        began = time.process_time()
+        started = queue.start()
+        free = max(free, now) + time.process_time() - began
+        for index in started:
+            costs[index] = launch(index)
+            free += costs[index]
+            heapq.heappush(ends, (free + durations[index], index))
+            overtaken = max(overtaken, len(begun) - bisect(begun, index))
+            insort(begun, index)
+        now, index = heapq.heappop(ends)
+        queue.end(index)
+        free = max(free, now) + (cost := end(index))
+        costs[index] += cost
+    in_use = dict[str, float]()
+    for nodes, seconds in zip(jobs, durations, strict=True):
+        in_use.update({name: in_use.get(name, 0) + seconds for name in nodes})
+    return Outcome(ideal=max(in_use.values()), seconds=max(now, free), costs=costs, overtaken=overtaken)
+
+
+def durations_of(jobs: Jobs, seconds: float) -> list[float]:
+    """Half to one and a half times so many seconds for each job."""
+    chance = random.Random(1)  # noqa: S311
+    return [seconds * chance.uniform(0.5, 1.5) for _ in jobs]
+
+
+def simulate(count: int, jobs: Jobs, durations: Sequence[float], every: int = 1) -> Outcome:
+    """A batch in a lab of so many nodes.
+
+    What labctl does is measured of each ``every``th job of a size, and taken to be the same for those after it.
+    """
+    seen, last = Counter[int](), dict[tuple[str, int], float]()
+    measured = set[int]()
+    with site(count, jobs) as made:
+
+        def launch(index: int) -> float:
+            size = len(jobs[index])
+            seen[size] += 1
+            if (seen[size] - 1) % every:
+                made.launched(index)
+            else:
+                measured.add(index)
+                last["launch", size] = made.launch(index)
+            return last["launch", size]
+
+        def end(index: int) -> float:
+            seconds = made.end(index, noted=index in measured)
+            if index in measured:
+                last["end", 0] = seconds
+            return last.get(("end", 0), seconds)
+
+        return run(jobs, durations, launch, end)
+
+
+def names(count: int) -> tuple[str, ...]:
+    return tuple(f"worker-{number}" for number in range(count))
+
+
+def repeated(groups: Jobs, jobs: int) -> Jobs:
+    return (list(groups) * (jobs // len(groups) + 1))[:jobs]
+
+
+def sequential(count: int, jobs: int) -> Jobs:
+    return repeated(hostfiles.groups(names(count), 2, "sequential"), jobs)
+
+
+def ring(count: int, jobs: int) -> Jobs:
+    return repeated(hostfiles.groups(names(count), 2, "ring"), jobs)
+
+
+def random_pairs(count: int, jobs: int) -> Jobs:
+    chance = random.Random(2)  # noqa: S311
+    return [tuple(chance.sample(names(count), 2)) for _ in range(jobs)]
+
+
+def mixed(count: int, jobs: int) -> Jobs:
+    """Groups of one to eight neighbours, or of as many as there are."""
+    chance, known = random.Random(3), names(count)  # noqa: S311
+    sizes = [min(count, chance.choice((1, 2, 4, 8))) for _ in range(jobs)]
+    firsts = [chance.randrange(count // size) * size for size in sizes]
+    return [known[first : first + size] for first, size in zip(firsts, sizes, strict=True)]
+
+
+def wide(count: int, jobs: int) -> Jobs:
+    """After each hundred jobs of one node, one of all."""
+    known = names(count)
+    return [known if number % 101 == 100 else (known[number % count],) for number in range(jobs)]
+
+
+MIXES: dict[str, tuple[Callable[[int, int], Jobs], int]] = {
+    "pairs, one after the other": (sequential, 1000),
+    "ring of pairs": (ring, 1000),
+    "random pairs": (random_pairs, 1000),
+    "1, 2, 4 or 8 neighbours, shuffled": (mixed, 1000),
+    "all nodes after each 100 single ones": (wide, 1000),
+    "1, 2 or 4 of 4 nodes, shuffled": (mixed, 4),
+}
+HEAD = """\
+| nodes | jobs | mix | ideal | overhead | without labctl's time | labctl, per job | overtaken at most |
+|---|---|---|---|---|---|---|---|
+"""
+
+
+def row(nodes: int, jobs: Jobs, mix: str, outcome: Outcome, alone: Outcome) -> str:
+    mean = sum(outcome.costs.values()) / len(outcome.costs)
+    return (
+        f"| {nodes:,} | {len(jobs):,} | {mix} | {outcome.ideal / 3600:.1f} h | {100 * outcome.overhead:.1f} % | "
+        f"{100 * alone.overhead:.1f} % | {1000 * mean:.0f} ms | {outcome.overtaken:,} of {AHEAD * nodes:,} |\n"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=10_000)
+    parser.add_argument("--seconds", type=float, default=600, help="that a job takes in the mean")
+    parser.add_argument("--every", type=int, default=20, help="measure what labctl does for one in so many jobs")
+    parser.add_argument("--only", default="", help="mixes whose name holds this text")
+    options = parser.parse_args()
+    sys.stdout.write(HEAD)
+    for mix, (make, nodes) in MIXES.items():
+        if options.only in mix:
+            jobs = make(nodes, options.jobs)
+            durations = durations_of(jobs, options.seconds)
+            outcome = simulate(nodes, jobs, durations, options.every)
+            sys.stdout.write(row(nodes, jobs, mix, outcome, run(jobs, durations)))
+            sys.stdout.flush()
+    sys.stdout.write(f"memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MiB at most\n")
+
+
+if __name__ == "__main__":
+    main()
