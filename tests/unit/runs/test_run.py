@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -11,8 +12,9 @@ from support import builders
 from support.fake_backend import FakeBackend
 from support.nearby import Nearby
 
+from labctl.config.context import Context
 from labctl.engines import Backend
-from labctl.engines.state import HostPortUser
+from labctl.engines.state import HostPortUser, ObservedState
 from labctl.errors import HostError
 from labctl.hosts import facts
 from labctl.hosts.ssh import Connection
@@ -48,6 +50,12 @@ def lab() -> Lab:
     return builders.lab(nodes, hosts=hosts, network="host")
 
 
+@pytest.fixture
+def context(tmp_path: Path) -> Context:
+    environ = {"LAB_NAME": "demo", "LAB_ACCELERATOR": "cpu"}
+    return Context(directory=tmp_path, environ=environ, emit=lambda _: None, flags={})
+
+
 def ask(lab: Lab, engine: Busy, *before: int) -> None:
     told = {"h1": builders.facts(ports=dict.fromkeys(before, "root")), "h2": builders.facts(ports={PORT + 1: "cy"})}
     run.require_port(lab, builders.job(lab), engine, told)
@@ -78,6 +86,19 @@ def test_metrics_that_no_line_matched_are_remarked_unless_they_are_optional() ->
     assert run.unmatched(of.workload, silent) == [loss]
     assert run.unmatched(of.workload, replace(silent, metrics={"loss": {"value": 3.0}})) == []
     assert run.unmatched(of.workload, replace(silent, verdict="ERROR")) == []
+
+
+def test_a_batch_needs_the_launcher_and_not_every_node(context: Context) -> None:
+    lab = builders.lab(2, directory=context.directory)
+    engine = FakeBackend(seen=builders.observed(lab, worker_1={"state": "exited"}))
+    run.require_launcher(context, builders.site(context, engine), lab, builders.workload())
+    engine.seen = builders.observed(lab, launcher={"image": "sha256:2222"})
+    with pytest.raises(HostError, match=r"lab demo is out of date: launcher: image changed") as caught:
+        run.require_launcher(context, builders.site(context, engine), lab, builders.workload())
+    assert caught.value.hint == "labctl up"
+    engine.seen = ObservedState()
+    with pytest.raises(HostError, match=r"lab demo is not up: launcher: missing"):
+        run.require_launcher(context, builders.site(context, engine), lab, builders.workload())
 
 
 def test_a_script_that_starts_its_own_ranks_needs_no_program_in_the_image() -> None:
