@@ -47,7 +47,8 @@ def hostfiles_command(
         chosen = pattern_named(pattern)
         made = flows.hostfiles(lab, nodes, size=size, pattern=chosen, slots=slots, out=out, seed=seed)
         count = len(made.hostfiles)
-        text = f"{os.path.relpath(made.directory)}: {count} hostfile{'s' * (count != 1)} of {size} node{'s' * (size != 1)}"
+        groups = f"{count} hostfile{'s' * (count != 1)} of {size} node{'s' * (size != 1)}"
+        text = f"{os.path.relpath(made.directory)}: {groups}"
         if made.left_over:
             text += f"\nleft over: {', '.join(made.left_over)} (in no hostfile)"
         if made.drained:
