@@ -551,6 +551,10 @@ def hostfiles(
     from labctl.batches import hostfiles as sets
     from labctl.config import inventory
 
+    if not file.is_file():
+        raise ConfigError(
+            f"{file}: no such file", hint="write a machine per line: its name, its IP address or worker-N"
+        )
     listed, drained = inventory.in_use(context.directory, inventory.read(file))
     names = tuple(host.name for host in listed)
     groups = sets.groups(names, size, pattern, seed)
@@ -613,9 +617,25 @@ def batch(
         plan = batches.plan(lab, workload, directories, timeout=options.timeout or workload.timeout, repeat=repeat)
         if text := batches.renamed(plan):
             context.notice(f"the hostfiles' machines: {text}")
+        require_some_up(
+            context, cluster, lab, workload, tuple(dict.fromkeys(n for job in plan.jobs for n in job.nodes))
+        )
         plan = batches.begin(directory, plan, lab, resume=resume)
         done = run_batch(context, cluster, lab, workload, options, directory, plan, show, parallel=parallel)
         return batches.report(directory, done)
+
+
+def require_some_up(cluster: Cluster, lab: Lab, workload: Workload, nodes: tuple[str, ...]) -> None:
+    """HostError unless the launcher is there and one of these nodes, with the image that the workload needs."""
+    from labctl.model import LAUNCHER
+    from labctl.runs import run as runs
+
+    observed = cluster.engine.observe(lab.name, cluster.image)
+    lacking = runs.not_current(lab, (LAUNCHER, *nodes), observed)
+    if lacking and (lacking[0][0] == LAUNCHER or len(lacking) == len(nodes)):
+        up = f"labctl up --workload {workload.name}" if workload.has_own_image else "labctl up"
+        name, why = lacking[0]
+        raise HostError(f"lab {lab.name} is not up: {name}: {why}", hint=up, node=name)
 
 
 def run_batch(
@@ -688,6 +708,7 @@ def bisect(
         left_out = () if nodes else inventory.drained(context.directory)
         asked = job.nodes_of(lab, nodes, "--nodes") or lab.nodes
         chosen = tuple(node.name for node in asked if node.name not in left_out)
+        require_some_up(cluster, lab, workload, chosen)
 
         def run(folder: Path) -> Batch:
             context.notice(folder.name)

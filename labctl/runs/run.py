@@ -85,11 +85,16 @@ def node_memory(lab: Lab, nodes: int, limit: int) -> int:
 
 def not_up(lab: Lab, job: Job, observed: ObservedState) -> list[tuple[str, str]]:
     """The containers of a run that are not as the settings and the image now say, with the reason."""
+    return not_current(lab, job.containers, observed)
+
+
+def not_current(lab: Lab, names: tuple[str, ...], observed: ObservedState) -> list[tuple[str, str]]:
+    """Those of these containers that are not as the settings and the image now say, with the reason."""
     files = render.render(lab)
     found: list[tuple[str, str]] = []
     for host in lab.hosts:
         found += plan.not_current(lab, files, observed.on(host.name), lab.containers_on(host.name))
-    return [(name, why) for name, why in found if name in job.containers]
+    return [(name, why) for name, why in found if name in names]
 
 
 def observe(context: Context, cluster: Cluster, *, dry_run: bool) -> ObservedState | None:
