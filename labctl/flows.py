@@ -617,9 +617,7 @@ def batch(
         plan = batches.plan(lab, workload, directories, timeout=options.timeout or workload.timeout, repeat=repeat)
         if text := batches.renamed(plan):
             context.notice(f"the hostfiles' machines: {text}")
-        require_some_up(
-            context, cluster, lab, workload, tuple(dict.fromkeys(n for job in plan.jobs for n in job.nodes))
-        )
+        require_some_up(cluster, lab, workload, tuple(dict.fromkeys(n for job in plan.jobs for n in job.nodes)))
         plan = batches.begin(directory, plan, lab, resume=resume)
         done = run_batch(context, cluster, lab, workload, options, directory, plan, show, parallel=parallel)
         return batches.report(directory, done)
