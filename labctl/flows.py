@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from labctl.config.context import Context
 from labctl.config.settings import Settings
-from labctl.errors import ConfigError, HostError, raise_all
+from labctl.errors import ConfigError, HostError, Interrupted, raise_all
 
 if TYPE_CHECKING:
     from labctl.batches.batch import BatchReport
@@ -447,7 +447,7 @@ def run_on(
     if active := runs.under_way(lab, cluster.engine, observed, dry_run=dry_run) if observed else ():
         lab = runs.with_own_port(lab, active)
         job = build_job(lab, workload, options, now)
-    if workload.has_own_image and observed and runs.not_up(lab, job, observed):
+    if workload.has_own_image and observed and runs.not_up(lab, job.containers, observed):
         images.confirm_image(workload, lab.image, bool(observed.on(lab.hosts[0].name).image), ask, dry_run=dry_run)
         if not dry_run:
             bring_up(context, cluster)
@@ -607,6 +607,7 @@ def batch(
     """
     from labctl.batches import batch as batches
     from labctl.lab.cluster import connect, load_lab
+    from labctl.runs import run as runs
     from labctl.runs.request import choose_workload
 
     settings = settings_for(context, name)
@@ -617,23 +618,10 @@ def batch(
         plan = batches.plan(lab, workload, directories, timeout=options.timeout or workload.timeout, repeat=repeat)
         if text := batches.renamed(plan):
             context.notice(f"the hostfiles' machines: {text}")
-        require_some_up(cluster, lab, workload, tuple(dict.fromkeys(n for job in plan.jobs for n in job.nodes)))
+        runs.require_launcher(context, cluster, lab, workload)
         plan = batches.begin(directory, plan, lab, resume=resume)
         done = run_batch(context, cluster, lab, workload, options, directory, plan, show, parallel=parallel)
         return batches.report(directory, done)
-
-
-def require_some_up(cluster: Cluster, lab: Lab, workload: Workload, nodes: tuple[str, ...]) -> None:
-    """HostError unless the launcher is there and one of these nodes, with the image that the workload needs."""
-    from labctl.model import LAUNCHER
-    from labctl.runs import run as runs
-
-    observed = cluster.engine.observe(lab.name, cluster.image)
-    lacking = runs.not_current(lab, (LAUNCHER, *nodes), observed)
-    if lacking and (lacking[0][0] == LAUNCHER or len(lacking) == len(nodes)):
-        up = f"labctl up --workload {workload.name}" if workload.has_own_image else "labctl up"
-        name, why = lacking[0]
-        raise HostError(f"lab {lab.name} is not up: {name}: {why}", hint=up, node=name)
 
 
 def run_batch(
@@ -652,20 +640,25 @@ def run_batch(
     import threading
 
     from labctl.batches import batch as batches
+    from labctl.engines.events import Losses
     from labctl.runs import follow
 
-    launching = threading.Semaphore(batches.LAUNCHED)
+    launching, stopped = threading.Semaphore(batches.LAUNCHED), threading.Event()
+    losses = Losses(cluster.engine, lab.name)
 
     def run_job(job: BatchJob, note: Callable[[BatchJob], None]) -> Result:
         own = replace(options, hostfile=Path(job.hostfile), detach=True, wait=True)
 
         def launch(quiet: Context) -> Result | RunSummary:
             with launching:
+                if stopped.is_set():
+                    raise Interrupted("the batch was stopped before")
                 return cast("Result | RunSummary", run_on(quiet, cluster, workload, own, None))
 
-        return batches.run_job(context, cluster, lab, directory, launch, job, note)
+        return batches.run_job(context, cluster, lab, directory, losses, launch, job, note)
 
     def stop(run_ids: list[str]) -> None:
+        stopped.set()
         follow.stop_all(cluster, lab, run_ids, f"{lab.owner} stopped the batch")
 
     return batches.carry_out(directory, plan, run_job, stop, show, parallel=parallel)
@@ -695,6 +688,7 @@ def bisect(
     from labctl.config import inventory
     from labctl.lab.cluster import connect, load_lab
     from labctl.runs import job
+    from labctl.runs import run as runs
     from labctl.runs.request import choose_workload
 
     now = datetime.now()
@@ -706,7 +700,7 @@ def bisect(
         left_out = () if nodes else inventory.drained(context.directory)
         asked = job.nodes_of(lab, nodes, "--nodes") or lab.nodes
         chosen = tuple(node.name for node in asked if node.name not in left_out)
-        require_some_up(cluster, lab, workload, chosen)
+        runs.require_launcher(context, cluster, lab, workload)
 
         def run(folder: Path) -> Batch:
             context.notice(folder.name)

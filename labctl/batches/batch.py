@@ -16,16 +16,18 @@ from labctl.batches.record import Batch, BatchJob
 from labctl.batches.schedule import JobQueue
 from labctl.config import hostfile
 from labctl.config.context import Context
-from labctl.errors import ConfigError, LabError
+from labctl.engines.events import Losses
+from labctl.errors import ConfigError, Interrupted, LabError
 from labctl.lab.cluster import Cluster
-from labctl.model import Event, Lab, Metric, Result, Workload
+from labctl.model import Cause, Event, Lab, Metric, Result, Workload
 from labctl.runs import follow, store
 from labctl.runs import job as jobs
 from labctl.runs.request import read_text
 from labctl.runs.store import RunSummary
+from labctl.system import files, process
 
-# Jobs that are followed at once at most, each by a thread, and those that are launched.
-FOLLOWED, LAUNCHED = 512, 8
+# Jobs that run at once at most, each followed by a thread, and those that are launched at once.
+FOLLOWED, LAUNCHED = 1024, 8
 
 
 class BatchReport(Struct, frozen=True, kw_only=True):
@@ -187,9 +189,11 @@ def carry_out(
         note(ended(replace(job, began=began), batch.metric, result))
 
     waiting = [job for job in batch.jobs if job.state != "done"]
-    queue, running = JobQueue([job.nodes for job in waiting], parallel), dict[Future[None], int]()
+    queue = JobQueue([job.nodes for job in waiting], min(parallel or FOLLOWED, FOLLOWED))
+    running: dict[Future[None], int] = {}
     show(batch)
-    with ThreadPoolExecutor(FOLLOWED) as pool:
+    process.allow_more_files()
+    with ThreadPoolExecutor(FOLLOWED + 1) as pool:
         try:
             while queue:
                 running |= {pool.submit(work, waiting[index]): index for index in queue.start()}
@@ -198,7 +202,7 @@ def carry_out(
                     future.result()
         except BaseException:
             stopping.set()
-            # By a thread, which another Ctrl-C does not interrupt.
+            # By a thread, which another Ctrl-C does not interrupt; one is left for it.
             pool.submit(stop, [job.run_id for job in now.values() if job.state == "running" and job.run_id])
             raise
     return replace(batch, jobs=tuple(now.values()))
@@ -209,18 +213,22 @@ def run_job(
     cluster: Cluster,
     lab: Lab,
     directory: Path,
+    losses: Losses,
     launch: Callable[[Context], Result | RunSummary],
     job: BatchJob,
     note: Callable[[BatchJob], None],
 ) -> Result:
     """Run a job and write its log: the hostfile, an empty line, then what the run prints.
 
-    Its run is followed if it was launched before. What keeps it from running is its result, too.
+    Its run is followed if it was launched before. What keeps it from running is its result, too. ``losses`` are those
+    of the lab's nodes. HostError where the log cannot be written.
     """
     path = directory / job.log
-    path.parent.mkdir(parents=True, exist_ok=True)
     # By the line, for who looks on.
-    with path.open("w", encoding="utf-8", buffering=1) as log:
+    with files.writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        log = path.open("w", encoding="utf-8", buffering=1)
+    with log:
 
         def emit(event: Event) -> None:
             if event.kind == "line":
@@ -232,14 +240,14 @@ def run_job(
         log.write(f"{read_text(Path(job.hostfile)).rstrip()}\n\n")
         try:
             if job.run_id:
-                found = follow.attach(quiet, cluster, lab, job.run_id)
+                found = follow.attach(quiet, cluster, lab, job.run_id, losses)
                 if found.cause != "interrupted":
                     return found
             begun = launch(quiet)
             if isinstance(begun, Result):
                 return begun
             note(replace(job, run_id=begun.run_id))
-            return follow.attach(quiet, cluster, lab, begun.run_id)
+            return follow.attach(quiet, cluster, lab, begun.run_id, losses)
         except LabError as error:
             log.write(f"labctl: {error.message}\n")
             return refused(lab, job, error)
@@ -247,13 +255,14 @@ def run_job(
 
 def refused(lab: Lab, job: BatchJob, error: LabError) -> Result:
     """The result of a job that could not run."""
+    cause: Cause = "node-lost" if error.node in job.nodes else "launcher-failed"
     return Result(
         run_id=job.run_id,
         workload="",
         launcher="",
         lab=lab.name,
         verdict="ERROR",
-        cause="node-lost" if error.node in job.nodes else "launcher-failed",
+        cause="interrupted" if isinstance(error, Interrupted) else cause,
         message=error.message,
         exit_code=error.exit_code,
     )

@@ -6,7 +6,7 @@ Named as in Lambda's benchmark: ``4nodes_2xN/hostfile_2xN_batch0001`` is the fir
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Literal, cast, get_args
@@ -16,6 +16,7 @@ from msgspec import Struct
 from labctl.config import hostfile
 from labctl.config.hostfile import PREFIX
 from labctl.errors import ConfigError, did_you_mean
+from labctl.system import files
 
 Pattern = Literal["sequential", "pairs", "ring", "all-pairs", "random"]
 Group = tuple[str, ...]
@@ -92,25 +93,30 @@ def default_directory(count: int, size: int, pattern: Pattern) -> Path:
     )
 
 
-def texts(chosen: Iterable[Group], size: int, slots: Mapping[str, int]) -> dict[str, str]:
-    """The content of each group's hostfile, by its name."""
+def texts(chosen: tuple[Group, ...], size: int, slots: Mapping[str, int]) -> dict[str, str]:
+    """The content of each group's hostfile, by its name; in the order of the names, which `batch` runs them in."""
+    digits = max(4, len(str(len(chosen))))
     return {
-        f"{PREFIX}{size}xN_batch{number:04}": hostfile.format_hostfile((name, slots[name]) for name in group)
+        f"{PREFIX}{size}xN_batch{number:0{digits}}": hostfile.format_hostfile((name, slots[name]) for name in group)
         for number, group in enumerate(chosen, start=1)
     }
 
 
 def write(directory: Path, hostfiles: Mapping[str, str]) -> None:
-    """Write a set. ConfigError, and nothing is written, where the directory has other hostfiles."""
+    """Write a set. ConfigError, and nothing is written, where the directory has other hostfiles.
+
+    HostError where it cannot be written.
+    """
     present = {path.name: path for path in directory.glob(f"{PREFIX}*")}
     if other := sorted(present.keys() - hostfiles.keys()) or [
         name for name in sorted(present) if present[name].read_text(errors="replace") != hostfiles[name]
     ]:
         where = directory / other[0]
         raise ConfigError(f"{where} is not of this set", hint=f"rm -r {directory}, or another directory: --out DIR")
-    directory.mkdir(parents=True, exist_ok=True)
-    for name, text in hostfiles.items():
-        (directory / name).write_text(text, encoding="utf-8")
+    with files.writing(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, text in hostfiles.items():
+            (directory / name).write_text(text, encoding="utf-8")
 
 
 def listed(directory: Path) -> tuple[Path, ...]:

@@ -85,6 +85,7 @@ def create(directory: Path, batch: Batch) -> None:
 
 
 def change(directory: Path, job: BatchJob) -> None:
-    """Add how a job is now to the record."""
-    with (directory / RECORD).open("ab") as record:
+    """Add how a job is now to the record. HostError where it cannot be written."""
+    path = directory / RECORD
+    with files.writing(path), path.open("ab") as record:
         record.write(msgspec.json.encode(job) + b"\n")

@@ -60,7 +60,7 @@ def search(
 
 def hostfile_of(group: Group, groups: tuple[Group, ...], slots: Mapping[str, int]) -> list[tuple[str, str]]:
     """The hostfile of one group, numbered among those of its round."""
-    ((name, text),) = hostfiles.texts([group], len(group), slots).items()
+    ((name, text),) = hostfiles.texts((group,), len(group), slots).items()
     return [(f"{name[:-4]}{groups.index(group) + 1:04}", text)]
 
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from http.client import HTTPException
-from typing import Any
+from typing import Any, Protocol
 
 from labctl.engines.state import Container, ObservedState, lost
 from labctl.errors import HostError
@@ -22,6 +22,12 @@ ENDING = 2
 PAUSED = 15
 
 Loss = tuple[str, Cause, str]
+
+
+class Source(Protocol):
+    """An engine, as far as it is listened to."""
+
+    def events(self, lab: str) -> Iterator[Loss]: ...
 
 
 def watch(
@@ -47,6 +53,42 @@ def watch(
         if event is None:
             return
         yield from watched.hear(event)
+
+
+class Losses:
+    """Losses of a lab's containers for all who follow runs of it, over one subscription to each daemon."""
+
+    def __init__(self, engine: Source, lab: str) -> None:
+        self._engine, self._lab = engine, lab
+        self._lock = threading.Lock()
+        self._hearers: list[Callable[[str, Cause, str], None]] = []
+        self._listens = False
+
+    @contextlib.contextmanager
+    def subscribed(self, hear: Callable[[str, Cause, str], None]) -> Iterator[None]:
+        """Hand each loss on to this, until the block ends: node, cause, what happened."""
+        with self._lock:
+            self._hearers.append(hear)
+            if not self._listens:
+                # Connections that end from now on end with the command.
+                threading.Thread(target=self._listen, daemon=True).start()
+            self._listens = True
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._hearers.remove(hear)
+
+    def _listen(self) -> None:
+        with contextlib.suppress(Exception):
+            for loss in self._engine.events(self._lab):
+                with self._lock:
+                    hearers = tuple(self._hearers)
+                for hear in hearers:
+                    # One that fails keeps the others from nothing.
+                    with contextlib.suppress(Exception):
+                        hear(*loss)
+        self._listens = False
 
 
 class _Watched:

@@ -9,6 +9,7 @@ from datetime import datetime
 
 from labctl.config.context import Context
 from labctl.engines import agent
+from labctl.engines.events import Losses
 from labctl.errors import ConfigError, HostError
 from labctl.lab.cluster import Cluster, load_lab
 from labctl.lab.spec import hidden
@@ -50,20 +51,30 @@ def known_runs(cluster: Cluster) -> dict[str, agent.ActiveRun]:
     return {run_id: agent.ActiveRun(id=run_id, nodes=(), state="unknown") for run_id in unknown}
 
 
-def attach(context: Context, cluster: Cluster, lab: Lab, run_id: str) -> Result:
-    """Print all that a run prints to its end; its result. HostError where it cannot be followed any more."""
+def attach(context: Context, cluster: Cluster, lab: Lab, run_id: str, losses: Losses | None = None) -> Result:
+    """Print all that a run prints to its end; its result. HostError where it cannot be followed any more.
+
+    ``losses`` as ``supervise``.
+    """
     if found := store.read_result(lab.directory, run_id):
         logs(cluster, lab, run_id, context.line, follow=False)
         return found
     with suppress(filelock.LockHeld):
-        return judge(context, cluster, lab, run_id, context.line)
+        return judge(context, cluster, lab, run_id, context.line, losses)
     context.notice(f"{filelock.holder(store.lock(lab.directory, run_id))} records it")
     follower = agent.Follower(lambda line: context.line(store.redact(line.text, lab.hidden)), context.notice)
     agent.follow(lab, cluster.engine, run_id, follower)
     return judged(lab, run_id)
 
 
-def judge(context: Context, cluster: Cluster, lab: Lab, run_id: str, on_line: Callable[[str], None]) -> Result:
+def judge(
+    context: Context,
+    cluster: Cluster,
+    lab: Lab,
+    run_id: str,
+    on_line: Callable[[str], None],
+    losses: Losses | None = None,
+) -> Result:
     """Follow a run from its beginning to its end, and write its record and result. LockHeld where another does."""
     path, job = store.directory(lab.directory, run_id), store.load_job(lab.directory, run_id)
     age = store.age(path)
@@ -82,7 +93,7 @@ def judge(context: Context, cluster: Cluster, lab: Lab, run_id: str, on_line: Ca
             return line
 
         site.began = time.monotonic() - age
-        site.outcome = supervise(lab, job, cluster.engine, keep, age=age, notice=context.notice)
+        site.outcome = supervise(lab, job, cluster.engine, keep, losses=losses, age=age, notice=context.notice)
         site.seconds = site.outcome.seconds
         runs.conclude_record(site)
         return site.result  # type: ignore[return-value]

@@ -83,18 +83,13 @@ def node_memory(lab: Lab, nodes: int, limit: int) -> int:
     return min(share, limit or share)
 
 
-def not_up(lab: Lab, job: Job, observed: ObservedState) -> list[tuple[str, str]]:
-    """The containers of a run that are not as the settings and the image now say, with the reason."""
-    return not_current(lab, job.containers, observed)
-
-
-def not_current(lab: Lab, names: tuple[str, ...], observed: ObservedState) -> list[tuple[str, str]]:
+def not_up(lab: Lab, containers: tuple[str, ...], observed: ObservedState) -> list[tuple[str, str]]:
     """Those of these containers that are not as the settings and the image now say, with the reason."""
     files = render.render(lab)
     found: list[tuple[str, str]] = []
     for host in lab.hosts:
         found += plan.not_current(lab, files, observed.on(host.name), lab.containers_on(host.name))
-    return [(name, why) for name, why in found if name in names]
+    return [(name, why) for name, why in found if name in containers]
 
 
 def observe(context: Context, cluster: Cluster, *, dry_run: bool) -> ObservedState | None:
@@ -121,7 +116,7 @@ def require_ready(
     """HostError or ConfigError for what stops the run; to a dry run, a lab that is not up yet is only a warning."""
     if observed is None:
         return
-    lacking = not_up(lab, job, observed)
+    lacking = not_up(lab, job.containers, observed)
     if options.dry_run and lacking:
         if not observed.on(lab.hosts[0].name).image:
             images.require_buildable(cluster)
@@ -142,6 +137,15 @@ def require_up(
     lab: Lab, job: Job, observed: ObservedState, lacking: list[tuple[str, str]], flags: Mapping[str, str]
 ) -> None:
     """HostError unless the launcher and every node of the run are there, as the settings with ``flags`` have them."""
+    require_current(lab, lacking, flags)
+    for node in job.nodes:
+        container = observed.container(node.name)
+        if container and lost(container.reason):
+            raise HostError(f"{node.name} is unhealthy: {container.reason}", hint="labctl up", node=node.name)
+
+
+def require_current(lab: Lab, lacking: list[tuple[str, str]], flags: Mapping[str, str]) -> None:
+    """HostError of the first container that is not up as the settings with ``flags`` have it."""
     if lacking:
         name, why = lacking[0]
         wanted = f" (wanted: {lab.image})" if why == "image changed" else ""
@@ -149,10 +153,15 @@ def require_up(
         # Without these overrides `up` would leave the lab as it is.
         overrides = (f"-s {key}={'...' if sounds_secret(key) else shlex.quote(value)}" for key, value in flags.items())
         raise HostError(message, hint=" ".join(("labctl up", *overrides)), node=name)
-    for node in job.nodes:
-        container = observed.container(node.name)
-        if container and lost(container.reason):
-            raise HostError(f"{node.name} is unhealthy: {container.reason}", hint="labctl up", node=node.name)
+
+
+def require_launcher(context: Context, cluster: Cluster, lab: Lab, workload: Workload) -> None:
+    """HostError unless the launcher is there, as the settings and the workload have it: else no run could begin."""
+    observed = cluster.engine.observe(lab.name, cluster.image)
+    lacking = not_up(lab, (model.LAUNCHER,), observed)
+    if lacking and workload.has_own_image:
+        images.confirm_image(workload, lab.image, bool(observed.on(lab.hosts[0].name).image), None)
+    require_current(lab, lacking, context.flags)
 
 
 def require_program(lab: Lab, job: Job, engine: Backend) -> None:

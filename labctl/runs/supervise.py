@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from labctl import launchers
 from labctl.engines import Backend, agent
+from labctl.engines.events import Losses
 from labctl.engines.state import lost
 from labctl.errors import HostError
 from labctl.model import LAUNCHER, Cause, Job, Lab
@@ -179,19 +180,21 @@ def supervise(
     keep: Callable[[str], str],
     launch: agent.Launch | None = None,
     *,
+    losses: Losses | None = None,
     age: float = 0,
     notice: Callable[[str], object] = len,
 ) -> RunOutcome:
     """Launch a run, or follow one that was launched before, to its end; then kill its remaining processes.
 
     A run that is launched here ends with Ctrl-C. ``keep`` gets each line as printed and returns it redacted,
-    ``notice`` gets a line for a connection that breaks; ``age`` as ``RunStopper``. RecordError where a line cannot be
-    written, HostError where the connection to the run is lost, which then goes on.
+    ``losses`` are those of the lab's nodes, where others listen to them, too; ``notice`` gets a line for a connection
+    that breaks; ``age`` as ``RunStopper``. RecordError where a line cannot be written, HostError where the connection
+    to the run is lost, which then goes on.
     """
     stop = RunStopper(lab, job, engine, age)
     began = time.monotonic()
     with contextlib.ExitStack() as watchers:
-        watchers.enter_context(node_losses(stop, lab, job, engine, notice))
+        watchers.enter_context(node_losses(stop, lab, job, losses or Losses(engine, lab.name), notice))
         if launch:
             watchers.enter_context(watchdog(stop, job.timeout) if not launch.wait else contextlib.nullcontext())
             watchers.enter_context(interrupts(stop))
@@ -429,33 +432,27 @@ def watchdog(stop: RunStopper, timeout: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def node_losses(
-    stop: RunStopper, lab: Lab, job: Job, engine: Backend, notice: Callable[[str], object]
+    stop: RunStopper, lab: Lab, job: Job, losses: Losses, notice: Callable[[str], object]
 ) -> Iterator[None]:
     """Stop the run when a container that it needs dies, or its node is lost to it; say so of one that it does not."""
     launcher = job.workload.launcher
     needed = (LAUNCHER, *launchers.needed(launcher, tuple(node.name for node in job.nodes)))
+    lock = lab.directory / filelock.LAB
 
-    def watch() -> None:
-        lock = lab.directory / filelock.LAB
-        with contextlib.suppress(Exception):
-            for node, cause, what in engine.events(lab.name):
-                if node in job.containers and not over.is_set():
-                    command = f" during {filelock.holder(lock)}" if filelock.is_held(lock) else ""
-                    limit = f"; {memory_limit(lab)}" if cause == "out-of-memory" else ""
-                    if node not in needed and cause in ("node-lost", "device-lost"):
-                        if node not in stop.gone:
-                            notice(f"{node}: {what}; {launchers.name(launcher)} goes on without it")
-                        stop.gone[node] = f"{node}: {what}"
-                    if node in needed or len(stop.gone) == len(job.nodes):
-                        stop.because(cause, f"{describe_node(node, job)}: {what}{command}{limit}")
+    def hear(node: str, cause: Cause, what: str) -> None:
+        if node not in job.containers:
+            return
+        command = f" during {filelock.holder(lock)}" if filelock.is_held(lock) else ""
+        limit = f"; {memory_limit(lab)}" if cause == "out-of-memory" else ""
+        if node not in needed and cause in ("node-lost", "device-lost"):
+            if node not in stop.gone:
+                notice(f"{node}: {what}; {launchers.name(launcher)} goes on without it")
+            stop.gone[node] = f"{node}: {what}"
+        if node in needed or len(stop.gone) == len(job.nodes):
+            stop.because(cause, f"{describe_node(node, job)}: {what}{command}{limit}")
 
-    over = threading.Event()
-    threading.Thread(target=watch, daemon=True).start()
-    try:
+    with losses.subscribed(hear):
         yield
-    finally:
-        # Connections that end from now on end with the command.
-        over.set()
 
 
 @contextlib.contextmanager

@@ -119,6 +119,14 @@ def _pulsing(child: subprocess.Popen[Any], seconds: float) -> Iterator[None]:
             thread.join()
 
 
+def allow_more_files() -> None:
+    """Let this process have as many files open as it may: each run that it follows has five."""
+    import resource
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def variable(name: str) -> str:
     """A variable of this process's environment, which the programs that it starts inherit; empty where it is unset."""
     return os.environ.get(name, "")

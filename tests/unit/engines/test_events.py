@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -95,8 +96,8 @@ def heard(daemon: Daemon) -> list[tuple[str, str, str]]:
 
 UNHEALTHY = ("worker-0", "health_status: unhealthy")
 HEALTHY = ("worker-0", "health_status: healthy")
-DIED = ("worker-1", "node-lost", "container died with exit code 137")
-GONE = ("worker-0", "device-lost", LOST)
+DIED: events.Loss = ("worker-1", "node-lost", "container died with exit code 137")
+GONE: events.Loss = ("worker-0", "device-lost", LOST)
 BUSY = HostError("Docker Engine does not answer: timed out")
 
 
@@ -205,3 +206,46 @@ def test_a_node_that_is_healthy_again_is_not_asked_about_any_more(monkeypatch: p
 def test_what_is_no_event_ends_the_watch_without_a_word(odd: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     assert heard(Daemon(("worker-1", "die"), odd, ("worker-1", "die"))) == [DIED]
     assert capsys.readouterr().err == ""
+
+
+class Stream:
+    """An engine whose losses are what a test puts in; an error in their place ends them."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.losses: queue.SimpleQueue[events.Loss | None] = queue.SimpleQueue()
+
+    def events(self, lab: str) -> Iterator[events.Loss]:  # noqa: ARG002
+        self.asked += 1
+        yield from iter(self.losses.get, None)
+
+
+def fails(*_: str) -> None:
+    raise HostError("it could not be told")
+
+
+def test_all_who_follow_runs_hear_of_a_loss_by_one_connection() -> None:
+    stream, first, second = Stream(), queue.SimpleQueue[events.Loss](), queue.SimpleQueue[events.Loss]()
+    losses = events.Losses(stream, "demo")
+    with losses.subscribed(lambda *loss: first.put(loss)):
+        with losses.subscribed(fails), losses.subscribed(lambda *loss: second.put(loss)):
+            stream.losses.put(DIED)
+            assert first.get(timeout=LIMIT) == second.get(timeout=LIMIT) == DIED
+        stream.losses.put(GONE)
+        assert first.get(timeout=LIMIT) == GONE
+    assert (second.empty(), stream.asked) == (True, 1)
+    stream.losses.put(None)
+
+
+def test_losses_are_listened_to_again_once_their_connection_has_ended() -> None:
+    stream, heard = Stream(), queue.SimpleQueue[events.Loss]()
+    losses, before = events.Losses(stream, "demo"), threading.enumerate()
+    with losses.subscribed(lambda *loss: heard.put(loss)):
+        (listener,) = (one for one in threading.enumerate() if one not in before)
+        stream.losses.put(None)
+        listener.join(LIMIT)
+    stream.losses.put(DIED)
+    with losses.subscribed(lambda *loss: heard.put(loss)):
+        assert heard.get(timeout=LIMIT) == DIED
+    assert stream.asked == 2
+    stream.losses.put(None)

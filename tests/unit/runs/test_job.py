@@ -17,7 +17,7 @@ from support.builders import host, job, lab, node, workload
 
 from labctl.engines.agent import RANK
 from labctl.errors import ConfigError
-from labctl.model import Copy, Job, Pairs
+from labctl.model import Copy, Job, Lab, Pairs
 from labctl.runs import job as jobs
 from labctl.runs.job import choose
 
@@ -52,6 +52,58 @@ def test_a_hostfile_with_an_unknown_node_names_those_there_are() -> None:
 def test_a_hostfile_with_too_many_slots_says_how_many_there_are() -> None:
     with pytest.raises(ConfigError, match="worker-0 has 1 slots, not 2"):
         job(lab(2), entries=(("worker-0", 2),))
+
+
+def called(of: Lab, *names: str) -> list[str]:
+    """The nodes that machines of a list are."""
+    return [one.name for one in jobs.nodes_of(of, names, "nodes.txt")]
+
+
+def over_hosts(*names: str, address: str = "10.0.0.{}") -> Lab:
+    """A lab with a node on each host."""
+    nodes = tuple(node(number, host=name) for number, name in enumerate(names))
+    hosts = tuple(host(name=name, address=address.format(number + 1)) for number, name in enumerate(names))
+    return lab(nodes, hosts=hosts, network="host")
+
+
+def test_machines_are_called_by_their_node_their_host_or_its_address_in_any_order() -> None:
+    of = over_hosts("ml-001", "ml-002", "ml-003")
+    assert called(of, "ml-003", "10.0.0.2", "worker-0") == ["worker-2", "worker-1", "worker-0"]
+
+
+def test_case_is_ignored_in_the_names_of_hosts() -> None:
+    assert called(over_hosts("ML-001", "ml-002"), "ml-001", "ML-002") == ["worker-0", "worker-1"]
+
+
+@pytest.mark.parametrize("name", ["localhost", "LOCALHOST", "127.0.0.1", socket.gethostname()])
+def test_this_machine_is_the_first_of_its_nodes(name: str) -> None:
+    assert called(lab(2), name) == ["worker-0"]
+
+
+def test_names_of_this_machine_take_the_nodes_that_nothing_else_names_in_order() -> None:
+    assert called(lab(4), "localhost", "worker-0", "127.0.0.1") == ["worker-1", "worker-0", "worker-2"]
+
+
+def test_a_name_of_this_machine_that_comes_once_too_often_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^nodes.txt: no node of `127.0.0.1` is left$") as caught:
+        called(lab(1), "localhost", "127.0.0.1")
+    assert caught.value.hint == "it has worker-0"
+    with pytest.raises(ConfigError, match="no node of `ml-001` is left"):
+        called(over_hosts("ml-001"), "worker-0", "ml-001")
+
+
+def test_an_unknown_machine_is_refused_with_the_nodes_and_hosts_that_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"^nodes.txt: lab demo has no node `ml-009`$") as caught:
+        called(over_hosts("ml-001", "ml-002"), "ml-001", "ml-009")
+    assert caught.value.hint == "it has worker-0, worker-1; hosts: ml-001, ml-002"
+    # On several hosts each would call another machine so.
+    with pytest.raises(ConfigError, match="no node `localhost`"):
+        called(over_hosts("ml-001"), "localhost")
+
+
+def test_a_hostfile_with_too_many_slots_says_which_node_its_machine_is() -> None:
+    with pytest.raises(ConfigError, match=r"^h: localhost \(worker-0\) has 1 slots, not 8$"):
+        choose(lab(2), (("localhost", 8),), "h")
 
 
 def test_nodes_can_be_left_out() -> None:

@@ -1,0 +1,204 @@
+"""Batches on a lab of four nodes: what fails, what runs at once, and what goes on after labctl was ended."""
+
+from __future__ import annotations
+
+import re
+import signal
+from itertools import combinations, pairwise
+from pathlib import Path
+
+import pytest
+from conftest import NewLab
+from support.harness import Answer, Lab, Running, wait_until
+
+from labctl.batches import record
+from labctl.batches.record import Batch, BatchJob
+
+pytestmark = pytest.mark.docker
+
+# A second of steps, then a number, unless its job is told to hang, to go on until it is killed, or to be slow.
+STEPS = """
+import os, sys, time
+
+with open(os.environ["LABCTL_RUN_DIR"] + "/hostfile") as hostfile:
+    job = "+".join(line.split()[0] for line in hostfile)
+told = dict(word.split("=") for word in sys.argv[2:]).get(job)
+for step in range(10_000 if told == "endless" else int(sys.argv[1])):
+    print(f"step {step} at {time.time():.2f}", flush=True)
+    time.sleep(0.1)
+if told == "hangs":
+    time.sleep(600)
+if os.environ["RANK"] == "0":
+    print(f"Throughput: {50 if told == 'slow' else 100} samples/sec", flush=True)
+    open(os.environ["LABCTL_RUN_DIR"] + "/whole", "w").close()
+"""
+WORKLOAD = """
+description: makes steps
+launcher: mpirun
+script: steps.py
+timeout: 60s
+metrics:
+  throughput: {pattern: 'Throughput: (\\S+) samples/sec', unit: samples/s, reduce: last}
+criteria:
+  - {metric: throughput, min: 80}
+"""
+NODES = tuple(f"worker-{number}" for number in range(4))
+# Seconds between two steps of a rank that nothing paused, on a busy machine.
+PAUSE = 3
+
+
+@pytest.fixture(scope="module")
+def lab(new_lab: NewLab, image: str) -> Lab:
+    """A lab of four nodes, up, with sets of one node and of two, each pair in both orders where that is said."""
+    made = new_lab({"LAB_NODES": "4", "LAB_SHM_SIZE": "128m"})
+    folder = made.path / "workloads/steps"
+    folder.mkdir()
+    (folder / "steps.py").write_text(STEPS)
+    (folder / "workload.yml").write_text(WORKLOAD)
+    hostfiles(made, "4nodes_1xN", *((node,) for node in NODES))
+    hostfiles(made, "4nodes_2xN", *combinations(NODES, 2), (NODES[1], NODES[0]), (NODES[3], NODES[2]))
+    made.call("up", limit=300).expect(0)
+    return made
+
+
+def hostfiles(lab: Lab, name: str, *groups: tuple[str, ...]) -> None:
+    folder = lab.path / "hostfiles" / name
+    folder.mkdir()
+    for number, group in enumerate(groups, start=1):
+        text = "".join(f"{node} slots=1\n" for node in group)
+        (folder / f"hostfile_{len(group)}xN_batch{number:04}").write_text(text)
+
+
+def batch(lab: Lab, out: str) -> Batch:
+    found = record.load(lab.path / out)
+    assert found
+    return found
+
+
+def nothing_runs(lab: Lab) -> bool:
+    """Whether no process of any run is in any container; ids of runs begin with the year."""
+    return lab.processes_of("2") == []
+
+
+def began(lab: Lab, out: str, running: Running, log: str, said: str) -> None:
+    """Wait until a job of a batch has printed this."""
+
+    def has_said() -> bool:
+        assert running.process.poll() is None, running.err
+        path = lab.path / out / log
+        return path.exists() and said in path.read_text()
+
+    wait_until(has_said, 60, f"{log} says `{said}`")
+
+
+def overlap(one: BatchJob, other: BatchJob) -> bool:
+    return (one.began or 0) < (other.ended or 0) and (other.began or 0) < (one.ended or 0)
+
+
+@pytest.fixture(scope="module")
+def mixed(lab: Lab) -> Answer:
+    """A batch of twelve jobs, of which one hangs, one is killed and one is slow."""
+    told = ("worker-0+worker-1=hangs", "worker-2+worker-3=endless", "worker-3=slow")
+    sets = ("hostfiles/4nodes_2xN", "hostfiles/4nodes_1xN")
+    words = ("batch", "steps", *sets, "--out", "out", "--timeout", "15s", "--json", "--", "10", *told)
+    with lab.start(*words) as running:
+        began(lab, "out", running, "4nodes_2xN/steps_1_2xN_batch0006.log", "step 5 ")
+        lab.inside("worker-3", "pkill", "-KILL", "-f", "steps.py")
+        return running.answer(150)
+
+
+def test_jobs_that_fail_stop_no_others_and_their_causes_are_told(lab: Lab, mixed: Answer) -> None:
+    report = mixed.expect(5).json
+    assert (report["passed"], report["failed"]) == (9, 3)
+    failed = {job.nodes: job for job in batch(lab, "out").jobs if job.verdict != "PASS"}
+    assert {nodes: job.cause for nodes, job in failed.items()} == {
+        ("worker-0", "worker-1"): "timeout",
+        ("worker-2", "worker-3"): "rank-crashed",
+        ("worker-3",): "criteria",
+    }
+    assert "timed out after 15 s" in failed["worker-0", "worker-1"].message
+    assert re.search(r"rank 1 on worker-3 .*SIGKILL", failed["worker-2", "worker-3"].message)
+    assert (failed["worker-3",].value, failed["worker-3",].exit_code) == (50, 5)
+    assert {job.value for job in batch(lab, "out").jobs if job.verdict == "PASS"} == {100}
+    assert nothing_runs(lab)
+
+
+def test_jobs_on_disjoint_nodes_run_at_once_and_no_node_has_two(lab: Lab, mixed: Answer) -> None:
+    jobs = {job.log: job for job in batch(lab, "out").jobs}
+    together = [pair for pair in combinations(jobs.values(), 2) if overlap(*pair)]
+    assert len(together) >= 4
+    assert all(set(one.nodes).isdisjoint(other.nodes) for one, other in together)
+    # While the first job hangs on two nodes, the other two are used.
+    assert sum(overlap(jobs["4nodes_2xN/steps_1_2xN_batch0001.log"], job) for job in jobs.values()) > 2
+    assert mixed.json["seconds"] < 2 * mixed.json["ideal"]
+
+
+def test_no_job_pauses_while_others_begin_end_or_are_killed(lab: Lab, mixed: Answer) -> None:
+    for job in batch(lab, "out").jobs:
+        times = [
+            float(found) for found in re.findall(r"step \d+ at ([0-9.]+)", (lab.path / "out" / job.log).read_text())
+        ]
+        assert len(times) >= 5
+        assert max(after - before for before, after in pairwise(sorted(times))) < PAUSE, job.log
+
+
+def test_logs_are_named_as_lambdas_and_begin_with_their_hostfile(lab: Lab, mixed: Answer) -> None:
+    for job in batch(lab, "out").jobs:
+        assert re.fullmatch(rf"{job.set}/steps_1_[12]xN_batch\d{{4}}\.log", job.log)
+        assert (lab.path / "out" / job.log).read_text().startswith(f"{Path(job.hostfile).read_text()}\n")
+
+
+def test_eval_of_the_result_fails_and_names_the_jobs(lab: Lab, mixed: Answer) -> None:
+    said = lab.call("eval", "out", "--min", "80").expect(5).out
+    rows = {row.split()[0]: row for row in said.splitlines() if row.startswith(("1xN", "2xN"))}
+    assert "criteria" in rows["1xN_batch0004"]
+    assert "timeout" in rows["2xN_batch0001"]
+    assert "9 of 12 jobs passed" in said
+
+
+def test_a_batch_whose_labctl_was_killed_goes_on_and_runs_every_job_once(lab: Lab) -> None:
+    words = ("batch", "steps", "hostfiles/4nodes_1xN", "--out", "killed", "--repeat", "2")
+    with lab.start(*words, "--", "30") as running:
+        wait_until(lambda: "PASS" in running.err, 60, "a job has passed")
+        running.press(signal.SIGKILL)
+        running.process.wait()
+    before = batch(lab, "killed").jobs
+    assert {job.state for job in before} > {"done"}
+    done = {job.log: job for job in before if job.state == "done"}
+    refused = lab.call(*words, "--", "30").expect(2).err
+    assert "killed has the record of a batch" in refused
+    answer = lab.call(*words, "--resume", "--json", "--", "30").expect(0)
+    after = batch(lab, "killed").jobs
+    assert [(job.state, job.verdict) for job in after] == [("done", "PASS")] * 8
+    assert {job.log: job for job in after if job.log in done} == done
+    runs = {job.run_id for job in after}
+    assert len(runs) == 8
+    made = [run for run in lab.run_ids() if run >= min(runs)]
+    assert sorted(made) == sorted(runs)
+    assert all((lab.path / "runs" / run / "whole").exists() for run in runs)
+    assert answer.json["passed"] == 8
+
+
+def test_ctrl_c_ends_what_runs_and_the_batch_can_be_gone_on_with(lab: Lab) -> None:
+    words = ("batch", "steps", "hostfiles/4nodes_1xN", "--out", "stopped", "--parallel", "2")
+    with lab.start(*words, "--", "40") as running:
+        began(lab, "stopped", running, "steps_1_1xN_batch0001.log", "step 5 ")
+        running.press(signal.SIGINT)
+        said = running.answer(60).expect(130).err
+    assert "stopped by Ctrl-C" in said
+    assert "--resume goes on with the batch" in said
+    assert nothing_runs(lab)
+    stopped = batch(lab, "stopped").jobs
+    assert {(job.state, job.cause) for job in stopped} <= {("done", "interrupted"), ("waiting", None)}
+    assert stopped[0].cause == "interrupted"
+    lab.call(*words, "--resume", "--", "40").expect(0)
+    assert [job.verdict for job in batch(lab, "stopped").jobs] == ["PASS"] * 4
+
+
+def test_a_hostfile_may_call_this_machine_localhost(lab: Lab) -> None:
+    hostfiles(lab, "1node_1xN_here", ("localhost",))
+    said = lab.call("batch", "steps", "hostfiles/1node_1xN_here", "--out", "here", "--", "1").expect(0).err
+    assert "localhost is worker-0" in said
+    (job,) = batch(lab, "here").jobs
+    assert (job.names, job.nodes) == (("localhost",), ("worker-0",))
+    assert (lab.path / "here" / job.log).read_text().startswith("localhost slots=1\n\n")

@@ -1,0 +1,575 @@
+"""Batches with runs that tests make up."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from support import builders
+from support.fake_backend import FakeBackend
+
+from labctl.batches import batch as batches
+from labctl.batches import record
+from labctl.batches.record import Batch, BatchJob
+from labctl.config.context import Context
+from labctl.engines.events import Losses
+from labctl.errors import ConfigError, HostError, Interrupted, LabError
+from labctl.model import Criterion, Event, Lab, Metric, Result
+from labctl.runs import follow
+from labctl.runs.store import RunSummary
+
+# Seconds that a test waits for what must happen.
+LIMIT = 60
+WORKLOAD = builders.workload(
+    metrics=(Metric(name="loss", pattern="x"), Metric(name="throughput", pattern="y", unit="samples/s")),
+    criteria=(Criterion(metric="throughput", min=1),),
+)
+Note = Callable[[BatchJob], None]
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    return builders.lab(4, directory=tmp_path / "lab")
+
+
+def hostfiles(directory: Path, *groups: str) -> Path:
+    """A set with a hostfile for each group, given by the numbers of its workers."""
+    directory.mkdir(parents=True)
+    for number, group in enumerate(groups, start=1):
+        text = "".join(f"worker-{worker} slots=1\n" for worker in group)
+        (directory / f"hostfile_{len(group)}xN_batch{number:04}").write_text(text)
+    return directory
+
+
+def planned(lab: Lab, *directories: Path, **options: Any) -> Batch:
+    return batches.plan(lab, WORKLOAD, directories, timeout=60, **options)
+
+
+def passed(job: BatchJob, value: float = 100, **changes: Any) -> Result:
+    plain = Result(
+        run_id=f"run-of-{job.log}",
+        workload="hello",
+        launcher="deepspeed",
+        lab="demo",
+        verdict="PASS",
+        cause=None,
+        message="Completed.",
+        exit_code=0,
+        metrics={"throughput": {"value": value}},
+    )
+    return replace(plain, **changes)
+
+
+def ends_at_once(job: BatchJob, note: Note) -> Result:
+    note(replace(job, run_id=f"run-of-{job.log}"))
+    return passed(job)
+
+
+def no_stop(run_ids: list[str]) -> None:
+    raise AssertionError(f"stopped: {run_ids}")
+
+
+def nothing(_: object) -> None:
+    pass
+
+
+def carry_out(
+    directory: Path,
+    batch: Batch,
+    run: Callable[[BatchJob, Note], Result] = ends_at_once,
+    stop: Callable[[list[str]], None] = no_stop,
+    **options: Any,
+) -> Batch:
+    batches.begin(directory, batch, builders.lab(directory=directory), resume=False)
+    return batches.carry_out(directory, batch, run, stop, nothing, **options)
+
+
+# --- planning ------------------------------------------------------------------------------------------------
+
+
+def test_every_hostfile_is_a_job_once_for_each_repeat_with_a_log_named_as_lambdas(lab: Lab, tmp_path: Path) -> None:
+    batch = planned(lab, hostfiles(tmp_path / "4nodes_2xN", "01", "23"), repeat=2)
+    assert [(job.log, job.nodes) for job in batch.jobs] == [
+        ("hello_1_2xN_batch0001.log", ("worker-0", "worker-1")),
+        ("hello_1_2xN_batch0002.log", ("worker-2", "worker-3")),
+        ("hello_2_2xN_batch0001.log", ("worker-0", "worker-1")),
+        ("hello_2_2xN_batch0002.log", ("worker-2", "worker-3")),
+    ]
+    assert {(job.set, job.state) for job in batch.jobs} == {("4nodes_2xN", "waiting")}
+    assert (batch.metric, batch.unit) == ("throughput", "samples/s")
+
+
+def test_sets_with_the_same_job_names_have_logs_in_directories_of_their_own(lab: Lab, tmp_path: Path) -> None:
+    batch = planned(lab, hostfiles(tmp_path / "old", "0"), hostfiles(tmp_path / "new", "1"))
+    assert [job.log for job in batch.jobs] == ["old/hello_1_1xN_batch0001.log", "new/hello_1_1xN_batch0001.log"]
+    done = carry_out(tmp_path / "out", batch)
+    assert [job.verdict for job in done.jobs] == ["PASS", "PASS"]
+
+
+def test_two_sets_of_one_name_are_refused(lab: Lab, tmp_path: Path) -> None:
+    sets = (hostfiles(tmp_path / "old/2xN", "01"), hostfiles(tmp_path / "new/2xN", "23"))
+    with pytest.raises(ConfigError, match="two sets are named 2xN"):
+        planned(lab, *sets)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("worker-9 slots=1\n", "lab demo has no node `worker-9`"),
+        ("worker-0 slots=2\n", "worker-0 has 1 slots, not 2"),
+        ("worker-0\n", "slots are missing"),
+        ("", "no nodes listed"),
+    ],
+)
+def test_a_hostfile_that_cannot_be_used_is_refused_before_anything_runs(
+    lab: Lab, tmp_path: Path, text: str, message: str
+) -> None:
+    directory = hostfiles(tmp_path / "set", "0")
+    (directory / "hostfile_1xN_batch0002").write_text(text)
+    with pytest.raises(ConfigError, match=rf"hostfile_1xN_batch0002.*{message}"):
+        planned(lab, directory)
+
+
+def test_machines_that_the_lab_calls_otherwise_are_told(lab: Lab, tmp_path: Path) -> None:
+    directory = hostfiles(tmp_path / "set", "1")
+    (directory / "hostfile_1xN_batch0002").write_text("localhost slots=1\n")
+    batch = planned(lab, directory)
+    assert [(job.names, job.nodes) for job in batch.jobs][1] == (("localhost",), ("worker-0",))
+    assert batches.renamed(batch) == "localhost is worker-0"
+
+
+def test_without_a_directory_the_logs_go_where_the_sets_and_the_workload_say() -> None:
+    assert batches.default_directory((Path("hostfiles/4nodes_1xN"),), "opt") == Path("output/4nodes_1xN_opt")
+    assert batches.default_directory((Path("a"), Path("b")), "dschat/run") == Path("output/2sets_dschat-run")
+
+
+# --- running -------------------------------------------------------------------------------------------------
+
+
+def test_jobs_on_disjoint_nodes_run_at_once(lab: Lab, tmp_path: Path) -> None:
+    together = threading.Barrier(2)
+
+    def run(job: BatchJob, note: Note) -> Result:
+        together.wait(LIMIT)
+        return passed(job)
+
+    done = carry_out(tmp_path / "out", planned(lab, hostfiles(tmp_path / "set", "01", "23", "02", "13")), run)
+    assert [job.verdict for job in done.jobs] == ["PASS"] * 4
+    assert done.jobs[0].began < done.jobs[1].ended < done.jobs[2].ended  # type: ignore[operator]
+
+
+def test_no_more_jobs_run_at_once_than_asked_for(lab: Lab, tmp_path: Path) -> None:
+    alone = threading.Lock()
+
+    def run(job: BatchJob, note: Note) -> Result:
+        assert alone.acquire(blocking=False)
+        alone.release()
+        return passed(job)
+
+    batch = planned(lab, hostfiles(tmp_path / "set", "0", "1", "2"))
+    assert len(carry_out(tmp_path / "out", batch, run, parallel=1).jobs) == 3
+
+
+def test_a_job_that_fails_stops_no_other_and_the_batch_ends_with_five(lab: Lab, tmp_path: Path) -> None:
+    failed = {"verdict": "FAIL", "cause": "criteria", "message": "too slow", "exit_code": 5}
+
+    def run(job: BatchJob, note: Note) -> Result:
+        return passed(job, 50, **failed) if job.nodes == ("worker-0",) else passed(job)
+
+    done = carry_out(tmp_path / "out", planned(lab, hostfiles(tmp_path / "set", "0", "1", "2", "3", "03")), run)
+    assert [(job.verdict, job.cause, job.value) for job in done.jobs] == [
+        ("FAIL", "criteria", 50),
+        *[("PASS", None, 100)] * 4,
+    ]
+    report = batches.report(tmp_path / "out", done)
+    assert (report.passed, report.failed, report.exit_code) == (4, 1, 5)
+    assert record.load(tmp_path / "out") == done
+
+
+def test_a_batch_that_passes_ends_with_zero(lab: Lab, tmp_path: Path) -> None:
+    report = batches.report(tmp_path, carry_out(tmp_path / "out", planned(lab, hostfiles(tmp_path / "set", "0"))))
+    assert (report.passed, report.failed, report.exit_code) == (1, 0, 0)
+
+
+def test_the_ideal_time_is_that_of_the_busiest_node(lab: Lab, tmp_path: Path) -> None:
+    batch = planned(lab, hostfiles(tmp_path / "set", "01", "12", "23"))
+    times = ((100.0, 110.0), (112.0, 117.0), (118.0, 120.0))
+    jobs = (replace(job, began=one, ended=other) for job, (one, other) in zip(batch.jobs, times, strict=True))
+    report = batches.report(tmp_path, replace(batch, jobs=tuple(jobs)))
+    assert (report.seconds, report.ideal) == (20, 15)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "value"),
+    [
+        ({"throughput": {"value": 7}}, 7.0),
+        ({"throughput": {"first": 1, "last": 9}}, 9.0),
+        ({"throughput": {"value": None, "note": "nan"}}, None),
+        ({"loss": {"value": 7}}, None),
+        ({}, None),
+    ],
+)
+def test_the_value_of_a_job_is_its_runs_number_of_the_batchs_metric(
+    lab: Lab, tmp_path: Path, metrics: dict[str, Any], value: float | None
+) -> None:
+    (job,) = planned(lab, hostfiles(tmp_path / "set", "0")).jobs
+    found = batches.ended(job, "throughput", passed(job, metrics=metrics)).value
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_the_run_of_a_job_is_in_the_record_once_it_is_launched(lab: Lab, tmp_path: Path) -> None:
+    def run(job: BatchJob, note: Note) -> Result:
+        note(replace(job, run_id="r1"))
+        known = record.load(tmp_path / "out")
+        assert known
+        assert (known.jobs[0].state, known.jobs[0].run_id, known.jobs[0].ended) == ("running", "r1", None)
+        return passed(job)
+
+    carry_out(tmp_path / "out", planned(lab, hostfiles(tmp_path / "set", "0")), run)
+
+
+@pytest.fixture
+def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Ctrl-C, once all jobs that can be are started."""
+    waiting = threading.Event()
+
+    def wait(*given: Any, **options: Any) -> Any:
+        waiting.set()
+        return futures.wait(*given, **options)
+
+    def press() -> None:
+        assert waiting.wait(LIMIT)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    monkeypatch.setattr(batches, "wait", wait)
+    return press
+
+
+def test_ctrl_c_stops_what_runs_and_goes_on_once_that_has_ended(
+    lab: Lab, tmp_path: Path, interrupt: Callable[[], None]
+) -> None:
+    stopped, asked = threading.Event(), list[str]()
+
+    def run(job: BatchJob, note: Note) -> Result:
+        note(replace(job, run_id=f"r-{job.nodes[0]}"))
+        if job.nodes == ("worker-1",):
+            interrupt()
+        assert stopped.wait(LIMIT)
+        return passed(job, verdict="ERROR", cause="interrupted")
+
+    def stop(run_ids: list[str]) -> None:
+        asked.extend(run_ids)
+        stopped.set()
+
+    batch = planned(lab, hostfiles(tmp_path / "set", "0", "1", "01"))
+    with pytest.raises(KeyboardInterrupt):
+        carry_out(tmp_path / "out", batch, run, stop)
+    known = record.load(tmp_path / "out")
+    assert known
+    assert [(job.state, job.cause) for job in known.jobs] == [*[("done", "interrupted")] * 2, ("waiting", None)]
+    assert {"r-worker-1"} <= set(asked) <= {"r-worker-0", "r-worker-1"}
+
+
+def test_a_run_that_is_launched_after_ctrl_c_is_stopped_too(
+    lab: Lab, tmp_path: Path, interrupt: Callable[[], None]
+) -> None:
+    stopped, asked = threading.Event(), list[list[str]]()
+
+    def run(job: BatchJob, note: Note) -> Result:
+        interrupt()
+        assert stopped.wait(LIMIT)
+        note(replace(job, run_id="late"))
+        return passed(job, verdict="ERROR", cause="interrupted")
+
+    def stop(run_ids: list[str]) -> None:
+        asked.append(run_ids)
+        stopped.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        carry_out(tmp_path / "out", planned(lab, hostfiles(tmp_path / "set", "0")), run, stop)
+    assert asked == [[], ["late"]]
+
+
+def test_what_is_no_error_of_a_job_ends_the_batch_and_what_runs(lab: Lab, tmp_path: Path) -> None:
+    stopped = threading.Event()
+
+    def run(job: BatchJob, note: Note) -> Result:
+        if job.nodes == ("worker-0",):
+            raise HostError("cannot write the log")
+        note(replace(job, run_id="r1"))
+        assert stopped.wait(LIMIT)
+        return passed(job, verdict="ERROR", cause="interrupted")
+
+    with pytest.raises(HostError, match="cannot write the log"):
+        carry_out(tmp_path / "out", planned(lab, hostfiles(tmp_path / "set", "0", "1")), run, lambda _: stopped.set())
+
+
+def test_more_jobs_than_can_be_followed_wait_for_their_turn_and_are_not_started_by_ctrl_c(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupt: Callable[[], None]
+) -> None:
+    monkeypatch.setattr(batches, "FOLLOWED", 2)
+    stopped, begun = threading.Event(), list[str]()
+
+    def run(job: BatchJob, note: Note) -> Result:
+        begun.append(job.nodes[0])
+        if job.nodes == ("worker-1",):
+            interrupt()
+        assert stopped.wait(LIMIT)
+        return passed(job, verdict="ERROR", cause="interrupted")
+
+    batch = planned(lab, hostfiles(tmp_path / "set", "0", "1", "2", "3"))
+    with pytest.raises(KeyboardInterrupt):
+        carry_out(tmp_path / "out", batch, run, lambda _: stopped.set())
+    assert sorted(begun) == ["worker-0", "worker-1"]
+
+
+# --- going on ------------------------------------------------------------------------------------------------
+
+
+def test_a_directory_with_the_record_of_a_batch_is_refused_and_kept(lab: Lab, tmp_path: Path) -> None:
+    batch = planned(lab, hostfiles(tmp_path / "set", "0"))
+    carry_out(tmp_path / "out", batch)
+    before = (tmp_path / "out" / record.RECORD).read_bytes()
+    with pytest.raises(ConfigError, match="has the record of a batch") as caught:
+        batches.begin(tmp_path / "out", batch, lab, resume=False)
+    assert "--resume" in caught.value.hint
+    assert (tmp_path / "out" / record.RECORD).read_bytes() == before
+
+
+def test_what_is_done_is_not_run_again_and_what_was_interrupted_is(lab: Lab, tmp_path: Path) -> None:
+    sets = hostfiles(tmp_path / "set", "0", "1", "2", "3")
+    first = planned(lab, sets)
+    passes, fails, interrupted, waits = first.jobs
+    record.create(tmp_path / "out", first)
+    for job in (
+        replace(passes, state="done", run_id="r1", verdict="PASS", value=1.0, began=1.0, ended=2.0),
+        replace(fails, state="done", run_id="r2", verdict="FAIL", cause="criteria", began=1.0, ended=2.0),
+        replace(interrupted, state="done", run_id="r3", verdict="ERROR", cause="interrupted", message="by ann"),
+    ):
+        record.change(tmp_path / "out", job)
+    batch = batches.begin(tmp_path / "out", planned(lab, sets), lab, resume=True)
+    assert batch.jobs[2] == interrupted
+    ran: list[BatchJob] = []
+
+    def run(job: BatchJob, note: Note) -> Result:
+        ran.append(job)
+        return passed(job)
+
+    done = batches.carry_out(tmp_path / "out", batch, run, no_stop, nothing)
+    assert sorted(job.log for job in ran) == [interrupted.log, waits.log]
+    assert [job.verdict for job in done.jobs] == ["PASS", "FAIL", "PASS", "PASS"]
+    assert record.load(tmp_path / "out") == done
+
+
+def test_a_run_that_was_under_way_is_gone_on_with_from_when_it_began(lab: Lab, tmp_path: Path) -> None:
+    sets = hostfiles(tmp_path / "set", "0")
+    first = planned(lab, sets)
+    record.create(tmp_path / "out", first)
+    record.change(tmp_path / "out", replace(first.jobs[0], state="running", run_id="r1", began=7.0))
+    batch = batches.begin(tmp_path / "out", planned(lab, sets), lab, resume=True)
+
+    def run(job: BatchJob, note: Note) -> Result:
+        assert (job.state, job.run_id) == ("running", "r1")
+        return passed(job, run_id="r1")
+
+    (job,) = batches.carry_out(tmp_path / "out", batch, run, no_stop, nothing).jobs
+    assert (job.run_id, job.began) == ("r1", 7.0)
+
+
+def launched(lab: Lab, run_id: str, hostfile: str, workload: str = "hello") -> None:
+    """The record of a run that a batch launched."""
+    folder = lab.directory / "runs" / run_id
+    folder.mkdir(parents=True)
+    (folder / "started").touch()
+    request = {"workload": workload, "options": {"hostfile": hostfile}}
+    (folder / "job.json").write_text(json.dumps({"workload": workload, "request": request}))
+
+
+def test_a_run_that_was_launched_and_not_noted_is_that_of_its_job(lab: Lab, tmp_path: Path) -> None:
+    sets = hostfiles(tmp_path / "set", "0", "1", "2")
+    first = planned(lab, sets)
+    record.create(tmp_path / "out", first)
+    record.change(tmp_path / "out", replace(first.jobs[1], state="running", run_id="noted", began=time.time()))
+    launched(lab, "lost", first.jobs[0].hostfile)
+    launched(lab, "noted", first.jobs[1].hostfile)
+    launched(lab, "theirs", first.jobs[2].hostfile, workload="other")
+    batch = batches.begin(tmp_path / "out", planned(lab, sets), lab, resume=True)
+    assert [(job.state, job.run_id) for job in batch.jobs] == [
+        ("running", "lost"),
+        ("running", "noted"),
+        ("waiting", ""),
+    ]
+
+
+def test_a_run_from_before_the_batch_is_none_of_its_jobs(lab: Lab, tmp_path: Path) -> None:
+    sets = hostfiles(tmp_path / "set", "0")
+    first = replace(planned(lab, sets), began=time.time() + 100)
+    launched(lab, "earlier", first.jobs[0].hostfile)
+    record.create(tmp_path / "out", first)
+    batch = batches.begin(tmp_path / "out", planned(lab, sets), lab, resume=True)
+    assert batch.jobs[0].run_id == ""
+
+
+def test_of_two_repeats_each_has_one_of_the_runs_that_were_launched(lab: Lab, tmp_path: Path) -> None:
+    sets = hostfiles(tmp_path / "set", "0")
+    first = planned(lab, sets, repeat=3)
+    record.create(tmp_path / "out", first)
+    for run_id in ("r1", "r2"):
+        launched(lab, run_id, first.jobs[0].hostfile)
+    batch = batches.begin(tmp_path / "out", planned(lab, sets, repeat=3), lab, resume=True)
+    assert [job.run_id for job in batch.jobs] == ["r1", "r2", ""]
+
+
+def refusal(directory: Path, batch: Batch, lab: Lab) -> str:
+    with pytest.raises(ConfigError) as caught:
+        batches.begin(directory, batch, lab, resume=True)
+    return caught.value.message.removeprefix(str(directory))
+
+
+def test_another_batch_is_not_gone_on_with(lab: Lab, tmp_path: Path) -> None:
+    sets = hostfiles(tmp_path / "set", "0", "1")
+    batch = planned(lab, sets)
+    assert refusal(tmp_path / "out", batch, lab) == " has no record of a batch"
+    record.create(tmp_path / "out", batch)
+    before = (tmp_path / "out" / record.RECORD).read_bytes()
+    assert refusal(tmp_path / "out", replace(batch, workload="vit"), lab) == " is a batch of `hello`, not of `vit`"
+    more = planned(lab, sets, repeat=2)
+    assert refusal(tmp_path / "out", more, lab).endswith(
+        "hello_2_1xN_batch0001.log was not of this batch, or on other nodes"
+    )
+    (sets / "hostfile_1xN_batch0001").write_text("worker-2 slots=1\n")
+    assert "hello_1_1xN_batch0001.log was not of this batch" in refusal(tmp_path / "out", planned(lab, sets), lab)
+    (sets / "hostfile_1xN_batch0001").write_text("worker-0 slots=1\n")
+    (sets / "hostfile_1xN_batch0002").unlink()
+    fewer = planned(lab, sets)
+    assert refusal(tmp_path / "out", fewer, lab) == ": hello_1_1xN_batch0002.log is not of this batch"
+    assert (tmp_path / "out" / record.RECORD).read_bytes() == before
+
+
+# --- one job -------------------------------------------------------------------------------------------------
+
+
+class Runs:
+    """What a job launches and follows: runs that end as said, one after the other."""
+
+    def __init__(self, lab: Lab, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.lab, self.directory = lab, directory
+        self.warned: list[str] = []
+        self.followed: list[str] = []
+        self.noted: list[str] = []
+        self.ends: dict[str, Result] = {}
+        self.launches: list[RunSummary | Result | LabError] = []
+        monkeypatch.setattr(follow, "attach", self._attach)
+
+    def _attach(self, context: Context, _: object, __: Lab, run_id: str, ___: Losses) -> Result:
+        self.followed.append(run_id)
+        context.line(f"{run_id} says this")
+        context.warn("beware")
+        context.notice("of no interest")
+        return self.ends[run_id]
+
+    def _launch(self, _: Context) -> Result | RunSummary:
+        begun = self.launches.pop(0)
+        if isinstance(begun, LabError):
+            raise begun
+        return begun
+
+    def run(self, job: BatchJob) -> Result:
+        def emit(event: Event) -> None:
+            self.warned.append(event.text)
+
+        context = Context(directory=self.lab.directory, environ={"LAB_NAME": "demo"}, emit=emit, flags={})
+        cluster, losses = builders.site(context), Losses(FakeBackend(), "demo")
+        return batches.run_job(
+            context,
+            cluster,
+            self.lab,
+            self.directory,
+            losses,
+            self._launch,
+            job,
+            lambda job: self.noted.append(job.run_id),
+        )
+
+    def log(self, job: BatchJob) -> str:
+        return (self.directory / job.log).read_text()
+
+
+@pytest.fixture
+def runs(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
+    lab.directory.mkdir()
+    return Runs(lab, tmp_path / "out", monkeypatch)
+
+
+@pytest.fixture
+def job(lab: Lab, tmp_path: Path) -> BatchJob:
+    return planned(lab, hostfiles(tmp_path / "set", "01")).jobs[0]
+
+
+def summaries(*run_ids: str) -> Iterable[RunSummary]:
+    return [RunSummary(run_id=run_id, state="running") for run_id in run_ids]
+
+
+HEAD = "worker-0 slots=1\nworker-1 slots=1\n\n"
+
+
+def test_a_log_has_the_hostfile_and_what_its_run_prints_and_warnings_name_the_job(runs: Runs, job: BatchJob) -> None:
+    runs.launches, runs.ends = [*summaries("r1")], {"r1": passed(job)}
+    assert runs.run(job) == passed(job)
+    assert runs.log(job) == f"{HEAD}r1 says this\n"
+    assert (runs.noted, runs.followed, runs.warned) == (["r1"], ["r1"], ["2xN_batch0001: beware"])
+
+
+def test_a_run_that_was_launched_before_is_followed_from_its_beginning(runs: Runs, job: BatchJob) -> None:
+    runs.ends = {"r1": passed(job)}
+    (runs.directory).mkdir()
+    (runs.directory / job.log).write_text(f"{HEAD}half of wh")
+    runs.run(replace(job, run_id="r1"))
+    assert (runs.followed, runs.noted) == (["r1"], [])
+    assert runs.log(job) == f"{HEAD}r1 says this\n"
+
+
+def test_one_that_was_interrupted_meanwhile_is_run_again(runs: Runs, job: BatchJob) -> None:
+    runs.launches = [*summaries("r2")]
+    runs.ends = {"r1": passed(job, verdict="ERROR", cause="interrupted"), "r2": passed(job, 7)}
+    assert runs.run(replace(job, run_id="r1")).metrics == {"throughput": {"value": 7}}
+    assert (runs.followed, runs.noted) == (["r1", "r2"], ["r2"])
+
+
+def test_a_run_that_is_refused_by_its_size_is_the_jobs_result(runs: Runs, job: BatchJob) -> None:
+    refused = passed(job, verdict="ERROR", cause="does-not-fit")
+    runs.launches = [refused]
+    assert runs.run(job) == refused
+    assert runs.followed == []
+
+
+@pytest.mark.parametrize(
+    ("error", "cause", "code"),
+    [
+        (HostError("worker-1 is unhealthy: gone", node="worker-1"), "node-lost", 3),
+        (HostError("lab demo is not up"), "launcher-failed", 3),
+        (ConfigError("no such script"), "launcher-failed", 2),
+        (Interrupted("the batch was stopped before"), "interrupted", 130),
+    ],
+)
+def test_what_keeps_a_job_from_running_is_its_result_and_in_its_log(
+    runs: Runs, job: BatchJob, error: LabError, cause: str, code: int
+) -> None:
+    runs.launches = [error]
+    result = runs.run(job)
+    assert (result.verdict, result.cause, result.message, result.exit_code) == ("ERROR", cause, error.message, code)
+    assert runs.log(job) == f"{HEAD}labctl: {error.message}\n"
+
+
+def test_a_log_that_cannot_be_written_is_named(runs: Runs, job: BatchJob) -> None:
+    runs.directory.write_text("")
+    with pytest.raises(HostError, match=r"cannot write .*out/hello_1_2xN_batch0001\.log"):
+        runs.run(job)

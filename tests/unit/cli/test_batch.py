@@ -1,0 +1,312 @@
+"""`labctl hostfiles` and `labctl batch` as people and scripts meet them; no engine answers here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from support.commandline import Labctl
+
+from labctl import flows
+from labctl.batches import batch as batches
+from labctl.batches import record
+from labctl.batches.batch import BatchReport
+from labctl.batches.record import Batch, BatchJob
+from labctl.cli import batch as commands
+from labctl.engines.docker import DockerEngine
+from labctl.errors import HostError
+
+METRICS = """\
+description: hello
+launcher: deepspeed
+script: hello.py
+timeout: 60s
+metrics: {throughput: {pattern: 'Throughput: (\\S+)', unit: samples/s, reduce: last}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise HostError("Docker Engine does not answer")
+
+    monkeypatch.setattr(DockerEngine, "observe", fail)
+
+
+# --- hostfiles -----------------------------------------------------------------------------------------------
+
+
+def test_a_set_is_written_and_what_is_left_over_is_named(labctl: Labctl) -> None:
+    labctl.write("nodes.txt", "".join(f"ml-{number:03} slots=8\n" for number in range(1, 8)))
+    said = labctl("hostfiles", "nodes.txt", "--size", "2")
+    directory = labctl.directory / "hostfiles/7nodes_2xN"
+    assert (said.code, said.err) == (0, "")
+    assert said.out == "hostfiles/7nodes_2xN: 3 hostfiles of 2 nodes\nleft over: ml-007 (in no hostfile)\n"
+    assert sorted(path.name for path in directory.iterdir()) == [f"hostfile_2xN_batch000{n}" for n in (1, 2, 3)]
+    assert (directory / "hostfile_2xN_batch0003").read_text() == "ml-005 slots=8\nml-006 slots=8\n"
+
+
+def test_one_node_is_one_node(labctl: Labctl) -> None:
+    labctl.write("nodes.txt", "ml-001 slots=8\n")
+    said = labctl("hostfiles", "nodes.txt", "--size", "1")
+    assert said.out == "hostfiles/1node_1xN: 1 hostfile of 1 node\n"
+
+
+def test_a_set_as_json_has_its_files_and_what_is_left_over(labctl: Labctl) -> None:
+    labctl.write("nodes.txt", "a slots=2\nb slots=2\nc slots=2\n")
+    document = labctl("hostfiles", "nodes.txt", "--size", "2", "--pattern", "random", "--out", "o", "--json").document
+    assert document["directory"] == "o"
+    assert (document["size"], document["pattern"]) == (2, "random")
+    assert document["hostfiles"] == ["hostfile_2xN_batch0001"]
+    assert len(document["left_over"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "written"),
+    [
+        ("worker-0\nworker-1\n", (), "worker-0 slots=3\nworker-1 slots=3\n"),
+        ("localhost\n127.0.0.1\n", (), "localhost slots=3\n127.0.0.1 slots=3\n"),
+        ("worker-0 slots=2\nworker-1\n", (), "worker-0 slots=2\nworker-1 slots=3\n"),
+        ("worker-0 slots=2\nml-001\n", ("--slots", "4"), "worker-0 slots=4\nml-001 slots=4\n"),
+    ],
+)
+def test_slots_are_those_of_the_option_the_list_or_the_lab(
+    labctl: Labctl, text: str, options: tuple[str, ...], written: str
+) -> None:
+    labctl.env("LAB_SLOTS=3\n")
+    labctl.write("nodes.txt", text)
+    assert labctl("hostfiles", "nodes.txt", "--size", "2", "--out", "o", *options).code == 0
+    assert (labctl.directory / "o/hostfile_2xN_batch0001").read_text() == written
+
+
+def test_outside_a_lab_a_node_has_eight_slots(labctl: Labctl) -> None:
+    (labctl.directory / ".env").unlink()
+    labctl.write("nodes.txt", "10.0.0.1\n10.0.0.2\n")
+    assert labctl("hostfiles", "nodes.txt", "--size", "2", "--out", "o").code == 0
+    assert (labctl.directory / "o/hostfile_2xN_batch0001").read_text() == "10.0.0.1 slots=8\n10.0.0.2 slots=8\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("a slots=1\na slots=1\n", ("--size", "1"), "nodes.txt:2: duplicate host `a`, first named on line 1"),
+        ("a slots=1\n", ("--size", "0"), "--size"),
+        ("a slots=1\n", ("--size", "2"), "--size 2: the list has 1 node"),
+        ("a slots=1\n", (), "--size"),
+        ("a slots=1\n", ("--size", "1", "--pattern", "sequental"), "did you mean `sequential`?"),
+        ("a slots=1\nb slots=1\nc slots=1\n", ("--size", "3", "--pattern", "pairs"), "makes pairs, not groups of 3"),
+        ("a\n", ("--size", "1"), "lab demo has no node `a`"),
+        ("", ("--size", "1"), "nodes.txt:1: "),
+    ],
+)
+def test_a_list_or_a_set_that_cannot_be_is_refused(
+    labctl: Labctl, text: str, options: tuple[str, ...], message: str
+) -> None:
+    labctl.write("nodes.txt", text)
+    said = labctl("hostfiles", "nodes.txt", *options)
+    assert (said.code, said.out) == (2, "")
+    assert message in said.err
+    assert not (labctl.directory / "hostfiles").exists()
+
+
+def test_a_list_that_is_not_there_is_named(labctl: Labctl) -> None:
+    said = labctl("hostfiles", "none.txt", "--size", "1")
+    assert (said.code, "none.txt: cannot be read: No such file" in said.err) == (2, True)
+
+
+def test_other_hostfiles_are_kept(labctl: Labctl) -> None:
+    labctl.write("nodes.txt", "a slots=1\nb slots=1\n")
+    for _ in range(2):
+        assert labctl("hostfiles", "nodes.txt", "--size", "1", "--out", "o").code == 0
+    said = labctl("hostfiles", "nodes.txt", "--size", "2", "--out", "o")
+    assert said.code == 2
+    assert "o/hostfile_1xN_batch0001 is not of this set" in said.err
+
+
+def test_where_no_directory_can_be_made_is_named(labctl: Labctl) -> None:
+    labctl.write("nodes.txt", "a slots=1\n")
+    said = labctl("hostfiles", "nodes.txt", "--size", "1", "--out", "nodes.txt")
+    assert said.code == 3
+    assert "cannot write nodes.txt: File exists" in said.err
+
+
+# --- batch ---------------------------------------------------------------------------------------------------
+
+
+def hostfiles(labctl: Labctl, *groups: str) -> str:
+    folder = labctl.directory / "hostfiles/set"
+    folder.mkdir(parents=True)
+    for number, group in enumerate(groups, start=1):
+        (folder / f"hostfile_{number}").write_text("".join(f"worker-{node} slots=1\n" for node in group))
+    return "hostfiles/set"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("helo", "hostfiles/set"), "hello"),
+        (("hello", "hostfiles/none"), "hostfiles/none: no such directory"),
+        (("hello", "."), "has no file hostfile_*"),
+        (("hello", "hostfiles/set", "--expect", "speed>=1"), "hello has no metric `speed`"),
+        (("hello", "hostfiles/set", "--timeout", "soon"), "soon"),
+        (("hello", "hostfiles/set", "--repeat", "0"), "--repeat"),
+        (("hello",), "HOSTFILES_DIR"),
+    ],
+)
+def test_a_batch_that_cannot_be_is_refused(labctl: Labctl, arguments: tuple[str, ...], message: str) -> None:
+    hostfiles(labctl, "0", "1")
+    said = labctl("batch", *arguments)
+    assert (said.code, said.out) == (2, "")
+    assert message in said.err
+
+
+def test_a_hostfile_with_an_unknown_node_is_refused_before_anything_is_written(labctl: Labctl) -> None:
+    said = labctl("batch", "hello", hostfiles(labctl, "0", "7"), "--out", "o")
+    assert said.code == 2
+    assert re.search(r"hostfile_2: lab demo has no node `worker-7`", said.err)
+    assert not (labctl.directory / "o").exists()
+
+
+def test_where_no_engine_answers_nothing_is_recorded(labctl: Labctl) -> None:
+    said = labctl("batch", "hello", hostfiles(labctl, "0"), "--out", "o")
+    assert (said.code, said.out) == (3, "")
+    assert "Docker Engine does not answer" in said.err
+    assert not (labctl.directory / "o").exists()
+
+
+Change = Callable[[Batch], None]
+
+
+def done(batch: Batch, *ends: dict[str, Any]) -> Batch:
+    """The batch with jobs that ended so, one after the other in ten seconds each."""
+    jobs = (
+        replace(job, state="done", run_id=f"r{number}", began=100.0 + 10 * number, ended=110.0 + 10 * number, **end)
+        for number, (job, end) in enumerate(zip(batch.jobs, ends, strict=True))
+    )
+    return replace(batch, jobs=tuple(jobs))
+
+
+PASS = {"verdict": "PASS", "value": 1234.5, "message": "Completed."}
+FAIL = {"verdict": "FAIL", "cause": "criteria", "value": 1.5, "exit_code": 5, "message": "too slow"}
+LOST = {"verdict": "ERROR", "cause": "node-lost", "exit_code": 4, "message": "worker-1: gone"}
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch, labctl: Labctl) -> Callable[..., None]:
+    """Have `batch` run jobs that end so."""
+
+    def set_ends(*ends: dict[str, Any]) -> None:
+        def run_batch(*given: Any, **_: object) -> Batch:
+            plan, show = given[6], given[7]
+            show(plan)
+            first = replace(plan.jobs[0], state="running", run_id="r0")
+            show(replace(plan, jobs=(first, *plan.jobs[1:])))
+            ended = done(plan, *ends)
+            show(ended)
+            return ended
+
+        monkeypatch.setattr(flows, "run_batch", run_batch)
+
+    labctl.workload(METRICS)
+    monkeypatch.setattr("labctl.runs.run.require_launcher", lambda *_: None)
+    return set_ends
+
+
+def test_a_batch_is_told_line_by_line_and_then_as_a_timeline(labctl: Labctl, ends: Callable[..., None]) -> None:
+    ends(PASS, FAIL, LOST)
+    said = labctl("batch", "hello", hostfiles(labctl, "0", "1", "01"), "--out", "o")
+    assert said.code == 5
+    assert said.err.splitlines() == [
+        "1 on worker-0: running, run r0",
+        "1 on worker-0: PASS, throughput 1,234 samples/s, 10.0 s",
+        "2 on worker-1: FAIL (criteria): too slow",
+        "3 on worker-0, worker-1: ERROR (node-lost): worker-1: gone",
+    ]
+    assert (
+        said.out
+        == """\
+JOB  REPEAT  NODES              TIME (0 to 30.0 s)                        SECONDS  THROUGHPUT  VERDICT  CAUSE
+1    1       worker-0           #############...........................  10.0     1,234       PASS     -
+2    1       worker-1           .............#############..............  10.0     1.5         FAIL     criteria
+3    1       worker-0,worker-1  ...........................#############  10.0     -           ERROR    node-lost
+2 on worker-1: too slow
+3 on worker-0, worker-1: worker-1: gone
+1 passed, 2 failed in 30.0 s; the busiest node was in use for 20.0 s
+files o
+"""
+    )
+
+
+def test_a_batch_that_passes_ends_with_zero(labctl: Labctl, ends: Callable[..., None]) -> None:
+    ends(PASS, PASS)
+    said = labctl("batch", "hello", hostfiles(labctl, "0"), "--repeat", "2")
+    assert said.code == 0
+    assert "1 (2) on worker-0: PASS" in said.err
+    assert said.out.splitlines()[-1] == "files output/set_hello"
+
+
+def test_a_batch_as_json_is_one_document_with_every_job(labctl: Labctl, ends: Callable[..., None]) -> None:
+    ends(PASS, FAIL)
+    said = labctl("batch", "hello", hostfiles(labctl, "0", "1"), "--out", "o", "--json")
+    document = said.document
+    assert said.code == 5
+    assert (document["passed"], document["failed"], document["seconds"], document["ideal"]) == (1, 1, 20, 10)
+    assert (document["batch"]["workload"], document["batch"]["unit"]) == ("hello", "samples/s")
+    assert [(job["job"], job["verdict"], job["cause"], job["value"]) for job in document["batch"]["jobs"]] == [
+        ("1", "PASS", None, 1234.5),
+        ("2", "FAIL", "criteria", 1.5),
+    ]
+
+
+def test_ctrl_c_says_how_to_go_on(labctl: Labctl, ends: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> BatchReport:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(flows, "run_batch", interrupted)
+    said = labctl("batch", "hello", hostfiles(labctl, "0"), "--out", "o")
+    assert said.code == 130
+    assert "stopped by Ctrl-C\nhint: --resume goes on with the batch" in said.err
+    again = labctl("batch", "hello", "hostfiles/set", "--out", "o")
+    assert (again.code, "o has the record of a batch" in again.err) == (2, True)
+
+
+def test_a_batch_that_is_done_is_told_again_with_resume(
+    labctl: Labctl, monkeypatch: pytest.MonkeyPatch, ends: Callable[..., None]
+) -> None:
+    ends(PASS)
+    labctl("batch", "hello", hostfiles(labctl, "0"), "--out", "o")
+    known = record.load(labctl.directory / "o")
+    assert known
+    record.create(labctl.directory / "o", done(known, PASS))
+
+    def run_batch(*given: Any, **_: object) -> Batch:
+        return batches.carry_out(given[5], given[6], never, never, given[7])
+
+    def never(*_: object) -> Any:
+        raise AssertionError("a job that is done runs again")
+
+    monkeypatch.setattr(flows, "run_batch", run_batch)
+    said = labctl("batch", "hello", "hostfiles/set", "--out", "o", "--resume")
+    assert said.code == 0
+    assert "1 passed, 0 failed in 10.0 s" in said.out
+
+
+def job(number: int, **changes: Any) -> BatchJob:
+    plain = BatchJob(job=f"j{number}", set="s", hostfile="h", names=("a",), nodes=(f"n{number}",), log=f"{number}.log")
+    return replace(plain, **changes)
+
+
+def test_a_table_under_way_has_what_runs_and_what_failed_and_no_more_rows_than_fit() -> None:
+    running = [job(number, state="running", began=100.0) for number in range(30)]
+    ended = [job(30, state="done", began=100.0, ended=107.0, **FAIL), job(31, state="done", began=1.0, **PASS)]
+    batch = Batch(workload="hello", lab="demo", timeout=60, began=100, jobs=(*running, *ended, job(32)))
+    text = commands.live_text(batch, 112.0).splitlines()
+    assert text[0] == "2 of 33 jobs done, 30 running, 1 failed"
+    assert text[2].split() == ["j0", "n0", "12", "s", "running"]
+    assert len(text) == 2 + commands.ROWS + 1
+    assert text[-1] == "... and 11 more"
+    few = commands.live_text(replace(batch, jobs=tuple(ended)), 112.0).splitlines()
+    assert few[2].split() == ["j30", "n30", "7", "s", "FAIL", "(criteria)"]
