@@ -551,6 +551,10 @@ def hostfiles(
     from labctl.batches import hostfiles as sets
     from labctl.config import inventory
 
+    if not file.is_file():
+        raise ConfigError(
+            f"{file}: no such file", hint="write a machine per line: its name, its IP address or worker-N"
+        )
     listed, drained = inventory.in_use(context.directory, inventory.read(file))
     names = tuple(host.name for host in listed)
     groups = sets.groups(names, size, pattern, seed)
@@ -696,7 +700,6 @@ def bisect(
         left_out = () if nodes else inventory.drained(context.directory)
         asked = job.nodes_of(lab, nodes, "--nodes") or lab.nodes
         chosen = tuple(node.name for node in asked if node.name not in left_out)
-
         runs.require_launcher(context, cluster, lab, workload)
 
         def run(folder: Path) -> Batch:

@@ -32,7 +32,10 @@ def hostfiles_command(
     nodes: Annotated[Path, typer.Argument(metavar="NODES.txt", help="A machine per line: name, IP or worker-N.")],
     size: Annotated[int, typer.Option(min=1, help="Nodes of each hostfile.")],
     out: Annotated[Path | None, typer.Option(help="Directory to write.  [default: hostfiles/4nodes_2xN]")] = None,
-    slots: Annotated[int, typer.Option(min=0, max=1024, help="Slots of each node (default: what is known, or 8).")] = 0,
+    slots: Annotated[
+        int,
+        typer.Option(min=0, max=1024, show_default=False, help="Slots of each node (default: what is known, or 8)."),
+    ] = 0,
     pattern: Annotated[
         str, typer.Option(metavar="PATTERN", help="sequential, pairs, ring, all-pairs or random.")
     ] = "sequential",
@@ -47,9 +50,8 @@ def hostfiles_command(
         chosen = pattern_named(pattern)
         made = flows.hostfiles(lab, nodes, size=size, pattern=chosen, slots=slots, out=out, seed=seed)
         count = len(made.hostfiles)
-        text = (
-            f"{os.path.relpath(made.directory)}: {count} hostfile{'s' * (count != 1)} of {size} node{'s' * (size != 1)}"
-        )
+        groups = f"{count} hostfile{'s' * (count != 1)} of {size} node{'s' * (size != 1)}"
+        text = f"{os.path.relpath(made.directory)}: {groups}"
         if made.left_over:
             text += f"\nleft over: {', '.join(made.left_over)} (in no hostfile)"
         if made.drained:
@@ -65,7 +67,9 @@ def batch_command(
         Path | None, typer.Option(help="Directory of the logs and the record.  [default: output/...]")
     ] = None,
     timeout: Annotated[str | None, typer.Option(help="Time limit of each job, such as 90s, 20m, 2h.")] = None,
-    parallel: Annotated[int, typer.Option(min=0, help="Jobs at once at most (default: all that have nodes).")] = 0,
+    parallel: Annotated[
+        int, typer.Option(min=0, show_default=False, help="Jobs at once at most (default: all that have nodes).")
+    ] = 0,
     repeat: Annotated[int, typer.Option(min=1, help="Run each hostfile so many times.")] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the batch in the output directory.")] = False,
     rehearse: Annotated[bool, typer.Option("--rehearse", help="Smoke test: tiny model, a few steps.")] = False,

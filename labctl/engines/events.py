@@ -56,7 +56,7 @@ def watch(
 
 
 class Losses:
-    """What befalls a lab's containers, told to all who follow runs of it: a daemon is listened to once for all."""
+    """Losses of a lab's containers for all who follow runs of it, over one subscription to each daemon."""
 
     def __init__(self, engine: Source, lab: str) -> None:
         self._engine, self._lab = engine, lab
@@ -65,7 +65,7 @@ class Losses:
         self._listens = False
 
     @contextlib.contextmanager
-    def told(self, hear: Callable[[str, Cause, str], None]) -> Iterator[None]:
+    def subscribed(self, hear: Callable[[str, Cause, str], None]) -> Iterator[None]:
         """Hand each loss on to this, until the block ends: node, cause, what happened."""
         with self._lock:
             self._hearers.append(hear)

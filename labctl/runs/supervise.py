@@ -451,7 +451,7 @@ def node_losses(
         if node in needed or len(stop.gone) == len(job.nodes):
             stop.because(cause, f"{describe_node(node, job)}: {what}{command}{limit}")
 
-    with losses.told(hear):
+    with losses.subscribed(hear):
         yield
 
 

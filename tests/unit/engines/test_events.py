@@ -227,8 +227,8 @@ def fails(*_: str) -> None:
 def test_all_who_follow_runs_hear_of_a_loss_by_one_connection() -> None:
     stream, first, second = Stream(), queue.SimpleQueue[events.Loss](), queue.SimpleQueue[events.Loss]()
     losses = events.Losses(stream, "demo")
-    with losses.told(lambda *loss: first.put(loss)):
-        with losses.told(fails), losses.told(lambda *loss: second.put(loss)):
+    with losses.subscribed(lambda *loss: first.put(loss)):
+        with losses.subscribed(fails), losses.subscribed(lambda *loss: second.put(loss)):
             stream.losses.put(DIED)
             assert first.get(timeout=LIMIT) == second.get(timeout=LIMIT) == DIED
         stream.losses.put(GONE)
@@ -240,12 +240,12 @@ def test_all_who_follow_runs_hear_of_a_loss_by_one_connection() -> None:
 def test_losses_are_listened_to_again_once_their_connection_has_ended() -> None:
     stream, heard = Stream(), queue.SimpleQueue[events.Loss]()
     losses, before = events.Losses(stream, "demo"), threading.enumerate()
-    with losses.told(lambda *loss: heard.put(loss)):
+    with losses.subscribed(lambda *loss: heard.put(loss)):
         (listener,) = (one for one in threading.enumerate() if one not in before)
         stream.losses.put(None)
         listener.join(LIMIT)
     stream.losses.put(DIED)
-    with losses.told(lambda *loss: heard.put(loss)):
+    with losses.subscribed(lambda *loss: heard.put(loss)):
         assert heard.get(timeout=LIMIT) == DIED
     assert stream.asked == 2
     stream.losses.put(None)
