@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -10,37 +11,48 @@ from conftest import RackLabs
 
 pytestmark = [pytest.mark.docker, pytest.mark.xdist_group("shared_rack")]
 
+CLONES = Path(__file__).parents[1] / "clones"
 CLONE = "/workspace/DeepSpeedExamples"
-LIST = 'cd "$0" && find -L . -type f ! -path "*/.versions/*" ! -path "*/.current/*" | sort'
+ANN = "1000:1000"
+LIST = 'cd "$0" && find -L . -type f ! -path "*/.versions/*" ! -path "*/.current/*" | cut -c 3- | LC_ALL=C sort'
 
 
 @pytest.fixture
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clone with a tracked, an untracked and an ignored file."""
-    root = tmp_path_factory.mktemp("clone")
-    for name, text in {"training/main.py": "one", "notes.txt": "", "data/big": "", ".gitignore": "data/\n"}.items():
-        (root / name).parent.mkdir(exist_ok=True)
-        (root / name).write_text(text)
+    """A clone with tracked, untracked and ignored files."""
+    root = tmp_path_factory.mktemp("clone") / "DeepSpeedExamples"
+    shutil.copytree(CLONES / "DeepSpeedExamples", root)
+    (root / "edited").write_text("one")
+    (root / ".gitignore").write_text("data/\n")
     subprocess.run(["git", "-C", root, "init", "-q"], check=True)
-    subprocess.run(["git", "-C", root, "add", "training", ".gitignore"], check=True)
+    subprocess.run(["git", "-C", root, "add", "--all"], check=True)
+    (root / "notes.txt").write_text("untracked")
+    (root / "data").mkdir()
+    (root / "data/big").write_text("ignored")
     return root
 
 
 def test_hosts_see_what_git_tracks_of_a_clone_as_it_is_now(rack_lab: RackLabs, clone: Path) -> None:
     lab = rack_lab(2, HOST_REPO_PATH=str(clone))
+    tracked = subprocess.check_output(["git", "-C", clone, "ls-files"], text=True).splitlines()
     lab.call("up").expect(0)
     for node in ("launcher", "worker-0", "worker-1"):
-        assert lab.inside(node, "sh", "-c", LIST, CLONE) == "./.gitignore\n./training/main.py\n"
-        assert lab.inside(node, "sh", "-c", f"touch {CLONE}/new 2>&1 || :").endswith("Read-only file system\n")
+        assert lab.inside(node, "sh", "-c", LIST, CLONE, user=ANN).splitlines() == tracked
+        assert "Read-only file system" in lab.inside(node, "sh", "-c", f"touch {CLONE}/new || :", user=ANN)
     before = lab.identities()
-    (clone / "training/main.py").write_text("two")
+    (clone / "edited").write_text("two")
     said = lab.call("up").expect(0).err
     assert "push files of worker-0 to h1" in said
     assert "push files of worker-1 to h2" in said
-    assert [lab.inside(f"worker-{n}", "cat", f"{CLONE}/training/main.py") for n in (0, 1)] == ["two", "two"]
+    for node in ("worker-0", "worker-1"):
+        assert lab.inside(node, "cat", f"{CLONE}/edited", user=ANN) == "two"
     assert "push files" not in lab.call("up").expect(0).err
     assert lab.identities() == before
-    with (clone / "training/main.py").open("wb") as large:
+
+    result = lab.call("run", "dschat/run_opt-350m_bs24_zero0", "--json").expect(0).json
+    assert (result["verdict"], {rank["node"] for rank in result["ranks"]}) == ("PASS", {"worker-0", "worker-1"})
+
+    with (clone / "edited").open("wb") as large:
         large.truncate(300_000_000)
     refused = lab.call("up").expect(2).err
     assert f"{clone} holds 300 MB without .git, and hosts are sent at most 200 MB of a clone" in refused
@@ -65,10 +77,7 @@ def test_one_command_fills_the_cache_of_every_host_once(rack_lab: RackLabs, tmp_
     lab.call("cache", "--hosts", environ=home).expect(0)
     for host in lab.hosts:
         sums = host.shell(f"cd {host.home}/.cache/labctl && sha256sum {link} mnist/images")
-        here = subprocess.run(
-            ["sha256sum", link, "mnist/images"], cwd=cache, capture_output=True, text=True, check=True
-        )
-        assert sums == here.stdout
+        assert sums == subprocess.check_output(["sha256sum", link, "mnist/images"], cwd=cache, text=True)
         assert host.shell(f"stat -c %U {host.home}/.cache/labctl/{blob}") == "ann\n"
     before = [host.traffic().received for host in lab.hosts]
     again = lab.call("cache", "--hosts", "--json", environ=home).expect(0).json

@@ -61,7 +61,7 @@ def test_hosts_get_models_and_data_and_nothing_the_second_time(cache: Path, rack
     sent = {name: host.sent for name, host in rack.items()}
     for host in rack.values():
         assert tree(host.home / "my cache") == DATA
-        assert os.readlink(host.home / "my cache" / LINK) == "../../blobs/0a1b"
+        assert (host.home / "my cache" / LINK).readlink() == Path("../../blobs/0a1b")
     assert fill(cache, rack) == {name: HostCache(host=name, files=0, bytes=0) for name in rack}
     assert {name: host.sent for name, host in rack.items()} == sent
 
