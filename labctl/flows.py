@@ -734,6 +734,8 @@ def cache(context: Context, name: str, extra: Cache, *, hosts: bool = False, dry
     if name:
         own = choose_workload(context.directory, name, RunOptions(), settings).cache
         wanted = Cache(models=(*own.models, *extra.models), datasets=(*own.datasets, *extra.datasets))
+    if hosts and not settings.text("LAB_HOSTS"):
+        raise ConfigError("--hosts: LAB_HOSTS is not set", hint="LAB_HOSTS=hosts.txt in .env names the file of hosts")
     hub = prefetch.connect(settings, context.environ)
     items = prefetch.fetch(context, hub, wanted, dry_run=dry_run)
     # A workload that declares nothing has nothing to send either.

@@ -114,15 +114,14 @@ def fill_hosts(
 ) -> tuple[tuple[HostCache, ...], tuple[HostFailure, ...]]:
     """Send the lab's hosts what is wanted of this machine's cache, or all of it where nothing is named.
 
-    ConfigError where the settings list no hosts; HostError where none answers.
+    HostError where no host answers; the failure of one does not affect the others.
     """
     settings, root = context.settings(), hub.cache.parents[1]
-    if not settings.text("LAB_HOSTS"):
-        raise ConfigError("--hosts: LAB_HOSTS lists no hosts", hint="name the file of hosts in .env")
     folders = [hub.folder(kind, name).relative_to(root).as_posix() for kind, name in names(wanted)]
     files = hosts.read_here(root, folders or ("",))
-    size = sum(file.size for file in files.values())
-    context.notice(f"{root}: {amount(size)} in {len(files)} files for hosts")
+    if not files and not folders:
+        raise HostError(f"HOST_CACHE_PATH {root} has nothing to send", hint="labctl cache --model NAME --hosts")
+    context.notice(f"{root}: {amount(sum(file.size for file in files.values()))} in {len(files)} files")
     folder = hosts.folder_on_hosts(settings)
     with cluster.connect(context, settings) as lab:
         filled, failures = hosts.fill(root, files, lab.remote_hosts, folder, context.notice, dry_run=dry_run)
