@@ -729,10 +729,11 @@ def workloads(context: Context) -> WorkloadList:
     return external.list_all(context.directory / "workloads", launchers.known(), roots)
 
 
-def cache(context: Context, name: str, extra: Cache, *, dry_run: bool = False) -> CacheReport:
+def cache(context: Context, name: str, extra: Cache, *, hosts: bool = False, dry_run: bool = False) -> CacheReport:
     """Download models and datasets, those of a workload if one is named, and ``extra`` ones, into the shared cache.
 
-    Needs no lab, engine or device.
+    ``hosts``: then send them to the lab's hosts, or all of the cache where nothing is named.
+    Needs no lab that is up, no engine or device.
     """
     import time
 
@@ -746,9 +747,21 @@ def cache(context: Context, name: str, extra: Cache, *, dry_run: bool = False) -
     if name:
         own = choose_workload(context.directory, name, RunOptions(), settings).cache
         wanted = Cache(models=(*own.models, *extra.models), datasets=(*own.datasets, *extra.datasets))
-    items = prefetch.fetch(context, prefetch.connect(settings, context.environ), wanted, dry_run=dry_run)
-    seconds = round(time.monotonic() - began, 3)
-    return prefetch.CacheReport(workload=name, cache=settings.text("HOST_CACHE_PATH"), items=items, seconds=seconds)
+    if hosts and not settings.text("LAB_HOSTS"):
+        raise ConfigError("--hosts: LAB_HOSTS is not set", hint="LAB_HOSTS=hosts.txt in .env names the file of hosts")
+    hub = prefetch.connect(settings, context.environ)
+    items = prefetch.fetch(context, hub, wanted, dry_run=dry_run)
+    # A workload that declares nothing has nothing to send either.
+    send = hosts and (items or not name)
+    filled, failed = prefetch.fill_hosts(context, hub, wanted, dry_run=dry_run) if send else ((), ())
+    return prefetch.CacheReport(
+        workload=name,
+        cache=settings.text("HOST_CACHE_PATH"),
+        items=items,
+        seconds=round(time.monotonic() - began, 3),
+        hosts=filled,
+        failed=failed,
+    )
 
 
 def proxies(context: Context) -> dict[str, str]:

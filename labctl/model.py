@@ -213,6 +213,8 @@ class Lab(Struct, frozen=True, kw_only=True):
     memory: str | None
     project_path: str
     mounts: tuple[Mount, ...]
+    clones: Pairs = ()
+    """Those mount sources that are sent to hosts, and the folder that each gets below the lab's directory there."""
     environment: Pairs
     ports: tuple[tuple[str, int, int], ...] = ()
     """What the launcher publishes: address and port of its host, port in the container."""

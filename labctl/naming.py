@@ -8,6 +8,8 @@ from labctl.model import Device, Host, Lab
 
 OUTPUTS = "runs/.outputs"
 """Where a run writes until it ends, relative to the lab directory."""
+CLONES = "clones"
+"""Where the clones that were sent lie in the lab's directory on a host."""
 NOTEBOOKS = "runs/notebooks"
 """Containers can write here and to ``OUTPUTS``, and nowhere else below ``runs/``."""
 
@@ -67,7 +69,10 @@ def own_path(lab: Lab, host: Host, path: str) -> str:
 
 
 def path_on(lab: Lab, host: Host, path: str) -> str:
-    """Where a path of this machine is on a host: the lab's directory and the person's home are elsewhere there."""
+    """Where a path of this machine is on a host: its lab directory, clones and person's home are elsewhere."""
+    clone = dict(lab.clones).get(path)
+    if clone and sent(host):
+        return own_path(lab, host, clone)
     moved = ((str(lab.directory), host.directory), (lab.home, host.home))
     for here, there in moved:
         if here and there and (path == here or path.startswith(f"{here}/")):

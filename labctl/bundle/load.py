@@ -18,11 +18,11 @@ from labctl.config.context import Context
 from labctl.config.settings import Settings
 from labctl.errors import ConfigError, HostError
 from labctl.hosts.ssh import Connection
+from labctl.hub import hosts as host_caches
 from labctl.hub.prefetch import make_root
 from labctl.images import distribute, local
 from labctl.images.archive import Archive, ArchiveStream, Range, report
 from labctl.images.distribute import Failures, ImageTargets
-from labctl.images.remote import ASKING, MOVING, failed
 from labctl.lab import cluster
 from labctl.model import HostFailure
 from labctl.system import filelock
@@ -42,7 +42,6 @@ HARMLESS = frozenset({".gitignore", ".gitkeep", ".dockerignore"})
 """Names that begin with a dot, of files that nothing runs."""
 ABOUT = {"lab": str, "written": str, "labctl": str, "images": list, "left_out": list}
 """What every bundle of a lab says of itself."""
-SCRIPT = Path(__file__).with_name("cache.sh").read_text(encoding="utf-8")
 
 
 class LoadedBundle(Struct, frozen=True, kw_only=True):
@@ -295,18 +294,13 @@ def send_cache(bundle: Bundle, settings: Settings, hosts: Mapping[str, Connectio
     members = cached_in(bundle)
     if not members:
         return {}
-    folder = Path(settings.text("HOST_CACHE_PATH"))
-    if folder.is_relative_to(settings.home):
-        folder = folder.relative_to(settings.home)
+    folder = host_caches.folder_on_hosts(settings)
 
     def bring(connection: Connection) -> None:
-        found = connection.run(SCRIPT, str(folder), "list", timeout=ASKING, check=False)
-        if found.code != 0:
-            raise failed(connection, f"cannot use its cache {folder}", found.err, "ls -ld ~/.cache/labctl; df -h")
-        there = {line.removeprefix("./") for line in found.out.splitlines()}
+        _, there = host_caches.read(connection, folder)
         lacking = {name: member for name, member in members.items() if name not in there}
         if lacking:
-            unpack(connection, str(folder), cargo(lacking), notice)
+            unpack(connection, folder, cargo(lacking), notice)
 
     return map_hosts(bring, hosts)[1]
 
@@ -323,8 +317,5 @@ def cargo(members: Mapping[str, BundleEntry]) -> ArchiveStream:
 def unpack(connection: Connection, folder: str, cargo: ArchiveStream, notice: Notice) -> None:
     """Send an archive and unpack it in a directory. HostError if it is incomplete."""
     progress = Progress(f"{connection.target.name}: cache", cargo.size, 0, notice)
-    chunks = report(cargo.chunks(), progress)
-    done = connection.send(SCRIPT, folder, "unpack", chunks=chunks, timeout=MOVING)
-    if done.code != 0:
-        raise failed(connection, "the cache did not come whole", done.err, "df -h")
+    host_caches.unpack(connection, folder, report(cargo.chunks(), progress))
     progress.finish()

@@ -23,6 +23,7 @@ from labctl.config.settings import Settings
 from labctl.deploy import images as prepare
 from labctl.deploy import preflight
 from labctl.errors import ConfigError, HostError
+from labctl.hub.hosts import is_data
 from labctl.images import catalog, local, packages
 from labctl.lab import cluster
 from labctl.naming import override_path
@@ -37,8 +38,6 @@ FOLDERS = ("workloads", "hostfiles", NODES)
 CACHED = ("datasets/", "huggingface/")
 """Of a cache."""
 SKIPPED = frozenset({"__pycache__", ".git"})
-TOKENS = frozenset({"huggingface/token", "huggingface/stored_tokens"})
-"""Token files of a Hub login in a cache."""
 KEY = re.compile(rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY( BLOCK)?-----|^PuTTY-User-Key-File", re.MULTILINE)
 HEAD = 1 << 20
 """Bytes of a file to search for the begin of a private key."""
@@ -223,10 +222,7 @@ def add_cache(writer: BundleWriter, cache: Path, context: Context) -> None:
     entries = [
         entry
         for entry in walk(cache, ".")
-        if entry.name.startswith(CACHED)
-        and not entry.name.endswith((".lock", ".incomplete"))
-        and entry.name not in TOKENS
-        and not leads_out(entry.name, entry.target)
+        if entry.name.startswith(CACHED) and is_data(entry.name) and not leads_out(entry.name, entry.target)
     ]
     sizes = {entry.name: entry.source.stat().st_size for entry in entries if isinstance(entry.source, Path)}
     progress = Progress(str(cache), sum(sizes.values()), 0, context.notice)

@@ -37,7 +37,7 @@ COMMANDS = {
     "jupyter": ("exec", "serve notebooks from a node on 127.0.0.1, until Ctrl-C"),
     "logs": ("exec", "show container logs, or what a run has printed"),
     "workloads": ("run", "list workloads"),
-    "cache": ("cache", "download models and datasets, a workload's or by name, into the shared cache"),
+    "cache": ("cache", "download models and datasets, a workload's or by name, and fill the hosts' caches"),
     "fit": ("fit", "estimate a workload's memory and whether it fits"),
     "run": ("run", "run a workload and check its criteria"),
     "attach": ("run", "follow a run that was detached, or whose labctl is gone, to its end"),

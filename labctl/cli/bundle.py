@@ -12,6 +12,7 @@ import typer
 
 from labctl import flows
 from labctl.cli.common import HERE, Directory, Json, Setting, answering, confirmation, context
+from labctl.cli.output import failure_lines
 from labctl.cli.run import complete_workload
 from labctl.errors import ConfigError, HostError
 from labctl.system.progress import amount
@@ -94,10 +95,6 @@ def counted(files: int) -> str:
 def loaded_text(loaded: LoadedBundle, directory: Path) -> str:
     lines = [f"lab {loaded.lab} is in {loaded.directory}, {len(loaded.files)} files written"]
     lines += [f"  {one}" for one in written(loaded)]
-    for failure in loaded.failed:
-        # Most messages begin with their host's name already.
-        named = failure.message.startswith(failure.host)
-        lines.append(failure.message if named else f"{failure.host}: {failure.message}")
-        lines += [f"  {failure.hint}"] if failure.hint else []
+    lines += failure_lines(loaded.failed)
     cd = "" if directory == HERE else f"cd {shlex.quote(str(directory))} && "
     return "\n".join([*lines, f"next: {cd}labctl up"])

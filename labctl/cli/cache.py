@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,13 +11,14 @@ from msgspec.structs import replace
 
 from labctl import flows
 from labctl.cli.common import HERE, Directory, DryRun, Json, Setting, answering, context
-from labctl.cli.output import table
+from labctl.cli.output import failure_lines, table
 from labctl.cli.run import complete_workload
-from labctl.errors import ConfigError
+from labctl.errors import ConfigError, HostError
 from labctl.model import Cache
 from labctl.system.progress import amount
 
 if TYPE_CHECKING:
+    from labctl.hub.hosts import HostCache
     from labctl.hub.prefetch import CacheReport
 
 
@@ -24,26 +26,50 @@ def cache_command(
     name: Annotated[str, typer.Argument(metavar="[WORKLOAD]", autocompletion=complete_workload)] = "",
     model: Annotated[list[str] | None, typer.Option(help="A model, such as facebook/opt-350m (repeatable).")] = None,
     dataset: Annotated[list[str] | None, typer.Option(help="A dataset, such as Dahoas/rm-static (repeatable).")] = None,
+    hosts: Annotated[
+        bool,
+        typer.Option(
+            "--hosts",
+            help="Fill HOST_CACHE_PATH of all hosts of LAB_HOSTS from this machine's: with what is named, or all.",
+        ),
+    ] = False,
     directory: Directory = HERE,
     setting: Setting = None,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
     with answering(as_json=json, stopped="re-run to resume") as output:
-        if not (name or model or dataset):
-            hint = "labctl cache WORKLOAD, labctl cache --model NAME or --dataset NAME"
+        if not (name or model or dataset or hosts):
+            hint = "labctl cache WORKLOAD, labctl cache --model NAME or --dataset NAME; --hosts sends all to the hosts"
             raise ConfigError("neither a workload nor a model or dataset is named", hint=hint)
         asked = context(directory, output, setting)
         # huggingface_hub reads these from the process environment only; proxies may come from .env.
         os.environ.update(flows.proxies(replace(asked, emit=lambda _: None)))
         os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
         extra = Cache(models=tuple(model or ()), datasets=tuple(dataset or ()))
-        report = flows.cache(asked, name, extra, dry_run=dry_run)
-        output.answer(report, cache_text(report))
+        report = flows.cache(asked, name, extra, hosts=hosts, dry_run=dry_run)
+        output.answer(report, cache_text(report, dry_run=dry_run))
+        if report.failed:
+            sys.exit(HostError.exit_code)
 
 
-def cache_text(report: CacheReport) -> str:
-    if not report.items:
+def cache_text(report: CacheReport, *, dry_run: bool = False) -> str:
+    if report.workload and not report.items:
         return f"workload {report.workload} declares nothing to fetch (`cache` in its workload.yml)"
-    rows = [(item.kind, item.name, item.revision[:8], amount(item.bytes), item.state) for item in report.items]
-    return f"{table(('KIND', 'NAME', 'REVISION', 'SIZE', 'STATE'), rows)}\nin {report.cache}"
+    lines = []
+    if report.items:
+        rows = [(item.kind, item.name, item.revision[:8], amount(item.bytes), item.state) for item in report.items]
+        lines += [table(("KIND", "NAME", "REVISION", "SIZE", "STATE"), rows), f"in {report.cache}"]
+    if report.hosts:
+        sent = [(one.host, one.files, amount(one.bytes), state_of(one, dry_run=dry_run)) for one in report.hosts]
+        lines.append(table(("HOST", "FILES", "SIZE", "STATE"), sent))
+    coming = sum(item.bytes for item in report.items if item.state == "to fetch")
+    if report.hosts and coming:
+        lines.append(f"and to each the {amount(coming)} to fetch, as far as it does not have that")
+    return "\n".join((*lines, *failure_lines(report.failed)))
+
+
+def state_of(host: HostCache, *, dry_run: bool) -> str:
+    if not host.files:
+        return "present"
+    return "to send" if dry_run else "sent"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from labctl.errors import LabError, OutputClosed
 
 if TYPE_CHECKING:
-    from labctl.model import Event
+    from labctl.model import Event, HostFailure
 
 
 # Keys kept beside better ones until schema 2: class, or key of a mapping, -> {key: deprecated key}.
@@ -116,6 +116,17 @@ def printable(text: str) -> str:
     # Python takes blanks of other scripts for unprintable.
     safe = (one.isprintable() or one in "\n\t" or (one.isspace() and one > "\x9f") for one in text)
     return "".join(one if fine else "?" for one, fine in zip(text, safe, strict=True))
+
+
+def failure_lines(failed: Iterable[HostFailure]) -> list[str]:
+    """Hosts that failed, each with its hint."""
+    lines = []
+    for failure in failed:
+        # Most messages begin with their host's name already.
+        named = failure.message.startswith(failure.host)
+        lines.append(failure.message if named else f"{failure.host}: {failure.message}")
+        lines += [f"  {failure.hint}"] if failure.hint else []
+    return lines
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

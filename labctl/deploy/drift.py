@@ -9,9 +9,10 @@ from msgspec import Struct
 
 from labctl import naming
 from labctl.compose import ssh_keys
-from labctl.deploy.provision import WORKLOADS, manifests
+from labctl.deploy import provision
+from labctl.deploy.provision import WORKLOADS
 from labctl.errors import HostError
-from labctl.hosts import manifest, push
+from labctl.hosts import push
 from labctl.hosts.push import SyncState
 from labctl.hosts.ssh import Connection
 from labctl.model import LAUNCHER, File, Host, Lab
@@ -36,14 +37,13 @@ def find(
     keyless = ssh_keys.missing(lab)
     renewed = {node.name for node in lab.nodes if any(is_of(node.name, file) for file in changed)}
     hosts = {host.name: host for host in lab.hosts if naming.sent(host) and host.name not in failed}
-    path = lab.directory / WORKLOADS
-    workloads = manifest.scan(path) if hosts and path.is_dir() else manifest.Manifest(path, ())
+    shared = provision.shared(lab) if hosts else {}
 
     def states(host: Host) -> dict[str, SyncState]:
         """Nothing of a host whose nodes have no keys: both will be replaced."""
         if not keyless.isdisjoint(lab.containers_on(host.name)):
             return {}
-        return push.sync_states(connections[host.name], host.directory, manifests(lab, host, workloads))
+        return push.sync_states(connections[host.name], host.directory, provision.manifests(lab, host, shared))
 
     found, silent = map_hosts(states, hosts)
     # The launcher knows the keys of all.
@@ -64,8 +64,9 @@ def broken(lab: Lab, host: str, states: Mapping[str, SyncState]) -> Iterator[tup
     node's own directory containers have mounted parts, which stay what they were.
     """
     first = lab.nodes[0].name
-    mounting = {WORKLOADS: lab.containers_on(host), first: (first, LAUNCHER)}
+    whole = (WORKLOADS, *dict(lab.clones).values())
+    mounting = {naming.node_directory(first): (first, LAUNCHER), **dict.fromkeys(whole, lab.containers_on(host))}
     for folder, state in states.items():
         name = PurePosixPath(folder).name
-        if state == "missing" or (state == "stale" and name not in (WORKLOADS, LAUNCHER)):
-            yield from ((node, LOST[state]) for node in mounting.get(name, (name,)))
+        if state == "missing" or (state == "stale" and folder not in whole and name != LAUNCHER):
+            yield from ((node, LOST[state]) for node in mounting.get(folder, (name,)))

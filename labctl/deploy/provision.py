@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from labctl import accelerators, naming
 from labctl.compose import ssh_keys
+from labctl.deploy import clones
 from labctl.deploy.plan import EmptyDirectories, MakeDirectories, ProbeEngines, RemoveState, Step, WriteFiles, WriteKeys
 from labctl.hosts import manifest, push
 from labctl.hosts.ssh import Connection
@@ -110,7 +111,7 @@ def is_unprobed(cluster: Cluster, host: Host) -> bool:
 
 
 def send(lab: Lab, host: Host, connection: Connection, image_id: str) -> None:
-    """What is the host's, to the host: folders, then the files of its nodes and the workloads, if they changed.
+    """What is the host's, to the host: folders, then the files of its nodes, the workloads and clones, if they changed.
 
     No files where it sees the lab directory itself.
     HostError names the host, what is missing, and what came back.
@@ -118,21 +119,29 @@ def send(lab: Lab, host: Host, connection: Connection, image_id: str) -> None:
     nodes = [node for node in lab.nodes if node.host == host.name]
     caches = [naming.own_path(lab, host, naming.cache_directory(node.name)) for node in nodes]
     sources = [mount.source for mount in lab.mounts if mount.source in own_mounts(lab) or is_below(mount.source, lab)]
-    mounts = [naming.path_on(lab, host, source) for source in sources if source != str(lab.directory / WORKLOADS)]
+    pushed = {str(lab.directory / WORKLOADS), *dict(lab.clones)}
+    mounts = [naming.path_on(lab, host, source) for source in sources if source not in pushed]
     locks = [str(naming.lease_path(host.locks, device)) for node in nodes for device in node.devices.devices]
     words = (image_id, str(len(caches)), " ".join(locks), *caches, *mounts)
     connection.run(MAKE, *words, timeout=MAKING)
     if not naming.sent(host):
         return
-    wanted = manifests(lab, host, manifest.scan(lab.directory / WORKLOADS))
+    wanted = manifests(lab, host, shared(lab))
     push.push(connection, host.directory, wanted, prune=naming.node_directory("").rstrip("/"))
 
 
-def manifests(lab: Lab, host: Host, workloads: manifest.Manifest) -> dict[str, manifest.Manifest]:
-    """What a host gets, by where it lies below the lab's directory on both sides."""
+def shared(lab: Lab) -> dict[str, manifest.Manifest]:
+    """What every host gets, by where it lies below the lab's directory there: workloads and clones."""
+    path = lab.directory / WORKLOADS
+    workloads = manifest.scan(path) if path.is_dir() else manifest.Manifest(path, ())
+    return {WORKLOADS: workloads, **clones.scan(lab)}
+
+
+def manifests(lab: Lab, host: Host, shared: Mapping[str, manifest.Manifest]) -> dict[str, manifest.Manifest]:
+    """What a host gets: what is ``shared`` by all, and the files of its nodes."""
     names = [node.name for node in lab.nodes if node.host == host.name]
     nodes = manifest.scan_nodes(lab.directory, names, launcher=lab.nodes[0].host == host.name)
-    return {WORKLOADS: workloads, **nodes}
+    return {**shared, **nodes}
 
 
 def is_below(source: str, lab: Lab) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from msgspec import Struct
@@ -18,6 +18,8 @@ SKIPPED = "__pycache__"
 RESERVED = (".versions", ".current")
 """Names that a pushed directory has on its host beside those of the tree."""
 PIECE = 1 << 18
+Keep = Callable[[os.DirEntry[str], str], bool]
+"""Whether a name, by its path below the root, belongs to a manifest."""
 
 
 class Entry(Struct, frozen=True):
@@ -46,9 +48,21 @@ def scan(root: Path, only: Collection[str] | None = None) -> Manifest:
 
     HostError for what cannot be read here, ConfigError for a name that is reserved on hosts.
     """
+    return _read(root, lambda _, path: only is None or path.partition("/")[0] in only)
+
+
+def pick(root: Path, names: Iterable[str]) -> Manifest:
+    """The manifest of these files and links below a directory, as far as they are there. Errors as ``scan``."""
+    wanted = frozenset(names)
+    folders = {str(folder) for name in wanted for folder in PurePosixPath(name).parents}
+    # Git still lists what was removed, and what was in a folder where now is a file or a link.
+    return _read(root, lambda item, path: path in (folders if item.is_dir(follow_symlinks=False) else wanted))
+
+
+def _read(root: Path, keep: Keep) -> Manifest:
     root = root.resolve()
     try:
-        entries = tuple(_scan(root, "", only))
+        entries = tuple(_scan(root, "", keep))
     except OSError as error:
         raise HostError(f"cannot read {error.filename}: {error.strerror}", hint=f"ls -ld {error.filename}") from error
     for entry in entries:
@@ -57,19 +71,19 @@ def scan(root: Path, only: Collection[str] | None = None) -> Manifest:
     return Manifest(root, entries)
 
 
-def _scan(root: Path, folder: str, only: Collection[str] | None = None) -> Iterator[Entry]:
+def _scan(root: Path, folder: str, keep: Keep) -> Iterator[Entry]:
     with os.scandir(root / folder) as found:
         items = sorted(found, key=lambda item: item.name)
     for item in items:
-        if item.name == SKIPPED or (only is not None and item.name not in only):
-            continue
         path = f"{folder}{item.name}"
         try:
+            if item.name == SKIPPED or not keep(item, path):
+                continue
             if item.is_symlink():
                 yield Entry(path, "link", 0o777, 0, os.readlink(item.path))  # noqa: PTH115 - a Path would tidy what it says
             elif item.is_dir():
                 yield Entry(path, "dir", item.stat().st_mode & 0o777 | 0o700, 0, "")
-                yield from _scan(root, f"{path}/")
+                yield from _scan(root, f"{path}/", keep)
             elif item.is_file():
                 yield _file(path, item.path)
         except FileNotFoundError:

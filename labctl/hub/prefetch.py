@@ -27,9 +27,11 @@ from msgspec.structs import replace
 from labctl.config.context import Context
 from labctl.config.settings import Settings
 from labctl.errors import ConfigError, HostError
-from labctl.hub import client
+from labctl.hub import client, hosts
 from labctl.hub.client import Hub, Kind, RemoteFile, Repository, Unreachable, look_up
-from labctl.model import Cache
+from labctl.hub.hosts import HostCache
+from labctl.lab import cluster
+from labctl.model import Cache, HostFailure
 from labctl.system import filelock
 from labctl.system.files import make_private, opened, read_limited, require_room, room_at
 from labctl.system.progress import Progress, amount
@@ -75,6 +77,10 @@ class CacheReport(Struct, frozen=True, kw_only=True):
     cache: str
     items: tuple[Item, ...]
     seconds: float
+    hosts: tuple[HostCache, ...] = ()
+    """What each host was sent of it, or with a dry run is to be sent."""
+    failed: tuple[HostFailure, ...] = ()
+    """Hosts that did not get it."""
 
 
 def connect(settings: Settings, environ: Mapping[str, str]) -> Hub:
@@ -101,6 +107,26 @@ def fetch(context: Context, hub: Hub, wanted: Cache, *, dry_run: bool) -> tuple[
     make_root(root)
     with filelock.held(root / LOCK, "labctl cache", wait=PATIENCE, notice=context.notice):
         return tuple(download(context, hub, one, item) for one, item in survey(context, hub, repositories))
+
+
+def fill_hosts(
+    context: Context, hub: Hub, wanted: Cache, *, dry_run: bool
+) -> tuple[tuple[HostCache, ...], tuple[HostFailure, ...]]:
+    """Send the lab's hosts what is wanted of this machine's cache, or all of it where nothing is named.
+
+    HostError where no host answers; the failure of one does not affect the others.
+    """
+    settings, root = context.settings(), hub.cache.parents[1]
+    folders = [hub.folder(kind, name).relative_to(root).as_posix() for kind, name in names(wanted)]
+    files = hosts.read_here(root, folders or ("",))
+    if not files and not folders:
+        raise HostError(f"HOST_CACHE_PATH {root} has nothing to send", hint="labctl cache --model NAME --hosts")
+    context.notice(f"{root}: {amount(sum(file.size for file in files.values()))} in {len(files)} files")
+    folder = hosts.folder_on_hosts(settings)
+    with cluster.connect(context, settings) as lab:
+        filled, failures = hosts.fill(root, files, lab.remote_hosts, folder, context.notice, dry_run=dry_run)
+    failed = {**lab.failed, **failures}.items()
+    return filled, tuple(HostFailure(host=host, message=error.message, hint=error.hint) for host, error in failed)
 
 
 def names(wanted: Cache) -> tuple[tuple[Kind, str], ...]:

@@ -61,8 +61,8 @@ def image_state(connection: Connection, image: str) -> HostImageState:
         identity, home, root, described, *layers = out.splitlines()
         return HostImageState(
             identity=identity,
-            home=_room(home),
-            root=_room(root),
+            home=room(home),
+            root=room(root),
             image=msgspec.json.decode(described, type=dict[str, Any]) if described else None,
             layers=tuple(msgspec.json.decode(line, type=tuple[str, ...] | None) or () for line in layers),
         )
@@ -168,7 +168,7 @@ def _script(command: str) -> str:
     return f"# image {command}\n{SCRIPT}"
 
 
-def _room(line: str) -> Room | None:
+def room(line: str) -> Room | None:
     """A line of ``df -Pk``."""
     words = line.split()
     return Room(words[0], int(words[3]) * 1024) if len(words) >= 6 else None

@@ -61,6 +61,7 @@ def build(
         memory=settings.text("LAB_MEMORY") or None,
         project_path=project,
         mounts=mounts(settings, directory, project),
+        clones=clones(settings),
         environment=environment(settings, project),
         ports=ports(settings, network),
         sshd_log_level=settings.text("LAB_SSHD_LOG_LEVEL"),
@@ -211,6 +212,14 @@ def mounts(settings: Settings, directory: Path, project: str) -> tuple[Mount, ..
         Mount(source=str(directory / KEPT), target="/home/lab/.kept"),
         *settings.mounts,
     )
+
+
+def clones(settings: Settings) -> Pairs:
+    """Those clones that are on this machine, which hosts are sent; others are the hosts' own."""
+    from labctl.workloads import external
+
+    paths = ((settings.text(clone.setting), clone.repository) for clone in external.CLONES)
+    return tuple((path, f"{naming.CLONES}/{name}") for path, name in paths if path and Path(path).is_dir())
 
 
 def own_mounts(lab: Lab) -> tuple[str, ...]:

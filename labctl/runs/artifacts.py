@@ -10,7 +10,7 @@ from threading import Event
 from typing import Any
 
 from labctl import naming
-from labctl.deploy import plan
+from labctl.deploy import plan, provision
 from labctl.deploy.executor import Deployment, do
 from labctl.engines import Backend, connection_to
 from labctl.errors import HostError
@@ -40,13 +40,13 @@ def hosts_apart(lab: Lab, job: Job) -> tuple[Host, ...]:
 def send(lab: Lab, job: Job, engine: Backend, earlier: tuple[str, ...] = ()) -> Manifest:
     """Push the run's directory to each of its hosts; returns what that is. HostError where one does not get it.
 
-    The workloads go along: what was edited since `up` is what runs, as it is on this machine. So do the ``earlier``
-    runs whose results it reads; they stay there.
+    Workloads and clones go along: what was edited since `up` is what runs, as it is on this machine. So do the
+    ``earlier`` runs whose results it reads; they stay there.
     """
     manifest = scan(store.outputs(lab.directory, job.run_id))
     hosts = hosts_apart(lab, job)
-    folders = ("workloads", *(f"runs/{run}" for run in earlier)) if hosts else ()
-    shared = {folder: scan(lab.directory / folder) for folder in folders}
+    shared = provision.shared(lab) if hosts else {}
+    shared |= {f"runs/{run}": scan(lab.directory / "runs" / run) for run in earlier} if hosts else {}
 
     def give(host: Host) -> None:
         connection = connection_to(engine, host.name)

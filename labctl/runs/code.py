@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import stat
 from collections.abc import Iterable, Iterator
@@ -18,11 +17,10 @@ from labctl.errors import ConfigError
 from labctl.model import Copy, Lab, Workload
 from labctl.runs import inputs
 from labctl.runs.job import WORK
-from labctl.system import process
-from labctl.system.files import PASSWORDS, leads_out
+from labctl.system import git
+from labctl.system.files import PASSWORDS, SKIPPED, leads_out, walk
 from labctl.system.progress import amount
 
-SKIPPED = ("__pycache__", ".git")
 LARGEST = 50_000_000
 """Bytes of a file beside the script that is copied; data are for the cache."""
 MOST_BYTES, MOST_FILES = 500_000_000, 10_000
@@ -52,7 +50,7 @@ def choose(lab: Lab, workload: Workload) -> tuple[Workload, Code]:
     if not path.is_absolute():
         try:
             folder = workload.directory.resolve()
-            return workload, _read(folder, _walk(folder), workload.script)
+            return workload, _read(folder, walk(folder), workload.script)
         except _TooMuchError:
             raise ConfigError(
                 f"{workload.directory} holds more than a run copies: {MOST_FILES} files, {amount(MOST_BYTES)}",
@@ -60,9 +58,9 @@ def choose(lab: Lab, workload: Workload) -> tuple[Workload, Code]:
             ) from None
     inputs.require_script(lab, workload)
     path = path.resolve()
-    listed = _in_git(path.parent)
+    listed = git.files(path.parent, "--exclude-standard", "--cached", "--others")
     # A folder that is ignored as a whole is no matter of git's.
-    names, ignored = (listed, _ignored(path)) if listed else (_walk(path.parent, hidden=False), ())
+    names, ignored = (listed, _ignored(path)) if listed else (walk(path.parent, hidden=False), ())
     others = (name for name in names if name != path.name)
     try:
         code = _read(path.parent, (path.name, *_outside_labs(lab, path.parent, others)), path.name)
@@ -96,48 +94,12 @@ def _outside_labs(lab: Lab, folder: Path, names: Iterable[str]) -> Iterator[str]
             yield name
 
 
-def _in_git(folder: Path, *which: str) -> list[str]:
-    """The files of a folder that its repository does not ignore, or ``which``; none where it is in none.
-
-    ConfigError where git fails: what it ignores, such as keys, would be copied.
-    """
-    if not any((one / ".git").exists() for one in (folder, *folder.parents)):
-        return []
-    # A repository's own configuration may name a program to be asked for changes.
-    git = ("git", "-c", "core.fsmonitor=false", "-C", str(folder), "ls-files", "-z", "--exclude-standard")
-    which = which or ("--cached", "--others")
-    done = process.run([*git, *which], env={"LC_ALL": "C"}, check=False, errors="surrogateescape")
-    if done.code == 0:
-        return sorted(set(filter(None, done.out.split("\0"))))
-    if "not a git repository" in done.err:
-        return []
-    own = re.search(r"git config --global --add safe\.directory \S+", done.err)
-    raise ConfigError(
-        f"git does not say which files belong to {folder}: {done.err.partition(chr(10))[0]}",
-        hint=own[0] if own else f"git -C {shlex.quote(str(folder))} status, or copy the script out of the repository",
-    )
-
-
 def _ignored(script: Path) -> Iterator[str]:
     """What lies beside a script and git ignores, as data do: directories by their own name, hidden names never."""
-    for name in _in_git(script.parent, "--others", "--ignored", "--directory"):
+    for name in git.files(script.parent, "--exclude-standard", "--others", "--ignored", "--directory"):
         path = Path(name)
         if path.name not in (script.name, *SKIPPED) and not any(part.startswith(".") for part in path.parts):
             yield f"{shlex.quote(name)} (ignored by git)"
-
-
-def _walk(folder: Path, *, hidden: bool = True) -> Iterator[str]:
-    """Every file and link below a folder, but compiled Python and git's own; names with a dot if ``hidden``."""
-    for above, folders, files in os.walk(folder):
-        here = Path(above)
-        links = [name for name in folders if (here / name).is_symlink()]
-        folders[:] = sorted(name for name in folders if name not in (*SKIPPED, *links) and _wanted(name, hidden))
-        names = sorted(name for name in (*files, *links) if _wanted(name, hidden))
-        yield from (str((here / name).relative_to(folder)) for name in names)
-
-
-def _wanted(name: str, hidden: bool) -> bool:
-    return hidden or not name.startswith(".")
 
 
 def _read(folder: Path, names: Iterable[str], script: str) -> Code:

@@ -220,7 +220,8 @@ def require_inputs(lab: Lab, job: Job, engine: Backend) -> None:
     if absent:
         raise ConfigError(
             f"{job.workload.name}: {host.name} has no {absent[0]} in its containers",
-            hint="HOST_CACHE_PATH and HOST_REPO_PATH are directories of the hosts: put it there on each",
+            hint="HOST_CACHE_PATH is a directory of each host: put it below that here, then `labctl cache --hosts`; of "
+            "a clone, hosts get what git tracks",
             node=host.name,
         )
 

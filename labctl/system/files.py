@@ -23,6 +23,8 @@ from labctl.system.progress import amount
 LARGE = 1 << 30
 PASSWORDS = frozenset({".env", ".netrc", ".git-credentials", ".pypirc"})
 """Names of files of other programs with passwords and tokens."""
+SKIPPED = ("__pycache__", ".git")
+"""Names that ``walk`` passes over."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY
 LARGEST_TEXT = 32 << 20
 """Bytes; the indexes of the largest models have 20 MB."""
@@ -161,6 +163,19 @@ def _copy(name: str, source: int, into: int) -> None:
                 while os.copy_file_range(old.fileno(), new.fileno(), LARGE):
                     pass
             shutil.copyfileobj(old, new)
+
+
+def walk(folder: Path, *, hidden: bool = True) -> Iterator[str]:
+    """Every file and link below a folder, but compiled Python and git's own; names with a dot if ``hidden``."""
+
+    def wanted(names: Iterable[str]) -> list[str]:
+        return sorted(name for name in names if name not in SKIPPED and (hidden or not name.startswith(".")))
+
+    for above, folders, files in os.walk(folder):
+        here = Path(above)
+        links = [name for name in folders if (here / name).is_symlink()]
+        folders[:] = wanted(set(folders).difference(links))
+        yield from (str((here / name).relative_to(folder)) for name in wanted((*files, *links)))
 
 
 @contextmanager

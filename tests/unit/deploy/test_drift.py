@@ -52,7 +52,10 @@ def rack(tmp_path: Path) -> Rack:
         builders.host(name=name, address="10.0.0.1", directory=str(tmp_path / name / ".labctl/demo")) for name in names
     )
     nodes = tuple(builders.node(number, host=name) for number, name in enumerate(names))
-    lab = builders.lab(nodes, hosts=hosts, network="host", directory=tmp_path / "here", mounts=())
+    clones = ((str(tmp_path / "clone"), "clones/DeepSpeedExamples"),)
+    lab = builders.lab(nodes, hosts=hosts, network="host", directory=tmp_path / "here", mounts=(), clones=clones)
+    (tmp_path / "clone").mkdir()
+    (tmp_path / "clone/main.py").write_text("print()")
     (lab.directory / "workloads/hello").mkdir(parents=True)
     (lab.directory / "workloads/hello/hello.py").write_text("print()")
     return Rack(lab, {name: Nearby(name=name) for name in names})
@@ -67,6 +70,12 @@ def test_hosts_that_have_all_lack_nothing(rack: Rack) -> None:
 def test_an_edited_workload_goes_to_every_host_and_costs_no_container(rack: Rack) -> None:
     rack.up()
     (rack.lab.directory / "workloads/hello/hello.py").write_text("print(1)")
+    assert rack.find() == Drift(frozenset({"red", "blue"}), {})
+
+
+def test_an_edited_clone_goes_to_every_host_and_costs_no_container(rack: Rack) -> None:
+    rack.up()
+    Path(rack.lab.clones[0][0], "main.py").write_text("print(1)")
     assert rack.find() == Drift(frozenset({"red", "blue"}), {})
 
 
@@ -89,6 +98,8 @@ def test_a_new_key_goes_to_the_launcher_too(rack: Rack) -> None:
         ("red", "", {"launcher": NEW, "worker-0": NEW}),
         ("blue", "workloads", {"worker-1": NEW}),
         ("blue", "workloads/.current", {}),
+        ("blue", "clones/DeepSpeedExamples", {"worker-1": NEW}),
+        ("blue", "clones/DeepSpeedExamples/.current/main.py", {}),
         ("blue", "workloads/hello", {}),
         ("blue", "workloads/.current/hello/hello.py", {}),
         ("blue", ".lab/nodes/worker-1/.current", {"worker-1": OTHER}),

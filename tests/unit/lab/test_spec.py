@@ -172,6 +172,12 @@ def test_clones_are_mounted_where_the_scripts_expect_them(tmp_path: Path) -> Non
     }
 
 
+def test_those_clones_that_are_here_are_sent_to_hosts(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    of = build(tmp_path, f"HOST_REPO_PATH={tmp_path}/mine\nHOST_OPTIMUM_HABANA_PATH={tmp_path}/on-hosts-only")
+    assert of.clones == ((f"{tmp_path}/mine", "clones/DeepSpeedExamples"),)
+
+
 def test_extra_environment_wins(tmp_path: Path) -> None:
     of = build(tmp_path, "LAB_ENV_HF_HOME=/elsewhere\nLAB_ENV_MORE='a b'")
     assert (dict(of.environment)["HF_HOME"], dict(of.environment)["MORE"]) == ("/elsewhere", "a b")

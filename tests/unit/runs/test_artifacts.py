@@ -55,6 +55,14 @@ def sent(lab: Lab, *earlier: str) -> None:
     artifacts.send(lab, builders.job(lab, run_id=RUN), over(red=Nearby()), earlier)
 
 
+def test_clones_are_sent_along_as_they_are_now(lab: Lab, tmp_path: Path) -> None:
+    (tmp_path / "clone").mkdir()
+    (tmp_path / "clone/main.py").write_text("edited since `up`")
+    lab = replace(lab, clones=((str(tmp_path / "clone"), "clones/DeepSpeedExamples"),))
+    sent(lab)
+    assert Path(lab.hosts[0].directory, "clones/DeepSpeedExamples/main.py").read_text() == "edited since `up`"
+
+
 def test_a_host_keeps_nothing_of_a_run_that_came_back(lab: Lab) -> None:
     sent(lab)
     (there(lab) / "loss").write_text("1")

@@ -179,7 +179,7 @@ def test_what_other_labs_keep_stays_there_and_so_do_passwords(of: Lab, tmp_path:
             "To add an exception, call:\n\n\tgit config --global --add safe.directory /m\n",
             "git config --global --add safe.directory /m",
         ),
-        ("fatal: index file corrupt\n", "git -C .* status, or copy the script out of the repository"),
+        ("fatal: index file corrupt\n", "git -C .* status, or copy the files out of the repository"),
     ],
 )
 def test_where_git_fails_what_it_ignores_is_not_copied(

@@ -1,0 +1,164 @@
+"""Filling the caches of hosts that are directories of this machine, by the real script."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from support.fakehost import FakeHost
+
+from labctl.config import settings
+from labctl.hub import hosts
+from labctl.hub.hosts import CachedFile, HostCache
+from labctl.system import files
+from labctl.system.process import CompletedProcess
+
+BLOB = "huggingface/hub/models--facebook--opt-350m/blobs/0a1b"
+LINK = "huggingface/hub/models--facebook--opt-350m/snapshots/7/model.safetensors"
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """A cache with a model, data, and what is no host's business."""
+    root = tmp_path / "cache"
+    texts = {BLOB: "weights", "mnist/train images": "rows", "mnist/empty": ""}
+    others = ("huggingface/token", f"{BLOB}.incomplete", "huggingface/hub/.locks/x.lock", ".labctl.lock")
+    for name, text in {**texts, **dict.fromkeys(others, "x")}.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    (root / LINK).parent.mkdir(parents=True)
+    (root / LINK).symlink_to("../../blobs/0a1b")
+    (root / "out").symlink_to(tmp_path)
+    return root
+
+
+@pytest.fixture
+def rack(tmp_path: Path) -> dict[str, FakeHost]:
+    return {name: FakeHost(tmp_path / "rack", name) for name in ("red", "blue")}
+
+
+def fill(
+    cache: Path, rack: dict[str, FakeHost], only: Iterable[str] = ("",), *, dry_run: bool = False
+) -> dict[str, HostCache]:
+    filled, failures = hosts.fill(
+        cache, hosts.read_here(cache, only), rack, "my cache", lambda _: None, dry_run=dry_run
+    )
+    assert failures == {}
+    return {one.host: one for one in filled}
+
+
+def tree(root: Path) -> dict[str, str]:
+    return {str(path.relative_to(root)): path.read_text() for path in sorted(root.rglob("*")) if not path.is_dir()}
+
+
+DATA = {BLOB: "weights", LINK: "weights", "mnist/train images": "rows", "mnist/empty": ""}
+
+
+def test_hosts_get_models_and_data_and_nothing_the_second_time(cache: Path, rack: dict[str, FakeHost]) -> None:
+    assert fill(cache, rack) == {name: HostCache(host=name, files=4, bytes=11) for name in rack}
+    sent = {name: host.sent for name, host in rack.items()}
+    for host in rack.values():
+        assert tree(host.home / "my cache") == DATA
+        assert (host.home / "my cache" / LINK).readlink() == Path("../../blobs/0a1b")
+    assert fill(cache, rack) == {name: HostCache(host=name, files=0, bytes=0) for name in rack}
+    assert {name: host.sent for name, host in rack.items()} == sent
+
+
+def test_only_what_differs_is_sent_again(cache: Path, rack: dict[str, FakeHost]) -> None:
+    fill(cache, rack)
+    (cache / "mnist/train images").write_text("ROWS")
+    os.utime(cache / "mnist/train images", (1, 1))
+    (rack["blue"].home / "my cache/mnist/empty").unlink()
+    # What a host downloaded itself is the same by its name.
+    os.utime(rack["red"].home / "my cache" / BLOB, (1, 1))
+    found = fill(cache, rack)
+    assert {name: one.files for name, one in found.items()} == {"red": 1, "blue": 2}
+    assert (rack["red"].home / "my cache/mnist/train images").read_text() == "ROWS"
+
+
+def test_of_what_is_named_only_that_is_sent(cache: Path, rack: dict[str, FakeHost]) -> None:
+    fill(cache, rack, ["mnist"])
+    assert tree(rack["red"].home / "my cache") == {"mnist/train images": "rows", "mnist/empty": ""}
+
+
+def test_a_dry_run_says_how_much_and_leaves_hosts_as_they_are(cache: Path, rack: dict[str, FakeHost]) -> None:
+    before = tree(rack["red"].home)
+    assert fill(cache, rack, dry_run=True)["red"] == HostCache(host="red", files=4, bytes=11)
+    assert tree(rack["red"].home) == before
+    assert not (rack["red"].home / "my cache").exists()
+
+
+def test_a_large_file_goes_on_where_it_was_cut_off(
+    cache: Path, rack: dict[str, FakeHost], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosts, "LARGE", 3 << 20)
+    content = os.urandom((5 << 20) + 7)
+    (cache / BLOB).write_bytes(content)
+    red, whole = rack["red"], FakeHost.send
+
+    def cut(host: FakeHost, script: str, *words: str, chunks: Iterable[bytes], timeout: float) -> CompletedProcess:
+        return whole(host, script, *words, chunks=[b"".join(chunks)[: (2 << 20) + 500]], timeout=timeout)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(FakeHost, "send", cut)
+        _, failures = hosts.fill(cache, hosts.read_here(cache), {"red": red}, "my cache", lambda _: None)
+    assert f"red: the cache did not come whole: {BLOB}: 2097652 of 5242887 bytes came" in failures["red"].message
+    assert not (red.home / "my cache" / BLOB).exists()
+    sent = red.sent
+    assert fill(cache, {"red": red})["red"].bytes == len(content) - (2 << 20) + 4
+    assert (3 << 20) < red.sent - sent < (3 << 20) + 20_000
+    assert (red.home / "my cache" / BLOB).read_bytes() == content
+    assert list((red.home / "my cache").glob(".labctl*")) == []
+    assert fill(cache, {"red": red})["red"].files == 0
+
+
+def test_many_files_come_in_several_archives(
+    cache: Path, rack: dict[str, FakeHost], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosts, "LARGE", 10)
+    for number in range(7):
+        (cache / f"mnist/{number}").write_text("four")
+    fill(cache, {"red": rack["red"]})
+    assert tree(rack["red"].home / "my cache") == {**DATA, **{f"mnist/{number}": "four" for number in range(7)}}
+    sizes = [sum(file.size for file in batch.values()) for batch in hosts.batches(hosts.read_here(cache))]
+    assert max(sizes) <= 10
+    assert len(sizes) > 3
+
+
+def test_links_come_after_what_they_lead_to() -> None:
+    files = {"a": CachedFile(0, target="b"), "b": CachedFile(4, 1)}
+    assert [name for batch in hosts.batches(files) for name in batch] == ["b", "a"]
+
+
+def test_a_host_without_room_or_cache_is_named_and_the_other_is_filled(
+    cache: Path, rack: dict[str, FakeHost], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (rack["red"].home / "my cache").write_text("a file")
+    filled, failures = hosts.fill(cache, hosts.read_here(cache), rack, "my cache", lambda _: None)
+    assert [one.host for one in filled] == ["blue"]
+    assert "red: cannot use its cache my cache: " in failures["red"].message
+    (cache / "mnist/more").write_text("more")
+    monkeypatch.setattr(hosts, "room", lambda _: files.Room("/dev/sda", 3))
+    _, failures = hosts.fill(cache, hosts.read_here(cache), rack, "my cache", lambda _: None)
+    assert "blue: no room for the cache: 4 B needed on /dev/sda, 3 B free" in failures["blue"].message
+
+
+def test_a_part_that_a_container_made_a_link_leads_nowhere(
+    cache: Path, rack: dict[str, FakeHost], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosts, "LARGE", 3)
+    (tmp_path / "private").write_text("mine")
+    there = rack["red"].home / "my cache"
+    there.mkdir()
+    part = hosts.part_of("red", BLOB, hosts.read_here(cache)[BLOB])
+    (there / f"{hosts.COMING}{part}").symlink_to(tmp_path / "private")
+    fill(cache, {"red": rack["red"]})
+    assert ((tmp_path / "private").read_text(), tree(there)) == ("mine", DATA)
+
+
+def test_the_cache_of_hosts_is_below_their_own_home(tmp_path: Path) -> None:
+    found = settings.load(tmp_path, {"HOME": "/home/me", "HOST_CACHE_PATH": "~/models"}, {})
+    assert hosts.folder_on_hosts(found) == "models"
+    assert hosts.folder_on_hosts(settings.load(tmp_path, {"HOST_CACHE_PATH": "/data/models"}, {})) == "/data/models"
