@@ -16,14 +16,16 @@ from labctl.config.settings import Settings
 from labctl.errors import ConfigError, HostError, raise_all
 
 if TYPE_CHECKING:
+    from labctl.batches.baseline import BaselineReport, ValidationReport
     from labctl.batches.batch import BatchReport
+    from labctl.batches.bisect import Diagnosis
     from labctl.batches.evaluate import Evaluation, Limits
     from labctl.batches.figures import JobOutcome
     from labctl.batches.hostfiles import HostfileSet, Pattern
     from labctl.batches.profile import Check
     from labctl.batches.record import Batch, BatchJob
     from labctl.batches.search import BisectReport
-    from labctl.batches.validate import BaselineReport, ValidationReport
+    from labctl.batches.validate import Suspicion
     from labctl.bundle.load import LoadedBundle
     from labctl.bundle.save import SavedBundle
     from labctl.compose.devcontainer import DevcontainerFile
@@ -802,7 +804,7 @@ def validate(
     """
     from datetime import datetime
 
-    from labctl.batches import figures, on_hosts
+    from labctl.batches import baseline, on_hosts
     from labctl.batches import profile as profiles
     from labctl.batches import validate as validation
     from labctl.deploy.preflight import require_initialised
@@ -814,9 +816,9 @@ def validate(
     for check in profile.checks:
         workload = choose_workload(context.directory, check.workload, check.options, settings)
         profiles.require_metrics(check, workload.metrics)
-    known = figures.read_baseline(context.directory / figures.BASELINE) if compare else None
+    known = baseline.read(context.directory / baseline.FILE) if compare else None
     if known and known.profile != profile.name:
-        context.notice(f"{figures.BASELINE} is one of profile {known.profile}: not compared with")
+        context.notice(f"{baseline.FILE} is one of profile {known.profile}: not compared with")
         known = None
     directory = out or context.directory / "reports" / f"{datetime.now():%Y%m%d-%H%M%S}-{profile.name}"
     actions = validation.Actions(
@@ -827,6 +829,9 @@ def validate(
         run=lambda check, groups, record, slots: run_check(
             context, check, groups, slots, directory / "checks" / record
         ),
+        bisect=lambda check, nodes, why, within: find_bad(
+            context, check, nodes, why, within, directory / "checks" / f"{check.name}-bisect"
+        ),
         down=lambda: down(context),
         remains=lambda runs: on_hosts.remains(context, runs),
         versions=lambda: on_hosts.versions(context),
@@ -834,7 +839,7 @@ def validate(
     done = validation.validate(
         settings.text("LAB_NAME"), profile, actions, context.notice, operator=operator, baseline=known, keep=keep
     )
-    return validation.write(directory, done)
+    return baseline.write(directory, done)
 
 
 def run_check(
@@ -861,13 +866,39 @@ def run_check(
     ]
 
 
+def find_bad(
+    context: Context, check: Check, nodes: tuple[str, ...], why: Suspicion, within: float, out: Path
+) -> Diagnosis:
+    """Find the bad nodes and links that explain why a check failed; by values only where it missed that metric."""
+    from labctl.batches import batch as batches
+    from labctl.batches import search
+    from labctl.runs.request import choose_workload
+
+    minimum = None
+    metric = batches.metric_of(choose_workload(context.directory, check.workload, check.options, context.settings()))
+    if metric and metric.name == why.metric and why.bound and why.bound.sign == ">=":
+        minimum = why.bound.value / (len(nodes) if metric.name in search.TOTALS else 1)
+    else:
+        within = search.RUNS_ALONE
+    found = bisect(
+        context,
+        check.workload,
+        check.options,
+        lambda _: None,
+        nodes=nodes,
+        within=within,
+        minimum=minimum,
+        out=out,
+    )
+    return found.diagnosis
+
+
 def baseline(context: Context, name: str = "", *, keep: bool = False, file: Path | None = None) -> BaselineReport:
     """Validate, and record the figures in a file, by default the lab's baseline.json; not if the validation failed."""
-    from labctl.batches import figures
-    from labctl.batches import validate as validation
+    from labctl.batches import baseline as baselines
 
     report = validate(context, name, keep=keep, compare=False)
-    return validation.record(file or context.directory / figures.BASELINE, report)
+    return baselines.record(file or context.directory / baselines.FILE, report)
 
 
 def shell(context: Context, node: str, *, terminal: bool) -> int:

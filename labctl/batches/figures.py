@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
+from labctl.batches.baseline import Baseline
 from labctl.batches.profile import Check, Limit
-from labctl.errors import ConfigError
 from labctl.reports.page import number
 from labctl.reports.validation import Figure
 
-BASELINE = "baseline.json"
-"""The lab's baseline, in the lab directory."""
 # Of fewer nodes a median says nothing of the one that is slow.
 FEWEST = 3
 
@@ -36,17 +32,6 @@ class JobOutcome(Struct, frozen=True, kw_only=True):
         return float(value) if value is not None and self.passed else None
 
 
-class Baseline(Struct, frozen=True, kw_only=True):
-    """The figures of a validation that later ones are compared with."""
-
-    schema: int = 1
-    lab: str
-    profile: str
-    recorded: str
-    """Date, ISO 8601."""
-    figures: tuple[Figure, ...]
-
-
 class Bound(Struct, frozen=True, kw_only=True):
     """What a value must reach, or must not exceed, and where that comes from."""
 
@@ -56,17 +41,6 @@ class Bound(Struct, frozen=True, kw_only=True):
 
     def holds(self, value: float | None) -> bool:
         return value is not None and (value >= self.value if self.sign == ">=" else value <= self.value)
-
-
-def read_baseline(path: Path) -> Baseline | None:
-    """The baseline of a file; None where there is none. ConfigError where it cannot be read."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Baseline)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        hint = f"rm {path}, then `labctl baseline` records another"
-        raise ConfigError(f"{path}: cannot be read: {error}", hint=hint) from error
 
 
 def subject(nodes: Sequence[str], *, everyone: bool) -> str:

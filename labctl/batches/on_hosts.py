@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from labctl.batches.validate import Operator
+from msgspec import Struct
+
 from labctl.config import inventory
 from labctl.config.context import Context
 from labctl.errors import Failures, HostError
 from labctl.lab.cluster import connect
 from labctl.system.parallel import map_hosts
 from labctl.system.process import CompletedProcess
+
+
+class Operator(Struct, frozen=True, kw_only=True):
+    """What the operator of a cluster says besides its hosts: TEST_CONFIGURATION, SKIP_NETWORK_SETUP, L3_ENABLED."""
+
+    test_configuration: str = ""
+    skip_network_setup: bool = False
+    l3_enabled: bool = False
+
 
 # $@: ids of runs, which all of their processes have in the environment.
 PROCESSES = """# processes of runs

@@ -10,33 +10,35 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-import msgspec
 from msgspec import Struct
 
-from labctl.batches import bisect, figures, interfaces
+from labctl.batches import figures, interfaces
+from labctl.batches.baseline import INTERRUPTED, Baseline
 from labctl.batches.bisect import Diagnosis, Group
-from labctl.batches.figures import Baseline, Bound, JobOutcome
+from labctl.batches.figures import Bound, JobOutcome
 from labctl.batches.hostfiles import groups as grouped
+from labctl.batches.on_hosts import Operator
 from labctl.batches.profile import Check, Hook, Profile
 from labctl.errors import Failures, HostError, LabError
 from labctl.lab.status import LabStatus
 from labctl.model import HERE, LAUNCHER
-from labctl.reports import validation as pages
 from labctl.reports.page import number
 from labctl.reports.validation import HEALTH, Figure, Health, LinkVerdict, NodeVerdict, StepResult, Validation
-from labctl.system import files
 from labctl.system.process import CompletedProcess
 
 if TYPE_CHECKING:
     from labctl.doctor.examination import DoctorReport
 
-INTERRUPTED = "interrupted"
 NO_LAB = "the lab did not come up"
-# Metrics that all nodes have together; others hold for each node as they are.
-TOTALS = ("throughput", "tokens")
+
+
+class Suspicion(NamedTuple):
+    """Why a check failed on several nodes together: the metric and what it had to reach; neither where a run failed."""
+
+    metric: str = ""
+    bound: Bound | None = None
 
 
 class Actions(Struct, frozen=True, kw_only=True):
@@ -49,39 +51,12 @@ class Actions(Struct, frozen=True, kw_only=True):
     status: Callable[[], LabStatus]
     run: Callable[[Check, tuple[Group, ...], str, Mapping[str, int]], list[JobOutcome]]
     """Run a check on groups of nodes with these slots, those that are disjoint at once; the text names the record."""
+    bisect: Callable[[Check, tuple[str, ...], Suspicion, float], Diagnosis]
+    """Find what is bad among these nodes by runs of a check, with the share that a value may be below the median."""
     down: Callable[[], object]
     remains: Callable[[tuple[str, ...]], tuple[tuple[str, ...], Failures]]
     """What hosts have of the lab and of these runs, in words, and which hosts do not answer."""
     versions: Callable[[], Mapping[str, str]]
-
-
-class Operator(Struct, frozen=True, kw_only=True):
-    """What the operator of a cluster says besides its hosts: TEST_CONFIGURATION, SKIP_NETWORK_SETUP, L3_ENABLED."""
-
-    test_configuration: str = ""
-    skip_network_setup: bool = False
-    l3_enabled: bool = False
-
-
-class ValidationReport(Struct, frozen=True, kw_only=True):
-    """A validation, and the page and the data that were written of it."""
-
-    validation: Validation
-    page: str
-    data: str
-
-    @property
-    def exit_code(self) -> int:
-        """5 where a check failed, 3 where the environment did not allow any, 130 after Ctrl-C."""
-        interrupted = any(step.message == INTERRUPTED for step in self.validation.steps)
-        return 130 if interrupted else {"PASS": 0, "FAIL": 5, "ERROR": 3}[self.validation.verdict]
-
-
-class BaselineReport(Struct, frozen=True, kw_only=True):
-    """A validation whose figures were recorded in a file; empty if it did not pass."""
-
-    report: ValidationReport
-    file: str
 
 
 class Outcome(NamedTuple):
@@ -99,14 +74,6 @@ class Evidence(NamedTuple):
     health: Health
     text: str
     advice: str
-
-
-class Suspicion(NamedTuple):
-    """A check that failed on several nodes together: what a node or link that explains it must reach."""
-
-    check: Check
-    metric: str
-    bound: Bound | None
 
 
 def validate(
@@ -186,7 +153,7 @@ class _Course:
         for check in self.profile.checks:
             self.step(check.name, partial(self.check, check))
             if self.suspicion:
-                self.step(f"bisect {check.name}", partial(self.bisect, self.suspicion))
+                self.step(f"bisect {check.name}", partial(self.bisect, check, self.suspicion))
                 self.suspicion = None
         self.step("network after", self.network_after)
 
@@ -354,10 +321,8 @@ class _Course:
                 slow = next(job for job in again if job.nodes == (node,)).passed
                 self.accuse(node, "slow" if slow else "failing", f"{why}, twice", _advice(node))
         elif bad:
-            missed = next((one for one in found if one.passed is False), None)
-            metric = missed.what if missed else check.limits[0].metric if check.limits else ""
-            bound = bounds.get((metric, missed.node)) if missed else None
-            self.suspicion = Suspicion(check, metric, bound)
+            missed = next((one for one in found if one.passed is False and one.value is not None), None)
+            self.suspicion = Suspicion(missed.what, bounds[missed.what, missed.node]) if missed else Suspicion()
         self.figures += found
         self.tested |= {node for job in jobs if job.nodes not in bad for node in job.nodes}
         run_id = next((job.run_id for job in jobs if job.nodes in bad or len(jobs) == 1), "")
@@ -372,10 +337,9 @@ class _Course:
         self.runs += [job.run_id for job in jobs if job.run_id]
         return jobs
 
-    def bisect(self, suspicion: Suspicion) -> Outcome:
+    def bisect(self, check: Check, suspicion: Suspicion) -> Outcome:
         """Find the node or link with the workload of a check that failed on several nodes together."""
-        check = suspicion.check
-        found = self.search(suspicion)
+        found = self.actions.bisect(check, self.usable(), suspicion, self.profile.within)
         for node in found.bad:
             text = f"{check.name}: {_measure(node.kind, node.figure)} in {len(node.runs)} runs with good partners"
             self.accuse(node.node, node.kind, text, _advice(node.node))
@@ -397,29 +361,6 @@ class _Course:
         if names:
             return Outcome("failed", f"{', '.join(names)} ({tried})")
         return Outcome("passed", f"no node or link alone is bad ({tried}) {found.note}".rstrip())
-
-    def search(self, suspicion: Suspicion) -> Diagnosis:
-        check, metric, bound = suspicion
-        lower = bound is not None and bound.sign == "<="
-        minimum = None if bound is None or metric in TOTALS else 1 / bound.value if lower else bound.value
-
-        def outcome(job: JobOutcome) -> bisect.Outcome:
-            value = job.value(metric) if metric else float(job.passed) or None
-            if value is not None and metric in TOTALS:
-                value /= len(job.nodes)
-            if value is not None and lower:
-                value = 1 / value
-            return bisect.Outcome(value, job.message)
-
-        search = bisect.diagnose(self.usable(), within=self.profile.within, minimum=minimum)
-        groups, rounds = next(search), 1
-        while True:
-            jobs = self.run(check, groups, f"{check.name}-bisect-{rounds}")
-            try:
-                groups, rounds = search.send({job.nodes: outcome(job) for job in jobs}), rounds + 1
-            except StopIteration as end:
-                diagnosis: Diagnosis = end.value
-                return diagnosis
 
     def clean_up(self, *, keep: bool) -> Outcome:
         """Remove the lab, unless it was there before, and look whether anything of it is left."""
@@ -490,24 +431,6 @@ class _Course:
         return f"{'; '.join(parts)}."
 
 
-def write(directory: Path, validation: Validation) -> ValidationReport:
-    """Write the page and the data of a validation. HostError where that fails."""
-    page, data = directory / "report.html", directory / "report.json"
-    pages.write(page, validation)
-    files.write(data, msgspec.json.format(msgspec.json.encode(validation)).decode() + "\n", mode=0o644)
-    return ValidationReport(validation=validation, page=str(page), data=str(data))
-
-
-def record(path: Path, report: ValidationReport) -> BaselineReport:
-    """Record the figures of a validation that passed as the baseline of later ones. HostError where that fails."""
-    found = report.validation
-    if found.verdict != "PASS":
-        return BaselineReport(report=report, file="")
-    baseline = Baseline(lab=found.lab, profile=found.profile, recorded=found.started, figures=found.figures)
-    files.write(path, msgspec.json.format(msgspec.json.encode(baseline)).decode() + "\n", mode=0o644)
-    return BaselineReport(report=report, file=str(path))
-
-
 def _groups(check: Check, nodes: tuple[str, ...]) -> tuple[Group, ...]:
     if check.nodes == "all":
         return (nodes,)
@@ -546,7 +469,7 @@ def _measure(kind: str, figure: float | None) -> str:
 
 
 def _advice(node: str) -> str:
-    return f"take {node} out of use (`--exclude {node}`), and look at it: labctl doctor -n {node}"
+    return f"take {node} out of use by a line in drained.txt, and look at it: labctl doctor -n {node}"
 
 
 def _count(amount: int, noun: str) -> str:

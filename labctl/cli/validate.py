@@ -14,7 +14,7 @@ from labctl.cli.common import HERE, Directory, Json, Setting, answering, context
 from labctl.cli.output import say, table
 
 if TYPE_CHECKING:
-    from labctl.batches.validate import ValidationReport
+    from labctl.batches.baseline import ValidationReport
     from labctl.reports.validation import Validation
 
 
