@@ -821,6 +821,7 @@ def validate(
         context.notice(f"{baseline.FILE} is one of profile {known.profile}: not compared with")
         known = None
     directory = out or context.directory / "reports" / f"{datetime.now():%Y%m%d-%H%M%S}-{profile.name}"
+    directory = directory.absolute()
     actions = validation.Actions(
         doctor=lambda: doctor(context),
         on_hosts=lambda script, words, seconds: on_hosts.run(context, script, words, seconds),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from msgspec import Struct
 
@@ -79,7 +80,7 @@ def versions(context: Context) -> dict[str, str]:
 def operator(context: Context) -> Operator:
     """What the environment, or the file of hosts, says besides the hosts' addresses."""
     name = context.settings().text("LAB_HOSTS")
-    said = inventory.operator_words(context.directory / name, name) if name else {}
+    said = inventory.operator_words(context.directory / Path(name).expanduser(), name) if name else {}
     said |= {key: context.environ[key] for key in inventory.OPERATOR_WORDS if key in context.environ}
     return Operator(
         test_configuration=said.get("TEST_CONFIGURATION", ""),

@@ -399,10 +399,11 @@ class _Course:
             found = self.evidence_of(node)
             if not found and node not in self.tested:
                 found = [Evidence("unsure", "no run on it passed", "")]
+            absent = node in self.placement and node not in self.slots
             verdict = NodeVerdict(
                 node=node,
                 host=self.placement.get(node, node),
-                verdict=found[0].health if found else "good",
+                verdict="not reached" if absent else found[0].health if found else "good",
                 evidence=tuple(dict.fromkeys(one.text for one in found)),
                 advice=found[0].advice if found else "",
             )
