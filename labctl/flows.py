@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -16,11 +16,16 @@ from labctl.config.settings import Settings
 from labctl.errors import ConfigError, HostError, Interrupted, raise_all
 
 if TYPE_CHECKING:
+    from labctl.batches.baseline import BaselineReport, ValidationReport
     from labctl.batches.batch import BatchReport
+    from labctl.batches.bisect import Diagnosis
     from labctl.batches.evaluate import Evaluation, Limits
+    from labctl.batches.figures import JobOutcome
     from labctl.batches.hostfiles import HostfileSet, Pattern
+    from labctl.batches.profile import Check
     from labctl.batches.record import Batch, BatchJob
     from labctl.batches.search import BisectReport
+    from labctl.batches.validate import Suspicion
     from labctl.bundle.load import LoadedBundle
     from labctl.bundle.save import SavedBundle
     from labctl.compose.devcontainer import DevcontainerFile
@@ -813,6 +818,114 @@ def evaluate(
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text(), encoding="utf-8", newline="")
     return evaluation
+
+
+def validate(
+    context: Context, name: str = "", *, keep: bool = False, out: Path | None = None, compare: bool = True
+) -> ValidationReport:
+    """Validate the cluster of the lab from nothing to a report and back to nothing, by a profile's name or file.
+
+    Without a name it is that of the operator's TEST_CONFIGURATION, else ``quick``. Figures are compared with
+    the lab's baseline, if there is one, unless told not to.
+    """
+    from datetime import datetime
+
+    from labctl.batches import baseline, on_hosts
+    from labctl.batches import profile as profiles
+    from labctl.batches import validate as validation
+    from labctl.deploy.preflight import require_initialised
+    from labctl.runs.request import choose_workload
+
+    require_initialised(context)
+    settings, operator = context.settings(), on_hosts.operator(context)
+    profile = profiles.read(profiles.find(name or profiles.configured(operator.test_configuration, context.warn)))
+    for check in profile.checks:
+        workload = choose_workload(context.directory, check.workload, check.options, settings)
+        profiles.require_metrics(check, workload.metrics)
+    known = baseline.read(context.directory / baseline.FILE) if compare else None
+    if known and known.profile != profile.name:
+        context.notice(f"{baseline.FILE} is one of profile {known.profile}: not compared with")
+        known = None
+    directory = out or context.directory / "reports" / f"{datetime.now():%Y%m%d-%H%M%S}-{profile.name}"
+    directory = directory.absolute()
+    actions = validation.Actions(
+        doctor=lambda: doctor(context),
+        on_hosts=lambda script, words, seconds: on_hosts.run(context, script, words, seconds),
+        up=lambda: cast("LabStatus", up(context)),
+        status=lambda: status(context),
+        run=lambda check, groups, record, slots: run_check(
+            context, check, groups, slots, directory / "checks" / record
+        ),
+        bisect=lambda check, nodes, why, within: find_bad(
+            context, check, nodes, why, within, directory / "checks" / f"{check.name}-bisect"
+        ),
+        down=lambda: down(context),
+        remains=lambda runs: on_hosts.remains(context, runs),
+        versions=lambda: on_hosts.versions(context),
+    )
+    done = validation.validate(
+        settings.text("LAB_NAME"), profile, actions, context.notice, operator=operator, baseline=known, keep=keep
+    )
+    return baseline.write(directory, done)
+
+
+def run_check(
+    context: Context, check: Check, groups: tuple[tuple[str, ...], ...], slots: Mapping[str, int], directory: Path
+) -> list[JobOutcome]:
+    """Run the workload of a check on groups of nodes with these slots, as a batch whose record is in the directory."""
+    from labctl.batches import figures
+    from labctl.batches import hostfiles as sets
+    from labctl.runs import store
+
+    hostfiles = directory / "hostfiles"
+    sets.write(hostfiles, sets.texts(groups, max(map(len, groups)), slots))
+    done = batch(context, check.workload, (hostfiles,), check.options, lambda _: None, out=directory)
+    results = ((job, store.read_result(context.directory, job.run_id)) for job in done.batch.jobs)
+    return [
+        figures.JobOutcome(
+            nodes=job.nodes,
+            passed=job.verdict == "PASS",
+            message=job.message,
+            run_id=job.run_id,
+            metrics=result.metrics if result else {},
+        )
+        for job, result in results
+    ]
+
+
+def find_bad(
+    context: Context, check: Check, nodes: tuple[str, ...], why: Suspicion, within: float, out: Path
+) -> Diagnosis:
+    """Find the bad nodes and links that explain why a check failed; by values only where it missed that metric."""
+    from labctl.batches import batch as batches
+    from labctl.batches import search
+    from labctl.runs.request import choose_workload
+
+    minimum = None
+    metric = batches.metric_of(choose_workload(context.directory, check.workload, check.options, context.settings()))
+    if metric and metric.name == why.metric and why.bound and why.bound.sign == ">=":
+        minimum = why.bound.value / (len(nodes) if metric.name in search.TOTALS else 1)
+    else:
+        within = search.RUNS_ALONE
+    found = bisect(
+        context,
+        check.workload,
+        check.options,
+        lambda _: None,
+        nodes=nodes,
+        within=within,
+        minimum=minimum,
+        out=out,
+    )
+    return found.diagnosis
+
+
+def baseline(context: Context, name: str = "", *, keep: bool = False, file: Path | None = None) -> BaselineReport:
+    """Validate, and record the figures in a file, by default the lab's baseline.json; not if the validation failed."""
+    from labctl.batches import baseline as baselines
+
+    report = validate(context, name, keep=keep, compare=False)
+    return baselines.record(file or context.directory / baselines.FILE, report)
 
 
 def shell(context: Context, node: str, *, terminal: bool) -> int:

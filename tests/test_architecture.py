@@ -26,7 +26,8 @@ RINGS: tuple[tuple[str, ...], ...] = (
     ("lab",),
     ("attach", "hub", "deploy", "launchers", "fit"),
     ("runs",),
-    ("batches", "bundle", "doctor", "reports"),
+    ("bundle", "doctor", "reports"),
+    ("batches",),
     ("flows",),
     ("cli",),
 )

@@ -15,6 +15,13 @@ from labctl.config.inventory import DRAINED
 from labctl.model import HERE, Lab
 from labctl.system import files
 
+TOTALS = ("throughput", "tokens")
+"""Metrics that count what all nodes do together; bandwidths and the rate of the slowest rank do not grow with them."""
+
+
+RUNS_ALONE = 0.99
+"""Share below the median that no run reaches that did not fail: a search that judges nothing else."""
+
 
 class BisectReport(Struct, frozen=True, kw_only=True):
     """What a search has found, and where the logs of its runs are."""
@@ -67,14 +74,14 @@ def hostfile_of(group: Group, groups: tuple[Group, ...], slots: Mapping[str, int
 def outcomes(groups: tuple[Group, ...], batch: Batch) -> dict[Group, Outcome]:
     """What came of each group."""
     jobs = {frozenset(job.nodes): job for job in batch.jobs}
-    return {group: outcome(jobs[frozenset(group)]) for group in groups}
+    return {group: outcome(jobs[frozenset(group)], batch.metric) for group in groups}
 
 
-def outcome(job: BatchJob) -> Outcome:
+def outcome(job: BatchJob, metric: str) -> Outcome:
     """A job's value per node; none where its run failed, but one that only missed its criteria has its value."""
     if job.value is None or job.verdict == "ERROR":
         return Outcome(None, job.cause or job.message)
-    return Outcome(job.value / len(job.nodes))
+    return Outcome(job.value / len(job.nodes) if metric in TOTALS else job.value)
 
 
 def drain(lab: Lab, diagnosis: Diagnosis, today: date) -> tuple[str, ...]:

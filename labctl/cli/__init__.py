@@ -48,6 +48,8 @@ COMMANDS = {
     "batch": ("batch", "run a workload on each hostfile of a set, those on disjoint nodes at once"),
     "bisect": ("batch", "find slow or failing nodes and links by runs on groups of nodes"),
     "eval": ("eval", "judge the logs of a batch, per job and per node"),
+    "validate": ("validate", "check hosts, network and devices with real runs, and name the bad node"),
+    "baseline": ("validate", "record the figures of a validation, for later ones to compare with"),
     "down": ("lab", "remove the lab's containers and network"),
     "clean": ("lab", "remove the lab with its keys and rendered files; runs are kept"),
 }

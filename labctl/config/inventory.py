@@ -261,11 +261,11 @@ def parse(text: str, shown: str) -> tuple[InventoryHost, ...]:
     """The hosts of a text that is not YAML, in order. ConfigError as ``read``."""
     if text.startswith("\ufeff"):
         raise ConfigError(f"{shown}:1: begins with a byte order mark", hint="save it as UTF-8 without BOM")
-    # The line of an env file: no host's name holds a `=`.
-    is_assignment = re.match(r"(?:export[ \t]+)?[A-Za-z_][A-Za-z0-9_]*=", _first(text))
-    return _checked(_seed(text, shown) if is_assignment else _lines(text, shown), shown)
+    return _checked(_seed(text, shown) if _ASSIGNMENT.match(_first(text)) else _lines(text, shown), shown)
 
 
+# The line of an env file: no host's name holds a `=`.
+_ASSIGNMENT = re.compile(r"(?:export[ \t]+)?[A-Za-z_][A-Za-z0-9_]*=")
 _HINT = "write one line per host, such as `node-0 address=10.0.0.5 user=lab slots=8`"
 _ONCE = "name each machine once; `slots=` says how much of it is used"
 
@@ -440,14 +440,22 @@ _FIELDS: dict[str, Callable[[str, str], Any]] = {
 
 
 _MASTER, _MEMBERS = "MASTER_IP", "MEMBER_IPS"
-# What else such a file says; nothing of it is about hosts.
-_OTHER = ("TEST_CONFIGURATION", "BUILD_VERSION", "SKIP_NETWORK_SETUP", "L3_ENABLED")
+OPERATOR_WORDS = ("TEST_CONFIGURATION", "BUILD_VERSION", "SKIP_NETWORK_SETUP", "L3_ENABLED")
+"""What else such a file says; nothing of it is about hosts."""
+
+
+def operator_words(path: Path, shown: str) -> dict[str, str]:
+    """What a file of MASTER_IP and MEMBER_IPS says besides; nothing where it has another form. ConfigError."""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    if not _ASSIGNMENT.match(_first(text)):
+        return {}
+    return {entry.key: entry.value for entry in dotenv.parse(text, shown) if entry.key in OPERATOR_WORDS}
 
 
 def _seed(text: str, shown: str) -> Iterator[Named]:
     entries = {entry.key: entry for entry in dotenv.parse(text, shown)}
     for entry in entries.values():
-        if entry.key not in (_MASTER, _MEMBERS, *_OTHER):
+        if entry.key not in (_MASTER, _MEMBERS, *OPERATOR_WORDS):
             hint = did_you_mean(entry.key, (_MASTER, _MEMBERS))
             raise ConfigError(f"{shown}:{entry.line}: unknown key {quote(entry.key)}", hint=hint)
     if _MASTER not in entries:

@@ -78,7 +78,7 @@ def test_the_value_of_a_run_that_only_missed_its_criteria_counts() -> None:
         job="a", set="s", hostfile="h", names=("x", "y"), nodes=("x", "y"), log="l", state="done", verdict="FAIL",
         cause="criteria", value=80,
     )  # fmt: skip
-    assert search.outcome(missed).value == 40
+    assert search.outcome(missed, "throughput").value == 40
 
 
 def test_bad_nodes_are_added_to_the_drained_ones_once(tmp_path: Path) -> None:

@@ -1,0 +1,79 @@
+"""What is kept of a validation: its page, its data, and figures that later validations are compared with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from labctl.errors import ConfigError
+from labctl.reports import validation as pages
+from labctl.reports.validation import Figure, Validation
+from labctl.system import files
+
+INTERRUPTED = "interrupted"
+"""What a step says that Ctrl-C ended, or kept from beginning."""
+FILE = "baseline.json"
+"""The lab's baseline, in the lab directory."""
+
+
+class Baseline(Struct, frozen=True, kw_only=True):
+    """The figures of a validation that later ones are compared with."""
+
+    schema: int = 1
+    lab: str
+    profile: str
+    recorded: str
+    """Date, ISO 8601."""
+    figures: tuple[Figure, ...]
+
+
+class ValidationReport(Struct, frozen=True, kw_only=True):
+    """A validation, and the page and the data that were written of it."""
+
+    validation: Validation
+    page: str
+    data: str
+
+    @property
+    def exit_code(self) -> int:
+        """5 where a check failed, 3 where the environment did not allow any, 130 after Ctrl-C."""
+        interrupted = any(step.message == INTERRUPTED for step in self.validation.steps)
+        return 130 if interrupted else {"PASS": 0, "FAIL": 5, "ERROR": 3}[self.validation.verdict]
+
+
+class BaselineReport(Struct, frozen=True, kw_only=True):
+    """A validation whose figures were recorded in a file; empty if it did not pass."""
+
+    report: ValidationReport
+    file: str
+
+
+def read(path: Path) -> Baseline | None:
+    """The baseline of a file; None where there is none. ConfigError where it cannot be read."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Baseline)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        hint = f"rm {path}, then `labctl baseline` records another"
+        raise ConfigError(f"{path}: cannot be read: {error}", hint=hint) from error
+
+
+def write(directory: Path, validation: Validation) -> ValidationReport:
+    """Write the page and the data of a validation. HostError where that fails."""
+    page, data = directory / "report.html", directory / "report.json"
+    pages.write(page, validation)
+    files.write(data, msgspec.json.format(msgspec.json.encode(validation)).decode() + "\n", mode=0o644)
+    return ValidationReport(validation=validation, page=str(page), data=str(data))
+
+
+def record(path: Path, report: ValidationReport) -> BaselineReport:
+    """Record the figures of a validation that passed as the baseline of later ones. HostError where that fails."""
+    found = report.validation
+    if found.verdict != "PASS":
+        return BaselineReport(report=report, file="")
+    baseline = Baseline(lab=found.lab, profile=found.profile, recorded=found.started, figures=found.figures)
+    files.write(path, msgspec.json.format(msgspec.json.encode(baseline)).decode() + "\n", mode=0o644)
+    return BaselineReport(report=report, file=str(path))

@@ -1,0 +1,88 @@
+"""A validation on the real engine: from nothing to a report and back to nothing, and a bad node is named."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from conftest import FreshLab
+from support.harness import Lab, wait_until
+
+pytestmark = pytest.mark.docker
+
+PICKY = """\
+description: fails on one node
+launcher: mpirun
+script: picky.py
+timeout: 60s
+"""
+SCRIPT = "import os, sys\nsys.exit('bad memory' if os.uname().nodename == 'worker-1' else 0)\n"
+PROFILE = """\
+description: a node that fails
+checks:
+  - {workload: picky, nodes: each}
+  - {workload: hello}
+"""
+
+
+def add_picky(lab: Lab) -> Path:
+    """A workload that fails on worker-1, and a profile that runs it."""
+    folder = lab.path / "workloads/picky"
+    folder.mkdir()
+    (folder / "workload.yml").write_text(PICKY)
+    (folder / "picky.py").write_text(SCRIPT)
+    profile = lab.path / "mine.yml"
+    profile.write_text(PROFILE)
+    return profile
+
+
+def test_a_good_lab_passes_and_nothing_of_it_is_left(fresh_lab: FreshLab) -> None:
+    lab = fresh_lab()
+    answer = lab.call("validate", "--profile", "quick", "--out", "report", "--json", limit=200).expect(0)
+    assert answer.seconds < 90
+    found = answer.json["validation"]
+    assert (found["verdict"], found["message"]) == ("PASS", "All 2 nodes are good.")
+    assert {one["name"]: one["status"] for one in found["steps"]} == dict.fromkeys(
+        ("doctor", "network", "up", "ssh-check", "matmul", "allreduce", "network after", "clean-up"), "passed"
+    )
+    assert lab.labelled() == []
+    assert "All 2 nodes are good." in Path(answer.json["page"]).read_text()
+    assert json.loads(Path(answer.json["data"]).read_text())["nodes"] == found["nodes"]
+
+
+def test_a_node_that_fails_is_named_and_the_lab_is_removed(fresh_lab: FreshLab) -> None:
+    lab = fresh_lab()
+    profile = add_picky(lab)
+    answer = lab.call("validate", "--profile", str(profile), "--json", limit=200).expect(5)
+    found = answer.json["validation"]
+    assert {one["node"]: one["verdict"] for one in found["nodes"]} == {"worker-0": "good", "worker-1": "failing"}
+    assert found["message"].startswith("worker-1 is failing: picky: ")
+    assert next(one for one in found["steps"] if one["name"] == "hello")["status"] == "passed"
+    assert lab.labelled() == []
+
+
+def test_a_lab_that_was_up_is_left_alone_and_its_baseline_is_kept(fresh_lab: FreshLab) -> None:
+    lab = fresh_lab()
+    profile = lab.path / "mine.yml"
+    check = "{workload: allreduce, rehearse: true, metrics: {busbw: {}}}"
+    profile.write_text(f"description: mine\nwithin: 99%\nchecks: [{check}]\n")
+    lab.call("up").expect(0)
+    before = lab.identities()
+    lab.call("baseline", "--profile", str(profile)).expect(0)
+    answer = lab.call("validate", "--profile", str(profile), "--json").expect(0)
+    (figure,) = (one for one in answer.json["validation"]["figures"] if one["step"] == "allreduce")
+    assert figure["passed"]
+    assert figure["source"].startswith("99 % below the baseline of ")
+    assert lab.identities() == before
+
+
+def test_ctrl_c_removes_the_lab(fresh_lab: FreshLab) -> None:
+    lab = fresh_lab()
+    with lab.start("validate", "--profile", "quick") as running:
+        wait_until(lambda: "validate: matmul" in running.err, 120, "the check of the second workload")
+        running.press(signal.SIGINT)
+        answer = running.answer(60).expect(130)
+    assert "Interrupted by Ctrl-C." in answer.out
+    assert lab.labelled() == []

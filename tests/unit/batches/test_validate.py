@@ -1,0 +1,369 @@
+"""A validation from nothing to a report and back to nothing, with hosts and runs that are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from labctl.batches.baseline import Baseline, ValidationReport
+from labctl.batches.bisect import BadLink, BadNode, Diagnosis, Group
+from labctl.batches.figures import JobOutcome
+from labctl.batches.on_hosts import Operator
+from labctl.batches.profile import Check, Hook, Limit, Network, Profile
+from labctl.batches.validate import Actions, Suspicion, validate
+from labctl.doctor.examination import DoctorReport, Finding, error, ok
+from labctl.errors import HostError
+from labctl.lab.status import LabStatus, NodeStatus
+from labctl.model import HostFailure
+from labctl.reports.validation import Figure, StepResult, Validation
+from labctl.system.process import CompletedProcess
+
+NAMES = ("worker-0", "worker-1", "worker-2", "worker-3")
+UP = "eth0 mlx5_core up 1 100000\n"
+MEMORY = Check(name="memory", workload="memory", declared="p:1", nodes="each", limits=(Limit(metric="rate"),))
+TRAIN = Check(name="train", workload="train", declared="p:2", limits=(Limit(metric="throughput", min=100),))
+PLAIN = Profile(name="plain", description="", checks=(MEMORY, TRAIN))
+NOTHING_BAD = Diagnosis(bad=(), links=(), good=NAMES, unsure=(), unexplained=(), rounds=3, runs=7)
+
+Value = Callable[[Check, Group], float | None]
+
+
+class Cluster:
+    """Four hosts, red0 to red3, with a node each; ``calls`` is what was done to them, in order."""
+
+    def __init__(self, value: Value | None = None, **given: Any) -> None:
+        self.value = value or (lambda _, group: 100.0 * len(group))
+        self.calls: list[str] = []
+        self.scripts: list[tuple[str, tuple[str, ...]]] = []
+        self.findings: tuple[Finding, ...] = given.get("findings", (ok("LAB-HOST-001", "2 cores"),))
+        self.refuses: HostError | None = given.get("refuses")
+        self.dead: tuple[str, ...] = given.get("dead", ())
+        self.left: list[tuple[str, ...]] = given.get("left", [(), ()])
+        self.interfaces: Callable[[str], str] = given.get("interfaces", lambda _: UP)
+        self.code: Callable[[str, str], int] = given.get("code", lambda _, __: 0)
+        self.diagnosis: Diagnosis = given.get("diagnosis", NOTHING_BAD)
+        self.suspicions: list[Suspicion] = []
+
+    def doctor(self) -> DoctorReport:
+        self.calls.append("doctor")
+        return DoctorReport(self.findings)
+
+    def on_hosts(
+        self, script: str, words: tuple[str, ...], _seconds: float
+    ) -> tuple[dict[str, CompletedProcess], dict[str, HostError]]:
+        self.scripts.append((script, words))
+        hosts = [f"red{number}" for number in range(4)]
+        if "network interfaces" in script:
+            self.calls.append("network")
+            return {host: CompletedProcess((), 0, self.interfaces(host), "") for host in hosts}, {}
+        self.calls.append(script.partition("\n")[0])
+        return {host: CompletedProcess((), self.code(script, host), "", "no such card") for host in hosts}, {}
+
+    def status(self) -> LabStatus:
+        state = {node: "unreachable" if node in self.dead else "running" for node in NAMES}
+        launched = "exited" if self.refuses else "running"
+        nodes = [NodeStatus(name="launcher", role="launcher", host="red0", state=launched)]
+        nodes += [
+            NodeStatus(name=node, role="worker", host=f"red{number}", state=state[node], slots=1)
+            for number, node in enumerate(NAMES)
+        ]
+        lost = tuple(HostFailure(f"red{node[-1]}", f"red{node[-1]} is off", "switch it on") for node in self.dead)
+        return LabStatus(lab="demo", state="up", nodes=tuple(nodes), unreachable=lost)
+
+    def up(self) -> LabStatus:
+        self.calls.append("up")
+        if self.refuses:
+            raise self.refuses
+        if self.dead:
+            raise HostError(f"{len(self.dead)} host failed", hint="labctl doctor")
+        return self.status()
+
+    def run(self, check: Check, groups: tuple[Group, ...], record: str, _: Mapping[str, int]) -> list[JobOutcome]:
+        self.calls.append(f"{record}: {' '.join('+'.join(group) for group in groups)}")
+        return [self.job(check, group) for group in groups]
+
+    def job(self, check: Check, group: Group) -> JobOutcome:
+        value = self.value(check, group)
+        metrics = {limit.metric: {"value": value, "unit": "GB/s"} for limit in check.limits if value is not None}
+        message = "All criteria met." if value is not None else "rank 0 crashed"
+        return JobOutcome(nodes=group, passed=value is not None, message=message, run_id="r1", metrics=metrics)
+
+    def bisect(self, check: Check, nodes: tuple[str, ...], why: Suspicion, _: float) -> Diagnosis:
+        self.calls.append(f"bisect {check.name}: {' '.join(nodes)}")
+        self.suspicions.append(why)
+        return self.diagnosis
+
+    def down(self) -> None:
+        self.calls.append("down")
+
+    def remains(self, _: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, HostError]]:
+        return self.left.pop(0), {}
+
+    def validate(self, profile: Profile = PLAIN, **given: Any) -> Validation:
+        actions = Actions(
+            doctor=self.doctor,
+            on_hosts=self.on_hosts,
+            up=self.up,
+            status=self.status,
+            run=self.run,
+            bisect=self.bisect,
+            down=self.down,
+            remains=self.remains,
+            versions=dict,
+        )
+        return validate("demo", profile, actions, lambda _: None, **given)
+
+
+def code(found: Validation) -> int:
+    return ValidationReport(validation=found, page="", data="").exit_code
+
+
+def step(found: Validation, name: str) -> StepResult:
+    return next(one for one in found.steps if one.name == name)
+
+
+def statuses(found: Validation) -> dict[str, str]:
+    return {one.name: one.status for one in found.steps}
+
+
+def verdicts(found: Validation) -> dict[str, str]:
+    return {one.node: one.verdict for one in found.nodes}
+
+
+def test_a_good_cluster_passes_and_nothing_is_left() -> None:
+    cluster = Cluster()
+    found = cluster.validate()
+    assert (found.verdict, code(found), found.message) == ("PASS", 0, "All 4 nodes are good.")
+    assert set(statuses(found).values()) == {"passed"}
+    assert set(verdicts(found).values()) == {"good"}
+    assert cluster.calls == [
+        "doctor",
+        "network",
+        "up",
+        "memory: worker-0 worker-1 worker-2 worker-3",
+        "train: worker-0+worker-1+worker-2+worker-3",
+        "network",
+        "down",
+    ]
+
+
+def test_a_lab_that_does_not_come_up_is_not_checked_and_is_removed() -> None:
+    broken = error("LAB-ENGINE-001", "Docker does not answer", "no lab", "systemctl start docker", node="red0")
+    cluster = Cluster(findings=(broken,), refuses=HostError("Docker does not answer", hint="labctl doctor"))
+    found = cluster.validate()
+    assert (found.verdict, code(found)) == ("ERROR", 3)
+    assert (step(found, "doctor").status, step(found, "doctor").advice) == ("failed", "systemctl start docker")
+    assert (step(found, "memory").status, step(found, "memory").message) == ("skipped", "the lab did not come up")
+    assert cluster.calls[-1] == "down"
+
+
+def test_a_host_that_is_not_reached_is_named_and_the_others_are_checked() -> None:
+    cluster = Cluster(dead=("worker-2",))
+    found = cluster.validate()
+    assert (found.verdict, code(found)) == ("FAIL", 5)
+    assert verdicts(found) == {**dict.fromkeys(NAMES, "good"), "worker-2": "not reached"}
+    assert "memory: worker-0 worker-1 worker-3" in cluster.calls
+    assert found.message == "worker-2 is not reached: red2 is off."
+
+
+def test_a_slow_node_is_named_once_it_was_slow_twice() -> None:
+    cluster = Cluster(lambda check, group: 80.0 if check is MEMORY and group == ("worker-2",) else 100.0 * len(group))
+    found = cluster.validate()
+    assert "memory-again: worker-2" in cluster.calls
+    assert verdicts(found) == {**dict.fromkeys(NAMES, "good"), "worker-2": "slow"}
+    assert "rate 80 GB/s, not >= 90 GB/s (10 % below the median of 4), twice" in found.message
+    assert next(one for one in found.nodes if one.node == "worker-2").advice.endswith("labctl doctor -n worker-2")
+    assert code(found) == 5
+
+
+def test_a_node_that_is_slow_only_once_is_good() -> None:
+    values = iter((100.0, 50.0, 100.0, 100.0, 100.0, 400.0))
+    found = Cluster(lambda *_: next(values)).validate()
+    assert (found.verdict, step(found, "memory").status) == ("PASS", "passed")
+    assert step(found, "memory").message.endswith("worker-1 passed when run again")
+
+
+def test_a_failing_node_takes_no_part_in_what_follows() -> None:
+    cluster = Cluster(lambda _, group: None if "worker-1" in group else 100.0 * len(group))
+    found = cluster.validate()
+    assert verdicts(found)["worker-1"] == "failing"
+    assert "train: worker-0+worker-2+worker-3" in cluster.calls
+    assert step(found, "train").status == "passed"
+
+
+def test_what_is_slow_together_is_bisected() -> None:
+    bad = BadNode(node="worker-3", kind="slow", figure=0.5, runs=())
+    link = BadLink(nodes=("worker-0", "worker-1"), kind="failing", figure=None, runs=(), apart=())
+    cluster = Cluster(
+        lambda check, _: 60.0 if check is TRAIN else 100.0,
+        diagnosis=replace(NOTHING_BAD, bad=(bad,), links=(link,), good=NAMES[:3]),
+    )
+    found = cluster.validate()
+    assert "bisect train: worker-0 worker-1 worker-2 worker-3" in cluster.calls
+    (why,) = cluster.suspicions
+    assert (why.metric, why.bound and why.bound.value) == ("throughput", 100)
+    assert verdicts(found) == {**dict.fromkeys(NAMES, "good"), "worker-3": "slow"}
+    assert "50% of the median" in found.nodes[3].evidence[0]
+    assert [(one.a, one.b, one.verdict) for one in found.links] == [("worker-0", "worker-1", "failing")]
+    assert step(found, "bisect train").message.startswith("worker-3 is slow, the link worker-0 - worker-1 is failing")
+
+
+def test_a_failed_run_is_bisected_by_runs_alone() -> None:
+    cluster = Cluster(lambda check, _: None if check is TRAIN else 100.0)
+    found = cluster.validate()
+    assert cluster.suspicions == [Suspicion()]
+    assert step(found, "bisect train").message == "no node or link alone is bad (7 runs in 3 rounds)"
+    assert found.message.startswith("step train failed: 1 of 1 runs")
+
+
+def test_a_metric_without_a_number_is_no_pass() -> None:
+    wrong = replace(MEMORY, limits=(Limit(metric="absent"),))
+
+    class Mute(Cluster):
+        def job(self, check: Check, group: Group) -> JobOutcome:
+            return replace(super().job(check, group), metrics={})
+
+    found = Mute().validate(replace(PLAIN, checks=(wrong,)))
+    assert step(found, "memory").status == "failed"
+
+
+def test_figures_carry_their_threshold_and_its_source() -> None:
+    limit = Limit(metric="throughput", min=127, source="a data sheet")
+    found = Cluster().validate(replace(PLAIN, checks=(replace(TRAIN, limits=(limit,)),)))
+    (figure,) = (one for one in found.figures if one.step == "train")
+    assert figure == Figure(
+        step="train", what="throughput", value=400, unit="GB/s", limit=">= 127 GB/s", passed=True, source="a data sheet"
+    )
+
+
+@pytest.mark.parametrize(("value", "verdict"), [(91.0, "PASS"), (89.0, "FAIL")])
+def test_figures_are_compared_with_the_baseline(value: float, verdict: str) -> None:
+    profile = replace(PLAIN, checks=(replace(MEMORY, nodes="all"),))
+    known = Figure(step="memory", what="rate", value=100, unit="GB/s", passed=None)
+    recorded = Baseline(lab="demo", profile="plain", recorded="2026-11-20T10:00:00Z", figures=(known,))
+    found = Cluster(lambda *_: value).validate(profile, baseline=recorded)
+    assert found.verdict == verdict
+    assert found.figures[-1].source == "10 % below the baseline of 2026-11-20"
+
+
+def test_latency_is_better_when_lower() -> None:
+    check = replace(MEMORY, limits=(Limit(metric="latency", lower_is_better=True),))
+    found = Cluster(lambda _, group: 20.0 if group == ("worker-0",) else 10.0).validate(replace(PLAIN, checks=(check,)))
+    assert verdicts(found)["worker-0"] == "slow"
+    assert found.figures[-1].limit == "<= 11 GB/s"
+
+
+def test_interfaces_are_counted_before_and_after() -> None:
+    counts = {"red1": [UP, "eth0 mlx5_core down 0 -1\n"]}
+    cluster = Cluster(interfaces=lambda host: counts[host].pop(0) if host in counts else UP)
+    found = cluster.validate(replace(PLAIN, network=Network(up=1)))
+    assert (step(found, "network").status, step(found, "network after").status) == ("passed", "failed")
+    assert step(found, "network after").message == "red1: eth0 went down"
+    assert verdicts(found)["worker-1"] == "failing"
+
+
+def test_too_few_interfaces_are_named_with_their_host() -> None:
+    found = Cluster(interfaces=lambda host: UP if host != "red0" else "eth0 mlx5_core down 0 -1\n").validate(
+        replace(PLAIN, network=Network(up=1))
+    )
+    assert step(found, "network").message == "red0: 0 of 1 interfaces up; eth0 is down"
+    assert found.figures[0].limit == ">= 1 interfaces"
+
+
+HOOKS = (
+    Hook(name="set-up", command="ports --up", check="ports --status", network_setup=True),
+    Hook(name="qualify", command="hl_qual"),
+    Hook(name="set-up", command="ports --up", check="ports --status", network_setup=True),
+)
+
+
+def test_hooks_run_on_every_host_in_order_and_are_checked() -> None:
+    cluster = Cluster()
+    found = cluster.validate(replace(PLAIN, hooks=HOOKS), operator=Operator(l3_enabled=True))
+    hooks = ["# set-up: command", "# set-up: check", "# qualify: command", "# set-up: command", "# set-up: check"]
+    assert cluster.calls[1:7] == [*hooks, "network"]
+    assert [one.name for one in found.steps[1:4]] == ["set-up", "qualify", "set-up again"]
+    script, words = cluster.scripts[0]
+    assert (script.splitlines()[1:], words) == (
+        ['export L3_ENABLED="$1" SKIP_NETWORK_SETUP="$2"', "ports --up"],
+        ("true", "false"),
+    )
+
+
+def test_the_operator_may_skip_the_set_up_of_the_network() -> None:
+    cluster = Cluster()
+    found = cluster.validate(replace(PLAIN, hooks=HOOKS), operator=Operator(skip_network_setup=True))
+    assert [one.status for one in found.steps[1:4]] == ["skipped", "passed", "skipped"]
+    assert [call for call in cluster.calls if call.startswith("#")] == ["# qualify: command"]
+
+
+def test_a_hook_that_fails_names_the_host() -> None:
+    cluster = Cluster(code=lambda script, host: int("check" in script and host == "red3"))
+    found = cluster.validate(replace(PLAIN, hooks=HOOKS[:1]))
+    assert step(found, "set-up").message == "1 of 4 hosts: red3: check failed with exit code 1: no such card"
+    assert verdicts(found)["worker-3"] == "failing"
+    assert "memory: worker-0 worker-1 worker-2" in cluster.calls
+
+
+def test_ctrl_c_removes_the_lab_and_reports() -> None:
+    def interrupted(*_: object) -> float:
+        raise KeyboardInterrupt
+
+    cluster = Cluster(interrupted)
+    found = cluster.validate()
+    assert (found.verdict, code(found)) == ("ERROR", 130)
+    assert statuses(found) == {
+        "doctor": "passed",
+        "network": "passed",
+        "up": "passed",
+        "memory": "failed",
+        "train": "skipped",
+        "network after": "skipped",
+        "clean-up": "passed",
+    }
+    assert cluster.calls[-1] == "down"
+
+
+def test_a_bug_still_removes_the_lab() -> None:
+    def broken(*_: object) -> float:
+        raise ZeroDivisionError
+
+    cluster = Cluster(broken)
+    with pytest.raises(ZeroDivisionError):
+        cluster.validate()
+    assert cluster.calls[-1] == "down"
+
+
+def test_what_is_left_after_the_clean_up_is_named() -> None:
+    found = Cluster(left=[(), ("container labctl-demo-worker-1-1 on red1",)]).validate()
+    assert step(found, "clean-up").status == "failed"
+    assert "labctl-demo-worker-1-1 on red1" in step(found, "clean-up").message
+    assert code(found) == 5
+
+
+def test_a_lab_that_was_up_stays_up() -> None:
+    cluster = Cluster(left=[("container labctl-demo-launcher-1 on red0",)])
+    found = cluster.validate()
+    assert (step(found, "clean-up").status, code(found)) == ("skipped", 0)
+    assert "down" not in cluster.calls
+
+
+def test_a_lab_is_kept_if_asked() -> None:
+    cluster = Cluster()
+    assert step(cluster.validate(keep=True), "clean-up").message == "--keep: `labctl down` removes the lab"
+    assert "down" not in cluster.calls
+
+
+def test_pairs_have_each_node() -> None:
+    cluster = Cluster(dead=("worker-3",))
+    cluster.validate(replace(PLAIN, checks=(replace(MEMORY, nodes="pairs"),)))
+    assert "memory: worker-0+worker-1 worker-2+worker-0" in cluster.calls
+
+
+def test_checks_of_devices_are_skipped_without_any() -> None:
+    found = Cluster().validate(replace(PLAIN, checks=(replace(MEMORY, needs_devices=True), TRAIN)))
+    assert statuses(found)["memory"] == "skipped"
+    assert found.verdict == "PASS"
