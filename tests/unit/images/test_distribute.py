@@ -355,7 +355,7 @@ def test_a_host_that_cannot_have_it_harms_no_other(rack: Rack) -> None:
 
 def test_a_host_without_room_is_told_before_anything_is_sent(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
     hosts = rack.hosts("h1")
-    monkeypatch.setattr(remote, "_room", lambda _: Room("/dev/vda", 20_000))
+    monkeypatch.setattr(remote, "room", lambda _: Room("/dev/vda", 20_000))
     (failure,) = rack.hand_out(rack.archive(BASE, TOP), hosts).values()
     assert "h1: no room for the image: " in failure.message
     assert "needed on /dev/vda, 20.0 kB free" in failure.message
