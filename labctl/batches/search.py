@@ -78,7 +78,12 @@ def outcomes(groups: tuple[Group, ...], batch: Batch) -> dict[Group, Outcome]:
 
 
 def outcome(job: BatchJob, metric: str) -> Outcome:
-    """A job's value per node; none where its run failed, but one that only missed its criteria has its value."""
+    """A job's value per node; none where its run failed, but one that only missed its criteria has its value.
+
+    Of a workload without metrics a run that passed is as good as another.
+    """
+    if not metric and job.verdict == "PASS":
+        return Outcome(1)
     if job.value is None or job.verdict == "ERROR":
         return Outcome(None, job.cause or job.message)
     return Outcome(job.value / len(job.nodes) if metric in TOTALS else job.value)

@@ -19,22 +19,18 @@ script: picky.py
 timeout: 60s
 """
 SCRIPT = "import os, sys\nsys.exit('bad memory' if os.uname().nodename == 'worker-1' else 0)\n"
-PROFILE = """\
-description: a node that fails
-checks:
-  - {workload: picky, nodes: each}
-  - {workload: hello}
-"""
+ALONE = "[{workload: picky, nodes: each}, {workload: hello}]"
+TOGETHER = "[{workload: picky}]"
 
 
-def add_picky(lab: Lab) -> Path:
-    """A workload that fails on worker-1, and a profile that runs it."""
+def picky(lab: Lab, checks: str) -> Path:
+    """A profile with these checks, of which `picky` fails on worker-1."""
     folder = lab.path / "workloads/picky"
     folder.mkdir()
     (folder / "workload.yml").write_text(PICKY)
     (folder / "picky.py").write_text(SCRIPT)
     profile = lab.path / "mine.yml"
-    profile.write_text(PROFILE)
+    profile.write_text(f"description: a node that fails\nchecks: {checks}\n")
     return profile
 
 
@@ -54,12 +50,23 @@ def test_a_good_lab_passes_and_nothing_of_it_is_left(fresh_lab: FreshLab) -> Non
 
 def test_a_node_that_fails_is_named_and_the_lab_is_removed(fresh_lab: FreshLab) -> None:
     lab = fresh_lab()
-    profile = add_picky(lab)
+    profile = picky(lab, ALONE)
     answer = lab.call("validate", "--profile", str(profile), "--json", limit=200).expect(5)
     found = answer.json["validation"]
     assert {one["node"]: one["verdict"] for one in found["nodes"]} == {"worker-0": "good", "worker-1": "failing"}
     assert found["message"].startswith("worker-1 is failing: picky: ")
     assert next(one for one in found["steps"] if one["name"] == "hello")["status"] == "passed"
+    assert lab.labelled() == []
+
+
+def test_a_node_that_fails_with_others_is_found_by_bisection(fresh_lab: FreshLab) -> None:
+    lab = fresh_lab(LAB_NODES="4")
+    answer = lab.call("validate", "--profile", str(picky(lab, TOGETHER)), "--json", limit=300).expect(5)
+    found = answer.json["validation"]
+    steps = {one["name"]: one for one in found["steps"]}
+    assert (steps["picky"]["status"], steps["clean-up"]["status"]) == ("failed", "passed")
+    assert steps["bisect picky"]["message"].startswith("worker-1 is failing (")
+    assert {one["node"] for one in found["nodes"] if one["verdict"] == "failing"} == {"worker-1"}
     assert lab.labelled() == []
 
 

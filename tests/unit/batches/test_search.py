@@ -7,6 +7,7 @@ from datetime import date
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from support import builders
 
 from labctl.batches import search
@@ -79,6 +80,15 @@ def test_the_value_of_a_run_that_only_missed_its_criteria_counts() -> None:
         cause="criteria", value=80,
     )  # fmt: skip
     assert search.outcome(missed, "throughput").value == 40
+
+
+def test_a_value_that_does_not_grow_with_the_nodes_is_not_divided_by_them() -> None:
+    assert search.outcome(job("a", ("x", "y"), 80), "busbw").value == 80
+
+
+def test_runs_of_a_workload_without_metrics_pass_or_fail() -> None:
+    assert search.outcome(replace(job("a", ("x",), 1), value=None), "").value == 1
+    assert search.outcome(job("a", ("x",), None), "").value is None
 
 
 def test_bad_nodes_are_added_to_the_drained_ones_once(tmp_path: Path) -> None:
