@@ -614,18 +614,20 @@ def batch(
     from labctl.lab.cluster import connect, load_lab
     from labctl.runs import run as runs
     from labctl.runs.request import choose_workload
+    from labctl.system import filelock
 
     settings = settings_for(context, name)
     workload = choose_workload(context.directory, name, options, settings)
     directory = out or context.directory / batches.default_directory(directories, name)
     with connect(context, settings) as connected:
         lab, cluster = load_lab(context, connected, ask=False)
-        plan = batches.plan(lab, workload, directories, timeout=options.timeout or workload.timeout, repeat=repeat)
+        plan = batches.plan(lab, workload, directories, options, repeat=repeat)
         if text := batches.renamed(plan):
             context.notice(f"the hostfiles' machines: {text}")
         runs.require_launcher(context, cluster, lab, workload)
-        plan = batches.begin(directory, plan, lab, resume=resume)
-        done = run_batch(context, cluster, lab, workload, options, directory, plan, show, parallel=parallel)
+        with filelock.held(directory / ".lock", f"labctl batch {name}"):
+            plan = batches.begin(directory, plan, lab, resume=resume)
+            done = run_batch(context, cluster, lab, workload, options, directory, plan, show, parallel=parallel)
         return batches.report(directory, done)
 
 
@@ -649,10 +651,11 @@ def run_batch(
     from labctl.runs import follow
 
     launching, stopped = threading.Semaphore(batches.LAUNCHED), threading.Event()
-    losses = Losses(cluster.engine, lab.name)
+    # A host that was lost and is there again is listened to by the next run alone.
+    losses = Losses(cluster.engine, lab.name) if len(lab.hosts) == 1 else None
 
     def run_job(job: BatchJob, note: Callable[[BatchJob], None]) -> Result:
-        own = replace(options, hostfile=Path(job.hostfile), detach=True, wait=True)
+        own = replace(options, hostfile=Path(job.hostfile), detach=True, wait=True, batch=f"{plan.id} {job.log}")
 
         def launch(quiet: Context) -> Result | RunSummary:
             with launching:
@@ -709,7 +712,7 @@ def bisect(
 
         def run(folder: Path) -> Batch:
             context.notice(folder.name)
-            plan = batches.plan(lab, workload, (folder,), timeout=options.timeout or workload.timeout)
+            plan = batches.plan(lab, workload, (folder,), options)
             plan = batches.begin(folder, plan, lab, resume=False)
             return run_batch(context, cluster, lab, workload, options, folder, plan, show)
 
@@ -810,7 +813,7 @@ def evaluate(
     texts: dict[Path | None, Callable[[], str]] = {
         csv: lambda: export.results_csv(evaluation),
         junit: lambda: export.junit(evaluation),
-        lambda_csv: lambda: export.lambda_csv([log for one in named for log in logs.find(one)], limits),
+        lambda_csv: lambda: export.lambda_csv([log for one in named for log in logs.paths(one)], limits),
     }
     for path, text in texts.items():
         if path:

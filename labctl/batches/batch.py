@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -22,7 +25,7 @@ from labctl.lab.cluster import Cluster
 from labctl.model import Cause, Event, Lab, Metric, Result, Workload
 from labctl.runs import follow, store
 from labctl.runs import job as jobs
-from labctl.runs.request import read_text
+from labctl.runs.request import RunOptions, read_text, recorded
 from labctl.runs.store import RunSummary
 from labctl.system import files, process
 
@@ -46,7 +49,7 @@ class BatchReport(Struct, frozen=True, kw_only=True):
         return 5 if self.failed else 0
 
 
-def plan(lab: Lab, workload: Workload, directories: Iterable[Path], *, timeout: float, repeat: int = 1) -> Batch:
+def plan(lab: Lab, workload: Workload, directories: Iterable[Path], options: RunOptions, *, repeat: int = 1) -> Batch:
     """The batch of a workload over sets of hostfiles, each set as often as ``repeat`` says.
 
     ConfigError for a hostfile that cannot be used, before anything runs.
@@ -61,12 +64,16 @@ def plan(lab: Lab, workload: Workload, directories: Iterable[Path], *, timeout: 
         for path in paths
     )
     metric = metric_of(workload)
+    if twice := [job.log for number, job in enumerate(made) if job.log in {one.log for one in made[:number]}]:
+        raise ConfigError(f"two hostfiles would have the log {twice[0]}", hint="rename one of them")
     return Batch(
+        id=secrets.token_hex(8),
+        request=recorded(workload, options)["options"],
         workload=workload.name,
         lab=lab.name,
         metric=metric.name if metric else "",
         unit=metric.unit if metric else "",
-        timeout=timeout,
+        timeout=options.timeout or workload.timeout,
         began=time.time(),
         jobs=made,
     )
@@ -128,29 +135,33 @@ def resumed(directory: Path, batch: Batch, lab: Lab) -> Batch:
             raise ConfigError(f"{directory}: {job.log} was not of this batch, or on other nodes", hint="--out DIR")
     if theirs:
         raise ConfigError(f"{directory}: {next(iter(theirs))} is not of this batch", hint="name all sets that it had")
+    if known.request != batch.request:
+        asked, before = (json.dumps(one.request, sort_keys=True) for one in (batch, known))
+        raise ConfigError(f"{directory} was begun with other options: {before}, not {asked}", hint="--out DIR")
     launched = unknown_runs(lab.directory, known)
-    return replace(known, jobs=tuple(again(job, launched) for job in known.jobs))
+    return replace(known, jobs=tuple(again(lab.directory, job, launched) for job in known.jobs))
 
 
-def again(job: BatchJob, launched: dict[str, list[str]]) -> BatchJob:
-    """A job as it is gone on with; ``launched`` are the runs that no job knows of, by hostfile."""
+def again(lab: Path, job: BatchJob, launched: dict[str, str]) -> BatchJob:
+    """A job as it is gone on with: with the run that goes on, if one does, or was launched unknown to the record."""
     if job.cause == "interrupted":
-        job = replace(job, state="waiting", run_id="", verdict="", cause=None, message="", began=None, ended=None)
-    if job.state == "waiting" and launched.get(job.hostfile):
-        return replace(job, state="running", run_id=launched[job.hostfile].pop())
+        run_id = job.run_id if job.run_id in store.unjudged(lab) else ""
+        job = replace(job, state="waiting", run_id=run_id, verdict="", cause=None, message="", began=None, ended=None)
+    if job.state == "waiting" and (run_id := job.run_id or launched.get(job.log, "")):
+        return replace(job, state="running", run_id=run_id)
     return job
 
 
-def unknown_runs(lab: Path, batch: Batch) -> dict[str, list[str]]:
-    """The runs since the batch began that none of its jobs has, by hostfile: labctl was killed as it launched them."""
-    known, found = {job.run_id for job in batch.jobs}, dict[str, list[str]]()
+def unknown_runs(lab: Path, batch: Batch) -> dict[str, str]:
+    """The runs of a batch that its record does not have, by log: labctl was killed as it launched them."""
+    known, found = {job.run_id for job in batch.jobs}, dict[str, str]()
     for run_id in (one for one in store.ids(lab) if one not in known):
         path = store.directory(lab, run_id)
         if time.time() - store.age(path) < batch.began:
             break
-        of = store.job(path)
-        if of.workload == batch.workload and of.request:
-            found.setdefault(of.request["options"].get("hostfile", ""), []).append(run_id)
+        batch_id, _, log = (store.job(path).request or {}).get("batch", "").partition(" ")
+        if batch_id == batch.id and batch_id:
+            found.setdefault(log, run_id)
     return found
 
 
@@ -213,7 +224,7 @@ def run_job(
     cluster: Cluster,
     lab: Lab,
     directory: Path,
-    losses: Losses,
+    losses: Losses | None,
     launch: Callable[[Context], Result | RunSummary],
     job: BatchJob,
     note: Callable[[BatchJob], None],
@@ -230,31 +241,42 @@ def run_job(
         log = path.open("w", encoding="utf-8", buffering=1)
     with log:
 
+        def write(text: str) -> None:
+            with files.writing(path):
+                log.write(text)
+
         def emit(event: Event) -> None:
             if event.kind == "line":
-                log.write(f"{event.text}\n")
+                write(f"{event.text}\n")
             elif event.kind == "warning":
                 context.warn(f"{job.job}: {event.text}")
 
         quiet = replace(context, emit=emit)
-        log.write(f"{read_text(Path(job.hostfile)).rstrip()}\n\n")
         try:
+            head = f"{read_text(Path(job.hostfile)).rstrip()}\n\n"
+            write(head)
             if job.run_id:
                 found = follow.attach(quiet, cluster, lab, job.run_id, losses)
                 if found.cause != "interrupted":
                     return found
+                job = replace(job, run_id="")
+                log.seek(0)
+                log.truncate()
+                write(head)
             begun = launch(quiet)
             if isinstance(begun, Result):
                 return begun
-            note(replace(job, run_id=begun.run_id))
-            return follow.attach(quiet, cluster, lab, begun.run_id, losses)
+            job = replace(job, run_id=begun.run_id)
+            note(job)
+            return follow.attach(quiet, cluster, lab, job.run_id, losses)
         except LabError as error:
-            log.write(f"labctl: {error.message}\n")
+            with suppress(OSError):
+                log.write(f"labctl: {error.message}\n")
             return refused(lab, job, error)
 
 
 def refused(lab: Lab, job: BatchJob, error: LabError) -> Result:
-    """The result of a job that could not run."""
+    """The result of a job that could not run, or whose run cannot be followed to its end: that one may go on."""
     cause: Cause = "node-lost" if error.node in job.nodes else "launcher-failed"
     return Result(
         run_id=job.run_id,
@@ -262,7 +284,7 @@ def refused(lab: Lab, job: BatchJob, error: LabError) -> Result:
         launcher="",
         lab=lab.name,
         verdict="ERROR",
-        cause="interrupted" if isinstance(error, Interrupted) else cause,
+        cause="interrupted" if job.run_id or isinstance(error, Interrupted) else cause,
         message=error.message,
         exit_code=error.exit_code,
     )

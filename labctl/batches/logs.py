@@ -79,6 +79,12 @@ def read(directory: Path, pattern: str = "") -> tuple[Measured, ...]:
     return runs
 
 
+def paths(directory: Path) -> list[str]:
+    """The logs of a directory: of its batch record where it has one, else its ``*.log`` files. ConfigError."""
+    batch = record.load(directory)
+    return sorted(str(directory / job.log) for job in batch.jobs) if batch else find(directory)
+
+
 def find(directory: Path) -> list[str]:
     """The paths of a directory's logs, by name. ConfigError."""
     try:

@@ -5,8 +5,10 @@ So a job that begins or ends costs one line, and a labctl that is killed loses n
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -52,6 +54,8 @@ class Batch(Struct, frozen=True, kw_only=True):
     """A batch: one workload over many hostfiles."""
 
     schema: int = 1
+    id: str = ""
+    """Recorded with each of its runs."""
     workload: str
     lab: str
     metric: str = ""
@@ -60,6 +64,8 @@ class Batch(Struct, frozen=True, kw_only=True):
     timeout: float
     began: float
     """In seconds since 1970."""
+    request: Mapping[str, Any] = {}
+    """The options that it was asked for with, as JSON has them."""
     jobs: tuple[BatchJob, ...]
 
 
@@ -69,14 +75,19 @@ def load(directory: Path) -> Batch | None:
     try:
         first, *changes = path.read_bytes().split(b"\n")
         batch = msgspec.json.decode(first, type=Batch)
-        # Behind the last line's end is nothing, or what a labctl that was killed had not finished.
-        changed = (msgspec.json.decode(line, type=BatchJob) for line in changes[:-1])
-        now = {job.log: job for job in (*batch.jobs, *changed)}
+        now = {job.log: job for job in (*batch.jobs, *_whole(changes[:-1]))}
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     return replace(batch, jobs=tuple(now.values()))
+
+
+def _whole(lines: list[bytes]) -> Iterator[BatchJob]:
+    """The changes that were written whole: a labctl that was killed, or a full disk, leaves parts of lines."""
+    for line in lines:
+        with suppress(ValueError):
+            yield msgspec.json.decode(line, type=BatchJob)
 
 
 def create(directory: Path, batch: Batch) -> None:

@@ -11,8 +11,9 @@ from msgspec import Struct
 from labctl.batches import bisect, hostfiles
 from labctl.batches.bisect import Diagnosis, Group, Outcome
 from labctl.batches.record import Batch, BatchJob
+from labctl.config import inventory
 from labctl.config.inventory import DRAINED
-from labctl.model import HERE, Lab
+from labctl.model import Lab
 from labctl.system import files
 
 TOTALS = ("throughput", "tokens")
@@ -93,11 +94,12 @@ def drain(lab: Lab, diagnosis: Diagnosis, today: date) -> tuple[str, ...]:
     """Add the bad nodes to the lab's list of drained ones, by their hosts' names on several hosts; returns these."""
     path = lab.directory / DRAINED
     before = path.read_text(encoding="utf-8") if path.exists() else ""
-    known = {line.split()[0] for line in before.splitlines() if line.split()}
-    hosts = {node.name: node.name if node.host == HERE else node.host for node in lab.nodes}
+    known = inventory.drained(lab.directory)
+    # A host with several nodes is not given up for one of them.
+    hosts = {node.name: node.name if lab.network == "bridge" else node.host for node in lab.nodes}
     found = {hosts[bad.node]: described(bad) for bad in diagnosis.bad}
-    new = [f"{name}  # {words}, {today}\n" for name, words in found.items() if name not in known]
-    files.write(path, before + "".join(new), mode=0o644)
+    new = [f"{name}  # {words}, {today}\n" for name, words in found.items() if name.lower() not in known]
+    files.write(path, "".join((before.rstrip("\n") + "\n" if before else "", *new)), mode=0o644)
     return tuple(found)
 
 

@@ -201,14 +201,20 @@ class Display:
     def __init__(self, output: Output) -> None:
         self._output = output
         self._states: dict[str, str] = {}
+        self._batch: Batch | None = None
         self._live: Any = None
 
     def __enter__(self) -> Display:
         if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
             from rich.console import Console
             from rich.live import Live
+            from rich.text import Text
 
-            self._live = Live(console=Console(stderr=True, highlight=False), auto_refresh=False, transient=True)
+            def table() -> Text:
+                return Text(live_text(self._batch, time.time()) if self._batch else "")
+
+            console = Console(stderr=True, highlight=False)
+            self._live = Live(get_renderable=table, console=console, refresh_per_second=2, transient=True)
             self._live.start()
         return self
 
@@ -217,10 +223,8 @@ class Display:
             self._live.stop()
 
     def show(self, batch: Batch) -> None:
+        self._batch = batch
         if self._live:
-            from rich.text import Text
-
-            self._live.update(Text(live_text(batch, time.time())), refresh=True)
             return
         for job in batch.jobs:
             if job.state != "waiting" and self._states.get(job.log) != job.state:

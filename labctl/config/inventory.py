@@ -252,7 +252,7 @@ def in_use(
 ) -> tuple[tuple[InventoryHost, ...], tuple[tuple[str, str], ...]]:
     """Hosts without those that the lab leaves out; and those, with the reason."""
     out = drained(directory)
-    why = {host.name: out.get(host.name.lower(), out.get(host.address)) for host in listed}
+    why = {host.name: out.get(host.name.lower(), out.get(host.address.lower())) for host in listed}
     left_out = tuple((name, reason or DRAINED) for name, reason in why.items() if reason is not None)
     return tuple(host for host in listed if why[host.name] is None), left_out
 

@@ -85,10 +85,11 @@ class Losses:
                 with self._lock:
                     hearers = tuple(self._hearers)
                 for hear in hearers:
-                    # One that fails keeps the others from nothing.
+                    # The others hear of it, too.
                     with contextlib.suppress(Exception):
                         hear(*loss)
-        self._listens = False
+        with self._lock:
+            self._listens = False
 
 
 class _Watched:

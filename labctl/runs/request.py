@@ -57,17 +57,20 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     retries: int = 0
     retried: tuple[str, ...] = ()
     """The attempts before, and how each ended."""
+    batch: str = ""
+    """The batch and the job that it is a run of."""
 
 
 # Options of one run alone, which no other takes from its record.
-OWN = ("detach", "wait", "dry_run", "resume", "retries", "retried")
+OWN = ("detach", "wait", "dry_run", "resume", "retries", "retried", "batch")
 
 
 def recorded(workload: Workload, options: RunOptions) -> dict[str, Any]:
     """The workload's name, empty for a script alone, and the options that `--resume` starts it with again, as JSON."""
     asked = msgspec.to_builtins(options, enc_hook=lambda path: str(path.absolute()))
     kept = {key: value for key, value in asked.items() if value and key not in OWN}
-    return {"workload": workload.name if workload.directory != Path() else "", "options": kept}
+    of = {"batch": options.batch} if options.batch else {}
+    return {"workload": workload.name if workload.directory != Path() else "", "options": kept, **of}
 
 
 def resumed(directory: Path, name: str, options: RunOptions) -> tuple[str, RunOptions]:

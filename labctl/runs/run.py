@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -264,12 +264,13 @@ def require_free(job: Job, active: tuple[agent.ActiveRun, ...], options: RunOpti
         raise agent.in_use(replace(run, nodes=tuple(name for name in run.nodes if name in nodes)) for run in others)
 
 
-def unfinished(lab: Path, active: Mapping[str, agent.ActiveRun]) -> dict[str, str]:
-    """The runs to end before another one, with the reason: those that nobody can follow any more.
+def unfinished(lab: Path, active: Mapping[str, agent.ActiveRun], among: Iterable[str]) -> dict[str, str]:
+    """The runs to end before another one, with the reason: those that nobody can follow any more, ``among`` some.
 
-    And one that was out of reach when it was judged.
+    And one that was out of reach when it was judged. The launcher was asked for ``active`` after ``among`` were known:
+    others may have been launched since.
     """
-    orphaned = [run_id for run_id in store.unjudged(lab) if store.state(lab, run_id, active) == "orphaned"]
+    orphaned = [run_id for run_id in among if store.state(lab, run_id, active) == "orphaned"]
     lost = out_of_reach(lab)
     return {**dict.fromkeys(lost, "it lost a node"), **dict.fromkeys(orphaned, "its launcher was restarted")}
 
@@ -288,7 +289,7 @@ LOST: tuple[model.Cause, ...] = ("node-lost", "device-lost")
 def gather(context: Context, cluster: Cluster, lab: Lab, run_id: str, known: Mapping[str, agent.ActiveRun]) -> None:
     """Bring here what an earlier run has left in its containers' directories, once it is ended in all of them."""
     site = LabDeployment(context=context, cluster=cluster, lab=lab)
-    if why := unfinished(lab.directory, known).get(run_id):
+    if why := unfinished(lab.directory, known, (run_id,)).get(run_id):
         do(plan.EndRun(paths=(f"runs/{run_id}",), cause=why), site)
     else:
         artifacts.collect(lab, run_id, cluster.engine, context.warn)
@@ -324,8 +325,9 @@ def plan_run(
     lab: Lab, job: Job, cluster: Cluster, observed: ObservedState | None, options: RunOptions, *, dry_run: bool
 ) -> plan.Plan:
     """All that a run does; a dry run does not ask for versions, which only the record's content needs."""
-    known = agent.runs(cluster.engine, observed) if observed and store.unjudged(lab.directory) else {}
-    ended = unfinished(lab.directory, known)
+    left = [run_id for run_id in store.unjudged(lab.directory) if store.state(lab.directory, run_id) == "orphaned"]
+    known = agent.runs(cluster.engine, observed) if observed and left else {}
+    ended = unfinished(lab.directory, known, left)
     if dry_run and observed and not ended:
         require_port(lab, job, cluster.engine, cluster.facts)
     image_id = observed.on(lab.hosts[0].name).image if observed else None

@@ -24,6 +24,7 @@ from labctl.engines.events import Losses
 from labctl.errors import ConfigError, HostError, Interrupted, LabError
 from labctl.model import Criterion, Event, Lab, Metric, Result
 from labctl.runs import follow
+from labctl.runs.request import RunOptions
 from labctl.runs.store import RunSummary
 
 # Seconds that a test waits for what must happen.
@@ -49,8 +50,11 @@ def hostfiles(directory: Path, *groups: str) -> Path:
     return directory
 
 
-def planned(lab: Lab, *directories: Path, **options: Any) -> Batch:
-    return batches.plan(lab, WORKLOAD, directories, timeout=60, **options)
+ASKED = RunOptions(timeout=60)
+
+
+def planned(lab: Lab, *directories: Path, asked: RunOptions = ASKED, **options: Any) -> Batch:
+    return batches.plan(lab, WORKLOAD, directories, asked, **options)
 
 
 def passed(job: BatchJob, value: float = 100, **changes: Any) -> Result:
@@ -384,13 +388,13 @@ def test_a_run_that_was_under_way_is_gone_on_with_from_when_it_began(lab: Lab, t
     assert (job.run_id, job.began) == ("r1", 7.0)
 
 
-def launched(lab: Lab, run_id: str, hostfile: str, workload: str = "hello") -> None:
+def launched(lab: Lab, run_id: str, batch: Batch, job: BatchJob) -> None:
     """The record of a run that a batch launched."""
     folder = lab.directory / "runs" / run_id
     folder.mkdir(parents=True)
     (folder / "started").touch()
-    request = {"workload": workload, "options": {"hostfile": hostfile}}
-    (folder / "job.json").write_text(json.dumps({"workload": workload, "request": request}))
+    request = {"workload": "hello", "options": {"hostfile": job.hostfile}, "batch": f"{batch.id} {job.log}"}
+    (folder / "job.json").write_text(json.dumps({"workload": "hello", "request": request}))
 
 
 def test_a_run_that_was_launched_and_not_noted_is_that_of_its_job(lab: Lab, tmp_path: Path) -> None:
@@ -398,9 +402,9 @@ def test_a_run_that_was_launched_and_not_noted_is_that_of_its_job(lab: Lab, tmp_
     first = planned(lab, sets)
     record.create(tmp_path / "out", first)
     record.change(tmp_path / "out", replace(first.jobs[1], state="running", run_id="noted", began=time.time()))
-    launched(lab, "lost", first.jobs[0].hostfile)
-    launched(lab, "noted", first.jobs[1].hostfile)
-    launched(lab, "theirs", first.jobs[2].hostfile, workload="other")
+    launched(lab, "lost", first, first.jobs[0])
+    launched(lab, "noted", first, first.jobs[1])
+    launched(lab, "theirs", planned(lab, sets), first.jobs[2])
     batch = batches.begin(tmp_path / "out", planned(lab, sets), lab, resume=True)
     assert [(job.state, job.run_id) for job in batch.jobs] == [
         ("running", "lost"),
@@ -412,7 +416,7 @@ def test_a_run_that_was_launched_and_not_noted_is_that_of_its_job(lab: Lab, tmp_
 def test_a_run_from_before_the_batch_is_none_of_its_jobs(lab: Lab, tmp_path: Path) -> None:
     sets = hostfiles(tmp_path / "set", "0")
     first = replace(planned(lab, sets), began=time.time() + 100)
-    launched(lab, "earlier", first.jobs[0].hostfile)
+    launched(lab, "earlier", first, first.jobs[0])
     record.create(tmp_path / "out", first)
     batch = batches.begin(tmp_path / "out", planned(lab, sets), lab, resume=True)
     assert batch.jobs[0].run_id == ""
@@ -422,8 +426,8 @@ def test_of_two_repeats_each_has_one_of_the_runs_that_were_launched(lab: Lab, tm
     sets = hostfiles(tmp_path / "set", "0")
     first = planned(lab, sets, repeat=3)
     record.create(tmp_path / "out", first)
-    for run_id in ("r1", "r2"):
-        launched(lab, run_id, first.jobs[0].hostfile)
+    for run_id, job in zip(("r1", "r2"), first.jobs, strict=False):
+        launched(lab, run_id, first, job)
     batch = batches.begin(tmp_path / "out", planned(lab, sets, repeat=3), lab, resume=True)
     assert [job.run_id for job in batch.jobs] == ["r1", "r2", ""]
 
@@ -441,6 +445,8 @@ def test_another_batch_is_not_gone_on_with(lab: Lab, tmp_path: Path) -> None:
     record.create(tmp_path / "out", batch)
     before = (tmp_path / "out" / record.RECORD).read_bytes()
     assert refusal(tmp_path / "out", replace(batch, workload="vit"), lab) == " is a batch of `hello`, not of `vit`"
+    other = planned(lab, sets, asked=RunOptions(timeout=60, rehearse=True))
+    assert "was begun with other options" in refusal(tmp_path / "out", other, lab)
     more = planned(lab, sets, repeat=2)
     assert refusal(tmp_path / "out", more, lab).endswith(
         "hello_2_1xN_batch0001.log was not of this batch, or on other nodes"
