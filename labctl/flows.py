@@ -611,6 +611,7 @@ def batch(
     The record and the jobs' logs are written to ``out``. ``show`` gets the batch with each change of a job.
     """
     from labctl.batches import batch as batches
+    from labctl.config import inventory
     from labctl.lab.cluster import connect, load_lab
     from labctl.runs import run as runs
     from labctl.runs.request import choose_workload
@@ -624,6 +625,8 @@ def batch(
         plan = batches.plan(lab, workload, directories, options, repeat=repeat)
         if text := batches.renamed(plan):
             context.notice(f"the hostfiles' machines: {text}")
+        if drained := inventory.drained(context.directory).keys() & {node for job in plan.jobs for node in job.nodes}:
+            context.warn(f"{', '.join(sorted(drained))} is used, though drained.txt lists it")
         runs.require_launcher(context, cluster, lab, workload)
         with filelock.held(directory / ".lock", f"labctl batch {name}"):
             plan = batches.begin(directory, plan, lab, resume=resume)
@@ -667,6 +670,7 @@ def run_batch(
 
     def stop(run_ids: list[str]) -> None:
         stopped.set()
+        context.notice(f"ending {len(run_ids)} run{'s' * (len(run_ids) != 1)}")
         follow.stop_all(cluster, lab, run_ids, f"{lab.owner} stopped the batch")
 
     return batches.carry_out(directory, plan, run_job, stop, show, parallel=parallel)
@@ -703,11 +707,15 @@ def bisect(
     settings = settings_for(context, name)
     workload = choose_workload(context.directory, name, options, settings)
     directory = out or context.directory / f"output/bisect_{name.replace('/', '-')}_{now:%Y%m%d-%H%M%S}"
+    if directory.is_dir() and any(directory.iterdir()):
+        raise ConfigError(f"{directory} is not empty", hint="another directory: --out DIR")
     with connect(context, settings) as connected:
         lab, cluster = load_lab(context, connected, ask=False)
-        left_out = () if nodes else inventory.drained(context.directory)
+        left_out = {} if nodes else inventory.drained(context.directory)
         asked = job.nodes_of(lab, nodes, "--nodes") or lab.nodes
-        chosen = tuple(node.name for node in asked if node.name not in left_out)
+        chosen = tuple(dict.fromkeys(node.name for node in asked if node.name not in left_out))
+        for node in (node.name for node in asked if node.name in left_out):
+            context.notice(f"{node} is left out: {inventory.DRAINED} lists it")
         runs.require_launcher(context, cluster, lab, workload)
 
         def run(folder: Path) -> Batch:

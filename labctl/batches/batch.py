@@ -294,6 +294,7 @@ def ended(job: BatchJob, metric: str, result: Result) -> BatchJob:
     """A job whose run has ended."""
     number = result.metrics.get(metric, {})
     value = number.get("value", number.get("last"))
+    now = time.time()
     return replace(
         job,
         state="done",
@@ -303,7 +304,9 @@ def ended(job: BatchJob, metric: str, result: Result) -> BatchJob:
         message=result.message,
         exit_code=result.exit_code,
         value=None if value is None else float(value),
-        ended=time.time(),
+        # It may have waited for nodes that another run had.
+        began=now - result.seconds if result.seconds else job.began,
+        ended=now,
     )
 
 

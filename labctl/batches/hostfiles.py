@@ -22,6 +22,7 @@ Pattern = Literal["sequential", "pairs", "ring", "all-pairs", "random"]
 Group = tuple[str, ...]
 SLOTS = 8
 """Of a machine about which nothing is known."""
+LEFT_BY_EDITORS = ("~", ".bak", ".orig", ".swp")
 
 
 class HostfileSet(Struct, frozen=True, kw_only=True):
@@ -121,10 +122,13 @@ def write(directory: Path, hostfiles: Mapping[str, str]) -> None:
 
 def listed(directory: Path) -> tuple[Path, ...]:
     """The hostfiles of a set, by name. ConfigError for a directory without any."""
+    if directory.is_file():
+        raise ConfigError(f"{directory}: not a directory", hint=f"name the directory: {directory.parent}")
     if not directory.is_dir():
         near = "" if directory.parent.is_dir() else f", nor {directory.parent}"
         raise ConfigError(f"{directory}: no such directory{near}", hint="labctl hostfiles NODES.txt --size 2 makes one")
-    found = tuple(sorted(path for path in directory.iterdir() if path.name.startswith(PREFIX) and path.is_file()))
+    named = (path for path in directory.iterdir() if path.name.startswith(PREFIX) and path.is_file())
+    found = tuple(sorted(path for path in named if not path.name.endswith(LEFT_BY_EDITORS)))
     if not found:
         some = ", ".join(path.name for path in islice(directory.iterdir(), 3)) or "nothing"
         raise ConfigError(f"{directory} has no file {PREFIX}*, it has {some}", hint=f"name each {PREFIX}JOB")

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from labctl.batches import record
 from labctl.batches.record import Batch, BatchJob
@@ -68,7 +69,7 @@ def read(directory: Path, pattern: str = "") -> tuple[Measured, ...]:
     compiled = compile_pattern(pattern or THROUGHPUT)
     unit = "" if pattern else "samples/s"
     logs = find(directory)
-    if batch := record.load(directory):
+    if batch := recorded(directory):
         runs = tuple(_recorded(batch, job, str(directory)) for job in batch.jobs)
     else:
         runs = tuple(_logged(log, compiled, unit) for log in logs)
@@ -79,9 +80,18 @@ def read(directory: Path, pattern: str = "") -> tuple[Measured, ...]:
     return runs
 
 
+def recorded(directory: Path) -> Batch | None:
+    """The batch whose logs a directory has, or one set of its logs: then with the jobs of that set alone."""
+    batch, folder = record.load(directory), f"{directory.resolve().name}/"
+    if batch or not (above := record.load(directory.resolve().parent)):
+        return batch
+    jobs = tuple(replace(job, log=job.log[len(folder) :]) for job in above.jobs if job.log.startswith(folder))
+    return replace(above, jobs=jobs) if jobs else None
+
+
 def paths(directory: Path) -> list[str]:
     """The logs of a directory: of its batch record where it has one, else its ``*.log`` files. ConfigError."""
-    batch = record.load(directory)
+    batch = recorded(directory)
     return sorted(str(directory / job.log) for job in batch.jobs) if batch else find(directory)
 
 
@@ -98,8 +108,8 @@ def find(directory: Path) -> list[str]:
 def _recorded(batch: Batch, job: BatchJob, directory: str) -> Measured:
     """A run as the batch's record has it: its verdict stands, whatever its log says."""
     cause, message = job.cause or job.verdict.lower(), job.message
-    if job.state != "done":
-        cause, message = "not-finished", f"not finished: {job.state}"
+    if job.state != "done" or job.cause == "interrupted":
+        cause, message = "not-finished", f"not finished: {job.message or job.state}"
     elif job.verdict == "PASS":
         absent = job.value is None and batch.metric
         cause, message = ("no-metric", f"no `{batch.metric}` in its record") if absent else ("", "")

@@ -297,7 +297,9 @@ def report_text(report: BatchReport) -> str:
         "CAUSE",
     )
     failures = "".join(
-        f"\n{job.job} on {', '.join(job.nodes)}: {job.message}" for job in batch.jobs if job.verdict != "PASS"
+        f"\n{job.job}{f' ({job.repeat})' if job.repeat > 1 else ''} on {', '.join(job.nodes)}: {job.message}"
+        for job in batch.jobs
+        if job.verdict != "PASS"
     )
     total = f"{report.passed} passed, {report.failed} failed in {report.seconds:.1f} s"
     total += f"; the busiest node was in use for {report.ideal:.1f} s"

@@ -579,3 +579,11 @@ def test_a_log_that_cannot_be_written_is_named(runs: Runs, job: BatchJob) -> Non
     runs.directory.write_text("")
     with pytest.raises(HostError, match=r"cannot write .*out/hello_1_2xN_batch0001\.log"):
         runs.run(job)
+
+
+def test_the_time_that_a_job_waited_for_nodes_is_not_its_own(lab: Lab, tmp_path: Path) -> None:
+    (job,) = planned(lab, hostfiles(tmp_path / "set", "0")).jobs
+    done = batches.ended(replace(job, began=time.time() - 100), "", passed(job, seconds=3.0))
+    assert done.began is not None
+    assert done.ended is not None
+    assert done.ended - done.began == pytest.approx(3)

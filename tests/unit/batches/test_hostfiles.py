@@ -162,3 +162,11 @@ def test_a_set_that_is_not_there_is_refused_with_how_to_make_one(tmp_path: Path)
     (tmp_path / "hosts.txt").write_text("")
     with pytest.raises(ConfigError, match=r"has no file hostfile_\*, it has hosts\.txt"):
         hostfiles.listed(tmp_path)
+
+
+def test_what_editors_leave_beside_hostfiles_is_no_job(tmp_path: Path) -> None:
+    for name in ("hostfile_1xN_batch0001", "hostfile_1xN_batch0001~", "hostfile_1xN_batch0001.bak"):
+        (tmp_path / name).write_text("worker-0 slots=1\n")
+    assert [path.name for path in hostfiles.listed(tmp_path)] == ["hostfile_1xN_batch0001"]
+    with pytest.raises(ConfigError, match="not a directory"):
+        hostfiles.listed(tmp_path / "hostfile_1xN_batch0001")

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from support.logs import throughput, write_log
 
 from labctl.batches import logs, record
@@ -257,3 +258,19 @@ def test_a_run_that_did_not_pass_fails_whatever_its_number(
 def test_a_batch_that_compares_no_number_needs_none(tmp_path: Path) -> None:
     (run,) = recorded(tmp_path, batch_job(value=None), metric="")
     assert (run.value, run.cause) == (None, "")
+
+
+def test_one_set_of_a_batch_has_its_jobs_of_the_record_above(tmp_path: Path) -> None:
+    passed = replace(batch_job(value=590), set="1nodes", log="1nodes/opt_1_1xN.log")
+    failed = replace(batch_job(verdict="ERROR", cause="rank-crashed", value=None), log="2nodes/opt_1_2xN.log")
+    recorded(tmp_path, passed, failed)
+    for folder in ("1nodes", "2nodes"):
+        (tmp_path / folder).mkdir()
+    assert [run.value for run in logs.read(tmp_path / "1nodes")] == [590]
+    assert [run.cause for run in logs.read(tmp_path / "2nodes")] == ["rank-crashed"]
+    assert logs.paths(tmp_path / "2nodes") == [str(tmp_path / "2nodes/opt_1_2xN.log")]
+
+
+def test_a_job_that_was_interrupted_is_not_finished(tmp_path: Path) -> None:
+    (run,) = recorded(tmp_path, batch_job(verdict="ERROR", cause="interrupted", message="ann stopped the batch"))
+    assert (run.cause, run.message) == ("not-finished", "not finished: ann stopped the batch")
