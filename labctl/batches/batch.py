@@ -68,7 +68,8 @@ def plan(lab: Lab, workload: Workload, directories: Iterable[Path], options: Run
         raise ConfigError(f"two hostfiles would have the log {twice[0]}", hint="rename one of them")
     return Batch(
         id=secrets.token_hex(8),
-        request=recorded(workload, options)["options"],
+        # Lists, not tuples, as it is read again.
+        request=json.loads(json.dumps(recorded(workload, options)["options"])),
         workload=workload.name,
         lab=lab.name,
         metric=metric.name if metric else "",

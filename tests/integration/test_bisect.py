@@ -8,7 +8,8 @@ import pytest
 from conftest import NewLab
 from support.harness import Lab
 
-pytestmark = pytest.mark.docker
+# A node that gets less of its core stands out only where nothing else takes cores from the others.
+pytestmark = [pytest.mark.docker, pytest.mark.alone]
 
 # How much each rank computes in a second; the run is as slow as its slowest rank.
 WORKLOAD = r"""

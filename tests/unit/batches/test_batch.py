@@ -50,7 +50,7 @@ def hostfiles(directory: Path, *groups: str) -> Path:
     return directory
 
 
-ASKED = RunOptions(timeout=60)
+ASKED = RunOptions(timeout=60, words=("30",), arguments=(("steps", "9"),))
 
 
 def planned(lab: Lab, *directories: Path, asked: RunOptions = ASKED, **options: Any) -> Batch:
