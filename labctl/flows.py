@@ -567,7 +567,7 @@ def hostfiles(
     if not all(given.values()):
         given = {name: given[name] or known for name, known in slots_in_lab(context, names).items()}
     directory = out or context.directory / sets.default_directory(len(names), size, pattern)
-    files = sets.texts(groups, size, given)
+    files = sets.texts(groups, given)
     sets.write(directory, files)
     used = {name for group in groups for name in group}
     return sets.HostfileSet(
@@ -837,7 +837,7 @@ def validate(
     """Validate the cluster of the lab from nothing to a report and back to nothing, by a profile's name or file.
 
     Without a name it is that of the operator's TEST_CONFIGURATION, else ``quick``. Figures are compared with
-    the lab's baseline, if there is one, unless told not to.
+    the lab's baseline, if there is one, and if they are to be (``compare``).
     """
     from datetime import datetime
 
@@ -889,7 +889,7 @@ def run_check(
     from labctl.runs import store
 
     hostfiles = directory / "hostfiles"
-    sets.write(hostfiles, sets.texts(groups, max(map(len, groups)), slots))
+    sets.write(hostfiles, sets.texts(groups, slots))
     done = batch(context, check.workload, (hostfiles,), check.options, lambda _: None, out=directory)
     results = ((job, store.read_result(context.directory, job.run_id)) for job in done.batch.jobs)
     return [

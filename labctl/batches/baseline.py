@@ -65,7 +65,7 @@ def write(directory: Path, validation: Validation) -> ValidationReport:
     """Write the page and the data of a validation. HostError where that fails."""
     page, data = directory / "report.html", directory / "report.json"
     pages.write(page, validation)
-    files.write(data, msgspec.json.format(msgspec.json.encode(validation)).decode() + "\n", mode=0o644)
+    _write(data, validation)
     return ValidationReport(validation=validation, page=str(page), data=str(data))
 
 
@@ -75,5 +75,9 @@ def record(path: Path, report: ValidationReport) -> BaselineReport:
     if found.verdict != "PASS":
         return BaselineReport(report=report, file="")
     baseline = Baseline(lab=found.lab, profile=found.profile, recorded=found.started, figures=found.figures)
-    files.write(path, msgspec.json.format(msgspec.json.encode(baseline)).decode() + "\n", mode=0o644)
+    _write(path, baseline)
     return BaselineReport(report=report, file=str(path))
+
+
+def _write(path: Path, document: Struct) -> None:
+    files.write(path, msgspec.json.format(msgspec.json.encode(document)).decode() + "\n", mode=0o644)

@@ -6,7 +6,8 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +28,7 @@ from labctl.runs import follow, store
 from labctl.runs import job as jobs
 from labctl.runs.request import RunOptions, read_text, recorded
 from labctl.runs.store import RunSummary
+from labctl.runs.verdict import final
 from labctl.system import files, process
 
 # Jobs that run at once at most, each followed by a thread, and those that are launched at once.
@@ -52,20 +54,22 @@ class BatchReport(Struct, frozen=True, kw_only=True):
 def plan(lab: Lab, workload: Workload, directories: Iterable[Path], options: RunOptions, *, repeat: int = 1) -> Batch:
     """The batch of a workload over sets of hostfiles, each set as often as ``repeat`` says.
 
-    ConfigError for a hostfile that cannot be used, before anything runs.
+    Logs are named as Lambda's scripts name theirs: model, step, job. ConfigError for a hostfile that cannot be used,
+    before anything runs.
     """
     sets = [(directory.resolve().name, hostfiles.listed(directory)) for directory in directories]
-    if twice := [name for number, (name, _) in enumerate(sets) if name in [one for one, _ in sets[:number]]]:
-        raise ConfigError(f"two sets are named {twice[0]}", hint="their logs would have the same names: rename one")
+    if twice := repeated(name for name, _ in sets):
+        raise ConfigError(f"two sets are named {twice}", hint="their logs would have the same names: rename one")
+    read = [(name, read_hostfile(lab, path)) for name, paths in sets for path in paths]
+    several, short = len(sets) > 1, workload.name.replace("/", "-")
     made = tuple(
-        planned(lab, workload, path, turn, f"{name}/" if len(sets) > 1 else "")
+        replace(job, repeat=turn, log=f"{f'{name}/' if several else ''}{short}_{turn}_{job.job}.log")
         for turn in range(1, repeat + 1)
-        for name, paths in sets
-        for path in paths
+        for name, job in read
     )
+    if twice := repeated(job.log for job in made):
+        raise ConfigError(f"two hostfiles would have the log {twice}", hint="rename one of them")
     metric = metric_of(workload)
-    if twice := [job.log for number, job in enumerate(made) if job.log in {one.log for one in made[:number]}]:
-        raise ConfigError(f"two hostfiles would have the log {twice[0]}", hint="rename one of them")
     return Batch(
         id=secrets.token_hex(8),
         # Lists, not tuples, as it is read again.
@@ -86,19 +90,22 @@ def metric_of(workload: Workload) -> Metric | None:
     return known.get("throughput") or next(iter(workload.metrics), None)
 
 
-def planned(lab: Lab, workload: Workload, path: Path, turn: int, folder: str) -> BatchJob:
-    """The job of a hostfile; its log is named as Lambda's scripts name theirs: model, step, job."""
+def repeated(names: Iterable[str]) -> str:
+    """The first name that is there more than once; empty where none is."""
+    return next((name for name, count in Counter(names).items() if count > 1), "")
+
+
+def read_hostfile(lab: Lab, path: Path) -> BatchJob:
+    """The job of a hostfile, which has no log yet. ConfigError for a hostfile that cannot be used."""
     entries = hostfile.parse(read_text(path), str(path))
     chosen = jobs.choose(lab, entries, str(path))
-    name = hostfile.job_name(path.name)
     return BatchJob(
-        job=name,
+        job=hostfile.job_name(path.name),
         set=path.resolve().parent.name,
-        repeat=turn,
         hostfile=str(path.resolve()),
         names=tuple(name for name, _ in entries),
         nodes=tuple(node.name for node, _ in chosen),
-        log=f"{folder}{workload.name.replace('/', '-')}_{turn}_{name}.log",
+        log="",
     )
 
 
@@ -139,14 +146,14 @@ def resumed(directory: Path, batch: Batch, lab: Lab) -> Batch:
     if known.request != batch.request:
         asked, before = (json.dumps(one.request, sort_keys=True) for one in (batch, known))
         raise ConfigError(f"{directory} was begun with other options: {before}, not {asked}", hint="--out DIR")
-    launched = unknown_runs(lab.directory, known)
-    return replace(known, jobs=tuple(again(lab.directory, job, launched) for job in known.jobs))
+    launched, unjudged = unknown_runs(lab.directory, known), frozenset(store.unjudged(lab.directory))
+    return replace(known, jobs=tuple(again(job, launched, unjudged) for job in known.jobs))
 
 
-def again(lab: Path, job: BatchJob, launched: dict[str, str]) -> BatchJob:
+def again(job: BatchJob, launched: Mapping[str, str], unjudged: Collection[str]) -> BatchJob:
     """A job as it is gone on with: with the run that goes on, if one does, or was launched unknown to the record."""
     if job.cause == "interrupted":
-        run_id = job.run_id if job.run_id in store.unjudged(lab) else ""
+        run_id = job.run_id if job.run_id in unjudged else ""
         job = replace(job, state="waiting", run_id=run_id, verdict="", cause=None, message="", began=None, ended=None)
     if job.state == "waiting" and (run_id := job.run_id or launched.get(job.log, "")):
         return replace(job, state="running", run_id=run_id)
@@ -294,7 +301,7 @@ def refused(lab: Lab, job: BatchJob, error: LabError) -> Result:
 def ended(job: BatchJob, metric: str, result: Result) -> BatchJob:
     """A job whose run has ended."""
     number = result.metrics.get(metric, {})
-    value = number.get("value", number.get("last"))
+    value = number.get(final(number))
     now = time.time()
     return replace(
         job,

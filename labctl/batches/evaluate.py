@@ -178,6 +178,8 @@ def _misses(job: JobResult, median: float | None, limits: Limits) -> Iterable[tu
 
 def _by_size(jobs: Iterable[JobResult]) -> tuple[SizeResult, ...]:
     """Statistics of each workload and size, over the jobs whose runs did not fail."""
+    from statistics import median
+
     grouped: dict[tuple[str, int], list[float]] = defaultdict(list)
     for job in jobs:
         if job.size and job.per_node is not None and not job.cause:
@@ -192,7 +194,7 @@ def _by_size(jobs: Iterable[JobResult]) -> tuple[SizeResult, ...]:
                 size=size,
                 jobs=len(values),
                 mean=mean,
-                median=_median(values),
+                median=median(values),
                 spread=_variation(values),
                 min=min(values),
                 max=max(values),
@@ -248,12 +250,6 @@ def _evidence(job: JobResult) -> str:
 def _mean(values: Sequence[float]) -> float:
     # Rounded, the mean of equal values may be another one, below a threshold that all of them reach.
     return min(max(sum(values) / len(values), min(values)), max(values))
-
-
-def _median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def _variation(values: Sequence[float]) -> float | None:

@@ -11,6 +11,7 @@ from labctl.batches.baseline import Baseline
 from labctl.batches.profile import Check, Limit
 from labctl.reports.page import number
 from labctl.reports.validation import Figure
+from labctl.runs.verdict import final
 
 # Of fewer nodes a median says nothing of the one that is slow.
 FEWEST = 3
@@ -28,7 +29,7 @@ class JobOutcome(Struct, frozen=True, kw_only=True):
     def value(self, metric: str) -> float | None:
         """The number of a metric; None where the run failed or gave none."""
         found = self.metrics.get(metric, {})
-        value = found.get("value", found.get("last"))
+        value = found.get(final(found))
         return float(value) if value is not None and self.passed else None
 
 
@@ -52,6 +53,8 @@ def bounds(
     check: Check, jobs: Sequence[JobOutcome], within: float, baseline: Baseline | None
 ) -> dict[tuple[str, str], Bound]:
     """What each metric of each job must reach, by metric and subject; none where there is nothing to compare with."""
+    from statistics import median
+
     known = {(one.what, one.node): one.value for one in baseline.figures if one.step == check.name} if baseline else {}
     found = {}
     for limit in check.limits:
@@ -64,7 +67,7 @@ def bounds(
             elif baseline and before is not None:
                 found[limit.metric, of] = _relative(limit, before, within, f"baseline of {baseline.recorded[:10]}")
             elif len(values) >= FEWEST and check.nodes != "all":
-                found[limit.metric, of] = _relative(limit, _median(values), within, f"median of {len(values)}")
+                found[limit.metric, of] = _relative(limit, median(values), within, f"median of {len(values)}")
     return found
 
 
@@ -80,12 +83,6 @@ def _relative(limit: Limit, value: float, within: float, source: str) -> Bound:
     if limit.lower_is_better:
         return Bound(sign="<=", value=(1 + within) * value, source=f"{100 * within:g} % above the {source}")
     return Bound(sign=">=", value=(1 - within) * value, source=f"{100 * within:g} % below the {source}")
-
-
-def _median(values: Iterable[float]) -> float:
-    from statistics import median
-
-    return median(values)
 
 
 def judge(check: Check, jobs: Iterable[JobOutcome], limits: Mapping[tuple[str, str], Bound]) -> list[Figure]:

@@ -94,11 +94,13 @@ def default_directory(count: int, size: int, pattern: Pattern) -> Path:
     )
 
 
-def texts(chosen: tuple[Group, ...], size: int, slots: Mapping[str, int]) -> dict[str, str]:
+def texts(chosen: tuple[Group, ...], slots: Mapping[str, int]) -> dict[str, str]:
     """The content of each group's hostfile, by its name; in the order of the names, which `batch` runs them in."""
     digits = max(4, len(str(len(chosen))))
     return {
-        f"{PREFIX}{size}xN_batch{number:0{digits}}": hostfile.format_hostfile((name, slots[name]) for name in group)
+        f"{PREFIX}{len(group)}xN_batch{number:0{digits}}": hostfile.format_hostfile(
+            (name, slots[name]) for name in group
+        )
         for number, group in enumerate(chosen, start=1)
     }
 

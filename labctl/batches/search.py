@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 
@@ -12,7 +12,6 @@ from labctl.batches import bisect, hostfiles
 from labctl.batches.bisect import Diagnosis, Group, Outcome
 from labctl.batches.record import Batch, BatchJob
 from labctl.config import inventory
-from labctl.config.inventory import DRAINED
 from labctl.model import Lab
 from labctl.system import files
 
@@ -53,23 +52,17 @@ def search(
     """Run round after round; ``run`` runs the hostfiles of a directory, and returns the batch that they were."""
     slots = {node.name: node.slots for node in lab.nodes}
     steps = bisect.diagnose(nodes, within=within, minimum=minimum)
+    number = 0
     try:
         groups = next(steps)
-        for number in range(1, 1_000_000):
+        while True:
+            number += 1
             folder = directory / f"round{number:02}"
-            texts = {name: text for group in groups for name, text in hostfile_of(group, groups, slots)}
-            hostfiles.write(folder, texts)
+            hostfiles.write(folder, hostfiles.texts(groups, slots))
             groups = steps.send(outcomes(groups, run(folder)))
     except StopIteration as ended:
         found: Diagnosis = ended.value
         return found
-    raise AssertionError
-
-
-def hostfile_of(group: Group, groups: tuple[Group, ...], slots: Mapping[str, int]) -> list[tuple[str, str]]:
-    """The hostfile of one group, numbered among those of its round."""
-    ((name, text),) = hostfiles.texts((group,), len(group), slots).items()
-    return [(f"{name[:-4]}{groups.index(group) + 1:04}", text)]
 
 
 def outcomes(groups: tuple[Group, ...], batch: Batch) -> dict[Group, Outcome]:
@@ -92,7 +85,7 @@ def outcome(job: BatchJob, metric: str) -> Outcome:
 
 def drain(lab: Lab, diagnosis: Diagnosis, today: date) -> tuple[str, ...]:
     """Add the bad nodes to the lab's list of drained ones, by their hosts' names on several hosts; returns these."""
-    path = lab.directory / DRAINED
+    path = lab.directory / inventory.DRAINED
     before = path.read_text(encoding="utf-8") if path.exists() else ""
     known = inventory.drained(lab.directory)
     # A host with several nodes is not given up for one of them.

@@ -14,18 +14,28 @@ import typer
 from labctl import flows
 from labctl.cli.common import HERE, Directory, Json, Setting, answering, context
 from labctl.cli.output import Output, quantity, table
-from labctl.cli.run import ARGUMENTS, WithArguments, complete_workload, settings_of_script
+from labctl.cli.run import (
+    ARGUMENTS,
+    Expect,
+    Rehearse,
+    SetArgument,
+    WithArguments,
+    complete_workload,
+    settings_of_script,
+)
 
 if TYPE_CHECKING:
     from labctl.batches.batch import BatchReport
     from labctl.batches.bisect import Run
     from labctl.batches.record import Batch, BatchJob
     from labctl.batches.search import BisectReport
+    from labctl.runs.request import RunOptions
 
 __all__ = ["WithArguments", "batch_command", "bisect_command", "hostfiles_command"]
 
 # Rows of a live table, and columns of a timeline.
 ROWS, COLUMNS = 20, 40
+Launcher = Annotated[str, typer.Option(metavar="NAME[:BACKEND]", help="Use this launcher.")]
 
 
 def hostfiles_command(
@@ -72,31 +82,17 @@ def batch_command(
     ] = 0,
     repeat: Annotated[int, typer.Option(min=1, help="Run each hostfile so many times.")] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the batch in the output directory.")] = False,
-    rehearse: Annotated[bool, typer.Option("--rehearse", help="Smoke test: tiny model, a few steps.")] = False,
-    expect: Annotated[
-        list[str] | None, typer.Option(help="A criterion, such as 'throughput>=600' (repeatable).")
-    ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY[=VALUE]", help="Override a script argument (repeatable).")
-    ] = None,
-    launcher: Annotated[str, typer.Option(metavar="NAME[:BACKEND]", help="Use this launcher.")] = "",
+    rehearse: Rehearse = False,
+    expect: Expect = None,
+    set_: SetArgument = None,
+    launcher: Launcher = "",
     directory: Directory = HERE,
     setting: Setting = None,
     json: Json = False,
 ) -> None:
-    from labctl.runs.request import RunOptions
-    from labctl.workloads.schema import parse_duration, parse_expectation
-
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with answering(as_json=json, stopped="--resume goes on with the batch") as output:
-        options = RunOptions(
-            rehearse=rehearse,
-            timeout=parse_duration(timeout) if timeout else None,
-            expect=tuple(map(parse_expectation, expect or [])),
-            arguments=settings_of_script(set_ or []),
-            words=ctx.meta[ARGUMENTS],
-            launcher=launcher,
-        )
+        options = options_of(ctx, timeout, set_, launcher, rehearse=rehearse, expect=expect)
         lab = context(directory, output, setting)
         with Display(output) as display:
             report = flows.batch(
@@ -123,28 +119,18 @@ def bisect_command(
     drain: Annotated[bool, typer.Option("--drain", help="Add bad nodes to drained.txt.")] = False,
     out: Annotated[Path | None, typer.Option(help="Directory of hostfiles and logs.  [default: output/...]")] = None,
     timeout: Annotated[str | None, typer.Option(help="Time limit of each run, such as 90s, 20m, 2h.")] = None,
-    rehearse: Annotated[bool, typer.Option("--rehearse", help="Smoke test: tiny model, a few steps.")] = False,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY[=VALUE]", help="Override a script argument (repeatable).")
-    ] = None,
-    launcher: Annotated[str, typer.Option(metavar="NAME[:BACKEND]", help="Use this launcher.")] = "",
+    rehearse: Rehearse = False,
+    set_: SetArgument = None,
+    launcher: Launcher = "",
     directory: Directory = HERE,
     setting: Setting = None,
     json: Json = False,
 ) -> None:
     from labctl.cli.eval import share
-    from labctl.runs.request import RunOptions
-    from labctl.workloads.schema import parse_duration
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with answering(as_json=json, stopped="re-run to start over") as output:
-        options = RunOptions(
-            rehearse=rehearse,
-            timeout=parse_duration(timeout) if timeout else None,
-            arguments=settings_of_script(set_ or []),
-            words=ctx.meta[ARGUMENTS],
-            launcher=launcher,
-        )
+        options = options_of(ctx, timeout, set_, launcher, rehearse=rehearse)
         lab = context(directory, output, setting)
         with Display(output) as display:
             report = flows.bisect(
@@ -160,6 +146,29 @@ def bisect_command(
             )
         output.answer(report, bisect_text(report))
         sys.exit(report.exit_code)
+
+
+def options_of(
+    ctx: typer.Context,
+    timeout: str | None,
+    set_: list[str] | None,
+    launcher: str,
+    *,
+    rehearse: bool,
+    expect: list[str] | None = None,
+) -> RunOptions:
+    """The options of each run."""
+    from labctl.runs.request import RunOptions
+    from labctl.workloads.schema import parse_duration, parse_expectation
+
+    return RunOptions(
+        rehearse=rehearse,
+        timeout=parse_duration(timeout) if timeout else None,
+        expect=tuple(map(parse_expectation, expect or [])),
+        arguments=settings_of_script(set_ or []),
+        words=ctx.meta[ARGUMENTS],
+        launcher=launcher,
+    )
 
 
 def bisect_text(report: BisectReport) -> str:
@@ -234,8 +243,12 @@ class Display:
 
 def line(job: BatchJob, batch: Batch) -> str:
     """How a job is now."""
+    return f"{named(job)}: {state(job, batch)}"
+
+
+def named(job: BatchJob) -> str:
     turn = f" ({job.repeat})" if job.repeat > 1 else ""
-    return f"{job.job}{turn} on {', '.join(job.nodes)}: {state(job, batch)}"
+    return f"{job.job}{turn} on {', '.join(job.nodes)}"
 
 
 def state(job: BatchJob, batch: Batch) -> str:
@@ -296,11 +309,7 @@ def report_text(report: BatchReport) -> str:
         "VERDICT",
         "CAUSE",
     )
-    failures = "".join(
-        f"\n{job.job}{f' ({job.repeat})' if job.repeat > 1 else ''} on {', '.join(job.nodes)}: {job.message}"
-        for job in batch.jobs
-        if job.verdict != "PASS"
-    )
+    failures = "".join(f"\n{named(job)}: {job.message}" for job in batch.jobs if job.verdict != "PASS")
     total = f"{report.passed} passed, {report.failed} failed in {report.seconds:.1f} s"
     total += f"; the busiest node was in use for {report.ideal:.1f} s"
     return f"{table(head, rows)}{failures}\n{total}\nfiles {os.path.relpath(report.directory)}"

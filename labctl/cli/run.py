@@ -83,23 +83,26 @@ class WithArguments(TyperCommand):
         return [*super().collect_usage_pieces(ctx), "[-- ARGUMENTS...]"]
 
 
+Rehearse = Annotated[bool, typer.Option("--rehearse", help="Smoke test: tiny model, a few steps.")]
+Expect = Annotated[list[str] | None, typer.Option(help="A criterion, such as 'throughput>=600' (repeatable).")]
+SetArgument = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY[=VALUE]",
+        help="Override a script argument, or DeepSpeed's config with deepspeed.KEY (repeatable).",
+    ),
+]
+
+
 def run_command(
     ctx: typer.Context,
     name: Annotated[str, typer.Argument(metavar="[WORKLOAD]", autocompletion=complete_workload)] = "",
     directory: Directory = HERE,
-    rehearse: Annotated[bool, typer.Option("--rehearse", help="Smoke test: tiny model, a few steps.")] = False,
+    rehearse: Rehearse = False,
     timeout: Annotated[str | None, typer.Option(help="Time limit, such as 90s, 20m, 2h.")] = None,
-    expect: Annotated[
-        list[str] | None, typer.Option(help="A criterion, such as 'throughput>=600' (repeatable).")
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY[=VALUE]",
-            help="Override a script argument, or DeepSpeed's config with deepspeed.KEY (repeatable).",
-        ),
-    ] = None,
+    expect: Expect = None,
+    set_: SetArgument = None,
     launcher: Annotated[
         str, typer.Option(metavar="NAME[:BACKEND]", help="Use this launcher, such as mpirun or horovod:mpi.")
     ] = "",

@@ -12,8 +12,8 @@ from urllib.parse import quote, unquote
 
 from msgspec import Struct
 
+from labctl.config import inventory
 from labctl.config.context import Context
-from labctl.config.inventory import DRAINED
 from labctl.errors import HostError
 from labctl.lab.cluster import ANSWERING, THIS_MACHINE, Cluster, backend_here, read_inventory
 from labctl.system.files import write
@@ -90,11 +90,13 @@ def warn_orphaned_hosts(context: Context, cluster: Cluster) -> None:
     """Warn of machines that still have nodes and are no longer listed, and of this one if others are listed now."""
     listed = machines(cluster)
     left = left_over(context.directory, listed)
-    every = read_inventory(context.directory, cluster.settings, drained=True)
+    # An inventory that only Ansible can read takes it a second.
+    any_drained = bool(inventory.drained(context.directory))
+    every = read_inventory(context.directory, cluster.settings, drained=True) if any_drained else cluster.inventory
     drained = {host.name for host in every} - {host.name for host in cluster.inventory}
     for name in sorted(drained):
         still = " and still runs nodes: `labctl down` removes them" * any(one.host == name for one in left)
-        context.notice(f"{name} is left out: {DRAINED} lists it{still}")
+        context.notice(f"{name} is left out: {inventory.DRAINED} lists it{still}")
     names = tuple(dict.fromkeys(one.host for one in left if one.host not in {*listed, *drained}))
     if names:
         were, run, them = ("was", "runs", "it") if len(names) == 1 else ("were", "run", "them")

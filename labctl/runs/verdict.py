@@ -43,7 +43,7 @@ def judge(job: Job, metrics: Mapping[str, Mapping[str, Any]], ended: RunOutcome,
     checks: list[CriterionResult] = []
     for criterion in job.workload.criteria:
         metric = metrics.get(criterion.metric, {})
-        needed = ["first", "last"] if criterion.decrease is not None else [_final(metric)]
+        needed = ["first", "last"] if criterion.decrease is not None else [final(metric)]
         if any(metric.get(key) is None for key in needed):
             return error("no-metric", _why_absent(job.workload, criterion.metric, metric))
         checks += _checks(criterion, metric)
@@ -81,7 +81,7 @@ def _checks(criterion: Criterion, metric: Mapping[str, Any]) -> list[CriterionRe
     checks = []
     for sign, bound, holds in ((">=", criterion.min, operator.ge), ("<=", criterion.max, operator.le)):
         if bound is not None:
-            text, value = f"{name} {sign} {bound:g} {unit}".strip(), metric[_final(metric)]
+            text, value = f"{name} {sign} {bound:g} {unit}".strip(), metric[final(metric)]
             checks.append(CriterionResult(criterion=text, value=value, passed=holds(value, bound)))
     if criterion.decrease is not None:
         first, last = metric["first"], metric["last"]
@@ -92,7 +92,8 @@ def _checks(criterion: Criterion, metric: Mapping[str, Any]) -> list[CriterionRe
     return checks
 
 
-def _final(metric: Mapping[str, Any]) -> str:
+def final(metric: Mapping[str, Any]) -> str:
+    """The key of the number that a metric is judged by."""
     return "value" if "value" in metric else "last"
 
 

@@ -108,7 +108,7 @@ def test_sets_are_named_as_in_lambdas_benchmark(count: int, size: int, pattern: 
 
 
 def texts(made: tuple[Group, ...]) -> dict[str, str]:
-    return hostfiles.texts(made, len(made[0]), dict.fromkeys(SEVEN, 8))
+    return hostfiles.texts(made, dict.fromkeys(SEVEN, 8))
 
 
 def test_hostfiles_are_numbered_in_order_and_read_back_as_their_group() -> None:
@@ -120,7 +120,7 @@ def test_hostfiles_are_numbered_in_order_and_read_back_as_their_group() -> None:
 
 def test_ten_thousand_hostfiles_are_still_in_order_by_name() -> None:
     names = tuple(f"n{number}" for number in range(150))
-    made = hostfiles.texts(groups(names, 2, "all-pairs"), 2, dict.fromkeys(names, 8))
+    made = hostfiles.texts(groups(names, 2, "all-pairs"), dict.fromkeys(names, 8))
     assert len(made) > 10_000
     assert {"hostfile_2xN_batch00001", "hostfile_2xN_batch11175"} < made.keys()
     assert sorted(made) == list(made)
