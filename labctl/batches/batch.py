@@ -216,7 +216,8 @@ def carry_out(
         try:
             while queue:
                 running |= {pool.submit(work, waiting[index]): index for index in queue.start()}
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                # With a limit, as a Ctrl-C just before the wait would else be seen only when a job ends.
+                for future in wait(running, timeout=1, return_when=FIRST_COMPLETED).done:
                     queue.end(running.pop(future))
                     future.result()
         except BaseException:
