@@ -26,6 +26,8 @@ class Baseline(Struct, frozen=True, kw_only=True):
     profile: str
     recorded: str
     """Date, ISO 8601."""
+    nodes: int
+    """How many there were: figures of all together are compared with those of as many."""
     figures: tuple[Figure, ...]
 
 
@@ -74,7 +76,13 @@ def record(path: Path, report: ValidationReport) -> BaselineReport:
     found = report.validation
     if found.verdict != "PASS":
         return BaselineReport(report=report, file="")
-    baseline = Baseline(lab=found.lab, profile=found.profile, recorded=found.started, figures=found.figures)
+    baseline = Baseline(
+        lab=found.lab,
+        profile=found.profile,
+        recorded=found.started,
+        nodes=len(found.nodes),
+        figures=found.figures,
+    )
     _write(path, baseline)
     return BaselineReport(report=report, file=str(path))
 

@@ -13,9 +13,6 @@ from labctl.reports.page import number
 from labctl.reports.validation import Figure
 from labctl.runs.verdict import final
 
-# Of fewer nodes a median says nothing of the one that is slow.
-FEWEST = 3
-
 
 class JobOutcome(Struct, frozen=True, kw_only=True):
     """A run of a check on some nodes."""
@@ -53,22 +50,30 @@ def bounds(
     check: Check, jobs: Sequence[JobOutcome], within: float, baseline: Baseline | None
 ) -> dict[tuple[str, str], Bound]:
     """What each metric of each job must reach, by metric and subject; none where there is nothing to compare with."""
-    from statistics import median
-
     known = {(one.what, one.node): one.value for one in baseline.figures if one.step == check.name} if baseline else {}
     found = {}
     for limit in check.limits:
         values = [value for job in jobs if (value := job.value(limit.metric)) is not None]
         for job in jobs:
             of = subject(job.nodes, everyone=check.nodes == "all")
-            before = known.get((limit.metric, of))
+            comparable = of or (baseline and baseline.nodes == len(job.nodes))
+            before = known.get((limit.metric, of)) if comparable else None
             if bound := _absolute(limit):
                 found[limit.metric, of] = bound
             elif baseline and before is not None:
-                found[limit.metric, of] = _relative(limit, before, within, f"baseline of {baseline.recorded[:10]}")
-            elif len(values) >= FEWEST and check.nodes != "all":
-                found[limit.metric, of] = _relative(limit, median(values), within, f"median of {len(values)}")
+                found[limit.metric, of] = _relative(limit, before, f"baseline of {baseline.recorded[:10]}", within)
+            elif len(values) > 1 and check.nodes != "all":
+                found[limit.metric, of] = _relative(limit, *_usual(limit, values), within)
     return found
+
+
+def _usual(limit: Limit, values: Sequence[float]) -> tuple[float, str]:
+    """What is usual among nodes or pairs, in words, too: of two the better, as their median is neither's."""
+    from statistics import median
+
+    if len(values) > 2:
+        return median(values), f"median of {len(values)}"
+    return (min if limit.lower_is_better else max)(values), "better of 2"
 
 
 def _absolute(limit: Limit) -> Bound | None:
@@ -79,7 +84,7 @@ def _absolute(limit: Limit) -> Bound | None:
     return None
 
 
-def _relative(limit: Limit, value: float, within: float, source: str) -> Bound:
+def _relative(limit: Limit, value: float, source: str, within: float) -> Bound:
     if limit.lower_is_better:
         return Bound(sign="<=", value=(1 + within) * value, source=f"{100 * within:g} % above the {source}")
     return Bound(sign=">=", value=(1 - within) * value, source=f"{100 * within:g} % below the {source}")

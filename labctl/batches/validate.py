@@ -134,6 +134,8 @@ class _Course:
         self.tested: set[str] = set()
         """Nodes of runs that passed."""
         self.suspicion: Suspicion | None = None
+        self.errors: set[tuple[str, str]] = set()
+        """What doctor has found, by code and node or host."""
         self.interfaces: dict[str, dict[str, interfaces.Interface]] = {}
         """As they were counted first, by host."""
         self.before: tuple[str, ...] | None = None
@@ -150,6 +152,7 @@ class _Course:
             seen.add(hook.name)
         self.step("network", self.network)
         self.step("up", self.up)
+        self.step("nodes", self.doctor_of_nodes)
         for check in self.profile.checks:
             self.step(check.name, partial(self.check, check))
             if self.suspicion:
@@ -181,8 +184,9 @@ class _Course:
     def doctor(self) -> Outcome:
         """Errors are evidence against their node or host; whether they keep the lab from coming up, `up` knows."""
         findings = self.actions.doctor().findings
-        errors = [one for one in findings if one.level == "error"]
+        errors = [one for one in findings if one.level == "error" and (one.code, one.node) not in self.errors]
         for one in errors:
+            self.errors.add((one.code, one.node))
             self.accuse(one.node, "failing", f"{one.code}: {one.summary}", one.fix)
         warned = sum(one.level == "warn" for one in findings)
         counted = f"{_count(len(errors), 'error')}, {_count(warned, 'warning')} in {_count(len(findings), 'finding')}"
@@ -291,6 +295,10 @@ class _Course:
                 failure = failures.get(node.host)
                 text = failure.message if failure else f"{node.state} {node.reason}".rstrip()
                 self.accuse(node.name, "not reached", text, failure.hint if failure else "labctl up")
+
+    def doctor_of_nodes(self) -> Outcome:
+        """What doctor sees only once nodes run: ssh between them, the interface that their bytes take."""
+        return self.doctor() if self.slots else Outcome("skipped", NO_LAB)
 
     def usable(self) -> tuple[str, ...]:
         """The nodes that are up and do not fail: with one that does, every run fails."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import pytest
+from conftest import RackLabs
 from support.rack.rack import Rack, RackLab
 
 pytestmark = pytest.mark.docker
@@ -20,7 +21,7 @@ checks:
 """
 
 
-def test_bad_hosts_are_named_and_nothing_is_left(rack: Rack, rack_lab: Callable[[int], RackLab]) -> None:
+def test_bad_hosts_are_named_and_nothing_is_left(rack: Rack, rack_lab: RackLabs) -> None:
     lab = rack_lab(3)
     (lab.path / "mine.yml").write_text(PROFILE)
     *_, last = rack.hosts(3)
@@ -38,4 +39,73 @@ def test_bad_hosts_are_named_and_nothing_is_left(rack: Rack, rack_lab: Callable[
     assert (steps["up"]["status"], steps["hello"]["status"]) == ("failed", "passed")
     assert "h3" in steps["clean-up"]["message"]
     last.cure()
-    assert [container for host in lab.hosts for container in host.engine.containers.list(all=True)] == []
+    assert remains(lab) == []
+
+
+# Figures of two nodes can be compared only where nothing else takes cores from one of them.
+@pytest.mark.alone
+def test_two_hosts_go_from_nothing_to_a_report_and_back_to_nothing(rack_lab: RackLabs) -> None:
+    lab = rack_lab(2)
+    found = validated(lab, "cpu", code=0)
+    assert found["message"] == "All 2 nodes are good."
+    assert {one["status"] for one in found["steps"]} == {"passed"}
+    assert {one["step"] for one in found["figures"]} == {
+        *("network", "memory-bandwidth", "disk-read", "matmul", "allreduce", "opt-tiny")
+    }
+    assert remains(lab) == []
+
+
+@pytest.mark.alone
+def test_a_host_whose_cores_are_slow_is_named(rack_lab: RackLabs) -> None:
+    lab = rack_lab(2)
+    lab.hosts[1].throttle(0.3)
+    matmul = "{workload: matmul, nodes: each, set: {rounds: '10'}, metrics: {tflops: {}}}"
+    found = validated(lab, profile(lab, matmul), code=5)
+    assert verdicts(found) == {"worker-0": "good", "worker-1": "slow"}
+    assert "below the better of 2), twice" in found["message"]
+    assert remains(lab) == []
+
+
+def test_a_node_whose_ssh_is_blocked_between_the_hosts_is_named(rack_lab: RackLabs) -> None:
+    lab = rack_lab(2, LAB_SSH_PORT="12321")
+    lab.hosts[1].refuse(12321)
+    found = validated(lab, profile(lab, "{workload: ssh-check}", "{workload: hello}"), code=5)
+    assert verdicts(found) == {"worker-0": "good", "worker-1": "failing"}
+    assert "LAB-SSH-001: not reached from the launcher" in found["message"]
+    assert {one["name"]: one["status"] for one in found["steps"]}["hello"] == "passed"
+    assert remains(lab) == []
+
+
+def test_a_node_with_the_wrong_interface_is_named(rack: Rack, rack_lab: RackLabs) -> None:
+    lab = rack_lab(2)
+    one, two = lab.hosts
+    for host in (one, two):
+        host.second_interface(rack.fabric)
+    (lab.path / "hosts.txt").write_text(f"{one.line(iface='eth1')}\n{two.line(iface='eth0')}\n")
+    found = validated(lab, profile(lab, "{workload: hello}"), code=5)
+    assert verdicts(found) == {"worker-0": "good", "worker-1": "failing"}
+    assert "bytes between the hosts went through eth1, not through eth0" in found["message"]
+    assert remains(lab) == []
+
+
+def profile(lab: RackLab, *checks: str) -> str:
+    """A profile with these checks."""
+    path = lab.path / "mine.yml"
+    path.write_text(f"description: a few checks\nwithin: 30%\nchecks: [{', '.join(checks)}]\n")
+    return str(path)
+
+
+def validated(lab: RackLab, profile: str, *, code: int) -> dict[str, Any]:
+    """What a validation finds."""
+    answer = lab.call("validate", "--profile", profile, "--json", limit=400).expect(code)
+    found: dict[str, Any] = answer.json["validation"]
+    return found
+
+
+def verdicts(found: dict[str, Any]) -> dict[str, str]:
+    return {one["node"]: one["verdict"] for one in found["nodes"]}
+
+
+def remains(lab: RackLab) -> list[Any]:
+    """The containers of all hosts."""
+    return [container for host in lab.hosts for container in host.engine.containers.list(all=True)]

@@ -131,17 +131,14 @@ def inside(ctx: CheckContext, one: Container) -> Iterator[Finding]:
 
 def interfaces(ctx: CheckContext, seen: dict[str, Any]) -> Iterator[Finding]:
     """Whether each collective library is configured with an interface of the node that is on the lab's network."""
-    network = ctx.network
-    subnets = [ipaddress.ip_network(one["Subnet"]) for one in network["IPAM"]["Config"]] if network else []
-    addresses = seen["addresses"]
+    network, addresses, on_hosts = ctx.network, seen["addresses"], ctx.lab.network == "host"
+    ranges = [ctx.host.address] if on_hosts else [one["Subnet"] for one in network["IPAM"]["Config"]] if network else []
+    subnets = [ipaddress.ip_network(one) for one in ranges]
     on_lab = [name for name, text in addresses.items() if any(ipaddress.ip_address(text) in net for net in subnets)]
-    if ctx.lab.network == "host":
-        address = ctx.host.address
-        on_lab = [name for name, text in addresses.items() if text == address]
-        if not on_lab:
-            now = ", ".join(f"{name} {text}" for name, text in addresses.items())
-            summary = f"no longer has address {address}: {now}"
-            yield error("LAB-NET-004", summary, "the other nodes connect to it there", UP)
+    if on_hosts and not on_lab:
+        now = ", ".join(f"{name} {text}" for name, text in addresses.items())
+        summary = f"no longer has address {ctx.host.address}: {now}"
+        yield error("LAB-NET-004", summary, "the other nodes connect to it there", UP)
     if not on_lab:
         # A node without a network has a finding of its own.
         return

@@ -82,3 +82,13 @@ def groups(machine: Machine, **numbers: int) -> None:
     """Groups of the machine by name, with numbers of their own."""
     lines = [line for line in machine.at("/etc/group").read_text().splitlines() if line.split(":")[0] not in numbers]
     machine.file("/etc/group", "\n".join([*lines, *(f"{name}:x:{gid}:" for name, gid in numbers.items()), ""]))
+
+
+def port(machine: Machine, name: str, *, driver: str) -> None:
+    """A network port of a card, which is up."""
+    folder = f"{BUS}/net/{name}"
+    for file, text in {"operstate": "up", "carrier": "1", "speed": "100000"}.items():
+        machine.file(f"{folder}/{file}", f"{text}\n")
+    machine.link(f"{folder}/device", f"../../devices/{name}")
+    machine.link(f"{BUS}/devices/{name}/driver", f"../../../../bus/pci/drivers/{driver}")
+    machine.link(f"/sys/class/net/{name}", f"../../{folder.removeprefix('/sys/')}")

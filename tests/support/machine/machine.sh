@@ -5,8 +5,8 @@ set -eu
 scratch=$1 images=$2
 
 mount -t tmpfs -o mode=755 stand-in "$scratch"
-mkdir "$scratch"/{dev,etc,sys,kernel,pts,shm}
-mkdir "$scratch"/{dev,etc,sys}/{upper,work}
+mkdir "$scratch"/{dev,etc,opt,sys,kernel,pts,shm}
+mkdir "$scratch"/{dev,etc,opt,sys}/{upper,work}
 layer() { mount -t overlay "$1" -o "lowerdir=$2,upperdir=$scratch/$1/upper,workdir=$scratch/$1/work" "/$1"; }
 
 mount --bind /dev/pts "$scratch/pts"
@@ -25,6 +25,7 @@ mount --rbind "$scratch/kernel/fs/cgroup" /sys/fs/cgroup
 rm -rf /dev/{dri,accel,infiniband} /dev/nvidia* /sys/class/{drm,accel,infiniband} /sys/bus/pci/devices/*
 
 layer etc /etc
+layer opt /opt
 rm -rf /etc/docker /etc/cdi
 mkdir /etc/docker
 mount -t tmpfs -o mode=755 run /run

@@ -204,6 +204,18 @@ class Host:
         self.run("tc", "qdisc", "add", "dev", "eth0", "root", *shaped(rate))
         self._faults.callback(self.run, "tc", "qdisc", "delete", "dev", "eth0", "root", check=False)
 
+    def refuse(self, port: int) -> None:
+        """A firewall rejects connections of others to this port."""
+        rule = ("INPUT", "--protocol", "tcp", "--dport", str(port), "!", "--in-interface", "lo", "--jump", "REJECT")
+        self.run("iptables", "--wait", "--insert", *rule)
+        self._faults.callback(self.run, "iptables", "--wait", "--delete", *rule, check=False)
+
+    def throttle(self, cores: float) -> None:
+        """All that runs on it gets so many cores together."""
+        period = 100_000
+        self._container.update(cpu_period=period, cpu_quota=int(cores * period))
+        self._faults.callback(self._container.update, cpu_period=period, cpu_quota=-1)
+
     def hang_up(self) -> None:
         """Every ssh connection ends in the middle of what it does; the next is welcome."""
         self.shell(HANG_UP)

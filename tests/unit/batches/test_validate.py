@@ -143,6 +143,7 @@ def test_a_good_cluster_passes_and_nothing_is_left() -> None:
         "doctor",
         "network",
         "up",
+        "doctor",
         "memory: worker-0 worker-1 worker-2 worker-3",
         "train: worker-0+worker-1+worker-2+worker-3",
         "network",
@@ -177,6 +178,35 @@ def test_a_slow_node_is_named_once_it_was_slow_twice() -> None:
     assert "rate 80 GB/s, not >= 90 GB/s (10 % below the median of 4), twice" in found.message
     assert next(one for one in found.nodes if one.node == "worker-2").advice.endswith("labctl doctor -n worker-2")
     assert code(found) == 5
+
+
+def test_of_two_nodes_the_slower_is_named() -> None:
+    cluster = Cluster(
+        lambda check, group: 80.0 if check is MEMORY and group == ("worker-1",) else 100.0, dead=NAMES[2:]
+    )
+    found = cluster.validate()
+    assert "rate 80 GB/s, not >= 90 GB/s (10 % below the better of 2), twice" in found.nodes[1].evidence[0]
+
+
+def test_what_doctor_finds_only_in_a_running_lab_is_evidence_and_what_it_found_before_is_said_once() -> None:
+    before = error("LAB-CLOCK-001", "300 s ahead", "", "", node="red0")
+    later = error("LAB-NET-007", "bytes went through eth1, not through eth0", "", "", node="worker-1")
+    reports = [(before,), (before, later)]
+
+    class Later(Cluster):
+        def doctor(self) -> DoctorReport:
+            return DoctorReport(reports.pop(0))
+
+    cluster = Later()
+    found = cluster.validate()
+    assert step(found, "nodes").message.startswith("1 error, ")
+    assert {node: verdicts(found)[node] for node in NAMES[:3]} == {
+        "worker-0": "failing",
+        "worker-1": "failing",
+        "worker-2": "good",
+    }
+    assert found.nodes[0].evidence == ("LAB-CLOCK-001: 300 s ahead",)
+    assert "train: worker-2+worker-3" in cluster.calls
 
 
 def test_a_node_that_is_slow_only_once_is_good() -> None:
@@ -243,10 +273,13 @@ def test_figures_carry_their_threshold_and_its_source() -> None:
 def test_figures_are_compared_with_the_baseline(value: float, verdict: str) -> None:
     profile = replace(PLAIN, checks=(replace(MEMORY, nodes="all"),))
     known = Figure(step="memory", what="rate", value=100, unit="GB/s", passed=None)
-    recorded = Baseline(lab="demo", profile="plain", recorded="2026-11-20T10:00:00Z", figures=(known,))
+    recorded = Baseline(lab="demo", profile="plain", recorded="2026-11-20T10:00:00Z", nodes=4, figures=(known,))
     found = Cluster(lambda *_: value).validate(profile, baseline=recorded)
     assert found.verdict == verdict
     assert found.figures[-1].source == "10 % below the baseline of 2026-11-20"
+    # Of fewer nodes together it says nothing.
+    fewer = Cluster(lambda *_: value, dead=("worker-3",)).validate(profile, baseline=recorded)
+    assert (fewer.figures[-1].passed, fewer.figures[-1].source) == (None, "")
 
 
 def test_latency_is_better_when_lower() -> None:
@@ -319,6 +352,7 @@ def test_ctrl_c_removes_the_lab_and_reports() -> None:
         "doctor": "passed",
         "network": "passed",
         "up": "passed",
+        "nodes": "passed",
         "memory": "failed",
         "train": "skipped",
         "network after": "skipped",

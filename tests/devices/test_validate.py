@@ -1,0 +1,96 @@
+"""Gaudi's validation on stand-ins: everything up to what only a Gaudi can compute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from conftest import FreshLab
+from support.harness import Lab
+from support.machine import hardware
+from support.machine.machine import Machine
+
+from devices.test_gaudi import RUNTIME
+
+pytestmark = pytest.mark.docker
+
+CARDS, PORTS = 8, 24
+QUALIFICATION = "/opt/habanalabs/qual/gaudi2/bin"
+NOTE = '#!/bin/sh\necho "$(basename "$0") $*" >>/run/stand-in/qualified\n'
+SET_UP = ["manage_network_ifs.sh --down", "manage_network_ifs.sh --up", "sleep 120"]
+STATUS = ["manage_network_ifs.sh --status"]
+
+
+@pytest.fixture
+def lab(machine: Machine, machine_lab: FreshLab) -> Lab:
+    """A node with eight Gaudis, their ports, and the vendor's programs, which write down how they were called."""
+    machine.configure(RUNTIME)
+    for index in range(CARDS):
+        hardware.gaudi(machine, index, module=index)
+    for port in range(PORTS):
+        hardware.port(machine, f"ens{port}", driver="habanalabs")
+    machine.program("sudo", '#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\nexec "$@"\n')
+    machine.program("sleep", NOTE)
+    machine.program("hl-smi", listed(CARDS))
+    for name in ("manage_network_ifs.sh", "hl_qual"):
+        machine.file(f"{QUALIFICATION}/{name}", NOTE)
+        machine.at(f"{QUALIFICATION}/{name}").chmod(0o755)
+    machine.file("/run/stand-in/qualified", "")
+    return machine_lab(LAB_ACCELERATOR="habana", LAB_NODES="1", LAB_SHM_SIZE="8g")
+
+
+def listed(cards: int) -> str:
+    """Habana's tool, that lists so many cards."""
+    lines = [f"{index}, 0000:{0x30 + index:02x}:00.0, HL-225, 98304, 01P0-{index}" for index in range(cards)]
+    return f"print({chr(10).join(lines)!r})\n"
+
+
+def validated(lab: Lab, *, code: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a validation finds, and its steps by name."""
+    answer = lab.call("validate", "--profile", "gaudi", "--json", limit=400).expect(code)
+    found = answer.json["validation"]
+    return found, {one["name"]: one for one in found["steps"]}
+
+
+def test_cards_are_qualified_ports_set_up_again_and_counted_and_the_node_has_all_cards(
+    machine: Machine, lab: Lab
+) -> None:
+    _, steps = validated(lab, code=5)
+    called = machine.at("/run/stand-in/qualified").read_text().splitlines()
+    qualified = [line.split(" -c all ")[1].split()[0] for line in called if line.startswith("hl_qual ")]
+    assert qualified == ["-pciOnly", "-e2e_concurrency", "-f2"]
+    network = [line for line in called if not line.startswith("hl_qual ")]
+    assert network == [*SET_UP, *STATUS, *SET_UP, *STATUS]
+    passed = [name for name, one in steps.items() if one["status"] == "passed"]
+    assert passed[:8] == [
+        "doctor",
+        "network set-up",
+        "hl_qual",
+        "network set-up again",
+        "network",
+        "up",
+        "nodes",
+        "ssh-check",
+    ]
+    assert passed[-2:] == ["network after", "clean-up"]
+    assert steps["network"]["message"] == f"{PORTS} up on each host"
+    (started,) = machine.requests()[:1]
+    assert started["environment"]["HABANA_VISIBLE_DEVICES"] == ",".join(map(str, range(CARDS)))
+    assert lab.labelled() == []
+
+
+def test_a_card_that_is_gone_after_qualification_is_named_and_nothing_runs_on_its_node(
+    machine: Machine, lab: Lab
+) -> None:
+    machine.program("hl-smi", listed(CARDS - 1))
+    found, steps = validated(lab, code=5)
+    assert "check failed with exit code 1" in steps["hl_qual"]["message"]
+    assert [one["verdict"] for one in found["nodes"] if one["node"] == "worker-0"] == ["failing"]
+    assert steps["ssh-check"]["message"] == "no node is left"
+    assert lab.labelled() == []
+
+
+def test_a_port_that_is_down_is_named(machine: Machine, lab: Lab) -> None:
+    machine.file("/sys/devices/stand-in/net/ens7/carrier", "0\n")
+    _, steps = validated(lab, code=5)
+    assert steps["network"]["message"] == f"local: {PORTS - 1} of {PORTS} interfaces up; ens7 is down"
