@@ -848,7 +848,8 @@ def validate(
     from labctl.runs.request import choose_workload
 
     require_initialised(context)
-    settings, operator = context.settings(), on_hosts.operator(context)
+    context = on_hosts.with_hosts(context)
+    settings, operator, drained = context.settings(), on_hosts.operator(context), on_hosts.drained(context)
     profile = profiles.read(profiles.find(name or profiles.configured(operator.test_configuration, context.warn)))
     for check in profile.checks:
         workload = choose_workload(context.directory, check.workload, check.options, settings)
@@ -857,8 +858,8 @@ def validate(
     if known and known.profile != profile.name:
         context.notice(f"{baseline.FILE} is one of profile {known.profile}: not compared with")
         known = None
-    directory = out or context.directory / "reports" / f"{datetime.now():%Y%m%d-%H%M%S}-{profile.name}"
-    directory = directory.absolute()
+    usual = context.directory / "reports" / f"{datetime.now():%Y%m%d-%H%M%S}-{profile.name}"
+    directory = baseline.new_directory(out or usual, numbered=not out).absolute()
     actions = validation.Actions(
         doctor=lambda: doctor(context),
         on_hosts=lambda script, words, seconds: on_hosts.run(context, script, words, seconds),
@@ -875,7 +876,14 @@ def validate(
         versions=lambda: on_hosts.versions(context),
     )
     done = validation.validate(
-        settings.text("LAB_NAME"), profile, actions, context.notice, operator=operator, baseline=known, keep=keep
+        settings.text("LAB_NAME"),
+        profile,
+        actions,
+        context.notice,
+        operator=operator,
+        baseline=known,
+        drained=drained,
+        keep=keep,
     )
     return baseline.write(directory, done)
 
@@ -935,8 +943,9 @@ def baseline(context: Context, name: str = "", *, keep: bool = False, file: Path
     """Validate, and record the figures in a file, by default the lab's baseline.json; not if the validation failed."""
     from labctl.batches import baseline as baselines
 
-    report = validate(context, name, keep=keep, compare=False)
-    return baselines.record(file or context.directory / baselines.FILE, report)
+    file = file or context.directory / baselines.FILE
+    before = baselines.read(file)
+    return baselines.record(file, validate(context, name, keep=keep, compare=False), before)
 
 
 def shell(context: Context, node: str, *, terminal: bool) -> int:

@@ -14,6 +14,8 @@ from labctl.system import files
 
 INTERRUPTED = "interrupted"
 """What a step says that Ctrl-C ended, or kept from beginning."""
+DATA = "report.json"
+"""The data of a validation, in the directory of its report."""
 FILE = "baseline.json"
 """The lab's baseline, in the lab directory."""
 
@@ -50,6 +52,24 @@ class BaselineReport(Struct, frozen=True, kw_only=True):
 
     report: ValidationReport
     file: str
+    replaced: str = ""
+    """The date of the baseline that was there."""
+
+
+def new_directory(path: Path, *, numbered: bool) -> Path:
+    """Make the directory of a report; one that has another is refused, or gets a number behind its name.
+
+    ConfigError; HostError where it cannot be made.
+    """
+    found, number = path, 1
+    while numbered and found.exists():
+        number += 1
+        found = path.with_name(f"{path.name}-{number}")
+    if (found / DATA).exists() or (found / "checks").exists():
+        raise ConfigError(f"{found} has the report of a validation", hint="--out names another directory")
+    with files.writing(found):
+        found.mkdir(parents=True, exist_ok=not numbered)
+    return found
 
 
 def read(path: Path) -> Baseline | None:
@@ -65,14 +85,14 @@ def read(path: Path) -> Baseline | None:
 
 def write(directory: Path, validation: Validation) -> ValidationReport:
     """Write the page and the data of a validation. HostError where that fails."""
-    page, data = directory / "report.html", directory / "report.json"
+    page, data = directory / "report.html", directory / DATA
     pages.write(page, validation)
     _write(data, validation)
     return ValidationReport(validation=validation, page=str(page), data=str(data))
 
 
-def record(path: Path, report: ValidationReport) -> BaselineReport:
-    """Record the figures of a validation that passed as the baseline of later ones. HostError where that fails."""
+def record(path: Path, report: ValidationReport, before: Baseline | None = None) -> BaselineReport:
+    """Record the figures of a validation that passed, in place of those before. HostError where that fails."""
     found = report.validation
     if found.verdict != "PASS":
         return BaselineReport(report=report, file="")
@@ -84,7 +104,7 @@ def record(path: Path, report: ValidationReport) -> BaselineReport:
         figures=found.figures,
     )
     _write(path, baseline)
-    return BaselineReport(report=report, file=str(path))
+    return BaselineReport(report=report, file=str(path), replaced=before.recorded[:10] if before else "")
 
 
 def _write(path: Path, document: Struct) -> None:

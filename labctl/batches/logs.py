@@ -148,6 +148,8 @@ def _logged(path: str, pattern: re.Pattern[bytes], unit: str) -> Measured:
             if value is None and size > TAIL:
                 with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as whole:
                     value, odd = last_number(whole, pattern)
+        if value is not None and value <= 0 and unit:
+            value, odd = None, f"{value:g} {unit} is no throughput"
         if value is None:
             cause, message = "no-metric", odd or f"nothing matches `{pattern.pattern.decode(errors='replace')}`"
     except OSError as error:

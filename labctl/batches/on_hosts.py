@@ -6,11 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from labctl.config import inventory
+from labctl.config import dotenv, inventory
 from labctl.config.context import Context
-from labctl.errors import Failures, HostError
+from labctl.errors import ConfigError, Failures, HostError
+from labctl.hosts.ssh import Connection
 from labctl.lab.cluster import connect
+from labctl.model import HERE
+from labctl.system import files
 from labctl.system.parallel import map_hosts
 from labctl.system.process import CompletedProcess
 
@@ -37,10 +41,18 @@ def run(
     context: Context, script: str, words: tuple[str, ...], seconds: float
 ) -> tuple[Mapping[str, CompletedProcess], Failures]:
     """Run a script on each host of the lab: what came of it, by host, and the hosts where it did not end."""
+
+    def on_one(connection: Connection) -> CompletedProcess:
+        return connection.run(script, *words, timeout=seconds, check=False)
+
     with connect(context, context.settings(), demand=False) as cluster:
-        done, lost = map_hosts(
-            lambda connection: connection.run(script, *words, timeout=seconds, check=False), cluster.connections
-        )
+        if here := cluster.connections.get(HERE):
+            # In this thread, where Ctrl-C ends it.
+            try:
+                return {HERE: on_one(here)}, {}
+            except HostError as error:
+                return {}, {HERE: error}
+        done, lost = map_hosts(on_one, cluster.connections)
         unreached = {host: error for host, error in cluster.failed.items() if host not in cluster.connections}
         return done, {**unreached, **lost}
 
@@ -77,17 +89,51 @@ def versions(context: Context) -> dict[str, str]:
         return found
 
 
+HOSTS = "hosts.env"
+"""The file of hosts that is made of the environment's words, in the lab directory."""
+
+
+def with_hosts(context: Context) -> Context:
+    """The context with the hosts of MASTER_IP and MEMBER_IPS in the environment, where LAB_HOSTS names none.
+
+    They are in a file, which later commands can be given. HostError where it cannot be written.
+    """
+    said = {key: context.environ[key] for key in inventory.HOST_WORDS if context.environ.get(key)}
+    if not said or context.settings().text("LAB_HOSTS"):
+        return context
+    text = "".join(f"{key}={dotenv.quote(value)}\n" for key, value in said.items())
+    files.write(context.directory / HOSTS, text, mode=0o644)
+    context.notice(
+        f"{' and '.join(said)} of the environment are in {HOSTS}: LAB_HOSTS={HOSTS} gives them to other commands"
+    )
+    return replace(context, environ={**context.environ, "LAB_HOSTS": HOSTS})
+
+
+def drained(context: Context) -> tuple[str, ...]:
+    """The hosts that are left out, and why. ConfigError for a list of hosts that cannot be read."""
+    name = context.settings().text("LAB_HOSTS")
+    listed = inventory.read(context.directory / Path(name).expanduser(), name) if name else ()
+    _, left_out = inventory.in_use(context.directory, listed)
+    return tuple(f"{host} ({why})" for host, why in left_out)
+
+
 def operator(context: Context) -> Operator:
-    """What the environment, or the file of hosts, says besides the hosts' addresses."""
+    """What the environment, or the file of hosts, says besides the hosts' addresses. ConfigError for another word."""
     name = context.settings().text("LAB_HOSTS")
     said = inventory.operator_words(context.directory / Path(name).expanduser(), name) if name else {}
     said |= {key: context.environ[key] for key in inventory.OPERATOR_WORDS if key in context.environ}
     return Operator(
         test_configuration=said.get("TEST_CONFIGURATION", ""),
-        skip_network_setup=_yes(said.get("SKIP_NETWORK_SETUP", "")),
-        l3_enabled=_yes(said.get("L3_ENABLED", "")),
+        skip_network_setup=_flag(said, "SKIP_NETWORK_SETUP"),
+        l3_enabled=_flag(said, "L3_ENABLED"),
     )
 
 
-def _yes(text: str) -> bool:
-    return text.strip().lower() in ("true", "1", "yes")
+def _flag(said: Mapping[str, str], key: str) -> bool:
+    word = said.get(key, "").strip().lower()
+    if word not in ("", *YES, *NO):
+        raise ConfigError(f"{key}={said[key]} is neither true nor false", hint=f"{key}=true or {key}=false")
+    return word in YES
+
+
+YES, NO = ("true", "1", "yes", "on"), ("false", "0", "no", "off")

@@ -172,6 +172,8 @@ def _checks(value: Value) -> tuple[Check, ...]:
         if check.name in checks:
             raise item.error(f"two checks are named `{check.name}`", hint="give one of them a `name` of its own")
         checks[check.name] = check
+    if not checks:
+        raise value.error("there is no check", hint="`checks: [{workload: ssh-check}]` has one")
     return tuple(checks.values())
 
 

@@ -21,7 +21,7 @@ from labctl.batches.figures import Bound, JobOutcome
 from labctl.batches.hostfiles import groups as grouped
 from labctl.batches.on_hosts import Operator
 from labctl.batches.profile import Check, Hook, Profile
-from labctl.errors import Failures, HostError, LabError
+from labctl.errors import ConfigError, Failures, HostError, LabError
 from labctl.lab.status import LabStatus
 from labctl.model import HERE, LAUNCHER
 from labctl.reports.page import number
@@ -84,9 +84,13 @@ def validate(
     *,
     operator: Operator = Operator(),  # noqa: B008 - frozen
     baseline: Baseline | None = None,
+    drained: tuple[str, ...] = (),
     keep: bool = False,
 ) -> Validation:
-    """Validate the lab's cluster. Ctrl-C ends the step; then only the lab is removed, and the verdict is ERROR."""
+    """Validate the lab's cluster. Ctrl-C ends the step; then only the lab is removed, and the verdict is ERROR.
+
+    ``drained`` are machines that are left out, and why. ConfigError where the lab cannot be brought up as it is set.
+    """
     course = _Course(profile, actions, notice, operator, baseline)
     started, began = datetime.now(timezone.utc), time.monotonic()
     try:
@@ -100,6 +104,7 @@ def validate(
         seconds=round(time.monotonic() - began, 1),
         verdict=course.verdict,
         message=course.message(),
+        drained=drained,
         nodes=course.node_verdicts(),
         links=tuple(course.links),
         steps=tuple(course.steps),
@@ -170,6 +175,8 @@ class _Course:
             try:
                 outcome = work()
             except LabError as error:
+                if isinstance(error, ConfigError) and self.before is None:
+                    raise
                 outcome = Outcome("failed", error.message, error.hint)
             except KeyboardInterrupt:
                 self.interrupted = True
@@ -264,8 +271,10 @@ class _Course:
         texts = [f"{host}: {why}" for host, why in bad.items()] + [error.message for error in lost.values()]
         if texts:
             return Outcome("failed", "; ".join(texts))
+        if not any(self.interfaces.values()):
+            return Outcome("passed", "no hardware interface to count")
         counts = sorted({interfaces.up(found) for found in self.interfaces.values()})
-        return Outcome("passed", f"{' or '.join(map(str, counts)) or 'none'} up on each host")
+        return Outcome("passed", f"{' or '.join(map(str, counts))} up on each host")
 
     # --- the lab ---
 
@@ -325,9 +334,13 @@ class _Course:
             still = _bad(check, again, found)
             recovered = [node for (node,) in bad if (node,) not in still]
             bad = still
+            shared = (
+                f"look at the threshold or workload of {check.name}, and at what the nodes share: all of them fail it"
+            )
             for (node,), why in bad.items():
                 slow = next(job for job in again if job.nodes == (node,)).passed
-                self.accuse(node, "slow" if slow else "failing", f"{why}, twice", _advice(node))
+                advice = shared if len(bad) == len(jobs) > 1 else self.advice(node)
+                self.accuse(node, "slow" if slow else "failing", f"{why}, twice", advice)
         elif bad:
             missed = next((one for one in found if one.passed is False and one.value is not None), None)
             self.suspicion = Suspicion(missed.what, bounds[missed.what, missed.node]) if missed else Suspicion()
@@ -350,7 +363,7 @@ class _Course:
         found = self.actions.bisect(check, self.usable(), suspicion, self.profile.within)
         for node in found.bad:
             text = f"{check.name}: {_measure(node.kind, node.figure)} in {len(node.runs)} runs with good partners"
-            self.accuse(node.node, node.kind, text, _advice(node.node))
+            self.accuse(node.node, node.kind, text, self.advice(node.node))
         for link in found.links:
             a, b = link.nodes
             text = (
@@ -359,9 +372,8 @@ class _Course:
             advice = f"look at cables and switch between {a} and {b}, then re-run"
             self.links.append(LinkVerdict(a=a, b=b, verdict=link.kind, evidence=(text,), advice=advice))
         for name in found.unsure:
-            self.accuse(
-                name, "unsure", f"{check.name}: {found.note or 'its runs contradict each other'}", _advice(name)
-            )
+            why = found.note or "its runs contradict each other"
+            self.accuse(name, "unsure", f"{check.name}: {why}", self.advice(name))
         self.tested |= set(found.good)
         names = [f"{one.node} is {one.kind}" for one in found.bad]
         names += [f"the link {' - '.join(one.nodes)} is {one.kind}" for one in found.links]
@@ -390,6 +402,11 @@ class _Course:
     def accuse(self, name: str, health: Health, text: str, advice: str) -> None:
         self.evidence[name].append(Evidence(health, text, advice))
 
+    def advice(self, node: str) -> str:
+        """A host can be taken out of use, a node of this machine cannot."""
+        look = f"look at {node}: labctl doctor -n {node}"
+        return look if self.placement[node] == HERE else f"take {node} out of use by a line in drained.txt, and {look}"
+
     def evidence_of(self, node: str) -> list[Evidence]:
         """Evidence against the node and its host, worst first; this machine is no node's host alone."""
         host = self.placement.get(node, "")
@@ -400,8 +417,9 @@ class _Course:
         return next((one.health for one in self.evidence_of(node)), None)
 
     def node_verdicts(self) -> tuple[NodeVerdict, ...]:
-        """Of all nodes, and of the hosts that failed before they had one."""
-        hosts = [name for name, found in self.evidence.items() if found and name not in self.placement.values()]
+        """Of all nodes, of the hosts that failed before they had one, and of this machine where it has a trouble."""
+        others = {*self.placement.values()} - {HERE}
+        hosts = [name for name, found in self.evidence.items() if found and name not in others]
         verdicts = []
         for node in dict.fromkeys((*self.placement, *hosts)):
             found = self.evidence_of(node)
@@ -422,21 +440,22 @@ class _Course:
     def verdict(self) -> Literal["PASS", "FAIL", "ERROR"]:
         if self.interrupted or not self.slots:
             return "ERROR"
-        return "FAIL" if any(one.status == "failed" for one in self.steps) else "PASS"
+        failed = any(one.status == "failed" for one in self.steps)
+        return "FAIL" if failed or any(one.verdict != "good" for one in self.node_verdicts()) else "PASS"
 
     def message(self) -> str:
         """Which node is bad, and why; else what else failed."""
         if self.interrupted:
-            return "Interrupted by Ctrl-C."
+            return "Interrupted."
         if self.verdict == "PASS":
             return f"All {len(self.slots)} nodes are good." if len(self.slots) > 1 else "The node is good."
         nodes = [one for one in self.node_verdicts() if one.verdict != "good"]
         worst = sorted(nodes, key=lambda one: HEALTH.index(one.verdict))
         parts = [f"{one.node} is {one.verdict}: {one.evidence[0]}" for one in worst if one.verdict != "unsure"][:3]
         parts += [f"the link {one.a} - {one.b} is {one.verdict}: {one.evidence[0]}" for one in self.links][:3]
-        if not parts:
-            step = next(one for one in self.steps if one.status == "failed")
-            parts = [f"step {step.name} failed: {step.message}"]
+        failed = [one for one in self.steps if one.status == "failed"]
+        parts = parts or [f"step {one.name} failed: {one.message}" for one in failed[:1]]
+        parts = parts or [f"{one.node} is {one.verdict}: {one.evidence[0]}" for one in nodes[:3]]
         return f"{'; '.join(parts)}."
 
 
@@ -475,10 +494,6 @@ def _summary(found: Sequence[Figure]) -> str:
 
 def _measure(kind: str, figure: float | None) -> str:
     return kind if figure is None else f"{figure:.0%} of the median"
-
-
-def _advice(node: str) -> str:
-    return f"take {node} out of use by a line in drained.txt, and look at it: labctl doctor -n {node}"
 
 
 def _count(amount: int, noun: str) -> str:

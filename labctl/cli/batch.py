@@ -43,9 +43,9 @@ def hostfiles_command(
     size: Annotated[int, typer.Option(min=1, help="Nodes of each hostfile.")],
     out: Annotated[Path | None, typer.Option(help="Directory to write.  [default: hostfiles/4nodes_2xN]")] = None,
     slots: Annotated[
-        int,
-        typer.Option(min=0, max=1024, show_default=False, help="Slots of each node (default: what is known, or 8)."),
-    ] = 0,
+        int | None,
+        typer.Option(min=1, max=1024, show_default=False, help="Slots of each node (default: what is known, or 8)."),
+    ] = None,
     pattern: Annotated[
         str, typer.Option(metavar="PATTERN", help="sequential, pairs, ring, all-pairs or random.")
     ] = "sequential",
@@ -58,7 +58,7 @@ def hostfiles_command(
     with answering(as_json=json) as output:
         lab = context(directory, output)
         chosen = pattern_named(pattern)
-        made = flows.hostfiles(lab, nodes, size=size, pattern=chosen, slots=slots, out=out, seed=seed)
+        made = flows.hostfiles(lab, nodes, size=size, pattern=chosen, slots=slots or 0, out=out, seed=seed)
         count = len(made.hostfiles)
         groups = f"{count} hostfile{'s' * (count != 1)} of {size} node{'s' * (size != 1)}"
         text = f"{os.path.relpath(made.directory)}: {groups}"
@@ -187,9 +187,9 @@ def bisect_text(report: BisectReport) -> str:
     lines += [f"unsure: {', '.join(found.unsure)}"] if found.unsure else []
     lines += [found.note] if found.note else []
     count = f"{len(found.good)} node{'s' * (len(found.good) != 1)} good"
-    lines.append(
-        f"{count}, {len(found.bad)} bad, {len(found.links)} bad links: {found.runs} runs in {found.rounds} rounds"
-    )
+    tried = f"{found.runs} run{'s' * (found.runs != 1)} in {found.rounds} round{'s' * (found.rounds != 1)}"
+    links = f"{len(found.links)} bad link{'s' * (len(found.links) != 1)}"
+    lines.append(f"{count}, {len(found.bad)} bad, {links}: {tried}")
     if report.drained:
         lines.append(f"drained: {', '.join(report.drained)} (drained.txt)")
     return "\n".join((*lines, f"files {os.path.relpath(report.directory)}"))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -51,7 +53,7 @@ def validate_command(
     setting: Setting = None,
     json: Json = False,
 ) -> None:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    end_as_ctrl_c()
     with answering(as_json=json) as output:
         if print_profile:
             from labctl.batches import profile as profiles
@@ -73,12 +75,29 @@ def baseline_command(
     setting: Setting = None,
     json: Json = False,
 ) -> None:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    end_as_ctrl_c()
     with answering(as_json=json) as output:
         done = flows.baseline(context(directory, output, setting), profile, keep=keep, file=out)
         recorded = f"figures recorded in {done.file}" if done.file else "not recorded: the validation did not pass"
+        recorded += f", in place of those of {done.replaced}" if done.replaced else ""
         output.answer(done, f"{report_text(done.report)}\n{recorded}")
         sys.exit(done.report.exit_code)
+
+
+def end_as_ctrl_c() -> None:
+    """Have the lab removed where this process is to end, and where its terminal is closed."""
+    terminal = [stream for stream in (1, 2) if os.isatty(stream)]
+
+    def hang_up(number: int, frame: FrameType | None) -> None:
+        """Write to nothing what would go to the terminal: each write there fails from now on."""
+        for stream in terminal:
+            with Path(os.devnull).open("w") as nothing:
+                os.dup2(nothing.fileno(), stream)
+        signal.default_int_handler(number, frame)
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, hang_up)
 
 
 def report_text(report: ValidationReport) -> str:
@@ -88,7 +107,8 @@ def report_text(report: ValidationReport) -> str:
         ("STEP", "STATUS", "SECONDS", "RESULT"),
         [(step.name, step.status, f"{step.seconds:.1f}", shortened(step.message)) for step in found.steps],
     )
-    parts = [steps, verdicts_table(found), actions_text(found)]
+    drained = f"drained: {', '.join(found.drained)}" if found.drained else ""
+    parts = [steps, verdicts_table(found), drained, actions_text(found)]
     parts.append(f"{found.verdict}: {found.message}\nreport: {report.page}")
     return "\n\n".join(filter(None, parts))
 

@@ -439,7 +439,7 @@ _FIELDS: dict[str, Callable[[str, str], Any]] = {
 # --- MASTER_IP and MEMBER_IPS ---
 
 
-_MASTER, _MEMBERS = "MASTER_IP", "MEMBER_IPS"
+_MASTER, _MEMBERS = HOST_WORDS = ("MASTER_IP", "MEMBER_IPS")
 OPERATOR_WORDS = ("TEST_CONFIGURATION", "BUILD_VERSION", "SKIP_NETWORK_SETUP", "L3_ENABLED")
 """What else such a file says; nothing of it is about hosts."""
 

@@ -77,6 +77,8 @@ class Validation(Struct, frozen=True, kw_only=True):
     seconds: float
     verdict: Literal["PASS", "FAIL", "ERROR"]
     message: str
+    drained: tuple[str, ...] = ()
+    """Machines that were left out, and why."""
     nodes: tuple[NodeVerdict, ...] = ()
     links: tuple[LinkVerdict, ...] = ()
     steps: tuple[StepResult, ...] = ()

@@ -41,7 +41,7 @@ def test_a_good_lab_passes_and_nothing_of_it_is_left(fresh_lab: FreshLab) -> Non
     found = answer.json["validation"]
     assert (found["verdict"], found["message"]) == ("PASS", "All 2 nodes are good.")
     assert {one["name"]: one["status"] for one in found["steps"]} == dict.fromkeys(
-        ("doctor", "network", "up", "ssh-check", "matmul", "allreduce", "network after", "clean-up"), "passed"
+        ("doctor", "network", "up", "nodes", "ssh-check", "matmul", "allreduce", "network after", "clean-up"), "passed"
     )
     assert lab.labelled() == []
     assert "All 2 nodes are good." in Path(answer.json["page"]).read_text()
@@ -85,11 +85,25 @@ def test_a_lab_that_was_up_is_left_alone_and_its_baseline_is_kept(fresh_lab: Fre
     assert lab.identities() == before
 
 
-def test_ctrl_c_removes_the_lab(fresh_lab: FreshLab) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_ctrl_c_and_a_closed_terminal_remove_the_lab(fresh_lab: FreshLab, number: signal.Signals) -> None:
     lab = fresh_lab()
     with lab.start("validate", "--profile", "quick") as running:
         wait_until(lambda: "validate: matmul" in running.err, 120, "the check of the second workload")
-        running.press(signal.SIGINT)
+        running.press(number)
         answer = running.answer(60).expect(130)
-    assert "Interrupted by Ctrl-C." in answer.out
+    assert "Interrupted." in answer.out
     assert lab.labelled() == []
+
+
+def test_ctrl_c_ends_a_hook(fresh_lab: FreshLab) -> None:
+    lab = fresh_lab()
+    profile = lab.path / "mine.yml"
+    profile.write_text(
+        "description: a long hook\nhooks: [{name: long, command: sleep 300}]\nchecks: [{workload: hello}]\n"
+    )
+    with lab.start("validate", "--profile", str(profile)) as running:
+        wait_until(lambda: "validate: long" in running.err, 60, "the hook")
+        running.press(signal.SIGINT)
+        answer = running.answer(20).expect(130)
+    assert "nothing was started" in answer.out

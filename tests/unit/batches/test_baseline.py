@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from labctl.batches import baseline
-from labctl.errors import ConfigError
+from labctl.errors import ConfigError, HostError
 from labctl.reports.validation import Figure, Validation
 
 PASSED = Validation(
@@ -35,6 +35,18 @@ def test_figures_of_a_validation_that_passed_are_recorded(tmp_path: Path) -> Non
     found = baseline.read(path)
     assert found
     assert (found.recorded, found.figures) == (PASSED.started, PASSED.figures)
+
+
+def test_a_report_is_never_written_over_another(tmp_path: Path) -> None:
+    asked = baseline.new_directory(tmp_path / "out", numbered=False)
+    baseline.write(asked, PASSED)
+    with pytest.raises(ConfigError, match="has the report of a validation"):
+        baseline.new_directory(asked, numbered=False)
+    (tmp_path / "file").touch()
+    with pytest.raises(HostError):
+        baseline.new_directory(tmp_path / "file", numbered=False)
+    usual = [baseline.new_directory(tmp_path / "today", numbered=True).name for _ in range(3)]
+    assert usual == ["today", "today-2", "today-3"]
 
 
 def test_nothing_is_recorded_of_a_validation_that_failed(tmp_path: Path) -> None:

@@ -70,6 +70,8 @@ def test_the_last_number_counts(tmp_path: Path, lines: list[str], value: float) 
         ("Throughput: 1e999 samples/sec\n", "`1e999` is no number"),
         ("Throughput: 1,234.5 samples/sec\n", "`1,234.5` is no number"),
         ("Throughput: n/a samples/sec\n", "`n/a` is no number"),
+        ("Throughput: 0.0 samples/sec\n", "0 samples/s is no throughput"),
+        ("Throughput: -650 samples/sec\n", "-650 samples/s is no throughput"),
     ],
 )
 def test_a_log_without_a_number_has_none(tmp_path: Path, text: str, message: str) -> None:

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from labctl.batches.on_hosts import Operator, operator
+from labctl.batches.on_hosts import Operator, drained, operator, with_hosts
+from labctl.config import inventory
 from labctl.config.context import Context
+from labctl.errors import ConfigError
 
 HOSTS = "MASTER_IP=10.0.0.1\nMEMBER_IPS=10.0.0.2\n"
 
@@ -31,3 +33,28 @@ def test_the_environment_goes_before_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("hosts", [HOSTS, "red\nblue\n", "# none\nred\n"])
 def test_nothing_is_said_where_the_file_says_nothing(tmp_path: Path, hosts: str) -> None:
     assert said(tmp_path, hosts, {}) == Operator()
+
+
+def test_a_word_that_is_neither_true_nor_false_is_refused(tmp_path: Path) -> None:
+    assert said(tmp_path, HOSTS, {"L3_ENABLED": "On"}).l3_enabled
+    with pytest.raises(ConfigError, match="L3_ENABLED=perhaps is neither true nor false"):
+        said(tmp_path, HOSTS, {"L3_ENABLED": "perhaps"})
+
+
+def test_hosts_of_the_environment_are_used_where_no_others_are_named(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("LAB_NAME=demo\n")
+    environ = {"MASTER_IP": "10.0.0.1", "MEMBER_IPS": "10.0.0.2, 10.0.0.3"}
+    context = Context(directory=tmp_path, environ=environ, emit=lambda _: None, flags={})
+    found = with_hosts(context).settings().text("LAB_HOSTS")
+    hosts = inventory.read(tmp_path / found, found)
+    assert [host.address for host in hosts] == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
+
+    (tmp_path / ".env").write_text("LAB_NAME=demo\nLAB_HOSTS=mine.txt\n")
+    assert with_hosts(context) is context
+
+
+def test_what_is_drained_is_said_with_its_reason(tmp_path: Path) -> None:
+    said(tmp_path, HOSTS, {})
+    (tmp_path / "drained.txt").write_text("10.0.0.2  # slow, 0.52 of the median\n")
+    context = Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={})
+    assert drained(context) == ("node-1 (slow, 0.52 of the median)",)

@@ -15,7 +15,7 @@ from labctl.batches.on_hosts import Operator
 from labctl.batches.profile import Check, Hook, Limit, Network, Profile
 from labctl.batches.validate import Actions, Suspicion, validate
 from labctl.doctor.examination import DoctorReport, Finding, error, ok
-from labctl.errors import HostError
+from labctl.errors import ConfigError, HostError
 from labctl.lab.status import LabStatus, NodeStatus
 from labctl.model import HostFailure
 from labctl.reports.validation import Figure, StepResult, Validation
@@ -339,6 +339,47 @@ def test_a_hook_that_fails_names_the_host() -> None:
     assert step(found, "set-up").message == "1 of 4 hosts: red3: check failed with exit code 1: no such card"
     assert verdicts(found)["worker-3"] == "failing"
     assert "memory: worker-0 worker-1 worker-2" in cluster.calls
+
+
+def test_a_profile_of_which_no_check_can_run_here_is_no_pass() -> None:
+    found = Cluster().validate(replace(PLAIN, checks=(replace(MEMORY, needs_devices=True),)))
+    assert (found.verdict, set(verdicts(found).values())) == ("FAIL", {"unsure"})
+    assert found.message.startswith("worker-0 is unsure: no run on it passed")
+
+
+def test_a_threshold_that_all_nodes_miss_is_doubted_before_the_nodes() -> None:
+    limit = Limit(metric="rate", min=1000, source="a data sheet")
+    found = Cluster().validate(replace(PLAIN, checks=(replace(MEMORY, limits=(limit,)),)))
+    assert set(verdicts(found).values()) == {"slow"}
+    assert {one.advice for one in found.nodes} == {
+        "look at the threshold or workload of memory, and at what the nodes share: all of them fail it"
+    }
+
+
+def test_a_trouble_of_this_machine_is_named_and_its_nodes_are_checked() -> None:
+    class Here(Cluster):
+        def status(self) -> LabStatus:
+            found = super().status()
+            return replace(found, nodes=tuple(replace(node, host="local") for node in found.nodes))
+
+    trouble = error("LAB-DISK-001", "1 GB free", "", "", node="local")
+    cluster = Here(lambda _, group: None if group == ("worker-1",) else 100.0 * len(group), findings=(trouble,))
+    found = cluster.validate()
+    assert "memory: worker-0 worker-1 worker-2 worker-3" in cluster.calls
+    assert verdicts(found) == {**dict.fromkeys(NAMES, "good"), "worker-1": "failing", "local": "failing"}
+    # No list takes a node of one machine out of use.
+    assert found.nodes[1].advice == "look at worker-1: labctl doctor -n worker-1"
+
+
+def test_settings_that_no_lab_can_be_brought_up_with_end_it_at_once() -> None:
+    class Refused(Cluster):
+        def doctor(self) -> DoctorReport:
+            raise ConfigError("hosts.txt:2: h1 is named twice")
+
+    cluster = Refused()
+    with pytest.raises(ConfigError, match="named twice"):
+        cluster.validate()
+    assert cluster.calls == []
 
 
 def test_ctrl_c_removes_the_lab_and_reports() -> None:
