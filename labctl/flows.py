@@ -872,7 +872,7 @@ def validate(
             context, check, nodes, why, within, directory / "checks" / f"{check.name}-bisect"
         ),
         down=lambda: down(context),
-        remains=lambda runs: on_hosts.remains(context, runs),
+        remains=lambda: on_hosts.remains(context),
         versions=lambda: on_hosts.versions(context),
     )
     done = validation.validate(
@@ -915,17 +915,25 @@ def run_check(
 def find_bad(
     context: Context, check: Check, nodes: tuple[str, ...], why: Suspicion, within: float, out: Path
 ) -> Diagnosis:
-    """Find the bad nodes and links that explain why a check failed; by values only where it missed that metric."""
+    """Find the bad nodes and links that explain why a check failed, or missed a bound.
+
+    ConfigError for a metric that no search compares runs by.
+    """
     from labctl.batches import batch as batches
     from labctl.batches import search
     from labctl.runs.request import choose_workload
 
     minimum = None
     metric = batches.metric_of(choose_workload(context.directory, check.workload, check.options, context.settings()))
-    if metric and metric.name == why.metric and why.bound and why.bound.sign == ">=":
-        minimum = why.bound.value / (len(nodes) if metric.name in search.TOTALS else 1)
-    else:
+    if why.bound is None:
         within = search.RUNS_ALONE
+    elif search.is_searched_by(metric, why.metric, why.bound.sign):
+        minimum = search.least(why.metric, why.bound.value, 2 if check.nodes == "pairs" else len(nodes))
+    else:
+        known = metric.name if metric else "none"
+        raise ConfigError(
+            f"runs are compared by `{known}`, not by `{why.metric}`", hint=f"labctl bisect {check.workload}"
+        )
     found = bisect(
         context,
         check.workload,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -28,8 +29,10 @@ class Baseline(Struct, frozen=True, kw_only=True):
     profile: str
     recorded: str
     """Date, ISO 8601."""
-    nodes: int
-    """How many there were: figures of all together are compared with those of as many."""
+    checks: Mapping[str, str]
+    """Digests of the checks: figures are compared with those of the same check."""
+    hosts: Mapping[str, str]
+    """The nodes' hosts: figures of a node are compared with its own, of all nodes together with those of as many."""
     figures: tuple[Figure, ...]
 
 
@@ -100,7 +103,8 @@ def record(path: Path, report: ValidationReport, before: Baseline | None = None)
         lab=found.lab,
         profile=found.profile,
         recorded=found.started,
-        nodes=len(found.nodes),
+        checks=found.checks,
+        hosts={one.node: one.host for one in found.nodes},
         figures=found.figures,
     )
     _write(path, baseline)

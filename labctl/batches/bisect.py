@@ -340,7 +340,10 @@ class _Bisection:
     def judged(self, nodes: Group, outcome: Outcome, median: float) -> Run:
         value = outcome.value
         figure = None if value is None or not median else value / median
-        bad = value is None or value < (1 - self.within) * median or (self.minimum is not None and value < self.minimum)
+        # Of a single rank a bandwidth is 0 by definition, which says nothing of its node.
+        alone = len(nodes) == 1 and value == 0
+        low = self.minimum is not None and not alone and value is not None and value < self.minimum
+        bad = value is None or value < (1 - self.within) * median or low
         return Run(nodes=nodes, value=value, figure=figure, bad=bad, why=outcome.why)
 
     def learn(self, runs: list[Run]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from labctl.batches.baseline import Baseline
-from labctl.batches.profile import Check, Limit
+from labctl.batches.profile import Check, Limit, digest
 from labctl.reports.page import number
 from labctl.reports.validation import Figure
 from labctl.runs.verdict import final
@@ -47,24 +47,38 @@ def subject(nodes: Sequence[str], *, everyone: bool) -> str:
 
 
 def bounds(
-    check: Check, jobs: Sequence[JobOutcome], within: float, baseline: Baseline | None
+    check: Check,
+    jobs: Sequence[JobOutcome],
+    within: float,
+    baseline: Baseline | None,
+    hosts: Mapping[str, str],
 ) -> dict[tuple[str, str], Bound]:
     """What each metric of each job must reach, by metric and subject; none where there is nothing to compare with."""
-    known = {(one.what, one.node): one.value for one in baseline.figures if one.step == check.name} if baseline else {}
     found = {}
     for limit in check.limits:
         values = [value for job in jobs if (value := job.value(limit.metric)) is not None]
         for job in jobs:
             of = subject(job.nodes, everyone=check.nodes == "all")
-            comparable = of or (baseline and baseline.nodes == len(job.nodes))
-            before = known.get((limit.metric, of)) if comparable else None
             if bound := _absolute(limit):
                 found[limit.metric, of] = bound
-            elif baseline and before is not None:
+            elif baseline and (before := _before(baseline, check, limit.metric, job.nodes, hosts)) is not None:
                 found[limit.metric, of] = _relative(limit, before, f"baseline of {baseline.recorded[:10]}", within)
             elif len(values) > 1 and check.nodes != "all":
                 found[limit.metric, of] = _relative(limit, *_usual(limit, values), within)
     return found
+
+
+def _before(
+    baseline: Baseline, check: Check, metric: str, nodes: Sequence[str], hosts: Mapping[str, str]
+) -> float | None:
+    """The baseline's value of the same check on the same hosts, or on as many nodes together; None without one."""
+    if baseline.checks.get(check.name) != digest(check):
+        return None
+    everyone = check.nodes == "all"
+    if len(nodes) != len(baseline.hosts) if everyone else any(baseline.hosts.get(one) != hosts[one] for one in nodes):
+        return None
+    known = (one for one in baseline.figures if (one.step, one.what) == (check.name, metric))
+    return next((one.value for one in known if one.node == subject(nodes, everyone=everyone)), None)
 
 
 def _usual(limit: Limit, values: Sequence[float]) -> tuple[float, str]:

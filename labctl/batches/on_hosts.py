@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from labctl.errors import ConfigError, Failures, HostError
 from labctl.hosts.ssh import Connection
 from labctl.lab.cluster import connect
 from labctl.model import HERE
+from labctl.runs import store
 from labctl.system import files
 from labctl.system.parallel import map_hosts
 from labctl.system.process import CompletedProcess
@@ -27,12 +29,11 @@ class Operator(Struct, frozen=True, kw_only=True):
     l3_enabled: bool = False
 
 
-# $@: ids of runs, which all of their processes have in the environment.
-PROCESSES = """# processes of runs
-for id in "$@"; do
-    for path in $(grep -slaF -- "LABCTL_RUN_ID=$id" /proc/[0-9]*/environ); do
-        printf '%s %s\\n' "$id" "$(tr '\\0' ' ' <"${path%environ}cmdline" | head -c 100)"
-    done
+# Every process of a run has its id in the environment.
+PROCESSES = r"""# processes of runs
+for path in $(grep -slaF LABCTL_RUN_ID= /proc/[0-9]*/environ); do
+    id=$(tr '\0' '\n' <"$path" | sed -n 's/^LABCTL_RUN_ID=//p')
+    printf '%s %s\n' "$id" "$(tr '\0' ' ' <"${path%environ}cmdline" | head -c 100)"
 done
 """
 
@@ -42,8 +43,11 @@ def run(
 ) -> tuple[Mapping[str, CompletedProcess], Failures]:
     """Run a script on each host of the lab: what came of it, by host, and the hosts where it did not end."""
 
+    # Ended there, as it would go on behind a connection that is closed. The first line is what errors call it.
+    name, limited = script.partition("\n")[0], f'timeout -k 10 {seconds:g} sh -c {shlex.quote(script)} sh "$@"'
+
     def on_one(connection: Connection) -> CompletedProcess:
-        return connection.run(script, *words, timeout=seconds, check=False)
+        return connection.run(f"{name}\n{limited}", *words, timeout=seconds + 15, check=False)
 
     with connect(context, context.settings(), demand=False) as cluster:
         if here := cluster.connections.get(HERE):
@@ -57,21 +61,20 @@ def run(
         return done, {**unreached, **lost}
 
 
-def remains(context: Context, run_ids: tuple[str, ...]) -> tuple[tuple[str, ...], Failures]:
-    """What the hosts have of the lab and of these runs, in words, and which hosts do not answer."""
-    settings = context.settings()
+def remains(context: Context) -> tuple[tuple[str, ...], Failures]:
+    """What the hosts have of the lab and of its runs, in words, and which hosts do not answer."""
+    settings, runs = context.settings(), set(store.ids(context.directory))
     with connect(context, settings, demand=False) as cluster:
         observed = cluster.engine.observe(settings.text("LAB_NAME"))
         silent: dict[str, HostError] = {**cluster.failed, **dict(observed.silent)}
         containers = (*observed.containers, *observed.probes)
         left = [f"container {one.name} on {one.host}" for one in containers]
         left += [f"network {name}" for _, name in (*observed.networks, *observed.probe_networks)]
-        if run_ids:
-            done, lost = map_hosts(
-                lambda connection: connection.run(PROCESSES, *run_ids, check=False), cluster.connections
-            )
-            silent |= lost
-            left += [f"process on {host}: {line}" for host, found in done.items() for line in found.out.splitlines()]
+        done, lost = map_hosts(lambda connection: connection.run(PROCESSES, check=False), cluster.connections)
+        silent |= lost
+        for host, found in done.items():
+            lines = (line for line in found.out.splitlines() if line.partition(" ")[0] in runs)
+            left += [f"process on {host}: {line}" for line in lines]
         return tuple(left), silent
 
 

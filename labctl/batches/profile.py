@@ -5,12 +5,14 @@ Those that come with labctl lie in ``profiles/``; `labctl validate --profile FIL
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal, cast
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from labctl.config.yaml_reader import Schema, Value, compose
 from labctl.errors import ConfigError, did_you_mean
@@ -54,6 +56,12 @@ class Check(Struct, frozen=True, kw_only=True):
     limits: tuple[Limit, ...] = ()
 
 
+def digest(check: Check) -> str:
+    """What tells what is run from another check of the same name; thresholds are no part of it."""
+    ran = replace(check, declared="", limits=())
+    return hashlib.sha256(repr(ran).encode()).hexdigest()[:16]
+
+
 class Hook(Struct, frozen=True, kw_only=True):
     """A shell command that is run on every host before the lab comes up; ``check`` then says whether it took."""
 
@@ -82,6 +90,8 @@ class Profile(Struct, frozen=True, kw_only=True):
     description: str
     within: float = 0.1
     """How far a figure may be from the baseline, or the median of the nodes, as a share of it."""
+    needs_devices: bool = False
+    """Whether a check that needs an accelerator fails, rather than being skipped, on nodes without one."""
     network: Network = Network()
     hooks: tuple[Hook, ...] = ()
     checks: tuple[Check, ...]
@@ -118,6 +128,7 @@ def read(path: Path) -> Profile:
     fields: Schema = {
         "description": Value.text,
         "within": _share,
+        "needs_devices": _flag,
         "network": _network,
         "hooks": lambda value: tuple(map(_hook, value.items())),
         "checks": _checks,

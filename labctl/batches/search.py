@@ -12,11 +12,21 @@ from labctl.batches import bisect, hostfiles
 from labctl.batches.bisect import Diagnosis, Group, Outcome
 from labctl.batches.record import Batch, BatchJob
 from labctl.config import inventory
-from labctl.model import Lab
+from labctl.model import Lab, Metric
 from labctl.system import files
 
 TOTALS = ("throughput", "tokens")
 """Metrics that count what all nodes do together; bandwidths and the rate of the slowest rank do not grow with them."""
+
+
+def is_searched_by(metric: Metric | None, why: str, sign: str) -> bool:
+    """Whether a search compares the runs by the metric that was missed: it knows one, of which more is better."""
+    return metric is not None and metric.name == why and sign == ">="
+
+
+def least(metric: str, bound: float, size: int) -> float:
+    """What a run must reach, per node where the metric is a total, where one on so many nodes must reach the bound."""
+    return bound / size if metric in TOTALS else bound
 
 
 RUNS_ALONE = 0.99

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from labctl.batches import figures, interfaces
 from labctl.batches.baseline import INTERRUPTED, Baseline
@@ -20,7 +21,7 @@ from labctl.batches.bisect import Diagnosis, Group
 from labctl.batches.figures import Bound, JobOutcome
 from labctl.batches.hostfiles import groups as grouped
 from labctl.batches.on_hosts import Operator
-from labctl.batches.profile import Check, Hook, Profile
+from labctl.batches.profile import Check, Hook, Profile, digest
 from labctl.errors import ConfigError, Failures, HostError, LabError
 from labctl.lab.status import LabStatus
 from labctl.model import HERE, LAUNCHER
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from labctl.doctor.examination import DoctorReport
 
 NO_LAB = "the lab did not come up"
+TIMED_OUT = 124
+"""What timeout(1) exits with."""
 
 
 class Suspicion(NamedTuple):
@@ -54,8 +57,8 @@ class Actions(Struct, frozen=True, kw_only=True):
     bisect: Callable[[Check, tuple[str, ...], Suspicion, float], Diagnosis]
     """Find what is bad among these nodes by runs of a check, with the share that a value may be below the median."""
     down: Callable[[], object]
-    remains: Callable[[tuple[str, ...]], tuple[tuple[str, ...], Failures]]
-    """What hosts have of the lab and of these runs, in words, and which hosts do not answer."""
+    remains: Callable[[], tuple[tuple[str, ...], Failures]]
+    """What hosts have of the lab and of its runs, in words, and which hosts do not answer."""
     versions: Callable[[], Mapping[str, str]]
 
 
@@ -109,6 +112,7 @@ def validate(
         links=tuple(course.links),
         steps=tuple(course.steps),
         figures=tuple(course.figures),
+        checks={check.name: digest(check) for check in profile.checks},
         versions=course.versions,
     )
 
@@ -139,13 +143,12 @@ class _Course:
         self.tested: set[str] = set()
         """Nodes of runs that passed."""
         self.suspicion: Suspicion | None = None
-        self.errors: set[tuple[str, str]] = set()
-        """What doctor has found, by code and node or host."""
+        self.errors: list[tuple[str, Evidence]] = []
+        """What doctor found last, by node or host."""
         self.interfaces: dict[str, dict[str, interfaces.Interface]] = {}
         """As they were counted first, by host."""
         self.before: tuple[str, ...] | None = None
         """What was there of the lab when it was brought up; None until then."""
-        self.runs: list[str] = []
         self.versions: Mapping[str, str] = {}
         self.interrupted = False
 
@@ -191,10 +194,12 @@ class _Course:
     def doctor(self) -> Outcome:
         """Errors are evidence against their node or host; whether they keep the lab from coming up, `up` knows."""
         findings = self.actions.doctor().findings
-        errors = [one for one in findings if one.level == "error" and (one.code, one.node) not in self.errors]
-        for one in errors:
-            self.errors.add((one.code, one.node))
-            self.accuse(one.node, "failing", f"{one.code}: {one.summary}", one.fix)
+        errors = [one for one in findings if one.level == "error"]
+        for node, evidence in self.errors:
+            self.evidence[node].remove(evidence)
+        self.errors = [(one.node, Evidence("failing", f"{one.code}: {one.summary}", one.fix)) for one in errors]
+        for node, evidence in self.errors:
+            self.evidence[node].append(evidence)
         warned = sum(one.level == "warn" for one in findings)
         counted = f"{_count(len(errors), 'error')}, {_count(warned, 'warning')} in {_count(len(findings), 'finding')}"
         if errors:
@@ -218,9 +223,10 @@ class _Course:
             for host, result in done.items():
                 if result.code:
                     last = " ".join((result.err or result.out).split()[-30:])
-                    failed.setdefault(host, f"{what} failed with exit code {result.code}: {last}".rstrip(": "))
+                    how = "timed out" if result.code == TIMED_OUT else f"failed with exit code {result.code}"
+                    failed.setdefault(host, f"{what} {how}: {last}".rstrip(": "))
         for host, why in failed.items():
-            self.accuse(host, "failing", f"{hook.name}: {why}", f"on {host}: {_first_line(hook.command)}")
+            self.accuse(host, "failing", f"{hook.name}: {why}", f"look at {host}: hook `{hook.name}` of the profile")
         if failed:
             host, why = next(iter(failed.items()))
             return Outcome("failed", f"{len(failed)} of {hosts} hosts: {host}: {why}")
@@ -280,7 +286,7 @@ class _Course:
 
     def up(self) -> Outcome:
         """Keys, files, image and containers; the nodes of hosts that fail are left out."""
-        self.before, _ = self.actions.remains(())
+        self.before, _ = self.actions.remains()
         try:
             self.take(self.actions.up())
         except HostError as error:
@@ -306,8 +312,13 @@ class _Course:
                 self.accuse(node.name, "not reached", text, failure.hint if failure else "labctl up")
 
     def doctor_of_nodes(self) -> Outcome:
-        """What doctor sees only once nodes run: ssh between them, the interface that their bytes take."""
-        return self.doctor() if self.slots else Outcome("skipped", NO_LAB)
+        """What doctor sees only once nodes run, and whether `up` has mended what it found before."""
+        if not self.slots:
+            return Outcome("skipped", NO_LAB)
+        outcome, first = self.doctor(), self.steps[0]
+        if first.status == "failed" and outcome.status == "passed":
+            self.steps[0] = replace(first, status="passed", message=f"{first.message}; `up` mended it", advice="")
+        return outcome
 
     def usable(self) -> tuple[str, ...]:
         """The nodes that are up and do not fail: with one that does, every run fails."""
@@ -318,11 +329,11 @@ class _Course:
         if not nodes:
             return Outcome("skipped", "no node is left" if self.slots else NO_LAB)
         if check.needs_devices and not self.has_devices:
-            return Outcome("skipped", "the nodes have no accelerator")
+            return Outcome("failed" if self.profile.needs_devices else "skipped", "the nodes have no accelerator")
         if check.nodes == "pairs" and len(nodes) < 2:
             return Outcome("skipped", "needs two nodes")
         jobs = self.run(check, _groups(check, nodes), check.name)
-        bounds = figures.bounds(check, jobs, self.profile.within, self.baseline)
+        bounds = figures.bounds(check, jobs, self.profile.within, self.baseline, self.placement)
         found = figures.judge(check, jobs, bounds)
         bad = _bad(check, jobs, found)
         recovered: list[str] = []
@@ -334,13 +345,13 @@ class _Course:
             still = _bad(check, again, found)
             recovered = [node for (node,) in bad if (node,) not in still]
             bad = still
-            shared = (
-                f"look at the threshold or workload of {check.name}, and at what the nodes share: all of them fail it"
-            )
             for (node,), why in bad.items():
                 slow = next(job for job in again if job.nodes == (node,)).passed
-                advice = shared if len(bad) == len(jobs) > 1 else self.advice(node)
-                self.accuse(node, "slow" if slow else "failing", f"{why}, twice", advice)
+                if len(bad) < len(jobs):
+                    self.accuse(node, "slow" if slow else "failing", f"{why}, twice", self.advice(node))
+                else:
+                    # What all nodes fail says nothing of one of them, and the next check may.
+                    self.accuse(node, "slow" if slow else "unsure", f"{why}, twice", _look_at(check))
         elif bad:
             missed = next((one for one in found if one.passed is False and one.value is not None), None)
             self.suspicion = Suspicion(missed.what, bounds[missed.what, missed.node]) if missed else Suspicion()
@@ -354,9 +365,7 @@ class _Course:
         return Outcome("passed", f"{_summary(found) or _count(len(jobs), 'run')}{note}", run_id=run_id)
 
     def run(self, check: Check, groups: tuple[Group, ...], record: str) -> list[JobOutcome]:
-        jobs = self.actions.run(check, groups, record, self.slots)
-        self.runs += [job.run_id for job in jobs if job.run_id]
-        return jobs
+        return self.actions.run(check, groups, record, self.slots)
 
     def bisect(self, check: Check, suspicion: Suspicion) -> Outcome:
         """Find the node or link with the workload of a check that failed on several nodes together."""
@@ -373,13 +382,15 @@ class _Course:
             self.links.append(LinkVerdict(a=a, b=b, verdict=link.kind, evidence=(text,), advice=advice))
         for name in found.unsure:
             why = found.note or "its runs contradict each other"
-            self.accuse(name, "unsure", f"{check.name}: {why}", self.advice(name))
+            self.accuse(name, "unsure", f"{check.name}: {why}", _look_at(check))
         self.tested |= set(found.good)
         names = [f"{one.node} is {one.kind}" for one in found.bad]
         names += [f"the link {' - '.join(one.nodes)} is {one.kind}" for one in found.links]
         tried = f"{_count(found.runs, 'run')} in {_count(found.rounds, 'round')}"
         if names:
             return Outcome("failed", f"{', '.join(names)} ({tried})")
+        if not found.good:
+            return Outcome("failed", f"{found.note} ({tried})", _look_at(check))
         return Outcome("passed", f"no node or link alone is bad ({tried}) {found.note}".rstrip())
 
     def clean_up(self, *, keep: bool) -> Outcome:
@@ -391,7 +402,7 @@ class _Course:
         if keep:
             return Outcome("skipped", "--keep: `labctl down` removes the lab")
         self.actions.down()
-        left, silent = self.actions.remains(tuple(self.runs))
+        left, silent = self.actions.remains()
         if left or silent:
             texts = [*left, *(error.message for error in silent.values())]
             return Outcome("failed", f"left: {', '.join(texts)}", "labctl down")
@@ -404,8 +415,8 @@ class _Course:
 
     def advice(self, node: str) -> str:
         """A host can be taken out of use, a node of this machine cannot."""
-        look = f"look at {node}: labctl doctor -n {node}"
-        return look if self.placement[node] == HERE else f"take {node} out of use by a line in drained.txt, and {look}"
+        look, host = f"look at {node}: labctl doctor -n {node}", self.placement[node]
+        return look if host == HERE else f"take {host} out of use by a line in drained.txt, and {look}"
 
     def evidence_of(self, node: str) -> list[Evidence]:
         """Evidence against the node and its host, worst first; this machine is no node's host alone."""
@@ -496,14 +507,13 @@ def _measure(kind: str, figure: float | None) -> str:
     return kind if figure is None else f"{figure:.0%} of the median"
 
 
+def _look_at(check: Check) -> str:
+    return f"look at the workload or threshold of {check.name}, and at what the nodes share, before any of them"
+
+
 def _count(amount: int, noun: str) -> str:
     return f"{amount} {noun}{'s' * (amount != 1)}"
 
 
 def _word(value: bool) -> str:
     return "true" if value else "false"
-
-
-def _first_line(script: str) -> str:
-    lines = [line for line in script.splitlines() if line and not line.startswith(("set ", "export ", "cd "))]
-    return lines[0] if lines else script.strip()

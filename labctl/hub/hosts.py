@@ -30,8 +30,8 @@ BLOCK = 1 << 20
 """A large file goes on at a multiple of so many bytes."""
 COMING = ".labctl-coming."
 """How names of what is on its way begin, in the cache of a host."""
-TOKENS = frozenset({"huggingface/token", "huggingface/stored_tokens"})
-"""Token files of a login to the hub."""
+TOKENS = frozenset({"token", "stored_tokens", "huggingface/token", "huggingface/stored_tokens"})
+"""Token files of a login to the hub, where the cache is HF_HOME or the folder above."""
 
 
 class CachedFile(Struct, frozen=True):

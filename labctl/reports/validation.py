@@ -83,6 +83,8 @@ class Validation(Struct, frozen=True, kw_only=True):
     links: tuple[LinkVerdict, ...] = ()
     steps: tuple[StepResult, ...] = ()
     figures: tuple[Figure, ...] = ()
+    checks: Mapping[str, str] = {}
+    """Digests of what was run, by the check's name."""
     versions: Mapping[str, str] = {}
     """Of labctl, Docker, the image, each host's kernel ..."""
 

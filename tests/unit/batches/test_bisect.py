@@ -122,6 +122,27 @@ def test_where_no_pair_works_nodes_that_fail_alone_are_still_found() -> None:
     assert diagnosis.note.startswith("No two nodes ran well together")
 
 
+def of_bandwidth(count: int, together: float) -> Diagnosis:
+    """What is found of nodes of one rank, of which several have this bandwidth, and one alone has none."""
+    steps = diagnose(names(count), minimum=9)
+    groups = next(steps)
+    while True:
+        try:
+            groups = steps.send({group: Outcome(together if len(group) > 1 else 0.0) for group in groups})
+        except StopIteration as ended:
+            found: Diagnosis = ended.value
+            return found
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_bandwidth_that_a_single_rank_does_not_have_accuses_no_node(count: int) -> None:
+    assert accused(of_bandwidth(count, 10.0)) == set()
+
+
+def test_a_low_bandwidth_of_two_nodes_is_their_links() -> None:
+    assert accused(of_bandwidth(2, 4.0)) == {frozenset(names(2))}
+
+
 def test_a_minimum_finds_that_all_are_slow() -> None:
     cluster = Cluster(nodes=names(8), slow=dict.fromkeys(names(8), 0.5))
     assert solve(cluster).note == ""

@@ -14,7 +14,7 @@ from labctl.batches import search
 from labctl.batches.bisect import BadNode, Diagnosis
 from labctl.batches.record import Batch, BatchJob
 from labctl.config import hostfile
-from labctl.model import Lab
+from labctl.model import Lab, Metric
 
 Speed = Callable[[tuple[str, ...]], float | None]
 
@@ -55,6 +55,18 @@ def found(directory: Path, speed: Speed, seen: list[list[tuple[str, ...]]], node
     of = lab(directory, nodes)
     names = tuple(node.name for node in of.nodes)
     return search.search(of, names, directory / "out", running(speed, seen), within=0.1, minimum=None)
+
+
+@pytest.mark.parametrize(("metric", "least"), [("throughput", 25), ("busbw", 100)])
+def test_a_bound_is_shared_by_the_nodes_where_the_metric_is_a_total(metric: str, least: float) -> None:
+    assert search.least(metric, 100, 4) == least
+
+
+@pytest.mark.parametrize(
+    ("why", "sign", "searched"), [("busbw", ">=", True), ("latency", "<=", False), ("latency", ">=", False)]
+)
+def test_only_the_metric_that_runs_are_compared_by_is_searched_by(why: str, sign: str, searched: bool) -> None:
+    assert search.is_searched_by(Metric(name="busbw", pattern="x"), why, sign) is searched
 
 
 def test_a_slow_node_is_found_by_rounds_of_hostfiles(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from labctl.batches.baseline import Baseline, ValidationReport
 from labctl.batches.bisect import BadLink, BadNode, Diagnosis, Group
 from labctl.batches.figures import JobOutcome
 from labctl.batches.on_hosts import Operator
-from labctl.batches.profile import Check, Hook, Limit, Network, Profile
+from labctl.batches.profile import Check, Hook, Limit, Network, Profile, digest
 from labctl.batches.validate import Actions, Suspicion, validate
 from labctl.doctor.examination import DoctorReport, Finding, error, ok
 from labctl.errors import ConfigError, HostError
@@ -99,7 +99,7 @@ class Cluster:
     def down(self) -> None:
         self.calls.append("down")
 
-    def remains(self, _: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, HostError]]:
+    def remains(self) -> tuple[tuple[str, ...], dict[str, HostError]]:
         return self.left.pop(0), {}
 
     def validate(self, profile: Profile = PLAIN, **given: Any) -> Validation:
@@ -176,7 +176,8 @@ def test_a_slow_node_is_named_once_it_was_slow_twice() -> None:
     assert "memory-again: worker-2" in cluster.calls
     assert verdicts(found) == {**dict.fromkeys(NAMES, "good"), "worker-2": "slow"}
     assert "rate 80 GB/s, not >= 90 GB/s (10 % below the median of 4), twice" in found.message
-    assert next(one for one in found.nodes if one.node == "worker-2").advice.endswith("labctl doctor -n worker-2")
+    advice = "take red2 out of use by a line in drained.txt, and look at worker-2: labctl doctor -n worker-2"
+    assert found.nodes[2].advice == advice
     assert code(found) == 5
 
 
@@ -199,7 +200,7 @@ def test_what_doctor_finds_only_in_a_running_lab_is_evidence_and_what_it_found_b
 
     cluster = Later()
     found = cluster.validate()
-    assert step(found, "nodes").message.startswith("1 error, ")
+    assert step(found, "nodes").message.startswith("2 errors, ")
     assert {node: verdicts(found)[node] for node in NAMES[:3]} == {
         "worker-0": "failing",
         "worker-1": "failing",
@@ -207,6 +208,48 @@ def test_what_doctor_finds_only_in_a_running_lab_is_evidence_and_what_it_found_b
     }
     assert found.nodes[0].evidence == ("LAB-CLOCK-001: 300 s ahead",)
     assert "train: worker-2+worker-3" in cluster.calls
+
+
+def test_what_up_mends_is_no_evidence() -> None:
+    stopped = error("LAB-NODE-001", "is stopped", "", "labctl up", node="worker-1")
+    reports = [(stopped,), ()]
+
+    class Mended(Cluster):
+        def doctor(self) -> DoctorReport:
+            return DoctorReport(reports.pop(0))
+
+    found = Mended().validate()
+    assert (found.verdict, set(verdicts(found).values())) == ("PASS", {"good"})
+    assert step(found, "doctor").message.endswith("is stopped; `up` mended it")
+
+
+def test_a_check_that_fails_on_all_nodes_accuses_none_and_the_next_one_runs() -> None:
+    cluster = Cluster(lambda check, group: None if check is MEMORY else 100.0 * len(group))
+    found = cluster.validate()
+    assert set(verdicts(found).values()) == {"unsure"}
+    assert (step(found, "memory").status, step(found, "train").status) == ("failed", "passed")
+    assert "train: worker-0+worker-1+worker-2+worker-3" in cluster.calls
+
+
+def test_a_search_in_which_no_run_was_good_failed() -> None:
+    note = "No run was good: look at the workload, or at the minimum."
+    cluster = Cluster(
+        lambda check, _: 60.0 if check is TRAIN else 100.0,
+        diagnosis=replace(NOTHING_BAD, good=(), unsure=NAMES, note=note),
+    )
+    found = cluster.validate()
+    assert (step(found, "bisect train").status, step(found, "bisect train").message) == (
+        "failed",
+        f"{note} (7 runs in 3 rounds)",
+    )
+    assert not any("drained" in one.advice for one in found.nodes)
+
+
+def test_a_profile_of_an_accelerator_fails_where_there_is_none() -> None:
+    checks = (replace(MEMORY, needs_devices=True), TRAIN)
+    found = Cluster().validate(replace(PLAIN, checks=checks, needs_devices=True))
+    assert (found.verdict, step(found, "memory").status) == ("FAIL", "failed")
+    assert step(found, "memory").message == "the nodes have no accelerator"
 
 
 def test_a_node_that_is_slow_only_once_is_good() -> None:
@@ -269,15 +312,40 @@ def test_figures_carry_their_threshold_and_its_source() -> None:
     )
 
 
+def baseline_of(profile: Profile, *known: Figure) -> Baseline:
+    """The baseline that a validation of all nodes would have recorded."""
+    return Baseline(
+        lab="demo",
+        profile="plain",
+        recorded="2026-11-20T10:00:00Z",
+        checks={check.name: digest(check) for check in profile.checks},
+        hosts={node: f"red{number}" for number, node in enumerate(NAMES)},
+        figures=known,
+    )
+
+
+def test_a_node_is_compared_with_what_its_own_host_did() -> None:
+    figures = [Figure(step="memory", what="rate", node=node, value=200, unit="GB/s", passed=None) for node in NAMES]
+    recorded = baseline_of(PLAIN, *figures)
+    moved = replace(recorded, hosts={**recorded.hosts, "worker-3": "blue0"})
+    found = Cluster(lambda *_: 199.0).validate(baseline=moved)
+    assert [one.source for one in found.figures if one.step == "memory"] == [
+        *["10 % below the baseline of 2026-11-20"] * 3,
+        "10 % below the median of 4",
+    ]
+
+
 @pytest.mark.parametrize(("value", "verdict"), [(91.0, "PASS"), (89.0, "FAIL")])
 def test_figures_are_compared_with_the_baseline(value: float, verdict: str) -> None:
     profile = replace(PLAIN, checks=(replace(MEMORY, nodes="all"),))
     known = Figure(step="memory", what="rate", value=100, unit="GB/s", passed=None)
-    recorded = Baseline(lab="demo", profile="plain", recorded="2026-11-20T10:00:00Z", nodes=4, figures=(known,))
+    recorded = baseline_of(profile, known)
     found = Cluster(lambda *_: value).validate(profile, baseline=recorded)
     assert found.verdict == verdict
     assert found.figures[-1].source == "10 % below the baseline of 2026-11-20"
-    # Of fewer nodes together it says nothing.
+    # Of fewer nodes together it says nothing, and neither of another check with the same name.
+    other = replace(profile, checks=(replace(profile.checks[0], workload="other"),))
+    assert Cluster(lambda *_: value).validate(other, baseline=recorded).figures[-1].source == ""
     fewer = Cluster(lambda *_: value, dead=("worker-3",)).validate(profile, baseline=recorded)
     assert (fewer.figures[-1].passed, fewer.figures[-1].source) == (None, "")
 
@@ -352,7 +420,7 @@ def test_a_threshold_that_all_nodes_miss_is_doubted_before_the_nodes() -> None:
     found = Cluster().validate(replace(PLAIN, checks=(replace(MEMORY, limits=(limit,)),)))
     assert set(verdicts(found).values()) == {"slow"}
     assert {one.advice for one in found.nodes} == {
-        "look at the threshold or workload of memory, and at what the nodes share: all of them fail it"
+        "look at the workload or threshold of memory, and at what the nodes share, before any of them"
     }
 
 
