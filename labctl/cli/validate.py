@@ -55,12 +55,14 @@ def validate_command(
 ) -> None:
     end_as_ctrl_c()
     with answering(as_json=json) as output:
+        lab = context(directory, output, setting)
         if print_profile:
             from labctl.batches import profile as profiles
 
-            say(profiles.find(profile or profiles.USUAL).read_text(encoding="utf-8").rstrip())
+            said = lab.environ.get("TEST_CONFIGURATION", "")
+            say(profiles.find(profile or profiles.configured(said, lab.warn)).read_text(encoding="utf-8").rstrip())
             return
-        report = flows.validate(context(directory, output, setting), profile, keep=keep, out=out)
+        report = flows.validate(lab, profile, keep=keep, out=out)
         output.answer(report, report_text(report))
         sys.exit(report.exit_code)
 
