@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from labctl.lab.cluster import Cluster
     from labctl.lab.devices import DeviceReport, EffectiveSettings
     from labctl.lab.status import LabStatus
+    from labctl.manifests.render import Manifests
     from labctl.model import Cache, Lab, Result, Workload
     from labctl.runs.request import RunOptions
     from labctl.runs.store import RunList, RunSummary
@@ -785,6 +786,19 @@ def proxies(context: Context) -> dict[str, str]:
     from labctl.lab import spec
 
     return {key: value.reveal() for key, value in spec.proxies(context.settings())}
+
+
+def k8s_render(context: Context, name: str, options: RunOptions) -> Manifests:
+    """The workload as a job for Kubernetes, with all that it needs there. ConfigError; nothing is sent."""
+    from labctl.deploy.preflight import require_initialised
+    from labctl.manifests import job, render, target
+    from labctl.runs.request import choose_workload
+
+    require_initialised(context)
+    settings = context.settings()
+    workload = choose_workload(context.directory, name, options, settings)
+    where = target.read(settings, settings.text("LAB_ACCELERATOR"))
+    return render.rendered(where, job.build(settings, context.directory, where, workload, options))
 
 
 def fit(

@@ -26,7 +26,7 @@ RINGS: tuple[tuple[str, ...], ...] = (
     ("lab",),
     ("attach", "hub", "deploy", "launchers", "fit"),
     ("runs",),
-    ("bundle", "doctor", "reports"),
+    ("bundle", "doctor", "manifests", "reports"),
     ("batches",),
     ("flows",),
     ("cli",),

@@ -161,6 +161,8 @@ class AcceleratorModule(Struct, frozen=True, kw_only=True):
 
     images: tuple[tuple[str, str], ...] = ()
     """Which of labctl's images it has in the place of one that a workload asks for."""
+    resources: tuple[str, ...] = ()
+    """Names that device plugins of Kubernetes give its devices, the usual one first."""
     launchers: tuple[tuple[str, str], ...] = ()
     """Which way of a launcher its images have, where that is not the usual one."""
 

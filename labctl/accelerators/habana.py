@@ -185,6 +185,7 @@ MODULE = AcceleratorModule(
     sought="/dev/accel/accel<N> served by habanalabs",
     aliases=("gaudi", "hpu"),
     order=20,
+    resources=("habana.ai/gaudi",),
     find=find,
     container=container,
     driver=driver,

@@ -77,6 +77,8 @@ MODULE = AcceleratorModule(
     sought="Intel GPU under /dev/dri",
     aliases=("xpu",),
     order=30,
+    # The driver's name, i915 or xe: Intel's device plugins.
+    resources=("gpu.intel.com/i915", "gpu.intel.com/xe"),
     find=find,
     container=container,
     driver=driver,

@@ -123,6 +123,7 @@ MODULE = AcceleratorModule(
     aliases=("cuda", "gpu"),
     missed="not compiled with CUDA|_cuda_setDevice|Found no NVIDIA driver",
     order=10,
+    resources=("nvidia.com/gpu",),
     find=find,
     container=container,
     driver=driver,

@@ -114,11 +114,15 @@ def mounts_list(value: str) -> None:
     mount_sources.split(value, "/home")
 
 
-def image_from(value: str) -> None:
-    words = ("send", "pull", "build")
-    if value not in words:
-        near = nearest(value.lower(), words)
-        raise ValueError(f"must be one of {', '.join(words)}", f"did you mean {near}?" if near else "")
+def one_of(*words: str) -> Validator:
+    """A validator for one of these words."""
+
+    def check(value: str) -> None:
+        if value not in words:
+            near = nearest(value.lower(), words)
+            raise ValueError(f"must be one of {', '.join(words)}", f"did you mean {near}?" if near else "")
+
+    return check
 
 
 def published_ports(value: str) -> None:
@@ -203,7 +207,7 @@ SETTINGS = (
     Setting("LAB_REQUIREMENTS", "", anything),
     Setting("LAB_APT", "", distribution_packages),
     Setting("LAB_DOCKERFILE", "", anything),
-    Setting("LAB_IMAGE_FROM", "send", image_from),
+    Setting("LAB_IMAGE_FROM", "send", one_of("send", "pull", "build")),
     Setting("LAB_SSH_PORT", "12345", port, aliases=("DOCKER_SSH_PORT",)),
     Setting("LAB_MASTER_PORT", "29500", port, aliases=("DOCKER_MASTER_PORT",)),
     Setting("LAB_PORTS", "", published_ports),
@@ -230,6 +234,21 @@ SETTINGS = (
     Setting("HTTP_PROXY", "", proxy, aliases=("http_proxy",)),
     Setting("HTTPS_PROXY", "", proxy, aliases=("https_proxy",)),
     Setting("NO_PROXY", "", anything, aliases=("no_proxy",)),
+    Setting("LAB_K8S_NAMESPACE", "", label),
+    Setting("LAB_K8S_JOB", "mpijob", one_of("mpijob", "trainjob")),
+    Setting("LAB_K8S_RESOURCE", "", shaped(r"[a-z0-9.-]{1,253}/[\w.-]{1,63}", "must be a name such as nvidia.com/gpu")),
+    Setting("LAB_K8S_CPU", "", shaped(r"[1-9][0-9]{0,3}|[1-9][0-9]{0,6}m", "must be cores, such as 8 or 500m")),
+    Setting("LAB_K8S_HUGEPAGES", "", size),
+    Setting("LAB_K8S_PULL_SECRET", "", label),
+    Setting("LAB_K8S_STORAGE_CLASS", "", label),
+    Setting("LAB_K8S_STORAGE_SIZE", "", size),
+    Setting("LAB_K8S_NODE_SELECTOR", "", anything),
+    Setting("LAB_K8S_TOLERATIONS", "", anything),
+    Setting("LAB_K8S_HOST_IPC", "false", one_of("true", "false")),
+    Setting("LAB_K8S_HOST_NETWORK", "false", one_of("true", "false")),
+    Setting("LAB_K8S_INTERFACE", "eth0", shaped(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}", "must be an interface's name")),
+    Setting("LAB_K8S_QUEUE", "", label),
+    Setting("LAB_K8S_GANG", "none", one_of("none", "coscheduling", "volcano")),
 )
 
 _BY_NAME = {name: setting for setting in SETTINGS for name in (setting.key, *setting.aliases)}

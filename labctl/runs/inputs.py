@@ -24,14 +24,20 @@ def resolve(lab: Lab, workload: Workload) -> Workload:
     ConfigError for an input that is required and missing, does not exist, is not of its kind, or is not mounted in the
     containers.
     """
+    require(workload)
     words = list(workload.arguments)
-    for name in workload.required_inputs:
-        if _option(f"--{name}") not in map(_option, words):
-            raise ConfigError(f"{workload.name} needs a path for --{name}", hint=f"--set {name}=PATH, or --rehearse")
     for index, option, value, kind in _given(workload):
         inside = _resolve(lab, workload.name, option, value, kind)
         words[index] = f"{option}={inside}" if words[index].startswith(f"{option}=") else inside
     return replace(workload, arguments=tuple(words))
+
+
+def require(workload: Workload) -> None:
+    """ConfigError for a required input that nothing names."""
+    options = [*map(_option, workload.arguments)]
+    for name in workload.required_inputs:
+        if _option(f"--{name}") not in options:
+            raise ConfigError(f"{workload.name} needs a path for --{name}", hint=f"--set {name}=PATH, or --rehearse")
 
 
 def given(workload: Workload) -> tuple[str, ...]:

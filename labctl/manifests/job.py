@@ -1,0 +1,140 @@
+"""A workload as a job in a cluster: its names, its lab of pods, and the files that they need."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from labctl import accelerators
+from labctl.config.settings import USUAL_NODES, Settings
+from labctl.errors import ConfigError
+from labctl.lab import spec
+from labctl.manifests.target import USUAL_SLOTS, Target
+from labctl.model import Host, Job, Lab, Limits, Node, Pairs, Workload
+from labctl.runs import code, inputs, job
+from labctl.runs.request import RunOptions, config_source
+from labctl.system.files import walk
+from labctl.workloads import external
+
+PORT = 2222
+"""Of sshd in the pods, which are not root's."""
+UID = 1000
+STORAGE = "/storage"
+"""Where pods have the claim."""
+MOST_BYTES = 1 << 20
+"""Of a ConfigMap: kubernetes.io, ConfigMaps."""
+
+
+class ClusterJob(Struct, frozen=True, kw_only=True):
+    """A job of a lab of pods."""
+
+    name: str
+    lab: Lab
+    job: Job
+    files: tuple[tuple[str, bytes, bool], ...]
+    """Paths below the project's directory in the pods, contents, and whether they are programs."""
+    environment: Pairs
+    """Of every pod."""
+
+
+def build(settings: Settings, directory: Path, target: Target, workload: Workload, options: RunOptions) -> ClusterJob:
+    """The job of a workload on the lab's pods.
+
+    ConfigError for what its launcher or DeepSpeed would reject, for paths of this machine, and for files that are too
+    large for a ConfigMap.
+    """
+    accelerator = settings.text("LAB_ACCELERATOR")
+    name = job_name(settings.text("LAB_NAME"), workload.name)
+    lab = lab_of_pods(settings, directory, accelerator, target, name)
+    inputs.require(workload)
+    for path in inputs.given(workload):
+        if not path.startswith(f"{STORAGE}/"):
+            raise ConfigError(f"{workload.name}: {path} is not on the claim", hint=f"name a path below {STORAGE}")
+    where = job.run_directory(lab, name)
+    workload = external.at(workload, f"{len(lab.nodes)}xN", where)
+    workload, chosen = code.choose(lab, workload)
+    nodes = tuple((node, tuple(range(node.slots))) for node in lab.nodes)
+    timeout = options.timeout or workload.timeout
+    built = job.build(
+        lab, workload, name, nodes, timeout, code=chosen.copies, config_source=config_source(workload, options)
+    )
+    return ClusterJob(
+        name=name, lab=lab, job=built, files=files(built, workload, name), environment=environment(lab, target, built)
+    )
+
+
+def job_name(lab: str, workload: str) -> str:
+    """A name that a Service may have: the names of pods, which begin with it, have at most 63 characters."""
+    slug = re.sub(r"[^a-z0-9]+", "-", f"{lab}-{workload}".lower()).strip("-")[:40].strip("-")
+    return slug if slug[:1].isalpha() else f"lab-{slug}"
+
+
+def pod_names(target: Target, name: str, count: int) -> tuple[str, ...]:
+    """The workers' names as the operator's hostfile has them.
+
+    Sources: kubeflow/mpi-operator, pkg/controller/mpi_job_controller.go (v2beta1); kubeflow/trainer, runtime/framework/
+    plugins/mpi, whose pods are those of a JobSet.
+    """
+    if target.kind == "mpijob":
+        return tuple(f"{name}-worker-{index}.{name}.{target.namespace}.svc" for index in range(count))
+    return tuple(f"{name}-node-0-{index}.{name}" for index in range(count))
+
+
+def lab_of_pods(settings: Settings, directory: Path, accelerator: str, target: Target, name: str) -> Lab:
+    """The lab whose nodes are the job's worker pods. ConfigError where no accelerator is named."""
+    if accelerator == "auto":
+        raise settings.found["LAB_ACCELERATOR"].error(
+            "must name what the cluster's nodes have", "LAB_ACCELERATOR=cpu, or the accelerator's name"
+        )
+    slots = settings.number("LAB_SLOTS") or (USUAL_SLOTS if target.resource else 1)
+    names = pod_names(target, name, settings.number("LAB_NODES") or USUAL_NODES)
+    # Nobody knows the nodes' cores; each rank has at least one.
+    hosts = tuple(
+        Host(name=one, interface=target.interface, cpus=tuple(range(slots)), memory=0, mtu=1500, uid=UID, gid=UID)
+        for one in names
+    )
+    nodes = tuple(Node(name=one, host=one, slots=slots) for one in names)
+    made = spec.build(settings, directory, accelerator, hosts, Limits(), network="host", lacking=names)
+    return replace(made, nodes=nodes, ssh_port=PORT)
+
+
+def environment(lab: Lab, target: Target, built: Job) -> Pairs:
+    """What every pod has: what the lab's containers have, with caches on the claim where there is one."""
+    cache = f"{lab.project_path}/.cache"
+    kept = STORAGE if target.storage else cache
+    own = {
+        name: kept + value.removeprefix(cache) if value.startswith(cache) else value for name, value in lab.environment
+    }
+    network = {"GLOO_SOCKET_IFNAME": target.interface}
+    network |= dict.fromkeys(("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_oob_tcp_if_include"), target.interface)
+    # The cluster's device plugin hands devices in; the rest is what libraries read.
+    mapping = accelerators.get(lab.accelerator).mapping(lab.hosts[0], ())
+    devices = {name: value for name, value in mapping.environment if value}
+    run = {"LABCTL_RUN_DIR": built.directory, "LABCTL_KEYS": KEYS, "HOME": HOME}
+    return tuple({**network, **devices, **run, **dict(built.environment), **own}.items())
+
+
+KEYS, HOME = "/etc/labctl/ssh", "/home/lab"
+
+
+def files(built: Job, workload: Workload, name: str) -> tuple[tuple[str, bytes, bool], ...]:
+    """The run's own files, the workload's, and what workloads share. ConfigError where they are too large."""
+    run = f"outputs/{name}"
+    common = workload.directory.parent / "common"
+    found = [(f"{run}/{file.path}", file.content.encode(), bool(file.mode & 0o100)) for file in built.files]
+    # The operator writes it.
+    found = [one for one in found if one[0] != f"{run}/hostfile"]
+    copies = [(f"{run}/{copy.path}", copy.root / copy.name) for copy in built.code]
+    if common.is_dir():
+        copies += [(f"workloads/common/{path}", common / path) for path in walk(common)]
+    found += [(path, source.read_bytes(), bool(source.stat().st_mode & 0o100)) for path, source in copies]
+    if (size := sum(len(path) + len(content) for path, content, _ in found)) > MOST_BYTES:
+        largest = max(found, key=lambda one: len(one[1]))
+        raise ConfigError(
+            f"{workload.name}: {size:,} bytes of files, most in {largest[0]}, and a ConfigMap holds {MOST_BYTES:,}",
+            hint=f"build an image with them (LAB_IMAGE), or put them on the claim ({STORAGE})",
+        )
+    return tuple(sorted(found))

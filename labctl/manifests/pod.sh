@@ -1,0 +1,70 @@
+#!/bin/bash
+# What the pods of a job start: pod.sh worker, or pod.sh launcher COMMAND... Written by labctl.
+# The operator has mounted the job's keys below $LABCTL_KEYS (id_rsa, authorized_keys) and, in the launcher, the hostfile.
+set -euo pipefail
+umask 022
+port=2222
+mkdir -p ~/.ssh "$LABCTL_RUN_DIR/ranks"
+chmod 700 ~/.ssh
+# The run's own files and the workload's: ranks may change them, so they get a copy.
+cp -r --dereference /etc/labctl/files/. "$PROJECT_PATH/"
+if [[ -r /run/secrets/environment ]]; then
+    . /run/secrets/environment
+fi
+
+worker() {
+    # Sessions get this container's environment; what the launcher sends them stays. Bash reads it through BASH_ENV.
+    local name
+    for name in $(compgen -e); do
+        case $name in
+        PATH) printf 'export PATH=%q\n' "$PATH" ;;
+        _ | HOME | HOSTNAME | OLDPWD | PWD | SHLVL | SHELL | TERM | USER) ;;
+        *) printf '[[ -v %s ]] || export %s=%q\n' "$name" "$name" "${!name}" ;;
+        esac
+    done > ~/.lab-env
+    install -m 600 "$LABCTL_KEYS/authorized_keys" ~/.ssh/authorized_keys
+    # A key for this pod alone: nobody can know it before, so the launcher does not check it.
+    rm -f ~/.ssh/host_key
+    ssh-keygen -q -t ed25519 -N '' -f ~/.ssh/host_key
+    # The home is a volume, which anyone in the pod may write to: sshd would refuse keys in it.
+    cat > ~/.ssh/sshd_config <<CONFIG
+Port $port
+HostKey $HOME/.ssh/host_key
+PidFile none
+AuthorizedKeysFile $HOME/.ssh/authorized_keys
+AuthenticationMethods publickey
+StrictModes no
+UsePAM no
+UseDNS no
+DisableForwarding yes
+PrintMotd no
+PrintLastLog no
+MaxStartups 256
+MaxSessions 64
+ClientAliveInterval 15
+ClientAliveCountMax 4
+AcceptEnv LABCTL_* MASTER_* NCCL_* GLOO_* HCCL_* PT_HPU_* CCL_* FI_* I_MPI_* OMPI_* PMIX_* PRTE_* UCX_* HOROVOD_* OMP_* DS_* HF_* TORCH_*
+SetEnv BASH_ENV=$HOME/.lab-env
+CONFIG
+    exec "$(command -v sshd || echo /usr/sbin/sshd)" -D -e -f ~/.ssh/sshd_config
+}
+
+launcher() {
+    install -m 600 "$LABCTL_KEYS/id_rsa" ~/.ssh/id_rsa
+    cat > ~/.ssh/config <<CONFIG
+Host *
+    Port $port
+    IdentityFile ~/.ssh/id_rsa
+    IdentitiesOnly yes
+    StrictHostKeyChecking no
+    UserKnownHostsFile /dev/null
+    LogLevel ERROR
+    ConnectTimeout 10
+CONFIG
+    chmod 600 ~/.ssh/config
+    cp /etc/mpi/hostfile "$LABCTL_RUN_DIR/hostfile"
+    cd "$LABCTL_RUN_DIR"
+    exec "$@"
+}
+
+"$@"

@@ -1,0 +1,308 @@
+"""The job as objects, and these as YAML.
+
+Sources: kubeflow/mpi-operator, API v2beta1; kubeflow/trainer, API v1alpha1; JobSet, v1alpha2; the Kubernetes API.
+"""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from labctl.manifests.job import HOME, KEYS, PORT, STORAGE, UID, ClusterJob
+from labctl.manifests.target import Target
+
+Manifest = dict[str, Any]
+
+
+class Manifests(Struct, frozen=True, kw_only=True):
+    """A job's objects, by kind and name, and their YAML."""
+
+    schema: int = 1
+    name: str
+    namespace: str
+    objects: tuple[str, ...]
+    yaml: str
+
+
+STARTING = 1800
+"""Seconds that pods may take to be scheduled and started, beside the run's own time limit."""
+KEPT = 86_400
+"""Seconds that a job that has ended is kept, with the logs of its launcher."""
+DIRECTORIES = ("work", "home", "tmp")
+
+
+def manifests(target: Target, built: ClusterJob) -> list[Manifest]:
+    """Every object of the job, in the order in which they are created."""
+    objects = [_object("v1", "Namespace", target.namespace, target, built, namespaced=False)]
+    if built.lab.secrets:
+        values = {name: value.reveal() for name, value in built.lab.secrets}
+        objects.append({**_object("v1", "Secret", built.name, target, built), "type": "Opaque", "stringData": values})
+    if target.storage:
+        objects.append(_claim(target, built))
+    objects.append(_config_map(target, built))
+    return [*objects, *(_mpijob(target, built) if target.kind == "mpijob" else _trainjob(target, built))]
+
+
+def rendered(target: Target, built: ClusterJob) -> Manifests:
+    objects = manifests(target, built)
+    names = tuple(f"{one['kind']}/{one['metadata']['name']}" for one in objects)
+    return Manifests(name=built.name, namespace=target.namespace, objects=names, yaml=text(objects))
+
+
+def text(objects: list[Manifest]) -> str:
+    """The objects as YAML documents; the same for the same objects."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        """Writes texts of several lines as such."""
+
+    def string(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+    Dumper.add_representer(str, string)
+    Dumper.ignore_aliases = lambda *_: True  # type: ignore[method-assign]
+    return str(yaml.dump_all(objects, Dumper=Dumper, sort_keys=False, width=1000, explicit_start=True))
+
+
+def _object(
+    version: str, kind: str, name: str, target: Target, built: ClusterJob, *, namespaced: bool = True
+) -> Manifest:
+    labels = {"labctl.lab": built.lab.name}
+    metadata: Manifest = {"name": name}
+    if namespaced:
+        metadata["namespace"] = target.namespace
+        labels |= {"labctl.run": built.name}
+    return {"apiVersion": version, "kind": kind, "metadata": {**metadata, "labels": labels}}
+
+
+def _claim(target: Target, built: ClusterJob) -> Manifest:
+    """The lab's storage, which all its jobs share: every node writes to it."""
+    claim = _object("v1", "PersistentVolumeClaim", f"{built.lab.name}-storage", target, built)
+    del claim["metadata"]["labels"]["labctl.run"]
+    claim["spec"] = {
+        "accessModes": ["ReadWriteMany"],
+        **({"storageClassName": target.storage_class} if target.storage_class else {}),
+        "resources": {"requests": {"storage": target.storage}},
+    }
+    return claim
+
+
+def _key(path: str) -> str:
+    """The key of a file in the ConfigMap, which has no folders."""
+    return path.replace("_", "__").replace("/", "_.")
+
+
+def _config_map(target: Target, built: ClusterJob) -> Manifest:
+    """The files of the job; a pod has them in their folders. And the names of its users."""
+    texts: dict[str, str] = {
+        "pod.sh": Path(__file__).with_name("pod.sh").read_text(encoding="utf-8"),
+        # ssh and sshd ask for the name of their user, whatever the image.
+        "passwd": f"root:x:0:0:root:/root:/bin/bash\nsshd:x:100:65534::/run/sshd:/usr/sbin/nologin\n"
+        f"lab:x:{UID}:{UID}:labctl:{HOME}:/bin/bash\n",
+    }
+    binary: dict[str, str] = {}
+    for path, content, _ in built.files:
+        try:
+            texts[_key(path)] = content.decode("utf-8")
+        except UnicodeDecodeError:
+            binary[_key(path)] = base64.b64encode(content).decode()
+    made = _object("v1", "ConfigMap", built.name, target, built)
+    return {**made, "data": texts, **({"binaryData": binary} if binary else {})}
+
+
+def _pod(target: Target, built: ClusterJob, name: str, command: list[str], *, worker: bool) -> Manifest:
+    """The template of a pod: nothing of root's, and no more than the job needs."""
+    first: Manifest = {"name": name, "image": built.lab.image, "command": command, "workingDir": built.lab.project_path}
+    first["env"] = [{"name": key, "value": value} for key, value in built.environment]
+    first["resources"] = _resources(target, built) if worker else {"requests": {"cpu": "500m", "memory": "1Gi"}}
+    first["securityContext"] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    if worker:
+        first["ports"] = [{"containerPort": PORT, "name": "ssh"}]
+        first["readinessProbe"] = {"tcpSocket": {"port": PORT}, "periodSeconds": 3}
+    first["volumeMounts"] = _mounts(target, built)
+    spec: Manifest = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": UID,
+            "runAsGroup": UID,
+            "fsGroup": UID,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+    if target.pull_secret:
+        spec["imagePullSecrets"] = [{"name": target.pull_secret}]
+    if worker:
+        spec |= _placement(target)
+    spec["containers"] = [first]
+    spec["volumes"] = _volumes(target, built)
+    labels = {"labctl.lab": built.lab.name, "labctl.run": built.name, "labctl.role": "worker" if worker else "launcher"}
+    # Istio's proxy would keep the ranks' own connections, and the pod after its end.
+    return {"metadata": {"labels": labels, "annotations": {"sidecar.istio.io/inject": "false"}}, "spec": spec}
+
+
+def _placement(target: Target) -> Manifest:
+    """Where workers may run, and what they share with their node."""
+    found: Manifest = {}
+    if target.host_ipc:
+        found["hostIPC"] = True
+    if target.host_network:
+        found |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
+    if target.node_selector:
+        found["nodeSelector"] = dict(target.node_selector)
+    if target.tolerations:
+        found["tolerations"] = [
+            {
+                "key": one.key,
+                "operator": "Equal" if one.value else "Exists",
+                **({"value": one.value} if one.value else {}),
+                **({"effect": one.effect} if one.effect else {}),
+            }
+            for one in target.tolerations
+        ]
+    return found
+
+
+def _resources(target: Target, built: ClusterJob) -> Manifest:
+    """Requests equal limits: devices and huge pages are never shared, and memory is there when it is needed."""
+    wanted = {"cpu": target.cpu, "memory": target.memory, "hugepages-2Mi": target.hugepages}
+    if target.resource:
+        wanted[target.resource] = str(built.lab.nodes[0].slots)
+    found = {name: amount for name, amount in wanted.items() if amount}
+    if target.hugepages and not target.memory:
+        # The API asks for one of them beside huge pages.
+        found = {"cpu": "1", **found}
+    return {"limits": found, "requests": dict(found)} if found else {}
+
+
+def _mounts(target: Target, built: ClusterJob) -> list[Manifest]:
+    project = built.lab.project_path
+    found = [
+        {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
+        {"name": "work", "mountPath": project},
+        {"name": "home", "mountPath": HOME},
+        {"name": "files", "mountPath": "/etc/labctl/files"},
+        {"name": "start", "mountPath": "/etc/labctl/start"},
+        {"name": "start", "mountPath": "/etc/passwd", "subPath": "passwd"},
+    ]
+    if target.storage:
+        found.append({"name": "storage", "mountPath": STORAGE})
+    if built.lab.secrets:
+        found.append({"name": "secrets", "mountPath": "/run/secrets"})
+    return found
+
+
+def _volumes(target: Target, built: ClusterJob) -> list[Manifest]:
+    items = [
+        {"key": _key(path), "path": path, **({"mode": 0o555} if program else {})} for path, _, program in built.files
+    ]
+    start = [{"key": "pod.sh", "path": "pod.sh"}, {"key": "passwd", "path": "passwd"}]
+    found: list[Manifest] = [
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": target.shared_memory}},
+        {"name": "work", "emptyDir": {}},
+        {"name": "home", "emptyDir": {}},
+        {"name": "files", "configMap": {"name": built.name, "items": items}},
+        {"name": "start", "configMap": {"name": built.name, "items": start}},
+    ]
+    if target.storage:
+        claim = {"claimName": f"{built.lab.name}-storage"}
+        found.append({"name": "storage", "persistentVolumeClaim": claim})
+    if built.lab.secrets:
+        found.append({"name": "secrets", "secret": {"secretName": built.name, "defaultMode": 0o440}})
+    return found
+
+
+_START = ["bash", "/etc/labctl/start/pod.sh"]
+
+
+def _deadline(built: ClusterJob) -> int:
+    return int(built.job.timeout) + STARTING
+
+
+def _queue(target: Target) -> dict[str, str]:
+    return {"kueue.x-k8s.io/queue-name": target.queue} if target.queue else {}
+
+
+def _mpijob(target: Target, built: ClusterJob) -> list[Manifest]:
+    made = _object("kubeflow.org/v2beta1", "MPIJob", built.name, target, built)
+    made["metadata"]["labels"] |= _queue(target)
+    workers = len(built.lab.nodes)
+    policy: Manifest = {
+        "activeDeadlineSeconds": _deadline(built),
+        "backoffLimit": 0,
+        "cleanPodPolicy": "Running",
+        "ttlSecondsAfterFinished": KEPT,
+    }
+    if target.gang != "none":
+        policy["schedulingPolicy"] = {"minAvailable": workers + 1}
+    launcher = _pod(target, built, "launcher", [*_START, "launcher", *built.job.argv], worker=False)
+    worker = _pod(target, built, "worker", [*_START, "worker"], worker=True)
+    made["spec"] = {
+        "slotsPerWorker": built.lab.nodes[0].slots,
+        "launcherCreationPolicy": "WaitForWorkersReady",
+        "sshAuthMountPath": KEYS,
+        "mpiImplementation": "OpenMPI",
+        "runPolicy": policy,
+        "mpiReplicaSpecs": {
+            "Launcher": {"replicas": 1, "restartPolicy": "Never", "template": launcher},
+            "Worker": {"replicas": workers, "restartPolicy": "Never", "template": worker},
+        },
+    }
+    return [made]
+
+
+def _trainjob(target: Target, built: ClusterJob) -> list[Manifest]:
+    """A runtime of the job's own, and the job that refers to it."""
+    version = "trainer.kubeflow.org/v1alpha1"
+    runtime = _object(version, "TrainingRuntime", built.name, target, built)
+    # The runtime's container in both kinds of pods is called node.
+    launcher = _pod(target, built, "node", [*_START, "launcher", *built.job.argv], worker=False)
+    worker = _pod(target, built, "node", [*_START, "worker"], worker=True)
+    for pod in (launcher, worker):
+        pod["spec"]["restartPolicy"] = "Never"
+    trainer = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+    runtime["spec"] = {
+        "mlPolicy": {
+            "numNodes": len(built.lab.nodes),
+            "mpi": {
+                "numProcPerNode": built.lab.nodes[0].slots,
+                "mpiImplementation": "OpenMPI",
+                "sshAuthMountPath": KEYS,
+                "runLauncherAsNode": False,
+            },
+        },
+        **({"podGroupPolicy": _gang(target)} if target.gang != "none" else {}),
+        "template": {
+            "spec": {
+                "network": {"publishNotReadyAddresses": True},
+                "successPolicy": {"operator": "All", "targetReplicatedJobs": ["launcher"]},
+                "failurePolicy": {"maxRestarts": 0},
+                "replicatedJobs": [
+                    {"name": "node", "template": {"spec": {"backoffLimit": 0, "template": worker}}},
+                    {
+                        "name": "launcher",
+                        "dependsOn": [{"name": "node", "status": "Ready"}],
+                        "template": {
+                            "metadata": {"labels": trainer},
+                            "spec": {"backoffLimit": 0, "template": launcher},
+                        },
+                    },
+                ],
+            }
+        },
+    }
+    made = _object(version, "TrainJob", built.name, target, built)
+    made["metadata"]["labels"] |= _queue(target)
+    made["spec"] = {
+        "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": built.name},
+        "activeDeadlineSeconds": _deadline(built),
+    }
+    return [runtime, made]
+
+
+def _gang(target: Target) -> Manifest:
+    return {"volcano": {}} if target.gang == "volcano" else {"coscheduling": {"scheduleTimeoutSeconds": STARTING}}

@@ -1,0 +1,116 @@
+"""Where in a cluster a job runs, and what its pods ask for: the settings LAB_K8S_*."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, cast
+
+from msgspec import Struct
+
+from labctl import accelerators
+from labctl.config.settings import Settings
+from labctl.errors import ConfigError, did_you_mean
+from labctl.model import Pairs
+
+Kind = Literal["mpijob", "trainjob"]
+Gang = Literal["none", "coscheduling", "volcano"]
+USUAL_SLOTS = 8
+"""Devices of a node where LAB_SLOTS does not say: what servers with accelerators have."""
+
+
+class Toleration(Struct, frozen=True, kw_only=True):
+    """A taint that pods tolerate; an empty value is any, an empty effect all of them."""
+
+    key: str
+    value: str = ""
+    effect: str = ""
+
+
+class Target(Struct, frozen=True, kw_only=True):
+    """A namespace, and what each worker pod asks for. Quantities are Kubernetes' own, such as ``500m`` and ``8Gi``."""
+
+    namespace: str
+    kind: Kind
+    resource: str
+    """Name of the device resource, such as ``example.com/gpu``; empty for none."""
+    cpu: str
+    memory: str
+    shared_memory: str
+    hugepages: str
+    pull_secret: str
+    storage_class: str
+    storage: str
+    """Size of the claim; empty for none."""
+    node_selector: Pairs
+    tolerations: tuple[Toleration, ...]
+    host_ipc: bool
+    host_network: bool
+    interface: str
+    queue: str
+    gang: Gang
+
+
+def read(settings: Settings, accelerator: str) -> Target:
+    """The target that the settings name. ConfigError with the setting."""
+    known = accelerators.get(accelerator).resources
+    resource = settings.text("LAB_K8S_RESOURCE") or next(iter(known), "")
+    if resource and not known:
+        raise _error(settings, "LAB_K8S_RESOURCE", f"names a device, and a {accelerator} lab has none")
+    return Target(
+        namespace=settings.text("LAB_K8S_NAMESPACE") or settings.text("LAB_NAME"),
+        kind=cast("Kind", settings.text("LAB_K8S_JOB")),
+        resource=resource,
+        cpu=settings.text("LAB_K8S_CPU"),
+        memory=quantity(settings.number("LAB_MEMORY")),
+        shared_memory=quantity(settings.number("LAB_SHM_SIZE")),
+        hugepages=quantity(settings.number("LAB_K8S_HUGEPAGES")),
+        pull_secret=settings.text("LAB_K8S_PULL_SECRET"),
+        storage_class=settings.text("LAB_K8S_STORAGE_CLASS"),
+        storage=quantity(settings.number("LAB_K8S_STORAGE_SIZE")),
+        node_selector=tuple(_selector(settings)),
+        tolerations=tuple(_toleration(settings, word) for word in settings.text("LAB_K8S_TOLERATIONS").split()),
+        host_ipc=settings.text("LAB_K8S_HOST_IPC") == "true",
+        host_network=settings.text("LAB_K8S_HOST_NETWORK") == "true",
+        interface=settings.text("LAB_K8S_INTERFACE"),
+        queue=settings.text("LAB_K8S_QUEUE"),
+        gang=cast("Gang", settings.text("LAB_K8S_GANG")),
+    )
+
+
+def quantity(size: int) -> str:
+    """Bytes as Kubernetes writes them, such as ``8Gi``; empty for 0."""
+    if not size:
+        return ""
+    for unit, bytes_of in (("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)):
+        if size % bytes_of == 0:
+            return f"{size // bytes_of}{unit}"
+    return str(size)
+
+
+_NAME = r"(?:[a-z0-9.-]{1,253}/)?[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
+_VALUE = r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?"
+EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+
+
+def _selector(settings: Settings) -> list[tuple[str, str]]:
+    pairs = []
+    for word in settings.text("LAB_K8S_NODE_SELECTOR").split():
+        found = re.fullmatch(rf"({_NAME})=({_VALUE})", word)
+        if not found:
+            raise _error(settings, "LAB_K8S_NODE_SELECTOR", f"`{word}` is not label=value")
+        pairs.append((found[1], found[2]))
+    return pairs
+
+
+def _toleration(settings: Settings, word: str) -> Toleration:
+    found = re.fullmatch(rf"({_NAME})(?:=({_VALUE}))?(?::(\w+))?", word)
+    if not found:
+        raise _error(settings, "LAB_K8S_TOLERATIONS", f"`{word}` is not key, key=value or key=value:effect")
+    effect = found[3] or ""
+    if effect and effect not in EFFECTS:
+        raise _error(settings, "LAB_K8S_TOLERATIONS", f"unknown effect `{effect}`", did_you_mean(effect, EFFECTS))
+    return Toleration(key=found[1], value=found[2] or "", effect=effect)
+
+
+def _error(settings: Settings, key: str, reason: str, hint: str = "") -> ConfigError:
+    return settings.found[key].error(reason, hint)

@@ -1,0 +1,155 @@
+"""Stands in for the mpi-operator: an MPIJob's pods as containers, laid out as its documentation says.
+
+A service gives each worker a name, `<job>-worker-<n>.<job>.<namespace>.svc`; the launcher `/etc/mpi/hostfile`, all pods
+have the job's key pair. Volumes belong to the pods' group, and nobody is root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from docker.models.containers import Container
+from docker.types import EndpointConfig
+
+from docker import DockerClient
+from support.harness import wait_until
+
+Manifest = dict[str, Any]
+
+
+class Pods:
+    """The pods of a job, from its manifests; all are gone with the block of ``laid_out``."""
+
+    def __init__(self, engine: DockerClient, manifests: list[Manifest], directory: Path) -> None:
+        self.engine, self.directory = engine, directory
+        self.objects = {one["kind"]: one for one in manifests}
+        self.job = self.objects["MPIJob"]
+        self.name, self.namespace = (self.job["metadata"][key] for key in ("name", "namespace"))
+        replicas = self.job["spec"]["mpiReplicaSpecs"]
+        self.count = replicas["Worker"]["replicas"]
+        self.templates = {role: replicas[role]["template"]["spec"] for role in replicas}
+        self.containers: list[Container] = []
+        self.network = engine.networks.create(f"{self.name}-pods", options={"com.docker.network.driver.mtu": "1400"})
+
+    def run(self, limit: float = 300) -> tuple[int, str]:
+        """The launcher's exit code and output, once the workers are ready."""
+        workers = [f"{self.name}-worker-{index}" for index in range(self.count)]
+        endpoints = [f"{name}.{self.name}.{self.namespace}.svc" for name in workers]
+        self._operator_files(endpoints)
+        for name, endpoint in zip(workers, endpoints, strict=True):
+            self._start("Worker", name, [endpoint])
+        for worker in self.containers:
+            wait_until(partial(self._is_ready, worker), 60, f"{worker.name} is ready")
+        launcher = self._start("Launcher", f"{self.name}-launcher", [])
+        code = launcher.wait(timeout=limit)["StatusCode"]
+        return code, launcher.logs().decode()
+
+    def _is_ready(self, worker: Container) -> bool:
+        """Whether its readiness probe would say so."""
+        worker.reload()
+        assert worker.status == "running", self.logs()
+        port = self.templates["Worker"]["containers"][0]["readinessProbe"]["tcpSocket"]["port"]
+        return bool(worker.exec_run(["bash", "-c", f": < /dev/tcp/localhost/{port}"]).exit_code == 0)
+
+    def logs(self) -> str:
+        return "\n".join(f"--- {one.name}\n{one.logs().decode()}" for one in self.containers)
+
+    def remove(self) -> None:
+        for container in self.containers:
+            container.remove(force=True, v=True)
+        self.network.remove()
+
+    def _operator_files(self, endpoints: list[str]) -> None:
+        """What the operator makes for a job: keys and the hostfile."""
+        keys = self.directory / "keys"
+        keys.mkdir(parents=True)
+        argv = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "521", "-N", "", "-f", str(keys / "id_rsa")]
+        subprocess.run(argv, check=True, capture_output=True)
+        (keys / "authorized_keys").write_bytes((keys / "id_rsa.pub").read_bytes())
+        mpi = self.directory / "mpi"
+        mpi.mkdir()
+        slots = self.job["spec"]["slotsPerWorker"]
+        (mpi / "hostfile").write_text("".join(f"{one} slots={slots}\n" for one in endpoints))
+        self._own(keys)
+        for key in keys.iterdir():
+            key.chmod(0o640)
+
+    def _own(self, folder: Path) -> None:
+        """Files that are mounted belong to root and the pods' group."""
+        group = self.templates["Worker"]["securityContext"]["fsGroup"]
+        subprocess.run(["chown", "-R", f"0:{group}", str(folder)], check=True)
+
+    def _start(self, role: str, name: str, aliases: list[str]) -> Container:
+        spec = self.templates[role]
+        (container,) = spec["containers"]
+        binds, shared = {}, "64m"
+        for mount in container["volumeMounts"]:
+            volume = next(one for one in spec["volumes"] if one["name"] == mount["name"])
+            where = mount["mountPath"]
+            if volume.get("emptyDir", {}).get("medium") == "Memory":
+                shared = volume["emptyDir"]["sizeLimit"].replace("Gi", "g").replace("Mi", "m")
+            elif "emptyDir" in volume:
+                empty = self.directory / name / volume["name"]
+                empty.mkdir(parents=True)
+                self._own(empty)
+                empty.chmod(0o2777)
+                binds[str(empty)] = {"bind": where, "mode": "rw"}
+            else:
+                source = self._projected(volume)
+                binds[str(source / mount.get("subPath", ""))] = {"bind": where, "mode": "ro"}
+        binds[str(self.directory / "keys")] = {"bind": self.job["spec"]["sshAuthMountPath"], "mode": "ro"}
+        if role == "Launcher":
+            binds[str(self.directory / "mpi")] = {"bind": "/etc/mpi", "mode": "ro"}
+        context = spec["securityContext"]
+        made = self.engine.containers.create(
+            container["image"],
+            entrypoint=container["command"],
+            name=name,
+            hostname=name,
+            user=f"{context['runAsUser']}:{context['runAsGroup']}",
+            group_add=[context["fsGroup"]],
+            working_dir=container["workingDir"],
+            environment={one["name"]: one["value"] for one in container["env"]},
+            cap_drop=container["securityContext"]["capabilities"]["drop"],
+            security_opt=["no-new-privileges:true"],
+            volumes=binds,
+            shm_size=shared,
+            network=self.network.name,
+            networking_config={str(self.network.name): EndpointConfig("1.44", aliases=aliases)},
+        )
+        self.containers.append(made)
+        made.start()
+        return made
+
+    def _projected(self, volume: Manifest) -> Path:
+        """The folder of a ConfigMap's or a Secret's files."""
+        folder = self.directory / str(volume["name"])
+        if folder.exists():
+            return folder
+        folder.mkdir(parents=True)
+        if "secret" in volume:
+            found = self.objects["Secret"]["stringData"]
+            items = [{"key": key, "path": key} for key in found]
+        else:
+            found, items = self.objects["ConfigMap"]["data"], volume["configMap"]["items"]
+        for item in items:
+            path = folder / item["path"]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(found[item["key"]])
+            path.chmod(item.get("mode", 0o644))
+        self._own(folder)
+        return folder
+
+
+@contextlib.contextmanager
+def laid_out(engine: DockerClient, manifests: list[Manifest], directory: Path) -> Iterator[Pods]:
+    pods = Pods(engine, manifests, directory)
+    try:
+        yield pods
+    finally:
+        pods.remove()
