@@ -13,7 +13,8 @@ if [[ -r /run/secrets/environment ]]; then
 fi
 
 worker() {
-    # Sessions get this container's environment; what the launcher sends them stays. Bash reads it through BASH_ENV.
+    # Sessions get this container's environment; what the launcher sends them stays. Bash reads it through BASH_ENV, but
+    # some distributions' in a session of sshd from ~/.bashrc alone.
     local name
     for name in $(compgen -e); do
         case $name in
@@ -22,8 +23,9 @@ worker() {
         *) printf '[[ -v %s ]] || export %s=%q\n' "$name" "$name" "${!name}" ;;
         esac
     done > ~/.lab-env
+    echo '. ~/.lab-env' > ~/.bashrc
     install -m 600 "$LABCTL_KEYS/authorized_keys" ~/.ssh/authorized_keys
-    # A key for this pod alone: nobody can know it before, so the launcher does not check it.
+    # A key of this pod alone, which nobody knows before.
     rm -f ~/.ssh/host_key
     ssh-keygen -q -t ed25519 -N '' -f ~/.ssh/host_key
     # The home is a volume, which anyone in the pod may write to: sshd would refuse keys in it.
@@ -56,13 +58,14 @@ Host *
     Port $port
     IdentityFile ~/.ssh/id_rsa
     IdentitiesOnly yes
-    StrictHostKeyChecking no
-    UserKnownHostsFile /dev/null
+    StrictHostKeyChecking yes
     LogLevel ERROR
     ConnectTimeout 10
 CONFIG
     chmod 600 ~/.ssh/config
     cp /etc/mpi/hostfile "$LABCTL_RUN_DIR/hostfile"
+    # The workers are ready, and have the keys for this job that they have now.
+    cut -d ' ' -f 1 /etc/mpi/hostfile | ssh-keyscan -p "$port" -T 30 -t ed25519 -f - > ~/.ssh/known_hosts 2> /dev/null
     cd "$LABCTL_RUN_DIR"
     exec "$@"
 }

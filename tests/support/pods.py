@@ -20,6 +20,12 @@ from docker import DockerClient
 from support.harness import wait_until
 
 Manifest = dict[str, Any]
+# What the operator adds for Open MPI: kubeflow/mpi-operator, pkg/controller/mpi_job_controller.go.
+OPERATORS = {
+    "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile",
+    "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
+    "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10",
+}
 
 
 class Pods:
@@ -114,7 +120,8 @@ class Pods:
             user=f"{context['runAsUser']}:{context['runAsGroup']}",
             group_add=[context["fsGroup"]],
             working_dir=container["workingDir"],
-            environment={one["name"]: one["value"] for one in container["env"]},
+            environment={one["name"]: one["value"] for one in container["env"]}
+            | (OPERATORS if role == "Launcher" else {}),
             cap_drop=container["securityContext"]["capabilities"]["drop"],
             security_opt=["no-new-privileges:true"],
             volumes=binds,
