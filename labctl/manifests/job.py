@@ -84,11 +84,7 @@ def pod_names(target: Target, name: str, count: int) -> tuple[str, ...]:
 
 
 def lab_of_pods(settings: Settings, directory: Path, accelerator: str, target: Target, name: str) -> Lab:
-    """The lab whose nodes are the job's worker pods. ConfigError where no accelerator is named."""
-    if accelerator == "auto":
-        raise settings.found["LAB_ACCELERATOR"].error(
-            "must name what the cluster's nodes have", "LAB_ACCELERATOR=cpu, or the accelerator's name"
-        )
+    """The lab whose nodes are the job's worker pods."""
     slots = settings.number("LAB_SLOTS") or (USUAL_SLOTS if target.resource else 1)
     names = pod_names(target, name, settings.number("LAB_NODES") or USUAL_NODES)
     # Nobody knows the nodes' cores; each rank has at least one.

@@ -52,6 +52,9 @@ class Target(Struct, frozen=True, kw_only=True):
 
 def read(settings: Settings, accelerator: str) -> Target:
     """The target that the settings name. ConfigError with the setting."""
+    if accelerator == "auto":
+        reason = "must name what the cluster's nodes have"
+        raise _error(settings, "LAB_ACCELERATOR", reason, "LAB_ACCELERATOR=cpu, or the accelerator's name")
     known = accelerators.get(accelerator).resources
     resource = settings.text("LAB_K8S_RESOURCE") or next(iter(known), "")
     if resource and not known:

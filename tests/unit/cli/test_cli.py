@@ -48,7 +48,7 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_help_lists_every_command_and_the_exit_codes(labctl: Labctl) -> None:
     said = labctl("--help")
     assert (said.code, said.err) == (0, "")
-    assert re.findall(r"^  ([a-z]+) ", said.out, re.MULTILINE) == list(cli.COMMANDS)
+    assert re.findall(r"^  ([a-z0-9]+) ", said.out, re.MULTILINE) == list(cli.COMMANDS)
     for code in (
         "0 pass",
         "2 usage",
@@ -625,9 +625,16 @@ def test_ctrl_c_is_how_a_notebook_server_is_ended(
 
 @pytest.mark.parametrize("command", sorted(set(cli.COMMANDS) - {"init", "setup", "eval"}))
 def test_a_directory_that_is_not_there_is_said(labctl: Labctl, command: str) -> None:
-    words = {"exec": ["--", "true"], "run": ["hello"], "fit": ["hello"], "cache": ["hello"], "bundle": ["file"]}
+    words = {
+        "exec": ["--", "true"],
+        "run": ["hello"],
+        "fit": ["hello"],
+        "cache": ["hello"],
+        "bundle": ["file"],
+        "k8s": ["hello"],
+    }
     words |= {"hostfiles": ["nodes.txt", "--size", "2"], "batch": ["hello", "hostfiles/1node_1xN"], "bisect": ["hello"]}
-    which = {"bundle": ["save"], "keys": ["rotate"]}.get(command, [])
+    which = {"bundle": ["save"], "k8s": ["render"], "keys": ["rotate"]}.get(command, [])
     said = labctl(command, *which, "-C", "/nope", *words.get(command, []))
     assert (said.code, said.out) == (2, "")
     assert "/nope: no such directory" in said.err

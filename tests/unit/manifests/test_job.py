@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from labctl.config import settings
+from labctl.errors import ConfigError
+from labctl.manifests import job, render, target
+from labctl.manifests.job import ClusterJob
+from labctl.manifests.target import Target
+from labctl.runs.request import RunOptions, choose_workload
+
+ROOT = Path(__file__).parents[3]
+ENVIRON = {"LAB_NAME": "demo", "HOME": "/home/someone", "LAB_ACCELERATOR": "cpu"}
+NOTHING = RunOptions()
+TOKENS = {"HF_TOKEN": "hf_canary", "LAB_ENV_API_TOKEN": "also_canary"}
+WORKLOAD = "description: mine\nlauncher: mpirun\nscript: mine.py\ntimeout: 5m\n"
+
+
+def built(name: str, directory: Path = ROOT, options: RunOptions = NOTHING, **given: str) -> tuple[Target, ClusterJob]:
+    found = settings.load(directory / "nowhere", {**ENVIRON, **given}, {})
+    where = target.read(found, found.text("LAB_ACCELERATOR"))
+    return where, job.build(found, directory, where, choose_workload(directory, name, options, found), options)
+
+
+def own(directory: Path) -> Path:
+    """A lab directory with a workload of somebody's own."""
+    folder = directory / "workloads/mine"
+    folder.mkdir(parents=True)
+    (folder / "workload.yml").write_text(WORKLOAD)
+    (folder / "mine.py").write_text("print('hello')\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("lab", "workload", "name"),
+    [
+        ("demo", "opt-13b", "demo-opt-13b"),
+        ("demo", "dschat/run_opt-13b", "demo-dschat-run-opt-13b"),
+        ("7th", "hello", "lab-7th-hello"),
+        ("a", "b" * 60, "a-" + "b" * 38),
+    ],
+)
+def test_a_job_has_a_name_that_services_and_pods_may_have(lab: str, workload: str, name: str) -> None:
+    assert job.job_name(lab, workload) == name
+
+
+def test_ranks_meet_at_the_names_that_the_operators_give_their_pods() -> None:
+    _, mpi = built("hello-mpi", LAB_K8S_NAMESPACE="team")
+    assert [node.name for node in mpi.job.nodes] == [
+        "demo-hello-mpi-worker-0.demo-hello-mpi.team.svc",
+        "demo-hello-mpi-worker-1.demo-hello-mpi.team.svc",
+    ]
+    _, train = built("hello-mpi", LAB_K8S_JOB="trainjob")
+    assert [node.name for node in train.job.nodes] == [
+        "demo-hello-mpi-node-0-0.demo-hello-mpi",
+        "demo-hello-mpi-node-0-1.demo-hello-mpi",
+    ]
+
+
+def test_nodes_with_accelerators_have_eight_unless_it_is_said() -> None:
+    assert built("hello-mpi", LAB_ACCELERATOR="habana")[1].lab.nodes[0].slots == 8
+    assert built("hello-mpi", LAB_ACCELERATOR="habana", LAB_SLOTS="2")[1].lab.nodes[0].slots == 2
+    assert built("hello-mpi")[1].lab.nodes[0].slots == 1
+    with pytest.raises(ConfigError, match="LAB_ACCELERATOR: must name what the cluster's nodes have"):
+        built("hello-mpi", LAB_ACCELERATOR="auto")
+
+
+def test_the_workloads_files_are_where_its_ranks_start_and_programs_stay_programs(tmp_path: Path) -> None:
+    folder = own(tmp_path)
+    (folder / "sub").mkdir()
+    (folder / "sub/helper.sh").write_text("#!/bin/sh\n")
+    (folder / "sub/helper.sh").chmod(0o755)
+    (folder / "weights.bin").write_bytes(b"\xff\xfe\x00")
+    where, made = built("mine", tmp_path)
+    run = "outputs/demo-mine"
+    assert {path: program for path, _, program in made.files} == {
+        f"{run}/rank.sh": True,
+        f"{run}/work/mine.py": False,
+        f"{run}/work/sub/helper.sh": True,
+        f"{run}/work/weights.bin": False,
+        f"{run}/work/workload.yml": False,
+    }
+    config = next(one for one in render.manifests(where, made) if one["kind"] == "ConfigMap")
+    assert config["binaryData"] == {"outputs_.demo-mine_.work_.weights.bin": "//4A"}
+    assert config["data"]["outputs_.demo-mine_.work_.mine.py"] == "print('hello')\n"
+
+
+def test_files_that_no_config_map_holds_are_named(tmp_path: Path) -> None:
+    (own(tmp_path) / "data.txt").write_text("x" * (1 << 20))
+    with pytest.raises(ConfigError, match=r"most in outputs/demo-mine/work/data\.txt, and a ConfigMap") as raised:
+        built("mine", tmp_path)
+    assert "LAB_IMAGE" in raised.value.hint
+
+
+def test_inputs_are_paths_on_the_claim() -> None:
+    def with_model(path: str) -> RunOptions:
+        return RunOptions(arguments=(("model", path),))
+
+    _, made = built("lora-clm", options=with_model("/storage/llama"))
+    assert "/storage/llama" in made.job.workload.arguments
+    with pytest.raises(ConfigError, match="/home/someone/llama is not on the claim"):
+        built("lora-clm", options=with_model("/home/someone/llama"))
+    with pytest.raises(ConfigError, match="lora-clm needs a path for --model"):
+        built("lora-clm")
+
+
+def test_caches_are_on_the_claim_where_there_is_one() -> None:
+    assert dict(built("hello-mpi")[1].environment)["HF_HOME"] == "/workspace/.cache/huggingface"
+    assert dict(built("hello-mpi", LAB_K8S_STORAGE_SIZE="10g")[1].environment)["HF_HOME"] == "/storage/huggingface"
+
+
+def test_a_secret_is_in_the_secret_alone() -> None:
+    where, made = built("hello-mpi", ROOT, NOTHING, LAB_ENV_PLAIN="seen", **TOKENS)
+    secret, *others = sorted(render.manifests(where, made), key=lambda one: one["kind"] != "Secret")
+    assert secret["stringData"]["hf_token"] == TOKENS["HF_TOKEN"]
+    assert "also_canary" in secret["stringData"]["environment"]
+    assert "canary" not in render.text(others)
+    assert "seen" in render.text(others)
+
+
+def test_pods_have_no_rights_and_a_time_limit() -> None:
+    where, made = built("hello-mpi", options=RunOptions(timeout=90))
+    job_object = render.manifests(where, made)[-1]
+    policy = job_object["spec"]["runPolicy"]
+    assert (policy["activeDeadlineSeconds"], policy["backoffLimit"]) == (90 + render.STARTING, 0)
+    for replica in job_object["spec"]["mpiReplicaSpecs"].values():
+        spec = replica["template"]["spec"]
+        (container,) = spec["containers"]
+        assert spec["securityContext"]["runAsNonRoot"]
+        assert not spec["automountServiceAccountToken"]
+        assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        assert not any("hostPath" in volume for volume in spec["volumes"])
+
+
+def test_the_same_settings_give_the_same_text_which_yaml_reads_back() -> None:
+    where, made = built("opt-tiny", LAB_ENV_ODD="two\nlines: $HOME 'x' \"y\"\t")
+    text = render.rendered(where, made).yaml
+    assert text == render.rendered(*built("opt-tiny", LAB_ENV_ODD="two\nlines: $HOME 'x' \"y\"\t")).yaml
+    assert list(yaml.safe_load_all(text)) == render.manifests(where, made)

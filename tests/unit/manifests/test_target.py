@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from labctl.config import settings
+from labctl.errors import ConfigError
+from labctl.manifests import target
+from labctl.manifests.target import Target, Toleration
+
+
+def read(accelerator: str = "cpu", **given: str) -> Target:
+    environ = {"LAB_NAME": "demo", "HOME": "/home/someone", "LAB_ACCELERATOR": accelerator, **given}
+    return target.read(settings.load(Path("/nowhere"), environ, {}), accelerator)
+
+
+def test_what_nobody_sets_is_not_asked_for() -> None:
+    found = read()
+    assert (found.namespace, found.kind, found.resource, found.cpu, found.memory) == ("demo", "mpijob", "", "", "")
+    assert (found.storage, found.hugepages, found.queue, found.gang) == ("", "", "", "none")
+
+
+def test_each_accelerator_has_a_resource_and_another_can_be_named() -> None:
+    assert read("habana").resource == "habana.ai/gaudi"
+    assert read("nvidia").resource == "nvidia.com/gpu"
+    assert read("intel").resource == "gpu.intel.com/i915"
+    assert read("intel", LAB_K8S_RESOURCE="gpu.intel.com/xe").resource == "gpu.intel.com/xe"
+    with pytest.raises(ConfigError, match="names a device, and a cpu lab has none"):
+        read(LAB_K8S_RESOURCE="nvidia.com/gpu")
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, ""), (8 << 30, "8Gi"), (512 << 20, "512Mi"), (1536 << 20, "1536Mi"), (1 << 40, "1Ti"), (7, "7")],
+)
+def test_sizes_are_kubernetes_quantities(size: int, text: str) -> None:
+    assert target.quantity(size) == text
+
+
+def test_labels_and_taints_are_read() -> None:
+    found = read(
+        LAB_K8S_NODE_SELECTOR="zone=a example.com/rack=7", LAB_K8S_TOLERATIONS="spot reserved=lab gone=now:NoExecute"
+    )
+    assert found.node_selector == (("zone", "a"), ("example.com/rack", "7"))
+    assert found.tolerations == (
+        Toleration(key="spot"),
+        Toleration(key="reserved", value="lab"),
+        Toleration(key="gone", value="now", effect="NoExecute"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("LAB_K8S_NODE_SELECTOR", "zone", "environment: LAB_K8S_NODE_SELECTOR: `zone` is not label=value"),
+        ("LAB_K8S_TOLERATIONS", "a=b=c", "`a=b=c` is not key, key=value or key=value:effect"),
+        ("LAB_K8S_TOLERATIONS", "a=b:noschedule", "unknown effect `noschedule`"),
+        ("LAB_K8S_JOB", "job", "must be one of mpijob, trainjob"),
+        ("LAB_K8S_CPU", "many", "must be cores, such as 8 or 500m"),
+        ("LAB_K8S_HOST_IPC", "yes", "must be one of true, false"),
+    ],
+)
+def test_a_mistake_is_named_with_its_setting(key: str, value: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message.replace("`", ".")):
+        read(**{key: value})
