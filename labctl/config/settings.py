@@ -236,7 +236,7 @@ SETTINGS = (
     Setting("NO_PROXY", "", anything, aliases=("no_proxy",)),
     Setting("LAB_K8S_NAMESPACE", "", label),
     Setting("LAB_K8S_JOB", "mpijob", one_of("mpijob", "trainjob")),
-    Setting("LAB_K8S_RESOURCE", "", shaped(r"[a-z0-9.-]{1,253}/[\w.-]{1,63}", "must be a name such as example.com/gpu")),
+    Setting("LAB_K8S_RESOURCE", "", shaped(r"[a-z0-9.-]{1,253}/[\w.-]{1,63}", "must be like example.com/gpu")),
     Setting("LAB_K8S_CPU", "", shaped(r"[1-9][0-9]{0,3}|[1-9][0-9]{0,6}m", "must be cores, such as 8 or 500m")),
     Setting("LAB_K8S_HUGEPAGES", "", size),
     Setting("LAB_K8S_PULL_SECRET", "", label),
