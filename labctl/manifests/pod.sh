@@ -9,6 +9,7 @@ chmod 700 ~/.ssh
 # The run's own files and the workload's: ranks may change them, so they get a copy.
 cp -r --dereference /etc/labctl/files/. "$PROJECT_PATH/"
 if [[ -r /run/secrets/environment ]]; then
+    # shellcheck disable=SC1091
     . /run/secrets/environment
 fi
 
