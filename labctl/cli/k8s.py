@@ -1,8 +1,9 @@
-"""k8s render."""
+"""k8s render, k8s export, k8s import."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,38 +11,76 @@ from labctl import flows
 from labctl.cli.common import HERE, Directory, Json, Setting, answering, context
 from labctl.cli.run import Rehearse, SetArgument, complete_workload, settings_of_script
 
+if TYPE_CHECKING:
+    from labctl.runs.request import RunOptions
+
 k8s_command = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+Name = Annotated[str, typer.Argument(metavar="WORKLOAD", autocompletion=complete_workload)]
+Timeout = Annotated[str, typer.Option(help="Time limit, such as 90s, 20m, 2h.")]
+Launcher = Annotated[
+    str, typer.Option(metavar="NAME[:BACKEND]", help="Use this launcher, such as mpirun or horovod:mpi.")
+]
 
 
-@k8s_command.callback()
-def group() -> None:
-    """Without a second command Typer would take `render` for an argument."""
-
-
-@k8s_command.command(
-    "render", help="Print a workload as a job for Kubernetes: `labctl k8s render NAME | kubectl apply -f -`."
-)
-def render_command(
-    name: Annotated[str, typer.Argument(metavar="WORKLOAD", autocompletion=complete_workload)],
-    directory: Directory = HERE,
-    rehearse: Rehearse = False,
-    timeout: Annotated[str | None, typer.Option(help="Time limit, such as 90s, 20m, 2h.")] = None,
-    set_: SetArgument = None,
-    launcher: Annotated[
-        str, typer.Option(metavar="NAME[:BACKEND]", help="Use this launcher, such as mpirun or horovod:mpi.")
-    ] = "",
-    setting: Setting = None,
-    json: Json = False,
-) -> None:
+def options_of(set_: list[str] | None, timeout: str, launcher: str, *, rehearse: bool) -> RunOptions:
     from labctl.runs.request import RunOptions
     from labctl.workloads.schema import parse_duration
 
+    return RunOptions(
+        rehearse=rehearse,
+        timeout=parse_duration(timeout) if timeout else None,
+        arguments=settings_of_script(set_ or []),
+        launcher=launcher,
+    )
+
+
+@k8s_command.command("render", help="Print a workload as a job for Kubernetes, for kubectl apply -f -.")
+def render_command(
+    name: Name,
+    directory: Directory = HERE,
+    rehearse: Rehearse = False,
+    timeout: Timeout = "",
+    set_: SetArgument = None,
+    launcher: Launcher = "",
+    setting: Setting = None,
+    json: Json = False,
+) -> None:
     with answering(as_json=json) as output:
-        options = RunOptions(
-            rehearse=rehearse,
-            timeout=parse_duration(timeout) if timeout else None,
-            arguments=settings_of_script(set_ or []),
-            launcher=launcher,
-        )
+        options = options_of(set_, timeout, launcher, rehearse=rehearse)
         made = flows.k8s_render(context(directory, output, setting), name, options)
         output.answer(made, made.yaml.rstrip("\n"))
+
+
+@k8s_command.command("export", help="Write a workload's job as files for kustomize, without its Secret.")
+def export_command(
+    name: Name,
+    kustomize: Annotated[Path, typer.Option(metavar="DIR", help="Directory to write.")],
+    directory: Directory = HERE,
+    rehearse: Rehearse = False,
+    timeout: Timeout = "",
+    set_: SetArgument = None,
+    launcher: Launcher = "",
+    setting: Setting = None,
+    json: Json = False,
+) -> None:
+    with answering(as_json=json) as output:
+        lab = context(directory, output, setting)
+        made = flows.k8s_export(lab, name, options_of(set_, timeout, launcher, rehearse=rehearse), kustomize)
+        for one in made.left_out:
+            lab.warn(f"not written: {one}; `labctl k8s render` has it")
+        output.answer(made, f"{len(made.files)} files in {made.directory}: kubectl apply -k {made.directory}")
+
+
+@k8s_command.command("import", help="Read an MPIJob into a workload, and print settings for .env.")
+def import_command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="YAML with an MPIJob of kubeflow.org/v2beta1.")],
+    directory: Directory = HERE,
+    json: Json = False,
+) -> None:
+    with answering(as_json=json) as output:
+        lab = context(directory, output)
+        found = flows.k8s_import(lab, file)
+        for left in found.left_out:
+            lab.warn(f"left out: {left}")
+        lab.notice(f"workload {found.name}: {found.files[0].path}; the settings below go into .env")
+        output.answer(found, found.env.rstrip("\n"))

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from labctl.manifests.job import HOME, KEYS, PORT, STORAGE, UID, ClusterJob
 from labctl.manifests.target import Target
+from labctl.model import File
 
 Manifest = dict[str, Any]
 
@@ -46,7 +47,17 @@ def manifests(target: Target, built: ClusterJob) -> list[Manifest]:
     return [*objects, *(_mpijob(target, built) if target.kind == "mpijob" else _trainjob(target, built))]
 
 
+class Kustomized(Struct, frozen=True, kw_only=True):
+    """Files for kustomize in a directory, and what is not in them."""
+
+    schema: int = 1
+    directory: str
+    files: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+
 def rendered(target: Target, built: ClusterJob) -> Manifests:
+    """The job as labctl's answer has it."""
     objects = manifests(target, built)
     names = tuple(f"{one['kind']}/{one['metadata']['name']}" for one in objects)
     return Manifests(name=built.name, namespace=target.namespace, objects=names, yaml=text(objects))
@@ -65,6 +76,18 @@ def text(objects: list[Manifest]) -> str:
     Dumper.add_representer(str, string)
     Dumper.ignore_aliases = lambda *_: True  # type: ignore[method-assign]
     return str(yaml.dump_all(objects, Dumper=Dumper, sort_keys=False, width=1000, explicit_start=True))
+
+
+def kustomization(objects: list[Manifest]) -> tuple[tuple[File, ...], tuple[str, ...]]:
+    """The objects as files for kustomize, one each; and what is not written, as such files are kept in git."""
+    import yaml
+
+    kept = [one for one in objects if one["kind"] != "Secret"]
+    files = [File(path=f"{one['kind'].lower()}.yaml", content=text([one]), mode=0o644) for one in kept]
+    head = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
+    index = yaml.safe_dump({**head, "resources": [file.path for file in files]}, sort_keys=False)
+    left_out = tuple(f"Secret {one['metadata']['name']}" for one in objects if one["kind"] == "Secret")
+    return (*files, File(path="kustomization.yaml", content=index, mode=0o644)), left_out
 
 
 def _object(

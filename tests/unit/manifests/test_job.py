@@ -140,3 +140,12 @@ def test_the_same_settings_give_the_same_text_which_yaml_reads_back() -> None:
     text = render.rendered(where, made).yaml
     assert text == render.rendered(*built("opt-tiny", LAB_ENV_ODD="two\nlines: $HOME 'x' \"y\"\t")).yaml
     assert list(yaml.safe_load_all(text)) == render.manifests(where, made)
+
+
+def test_files_for_kustomize_have_every_object_but_the_secret() -> None:
+    where, made = built("hello-mpi", ROOT, NOTHING, **TOKENS)
+    files, left_out = render.kustomization(render.manifests(where, made))
+    index = yaml.safe_load(next(one.content for one in files if one.path == "kustomization.yaml"))
+    assert index["resources"] == ["namespace.yaml", "configmap.yaml", "mpijob.yaml"] == [one.path for one in files[:-1]]
+    assert left_out == ("Secret demo-hello-mpi",)
+    assert not any("canary" in one.content for one in files)

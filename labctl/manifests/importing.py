@@ -1,0 +1,204 @@
+"""Reads an MPIJob that people have into settings of a lab and a workload, and names what neither has room for."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from labctl import accelerators
+from labctl.config import dotenv
+from labctl.config.settings import EXTRA, SETTINGS
+from labctl.errors import ConfigError
+from labctl.model import File, Pairs
+
+Manifest = Mapping[str, Any]
+TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|API_?KEY")
+# What an operator or the cluster sets by itself, or a lab always has.
+OWN = ("HF_HOME",)
+
+
+class ImportedJob(Struct, frozen=True, kw_only=True):
+    """What an MPIJob comes to: settings for .env, the files of a workload in the lab directory, what is left out."""
+
+    name: str
+    settings: Pairs
+    files: tuple[File, ...]
+    left_out: tuple[str, ...]
+
+    @property
+    def env(self) -> str:
+        """The settings as lines of .env."""
+        return "".join(f"{key}={dotenv.quote(value)}\n" for key, value in self.settings)
+
+
+def read(path: Path) -> ImportedJob:
+    """The MPIJob of a file, which may have other objects beside it. ConfigError where there is none."""
+    import yaml
+
+    try:
+        documents = [one for one in yaml.safe_load_all(path.read_text(encoding="utf-8")) if isinstance(one, dict)]
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    jobs = [one for one in documents if one.get("kind") == "MPIJob"]
+    if len(jobs) != 1:
+        found = ", ".join(str(one.get("kind")) for one in documents) or "nothing"
+        raise ConfigError(f"{path}: there are {len(jobs)} MPIJobs in it, not one", hint=f"it has {found}")
+    version = str(jobs[0].get("apiVersion"))
+    if version != "kubeflow.org/v2beta1":
+        raise ConfigError(f"{path}: its MPIJob is of {version}", hint="kubeflow.org/v2beta1 is read")
+    others = (one for one in documents if one is not jobs[0])
+    return _Reading(
+        jobs[0], tuple(f"{one.get('kind')} {one.get('metadata', {}).get('name', '')}" for one in others)
+    ).job()
+
+
+class _Reading:
+    """A job being read: what is taken is removed, so that what is left is what was left out."""
+
+    def __init__(self, job: Manifest, others: tuple[str, ...]) -> None:
+        self.rest: dict[str, Any] = json.loads(json.dumps(job, default=str))
+        self.settings: dict[str, str] = {}
+        self.left_out = [f"{other}: not part of the job" for other in others]
+
+    def job(self) -> ImportedJob:
+        name = re.sub(r"[^A-Za-z0-9_.-]", "-", str(self.take("metadata", "name") or "imported"))
+        for key in ("apiVersion", "kind"):
+            self.take(key)
+        self.put("LAB_K8S_NAMESPACE", self.take("metadata", "namespace"))
+        self.put("LAB_K8S_QUEUE", self.take("metadata", "labels", "kueue.x-k8s.io/queue-name"))
+        worker, launcher = (("spec", "mpiReplicaSpecs", role) for role in ("Worker", "Launcher"))
+        self.put("LAB_NODES", self.take(*worker, "replicas"))
+        self.take(*launcher, "replicas")
+        slots, timeout = self.take("spec", "slotsPerWorker"), self.take("spec", "runPolicy", "activeDeadlineSeconds")
+        self.resources(*worker, "template", "spec", "containers", 0, "resources")
+        self.put("LAB_SLOTS", slots)
+        self.put("LAB_IMAGE", self.take(*worker, "template", "spec", "containers", 0, "image"))
+        image = self.take(*launcher, "template", "spec", "containers", 0, "image")
+        if image and image != self.settings.setdefault("LAB_IMAGE", image):
+            self.left_out.append(f"the launcher's own image, {image}: launcher and workers have one")
+        self.placement(*worker, "template", "spec")
+        environment = self.environment(*launcher, "template", "spec", "containers", 0, "env")
+        self.environment(*worker, "template", "spec", "containers", 0, "env")
+        command = self.command(*launcher, "template", "spec", "containers", 0)
+        for role in (worker, launcher):
+            self.take(*role, "template", "spec", "containers", 0, "name")
+        self.left_out += [f"{path}: {value}" for path, value in _leaves(self.rest)]
+        return ImportedJob(
+            name=name,
+            settings=tuple(self.settings.items()),
+            files=_workload(name, command, environment, timeout),
+            left_out=tuple(self.left_out),
+        )
+
+    def take(self, *path: str | int) -> Any:
+        """What is at a place; None where nothing is."""
+        at: Any = self.rest
+        for part in path[:-1]:
+            within = at if isinstance(at, dict) else dict(enumerate(at)) if isinstance(at, list) else {}
+            at = within.get(part)
+        return at.pop(path[-1], None) if isinstance(at, dict) else None
+
+    def put(self, key: str, value: object) -> None:
+        if value not in (None, ""):
+            self.settings[key] = str(value)
+
+    def resources(self, *path: str | int) -> None:
+        """Limits, or where there are none requests: both are the same in a lab."""
+        asked = {**(self.take(*path, "requests") or {}), **(self.take(*path, "limits") or {})}
+        self.settings["LAB_ACCELERATOR"] = accelerators.CPU
+        for name, amount in asked.items():
+            kind = next((one for one, module in accelerators.modules().items() if name in module.resources), "")
+            if kind:
+                self.settings |= {"LAB_ACCELERATOR": kind, "LAB_SLOTS": str(amount)}
+                if name != accelerators.get(kind).resources[0]:
+                    self.settings["LAB_K8S_RESOURCE"] = name
+            elif key := {"cpu": "LAB_K8S_CPU", "memory": "LAB_MEMORY", "hugepages-2Mi": "LAB_K8S_HUGEPAGES"}.get(name):
+                self.settings[key] = re.sub(r"^(\d+)([KMGT])i$", lambda found: found[1] + found[2].lower(), str(amount))
+            else:
+                self.left_out.append(f"resource {name}: {amount}")
+
+    def placement(self, *spec: str | int) -> None:
+        for key, name in (("hostIPC", "LAB_K8S_HOST_IPC"), ("hostNetwork", "LAB_K8S_HOST_NETWORK")):
+            if self.take(*spec, key):
+                self.settings[name] = "true"
+        if selector := self.take(*spec, "nodeSelector"):
+            self.settings["LAB_K8S_NODE_SELECTOR"] = " ".join(f"{key}={value}" for key, value in selector.items())
+        tolerated = [one for one in self.take(*spec, "tolerations") or [] if one.get("key")]
+        self.put("LAB_K8S_TOLERATIONS", " ".join(map(_toleration, tolerated)))
+        first, *_ = self.take(*spec, "imagePullSecrets") or [{}]
+        self.put("LAB_K8S_PULL_SECRET", first.get("name"))
+
+    def environment(self, *path: str | int) -> Pairs:
+        """The variables that a workload has; proxies are the lab's, tokens nobody's to copy."""
+        known = {name: setting.key for setting in SETTINGS for name in (setting.key, *setting.aliases)}
+        found = []
+        for one in self.take(*path) or []:
+            name, value = str(one.get("name")), one.get("value")
+            if name in TOKENS:
+                self.left_out.append(f"{name}: set HF_TOKEN in .env; it is not copied")
+            elif value is None:
+                self.left_out.append(f"{name}: its value is elsewhere in the cluster; {EXTRA}{name}= in .env sets it")
+            elif name in known:
+                self.put(known[name], value)
+            elif SECRET.search(name):
+                self.left_out.append(f"{name}: {EXTRA}{name}= in .env sets it; it is not copied")
+            elif name not in OWN:
+                found.append((name, str(value)))
+        return tuple(found)
+
+    def command(self, *container: str | int) -> str:
+        """What the launcher does, as a script. ConfigError where it says nothing."""
+        words = [*(self.take(*container, "command") or []), *(self.take(*container, "args") or [])]
+        if not words:
+            raise ConfigError("the launcher has no command", hint="name it in the MPIJob: command or args")
+        shell = re.compile(r"(.*/)?(ba)?sh")
+        if len(words) >= 3 and shell.fullmatch(words[0]) and words[1].startswith("-") and words[1].endswith("c"):
+            script, *rest = words[2:]
+            return script if not rest else f"set -- {shlex.join(rest[1:])}\n{script}"
+        return f"exec {shlex.join(words)}"
+
+
+def _toleration(one: Manifest) -> str:
+    value, effect = (one.get(key) or "" for key in ("value", "effect"))
+    return f"{one['key']}{value and f'={value}'}{effect and f':{effect}'}"
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Places and values of what is left, as a person would name them."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{path}.{key}" if path else key)
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from _leaves(inner, f"{path}[{number}]")
+    elif value not in (None, ""):
+        yield path, str(value)
+
+
+def _workload(name: str, command: str, environment: Pairs, timeout: object) -> tuple[File, ...]:
+    """A workload that does in the launcher what the job's did."""
+    import yaml
+
+    declared: dict[str, Any] = {
+        "description": f"what the MPIJob {name} did in its launcher",
+        "launcher": "script",
+        "script": "start.sh",
+        "timeout": f"{timeout or 86_400}s",
+    }
+    if environment:
+        declared["environment"] = dict(environment)
+    head = "#!/bin/bash\n# What the MPIJob's launcher did. $LABCTL_HOSTFILE names the nodes.\n"
+    # The operator gave it by this name.
+    head += "export OMPI_MCA_orte_default_hostfile=${OMPI_MCA_orte_default_hostfile:-$LABCTL_HOSTFILE}\n"
+    folder = f"workloads/{name}"
+    return (
+        File(path=f"{folder}/workload.yml", content=yaml.safe_dump(declared, sort_keys=False, width=1000), mode=0o644),
+        File(path=f"{folder}/start.sh", content=f"{head}{command.rstrip()}\n", mode=0o755),
+    )
