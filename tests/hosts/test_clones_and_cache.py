@@ -37,7 +37,7 @@ def test_hosts_see_what_git_tracks_of_a_clone_as_it_is_now(rack_lab: RackLabs, c
     tracked = subprocess.check_output(["git", "-C", clone, "ls-files"], text=True).splitlines()
     lab.call("up").expect(0)
     for node in ("launcher", "worker-0", "worker-1"):
-        assert lab.inside(node, "sh", "-c", LIST, CLONE, user=ANN).splitlines() == tracked
+        assert lab.inside(node, "env", "sh", "-c", LIST, CLONE, user=ANN).splitlines() == tracked
         assert "Read-only file system" in lab.inside(node, "sh", "-c", f"touch {CLONE}/new || :", user=ANN)
     before = lab.identities()
     (clone / "edited").write_text("two")

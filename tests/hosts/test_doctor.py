@@ -91,12 +91,11 @@ def test_bytes_take_the_interface_that_was_chosen_or_doctor_says_so(rack: Rack, 
     assert {finding["code"] for finding in findings if finding["level"] != "ok"} <= {STALE}
 
     # The other node is told to use an interface by which it does not reach the first.
-    for host in (one, two):
-        host.second_interface(rack.fabric)
-    (lab.path / "hosts.txt").write_text(f"{one.line(iface='eth1')}\n{two.line(iface='eth0')}\n")
+    first, second = (host.interface(host.second_interface(rack.fabric)) for host in (one, two))
+    (lab.path / "hosts.txt").write_text(f"{one.line(iface=first)}\n{two.line(iface='eth0')}\n")
     lab.call("up").expect(0)
     astray = the(doctor(lab), "LAB-NET-007", "worker-1")
-    assert "through eth1, not through eth0" in astray["seen"]
+    assert f"through {second}, not through eth0" in astray["seen"]
 
 
 def test_devices_and_settings_are_those_of_the_hosts(rack_lab: RackLabs) -> None:

@@ -79,12 +79,11 @@ def test_a_node_whose_ssh_is_blocked_between_the_hosts_is_named(rack_lab: RackLa
 def test_a_node_with_the_wrong_interface_is_named(rack: Rack, rack_lab: RackLabs) -> None:
     lab = rack_lab(2)
     one, two = lab.hosts
-    for host in (one, two):
-        host.second_interface(rack.fabric)
-    (lab.path / "hosts.txt").write_text(f"{one.line(iface='eth1')}\n{two.line(iface='eth0')}\n")
+    first, second = (host.interface(host.second_interface(rack.fabric)) for host in (one, two))
+    (lab.path / "hosts.txt").write_text(f"{one.line(iface=first)}\n{two.line(iface='eth0')}\n")
     found = validated(lab, profile(lab, "{workload: hello}"), code=5)
     assert verdicts(found) == {"worker-0": "good", "worker-1": "failing"}
-    assert "bytes between the hosts went through eth1, not through eth0" in found["message"]
+    assert f"bytes between the hosts went through {second}, not through eth0" in found["message"]
     assert remains(lab) == []
 
 

@@ -169,11 +169,15 @@ class Host:
         self._faults.callback(self._configure_sshd, "")
 
     def second_interface(self, network: Network) -> str:
-        """Plug it into another network, as eth1; the address there."""
+        """Plug it into another network, as eth1 or what comes after; the address there."""
         network.connect(self._container)
         self._faults.callback(network.disconnect, self._container, force=True)
         self._container.reload()
         return str(self._container.attrs["NetworkSettings"]["Networks"][network.name]["IPAddress"])
+
+    def interface(self, address: str) -> str:
+        """The name of the interface with this address."""
+        return self.shell("ip -oneline -4 address show to \"$1\" | awk '{print $2}'", address).strip()
 
     # --- what goes wrong with it ---
 
