@@ -92,7 +92,7 @@ def versions(context: Context) -> dict[str, str]:
         return found
 
 
-HOSTS = "hosts.env"
+HOSTS = ".lab/hosts.env"
 """The file of hosts that is made of the environment's words, in the lab directory."""
 
 

@@ -61,5 +61,10 @@ for one; do
     if [ -L "../$one" ]; then echo "${one#./} is a link" >&2; exit 1; fi
     mkdir -p "../$one" || exit 1
 done' sh {} + || exit 1
+# A link to a directory would be followed.
 # shellcheck disable=SC2016
-find . ! -type d -exec sh -c 'for one; do mv -f "$one" "../$one" || exit 1; done' sh {} + || exit 1
+find . ! -type d -exec sh -c '
+for one; do
+    [ ! -L "../$one" ] || rm -f "../$one"
+    mv -f "$one" "../$one" || exit 1
+done' sh {} + || exit 1

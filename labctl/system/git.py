@@ -22,7 +22,8 @@ def files(folder: Path, *options: str) -> list[str]:
     done = process.run([*git, *options], env={"LC_ALL": "C"}, check=False, errors="surrogateescape")
     if done.code == 0:
         return sorted(set(filter(None, done.out.split("\0"))))
-    if "not a git repository" in done.err:
+    # A repository whose own folder is gone is named: what it ignores is not known.
+    if "not a git repository (or any" in done.err:
         return []
     own = re.search(r"git config --global --add safe\.directory \S+", done.err)
     raise ConfigError(
