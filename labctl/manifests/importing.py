@@ -13,13 +13,11 @@ from msgspec import Struct
 
 from labctl import accelerators
 from labctl.config import dotenv
-from labctl.config.settings import EXTRA, SETTINGS
+from labctl.config.settings import EXTRA, SETTINGS, sounds_secret
 from labctl.errors import ConfigError
 from labctl.model import File, Pairs
 
 Manifest = Mapping[str, Any]
-TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|API_?KEY")
 # What an operator or the cluster sets by itself, or a lab always has.
 OWN = ("HF_HOME",)
 
@@ -137,17 +135,17 @@ class _Reading:
 
     def environment(self, *path: str | int) -> Pairs:
         """The variables that a workload has; proxies are the lab's, tokens nobody's to copy."""
-        known = {name: setting.key for setting in SETTINGS for name in (setting.key, *setting.aliases)}
+        known = {name: setting for setting in SETTINGS for name in (setting.key, *setting.aliases)}
         found = []
         for one in self.take(*path) or []:
             name, value = str(one.get("name")), one.get("value")
-            if name in TOKENS:
-                self.left_out.append(f"{name}: set HF_TOKEN in .env; it is not copied")
+            if name in known and known[name].secret:
+                self.left_out.append(f"{name}: set {known[name].key} in .env; it is not copied")
             elif value is None:
                 self.left_out.append(f"{name}: its value is elsewhere in the cluster; {EXTRA}{name}= in .env sets it")
             elif name in known:
-                self.put(known[name], value)
-            elif SECRET.search(name):
+                self.put(known[name].key, value)
+            elif sounds_secret(name):
                 self.left_out.append(f"{name}: {EXTRA}{name}= in .env sets it; it is not copied")
             elif name not in OWN:
                 found.append((name, str(value)))

@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from labctl import accelerators
+from labctl.compose.render import OPEN_MPI_NETWORK
 from labctl.config.settings import USUAL_NODES, Settings
 from labctl.errors import ConfigError
 from labctl.lab import spec
@@ -105,7 +106,7 @@ def environment(lab: Lab, target: Target, built: Job) -> Pairs:
         name: kept + value.removeprefix(cache) if value.startswith(cache) else value for name, value in lab.environment
     }
     network = {"GLOO_SOCKET_IFNAME": target.interface}
-    network |= dict.fromkeys(("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_oob_tcp_if_include"), target.interface)
+    network |= dict.fromkeys(OPEN_MPI_NETWORK, target.interface)
     # The cluster's device plugin hands devices in; the rest is what libraries read.
     mapping = accelerators.get(lab.accelerator).mapping(lab.hosts[0], ())
     devices = {name: value for name, value in mapping.environment if value}

@@ -21,7 +21,6 @@ Manifest = dict[str, Any]
 class Manifests(Struct, frozen=True, kw_only=True):
     """A job's objects, by kind and name, and their YAML."""
 
-    schema: int = 1
     name: str
     namespace: str
     objects: tuple[str, ...]
@@ -32,7 +31,6 @@ STARTING = 1800
 """Seconds that pods may take to be scheduled and started, beside the run's own time limit."""
 KEPT = 86_400
 """Seconds that a job that has ended is kept, with the logs of its launcher."""
-DIRECTORIES = ("work", "home", "tmp")
 
 
 def manifests(target: Target, built: ClusterJob) -> list[Manifest]:
@@ -50,7 +48,6 @@ def manifests(target: Target, built: ClusterJob) -> list[Manifest]:
 class Kustomized(Struct, frozen=True, kw_only=True):
     """Files for kustomize in a directory, and what is not in them."""
 
-    schema: int = 1
     directory: str
     files: tuple[str, ...]
     left_out: tuple[str, ...]
