@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from labctl.lab.cluster import Cluster
     from labctl.lab.devices import DeviceReport, EffectiveSettings
     from labctl.lab.status import LabStatus
-    from labctl.manifests.importing import ImportedJob
-    from labctl.manifests.job import ClusterJob
-    from labctl.manifests.render import Kustomized, Manifests
-    from labctl.manifests.target import Target
+    from labctl.k8s.importing import ImportedJob
+    from labctl.k8s.job import ClusterJob
+    from labctl.k8s.render import Kustomized, Manifests
+    from labctl.k8s.target import Target
     from labctl.model import Cache, Lab, Result, Workload
     from labctl.runs.request import RunOptions
     from labctl.runs.store import RunList, RunSummary
@@ -793,14 +793,14 @@ def proxies(context: Context) -> dict[str, str]:
 
 def k8s_render(context: Context, name: str, options: RunOptions) -> Manifests:
     """The workload as a job for Kubernetes, with all that it needs there. ConfigError; nothing is sent."""
-    from labctl.manifests import render
+    from labctl.k8s import render
 
     return render.rendered(*k8s_job(context, name, options))
 
 
 def k8s_export(context: Context, name: str, options: RunOptions, directory: Path) -> Kustomized:
     """Write the workload as a job for Kubernetes into a directory for kustomize, without its Secret."""
-    from labctl.manifests import render
+    from labctl.k8s import render
     from labctl.system import files
 
     made, left_out = render.kustomization(render.manifests(*k8s_job(context, name, options)))
@@ -812,7 +812,7 @@ def k8s_export(context: Context, name: str, options: RunOptions, directory: Path
 def k8s_job(context: Context, name: str, options: RunOptions) -> tuple[Target, ClusterJob]:
     """Where the workload is to run in a cluster, and its job there. ConfigError."""
     from labctl.deploy.preflight import require_initialised
-    from labctl.manifests import job, target
+    from labctl.k8s import job, target
     from labctl.runs.request import choose_workload
 
     require_initialised(context)
@@ -825,7 +825,7 @@ def k8s_job(context: Context, name: str, options: RunOptions) -> tuple[Target, C
 def k8s_import(context: Context, file: Path) -> ImportedJob:
     """Read an MPIJob into a workload of the lab, and settings. ConfigError where a workload of its name is there."""
     from labctl.deploy.preflight import require_initialised
-    from labctl.manifests import importing
+    from labctl.k8s import importing
     from labctl.system import files
 
     require_initialised(context)

@@ -26,7 +26,7 @@ RINGS: tuple[tuple[str, ...], ...] = (
     ("lab",),
     ("attach", "hub", "deploy", "launchers", "fit"),
     ("runs",),
-    ("bundle", "doctor", "manifests", "reports"),
+    ("bundle", "doctor", "k8s", "reports"),
     ("batches",),
     ("flows",),
     ("cli",),

@@ -11,8 +11,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from labctl.manifests.job import HOME, KEYS, PORT, STORAGE, UID, ClusterJob
-from labctl.manifests.target import Target
+from labctl.k8s.job import HOME, KEYS, PORT, STORAGE, UID, ClusterJob
+from labctl.k8s.target import Target
 from labctl.model import File
 
 Manifest = dict[str, Any]

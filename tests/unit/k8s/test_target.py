@@ -6,8 +6,8 @@ import pytest
 
 from labctl.config import settings
 from labctl.errors import ConfigError
-from labctl.manifests import target
-from labctl.manifests.target import Target, Toleration
+from labctl.k8s import target
+from labctl.k8s.target import Target, Toleration
 
 
 def read(accelerator: str = "cpu", **given: str) -> Target:

@@ -7,9 +7,9 @@ import yaml
 
 from labctl.config import settings
 from labctl.errors import ConfigError
-from labctl.manifests import job, render, target
-from labctl.manifests.job import ClusterJob
-from labctl.manifests.target import Target
+from labctl.k8s import job, render, target
+from labctl.k8s.job import ClusterJob
+from labctl.k8s.target import Target
 from labctl.runs.request import RunOptions, choose_workload
 
 ROOT = Path(__file__).parents[3]

@@ -1,6 +1,6 @@
 """The objects of a job for Kubernetes, for each accelerator and kind of job; of files that are the run's, the names.
 
-``pytest tests/unit/manifests --update-golden`` rewrites ``expected/``; read the difference before keeping it.
+``pytest tests/unit/k8s --update-golden`` rewrites ``expected/``; read the difference before keeping it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pytest
 
 from labctl import accelerators
 from labctl.config import settings
-from labctl.manifests import job, render, target
+from labctl.k8s import job, render, target
 from labctl.runs.request import RunOptions, choose_workload
 
 ROOT = Path(__file__).parents[3]

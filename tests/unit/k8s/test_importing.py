@@ -8,7 +8,7 @@ import yaml
 from labctl import launchers
 from labctl.config import dotenv
 from labctl.errors import ConfigError
-from labctl.manifests import importing
+from labctl.k8s import importing
 from labctl.workloads import loader
 
 MANIFEST = Path(__file__).with_name("mpijob.yaml")

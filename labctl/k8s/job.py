@@ -13,7 +13,7 @@ from labctl.compose.render import OPEN_MPI_NETWORK
 from labctl.config.settings import USUAL_NODES, Settings
 from labctl.errors import ConfigError
 from labctl.lab import spec
-from labctl.manifests.target import USUAL_SLOTS, Target
+from labctl.k8s.target import USUAL_SLOTS, Target
 from labctl.model import Host, Job, Lab, Limits, Node, Pairs, Workload
 from labctl.runs import code, inputs, job
 from labctl.runs.request import RunOptions, config_source
