@@ -38,13 +38,14 @@ if TYPE_CHECKING:
     from labctl.engines.state import ObservedState
     from labctl.fit import FitReport
     from labctl.hub.prefetch import CacheReport
+    from labctl.k8s.importing import ImportedJob
+    from labctl.k8s.job import ClusterJob
+    from labctl.k8s.lab import ClusterLab
+    from labctl.k8s.render import Kustomized, Manifests
+    from labctl.k8s.target import Target
     from labctl.lab.cluster import Cluster
     from labctl.lab.devices import DeviceReport, EffectiveSettings
     from labctl.lab.status import LabStatus
-    from labctl.k8s.importing import ImportedJob
-    from labctl.k8s.job import ClusterJob
-    from labctl.k8s.render import Kustomized, Manifests
-    from labctl.k8s.target import Target
     from labctl.model import Cache, Lab, Result, Workload
     from labctl.runs.request import RunOptions
     from labctl.runs.store import RunList, RunSummary
@@ -78,6 +79,10 @@ def doctor(context: Context, *, node: str = "", fix: bool = False, ask: Ask | No
     from labctl.doctor import run as doctor_run
     from labctl.doctor.examination import DoctorReport
 
+    if there := in_cluster(context):
+        from labctl.k8s import checks
+
+        return DoctorReport(tuple(checks.examine(there)))
     if not fix:
         return DoctorReport(doctor_run.findings(context, node=node))
     from labctl.doctor.fix import apply_fixes
@@ -85,10 +90,28 @@ def doctor(context: Context, *, node: str = "", fix: bool = False, ask: Ask | No
     return DoctorReport(*apply_fixes(context, lambda: doctor_run.findings(context, node=node), ask))
 
 
+def in_cluster(context: Context) -> ClusterLab | None:
+    """The lab where it is on Kubernetes (LAB_ENGINE), else None. HostError where the kubeconfig names no cluster."""
+    from labctl.lab.cluster import DOCKER
+
+    settings = context.settings()
+    if settings.text("LAB_ENGINE") == DOCKER:
+        return None
+    from labctl.deploy.preflight import require_named
+    from labctl.k8s import lab
+
+    require_named(context, settings)
+    return lab.open_lab(context, settings)
+
+
 def devices(context: Context) -> DeviceReport:
     """The devices of each host; needs neither an engine nor a lab."""
     from labctl.lab import devices
 
+    if there := in_cluster(context):
+        from labctl.k8s import capacity
+
+        return capacity.devices(there)
     return devices.devices(context)
 
 
@@ -260,6 +283,10 @@ def status(context: Context) -> LabStatus:
     from labctl.lab.cluster import connect
     from labctl.lab.status import status_of
 
+    if there := in_cluster(context):
+        from labctl.k8s import lab
+
+        return lab.status(there)
     settings = context.settings()
     require_named(context, settings)
     with connect(context, settings, demand=False) as cluster:
@@ -280,7 +307,23 @@ def down(context: Context, *, images: bool = False, dry_run: bool = False, ask: 
 
     With ``images``, hosts lose the lab's image too. ``ask`` is asked whether runs that are under way may be ended.
     """
+    if there := in_cluster(context):
+        return down_in_cluster(there, dry_run=dry_run, ask=ask)
     return remove(context, "labctl down", images=images, dry_run=dry_run, ask=ask)
+
+
+def down_in_cluster(there: ClusterLab, *, dry_run: bool, ask: Ask | None) -> PlanPreview:
+    """Remove what the lab has in the cluster, but its claim."""
+    from labctl.k8s import lab
+
+    plan, running = lab.plan_down(there), lab.running(there)
+    if running:
+        there.context.warn(f"this ends {', '.join(f'run {run_id}' for run_id in running)}")
+    if running and not dry_run and ask and not ask("end it?" if len(running) == 1 else "end them?"):
+        raise HostError("aborted: the lab stays as it is", hint="labctl runs")
+    if not dry_run:
+        lab.down(there)
+    return PlanPreview(there.name, plan)
 
 
 def clean(context: Context) -> PlanPreview:
@@ -346,6 +389,8 @@ def run(context: Context, name: str, options: RunOptions, ask: Ask | None = None
     from labctl.runs.request import resumed
     from labctl.runs.run import LOST
 
+    if there := in_cluster(context):
+        return run_in_cluster(there, name, options)
     if options.detach and options.retries:
         raise ConfigError(
             "a run is started again by the labctl that follows it", hint="leave out --detach or --retries"
@@ -361,6 +406,27 @@ def run(context: Context, name: str, options: RunOptions, ask: Ask | None = None
             break
         result = run_once(context, name, options, ask)
     return result
+
+
+def run_in_cluster(there: ClusterLab, name: str, options: RunOptions) -> Result | RunSummary | PlanPreview:
+    """Submit a workload as a job, follow it and judge it."""
+    from labctl.k8s import checks, lab, render
+    from labctl.runs import store
+    from labctl.runs.request import choose_workload, unknown
+
+    workload = choose_workload(there.directory, name, options, there.settings)
+    for remark in unknown(workload, options):
+        there.context.warn(remark)
+    target, built = lab.begin(there, workload, options)
+    checks.preflight(there, target, built)
+    if options.dry_run:
+        return PlanPreview(there.name, tuple(f"apply {one}" for one in render.rendered(target, built).objects))
+    with store.recording(there.directory, built.run_id):
+        lab.record(there, target, built)
+        run = lab.launch(there, target, built)
+        if not options.detach:
+            return lab.follow(there, run, there.context.line, ends=True)
+    return store.summary(there.directory, built.run_id, lab.active(there))
 
 
 def retry(context: Context, name: str, options: RunOptions, ended: Result) -> RunOptions:
@@ -494,6 +560,10 @@ def runs(context: Context) -> RunList:
     lab_name(context)
     if not store.unjudged(context.directory):
         return store.RunList(store.listing(context.directory))
+    if there := in_cluster(context):
+        from labctl.k8s import lab
+
+        return store.RunList(lab.listing(there))
     with connect(context, context.settings(), demand=False) as cluster:
         return store.RunList(follow.listing(context, cluster))
 
@@ -508,6 +578,11 @@ def show(context: Context, run: str) -> Result | RunSummary:
     found = store.read(context.directory, run)
     if isinstance(found, Result):
         return found
+    if there := in_cluster(context):
+        from labctl.k8s import lab
+
+        (found,) = (one for one in lab.listing(there) if one.run_id == found.run_id)
+        return store.read_result(context.directory, found.run_id) or found
     with connect(context, context.settings(), demand=False) as cluster:
         (found,) = (one for one in follow.listing(context, cluster) if one.run_id == found.run_id)
     return store.read_result(context.directory, found.run_id) or found
@@ -515,24 +590,38 @@ def show(context: Context, run: str) -> Result | RunSummary:
 
 def attach(context: Context, run: str) -> Result:
     """Print what a run has printed, and what it prints until it ends; judge it then, unless another does."""
-    from labctl.runs import follow
+    from labctl.runs import follow, store
 
+    if there := in_cluster(context):
+        from labctl.k8s import lab as cluster_lab
+
+        return cluster_lab.attach(there, store.find(context.directory, run), context.line)
     with attached(context, run) as (cluster, lab, run_id):
         return follow.attach(context, cluster, lab, run_id)
 
 
 def stop(context: Context, run: str, grace: float) -> Result:
     """End a run, with so many seconds between TERM and KILL, and judge it."""
-    from labctl.runs import follow
+    from labctl.runs import follow, store
 
+    if there := in_cluster(context):
+        from labctl.k8s import lab as cluster_lab
+
+        return cluster_lab.stop(there, store.find(context.directory, run))
     with attached(context, run) as (cluster, lab, run_id):
         return follow.stop(context, cluster, lab, run_id, grace)
 
 
 def run_logs(context: Context, run: str, on_line: Callable[[str], None], *, follow: bool) -> None:
     """Pass on what a run has printed, and with ``follow`` what it prints until it ends."""
+    from labctl.runs import store
     from labctl.runs.follow import logs
 
+    if there := in_cluster(context):
+        from labctl.k8s import lab as cluster_lab
+
+        cluster_lab.print_log(there, store.find(context.directory, run), on_line, follow=follow)
+        return
     with attached(context, run) as (cluster, lab, run_id):
         logs(cluster, lab, run_id, on_line, follow=follow)
 
@@ -1011,6 +1100,12 @@ def shell(context: Context, node: str, *, terminal: bool) -> int:
     """Open a shell in a node, in the current directory if it is mounted there; returns its exit code."""
     from labctl.attach import session, target
 
+    if there := in_cluster(context):
+        from labctl.k8s import lab
+
+        if not terminal:
+            raise ConfigError("a shell needs a terminal", hint=f"labctl exec -n {node} -- COMMAND")
+        return lab.execute(there, (node,), ("bash",), stdin="terminal")
     with target.entered(context, lab_name(context), node) as inside:
         if not terminal:
             raise ConfigError("a shell needs a terminal", hint=f"labctl exec -n {node} -- COMMAND")
@@ -1028,6 +1123,11 @@ def execute(context: Context, command: tuple[str, ...], node: str, *, everywhere
     if everywhere and node != LAUNCHER:
         raise ConfigError("use either --all or -n", hint=f"labctl exec --all -- {shlex.join(command)}")
     several = everywhere or "," in node
+    if there := in_cluster(context):
+        from labctl.k8s import lab
+
+        nodes = lab.workers(there) if everywhere else tuple(node.split(","))
+        return lab.execute(there, nodes, command, stdin="terminal" if terminal else "pipe")
     with target.entered(context, lab_name(context), LAUNCHER if several else node) as inside:
         if several:
             return session.run_on_nodes(inside, () if everywhere else tuple(node.split(",")), command)
@@ -1057,6 +1157,9 @@ def logs(context: Context, node: str | None, on_line: Callable[[str], None], *, 
     from labctl.attach import target
 
     name = lab_name(context)
+    if there := in_cluster(context):
+        there.engine.logs(name, on_line, node=node or "", follow=follow)
+        return
     with target.reached(context, name, node) as engine:
         engine.logs(naming.project_name(name), on_line, node=node or "", follow=follow, color=colors)
 

@@ -426,7 +426,7 @@ class CriterionResult(Struct, frozen=True, kw_only=True):
 
 Cause = Literal[
     "timeout", "stalled", "node-lost", "device-lost", "rank-crashed", "out-of-memory",
-    "launcher-failed", "no-metric", "criteria", "does-not-fit", "interrupted",
+    "launcher-failed", "no-metric", "criteria", "does-not-fit", "interrupted", "no-image",
 ]  # fmt: skip
 
 

@@ -196,6 +196,7 @@ class Setting(NamedTuple):
 SETTINGS = (
     Setting("LAB_NAME", "lab", label),
     Setting("LAB_ACCELERATOR", "auto", accelerator),
+    Setting("LAB_ENGINE", "docker", one_of("docker", "kubernetes")),
     Setting("LAB_HOSTS", "", anything),
     Setting("LAB_SHARED_DIR", "", host_path),
     Setting("LAB_NODES", "", whole(1, 1000)),
@@ -235,7 +236,9 @@ SETTINGS = (
     Setting("HTTPS_PROXY", "", proxy, aliases=("https_proxy",)),
     Setting("NO_PROXY", "", anything, aliases=("no_proxy",)),
     Setting("LAB_K8S_NAMESPACE", "", label),
-    Setting("LAB_K8S_JOB", "mpijob", one_of("mpijob", "trainjob")),
+    Setting("LAB_K8S_CONTEXT", "", anything),
+    Setting("LAB_K8S_JOB", "auto", one_of("auto", "mpijob", "trainjob")),
+    Setting("LAB_K8S_PATIENCE", "1800", whole(10, 10**6)),
     Setting("LAB_K8S_RESOURCE", "", shaped(r"[a-z0-9.-]{1,253}/[\w.-]{1,63}", "must be like example.com/gpu")),
     Setting("LAB_K8S_CPU", "", shaped(r"[1-9][0-9]{0,3}|[1-9][0-9]{0,6}m", "must be cores, such as 8 or 500m")),
     Setting("LAB_K8S_HUGEPAGES", "", size),

@@ -166,6 +166,14 @@ class Line(NamedTuple):
     said: str = ""
 
 
+def line_of(text: str, when: float) -> Line:
+    """A line as it was printed, and when, without the mark of its rank."""
+    if mark := RANK.search(text):
+        said = text[mark.end() :]
+        return Line(text[: mark.start()] + said, when, int(mark[1]), said)
+    return Line(text, when)
+
+
 class Follower:
     """Follows a run's output over one connection after another: each line once."""
 
@@ -194,12 +202,8 @@ class Follower:
             self.heard = time.monotonic()
         if place.isdecimal():
             when, _, line = rest.partition(" ")
-            heard = Line(line, float(when))
-            if mark := RANK.search(line):
-                said = line[mark.end() :]
-                heard = Line(line[: mark.start()] + said, float(when), int(mark[1]), said)
             self.refused = True
-            self._on_line(heard)
+            self._on_line(line_of(line, float(when)))
             self.refused = False
             self.place = int(place)
         elif place == "end":

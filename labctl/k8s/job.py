@@ -12,8 +12,8 @@ from labctl import accelerators
 from labctl.compose.render import OPEN_MPI_NETWORK
 from labctl.config.settings import USUAL_NODES, Settings
 from labctl.errors import ConfigError
-from labctl.lab import spec
 from labctl.k8s.target import USUAL_SLOTS, Target
+from labctl.lab import spec
 from labctl.model import Host, Job, Lab, Limits, Node, Pairs, Workload
 from labctl.runs import code, inputs, job
 from labctl.runs.request import RunOptions, config_source
@@ -23,6 +23,8 @@ from labctl.workloads import external
 PORT = 2222
 """Of sshd in the pods, which are not root's."""
 UID = 1000
+KEPT = 600
+"""Seconds that the launcher of a run stays after its end, for its results to be fetched."""
 STORAGE = "/storage"
 """Where pods have the claim."""
 MOST_BYTES = 1 << 20
@@ -33,6 +35,10 @@ class ClusterJob(Struct, frozen=True, kw_only=True):
     """A job of a lab of pods."""
 
     name: str
+    run_id: str
+    """That its ranks see; the job's name where no run of labctl's is recorded."""
+    owner: str
+    """Who has submitted it, as ``person@machine``; empty where labctl did not."""
     lab: Lab
     job: Job
     files: tuple[tuple[str, bytes, bool], ...]
@@ -41,36 +47,55 @@ class ClusterJob(Struct, frozen=True, kw_only=True):
     """Of every pod."""
 
 
-def build(settings: Settings, directory: Path, target: Target, workload: Workload, options: RunOptions) -> ClusterJob:
-    """The job of a workload on the lab's pods.
+def build(
+    settings: Settings,
+    directory: Path,
+    target: Target,
+    workload: Workload,
+    options: RunOptions,
+    run_id: str = "",
+    owner: str = "",
+) -> ClusterJob:
+    """The job of a workload on the lab's pods, for a run that is recorded if it has an id.
 
     ConfigError for what its launcher or DeepSpeed would reject, for paths of this machine, and for files that are too
     large for a ConfigMap.
     """
     accelerator = settings.text("LAB_ACCELERATOR")
-    name = job_name(settings.text("LAB_NAME"), workload.name)
+    name = job_name(settings.text("LAB_NAME"), workload.name, run_id)
+    run_id = run_id or name
     lab = lab_of_pods(settings, directory, accelerator, target, name)
     inputs.require(workload)
     for path in inputs.given(workload):
         if not path.startswith(f"{STORAGE}/"):
             raise ConfigError(f"{workload.name}: {path} is not on the claim", hint=f"name a path below {STORAGE}")
-    where = job.run_directory(lab, name)
+    where = job.run_directory(lab, run_id)
     workload = external.at(workload, f"{len(lab.nodes)}xN", where)
     workload, chosen = code.choose(lab, workload)
     nodes = tuple((node, tuple(range(node.slots))) for node in lab.nodes)
     timeout = options.timeout or workload.timeout
     built = job.build(
-        lab, workload, name, nodes, timeout, code=chosen.copies, config_source=config_source(workload, options)
+        lab, workload, run_id, nodes, timeout, code=chosen.copies, config_source=config_source(workload, options)
     )
     return ClusterJob(
-        name=name, lab=lab, job=built, files=files(built, workload, name), environment=environment(lab, target, built)
+        name=name,
+        run_id=run_id,
+        owner=owner,
+        lab=lab,
+        job=built,
+        files=files(built, workload, run_id),
+        environment=environment(lab, target, built, kept=KEPT if owner else 0),
     )
 
 
-def job_name(lab: str, workload: str) -> str:
-    """A name that a Service may have: the names of pods, which begin with it, have at most 63 characters."""
+def job_name(lab: str, workload: str, run_id: str = "") -> str:
+    """A name that a Service may have: the names of pods, which begin with it, have at most 63 characters.
+
+    With the random end of a run's id, where it is one.
+    """
     slug = re.sub(r"[^a-z0-9]+", "-", f"{lab}-{workload}".lower()).strip("-")[:40].strip("-")
-    return slug if slug[:1].isalpha() else f"lab-{slug}"
+    name = slug if slug[:1].isalpha() else f"lab-{slug}"
+    return f"{name}-{run_id.rpartition('-')[2]}" if run_id else name
 
 
 def pod_names(target: Target, name: str, count: int) -> tuple[str, ...]:
@@ -98,12 +123,15 @@ def lab_of_pods(settings: Settings, directory: Path, accelerator: str, target: T
     return replace(made, nodes=nodes, ssh_port=PORT)
 
 
-def environment(lab: Lab, target: Target, built: Job) -> Pairs:
-    """What every pod has: what the lab's containers have, with caches on the claim where there is one."""
+def environment(lab: Lab, target: Target, built: Job, kept: int) -> Pairs:
+    """What every pod has: what the lab's containers have, with caches on the claim where there is one.
+
+    ``kept``: seconds that the launcher stays for its results to be fetched.
+    """
     cache = f"{lab.project_path}/.cache"
-    kept = STORAGE if target.storage else cache
+    place = STORAGE if target.storage else cache
     own = {
-        name: kept + value.removeprefix(cache) if value.startswith(cache) else value for name, value in lab.environment
+        name: place + value.removeprefix(cache) if value.startswith(cache) else value for name, value in lab.environment
     }
     network = {"GLOO_SOCKET_IFNAME": target.interface}
     network |= dict.fromkeys(OPEN_MPI_NETWORK, target.interface)
@@ -111,15 +139,17 @@ def environment(lab: Lab, target: Target, built: Job) -> Pairs:
     mapping = accelerators.get(lab.accelerator).mapping(lab.hosts[0], ())
     devices = {name: value for name, value in mapping.environment if value}
     run = {"LABCTL_RUN_DIR": built.directory, "LABCTL_KEYS": KEYS, "HOME": HOME}
+    run |= {"LABCTL_KEPT": str(kept)} if kept else {}
+    run |= {"LABCTL_STORAGE": STORAGE} if target.storage else {}
     return tuple({**network, **devices, **run, **dict(built.environment), **own}.items())
 
 
 KEYS, HOME = "/etc/labctl/ssh", "/home/lab"
 
 
-def files(built: Job, workload: Workload, name: str) -> tuple[tuple[str, bytes, bool], ...]:
+def files(built: Job, workload: Workload, run_id: str) -> tuple[tuple[str, bytes, bool], ...]:
     """The run's own files, the workload's, and what workloads share. ConfigError where they are too large."""
-    run = f"outputs/{name}"
+    run = f"outputs/{run_id}"
     common = workload.directory.parent / "common"
     found = [(f"{run}/{file.path}", file.content.encode(), bool(file.mode & 0o100)) for file in built.files]
     # The operator writes it.

@@ -68,7 +68,34 @@ CONFIG
     # The workers are ready, and have the keys for this job that they have now.
     cut -d ' ' -f 1 /etc/mpi/hostfile | ssh-keyscan -p "$port" -T 30 -t ed25519 -f - > ~/.ssh/known_hosts 2> /dev/null
     cd "$LABCTL_RUN_DIR"
-    exec "$@"
+    [[ -v LABCTL_KEPT ]] || exec "$@"
+    # Who submitted the run fetches its results: it stays for that, unless it is told to end.
+    "$@" &
+    command=$!
+    echo "$command" > ~/.command
+    trap 'LABCTL_KEPT=0; kill -TERM "$command" 2> /dev/null' TERM
+    code=0
+    while kill -0 "$command" 2> /dev/null; do
+        wait "$command" && code=0 || code=$?
+    done
+    gather
+    echo "labctl: the launcher ended with exit code $code$(sed 's/^/; /' ~/.stopped 2> /dev/null)"
+    for ((second = 0; second < LABCTL_KEPT; second++)); do
+        [[ ! -e ~/.fetched ]] || break
+        sleep 1
+    done
+    exit "$code"
 }
+
+# What the workers have written; of files that several wrote the first one's stands. And on the claim, what all wrote.
+gather() {
+    local node
+    while read -r node _; do
+        timeout 300 ssh -n "$node" tar -C "$LABCTL_RUN_DIR" -cf - . | tar -xf - --skip-old-files || true
+    done < hostfile
+    if [[ -v LABCTL_STORAGE ]]; then
+        mkdir -p "$LABCTL_STORAGE/runs" && cp -r . "$LABCTL_STORAGE/runs/${LABCTL_RUN_DIR##*/}" || true
+    fi
+} 2> /dev/null
 
 "$@"

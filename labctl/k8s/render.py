@@ -14,6 +14,7 @@ from msgspec import Struct
 from labctl.k8s.job import HOME, KEYS, PORT, STORAGE, UID, ClusterJob
 from labctl.k8s.target import Target
 from labctl.model import File
+from labctl.runs.job import limited
 
 Manifest = dict[str, Any]
 
@@ -27,8 +28,8 @@ class Manifests(Struct, frozen=True, kw_only=True):
     yaml: str
 
 
-STARTING = 1800
-"""Seconds that pods may take to be scheduled and started, beside the run's own time limit."""
+ENDING = 600
+"""Seconds for a run's end: its results are gathered, and fetched."""
 KEPT = 86_400
 """Seconds that a job that has ended is kept, with the logs of its launcher."""
 
@@ -43,6 +44,12 @@ def manifests(target: Target, built: ClusterJob) -> list[Manifest]:
         objects.append(_claim(target, built))
     objects.append(_config_map(target, built))
     return [*objects, *(_mpijob(target, built) if target.kind == "mpijob" else _trainjob(target, built))]
+
+
+def record(target: Target, built: ClusterJob) -> File:
+    """What is sent, less the Secret, for the run's record."""
+    objects = [one for one in manifests(target, built) if one["kind"] != "Secret"]
+    return File(path="rendered/manifests.yaml", content=text(objects))
 
 
 class Kustomized(Struct, frozen=True, kw_only=True):
@@ -94,14 +101,23 @@ def _object(
     metadata: Manifest = {"name": name}
     if namespaced:
         metadata["namespace"] = target.namespace
-        labels |= {"labctl.run": built.name}
-    return {"apiVersion": version, "kind": kind, "metadata": {**metadata, "labels": labels}}
+        labels |= {"labctl.run": label(built.run_id)}
+    metadata["labels"] = labels
+    if namespaced and built.owner:
+        metadata["annotations"] = {"labctl.owner": built.owner}
+    return {"apiVersion": version, "kind": kind, "metadata": metadata}
+
+
+def label(run_id: str) -> str:
+    """A run's id as the value of a label, which has at most 63 characters."""
+    return run_id[:63].rstrip("-_.")
 
 
 def _claim(target: Target, built: ClusterJob) -> Manifest:
     """The lab's storage, which all its jobs share: every node writes to it."""
     claim = _object("v1", "PersistentVolumeClaim", f"{built.lab.name}-storage", target, built)
     del claim["metadata"]["labels"]["labctl.run"]
+    claim["metadata"].pop("annotations", None)
     claim["spec"] = {
         "accessModes": ["ReadWriteMany"],
         **({"storageClassName": target.storage_class} if target.storage_class else {}),
@@ -160,7 +176,11 @@ def _pod(target: Target, built: ClusterJob, name: str, command: list[str], *, wo
         spec |= _placement(target)
     spec["containers"] = [first]
     spec["volumes"] = _volumes(target, built)
-    labels = {"labctl.lab": built.lab.name, "labctl.run": built.name, "labctl.role": "worker" if worker else "launcher"}
+    labels = {
+        "labctl.lab": built.lab.name,
+        "labctl.run": label(built.run_id),
+        "labctl.role": "worker" if worker else "launcher",
+    }
     # Istio's proxy would keep the ranks' own connections, and the pod after its end.
     return {"metadata": {"labels": labels, "annotations": {"sidecar.istio.io/inject": "false"}}, "spec": spec}
 
@@ -239,8 +259,9 @@ def _volumes(target: Target, built: ClusterJob) -> list[Manifest]:
 _START = ["bash", "/etc/labctl/start/pod.sh"]
 
 
-def _deadline(built: ClusterJob) -> int:
-    return int(built.job.timeout) + STARTING
+def _deadline(target: Target, built: ClusterJob) -> int:
+    """Seconds for pods to start, the run and its end: the launch command itself has the run's time."""
+    return target.patience + int(built.job.timeout) + ENDING
 
 
 def _queue(target: Target) -> dict[str, str]:
@@ -252,14 +273,14 @@ def _mpijob(target: Target, built: ClusterJob) -> list[Manifest]:
     made["metadata"]["labels"] |= _queue(target)
     workers = len(built.lab.nodes)
     policy: Manifest = {
-        "activeDeadlineSeconds": _deadline(built),
+        "activeDeadlineSeconds": _deadline(target, built),
         "backoffLimit": 0,
         "cleanPodPolicy": "Running",
         "ttlSecondsAfterFinished": KEPT,
     }
     if target.gang != "none":
         policy["schedulingPolicy"] = {"minAvailable": workers + 1}
-    launcher = _pod(target, built, "launcher", [*_START, "launcher", *built.job.argv], worker=False)
+    launcher = _pod(target, built, "launcher", [*_START, "launcher", *limited(built.job)], worker=False)
     worker = _pod(target, built, "worker", [*_START, "worker"], worker=True)
     made["spec"] = {
         "slotsPerWorker": built.lab.nodes[0].slots,
@@ -280,7 +301,7 @@ def _trainjob(target: Target, built: ClusterJob) -> list[Manifest]:
     version = "trainer.kubeflow.org/v1alpha1"
     runtime = _object(version, "TrainingRuntime", built.name, target, built)
     # The runtime's container in both kinds of pods is called node.
-    launcher = _pod(target, built, "node", [*_START, "launcher", *built.job.argv], worker=False)
+    launcher = _pod(target, built, "node", [*_START, "launcher", *limited(built.job)], worker=False)
     worker = _pod(target, built, "node", [*_START, "worker"], worker=True)
     for pod in (launcher, worker):
         pod["spec"]["restartPolicy"] = "Never"
@@ -319,10 +340,12 @@ def _trainjob(target: Target, built: ClusterJob) -> list[Manifest]:
     made["metadata"]["labels"] |= _queue(target)
     made["spec"] = {
         "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": built.name},
-        "activeDeadlineSeconds": _deadline(built),
+        "activeDeadlineSeconds": _deadline(target, built),
     }
     return [runtime, made]
 
 
 def _gang(target: Target) -> Manifest:
-    return {"volcano": {}} if target.gang == "volcano" else {"coscheduling": {"scheduleTimeoutSeconds": STARTING}}
+    return (
+        {"volcano": {}} if target.gang == "volcano" else {"coscheduling": {"scheduleTimeoutSeconds": target.patience}}
+    )

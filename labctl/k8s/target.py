@@ -14,6 +14,8 @@ from labctl.model import Pairs
 
 Kind = Literal["mpijob", "trainjob"]
 Gang = Literal["none", "coscheduling", "volcano"]
+USUAL_KIND: Kind = "mpijob"
+"""Of jobs where nobody has asked the cluster what it has."""
 USUAL_SLOTS = 8
 """Devices of a node where LAB_SLOTS does not say: what servers with accelerators have."""
 
@@ -29,8 +31,12 @@ class Toleration(Struct, frozen=True, kw_only=True):
 class Target(Struct, frozen=True, kw_only=True):
     """A namespace, and what each worker pod asks for. Quantities are Kubernetes' own, such as ``500m`` and ``8Gi``."""
 
+    context: str
+    """Of the kubeconfig; empty for the current one."""
     namespace: str
     kind: Kind
+    patience: int
+    """Seconds that pods may take to be scheduled and started."""
     resource: str
     """Name of the device resource, such as ``example.com/gpu``; empty for none."""
     cpu: str
@@ -50,8 +56,8 @@ class Target(Struct, frozen=True, kw_only=True):
     gang: Gang
 
 
-def read(settings: Settings, accelerator: str) -> Target:
-    """The target that the settings name. ConfigError with the setting."""
+def read(settings: Settings, accelerator: str, kind: Kind = USUAL_KIND) -> Target:
+    """The target that the settings name; ``kind`` is that of its jobs unless they say. ConfigError with the setting."""
     if accelerator == "auto":
         reason = "must name what the cluster's nodes have"
         raise _error(settings, "LAB_ACCELERATOR", reason, "LAB_ACCELERATOR=cpu, or the accelerator's name")
@@ -59,9 +65,12 @@ def read(settings: Settings, accelerator: str) -> Target:
     resource = settings.text("LAB_K8S_RESOURCE") or next(iter(known), "")
     if resource and not known:
         raise _error(settings, "LAB_K8S_RESOURCE", f"names a device, and a {accelerator} lab has none")
+    wanted = settings.text("LAB_K8S_JOB")
     return Target(
+        context=settings.text("LAB_K8S_CONTEXT"),
         namespace=settings.text("LAB_K8S_NAMESPACE") or settings.text("LAB_NAME"),
-        kind=cast("Kind", settings.text("LAB_K8S_JOB")),
+        kind=kind if wanted == "auto" else cast("Kind", wanted),
+        patience=settings.number("LAB_K8S_PATIENCE"),
         resource=resource,
         cpu=settings.text("LAB_K8S_CPU"),
         memory=quantity(settings.number("LAB_MEMORY")),

@@ -43,6 +43,8 @@ THIS_MACHINE = (InventoryHost(name=HERE),)
 FACTS = ".lab/facts"
 """What hosts reported when they were last reached, in the lab directory: used for those that do not answer, so that
 nothing changes for the others."""
+DOCKER = "docker"
+"""The value of LAB_ENGINE for hosts with a Docker daemon."""
 FILES = ".labctl"
 """Where a lab's files are on a host, in the user's home directory there."""
 
@@ -211,6 +213,11 @@ def connect(
     Those that are drained are left out unless they are asked for, too. HostError where no host answers, if one has to
     (``demand``); ConfigError where two of them are one machine.
     """
+    if settings.text("LAB_ENGINE") != DOCKER:
+        raise ConfigError(
+            "this command is for Docker hosts, and the lab is on Kubernetes (LAB_ENGINE)",
+            hint="there pods are started by each `labctl run`; -s LAB_ENGINE=docker is for hosts",
+        )
     every = read_inventory(context.directory, settings, drained=drained)
     if every == THIS_MACHINE:
         engine = backend_here(seconds)

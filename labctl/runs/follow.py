@@ -16,7 +16,8 @@ from labctl.lab.spec import hidden
 from labctl.model import LAUNCHER, Lab, Result
 from labctl.runs import run as runs
 from labctl.runs import store
-from labctl.runs.supervise import GRACE, supervise
+from labctl.runs.job import GRACE
+from labctl.runs.supervise import supervise
 from labctl.system import filelock
 
 # Seconds that another labctl, which has followed a run to its end, has to judge it.

@@ -49,6 +49,15 @@ def prepare_directory(lab: Lab, job: Job) -> str:
     return f"{lab.project_path}/workloads/{job.workload.directory.name}"
 
 
+GRACE = 5
+"""Seconds between TERM and KILL for a run's processes."""
+
+
+def limited(job: Job) -> tuple[str, ...]:
+    """The launch command, which ends with the run's time."""
+    return ("timeout", f"--kill-after={GRACE}", f"{job.timeout:g}", *job.argv)
+
+
 WORK = "work"
 """Where the copy of the code is, in the run's directory; ranks start in it."""
 

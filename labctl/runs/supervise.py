@@ -24,6 +24,7 @@ from labctl.engines.state import lost
 from labctl.errors import HostError
 from labctl.model import LAUNCHER, Cause, Job, Lab
 from labctl.runs import last_words, store
+from labctl.runs.job import GRACE, limited
 from labctl.runs.verdict import RunOutcome
 from labctl.system import filelock
 
@@ -77,8 +78,6 @@ def signal_name(code: int) -> str:
 SILENT = "no rank wrote a line"
 # Other ranks that a message names.
 SHOWN = 4
-# Seconds between TERM and KILL for a run's processes.
-GRACE = 5
 # The timeout inside the launcher comes first; this one covers a launcher that does not answer.
 WATCHDOG_DELAY = 1
 # Seconds after a rank failed for the launcher to stop the others itself.
@@ -157,7 +156,7 @@ def launch_of(lab: Lab, job: Job, *, patience: float = 120, detach: bool = False
     return agent.Launch(
         id=job.run_id,
         nodes=tuple(node.name for node in job.nodes),
-        argv=("timeout", f"--kill-after={GRACE}", f"{job.timeout:g}", *job.argv),
+        argv=limited(job),
         environment=dict(job.environment),
         directory=job.directory,
         launcher=job.workload.launcher,

@@ -11,7 +11,7 @@ from msgspec import Struct
 from labctl.model import Cause, Criterion, CriterionResult, Job, Verdict, Workload
 
 # Exit codes of an ERROR by its cause; 4 of every other cause.
-EXIT_CODES: dict[Cause, int] = {"does-not-fit": 3, "timeout": 124, "stalled": 124, "interrupted": 130}
+EXIT_CODES: dict[Cause, int] = {"does-not-fit": 3, "no-image": 3, "timeout": 124, "stalled": 124, "interrupted": 130}
 
 
 class RunOutcome(Struct, frozen=True, kw_only=True):

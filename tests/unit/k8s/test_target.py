@@ -56,7 +56,7 @@ def test_labels_and_taints_are_read() -> None:
         ("LAB_K8S_NODE_SELECTOR", "zone", "environment: LAB_K8S_NODE_SELECTOR: `zone` is not label=value"),
         ("LAB_K8S_TOLERATIONS", "a=b=c", "`a=b=c` is not key, key=value or key=value:effect"),
         ("LAB_K8S_TOLERATIONS", "a=b:noschedule", "unknown effect `noschedule`"),
-        ("LAB_K8S_JOB", "job", "must be one of mpijob, trainjob"),
+        ("LAB_K8S_JOB", "job", "must be one of auto, mpijob, trainjob"),
         ("LAB_K8S_CPU", "many", "must be cores, such as 8 or 500m"),
         ("LAB_K8S_HOST_IPC", "yes", "must be one of true, false"),
     ],

@@ -1,0 +1,636 @@
+"""A namespace of a Kubernetes cluster: its objects, by the official client, and a lab's pods as containers.
+
+Paths and answers are those of the Kubernetes API reference.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import shlex
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from labctl.engines import Kind, OnLine
+from labctl.engines.state import Container, HostPortUser, ObservedState
+from labctl.errors import ConfigError, HostError
+from labctl.hosts.ssh import Connection
+from labctl.model import LAUNCHER, Cause, Pairs
+from labctl.system import process
+from labctl.system.process import CompletedProcess
+
+Manifest = dict[str, Any]
+ENGINE = "kubernetes"
+"""What the cluster is called where a host is named."""
+# Seconds for an answer; for a line of a log, after which the stream is opened again; between two looks at pods.
+ANSWERING, LISTENING, LOOK = 30, 60, 1.0
+# Of a short program, as in a container.
+EXECUTING = 120
+CHUNK = 1 << 16
+# Pods have at most so many lines printed before that `logs` shows.
+SHOWN = 10_000
+
+CORE, KUBEFLOW, TRAINER = "/api/v1", "/apis/kubeflow.org/v2beta1", "/apis/trainer.kubeflow.org/v1alpha1"
+COLLECTIONS: Mapping[str, tuple[str, str]] = {
+    "Namespace": (CORE, "namespaces"),
+    "Node": (CORE, "nodes"),
+    "StorageClass": ("/apis/storage.k8s.io/v1", "storageclasses"),
+    "CustomResourceDefinition": ("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions"),
+    "SelfSubjectAccessReview": ("/apis/authorization.k8s.io/v1", "selfsubjectaccessreviews"),
+    "Secret": (CORE, "secrets"),
+    "PersistentVolumeClaim": (CORE, "persistentvolumeclaims"),
+    "ConfigMap": (CORE, "configmaps"),
+    "Pod": (CORE, "pods"),
+    "Event": (CORE, "events"),
+    "ResourceQuota": (CORE, "resourcequotas"),
+    "MPIJob": (KUBEFLOW, "mpijobs"),
+    "TrainingRuntime": (TRAINER, "trainingruntimes"),
+    "TrainJob": (TRAINER, "trainjobs"),
+}
+"""Where the objects of a kind are: group and version, and the plural that rights name."""
+CLUSTER_WIDE = ("Namespace", "Node", "StorageClass", "CustomResourceDefinition", "SelfSubjectAccessReview")
+
+
+class Unreachable(HostError):
+    """The API server does not answer."""
+
+
+class Refused(HostError):
+    """The API server's answer is an error; ``status`` is that of HTTP."""
+
+    def __init__(self, status: int, message: str, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
+
+
+class Api:
+    """The API server of a kubeconfig's context, and one namespace there.
+
+    The context is the current one where none is named; KUBECONFIG and ~/.kube/config are read as kubectl reads them,
+    in a pod its service account. HostError where there is none.
+    """
+
+    def __init__(self, namespace: str, context: str = "") -> None:
+        from kubernetes import client, config, dynamic
+
+        self.namespace, self.context = namespace, context
+        self._configuration = client.Configuration()
+        try:
+            config.load_kube_config(context=context or None, client_configuration=self._configuration)
+        except config.ConfigException as error:
+            try:
+                if context:
+                    raise
+                config.load_incluster_config(client_configuration=self._configuration)
+            except config.ConfigException:
+                raise _no_context(context, error) from error
+        # Who asks decides whether to ask again.
+        self._configuration.retries = False
+        if not self._configuration.verify_ssl:
+            import urllib3
+
+            # The kubeconfig says so; kubectl does not warn either.
+            urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
+        # Paths are known: nothing has to be discovered.
+        self._client = dynamic.DynamicClient(client.ApiClient(self._configuration), discoverer=lambda *_: None)
+
+    @property
+    def server(self) -> str:
+        return str(self._configuration.host)
+
+    def path(self, kind: str, name: str = "") -> str:
+        """The path of an object, or of all of a kind."""
+        group, plural = COLLECTIONS[kind]
+        where = "" if kind in CLUSTER_WIDE else f"/namespaces/{self.namespace}"
+        return f"{group}{where}/{plural}{f'/{name}' if name else ''}"
+
+    def request(self, method: str, path: str, body: Manifest | None = None, **options: Any) -> Any:
+        """What the server answers, as JSON. Unreachable, Refused."""
+        return json.loads(self._respond(method, path, body, **options).data)
+
+    def _respond(
+        self,
+        method: str,
+        path: str,
+        body: Manifest | None = None,
+        *,
+        media: str = "",
+        seconds: Any = ANSWERING,
+        **query: Any,
+    ) -> Any:
+        import urllib3
+        from kubernetes.client.exceptions import ApiException
+        from kubernetes.dynamic.exceptions import DynamicApiError
+
+        try:
+            return self._client.request(
+                method,
+                path,
+                body=body,
+                query_params=[(name, value) for name, value in query.items() if value],
+                content_type=media or "application/json",
+                serialize=False,
+                _request_timeout=seconds,
+            )
+        except (ApiException, DynamicApiError) as error:
+            raise self._refused(method, path, error.status, error.body, str(error.reason)) from error
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise self._silent(error) from error
+
+    def _silent(self, error: Exception) -> Unreachable:
+        why = re.sub(r"^.*?: ", "", str(error), count=1) if "Connection object" in str(error) else str(error)
+        context = f"--context {shlex.quote(self.context)} " if self.context else ""
+        return Unreachable(
+            f"the API server {self.server} does not answer: {why}",
+            hint=f"kubectl {context}cluster-info; another cluster: LAB_K8S_CONTEXT in .env",
+        )
+
+    def _refused(self, method: str, path: str, status: int, body: Any, reason: str) -> Refused:
+        try:
+            said = str(json.loads(body)["message"])
+        except (ValueError, KeyError, TypeError):
+            said = reason
+        hint = ""
+        if status == 401:
+            said = f"the API server {self.server} does not accept the credentials of this context: {said}"
+            hint = "log in to the cluster again: a token or certificate in the kubeconfig has expired, or is another's"
+        elif status == 403:
+            hint = grant(*asked_for(method, path), self.namespace)
+        return Refused(status, said, hint)
+
+    def get(self, kind: str, name: str) -> Manifest | None:
+        """An object; None where it is not there, or the cluster knows none of its kind."""
+        try:
+            return dict(self.request("GET", self.path(kind, name)))
+        except Refused as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def list(self, kind: str, selector: str = "", fields: str = "") -> list[Manifest]:
+        """The objects of a kind, by labels and fields; none where the cluster knows none of that kind."""
+        try:
+            found = self.request("GET", self.path(kind), labelSelector=selector, fieldSelector=fields)
+        except Refused as error:
+            if error.status == 404:
+                return []
+            raise
+        return [{"kind": kind, **one} for one in found["items"]]
+
+    def apply(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
+        """Create an object or change it to this, by server-side apply. Refused, with the object's name."""
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        media, rehearsed = "application/apply-patch+yaml", "All" if dry_run else ""
+        try:
+            return dict(
+                self.request(
+                    "PATCH",
+                    self.path(kind, name),
+                    manifest,
+                    media=media,
+                    fieldManager="labctl",
+                    force="true",
+                    dryRun=rehearsed,
+                )
+            )
+        except Refused as error:
+            hint = error.hint
+            if error.status == 404 and kind in ("MPIJob", "TrainJob", "TrainingRuntime"):
+                hint = "install its operator in the cluster; LAB_K8S_JOB names the kind of job; labctl doctor"
+            raise Refused(error.status, f"{kind} {name} was refused: {error.message}", hint) from error
+
+    def create(self, kind: str, body: Manifest) -> Manifest:
+        return dict(self.request("POST", self.path(kind), body))
+
+    def delete(self, kind: str, name: str) -> None:
+        """Delete an object with all that it owns; nothing where it is not there."""
+        try:
+            self.request("DELETE", self.path(kind, name), propagationPolicy="Background")
+        except Refused as error:
+            if error.status != 404:
+                raise
+
+    def lines(self, pod: str, since: str = "", *, follow: bool = False, last: int = 0) -> Iterator[tuple[str, str]]:
+        """Time and text of each line that a pod has printed, ``since`` a time to the second. HostError."""
+        answer = self._respond(
+            "GET",
+            f"{self.path('Pod', pod)}/log",
+            seconds=(ANSWERING, LISTENING) if follow else ANSWERING,
+            timestamps="true",
+            follow="true" if follow else "",
+            sinceTime=since,
+            tailLines=str(last or ""),
+        )
+        with closing(answer):
+            yield from (_timed(line) for line in self._whole_lines(answer))
+
+    def _whole_lines(self, answer: Any) -> Iterator[bytes]:
+        """The lines of a stream; one that is cut off by a lost connection is not among them. HostError."""
+        import urllib3
+
+        rest = b""
+        try:
+            for piece in answer.stream(CHUNK):
+                *whole, rest = (rest + piece).split(b"\n")
+                yield from whole
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise self._silent(error) from error
+
+    def execute(self, pod: str, argv: tuple[str, ...], *, stdin: bool = False, tty: bool = False) -> Any:
+        """A program in a pod, begun: the client's web socket. HostError."""
+        from kubernetes import client, stream
+        from kubernetes.client.exceptions import ApiException
+        from websocket import WebSocketException
+
+        found = self.get("Pod", pod)
+        if not found:
+            raise HostError(f"pod {pod} not found in namespace {self.namespace}", hint="labctl status")
+        # Of its own: the client's web sockets change the object that makes them.
+        core = client.CoreV1Api(client.ApiClient(self._configuration))
+        options: dict[str, Any] = {"stdin": stdin, "stdout": True, "stderr": not tty, "tty": tty}
+        try:
+            return stream.stream(
+                core.connect_get_namespaced_pod_exec,
+                pod,
+                self.namespace,
+                command=list(argv),
+                container=found["spec"]["containers"][0]["name"],
+                _preload_content=False,
+                binary=True,
+                **options,
+            )
+        except ApiException as error:
+            raise Refused(error.status or 0, f"{shlex.join(argv[:1])} in pod {pod}: {error.reason}") from error
+        except (WebSocketException, OSError) as error:
+            raise self._silent(error) from error
+
+
+def _no_context(context: str, error: Exception) -> HostError:
+    if context:
+        return HostError(
+            f"the kubeconfig has no context `{context}`: {error}",
+            hint="kubectl config get-contexts lists them; LAB_K8S_CONTEXT in .env names one",
+        )
+    return HostError(
+        f"no cluster is configured: {error}", hint="KUBECONFIG=FILE names a kubeconfig; kubectl cluster-info tries it"
+    )
+
+
+def _timed(line: bytes) -> tuple[str, str]:
+    when, _, text = line.decode("utf-8", "replace").partition(" ")
+    return when, text
+
+
+VERBS = {"GET": "get", "PATCH": "patch", "POST": "create", "DELETE": "delete"}
+
+
+def asked_for(method: str, path: str) -> tuple[str, str]:
+    """The right that a request takes: a verb, and resources with their group."""
+    words = path.partition("?")[0].strip("/").split("/")
+    group = "" if words[0] == "api" else f".{words[1]}"
+    rest = words[2:] if words[0] == "api" else words[3:]
+    if rest[:1] == ["namespaces"] and len(rest) > 2:
+        rest = rest[2:]
+    verb = "list" if method == "GET" and len(rest) == 1 else VERBS[method]
+    return verb, f"{rest[0]}{group}" + (f"/{rest[2]}" if len(rest) > 2 else "")
+
+
+def grant(verbs: str, resources: str, namespace: str) -> str:
+    """What an administrator types to give a person rights in a namespace."""
+    role = f"kubectl -n {namespace} create role labctl --verb={verbs} --resource={resources}"
+    bind = f"kubectl -n {namespace} create rolebinding labctl --role=labctl --user=YOU"
+    return f"ask who runs the cluster for: {role}; {bind}"
+
+
+# --- pods as containers --------------------------------------------------------------------------------------
+
+
+def node_of(pod: Manifest) -> str:
+    """What a lab calls a pod: ``launcher``, or ``worker-N`` by the number at its name's end."""
+    metadata = pod["metadata"]
+    if metadata.get("labels", {}).get("labctl.role") != "worker":
+        return LAUNCHER
+    name = metadata["name"]
+    # A JobSet's pods end in a random word: their index is in a label.
+    index = metadata["labels"].get("batch.kubernetes.io/job-completion-index") or metadata.get("annotations", {}).get(
+        "batch.kubernetes.io/job-completion-index"
+    )
+    found = re.search(r"-worker-([0-9]+)$", name)
+    return f"worker-{index or (found[1] if found else name)}"
+
+
+def age_order(pod: Manifest) -> tuple[str, bool, str, int]:
+    """The pods of the latest run first, its launcher first among them."""
+    node = node_of(pod)
+    number = node.rpartition("-")[2]
+    run = pod["metadata"]["labels"].get("labctl.run", "")
+    return (run, node != LAUNCHER, node.rstrip("0123456789"), int(number) if number.isdigit() else 0)
+
+
+def by_run(pods: Iterable[Manifest]) -> list[Manifest]:
+    """Pods in order: those of the run that was made last first."""
+    pods = sorted(pods, key=age_order)
+    began: dict[str, str] = {}
+    for pod in pods:
+        run = pod["metadata"]["labels"].get("labctl.run", "")
+        began[run] = max(began.get(run, ""), pod["metadata"]["creationTimestamp"])
+    return sorted(pods, key=lambda pod: began[pod["metadata"]["labels"].get("labctl.run", "")], reverse=True)
+
+
+def is_ready(pod: Manifest) -> bool:
+    conditions = pod.get("status", {}).get("conditions") or ()
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+
+STATES = {"Pending": "created", "Running": "running", "Succeeded": "exited", "Failed": "dead"}
+
+
+def container_of(pod: Manifest, lab: str) -> Container:
+    from labctl.engines.pods import trouble
+
+    metadata, status = pod["metadata"], pod.get("status", {})
+    labels = metadata.get("labels", {})
+    state = STATES.get(status.get("phase", ""), "created")
+    role = labels.get("labctl.role", "?")
+    ready = ("healthy" if is_ready(pod) else "starting") if state == "running" else None
+    return Container(
+        id=metadata["uid"],
+        name=metadata["name"],
+        node=node_of(pod),
+        host=pod["spec"].get("nodeName", ""),
+        role=role,
+        slots=0,
+        state="removing" if metadata.get("deletionTimestamp") else state,
+        health=ready,
+        fingerprint=labels.get("labctl.run", lab),
+        image=pod["spec"]["containers"][0]["image"],
+        directory="",
+        reason=trouble(pod),
+        user="",
+    )
+
+
+class KubernetesEngine:
+    """The pods of a lab's runs in one namespace, as a backend. Names of containers are those of pods."""
+
+    def __init__(self, api: Api, lab: str) -> None:
+        self.api, self.lab = api, lab
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return (ENGINE,)
+
+    @property
+    def connections(self) -> Mapping[str, Connection]:
+        """None: nobody logs in to a cluster's nodes."""
+        return {}
+
+    def pods(self, lab: str) -> list[Manifest]:
+        """The pods of a lab, those of its latest run first."""
+        return by_run(self.api.list("Pod", f"labctl.lab={lab}"))
+
+    def observe(self, lab: str, image: str | None = None, *, node: str = "") -> ObservedState:  # noqa: ARG002
+        """The pods of the lab, the latest run's first. What images nodes have nobody can tell."""
+        return ObservedState(host=ENGINE, containers=tuple(container_of(pod, lab) for pod in self.pods(lab)))
+
+    def apply(self, host: str, project: str, files: tuple[Path, ...]) -> None:  # noqa: ARG002
+        """Apply the manifests in these files, none before all of them would be accepted."""
+        import yaml
+
+        manifests = [one for file in files for one in yaml.safe_load_all(file.read_text(encoding="utf-8"))]
+        for manifest in manifests:
+            self.api.apply(manifest, dry_run=True)
+        for manifest in manifests:
+            self.api.apply(manifest)
+
+    def remove(self, host: str, kind: Kind, ids: tuple[str, ...]) -> None:  # noqa: ARG002
+        """Delete pods; networks and images are the cluster's own."""
+        if kind != "container":
+            raise ConfigError(f"a cluster's {kind}s are not a lab's to remove")
+        for pod in self.pods(self.lab):
+            if pod["metadata"]["uid"] in ids:
+                self.api.delete("Pod", pod["metadata"]["name"])
+
+    def exec(
+        self,
+        container: str,
+        argv: tuple[str, ...],
+        *,
+        user: str,  # noqa: ARG002 - a pod has one user
+        workdir: str | None = None,
+        limit: float = EXECUTING,
+    ) -> CompletedProcess:
+        printed = {OUT: bytearray(), ERR: bytearray()}
+        with closing(self.api.execute(container, _within(argv, workdir))) as socket:
+            for channel, piece in outputs_of(socket, limit, argv):
+                printed[channel] += piece
+            code = exit_code(socket, argv)
+        return CompletedProcess(argv, code, *(printed[one].decode("utf-8", "replace") for one in (OUT, ERR)))
+
+    def stream(
+        self,
+        container: str,
+        argv: tuple[str, ...],
+        on_line: OnLine,
+        *,
+        user: str,  # noqa: ARG002
+        environment: Pairs = (),
+        limit: float,
+    ) -> int:
+        with closing(self.api.execute(container, _within(argv, None, environment), stdin=True)) as socket:
+            for line in _lines(outputs_of(socket, limit, argv, pulse=True)):
+                on_line(line)
+            return exit_code(socket, argv)
+
+    def attach(
+        self,
+        container: str,
+        argv: tuple[str, ...],
+        *,
+        user: str,  # noqa: ARG002
+        workdir: str | None,
+        environment: tuple[str, ...] = (),
+        secret_env: Mapping[str, str] | None = None,
+        stdin: Literal["terminal", "pipe", "none"] = "none",
+        on_line: OnLine | None = None,
+    ) -> int:
+        """As the protocol says, but that a labctl which is killed leaves the program to its own input's end.
+
+        Secrets come as the first line of its input.
+        """
+        if secret_env:
+            raise ConfigError("a program in a pod is given no secrets")
+        mark = secrets.token_hex(8)
+        pairs = tuple((name, value) for name, _, value in (one.partition("=") for one in environment))
+        command = ("sh", "-c", MARKED, mark, *_within(argv, workdir, pairs))
+        terminal = stdin == "terminal"
+        with closing(self.api.execute(container, command, stdin=stdin != "none", tty=terminal)) as socket:
+            if on_line:
+                for line in _lines(outputs_of(socket, None, argv)):
+                    on_line(line)
+                return exit_code(socket, argv)
+            from labctl.engines import terminal as terminals
+
+            def signal(number: int) -> None:
+                self.exec(container, ("sh", "-c", SIGNAL, mark, str(number)), user="")
+
+            terminals.carry(socket, signal, reads=stdin != "none", raw=terminal)
+            return exit_code(socket, argv)
+
+    def logs(self, project: str, on_line: OnLine, *, node: str = "", follow: bool = False, color: bool = False) -> None:  # noqa: ARG002
+        """What the pods of the latest run have printed; with ``follow`` of each to its end."""
+        from labctl.system.parallel import pool
+
+        pods = self.pods(self.lab)
+        latest = [one for one in pods if one["metadata"]["labels"].get("labctl.run") == _run_of(pods)]
+        chosen = [pod for pod in latest if node in ("", node_of(pod))]
+
+        def show(pod: Manifest) -> None:
+            for _, text in self.api.lines(pod["metadata"]["name"], follow=follow, last=0 if follow else SHOWN):
+                on_line(f"{node_of(pod)}  | {text}")
+
+        with pool(max(len(chosen), 1), endless=True) as threads:
+            list(threads.map(show, chosen))
+
+    def events(self, lab: str) -> Iterator[tuple[str, Cause, str]]:
+        """Yield (node, cause, what happened) for each pod that ends or is lost, from now on, looked at each second."""
+        from labctl.engines.pods import loss
+
+        known: dict[str, Manifest] = {one["metadata"]["uid"]: one for one in self.pods(lab)}
+        lost: set[str] = {uid for uid, pod in known.items() if loss(pod)}
+        while True:
+            time.sleep(LOOK)
+            try:
+                now = {one["metadata"]["uid"]: one for one in self.pods(lab)}
+            except Unreachable:
+                continue
+            for uid, pod in now.items():
+                if uid not in lost and (found := loss(pod)):
+                    lost.add(uid)
+                    yield (node_of(pod), *found)
+            for uid in known.keys() - now.keys() - lost:
+                yield node_of(known[uid]), "node-lost", "its pod was deleted"
+            known = now
+
+    # --- capabilities ---
+
+    def capabilities(self, host: str) -> KubernetesEngine:  # noqa: ARG002
+        return self
+
+    def identity(self) -> str:
+        """The cluster's: that of its first namespace, as no object stands for a cluster itself."""
+        found = self.api.get("Namespace", "kube-system")
+        return str(found["metadata"]["uid"]) if found else self.api.server
+
+    def versions(self) -> dict[str, str]:
+        version = self.api.request("GET", "/version")
+        return {
+            "engine": f"Kubernetes {version['gitVersion']}",
+            "api": f"{version['major']}.{version['minor']}",
+            "kernel": "",
+        }
+
+    def information(self) -> dict[str, Any]:
+        return {}
+
+    def image_id(self, image: str) -> str | None:  # noqa: ARG002
+        """None: nodes have images, and do not tell."""
+        return None
+
+    def port_users(self) -> tuple[HostPortUser, ...]:
+        return ()
+
+    def grants(self, lab: str, image: str, limits: tuple[tuple[str, int], ...]) -> bool:  # noqa: ARG002
+        """No: a pod's limits are those of its node's container runtime, which no manifest raises."""
+        return False
+
+    def most_files(self, lab: str, image: str) -> int:  # noqa: ARG002
+        """What a running pod of the lab says. HostError where none runs."""
+        running = [one for one in self.observe(lab).containers if one.state == "running"]
+        if not running:
+            raise HostError(f"lab {lab} has no pod that runs", hint="labctl run --detach WORKLOAD")
+        return int(self.exec(running[0].name, ("sh", "-c", "ulimit -n"), user="").out)
+
+    def reserves(self, lab: str, image: str, driver: str, ids: tuple[str, ...]) -> bool:  # noqa: ARG002
+        """No: devices are asked for by resource, not by number."""
+        return False
+
+
+def _run_of(pods: list[Manifest]) -> str | None:
+    return pods[0]["metadata"]["labels"].get("labctl.run") if pods else None
+
+
+# --- programs in pods ----------------------------------------------------------------------------------------
+
+# Channels of the exec protocol, v4.channel.k8s.io.
+IN, OUT, ERR, ERROR, RESIZE = 0, 1, 2, 3, 4
+# Leaves the number of the process, which leads a group of its own, where a signal for it can find it.
+MARKED = 'echo $$ > "/tmp/labctl-$0"; exec "$@"'
+SIGNAL = 'pid=$(cat "/tmp/labctl-$0") && { kill -"$1" -- "-$pid" 2> /dev/null || kill -"$1" "$pid"; }'
+
+
+def _within(argv: tuple[str, ...], workdir: str | None, environment: Pairs = ()) -> tuple[str, ...]:
+    """The command, in a directory and with variables."""
+    given = ("env", *(f"{name}={value}" for name, value in environment)) if environment else ()
+    return ("sh", "-c", 'cd "$0" && exec "$@"', workdir, *given, *argv) if workdir else (*given, *argv)
+
+
+def outputs_of(
+    socket: Any, limit: float | None, argv: tuple[str, ...], *, pulse: bool = False
+) -> Iterator[tuple[int, bytes]]:
+    """What a program prints, by channel, to its end. ProcessTimeout after so many seconds; HostError."""
+    deadline = None if limit is None else time.monotonic() + limit
+    with _connection(argv):
+        while True:
+            open_before = socket.is_open()
+            if open_before:
+                socket.update(timeout=LOOK)
+            for channel in (OUT, ERR):
+                if piece := socket.read_channel(channel):
+                    yield channel, piece
+            if not open_before:
+                return
+            if deadline and time.monotonic() > deadline:
+                raise process.ProcessTimeout(f"{shlex.join(argv)}: not done within {limit:g} s")
+            if pulse and socket.is_open():
+                socket.write_stdin(b"\n")
+
+
+@contextmanager
+def _connection(argv: tuple[str, ...]) -> Iterator[None]:
+    """HostError for a web socket that breaks within."""
+    from websocket import WebSocketException
+
+    try:
+        yield
+    except (WebSocketException, OSError) as error:
+        raise HostError(f"the connection to {shlex.join(argv[:1])} was lost: {error}", hint="labctl status") from error
+
+
+def _lines(outputs: Iterator[tuple[int, bytes]]) -> Iterator[str]:
+    """Whole lines of both channels, and what is left at the end."""
+    rest = {OUT: b"", ERR: b""}
+    for channel, piece in outputs:
+        *whole, rest[channel] = (rest[channel] + piece).split(b"\n")
+        yield from (line.decode("utf-8", "replace") for line in whole)
+    yield from (line.decode("utf-8", "replace") for line in rest.values() if line)
+
+
+def exit_code(socket: Any, argv: tuple[str, ...]) -> int:
+    """What the program ended with. HostError where the connection was lost before."""
+    said = socket.read_channel(ERROR)
+    if not said:
+        raise HostError(f"the connection to {shlex.join(argv[:1])} was lost", hint="labctl status")
+    status = json.loads(said)
+    if status.get("status") == "Success":
+        return 0
+    causes = status.get("details", {}).get("causes") or ()
+    code = next((one["message"] for one in causes if one.get("reason") == "ExitCode"), "")
+    if code.isdecimal():
+        return int(code)
+    # The runtime says so where there is no such program.
+    return process.NOT_FOUND if "not found" in status.get("message", "") else 126

@@ -1,0 +1,128 @@
+"""What the state of a cluster's pod or job means for a run, in words.
+
+Sources: the Kubernetes API (PodStatus, ContainerState, pod conditions), kubernetes/kubelet's reasons for images that
+cannot be pulled (pkg/kubelet/images/types.go), kubeflow/mpi-operator (JobCondition), kubeflow/trainer (TrainJobStatus).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from labctl.model import Cause
+
+Manifest = Mapping[str, Any]
+IMAGE_ERRORS = (
+    "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError",
+    "RegistryUnavailable",
+)  # fmt: skip
+"""Why the kubelet does not start a container whose image it has not got."""
+# Words of waiting containers that say nothing but that time is needed.
+USUAL = ("ContainerCreating", "PodInitializing")
+
+
+def trouble(pod: Manifest) -> str:
+    """Why a pod does not run, or no longer does; empty where nothing is known to stand against it."""
+    if not_scheduled := unscheduled(pod):
+        return not_scheduled
+    status = pod.get("status", {})
+    for state in _containers(pod):
+        if waiting := state.get("waiting"):
+            reason, message = waiting.get("reason", ""), _text(waiting.get("message"))
+            if reason not in USUAL:
+                return f"{reason}: {message}" if message else reason
+        if (ended := state.get("terminated")) and ended.get("exitCode"):
+            return f"ended with exit code {ended['exitCode']} ({ended.get('reason', 'Error')})"
+    if status.get("phase") == "Failed":
+        return f"{status.get('reason', 'Failed')}: {_text(status.get('message'))}".rstrip(": ")
+    return ""
+
+
+def unscheduled(pod: Manifest) -> str:
+    """The scheduler's reason for leaving a pod without a node; empty where it has one."""
+    for one in pod.get("status", {}).get("conditions") or ():
+        if one["type"] == "PodScheduled" and one["status"] == "False":
+            return _text(one.get("message")) or str(one.get("reason", "not scheduled"))
+    return ""
+
+
+def image_error(pod: Manifest) -> str:
+    """Why the image cannot be had; empty where nothing says so."""
+    for state in _containers(pod):
+        if (waiting := state.get("waiting")) and waiting.get("reason") in IMAGE_ERRORS:
+            return f"{waiting['reason']}: {_text(waiting.get('message'))}"
+    return ""
+
+
+def loss(pod: Manifest) -> tuple[Cause, str] | None:
+    """How a run lost a pod that it needs; None of one that it has."""
+    status = pod.get("status", {})
+    for state in _containers(pod):
+        if ended := state.get("terminated"):
+            if ended.get("reason") == "OOMKilled":
+                return "out-of-memory", "container ran out of memory (OOMKilled); LAB_MEMORY is its limit"
+            if not pod["metadata"].get("deletionTimestamp"):
+                return "node-lost", f"container ended with exit code {ended.get('exitCode')}"
+    if status.get("reason"):
+        return "node-lost", f"{status['reason']}: {_text(status.get('message'))}".rstrip(": ")
+    if pod["metadata"].get("deletionTimestamp"):
+        return "node-lost", "its pod was deleted"
+    if status.get("phase") in ("Failed", "Succeeded"):
+        return "node-lost", "its pod has ended"
+    return None
+
+
+def has_started(pod: Manifest) -> bool:
+    """Whether its program runs, or has ended."""
+    return any("running" in state or "terminated" in state for state in _containers(pod))
+
+
+def has_ended(pod: Manifest) -> bool:
+    return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+
+
+class JobState(Struct, frozen=True):
+    """``waiting`` in a queue that has not admitted it, ``active``, ``succeeded`` or ``failed``; reason and message."""
+
+    name: Literal["waiting", "active", "succeeded", "failed"]
+    reason: str = ""
+    message: str = ""
+
+
+def state_of(job: Manifest) -> JobState:
+    """The state of an MPIJob or a TrainJob, by its conditions."""
+    conditions = {one["type"]: one for one in job.get("status", {}).get("conditions") or () if one["status"] == "True"}
+    for kind, name in (
+        ("Failed", "failed"),
+        ("Succeeded", "succeeded"),
+        ("Complete", "succeeded"),
+        ("Suspended", "waiting"),
+    ):
+        if found := conditions.get(kind):
+            return JobState(name, str(found.get("reason", "")), _text(found.get("message")))  # type: ignore[arg-type]
+    return JobState("active")
+
+
+def last_warning(events: Iterable[Manifest], names: Iterable[str]) -> str:
+    """The latest warning about any of these objects; empty where there is none."""
+    wanted = tuple(names)
+    found = [one for one in events if one.get("type") == "Warning" and one["involvedObject"].get("name") in wanted]
+    if not found:
+        return ""
+    last = max(found, key=lambda one: one.get("lastTimestamp") or one.get("eventTime") or "")
+    return f"{last.get('reason', '')}: {_text(last.get('message'))}".strip(": ")
+
+
+def _containers(pod: Manifest) -> Iterator[Mapping[str, Any]]:
+    """The states of its own container and of those that come before it."""
+    status = pod.get("status", {})
+    for one in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())[:1]):
+        yield one.get("state") or {}
+
+
+def _text(message: object) -> str:
+    """A message on one line, less the rest of a long one."""
+    words = " ".join(str(message or "").split())
+    return words if len(words) <= 400 else f"{words[:400]}..."

@@ -1,0 +1,99 @@
+"""This process's input and output, carried to a program at the other end of the client's web socket."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+from labctl.errors import HostError
+
+OUT, ERR, RESIZE = 1, 2, 4
+CHUNK = 1 << 16
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def carry(socket: Any, send: Callable[[int], None], *, reads: bool, raw: bool) -> None:
+    """Carry input to the program and its output here until it ends; ``send`` gets signals, which do not end this.
+
+    In a ``raw`` terminal each key is the program's, Ctrl-C too.
+    """
+    source = sys.stdin.fileno() if reads else None
+    with _raw(source) if raw and source is not None else contextlib.nullcontext(), _signals(socket, send, raw=raw):
+        while socket.is_open():
+            descriptors = [socket.sock.sock] + ([source] if source is not None else [])
+            pending = getattr(socket.sock.sock, "pending", int)()
+            ready, _, _ = ([socket.sock.sock], [], []) if pending else select.select(descriptors, [], [], 1.0)
+            if source is not None and source in ready:
+                typed = os.read(source, CHUNK)
+                if typed:
+                    socket.write_stdin(typed)
+                else:
+                    # The protocol in use has no word for the end of input: the program's own end closes it.
+                    source = None
+            if socket.sock.sock in ready:
+                socket.update(timeout=0)
+            _print(socket)
+        _print(socket)
+
+
+def show_of(node: str, line: str) -> None:
+    """Print a line of a program that runs in several nodes."""
+    sys.stdout.buffer.write(f"{node}: {line}\n".encode("utf-8", "surrogateescape"))
+    sys.stdout.flush()
+
+
+def _print(socket: Any) -> None:
+    for channel, sink in ((OUT, sys.stdout), (ERR, sys.stderr)):
+        if piece := socket.read_channel(channel):
+            sink.buffer.write(piece)
+            sink.flush()
+
+
+@contextlib.contextmanager
+def _raw(descriptor: int) -> Iterator[None]:
+    import termios
+    import tty
+
+    before = termios.tcgetattr(descriptor)
+    tty.setraw(descriptor)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+@contextlib.contextmanager
+def _signals(socket: Any, send: Callable[[int], None], *, raw: bool) -> Iterator[None]:
+    """Hand signals on, and the size of the terminal now and when it changes."""
+    import json
+    import threading
+
+    def deliver(number: int) -> None:
+        # A program that has just ended hears of nothing.
+        with contextlib.suppress(HostError):
+            send(number)
+
+    def forward(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        threading.Thread(target=deliver, args=(number,), daemon=True).start()
+
+    def resize(*_: object) -> None:
+        columns, lines = shutil.get_terminal_size()
+        socket.write_channel(RESIZE, json.dumps({"Width": columns, "Height": lines}).encode())
+
+    handlers: dict[int, Any] = dict.fromkeys(SIGNALS, forward)
+    if raw:
+        handlers[signal.SIGWINCH] = resize
+        resize()
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

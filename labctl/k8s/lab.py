@@ -1,0 +1,379 @@
+"""A lab in a cluster: its runs there, its pods, and what removes them."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from labctl.config.context import Context
+from labctl.config.settings import Settings
+from labctl.engines import pods, terminal
+from labctl.engines.agent import ActiveRun
+from labctl.engines.kubernetes import Api, KubernetesEngine, Manifest, Refused, node_of
+from labctl.errors import ConfigError, HostError
+from labctl.k8s import render
+from labctl.k8s.job import ClusterJob, build, job_name, lab_of_pods
+from labctl.k8s.run import (
+    ENDED,
+    KINDS,
+    LOOK,
+    OWNED,
+    ClusterRun,
+    judge,
+    kind_of,
+    remove,
+    run_pods,
+    submit,
+)
+from labctl.k8s.target import Target, read
+from labctl.lab.cluster import owner
+from labctl.lab.status import LabStatus, NodeStatus, RunState
+from labctl.model import Result, Workload
+from labctl.runs import store
+from labctl.runs.request import RunOptions
+from labctl.system import filelock
+from labctl.system.parallel import pool
+
+# Options that name nodes of Docker hosts, or go on with what such a run has left.
+OF_HOSTS = ("hostfile", "include", "exclude", "resume", "retries", "wait")
+# Lines of a log in which a run says where it is.
+RECENT = 50
+STEP = re.compile(r"\bstep \d+(?:/\d+)?")
+
+
+class ClusterLab(Struct, frozen=True, kw_only=True):
+    """The lab of a directory, and the namespace where it is."""
+
+    context: Context
+    settings: Settings
+    api: Api
+
+    @property
+    def name(self) -> str:
+        return self.settings.text("LAB_NAME")
+
+    @property
+    def directory(self) -> Path:
+        return self.context.directory
+
+    @property
+    def engine(self) -> KubernetesEngine:
+        return KubernetesEngine(self.api, self.name)
+
+    @property
+    def target(self) -> Target:
+        """Where jobs run, with the kind that the cluster has. HostError, ConfigError."""
+        return read(self.settings, self.settings.text("LAB_ACCELERATOR"), kind_of(self.api, self.settings))
+
+    @property
+    def selector(self) -> str:
+        return f"labctl.lab={self.name}"
+
+    def run(self, run_id: str) -> ClusterRun:
+        """A run that is recorded here. HostError where its record does not hold its job."""
+        job = store.load_job(self.directory, run_id)
+        name = job_name(self.name, job.workload.name, run_id)
+        kinds = [kind for kind in KINDS.values() if self.api.get(kind, name)]
+        accelerator = self.settings.text("LAB_ACCELERATOR")
+        lab = lab_of_pods(self.settings, self.directory, accelerator, read(self.settings, accelerator), name)
+        return ClusterRun(name=name, kind=kinds[0] if kinds else "MPIJob", lab=lab, job=job)
+
+
+def open_lab(context: Context, settings: Settings) -> ClusterLab:
+    """The lab of this directory. HostError where the kubeconfig names no cluster."""
+    namespace = settings.text("LAB_K8S_NAMESPACE") or settings.text("LAB_NAME")
+    return ClusterLab(context=context, settings=settings, api=Api(namespace, settings.text("LAB_K8S_CONTEXT")))
+
+
+# --- run -----------------------------------------------------------------------------------------------------
+
+
+def require_options(options: RunOptions) -> None:
+    """ConfigError for options that a job of a cluster cannot have."""
+    for name in OF_HOSTS:
+        if getattr(options, name):
+            raise ConfigError(f"--{name} is for Docker hosts", hint="leave it out: the cluster places a run's pods")
+
+
+def begin(lab: ClusterLab, workload: Workload, options: RunOptions) -> tuple[Target, ClusterJob]:
+    """A new run, and where it is to run. ConfigError, HostError; nothing is sent."""
+    require_options(options)
+    target = lab.target
+    run_id = store.new_id(workload.name, datetime.now())
+    return target, build(lab.settings, lab.directory, target, workload, options, run_id, owner())
+
+
+def record(lab: ClusterLab, target: Target, built: ClusterJob) -> None:
+    """Make the run's directories, with what it was asked to do and what was sent."""
+    versions = store.versions(built.lab, lab.engine, None)
+    kept = store.record(built.lab, lab.settings, built.job, {**versions, "cluster": lab.api.server})
+    store.create(built.lab, built.run_id, built.job.files, (*kept, render.record(target, built)))
+
+
+def launch(lab: ClusterLab, target: Target, built: ClusterJob) -> ClusterRun:
+    """Submit a recorded run. HostError, with the record closed, where the cluster does not take it."""
+    lab.context.notice(f"run {built.run_id}: {built.job.workload.description}")
+    try:
+        submit(lab.api, target, built)
+    except BaseException:
+        store.abandon(built.lab, built.run_id)
+        raise
+    lab.context.notice(f"{KINDS[target.kind]} {built.name} in namespace {target.namespace} of {lab.api.server}")
+    return ClusterRun(name=built.name, kind=KINDS[target.kind], lab=built.lab, job=built.job)
+
+
+def follow(lab: ClusterLab, run: ClusterRun, on_line: Callable[[str], None], *, ends: bool) -> Result:
+    """Follow a run to its end and judge it; the caller holds its lock."""
+    patience = lab.settings.number("LAB_K8S_PATIENCE")
+    return judge(lab.context, lab.api, run, on_line, patience=patience, ends=ends)
+
+
+def attach(lab: ClusterLab, run_id: str, on_line: Callable[[str], None]) -> Result:
+    """Follow a run from its beginning to its end; judge it, unless another labctl does."""
+    if found := store.read_result(lab.directory, run_id):
+        _print_record(lab, run_id, on_line)
+        return found
+    try:
+        with store.recording(lab.directory, run_id):
+            return follow(lab, lab.run(run_id), on_line, ends=False)
+    except filelock.LockHeld:
+        print_log(lab, run_id, on_line, follow=True)
+        return judged(lab, run_id)
+
+
+def judged(lab: ClusterLab, run_id: str) -> Result:
+    """The result of a run that another labctl records. HostError where that does not write one."""
+    while filelock.is_held(store.lock(lab.directory, run_id)):
+        time.sleep(LOOK)
+    if found := store.read_result(lab.directory, run_id):
+        return found
+    raise HostError(f"run {run_id} has no result yet", hint=f"labctl attach {run_id}")
+
+
+def print_log(lab: ClusterLab, run_id: str, on_line: Callable[[str], None], *, follow: bool) -> None:
+    """What a run has printed, and with ``follow`` what it prints until it ends."""
+    if store.read_result(lab.directory, run_id):
+        _print_record(lab, run_id, on_line)
+        return
+    run = lab.run(run_id)
+    launcher = _launcher(lab.api, run)
+    if not launcher:
+        raise HostError(f"run {run_id} has not begun", hint="labctl status says what its pods wait for")
+    for _, text in lab.api.lines(launcher, follow=follow):
+        if ENDED.fullmatch(text):
+            return
+        on_line(store.redact(re.sub("\x01[0-9]+\x02", "", text), run.lab.hidden))
+
+
+def _print_record(lab: ClusterLab, run_id: str, on_line: Callable[[str], None]) -> None:
+    path = store.directory(lab.directory, run_id) / store.OUTPUT
+    for line in (store.read_record(path) or b"").decode("utf-8", "replace").splitlines():
+        on_line(line)
+
+
+def _launcher(api: Api, run: ClusterRun) -> str:
+    """The launcher's pod, once it has started; empty before."""
+    found = run_pods(api, run)
+    return next((pod["metadata"]["name"] for pod in found if pods.has_started(pod) and node_of(pod) == "launcher"), "")
+
+
+def stop(lab: ClusterLab, run_id: str) -> Result:
+    """End a run and judge it. HostError for one that is not running."""
+    if found := store.read_result(lab.directory, run_id):
+        raise HostError(f"run {run_id} has ended: {found.verdict}", hint=f"labctl show {run_id}")
+    run = lab.run(run_id)
+    if launcher := _launcher(lab.api, run):
+        end = ("sh", "-c", 'echo "$0" > ~/.stopped; kill -TERM "$(cat ~/.command)"', f"stopped by {owner()}")
+        lab.engine.exec(launcher, end, user="")
+    else:
+        remove(lab.api, run.kind, run.name)
+    return attach(lab, run_id, lambda _: None)
+
+
+# --- what there is -------------------------------------------------------------------------------------------
+
+
+def jobs(lab: ClusterLab) -> list[Manifest]:
+    """The lab's jobs, of either kind."""
+    return [one for kind in KINDS.values() for one in lab.api.list(kind, lab.selector)]
+
+
+def active(lab: ClusterLab) -> dict[str, ActiveRun]:
+    """What the cluster knows of the runs that nobody has judged; the state of all is unknown where it is silent."""
+    waiting = store.unjudged(lab.directory)
+    if not waiting:
+        return {}
+    try:
+        there = {one["metadata"]["name"]: one for one in jobs(lab)}
+        return {run_id: found for run_id in waiting if (found := _active(lab, run_id, there))}
+    except HostError:
+        here = {path.stem for path in filelock.held_below(lab.directory / filelock.RUNS)}
+        unknown = (run_id for run_id in waiting if run_id not in here)
+        return {run_id: ActiveRun(id=run_id, nodes=(), state="unknown") for run_id in unknown}
+
+
+def _active(lab: ClusterLab, run_id: str, there: Mapping[str, Manifest]) -> ActiveRun | None:
+    known = store.job(store.directory(lab.directory, run_id))
+    job = there.get(job_name(lab.name, known.workload, run_id))
+    if not job:
+        return None
+    found = lab.api.list("Pod", f"labctl.run={render.label(run_id)}")
+    launcher = next((pod for pod in found if node_of(pod) == "launcher" and pods.has_started(pod)), None)
+    printed = [text for _, text in lab.api.lines(launcher["metadata"]["name"], last=RECENT)] if launcher else []
+    over = pods.state_of(job).name in ("succeeded", "failed") or any(map(ENDED.fullmatch, printed))
+    steps = [step[0] for text in printed if (step := STEP.search(text))]
+    return ActiveRun(
+        id=run_id,
+        nodes=tuple(sorted(node_of(pod) for pod in found if node_of(pod) != "launcher")),
+        state="ended" if over else "running",
+        waits=not launcher and not over,
+        step=steps[-1] if steps else "",
+    )
+
+
+def listing(lab: ClusterLab, limit: int | None = None) -> tuple[store.RunSummary, ...]:
+    """The lab's runs, the latest first; those that have ended meanwhile are judged."""
+    known = active(lab)
+    for run_id in store.unjudged(lab.directory):
+        found = known.get(run_id)
+        held = filelock.is_held(store.lock(lab.directory, run_id))
+        if not held and (found is None or found.state == "ended"):
+            with suppress(HostError):
+                attach(lab, run_id, lambda _: None)
+    return store.listing(lab.directory, limit, known)
+
+
+def status(lab: ClusterLab) -> LabStatus:
+    """The lab's pods, with what keeps them from running, and its latest runs."""
+    found = lab.engine.pods(lab.name)
+    several = len({pod["metadata"]["labels"].get("labctl.run") for pod in found}) > 1
+    container = lab.engine.observe(lab.name).containers
+    nodes = tuple(
+        NodeStatus(
+            name=one.name if several else one.node,
+            role=one.role,
+            host=one.host or "-",
+            state=one.state,
+            health=one.health,
+            reason=one.reason,
+        )
+        for one in container
+    )
+    running = [node for node in nodes if node.state == "running"]
+    return LabStatus(
+        lab=lab.name,
+        state="down" if not nodes else "up" if len(running) == len(nodes) else "partial",
+        nodes=nodes,
+        unreachable=(),
+        runs=tuple(RunState(run.run_id, run.state) for run in listing(lab, 20)),
+    )
+
+
+def pod_of(lab: ClusterLab, node: str) -> str:
+    """The pod of a node of the latest run. HostError where it does not run, ConfigError where there is none."""
+    found = lab.engine.observe(lab.name).containers
+    if not found:
+        raise HostError(
+            f"lab {lab.name} has no pods", hint="labctl run --detach WORKLOAD starts some for a run", node=node
+        )
+    chosen = next((one for one in found if node in (one.node, one.name)), None)
+    if not chosen:
+        known = ", ".join(dict.fromkeys(one.node for one in found))
+        raise ConfigError(f"lab {lab.name} has no node `{node}`", hint=f"it has {known}", node=node)
+    if chosen.state != "running":
+        said = f": {chosen.reason}" if chosen.reason else ""
+        raise HostError(f"{node} is {chosen.state}{said}", hint="labctl status", node=node)
+    return chosen.name
+
+
+def workers(lab: ClusterLab) -> tuple[str, ...]:
+    """The workers of the latest run that run. HostError where none does."""
+    found = lab.engine.observe(lab.name).containers
+    names = tuple(dict.fromkeys(one.node for one in found if one.role == "worker" and one.state == "running"))
+    if not names:
+        raise HostError(f"lab {lab.name} has no worker that runs", hint="labctl status")
+    return names
+
+
+def execute(lab: ClusterLab, nodes: tuple[str, ...], command: tuple[str, ...], **options: Any) -> int:
+    """Run a command in the pods of these nodes; of several each line is marked, and the largest code is the answer."""
+    pods_of = {node: pod_of(lab, node) for node in nodes}
+    if len(nodes) == 1:
+        return lab.engine.attach(pods_of[nodes[0]], command, user="", workdir=None, **options)
+
+    def run(node: str) -> int:
+        marked = partial(terminal.show_of, node)
+        return lab.engine.attach(pods_of[node], command, user="", workdir=None, on_line=marked)
+
+    with pool(len(nodes)) as threads:
+        return max(threads.map(run, nodes))
+
+
+# --- down ----------------------------------------------------------------------------------------------------
+
+
+def running(lab: ClusterLab) -> list[str]:
+    """The ids of the runs that are under way."""
+    return [run_id for run_id, found in active(lab).items() if found.state == "running"]
+
+
+def plan_down(lab: ClusterLab) -> tuple[str, ...]:
+    """What `down` removes and keeps, as text."""
+    return tuple(f"delete {one['kind']} {one['metadata']['name']}" for one in _owned(lab)) + tuple(_kept(lab))
+
+
+def _owned(lab: ClusterLab) -> Iterator[Manifest]:
+    for kind in (*KINDS.values(), *OWNED, "Pod"):
+        yield from lab.api.list(kind, lab.selector)
+    if (namespace := _namespace(lab)) and not _claims(lab):
+        yield namespace
+
+
+def _namespace(lab: ClusterLab) -> Manifest | None:
+    """The namespace, if it was made for this lab."""
+    try:
+        found = lab.api.get("Namespace", lab.api.namespace)
+    except Refused:
+        return None
+    return (
+        {"kind": "Namespace", **found}
+        if found and found["metadata"].get("labels", {}).get("labctl.lab") == lab.name
+        else None
+    )
+
+
+def _claims(lab: ClusterLab) -> list[Manifest]:
+    return lab.api.list("PersistentVolumeClaim", lab.selector)
+
+
+def _kept(lab: ClusterLab) -> list[str]:
+    where = f"kubectl -n {lab.api.namespace} delete pvc"
+    return [f"keep claim {one['metadata']['name']}: {where} {one['metadata']['name']}" for one in _claims(lab)]
+
+
+def down(lab: ClusterLab) -> None:
+    """End the lab's runs, judge them, and remove all that it has in the cluster but its claim. HostError."""
+    for run_id in running(lab):
+        with suppress(HostError):
+            stop(lab, run_id)
+    for one in [*_owned(lab)]:
+        if one["kind"] != "Namespace":
+            lab.api.delete(one["kind"], one["metadata"]["name"])
+    deadline = time.monotonic() + 120
+    while left := lab.api.list("Pod", lab.selector):
+        if time.monotonic() > deadline:
+            names = ", ".join(one["metadata"]["name"] for one in left)
+            raise HostError(f"pods are still there after 120 s: {names}", hint="re-run the command; kubectl get pods")
+        time.sleep(LOOK)
+    for kept in _kept(lab):
+        lab.context.notice(kept)
+    if not _claims(lab) and _namespace(lab):
+        lab.api.delete("Namespace", lab.api.namespace)

@@ -1,0 +1,523 @@
+"""A run as a job of a cluster: submitted, followed, judged and recorded; its pods are the cluster's to place."""
+
+from __future__ import annotations
+
+import queue
+import re
+import tarfile
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, closing, suppress
+from datetime import datetime
+from typing import IO
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from labctl import launchers
+from labctl.config.context import Context
+from labctl.config.settings import Settings
+from labctl.engines import agent, pods
+from labctl.engines.kubernetes import (
+    OUT,
+    Api,
+    KubernetesEngine,
+    Manifest,
+    Refused,
+    Unreachable,
+    exit_code,
+    node_of,
+    outputs_of,
+)
+from labctl.errors import HostError
+from labctl.k8s import render
+from labctl.k8s.job import ClusterJob
+from labctl.k8s.target import Kind, Target
+from labctl.model import LAUNCHER, Cause, Job, Lab, Rank, Result
+from labctl.runs import outputs, store
+from labctl.runs import run as runs
+from labctl.runs.job import GRACE
+from labctl.runs.supervise import SILENT, TIMED_OUT, CrashWatch, RunStopper, interrupts
+from labctl.runs.verdict import RunOutcome
+
+KINDS: dict[Kind, str] = {"mpijob": "MPIJob", "trainjob": "TrainJob"}
+OWNED = ("ConfigMap", "Secret", "TrainingRuntime")
+"""What a job has beside it, of its name."""
+# Seconds between two looks at a run's pods; that an API server may be silent; that an image may be refused, as
+# registries have bad minutes; for a run that is told to end, and for its pods to be gone.
+LOOK, SILENT_FOR, IMAGE_PATIENCE, ENDING, GOING = 1.0, 600, 60, 60, 120
+# What the launcher says when its command has ended: pod.sh.
+ENDED = re.compile(r"labctl: the launcher ended with exit code (\d+)(?:; (.+))?")
+FETCH_LIMIT = 3600
+
+
+class ClusterRun(Struct, frozen=True, kw_only=True):
+    """A run, and the job that it is in the cluster."""
+
+    name: str
+    kind: str
+    lab: Lab
+    job: Job
+
+    @property
+    def run_id(self) -> str:
+        return self.job.run_id
+
+    def short(self, text: str) -> str:
+        """Names of pods as a lab calls its nodes."""
+        name = re.escape(self.name)
+        text = re.sub(rf"\b{name}-(?:worker|node-0)-(\d+)(?:\.{name}(?:\.[a-z0-9-]+\.svc)?)?\b", r"worker-\1", text)
+        return re.sub(rf"\b{name}-launcher(?:-[a-z0-9-]+)?\b", LAUNCHER, text)
+
+
+# --- the cluster ---------------------------------------------------------------------------------------------
+
+
+def definitions(api: Api) -> dict[str, bool]:
+    """Whether the cluster knows ``mpijob``, ``trainjob``, and ``v1``, the MPIJob of the older training operator."""
+    known = {"mpijob": ("kubeflow.org/v2beta1", "mpijobs"), "trainjob": ("trainer.kubeflow.org/v1alpha1", "trainjobs")}
+    return {kind: _serves(api, *place) for kind, place in {**known, "v1": ("kubeflow.org/v1", "mpijobs")}.items()}
+
+
+def _serves(api: Api, version: str, plural: str) -> bool:
+    try:
+        return plural in {one["name"] for one in api.request("GET", f"/apis/{version}")["resources"]}
+    except Refused as error:
+        if error.status == 404:
+            return False
+        raise
+
+
+def kind_of(api: Api, settings: Settings) -> Kind:
+    """The kind of jobs: the one that the settings name, or what the cluster has. HostError where it has it not."""
+    wanted, known = settings.text("LAB_K8S_JOB"), definitions(api)
+    kinds = [kind for kind in KINDS if wanted in ("auto", kind)]
+    found = next((kind for kind in kinds if known[kind]), None)
+    if found:
+        return found
+    names = " and no ".join(KINDS[kind] for kind in kinds)
+    left = "; it has MPIJob v1, of the training operator, which labctl does not use" if known["v1"] else ""
+    raise HostError(
+        f"the cluster {api.server} knows no {names}{left}",
+        hint="install Kubeflow's mpi-operator (MPIJob v2beta1) or Kubeflow Trainer (TrainJob): docs/kubernetes.md",
+    )
+
+
+# --- submit --------------------------------------------------------------------------------------------------
+
+
+def submit(api: Api, target: Target, built: ClusterJob) -> None:
+    """Create a job with all that it needs, or nothing of it. HostError with the server's reason."""
+    objects = render.manifests(target, built)
+    prepare(api, [one for one in objects if one["kind"] in ("Namespace", "PersistentVolumeClaim")])
+    own = [one for one in objects if one["kind"] not in ("Namespace", "PersistentVolumeClaim")]
+    for one in own:
+        # A TrainJob is refused until the runtime that it names is there.
+        if one["kind"] != "TrainJob":
+            api.apply(one, dry_run=True)
+    try:
+        for one in own:
+            if one["kind"] == "TrainJob":
+                api.apply(one, dry_run=True)
+            made = api.apply(one)
+        owner = {key: made[key] for key in ("apiVersion", "kind")} | {
+            key: made["metadata"][key] for key in ("name", "uid")
+        }
+        for one in own[:-1]:
+            # So they go with it, whoever deletes it: one of them may be a token.
+            api.apply({**one, "metadata": {**one["metadata"], "ownerReferences": [owner]}})
+    except BaseException:
+        with suppress(HostError):
+            remove(api, KINDS[target.kind], built.name)
+        raise
+
+
+def prepare(api: Api, objects: Iterable[Manifest]) -> None:
+    """Create the namespace and the claim where they are missing; those that are there stay as they are."""
+    for one in objects:
+        try:
+            there = api.get(one["kind"], one["metadata"]["name"])
+        except Refused as error:
+            if error.status == 403 and one["kind"] == "Namespace":
+                # Who may work in a namespace alone may not look at it.
+                continue
+            raise
+        if not there:
+            api.apply(one)
+
+
+def remove(api: Api, kind: str, name: str) -> None:
+    """Delete a job and what it has beside it."""
+    api.delete(kind, name)
+    for other in OWNED:
+        api.delete(other, name)
+
+
+# --- follow --------------------------------------------------------------------------------------------------
+
+
+class JobStopper(RunStopper):
+    """Stops a run for the first reason given: its launch command is told to end, as results are still to be fetched."""
+
+    def __init__(self, run: ClusterRun, api: Api) -> None:
+        self._run, self._api = run, api
+        self.told = 0.0
+        """When it was told to end, on the monotonic clock; 0 before."""
+        self.killed = False
+        """Whether nothing of it is waited for."""
+        super().__init__(run.lab, run.job, KubernetesEngine(api, run.lab.name))
+
+    def _end(self) -> None:
+        self.told = time.monotonic()
+        with suppress(HostError):
+            for pod in run_pods(self._api, self._run):
+                if node_of(pod) == LAUNCHER and pods.has_started(pod):
+                    end = ("sh", "-c", 'kill -TERM "$(cat ~/.command)"')
+                    KubernetesEngine(self._api, self._run.lab.name).exec(
+                        pod["metadata"]["name"], end, user="", limit=GRACE
+                    )
+
+    def reap(self, grace: float = GRACE) -> list[str]:  # noqa: ARG002 - a second Ctrl-C
+        self.killed = True
+        return []
+
+
+def run_pods(api: Api, run: ClusterRun) -> list[Manifest]:
+    """The pods of a run, the launcher first."""
+    found = api.list("Pod", f"labctl.run={render.label(run.run_id)}")
+    return sorted(found, key=lambda pod: (node_of(pod) != LAUNCHER, pod["metadata"]["name"]))
+
+
+class Follower:
+    """What a run's pods do and print, from its beginning to its end, while the API server comes and goes."""
+
+    def __init__(
+        self, api: Api, run: ClusterRun, stop: JobStopper, patience: float, notice: Callable[[str], object]
+    ) -> None:
+        """``patience``: seconds that pods may take to start."""
+        self._api, self._run, self._stop, self._notice = api, run, stop, notice
+        self._patience, self._began = patience, time.monotonic()
+        self._told: dict[str, str] = {}
+        self._seen: dict[str, Manifest] = {}
+        self._bad_image = 0.0
+        self._silent = 0.0
+        self._heard: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
+        self._over = threading.Event()
+        self._reader: threading.Thread | None = None
+        self.launcher = ""
+        """The name of the launcher's pod, once its program has started."""
+        self.first = self.last = 0.0
+        """When the first and the last line were printed, in seconds since 1970."""
+
+    def follow(self, look: Callable[[agent.Line], None]) -> agent.Ended:
+        """Hand on each line and notice what keeps pods from starting; how the run ended.
+
+        What is found to be wrong stops the run. HostError where the API server is silent for too long.
+        """
+        while True:
+            if (code := self._read_lines(look)) is not None:
+                return self._ended(code)
+            if (ended := self._look_at_pods()) is not None:
+                self._over.set()
+                code = self._read_lines(look, to_the_end=True)
+                return ended if code is None else self._ended(code)
+
+    def _ended(self, code: int) -> agent.Ended:
+        return agent.Ended(code=code, seconds=max(self.last - self.first, 0.0), at=self.last)
+
+    def _read_lines(self, look: Callable[[agent.Line], None], *, to_the_end: bool = False) -> int | None:
+        """Hand on the lines of a moment; the launch command's exit code, if it has ended."""
+        if to_the_end and not self._reader:
+            return None
+        deadline = time.monotonic() + (ENDING if to_the_end else LOOK)
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                heard = self._heard.get(timeout=left)
+            except queue.Empty:
+                return None
+            if heard is None:
+                return None
+            when, text = heard
+            self.last = seconds_of(when) or self.last
+            self.first = self.first or self.last
+            if ended := ENDED.fullmatch(text):
+                if ended[2]:
+                    self._stop.note("interrupted", ended[2])
+                return int(ended[1])
+            look(agent.line_of(text, self.last))
+        return None
+
+    def _look_at_pods(self) -> agent.Ended | None:
+        """What the cluster says of the run: None while it goes on."""
+        try:
+            job, found = self._api.get(self._run.kind, self._run.name), run_pods(self._api, self._run)
+            self._silent = 0.0
+        except Unreachable as error:
+            self._wait_for_server(error)
+            return None
+        return self._judge_pods(job, found)
+
+    def _judge_pods(self, job: Manifest | None, found: list[Manifest]) -> agent.Ended | None:
+        if self._stop.killed or (self._stop.told and time.monotonic() > self._stop.told + ENDING):
+            return agent.Ended(code=137)
+        if job is None:
+            self._stop.note("interrupted", f"{self._run.kind} {self._run.name} was deleted")
+            return agent.Ended(code=137, lost=True)
+        launcher = next((pod for pod in found if node_of(pod) == LAUNCHER), None)
+        if launcher and pods.has_started(launcher):
+            self._begin_to_read(launcher)
+            if pods.has_ended(launcher):
+                self._note_end(job, launcher)
+                return self._ended(_code_of(launcher))
+            self._note_losses(found)
+            return None
+        if self._stop.cause:
+            return agent.Ended(code=137)
+        return self._not_started(job, found)
+
+    def _wait_for_server(self, error: Unreachable) -> None:
+        if not self._silent:
+            self._silent = time.monotonic()
+            self._notice(f"{error.message}; the run goes on, and labctl asks again for {SILENT_FOR} s")
+        if time.monotonic() > self._silent + SILENT_FOR or self._stop.killed:
+            raise HostError(
+                f"{error.message}; run {self._run.run_id} is left to itself", hint=f"labctl attach {self._run.run_id}"
+            )
+
+    def _begin_to_read(self, launcher: Manifest) -> None:
+        if self._reader:
+            return
+        self.launcher = launcher["metadata"]["name"]
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        """The launcher's lines, over one connection after another, until it has ended."""
+        place, last = "", False
+        while not last:
+            last, resumed = self._over.is_set(), place
+            try:
+                for when, text in self._api.lines(self.launcher, f"{place[:19]}Z" if place else "", follow=True):
+                    if when > resumed:
+                        place = when
+                        self._heard.put((when, text))
+            except HostError:
+                # Whether it is lost, the look at the pods says.
+                pass
+            self._over.wait(0 if last else LOOK)
+        self._heard.put(None)
+
+    def _note_end(self, job: Manifest, launcher: Manifest) -> None:
+        """What the cluster itself did to the run."""
+        state = pods.state_of(job)
+        if state.reason == "DeadlineExceeded":
+            self._stop.note("timeout", f"the cluster ended it: {state.message or state.reason}")
+        elif _code_of(launcher) and (lost := pods.loss(launcher)) and "exit code" not in lost[1]:
+            self._stop.note(lost[0], f"{LAUNCHER}: {lost[1]}")
+
+    def _note_losses(self, found: list[Manifest]) -> None:
+        """Stop a run that has lost a pod."""
+        now = {pod["metadata"]["uid"]: pod for pod in found}
+        gone = {uid: pod for uid, pod in self._seen.items() if uid not in now}
+        self._seen |= now
+        lost = [(pod, pods.loss(pod)) for pod in found]
+        lost += [(pod, ("node-lost", "its pod is gone")) for pod in gone.values()]
+        for pod, loss in lost:
+            if loss and not self._ends_itself(pod):
+                self._stop.because(loss[0], f"{node_of(pod)}: {loss[1]}")
+
+    def _ends_itself(self, pod: Manifest) -> bool:
+        """Whether a launcher is on its way out: what it printed says how it ended."""
+        return node_of(pod) == LAUNCHER and not pod["metadata"].get("deletionTimestamp") and pods.has_ended(pod)
+
+    def _not_started(self, job: Manifest, found: list[Manifest]) -> agent.Ended | None:
+        """Notice what the pods wait for; how the run ended that will not begin."""
+        state = pods.state_of(job)
+        if state.name == "failed":
+            cause: Cause = "timeout" if state.reason == "DeadlineExceeded" else "launcher-failed"
+            self._stop.note(cause, f"the cluster ended it before it began: {state.message or state.reason}")
+            return agent.Ended(code=1)
+        if state.name == "waiting":
+            self._began = time.monotonic()
+            self._tell(self._run.kind, f"waits to be admitted: {state.message}" if state.message else "is suspended")
+            return None
+        waiting = {node_of(pod): why for pod in found if (why := pods.trouble(pod))}
+        for node, why in waiting.items():
+            self._tell(node, why)
+        if not found and time.monotonic() > self._began + 5 * LOOK:
+            warning = pods.last_warning(self._api.list("Event"), [self._run.name, f"{self._run.name}-launcher"])
+            self._tell(self._run.kind, warning or "no pod yet: is its operator running?")
+            waiting[self._run.kind] = self._told[self._run.kind]
+        return self._given_up(found, waiting)
+
+    def _given_up(self, found: list[Manifest], waiting: dict[str, str]) -> agent.Ended | None:
+        bad = {node_of(pod): why for pod in found if (why := pods.image_error(pod))}
+        self._bad_image = (self._bad_image or time.monotonic()) if bad else 0.0
+        if bad and time.monotonic() > self._bad_image + IMAGE_PATIENCE:
+            node, why = next(iter(bad.items()))
+            self._stop.note("no-image", f"{node}: the cluster does not get image {self._run.lab.image}: {why}")
+            return agent.Ended(code=1)
+        if time.monotonic() > self._began + self._patience:
+            reasons = [f"{', '.join(nodes)}: {why}" for why, nodes in _grouped(waiting).items()]
+            said = "; ".join(reasons) or "pods did not become ready"
+            unplaced = any(pods.unscheduled(pod) for pod in found)
+            cause: Cause = "does-not-fit" if unplaced else "launcher-failed"
+            self._stop.note(cause, f"not started within {self._patience:g} s (LAB_K8S_PATIENCE): {said}")
+            return agent.Ended(code=1)
+        return None
+
+    def _tell(self, who: str, what: str) -> None:
+        if self._told.get(who) != what:
+            self._told[who] = what
+            self._notice(f"{who}: {what}")
+
+
+def _grouped(waiting: dict[str, str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for node, why in waiting.items():
+        found.setdefault(why, []).append(node)
+    return found
+
+
+def _code_of(pod: Manifest) -> int:
+    """What a pod's program ended with; 137 where nobody says."""
+    for one in pod["status"].get("containerStatuses") or ():
+        if ended := one["state"].get("terminated"):
+            return int(ended["exitCode"])
+    return 0 if pod["status"].get("phase") == "Succeeded" else 137
+
+
+def seconds_of(when: str) -> float:
+    """A time as logs have it, in seconds since 1970; 0 for what is none."""
+    with suppress(ValueError):
+        return datetime.fromisoformat(f"{when.rstrip('Z')[:26]}+00:00").timestamp()
+    return 0.0
+
+
+# --- judge and record ----------------------------------------------------------------------------------------
+
+
+def supervise(
+    api: Api,
+    run: ClusterRun,
+    keep: Callable[[str], str],
+    *,
+    patience: float,
+    notice: Callable[[str], object],
+    ends: bool,
+    gather: Callable[[str], None],
+) -> RunOutcome:
+    """Follow a run to its end, fetch its results and remove it from the cluster.
+
+    ``ends``: it ends with Ctrl-C. ``keep`` gets each line as printed and returns it redacted; ``gather`` the launcher's
+    pod, when its results can be fetched. HostError where the API server is silent for too long.
+    """
+    stop = JobStopper(run, api)
+    follower = Follower(api, run, stop, patience, notice)
+    launcher = run.job.workload.launcher
+    watch = CrashWatch(stop, starts_itself=launcher == "script", elastic=launchers.is_elastic(launcher))
+    with ExitStack() as held, closing(watch) as crash:
+        if ends:
+            held.enter_context(interrupts(stop))
+        stop.silence = crash.silence
+
+        def look(line: agent.Line) -> None:
+            crash.look_at(line._replace(text=keep(line.text), said=store.redact(line.said, run.lab.hidden)))
+
+        ended = follower.follow(look)
+        if ended.code == 0:
+            crash.forgive()
+        if follower.launcher and not ended.lost and not stop.killed:
+            gather(follower.launcher)
+        stop.over = True
+    if ended.code in TIMED_OUT and stop.cause is None and ended.seconds >= run.job.timeout:
+        stop.cause, stop.message = "timeout", f"timed out after {run.job.timeout:g} s"
+    silence = stop.silence()
+    if stop.cause == "timeout" and silence:
+        stop.message += f"; {silence}"
+    return RunOutcome(
+        exit_code=ended.code,
+        cause=stop.cause,
+        message=run.short(store.redact(stop.message, run.lab.hidden)),
+        silent=silence == SILENT,
+        seconds=ended.seconds,
+    )
+
+
+def judge(
+    context: Context, api: Api, run: ClusterRun, on_line: Callable[[str], None], *, patience: float, ends: bool
+) -> Result:
+    """Follow a run to its end, and write its record and result; the caller holds its lock. HostError."""
+    path, lab = store.directory(run.lab.directory, run.run_id), run.lab
+    age = store.age(path)
+    log = store.RunLog(path, lab, runs.patterns_of(run.job.workload), over=True)
+
+    def keep(line: str) -> str:
+        line = log.keep(line)
+        on_line(line)
+        return line
+
+    with closing(log):
+        began = time.monotonic() - age
+        outcome = supervise(
+            api,
+            run,
+            keep,
+            patience=patience,
+            notice=context.notice,
+            ends=ends,
+            gather=lambda launcher: fetch(api, run, launcher, context.warn),
+        )
+        seconds = outcome.seconds or time.monotonic() - began
+    outputs.move(store.outputs(lab.directory, run.run_id), path)
+    store.redact_ranks(path, lab.hidden)
+    result = runs.conclude(
+        lab, run.job, outcome, log.lines, seconds, datetime.fromtimestamp(time.time() - age).astimezone()
+    )
+    ranks = tuple(Rank(rank=one.rank, node=run.short(one.node)) for one in result.ranks)
+    result = store.finish(lab, replace(result, ranks=ranks))
+    for metric in runs.unmatched(run.job.workload, result):
+        context.warn(f"metric `{metric.name}`: no line of the output matches `{metric.pattern}`")
+    clear(api, run, context.warn)
+    return result
+
+
+def fetch(api: Api, run: ClusterRun, launcher: str, warn: Callable[[str], None]) -> None:
+    """Bring here what ranks wrote, which the launcher has gathered, and let it end. What fails is a warning."""
+    there, here = run.job.directory, store.outputs(run.lab.directory, run.run_id)
+    with tempfile.TemporaryFile() as archive:
+        try:
+            _receive(api, launcher, ("tar", "-C", there, "-cf", "-", "."), archive)
+            archive.seek(0)
+            with tarfile.open(fileobj=archive, mode="r:") as tar:
+                # Nothing of a pod's may lead out of the run's directory.
+                tar.extractall(here, filter="data")
+        except (HostError, tarfile.TarError, OSError) as error:
+            warn(f"the run's files were not fetched from {LAUNCHER}: {error}")
+    with suppress(HostError):
+        done = ("sh", "-c", "touch ~/.fetched")
+        KubernetesEngine(api, run.lab.name).exec(launcher, done, user="")
+
+
+def _receive(api: Api, pod: str, argv: tuple[str, ...], sink: IO[bytes]) -> None:
+    with closing(api.execute(pod, argv)) as socket:
+        for channel, piece in outputs_of(socket, FETCH_LIMIT, argv):
+            if channel == OUT:
+                sink.write(piece)
+        if code := exit_code(socket, argv):
+            raise HostError(f"{argv[0]} ended with exit code {code}")
+
+
+def clear(api: Api, run: ClusterRun, warn: Callable[[str], None]) -> None:
+    """Delete a run's job and wait until its pods are gone. What fails is a warning."""
+    try:
+        remove(api, run.kind, run.name)
+        deadline = time.monotonic() + GOING
+        while (left := run_pods(api, run)) and time.monotonic() < deadline:
+            time.sleep(LOOK / 2)
+        if left:
+            warn(f"still there after {GOING} s: {', '.join(one['metadata']['name'] for one in left)}")
+    except HostError as error:
+        warn(f"{run.kind} {run.name} is not removed: {error.message}; `labctl down` removes it")
