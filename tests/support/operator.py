@@ -1,0 +1,199 @@
+"""Stands in for the mpi-operator in a real cluster: makes what an MPIJob needs, and says how the job is.
+
+Source: kubeflow/mpi-operator v0.8, pkg/controller/mpi_job_controller.go. It writes no events, and suspends no job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import secrets
+import subprocess
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timezone
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from kubernetes import config
+from kubernetes.client.exceptions import ApiException
+from kubernetes.dynamic import DynamicClient
+
+from support import mpijob
+from support.harness import wait_until
+from support.mpijob import Manifest
+from support.podnames import PodNames
+
+MADE = ("Service", "ConfigMap", "Secret", "Pod", "Job")
+KEPT = {"None": ("Pending", "Running", "Succeeded", "Failed"), "Running": ("Succeeded", "Failed"), "All": ()}
+"""Phases of workers that stay when the job has ended, by its cleanPodPolicy."""
+
+
+class RefusedError(Exception):
+    """An object of this name is there, and not this job's."""
+
+
+class Operator:
+    """Looks at the jobs of a namespace twice a second."""
+
+    def __init__(self, kubeconfig: Path, namespace: str) -> None:
+        self.api = DynamicClient(config.new_client_from_config(config_file=str(kubeconfig)))
+        self.namespace = namespace
+        self.keys = _keys()
+        self.refusals: list[str] = []
+        """What the API refused, and what is in the way of a job; each is tried again."""
+        self.found: dict[tuple[str, str], Manifest] = {}
+
+    def kind(self, kind: str) -> Any:
+        return self.api.resources.get(api_version=mpijob.VERSIONS.get(kind, "v1"), kind=kind)
+
+    def objects(self, kind: str) -> dict[str, Manifest]:
+        """The namespace's objects of a kind, such as ``Pod`` or ``MPIJob``, by name."""
+        items = self.kind(kind).get(namespace=self.namespace).to_dict()["items"]
+        return {one["metadata"]["name"]: one for one in items}
+
+    def run(self, names: PodNames, stop: threading.Event) -> None:
+        while not stop.wait(0.5):
+            jobs = self.objects("MPIJob")
+            self.found = {(kind, name): one for kind in MADE for name, one in self.objects(kind).items()}
+            names.addresses = dict(self._addresses())
+            for job in jobs.values():
+                try:
+                    if "deletionTimestamp" not in job["metadata"]:
+                        self._sync(job)
+                except (ApiException, RefusedError) as error:
+                    self.refusals.append(str(error))
+
+    def _addresses(self) -> Iterator[tuple[str, str]]:
+        """Of the pods behind headless Services, which have those that are ready."""
+        for service, one in self.objects("Endpoints").items():
+            for address in [at for subset in one.get("subsets", ()) for at in subset.get("addresses", ())]:
+                yield f"{address.get('hostname')}.{service}.{self.namespace}.svc.cluster.local", address["ip"]
+
+    def _sync(self, job: Manifest) -> None:
+        name, status = job["metadata"]["name"], copy.deepcopy(job.get("status", {}))
+        if _is(job, "Succeeded", "Failed"):
+            self._clean(job)
+            return
+        if not status:
+            _add(status, "Created", "MPIJobCreated", f"MPIJob {self.namespace}/{name} is created.")
+        status.setdefault("startTime", _now())
+        launcher = self.found.get(("Job", f"{name}-launcher"))
+        workers = []
+        if not (launcher and _is(launcher, "Complete", "Failed")):
+            for made in (mpijob.service(job), mpijob.config_map(job), mpijob.secret(job, *self.keys)):
+                self._one(job, made)
+            workers = [self._one(job, mpijob.worker(job, index)) for index in range(len(mpijob.workers(job)))]
+            ready = all(_is(pod, "Ready") for pod in workers)
+            if ready or job["spec"].get("launcherCreationPolicy") != "WaitForWorkersReady":
+                launcher = self._one(job, mpijob.launcher(job))
+        self._report(name, status, launcher, workers)
+        if status != job.get("status"):
+            self.kind("MPIJob").status.replace(body={**job, "status": status}, namespace=self.namespace)
+
+    def _one(self, job: Manifest, made: Manifest) -> Manifest:
+        """The job's object: the one that is there, or else this."""
+        kind, name = made["kind"], made["metadata"]["name"]
+        if found := self.found.get((kind, name)):
+            if not _owns(job, found):
+                raise RefusedError(f"Resource {name!r} of Kind {kind!r} already exists and is not managed by MPIJob")
+            return found
+        return dict(self.kind(kind).create(body=made, namespace=self.namespace).to_dict())
+
+    def _report(self, name: str, status: Manifest, launcher: Manifest | None, workers: list[Manifest]) -> None:
+        """Writes the job's state into its status."""
+        replicas = status["replicaStatuses"] = {"Worker": _counts(workers)}
+        if not launcher:
+            return
+        pods = [one for (kind, _), one in self.found.items() if kind == "Pod" and _owns(launcher, one)]
+        replicas["Launcher"] = _counts(pods)
+        whole = f"MPIJob {self.namespace}/{name}"
+        if _is(launcher, "Complete"):
+            status["completionTime"] = launcher["status"]["completionTime"]
+            _add(status, "Succeeded", "MPIJobSucceeded", f"{whole} successfully completed.")
+        elif _is(launcher, "Failed"):
+            status["completionTime"] = _now()
+            failed = next(one for one in launcher["status"]["conditions"] if one["type"] == "Failed")
+            reason, message = failed["reason"], failed["message"]
+            if reason == "BackoffLimitExceeded" and replicas["Launcher"].get("failed"):
+                last = max(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))["status"]
+                reason, message = f"{reason}/{last.get('reason', '')}", f"{message}: {last.get('message', '')}"
+            _add(status, "Failed", reason, message)
+        elif replicas["Launcher"].get("active") and replicas["Worker"].get("active") == len(workers):
+            _add(status, "Running", "MPIJobRunning", f"{whole} is running.")
+
+    def _clean(self, job: Manifest) -> None:
+        kept = KEPT[job["spec"]["runPolicy"].get("cleanPodPolicy", "None")]
+        for name in mpijob.workers(job):
+            pod = self.found.get(("Pod", name))
+            if pod and pod["status"]["phase"] not in kept and "deletionTimestamp" not in pod["metadata"]:
+                self.kind("Pod").delete(name=name, namespace=self.namespace)
+
+
+def _keys() -> tuple[str, str]:
+    with TemporaryDirectory() as directory:
+        path = Path(directory, "key")
+        argv = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "521", "-m", "PEM", "-N", "", "-f", str(path)]
+        subprocess.run(argv, check=True, capture_output=True)
+        return path.read_text(), path.with_suffix(".pub").read_text()
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _owns(owner: Manifest, one: Manifest) -> bool:
+    return owner["metadata"]["uid"] in [at["uid"] for at in one["metadata"].get("ownerReferences", ())]
+
+
+def _is(one: Manifest, *kinds: str) -> bool:
+    """Whether one of these conditions holds for a job or a pod."""
+    conditions = one.get("status", {}).get("conditions", ())
+    return any(at["type"] in kinds and at["status"] == "True" for at in conditions)
+
+
+def _add(status: Manifest, kind: str, reason: str, message: str) -> None:
+    conditions = status.setdefault("conditions", [])
+    if kind in [one["type"] for one in conditions]:
+        return
+    for running in [one for one in conditions if one["type"] == "Running"]:
+        running["status"] = "False"
+    times = dict.fromkeys(("lastUpdateTime", "lastTransitionTime"), _now())
+    conditions.append({"type": kind, "status": "True", "reason": reason, "message": message, **times})
+
+
+def _counts(pods: list[Manifest]) -> dict[str, int]:
+    phases = [pod["status"].get("phase") for pod in pods]
+    names = {"active": "Running", "succeeded": "Succeeded", "failed": "Failed"}
+    return {name: phases.count(phase) for name, phase in names.items() if phase in phases}
+
+
+@contextlib.contextmanager
+def operating(kubeconfig: Path, namespace: str) -> Iterator[Operator]:
+    """The operator of a namespace, and its pods' names; one at a time, as all pods ask the same address."""
+    operator, stop = Operator(kubeconfig, namespace), threading.Event()
+    with PodNames() as names, ThreadPoolExecutor(2) as threads:
+        threads.submit(names.serve_forever)
+        running = threads.submit(operator.run, names, stop)
+        try:
+            yield operator
+        finally:
+            stop.set()
+            names.shutdown()
+    running.result()
+
+
+@contextlib.contextmanager
+def fresh_namespace(kubeconfig: Path) -> Iterator[str]:
+    """The name of a new namespace, which is gone after the block with all that is in it."""
+    api = DynamicClient(config.new_client_from_config(config_file=str(kubeconfig)))
+    namespaces, name = api.resources.get(api_version="v1", kind="Namespace"), f"op-{secrets.token_hex(4)}"
+    namespaces.create(body={"metadata": {"name": name}})
+    try:
+        yield name
+    finally:
+        namespaces.delete(name=name)
+        one = f"metadata.name={name}"
+        wait_until(lambda: not namespaces.get(field_selector=one).to_dict()["items"], 120, f"{name} is gone")
