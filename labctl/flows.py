@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from labctl.hub.prefetch import CacheReport
     from labctl.k8s.importing import ImportedJob
     from labctl.k8s.job import ClusterJob
-    from labctl.k8s.lab import ClusterLab
+    from labctl.k8s.lab import ClusterLab, Submitted
     from labctl.k8s.render import Kustomized, Manifests
     from labctl.k8s.target import Target
     from labctl.lab.cluster import Cluster
@@ -856,6 +856,13 @@ def cache(context: Context, name: str, extra: Cache, *, hosts: bool = False, dry
     if name:
         own = choose_workload(context.directory, name, RunOptions(), settings).cache
         wanted = Cache(models=(*own.models, *extra.models), datasets=(*own.datasets, *extra.datasets))
+    if there := in_cluster(context):
+        from labctl.k8s import storage
+
+        repositories, endpoint = prefetch.names(wanted), prefetch.endpoint_of(context.environ)
+        items = () if dry_run else storage.fill(there, repositories, endpoint)
+        where, seconds = f"claim {there.name}-storage", round(time.monotonic() - began, 3)
+        return prefetch.CacheReport(workload=name, cache=where, items=items, seconds=seconds)
     if hosts and not settings.text("LAB_HOSTS"):
         raise ConfigError("--hosts: LAB_HOSTS is not set", hint="LAB_HOSTS=hosts.txt in .env names the file of hosts")
     hub = prefetch.connect(settings, context.environ)
@@ -896,6 +903,32 @@ def k8s_export(context: Context, name: str, options: RunOptions, directory: Path
     for one in made:
         files.write(directory / one.path, one.content, mode=one.mode)
     return render.Kustomized(directory=str(directory), files=tuple(one.path for one in made), left_out=left_out)
+
+
+def k8s_submit(context: Context, name: str, options: RunOptions) -> Submitted:
+    """Create the job that `k8s render` writes, which nobody follows or records. HostError where it is refused."""
+    from labctl.deploy.preflight import require_initialised
+    from labctl.k8s import checks, lab, render
+    from labctl.k8s.run import submit
+    from labctl.runs.request import choose_workload
+
+    require_initialised(context)
+    there = lab.open_lab(context, context.settings())
+    workload = choose_workload(context.directory, name, options, there.settings)
+    target, built = lab.job_of(there, workload, options)
+    checks.preflight(there, target, built)
+    submit(there.api, target, built)
+    made = render.rendered(target, built)
+    return lab.Submitted(name=made.name, namespace=made.namespace, objects=made.objects)
+
+
+def k8s_delete(context: Context, name: str, *, storage: bool) -> Submitted:
+    """Delete the job that `k8s submit` made of a workload, and with ``storage`` the lab's claim with all data on it."""
+    from labctl.deploy.preflight import require_initialised
+    from labctl.k8s import lab
+
+    require_initialised(context)
+    return lab.delete(lab.open_lab(context, context.settings()), name, storage=storage)
 
 
 def k8s_job(context: Context, name: str, options: RunOptions) -> tuple[Target, ClusterJob]:

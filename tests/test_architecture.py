@@ -26,8 +26,8 @@ RINGS: tuple[tuple[str, ...], ...] = (
     ("lab",),
     ("attach", "hub", "deploy", "launchers", "fit"),
     ("runs",),
-    ("bundle", "doctor", "k8s", "reports"),
-    ("batches",),
+    ("bundle", "doctor", "reports"),
+    ("batches", "k8s"),
     ("flows",),
     ("cli",),
 )

@@ -1,4 +1,4 @@
-"""k8s render, k8s export, k8s import."""
+"""k8s render, k8s export, k8s submit, k8s delete, k8s import."""
 
 from __future__ import annotations
 
@@ -69,6 +69,39 @@ def export_command(
         for one in made.left_out:
             lab.warn(f"not written: {one}; `labctl k8s render` has it")
         output.answer(made, f"{len(made.files)} files in {made.directory}: kubectl apply -k {made.directory}")
+
+
+@k8s_command.command("submit", help="Create a workload's job, without following it; `labctl run` records one.")
+def submit_command(
+    name: Name,
+    directory: Directory = HERE,
+    rehearse: Rehearse = False,
+    timeout: Timeout = "",
+    set_: SetArgument = None,
+    launcher: Launcher = "",
+    setting: Setting = None,
+    json: Json = False,
+) -> None:
+    with answering(as_json=json) as output:
+        options = options_of(set_, timeout, launcher, rehearse=rehearse)
+        made = flows.k8s_submit(context(directory, output, setting), name, options)
+        watch = f"kubectl -n {made.namespace} get pods -l labctl.run={made.name}"
+        output.answer(made, "\n".join((*made.objects, f"next: {watch}, or labctl k8s delete {name}")))
+
+
+@k8s_command.command("delete", help="Delete the job that `k8s submit` made of a workload.")
+def delete_command(
+    name: Name,
+    storage: Annotated[
+        bool, typer.Option("--storage", help="Delete the lab's claim too, with all data on it.")
+    ] = False,
+    directory: Directory = HERE,
+    setting: Setting = None,
+    json: Json = False,
+) -> None:
+    with answering(as_json=json) as output:
+        gone = flows.k8s_delete(context(directory, output, setting), name, storage=storage)
+        output.answer(gone, "\n".join(f"deleted {one}" for one in gone.objects))
 
 
 @k8s_command.command("import", help="Read an MPIJob into a workload, and print settings for .env.")

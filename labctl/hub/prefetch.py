@@ -85,14 +85,19 @@ class CacheReport(Struct, frozen=True, kw_only=True):
 
 def connect(settings: Settings, environ: Mapping[str, str]) -> Hub:
     """The hub of this environment, and its cache below HOST_CACHE_PATH."""
-    endpoint = environ.get("HF_ENDPOINT") or ENDPOINT
-    if not re.fullmatch(r"https?://[^\s/]\S*", endpoint):
-        raise ConfigError("environment: HF_ENDPOINT is not a URL", hint=f"unset it, or write it like {ENDPOINT}")
     return Hub(
-        endpoint=endpoint.rstrip("/"),
+        endpoint=endpoint_of(environ),
         token=settings.secret("HF_TOKEN"),
         cache=Path(settings.text("HOST_CACHE_PATH")) / HUB,
     )
+
+
+def endpoint_of(environ: Mapping[str, str]) -> str:
+    """Where the hub is. ConfigError where HF_ENDPOINT is no URL."""
+    endpoint = environ.get("HF_ENDPOINT") or ENDPOINT
+    if not re.fullmatch(r"https?://[^\s/]\S*", endpoint):
+        raise ConfigError("environment: HF_ENDPOINT is not a URL", hint=f"unset it, or write it like {ENDPOINT}")
+    return endpoint.rstrip("/")
 
 
 def fetch(context: Context, hub: Hub, wanted: Cache, *, dry_run: bool) -> tuple[Item, ...]:

@@ -31,20 +31,25 @@ MOST_BYTES = 1 << 20
 """Of a ConfigMap: kubernetes.io, ConfigMaps."""
 
 
-class ClusterJob(Struct, frozen=True, kw_only=True):
-    """A job of a lab of pods."""
+class ClusterPods(Struct, frozen=True, kw_only=True):
+    """What pods of a lab have: a name, and files and variables."""
 
     name: str
     run_id: str
-    """That its ranks see; the job's name where no run of labctl's is recorded."""
+    """That ranks see; the name where no run of labctl's is recorded."""
     owner: str
-    """Who has submitted it, as ``person@machine``; empty where labctl did not."""
+    """Who has submitted them, as ``person@machine``; empty where labctl did not."""
     lab: Lab
-    job: Job
     files: tuple[tuple[str, bytes, bool], ...]
     """Paths below the project's directory in the pods, contents, and whether they are programs."""
     environment: Pairs
     """Of every pod."""
+
+
+class ClusterJob(ClusterPods, frozen=True, kw_only=True):
+    """A job of a lab of pods."""
+
+    job: Job
 
 
 def build(
@@ -84,8 +89,21 @@ def build(
         lab=lab,
         job=built,
         files=files(built, workload, run_id),
-        environment=environment(lab, target, built, kept=KEPT if owner else 0),
+        environment=environment(lab, target, built.directory, built.environment, kept=KEPT if owner else 0),
     )
+
+
+def one_pod(
+    settings: Settings, directory: Path, target: Target, name: str, program: bytes, variables: Pairs, owner: str
+) -> ClusterPods:
+    """What a single pod has that runs a program of labctl's own, ``program`` in its project's directory."""
+    lab = lab_of_pods(settings, directory, settings.text("LAB_ACCELERATOR"), target, name)
+    given = environment(lab, target, f"{lab.project_path}/{name}", variables)
+    files = ((PROGRAM, program, False),)
+    return ClusterPods(name=name, run_id=name, owner=owner, lab=lab, files=files, environment=given)
+
+
+PROGRAM = "program.py"
 
 
 def job_name(lab: str, workload: str, run_id: str = "") -> str:
@@ -123,7 +141,7 @@ def lab_of_pods(settings: Settings, directory: Path, accelerator: str, target: T
     return replace(made, nodes=nodes, ssh_port=PORT)
 
 
-def environment(lab: Lab, target: Target, built: Job, kept: int) -> Pairs:
+def environment(lab: Lab, target: Target, directory: str, added: Pairs, *, kept: int = 0) -> Pairs:
     """What every pod has: what the lab's containers have, with caches on the claim where there is one.
 
     ``kept``: seconds that the launcher stays for its results to be fetched.
@@ -138,10 +156,10 @@ def environment(lab: Lab, target: Target, built: Job, kept: int) -> Pairs:
     # The cluster's device plugin hands devices in; the rest is what libraries read.
     mapping = accelerators.get(lab.accelerator).mapping(lab.hosts[0], ())
     devices = {name: value for name, value in mapping.environment if value}
-    run = {"LABCTL_RUN_DIR": built.directory, "LABCTL_KEYS": KEYS, "HOME": HOME}
+    run = {"LABCTL_RUN_DIR": directory, "LABCTL_KEYS": KEYS, "HOME": HOME}
     run |= {"LABCTL_KEPT": str(kept)} if kept else {}
     run |= {"LABCTL_STORAGE": STORAGE} if target.storage else {}
-    return tuple({**network, **devices, **run, **dict(built.environment), **own}.items())
+    return tuple({**network, **devices, **run, **dict(added), **own}.items())
 
 
 KEYS, HOME = "/etc/labctl/ssh", "/home/lab"

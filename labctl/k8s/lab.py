@@ -111,6 +111,35 @@ def begin(lab: ClusterLab, workload: Workload, options: RunOptions) -> tuple[Tar
     return target, build(lab.settings, lab.directory, target, workload, options, run_id, owner())
 
 
+class Submitted(Struct, frozen=True, kw_only=True):
+    """A job in a cluster, and the objects that were applied or deleted, by kind and name."""
+
+    name: str
+    namespace: str
+    objects: tuple[str, ...]
+
+
+def job_of(lab: ClusterLab, workload: Workload, options: RunOptions) -> tuple[Target, ClusterJob]:
+    """A workload's job that no run of labctl's is recorded of. ConfigError, HostError; nothing is sent."""
+    target = lab.target
+    return target, build(lab.settings, lab.directory, target, workload, options)
+
+
+def delete(lab: ClusterLab, workload: str, *, storage: bool) -> Submitted:
+    """Delete a workload's job that was submitted by hand, and with ``storage`` the lab's claim."""
+    name = job_name(lab.name, workload)
+    kinds = (*KINDS.values(), *OWNED)
+    found = [(kind, name) for kind in kinds if lab.api.get(kind, name)]
+    if storage:
+        found += [("PersistentVolumeClaim", one["metadata"]["name"]) for one in _claims(lab)]
+    if not found:
+        hint = "`labctl k8s submit` makes one; runs of `labctl run` end with `labctl stop`"
+        raise ConfigError(f"job {name} not found in namespace {lab.api.namespace}", hint=hint)
+    for one in found:
+        lab.api.delete(*one)
+    return Submitted(name=name, namespace=lab.api.namespace, objects=tuple(f"{kind}/{it}" for kind, it in found))
+
+
 def record(lab: ClusterLab, target: Target, built: ClusterJob) -> None:
     """Make the run's directories, with what it was asked to do and what was sent."""
     versions = store.versions(built.lab, lab.engine, None)
@@ -253,9 +282,8 @@ def listing(lab: ClusterLab, limit: int | None = None) -> tuple[store.RunSummary
 
 def status(lab: ClusterLab) -> LabStatus:
     """The lab's pods, with what keeps them from running, and its latest runs."""
-    found = lab.engine.pods(lab.name)
-    several = len({pod["metadata"]["labels"].get("labctl.run") for pod in found}) > 1
-    container = lab.engine.observe(lab.name).containers
+    containers = [one for one in lab.engine.observe(lab.name).containers if one.state != "removing"]
+    several = len({one.fingerprint for one in containers}) > 1
     nodes = tuple(
         NodeStatus(
             name=one.name if several else one.node,
@@ -265,7 +293,7 @@ def status(lab: ClusterLab) -> LabStatus:
             health=one.health,
             reason=one.reason,
         )
-        for one in container
+        for one in containers
     )
     running = [node for node in nodes if node.state == "running"]
     return LabStatus(
@@ -333,21 +361,36 @@ def plan_down(lab: ClusterLab) -> tuple[str, ...]:
 def _owned(lab: ClusterLab) -> Iterator[Manifest]:
     for kind in (*KINDS.values(), *OWNED, "Pod"):
         yield from lab.api.list(kind, lab.selector)
-    if (namespace := _namespace(lab)) and not _claims(lab):
+    if namespace := _namespace(lab):
         yield namespace
 
 
 def _namespace(lab: ClusterLab) -> Manifest | None:
-    """The namespace, if it was made for this lab."""
+    """The namespace, if it was made for this lab and has nothing of others, nor a claim."""
     try:
         found = lab.api.get("Namespace", lab.api.namespace)
     except Refused:
         return None
-    return (
-        {"kind": "Namespace", **found}
-        if found and found["metadata"].get("labels", {}).get("labctl.lab") == lab.name
-        else None
-    )
+    if not found or found["metadata"].get("labels", {}).get("labctl.lab") != lab.name:
+        return None
+    kinds = ("Pod", "PersistentVolumeClaim", "ConfigMap", "Secret", *KINDS.values())
+    there = [one for kind in kinds for one in lab.api.list(kind) if not _is_own(lab, one) and not _is_the_clusters(one)]
+    return None if there else {"kind": "Namespace", **found}
+
+
+def _is_own(lab: ClusterLab, one: Manifest) -> bool:
+    """Whether `down` removes it, or the cluster does with the job that owns it."""
+    metadata = one["metadata"]
+    kept = one["kind"] == "PersistentVolumeClaim"
+    mine = metadata.get("labels", {}).get("labctl.lab") == lab.name
+    owners = [owner["kind"] for owner in metadata.get("ownerReferences", ())]
+    return not kept and (mine or bool({*owners} & {*KINDS.values()}))
+
+
+def _is_the_clusters(one: Manifest) -> bool:
+    """Whether every namespace has such an object."""
+    made = one["metadata"]["name"] in ("kube-root-ca.crt", "openshift-service-ca.crt")
+    return made or one.get("type") == "kubernetes.io/service-account-token"
 
 
 def _claims(lab: ClusterLab) -> list[Manifest]:
@@ -375,5 +418,5 @@ def down(lab: ClusterLab) -> None:
         time.sleep(LOOK)
     for kept in _kept(lab):
         lab.context.notice(kept)
-    if not _claims(lab) and _namespace(lab):
+    if _namespace(lab):
         lab.api.delete("Namespace", lab.api.namespace)

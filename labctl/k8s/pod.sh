@@ -65,11 +65,21 @@ Host *
 CONFIG
     chmod 600 ~/.ssh/config
     cp /etc/mpi/hostfile "$LABCTL_RUN_DIR/hostfile"
-    # The workers are ready, and have the keys for this job that they have now.
-    cut -d ' ' -f 1 /etc/mpi/hostfile | ssh-keyscan -p "$port" -T 30 -t ed25519 -f - > ~/.ssh/known_hosts 2> /dev/null
+    # The workers are ready, and have the keys for this job that they have now. The cluster's DNS may know them later.
+    local hosts left=120
+    hosts=$(cut -d ' ' -f 1 /etc/mpi/hostfile)
+    until ssh-keyscan -p "$port" -T 10 -t ed25519 -f - <<< "$hosts" > ~/.ssh/known_hosts 2> ~/.ssh/unreached &&
+        [[ $(wc -l < ~/.ssh/known_hosts) == "$(wc -l <<< "$hosts")" ]]; do
+        if ((SECONDS > left)); then
+            printf 'labctl: workers were not reached within %s s:\n' "$left" >&2
+            grep -v '^#' ~/.ssh/unreached >&2 || true
+            exit 1
+        fi
+        sleep 1
+    done
     cd "$LABCTL_RUN_DIR"
     [[ -v LABCTL_KEPT ]] || exec "$@"
-    # Who submitted the run fetches its results: it stays for that, unless it is told to end.
+    # Who submitted the run fetches its results: it stays for that, unless its pod is to go.
     "$@" &
     command=$!
     echo "$command" > ~/.command
@@ -78,7 +88,7 @@ CONFIG
     while kill -0 "$command" 2> /dev/null; do
         wait "$command" && code=0 || code=$?
     done
-    gather
+    [[ $LABCTL_KEPT == 0 ]] || gather
     echo "labctl: the launcher ended with exit code $code$(sed 's/^/; /' ~/.stopped 2> /dev/null)"
     for ((second = 0; second < LABCTL_KEPT; second++)); do
         [[ ! -e ~/.fetched ]] || break

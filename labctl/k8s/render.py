@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from labctl.k8s.job import HOME, KEYS, PORT, STORAGE, UID, ClusterJob
+from labctl.k8s.job import HOME, KEYS, PORT, STORAGE, UID, ClusterJob, ClusterPods
 from labctl.k8s.target import Target
 from labctl.model import File
 from labctl.runs.job import limited
@@ -36,20 +36,33 @@ KEPT = 86_400
 
 def manifests(target: Target, built: ClusterJob) -> list[Manifest]:
     """Every object of the job, in the order in which they are created."""
-    objects = [_object("v1", "Namespace", target.namespace, target, built, namespaced=False)]
-    if built.lab.secrets:
-        values = {name: value.reveal() for name, value in built.lab.secrets}
-        objects.append({**_object("v1", "Secret", built.name, target, built), "type": "Opaque", "stringData": values})
-    if target.storage:
-        objects.append(_claim(target, built))
-    objects.append(_config_map(target, built))
-    return [*objects, *(_mpijob(target, built) if target.kind == "mpijob" else _trainjob(target, built))]
+    return [*_needed(target, built), *(_mpijob(target, built) if target.kind == "mpijob" else _trainjob(target, built))]
 
 
 def record(target: Target, built: ClusterJob) -> File:
     """What is sent, less the Secret, for the run's record."""
     objects = [one for one in manifests(target, built) if one["kind"] != "Secret"]
     return File(path="rendered/manifests.yaml", content=text(objects))
+
+
+def _needed(target: Target, built: ClusterPods) -> list[Manifest]:
+    """What pods need beside themselves."""
+    objects = [_object("v1", "Namespace", target.namespace, target, built, namespaced=False)]
+    if built.lab.secrets:
+        values = {name: value.reveal() for name, value in built.lab.secrets}
+        objects.append({**_object("v1", "Secret", built.name, target, built), "type": "Opaque", "stringData": values})
+    if target.storage:
+        objects.append(_claim(target, built))
+    return [*objects, _config_map(target, built)]
+
+
+def single(target: Target, built: ClusterPods, command: list[str]) -> list[Manifest]:
+    """A pod with no device that runs a command to its end, and what it needs."""
+    pod = _pod(target, built, "program", command, worker=False)
+    pod["spec"]["restartPolicy"] = "Never"
+    made = _object("v1", "Pod", built.name, target, built)
+    made["metadata"]["annotations"] = {**pod["metadata"]["annotations"], **made["metadata"].get("annotations", {})}
+    return [*_needed(target, built), {**made, "spec": pod["spec"]}]
 
 
 class Kustomized(Struct, frozen=True, kw_only=True):
@@ -95,15 +108,15 @@ def kustomization(objects: list[Manifest]) -> tuple[tuple[File, ...], tuple[str,
 
 
 def _object(
-    version: str, kind: str, name: str, target: Target, built: ClusterJob, *, namespaced: bool = True
+    version: str, kind: str, name: str, target: Target, built: ClusterPods, *, namespaced: bool = True
 ) -> Manifest:
-    labels = {"labctl.lab": built.lab.name}
     metadata: Manifest = {"name": name}
-    if namespaced:
-        metadata["namespace"] = target.namespace
-        labels |= {"labctl.run": label(built.run_id)}
-    metadata["labels"] = labels
-    if namespaced and built.owner:
+    if not namespaced:
+        # Others may use it too, and whoever applies it from a file owns its labels.
+        return {"apiVersion": version, "kind": kind, "metadata": metadata}
+    labels = {"labctl.lab": built.lab.name, "labctl.run": label(built.run_id)}
+    metadata |= {"namespace": target.namespace, "labels": labels}
+    if built.owner:
         metadata["annotations"] = {"labctl.owner": built.owner}
     return {"apiVersion": version, "kind": kind, "metadata": metadata}
 
@@ -113,7 +126,7 @@ def label(run_id: str) -> str:
     return run_id[:63].rstrip("-_.")
 
 
-def _claim(target: Target, built: ClusterJob) -> Manifest:
+def _claim(target: Target, built: ClusterPods) -> Manifest:
     """The lab's storage, which all its jobs share: every node writes to it."""
     claim = _object("v1", "PersistentVolumeClaim", f"{built.lab.name}-storage", target, built)
     del claim["metadata"]["labels"]["labctl.run"]
@@ -131,7 +144,7 @@ def _key(path: str) -> str:
     return path.replace("_", "__").replace("/", "_.")
 
 
-def _config_map(target: Target, built: ClusterJob) -> Manifest:
+def _config_map(target: Target, built: ClusterPods) -> Manifest:
     """The files of the job; a pod has them in their folders. And the names of its users."""
     texts: dict[str, str] = {
         "pod.sh": Path(__file__).with_name("pod.sh").read_text(encoding="utf-8"),
@@ -149,7 +162,7 @@ def _config_map(target: Target, built: ClusterJob) -> Manifest:
     return {**made, "data": texts, **({"binaryData": binary} if binary else {})}
 
 
-def _pod(target: Target, built: ClusterJob, name: str, command: list[str], *, worker: bool) -> Manifest:
+def _pod(target: Target, built: ClusterPods, name: str, command: list[str], *, worker: bool) -> Manifest:
     """The template of a pod: nothing of root's, and no more than the job needs."""
     first: Manifest = {"name": name, "image": built.lab.image, "command": command, "workingDir": built.lab.project_path}
     first["env"] = [{"name": key, "value": value} for key, value in built.environment]
@@ -207,7 +220,7 @@ def _placement(target: Target) -> Manifest:
     return found
 
 
-def _resources(target: Target, built: ClusterJob) -> Manifest:
+def _resources(target: Target, built: ClusterPods) -> Manifest:
     """Requests equal limits: devices and huge pages are never shared, and memory is there when it is needed."""
     wanted = {"cpu": target.cpu, "memory": target.memory, "hugepages-2Mi": target.hugepages}
     if target.resource:
@@ -219,7 +232,7 @@ def _resources(target: Target, built: ClusterJob) -> Manifest:
     return {"limits": found, "requests": dict(found)} if found else {}
 
 
-def _mounts(target: Target, built: ClusterJob) -> list[Manifest]:
+def _mounts(target: Target, built: ClusterPods) -> list[Manifest]:
     project = built.lab.project_path
     found = [
         {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
@@ -236,7 +249,7 @@ def _mounts(target: Target, built: ClusterJob) -> list[Manifest]:
     return found
 
 
-def _volumes(target: Target, built: ClusterJob) -> list[Manifest]:
+def _volumes(target: Target, built: ClusterPods) -> list[Manifest]:
     items = [
         {"key": _key(path), "path": path, **({"mode": 0o555} if program else {})} for path, _, program in built.files
     ]

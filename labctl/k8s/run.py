@@ -46,8 +46,8 @@ KINDS: dict[Kind, str] = {"mpijob": "MPIJob", "trainjob": "TrainJob"}
 OWNED = ("ConfigMap", "Secret", "TrainingRuntime")
 """What a job has beside it, of its name."""
 # Seconds between two looks at a run's pods; that an API server may be silent; that an image may be refused, as
-# registries have bad minutes; for a run that is told to end, and for its pods to be gone.
-LOOK, SILENT_FOR, IMAGE_PATIENCE, ENDING, GOING = 1.0, 600, 60, 60, 120
+# registries have bad minutes; for a run that is told to end; for the cluster to say why it ended one.
+LOOK, SILENT_FOR, IMAGE_PATIENCE, ENDING, EXPLAINING = 1.0, 600, 60, 60, 10
 # What the launcher says when its command has ended: pod.sh.
 ENDED = re.compile(r"labctl: the launcher ended with exit code (\d+)(?:; (.+))?")
 FETCH_LIMIT = 3600
@@ -111,7 +111,7 @@ def kind_of(api: Api, settings: Settings) -> Kind:
 def submit(api: Api, target: Target, built: ClusterJob) -> None:
     """Create a job with all that it needs, or nothing of it. HostError with the server's reason."""
     objects = render.manifests(target, built)
-    prepare(api, [one for one in objects if one["kind"] in ("Namespace", "PersistentVolumeClaim")])
+    prepare(api, built.lab.name, [one for one in objects if one["kind"] in ("Namespace", "PersistentVolumeClaim")])
     own = [one for one in objects if one["kind"] not in ("Namespace", "PersistentVolumeClaim")]
     for one in own:
         # A TrainJob is refused until the runtime that it names is there.
@@ -134,7 +134,7 @@ def submit(api: Api, target: Target, built: ClusterJob) -> None:
         raise
 
 
-def prepare(api: Api, objects: Iterable[Manifest]) -> None:
+def prepare(api: Api, lab: str, objects: Iterable[Manifest]) -> None:
     """Create the namespace and the claim where they are missing; those that are there stay as they are."""
     for one in objects:
         try:
@@ -145,7 +145,12 @@ def prepare(api: Api, objects: Iterable[Manifest]) -> None:
                 continue
             raise
         if not there:
-            api.apply(one)
+            api.apply(_marked(one, lab) if one["kind"] == "Namespace" else one)
+
+
+def _marked(namespace: Manifest, lab: str) -> Manifest:
+    """A namespace that is made for a lab, which may remove it when nothing is left in it."""
+    return {**namespace, "metadata": {**namespace["metadata"], "labels": {"labctl.lab": lab}}}
 
 
 def remove(api: Api, kind: str, name: str) -> None:
@@ -218,11 +223,29 @@ class Follower:
         """
         while True:
             if (code := self._read_lines(look)) is not None:
+                self._explain(code)
                 return self._ended(code)
             if (ended := self._look_at_pods()) is not None:
                 self._over.set()
                 code = self._read_lines(look, to_the_end=True)
                 return ended if code is None else self._ended(code)
+
+    def _explain(self, code: int) -> None:
+        """Note what the cluster did to a launcher whose command it has ended, once that is known."""
+        deadline = time.monotonic() + EXPLAINING
+        while code and not self._stop.cause and time.monotonic() < deadline:
+            with suppress(Unreachable):
+                job, found = self._api.get(self._run.kind, self._run.name), run_pods(self._api, self._run)
+                launcher = next((pod for pod in found if pod["metadata"]["name"] == self.launcher), None)
+                if launcher and "deletionTimestamp" not in launcher["metadata"]:
+                    return
+                if job is None:
+                    self._stop.note("interrupted", f"{self._run.kind} {self._run.name} was deleted")
+                elif pods.state_of(job).name == "failed":
+                    self._note_end(job, launcher)
+            time.sleep(LOOK)
+        if code and not self._stop.cause:
+            self._stop.note("node-lost", f"{LAUNCHER}: its pod was deleted")
 
     def _ended(self, code: int) -> agent.Ended:
         return agent.Ended(code=code, seconds=max(self.last - self.first, 0.0), at=self.last)
@@ -309,12 +332,12 @@ class Follower:
             self._over.wait(0 if last else LOOK)
         self._heard.put(None)
 
-    def _note_end(self, job: Manifest, launcher: Manifest) -> None:
+    def _note_end(self, job: Manifest, launcher: Manifest | None) -> None:
         """What the cluster itself did to the run."""
         state = pods.state_of(job)
-        if state.reason == "DeadlineExceeded":
+        if state.reason.startswith("DeadlineExceeded"):
             self._stop.note("timeout", f"the cluster ended it: {state.message or state.reason}")
-        elif _code_of(launcher) and (lost := pods.loss(launcher)) and "exit code" not in lost[1]:
+        elif launcher and _code_of(launcher) and (lost := pods.loss(launcher)) and "exit code" not in lost[1]:
             self._stop.note(lost[0], f"{LAUNCHER}: {lost[1]}")
 
     def _note_losses(self, found: list[Manifest]) -> None:
@@ -336,7 +359,7 @@ class Follower:
         """Notice what the pods wait for; how the run ended that will not begin."""
         state = pods.state_of(job)
         if state.name == "failed":
-            cause: Cause = "timeout" if state.reason == "DeadlineExceeded" else "launcher-failed"
+            cause: Cause = "timeout" if state.reason.startswith("DeadlineExceeded") else "launcher-failed"
             self._stop.note(cause, f"the cluster ended it before it began: {state.message or state.reason}")
             return agent.Ended(code=1)
         if state.name == "waiting":
@@ -355,11 +378,12 @@ class Follower:
     def _given_up(self, found: list[Manifest], waiting: dict[str, str]) -> agent.Ended | None:
         bad = {node_of(pod): why for pod in found if (why := pods.image_error(pod))}
         self._bad_image = (self._bad_image or time.monotonic()) if bad else 0.0
-        if bad and time.monotonic() > self._bad_image + IMAGE_PATIENCE:
+        over = time.monotonic() > self._began + self._patience
+        if bad and (over or time.monotonic() > self._bad_image + IMAGE_PATIENCE):
             node, why = next(iter(bad.items()))
             self._stop.note("no-image", f"{node}: the cluster does not get image {self._run.lab.image}: {why}")
             return agent.Ended(code=1)
-        if time.monotonic() > self._began + self._patience:
+        if over:
             reasons = [f"{', '.join(nodes)}: {why}" for why, nodes in _grouped(waiting).items()]
             said = "; ".join(reasons) or "pods did not become ready"
             unplaced = any(pods.unscheduled(pod) for pod in found)
@@ -511,13 +535,12 @@ def _receive(api: Api, pod: str, argv: tuple[str, ...], sink: IO[bytes]) -> None
 
 
 def clear(api: Api, run: ClusterRun, warn: Callable[[str], None]) -> None:
-    """Delete a run's job and wait until its pods are gone. What fails is a warning."""
+    """Delete a run's job and its pods, which end in their own time. What fails is a warning."""
     try:
         remove(api, run.kind, run.name)
-        deadline = time.monotonic() + GOING
-        while (left := run_pods(api, run)) and time.monotonic() < deadline:
-            time.sleep(LOOK / 2)
-        if left:
-            warn(f"still there after {GOING} s: {', '.join(one['metadata']['name'] for one in left)}")
+        # The cluster would come to them by itself, in half a minute; a launcher's job would make another one.
+        for pod in run_pods(api, run):
+            if node_of(pod) != LAUNCHER:
+                api.delete("Pod", pod["metadata"]["name"])
     except HostError as error:
         warn(f"{run.kind} {run.name} is not removed: {error.message}; `labctl down` removes it")

@@ -1,0 +1,82 @@
+"""Fills the lab's claim: a pod in the cluster downloads models and datasets to where jobs look for them."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+
+from labctl.engines import pods
+from labctl.engines.kubernetes import Manifest
+from labctl.errors import ConfigError, HostError
+from labctl.hub.client import Kind
+from labctl.hub.prefetch import Item
+from labctl.k8s import render
+from labctl.k8s.job import PROGRAM, one_pod
+from labctl.k8s.lab import ClusterLab
+from labctl.k8s.run import LOOK, prepare
+from labctl.lab.cluster import owner
+from labctl.system import files
+
+START = '[[ ! -r /run/secrets/environment ]] || . /run/secrets/environment; exec python -u "/etc/labctl/files/$0" "$@"'
+KEPT = ("Namespace", "PersistentVolumeClaim")
+
+
+def fill(lab: ClusterLab, wanted: Iterable[tuple[Kind, str]], endpoint: str) -> tuple[Item, ...]:
+    """Download what is wanted into the claim, from the hub at ``endpoint``. ConfigError, HostError."""
+    target = lab.target
+    if not target.storage:
+        raise ConfigError(
+            "the lab has no claim to download to", hint="LAB_K8S_STORAGE_SIZE=500g in .env makes one, for all its runs"
+        )
+    name, program = f"{lab.name}-cache-{secrets.token_hex(2)}", files.path("docker", "fetch_models.py").read_bytes()
+    built = one_pod(lab.settings, lab.directory, target, name, program, (("HF_ENDPOINT", endpoint),), owner())
+    command = ["bash", "-c", START, PROGRAM, *(f"{kind}:{repository}" for kind, repository in wanted)]
+    objects = render.single(target, built, command)
+    prepare(lab.api, lab.name, [one for one in objects if one["kind"] in KEPT])
+    own = [one for one in objects if one["kind"] not in KEPT]
+    try:
+        for one in own:
+            lab.api.apply(one)
+        return tuple(_follow(lab, name))
+    finally:
+        with suppress(HostError):
+            for one in own:
+                lab.api.delete(one["kind"], one["metadata"]["name"])
+
+
+def _follow(lab: ClusterLab, name: str) -> Iterator[Item]:
+    """What the pod has downloaded, one by one. HostError with what it said where it failed."""
+    pod, said = _started(lab, name), ""
+    for _, line in lab.api.lines(name, follow=True):
+        if not line.startswith("{"):
+            said = line or said
+            continue
+        found = json.loads(line)
+        yield Item(**found, fetched_bytes=found["bytes"], state="fetched")
+    while not pods.has_ended(pod):
+        time.sleep(LOOK)
+        pod = _there(lab, name)
+    if pod["status"]["phase"] != "Succeeded":
+        raise HostError(said or pods.trouble(pod), hint="re-run to resume: what is whole stays on the claim")
+
+
+def _there(lab: ClusterLab, name: str) -> Manifest:
+    if found := lab.api.get("Pod", name):
+        return found
+    raise HostError(f"pod {name} was deleted while it downloaded", hint="re-run to resume")
+
+
+def _started(lab: ClusterLab, name: str) -> Manifest:
+    """The pod, once it runs. HostError where it does not start in time."""
+    deadline, told = time.monotonic() + lab.settings.number("LAB_K8S_PATIENCE"), ""
+    while not pods.has_started(pod := _there(lab, name)):
+        if (why := pods.trouble(pod)) and why != told:
+            lab.context.notice(f"pod {name}: {why}")
+            told = why
+        if time.monotonic() > deadline:
+            raise HostError(f"pod {name} did not start (LAB_K8S_PATIENCE): {told}", hint="labctl doctor")
+        time.sleep(LOOK)
+    return pod

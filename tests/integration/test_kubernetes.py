@@ -1,0 +1,256 @@
+"""Runs as jobs of a real cluster of one node, with a stand-in for the mpi-operator.
+
+The node's engine is this machine's, and has the lab's image.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+from conftest import FreshLab
+from support.harness import Answer, Lab, Running, wait_until
+from support.operator import Operator, fresh_namespace, operating
+from support.proxy import Proxy
+
+pytestmark = [pytest.mark.docker, pytest.mark.kubernetes, pytest.mark.xdist_group("kubernetes")]
+CANARY = "hf_canary_of_this_test"
+ClusterLabs = Callable[..., Lab]
+
+
+@pytest.fixture(scope="module")
+def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """That of the cluster, by whose certificate authority its server is known."""
+    given = os.environ.get("LABCTL_TEST_KUBECONFIG")
+    if not given:
+        pytest.skip("LABCTL_TEST_KUBECONFIG names no cluster")
+    content = yaml.safe_load(Path(given).read_text())
+    cluster = content["clusters"][0]["cluster"]
+    if cluster.pop("insecure-skip-tls-verify", False):
+        authority = Path(given).with_name("certs") / "apiserver.crt"
+        cluster["certificate-authority-data"] = base64.b64encode(authority.read_bytes()).decode()
+    path = tmp_path_factory.mktemp("cluster") / "kubeconfig"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+@pytest.fixture(scope="module")
+def operator(kubeconfig: Path) -> Iterator[Operator]:
+    with fresh_namespace(kubeconfig) as namespace, operating(kubeconfig, namespace) as running:
+        yield running
+
+
+@pytest.fixture
+def cluster_lab(operator: Operator, kubeconfig: Path, fresh_lab: FreshLab) -> Iterator[ClusterLabs]:
+    """Makes labs in the operator's namespace; whatever came of one is gone after the test."""
+    made: list[Lab] = []
+
+    def make(**settings: str) -> Lab:
+        plain = {"LAB_ENGINE": "kubernetes", "LAB_K8S_NAMESPACE": operator.namespace, "LAB_SHM_SIZE": "256m"}
+        made.append(fresh_lab(**plain, **settings))
+        made[-1].environ["KUBECONFIG"] = str(kubeconfig)
+        return made[-1]
+
+    yield make
+    for lab in made:
+        lab.call("down").expect(0)
+        assert labelled(operator, lab) == []
+
+
+KINDS = ("MPIJob", "Pod", "ConfigMap", "Secret", "Service")
+
+
+def labelled(operator: Operator, lab: Lab) -> list[str]:
+    """All that the cluster has of a lab, by the names that its jobs begin with."""
+    names = [(kind, name) for kind in KINDS for name in operator.objects(kind)]
+    return [f"{kind} {name}" for kind, name in names if name.startswith(f"{lab.name}-")]
+
+
+def pods(operator: Operator, lab: Lab) -> dict[str, dict[str, Any]]:
+    """The pods of a lab's run that are there to stay, by the end of their names, such as ``worker-1``."""
+    found = {}
+    for name, pod in operator.objects("Pod").items():
+        if name.startswith(f"{lab.name}-") and "deletionTimestamp" not in pod["metadata"]:
+            role = pod["metadata"]["labels"].get("labctl.role")
+            found["-".join(name.split("-")[-2:]) if role == "worker" else str(role)] = pod
+    return found
+
+
+def verdict(answer: Answer) -> tuple[str, str | None]:
+    return answer.json["verdict"], answer.json["cause"]
+
+
+def stubborn(lab: Lab) -> Iterator[Running]:
+    """A run whose ranks are up and would never end by themselves."""
+    with lab.start("run", "stubborn", "--json") as running:
+        wait_until(lambda: running.err.count("does not listen") == 2, 120, f"both ranks are up:\n{running.err}")
+        yield running
+
+
+def test_two_pods_answer_and_the_record_is_here(cluster_lab: ClusterLabs, operator: Operator) -> None:
+    lab = cluster_lab(HF_TOKEN=CANARY)
+    result = lab.call("run", "hello-mpi", "--json").expect(0).json
+    assert result["verdict"] == "PASS"
+    assert result["ranks"] == [{"rank": 0, "node": "worker-0"}, {"rank": 1, "node": "worker-1"}]
+    record = lab.path / "runs" / result["run_id"]
+    assert "ranks answered: 2 of 2" in (record / "output.log").read_text()
+    for rank in range(2):
+        assert f"rank {rank} of 2" in (record / f"ranks/rank-{rank}.log").read_text()
+    assert (record / "rank.sh").exists()
+    manifests = (record / "rendered/manifests.yaml").read_text()
+    assert "kind: MPIJob" in manifests
+    assert CANARY not in "".join(path.read_text() for path in record.rglob("*") if path.is_file())
+    assert lab.call("show", "--json").expect(0).json["run_id"] == result["run_id"]
+    assert "ranks answered" in lab.call("logs", "--run", "latest").expect(0).out
+
+
+def test_training_on_two_pods_passes(cluster_lab: ClusterLabs) -> None:
+    answer = cluster_lab().call("run", "opt-tiny", "--rehearse", "--json").expect(0)
+    assert answer.json["world_size"] == 2
+    assert answer.json["metrics"]["throughput"]["value"] > 0
+
+
+def test_a_token_is_in_the_secret_alone(cluster_lab: ClusterLabs, operator: Operator) -> None:
+    lab = cluster_lab(HF_TOKEN=CANARY)
+    run_id = lab.call("run", "stubborn", "--detach", "--json").expect(0).json["run_id"]
+    wait_until(lambda: "launcher" in pods(operator, lab), 60, "the launcher is made")
+    seen = {kind: json.dumps([*operator.objects(kind).values()], default=str) for kind in (*KINDS, "Job")}
+    encoded = base64.b64encode(CANARY.encode()).decode()
+    assert [kind for kind, text in seen.items() if CANARY in text or encoded in text] == ["Secret"]
+    lab.call("stop", run_id)
+
+
+def test_a_detached_run_is_looked_at_entered_and_stopped(cluster_lab: ClusterLabs, operator: Operator) -> None:
+    lab = cluster_lab()
+    run_id = lab.call("run", "stubborn", "--detach", "--json").expect(0).json["run_id"]
+    wait_until(lambda: lab.call("status", "--json").json["state"] == "up", 60, "its pods run")
+    wait_until(lambda: "does not listen" in lab.call("logs", "--run", run_id).out, 60, "its ranks run")
+    status = lab.call("status", "--json").expect(0).json
+    assert [node["name"] for node in status["nodes"]] == ["launcher", "worker-0", "worker-1"]
+    assert status["runs"] == [{"run_id": run_id, "state": "running"}]
+    assert lab.call("exec", "-n", "worker-1", "--", "hostname").expect(0).out.strip().endswith("-worker-1")
+    assert lab.call("exec", "-n", "worker-0", "--", "sh", "-c", "exit 7").code == 7
+    said = lab.call("exec", "--all", "--", "id", "-u").expect(0).out.splitlines()
+    assert sorted(said) == ["worker-0: 1000", "worker-1: 1000"]
+    assert "no node `worker-9`" in lab.call("exec", "-n", "worker-9", "--", "true").expect(2).err
+    assert "worker-1  | " in lab.call("logs", "worker-1").expect(0).out
+    with lab.start("attach", run_id, "--json") as attached:
+        wait_until(lambda: "does not listen" in attached.err, 60, "it prints what the run has printed")
+        stopped = lab.call("stop", run_id, "--json").expect(0)
+        assert verdict(stopped) == ("ERROR", "interrupted")
+        assert attached.answer(90).json["cause"] == "interrupted"
+    assert lab.call("runs", "--json").expect(0).json["runs"][0]["state"] == "done"
+
+
+def test_a_run_that_fits_no_node_says_what_the_scheduler_says(cluster_lab: ClusterLabs) -> None:
+    lab = cluster_lab(LAB_K8S_NODE_SELECTOR="example.com/nowhere=7", LAB_K8S_PATIENCE="10")
+    answer = lab.call("run", "hello-mpi", "--json").expect(3)
+    assert verdict(answer) == ("ERROR", "does-not-fit")
+    assert "nodes are available" in answer.json["message"]
+    assert "worker-0: 0/1 nodes are available" in answer.err
+
+
+def test_an_image_that_the_cluster_does_not_get_is_named(cluster_lab: ClusterLabs) -> None:
+    lab = cluster_lab(LAB_IMAGE="labctl/nowhere:1", LAB_K8S_PATIENCE="15")
+    answer = lab.call("run", "hello-mpi", "--json").expect(3)
+    assert verdict(answer) == ("ERROR", "no-image")
+    assert "labctl/nowhere:1" in answer.json["message"]
+
+
+def test_a_rank_that_fails_ends_the_run(cluster_lab: ClusterLabs) -> None:
+    answer = cluster_lab().call("run", "crash", "--json").expect(4)
+    assert verdict(answer) == ("ERROR", "rank-crashed")
+    assert "on worker-1 exited with code 7" in answer.json["message"]
+
+
+def test_a_worker_that_is_lost_ends_the_run(cluster_lab: ClusterLabs, operator: Operator) -> None:
+    lab = cluster_lab()
+    for running in stubborn(lab):
+        name = pods(operator, lab)["worker-1"]["metadata"]["name"]
+        operator.kind("Pod").delete(name=name, namespace=operator.namespace, grace_period_seconds=0)
+        answer = running.answer(120).expect(4)
+        assert verdict(answer) == ("ERROR", "node-lost")
+        assert answer.json["message"].startswith("worker-1: ")
+
+
+def test_a_run_ends_with_its_time(cluster_lab: ClusterLabs) -> None:
+    answer = cluster_lab().call("run", "stubborn", "--timeout", "12s", "--json").expect(124)
+    assert verdict(answer) == ("ERROR", "timeout")
+    assert "12 s" in answer.json["message"]
+
+
+def test_the_clusters_own_limit_is_a_timeout(cluster_lab: ClusterLabs, operator: Operator) -> None:
+    lab = cluster_lab()
+    for running in stubborn(lab):
+        (name,) = [one for one in operator.objects("Job") if one.startswith(f"{lab.name}-")]
+        operator.kind("Job").patch(name=name, namespace=operator.namespace, body={"spec": {"activeDeadlineSeconds": 1}})
+        assert verdict(running.answer(120).expect(124)) == ("ERROR", "timeout")
+
+
+def test_a_job_that_somebody_deletes_is_said_to_be_deleted(cluster_lab: ClusterLabs, operator: Operator) -> None:
+    lab = cluster_lab()
+    for running in stubborn(lab):
+        (name,) = [one for one in operator.objects("MPIJob") if one.startswith(f"{lab.name}-")]
+        operator.kind("MPIJob").delete(name=name, namespace=operator.namespace)
+        answer = running.answer(120).expect(130)
+        assert verdict(answer) == ("ERROR", "interrupted")
+        assert f"MPIJob {name} was deleted" in answer.json["message"]
+
+
+def test_ctrl_c_ends_the_job(cluster_lab: ClusterLabs, operator: Operator) -> None:
+    lab = cluster_lab()
+    for running in stubborn(lab):
+        running.press(signal.SIGINT)
+        assert verdict(running.answer(120).expect(130)) == ("ERROR", "interrupted")
+    wait_until(lambda: not pods(operator, lab), 60, "its pods end")
+
+
+def test_a_run_outlives_an_api_server_that_is_gone_for_a_while(
+    cluster_lab: ClusterLabs, kubeconfig: Path, tmp_path: Path
+) -> None:
+    lab = cluster_lab()
+    content = yaml.safe_load(kubeconfig.read_text())
+    server = urlsplit(content["clusters"][0]["cluster"]["server"])
+    assert server.hostname
+    assert server.port
+    proxy = Proxy(server.hostname, server.port)
+    content["clusters"][0]["cluster"]["server"] = f"https://{server.hostname}:{proxy.port}"
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(content))
+    lab.environ["KUBECONFIG"] = str(tmp_path / "kubeconfig")
+    words = ("run", "opt-tiny", "--rehearse", "--set", "steps=60", "--json")
+    with lab.start(*words) as running:
+        wait_until(lambda: "step 5/60" in running.err, 120, f"it trains:\n{running.err}")
+        proxy.cut()
+        wait_until(lambda: "does not answer" in running.err, 30, f"the loss is noticed:\n{running.err}")
+        proxy.restore()
+        answer = running.answer(180).expect(0)
+    steps = [line for line in answer.err.splitlines() if "step " in line and "/60" in line]
+    numbers = [int(line.partition("step ")[2].partition("/")[0]) for line in steps]
+    assert numbers == sorted(set(numbers)), "each line once, and in order"
+    assert numbers[-1] == 60
+    proxy.close()
+
+
+def test_steps_by_hand_make_and_remove_the_same_job(cluster_lab: ClusterLabs, operator: Operator) -> None:
+    lab = cluster_lab()
+    made = lab.call("k8s", "submit", "hello-mpi", "--json").expect(0).json
+    name = made["name"]
+    succeeded = partial(_has_condition, operator, name, "Succeeded")
+    wait_until(succeeded, 90, f"{name} succeeds")
+    gone = lab.call("k8s", "delete", "hello-mpi", "--json").expect(0).json
+    assert {"MPIJob", "ConfigMap"} <= {one.partition("/")[0] for one in gone["objects"]}
+    assert "not found" in lab.call("k8s", "delete", "hello-mpi").expect(2).err
+
+
+def _has_condition(operator: Operator, name: str, kind: str) -> bool:
+    conditions = operator.objects("MPIJob")[name].get("status", {}).get("conditions", ())
+    return any(one["type"] == kind and one["status"] == "True" for one in conditions)
