@@ -125,8 +125,10 @@ class MultiHostEngine:
                 reason = str(error)
             if connection.closed:
                 return
+            # Asked first: who follows a run may be about to have made the connection again.
+            why = connection.why_lost()
             if connection.made == made:
-                if not (why := connection.why_lost()):
+                if not why:
                     yield from all_lost(parts[host], f"{host} does not answer any more ({reason})")
                     return
                 if not (yield from self._connected(lab, host, parts, why)):

@@ -100,7 +100,7 @@ class Connection:
 
     target: InventoryHost
     made = 1
-    """How often it was made."""
+    """How often it was made, to the end."""
     address = ""
     """DOCKER_HOST of its engine; empty for the one that this machine's environment names."""
 
@@ -144,7 +144,10 @@ class Connection:
         return self._done(script, lambda: process.drain(argv, on_chunk, timeout=timeout), timeout)
 
     def why_lost(self) -> str:
-        """Why the connection ended, if it has or does within a second; empty while it stands."""
+        """Why the connection ended, if it has or does within a second; empty while it stands.
+
+        Where another thread connects again, that is waited for.
+        """
         return ""
 
     @property
@@ -233,7 +236,6 @@ class SshConnection(Connection):
                 return
             if self._closing.is_set():
                 raise self._lost("")
-            self.made += 1
             # What a master that was killed has left.
             Path(self._control).unlink(missing_ok=True)
             self._start(":", seconds)
@@ -243,6 +245,7 @@ class SshConnection(Connection):
             except HostError:
                 self._end_master()
                 raise
+            self.made += 1
             if self._closing.is_set():
                 self._end_master()
 
@@ -270,7 +273,8 @@ class SshConnection(Connection):
         return self._closing.is_set()
 
     def why_lost(self) -> str:
-        return self._lost("").message if self._ended(1) else ""
+        with self._opening:
+            return self._lost("").message if self._ended(1) else ""
 
     def error(self, text: str) -> HostError:
         return ssh_errors.error(self.target, text)

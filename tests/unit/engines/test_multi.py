@@ -133,6 +133,18 @@ def test_a_connection_that_another_part_of_labctl_has_made_again_loses_nothing()
     assert first_told(Remade("h1", way, died), other()) == died
 
 
+def test_a_connection_that_another_part_of_labctl_is_about_to_make_again_loses_nothing() -> None:
+    died: tuple[str, Cause, str] = ("worker-0", "node-lost", "container died with exit code 1")
+    way = Way("")
+
+    def why_lost() -> str:
+        way.made = 2
+        return ""
+
+    way.why_lost = why_lost  # type: ignore[method-assign]
+    assert first_told(Listened("h1", way, died), other()) == died
+
+
 @pytest.mark.parametrize("comes_back", [True, False])
 def test_a_host_that_only_labctl_does_not_hear_is_connected_to_again(comes_back: bool) -> None:
     way, died = Way(LOST, comes_back=comes_back), ("worker-0", "node-lost", "container died with exit code 1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from labctl.config.inventory import InventoryHost
 from labctl.errors import HostError
 from labctl.hosts.ssh import SshConnection
+from labctl.system.parallel import begin
 
 SSH = """#!/bin/sh
 for last; do :; done
@@ -97,6 +99,36 @@ exit 255
         assert connection.why_lost() == ""
         (tmp_path / "cut").write_text("now\n")
         assert connection.why_lost() == f"red: the connection was lost{why}"
+    finally:
+        connection.close()
+
+
+def test_a_connection_is_told_of_and_counted_once_it_is_made_again(
+    login: Login, target: InventoryHost, tmp_path: Path
+) -> None:
+    for name in ("cut", "tried", "go"):
+        os.mkfifo(tmp_path / name)
+    login("""
+[ ! -e again ] || { echo >tried; read -r _ <go; }
+touch again
+sh -c "$last" &
+read -r _ <cut
+exit 255
+""")
+    connection = SshConnection(target, f"{tmp_path}/0", 5)
+    try:
+        connection.open(":", 10)
+        (tmp_path / "cut").write_text("now\n")
+        assert connection.why_lost()
+        made = begin(lambda: connection.reconnect(10))
+        (tmp_path / "tried").read_text()
+        asked = begin(lambda: (connection.why_lost(), connection.made))
+        # Longer than the time that a connection which stands is asked for.
+        assert wait([asked], 1.2).not_done
+        assert connection.made == 1
+        (tmp_path / "go").write_text("now\n")
+        assert asked.result(10) == ("", 2)
+        made.result(10)
     finally:
         connection.close()
 
