@@ -51,7 +51,14 @@ def pause_in(text: str, rank: int) -> float:
 
 
 def step_is_heard(running: Running, step: int) -> None:
-    wait_until(lambda: f"step {step} of" in running.err, 120, f"step {step}")
+    """Wait until labctl tells of the step; the test fails, with all that it told, where it has ended before."""
+
+    def heard() -> bool:
+        ended, told = running.process.poll() is not None, running.err
+        assert f"step {step} of" in told or not ended, f"labctl has ended before step {step}:\n{told}"
+        return f"step {step} of" in told
+
+    wait_until(heard, 120, f"step {step}")
 
 
 @pytest.mark.slow
