@@ -47,6 +47,7 @@ COLLECTIONS: Mapping[str, tuple[str, str]] = {
     "Pod": (CORE, "pods"),
     "Event": (CORE, "events"),
     "ResourceQuota": (CORE, "resourcequotas"),
+    "LimitRange": (CORE, "limitranges"),
     "MPIJob": (KUBEFLOW, "mpijobs"),
     "TrainingRuntime": (TRAINER, "trainingruntimes"),
     "TrainJob": (TRAINER, "trainjobs"),
@@ -159,7 +160,7 @@ class Api:
             said = f"the API server {self.server} does not accept the credentials of this context: {said}"
             hint = "log in to the cluster again: a token or certificate in the kubeconfig has expired, or is another's"
         elif status == 403:
-            hint = grant(*asked_for(method, path), self.namespace)
+            hint = grant(*asked_for(method, path), self.namespace if f"/namespaces/{self.namespace}" in path else "")
         return Refused(status, said, hint)
 
     def get(self, kind: str, name: str) -> Manifest | None:
@@ -300,10 +301,11 @@ def asked_for(method: str, path: str) -> tuple[str, str]:
 
 
 def grant(verbs: str, resources: str, namespace: str) -> str:
-    """What an administrator types to give a person rights in a namespace."""
-    role = f"kubectl -n {namespace} create role labctl --verb={verbs} --resource={resources}"
-    bind = f"kubectl -n {namespace} create rolebinding labctl --role=labctl --user=YOU"
-    return f"ask who runs the cluster for: {role}; {bind}"
+    """What an administrator types to give a person rights in a namespace, or in the cluster where none is named."""
+    typed, role = (f"kubectl -n {namespace}", "role") if namespace else ("kubectl", "clusterrole")
+    made = f"{typed} create {role} labctl --verb={verbs} --resource={resources}"
+    bound = f"{typed} create {role}binding labctl --{role}=labctl --user=YOU"
+    return f"ask who runs the cluster for: {made}; {bound}"
 
 
 # --- pods as containers --------------------------------------------------------------------------------------

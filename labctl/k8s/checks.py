@@ -1,18 +1,496 @@
-"""What stands against a run in a cluster."""
+"""What stands against a run in a cluster: checks for `labctl doctor`, and those that are cheap before each run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
-from labctl.doctor.examination import Finding
-from labctl.k8s.job import ClusterJob
+from msgspec import Struct
+
+from labctl.doctor.examination import LIMIT, Finding, ok, problem
+from labctl.engines import pods
+from labctl.engines.kubernetes import ENGINE, Manifest, Refused, Unreachable, grant, is_ready, node_of
+from labctl.errors import HostError
+from labctl.k8s import capacity
+from labctl.k8s.capacity import Amounts, ClusterNode, amount, hindrances, number, numbers, request_of
+from labctl.k8s.job import ClusterJob, lab_of_pods
 from labctl.k8s.lab import ClusterLab
-from labctl.k8s.target import Target
+from labctl.k8s.render import LAUNCHER, asked
+from labctl.k8s.run import KINDS, definitions, kind_of
+from labctl.k8s.target import Target, read
+from labctl.system.cached import once
+from labctl.system.parallel import pool
+
+Rights = tuple[tuple[str, str], ...]
+"""Verbs, with spaces between, and the resources that they are of."""
+JOBS = {"mpijob": "mpijobs.kubeflow.org", "trainjob": "trainjobs.trainer.kubeflow.org"}
+APPLIED = "list create patch delete"
+# Of pods with trouble that are shown; reviews that are asked for at a time.
+FEW, AT_ONCE = 5, 8
+PODS = ("pods", "count/pods")
+# Where a quota has one of these, pods that do not say it are refused.
+TO_BE_SAID = ("cpu", "memory", "requests.cpu", "requests.memory", "limits.cpu", "limits.memory")
+DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
+PULLS = ("kubernetes.io/dockerconfigjson", "kubernetes.io/dockercfg")
+MEMLOCK = "LimitMEMLOCK=infinity for the node's container runtime: systemctl edit containerd"
+
+found_ok = partial(ok, node=ENGINE)
+warn, error = partial(problem, "warn", node=ENGINE), partial(problem, "error", node=ENGINE)
 
 
-def preflight(lab: ClusterLab, target: Target, built: ClusterJob) -> None:
-    pass
+class View(Struct, frozen=True, kw_only=True, dict=True):
+    """A lab, and what its runs ask the cluster for; what several checks need is asked once."""
+
+    lab: ClusterLab
+    target: Target
+    workers: int
+    slots: int
+
+    @property
+    def request(self) -> dict[str, float]:
+        return request_of(self.target, self.slots)
+
+    @property
+    def namespace(self) -> str:
+        return self.lab.api.namespace
+
+    @property
+    def typed(self) -> str:
+        """How a command for this namespace begins."""
+        context = f" --context {self.target.context}" if self.target.context else ""
+        return f"kubectl{context} -n {self.namespace}"
+
+    @once
+    def nodes(self) -> tuple[ClusterNode, ...]:
+        return capacity.nodes(self.lab.api, self.target)
+
+    @once
+    def claim(self) -> Manifest | None:
+        return self.lab.api.get("PersistentVolumeClaim", f"{self.lab.name}-storage") if self.target.storage else None
+
+    @once
+    def pods(self) -> list[Manifest]:
+        return self.lab.engine.pods(self.lab.name)
+
+
+Check = Callable[[View], Iterator[Finding]]
 
 
 def examine(lab: ClusterLab) -> Iterator[Finding]:
-    yield from ()
+    """Yield what is found, one check after another; only that the API server does not answer ends them. ConfigError."""
+    accelerator = lab.settings.text("LAB_ACCELERATOR")
+    target = read(lab.settings, accelerator)
+    try:
+        yield from server(lab)
+        known = definitions(lab.api)
+        target = read(lab.settings, accelerator, "mpijob" if known["mpijob"] or not known["trainjob"] else "trainjob")
+        shape = lab_of_pods(lab.settings, lab.directory, accelerator, target, lab.name)
+        view = View(lab=lab, target=target, workers=len(shape.nodes), slots=shape.nodes[0].slots)
+        for code, check in CHECKS.items():
+            yield from attempt(view, code, check)
+    except (Unreachable, Refused) as failure:
+        yield error("LAB-K8S-001", failure.message, "nothing of the lab can be reached", failure.hint)
+
+
+def attempt(view: View, code: str, check: Check) -> list[Finding]:
+    """What a check finds; a warning where it may not look. Unreachable, Refused where nobody is let in."""
+    try:
+        return list(check(view))
+    except HostError as failure:
+        if isinstance(failure, Unreachable) or (isinstance(failure, Refused) and failure.status == 401):
+            raise
+        about = f"{SUBJECTS[code]} not known: {failure.message}"
+        return [warn(code, about, "labctl cannot tell whether it stands against a run", failure.hint)]
+
+
+def preflight(lab: ClusterLab, target: Target, built: ClusterJob) -> None:
+    """HostError for what would stop a run, as far as a few requests at once can tell."""
+    view = View(lab=lab, target=target, workers=len(built.lab.nodes), slots=built.lab.nodes[0].slots)
+    with pool(len(PREFLIGHT)) as threads:
+        for found in threads.map(lambda one: attempt(view, *one), PREFLIGHT.items()):
+            for one in found:
+                if one.level == "error":
+                    raise HostError(one.summary, hint=one.fix)
+
+
+# --- the API server, rights and definitions ------------------------------------------------------------------
+
+
+def server(lab: ClusterLab) -> Iterator[Finding]:
+    """Whether it answers, and to whom: Refused for credentials that it does not accept."""
+    version = lab.engine.versions()["engine"]
+    yield found_ok("LAB-K8S-001", f"{lab.api.server} is {version}; the lab's namespace is {lab.api.namespace}")
+
+
+def rights_of(target: Target) -> Rights:
+    """What labctl does in a namespace."""
+    return (
+        (f"get {APPLIED}", JOBS[target.kind]),
+        *([(APPLIED, "trainingruntimes.trainer.kubeflow.org")] if target.kind == "trainjob" else []),
+        (APPLIED, "configmaps"),
+        (f"get {APPLIED}" if target.pull_secret else APPLIED, "secrets"),
+        ("get list create patch" if target.storage else "list", "persistentvolumeclaims"),
+        ("get list delete", "pods"),
+        ("get", "pods/log"),
+        ("get create", "pods/exec"),
+        ("list", "events"),
+    )
+
+
+def rights(view: View) -> Iterator[Finding]:
+    """Whether this person may do all that labctl does."""
+    try:
+        missing = view.lab.api.get("Namespace", view.namespace) is None
+    except Refused as refused:
+        if refused.status != 403:
+            raise
+        # Who may work in a namespace alone may not look at it.
+        missing = False
+    if missing:
+        yield from namespace_rights(view)
+    yield from missing_rights(view, rights_of(view.target))
+
+
+def namespace_rights(view: View) -> Iterator[Finding]:
+    """Whether this person may create the namespace, which is missing."""
+    if not denied(view, (("create patch", "namespaces"),)):
+        yield found_ok("LAB-K8S-003", f"namespace {view.namespace} is created with the first run")
+        return
+    impact = "the first run would be refused"
+    fix = f"ask who runs the cluster for: kubectl create namespace {view.namespace}; another: LAB_K8S_NAMESPACE in .env"
+    yield error("LAB-K8S-003", f"namespace {view.namespace} not found, and you may not create it", impact, fix)
+
+
+def rights_to_run(view: View) -> Iterator[Finding]:
+    """Whether this person may submit a job, read its log and fetch its results."""
+    yield from missing_rights(view, (("create", JOBS[view.target.kind]), ("get", "pods/log"), ("create", "pods/exec")))
+
+
+def missing_rights(view: View, wanted: Rights) -> Iterator[Finding]:
+    missing = denied(view, wanted)
+    if not missing:
+        yield found_ok("LAB-K8S-002", f"you may do all that labctl does in namespace {view.namespace}")
+        return
+    words = ", ".join(f"{'/'.join(verbs)} {resource}" for resource, verbs in missing.items())
+    verbs = dict.fromkeys(verb for found in missing.values() for verb in found)
+    fix = grant(",".join(verbs), ",".join(missing), view.namespace)
+    summary = f"you may not, in namespace {view.namespace}: {words}"
+    yield error("LAB-K8S-002", summary, "runs cannot be submitted, followed or removed", fix)
+
+
+def denied(view: View, wanted: Rights) -> dict[str, list[str]]:
+    """The resources with the verbs that this person may not use on them."""
+    pairs = [(verb, resource) for verbs, resource in wanted for verb in verbs.split()]
+    with pool(AT_ONCE) as threads:
+        allowed = list(threads.map(lambda pair: may(view, *pair), pairs))
+    missing: dict[str, list[str]] = defaultdict(list)
+    for (verb, resource), yes in zip(pairs, allowed, strict=True):
+        if not yes:
+            missing[resource].append(verb)
+    return missing
+
+
+def may(view: View, verb: str, resource: str) -> bool:
+    """Whether the server lets this person do so; ``resource`` as ``kubectl create role`` has it."""
+    whole, _, subresource = resource.partition("/")
+    name, _, group = whole.partition(".")
+    asks = {"namespace": view.namespace, "verb": verb, "group": group, "resource": name, "subresource": subresource}
+    kind = "SelfSubjectAccessReview"
+    body = {"apiVersion": "authorization.k8s.io/v1", "kind": kind, "spec": {"resourceAttributes": asks}}
+    return bool(view.lab.api.create(kind, body)["status"].get("allowed"))
+
+
+def kinds_of_jobs(view: View) -> Iterator[Finding]:
+    """Whether the cluster knows MPIJob or TrainJob; an MPIJob of the training operator, which labctl does not use."""
+    known = definitions(view.lab.api)
+    try:
+        kind = KINDS[kind_of(view.lab.api, view.lab.settings)]
+    except HostError as missing:
+        yield error("LAB-K8S-004", missing.message, "no job can be submitted", missing.hint)
+        return
+    version = {"MPIJob": "kubeflow.org/v2beta1", "TrainJob": "trainer.kubeflow.org/v1alpha1"}[kind]
+    yield found_ok("LAB-K8S-004", f"the cluster knows {kind} of {version}")
+    if known["v1"]:
+        impact = "where both operators run, both act on one MPIJob"
+        fix = "kubectl get deployments -A | grep training-operator  # ask who runs the cluster to remove it"
+        yield warn("LAB-K8S-005", "the cluster has MPIJob v1 too, of the training operator", impact, fix)
+
+
+# --- nodes and quotas ----------------------------------------------------------------------------------------
+
+
+def nodes(view: View) -> Iterator[Finding]:
+    """Whether a node can ever hold a worker: else the scheduler never places one."""
+    able = [one for one in view.nodes if one.could_hold(view.request)]
+    words = ", ".join(f"{amount(name, many)} of {name}" for name, many in view.request.items() if name != "pods")
+    if able:
+        asks = f", which asks for {words}" if words else ""
+        yield found_ok("LAB-K8S-006", f"{len(able)} of {len(view.nodes)} nodes can hold a worker{asks}")
+        return
+    summary = f"no node can hold a worker: {hindrances(view.nodes, view.request) or 'the cluster has no nodes'}"
+    if capacity.grows(view.lab.api):
+        yield warn("LAB-K8S-006", summary, "workers wait until the cluster's autoscaler makes one", remedy(view))
+    else:
+        yield error("LAB-K8S-006", summary, "workers would never be scheduled", remedy(view))
+
+
+def remedy(view: View) -> str:
+    """What to set so that a node can hold a worker: what the node that lacks least has."""
+    request = view.request
+    free = [one for one in view.nodes if not one.obstacles]
+    if not free:
+        return "LAB_K8S_TOLERATIONS for a taint, LAB_K8S_NODE_SELECTOR for a label, in .env; kubectl describe nodes"
+    nearest = min(free, key=lambda one: len(one.lacks(request)))
+    keys = {"cpu": "LAB_K8S_CPU", "memory": "LAB_MEMORY", "hugepages-2Mi": "LAB_K8S_HUGEPAGES"}
+    keys |= {view.target.resource: "LAB_SLOTS"}
+    most = {name: nearest.allocatable.get(name, 0.0) for name in nearest.lacks(request)}
+    words = (f"at most {amount(name, many)} ({keys.get(name, name)})" for name, many in most.items() if many)
+    none = (f"another resource than {name} (LAB_K8S_RESOURCE, LAB_ACCELERATOR)" for name in most if not most[name])
+    return f"ask for {', '.join([*words, *none])} in .env; labctl devices"
+
+
+def room(view: View) -> Iterator[Finding]:
+    """Whether all workers have room at once, on the nodes as they are and beside the pods that are there now."""
+    try:
+        known = capacity.nodes_with_free(view.lab.api, view.target)
+    except Refused:
+        # The check before this one says so.
+        return
+    if not any(one.could_hold(view.request) for one in known):
+        return
+    total, now = (sum(one.holds(view.request, now=at) for one in known) for at in (False, True))
+    away = "; ".join(f"{one.name} {', '.join(one.passing)}" for one in known if one.passing)
+    also = f" ({away})" if away else ""
+    impact = f"the run waits for the rest, at most {view.target.patience} s (LAB_K8S_PATIENCE)"
+    fix = f"LAB_NODES={max(total, 1)} in .env; labctl devices"
+    if total < view.workers:
+        yield warn("LAB-K8S-007", f"nodes have room for {total} of {view.workers} workers{also}", impact, fix)
+    elif known[0].free is None:
+        yield found_ok("LAB-K8S-007", f"nodes have room for {view.workers} workers; what is free now you may not list")
+    elif now < view.workers:
+        summary = f"nodes have room for {now} of {view.workers} workers beside the pods that run now{also}"
+        yield warn("LAB-K8S-007", summary, impact, f"LAB_NODES={now} in .env; labctl devices" if now else fix)
+    else:
+        yield found_ok("LAB-K8S-007", f"nodes have room for {view.workers} workers now")
+
+
+def quotas(view: View) -> Iterator[Finding]:
+    """Whether the namespace's quotas leave what a run asks for in all; and what they want every pod to say."""
+    # Those with a scope are for other pods than a job's.
+    found = [one for one in view.lab.api.list("ResourceQuota") if not {"scopes", "scopeSelector"} & one["spec"].keys()]
+    if not found:
+        return
+    asks = demand(view, view.lab.api.list("LimitRange"))
+    unsaid, short = set(), []
+    for quota in found:
+        hard, used = (quota.get("status", {}).get(key) or {} for key in ("hard", "used"))
+        unsaid |= {name for name in hard if name in TO_BE_SAID and any(name not in one for _, one in asks)}
+        for name, most in hard.items():
+            wanted = sum(count * one.get(name, 0.0) for count, one in asks)
+            left = number(most) - number(used.get(name, "0"))
+            if wanted > left:
+                short.append(f"{name} {amount(name, wanted)}, and {amount(name, left)} of {most} is left")
+    names = ", ".join(quota["metadata"]["name"] for quota in found)
+    impact = "pods of the run would be refused"
+    if unsaid:
+        summary = f"quota {names} wants every pod to say its {', '.join(sorted(unsaid))}"
+        fix = (
+            f"LAB_K8S_CPU and LAB_MEMORY in .env, for the launcher a LimitRange with defaults: {view.typed} get limits"
+        )
+        yield error("LAB-K8S-008", summary, impact, fix)
+    if short:
+        fix = f"{view.typed} describe quota; ask for less: LAB_NODES, LAB_SLOTS, LAB_K8S_CPU, LAB_MEMORY in .env"
+        yield error("LAB-K8S-008", f"quota {names}: the run asks for {'; '.join(short)}", impact, fix)
+    if not unsaid and not short:
+        yield found_ok("LAB-K8S-008", f"quota {names} leaves what a run asks for")
+
+
+def demand(view: View, ranges: list[Manifest]) -> list[tuple[int, Amounts]]:
+    """What a run asks for by the names of quotas: so many workers, its launcher, and the claim if it is yet to be made.
+
+    With the defaults of the namespace's LimitRanges. Source: the Kubernetes documentation, Resource Quotas.
+    """
+    worker = asked(view.target, view.slots)
+    found: list[tuple[int, Amounts]] = [
+        (view.workers, names_of_quotas(worker, worker, ranges)),
+        (1, names_of_quotas(LAUNCHER, {}, ranges)),
+    ]
+    if view.target.storage and not view.claim:
+        claims = {"requests.storage": number(view.target.storage), "persistentvolumeclaims": 1.0}
+        # What is no pod has nothing to say of cores and memory.
+        found.append((1, dict.fromkeys(TO_BE_SAID, 0.0) | claims))
+    return found
+
+
+def names_of_quotas(requests: Mapping[str, str], limits: Mapping[str, str], ranges: list[Manifest]) -> Amounts:
+    """What a pod asks for, as quotas count it."""
+    defaults = [one for limit in ranges for one in limit["spec"]["limits"] if one["type"] == "Container"]
+    for one in defaults:
+        limits = {**one.get("default", {}), **limits}
+        requests = {**one.get("defaultRequest", {}), **requests}
+    wanted = numbers({**limits, **requests})
+    counted = {f"limits.{name}": many for name, many in numbers(limits).items()}
+    return {
+        **counted,
+        **{f"requests.{name}": many for name, many in wanted.items()},
+        **wanted,
+        **dict.fromkeys(PODS, 1.0),
+    }
+
+
+# --- storage and images --------------------------------------------------------------------------------------
+
+
+def storage_class(view: View) -> Iterator[Finding]:
+    """Whether a class can make the claim, which is not there yet."""
+    wanted = view.target.storage_class
+    if not view.target.storage or view.claim:
+        return
+    classes = {one["metadata"]["name"]: one["metadata"] for one in view.lab.api.list("StorageClass")}
+    usual = [name for name, one in classes.items() if one.get("annotations", {}).get(DEFAULT_CLASS) == "true"]
+    if wanted in classes or (usual and not wanted):
+        yield found_ok("LAB-K8S-009", f"storage class {wanted or usual[0]} makes the claim")
+        return
+    summary = f"storage class {wanted} not found" if wanted else "the cluster has no default storage class"
+    impact = "the claim waits, and with it all pods, unless an administrator has made a volume for it"
+    known = f"; it has {', '.join(sorted(classes))}" if classes else "; it has none"
+    yield warn("LAB-K8S-009", summary, impact, f"LAB_K8S_STORAGE_CLASS in .env{known}; kubectl get storageclass")
+
+
+def claim(view: View) -> Iterator[Finding]:
+    """Whether all pods can write to the claim, once it is there."""
+    found = view.claim
+    if not found:
+        return
+    name, spec, status = found["metadata"]["name"], found["spec"], found.get("status", {})
+    modes = status.get("accessModes") or spec["accessModes"]
+    if "ReadWriteMany" not in modes and not on_one_node(view, modes):
+        summary = f"claim {name} is {', '.join(modes)}, and pods on several nodes write to it"
+        impact = "pods on other nodes than the first wait forever"
+        fix = f"{view.typed} delete pvc {name}  # removes what is on it; the next run makes it ReadWriteMany"
+        level = error if view.workers > 1 or "ReadWriteOncePod" in modes else warn
+        yield level("LAB-K8S-010", summary, impact, fix)
+    phase = status.get("phase", "Pending")
+    size = status.get("capacity", {}).get("storage") or spec["resources"]["requests"]["storage"]
+    if phase != "Bound":
+        yield unbound(view, name, phase)
+    elif number(size) < number(view.target.storage):
+        grow = f'{{"spec":{{"resources":{{"requests":{{"storage":"{view.target.storage}"}}}}}}}}'
+        summary = f"claim {name} has {size}, and LAB_K8S_STORAGE_SIZE is {view.target.storage}"
+        yield warn("LAB-K8S-011", summary, "it stays as it is", f"{view.typed} patch pvc {name} -p '{grow}'")
+    else:
+        yield found_ok("LAB-K8S-011", f"claim {name} is bound: {size}, {', '.join(modes)}")
+
+
+def on_one_node(view: View, modes: list[str]) -> bool:
+    """Whether all pods come to be on the only node that there is."""
+    if "ReadWriteOncePod" in modes:
+        return False
+    try:
+        return len(view.nodes) == 1
+    except Refused:
+        return False
+
+
+def unbound(view: View, name: str, phase: str) -> Finding:
+    """A claim without a volume, and why."""
+    events = view.lab.api.list("Event", fields=f"involvedObject.name={name}")
+    reason = pods.last_warning(events, [name])
+    if not reason and any(one.get("reason") == "WaitForFirstConsumer" for one in events):
+        return found_ok("LAB-K8S-011", f"claim {name} is bound once a pod needs it")
+    summary = f"claim {name} is {phase}{f': {reason}' if reason else ''}"
+    return (error if reason or phase == "Lost" else warn)(
+        "LAB-K8S-011", summary, "pods wait until it is bound", f"{view.typed} describe pvc {name}"
+    )
+
+
+def pull_secret(view: View) -> Iterator[Finding]:
+    """Whether the secret for the image's registry is there, and of a kind that the kubelet reads."""
+    name = view.target.pull_secret
+    if not name:
+        return
+    found = view.lab.api.get("Secret", name)
+    options = "--docker-server=REGISTRY --docker-username=USER --docker-password=TOKEN"
+    fix = f"{view.typed} create secret docker-registry {name} {options}"
+    impact = "nodes cannot pull the image, unless it is public"
+    if not found:
+        yield error("LAB-K8S-012", f"secret {name} not found in namespace {view.namespace}", impact, fix)
+    elif found.get("type") not in PULLS:
+        fix = f"{view.typed} delete secret {name} && {fix}"
+        yield error("LAB-K8S-012", f"secret {name} is of type {found.get('type')}, not {PULLS[0]}", impact, fix)
+    else:
+        yield found_ok("LAB-K8S-012", f"secret {name} is there for the image's registry")
+
+
+# --- pods ----------------------------------------------------------------------------------------------------
+
+
+def lab_pods(view: View) -> Iterator[Finding]:
+    """The lab's pods that wait or have failed, with why; a few of them."""
+    if not view.pods:
+        return
+    waiting = [one for one in view.pods if not is_ready(one) and not pods.has_ended(one)]
+    events = view.lab.api.list("Event", fields="type=Warning") if waiting else []
+    wrong = {}
+    for pod in view.pods:
+        name = pod["metadata"]["name"]
+        if why := pods.trouble(pod) or (pods.last_warning(events, [name]) if pod in waiting else ""):
+            wrong[name] = (node_of(pod), why, error if pods.image_error(pod) else warn)
+    for name, (node, why, level) in list(wrong.items())[:FEW]:
+        fix = f"{view.typed} describe pod {name}"
+        yield level("LAB-K8S-013", f"{node} ({name}): {why}", "its run waits, or has lost it", fix)
+    if len(wrong) > FEW:
+        yield warn("LAB-K8S-013", f"and {len(wrong) - FEW} more pods", "as above", "labctl status")
+    if not wrong:
+        yield found_ok("LAB-K8S-013", f"{len(view.pods)} pods of the lab have no trouble")
+
+
+def limits(view: View) -> Iterator[Finding]:
+    """What a running pod may lock and open: no manifest says it, so only one that runs can tell."""
+    running = [one for one in view.pods if one.get("status", {}).get("phase") == "Running"]
+    if not running:
+        return
+    # Workers have the devices.
+    pod = max(running, key=lambda one: node_of(one) != "launcher")
+    command = ("sh", "-c", "ulimit -l; ulimit -n")
+    memory, files = view.lab.engine.exec(pod["metadata"]["name"], command, user="", limit=LIMIT).out.split()
+    summary = f"{node_of(pod)} may lock {memory}{'' if memory == 'unlimited' else ' KiB'} of memory, open {files} files"
+    if memory == "unlimited" or not view.target.resource:
+        yield found_ok("LAB-K8S-014", summary)
+        return
+    impact = "network cards that read devices' memory (RDMA) need it locked: NCCL and its kin fail, or are slow"
+    yield warn("LAB-K8S-014", summary, impact, f"ask who runs the cluster for {MEMLOCK}")
+
+
+CHECKS: Mapping[str, Check] = {
+    "LAB-K8S-002": rights,
+    "LAB-K8S-004": kinds_of_jobs,
+    "LAB-K8S-006": nodes,
+    "LAB-K8S-007": room,
+    "LAB-K8S-008": quotas,
+    "LAB-K8S-009": storage_class,
+    "LAB-K8S-010": claim,
+    "LAB-K8S-012": pull_secret,
+    "LAB-K8S-013": lab_pods,
+    "LAB-K8S-014": limits,
+}
+"""By the code of a check that may not look."""
+PREFLIGHT: Mapping[str, Check] = {
+    "LAB-K8S-002": rights_to_run,
+    "LAB-K8S-006": nodes,
+    "LAB-K8S-010": claim,
+    "LAB-K8S-012": pull_secret,
+}
+SUBJECTS: Mapping[str, str] = {
+    "LAB-K8S-002": "your rights are",
+    "LAB-K8S-004": "the kinds of jobs are",
+    "LAB-K8S-006": "whether a node can hold a worker is",
+    "LAB-K8S-007": "whether all workers have room is",
+    "LAB-K8S-008": "what quotas leave is",
+    "LAB-K8S-009": "the storage class is",
+    "LAB-K8S-010": "the claim is",
+    "LAB-K8S-012": "the pull secret is",
+    "LAB-K8S-013": "the state of the lab's pods is",
+    "LAB-K8S-014": "what a pod may lock is",
+}

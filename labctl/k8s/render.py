@@ -30,6 +30,8 @@ class Manifests(Struct, frozen=True, kw_only=True):
 
 ENDING = 600
 """Seconds for a run's end: its results are gathered, and fetched."""
+LAUNCHER = {"cpu": "500m", "memory": "1Gi"}
+"""What a launcher asks its node for."""
 KEPT = 86_400
 """Seconds that a job that has ended is kept, with the logs of its launcher."""
 
@@ -166,7 +168,7 @@ def _pod(target: Target, built: ClusterPods, name: str, command: list[str], *, w
     """The template of a pod: nothing of root's, and no more than the job needs."""
     first: Manifest = {"name": name, "image": built.lab.image, "command": command, "workingDir": built.lab.project_path}
     first["env"] = [{"name": key, "value": value} for key, value in built.environment]
-    first["resources"] = _resources(target, built) if worker else {"requests": {"cpu": "500m", "memory": "1Gi"}}
+    first["resources"] = _resources(target, built) if worker else {"requests": dict(LAUNCHER)}
     first["securityContext"] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     if worker:
         first["ports"] = [{"containerPort": PORT, "name": "ssh"}]
@@ -222,14 +224,20 @@ def _placement(target: Target) -> Manifest:
 
 def _resources(target: Target, built: ClusterPods) -> Manifest:
     """Requests equal limits: devices and huge pages are never shared, and memory is there when it is needed."""
+    found = asked(target, built.lab.nodes[0].slots)
+    return {"limits": found, "requests": dict(found)} if found else {}
+
+
+def asked(target: Target, slots: int) -> dict[str, str]:
+    """What a worker asks its node for, by resource."""
     wanted = {"cpu": target.cpu, "memory": target.memory, "hugepages-2Mi": target.hugepages}
     if target.resource:
-        wanted[target.resource] = str(built.lab.nodes[0].slots)
+        wanted[target.resource] = str(slots)
     found = {name: amount for name, amount in wanted.items() if amount}
     if target.hugepages and not target.memory:
         # The API asks for one of them beside huge pages.
         found = {"cpu": "1", **found}
-    return {"limits": found, "requests": dict(found)} if found else {}
+    return found
 
 
 def _mounts(target: Target, built: ClusterPods) -> list[Manifest]:
