@@ -286,6 +286,7 @@ def _timed(line: bytes) -> tuple[str, str]:
     return when, text
 
 
+DASHES = str.maketrans(",/", "--")
 VERBS = {"GET": "get", "PATCH": "patch", "POST": "create", "DELETE": "delete"}
 
 
@@ -303,8 +304,10 @@ def asked_for(method: str, path: str) -> tuple[str, str]:
 def grant(verbs: str, resources: str, namespace: str) -> str:
     """What an administrator types to give a person rights in a namespace, or in the cluster where none is named."""
     typed, role = (f"kubectl -n {namespace}", "role") if namespace else ("kubectl", "clusterrole")
-    made = f"{typed} create {role} labctl --verb={verbs} --resource={resources}"
-    bound = f"{typed} create {role}binding labctl --{role}=labctl --user=YOU"
+    # A name of its own for a single right: there may be a role labctl already.
+    name = "labctl" if "," in resources else f"labctl-{verbs}-{resources.partition('.')[0]}".translate(DASHES)
+    made = f"{typed} create {role} {name} --verb={verbs} --resource={resources}"
+    bound = f"{typed} create {role}binding {name} --{role}={name} --user=YOU"
     return f"ask who runs the cluster for: {made}; {bound}"
 
 

@@ -18,6 +18,7 @@ from labctl.system.parallel import pool
 
 Amounts = Mapping[str, float]
 """By resource: cores, bytes, devices, pods."""
+TAINTED = "has the taint "
 BYTES = ("memory", "hugepages-2Mi", "hugepages-1Gi", "ephemeral-storage", "storage")
 
 
@@ -92,7 +93,7 @@ def _node(node: Manifest, target: Target) -> ClusterNode:
     unlabelled = [f"is not labelled {key}={value}" for key, value in target.node_selector if labels.get(key) != value]
     taints = [one for one in spec.get("taints") or () if one["effect"] != "PreferNoSchedule"]
     kept_off = [one for one in taints if not any(_tolerates(allowed, one) for allowed in target.tolerations)]
-    tainted = {_taint(one): f"has the taint {_taint(one)}" for one in kept_off}
+    tainted = {_taint(one): f"{TAINTED}{_taint(one)}" for one in kept_off}
     today = [words for taint, words in tainted.items() if taint.startswith("node.kubernetes.io/")]
     # The cluster's own taints say these in other words.
     plain = ["is cordoned"] * bool(spec.get("unschedulable")) + ["is not ready"] * (not _ready(node))

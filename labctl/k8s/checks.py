@@ -8,12 +8,13 @@ from functools import partial
 
 from msgspec import Struct
 
+from labctl.config import dotenv
 from labctl.doctor.examination import LIMIT, Finding, ok, problem
 from labctl.engines import pods
 from labctl.engines.kubernetes import ENGINE, Manifest, Refused, Unreachable, grant, is_ready, node_of
 from labctl.errors import HostError
 from labctl.k8s import capacity
-from labctl.k8s.capacity import Amounts, ClusterNode, amount, hindrances, number, numbers, request_of
+from labctl.k8s.capacity import TAINTED, Amounts, ClusterNode, amount, hindrances, number, numbers, request_of
 from labctl.k8s.job import ClusterJob, lab_of_pods
 from labctl.k8s.lab import ClusterLab
 from labctl.k8s.render import LAUNCHER, asked
@@ -33,6 +34,7 @@ PODS = ("pods", "count/pods")
 TO_BE_SAID = ("cpu", "memory", "requests.cpu", "requests.memory", "limits.cpu", "limits.memory")
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 PULLS = ("kubernetes.io/dockerconfigjson", "kubernetes.io/dockercfg")
+UNKNOWN = "labctl cannot tell whether it stands against a run"
 MEMLOCK = "LimitMEMLOCK=infinity for the node's container runtime: systemctl edit containerd"
 
 found_ok = partial(ok, node=ENGINE)
@@ -87,28 +89,33 @@ def examine(lab: ClusterLab) -> Iterator[Finding]:
         target = read(lab.settings, accelerator, "mpijob" if known["mpijob"] or not known["trainjob"] else "trainjob")
         shape = lab_of_pods(lab.settings, lab.directory, accelerator, target, lab.name)
         view = View(lab=lab, target=target, workers=len(shape.nodes), slots=shape.nodes[0].slots)
+        unknown: set[str] = set()
         for code, check in CHECKS.items():
-            yield from attempt(view, code, check)
+            for one in attempt(view, code, check):
+                # One missing right may keep several checks from looking.
+                if one.impact != UNKNOWN or one.fix not in unknown:
+                    yield one
+                unknown |= {one.fix} if one.impact == UNKNOWN else set()
     except (Unreachable, Refused) as failure:
         yield error("LAB-K8S-001", failure.message, "nothing of the lab can be reached", failure.hint)
 
 
-def attempt(view: View, code: str, check: Check) -> list[Finding]:
+def attempt(view: View, code: str, check: Check) -> Iterator[Finding]:
     """What a check finds; a warning where it may not look. Unreachable, Refused where nobody is let in."""
     try:
-        return list(check(view))
+        yield from check(view)
     except HostError as failure:
         if isinstance(failure, Unreachable) or (isinstance(failure, Refused) and failure.status == 401):
             raise
         about = f"{SUBJECTS[code]} not known: {failure.message}"
-        return [warn(code, about, "labctl cannot tell whether it stands against a run", failure.hint)]
+        yield warn(code, about, UNKNOWN, failure.hint)
 
 
 def preflight(lab: ClusterLab, target: Target, built: ClusterJob) -> None:
     """HostError for what would stop a run, as far as a few requests at once can tell."""
     view = View(lab=lab, target=target, workers=len(built.lab.nodes), slots=built.lab.nodes[0].slots)
     with pool(len(PREFLIGHT)) as threads:
-        for found in threads.map(lambda one: attempt(view, *one), PREFLIGHT.items()):
+        for found in threads.map(lambda one: list(attempt(view, *one)), PREFLIGHT.items()):
             for one in found:
                 if one.level == "error":
                     raise HostError(one.summary, hint=one.fix)
@@ -236,34 +243,35 @@ def nodes(view: View) -> Iterator[Finding]:
 
 
 def remedy(view: View) -> str:
-    """What to set so that a node can hold a worker: what the node that lacks least has."""
+    """What to set so that a node can hold a worker: the one that least stands against."""
+    if not view.nodes:
+        return "kubectl get nodes"
     request = view.request
-    free = [one for one in view.nodes if not one.obstacles]
-    if not free:
-        return "LAB_K8S_TOLERATIONS for a taint, LAB_K8S_NODE_SELECTOR for a label, in .env; kubectl describe nodes"
-    nearest = min(free, key=lambda one: len(one.lacks(request)))
+    nearest = min(view.nodes, key=lambda one: len(one.obstacles) + len(one.lacks(request)))
+    taints = [one.removeprefix(TAINTED) for one in nearest.obstacles if one.startswith(TAINTED)]
+    steps = [f"LAB_K8S_TOLERATIONS={dotenv.quote(' '.join(taints))}"] if taints else []
+    steps += ["labels that a node has in LAB_K8S_NODE_SELECTOR"] if len(nearest.obstacles) > len(taints) else []
     keys = {"cpu": "LAB_K8S_CPU", "memory": "LAB_MEMORY", "hugepages-2Mi": "LAB_K8S_HUGEPAGES"}
     keys |= {view.target.resource: "LAB_SLOTS"}
-    most = {name: nearest.allocatable.get(name, 0.0) for name in nearest.lacks(request)}
-    words = (f"at most {amount(name, many)} ({keys.get(name, name)})" for name, many in most.items() if many)
-    none = (f"another resource than {name} (LAB_K8S_RESOURCE, LAB_ACCELERATOR)" for name in most if not most[name])
-    return f"ask for {', '.join([*words, *none])} in .env; labctl devices"
+    for name in nearest.lacks(request):
+        most = nearest.allocatable.get(name, 0.0)
+        other = (
+            "another LAB_K8S_RESOURCE or LAB_ACCELERATOR" if name == view.target.resource else f"no {keys.get(name)}"
+        )
+        steps.append(f"{keys.get(name, name)} of at most {amount(name, most)}" if most else other)
+    return f"{', '.join(steps)} in .env; labctl devices"
 
 
 def room(view: View) -> Iterator[Finding]:
     """Whether all workers have room at once, on the nodes as they are and beside the pods that are there now."""
-    try:
-        known = capacity.nodes_with_free(view.lab.api, view.target)
-    except Refused:
-        # The check before this one says so.
-        return
+    known = capacity.nodes_with_free(view.lab.api, view.target)
     if not any(one.could_hold(view.request) for one in known):
         return
     total, now = (sum(one.holds(view.request, now=at) for one in known) for at in (False, True))
     away = "; ".join(f"{one.name} {', '.join(one.passing)}" for one in known if one.passing)
     also = f" ({away})" if away else ""
     impact = f"the run waits for the rest, at most {view.target.patience} s (LAB_K8S_PATIENCE)"
-    fix = f"LAB_NODES={max(total, 1)} in .env; labctl devices"
+    fix = f"LAB_NODES={total} in .env; labctl devices" if total else "labctl devices"
     if total < view.workers:
         yield warn("LAB-K8S-007", f"nodes have room for {total} of {view.workers} workers{also}", impact, fix)
     elif known[0].free is None:
