@@ -1,79 +1,31 @@
-"""What stands against a run in a cluster: checks for `labctl doctor`, and those that are cheap before each run."""
+"""What stands against a run in a cluster: the checks of `labctl doctor`, and those that are cheap before each run."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-
-from msgspec import Struct
 
 from labctl.config import dotenv
-from labctl.doctor.examination import LIMIT, Finding, ok, problem
+from labctl.doctor.examination import LIMIT, Finding
 from labctl.engines import pods
-from labctl.engines.kubernetes import ENGINE, Manifest, Refused, Unreachable, grant, is_ready, node_of
+from labctl.engines.kubernetes import Manifest, Refused, Unreachable, is_ready, node_of
 from labctl.errors import HostError
 from labctl.k8s import capacity
-from labctl.k8s.capacity import TAINTED, Amounts, ClusterNode, amount, hindrances, number, numbers, request_of
+from labctl.k8s.capacity import TAINTED, amount, hindrances, number
+from labctl.k8s.examination import View, error, found_ok, warn
 from labctl.k8s.job import ClusterJob, lab_of_pods
 from labctl.k8s.lab import ClusterLab
-from labctl.k8s.render import LAUNCHER, asked
+from labctl.k8s.quota import quotas
+from labctl.k8s.rights import rights, rights_to_run
 from labctl.k8s.run import KINDS, definitions, kind_of
 from labctl.k8s.target import Target, read
-from labctl.system.cached import once
 from labctl.system.parallel import pool
 
-Rights = tuple[tuple[str, str], ...]
-"""Verbs, with spaces between, and the resources that they are of."""
-JOBS = {"mpijob": "mpijobs.kubeflow.org", "trainjob": "trainjobs.trainer.kubeflow.org"}
-APPLIED = "list create patch delete"
-# Of pods with trouble that are shown; reviews that are asked for at a time.
-FEW, AT_ONCE = 5, 8
-PODS = ("pods", "count/pods")
-# Where a quota has one of these, pods that do not say it are refused.
-TO_BE_SAID = ("cpu", "memory", "requests.cpu", "requests.memory", "limits.cpu", "limits.memory")
+FEW = 5
+"""Of pods with trouble that are shown."""
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 PULLS = ("kubernetes.io/dockerconfigjson", "kubernetes.io/dockercfg")
 UNKNOWN = "labctl cannot tell whether it stands against a run"
 MEMLOCK = "LimitMEMLOCK=infinity for the node's container runtime: systemctl edit containerd"
-
-found_ok = partial(ok, node=ENGINE)
-warn, error = partial(problem, "warn", node=ENGINE), partial(problem, "error", node=ENGINE)
-
-
-class View(Struct, frozen=True, kw_only=True, dict=True):
-    """A lab, and what its runs ask the cluster for; what several checks need is asked once."""
-
-    lab: ClusterLab
-    target: Target
-    workers: int
-    slots: int
-
-    @property
-    def request(self) -> dict[str, float]:
-        return request_of(self.target, self.slots)
-
-    @property
-    def namespace(self) -> str:
-        return self.lab.api.namespace
-
-    @property
-    def typed(self) -> str:
-        """How a command for this namespace begins."""
-        context = f" --context {self.target.context}" if self.target.context else ""
-        return f"kubectl{context} -n {self.namespace}"
-
-    @once
-    def nodes(self) -> tuple[ClusterNode, ...]:
-        return capacity.nodes(self.lab.api, self.target)
-
-    @once
-    def claim(self) -> Manifest | None:
-        return self.lab.api.get("PersistentVolumeClaim", f"{self.lab.name}-storage") if self.target.storage else None
-
-    @once
-    def pods(self) -> list[Manifest]:
-        return self.lab.engine.pods(self.lab.name)
 
 
 Check = Callable[[View], Iterator[Finding]]
@@ -121,91 +73,13 @@ def preflight(lab: ClusterLab, target: Target, built: ClusterJob) -> None:
                     raise HostError(one.summary, hint=one.fix)
 
 
-# --- the API server, rights and definitions ------------------------------------------------------------------
+# --- the API server and the kinds of jobs ------------------------------------------------------------------
 
 
 def server(lab: ClusterLab) -> Iterator[Finding]:
     """Whether it answers, and to whom: Refused for credentials that it does not accept."""
     version = lab.engine.versions()["engine"]
     yield found_ok("LAB-K8S-001", f"{lab.api.server} is {version}; the lab's namespace is {lab.api.namespace}")
-
-
-def rights_of(target: Target) -> Rights:
-    """What labctl does in a namespace."""
-    return (
-        (f"get {APPLIED}", JOBS[target.kind]),
-        *([(APPLIED, "trainingruntimes.trainer.kubeflow.org")] if target.kind == "trainjob" else []),
-        (APPLIED, "configmaps"),
-        (f"get {APPLIED}" if target.pull_secret else APPLIED, "secrets"),
-        ("get list create patch" if target.storage else "list", "persistentvolumeclaims"),
-        ("get list delete", "pods"),
-        ("get", "pods/log"),
-        ("get create", "pods/exec"),
-        ("list", "events"),
-    )
-
-
-def rights(view: View) -> Iterator[Finding]:
-    """Whether this person may do all that labctl does."""
-    try:
-        missing = view.lab.api.get("Namespace", view.namespace) is None
-    except Refused as refused:
-        if refused.status != 403:
-            raise
-        # Who may work in a namespace alone may not look at it.
-        missing = False
-    if missing:
-        yield from namespace_rights(view)
-    yield from missing_rights(view, rights_of(view.target))
-
-
-def namespace_rights(view: View) -> Iterator[Finding]:
-    """Whether this person may create the namespace, which is missing."""
-    if not denied(view, (("create patch", "namespaces"),)):
-        yield found_ok("LAB-K8S-003", f"namespace {view.namespace} is created with the first run")
-        return
-    impact = "the first run would be refused"
-    fix = f"ask who runs the cluster for: kubectl create namespace {view.namespace}; another: LAB_K8S_NAMESPACE in .env"
-    yield error("LAB-K8S-003", f"namespace {view.namespace} not found, and you may not create it", impact, fix)
-
-
-def rights_to_run(view: View) -> Iterator[Finding]:
-    """Whether this person may submit a job, read its log and fetch its results."""
-    yield from missing_rights(view, (("create", JOBS[view.target.kind]), ("get", "pods/log"), ("create", "pods/exec")))
-
-
-def missing_rights(view: View, wanted: Rights) -> Iterator[Finding]:
-    missing = denied(view, wanted)
-    if not missing:
-        yield found_ok("LAB-K8S-002", f"you may do all that labctl does in namespace {view.namespace}")
-        return
-    words = ", ".join(f"{'/'.join(verbs)} {resource}" for resource, verbs in missing.items())
-    verbs = dict.fromkeys(verb for found in missing.values() for verb in found)
-    fix = grant(",".join(verbs), ",".join(missing), view.namespace)
-    summary = f"you may not, in namespace {view.namespace}: {words}"
-    yield error("LAB-K8S-002", summary, "runs cannot be submitted, followed or removed", fix)
-
-
-def denied(view: View, wanted: Rights) -> dict[str, list[str]]:
-    """The resources with the verbs that this person may not use on them."""
-    pairs = [(verb, resource) for verbs, resource in wanted for verb in verbs.split()]
-    with pool(AT_ONCE) as threads:
-        allowed = list(threads.map(lambda pair: may(view, *pair), pairs))
-    missing: dict[str, list[str]] = defaultdict(list)
-    for (verb, resource), yes in zip(pairs, allowed, strict=True):
-        if not yes:
-            missing[resource].append(verb)
-    return missing
-
-
-def may(view: View, verb: str, resource: str) -> bool:
-    """Whether the server lets this person do so; ``resource`` as ``kubectl create role`` has it."""
-    whole, _, subresource = resource.partition("/")
-    name, _, group = whole.partition(".")
-    asks = {"namespace": view.namespace, "verb": verb, "group": group, "resource": name, "subresource": subresource}
-    kind = "SelfSubjectAccessReview"
-    body = {"apiVersion": "authorization.k8s.io/v1", "kind": kind, "spec": {"resourceAttributes": asks}}
-    return bool(view.lab.api.create(kind, body)["status"].get("allowed"))
 
 
 def kinds_of_jobs(view: View) -> Iterator[Finding]:
@@ -224,7 +98,7 @@ def kinds_of_jobs(view: View) -> Iterator[Finding]:
         yield warn("LAB-K8S-005", "the cluster has MPIJob v1 too, of the training operator", impact, fix)
 
 
-# --- nodes and quotas ----------------------------------------------------------------------------------------
+# --- nodes ----------------------------------------------------------------------------------------
 
 
 def nodes(view: View) -> Iterator[Finding]:
@@ -283,70 +157,6 @@ def room(view: View) -> Iterator[Finding]:
         yield found_ok("LAB-K8S-007", f"nodes have room for {view.workers} workers now")
 
 
-def quotas(view: View) -> Iterator[Finding]:
-    """Whether the namespace's quotas leave what a run asks for in all; and what they want every pod to say."""
-    # Those with a scope are for other pods than a job's.
-    found = [one for one in view.lab.api.list("ResourceQuota") if not {"scopes", "scopeSelector"} & one["spec"].keys()]
-    if not found:
-        return
-    asks = demand(view, view.lab.api.list("LimitRange"))
-    unsaid, short = set(), []
-    for quota in found:
-        hard, used = (quota.get("status", {}).get(key) or {} for key in ("hard", "used"))
-        unsaid |= {name for name in hard if name in TO_BE_SAID and any(name not in one for _, one in asks)}
-        for name, most in hard.items():
-            wanted = sum(count * one.get(name, 0.0) for count, one in asks)
-            left = number(most) - number(used.get(name, "0"))
-            if wanted > left:
-                short.append(f"{name} {amount(name, wanted)}, and {amount(name, left)} of {most} is left")
-    names = ", ".join(quota["metadata"]["name"] for quota in found)
-    impact = "pods of the run would be refused"
-    if unsaid:
-        summary = f"quota {names} wants every pod to say its {', '.join(sorted(unsaid))}"
-        fix = (
-            f"LAB_K8S_CPU and LAB_MEMORY in .env, for the launcher a LimitRange with defaults: {view.typed} get limits"
-        )
-        yield error("LAB-K8S-008", summary, impact, fix)
-    if short:
-        fix = f"{view.typed} describe quota; ask for less: LAB_NODES, LAB_SLOTS, LAB_K8S_CPU, LAB_MEMORY in .env"
-        yield error("LAB-K8S-008", f"quota {names}: the run asks for {'; '.join(short)}", impact, fix)
-    if not unsaid and not short:
-        yield found_ok("LAB-K8S-008", f"quota {names} leaves what a run asks for")
-
-
-def demand(view: View, ranges: list[Manifest]) -> list[tuple[int, Amounts]]:
-    """What a run asks for by the names of quotas: so many workers, its launcher, and the claim if it is yet to be made.
-
-    With the defaults of the namespace's LimitRanges. Source: the Kubernetes documentation, Resource Quotas.
-    """
-    worker = asked(view.target, view.slots)
-    found: list[tuple[int, Amounts]] = [
-        (view.workers, names_of_quotas(worker, worker, ranges)),
-        (1, names_of_quotas(LAUNCHER, {}, ranges)),
-    ]
-    if view.target.storage and not view.claim:
-        claims = {"requests.storage": number(view.target.storage), "persistentvolumeclaims": 1.0}
-        # What is no pod has nothing to say of cores and memory.
-        found.append((1, dict.fromkeys(TO_BE_SAID, 0.0) | claims))
-    return found
-
-
-def names_of_quotas(requests: Mapping[str, str], limits: Mapping[str, str], ranges: list[Manifest]) -> Amounts:
-    """What a pod asks for, as quotas count it."""
-    defaults = [one for limit in ranges for one in limit["spec"]["limits"] if one["type"] == "Container"]
-    for one in defaults:
-        limits = {**one.get("default", {}), **limits}
-        requests = {**one.get("defaultRequest", {}), **requests}
-    wanted = numbers({**limits, **requests})
-    counted = {f"limits.{name}": many for name, many in numbers(limits).items()}
-    return {
-        **counted,
-        **{f"requests.{name}": many for name, many in wanted.items()},
-        **wanted,
-        **dict.fromkeys(PODS, 1.0),
-    }
-
-
 # --- storage and images --------------------------------------------------------------------------------------
 
 
@@ -366,29 +176,22 @@ def storage_class(view: View) -> Iterator[Finding]:
     yield warn("LAB-K8S-009", summary, impact, f"LAB_K8S_STORAGE_CLASS in .env{known}; kubectl get storageclass")
 
 
-def claim(view: View) -> Iterator[Finding]:
+def access(view: View) -> Iterator[Finding]:
     """Whether all pods can write to the claim, once it is there."""
-    found = view.claim
-    if not found:
+    if not view.claim:
         return
-    name, spec, status = found["metadata"]["name"], found["spec"], found.get("status", {})
-    modes = status.get("accessModes") or spec["accessModes"]
-    if "ReadWriteMany" not in modes and not on_one_node(view, modes):
-        summary = f"claim {name} is {', '.join(modes)}, and pods on several nodes write to it"
-        impact = "pods on other nodes than the first wait forever"
-        fix = f"{view.typed} delete pvc {name}  # removes what is on it; the next run makes it ReadWriteMany"
-        level = error if view.workers > 1 or "ReadWriteOncePod" in modes else warn
-        yield level("LAB-K8S-010", summary, impact, fix)
-    phase = status.get("phase", "Pending")
-    size = status.get("capacity", {}).get("storage") or spec["resources"]["requests"]["storage"]
-    if phase != "Bound":
-        yield unbound(view, name, phase)
-    elif number(size) < number(view.target.storage):
-        grow = f'{{"spec":{{"resources":{{"requests":{{"storage":"{view.target.storage}"}}}}}}}}'
-        summary = f"claim {name} has {size}, and LAB_K8S_STORAGE_SIZE is {view.target.storage}"
-        yield warn("LAB-K8S-011", summary, "it stays as it is", f"{view.typed} patch pvc {name} -p '{grow}'")
-    else:
-        yield found_ok("LAB-K8S-011", f"claim {name} is bound: {size}, {', '.join(modes)}")
+    name, modes = view.claim["metadata"]["name"], modes_of(view.claim)
+    if "ReadWriteMany" in modes or on_one_node(view, modes):
+        yield found_ok("LAB-K8S-010", f"all pods can write to claim {name}: it is {', '.join(modes)}")
+        return
+    summary = f"claim {name} is {', '.join(modes)}, and pods on several nodes write to it"
+    fix = f"{view.typed} delete pvc {name}  # removes what is on it; the next run makes it ReadWriteMany"
+    level = error if view.workers > 1 or "ReadWriteOncePod" in modes else warn
+    yield level("LAB-K8S-010", summary, "pods on other nodes than the first wait forever", fix)
+
+
+def modes_of(claim: Manifest) -> list[str]:
+    return list(claim.get("status", {}).get("accessModes") or claim["spec"]["accessModes"])
 
 
 def on_one_node(view: View, modes: list[str]) -> bool:
@@ -401,16 +204,31 @@ def on_one_node(view: View, modes: list[str]) -> bool:
         return False
 
 
+def volume(view: View) -> Iterator[Finding]:
+    """Whether the claim has a volume, and one as large as the settings say."""
+    if not view.claim:
+        return
+    name, status = view.claim["metadata"]["name"], view.claim.get("status", {})
+    phase, size = status.get("phase", "Pending"), status.get("capacity", {}).get("storage", "0")
+    if phase != "Bound":
+        yield unbound(view, name, phase)
+    elif number(size) < number(view.target.storage):
+        grow = f'{{"spec":{{"resources":{{"requests":{{"storage":"{view.target.storage}"}}}}}}}}'
+        summary = f"claim {name} has {size}, and LAB_K8S_STORAGE_SIZE is {view.target.storage}"
+        yield warn("LAB-K8S-011", summary, "it stays as it is", f"{view.typed} patch pvc {name} -p '{grow}'")
+    else:
+        yield found_ok("LAB-K8S-011", f"claim {name} has {size}")
+
+
 def unbound(view: View, name: str, phase: str) -> Finding:
     """A claim without a volume, and why."""
     events = view.lab.api.list("Event", fields=f"involvedObject.name={name}")
     reason = pods.last_warning(events, [name])
     if not reason and any(one.get("reason") == "WaitForFirstConsumer" for one in events):
-        return found_ok("LAB-K8S-011", f"claim {name} is bound once a pod needs it")
-    summary = f"claim {name} is {phase}{f': {reason}' if reason else ''}"
-    return (error if reason or phase == "Lost" else warn)(
-        "LAB-K8S-011", summary, "pods wait until it is bound", f"{view.typed} describe pvc {name}"
-    )
+        return found_ok("LAB-K8S-011", f"claim {name} gets a volume once a pod needs it")
+    summary, fix = f"claim {name} is {phase}{f': {reason}' if reason else ''}", f"{view.typed} describe pvc {name}"
+    level = error if reason or phase == "Lost" else warn
+    return level("LAB-K8S-011", summary, "pods wait until it is bound", fix)
 
 
 def pull_secret(view: View) -> Iterator[Finding]:
@@ -478,7 +296,8 @@ CHECKS: Mapping[str, Check] = {
     "LAB-K8S-007": room,
     "LAB-K8S-008": quotas,
     "LAB-K8S-009": storage_class,
-    "LAB-K8S-010": claim,
+    "LAB-K8S-010": access,
+    "LAB-K8S-011": volume,
     "LAB-K8S-012": pull_secret,
     "LAB-K8S-013": lab_pods,
     "LAB-K8S-014": limits,
@@ -487,7 +306,7 @@ CHECKS: Mapping[str, Check] = {
 PREFLIGHT: Mapping[str, Check] = {
     "LAB-K8S-002": rights_to_run,
     "LAB-K8S-006": nodes,
-    "LAB-K8S-010": claim,
+    "LAB-K8S-010": access,
     "LAB-K8S-012": pull_secret,
 }
 SUBJECTS: Mapping[str, str] = {
@@ -498,6 +317,7 @@ SUBJECTS: Mapping[str, str] = {
     "LAB-K8S-008": "what quotas leave is",
     "LAB-K8S-009": "the storage class is",
     "LAB-K8S-010": "the claim is",
+    "LAB-K8S-011": "the claim's volume is",
     "LAB-K8S-012": "the pull secret is",
     "LAB-K8S-013": "the state of the lab's pods is",
     "LAB-K8S-014": "what a pod may lock is",
