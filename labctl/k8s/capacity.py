@@ -18,7 +18,7 @@ from labctl.system.parallel import pool
 
 Amounts = Mapping[str, float]
 """By resource: cores, bytes, devices, pods."""
-TAINTED = "has the taint "
+TAINTED = "taint "
 BYTES = ("memory", "hugepages-2Mi", "hugepages-1Gi", "ephemeral-storage", "storage")
 
 
@@ -90,13 +90,13 @@ def nodes_with_free(api: Api, target: Target) -> tuple[ClusterNode, ...]:
 
 def _node(node: Manifest, target: Target) -> ClusterNode:
     spec, labels = node["spec"], node["metadata"].get("labels", {})
-    unlabelled = [f"is not labelled {key}={value}" for key, value in target.node_selector if labels.get(key) != value]
+    unlabelled = [f"no label {key}={value}" for key, value in target.node_selector if labels.get(key) != value]
     taints = [one for one in spec.get("taints") or () if one["effect"] != "PreferNoSchedule"]
     kept_off = [one for one in taints if not any(_tolerates(allowed, one) for allowed in target.tolerations)]
     tainted = {_taint(one): f"{TAINTED}{_taint(one)}" for one in kept_off}
     today = [words for taint, words in tainted.items() if taint.startswith("node.kubernetes.io/")]
     # The cluster's own taints say these in other words.
-    plain = ["is cordoned"] * bool(spec.get("unschedulable")) + ["is not ready"] * (not _ready(node))
+    plain = ["cordoned"] * bool(spec.get("unschedulable")) + ["not ready"] * (not _ready(node))
     return ClusterNode(
         name=node["metadata"]["name"],
         allocatable=numbers(node["status"].get("allocatable", {})),
@@ -167,12 +167,12 @@ def hindrances(known: Iterable[ClusterNode], request: Amounts) -> str:
     reasons: dict[str, list[str]] = defaultdict(list)
     for node in known:
         lacking = (
-            f"has {amount(name, node.allocatable.get(name, 0.0))} of {name}, not {amount(name, request[name])}"
+            f"{amount(name, node.allocatable.get(name, 0.0))} of {name}, not {amount(name, request[name])}"
             for name in node.lacks(request)
         )
         for reason in (*node.obstacles, *lacking):
             reasons[reason].append(node.name)
-    return "; ".join(f"{_some(names)} {reason}" for reason, names in list(reasons.items())[:4])
+    return "; ".join(f"{_some(names)}: {reason}" for reason, names in list(reasons.items())[:4])
 
 
 def _some(names: list[str]) -> str:

@@ -142,7 +142,7 @@ def room(view: View) -> Iterator[Finding]:
     if not any(one.could_hold(view.request) for one in known):
         return
     total, now = (sum(one.holds(view.request, now=at) for one in known) for at in (False, True))
-    away = "; ".join(f"{one.name} {', '.join(one.passing)}" for one in known if one.passing)
+    away = "; ".join(f"{one.name}: {', '.join(one.passing)}" for one in known if one.passing)
     also = f" ({away})" if away else ""
     impact = f"the run waits for the rest, at most {view.target.patience} s (LAB_K8S_PATIENCE)"
     fix = f"LAB_NODES={total} in .env; labctl devices" if total else "labctl devices"

@@ -1,0 +1,103 @@
+"""An API server in memory, behind the client's own paths and errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+from labctl.engines.kubernetes import COLLECTIONS, Api, Manifest, Unreachable, asked_for
+
+MPIJOBS, TRAINJOBS, OLD = "kubeflow.org/v2beta1", "trainer.kubeflow.org/v1alpha1", "kubeflow.org/v1"
+"""The versions that an operator's definition adds to a server."""
+SERVED = {MPIJOBS: "mpijobs", TRAINJOBS: "trainjobs", OLD: "mpijobs"}
+
+
+class FakeApi(Api):
+    """Objects by kind and name, all of one namespace; others' pods are told by their ``metadata.namespace``.
+
+    ``denied`` are rights such as ``list nodes`` or ``get pods/log``; ``asked`` what it was asked for, in order.
+    """
+
+    def __init__(
+        self,
+        *objects: Manifest,
+        denied: Iterable[str] = (),
+        knows: Iterable[str] = (MPIJOBS,),
+        namespace: str = "demo",
+        fails: int | None = None,
+    ) -> None:
+        self.namespace, self.context = namespace, ""
+        self.denied, self.knows = set(denied), set(knows)
+        self.fails = fails
+        """Status of every answer; 0 where there is none."""
+        self.objects: dict[tuple[str, str], Manifest] = {}
+        self.asked: list[str] = []
+        for one in objects:
+            self.put(one)
+
+    @property
+    def server(self) -> str:
+        return "https://cluster:6443"
+
+    def put(self, manifest: Manifest) -> Manifest:
+        self.objects[manifest["kind"], manifest["metadata"]["name"]] = manifest
+        return manifest
+
+    def _respond(self, method: str, path: str, body: Manifest | None = None, **options: Any) -> Any:
+        verb, resource = asked_for(method, path)
+        self.asked.append(f"{verb} {resource}")
+        if self.fails == 0:
+            raise Unreachable(f"the API server {self.server} does not answer: refused", hint="kubectl cluster-info")
+        if self.fails:
+            raise self._refused(method, path, self.fails, "", "Unauthorized")
+        if f"{verb} {resource}" in self.denied:
+            raise self._refused(method, path, 403, "", f"cannot {verb} {resource}")
+        answer = self._answer(method, path, body, **options)
+        if answer is None:
+            raise self._refused(method, path, 404, "", "not found")
+        return SimpleNamespace(data=json.dumps(answer))
+
+    def _answer(self, method: str, path: str, body: Manifest | None, **options: Any) -> Manifest | None:
+        if path == "/version":
+            return {"gitVersion": "v1.33.0", "major": "1", "minor": "33"}
+        if path == "/api/v1/pods":
+            return {"items": self._chosen("Pod", **options)}
+        if path.startswith("/apis/") and (version := path.removeprefix("/apis/")) in SERVED:
+            return {"resources": [{"name": SERVED[version]}]} if version in self.knows else None
+        kind = next((kind for kind in COLLECTIONS if self._is(kind, path)), "")
+        return (
+            self._answer_of(kind, path.removeprefix(self.path(kind)).strip("/"), method, body, options)
+            if kind
+            else None
+        )
+
+    def _answer_of(
+        self, kind: str, name: str, method: str, body: Manifest | None, options: dict[str, Any]
+    ) -> Manifest | None:
+        if kind == "SelfSubjectAccessReview" and body:
+            return {"status": {"allowed": self._may(body["spec"]["resourceAttributes"])}}
+        if method == "PATCH" and body:
+            return body if options.get("dryRun") else self.put(body)
+        if method == "GET" and not name:
+            return {"items": [one for one in self._chosen(kind, **options) if self._is_here(one)]}
+        found = self.objects.get((kind, name))
+        return self.objects.pop((kind, name)) if found and method == "DELETE" else found
+
+    def _is(self, kind: str, path: str) -> bool:
+        own = self.path(kind)
+        return path == own or (path.startswith(f"{own}/") and "/" not in path.removeprefix(f"{own}/"))
+
+    def _is_here(self, one: Manifest) -> bool:
+        return bool(one["metadata"].get("namespace", self.namespace) == self.namespace)
+
+    def _may(self, asks: dict[str, str]) -> bool:
+        resource = ".".join(filter(None, (asks["resource"], asks["group"])))
+        whole = "/".join(filter(None, (resource, asks["subresource"])))
+        return f"{asks['verb']} {whole}" not in self.denied
+
+    def _chosen(self, kind: str, labelSelector: str = "", **_: Any) -> list[Manifest]:  # noqa: N803 - as in the API
+        wanted = dict(pair.split("=") for pair in labelSelector.split(",") if pair)
+        found = [one for (known, _), one in self.objects.items() if known == kind]
+        return [one for one in found if wanted.items() <= one["metadata"].get("labels", {}).items()]

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from labctl.config.context import Context
+from labctl.engines.kubernetes import Manifest, Refused
+from labctl.k8s import capacity
+from labctl.k8s.capacity import ClusterNode
+from labctl.k8s.lab import ClusterLab
+from labctl.k8s.target import Target, read
+from support.fake_api import FakeApi
+
+GPU = "nvidia.com/gpu"
+
+
+def lab(api: FakeApi, directory: Path = Path("/nowhere"), **given: str) -> ClusterLab:
+    environ = {"HOME": "/home/someone", "LAB_NAME": "demo", "LAB_ACCELERATOR": "nvidia", **given}
+    context = Context(directory=directory, environ=environ, emit=lambda _: None, flags={})
+    return ClusterLab(context=context, settings=context.settings(), api=api)
+
+
+def target(**given: str) -> Target:
+    made = lab(FakeApi(), **given)
+    return read(made.settings, made.settings.text("LAB_ACCELERATOR"))
+
+
+def node(name: str = "n0", *, taints: tuple[str, ...] = (), ready: str = "True", **allocatable: str) -> Manifest:
+    """A node with 16 cores, 64 GiB and 8 devices, but what is given; taints are ``key=value:effect``."""
+    spec: dict[str, Any] = {}
+    if taints:
+        parts = [one.replace("=", ":").split(":") for one in taints]
+        spec["taints"] = [{"key": key, "value": value, "effect": effect} for key, value, effect in parts]
+    has = {"cpu": "16", "memory": "64Gi", GPU: "8", "pods": "110", **allocatable}
+    status = {"allocatable": has, "conditions": [{"type": "Ready", "status": ready}]}
+    labels = {"rack": "7"}
+    return {"kind": "Node", "metadata": {"name": name, "labels": labels}, "spec": spec, "status": status}
+
+
+def pod(name: str, on: str = "n0", namespace: str = "others", **requests: str) -> Manifest:
+    spec = {"nodeName": on, "containers": [{"name": "one", "resources": {"requests": requests}}]}
+    return {"kind": "Pod", "metadata": {"name": name, "namespace": namespace}, "spec": spec, "status": {}}
+
+
+def only(api: FakeApi, **given: str) -> ClusterNode:
+    (found,) = capacity.nodes(api, target(**given))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("quantity", "value"),
+    [("500m", 0.5), ("8Gi", 8 << 30), ("100k", 100_000), ("1e3", 1000), ("2", 2), ("312600m", 312.6)],
+)
+def test_quantities_are_read(quantity: str, value: float) -> None:
+    assert capacity.number(quantity) == value
+
+
+def test_amounts_are_told_as_people_say_them() -> None:
+    assert capacity.amount("memory", 1.5 * (1 << 30)) == "1.5 GiB"
+    assert capacity.amount("requests.memory", 2 << 30) == "2 GiB"
+    assert capacity.amount("cpu", 7.5) == "7.5"
+    assert capacity.amount("count/pods", 12_345) == "12345"
+
+
+def test_a_node_holds_as_many_workers_as_its_scarcest_resource() -> None:
+    found = only(FakeApi(node()))
+    assert found.holds({"cpu": 4.0, GPU: 1.0, "pods": 1.0}) == 4
+    assert found.holds({"cpu": 1.0, GPU: 3.0, "pods": 1.0}) == 2
+    assert found.holds({"cpu": 17.0, "pods": 1.0}) == 0
+    assert found.lacks({"cpu": 17.0, "hugepages-2Mi": 1.0, GPU: 8.0}) == ("cpu", "hugepages-2Mi")
+
+
+def test_a_taint_keeps_workers_away_unless_it_is_tolerated() -> None:
+    api = FakeApi(node(taints=("reserved=team:NoSchedule",)))
+    assert only(api).obstacles == ("taint reserved=team:NoSchedule",)
+    assert not only(api).could_hold({})
+    for tolerated in ("reserved", "reserved=team", "reserved=team:NoSchedule"):
+        assert only(api, LAB_K8S_TOLERATIONS=tolerated).obstacles == ()
+    for other in ("other", "reserved=others", "reserved=team:NoExecute"):
+        assert only(api, LAB_K8S_TOLERATIONS=other).obstacles
+    assert only(FakeApi(node(taints=("slow=yes:PreferNoSchedule",)))).obstacles == ()
+
+
+def test_a_node_without_the_label_that_workers_want_takes_none() -> None:
+    assert only(FakeApi(node()), LAB_K8S_NODE_SELECTOR="rack=7").obstacles == ()
+    assert only(FakeApi(node()), LAB_K8S_NODE_SELECTOR="rack=8").obstacles == ("no label rack=8",)
+
+
+def test_a_node_that_is_away_today_may_hold_workers_later() -> None:
+    api = FakeApi(node(ready="Unknown", taints=("node.kubernetes.io/unreachable=:NoSchedule",)))
+    found = only(api)
+    assert (found.obstacles, found.passing) == ((), ("not ready",))
+    assert found.could_hold({"cpu": 1.0})
+    assert found.holds({"cpu": 1.0}) == 0
+
+
+def test_what_is_free_is_less_what_pods_ask_for() -> None:
+    mixed = pod("b", cpu="1")
+    mixed["spec"] |= {"initContainers": [{"resources": {"requests": {"cpu": "3"}}}], "overhead": {"memory": "1Gi"}}
+    api = FakeApi(node(), node("n1"), pod("a", cpu="500m", **{GPU: "2"}), mixed)
+    first, second = capacity.nodes_with_free(api, target())
+    assert first.free
+    assert (first.free["cpu"], first.free[GPU], first.free["pods"]) == (12.5, 6, 108)
+    assert first.free["memory"] == 63 << 30
+    assert second.free == second.allocatable
+
+
+def test_what_is_free_is_unknown_to_who_may_not_list_all_pods() -> None:
+    (found,) = capacity.nodes_with_free(FakeApi(node(), denied=["list pods"]), target())
+    assert found.free is None
+    assert found.holds({"cpu": 8.0}, now=True) == 2
+
+
+def test_why_no_node_holds_a_worker_is_told_with_the_nodes() -> None:
+    api = FakeApi(*(node(f"n{index}", cpu="4") for index in range(4)), node("x", taints=("a=b:NoSchedule",)))
+    words = capacity.hindrances(capacity.nodes(api, target()), {"cpu": 8.0})
+    assert words == "n0 and 3 more: 4 of cpu, not 8; x: taint a=b:NoSchedule"
+
+
+def test_devices_tells_what_each_node_has() -> None:
+    small = node("n1", taints=("reserved=team:NoSchedule",), **{GPU: "0"})
+    report = capacity.devices(lab(FakeApi(node(), small, pod("a", **{GPU: "2"}))))
+    first, second = report.hosts
+    assert (first.name, first.accelerator, first.reason) == ("n0", "nvidia", f"8 of {GPU}, 6 free")
+    assert (len(first.cpus), first.memory, first.warnings) == (16, 64 << 30, ())
+    assert (second.accelerator, second.reason) == (None, f"no {GPU}")
+    assert second.warnings == ("taint reserved=team:NoSchedule",)
+
+
+def test_devices_says_no_free_where_other_peoples_pods_are_hidden() -> None:
+    (found,) = capacity.devices(lab(FakeApi(node(), denied=["list pods"]))).hosts
+    assert found.reason == f"8 of {GPU}"
+
+
+def test_devices_finds_the_accelerator_that_nodes_have() -> None:
+    (found,) = capacity.devices(lab(FakeApi(node()), LAB_ACCELERATOR="auto")).hosts
+    assert (found.accelerator, found.reason) == ("nvidia", f"8 of {GPU}, 8 free")
+    (found,) = capacity.devices(lab(FakeApi(node(**{GPU: "0"})), LAB_ACCELERATOR="auto")).hosts
+    assert (found.accelerator, found.reason) == ("cpu", "16 of cpu, 16 free")
+
+
+def test_devices_names_the_right_of_the_cluster_that_it_takes() -> None:
+    with pytest.raises(Refused) as refused:
+        capacity.devices(lab(FakeApi(node(), denied=["list nodes"])))
+    assert "kubectl create clusterrole labctl-list-nodes --verb=list --resource=nodes" in refused.value.hint
