@@ -291,10 +291,12 @@ VERBS = {"GET": "get", "PATCH": "patch", "POST": "create", "DELETE": "delete"}
 
 
 def asked_for(method: str, path: str) -> tuple[str, str]:
-    """The right that a request takes: a verb, and resources with their group."""
+    """The right that a request takes: a verb, and resources with their group, or a path that is none of a resource."""
     words = path.partition("?")[0].strip("/").split("/")
-    group = "" if words[0] == "api" else f".{words[1]}"
     rest = words[2:] if words[0] == "api" else words[3:]
+    if not rest:
+        return VERBS[method], path
+    group = "" if words[0] == "api" else f".{words[1]}"
     if rest[:1] == ["namespaces"] and len(rest) > 2:
         rest = rest[2:]
     verb = "list" if method == "GET" and len(rest) == 1 else VERBS[method]
@@ -305,8 +307,11 @@ def grant(verbs: str, resources: str, namespace: str) -> str:
     """What an administrator types to give a person rights in a namespace, or in the cluster where none is named."""
     typed, role = (f"kubectl -n {namespace}", "role") if namespace else ("kubectl", "clusterrole")
     # A name of its own for a single right: there may be a role labctl already.
-    name = "labctl" if "," in resources else f"labctl-{verbs}-{resources.partition('.')[0]}".translate(DASHES)
-    made = f"{typed} create {role} {name} --verb={verbs} --resource={resources}"
+    name = (
+        "labctl" if "," in resources else f"labctl-{verbs}-{resources.strip('/').partition('.')[0]}".translate(DASHES)
+    )
+    kind = "non-resource-url" if resources.startswith("/") else "resource"
+    made = f"{typed} create {role} {name} --verb={verbs} --{kind}={resources}"
     bound = f"{typed} create {role}binding {name} --{role}={name} --user=YOU"
     return f"ask who runs the cluster for: {made}; {bound}"
 

@@ -10,7 +10,7 @@ from typing import Any
 from labctl.engines.kubernetes import COLLECTIONS, Api, Manifest, Unreachable, asked_for
 
 MPIJOBS, TRAINJOBS, OLD = "kubeflow.org/v2beta1", "trainer.kubeflow.org/v1alpha1", "kubeflow.org/v1"
-"""The versions that an operator's definition adds to a server."""
+"""The versions that operators' definitions add to a server."""
 SERVED = {MPIJOBS: "mpijobs", TRAINJOBS: "trainjobs", OLD: "mpijobs"}
 
 
@@ -64,8 +64,8 @@ class FakeApi(Api):
             return {"gitVersion": "v1.33.0", "major": "1", "minor": "33"}
         if path == "/api/v1/pods":
             return {"items": self._chosen("Pod", **options)}
-        if path.startswith("/apis/") and (version := path.removeprefix("/apis/")) in SERVED:
-            return {"resources": [{"name": SERVED[version]}]} if version in self.knows else None
+        if (version := path.removeprefix("/apis/")) in self.knows:
+            return {"resources": [{"name": SERVED.get(version)}]}
         kind = next((kind for kind in COLLECTIONS if self._is(kind, path)), "")
         return (
             self._answer_of(kind, path.removeprefix(self.path(kind)).strip("/"), method, body, options)

@@ -1,47 +1,14 @@
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-from labctl.config.context import Context
-from labctl.engines.kubernetes import Manifest, Refused
-from labctl.k8s import capacity
-from labctl.k8s.capacity import ClusterNode
-from labctl.k8s.lab import ClusterLab
-from labctl.k8s.target import Target, read
+from support.clusters import GPU, lab, node, pod, target
 from support.fake_api import FakeApi
 
-GPU = "nvidia.com/gpu"
-
-
-def lab(api: FakeApi, directory: Path = Path("/nowhere"), **given: str) -> ClusterLab:
-    environ = {"HOME": "/home/someone", "LAB_NAME": "demo", "LAB_ACCELERATOR": "nvidia", **given}
-    context = Context(directory=directory, environ=environ, emit=lambda _: None, flags={})
-    return ClusterLab(context=context, settings=context.settings(), api=api)
-
-
-def target(**given: str) -> Target:
-    made = lab(FakeApi(), **given)
-    return read(made.settings, made.settings.text("LAB_ACCELERATOR"))
-
-
-def node(name: str = "n0", *, taints: tuple[str, ...] = (), ready: str = "True", **allocatable: str) -> Manifest:
-    """A node with 16 cores, 64 GiB and 8 devices, but what is given; taints are ``key=value:effect``."""
-    spec: dict[str, Any] = {}
-    if taints:
-        parts = [one.replace("=", ":").split(":") for one in taints]
-        spec["taints"] = [{"key": key, "value": value, "effect": effect} for key, value, effect in parts]
-    has = {"cpu": "16", "memory": "64Gi", GPU: "8", "pods": "110", **allocatable}
-    status = {"allocatable": has, "conditions": [{"type": "Ready", "status": ready}]}
-    labels = {"rack": "7"}
-    return {"kind": "Node", "metadata": {"name": name, "labels": labels}, "spec": spec, "status": status}
-
-
-def pod(name: str, on: str = "n0", namespace: str = "others", **requests: str) -> Manifest:
-    spec = {"nodeName": on, "containers": [{"name": "one", "resources": {"requests": requests}}]}
-    return {"kind": "Pod", "metadata": {"name": name, "namespace": namespace}, "spec": spec, "status": {}}
+from labctl.engines.kubernetes import Refused
+from labctl.k8s import capacity
+from labctl.k8s.capacity import ClusterNode
 
 
 def only(api: FakeApi, **given: str) -> ClusterNode:
@@ -137,7 +104,8 @@ def test_devices_says_no_free_where_other_peoples_pods_are_hidden() -> None:
 def test_devices_finds_the_accelerator_that_nodes_have() -> None:
     (found,) = capacity.devices(lab(FakeApi(node()), LAB_ACCELERATOR="auto")).hosts
     assert (found.accelerator, found.reason) == ("nvidia", f"8 of {GPU}, 8 free")
-    (found,) = capacity.devices(lab(FakeApi(node(**{GPU: "0"})), LAB_ACCELERATOR="auto")).hosts
+    none: dict[str, Any] = {GPU: "0"}
+    (found,) = capacity.devices(lab(FakeApi(node(**none)), LAB_ACCELERATOR="auto")).hosts
     assert (found.accelerator, found.reason) == ("cpu", "16 of cpu, 16 free")
 
 
