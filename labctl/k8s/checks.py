@@ -27,7 +27,6 @@ PULLS = ("kubernetes.io/dockerconfigjson", "kubernetes.io/dockercfg")
 UNKNOWN = "labctl cannot tell whether it stands against a run"
 MEMLOCK = "LimitMEMLOCK=infinity for the node's container runtime: systemctl edit containerd"
 
-
 Check = Callable[[View], Iterator[Finding]]
 
 
@@ -36,8 +35,8 @@ def examine(lab: ClusterLab) -> Iterator[Finding]:
     accelerator = lab.settings.text("LAB_ACCELERATOR")
     target = read(lab.settings, accelerator)
     try:
-        yield from server(lab)
-        known = definitions(lab.api)
+        version, known = lab.engine.versions()["engine"], definitions(lab.api)
+        yield found_ok("LAB-K8S-001", f"{lab.api.server} is {version}; the lab's namespace is {lab.api.namespace}")
         target = read(lab.settings, accelerator, "mpijob" if known["mpijob"] or not known["trainjob"] else "trainjob")
         shape = lab_of_pods(lab.settings, lab.directory, accelerator, target, lab.name)
         view = View(lab=lab, target=target, workers=len(shape.nodes), slots=shape.nodes[0].slots)
@@ -73,13 +72,7 @@ def preflight(lab: ClusterLab, target: Target, built: ClusterJob) -> None:
                     raise HostError(one.summary, hint=one.fix)
 
 
-# --- the API server and the kinds of jobs ------------------------------------------------------------------
-
-
-def server(lab: ClusterLab) -> Iterator[Finding]:
-    """Whether it answers, and to whom: Refused for credentials that it does not accept."""
-    version = lab.engine.versions()["engine"]
-    yield found_ok("LAB-K8S-001", f"{lab.api.server} is {version}; the lab's namespace is {lab.api.namespace}")
+# --- kinds of jobs -------------------------------------------------------------------------------------------
 
 
 def kinds_of_jobs(view: View) -> Iterator[Finding]:
@@ -98,7 +91,7 @@ def kinds_of_jobs(view: View) -> Iterator[Finding]:
         yield warn("LAB-K8S-005", "the cluster has MPIJob v1 too, of the training operator", impact, fix)
 
 
-# --- nodes ----------------------------------------------------------------------------------------
+# --- nodes ---------------------------------------------------------------------------------------------------
 
 
 def nodes(view: View) -> Iterator[Finding]:
@@ -130,7 +123,9 @@ def remedy(view: View) -> str:
     for name in nearest.lacks(request):
         most = nearest.allocatable.get(name, 0.0)
         other = (
-            "another LAB_K8S_RESOURCE or LAB_ACCELERATOR" if name == view.target.resource else f"no {keys.get(name)}"
+            "another LAB_K8S_RESOURCE or LAB_ACCELERATOR"
+            if name == view.target.resource
+            else f"no {keys.get(name, name)}"
         )
         steps.append(f"{keys.get(name, name)} of at most {amount(name, most)}" if most else other)
     return f"{', '.join(steps)} in .env; labctl devices"
@@ -279,8 +274,11 @@ def limits(view: View) -> Iterator[Finding]:
         return
     # Workers have the devices.
     pod = max(running, key=lambda one: node_of(one) != "launcher")
-    command = ("sh", "-c", "ulimit -l; ulimit -n")
-    memory, files = view.lab.engine.exec(pod["metadata"]["name"], command, user="", limit=LIMIT).out.split()
+    command = ("sh", "-c", "ulimit -l && ulimit -n")
+    done = view.lab.engine.exec(pod["metadata"]["name"], command, user="", limit=LIMIT)
+    if done.code:
+        raise HostError(f"`ulimit -l` in {node_of(pod)} ended with exit code {done.code}: {done.err.strip()}")
+    memory, files = done.out.split()
     summary = f"{node_of(pod)} may lock {memory}{'' if memory == 'unlimited' else ' KiB'} of memory, open {files} files"
     if memory == "unlimited" or not view.target.resource:
         yield found_ok("LAB-K8S-014", summary)

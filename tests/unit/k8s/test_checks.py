@@ -102,6 +102,12 @@ def test_a_server_that_lets_nobody_in_is_one_error_and_nothing_else(status: int,
     assert words in only.summary
 
 
+def test_who_may_not_ask_what_the_server_knows_is_let_in_nowhere() -> None:
+    (only,) = checks.examine(lab(cluster(denied=["get /apis/kubeflow.org/v2beta1"])))
+    assert (only.code, only.level) == ("LAB-K8S-001", "error")
+    assert "--non-resource-url=/apis/kubeflow.org/v2beta1" in only.fix
+
+
 def test_a_check_that_may_not_look_says_so_and_does_not_end_the_others() -> None:
     found = examine(cluster(denied=["list nodes", "list resourcequotas"]))
     (hidden,) = found["006"]
@@ -363,6 +369,13 @@ def test_what_a_running_pod_may_lock_is_told(
     found = the(cluster(worker(0)), "014", LAB_ACCELERATOR=accelerator)
     assert found.level == level
     assert found.summary.startswith("worker-0 may lock ")
+
+
+def test_a_pod_without_a_shell_is_told_as_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KubernetesEngine, "exec", lambda _, __, argv, **___: CompletedProcess(argv, 127, "", "no sh"))
+    found = the(cluster(worker(0)), "014")
+    assert (found.level, found.impact) == ("warn", checks.UNKNOWN)
+    assert found.summary.endswith("in worker-0 ended with exit code 127: no sh")
 
 
 # --- before a run --------------------------------------------------------------------------------------------
