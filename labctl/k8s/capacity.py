@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from labctl import accelerators
 from labctl.engines.kubernetes import Api, Manifest, Refused
 from labctl.k8s.lab import ClusterLab
-from labctl.k8s.render import asked
+from labctl.k8s.render import LAUNCHER, asked
 from labctl.k8s.target import Target, Toleration, read
 from labctl.lab.devices import DeviceReport, HostDevices
 from labctl.system.parallel import pool
@@ -19,6 +19,7 @@ from labctl.system.parallel import pool
 Amounts = Mapping[str, float]
 """By resource: cores, bytes, devices, pods."""
 TAINTED = "taint "
+NOTHING: Amounts = {}
 BYTES = ("memory", "hugepages-2Mi", "hugepages-1Gi", "ephemeral-storage", "storage")
 
 
@@ -48,6 +49,8 @@ class ClusterNode(Struct, frozen=True, kw_only=True):
     obstacles: tuple[str, ...] = ()
     passing: tuple[str, ...] = ()
     """Obstacles of today: it is cordoned, or does not answer."""
+    open: bool = True
+    """Whether pods that tolerate nothing are placed on it, as launchers are."""
     free: Amounts | None = None
     """What pods leave of it; None where those of all namespaces may not be listed."""
 
@@ -59,12 +62,31 @@ class ClusterNode(Struct, frozen=True, kw_only=True):
         """Whether such a pod may ever be placed on it."""
         return not self.obstacles and not self.lacks(request)
 
-    def holds(self, request: Amounts, *, now: bool = False) -> int:
-        """How many such pods it has room for: in all, or beside those that are there ``now``."""
-        room = self.free if now and self.free is not None else self.allocatable
+    def holds(self, request: Amounts, *, now: bool = False, beside: Amounts = NOTHING) -> int:
+        """How many such pods it has room for ``beside`` another: in all, or with those that are there ``now``."""
         if self.obstacles or self.passing:
             return 0
-        return max(0, int(min(room.get(name, 0.0) // many for name, many in request.items())))
+        return int(min(self._room(name, now, beside) // many for name, many in request.items()))
+
+    def takes(self, launcher: Amounts, *, now: bool = False) -> bool:
+        """Whether a launcher has room on it."""
+        return self.open and all(self._room(name, now, NOTHING) >= many for name, many in launcher.items())
+
+    def _room(self, name: str, now: bool, beside: Amounts) -> float:
+        room = self.free if now and self.free is not None else self.allocatable
+        return max(0.0, room.get(name, 0.0) - beside.get(name, 0.0))
+
+
+def workers_held(known: Iterable[ClusterNode], request: Amounts, *, now: bool = False) -> int:
+    """How many workers have room together with their launcher, in all or ``now``; none where that has none."""
+    launcher = {**numbers(LAUNCHER), "pods": 1.0}
+    total, costs = 0, []
+    for node in known:
+        held = node.holds(request, now=now)
+        total += held
+        if node.takes(launcher, now=now):
+            costs.append(held - node.holds(request, now=now, beside=launcher))
+    return total - min(costs) if costs else 0
 
 
 def request_of(target: Target, slots: int) -> dict[str, float]:
@@ -102,6 +124,7 @@ def _node(node: Manifest, target: Target) -> ClusterNode:
         allocatable=numbers(node["status"].get("allocatable", {})),
         obstacles=(*unlabelled, *(words for words in tainted.values() if words not in today)),
         passing=tuple(plain or today),
+        open=not plain and not taints,
     )
 
 

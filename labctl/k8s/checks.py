@@ -10,7 +10,7 @@ from labctl.engines import pods
 from labctl.engines.kubernetes import Manifest, Refused, Unreachable, is_ready, node_of
 from labctl.errors import HostError
 from labctl.k8s import capacity
-from labctl.k8s.capacity import TAINTED, amount, hindrances, number
+from labctl.k8s.capacity import TAINTED, amount, hindrances, number, workers_held
 from labctl.k8s.examination import View, error, found_ok, warn
 from labctl.k8s.job import ClusterJob, lab_of_pods
 from labctl.k8s.lab import ClusterLab
@@ -132,24 +132,22 @@ def remedy(view: View) -> str:
 
 
 def room(view: View) -> Iterator[Finding]:
-    """Whether all workers have room at once, on the nodes as they are and beside the pods that are there now."""
+    """Whether all pods of a run have room at once, on the nodes as they are and beside those that are there now."""
     known = capacity.nodes_with_free(view.lab.api, view.target)
     if not any(one.could_hold(view.request) for one in known):
         return
-    total, now = (sum(one.holds(view.request, now=at) for one in known) for at in (False, True))
+    total, now = (workers_held(known, view.request, now=at) for at in (False, True))
     away = "; ".join(f"{one.name}: {', '.join(one.passing)}" for one in known if one.passing)
     also = f" ({away})" if away else ""
-    impact = f"the run waits for the rest, at most {view.target.patience} s (LAB_K8S_PATIENCE)"
-    fix = f"LAB_NODES={total} in .env; labctl devices" if total else "labctl devices"
-    if total < view.workers:
-        yield warn("LAB-K8S-007", f"nodes have room for {total} of {view.workers} workers{also}", impact, fix)
-    elif known[0].free is None:
-        yield found_ok("LAB-K8S-007", f"nodes have room for {view.workers} workers; what is free now you may not list")
-    elif now < view.workers:
-        summary = f"nodes have room for {now} of {view.workers} workers beside the pods that run now{also}"
-        yield warn("LAB-K8S-007", summary, impact, f"LAB_NODES={now} in .env; labctl devices" if now else fix)
-    else:
-        yield found_ok("LAB-K8S-007", f"nodes have room for {view.workers} workers now")
+    if min(total, now) < view.workers:
+        others = " beside the pods that run now" if total >= view.workers else ""
+        held = f"{min(total, now)} of {view.workers} workers with their launcher"
+        impact = f"the run waits for the rest, at most {view.target.patience} s (LAB_K8S_PATIENCE)"
+        fix = f"LAB_NODES={min(total, now)} in .env; labctl devices" if min(total, now) else "labctl devices"
+        yield warn("LAB-K8S-007", f"nodes have room for {held}{others}{also}", impact, fix)
+        return
+    known_now = " now" if known[0].free is not None else "; what is free now you may not list"
+    yield found_ok("LAB-K8S-007", f"nodes have room for {view.workers} workers with their launcher{known_now}")
 
 
 # --- storage and images --------------------------------------------------------------------------------------

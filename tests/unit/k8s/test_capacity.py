@@ -63,6 +63,19 @@ def test_a_node_that_is_away_today_may_hold_workers_later() -> None:
     assert found.holds({"cpu": 1.0}) == 0
 
 
+def test_a_launcher_takes_its_room_where_that_costs_no_worker() -> None:
+    whole = {"cpu": 16.0, "pods": 1.0}
+    assert capacity.workers_held(capacity.nodes(FakeApi(node("n0"), node("n1")), target()), whole) == 1
+    small = node("n2", cpu="2")
+    assert capacity.workers_held(capacity.nodes(FakeApi(node("n0"), node("n1"), small), target()), whole) == 2
+    # A launcher tolerates nothing.
+    reserved = [node(f"n{index}", taints=("reserved=team:NoSchedule",)) for index in range(2)]
+    known = capacity.nodes(FakeApi(*reserved), target(LAB_K8S_TOLERATIONS="reserved"))
+    assert capacity.workers_held(known, whole) == 0
+    known = capacity.nodes(FakeApi(*reserved, small), target(LAB_K8S_TOLERATIONS="reserved"))
+    assert capacity.workers_held(known, whole) == 2
+
+
 def test_what_is_free_is_less_what_pods_ask_for() -> None:
     mixed = pod("b", cpu="1")
     mixed["spec"] |= {"initContainers": [{"resources": {"requests": {"cpu": "3"}}}], "overhead": {"memory": "1Gi"}}

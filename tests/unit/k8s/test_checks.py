@@ -87,7 +87,7 @@ def test_a_cluster_that_can_run_the_lab_has_nothing_but_ok() -> None:
     assert sorted(found) == ["001", "002", "004", "006", "007"]
     assert found["001"][0].summary == "https://cluster:6443 is Kubernetes v1.33.0; the lab's namespace is demo"
     assert found["006"][0].summary == f"2 of 2 nodes can hold a worker, which asks for 8 of {GPU}"
-    assert found["007"][0].summary == "nodes have room for 2 workers now"
+    assert found["007"][0].summary == "nodes have room for 2 workers with their launcher now"
 
 
 # --- the API server ------------------------------------------------------------------------------------------
@@ -206,10 +206,16 @@ def test_a_cluster_that_makes_nodes_is_only_warned_of() -> None:
 @pytest.mark.parametrize(
     ("others", "given", "level", "words"),
     [
-        ([], {"LAB_NODES": "3"}, "warn", "room for 2 of 3 workers"),
-        ([pod("a", **{GPU: "1"})], {}, "warn", "room for 1 of 2 workers beside the pods that run now"),
-        ([pod("a", cpu="1")], {}, "ok", "room for 2 workers now"),
-        ([], {"LAB_SLOTS": "4", "LAB_NODES": "4"}, "ok", "room for 4 workers now"),
+        ([], {"LAB_NODES": "3"}, "warn", "room for 2 of 3 workers with their launcher"),
+        (
+            [pod("a", **{GPU: "1"})],
+            {},
+            "warn",
+            "room for 1 of 2 workers with their launcher beside the pods that run now",
+        ),
+        ([pod("a", cpu="1")], {}, "ok", "room for 2 workers with their launcher now"),
+        ([], {"LAB_K8S_CPU": "16"}, "warn", "room for 1 of 2 workers with their launcher"),
+        ([], {"LAB_SLOTS": "4", "LAB_NODES": "4"}, "ok", "room for 4 workers with their launcher now"),
     ],
 )
 def test_room_for_all_workers_is_counted(others: list[Manifest], given: dict[str, str], level: str, words: str) -> None:
@@ -221,7 +227,7 @@ def test_room_for_all_workers_is_counted(others: list[Manifest], given: dict[str
 def test_a_node_that_is_away_is_named_where_room_is_short() -> None:
     api = FakeApi(NAMESPACE, node("n0"), node("n1", ready="False"))
     found = the(api, "007")
-    assert found.summary == "nodes have room for 1 of 2 workers (n1: not ready)"
+    assert found.summary == "nodes have room for 1 of 2 workers with their launcher (n1: not ready)"
 
 
 def test_room_now_is_unknown_to_who_sees_no_other_namespace() -> None:
