@@ -32,7 +32,10 @@ def node(name: str = "n0", *, taints: tuple[str, ...] = (), ready: str = "True",
         parts = [one.replace("=", ":").split(":") for one in taints]
         spec["taints"] = [{"key": key, "value": value, "effect": effect} for key, value, effect in parts]
     has = {"cpu": "16", "memory": "64Gi", GPU: "8", "pods": "110", **allocatable}
-    status = {"allocatable": has, "conditions": [{"type": "Ready", "status": ready}]}
+    status = {
+        "allocatable": has,
+        "conditions": [{"type": "DiskPressure", "status": "False"}, {"type": "Ready", "status": ready}],
+    }
     labels = {"rack": "7"}
     return {"kind": "Node", "metadata": {"name": name, "labels": labels}, "spec": spec, "status": status}
 

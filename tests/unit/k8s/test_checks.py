@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from labctl.doctor.examination import Finding
 from labctl.engines.kubernetes import KubernetesEngine, Manifest
 from labctl.errors import HostError
 from labctl.k8s import checks, job
+from labctl.k8s.examination import View
 from labctl.runs.request import RunOptions, choose_workload
 from labctl.system.process import CompletedProcess
 
@@ -100,6 +101,19 @@ def test_a_server_that_lets_nobody_in_is_one_error_and_nothing_else(status: int,
     (only,) = checks.examine(lab(cluster(fails=status)))
     assert (only.code, only.level) == ("LAB-K8S-001", "error")
     assert words in only.summary
+
+
+def test_a_token_that_expires_meanwhile_ends_the_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = cluster()
+
+    def expired(_: View) -> Iterator[Finding]:
+        api.fails = 401
+        api.list("Node")
+        yield from ()
+
+    monkeypatch.setattr(checks, "CHECKS", {"LAB-K8S-006": expired, "LAB-K8S-012": checks.pull_secret})
+    first, last = checks.examine(lab(api, **REGISTRY))
+    assert (first.level, last.level, last.code) == ("ok", "error", "LAB-K8S-001")
 
 
 def test_who_may_not_ask_what_the_server_knows_is_let_in_nowhere() -> None:
@@ -270,6 +284,20 @@ def test_a_quota_that_wants_limits_refuses_a_launcher_without() -> None:
     assert "limits.cpu 202" in the(api, "008", LAB_K8S_CPU="100").summary
 
 
+def test_a_claim_that_is_there_is_not_asked_for_again() -> None:
+    full = quota({"persistentvolumeclaims": "1"}, {"persistentvolumeclaims": "1"})
+    assert the(cluster(full), "008", **STORED).level == "error"
+    assert the(cluster(full, claim()), "008", **STORED).level == "ok"
+
+
+def test_a_request_that_the_namespace_gives_by_default_is_said() -> None:
+    limits = [{"type": "Container", "defaultRequest": {"cpu": "2"}}]
+    usual = {"kind": "LimitRange", "metadata": {"name": "usual"}, "spec": {"limits": limits}}
+    assert the(cluster(quota({"cpu": "100"})), "008").summary == "quota team wants every pod to say its cpu"
+    assert the(cluster(quota({"cpu": "100"}), usual), "008").level == "ok"
+    assert "cpu 4.5, and 4 of 4 is left" in the(cluster(quota({"cpu": "4"}), usual), "008").summary
+
+
 def test_a_quota_for_other_pods_is_not_counted() -> None:
     assert "008" not in examine(cluster(quota({"pods": "1"}, scopes=["BestEffort"])))
 
@@ -321,11 +349,16 @@ def test_a_cluster_of_one_node_may_have_a_claim_of_one_node() -> None:
         ([event("demo-storage", "ProvisioningFailed", "no room")], "error", "Pending: ProvisioningFailed: no room"),
         ([event("demo-storage", "WaitForFirstConsumer", "waits", kind="Normal")], "ok", "once a pod needs it"),
     ],
+    ids=["nobody says why", "failed", "waits for a pod"],
 )
 def test_a_claim_without_a_volume_is_told_with_the_reason(events: list[Manifest], level: str, words: str) -> None:
     found = the(cluster(claim(phase="Pending"), *events), "011", **STORED)
     assert found.level == level
     assert words in found.summary
+
+
+def test_a_claim_that_has_lost_its_volume_is_an_error() -> None:
+    assert the(cluster(claim(phase="Lost")), "011", **STORED).level == "error"
 
 
 def test_a_claim_that_is_smaller_than_the_setting_stays_so() -> None:
@@ -372,7 +405,10 @@ def test_what_a_running_pod_may_lock_is_told(
         return CompletedProcess(argv, 0, printed, "")
 
     monkeypatch.setattr(KubernetesEngine, "exec", run)
-    found = the(cluster(worker(0)), "014", LAB_ACCELERATOR=accelerator)
+    launcher = worker(1)
+    launcher["metadata"]["name"] = "demo-m-launcher"
+    launcher["metadata"]["labels"]["labctl.role"] = "launcher"
+    found = the(cluster(launcher, worker(0)), "014", LAB_ACCELERATOR=accelerator)
     assert found.level == level
     assert found.summary.startswith("worker-0 may lock ")
 
