@@ -111,8 +111,8 @@ def test_a_token_that_expires_meanwhile_ends_the_checks(monkeypatch: pytest.Monk
         api.list("Node")
         yield from ()
 
-    monkeypatch.setattr(checks, "CHECKS", {"LAB-K8S-006": expired, "LAB-K8S-012": checks.pull_secret})
-    first, last = checks.examine(lab(api, **REGISTRY))
+    monkeypatch.setattr(checks, "CHECKS", {"LAB-K8S-006": expired, "LAB-K8S-007": checks.room})
+    first, last = checks.examine(lab(api))
     assert (first.level, last.level, last.code) == ("ok", "error", "LAB-K8S-001")
 
 
