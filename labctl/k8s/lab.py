@@ -33,7 +33,7 @@ from labctl.k8s.run import (
     run_pods,
     submit,
 )
-from labctl.k8s.target import Target, read
+from labctl.k8s.target import USUAL_KIND, Target, read
 from labctl.lab.cluster import owner
 from labctl.lab.status import LabStatus, NodeStatus, RunState
 from labctl.model import Result, Workload
@@ -46,6 +46,7 @@ from labctl.system.parallel import pool
 OF_HOSTS = ("hostfile", "include", "exclude", "resume", "retries", "wait")
 # Lines of a log in which a run says where it is.
 RECENT = 50
+FORBIDDEN = 403
 STEP = re.compile(r"\bstep \d+(?:/\d+)?")
 
 
@@ -81,10 +82,18 @@ class ClusterLab(Struct, frozen=True, kw_only=True):
         """A run that is recorded here. HostError where its record does not hold its job."""
         job = store.load_job(self.directory, run_id)
         name = job_name(self.name, job.workload.name, run_id)
-        kinds = [kind for kind in KINDS.values() if self.api.get(kind, name)]
         accelerator = self.settings.text("LAB_ACCELERATOR")
         lab = lab_of_pods(self.settings, self.directory, accelerator, read(self.settings, accelerator), name)
-        return ClusterRun(name=name, kind=kinds[0] if kinds else "MPIJob", lab=lab, job=job)
+        return ClusterRun(name=name, kind=self.kind_of(name), lab=lab, job=job)
+
+    def kind_of(self, name: str) -> str:
+        """The kind of a job, by what the cluster has of its name."""
+        for kind in KINDS.values():
+            # Who works with one kind may have no rights to the other.
+            with suppress(Refused):
+                if self.api.get(kind, name):
+                    return kind
+        return KINDS[USUAL_KIND]
 
 
 def open_lab(context: Context, settings: Settings) -> ClusterLab:
@@ -128,8 +137,8 @@ def job_of(lab: ClusterLab, workload: Workload, options: RunOptions) -> tuple[Ta
 def delete(lab: ClusterLab, workload: str, *, storage: bool) -> Submitted:
     """Delete a workload's job that was submitted by hand, and with ``storage`` the lab's claim."""
     name = job_name(lab.name, workload)
-    kinds = (*KINDS.values(), *OWNED)
-    found = [(kind, name) for kind in kinds if lab.api.get(kind, name)]
+    kind = lab.kind_of(name)
+    found = [(one, name) for one in (kind, *OWNED[kind]) if lab.api.get(one, name)]
     if storage:
         found += [("PersistentVolumeClaim", one["metadata"]["name"]) for one in _claims(lab)]
     if not found:
@@ -231,8 +240,19 @@ def stop(lab: ClusterLab, run_id: str) -> Result:
 
 
 def jobs(lab: ClusterLab) -> list[Manifest]:
-    """The lab's jobs, of either kind."""
-    return [one for kind in KINDS.values() for one in lab.api.list(kind, lab.selector)]
+    """The lab's jobs, of either kind. HostError where none of them may be listed."""
+    refused = []
+    found: list[Manifest] = []
+    for kind in KINDS.values():
+        try:
+            found += lab.api.list(kind, lab.selector)
+        except Refused as error:
+            if error.status != FORBIDDEN:
+                raise
+            refused.append(error)
+    if len(refused) == len(KINDS):
+        raise refused[0]
+    return found
 
 
 def active(lab: ClusterLab) -> dict[str, ActiveRun]:
@@ -359,8 +379,11 @@ def plan_down(lab: ClusterLab) -> tuple[str, ...]:
 
 
 def _owned(lab: ClusterLab) -> Iterator[Manifest]:
-    for kind in (*KINDS.values(), *OWNED, "Pod"):
+    yield from jobs(lab)
+    for kind in ("ConfigMap", "Secret", "Pod"):
         yield from lab.api.list(kind, lab.selector)
+    with suppress(Refused):
+        yield from lab.api.list("TrainingRuntime", lab.selector)
     if namespace := _namespace(lab):
         yield namespace
 
@@ -373,7 +396,7 @@ def _namespace(lab: ClusterLab) -> Manifest | None:
         return None
     if not found or found["metadata"].get("labels", {}).get("labctl.lab") != lab.name:
         return None
-    kinds = ("Pod", "PersistentVolumeClaim", "ConfigMap", "Secret", *KINDS.values())
+    kinds = ("Pod", "PersistentVolumeClaim", "ConfigMap", "Secret")
     there = [one for kind in kinds for one in lab.api.list(kind) if not _is_own(lab, one) and not _is_the_clusters(one)]
     return None if there else {"kind": "Namespace", **found}
 

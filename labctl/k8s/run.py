@@ -43,7 +43,7 @@ from labctl.runs.supervise import SILENT, TIMED_OUT, CrashWatch, RunStopper, int
 from labctl.runs.verdict import RunOutcome
 
 KINDS: dict[Kind, str] = {"mpijob": "MPIJob", "trainjob": "TrainJob"}
-OWNED = ("ConfigMap", "Secret", "TrainingRuntime")
+OWNED = {"MPIJob": ("ConfigMap", "Secret"), "TrainJob": ("ConfigMap", "Secret", "TrainingRuntime")}
 """What a job has beside it, of its name."""
 # Seconds between two looks at a run's pods; that an API server may be silent; that an image may be refused, as
 # registries have bad minutes; for a run that is told to end; for the cluster to say why it ended one.
@@ -156,7 +156,7 @@ def _marked(namespace: Manifest, lab: str) -> Manifest:
 def remove(api: Api, kind: str, name: str) -> None:
     """Delete a job and what it has beside it."""
     api.delete(kind, name)
-    for other in OWNED:
+    for other in OWNED[kind]:
         api.delete(other, name)
 
 
