@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import gc
 import os
@@ -10,9 +11,11 @@ import signal
 import warnings
 from collections.abc import Callable, Iterator
 from itertools import count
+from pathlib import Path
 
 import hypothesis
 import pytest
+import yaml
 from support.harness import Lab, remove_labelled
 from support.machine.machine import Machine
 from support.rack.rack import Rack, RackLab
@@ -208,3 +211,19 @@ def rack_lab(rack: Rack, family: str, tmp_path_factory: pytest.TempPathFactory) 
         return rack.lab(path, f"{family}-rack-{next(numbers)}", rack.hosts(hosts), settings)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """That of the cluster, by whose certificate authority its server is known."""
+    given = os.environ.get("LABCTL_TEST_KUBECONFIG")
+    if not given:
+        pytest.skip("LABCTL_TEST_KUBECONFIG names no cluster")
+    content = yaml.safe_load(Path(given).read_text())
+    cluster = content["clusters"][0]["cluster"]
+    if cluster.pop("insecure-skip-tls-verify", False):
+        authority = Path(given).with_name("certs") / "apiserver.crt"
+        cluster["certificate-authority-data"] = base64.b64encode(authority.read_bytes()).decode()
+    path = tmp_path_factory.mktemp("cluster") / "kubeconfig"
+    path.write_text(yaml.safe_dump(content))
+    return path

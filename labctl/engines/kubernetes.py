@@ -183,26 +183,23 @@ class Api:
         return [{"kind": kind, **one} for one in found["items"]]
 
     def apply(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
-        """Create an object or change it to this, by server-side apply. Refused, with the object's name."""
+        """Create an object or change it to this, by server-side apply. Refused, with the object's name.
+
+        A dry run refuses fields that the server would drop, as its definition of the object has none of that name.
+        """
         kind, name = manifest["kind"], manifest["metadata"]["name"]
-        media, rehearsed = "application/apply-patch+yaml", "All" if dry_run else ""
+        query = {"fieldManager": "labctl", "force": "true", "dryRun": "All" if dry_run else ""}
         try:
-            return dict(
-                self.request(
-                    "PATCH",
-                    self.path(kind, name),
-                    manifest,
-                    media=media,
-                    fieldManager="labctl",
-                    force="true",
-                    dryRun=rehearsed,
-                )
-            )
+            made = self.request("PATCH", self.path(kind, name), manifest, media="application/apply-patch+yaml", **query)
         except Refused as error:
             hint = error.hint
             if error.status == 404 and kind in ("MPIJob", "TrainJob", "TrainingRuntime"):
                 hint = "install its operator in the cluster; LAB_K8S_JOB names the kind of job; labctl doctor"
             raise Refused(error.status, f"{kind} {name} was refused: {error.message}", hint) from error
+        if dry_run and (dropped := [*_dropped(manifest, made)]):
+            message = f"{kind} {name} was refused: the cluster's definition has no field {', '.join(dropped)}"
+            raise Refused(422, message, "its operator is older than the fields, or they are misspelt; labctl doctor")
+        return dict(made)
 
     def create(self, kind: str, body: Manifest) -> Manifest:
         return dict(self.request("POST", self.path(kind), body))
@@ -268,6 +265,20 @@ class Api:
             raise Refused(error.status or 0, f"{shlex.join(argv[:1])} in pod {pod}: {error.reason}") from error
         except (WebSocketException, OSError) as error:
             raise self._silent(error) from error
+
+
+def _dropped(sent: Any, made: Any, path: str = "") -> Iterator[str]:
+    """The fields that were sent and did not come back; a Secret's texts come back encoded."""
+    if isinstance(sent, dict) and isinstance(made, dict):
+        for key, value in sent.items():
+            at = f"{path}.{key}" if path else key
+            if key not in made and value not in ({}, [], None) and at != "stringData":
+                yield at
+            elif key in made:
+                yield from _dropped(value, made[key], at)
+    elif isinstance(sent, list) and isinstance(made, list) and len(sent) == len(made):
+        for number, (one, other) in enumerate(zip(sent, made, strict=True)):
+            yield from _dropped(one, other, f"{path}[{number}]")
 
 
 def _no_context(context: str, error: Exception) -> HostError:

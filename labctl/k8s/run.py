@@ -228,15 +228,17 @@ class Follower:
             if (ended := self._look_at_pods()) is not None:
                 self._over.set()
                 code = self._read_lines(look, to_the_end=True)
-                return ended if code is None else self._ended(code)
+                ended = ended if code is None else self._ended(code)
+                self._explain(ended.code)
+                return ended
 
     def _explain(self, code: int) -> None:
         """Note what the cluster did to a launcher whose command it has ended, once that is known."""
         deadline = time.monotonic() + EXPLAINING
-        while code and not self._stop.cause and time.monotonic() < deadline:
+        while self.launcher and code and not self._stop.cause and time.monotonic() < deadline:
             with suppress(Unreachable):
                 job, found = self._api.get(self._run.kind, self._run.name), run_pods(self._api, self._run)
-                launcher = next((pod for pod in found if pod["metadata"]["name"] == self.launcher), None)
+                launcher = next((pod for pod in found if _name(pod) == self.launcher), None)
                 if launcher and "deletionTimestamp" not in launcher["metadata"]:
                     return
                 if job is None:
@@ -244,7 +246,7 @@ class Follower:
                 elif pods.state_of(job).name == "failed":
                     self._note_end(job, launcher)
             time.sleep(LOOK)
-        if code and not self._stop.cause:
+        if self.launcher and code:
             self._stop.note("node-lost", f"{LAUNCHER}: its pod was deleted")
 
     def _ended(self, code: int) -> agent.Ended:
@@ -288,7 +290,8 @@ class Follower:
         if job is None:
             self._stop.note("interrupted", f"{self._run.kind} {self._run.name} was deleted")
             return agent.Ended(code=137, lost=True)
-        launcher = next((pod for pod in found if node_of(pod) == LAUNCHER), None)
+        # One that was deleted may have a successor, which is none of this run's.
+        launcher = next((pod for pod in found if node_of(pod) == LAUNCHER and self.launcher in ("", _name(pod))), None)
         if launcher and pods.has_started(launcher):
             self._begin_to_read(launcher)
             if pods.has_ended(launcher):
@@ -296,7 +299,7 @@ class Follower:
                 return self._ended(_code_of(launcher))
             self._note_losses(found)
             return None
-        if self._stop.cause:
+        if self.launcher or self._stop.cause:
             return agent.Ended(code=137)
         return self._not_started(job, found)
 
@@ -341,19 +344,16 @@ class Follower:
             self._stop.note(lost[0], f"{LAUNCHER}: {lost[1]}")
 
     def _note_losses(self, found: list[Manifest]) -> None:
-        """Stop a run that has lost a pod."""
+        """Stop a run that has lost a worker; how a launcher ends, it prints itself."""
+        found = [pod for pod in found if node_of(pod) != LAUNCHER]
         now = {pod["metadata"]["uid"]: pod for pod in found}
         gone = {uid: pod for uid, pod in self._seen.items() if uid not in now}
         self._seen |= now
         lost = [(pod, pods.loss(pod)) for pod in found]
         lost += [(pod, ("node-lost", "its pod is gone")) for pod in gone.values()]
         for pod, loss in lost:
-            if loss and not self._ends_itself(pod):
+            if loss:
                 self._stop.because(loss[0], f"{node_of(pod)}: {loss[1]}")
-
-    def _ends_itself(self, pod: Manifest) -> bool:
-        """Whether a launcher is on its way out: what it printed says how it ended."""
-        return node_of(pod) == LAUNCHER and not pod["metadata"].get("deletionTimestamp") and pods.has_ended(pod)
 
     def _not_started(self, job: Manifest, found: list[Manifest]) -> agent.Ended | None:
         """Notice what the pods wait for; how the run ended that will not begin."""
@@ -396,6 +396,10 @@ class Follower:
         if self._told.get(who) != what:
             self._told[who] = what
             self._notice(f"{who}: {what}")
+
+
+def _name(pod: Manifest) -> str:
+    return str(pod["metadata"]["name"])
 
 
 def _grouped(waiting: dict[str, str]) -> dict[str, list[str]]:

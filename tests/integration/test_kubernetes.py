@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -25,22 +24,6 @@ from support.proxy import Proxy
 pytestmark = [pytest.mark.docker, pytest.mark.kubernetes, pytest.mark.xdist_group("kubernetes")]
 CANARY = "hf_canary_of_this_test"
 ClusterLabs = Callable[..., Lab]
-
-
-@pytest.fixture(scope="module")
-def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """That of the cluster, by whose certificate authority its server is known."""
-    given = os.environ.get("LABCTL_TEST_KUBECONFIG")
-    if not given:
-        pytest.skip("LABCTL_TEST_KUBECONFIG names no cluster")
-    content = yaml.safe_load(Path(given).read_text())
-    cluster = content["clusters"][0]["cluster"]
-    if cluster.pop("insecure-skip-tls-verify", False):
-        authority = Path(given).with_name("certs") / "apiserver.crt"
-        cluster["certificate-authority-data"] = base64.b64encode(authority.read_bytes()).decode()
-    path = tmp_path_factory.mktemp("cluster") / "kubeconfig"
-    path.write_text(yaml.safe_dump(content))
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -154,12 +137,25 @@ def test_a_detached_run_is_looked_at_entered_and_stopped(cluster_lab: ClusterLab
     assert lab.call("runs", "--json").expect(0).json["runs"][0]["state"] == "done"
 
 
-def test_a_run_that_fits_no_node_says_what_the_scheduler_says(cluster_lab: ClusterLabs) -> None:
-    lab = cluster_lab(LAB_K8S_NODE_SELECTOR="example.com/nowhere=7", LAB_K8S_PATIENCE="10")
+def cores(operator: Operator) -> int:
+    (node,) = operator.kind("Node").get().to_dict()["items"]
+    return int(node["status"]["allocatable"]["cpu"])
+
+
+def test_a_worker_that_no_node_can_ever_hold_is_refused(cluster_lab: ClusterLabs) -> None:
+    lab = cluster_lab(LAB_K8S_NODE_SELECTOR="example.com/nowhere=7")
+    answer = lab.call("run", "hello-mpi").expect(3)
+    assert "no node can hold a worker" in answer.err
+    assert lab.run_ids() == []
+
+
+def test_a_run_that_finds_no_place_says_what_the_scheduler_says(cluster_lab: ClusterLabs, operator: Operator) -> None:
+    # Either worker has a place there, and not both.
+    lab = cluster_lab(LAB_K8S_CPU=f"{cores(operator) * 600}m", LAB_K8S_PATIENCE="10")
     answer = lab.call("run", "hello-mpi", "--json").expect(3)
     assert verdict(answer) == ("ERROR", "does-not-fit")
     assert "nodes are available" in answer.json["message"]
-    assert "worker-0: 0/1 nodes are available" in answer.err
+    assert ": 0/1 nodes are available" in answer.err
 
 
 def test_an_image_that_the_cluster_does_not_get_is_named(cluster_lab: ClusterLabs) -> None:
@@ -231,17 +227,17 @@ def test_a_run_outlives_an_api_server_that_is_gone_for_a_while(
     content["clusters"][0]["cluster"]["server"] = f"https://{server.hostname}:{proxy.port}"
     (tmp_path / "kubeconfig").write_text(yaml.safe_dump(content))
     lab.environ["KUBECONFIG"] = str(tmp_path / "kubeconfig")
-    words = ("run", "opt-tiny", "--rehearse", "--set", "steps=60", "--json")
+    words = ("run", "opt-tiny", "--rehearse", "--set", "steps=200", "--json")
     with lab.start(*words) as running:
-        wait_until(lambda: "step 5/60" in running.err, 120, f"it trains:\n{running.err}")
+        wait_until(lambda: "step 10/200" in running.err, 120, f"it trains:\n{running.err}")
         proxy.cut()
         wait_until(lambda: "does not answer" in running.err, 30, f"the loss is noticed:\n{running.err}")
         proxy.restore()
         answer = running.answer(180).expect(0)
-    steps = [line for line in answer.err.splitlines() if "step " in line and "/60" in line]
+    steps = [line for line in answer.err.splitlines() if "step " in line and "/200" in line]
     numbers = [int(line.partition("step ")[2].partition("/")[0]) for line in steps]
     assert numbers == sorted(set(numbers)), "each line once, and in order"
-    assert numbers[-1] == 60
+    assert numbers[-1] == 200
     proxy.close()
 
 

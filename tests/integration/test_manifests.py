@@ -1,0 +1,86 @@
+"""What labctl renders for Kubernetes, as a real API server with the operators' definitions takes it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.operator import fresh_namespace
+
+from labctl import accelerators, launchers
+from labctl.config import settings
+from labctl.engines.kubernetes import Api, Refused
+from labctl.k8s import job, render, target
+from labctl.k8s.run import definitions
+from labctl.runs.request import RunOptions, choose_workload
+from labctl.workloads import external
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.xdist_group("kubernetes")]
+ROOT = Path(__file__).parents[2]
+ASKED = {
+    "LAB_NAME": "demo",
+    "LAB_MEMORY": "250g",
+    "LAB_K8S_CPU": "32",
+    "LAB_K8S_HUGEPAGES": "16g",
+    "LAB_K8S_PULL_SECRET": "registry",
+    "LAB_K8S_STORAGE_SIZE": "500g",
+    "LAB_K8S_NODE_SELECTOR": "example.com/rack=7",
+    "LAB_K8S_TOLERATIONS": "reserved=lab:NoSchedule spot",
+    "LAB_K8S_HOST_IPC": "true",
+    "LAB_K8S_QUEUE": "team",
+    "LAB_K8S_GANG": "coscheduling",
+    "HF_TOKEN": "hf_of_nobody",
+    "HTTPS_PROXY": "http://proxy:3128",
+    "HOME": "/home/someone",
+}
+# Paths that a person names; what is there is not looked at.
+GIVEN = {"model": "/storage/model", "actor": "/storage/actor", "critic": "/storage/critic"}
+
+
+@pytest.fixture(scope="module")
+def api(kubeconfig: Path) -> Iterator[Api]:
+    with pytest.MonkeyPatch.context() as patch, fresh_namespace(kubeconfig) as namespace:
+        patch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(kubeconfig))
+        yield Api(namespace)
+
+
+@pytest.mark.parametrize("kind", ["mpijob", "trainjob"])
+@pytest.mark.parametrize("accelerator", [*accelerators.modules()])
+def test_the_server_takes_every_declared_workload(
+    api: Api, tmp_path: Path, accelerator: str, kind: target.Kind
+) -> None:
+    if not definitions(api)[kind]:
+        pytest.skip(f"the cluster knows no {kind}")
+    given = {**ASKED, "LAB_K8S_NAMESPACE": api.namespace, "LAB_ACCELERATOR": accelerator, "LAB_K8S_JOB": kind}
+    found = settings.load(tmp_path, given, {})
+    where = target.read(found, accelerator)
+    names = [one.name for one in external.list_all(ROOT / "workloads", launchers.known(), {}).workloads]
+    taken = 0
+    for name in names:
+        workload = choose_workload(ROOT, name, RunOptions(), found)
+        options = RunOptions(arguments=tuple((key, GIVEN[key]) for key in workload.required_inputs))
+        built = job.build(found, ROOT, where, choose_workload(ROOT, name, options, found), options)
+        for one in render.manifests(where, built):
+            api.apply(one, dry_run=True)
+        taken += 1
+    assert taken >= 30
+
+
+@pytest.mark.parametrize("kind", ["mpijob", "trainjob"])
+def test_a_misspelt_field_is_refused(api: Api, tmp_path: Path, kind: target.Kind) -> None:
+    if not definitions(api)[kind]:
+        pytest.skip(f"the cluster knows no {kind}")
+    given = {**ASKED, "LAB_K8S_NAMESPACE": api.namespace, "LAB_ACCELERATOR": "cpu", "LAB_K8S_JOB": kind}
+    found = settings.load(tmp_path, given, {})
+    where, options = target.read(found, "cpu"), RunOptions()
+    built = job.build(found, ROOT, where, choose_workload(ROOT, "matmul", options, found), options)
+    *_, made = render.manifests(where, built)
+    api.apply(made, dry_run=True)
+    wrong = copy.deepcopy(made)
+    wrong["spec"]["slotsPerWorkr" if kind == "mpijob" else "runtimeReference"] = 1
+    with pytest.raises(
+        Refused, match=f"{made['kind']} {made['metadata']['name']} was refused: .*(has no field|not declared)"
+    ):
+        api.apply(wrong, dry_run=True)
