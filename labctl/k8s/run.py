@@ -407,9 +407,8 @@ def _grouped(waiting: dict[str, str]) -> dict[str, list[str]]:
 
 def _code_of(pod: Manifest) -> int:
     """What a pod's program ended with; 137 where nobody says."""
-    for one in pod["status"].get("containerStatuses") or ():
-        if ended := one["state"].get("terminated"):
-            return int(ended["exitCode"])
+    if ended := pods.own(pod).get("terminated"):
+        return int(ended["exitCode"])
     return 0 if pod["status"].get("phase") == "Succeeded" else 137
 
 
