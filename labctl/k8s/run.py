@@ -320,12 +320,11 @@ class Follower:
         """The launcher's lines, over one connection after another, until it has ended."""
         place, last = "", False
         while not last:
-            last, resumed = self._over.is_set(), place
+            last = self._over.is_set()
             try:
-                for when, text in self._api.lines(self.launcher, f"{place[:19]}Z" if place else "", follow=True):
-                    if when > resumed:
-                        place = when
-                        self._heard.put((when, text))
+                for when, text in self._api.lines(self.launcher, place, follow=True):
+                    place = when
+                    self._heard.put((when, text))
             except HostError:
                 # Whether it is lost, the look at the pods says.
                 pass
