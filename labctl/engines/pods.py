@@ -81,7 +81,7 @@ def loss(pod: Manifest) -> tuple[Cause, str] | None:
 
 def has_started(pod: Manifest) -> bool:
     """Whether its program runs, or has ended."""
-    return "running" in own(pod) or "terminated" in own(pod)
+    return "running" in own(pod) or "terminated" in own(pod) or has_ended(pod)
 
 
 def has_ended(pod: Manifest) -> bool:

@@ -140,6 +140,8 @@ def test_containers_that_a_cluster_adds_are_not_the_pods_own() -> None:
 def test_a_pod_has_started_once_its_program_runs_or_has_ended() -> None:
     assert pods.has_started(pod("Running", RUNS))
     assert pods.has_started(pod("Failed", ended(1)))
+    # Kubelets refuse some, and forget of others what their containers did.
+    assert pods.has_started(pod("Failed", reason="UnexpectedAdmissionError"))
     assert not pods.has_started(pod("Pending", waiting("ContainerCreating")))
     assert not pods.has_started(pod("Pending"))
 
