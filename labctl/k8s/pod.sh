@@ -25,6 +25,7 @@ worker() {
         esac
     done > ~/.lab-env
     echo '. ~/.lab-env' > ~/.bashrc
+    # shellcheck disable=SC2153 # it is another variable than LABCTL_KEPT
     install -m 600 "$LABCTL_KEYS/authorized_keys" ~/.ssh/authorized_keys
     # A key of this pod alone, which nobody knows before.
     rm -f ~/.ssh/host_key
