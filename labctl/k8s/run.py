@@ -237,7 +237,7 @@ class Follower:
                 if (ended := self._look_at_pods()) is not None:
                     self._over.set()
                     code = self._read_lines(look, to_the_end=True)
-                    return ended if code is None else self._ended(code)
+                    return replace(self._ended(ended.code), lost=ended.lost) if code is None else self._ended(code)
         finally:
             self._over.set()
 
@@ -361,14 +361,9 @@ class Follower:
     def _losses(self, found: list[Manifest]) -> list[tuple[Cause, str]]:
         """What the run has lost of its pods."""
         now = {pod["metadata"]["uid"]: pod for pod in found}
-        gone = [pod for uid, pod in self._seen.items() if uid not in now and not self._ends_itself(pod)]
+        gone = [pod for uid, pod in self._seen.items() if uid not in now]
         self._seen |= now
-        there = _lost(pod for pod in found if not self._ends_itself(pod))
-        return [*there, *(("node-lost", f"{node_of(pod)}: its pod is gone") for pod in gone)]
-
-    def _ends_itself(self, pod: Manifest) -> bool:
-        """Whether a launcher is on its way out: what it printed says how it ended."""
-        return node_of(pod) == LAUNCHER and not pod["metadata"].get("deletionTimestamp") and pods.has_ended(pod)
+        return [*_lost(found), *(("node-lost", f"{node_of(pod)}: its pod is gone") for pod in gone)]
 
     def _not_started(self, job: Manifest, found: list[Manifest]) -> agent.Ended | None:
         """Notice what the pods wait for; how the run ended that will not begin."""
@@ -420,9 +415,9 @@ def _is_deleted(pod: Manifest) -> bool:
 
 
 def _lost(found: Iterable[Manifest]) -> list[tuple[Cause, str]]:
-    """How pods were lost; first those for which the cluster has deleted the others, the launcher last."""
+    """How pods were lost; first those for which the cluster has deleted the others."""
     lost = [(pod, loss) for pod in found if (loss := pods.loss(pod))]
-    lost.sort(key=lambda one: (one[1][0] != "out-of-memory", _is_deleted(one[0]), node_of(one[0]) == LAUNCHER))
+    lost.sort(key=lambda one: (one[1][0] != "out-of-memory", _is_deleted(one[0])))
     return [(cause, f"{node_of(pod)}: {what}") for pod, (cause, what) in lost]
 
 

@@ -57,6 +57,7 @@ UNPLACED = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable
          'CreateContainerConfigError: secret "demo" not found'),
         (pod("Pending", waiting("CrashLoopBackOff")), "CrashLoopBackOff"),
         (pod("Running", RUNS), ""),
+        (pod("Running", RUNS, conditions=[{"type": "Ready", "status": "False", "message": "not yet"}]), ""),
         (pod("Succeeded", ended(0, "Completed")), ""),
         (pod("Failed", ended(3)), "ended with exit code 3 (Error)"),
         (pod("Failed", ended(128, "StartError")), "ended with exit code 128 (StartError)"),

@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 import urllib3
+from msgspec.structs import replace
 from support import clusters, running
 from support.api_server import ERR, SUCCESS, failure
 from support.fake_api import MPIJOBS, OLD, TRAINJOBS, FakeApi
 from support.running import RunningApi, condition, ended, pod_of, runs, unplaced, waits
 
+from labctl import launchers
 from labctl.engines import agent
 from labctl.engines.kubernetes import OUT, Manifest, Refused
 from labctl.errors import HostError
@@ -85,6 +87,8 @@ class Strict(FakeApi):
     refuses, when = "", "rehearsal"
 
     def apply(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
+        if manifest["kind"] == "TrainJob" and ("TrainingRuntime", manifest["metadata"]["name"]) not in self.objects:
+            raise Refused(403, "TrainJob was refused: its runtime is not there", "")
         if manifest["kind"] == self.refuses and (dry_run or self.when == "made"):
             raise Refused(422, f"{self.refuses} was refused: too many", "")
         return super().apply(manifest, dry_run=dry_run)
@@ -479,18 +483,59 @@ def test_a_worker_that_was_lost_before_its_ranks_failed_is_the_reason(world: Wor
     assert world.stop.cause == "out-of-memory"
 
 
-def test_the_worker_that_ran_out_of_memory_is_named_not_those_that_the_cluster_deleted_for_it(train: World) -> None:
+@pytest.mark.parametrize(
+    ("first", "words"),
+    [
+        (ended(137, "OOMKilled"), "worker-1: container ran out of memory"),
+        ({"deleted": True, **ended(137, "OOMKilled")}, "worker-1: container ran out of memory"),
+        (ended(1), "worker-1: container ended with exit code 1"),
+    ],
+)
+def test_the_worker_that_failed_is_named_not_those_that_the_cluster_deleted_for_it(
+    train: World, first: dict[str, Any], words: str
+) -> None:
     train.pods(**runs())
     train.patience(ending=0.05)
 
     def lose() -> None:
         train.pod("launcher", deleted=True, **runs())
         train.pod("worker-0", deleted=True, **runs())
-        train.pod("worker-1", **ended(137, "OOMKilled"))
+        train.pod("worker-1", **first)
 
     train.then(*[None] * 3, lose)
     train.follow()
-    assert train.stop.message.startswith("worker-1: container ran out of memory")
+    assert train.stop.message.startswith(words)
+
+
+def test_a_launcher_that_tells_its_end_as_its_job_is_deleted_has_told_it(world: World) -> None:
+    world.pods(**runs())
+    world.prints("one")
+
+    def delete() -> None:
+        world.prints(f"{MARK}143")
+        world.api.delete("MPIJob", world.run.name)
+
+    world.then(*[None] * 3, delete)
+    done = world.follow()
+    assert (done.code, done.lost) == (143, False)
+    assert world.stop.message == f"MPIJob {world.run.name} was deleted"
+
+
+def test_nobody_reads_on_once_a_run_has_ended(world: World) -> None:
+    before = {*threading.enumerate()}
+    world.pods(**runs())
+    world.prints(f"{MARK}0")
+    world.follow()
+    for thread in {*threading.enumerate()} - before:
+        thread.join(LIMIT)
+        assert not thread.is_alive()
+
+
+def test_a_launcher_that_has_ended_before_anyone_looked_took_the_time_of_its_lines(world: World) -> None:
+    world.pods(**ended(1))
+    world.prints("one", second=5)
+    world.prints("two", second=7)
+    assert world.follow().seconds == pytest.approx(2.001)
 
 
 def test_a_job_that_somebody_deletes_is_said_to_be_deleted(world: World) -> None:
@@ -516,7 +561,8 @@ def test_why_the_cluster_ended_a_launcher_is_waited_for(
 ) -> None:
     """What the launcher has printed on its way out comes before the cluster tells why."""
     world.patience(explaining=0.2)
-    world.pods(**runs())
+    # All of its pods are told to go.
+    world.pods(deleted=True, **runs())
     world.prints(f"{MARK}143")
 
     def explain() -> None:
@@ -530,6 +576,19 @@ def test_why_the_cluster_ended_a_launcher_is_waited_for(
     follower._explain(143)
     assert world.stop.cause == cause
     assert words in world.stop.message
+
+
+@pytest.mark.parametrize("code", [0, 143])
+def test_what_has_ended_well_or_for_a_known_reason_needs_no_explanation(world: World, code: int) -> None:
+    world.patience(explaining=1000)
+    if code:
+        world.stop.note("timeout", "known")
+    world.pods(deleted=True, **runs())
+    world.api.delete("MPIJob", world.run.name)
+    looks = len(world.api.asked)
+    Follower(world.api, world.run, world.stop, LIMIT, world.said.append)._explain(code)
+    assert world.stop.cause == ("timeout" if code else None)
+    assert len(world.api.asked) == looks
 
 
 def test_a_launcher_that_failed_by_itself_needs_no_explanation(world: World) -> None:
@@ -573,6 +632,18 @@ def test_a_server_that_is_silent_for_too_long_leaves_the_run_to_itself(world: Wo
     with pytest.raises(HostError, match=f"does not answer: refused; run {world.run.run_id} is left to itself") as left:
         world.follow()
     assert left.value.hint == f"labctl attach {world.run.run_id}"
+
+
+def test_a_second_ctrl_c_does_not_wait_for_a_silent_server(world: World) -> None:
+    world.pods(**runs())
+
+    def silent() -> None:
+        world.api.fails = 0
+        world.stop.reap()
+
+    world.then(None, silent)
+    with pytest.raises(HostError, match="is left to itself"):
+        world.follow()
 
 
 def test_silences_do_not_add_up(world: World) -> None:
@@ -729,6 +800,30 @@ def test_a_rank_that_fails_is_named_by_its_short_node(world: World) -> None:
     assert outcome.message == "rank 1 on worker-1 exited with code 9"
 
 
+def elastic(world: World) -> None:
+    """Its launcher starts ranks again that fail."""
+    workload = replace(world.run.job.workload, launcher="torchrun:elastic")
+    world.run = replace(world.run, job=replace(world.run.job, workload=workload))
+    assert launchers.is_elastic("torchrun:elastic")
+
+
+@pytest.mark.parametrize(("code", "cause"), [(0, None), (124, "timeout"), (9, "rank-crashed")])
+def test_a_rank_that_is_started_again_is_forgiven_unless_the_run_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, cause: str | None
+) -> None:
+    world = World(tmp_path, monkeypatch, timeout="10s")
+    elastic(world)
+    world.pods(**runs())
+    world.prints(f"labctl: rank 1 on {world.run.job.nodes[1].name} exited with code 9", second=1)
+    world.prints(f"{MARK}{code}", second=11)
+    assert world.supervise().cause == cause
+
+
+def test_a_token_is_in_no_message(world: World) -> None:
+    world.pod("worker-0", **unplaced(f"no room for {TOKEN}"))
+    assert world.supervise(patience=0.01).message.endswith("worker-0: no room for [REDACTED]")
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -838,8 +933,6 @@ def test_a_metric_without_a_line_is_a_warning(world: World) -> None:
 
 
 def _emitting(of: ClusterLab, events: list[Event]) -> ClusterLab:
-    from msgspec.structs import replace
-
     return replace(of, context=replace(of.context, emit=events.append))
 
 
