@@ -143,10 +143,12 @@ def devcontainer(context: Context, program: str, *, force: bool = False) -> Devc
     """Write the devcontainer.json that attaches VS Code to this lab; ConfigError if it was edited, unless forced."""
     from labctl.compose import devcontainer
     from labctl.deploy.preflight import require_initialised
+    from labctl.lab.cluster import require_docker
     from labctl.system.files import write_all
 
     require_initialised(context)
     settings = context.settings()
+    require_docker(settings)
     path = context.directory / devcontainer.PATH
     if path.exists() and not force and not devcontainer.is_ours(path.read_text(encoding="utf-8", errors="replace")):
         raise ConfigError(f"{path} was not written by labctl, or was changed since", hint="labctl devcontainer --force")
@@ -847,6 +849,7 @@ def cache(context: Context, name: str, extra: Cache, *, hosts: bool = False, dry
     import time
 
     from labctl.hub import prefetch
+    from labctl.lab.cluster import require_docker
     from labctl.model import Cache
     from labctl.runs.request import RunOptions, choose_workload
 
@@ -856,6 +859,8 @@ def cache(context: Context, name: str, extra: Cache, *, hosts: bool = False, dry
     if name:
         own = choose_workload(context.directory, name, RunOptions(), settings).cache
         wanted = Cache(models=(*own.models, *extra.models), datasets=(*own.datasets, *extra.datasets))
+    if hosts:
+        require_docker(settings, "--hosts")
     if there := in_cluster(context):
         from labctl.k8s import storage
 
@@ -1018,11 +1023,13 @@ def validate(
     from labctl.batches import profile as profiles
     from labctl.batches import validate as validation
     from labctl.deploy.preflight import require_initialised
+    from labctl.lab.cluster import require_docker
     from labctl.runs.request import choose_workload
 
     require_initialised(context)
     context = on_hosts.with_hosts(context)
     settings, operator, drained = context.settings(), on_hosts.operator(context), on_hosts.drained(context)
+    require_docker(settings)
     profile = profiles.read(profiles.find(name or profiles.configured(operator.test_configuration, context.warn)))
     for check in profile.checks:
         workload = choose_workload(context.directory, check.workload, check.options, settings)

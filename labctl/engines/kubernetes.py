@@ -12,7 +12,9 @@ import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from datetime import datetime, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 from labctl.engines import Kind, OnLine
@@ -31,6 +33,8 @@ ANSWERING, LISTENING, LOOK = 30, 60, 1.0
 # Of a short program, as in a container.
 EXECUTING = 120
 CHUNK = 1 << 16
+# Answers of a server that is overloaded or starts again, or of what stands before it.
+PASSING = (429, 502, 503, 504)
 # Pods have at most so many lines printed before that `logs` shows.
 SHOWN = 10_000
 
@@ -150,11 +154,13 @@ class Api:
             hint=f"kubectl {context}cluster-info; another cluster: LAB_K8S_CONTEXT in .env",
         )
 
-    def _refused(self, method: str, path: str, status: int, body: Any, reason: str) -> Refused:
+    def _refused(self, method: str, path: str, status: int, body: Any, reason: str) -> Refused | Unreachable:
         try:
             said = str(json.loads(body)["message"])
         except (ValueError, KeyError, TypeError):
             said = reason
+        if status in PASSING:
+            return self._silent(OSError(f"{status} {said}"))
         hint = ""
         if status == 401:
             said = f"the API server {self.server} does not accept the credentials of this context: {said}"
@@ -213,36 +219,43 @@ class Api:
                 raise
 
     def lines(self, pod: str, since: str = "", *, follow: bool = False, last: int = 0) -> Iterator[tuple[str, str]]:
-        """Time and text of each line that a pod has printed, ``since`` a time to the second. HostError."""
-        answer = self._respond(
-            "GET",
-            f"{self.path('Pod', pod)}/log",
-            seconds=(ANSWERING, LISTENING) if follow else ANSWERING,
-            timestamps="true",
-            follow="true" if follow else "",
-            sinceTime=since,
-            tailLines=str(last or ""),
-        )
-        with closing(answer):
-            yield from (_timed(line) for line in self._whole_lines(answer))
+        """Time and text of each line that a pod has printed, after that of the time ``since``. HostError.
 
-    def _whole_lines(self, answer: Any) -> Iterator[bytes]:
-        """The lines of a stream; one that is cut off by a lost connection is not among them. HostError."""
+        With ``follow`` to its end, over another connection where it prints nothing for a while.
+        """
         import urllib3
 
-        rest = b""
-        try:
-            for piece in answer.stream(CHUNK):
-                *whole, rest = (rest + piece).split(b"\n")
-                yield from whole
-        except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise self._silent(error) from error
+        while True:
+            answer = self._respond(
+                "GET",
+                f"{self.path('Pod', pod)}/log",
+                seconds=(ANSWERING, LISTENING) if follow else ANSWERING,
+                timestamps="true",
+                follow="true" if follow else "",
+                # To the second, and those of that second are there again.
+                sinceTime=f"{since[:19]}Z" if since else "",
+                tailLines=str(last or ""),
+            )
+            known = since
+            try:
+                with closing(answer):
+                    for when, text in map(_timed, _whole_lines(answer)):
+                        if when > known:
+                            since = when
+                            yield when, text
+            except urllib3.exceptions.ReadTimeoutError as error:
+                if not follow:
+                    raise self._silent(error) from error
+            except (urllib3.exceptions.HTTPError, OSError) as error:
+                raise self._silent(error) from error
+            else:
+                return
 
     def execute(self, pod: str, argv: tuple[str, ...], *, stdin: bool = False, tty: bool = False) -> Any:
         """A program in a pod, begun: the client's web socket. HostError."""
         from kubernetes import client, stream
         from kubernetes.client.exceptions import ApiException
-        from websocket import WebSocketException
+        from websocket import WebSocketBadStatusException
 
         found = self.get("Pod", pod)
         if not found:
@@ -251,7 +264,7 @@ class Api:
         core = client.CoreV1Api(client.ApiClient(self._configuration))
         options: dict[str, Any] = {"stdin": stdin, "stdout": True, "stderr": not tty, "tty": tty}
         try:
-            return stream.stream(
+            socket = stream.stream(
                 core.connect_get_namespaced_pod_exec,
                 pod,
                 self.namespace,
@@ -262,9 +275,15 @@ class Api:
                 **options,
             )
         except ApiException as error:
-            raise Refused(error.status or 0, f"{shlex.join(argv[:1])} in pod {pod}: {error.reason}") from error
-        except (WebSocketException, OSError) as error:
-            raise self._silent(error) from error
+            # The client's own exception has the answer in words for developers alone.
+            why = error.__context__
+            if isinstance(why, WebSocketBadStatusException):
+                path = f"{self.path('Pod', pod)}/exec"
+                raise self._refused("GET", path, why.status_code, why.resp_body, str(error.reason)) from error
+            raise self._silent(why if isinstance(why, Exception) else error) from error
+        # The client keeps all that has come, but for this: a run's results may be larger than the memory here.
+        socket._all = SimpleNamespace(write=len)
+        return socket
 
 
 def _dropped(sent: Any, made: Any, path: str = "") -> Iterator[str]:
@@ -292,8 +311,20 @@ def _no_context(context: str, error: Exception) -> HostError:
     )
 
 
+def _whole_lines(answer: Any) -> Iterator[bytes]:
+    """The lines of a stream; one that is cut off by a lost connection is not among them."""
+    rest = b""
+    for piece in answer.stream(CHUNK):
+        *whole, rest = (rest + piece).split(b"\n")
+        yield from whole
+
+
 def _timed(line: bytes) -> tuple[str, str]:
+    """Time and text. Nodes write times as their clocks show them: in UTC they can be compared, and asked for."""
     when, _, text = line.decode("utf-8", "replace").partition(" ")
+    if shifted := re.fullmatch(r"([0-9T:-]{19})(\.[0-9]+)?([+-][0-9:]{5})", when):
+        moment = datetime.fromisoformat(shifted[1] + shifted[3]).astimezone(timezone.utc)
+        when = f"{moment:%Y-%m-%dT%H:%M:%S}{shifted[2] or ''}Z"
     return when, text
 
 
@@ -499,7 +530,8 @@ class KubernetesEngine:
             def signal(number: int) -> None:
                 self.exec(container, ("sh", "-c", SIGNAL, mark, str(number)), user="")
 
-            terminals.carry(socket, signal, reads=stdin != "none", raw=terminal)
+            with _connection(argv):
+                terminals.carry(socket, signal, reads=stdin != "none", raw=terminal)
             return exit_code(socket, argv)
 
     def logs(self, project: str, on_line: OnLine, *, node: str = "", follow: bool = False, color: bool = False) -> None:  # noqa: ARG002

@@ -28,7 +28,10 @@ def trouble(pod: Manifest) -> str:
     if not_scheduled := unscheduled(pod):
         return not_scheduled
     status = pod.get("status", {})
-    for state in _containers(pod):
+    if status.get("reason"):
+        # Of a pod that was evicted, what its container ended with says nothing.
+        return _by_kubelet(status)
+    for state in (*_before(pod), own(pod)):
         if waiting := state.get("waiting"):
             reason, message = waiting.get("reason", ""), _text(waiting.get("message"))
             if reason not in USUAL:
@@ -36,8 +39,12 @@ def trouble(pod: Manifest) -> str:
         if (ended := state.get("terminated")) and ended.get("exitCode"):
             return f"ended with exit code {ended['exitCode']} ({ended.get('reason', 'Error')})"
     if status.get("phase") == "Failed":
-        return f"{status.get('reason', 'Failed')}: {_text(status.get('message'))}".rstrip(": ")
+        return _by_kubelet(status)
     return ""
+
+
+def _by_kubelet(status: Manifest) -> str:
+    return f"{status.get('reason') or status.get('phase')}: {_text(status.get('message'))}".rstrip(": ")
 
 
 def unscheduled(pod: Manifest) -> str:
@@ -50,7 +57,7 @@ def unscheduled(pod: Manifest) -> str:
 
 def image_error(pod: Manifest) -> str:
     """Why the image cannot be had; empty where nothing says so."""
-    for state in _containers(pod):
+    for state in (*_before(pod), own(pod)):
         if (waiting := state.get("waiting")) and waiting.get("reason") in IMAGE_ERRORS:
             return f"{waiting['reason']}: {_text(waiting.get('message'))}"
     return ""
@@ -58,17 +65,15 @@ def image_error(pod: Manifest) -> str:
 
 def loss(pod: Manifest) -> tuple[Cause, str] | None:
     """How a run lost a pod that it needs; None of one that it has."""
-    status = pod.get("status", {})
-    for state in _containers(pod):
-        if ended := state.get("terminated"):
-            if ended.get("reason") == "OOMKilled":
-                return "out-of-memory", "container ran out of memory (OOMKilled); LAB_MEMORY is its limit"
-            if not pod["metadata"].get("deletionTimestamp"):
-                return "node-lost", f"container ended with exit code {ended.get('exitCode')}"
+    status, ended = pod.get("status", {}), own(pod).get("terminated") or {}
+    if ended.get("reason") == "OOMKilled":
+        return "out-of-memory", "container ran out of memory (OOMKilled); LAB_MEMORY is its limit"
     if status.get("reason"):
-        return "node-lost", f"{status['reason']}: {_text(status.get('message'))}".rstrip(": ")
+        return "node-lost", _by_kubelet(status)
     if pod["metadata"].get("deletionTimestamp"):
         return "node-lost", "its pod was deleted"
+    if ended:
+        return "node-lost", f"container ended with exit code {ended.get('exitCode')}"
     if status.get("phase") in ("Failed", "Succeeded"):
         return "node-lost", "its pod has ended"
     return None
@@ -76,7 +81,7 @@ def loss(pod: Manifest) -> tuple[Cause, str] | None:
 
 def has_started(pod: Manifest) -> bool:
     """Whether its program runs, or has ended."""
-    return any("running" in state or "terminated" in state for state in _containers(pod))
+    return "running" in own(pod) or "terminated" in own(pod) or has_ended(pod)
 
 
 def has_ended(pod: Manifest) -> bool:
@@ -115,10 +120,16 @@ def last_warning(events: Iterable[Manifest], names: Iterable[str]) -> str:
     return f"{last.get('reason', '')}: {_text(last.get('message'))}".strip(": ")
 
 
-def _containers(pod: Manifest) -> Iterator[Mapping[str, Any]]:
-    """The states of its own container and of those that come before it."""
-    status = pod.get("status", {})
-    for one in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())[:1]):
+def own(pod: Manifest) -> Mapping[str, Any]:
+    """The state of its own container, the first that it was made with: clusters add others, and list them by name."""
+    name = pod["spec"]["containers"][0]["name"]
+    found = pod.get("status", {}).get("containerStatuses") or ()
+    return next((one.get("state") or {} for one in found if one["name"] == name), {})
+
+
+def _before(pod: Manifest) -> Iterator[Mapping[str, Any]]:
+    """The states of the containers that a cluster has it start first."""
+    for one in pod.get("status", {}).get("initContainerStatuses") or ():
         yield one.get("state") or {}
 
 

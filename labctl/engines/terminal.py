@@ -10,9 +10,9 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
-from labctl.errors import HostError
+from labctl.errors import HostError, OutputClosed
 
 OUT, ERR, RESIZE = 1, 2, 4
 CHUNK = 1 << 16
@@ -45,15 +45,24 @@ def carry(socket: Any, send: Callable[[int], None], *, reads: bool, raw: bool) -
 
 def show_of(node: str, line: str) -> None:
     """Print a line of a program that runs in several nodes."""
-    sys.stdout.buffer.write(f"{node}: {line}\n".encode("utf-8", "surrogateescape"))
-    sys.stdout.flush()
+    _write(sys.stdout, f"{node}: {line}\n".encode("utf-8", "surrogateescape"))
 
 
 def _print(socket: Any) -> None:
     for channel, sink in ((OUT, sys.stdout), (ERR, sys.stderr)):
         if piece := socket.read_channel(channel):
-            sink.buffer.write(piece)
-            sink.flush()
+            _write(sink, piece)
+
+
+def _write(sink: TextIO, data: bytes) -> None:
+    """Print at once. OutputClosed if the reader is gone."""
+    try:
+        sink.buffer.write(data)
+        sink.flush()
+    except BrokenPipeError as error:
+        # Flushing the rest of the buffer at exit would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sink.fileno())
+        raise OutputClosed("output closed by its reader") from error
 
 
 @contextlib.contextmanager

@@ -47,6 +47,11 @@ OF_HOSTS = ("hostfile", "include", "exclude", "resume", "retries", "wait")
 # Lines of a log in which a run says where it is.
 RECENT = 50
 FORBIDDEN = 403
+# Tells a launcher's command to end; a launcher that looks for its workers yet has none.
+NO_COMMAND = 9
+STOP = f'[ -s ~/.command ] || exit {NO_COMMAND}; echo "$0" > ~/.stopped; kill -TERM "$(cat ~/.command)"'
+# Seconds for pods that were deleted to be gone.
+GOING = 120
 STEP = re.compile(r"\bstep \d+(?:/\d+)?")
 
 
@@ -206,9 +211,12 @@ def print_log(lab: ClusterLab, run_id: str, on_line: Callable[[str], None], *, f
     if not launcher:
         raise HostError(f"run {run_id} has not begun", hint="labctl status says what its pods wait for")
     for _, text in lab.api.lines(launcher, follow=follow):
-        if ENDED.fullmatch(text):
+        ended = ENDED.fullmatch(text)
+        if not ended or ended[1]:
+            said = ended[1] if ended else text
+            on_line(store.redact(re.sub("\x01[0-9]+\x02", "", said), run.lab.hidden))
+        if ended:
             return
-        on_line(store.redact(re.sub("\x01[0-9]+\x02", "", text), run.lab.hidden))
 
 
 def _print_record(lab: ClusterLab, run_id: str, on_line: Callable[[str], None]) -> None:
@@ -229,9 +237,8 @@ def stop(lab: ClusterLab, run_id: str) -> Result:
         raise HostError(f"run {run_id} has ended: {found.verdict}", hint=f"labctl show {run_id}")
     run = lab.run(run_id)
     if launcher := _launcher(lab.api, run):
-        end = ("sh", "-c", 'echo "$0" > ~/.stopped; kill -TERM "$(cat ~/.command)"', f"stopped by {owner()}")
-        lab.engine.exec(launcher, end, user="")
-    else:
+        told = lab.engine.exec(launcher, ("sh", "-c", STOP, f"stopped by {owner()}"), user="").code
+    if not launcher or told == NO_COMMAND:
         remove(lab.api, run.kind, run.name)
     return attach(lab, run_id, lambda _: None)
 
@@ -290,11 +297,12 @@ def _active(lab: ClusterLab, run_id: str, there: Mapping[str, Manifest]) -> Acti
 
 def listing(lab: ClusterLab, limit: int | None = None) -> tuple[store.RunSummary, ...]:
     """The lab's runs, the latest first; those that have ended meanwhile are judged."""
+    # Before the cluster is asked: what nobody holds now was submitted by then, or never will be.
+    left = [one for one in store.unjudged(lab.directory) if not filelock.is_held(store.lock(lab.directory, one))]
     known = active(lab)
-    for run_id in store.unjudged(lab.directory):
+    for run_id in left:
         found = known.get(run_id)
-        held = filelock.is_held(store.lock(lab.directory, run_id))
-        if not held and (found is None or found.state == "ended"):
+        if found is None or found.state == "ended":
             with suppress(HostError):
                 attach(lab, run_id, lambda _: None)
     return store.listing(lab.directory, limit, known)
@@ -433,11 +441,13 @@ def down(lab: ClusterLab) -> None:
     for one in [*_owned(lab)]:
         if one["kind"] != "Namespace":
             lab.api.delete(one["kind"], one["metadata"]["name"])
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + GOING
     while left := lab.api.list("Pod", lab.selector):
         if time.monotonic() > deadline:
             names = ", ".join(one["metadata"]["name"] for one in left)
-            raise HostError(f"pods are still there after 120 s: {names}", hint="re-run the command; kubectl get pods")
+            raise HostError(
+                f"pods are still there after {GOING:g} s: {names}", hint="re-run the command; kubectl get pods"
+            )
         time.sleep(LOOK)
     for kept in _kept(lab):
         lab.context.notice(kept)

@@ -25,6 +25,7 @@ worker() {
         esac
     done > ~/.lab-env
     echo '. ~/.lab-env' > ~/.bashrc
+    # shellcheck disable=SC2153 # it is another variable than LABCTL_KEPT
     install -m 600 "$LABCTL_KEYS/authorized_keys" ~/.ssh/authorized_keys
     # A key of this pod alone, which nobody knows before.
     rm -f ~/.ssh/host_key
@@ -83,11 +84,9 @@ CONFIG
     "$@" &
     command=$!
     echo "$command" > ~/.command
-    trap 'LABCTL_KEPT=0; kill -TERM "$command" 2> /dev/null' TERM
-    code=0
-    while kill -0 "$command" 2> /dev/null; do
-        wait "$command" && code=0 || code=$?
-    done
+    trap 'LABCTL_KEPT=0; kill -TERM "$command" 2> /dev/null || true' TERM
+    # A signal ends a wait before the command; one that has ended at once is waited for all the same.
+    while wait "$command" && code=0 || code=$?; kill -0 "$command" 2> /dev/null; do :; done
     [[ $LABCTL_KEPT == 0 ]] || gather
     echo "labctl: the launcher ended with exit code $code$(sed 's/^/; /' ~/.stopped 2> /dev/null)"
     for ((second = 0; second < LABCTL_KEPT; second++)); do

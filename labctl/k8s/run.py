@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, nullcontext, suppress
 from datetime import datetime
 from typing import IO
 
@@ -49,8 +49,13 @@ OWNED = {"MPIJob": ("ConfigMap", "Secret"), "TrainJob": ("ConfigMap", "Secret", 
 # registries have bad minutes; for a run that is told to end; for the cluster to say why it ended one.
 LOOK, SILENT_FOR, IMAGE_PATIENCE, ENDING, EXPLAINING = 1.0, 600, 60, 60, 10
 # What the launcher says when its command has ended: pod.sh.
-ENDED = re.compile(r"labctl: the launcher ended with exit code (\d+)(?:; (.+))?")
+# Behind it a last line of the command's own that has no end.
+ENDED = re.compile(r"(.*)labctl: the launcher ended with exit code (\d+)(?:; (.+))?")
 FETCH_LIMIT = 3600
+# Of tar, where files changed while they were read.
+CHANGED = 1
+# Files that a warning names.
+SHOWN = 4
 
 
 class ClusterRun(Struct, frozen=True, kw_only=True):
@@ -117,6 +122,8 @@ def submit(api: Api, target: Target, built: ClusterJob) -> None:
         # A TrainJob is refused until the runtime that it names is there.
         if one["kind"] != "TrainJob":
             api.apply(one, dry_run=True)
+    kind = KINDS[target.kind]
+    before = api.get(kind, built.name)
     try:
         for one in own:
             if one["kind"] == "TrainJob":
@@ -129,8 +136,9 @@ def submit(api: Api, target: Target, built: ClusterJob) -> None:
             # So they go with it, whoever deletes it: one of them may be a token.
             api.apply({**one, "metadata": {**one["metadata"], "ownerReferences": [owner]}})
     except BaseException:
-        with suppress(HostError):
-            remove(api, KINDS[target.kind], built.name)
+        if not before:
+            with suppress(HostError):
+                remove(api, kind, built.name)
         raise
 
 
@@ -214,23 +222,26 @@ class Follower:
         self.launcher = ""
         """The name of the launcher's pod, once its program has started."""
         self.first = self.last = 0.0
-        """When the first and the last line were printed, in seconds since 1970."""
+        """When the launcher started, or the first line was printed, and the last was, in seconds since 1970."""
 
     def follow(self, look: Callable[[agent.Line], None]) -> agent.Ended:
         """Hand on each line and notice what keeps pods from starting; how the run ended.
 
         What is found to be wrong stops the run. HostError where the API server is silent for too long.
         """
-        while True:
-            if (code := self._read_lines(look)) is not None:
-                self._explain(code)
-                return self._ended(code)
-            if (ended := self._look_at_pods()) is not None:
-                self._over.set()
-                code = self._read_lines(look, to_the_end=True)
-                ended = ended if code is None else self._ended(code)
-                self._explain(ended.code)
-                return ended
+        try:
+            while True:
+                if (code := self._read_lines(look)) is not None:
+                    self._explain(code)
+                    return self._ended(code)
+                if (ended := self._look_at_pods()) is not None:
+                    self._over.set()
+                    code = self._read_lines(look, to_the_end=True)
+                    ended = replace(self._ended(ended.code), lost=ended.lost) if code is None else self._ended(code)
+                    self._explain(ended.code)
+                    return ended
+        finally:
+            self._over.set()
 
     def _explain(self, code: int) -> None:
         """Note what the cluster did to a launcher whose command it has ended, once that is known."""
@@ -239,7 +250,11 @@ class Follower:
             with suppress(Unreachable):
                 job, found = self._api.get(self._run.kind, self._run.name), run_pods(self._api, self._run)
                 launcher = next((pod for pod in found if _name(pod) == self.launcher), None)
-                if launcher and "deletionTimestamp" not in launcher["metadata"]:
+                # Ranks may have failed for a worker's loss before anyone has looked.
+                workers = (pod for pod in found if node_of(pod) != LAUNCHER and not _is_deleted(pod))
+                for cause, message in _lost(workers):
+                    self._stop.note(cause, message)
+                if launcher and not _is_deleted(launcher):
                     return
                 if job is None:
                     self._stop.note("interrupted", f"{self._run.kind} {self._run.name} was deleted")
@@ -267,11 +282,13 @@ class Follower:
             when, text = heard
             self.last = seconds_of(when) or self.last
             self.first = self.first or self.last
-            if ended := ENDED.fullmatch(text):
-                if ended[2]:
-                    self._stop.note("interrupted", ended[2])
-                return int(ended[1])
-            look(agent.line_of(text, self.last))
+            ended = ENDED.fullmatch(text)
+            if not ended or ended[1]:
+                look(agent.line_of(ended[1] if ended else text, self.last))
+            if ended:
+                if ended[3]:
+                    self._stop.note("interrupted", ended[3])
+                return int(ended[2])
         return None
 
     def _look_at_pods(self) -> agent.Ended | None:
@@ -297,7 +314,8 @@ class Follower:
             if pods.has_ended(launcher):
                 self._note_end(job, launcher)
                 return self._ended(_code_of(launcher))
-            self._note_losses(found)
+            for cause, message in self._losses(found):
+                self._stop.because(cause, message)
             return None
         if self.launcher or self._stop.cause:
             return agent.Ended(code=137)
@@ -316,6 +334,7 @@ class Follower:
         if self._reader:
             return
         self.launcher = launcher["metadata"]["name"]
+        self.first = seconds_of(str((pods.own(launcher).get("running") or {}).get("startedAt")))
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -323,12 +342,11 @@ class Follower:
         """The launcher's lines, over one connection after another, until it has ended."""
         place, last = "", False
         while not last:
-            last, resumed = self._over.is_set(), place
+            last = self._over.is_set()
             try:
-                for when, text in self._api.lines(self.launcher, f"{place[:19]}Z" if place else "", follow=True):
-                    if when > resumed:
-                        place = when
-                        self._heard.put((when, text))
+                for when, text in self._api.lines(self.launcher, place, follow=True):
+                    place = when
+                    self._heard.put((when, text))
             except HostError:
                 # Whether it is lost, the look at the pods says.
                 pass
@@ -343,17 +361,13 @@ class Follower:
         elif launcher and _code_of(launcher) and (lost := pods.loss(launcher)) and "exit code" not in lost[1]:
             self._stop.note(lost[0], f"{LAUNCHER}: {lost[1]}")
 
-    def _note_losses(self, found: list[Manifest]) -> None:
-        """Stop a run that has lost a worker; how a launcher ends, it prints itself."""
+    def _losses(self, found: list[Manifest]) -> list[tuple[Cause, str]]:
+        """The workers that the run has lost; how a launcher ends, it prints itself."""
         found = [pod for pod in found if node_of(pod) != LAUNCHER]
         now = {pod["metadata"]["uid"]: pod for pod in found}
-        gone = {uid: pod for uid, pod in self._seen.items() if uid not in now}
+        gone = [pod for uid, pod in self._seen.items() if uid not in now]
         self._seen |= now
-        lost = [(pod, pods.loss(pod)) for pod in found]
-        lost += [(pod, ("node-lost", "its pod is gone")) for pod in gone.values()]
-        for pod, loss in lost:
-            if loss:
-                self._stop.because(loss[0], f"{node_of(pod)}: {loss[1]}")
+        return [*_lost(found), *(("node-lost", f"{node_of(pod)}: its pod is gone") for pod in gone)]
 
     def _not_started(self, job: Manifest, found: list[Manifest]) -> agent.Ended | None:
         """Notice what the pods wait for; how the run ended that will not begin."""
@@ -370,7 +384,9 @@ class Follower:
         for node, why in waiting.items():
             self._tell(node, why)
         if not found and time.monotonic() > self._began + 5 * LOOK:
-            warning = pods.last_warning(self._api.list("Event"), [self._run.name, f"{self._run.name}-launcher"])
+            warning = ""
+            with suppress(Refused):
+                warning = pods.last_warning(self._api.list("Event"), [self._run.name, f"{self._run.name}-launcher"])
             self._tell(self._run.kind, warning or "no pod yet: is its operator running?")
             waiting[self._run.kind] = self._told[self._run.kind]
         return self._given_up(found, waiting)
@@ -402,6 +418,17 @@ def _name(pod: Manifest) -> str:
     return str(pod["metadata"]["name"])
 
 
+def _is_deleted(pod: Manifest) -> bool:
+    return "deletionTimestamp" in pod["metadata"]
+
+
+def _lost(found: Iterable[Manifest]) -> list[tuple[Cause, str]]:
+    """How pods were lost; first those for which the cluster has deleted the others."""
+    lost = [(pod, loss) for pod in found if (loss := pods.loss(pod))]
+    lost.sort(key=lambda one: (one[1][0] != "out-of-memory", _is_deleted(one[0])))
+    return [(cause, f"{node_of(pod)}: {what}") for pod, (cause, what) in lost]
+
+
 def _grouped(waiting: dict[str, str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for node, why in waiting.items():
@@ -411,9 +438,8 @@ def _grouped(waiting: dict[str, str]) -> dict[str, list[str]]:
 
 def _code_of(pod: Manifest) -> int:
     """What a pod's program ended with; 137 where nobody says."""
-    for one in pod["status"].get("containerStatuses") or ():
-        if ended := one["state"].get("terminated"):
-            return int(ended["exitCode"])
+    if ended := pods.own(pod).get("terminated"):
+        return int(ended["exitCode"])
     return 0 if pod["status"].get("phase") == "Succeeded" else 137
 
 
@@ -446,17 +472,18 @@ def supervise(
     follower = Follower(api, run, stop, patience, notice)
     launcher = run.job.workload.launcher
     watch = CrashWatch(stop, starts_itself=launcher == "script", elastic=launchers.is_elastic(launcher))
-    with ExitStack() as held, closing(watch) as crash:
-        if ends:
-            held.enter_context(interrupts(stop))
-        stop.silence = crash.silence
+    stop.silence = watch.silence
 
-        def look(line: agent.Line) -> None:
-            crash.look_at(line._replace(text=keep(line.text), said=store.redact(line.said, run.lab.hidden)))
+    def look(line: agent.Line) -> None:
+        watch.look_at(line._replace(text=keep(line.text), said=store.redact(line.said, run.lab.hidden)))
 
-        ended = follower.follow(look)
-        if ended.code == 0:
-            crash.forgive()
+    with interrupts(stop) if ends else nullcontext():
+        # A rank that failed just before the end is told of then.
+        with closing(watch):
+            ended = follower.follow(look)
+            watch.now = ended.at or watch.now
+            if ended.code == 0 or (ended.code in TIMED_OUT and ended.seconds >= run.job.timeout):
+                watch.forgive()
         if follower.launcher and not ended.lost and not stop.killed:
             gather(follower.launcher)
         stop.over = True
@@ -515,15 +542,27 @@ def judge(
 def fetch(api: Api, run: ClusterRun, launcher: str, warn: Callable[[str], None]) -> None:
     """Bring here what ranks wrote, which the launcher has gathered, and let it end. What fails is a warning."""
     there, here = run.job.directory, store.outputs(run.lab.directory, run.run_id)
+    left: list[str] = []
+
+    def within(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
+        """Nothing of a pod's may lead out of the run's directory."""
+        try:
+            return tarfile.data_filter(member, path)
+        except tarfile.FilterError:
+            left.append(member.name)
+            return None
+
     with tempfile.TemporaryFile() as archive:
         try:
             _receive(api, launcher, ("tar", "-C", there, "-cf", "-", "."), archive)
             archive.seek(0)
             with tarfile.open(fileobj=archive, mode="r:") as tar:
-                # Nothing of a pod's may lead out of the run's directory.
-                tar.extractall(here, filter="data")
+                tar.extractall(here, filter=within)  # noqa: S202
         except (HostError, tarfile.TarError, OSError) as error:
             warn(f"the run's files were not fetched from {LAUNCHER}: {error}")
+    if left:
+        more = f" and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
+        warn(f"not fetched, as they are no files or lead out of the run's directory: {', '.join(left[:SHOWN])}{more}")
     with suppress(HostError):
         done = ("sh", "-c", "touch ~/.fetched")
         KubernetesEngine(api, run.lab.name).exec(launcher, done, user="")
@@ -534,7 +573,7 @@ def _receive(api: Api, pod: str, argv: tuple[str, ...], sink: IO[bytes]) -> None
         for channel, piece in outputs_of(socket, FETCH_LIMIT, argv):
             if channel == OUT:
                 sink.write(piece)
-        if code := exit_code(socket, argv):
+        if (code := exit_code(socket, argv)) not in (0, CHANGED):
             raise HostError(f"{argv[0]} ended with exit code {code}")
 
 

@@ -71,12 +71,16 @@ def _there(lab: ClusterLab, name: str) -> Manifest:
 
 def _started(lab: ClusterLab, name: str) -> Manifest:
     """The pod, once it runs. HostError where it does not start in time."""
-    deadline, told = time.monotonic() + lab.settings.number("LAB_K8S_PATIENCE"), ""
+    patience = lab.settings.number("LAB_K8S_PATIENCE")
+    deadline, told = time.monotonic() + patience, ""
     while not pods.has_started(pod := _there(lab, name)):
         if (why := pods.trouble(pod)) and why != told:
             lab.context.notice(f"pod {name}: {why}")
             told = why
         if time.monotonic() > deadline:
-            raise HostError(f"pod {name} did not start (LAB_K8S_PATIENCE): {told}", hint="labctl doctor")
+            why = f": {told}" if told else ""
+            raise HostError(
+                f"pod {name} did not start within {patience} s (LAB_K8S_PATIENCE){why}", hint="labctl doctor"
+            )
         time.sleep(LOOK)
     return pod

@@ -198,6 +198,15 @@ class Cluster(Struct, frozen=True, kw_only=True, dict=True):
         return replace(lab, override=override.read(self.directory, lab.containers))
 
 
+def require_docker(settings: Settings, command: str = "this command") -> None:
+    """ConfigError where the lab is in a cluster."""
+    if settings.text("LAB_ENGINE") != DOCKER:
+        raise ConfigError(
+            f"{command} is for Docker hosts, and the lab is on Kubernetes (LAB_ENGINE)",
+            hint="there pods are started by each `labctl run`; -s LAB_ENGINE=docker is for hosts",
+        )
+
+
 @contextmanager
 def connect(
     context: Context,
@@ -213,11 +222,7 @@ def connect(
     Those that are drained are left out unless they are asked for, too. HostError where no host answers, if one has to
     (``demand``); ConfigError where two of them are one machine.
     """
-    if settings.text("LAB_ENGINE") != DOCKER:
-        raise ConfigError(
-            "this command is for Docker hosts, and the lab is on Kubernetes (LAB_ENGINE)",
-            hint="there pods are started by each `labctl run`; -s LAB_ENGINE=docker is for hosts",
-        )
+    require_docker(settings)
     every = read_inventory(context.directory, settings, drained=drained)
     if every == THIS_MACHINE:
         engine = backend_here(seconds)

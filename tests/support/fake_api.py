@@ -79,7 +79,8 @@ class FakeApi(Api):
         if kind == "SelfSubjectAccessReview" and body:
             return {"status": {"allowed": self._may(body["spec"]["resourceAttributes"])}}
         if method == "PATCH" and body:
-            return body if options.get("dryRun") else self.put(body)
+            made = {**body, "metadata": {"uid": f"uid-{kind}", **body["metadata"]}}
+            return made if options.get("dryRun") else self.put(made)
         if method == "GET" and not name:
             return {"items": [one for one in self._chosen(kind, **options) if self._is_here(one)]}
         found = self.objects.get((kind, name))

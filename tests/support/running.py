@@ -1,0 +1,117 @@
+"""A cluster in which a run goes: its job and pods, what they print, and what happens from one look to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from labctl.engines.kubernetes import Manifest
+from labctl.k8s.run import ClusterRun
+from support.api_server import SUCCESS, web_socket
+from support.fake_api import FakeApi
+
+WORKLOAD = """\
+description: says hello
+launcher: mpirun
+script: hello.py
+timeout: {timeout}
+metrics:
+  answer: {{pattern: 'answer: (\\d+)'}}
+"""
+Step = Callable[[], object]
+MOST_LOOKS = 3000
+"""At a cluster in which nothing happens any more."""
+
+
+class RunningApi(FakeApi):
+    """Each look at the job takes the next of ``steps``; ``printed`` are the lines of pods, ``broken`` what breaks off
+    their logs; programs in pods answer with frames."""
+
+    def __init__(self, *objects: Manifest, **options: Any) -> None:
+        super().__init__(*objects, **options)
+        self.steps: list[Step] = []
+        self.printed: dict[str, list[str]] = {}
+        self.broken: list[tuple[int, Exception]] = []
+        """Lines after which a log breaks off, and how, one for each time that it is read."""
+        self.programs: Callable[[str, tuple[str, ...]], tuple[tuple[int, bytes], ...]] = lambda *_: (SUCCESS,)
+        self.executed: list[tuple[str, ...]] = []
+        self._looks = 0
+
+    def _respond(self, method: str, path: str, body: Manifest | None = None, **options: Any) -> Any:
+        if method == "GET" and ("/mpijobs/" in path or "/trainjobs/" in path):
+            self._take_step()
+        found = super()._respond(method, path.removesuffix("/log"), body, **options)
+        if path.endswith("/log"):
+            return SimpleNamespace(stream=lambda _: self._log(path.split("/")[-2]), close=lambda: None)
+        return found
+
+    def _take_step(self) -> None:
+        self._looks += 1
+        assert self._looks < MOST_LOOKS, f"nothing ends the run: {self.asked[-20:]}"
+        if self.steps:
+            self.steps.pop(0)()
+
+    def _log(self, pod: str) -> Iterator[bytes]:
+        most, error = self.broken.pop(0) if self.broken else (None, None)
+        for line in self.printed.get(pod, [])[:most]:
+            yield f"{line}\n".encode()
+        if error:
+            raise error
+
+    def prints(self, pod: str, *lines: str, second: int = 0) -> None:
+        """Lines with their times, a millisecond from one to the next."""
+        known = self.printed.setdefault(pod, [])
+        known += [f"2026-01-02T03:04:{second:02}.{len(known) + n:03}000000Z {line}" for n, line in enumerate(lines)]
+
+    def execute(self, pod: str, argv: tuple[str, ...], **options: bool) -> Any:  # noqa: ARG002
+        self.executed.append(argv)
+        return web_socket(*self.programs(pod, argv))
+
+
+def own_workload(directory: Path, timeout: str = "60s") -> Path:
+    """A lab directory with the workload `hello`."""
+    folder = directory / "workloads/hello"
+    folder.mkdir(parents=True)
+    (folder / "workload.yml").write_text(WORKLOAD.format(timeout=timeout))
+    (folder / "hello.py").write_text("print('hello')\n")
+    return directory
+
+
+def pod_of(run: ClusterRun, node: str, *, deleted: bool = False, uid: str = "", **status: Any) -> Manifest:
+    """A pod of a run as the mpi-operator makes it; what is given is its status."""
+    role = node.partition("-")[0]
+    labels = {"labctl.lab": run.lab.name, "labctl.run": run.run_id, "labctl.role": role}
+    name = f"{run.name}-{node}"
+    metadata = {"name": name, "uid": uid or name, "labels": labels, "creationTimestamp": "2026-01-02T03:04:00Z"}
+    if deleted:
+        metadata["deletionTimestamp"] = "2026-01-02T03:05:00Z"
+    spec = {"nodeName": "n0", "containers": [{"name": role, "image": run.lab.image}]}
+    return {"kind": "Pod", "metadata": metadata, "spec": spec, "status": {"phase": "Pending", **status}}
+
+
+def state(phase: str, **of: dict[str, Any]) -> dict[str, Any]:
+    """The status of a pod whose container, of either role, is in this state."""
+    return {"phase": phase, "containerStatuses": [{"name": name, "state": of} for name in ("launcher", "worker")]}
+
+
+def runs(since: str = "2026-01-02T03:04:00Z") -> dict[str, Any]:
+    return state("Running", running={"startedAt": since})
+
+
+def waits(reason: str, message: str = "") -> dict[str, Any]:
+    return state("Pending", waiting={"reason": reason, "message": message})
+
+
+def ended(code: int, reason: str = "Error") -> dict[str, Any]:
+    return state("Failed" if code else "Succeeded", terminated={"exitCode": code, "reason": reason})
+
+
+def unplaced(message: str) -> dict[str, Any]:
+    return {"conditions": [{"type": "PodScheduled", "status": "False", "message": message}]}
+
+
+def condition(kind: str, reason: str = "", message: str = "") -> dict[str, Any]:
+    """The status of a job of which this is true."""
+    return {"status": {"conditions": [{"type": kind, "status": "True", "reason": reason, "message": message}]}}

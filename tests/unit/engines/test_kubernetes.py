@@ -1,0 +1,534 @@
+"""An API server that answers over HTTP, refuses, and breaks off; pods as a lab's containers, and programs in them."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.api_server import CUT, ERR, SILENT, SUCCESS, Answer, Frames, failure, kubeconfig, serving, web_socket
+from support.fake_api import FakeApi
+from websocket import WebSocketBadStatusException
+
+from labctl.engines import kubernetes
+from labctl.engines.kubernetes import (
+    OUT,
+    Api,
+    KubernetesEngine,
+    Manifest,
+    Refused,
+    Unreachable,
+    asked_for,
+    by_run,
+    container_of,
+    grant,
+    node_of,
+)
+from labctl.errors import ConfigError, HostError
+from labctl.system.process import NOT_FOUND, ProcessTimeout
+
+POD: Manifest = {"kind": "Pod", "metadata": {"name": "demo-m-launcher"}, "spec": {"containers": [{"name": "launcher"}]}}
+OK = (200, b"{}")
+Client = Callable[[Callable[[str, str], Answer]], Api]
+
+
+@pytest.fixture
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+    """Makes clients of servers that answer so."""
+    blocks = []
+
+    def make(asked: Callable[[str, str], Answer]) -> Api:
+        blocks.append(serving(asked))
+        return client_of(blocks[-1].__enter__(), tmp_path, monkeypatch)
+
+    yield make
+    for block in blocks:
+        block.__exit__(None, None, None)
+
+
+def client_of(server: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> Api:
+    path = kubeconfig(directory / "kubeconfig", server)
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", path)
+    return Api("demo")
+
+
+def status(code: int, message: str) -> Answer:
+    return code, json.dumps({"kind": "Status", "status": "Failure", "message": message, "code": code}).encode()
+
+
+# --- who asks for what ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "right"),
+    [
+        ("GET", "/api/v1/namespaces/demo/pods", ("list", "pods")),
+        ("GET", "/api/v1/namespaces/demo/pods?labelSelector=a", ("list", "pods")),
+        ("GET", "/api/v1/namespaces/demo/pods/p", ("get", "pods")),
+        ("GET", "/api/v1/namespaces/demo/pods/p/log", ("get", "pods/log")),
+        ("GET", "/api/v1/namespaces/demo/pods/p/exec", ("get", "pods/exec")),
+        ("DELETE", "/api/v1/namespaces/demo/secrets/s", ("delete", "secrets")),
+        ("GET", "/api/v1/namespaces/demo", ("get", "namespaces")),
+        ("GET", "/api/v1/nodes", ("list", "nodes")),
+        ("PATCH", "/apis/kubeflow.org/v2beta1/namespaces/demo/mpijobs/m", ("patch", "mpijobs.kubeflow.org")),
+        ("GET", "/apis/storage.k8s.io/v1/storageclasses", ("list", "storageclasses.storage.k8s.io")),
+        ("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
+         ("create", "selfsubjectaccessreviews.authorization.k8s.io")),
+        ("GET", "/version", ("get", "/version")),
+        ("GET", "/apis/kubeflow.org/v2beta1", ("get", "/apis/kubeflow.org/v2beta1")),
+    ],
+)  # fmt: skip
+def test_a_request_takes_the_right_that_kubectl_names(method: str, path: str, right: tuple[str, str]) -> None:
+    assert asked_for(method, path) == right
+
+
+@pytest.mark.parametrize(
+    ("given", "made", "bound"),
+    [
+        (("list", "pods", "demo"), "kubectl -n demo create role labctl-list-pods --verb=list --resource=pods",
+         "kubectl -n demo create rolebinding labctl-list-pods --role=labctl-list-pods --user=YOU"),
+        (("get", "pods/log", "demo"), "kubectl -n demo create role labctl-get-pods-log --verb=get --resource=pods/log",
+         "rolebinding labctl-get-pods-log "),
+        (("patch", "mpijobs.kubeflow.org", "demo"), "role labctl-patch-mpijobs --verb=patch --resource=mpijobs.kubeflo",
+         "--role=labctl-patch-mpijobs "),
+        (("list", "nodes", ""), "kubectl create clusterrole labctl-list-nodes --verb=list --resource=nodes",
+         "kubectl create clusterrolebinding labctl-list-nodes --clusterrole=labctl-list-nodes --user=YOU"),
+        (("get", "/version", ""), "clusterrole labctl-get-version --verb=get --non-resource-url=/version",
+         "--clusterrole=labctl-get-version "),
+        (("get,list", "pods,secrets", "demo"), "role labctl --verb=get,list --resource=pods,secrets", "--role=labctl "),
+    ],
+)  # fmt: skip
+def test_who_lacks_a_right_is_told_what_an_administrator_types(
+    given: tuple[str, str, str], made: str, bound: str
+) -> None:
+    said = grant(*given)
+    assert said.startswith("ask who runs the cluster for: kubectl ")
+    assert made in said
+    assert bound in said
+
+
+# --- errors in words -----------------------------------------------------------------------------------------
+
+
+def test_credentials_that_are_not_accepted_are_said_to_be_old(client: Client) -> None:
+    api = client(lambda *_: status(401, "Unauthorized"))
+    with pytest.raises(Refused, match="does not accept the credentials of this context: Unauthorized") as refused:
+        api.list("Pod")
+    assert refused.value.status == 401
+    assert "log in to the cluster again" in refused.value.hint
+
+
+def test_a_right_that_is_missing_is_named_with_what_gives_it(client: Client) -> None:
+    said = 'pods is forbidden: User "ann" cannot list resource "pods" in API group "" in the namespace "demo"'
+    api = client(lambda *_: status(403, said))
+    with pytest.raises(Refused) as refused:
+        api.list("Pod")
+    assert refused.value.message == said
+    assert "kubectl -n demo create role labctl-list-pods" in refused.value.hint
+    with pytest.raises(Refused) as refused:
+        api.list("Node")
+    assert "kubectl create clusterrole labctl-list-nodes" in refused.value.hint
+
+
+def test_what_is_not_there_is_none_and_of_an_unknown_kind_there_are_none(client: Client) -> None:
+    api = client(lambda *_: (404, b"404 page not found\n"))
+    assert api.get("MPIJob", "m") is None
+    assert api.list("MPIJob") == []
+    api.delete("MPIJob", "m")
+
+
+def test_a_job_of_a_kind_that_the_cluster_lacks_asks_for_its_operator(client: Client) -> None:
+    api = client(lambda *_: (404, b"404 page not found\n"))
+    with pytest.raises(Refused, match="MPIJob demo-m was refused") as refused:
+        api.apply({"kind": "MPIJob", "metadata": {"name": "demo-m"}})
+    assert "install its operator" in refused.value.hint
+    with pytest.raises(Refused, match="ConfigMap demo-m was refused") as refused:
+        api.apply({"kind": "ConfigMap", "metadata": {"name": "demo-m"}})
+    assert refused.value.hint == ""
+
+
+def test_what_a_server_refuses_is_said_with_the_objects_name(client: Client) -> None:
+    api = client(lambda *_: status(422, "MPIJob is invalid: spec.slotsPerWorker: must be positive"))
+    with pytest.raises(Refused, match=r"MPIJob demo-m was refused: MPIJob is invalid: spec\.slotsPerWorker") as refused:
+        api.apply({"kind": "MPIJob", "metadata": {"name": "demo-m"}})
+    assert refused.value.status == 422
+
+
+@pytest.mark.parametrize("code", [429, 502, 503, 504])
+def test_a_server_that_starts_again_does_not_answer(client: Client, code: int) -> None:
+    api = client(lambda *_: (code, b"<html>Bad Gateway</html>"))
+    with pytest.raises(Unreachable, match=rf"the API server http://127\.0\.0\.1:\d+ does not answer: {code} "):
+        api.get("Pod", "p")
+
+
+def test_a_server_that_is_not_there_is_named_with_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    api = client_of("http://127.0.0.1:1", tmp_path, monkeypatch)
+    with pytest.raises(Unreachable) as silent:
+        api.get("Pod", "p")
+    assert silent.value.message.startswith("the API server http://127.0.0.1:1 does not answer: ")
+    assert "Connection refused" in silent.value.message
+    assert "object at 0x" not in silent.value.message
+    assert silent.value.hint.startswith("kubectl cluster-info;")
+    assert "kubectl --context here cluster-info" in _in_context(tmp_path).hint
+
+
+def _in_context(directory: Path) -> Unreachable:
+    kubeconfig(directory / "kubeconfig", "http://127.0.0.1:1")
+    with pytest.raises(Unreachable) as silent:
+        Api("demo", "here").get("Pod", "p")
+    return silent.value
+
+
+def test_a_kubeconfig_that_is_missing_and_a_context_that_is_not_in_it_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none"))
+    with pytest.raises(HostError, match="no cluster is configured") as nothing:
+        Api("demo")
+    assert "KUBECONFIG=FILE" in nothing.value.hint
+    client_of("http://127.0.0.1:1", tmp_path, monkeypatch)
+    with pytest.raises(HostError, match="the kubeconfig has no context `prod`") as other:
+        Api("demo", "prod")
+    assert "kubectl config get-contexts" in other.value.hint
+
+
+# --- lines ---------------------------------------------------------------------------------------------------
+
+
+def stamped(second: int, text: str, fraction: str = "000000000", zone: str = "Z") -> bytes:
+    return f"2026-01-02T03:04:{second:02}.{fraction}{zone} {text}\n".encode()
+
+
+def test_lines_come_with_their_times(client: Client) -> None:
+    body = stamped(5, "one") + stamped(5, "", "000000001") + stamped(6, "two  words")
+    api = client(lambda *_: (200, body))
+    assert list(api.lines("p")) == [
+        ("2026-01-02T03:04:05.000000000Z", "one"),
+        ("2026-01-02T03:04:05.000000001Z", ""),
+        ("2026-01-02T03:04:06.000000000Z", "two  words"),
+    ]
+
+
+def test_a_line_that_is_cut_off_by_a_lost_connection_is_not_handed_on(client: Client) -> None:
+    api = client(lambda *_: (200, stamped(5, "whole") + stamped(6, "half of it")[:-4] + CUT))
+    lines = api.lines("p", follow=True)
+    assert next(lines)[1] == "whole"
+    with pytest.raises(Unreachable, match="does not answer"):
+        next(lines)
+
+
+def test_lines_after_a_time_are_asked_for_to_the_second_and_known_ones_left_out(client: Client) -> None:
+    asked: list[str] = []
+
+    def answer(_: str, path: str) -> Answer:
+        asked.append(path)
+        return 200, stamped(5, "known", "100000000") + stamped(5, "new", "200000000")
+
+    found = list(client(answer).lines("p", "2026-01-02T03:04:05.100000000Z"))
+    assert [text for _, text in found] == ["new"]
+    assert "sinceTime=2026-01-02T03%3A04%3A05Z" in asked[0]
+    assert "follow" not in asked[0]
+
+
+def test_times_of_a_node_with_a_clock_of_its_own_zone_are_in_utc(client: Client) -> None:
+    body = stamped(5, "east", "123456789", "+02:00") + stamped(6, "west", "5", "-05:30") + b"no time\n"
+    assert list(client(lambda *_: (200, body)).lines("p")) == [
+        ("2026-01-02T01:04:05.123456789Z", "east"),
+        ("2026-01-02T08:34:06.5Z", "west"),
+        ("no", "time"),
+    ]
+
+
+def test_a_pod_that_prints_nothing_for_a_while_is_followed_on(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubernetes, "LISTENING", 0.05)
+    numbers = count()
+
+    def answer(*_: str) -> Answer:
+        first = stamped(5, "one")
+        return (200, first + SILENT) if next(numbers) < 2 else (200, first + stamped(9, "two"))
+
+    assert [text for _, text in client(answer).lines("p", follow=True)] == ["one", "two"]
+
+
+# --- pods as containers --------------------------------------------------------------------------------------
+
+
+def pod(name: str, role: str = "worker", run: str = "m", made: str = "2026-01-02T03:04:05Z", **given: Any) -> Manifest:
+    labels = {"labctl.lab": "demo", "labctl.role": role, "labctl.run": run, **given.pop("labels", {})}
+    metadata = {"name": name, "uid": f"id-{name}", "creationTimestamp": made, "labels": labels}
+    metadata |= given.pop("metadata", {})
+    spec = {"nodeName": "n0", "containers": [{"name": role, "image": "labctl/cpu"}]}
+    return {"kind": "Pod", "metadata": metadata, "spec": spec, "status": {"phase": "Running", **given}}
+
+
+INDEX = "batch.kubernetes.io/job-completion-index"
+
+
+@pytest.mark.parametrize(
+    ("found", "node"),
+    [
+        (pod("demo-m-launcher-x7k2p", "launcher"), "launcher"),
+        (pod("demo-m-worker-0"), "worker-0"),
+        (pod("demo-m-worker-12"), "worker-12"),
+        (pod("demo-my-worker-3-worker-1"), "worker-1"),
+        (pod("demo-m-node-0-3-x7k2p", labels={INDEX: "3"}), "worker-3"),
+        (pod("demo-m-node-0-0-x7k2p", labels={INDEX: "0"}), "worker-0"),
+        (pod("demo-m-node-0-3-x7k2p", metadata={"annotations": {INDEX: "3"}}), "worker-3"),
+        ({"metadata": {"name": "somebody"}}, "launcher"),
+    ],
+)  # fmt: skip
+def test_a_pod_is_called_by_its_number_in_the_job(found: Manifest, node: str) -> None:
+    assert node_of(found) == node
+
+
+def test_the_latest_run_comes_first_with_its_launcher_and_workers_in_the_order_of_their_numbers() -> None:
+    late, early = "2026-01-02T04:00:00Z", "2026-01-02T03:00:00Z"
+    found = [
+        *(pod(f"a-worker-{number}", run="a", made=early) for number in (10, 9, 0)),
+        pod("a-launcher", "launcher", run="a", made=early),
+        # A pod of a later run may have been made first, another of an earlier one again.
+        pod("b-worker-1", run="b", made="2026-01-02T03:30:00Z"),
+        pod("b-worker-0", run="b", made=late),
+        pod("b-launcher", "launcher", run="b", made=late),
+    ]
+    names = [one["metadata"]["name"] for one in by_run(found)]
+    assert names == [
+        "b-launcher", "b-worker-0", "b-worker-1", "a-launcher", "a-worker-0", "a-worker-9", "a-worker-10",
+    ]  # fmt: skip
+
+
+READY = [{"type": "Ready", "status": "True"}]
+
+
+@pytest.mark.parametrize(
+    ("found", "state", "health"),
+    [
+        (pod("demo-m-worker-0", phase="Pending"), "created", None),
+        (pod("demo-m-worker-0"), "running", "starting"),
+        (pod("demo-m-worker-0", conditions=READY), "running", "healthy"),
+        (pod("demo-m-worker-0", phase="Succeeded"), "exited", None),
+        (pod("demo-m-worker-0", phase="Failed"), "dead", None),
+        (pod("demo-m-worker-0", phase="Unknown"), "created", None),
+        (pod("demo-m-worker-0", conditions=READY, metadata={"deletionTimestamp": "now"}), "removing", "healthy"),
+    ],
+)
+def test_a_pod_is_a_container_of_its_node(found: Manifest, state: str, health: str | None) -> None:
+    made = container_of(found, "demo")
+    assert (made.state, made.health) == (state, health)
+    assert (made.id, made.name, made.node) == ("id-demo-m-worker-0", "demo-m-worker-0", "worker-0")
+    assert (made.host, made.role, made.fingerprint, made.image) == ("n0", "worker", "m", "labctl/cpu")
+
+
+def test_a_pod_that_waits_says_why() -> None:
+    conditions = [{"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available"}]
+    assert container_of(pod("w-worker-0", phase="Pending", conditions=conditions), "demo").reason == (
+        "0/1 nodes are available"
+    )
+
+
+def test_only_pods_are_removed() -> None:
+    api = FakeApi(pod("demo-m-worker-0"), pod("demo-m-worker-1"))
+    KubernetesEngine(api, "demo").remove("kubernetes", "container", ("id-demo-m-worker-1",))
+    assert [name for _, name in api.objects] == ["demo-m-worker-0"]
+    with pytest.raises(ConfigError, match="a cluster's networks are not a lab's to remove"):
+        KubernetesEngine(api, "demo").remove("kubernetes", "network", ("x",))
+
+
+# --- events --------------------------------------------------------------------------------------------------
+
+
+def test_pods_that_end_are_evicted_or_gone_are_events_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubernetes, "LOOK", 0)
+    lost_before = pod("demo-m-worker-0", phase="Failed")
+    api = FakeApi(lost_before, *(pod(f"demo-m-worker-{number}") for number in (1, 2, 3)))
+    events = KubernetesEngine(api, "demo").events("demo")
+
+    def steps() -> Iterator[None]:
+        api.put(pod("demo-m-worker-1", phase="Failed", reason="Evicted", message="low on memory"))
+        yield
+        # The server is silent for a while, and meanwhile one is deleted.
+        api.fails = 0
+        yield
+        api.fails = None
+        del api.objects["Pod", "demo-m-worker-2"], api.objects["Pod", "demo-m-worker-1"]
+        yield
+        api.put(pod("demo-m-worker-3", phase="Succeeded"))
+        yield
+
+    progress = steps()
+    monkeypatch.setattr("time.sleep", lambda _: next(progress))
+    assert [next(events) for _ in range(3)] == [
+        ("worker-1", "node-lost", "Evicted: low on memory"),
+        ("worker-2", "node-lost", "its pod was deleted"),
+        ("worker-3", "node-lost", "its pod has ended"),
+    ]
+
+
+# --- programs in pods ----------------------------------------------------------------------------------------
+
+
+class Programs(FakeApi):
+    """Pods in which each program is a web socket with these frames."""
+
+    def __init__(self, *frames: tuple[int, bytes], **options: bool) -> None:
+        super().__init__(POD)
+        self.frames, self.options = frames, options
+        self.begun: list[tuple[str, ...]] = []
+
+    def execute(self, pod: str, argv: tuple[str, ...], **options: bool) -> Any:  # noqa: ARG002
+        self.begun.append(argv)
+        self.socket = web_socket(*self.frames, **self.options)
+        return self.socket
+
+
+def executed(*frames: tuple[int, bytes], **options: bool) -> Any:
+    api = Programs(*frames, **options)
+    return KubernetesEngine(api, "demo").exec("demo-m-launcher", ("make",), user="", limit=30)
+
+
+def test_a_program_ends_with_its_output_and_code() -> None:
+    done = executed((OUT, b"on"), (ERR, b"care"), (OUT, b"e\n"), SUCCESS)
+    assert (done.code, done.out, done.err) == (0, "one\n", "care")
+    assert executed((OUT, b"x"), failure(7)).code == 7
+    assert executed(failure(137)).code == 137
+
+
+def test_a_letter_may_come_in_two_frames() -> None:
+    assert executed((OUT, "ü".encode()[:1]), (OUT, "ü\n".encode()[1:]), SUCCESS).out == "ü\n"
+
+
+def test_a_program_that_is_not_there_is_not_found_and_what_does_not_start_is_126() -> None:
+    def refused(message: str) -> tuple[int, bytes]:
+        return 3, json.dumps({"status": "Failure", "message": message, "reason": "InternalError"}).encode()
+
+    runtime = 'OCI runtime exec failed: exec failed: unable to start container process: exec: "make": '
+    assert executed(refused(f"{runtime}executable file not found in $PATH: unknown")).code == NOT_FOUND
+    assert executed(refused(f"{runtime}permission denied: unknown")).code == 126
+
+
+def test_a_connection_that_is_lost_is_no_end_of_the_program() -> None:
+    with pytest.raises(HostError, match="the connection to make was lost: Connection to remote host was lost") as lost:
+        executed((OUT, b"half"), lost=True)
+    assert lost.value.hint == "labctl status"
+    with pytest.raises(HostError, match=r"the connection to make was lost$"):
+        executed((OUT, b"closed without a word"))
+
+
+def test_a_program_that_takes_too_long_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubernetes, "LOOK", 0.01)
+    api = Programs((OUT, b"still\n"), silent=True)
+    with pytest.raises(ProcessTimeout, match=r"make: not done within 0\.03 s"):
+        KubernetesEngine(api, "demo").exec("demo-m-launcher", ("make",), user="", limit=0.03)
+    assert not api.socket.is_open()
+
+
+def test_a_directory_and_variables_are_given_by_programs_that_every_image_has() -> None:
+    api = Programs(SUCCESS)
+    engine = KubernetesEngine(api, "demo")
+    engine.exec("demo-m-launcher", ("make", "it"), user="", workdir="/work dir")
+    engine.stream("demo-m-launcher", ("make",), print, user="", environment=(("A", "1 2"),), limit=30)
+    assert api.begun == [
+        ("sh", "-c", 'cd "$0" && exec "$@"', "/work dir", "make", "it"),
+        ("env", "A=1 2", "make"),
+    ]
+
+
+def test_lines_are_whole_across_frames_and_the_last_may_have_no_end() -> None:
+    api, heard = Programs((OUT, b"a\nb"), (ERR, b"care"), (OUT, b"c\nd"), (ERR, b"ful\n"), failure(3)), list[str]()
+    assert KubernetesEngine(api, "demo").stream("demo-m-launcher", ("make",), heard.append, user="", limit=30) == 3
+    assert sorted(heard) == ["a", "bc", "careful", "d"]
+    assert heard[-1] == "d"
+
+
+def test_who_is_handed_lines_may_fail_and_that_is_no_lost_connection() -> None:
+    def full(_: str) -> None:
+        raise OSError("disk is full")
+
+    engine = KubernetesEngine(Programs((OUT, b"a\n"), SUCCESS), "demo")
+    with pytest.raises(OSError, match="disk is full"):
+        engine.stream("demo-m-launcher", ("make",), full, user="", limit=30)
+
+
+def attached(api: Programs, **options: Any) -> int:
+    return KubernetesEngine(api, "demo").attach("demo-m-launcher", ("make",), user="", workdir=None, **options)
+
+
+def test_an_attached_program_prints_here_and_its_code_is_the_answer(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert attached(Programs((OUT, b"out\xff\n"), (ERR, b"err\n"), failure(9))) == 9
+    assert capfdbinary.readouterr() == (b"out\xff\n", b"err\n")
+
+
+def test_an_attached_programs_lines_can_be_had() -> None:
+    heard: list[str] = []
+    assert attached(Programs((OUT, b"one\ntw"), (OUT, b"o"), SUCCESS), on_line=heard.append) == 0
+    assert heard == ["one", "two"]
+
+
+def test_an_attached_program_reads_what_is_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"typed\n")
+    os.close(writing)
+    api = Programs(SUCCESS, silent=True)
+    with os.fdopen(reading) as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        # The program ends once it has read a line.
+        send = Frames.send
+        monkeypatch.setattr(Frames, "send", lambda self, *given, **named: (send(self, *given, **named), self.end()))
+        assert attached(api, stdin="pipe") == 0
+    assert api.socket.sock.sent == [b"\0typed\n"]
+
+
+def test_a_lost_connection_ends_an_attached_program_with_words() -> None:
+    with pytest.raises(HostError, match="the connection to make was lost: Connection to remote host was lost"):
+        attached(Programs((OUT, b"half"), lost=True))
+
+
+def test_secrets_are_not_given_to_a_program_in_a_pod() -> None:
+    with pytest.raises(ConfigError, match="given no secrets"):
+        attached(Programs(), secret_env={"TOKEN": "canary"})
+
+
+def beginning(api: FakeApi, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> Any:
+    """A program begun by the client itself, whose connection is made so."""
+    from kubernetes import client
+    from kubernetes.stream import ws_client
+
+    def connect(*_: Any) -> Any:
+        if error:
+            raise error
+        return Frames(((OUT, 1000 * b"x"), SUCCESS))
+
+    api._configuration = client.Configuration()
+    monkeypatch.setattr(ws_client, "create_websocket", connect)
+    return api.execute("demo-m-launcher", ("make", "it"))
+
+
+def test_what_a_program_has_printed_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(beginning(FakeApi(POD), monkeypatch)) as socket:
+        pieces = [piece for _, piece in kubernetes.outputs_of(socket, 30, ("make",))]
+        assert b"".join(pieces) == 1000 * b"x"
+        kept = [one for one in vars(socket).values() if isinstance(one, (io.BytesIO, io.StringIO))]
+        assert kept == []
+
+
+def test_who_may_not_enter_pods_is_told_the_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = json.dumps({"message": 'pods "demo-m-launcher" is forbidden: User "ann" cannot get "pods/exec"'}).encode()
+    denied = WebSocketBadStatusException("Handshake status 403 Forbidden -+-+- {'audit-id': '1'}", 403, resp_body=body)
+    with pytest.raises(Refused) as refused:
+        beginning(FakeApi(POD), monkeypatch, denied)
+    assert refused.value.message == 'pods "demo-m-launcher" is forbidden: User "ann" cannot get "pods/exec"'
+    assert refused.value.status == 403
+    assert "--resource=pods/exec" in refused.value.hint
+
+
+def test_a_program_does_not_begin_where_the_server_is_gone_or_its_pod_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Unreachable, match=r"the API server https://cluster:6443 does not answer: .*refused"):
+        beginning(FakeApi(POD), monkeypatch, ConnectionRefusedError(111, "Connection refused"))
+    with pytest.raises(HostError, match="pod demo-m-launcher not found in namespace demo"):
+        FakeApi().execute("demo-m-launcher", ("make",))

@@ -1,0 +1,236 @@
+"""The launcher's end of a pod's script, run by bash: workers are directories that a stand-in for ssh reads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[3] / "labctl/k8s/pod.sh"
+LIMIT = 30.0
+PROGRAMS = {
+    "ssh-keyscan": "sed 's/$/ ssh-ed25519 AAAA/'",
+    # ssh -n NODE tar -C DIRECTORY -cf - .
+    "ssh": 'shift; node=$1; shift 4; exec tar -C "$NODES/$node" "$@"',
+    "sleep": "exec /bin/sleep 0.02",
+}
+
+
+class Launcher:
+    """A launcher with a command, from its start to its end."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.home, self.run = root, root / "home", root / "project/outputs/r-1"
+        self.environment = {
+            "PATH": f"{root}/bin:{os.environ['PATH']}",
+            "HOME": str(self.home),
+            "NODES": f"{root}/nodes",
+            "PROJECT_PATH": f"{root}/project",
+            "LABCTL_RUN_DIR": str(self.run),
+            "LABCTL_KEYS": f"{root}/keys",
+            "LABCTL_KEPT": "600",
+        }
+        for folder in ("bin", "home", "nodes/w0", "nodes/w1", "project", "keys", "etc/files/outputs/r-1", "storage"):
+            (root / folder).mkdir(parents=True)
+        for name, text in PROGRAMS.items():
+            self.program(name, text)
+        (root / "keys/id_rsa").write_text("key\n")
+        (root / "etc/files/outputs/r-1/rank.sh").write_text("#!/bin/sh\n")
+        (root / "etc/hostfile").write_text("w0 slots=1\nw1 slots=1\n")
+        text = SCRIPT.read_text()
+        for path, here in (
+            ("/etc/labctl/files", f"{root}/etc/files"),
+            ("/etc/mpi/hostfile", f"{root}/etc/hostfile"),
+            ("/run/secrets", f"{root}/secrets"),
+        ):
+            assert path in text
+            text = text.replace(path, here)
+        self.script = root / "pod.sh"
+        self.script.write_text(text)
+
+    def program(self, name: str, text: str) -> None:
+        path = self.root / "bin" / name
+        path.write_text(f"#!/bin/bash\n{text}\n")
+        path.chmod(0o755)
+
+    def worker(self, node: str, **files: str) -> None:
+        for name, text in files.items():
+            (self.root / "nodes" / node / name).write_text(text)
+
+    def start(self, *command: str) -> None:
+        argv = ["bash", str(self.script), "launcher", *command]
+        self.process = subprocess.Popen(
+            argv, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        # Nobody waits for ever.
+        self._limit = threading.Timer(LIMIT, self.process.kill)
+        self._limit.start()
+
+    def line(self) -> str:
+        """The next that it prints; empty at its end."""
+        assert self.process.stdout
+        return self.process.stdout.readline().rstrip("\n")
+
+    def fetched(self) -> None:
+        (self.home / ".fetched").touch()
+
+    def end(self) -> int:
+        """Its exit code, once it has ended by itself."""
+        return self.process.wait(LIMIT)
+
+    def close(self) -> None:
+        if hasattr(self, "process"):
+            self.process.kill()
+            self.process.wait()
+            self._limit.cancel()
+            assert self.process.stdout
+            self.process.stdout.close()
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[Launcher]:
+    made = Launcher(tmp_path)
+    yield made
+    made.close()
+
+
+def test_the_command_runs_in_the_runs_directory_with_its_files_and_the_operators_hostfile(launcher: Launcher) -> None:
+    launcher.start("sh", "-c", "pwd; cat hostfile; ls")
+    printed = [launcher.line() for _ in range(6)]
+    assert printed == [str(launcher.run), "w0 slots=1", "w1 slots=1", "hostfile", "rank.sh", "ranks"]
+    assert launcher.line() == "labctl: the launcher ended with exit code 0"
+
+
+def test_what_workers_wrote_is_gathered_before_the_end_is_said(launcher: Launcher) -> None:
+    launcher.worker("w0", both="of 0", **{"zero.txt": "0"})
+    launcher.worker("w1", both="of 1", **{"one.txt": "1"})
+    launcher.start("sh", "-c", "echo mine > launcher.txt")
+    assert launcher.line() == "labctl: the launcher ended with exit code 0"
+    assert {path.name: path.read_text() for path in launcher.run.glob("*.txt")} == {
+        "launcher.txt": "mine\n",
+        "zero.txt": "0",
+        "one.txt": "1",
+    }
+    assert (launcher.run / "both").read_text() == "of 0"
+
+
+def test_a_worker_that_is_gone_does_not_keep_the_others_files(launcher: Launcher) -> None:
+    (launcher.root / "nodes/w0").rmdir()
+    launcher.worker("w1", one="1")
+    launcher.start("true")
+    assert launcher.line() == "labctl: the launcher ended with exit code 0"
+    assert (launcher.run / "one").read_text() == "1"
+
+
+def test_results_are_on_the_claim_too_where_there_is_one(launcher: Launcher) -> None:
+    launcher.environment["LABCTL_STORAGE"] = f"{launcher.root}/storage"
+    launcher.worker("w1", one="1")
+    launcher.start("true")
+    launcher.line()
+    assert (launcher.root / "storage/runs/r-1/one").read_text() == "1"
+
+
+@pytest.mark.parametrize("code", [0, 3, 124])
+def test_it_stays_until_its_results_are_fetched_and_ends_as_its_command_did(launcher: Launcher, code: int) -> None:
+    launcher.start("sh", "-c", f"/bin/sleep 0.1; exit {code}")
+    assert launcher.line() == f"labctl: the launcher ended with exit code {code}"
+    assert launcher.process.poll() is None
+    launcher.fetched()
+    assert launcher.end() == code
+
+
+def test_it_does_not_stay_longer_than_it_may(launcher: Launcher) -> None:
+    launcher.environment["LABCTL_KEPT"] = "2"
+    launcher.start("true")
+    assert launcher.end() == 0
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_a_command_that_fails_at_once_keeps_its_code(launcher: Launcher, number: int) -> None:
+    launcher.start("sh", "-c", f"exit {number + 3}")
+    assert launcher.line() == f"labctl: the launcher ended with exit code {number + 3}"
+
+
+def test_a_command_that_ends_before_anyone_looks_keeps_its_code(launcher: Launcher) -> None:
+    # What is done between the command's start and the look at it takes a while here.
+    text = launcher.script.read_text()
+    assert 'echo "$command" > ~/.command\n' in text
+    launcher.script.write_text(text.replace("> ~/.command\n", "> ~/.command\n    /bin/sleep 0.3\n"))
+    launcher.start("sh", "-c", "exit 7")
+    assert launcher.line() == "labctl: the launcher ended with exit code 7"
+
+
+def test_a_command_that_is_not_there_ends_with_127(launcher: Launcher) -> None:
+    launcher.start("no-such-launcher")
+    assert "no-such-launcher: command not found" in launcher.line()
+    assert launcher.line() == "labctl: the launcher ended with exit code 127"
+
+
+def test_who_stops_the_run_is_in_its_last_line(launcher: Launcher) -> None:
+    launcher.start("sh", "-c", "echo begun; exec /bin/sleep 60")
+    assert launcher.line() == "begun"
+    subprocess.run(
+        ["sh", "-c", 'echo "$0" > ~/.stopped; kill -TERM "$(cat ~/.command)"', "stopped by ann@desk"],
+        env=launcher.environment,
+        check=True,
+    )
+    assert launcher.line() == "labctl: the launcher ended with exit code 143; stopped by ann@desk"
+
+
+def test_a_pod_that_is_to_go_ends_its_command_and_gathers_nothing(launcher: Launcher) -> None:
+    launcher.worker("w1", one="1")
+    launcher.start("sh", "-c", "trap 'echo ends; exit 5' TERM; echo begun; while :; do /bin/sleep 0.02; done")
+    assert launcher.line() == "begun"
+    launcher.process.terminate()
+    assert launcher.line() == "ends"
+    assert launcher.line() == "labctl: the launcher ended with exit code 5"
+    assert launcher.end() == 5
+    assert not (launcher.run / "one").exists()
+
+
+def test_a_pod_that_is_to_go_does_not_wait_for_its_results_to_be_fetched(launcher: Launcher) -> None:
+    launcher.start("true")
+    assert launcher.line() == "labctl: the launcher ended with exit code 0"
+    launcher.process.terminate()
+    assert launcher.end() == 0
+
+
+def test_without_anyone_to_fetch_its_results_it_is_its_command(launcher: Launcher) -> None:
+    del launcher.environment["LABCTL_KEPT"]
+    launcher.start("sh", "-c", "echo $$; exit 4")
+    assert launcher.line() == str(launcher.process.pid)
+    assert launcher.line() == ""
+    assert launcher.end() == 4
+
+
+def test_workers_that_are_not_reached_are_named(launcher: Launcher) -> None:
+    launcher.script.write_text(launcher.script.read_text().replace("left=120", "left=-1"))
+    launcher.program("ssh-keyscan", "read -r host; echo '# w0:2222 SSH-2.0'; echo 'getaddrinfo w1: no' >&2; exit 1")
+    launcher.start("true")
+    assert launcher.line() == "labctl: workers were not reached within -1 s:"
+    assert launcher.line() == "getaddrinfo w1: no"
+    assert launcher.end() == 1
+
+
+def test_a_worker_whose_name_is_known_later_is_waited_for(launcher: Launcher) -> None:
+    tried = 'echo x >> "$HOME/tries"; [ "$(wc -l < "$HOME/tries")" -lt 3 ] && head -n 1 || cat'
+    launcher.program("ssh-keyscan", f"{{ {tried}; }} | sed 's/$/ ssh-ed25519 AAAA/'")
+    launcher.start("true")
+    assert launcher.line() == "labctl: the launcher ended with exit code 0"
+    assert (launcher.home / "tries").read_text() == "x\n" * 3
+
+
+def test_secrets_are_variables_of_the_command(launcher: Launcher) -> None:
+    (launcher.root / "secrets").mkdir()
+    (launcher.root / "secrets/environment").write_text("export HF_TOKEN=canary\n")
+    launcher.start("sh", "-c", "echo $HF_TOKEN")
+    assert launcher.line() == "canary"
+
+
+def test_keys_are_the_persons_own_alone(launcher: Launcher) -> None:
+    launcher.start("sh", "-c", "stat -c %a ~/.ssh ~/.ssh/id_rsa ~/.ssh/config")
+    assert [launcher.line() for _ in range(3)] == ["700", "600", "600"]

@@ -1,0 +1,1045 @@
+"""A run in a cluster in memory: submitted, followed while pods and the server come and go, judged and recorded."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import tarfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import urllib3
+from msgspec.structs import replace
+from support import clusters, running
+from support.api_server import ERR, SUCCESS, failure
+from support.fake_api import MPIJOBS, OLD, TRAINJOBS, FakeApi
+from support.running import RunningApi, condition, ended, pod_of, runs, unplaced, waits
+
+from labctl import launchers
+from labctl.engines import agent
+from labctl.engines.kubernetes import OUT, Manifest, Refused
+from labctl.errors import HostError
+from labctl.k8s import lab, render
+from labctl.k8s import run as cluster_runs
+from labctl.k8s.job import ClusterJob
+from labctl.k8s.lab import ClusterLab
+from labctl.k8s.run import ClusterRun, Follower, JobStopper, definitions, kind_of, prepare, submit, supervise
+from labctl.k8s.target import Target
+from labctl.model import Event, Result
+from labctl.runs import store
+from labctl.runs.request import RunOptions, choose_workload
+from labctl.runs.verdict import RunOutcome
+
+LIMIT = 30.0
+TOKEN = "hf_canary"  # noqa: S105 - to be found nowhere
+MARK = "labctl: the launcher ended with exit code "
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks follow on each other at once."""
+    monkeypatch.setattr(cluster_runs, "LOOK", 0.002)
+    monkeypatch.setattr(lab, "LOOK", 0.002)
+
+
+def begun(api: FakeApi, directory: Path, timeout: str = "60s", **given: Any) -> tuple[ClusterLab, Target, ClusterJob]:
+    """A run that is to begin, of a workload with a token."""
+    running.own_workload(directory, timeout)
+    made = clusters.lab(api, directory, LAB_ACCELERATOR="cpu", HF_TOKEN=TOKEN, **given)
+    options = RunOptions()
+    return made, *lab.begin(made, choose_workload(directory, "hello", options, made.settings), options)
+
+
+# --- what the cluster has ------------------------------------------------------------------------------------
+
+
+def test_the_kind_of_job_is_what_the_cluster_has() -> None:
+    def kind(*knows: str, **given: Any) -> str:
+        return kind_of(FakeApi(knows=knows), clusters.lab(FakeApi(), **given).settings)
+
+    assert kind(MPIJOBS, TRAINJOBS) == "mpijob"
+    assert kind(TRAINJOBS) == "trainjob"
+    assert kind(MPIJOBS, TRAINJOBS, LAB_K8S_JOB="trainjob") == "trainjob"
+    with pytest.raises(HostError, match=r"knows no MPIJob and no TrainJob$"):
+        kind()
+    with pytest.raises(HostError, match=r"knows no TrainJob$"):
+        kind(MPIJOBS, LAB_K8S_JOB="trainjob")
+    with pytest.raises(HostError, match="knows no MPIJob and no TrainJob; it has MPIJob v1, of the training operator"):
+        kind(OLD)
+
+
+def test_who_may_not_ask_what_the_cluster_has_is_told_so() -> None:
+    with pytest.raises(Refused, match="cannot get"):
+        definitions(FakeApi(denied=["get /apis/kubeflow.org/v2beta1"]))
+
+
+# --- submit --------------------------------------------------------------------------------------------------
+
+
+class Strict(FakeApi):
+    """Refuses to take an object of one kind: at its rehearsal, or only when it is made."""
+
+    refuses, when = "", "rehearsal"
+
+    def apply(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
+        if manifest["kind"] == "TrainJob" and ("TrainingRuntime", manifest["metadata"]["name"]) not in self.objects:
+            raise Refused(403, "TrainJob was refused: its runtime is not there", "")
+        if manifest["kind"] == self.refuses and (dry_run or self.when == "made"):
+            raise Refused(422, f"{self.refuses} was refused: too many", "")
+        return super().apply(manifest, dry_run=dry_run)
+
+
+@pytest.mark.parametrize("kind", ["mpijob", "trainjob"])
+def test_a_job_owns_what_it_has_beside_it(tmp_path: Path, kind: str) -> None:
+    api = Strict(knows=[MPIJOBS, TRAINJOBS])
+    _, target, built = begun(api, tmp_path, LAB_K8S_JOB=kind)
+    submit(api, target, built)
+    made = {one: manifest["metadata"] for (one, _), manifest in api.objects.items()}
+    head = cluster_runs.KINDS[target.kind]
+    beside = {"ConfigMap", "Secret"} | ({"TrainingRuntime"} if kind == "trainjob" else set())
+    assert made.keys() == {"Namespace", head} | beside
+    for one in beside:
+        (owner,) = made[one]["ownerReferences"]
+        assert (owner["kind"], owner["name"], owner["uid"]) == (head, built.name, f"uid-{head}")
+    assert "ownerReferences" not in made[head]
+    assert made["Namespace"]["labels"] == {"labctl.lab": "demo"}
+
+
+@pytest.mark.parametrize("refused", ["ConfigMap", "Secret", "TrainingRuntime", "TrainJob"])
+@pytest.mark.parametrize("when", ["rehearsal", "made"])
+def test_a_refused_object_leaves_nothing_of_the_job(tmp_path: Path, refused: str, when: str) -> None:
+    api = Strict(knows=[TRAINJOBS])
+    api.refuses, api.when = refused, when
+    _, target, built = begun(api, tmp_path)
+    with pytest.raises(HostError, match=f"{refused} was refused: too many"):
+        submit(api, target, built)
+    assert {kind for kind, _ in api.objects} == {"Namespace"}
+
+
+def test_who_stops_labctl_while_it_submits_leaves_nothing_of_the_job(tmp_path: Path) -> None:
+    class Interrupted(FakeApi):
+        def apply(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
+            if manifest["kind"] == "MPIJob" and not dry_run:
+                raise KeyboardInterrupt
+            return super().apply(manifest, dry_run=dry_run)
+
+    api = Interrupted()
+    _, target, built = begun(api, tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        submit(api, target, built)
+    assert {kind for kind, _ in api.objects} == {"Namespace"}
+
+
+def test_a_job_that_was_there_before_stays_where_a_change_of_it_is_refused(tmp_path: Path) -> None:
+    api = Strict(knows=[TRAINJOBS])
+    _, target, built = begun(api, tmp_path)
+    submit(api, target, built)
+    api.refuses = "TrainJob"
+    with pytest.raises(HostError, match="TrainJob was refused"):
+        submit(api, target, built)
+    assert ("TrainJob", built.name) in api.objects
+
+
+def test_a_namespace_and_a_claim_that_are_there_stay_as_they_are(tmp_path: Path) -> None:
+    there: list[Manifest] = [
+        {"kind": "Namespace", "metadata": {"name": "demo", "labels": {"team": "ours"}}},
+        {"kind": "PersistentVolumeClaim", "metadata": {"name": "demo-storage"}, "spec": {"is": "theirs"}},
+    ]
+    api = FakeApi(*there)
+    _, target, built = begun(api, tmp_path, LAB_K8S_STORAGE_SIZE="10g")
+    prepare(api, "demo", render.manifests(target, built)[:3:2])
+    assert list(api.objects.values()) == there
+    assert "patch namespaces" not in api.asked
+
+
+def test_who_may_work_in_a_namespace_alone_needs_no_rights_to_it(tmp_path: Path) -> None:
+    api = Strict(denied=["get namespaces", "patch namespaces"])
+    _, target, built = begun(api, tmp_path)
+    submit(api, target, built)
+    assert ("MPIJob", built.name) in api.objects
+
+
+# --- follow --------------------------------------------------------------------------------------------------
+
+
+class World:
+    """A run that was submitted, and who follows it."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, **given: Any) -> None:
+        knows = [TRAINJOBS] if given.get("LAB_K8S_JOB") == "trainjob" else [MPIJOBS]
+        self.api, self.directory, self.monkeypatch = RunningApi(knows=knows), directory, monkeypatch
+        self.lab, self.target, self.built = begun(self.api, directory, **given)
+        self.said: list[str] = []
+        self.lines: list[str] = []
+        kind = cluster_runs.KINDS[self.target.kind]
+        self.run = ClusterRun(name=self.built.name, kind=kind, lab=self.built.lab, job=self.built.job)
+        self.job()
+        self.stop = JobStopper(self.run, self.api)
+        self.launcher = f"{self.run.name}-launcher"
+
+    def job(self, **status: Any) -> None:
+        self.api.put({"kind": self.run.kind, "metadata": {"name": self.run.name}, **status})
+
+    def pod(self, node: str, **status: Any) -> None:
+        self.api.put(pod_of(self.run, node, **status))
+
+    def pods(self, **status: Any) -> None:
+        for node in ("worker-0", "worker-1", "launcher"):
+            self.pod(node, **status)
+
+    def gone(self, node: str) -> None:
+        del self.api.objects["Pod", f"{self.run.name}-{node}"]
+
+    def prints(self, *lines: str, second: int = 0) -> None:
+        self.api.prints(self.launcher, *lines, second=second)
+
+    def then(self, *steps: Callable[[], object] | None) -> None:
+        """One for each look; None where nothing happens."""
+        self.api.steps += [step or (lambda: None) for step in steps]
+
+    def patience(self, **seconds: float) -> None:
+        for name, value in seconds.items():
+            self.monkeypatch.setattr(cluster_runs, name.upper(), value)
+
+    def follow(self, patience: float = LIMIT) -> agent.Ended:
+        follower = Follower(self.api, self.run, self.stop, patience, self.said.append)
+        return follower.follow(lambda line: self.lines.append(line.text))
+
+    def supervise(
+        self, *, patience: float = LIMIT, ends: bool = False, gathered: list[str] | None = None
+    ) -> RunOutcome:
+        def keep(line: str) -> str:
+            self.lines.append(line)
+            return line
+
+        gather = (gathered if gathered is not None else []).append
+        return supervise(self.api, self.run, keep, patience=patience, notice=self.said.append, ends=ends, gather=gather)
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(tmp_path, monkeypatch, LAB_K8S_JOB="trainjob")
+
+
+def test_a_run_is_followed_from_its_first_line_to_its_launchers_last(world: World) -> None:
+    world.then(None, lambda: world.pods(**waits("ContainerCreating")), None, lambda: world.pods(**runs()))
+    world.prints("one", second=5)
+    world.prints("two", f"{MARK}0", second=7)
+    done = world.follow()
+    assert (done.code, done.lost, world.lines) == (0, False, ["one", "two"])
+    # From the start of the launcher.
+    assert done.seconds == pytest.approx(7.002)
+    assert world.said == []
+
+
+def test_what_pods_wait_for_is_noticed_once_each(world: World) -> None:
+    world.then(
+        lambda: world.pods(**unplaced("0/1 nodes are available")),
+        None,
+        lambda: world.pod("worker-0", **waits("ErrImagePull", "no such host")),
+        None,
+        lambda: world.pod("worker-0", **waits("ImagePullBackOff", "Back-off")),
+        lambda: world.pods(**runs()),
+    )
+    world.prints(f"{MARK}0")
+    assert world.follow().code == 0
+    assert world.said == [
+        "launcher: 0/1 nodes are available",
+        "worker-0: 0/1 nodes are available",
+        "worker-1: 0/1 nodes are available",
+        "worker-0: ErrImagePull: no such host",
+        "worker-0: ImagePullBackOff: Back-off",
+    ]
+
+
+def test_pods_that_fit_no_node_until_the_limit_do_not_fit(world: World) -> None:
+    world.pod("worker-0", **unplaced("0/1 nodes are available: 1 Insufficient memory."))
+    world.pod("worker-1", **unplaced("0/1 nodes are available: 1 Insufficient memory."))
+    assert world.follow(patience=0.05).code == 1
+    assert world.stop.cause == "does-not-fit"
+    assert world.stop.message == (
+        "not started within 0.05 s (LAB_K8S_PATIENCE): worker-0, worker-1: 0/1 nodes are available: 1 Insufficient "
+        "memory."
+    )
+
+
+def test_pods_that_do_not_become_ready_are_no_matter_of_room(world: World) -> None:
+    world.pod("worker-0", **runs())
+    world.follow(patience=0.05)
+    assert world.stop.cause == "launcher-failed"
+    assert world.stop.message.endswith("(LAB_K8S_PATIENCE): pods did not become ready")
+
+
+def test_an_image_that_is_not_there_ends_the_run_after_a_while(world: World) -> None:
+    world.patience(image_patience=0.03)
+    world.pod("worker-0", **waits("ImagePullBackOff", "Back-off pulling image"))
+    assert world.follow().code == 1
+    assert world.stop.cause == "no-image"
+    image = world.run.lab.image
+    assert world.stop.message == (
+        f"worker-0: the cluster does not get image {image}: ImagePullBackOff: Back-off pulling image"
+    )
+
+
+def test_a_registry_that_has_a_bad_minute_does_not_end_the_run(world: World) -> None:
+    bad = lambda: world.pod("worker-0", **waits("ErrImagePull", "503"))  # noqa: E731
+    good = lambda: world.pod("worker-0", **waits("ContainerCreating"))  # noqa: E731
+    world.patience(image_patience=0.05)
+    # Longer in all than it may last at a time.
+    world.then(*[bad, *([None] * 9), good] * 8, lambda: world.pods(**runs()))
+    world.prints(f"{MARK}0")
+    began = time.monotonic()
+    assert world.follow().code == 0
+    assert time.monotonic() - began > 0.1
+
+
+def test_an_image_that_is_not_there_at_the_limit_is_the_reason(world: World) -> None:
+    world.pod("worker-0", **waits("ErrImagePull", "no"))
+    world.follow(patience=0.02)
+    assert world.stop.cause == "no-image"
+
+
+@pytest.mark.parametrize(
+    ("reason", "cause"), [("DeadlineExceeded", "timeout"), ("BackoffLimitExceeded", "launcher-failed")]
+)
+def test_a_job_that_fails_before_it_begins_says_why(world: World, reason: str, cause: str) -> None:
+    world.then(None, lambda: world.job(**condition("Failed", reason, "Job was active longer than specified")))
+    assert world.follow().code == 1
+    assert world.stop.cause == cause
+    assert world.stop.message == "the cluster ended it before it began: Job was active longer than specified"
+
+
+def test_time_in_a_queue_does_not_count(world: World) -> None:
+    world.job(**condition("Suspended", "MPIJobSuspended", "waits in queue team"))
+    world.then(*[None] * 60, world.job, lambda: world.pods(**runs()))
+    world.prints(f"{MARK}0")
+    began = time.monotonic()
+    assert world.follow(patience=0.1).code == 0
+    assert time.monotonic() - began > 0.1
+    assert world.said == ["MPIJob: waits to be admitted: waits in queue team"]
+
+
+def test_a_job_that_is_suspended_without_a_word_is_said_to_be_so(world: World) -> None:
+    world.job(**condition("Suspended"))
+    world.then(*[None] * 3, world.job, lambda: world.pods(**runs()))
+    world.prints(f"{MARK}0")
+    world.follow()
+    assert world.said == ["MPIJob: is suspended"]
+
+
+def event(message: str) -> Manifest:
+    about = {"type": "Warning", "reason": "FailedCreate", "message": message, "lastTimestamp": "2026-01-02T03:04:05Z"}
+    return {"kind": "Event", "metadata": {"name": "e"}, **about}
+
+
+def test_a_job_without_pods_says_what_the_cluster_has_against_them(world: World) -> None:
+    world.api.put({**event("exceeded quota: team"), "involvedObject": {"name": world.run.name}})
+    world.follow(patience=0.1)
+    assert world.said == ["MPIJob: FailedCreate: exceeded quota: team"]
+    assert world.stop.message.endswith("MPIJob: FailedCreate: exceeded quota: team")
+    assert world.stop.cause == "launcher-failed"
+
+
+@pytest.mark.parametrize("denied", [set(), {"list events"}])
+def test_a_job_of_which_nothing_comes_may_have_no_operator(world: World, denied: set[str]) -> None:
+    world.api.denied |= denied
+    assert world.follow(patience=0.1).code == 1
+    assert world.said == ["MPIJob: no pod yet: is its operator running?"]
+
+
+def test_lines_come_once_each_over_a_log_that_breaks(world: World) -> None:
+    world.pods(**runs())
+    world.prints(*map(str, range(20)), f"{MARK}3")
+    lost = urllib3.exceptions.ProtocolError("Connection broken")
+    quiet = urllib3.exceptions.ReadTimeoutError(None, "", "Read timed out.")  # type: ignore[arg-type]
+    world.api.broken = [(5, lost), (5, quiet), (12, OSError("reset")), (0, lost), (13, quiet)]
+    assert world.follow().code == 3
+    assert world.lines == [str(number) for number in range(20)]
+
+
+def test_a_last_line_without_an_end_does_not_hide_how_the_run_ended(world: World) -> None:
+    world.pods(**runs())
+    world.prints("one", f"100 %{MARK}7")
+    assert world.follow().code == 7
+    assert world.lines == ["one", "100 %"]
+
+
+def test_a_line_of_nothing_is_a_line(world: World) -> None:
+    world.pods(**runs())
+    world.prints("one", "", "two", f"{MARK}0")
+    world.follow()
+    assert world.lines == ["one", "", "two"]
+
+
+def test_who_has_stopped_a_run_is_in_its_launchers_last_line(world: World) -> None:
+    world.pods(**runs())
+    world.prints(f"{MARK}143; stopped by ann@desk")
+    assert world.follow().code == 143
+    assert (world.stop.cause, world.stop.message) == ("interrupted", "stopped by ann@desk")
+
+
+def test_a_launcher_that_ends_without_its_last_line_ends_the_run_after_all_that_it_printed(world: World) -> None:
+    world.pods(**runs())
+    world.prints("one")
+
+    def end() -> None:
+        world.prints("workers were not reached")
+        world.pod("launcher", **ended(1))
+
+    world.then(*[None] * 5, end)
+    assert world.follow().code == 1
+    assert world.lines == ["one", "workers were not reached"]
+    assert world.stop.cause is None
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "cause", "words"),
+    [
+        (ended(137, "OOMKilled"), 137, "out-of-memory", "launcher: container ran out of memory (OOMKilled)"),
+        ({**ended(137), "reason": "Evicted", "message": "low on memory"}, 137, "node-lost",
+         "launcher: Evicted: low on memory"),
+        ({"phase": "Failed"}, 137, "node-lost", "launcher: its pod has ended"),
+        ({"phase": "Succeeded"}, 0, None, ""),
+        (ended(7), 7, None, ""),
+    ],
+)  # fmt: skip
+def test_what_the_cluster_does_to_a_launcher_is_the_reason(
+    world: World, status: dict[str, Any], code: int, cause: str | None, words: str
+) -> None:
+    world.pods(**runs())
+    world.then(*[None] * 3, lambda: world.pod("launcher", **status))
+    assert world.follow().code == code
+    assert world.stop.cause == cause
+    assert words in world.stop.message
+
+
+def test_the_clusters_own_limit_is_a_timeout(world: World) -> None:
+    world.pods(**runs())
+
+    def end() -> None:
+        world.job(**condition("Failed", "DeadlineExceeded/Error", "Job was active longer than specified deadline"))
+        world.pod("launcher", **ended(143))
+
+    world.then(*[None] * 3, end)
+    world.follow()
+    assert world.stop.cause == "timeout"
+    assert world.stop.message == "the cluster ended it: Job was active longer than specified deadline"
+
+
+@pytest.mark.parametrize(
+    ("lose", "cause", "words"),
+    [
+        (lambda world: world.pod("worker-1", **ended(137, "OOMKilled")), "out-of-memory", "worker-1: container ran"),
+        (lambda world: world.pod("worker-1", **ended(1)), "node-lost", "worker-1: container ended with exit code 1"),
+        (lambda world: world.pod("worker-1", deleted=True, **runs()), "node-lost", "worker-1: its pod was deleted"),
+        (lambda world: world.gone("worker-1"), "node-lost", "worker-1: its pod is gone"),
+        # Another pod of that name is not the one that the run has lost.
+        (lambda world: world.pod("worker-1", uid="another", **runs()), "node-lost", "worker-1: its pod is gone"),
+    ],
+)  # fmt: skip
+def test_a_worker_that_is_lost_ends_the_run(
+    world: World, lose: Callable[[World], None], cause: str, words: str
+) -> None:
+    world.pods(**runs())
+    world.prints("one")
+    told = threading.Event()
+
+    def program(_: str, argv: tuple[str, ...]) -> tuple[tuple[int, bytes], ...]:
+        if "kill -TERM" in argv[-1]:
+            world.prints(f"{MARK}143")
+            told.set()
+        return (SUCCESS,)
+
+    world.api.programs = program
+    world.then(*[None] * 5, lambda: lose(world))
+    assert world.follow().code == 143
+    assert told.is_set()
+    assert world.stop.cause == cause
+    assert words in world.stop.message
+    assert world.lines == ["one"]
+
+
+def test_a_worker_that_was_lost_before_its_ranks_failed_is_the_reason(world: World) -> None:
+    world.pods(**runs())
+    world.prints("one")
+
+    def lose() -> None:
+        # All within one look.
+        world.pod("worker-1", **ended(137, "OOMKilled"))
+
+    world.prints(f"{MARK}255")
+    world.then(None, lose)
+    assert world.follow().code == 255
+    assert world.stop.cause == "out-of-memory"
+
+
+@pytest.mark.parametrize(
+    ("first", "words"),
+    [
+        (ended(137, "OOMKilled"), "worker-1: container ran out of memory"),
+        ({"deleted": True, **ended(137, "OOMKilled")}, "worker-1: container ran out of memory"),
+        (ended(1), "worker-1: container ended with exit code 1"),
+    ],
+)
+def test_the_worker_that_failed_is_named_not_those_that_the_cluster_deleted_for_it(
+    train: World, first: dict[str, Any], words: str
+) -> None:
+    train.pods(**runs())
+    train.patience(ending=0.05)
+
+    def lose() -> None:
+        train.pod("launcher", deleted=True, **runs())
+        train.pod("worker-0", deleted=True, **runs())
+        train.pod("worker-1", **first)
+
+    train.then(*[None] * 3, lose)
+    train.follow()
+    assert train.stop.message.startswith(words)
+
+
+def test_a_launcher_that_tells_its_end_as_its_job_is_deleted_has_told_it(world: World) -> None:
+    world.pods(**runs())
+    world.prints("one")
+
+    def delete() -> None:
+        world.prints(f"{MARK}143")
+        world.api.delete("MPIJob", world.run.name)
+
+    world.then(*[None] * 3, delete)
+    done = world.follow()
+    assert (done.code, done.lost) == (143, False)
+    assert world.stop.message == f"MPIJob {world.run.name} was deleted"
+
+
+def test_nobody_reads_on_once_a_run_has_ended(world: World) -> None:
+    before = {*threading.enumerate()}
+    world.pods(**runs())
+    world.prints(f"{MARK}0")
+    world.follow()
+    for thread in {*threading.enumerate()} - before:
+        thread.join(LIMIT)
+        assert not thread.is_alive()
+
+
+def test_a_launcher_that_has_ended_before_anyone_looked_took_the_time_of_its_lines(world: World) -> None:
+    world.pods(**ended(1))
+    world.prints("one", second=5)
+    world.prints("two", second=7)
+    assert world.follow().seconds == pytest.approx(2.001)
+
+
+def test_a_job_that_somebody_deletes_is_said_to_be_deleted(world: World) -> None:
+    world.pods(**runs())
+    world.prints("one")
+    world.then(*[None] * 5, lambda: world.api.delete("MPIJob", world.run.name))
+    done = world.follow()
+    assert (done.code, done.lost) == (137, True)
+    assert (world.stop.cause, world.stop.message) == ("interrupted", f"MPIJob {world.run.name} was deleted")
+
+
+@pytest.mark.parametrize(
+    ("happens", "cause", "words"),
+    [
+        (lambda world: world.api.delete("MPIJob", world.run.name), "interrupted", "was deleted"),
+        (lambda world: world.job(**condition("Failed", "DeadlineExceeded", "too long")), "timeout", "too long"),
+        (lambda world: world.pod("launcher", deleted=True, **ended(137, "OOMKilled")), "out-of-memory", "OOMKilled"),
+        (lambda _: None, "node-lost", "launcher: its pod was deleted"),
+    ],
+)
+def test_why_the_cluster_ended_a_launcher_is_waited_for(
+    world: World, happens: Callable[[World], None], cause: str, words: str
+) -> None:
+    """What the launcher has printed on its way out comes before the cluster tells why."""
+    world.patience(explaining=0.2)
+    # All of its pods are told to go.
+    world.pods(deleted=True, **runs())
+    world.prints(f"{MARK}143")
+
+    def explain() -> None:
+        happens(world)
+        if cause == "out-of-memory":
+            world.job(**condition("Failed", "BackoffLimitExceeded"))
+
+    world.then(lambda: world.pod("launcher", deleted=True, **runs()), None, explain)
+    follower = Follower(world.api, world.run, world.stop, LIMIT, world.said.append)
+    follower.launcher = world.launcher
+    follower._explain(143)
+    assert world.stop.cause == cause
+    assert words in world.stop.message
+
+
+@pytest.mark.parametrize("code", [0, 143])
+def test_what_has_ended_well_or_for_a_known_reason_needs_no_explanation(world: World, code: int) -> None:
+    world.patience(explaining=1000)
+    if code:
+        world.stop.note("timeout", "known")
+    world.pods(deleted=True, **runs())
+    world.api.delete("MPIJob", world.run.name)
+    looks = len(world.api.asked)
+    Follower(world.api, world.run, world.stop, LIMIT, world.said.append)._explain(code)
+    assert world.stop.cause == ("timeout" if code else None)
+    assert len(world.api.asked) == looks
+
+
+def test_a_launcher_that_failed_by_itself_needs_no_explanation(world: World) -> None:
+    world.pods(**runs())
+    world.prints(f"{MARK}1")
+    world.patience(explaining=1000)
+    assert world.follow().code == 1
+    assert world.stop.cause is None
+
+
+# --- the API server comes and goes ---------------------------------------------------------------------------
+
+
+def test_a_server_that_is_silent_for_a_while_is_waited_for(world: World) -> None:
+    world.pods(**runs())
+    world.prints("one")
+    looks = iter(range(10))
+
+    def silent() -> None:
+        world.api.fails = 0
+        world.monkeypatch.setattr(world.api, "_take_step", back)
+
+    def back() -> None:
+        if next(looks, None) is None:
+            world.api.fails = None
+            world.prints("two", f"{MARK}0")
+            world.monkeypatch.undo()
+            world.monkeypatch.setattr(cluster_runs, "LOOK", 0.002)
+
+    world.then(None, silent)
+    assert world.follow().code == 0
+    assert world.lines == ["one", "two"]
+    assert len(world.said) == 1
+    assert "does not answer: refused; the run goes on, and labctl asks again for 600 s" in world.said[0]
+
+
+def test_a_server_that_is_silent_for_too_long_leaves_the_run_to_itself(world: World) -> None:
+    world.patience(silent_for=0.02)
+    world.pods(**runs())
+    world.then(None, lambda: setattr(world.api, "fails", 0))
+    with pytest.raises(HostError, match=f"does not answer: refused; run {world.run.run_id} is left to itself") as left:
+        world.follow()
+    assert left.value.hint == f"labctl attach {world.run.run_id}"
+
+
+def test_a_second_ctrl_c_does_not_wait_for_a_silent_server(world: World) -> None:
+    world.pods(**runs())
+
+    def silent() -> None:
+        world.api.fails = 0
+        world.stop.reap()
+
+    world.then(None, silent)
+    with pytest.raises(HostError, match="is left to itself"):
+        world.follow()
+
+
+def test_silences_do_not_add_up(world: World) -> None:
+    world.patience(silent_for=0.1)
+    world.pods(**waits("ContainerCreating"))
+    numbers = iter(range(200))
+
+    def step() -> None:
+        number = next(numbers, 200)
+        world.api.fails = 0 if number % 20 else None
+        if number == 200:
+            world.api.fails = None
+            world.pods(**runs())
+
+    world.monkeypatch.setattr(world.api, "_take_step", step)
+    world.prints(f"{MARK}0")
+    assert world.follow().code == 0
+
+
+def test_what_the_server_refuses_ends_the_following_at_once(world: World) -> None:
+    world.pods(**runs())
+    world.then(None, lambda: setattr(world.api, "fails", 401))
+    with pytest.raises(Refused, match="does not accept the credentials"):
+        world.follow()
+
+
+# --- stop ----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_told_to_end_in_its_launcher_alone(world: World) -> None:
+    world.pods(**runs())
+    world.stop.because("interrupted", "stopped by SIGINT")
+    world.stop.wait()
+    assert world.api.executed == [("sh", "-c", 'kill -TERM "$(cat ~/.command)"')]
+    assert world.stop.told
+    world.stop.because("node-lost", "later")
+    assert world.stop.message == "stopped by SIGINT"
+
+
+def test_a_run_that_has_not_begun_ends_at_once(world: World) -> None:
+    world.pods(**waits("ContainerCreating"))
+    world.then(None, None, lambda: world.stop.because("interrupted", "stopped by SIGINT"))
+    assert world.follow().code == 137
+    world.stop.wait()
+    assert world.api.executed == []
+
+
+def test_a_run_that_does_not_end_when_it_is_told_is_given_up_after_a_while(world: World) -> None:
+    world.patience(ending=0.03)
+    world.pods(**runs())
+    world.prints("one")
+    world.then(*[None] * 3, lambda: world.stop.because("interrupted", "stopped by SIGINT"))
+    assert world.follow().code == 137
+    assert world.lines == ["one"]
+
+
+def test_a_second_ctrl_c_waits_for_nothing(world: World) -> None:
+    world.pods(**runs())
+    gathered: list[str] = []
+
+    def twice() -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    world.then(*[None] * 3, twice)
+    outcome = world.supervise(ends=True, gathered=gathered)
+    assert (outcome.exit_code, outcome.cause, outcome.message) == (137, "interrupted", "stopped by SIGINT")
+    assert gathered == []
+
+
+def test_ctrl_c_tells_the_run_to_end_and_its_results_are_fetched(world: World) -> None:
+    world.pods(**runs())
+
+    def end(*_: Any) -> tuple[tuple[int, bytes], ...]:
+        world.prints(f"{MARK}130")
+        return (SUCCESS,)
+
+    world.api.programs = end
+    gathered: list[str] = []
+    world.then(*[None] * 3, lambda: signal.raise_signal(signal.SIGINT))
+    outcome = world.supervise(ends=True, gathered=gathered)
+    assert (outcome.exit_code, outcome.cause) == (130, "interrupted")
+    assert gathered == [world.launcher]
+
+
+# --- outcomes ------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_ends_well_has_no_cause_and_its_files_are_gathered(world: World) -> None:
+    world.pods(**runs())
+    world.prints("one", f"{MARK}0", second=9)
+    gathered: list[str] = []
+    outcome = world.supervise(gathered=gathered)
+    assert (outcome.exit_code, outcome.cause, outcome.message) == (0, None, "")
+    assert outcome.seconds == pytest.approx(9.001)
+    assert gathered == [world.launcher]
+
+
+def test_nothing_is_gathered_of_a_run_that_never_began_or_whose_job_is_gone(world: World) -> None:
+    gathered: list[str] = []
+    world.pod("worker-0", **unplaced("no room"))
+    assert world.supervise(patience=0.01, gathered=gathered).cause == "does-not-fit"
+    world.pods(**runs())
+    world.then(None, None, lambda: world.api.delete("MPIJob", world.run.name))
+    assert world.supervise(gathered=gathered).cause == "interrupted"
+    assert gathered == []
+
+
+def test_a_run_that_prints_its_first_line_late_still_ends_with_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, monkeypatch, timeout="10s")
+    world.pods(**runs("2026-01-02T03:04:00Z"))
+    # Python takes its time to start, and the run's clock goes.
+    rank = world.run.job.nodes[0].name
+    world.prints(f"\x010\x02labctl: rank 0 of 2 on {rank}", second=4)
+    world.prints(f"{MARK}124", second=10)
+    outcome = world.supervise()
+    assert (outcome.exit_code, outcome.cause) == (124, "timeout")
+    assert outcome.message.startswith("timed out after 10 s; ")
+
+
+def test_a_program_that_ends_with_124_before_its_time_has_not_timed_out(world: World) -> None:
+    world.pods(**runs())
+    world.prints("one", f"{MARK}124", second=3)
+    outcome = world.supervise()
+    assert (outcome.exit_code, outcome.cause) == (124, None)
+
+
+def test_who_was_silent_the_longest_is_said_of_a_timeout_up_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, monkeypatch, timeout="50s")
+    world.pods(**runs())
+    world.prints("\x010\x02step 1", "\x011\x02step 1", second=5)
+    world.prints(f"{MARK}124", second=51)
+    outcome = world.supervise()
+    assert outcome.message == "timed out after 50 s; rank 0 wrote nothing for 46 s"
+    assert not outcome.silent
+
+
+def test_a_run_in_which_no_rank_speaks_is_said_to_be_silent(world: World) -> None:
+    world.pods(**runs())
+    world.prints(f"{MARK}0")
+    assert world.supervise().silent
+
+
+def test_a_rank_that_fails_is_named_by_its_short_node(world: World) -> None:
+    world.pods(**runs())
+    node = world.run.job.nodes[1].name
+    world.prints(f"labctl: rank 1 on {node} exited with code 9", f"{MARK}9")
+    outcome = world.supervise()
+    assert outcome.cause == "rank-crashed"
+    assert outcome.message == "rank 1 on worker-1 exited with code 9"
+
+
+def elastic(world: World) -> None:
+    """Its launcher starts ranks again that fail."""
+    workload = replace(world.run.job.workload, launcher="torchrun:elastic")
+    world.run = replace(world.run, job=replace(world.run.job, workload=workload))
+    assert launchers.is_elastic("torchrun:elastic")
+
+
+@pytest.mark.parametrize(("code", "cause"), [(0, None), (124, "timeout"), (9, "rank-crashed")])
+def test_a_rank_that_is_started_again_is_forgiven_unless_the_run_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, cause: str | None
+) -> None:
+    world = World(tmp_path, monkeypatch, timeout="10s")
+    elastic(world)
+    world.pods(**runs())
+    world.prints(f"labctl: rank 1 on {world.run.job.nodes[1].name} exited with code 9", second=1)
+    world.prints(f"{MARK}{code}", second=11)
+    assert world.supervise().cause == cause
+
+
+def test_a_token_is_in_no_message(world: World) -> None:
+    world.pod("worker-0", **unplaced(f"no room for {TOKEN}"))
+    assert world.supervise(patience=0.01).message.endswith("worker-0: no room for [REDACTED]")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{name}-worker-3.{name}.demo.svc: no", "worker-3: no"),
+        ("{name}-worker-12.{name}: no", "worker-12: no"),
+        ("lost {name}-worker-0", "lost worker-0"),
+        ("pod {name}-launcher-x7k2p has ended", "pod launcher has ended"),
+        ("{name}-launcher", "launcher"),
+        ("{name}-node-0-3.{name} and {name}-node-0-11.{name}", "worker-3 and worker-11"),
+        ("{name}-launcher-0-0-x7k2p.", "launcher."),
+        ("other-worker-1 stays", "other-worker-1 stays"),
+    ],
+)
+def test_names_of_pods_are_said_as_a_lab_calls_its_nodes(world: World, text: str, said: str) -> None:
+    assert world.run.short(text.format(name=world.run.name)) == said
+
+
+# --- judge and record ----------------------------------------------------------------------------------------
+
+
+def judged(world: World, **given: Any) -> tuple[Result, Path]:
+    """The result of a recorded run, and its directory."""
+    lab.record(world.lab, world.target, world.built)
+    result = cluster_runs.judge(
+        world.lab.context, world.api, world.run, world.lines.append, patience=LIMIT, ends=False, **given
+    )
+    return result, store.directory(world.directory, world.run.run_id)
+
+
+def reported(world: World) -> list[str]:
+    nodes = [node.name for node in world.run.job.nodes]
+    return [f"\x01{rank}\x02labctl: rank {rank} of 2 on {node}" for rank, node in enumerate(nodes)]
+
+
+def archive(*members: tuple[tarfile.TarInfo, bytes]) -> tuple[tuple[int, bytes], ...]:
+    """What tar prints of these."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as tar:
+        for member, content in members:
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    whole = stream.getvalue()
+    return tuple((OUT, whole[at : at + 1000]) for at in range(0, len(whole), 1000))
+
+
+def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+    made = tarfile.TarInfo(name)
+    made.type, made.linkname, made.mode = kind, link, 0o644
+    return made
+
+
+def serving(*members: tuple[tarfile.TarInfo, bytes], end: tuple[int, bytes] = SUCCESS) -> Any:
+    """Programs of a launcher of which tar prints these."""
+    return lambda _, argv: (*archive(*members), end) if argv[0] == "tar" else (SUCCESS,)
+
+
+def test_a_run_is_judged_recorded_and_removed_from_the_cluster(world: World) -> None:
+    world.pods(**runs())
+    world.prints(*reported(world), f"\x010\x02answer: 42 {TOKEN}", f"{MARK}0", second=8)
+    world.api.programs = serving((entry("./model.bin"), b"weights"), (entry("./ranks/0.log"), f"a {TOKEN}\n".encode()))
+    submit_beside(world)
+    result, path = judged(world)
+    assert (result.verdict, result.exit_code, result.world_size) == ("PASS", 0, 2)
+    assert [(rank.rank, rank.node) for rank in result.ranks] == [(0, "worker-0"), (1, "worker-1")]
+    assert result.metrics["answer"]["value"] == 42
+    assert result.seconds == pytest.approx(8.003)
+    assert (path / "model.bin").read_bytes() == b"weights"
+    assert "answer: 42 [REDACTED]\n" in (path / "output.log").read_text()
+    assert (path / "ranks/0.log").read_text() == "a [REDACTED]\n"
+    for kept in path.rglob("*"):
+        assert kept.is_dir() or TOKEN not in kept.read_text(errors="replace"), kept
+    assert not any(TOKEN in line for line in world.lines)
+    assert json.loads((path / "result.json").read_text())["verdict"] == "PASS"
+    # The launcher is told that it may go, and ends by itself.
+    assert ("sh", "-c", "touch ~/.fetched") in world.api.executed
+    assert [one for one in world.api.objects if one[0] != "Namespace"] == [("Pod", world.launcher)]
+
+
+def submit_beside(world: World) -> None:
+    for kind in ("ConfigMap", "Secret"):
+        world.api.put({"kind": kind, "metadata": {"name": world.run.name}})
+
+
+def test_what_was_sent_is_recorded_without_the_secret(world: World) -> None:
+    lab.record(world.lab, world.target, world.built)
+    sent = (store.directory(world.directory, world.run.run_id) / "rendered/manifests.yaml").read_text()
+    assert "kind: MPIJob" in sent
+    assert TOKEN not in sent
+    assert "kind: Secret" not in sent
+
+
+def test_a_run_that_does_not_fit_is_recorded_as_such(world: World) -> None:
+    world.monkeypatch.setattr(cluster_runs, "IMAGE_PATIENCE", 0)
+    world.pod("worker-0", **waits("ErrImagePull", f"denied for {TOKEN}"))
+    result, _ = judged(world)
+    assert (result.verdict, result.cause, result.exit_code) == ("ERROR", "no-image", 3)
+    assert "denied for [REDACTED]" in result.message
+
+
+def test_a_metric_without_a_line_is_a_warning(world: World) -> None:
+    events: list[Event] = []
+    world.lab = _emitting(world.lab, events)
+    world.pods(**runs())
+    world.prints(*reported(world), f"{MARK}0")
+    judged(world)
+    assert "metric `answer`: no line of the output matches" in _warnings(events)[-1]
+
+
+def _emitting(of: ClusterLab, events: list[Event]) -> ClusterLab:
+    return replace(of, context=replace(of.context, emit=events.append))
+
+
+def _warnings(events: list[Event]) -> list[str]:
+    return [event.text for event in events if event.kind == "warning"]
+
+
+# --- fetch ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fetched(world: World) -> Callable[..., tuple[Path, list[str]]]:
+    """Fetches what tar prints; where it comes to, and the warnings."""
+
+    def fetch(*members: tuple[tarfile.TarInfo, bytes], end: tuple[int, bytes] = SUCCESS) -> tuple[Path, list[str]]:
+        said: list[str] = []
+        lab.record(world.lab, world.target, world.built)
+        world.api.programs = serving(*members, end=end)
+        cluster_runs.fetch(world.api, world.run, world.launcher, said.append)
+        assert world.api.executed[-1] == ("sh", "-c", "touch ~/.fetched")
+        return store.outputs(world.directory, world.run.run_id), said
+
+    return fetch
+
+
+def test_links_and_names_that_lead_out_are_left_out_and_the_rest_is_fetched(
+    fetched: Callable[..., tuple[Path, list[str]]], tmp_path: Path
+) -> None:
+    here, said = fetched(
+        (entry("./first.txt"), b"1"),
+        (entry("./models", tarfile.SYMTYPE, "/storage/models"), b""),
+        (entry("./models/inside.txt"), b"within the lab now"),
+        (entry("./up", tarfile.SYMTYPE, "../../../.."), b""),
+        (entry("../../escaped.txt"), b"no"),
+        (entry("./hard", tarfile.LNKTYPE, "../../.env"), b""),
+        (entry("./pipe", tarfile.FIFOTYPE), b""),
+        (entry("./disk", tarfile.BLKTYPE), b""),
+        (entry("./near", tarfile.SYMTYPE, "first.txt"), b""),
+        (entry("./last.txt"), b"2"),
+    )
+    assert (here / "first.txt").read_bytes() == b"1"
+    assert (here / "last.txt").read_bytes() == b"2"
+    assert (here / "near").read_bytes() == b"1"
+    assert not (here / "models").is_symlink()
+    assert not any((here / name).exists() or (here / name).is_symlink() for name in ("up", "hard", "pipe", "disk"))
+    assert not list(tmp_path.rglob("escaped.txt"))
+    (warning,) = said
+    assert warning == (
+        "not fetched, as they are no files or lead out of the run's directory: ./models, ./up, ../../escaped.txt, "
+        "./hard and 2 more"
+    )
+
+
+def test_an_absolute_name_is_below_the_runs_directory(fetched: Callable[..., tuple[Path, list[str]]]) -> None:
+    here, said = fetched((entry("/labctl-absolute-name.txt"), b"x"))
+    assert not Path("/labctl-absolute-name.txt").exists()
+    assert (here / "labctl-absolute-name.txt").read_bytes() == b"x"
+    assert said == []
+
+
+def test_files_that_change_while_they_are_read_are_fetched(fetched: Callable[..., tuple[Path, list[str]]]) -> None:
+    here, said = fetched((entry("./log.txt"), b"so far"), end=failure(1))
+    assert (here / "log.txt").read_bytes() == b"so far"
+    assert said == []
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        (failure(2), "the run's files were not fetched from launcher: tar ended with exit code 2"),
+        ((ERR, b"cut off"), "the run's files were not fetched from launcher: the connection to tar was lost"),
+    ],
+)
+def test_what_cannot_be_fetched_is_a_warning_and_the_launcher_may_go(
+    fetched: Callable[..., tuple[Path, list[str]]], end: tuple[int, bytes], words: str
+) -> None:
+    _, said = fetched((entry("./log.txt"), b"x"), end=end)
+    assert said == [words]
+
+
+def test_a_stream_that_is_no_archive_is_a_warning(world: World) -> None:
+    said: list[str] = []
+    lab.record(world.lab, world.target, world.built)
+    world.api.programs = lambda *_: ((OUT, b"tar: not found" * 100), SUCCESS)
+    cluster_runs.fetch(world.api, world.run, world.launcher, said.append)
+    assert said[0].startswith("the run's files were not fetched from launcher: ")
+
+
+# --- clear ---------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_removed_is_a_warning_with_what_removes_it(world: World) -> None:
+    said: list[str] = []
+    world.api.denied = {"delete mpijobs.kubeflow.org"}
+    cluster_runs.clear(world.api, world.run, said.append)
+    (warning,) = said
+    assert warning.startswith(f"MPIJob {world.run.name} is not removed: cannot delete mpijobs.kubeflow.org")
+    assert warning.endswith("; `labctl down` removes it")
+
+
+def test_a_trainjobs_runtime_goes_with_it(train: World) -> None:
+    train.api.put({"kind": "TrainingRuntime", "metadata": {"name": train.run.name}})
+    cluster_runs.clear(train.api, train.run, print)
+    assert not [kind for kind, _ in train.api.objects if kind in ("TrainJob", "TrainingRuntime")]
+
+
+def test_times_of_logs_are_read_to_the_microsecond() -> None:
+    assert cluster_runs.seconds_of("1970-01-01T00:00:01.500000999Z") == 1.5
+    assert cluster_runs.seconds_of("1970-01-01T00:00:02Z") == 2
+    assert cluster_runs.seconds_of("None") == 0

@@ -1,0 +1,162 @@
+"""The pod that fills a lab's claim, in a cluster in memory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from support import clusters, running
+from support.fake_api import FakeApi
+from support.running import RunningApi
+
+from labctl.engines.kubernetes import Manifest
+from labctl.errors import ConfigError, HostError
+from labctl.hub.client import Kind
+from labctl.k8s import storage
+from labctl.k8s.lab import ClusterLab
+from labctl.model import Event
+
+WANTED: list[tuple[Kind, str]] = [("model", "acme/tiny"), ("dataset", "acme/words")]
+MODEL = {"kind": "model", "name": "acme/tiny", "revision": "1a2b", "bytes": 7}
+WORDS = {"kind": "dataset", "name": "acme/words", "revision": "3c4d", "bytes": 0}
+RUNS = {"running": {"startedAt": "2026-01-02T03:04:05Z"}}
+
+
+class Storing(RunningApi):
+    """Its pods are, look by look, in these states, and the last of them for good."""
+
+    def __init__(self, *states: dict[str, Any]) -> None:
+        super().__init__()
+        self.states, self.pod = list(states), dict[str, Any]()
+        self.seen: set[str] = set()
+        self.said: list[str] = []
+
+    def _answer_of(self, kind: str, name: str, method: str, body: Manifest | None, options: Any) -> Manifest | None:
+        found = super()._answer_of(kind, name, method, body, options)
+        self.seen |= {one for one, _ in self.objects}
+        if kind != "Pod" or method != "GET" or not name or not found:
+            return found
+        self.pod = self.states.pop(0) if self.states else self.pod
+        self.printed[name] = [f"2026-01-02T03:04:05.{number:09}Z {line}" for number, line in enumerate(self.said)]
+        return None if self.pod.get("gone") else {**found, "status": self.pod}
+
+
+def status(phase: str, **state: Any) -> dict[str, Any]:
+    return {"phase": phase, "containerStatuses": [{"name": "program", "state": state}]}
+
+
+STARTS = status("Pending", waiting={"reason": "ContainerCreating"})
+GOES = status("Running", **RUNS)
+WELL = status("Succeeded", terminated={"exitCode": 0})
+ILL = status("Failed", terminated={"exitCode": 1, "reason": "Error"})
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "LOOK", 0)
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+def lab(api: FakeApi, directory: Path, said: list[str], **given: str) -> ClusterLab:
+    settings = {"LAB_K8S_STORAGE_SIZE": "10g", "LAB_ACCELERATOR": "cpu", "HF_TOKEN": "hf_canary", **given}
+    made = clusters.lab(api, running.own_workload(directory), **settings)
+
+    def hear(event: Event) -> None:
+        said.append(event.text)
+
+    return replace(made, context=replace(made.context, emit=hear))
+
+
+def test_what_is_downloaded_is_said_and_the_pod_is_removed(tmp_path: Path, said: list[str]) -> None:
+    api = Storing(STARTS, STARTS, GOES, GOES, WELL)
+    api.said = ["Fetching 3 files", json.dumps(MODEL), "", json.dumps(WORDS)]
+    items = storage.fill(lab(api, tmp_path, said), WANTED, "https://hub.example.com")
+    assert [(one.kind, one.name, one.revision, one.bytes, one.fetched_bytes, one.state) for one in items] == [
+        ("model", "acme/tiny", "1a2b", 7, 7, "fetched"),
+        ("dataset", "acme/words", "3c4d", 0, 0, "fetched"),
+    ]
+    assert {kind for kind, _ in api.objects} == {"Namespace", "PersistentVolumeClaim"}
+    assert api.seen >= {"Pod", "ConfigMap", "Secret"}
+    assert said == []
+
+
+def test_the_pod_is_given_what_is_wanted_the_hub_and_the_token_as_a_file(tmp_path: Path, said: list[str]) -> None:
+    api, sent = Storing(GOES, WELL), list[Manifest]()
+    put = api.put
+
+    def keep(manifest: Manifest) -> Manifest:
+        sent.append(manifest)
+        return put(manifest)
+
+    api.put = keep  # type: ignore[method-assign]
+    storage.fill(lab(api, tmp_path, said), WANTED, "https://hub.example.com")
+    pod = next(one for one in sent if one["kind"] == "Pod")
+    (program,) = pod["spec"]["containers"]
+    assert program["command"][-2:] == ["model:acme/tiny", "dataset:acme/words"]
+    assert {"name": "HF_ENDPOINT", "value": "https://hub.example.com"} in program["env"]
+    assert pod["spec"]["restartPolicy"] == "Never"
+    assert "limits" not in program["resources"]
+    assert "hf_canary" not in json.dumps([one for one in sent if one["kind"] != "Secret"])
+
+
+def test_a_lab_without_a_claim_has_nowhere_to_download_to(tmp_path: Path, said: list[str]) -> None:
+    api = Storing()
+    with pytest.raises(ConfigError, match="no claim to download to") as nowhere:
+        storage.fill(lab(api, tmp_path, said, LAB_K8S_STORAGE_SIZE=""), WANTED, "")
+    assert "LAB_K8S_STORAGE_SIZE=" in nowhere.value.hint
+    assert not api.objects
+
+
+def test_what_the_program_said_last_is_why_it_failed(tmp_path: Path, said: list[str]) -> None:
+    api = Storing(GOES, GOES, ILL)
+    api.said = [json.dumps(MODEL), "dataset acme/words is gated: accept its terms", ""]
+    with pytest.raises(HostError, match="dataset acme/words is gated: accept its terms") as failed:
+        storage.fill(lab(api, tmp_path, said), WANTED, "")
+    assert failed.value.hint == "re-run to resume: what is whole stays on the claim"
+    assert {kind for kind, _ in api.objects} == {"Namespace", "PersistentVolumeClaim"}
+
+
+def test_a_program_that_failed_without_a_word_has_its_exit_code(tmp_path: Path, said: list[str]) -> None:
+    with pytest.raises(HostError, match=r"ended with exit code 1 \(Error\)"):
+        storage.fill(lab(Storing(GOES, ILL), tmp_path, said), WANTED, "")
+
+
+def test_a_pod_that_somebody_deletes_is_said_to_be_deleted(tmp_path: Path, said: list[str]) -> None:
+    with pytest.raises(HostError, match=r"pod demo-cache-\w+ was deleted while it downloaded"):
+        storage.fill(lab(Storing(GOES, GOES, {"gone": True}), tmp_path, said), WANTED, "")
+
+
+def test_what_keeps_the_pod_from_starting_is_said_once_and_at_the_limit(
+    tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(100))
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    unbound = {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False", "message": "unbound"}]}
+    with pytest.raises(HostError, match=r"pod demo-cache-\w+ did not start within 10 s \(LAB_K8S_PATIENCE\): unbound$"):
+        storage.fill(lab(Storing(STARTS, unbound), tmp_path, said, LAB_K8S_PATIENCE="10"), WANTED, "")
+    (notice,) = said
+    assert notice.endswith(": unbound")
+
+
+def test_a_pod_of_which_nothing_is_known_just_did_not_start(
+    tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(100))
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    with pytest.raises(HostError, match=r"did not start within 10 s \(LAB_K8S_PATIENCE\)$"):
+        storage.fill(lab(Storing(STARTS), tmp_path, said, LAB_K8S_PATIENCE="10"), WANTED, "")
+
+
+def test_a_refused_object_leaves_nothing(tmp_path: Path, said: list[str]) -> None:
+    api = Storing()
+    api.denied = {"patch pods"}
+    with pytest.raises(HostError, match=r"Pod demo-cache-\w+ was refused"):
+        storage.fill(lab(api, tmp_path, said), WANTED, "")
+    assert {kind for kind, _ in api.objects} == {"Namespace", "PersistentVolumeClaim"}

@@ -1,0 +1,119 @@
+"""The program that downloads to a claim, with a hub in memory."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub import errors
+
+SOURCE = Path(__file__).resolve().parents[3] / "docker/fetch_models.py"
+
+
+@pytest.fixture(scope="module")
+def program() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("fetch_models", SOURCE)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Hub:
+    """Repositories with their files; those that fail do so with an error."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.files: dict[str, tuple[str, ...]] = {}
+        self.fails: dict[str, Exception] = {}
+        self.ignored: dict[str, list[str]] = {}
+        api = SimpleNamespace(list_repo_files=self.list_repo_files)
+        monkeypatch.setattr(huggingface_hub, "HfApi", lambda: api)
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", self.snapshot_download)
+
+    def list_repo_files(self, name: str, repo_type: str) -> list[str]:
+        if name in self.fails:
+            raise self.fails[name]
+        return list(self.files[f"{repo_type}:{name}"])
+
+    def snapshot_download(self, name: str, repo_type: str, ignore_patterns: list[str]) -> str:
+        self.ignored[name] = ignore_patterns
+        made = self.folder / repo_type / name / "snapshots/1a2b"
+        made.mkdir(parents=True)
+        for file in self.files[f"{repo_type}:{name}"]:
+            (made / file).write_bytes(b"12345")
+        return str(made)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    return Hub(tmp_path, monkeypatch)
+
+
+def run(program: ModuleType, monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
+    """What it says as it fails; empty where it does not."""
+    monkeypatch.setattr(sys, "argv", ["fetch_models.py", *words])
+    try:
+        program.main()
+    except SystemExit as left:
+        return str(left.code)
+    return ""
+
+
+def test_each_repository_is_a_line_with_its_revision_and_size(
+    program: ModuleType, hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.files = {"model:acme/tiny": ("config.json", "model.safetensors"), "dataset:acme/words": ("a.csv",)}
+    assert run(program, monkeypatch, "model:acme/tiny", "dataset:acme/words") == ""
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [
+        {"kind": "model", "name": "acme/tiny", "revision": "1a2b", "bytes": 10},
+        {"kind": "dataset", "name": "acme/words", "revision": "1a2b", "bytes": 5},
+    ]
+
+
+def test_other_forms_of_weights_are_left_out_only_where_there_are_safetensors(
+    program: ModuleType, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.files = {"model:safe": ("model.safetensors", "pytorch_model.bin"), "model:old": ("pytorch_model.bin",)}
+    run(program, monkeypatch, "model:safe", "model:old")
+    assert "*.bin" in hub.ignored["safe"]
+    assert hub.ignored["old"] == []
+
+
+def refused(kind: Any, message: str = "403 Client Error") -> Exception:
+    response = SimpleNamespace(headers={}, request=None, status_code=403)
+    error: Exception = kind(message, response=response)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (refused(errors.GatedRepoError), "model acme/tiny is gated: accept its terms on its page at the hub"),
+        (refused(errors.RepositoryNotFoundError), "model acme/tiny not found, or it is private: HF_TOKEN in .env"),
+        (refused(errors.HfHubHTTPError, "503 Server Error"), "model acme/tiny: 503 Server Error"),
+        (OSError(28, "No space left on device"), "model acme/tiny: [Errno 28] No space left on device"),
+        (errors.HFValidationError("Repo id must be 'name'"), "model acme/tiny: Repo id must be 'name'"),
+    ],
+)  # fmt: skip
+def test_what_the_hub_refuses_is_said_in_words_and_ends_it(
+    program: ModuleType, hub: Hub, monkeypatch: pytest.MonkeyPatch, error: Exception, words: str
+) -> None:
+    hub.fails, hub.files = {"acme/tiny": error}, {"model:later": ("a",)}
+    assert run(program, monkeypatch, "model:acme/tiny", "model:later").startswith(words)
+    assert hub.ignored == {}
+
+
+def test_what_came_before_a_failure_is_told(
+    program: ModuleType, hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.files, hub.fails = {"model:first": ("a",)}, {"second": OSError("no route to host")}
+    assert run(program, monkeypatch, "model:first", "model:second") == "model second: no route to host"
+    assert json.loads(capsys.readouterr().out)["name"] == "first"
