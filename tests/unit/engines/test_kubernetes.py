@@ -30,7 +30,7 @@ from labctl.engines.kubernetes import (
     grant,
     node_of,
 )
-from labctl.errors import ConfigError, HostError
+from labctl.errors import ConfigError, HostError, OutputClosed
 from labctl.system.process import NOT_FOUND, ProcessTimeout
 
 POD: Manifest = {"kind": "Pod", "metadata": {"name": "demo-m-launcher"}, "spec": {"containers": [{"name": "launcher"}]}}
@@ -487,6 +487,15 @@ def test_an_attached_program_reads_what_is_typed(monkeypatch: pytest.MonkeyPatch
 def test_a_lost_connection_ends_an_attached_program_with_words() -> None:
     with pytest.raises(HostError, match="the connection to make was lost: Connection to remote host was lost"):
         attached(Programs((OUT, b"half"), lost=True))
+
+
+def test_a_reader_that_has_gone_is_no_lost_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as stdout:
+        monkeypatch.setattr("sys.stdout", stdout)
+        with pytest.raises(OutputClosed):
+            attached(Programs((OUT, b"more than is wanted\n"), SUCCESS))
 
 
 def test_secrets_are_not_given_to_a_program_in_a_pod() -> None:
