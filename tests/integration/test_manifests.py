@@ -12,6 +12,7 @@ from support.operator import fresh_namespace
 from labctl import accelerators, launchers
 from labctl.config import settings
 from labctl.engines.kubernetes import Api, Refused
+from labctl.errors import ConfigError
 from labctl.k8s import job, render, target
 from labctl.k8s.run import definitions
 from labctl.runs.request import RunOptions, choose_workload
@@ -59,7 +60,13 @@ def test_the_server_takes_every_declared_workload(
     names = [one.name for one in external.list_all(ROOT / "workloads", launchers.known(), {}).workloads]
     taken = 0
     for name in names:
-        workload = choose_workload(ROOT, name, RunOptions(), found)
+        try:
+            workload = choose_workload(ROOT, name, RunOptions(), found)
+        except ConfigError as error:
+            # What has its code in a clone, which is not here.
+            if "clone" in error.message:
+                continue
+            raise
         options = RunOptions(arguments=tuple((key, GIVEN[key]) for key in workload.required_inputs))
         built = job.build(found, ROOT, where, choose_workload(ROOT, name, options, found), options)
         for one in render.manifests(where, built):
