@@ -6,6 +6,7 @@ It prints a line of JSON for each repository; what the hub refuses goes to stand
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -20,8 +21,17 @@ def fetch(kind: str, name: str) -> dict[str, object]:
     files = HfApi().list_repo_files(name, repo_type=kind)
     ignored = OTHERS if any(one.endswith(".safetensors") for one in files) else []
     folder = Path(snapshot_download(name, repo_type=kind, ignore_patterns=ignored))
+    if kind == "model":
+        link(folder, Path(os.environ["LABCTL_STORAGE"], "models", name))
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     return {"kind": kind, "name": name, "revision": folder.name, "bytes": size}
+
+
+def link(folder: Path, place: Path) -> None:
+    """Have a model found by its name, whatever its revision."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.unlink(missing_ok=True)
+    place.symlink_to(os.path.relpath(folder, place.parent))
 
 
 def main() -> None:

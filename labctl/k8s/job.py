@@ -71,9 +71,14 @@ def build(
     run_id = run_id or name
     lab = lab_of_pods(settings, directory, accelerator, target, name)
     inputs.require(workload)
+    if target.storage:
+        workload = inputs.named_models(workload, f"{STORAGE}/models")
     for path in inputs.given(workload):
         if not path.startswith(f"{STORAGE}/"):
-            raise ConfigError(f"{workload.name}: {path} is not on the claim", hint=f"name a path below {STORAGE}")
+            raise ConfigError(
+                f"{workload.name}: {path} is not on the claim",
+                hint=f"name a path below {STORAGE}, or a model that `labctl cache --model NAME` has fetched",
+            )
     where = job.run_directory(lab, run_id)
     workload = external.at(workload, f"{len(lab.nodes)}xN", where)
     workload, chosen = code.choose(lab, workload)

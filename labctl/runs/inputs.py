@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -29,6 +30,15 @@ def resolve(lab: Lab, workload: Workload) -> Workload:
     for index, option, value, kind in _given(workload):
         inside = _resolve(lab, workload.name, option, value, kind)
         words[index] = f"{option}={inside}" if words[index].startswith(f"{option}=") else inside
+    return replace(workload, arguments=tuple(words))
+
+
+def named_models(workload: Workload, place: str) -> Workload:
+    """The workload with models that are named as on the hub, such as ``facebook/opt-350m``, as paths below a place."""
+    words = list(workload.arguments)
+    for index, _, value, kind in _given(workload):
+        if kind == "model" and re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", value):
+            words[index] = words[index].removesuffix(value) + f"{place}/{value}"
     return replace(workload, arguments=tuple(words))
 
 

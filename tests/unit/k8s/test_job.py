@@ -107,6 +107,15 @@ def test_inputs_are_paths_on_the_claim() -> None:
         built("lora-clm")
 
 
+def test_a_model_that_is_named_as_on_the_hub_is_on_the_claim() -> None:
+    options = RunOptions(arguments=(("model", "acme/llama-7b"),))
+    _, made = built("lora-clm", options=options, LAB_K8S_STORAGE_SIZE="10g")
+    assert "/storage/models/acme/llama-7b" in made.job.workload.arguments
+    with pytest.raises(ConfigError, match="acme/llama-7b is not on the claim") as raised:
+        built("lora-clm", options=options)
+    assert "labctl cache --model" in raised.value.hint
+
+
 def test_caches_are_on_the_claim_where_there_is_one() -> None:
     assert dict(built("hello-mpi")[1].environment)["HF_HOME"] == "/workspace/.cache/huggingface"
     assert dict(built("hello-mpi", LAB_K8S_STORAGE_SIZE="10g")[1].environment)["HF_HOME"] == "/storage/huggingface"

@@ -37,6 +37,42 @@ ASKED = {
 }
 
 
+# What Intel's page asks of its job: eight Gaudis, huge pages, proxies, a claim, a token, the host's IPC.
+INTELS = {
+    "LAB_NAME": "lab",
+    "LAB_NODES": "1",
+    "LAB_SLOTS": "8",
+    "LAB_MEMORY": "250g",
+    "LAB_K8S_NAMESPACE": "workloads",
+    "LAB_K8S_HUGEPAGES": "312600m",
+    "LAB_K8S_HOST_IPC": "true",
+    "LAB_K8S_STORAGE_CLASS": "nfs-client",
+    "LAB_K8S_STORAGE_SIZE": "500g",
+    "HF_TOKEN": "hf_of_nobody",
+    "HTTPS_PROXY": "http://proxy.example:3128",
+    "HOME": "/home/someone",
+}
+
+
+def test_intels_fine_tuning_is_this_job(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    found = settings.load(tmp_path, {**INTELS, "LAB_ACCELERATOR": "habana"}, {})
+    options = RunOptions(arguments=(("model", "meta-llama/Llama-2-7b-hf"), ("epochs", "3")))
+    where = target.read(found, "habana")
+    built = job.build(found, ROOT, where, choose_workload(ROOT, "lora-clm", options, found), options)
+    compare(render.manifests(where, built), "intel-lora-clm", request)
+
+
+def compare(objects: list[render.Manifest], name: str, request: pytest.FixtureRequest) -> None:
+    """With what is kept, but for the texts of files."""
+    for one in objects:
+        if one["kind"] == "ConfigMap":
+            one["data"] = dict.fromkeys(one["data"], "...")
+    text, path = render.text(objects), FOLDER / f"{name}.yaml"
+    if request.config.getoption("--update-golden"):
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("kind", ["mpijob", "trainjob"])
 @pytest.mark.parametrize("accelerator", ["cpu", *(name for name in accelerators.modules() if name != "cpu")])
 def test_a_job_has_these_objects(accelerator: str, kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
@@ -45,10 +81,4 @@ def test_a_job_has_these_objects(accelerator: str, kind: str, tmp_path: Path, re
     workload = choose_workload(ROOT, "matmul", options, found)
     where = target.read(found, accelerator)
     objects = render.manifests(where, job.build(found, tmp_path, where, workload, options))
-    for one in objects:
-        if one["kind"] == "ConfigMap":
-            one["data"] = dict.fromkeys(one["data"], "...")
-    text, path = render.text(objects), FOLDER / f"{accelerator}-{kind}.yaml"
-    if request.config.getoption("--update-golden"):
-        path.write_text(text, encoding="utf-8")
-    assert text == path.read_text(encoding="utf-8")
+    compare(objects, f"{accelerator}-{kind}", request)

@@ -54,7 +54,8 @@ class Hub:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
-    return Hub(tmp_path, monkeypatch)
+    monkeypatch.setenv("LABCTL_STORAGE", str(tmp_path / "storage"))
+    return Hub(tmp_path / "storage", monkeypatch)
 
 
 def run(program: ModuleType, monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
@@ -85,6 +86,19 @@ def test_other_forms_of_weights_are_left_out_only_where_there_are_safetensors(
     run(program, monkeypatch, "model:safe", "model:old")
     assert "*.bin" in hub.ignored["safe"]
     assert hub.ignored["old"] == []
+
+
+def test_a_model_is_found_by_its_name_also_when_it_is_fetched_again(
+    program: ModuleType, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.files = {"model:acme/tiny": ("config.json",), "dataset:acme/words": ("a.csv",)}
+    for place in (hub.folder / "models/acme/tiny", hub.folder / "first"):
+        place.parent.mkdir(parents=True, exist_ok=True)
+    (hub.folder / "models/acme/tiny").symlink_to(hub.folder / "first")
+    assert run(program, monkeypatch, "model:acme/tiny", "dataset:acme/words") == ""
+    assert (hub.folder / "models/acme/tiny/config.json").read_bytes() == b"12345"
+    assert not (hub.folder / "models/acme/tiny").readlink().is_absolute()
+    assert not (hub.folder / "models/acme/words").exists()
 
 
 def refused(kind: Any, message: str = "403 Client Error") -> Exception:
