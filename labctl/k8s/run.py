@@ -311,12 +311,14 @@ class Follower:
         launcher = next((pod for pod in found if node_of(pod) == LAUNCHER and self.launcher in ("", _name(pod))), None)
         if launcher and pods.has_started(launcher):
             self._begin_to_read(launcher)
-            if pods.has_ended(launcher):
+            ended = pods.has_ended(launcher)
+            if ended or pods.state_of(job).name != "active":
+                # Its operator removes what is left of it.
                 self._note_end(job, launcher)
-                return self._ended(_code_of(launcher))
-            for cause, message in self._losses(found):
-                self._stop.because(cause, message)
-            return None
+            else:
+                for cause, message in self._losses(found):
+                    self._stop.because(cause, message)
+            return self._ended(_code_of(launcher)) if ended else None
         if self.launcher or self._stop.cause:
             return agent.Ended(code=137)
         return self._not_started(job, found)

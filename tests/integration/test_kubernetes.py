@@ -6,6 +6,7 @@ The node's engine is this machine's, and has the lab's image.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import signal
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 from conftest import FreshLab
+from kubernetes.client.exceptions import ApiException
 from support.harness import Answer, Lab, Running, wait_until
 from support.operator import Operator, fresh_namespace, operating
 from support.proxy import Proxy
@@ -49,7 +51,9 @@ def cluster_lab(operator: Operator, kubeconfig: Path, fresh_lab: FreshLab) -> It
         for kind in ("MPIJob", "Pod"):
             for name in operator.objects(kind):
                 if name.startswith(f"{lab.name}-"):
-                    operator.kind(kind).delete(name=name, namespace=operator.namespace, grace_period_seconds=0)
+                    # One that goes meanwhile is gone.
+                    with contextlib.suppress(ApiException):
+                        operator.kind(kind).delete(name=name, namespace=operator.namespace, grace_period_seconds=0)
 
 
 KINDS = ("MPIJob", "Pod", "ConfigMap", "Secret", "Service")
