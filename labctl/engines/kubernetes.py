@@ -154,11 +154,14 @@ class Api:
             hint=f"kubectl {context}cluster-info; another cluster: LAB_K8S_CONTEXT in .env",
         )
 
-    def _refused(self, method: str, path: str, status: int, body: Any, reason: str) -> Refused | Unreachable:
+    def _refused(self, method: str, path: str, status: int | None, body: Any, reason: str) -> Refused | Unreachable:
         try:
             said = str(json.loads(body)["message"])
         except (ValueError, KeyError, TypeError):
             said = reason
+        if not status:
+            # The client's own word for a TLS connection that breaks.
+            return self._silent(OSError(" ".join(said.split())))
         if status in PASSING:
             return self._silent(OSError(f"{status} {said}"))
         hint = ""

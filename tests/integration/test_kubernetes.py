@@ -220,7 +220,7 @@ def test_ctrl_c_ends_the_job(cluster_lab: ClusterLabs, operator: Operator) -> No
 
 
 def test_a_run_outlives_an_api_server_that_is_gone_for_a_while(
-    cluster_lab: ClusterLabs, kubeconfig: Path, tmp_path: Path
+    cluster_lab: ClusterLabs, kubeconfig: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     lab = cluster_lab()
     content = yaml.safe_load(kubeconfig.read_text())
@@ -228,10 +228,11 @@ def test_a_run_outlives_an_api_server_that_is_gone_for_a_while(
     assert server.hostname
     assert server.port
     proxy = Proxy(server.hostname, server.port)
+    request.addfinalizer(proxy.close)
     content["clusters"][0]["cluster"]["server"] = f"https://{server.hostname}:{proxy.port}"
     (tmp_path / "kubeconfig").write_text(yaml.safe_dump(content))
     lab.environ["KUBECONFIG"] = str(tmp_path / "kubeconfig")
-    words = ("run", "opt-tiny", "--rehearse", "--set", "steps=200", "--json")
+    words = ("run", "opt-tiny", "--set", "steps=200", "--json")
     with lab.start(*words) as running:
         wait_until(lambda: "step 10/200" in running.err, 120, f"it trains:\n{running.err}")
         proxy.cut()
@@ -242,7 +243,6 @@ def test_a_run_outlives_an_api_server_that_is_gone_for_a_while(
     numbers = [int(line.partition("step ")[2].partition("/")[0]) for line in steps]
     assert numbers == sorted(set(numbers)), "each line once, and in order"
     assert numbers[-1] == 200
-    proxy.close()
 
 
 def test_steps_by_hand_make_and_remove_the_same_job(cluster_lab: ClusterLabs, operator: Operator) -> None:

@@ -40,15 +40,17 @@ class Proxy:
                     near.close()
                     continue
                 far = socket.create_connection(self._server)
+                self._open |= {near, far}
                 for source, sink in ((near, far), (far, near)):
                     threading.Thread(target=self._carry, args=(source, sink), daemon=True).start()
 
     def _carry(self, source: socket.socket, sink: socket.socket) -> None:
-        self._open |= {source, sink}
         with contextlib.suppress(OSError):
             while piece := source.recv(1 << 16):
                 sink.sendall(piece)
         for one in (source, sink):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
-        self._open -= {source, sink}
+        self._open -= {source}
+        # The other direction has a thread of its own, which closes what it reads from.
+        source.close()

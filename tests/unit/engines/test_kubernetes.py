@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import socket
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import count
 from pathlib import Path
@@ -176,6 +178,20 @@ def test_a_server_that_is_not_there_is_named_with_why(tmp_path: Path, monkeypatc
     assert "object at 0x" not in silent.value.message
     assert silent.value.hint.startswith("kubectl cluster-info;")
     assert "kubectl --context here cluster-info" in _in_context(tmp_path).hint
+
+
+def test_a_tls_connection_that_breaks_is_a_server_that_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as threads:
+
+        def hang_up() -> None:
+            listener.accept()[0].close()
+
+        threads.submit(hang_up)
+        api = client_of(f"https://127.0.0.1:{listener.getsockname()[1]}", tmp_path, monkeypatch)
+        with pytest.raises(Unreachable, match=r"does not answer: "):
+            api.get("Pod", "p")
 
 
 def _in_context(directory: Path) -> Unreachable:
