@@ -52,6 +52,8 @@ HEAVY = {
     "requests",
     "huggingface_hub",
     "dotenv",
+    "kubernetes",
+    "websocket",
     "filelock",
     "packaging",
 }
