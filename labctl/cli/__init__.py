@@ -28,7 +28,7 @@ COMMANDS = {
     "render": ("lab", "write the files of every node without starting it"),
     "build": ("lab", "build the lab's image, or a workload's"),
     "up": ("lab", "create and start the lab, and wait until every worker is reachable"),
-    "k8s": ("k8s", "write a workload as a job for Kubernetes: MPIJob or TrainJob"),
+    "k8s": ("k8s", "write, submit or import jobs for Kubernetes: MPIJob or TrainJob"),
     "bundle": ("bundle", "save the lab with its image as one file, or load it, for offline use"),
     "keys": ("lab", "replace the lab's ssh keys"),
     "status": ("lab", "show the lab's containers and their health"),

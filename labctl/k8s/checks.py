@@ -52,7 +52,7 @@ def examine(lab: ClusterLab) -> Iterator[Finding]:
 
 
 def attempt(view: View, code: str, check: Check) -> Iterator[Finding]:
-    """What a check finds; a warning where it may not look. Unreachable, Refused where nobody is let in."""
+    """What a check finds; a warning where it may not look. Unreachable; Refused for credentials."""
     try:
         yield from check(view)
     except HostError as failure:

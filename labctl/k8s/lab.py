@@ -36,7 +36,7 @@ from labctl.k8s.run import (
 from labctl.k8s.target import USUAL_KIND, Target, read
 from labctl.lab.cluster import owner
 from labctl.lab.status import LabStatus, NodeStatus, RunState
-from labctl.model import Result, Workload
+from labctl.model import LAUNCHER, Result, Workload
 from labctl.runs import store
 from labctl.runs.request import RunOptions
 from labctl.system import filelock
@@ -228,7 +228,7 @@ def _print_record(lab: ClusterLab, run_id: str, on_line: Callable[[str], None]) 
 def _launcher(api: Api, run: ClusterRun) -> str:
     """The launcher's pod, once it has started; empty before."""
     found = run_pods(api, run)
-    return next((pod["metadata"]["name"] for pod in found if pods.has_started(pod) and node_of(pod) == "launcher"), "")
+    return next((pod["metadata"]["name"] for pod in found if pods.has_started(pod) and node_of(pod) == LAUNCHER), "")
 
 
 def stop(lab: ClusterLab, run_id: str) -> Result:
@@ -282,13 +282,13 @@ def _active(lab: ClusterLab, run_id: str, there: Mapping[str, Manifest]) -> Acti
     if not job:
         return None
     found = lab.api.list("Pod", f"labctl.run={render.label(run_id)}")
-    launcher = next((pod for pod in found if node_of(pod) == "launcher" and pods.has_started(pod)), None)
+    launcher = next((pod for pod in found if node_of(pod) == LAUNCHER and pods.has_started(pod)), None)
     printed = [text for _, text in lab.api.lines(launcher["metadata"]["name"], last=RECENT)] if launcher else []
     over = pods.state_of(job).name in ("succeeded", "failed") or any(map(ENDED.fullmatch, printed))
     steps = [step[0] for text in printed if (step := STEP.search(text))]
     return ActiveRun(
         id=run_id,
-        nodes=tuple(sorted(node_of(pod) for pod in found if node_of(pod) != "launcher")),
+        nodes=tuple(sorted(node_of(pod) for pod in found if node_of(pod) != LAUNCHER)),
         state="ended" if over else "running",
         waits=not launcher and not over,
         step=steps[-1] if steps else "",

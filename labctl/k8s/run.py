@@ -45,6 +45,8 @@ from labctl.runs.verdict import RunOutcome
 KINDS: dict[Kind, str] = {"mpijob": "MPIJob", "trainjob": "TrainJob"}
 OWNED = {"MPIJob": ("ConfigMap", "Secret"), "TrainJob": ("ConfigMap", "Secret", "TrainingRuntime")}
 """What a job has beside it, of its name."""
+SHARED = ("Namespace", "PersistentVolumeClaim")
+"""What a lab's jobs have together."""
 # Seconds between two looks at a run's pods; that an API server may be silent; that an image may be refused, as
 # registries have bad minutes; for a run that is told to end; for the cluster to say why it ended one.
 LOOK, SILENT_FOR, IMAGE_PATIENCE, ENDING, EXPLAINING = 1.0, 600, 60, 60, 10
@@ -115,9 +117,7 @@ def kind_of(api: Api, settings: Settings) -> Kind:
 
 def submit(api: Api, target: Target, built: ClusterJob) -> None:
     """Create a job with all that it needs, or nothing of it. HostError with the server's reason."""
-    objects = render.manifests(target, built)
-    prepare(api, built.lab.name, [one for one in objects if one["kind"] in ("Namespace", "PersistentVolumeClaim")])
-    own = [one for one in objects if one["kind"] not in ("Namespace", "PersistentVolumeClaim")]
+    own = prepare(api, built.lab.name, render.manifests(target, built))
     for one in own:
         # A TrainJob is refused until the runtime that it names is there.
         if one["kind"] != "TrainJob":
@@ -142,9 +142,10 @@ def submit(api: Api, target: Target, built: ClusterJob) -> None:
         raise
 
 
-def prepare(api: Api, lab: str, objects: Iterable[Manifest]) -> None:
-    """Create the namespace and the claim where they are missing; those that are there stay as they are."""
-    for one in objects:
+def prepare(api: Api, lab: str, objects: list[Manifest]) -> list[Manifest]:
+    """Create the namespace and the claim where they are missing, and leave them where not; the objects beside them."""
+    shared = [one for one in objects if one["kind"] in SHARED]
+    for one in shared:
         try:
             there = api.get(one["kind"], one["metadata"]["name"])
         except Refused as error:
@@ -154,6 +155,7 @@ def prepare(api: Api, lab: str, objects: Iterable[Manifest]) -> None:
             raise
         if not there:
             api.apply(_marked(one, lab) if one["kind"] == "Namespace" else one)
+    return [one for one in objects if one["kind"] not in SHARED]
 
 
 def _marked(namespace: Manifest, lab: str) -> Manifest:

@@ -21,7 +21,6 @@ from labctl.lab.cluster import owner
 from labctl.system import files
 
 START = '[[ ! -r /run/secrets/environment ]] || . /run/secrets/environment; exec python -u "/etc/labctl/files/$0" "$@"'
-KEPT = ("Namespace", "PersistentVolumeClaim")
 
 
 def fill(lab: ClusterLab, wanted: Iterable[tuple[Kind, str]], endpoint: str) -> tuple[Item, ...]:
@@ -34,9 +33,7 @@ def fill(lab: ClusterLab, wanted: Iterable[tuple[Kind, str]], endpoint: str) -> 
     name, program = f"{lab.name}-cache-{secrets.token_hex(2)}", files.path("docker", "fetch_models.py").read_bytes()
     built = one_pod(lab.settings, lab.directory, target, name, program, (("HF_ENDPOINT", endpoint),), owner())
     command = ["bash", "-c", START, PROGRAM, *(f"{kind}:{repository}" for kind, repository in wanted)]
-    objects = render.single(target, built, command)
-    prepare(lab.api, lab.name, [one for one in objects if one["kind"] in KEPT])
-    own = [one for one in objects if one["kind"] not in KEPT]
+    own = prepare(lab.api, lab.name, render.single(target, built, command))
     try:
         for one in own:
             lab.api.apply(one)

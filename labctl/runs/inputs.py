@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
 from msgspec.structs import replace
@@ -26,19 +26,25 @@ def resolve(lab: Lab, workload: Workload) -> Workload:
     containers.
     """
     require(workload)
-    words = list(workload.arguments)
-    for index, option, value, kind in _given(workload):
-        inside = _resolve(lab, workload.name, option, value, kind)
-        words[index] = f"{option}={inside}" if words[index].startswith(f"{option}=") else inside
-    return replace(workload, arguments=tuple(words))
+    return _with_paths(workload, lambda option, value, kind: _resolve(lab, workload.name, option, value, kind))
 
 
 def named_models(workload: Workload, place: str) -> Workload:
     """The workload with models that are named as on the hub, such as ``facebook/opt-350m``, as paths below a place."""
+
+    def located(_: str, value: str, kind: str) -> str:
+        named = kind == "model" and re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", value)
+        return f"{place}/{value}" if named else value
+
+    return _with_paths(workload, located)
+
+
+def _with_paths(workload: Workload, path_of: Callable[[str, str, str], str]) -> Workload:
+    """The workload with another path in place of each input's, by its option, path and kind."""
     words = list(workload.arguments)
-    for index, _, value, kind in _given(workload):
-        if kind == "model" and re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", value):
-            words[index] = words[index].removesuffix(value) + f"{place}/{value}"
+    for index, option, value, kind in _given(workload):
+        path = path_of(option, value, kind)
+        words[index] = f"{option}={path}" if words[index].startswith(f"{option}=") else path
     return replace(workload, arguments=tuple(words))
 
 
