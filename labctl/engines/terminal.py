@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 from labctl.errors import HostError, OutputClosed
 
-OUT, ERR, RESIZE = 1, 2, 4
+IN, OUT, ERR, RESIZE = 0, 1, 2, 4
 CHUNK = 1 << 16
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -35,7 +35,8 @@ def carry(socket: Any, send: Callable[[int], None], *, reads: bool, raw: bool) -
                 if typed:
                     socket.write_stdin(typed)
                 else:
-                    # The protocol in use has no word for the end of input: the program's own end closes it.
+                    # Kubernetes before 1.30 has no word for it: there the program's own end closes its input.
+                    socket.close_channel(IN)
                     source = None
             if socket.sock.sock in ready:
                 socket.update(timeout=0)
