@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 from labctl.engines import Kind, OnLine
+from labctl.engines.pods import loss, own_container, trouble
 from labctl.engines.state import Container, HostPortUser, ObservedState
 from labctl.errors import ConfigError, HostError
 from labctl.hosts.ssh import Connection
@@ -221,7 +222,9 @@ class Api:
             if error.status != 404:
                 raise
 
-    def lines(self, pod: str, since: str = "", *, follow: bool = False, last: int = 0) -> Iterator[tuple[str, str]]:
+    def lines(
+        self, pod: Manifest, since: str = "", *, follow: bool = False, last: int = 0
+    ) -> Iterator[tuple[str, str]]:
         """Time and text of each line that a pod has printed, after that of the time ``since``. HostError.
 
         With ``follow`` to its end, over another connection where it prints nothing for a while.
@@ -231,7 +234,8 @@ class Api:
         while True:
             answer = self._respond(
                 "GET",
-                f"{self.path('Pod', pod)}/log",
+                f"{self.path('Pod', pod['metadata']['name'])}/log",
+                container=own_container(pod)["name"],
                 seconds=(ANSWERING, LISTENING) if follow else ANSWERING,
                 timestamps="true",
                 follow="true" if follow else "",
@@ -272,7 +276,7 @@ class Api:
                 pod,
                 self.namespace,
                 command=list(argv),
-                container=found["spec"]["containers"][0]["name"],
+                container=own_container(found)["name"],
                 _preload_content=False,
                 binary=True,
                 **options,
@@ -405,8 +409,6 @@ STATES = {"Pending": "created", "Running": "running", "Succeeded": "exited", "Fa
 
 
 def container_of(pod: Manifest, lab: str) -> Container:
-    from labctl.engines.pods import trouble
-
     metadata, status = pod["metadata"], pod.get("status", {})
     labels = metadata.get("labels", {})
     state = STATES.get(status.get("phase", ""), "created")
@@ -422,7 +424,7 @@ def container_of(pod: Manifest, lab: str) -> Container:
         state="removing" if metadata.get("deletionTimestamp") else state,
         health=ready,
         fingerprint=labels.get("labctl.run", lab),
-        image=pod["spec"]["containers"][0]["image"],
+        image=own_container(pod)["image"],
         directory="",
         reason=trouble(pod),
         user="",
@@ -546,7 +548,7 @@ class KubernetesEngine:
         chosen = [pod for pod in latest if node in ("", node_of(pod))]
 
         def show(pod: Manifest) -> None:
-            for _, text in self.api.lines(pod["metadata"]["name"], follow=follow, last=0 if follow else SHOWN):
+            for _, text in self.api.lines(pod, follow=follow, last=0 if follow else SHOWN):
                 on_line(f"{node_of(pod)}  | {text}")
 
         with pool(max(len(chosen), 1), endless=True) as threads:
@@ -554,8 +556,6 @@ class KubernetesEngine:
 
     def events(self, lab: str) -> Iterator[tuple[str, Cause, str]]:
         """Yield (node, cause, what happened) for each pod that ends or is lost, from now on, looked at each second."""
-        from labctl.engines.pods import loss
-
         known: dict[str, Manifest] = {one["metadata"]["uid"]: one for one in self.pods(lab)}
         lost: set[str] = {uid for uid, pod in known.items() if loss(pod)}
         while True:

@@ -19,6 +19,8 @@ IMAGE_ERRORS = (
     "RegistryUnavailable",
 )  # fmt: skip
 """Why the kubelet does not start a container whose image it has not got."""
+DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
+"""The annotation that says which of a pod's containers `kubectl logs` and `kubectl exec` take."""
 # Words of waiting containers that say nothing but that time is needed.
 USUAL = ("ContainerCreating", "PodInitializing")
 
@@ -120,9 +122,16 @@ def last_warning(events: Iterable[Manifest], names: Iterable[str]) -> str:
     return f"{last.get('reason', '')}: {_text(last.get('message'))}".strip(": ")
 
 
+def own_container(pod: Manifest) -> Mapping[str, Any]:
+    """The container that a pod was made for, as it was asked for: clusters add others, before it too."""
+    there: list[Mapping[str, Any]] = pod["spec"]["containers"]
+    name = pod["metadata"].get("annotations", {}).get(DEFAULT_CONTAINER)
+    return next((one for one in there if one["name"] == name), there[0])
+
+
 def own(pod: Manifest) -> Mapping[str, Any]:
-    """The state of its own container, the first that it was made with: clusters add others, and list them by name."""
-    name = pod["spec"]["containers"][0]["name"]
+    """The state of its own container."""
+    name = own_container(pod)["name"]
     found = pod.get("status", {}).get("containerStatuses") or ()
     return next((one.get("state") or {} for one in found if one["name"] == name), {})
 

@@ -225,10 +225,10 @@ def _print_record(lab: ClusterLab, run_id: str, on_line: Callable[[str], None]) 
         on_line(line)
 
 
-def _launcher(api: Api, run: ClusterRun) -> str:
-    """The launcher's pod, once it has started; empty before."""
+def _launcher(api: Api, run: ClusterRun) -> Manifest | None:
+    """The launcher's pod, once it has started."""
     found = run_pods(api, run)
-    return next((pod["metadata"]["name"] for pod in found if pods.has_started(pod) and node_of(pod) == LAUNCHER), "")
+    return next((pod for pod in found if pods.has_started(pod) and node_of(pod) == LAUNCHER), None)
 
 
 def stop(lab: ClusterLab, run_id: str) -> Result:
@@ -237,7 +237,7 @@ def stop(lab: ClusterLab, run_id: str) -> Result:
         raise HostError(f"run {run_id} has ended: {found.verdict}", hint=f"labctl show {run_id}")
     run = lab.run(run_id)
     if launcher := _launcher(lab.api, run):
-        told = lab.engine.exec(launcher, ("sh", "-c", STOP, f"stopped by {owner()}"), user="").code
+        told = lab.engine.exec(launcher["metadata"]["name"], ("sh", "-c", STOP, f"stopped by {owner()}"), user="").code
     if not launcher or told == NO_COMMAND:
         remove(lab.api, run.kind, run.name)
     return attach(lab, run_id, lambda _: None)
@@ -283,7 +283,7 @@ def _active(lab: ClusterLab, run_id: str, there: Mapping[str, Manifest]) -> Acti
         return None
     found = lab.api.list("Pod", f"labctl.run={render.label(run_id)}")
     launcher = next((pod for pod in found if node_of(pod) == LAUNCHER and pods.has_started(pod)), None)
-    printed = [text for _, text in lab.api.lines(launcher["metadata"]["name"], last=RECENT)] if launcher else []
+    printed = [text for _, text in lab.api.lines(launcher, last=RECENT)] if launcher else []
     over = pods.state_of(job).name in ("succeeded", "failed") or any(map(ENDED.fullmatch, printed))
     steps = [step[0] for text in printed if (step := STEP.search(text))]
     return ActiveRun(

@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from labctl.engines.pods import DEFAULT_CONTAINER
 from labctl.k8s.job import HOME, KEYS, PORT, STORAGE, UID, ClusterJob, ClusterPods
 from labctl.k8s.target import Target
 from labctl.model import File
@@ -196,8 +197,9 @@ def _pod(target: Target, built: ClusterPods, name: str, command: list[str], *, w
         "labctl.run": label(built.run_id),
         "labctl.role": "worker" if worker else "launcher",
     }
-    # Istio's proxy would keep the ranks' own connections, and the pod after its end.
-    return {"metadata": {"labels": labels, "annotations": {"sidecar.istio.io/inject": "false"}}, "spec": spec}
+    # Istio's proxy would keep the ranks' own connections, and the pod after its end; other meshes may be there too.
+    annotations = {"sidecar.istio.io/inject": "false", DEFAULT_CONTAINER: name}
+    return {"metadata": {"labels": labels, "annotations": annotations}, "spec": spec}
 
 
 def _placement(target: Target) -> Manifest:

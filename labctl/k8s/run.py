@@ -339,16 +339,16 @@ class Follower:
             return
         self.launcher = launcher["metadata"]["name"]
         self.first = seconds_of(str((pods.own(launcher).get("running") or {}).get("startedAt")))
-        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader = threading.Thread(target=self._read, args=(launcher,), daemon=True)
         self._reader.start()
 
-    def _read(self) -> None:
+    def _read(self, launcher: Manifest) -> None:
         """The launcher's lines, over one connection after another, until it has ended."""
         place, last = "", False
         while not last:
             last = self._over.is_set()
             try:
-                for when, text in self._api.lines(self.launcher, place, follow=True):
+                for when, text in self._api.lines(launcher, place, follow=True):
                     place = when
                     self._heard.put((when, text))
             except HostError:

@@ -47,7 +47,7 @@ def fill(lab: ClusterLab, wanted: Iterable[tuple[Kind, str]], endpoint: str) -> 
 def _follow(lab: ClusterLab, name: str) -> Iterator[Item]:
     """What the pod has downloaded, one by one. HostError with what it said where it failed."""
     pod, said = _started(lab, name), ""
-    for _, line in lab.api.lines(name, follow=True):
+    for _, line in lab.api.lines(pod, follow=True):
         if not line.startswith("{"):
             said = line or said
             continue

@@ -224,7 +224,7 @@ def stamped(second: int, text: str, fraction: str = "000000000", zone: str = "Z"
 def test_lines_come_with_their_times(client: Client) -> None:
     body = stamped(5, "one") + stamped(5, "", "000000001") + stamped(6, "two  words")
     api = client(lambda *_: (200, body))
-    assert list(api.lines("p")) == [
+    assert list(api.lines(POD)) == [
         ("2026-01-02T03:04:05.000000000Z", "one"),
         ("2026-01-02T03:04:05.000000001Z", ""),
         ("2026-01-02T03:04:06.000000000Z", "two  words"),
@@ -233,7 +233,7 @@ def test_lines_come_with_their_times(client: Client) -> None:
 
 def test_a_line_that_is_cut_off_by_a_lost_connection_is_not_handed_on(client: Client) -> None:
     api = client(lambda *_: (200, stamped(5, "whole") + stamped(6, "half of it")[:-4] + CUT))
-    lines = api.lines("p", follow=True)
+    lines = api.lines(POD, follow=True)
     assert next(lines)[1] == "whole"
     with pytest.raises(Unreachable, match="does not answer"):
         next(lines)
@@ -246,7 +246,7 @@ def test_lines_after_a_time_are_asked_for_to_the_second_and_known_ones_left_out(
         asked.append(path)
         return 200, stamped(5, "known", "100000000") + stamped(5, "new", "200000000")
 
-    found = list(client(answer).lines("p", "2026-01-02T03:04:05.100000000Z"))
+    found = list(client(answer).lines(POD, "2026-01-02T03:04:05.100000000Z"))
     assert [text for _, text in found] == ["new"]
     assert "sinceTime=2026-01-02T03%3A04%3A05Z" in asked[0]
     assert "follow" not in asked[0]
@@ -254,7 +254,7 @@ def test_lines_after_a_time_are_asked_for_to_the_second_and_known_ones_left_out(
 
 def test_times_of_a_node_with_a_clock_of_its_own_zone_are_in_utc(client: Client) -> None:
     body = stamped(5, "east", "123456789", "+02:00") + stamped(6, "west", "5", "-05:30") + b"no time\n"
-    assert list(client(lambda *_: (200, body)).lines("p")) == [
+    assert list(client(lambda *_: (200, body)).lines(POD)) == [
         ("2026-01-02T01:04:05.123456789Z", "east"),
         ("2026-01-02T08:34:06.5Z", "west"),
         ("no", "time"),
@@ -269,7 +269,7 @@ def test_a_pod_that_prints_nothing_for_a_while_is_followed_on(client: Client, mo
         first = stamped(5, "one")
         return (200, first + SILENT) if next(numbers) < 2 else (200, first + stamped(9, "two"))
 
-    assert [text for _, text in client(answer).lines("p", follow=True)] == ["one", "two"]
+    assert [text for _, text in client(answer).lines(POD, follow=True)] == ["one", "two"]
 
 
 # --- pods as containers --------------------------------------------------------------------------------------
@@ -498,6 +498,18 @@ def test_an_attached_program_reads_what_is_typed(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(Frames, "send", lambda self, *given, **named: (send(self, *given, **named), self.end()))
         assert attached(api, stdin="pipe") == 0
     assert api.socket.sock.sent == [b"\0typed\n"]
+
+
+def test_the_end_of_what_is_typed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Frames, "subprotocol", "v5.channel.k8s.io")
+    api = Programs(SUCCESS, silent=True)
+    with Path(os.devnull).open() as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        # The program ends once it has read all.
+        send = Frames.send
+        monkeypatch.setattr(Frames, "send", lambda self, *given, **named: (send(self, *given, **named), self.end()))
+        assert attached(api, stdin="pipe") == 0
+    assert api.socket.sock.sent == [b"\xff\0"]
 
 
 def test_a_lost_connection_ends_an_attached_program_with_words() -> None:

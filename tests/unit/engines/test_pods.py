@@ -138,6 +138,13 @@ def test_containers_that_a_cluster_adds_are_not_the_pods_own() -> None:
     assert pods.loss(pod("Running", ended(7), RUNS)) == ("node-lost", "container ended with exit code 7")
 
 
+def test_a_pods_own_container_is_the_one_that_its_annotation_names() -> None:
+    pod = {"metadata": {}, "spec": {"containers": [{"name": "proxy"}, {"name": "worker"}]}}
+    assert pods.own_container(pod)["name"] == "proxy"
+    named = {"metadata": {"annotations": {"kubectl.kubernetes.io/default-container": "worker"}}, "spec": pod["spec"]}
+    assert pods.own_container(named)["name"] == "worker"
+
+
 def test_a_pod_has_started_once_its_program_runs_or_has_ended() -> None:
     assert pods.has_started(pod("Running", RUNS))
     assert pods.has_started(pod("Failed", ended(1)))
