@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
@@ -23,6 +24,9 @@ from support.rack.rack import Rack, RackLab
 import docker
 from docker import DockerClient
 
+if TYPE_CHECKING:
+    from support.operator import Operator
+
 # What a value comes to does not depend on how busy the machine is, nor how long it takes to make one up.
 hypothesis.settings.register_profile("labctl", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("labctl")
@@ -32,6 +36,7 @@ IMAGE = "labctl/cpu"
 NewLab = Callable[[dict[str, str]], Lab]
 FreshLab = Callable[..., Lab]
 RackLabs = Callable[..., RackLab]
+ClusterLabs = Callable[..., Lab]
 
 
 # Under `make test &` in a script SIGINT is ignored, under nohup SIGHUP, and children inherit that: what has a handler
@@ -213,6 +218,9 @@ def rack_lab(rack: Rack, family: str, tmp_path_factory: pytest.TempPathFactory) 
     return make
 
 
+# --- a cluster ---
+
+
 @pytest.fixture(scope="session")
 def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """That of the cluster, by whose certificate authority its server is known."""
@@ -227,3 +235,36 @@ def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("cluster") / "kubeconfig"
     path.write_text(yaml.safe_dump(content))
     return path
+
+
+@pytest.fixture(scope="module")
+def operator(kubeconfig: Path) -> Iterator[Operator]:
+    """A stand-in for the mpi-operator, at work in a namespace of its own."""
+    from support.operator import fresh_namespace, operating
+
+    with fresh_namespace(kubeconfig) as namespace, operating(kubeconfig, namespace) as running:
+        yield running
+
+
+@pytest.fixture
+def cluster_lab(operator: Operator, kubeconfig: Path, fresh_lab: FreshLab) -> Iterator[ClusterLabs]:
+    """Makes labs in the operator's namespace; whatever came of one is gone after the test."""
+    from kubernetes.client.exceptions import ApiException
+
+    made: list[Lab] = []
+
+    def make(**settings: str) -> Lab:
+        plain = {"LAB_ENGINE": "kubernetes", "LAB_K8S_NAMESPACE": operator.namespace, "LAB_SHM_SIZE": "256m"}
+        made.append(fresh_lab(**plain, **settings))
+        made[-1].environ["KUBECONFIG"] = str(kubeconfig)
+        return made[-1]
+
+    yield make
+    for lab in made:
+        # Pods that are ended at once: their node takes half a minute to end them in peace.
+        for kind in ("MPIJob", "Pod"):
+            for name in operator.objects(kind):
+                if name.startswith(f"{lab.name}-"):
+                    # One that goes meanwhile is gone.
+                    with contextlib.suppress(ApiException):
+                        operator.kind(kind).delete(name=name, namespace=operator.namespace, grace_period_seconds=0)

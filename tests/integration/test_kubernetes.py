@@ -6,10 +6,9 @@ The node's engine is this machine's, and has the lab's image.
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,43 +16,13 @@ from urllib.parse import urlsplit
 
 import pytest
 import yaml
-from conftest import FreshLab
-from kubernetes.client.exceptions import ApiException
+from conftest import ClusterLabs
 from support.harness import Answer, Lab, Running, wait_until
-from support.operator import Operator, fresh_namespace, operating
+from support.operator import Operator
 from support.proxy import Proxy
 
 pytestmark = [pytest.mark.docker, pytest.mark.kubernetes, pytest.mark.xdist_group("kubernetes")]
 CANARY = "hf_canary_of_this_test"
-ClusterLabs = Callable[..., Lab]
-
-
-@pytest.fixture(scope="module")
-def operator(kubeconfig: Path) -> Iterator[Operator]:
-    with fresh_namespace(kubeconfig) as namespace, operating(kubeconfig, namespace) as running:
-        yield running
-
-
-@pytest.fixture
-def cluster_lab(operator: Operator, kubeconfig: Path, fresh_lab: FreshLab) -> Iterator[ClusterLabs]:
-    """Makes labs in the operator's namespace; whatever came of one is gone after the test."""
-    made: list[Lab] = []
-
-    def make(**settings: str) -> Lab:
-        plain = {"LAB_ENGINE": "kubernetes", "LAB_K8S_NAMESPACE": operator.namespace, "LAB_SHM_SIZE": "256m"}
-        made.append(fresh_lab(**plain, **settings))
-        made[-1].environ["KUBECONFIG"] = str(kubeconfig)
-        return made[-1]
-
-    yield make
-    for lab in made:
-        # Pods that are ended at once: their node takes half a minute to end them in peace.
-        for kind in ("MPIJob", "Pod"):
-            for name in operator.objects(kind):
-                if name.startswith(f"{lab.name}-"):
-                    # One that goes meanwhile is gone.
-                    with contextlib.suppress(ApiException):
-                        operator.kind(kind).delete(name=name, namespace=operator.namespace, grace_period_seconds=0)
 
 
 KINDS = ("MPIJob", "Pod", "ConfigMap", "Secret", "Service")
