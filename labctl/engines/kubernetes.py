@@ -482,7 +482,7 @@ class KubernetesEngine:
         limit: float = EXECUTING,
     ) -> CompletedProcess:
         printed = {OUT: bytearray(), ERR: bytearray()}
-        with closing(self.api.execute(container, _within(argv, workdir))) as socket:
+        with connected(self.api.execute(container, _within(argv, workdir))) as socket:
             for channel, piece in outputs_of(socket, limit, argv):
                 printed[channel] += piece
             code = exit_code(socket, argv)
@@ -498,7 +498,7 @@ class KubernetesEngine:
         environment: Pairs = (),
         limit: float,
     ) -> int:
-        with closing(self.api.execute(container, _within(argv, None, environment), stdin=True)) as socket:
+        with connected(self.api.execute(container, _within(argv, None, environment), stdin=True)) as socket:
             for line in _lines(outputs_of(socket, limit, argv, pulse=True)):
                 on_line(line)
             return exit_code(socket, argv)
@@ -525,7 +525,7 @@ class KubernetesEngine:
         pairs = tuple((name, value) for name, _, value in (one.partition("=") for one in environment))
         command = ("sh", "-c", MARKED, mark, *_within(argv, workdir, pairs))
         terminal = stdin == "terminal"
-        with closing(self.api.execute(container, command, stdin=stdin != "none", tty=terminal)) as socket:
+        with connected(self.api.execute(container, command, stdin=stdin != "none", tty=terminal)) as socket:
             if on_line:
                 for line in _lines(outputs_of(socket, None, argv)):
                     on_line(line)
@@ -654,6 +654,16 @@ def outputs_of(
                 raise process.ProcessTimeout(f"{shlex.join(argv)}: not done within {limit:g} s")
             if pulse and socket.is_open():
                 socket.write_stdin(b"\n")
+
+
+@contextmanager
+def connected(socket: Any) -> Iterator[Any]:
+    """A program's web socket, closed after the block: the client leaves open what the server has closed."""
+    try:
+        yield socket
+    finally:
+        socket.close()
+        socket.sock.shutdown()
 
 
 @contextmanager

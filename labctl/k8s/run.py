@@ -27,6 +27,7 @@ from labctl.engines.kubernetes import (
     Manifest,
     Refused,
     Unreachable,
+    connected,
     exit_code,
     node_of,
     outputs_of,
@@ -573,7 +574,7 @@ def fetch(api: Api, run: ClusterRun, launcher: str, warn: Callable[[str], None])
 
 
 def _receive(api: Api, pod: str, argv: tuple[str, ...], sink: IO[bytes]) -> None:
-    with closing(api.execute(pod, argv)) as socket:
+    with connected(api.execute(pod, argv)) as socket:
         for channel, piece in outputs_of(socket, FETCH_LIMIT, argv):
             if channel == OUT:
                 sink.write(piece)

@@ -169,7 +169,7 @@ def test_programs_have_what_they_are_given_and_end_with_their_time(site: Site) -
     heard.clear()
     user = node.user
     assert site.engine.stream(node.name, look, heard.append, user=user, environment=(("X", "c"),), limit=20) == 9
-    assert heard[0].startswith("c ")
+    assert any(line.startswith("c ") for line in heard)
     with pytest.raises(HostError):
         site.engine.exec(node.name, ("sleep", "60"), user=user, limit=1)
     with pytest.raises(HostError):

@@ -68,6 +68,9 @@ class Frames:
         self._far.sendall(b".")
 
     def close(self) -> None:
+        """As the client's: nothing where the server has closed it."""
+
+    def shutdown(self) -> None:
         self.connected = False
         self.sock.close()
         self._far.close()

@@ -196,4 +196,4 @@ def fresh_namespace(kubeconfig: Path) -> Iterator[str]:
     finally:
         namespaces.delete(name=name)
         one = f"metadata.name={name}"
-        wait_until(lambda: not namespaces.get(field_selector=one).to_dict()["items"], 120, f"{name} is gone")
+        wait_until(lambda: not namespaces.get(field_selector=one).to_dict()["items"], 300, f"{name} is gone")

@@ -70,7 +70,8 @@ class DockerSite:
 
     @property
     def described(self) -> tuple[str, str, tuple[Path, ...]]:
-        files = tuple(self.context.directory / naming.compose_path(one) for one in NODES)
+        # The launcher is in the first worker's file.
+        files = tuple(self.context.directory / naming.compose_path(one) for one in NODES[1:])
         return HERE, naming.project_name(name_of(self)), files
 
     def begin(self) -> None:

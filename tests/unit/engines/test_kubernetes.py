@@ -8,7 +8,6 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -547,7 +546,7 @@ def beginning(api: FakeApi, monkeypatch: pytest.MonkeyPatch, error: Exception | 
 
 
 def test_what_a_program_has_printed_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    with closing(beginning(FakeApi(POD), monkeypatch)) as socket:
+    with kubernetes.connected(beginning(FakeApi(POD), monkeypatch)) as socket:
         pieces = [piece for _, piece in kubernetes.outputs_of(socket, 30, ("make",))]
         assert b"".join(pieces) == 1000 * b"x"
         kept = [one for one in vars(socket).values() if isinstance(one, (io.BytesIO, io.StringIO))]
