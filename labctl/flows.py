@@ -866,7 +866,7 @@ def cache(context: Context, name: str, extra: Cache, *, hosts: bool = False, dry
         from labctl.k8s import storage
 
         repositories, endpoint = prefetch.names(wanted), prefetch.endpoint_of(context.environ)
-        items = () if dry_run else storage.fill(there, repositories, endpoint)
+        items = storage.fill(there, repositories, endpoint, dry_run=dry_run) if repositories else ()
         where, seconds = f"claim {there.name}-storage", round(time.monotonic() - began, 3)
         return prefetch.CacheReport(workload=name, cache=where, items=items, seconds=seconds)
     if hosts and not settings.text("LAB_HOSTS"):

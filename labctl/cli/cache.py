@@ -58,7 +58,10 @@ def cache_text(report: CacheReport, *, dry_run: bool = False) -> str:
         return f"workload {report.workload} declares nothing to fetch (`cache` in its workload.yml)"
     lines = []
     if report.items:
-        rows = [(item.kind, item.name, item.revision[:8], amount(item.bytes), item.state) for item in report.items]
+        rows = [
+            (item.kind, item.name, item.revision[:8] or "-", amount(item.bytes) if item.revision else "-", item.state)
+            for item in report.items
+        ]
         lines += [table(("KIND", "NAME", "REVISION", "SIZE", "STATE"), rows), f"in {report.cache}"]
     if report.hosts:
         sent = [(one.host, one.files, amount(one.bytes), state_of(one, dry_run=dry_run)) for one in report.hosts]

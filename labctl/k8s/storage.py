@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from typing import Any
 
 from labctl.engines import pods
 from labctl.engines.kubernetes import Manifest
@@ -23,13 +24,21 @@ from labctl.system import files
 START = '[[ ! -r /run/secrets/environment ]] || . /run/secrets/environment; exec python -u "/etc/labctl/files/$0" "$@"'
 
 
-def fill(lab: ClusterLab, wanted: Iterable[tuple[Kind, str]], endpoint: str) -> tuple[Item, ...]:
-    """Download what is wanted into the claim, from the hub at ``endpoint``. ConfigError, HostError."""
+def fill(
+    lab: ClusterLab, wanted: Iterable[tuple[Kind, str]], endpoint: str, *, dry_run: bool = False
+) -> tuple[Item, ...]:
+    """Download what is wanted into the claim, from the hub at ``endpoint``. ConfigError, HostError.
+
+    A dry run does not ask the hub, which the cluster may reach and this machine may not: revision and size are empty.
+    """
     target = lab.target
     if not target.storage:
         raise ConfigError(
             "the lab has no claim to download to", hint="LAB_K8S_STORAGE_SIZE=500g in .env makes one, for all its runs"
         )
+    if dry_run:
+        unknown: dict[str, Any] = {"revision": "", "bytes": 0, "fetched_bytes": 0}
+        return tuple(Item(kind=kind, name=name, state="to fetch", **unknown) for kind, name in wanted)
     name, program = f"{lab.name}-cache-{secrets.token_hex(2)}", files.path("docker", "fetch_models.py").read_bytes()
     built = one_pod(lab.settings, lab.directory, target, name, program, (("HF_ENDPOINT", endpoint),), owner())
     command = ["bash", "-c", START, PROGRAM, *(f"{kind}:{repository}" for kind, repository in wanted)]

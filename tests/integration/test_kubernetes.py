@@ -17,8 +17,10 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 from conftest import ClusterLabs
+from support.fakehub import FakeHub, serving
 from support.harness import Answer, Lab, Running, wait_until
 from support.operator import Operator
+from support.podnames import BRIDGE
 from support.proxy import Proxy
 
 pytestmark = [pytest.mark.docker, pytest.mark.kubernetes, pytest.mark.xdist_group("kubernetes")]
@@ -212,6 +214,59 @@ def test_a_run_outlives_an_api_server_that_is_gone_for_a_while(
     numbers = [int(line.partition("step ")[2].partition("/")[0]) for line in steps]
     assert numbers == sorted(set(numbers)), "each line once, and in order"
     assert numbers[-1] == 200
+
+
+LOOK = """\
+from pathlib import Path
+print("weights", Path("/storage/models/acme/tiny/model.safetensors").stat().st_size)
+"""
+
+
+@pytest.fixture
+def volume(operator: Operator, tmp_path: Path) -> Iterator[Path]:
+    """A directory of the node, as the volume of a storage class of that name, to which pods on all nodes may write."""
+    directory = tmp_path / f"volume-of-{operator.namespace}"
+    directory.mkdir()
+    directory.chmod(0o777)
+    spec = {
+        "capacity": {"storage": "1Gi"},
+        "accessModes": ["ReadWriteMany"],
+        "hostPath": {"path": str(directory)},
+        "storageClassName": directory.name,
+    }
+    volumes = operator.kind("PersistentVolume")
+    volumes.create(body={"metadata": {"name": directory.name}, "spec": spec})
+    yield directory
+    volumes.delete(name=directory.name)
+
+
+def test_a_model_is_downloaded_to_the_claim_and_found_there_by_name(
+    cluster_lab: ClusterLabs, operator: Operator, volume: Path
+) -> None:
+    weights = bytes(range(256)) * 1000
+    hub = FakeHub(models={"acme/tiny": {"config.json": b"{}", "model.safetensors": weights}}, token=CANARY)
+    storage = {"LAB_K8S_STORAGE_SIZE": "1g", "LAB_K8S_STORAGE_CLASS": volume.name}
+    lab = cluster_lab(HF_TOKEN=CANARY, **storage)
+    own = lab.path / "workloads/look"
+    own.mkdir()
+    own.joinpath("look.py").write_text(LOOK)
+    metrics = "metrics: {weights: {pattern: 'weights (.+)', reduce: last}}"
+    own.joinpath("workload.yml").write_text(f"description: looks\nlauncher: mpirun\nscript: look.py\n{metrics}\n")
+    with serving(hub, BRIDGE[0]):
+        lab.environ["HF_ENDPOINT"] = hub.endpoint
+        (item,) = lab.call("cache", "--model", "acme/tiny", "--json").expect(0).json["items"]
+        other = {"HF_TOKEN": "hf_of_somebody_else"}
+        refused = lab.call("cache", "--model", "acme/tiny", environ=other).expect(3)
+    assert (item["name"], item["state"], item["fetched_bytes"]) == ("acme/tiny", "fetched", len(weights) + 2)
+    assert "HF_TOKEN" in refused.err
+    assert (volume / "models/acme/tiny/model.safetensors").read_bytes() == weights
+    assert pods(operator, lab) == {}
+    result = lab.call("run", "look", "--json").expect(0).json
+    assert result["metrics"]["weights"]["value"] == len(weights)
+    assert "weights" in (volume / "runs" / result["run_id"] / "ranks/rank-0.log").read_text()
+    assert f"keep claim {lab.name}-storage" in lab.call("down").expect(0).err
+    assert f"{lab.name}-storage" in operator.objects("PersistentVolumeClaim")
+    operator.kind("PersistentVolumeClaim").delete(name=f"{lab.name}-storage", namespace=operator.namespace)
 
 
 def test_steps_by_hand_make_and_remove_the_same_job(cluster_lab: ClusterLabs, operator: Operator) -> None:

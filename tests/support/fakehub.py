@@ -62,12 +62,12 @@ class FakeHub:
 
 
 @contextmanager
-def serving(hub: FakeHub) -> Iterator[FakeHub]:
+def serving(hub: FakeHub, address: str = "127.0.0.1") -> Iterator[FakeHub]:
     """The hub, answering at its ``endpoint`` while the block runs."""
     handler = type("Handler", (_Handler,), {"hub": hub})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with ThreadingHTTPServer((address, 0), handler) as server:
         server.daemon_threads = True
-        hub.endpoint = f"http://127.0.0.1:{server.server_port}"
+        hub.endpoint = f"http://{address}:{server.server_port}"
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:

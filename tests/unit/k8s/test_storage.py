@@ -160,3 +160,13 @@ def test_a_refused_object_leaves_nothing(tmp_path: Path, said: list[str]) -> Non
     with pytest.raises(HostError, match=r"Pod demo-cache-\w+ was refused"):
         storage.fill(lab(api, tmp_path, said), WANTED, "")
     assert {kind for kind, _ in api.objects} == {"Namespace", "PersistentVolumeClaim"}
+
+
+def test_a_dry_run_names_what_would_be_downloaded_and_asks_nobody(tmp_path: Path, said: list[str]) -> None:
+    api = Storing(GOES)
+    items = storage.fill(lab(api, tmp_path, said), WANTED, "", dry_run=True)
+    assert [(one.kind, one.name, one.revision, one.state) for one in items] == [
+        ("model", "acme/tiny", "", "to fetch"),
+        ("dataset", "acme/words", "", "to fetch"),
+    ]
+    assert "Pod" not in api.seen
