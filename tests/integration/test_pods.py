@@ -1,4 +1,4 @@
-"""Jobs for Kubernetes in containers laid out as the mpi-operator lays its pods out."""
+"""Jobs for Kubernetes in containers laid out as the operators lay their pods out."""
 
 from __future__ import annotations
 
@@ -27,6 +27,18 @@ def test_each_launcher_reads_the_operators_hostfile_and_reaches_every_worker(
         assert code == 0, f"{said}\n{pods.logs()}"
         for rank in range(4):
             assert f"labctl: rank {rank} of 4 on {pods.name}-worker-{rank // 2}" in said
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "deepspeed"])
+def test_a_trainjobs_pods_are_reached_by_their_own_names(
+    engine: DockerClient, fresh_lab: FreshLab, tmp_path: Path, launcher: str
+) -> None:
+    lab = fresh_lab(LAB_ACCELERATOR="cpu", LAB_SHM_SIZE="256m", LAB_K8S_JOB="trainjob")
+    text = lab.call("k8s", "render", "hello", "--launcher", launcher).expect(0).out
+    with laid_out(engine, list(yaml.safe_load_all(text)), tmp_path) as pods:
+        code, said = pods.run()
+        assert code == 0, f"{said}\n{pods.logs()}"
+        assert ranks(said) == {f"rank {rank} of 2 on {pods.name}-node-0-{rank}" for rank in range(2)}
 
 
 def test_horovod_starts_its_ranks_over_mpi(engine: DockerClient, fresh_lab: FreshLab, tmp_path: Path) -> None:

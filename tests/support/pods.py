@@ -1,7 +1,7 @@
-"""Stands in for the mpi-operator: an MPIJob's pods as containers, laid out as its documentation says.
+"""Stands in for the operators: the pods of an MPIJob or a TrainJob as containers, laid out as theirs.
 
-A service gives each worker a name, `<job>-worker-<n>.<job>.<namespace>.svc`; the launcher `/etc/mpi/hostfile`, all pods
-have the job's key pair. Volumes belong to the pods' group, and nobody is root.
+A service gives each worker a name; the launcher has `/etc/mpi/hostfile`, all pods the job's key pair. Volumes belong to
+the pods' group, and nobody is root.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,59 @@ from docker import DockerClient
 from support.harness import wait_until
 
 Manifest = dict[str, Any]
-# What the operator adds for Open MPI: kubeflow/mpi-operator, pkg/controller/mpi_job_controller.go.
+# What operators add for Open MPI: kubeflow/mpi-operator, pkg/controller/mpi_job_controller.go; kubeflow/trainer,
+# pkg/runtime/framework/plugins/mpi.
 OPERATORS = {
     "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile",
     "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
     "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10",
 }
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What an operator makes of a job."""
+
+    name: str
+    launcher: Manifest
+    worker: Manifest
+    """Templates of pods."""
+    workers: dict[str, str]
+    """Names of pods, and theirs in the hostfile."""
+    slots: int
+    keys: str
+
+
+def mpijob(objects: dict[str, Manifest]) -> Layout:
+    """As the mpi-operator: pods `JOB-worker-N`, known as `JOB-worker-N.JOB.NAMESPACE.svc`."""
+    job = objects["MPIJob"]
+    name, namespace = (job["metadata"][key] for key in ("name", "namespace"))
+    roles = job["spec"]["mpiReplicaSpecs"]
+    workers = [f"{name}-worker-{index}" for index in range(roles["Worker"]["replicas"])]
+    return Layout(
+        name=name,
+        launcher=roles["Launcher"]["template"]["spec"],
+        worker=roles["Worker"]["template"]["spec"],
+        workers={one: f"{one}.{name}.{namespace}.svc" for one in workers},
+        slots=job["spec"]["slotsPerWorker"],
+        keys=job["spec"]["sshAuthMountPath"],
+    )
+
+
+def trainjob(objects: dict[str, Manifest]) -> Layout:
+    """As Kubeflow Trainer and JobSet: pods `JOB-node-0-N`, known as `JOB-node-0-N.JOB`."""
+    name, spec = objects["TrainJob"]["metadata"]["name"], objects["TrainingRuntime"]["spec"]
+    mpi = spec["mlPolicy"]["mpi"]
+    jobs = {one["name"]: one["template"]["spec"]["template"] for one in spec["template"]["spec"]["replicatedJobs"]}
+    workers = [f"{name}-node-0-{index}" for index in range(spec["mlPolicy"]["numNodes"])]
+    return Layout(
+        name=name,
+        launcher=jobs["launcher"]["spec"],
+        worker=jobs["node"]["spec"],
+        workers={one: f"{one}.{name}" for one in workers},
+        slots=mpi["numProcPerNode"],
+        keys=mpi["sshAuthMountPath"],
+    )
 
 
 class Pods:
@@ -34,24 +82,19 @@ class Pods:
     def __init__(self, engine: DockerClient, manifests: list[Manifest], directory: Path) -> None:
         self.engine, self.directory = engine, directory
         self.objects = {one["kind"]: one for one in manifests}
-        self.job = self.objects["MPIJob"]
-        self.name, self.namespace = (self.job["metadata"][key] for key in ("name", "namespace"))
-        replicas = self.job["spec"]["mpiReplicaSpecs"]
-        self.count = replicas["Worker"]["replicas"]
-        self.templates = {role: replicas[role]["template"]["spec"] for role in replicas}
+        self.layout = mpijob(self.objects) if "MPIJob" in self.objects else trainjob(self.objects)
+        self.name = self.layout.name
         self.containers: list[Container] = []
         self.network = engine.networks.create(f"{self.name}-pods", options={"com.docker.network.driver.mtu": "1400"})
 
     def run(self, limit: float = 300) -> tuple[int, str]:
         """The launcher's exit code and output, once the workers are ready."""
-        workers = [f"{self.name}-worker-{index}" for index in range(self.count)]
-        endpoints = [f"{name}.{self.name}.{self.namespace}.svc" for name in workers]
-        self._operator_files(endpoints)
-        for name, endpoint in zip(workers, endpoints, strict=True):
-            self._start("Worker", name, [endpoint])
+        self._operator_files()
+        for name, endpoint in self.layout.workers.items():
+            self._start(self.layout.worker, name, [endpoint])
         for worker in self.containers:
             wait_until(partial(self._is_ready, worker), 60, f"{worker.name} is ready")
-        launcher = self._start("Launcher", f"{self.name}-launcher", [])
+        launcher = self._start(self.layout.launcher, f"{self.name}-launcher", [])
         code = launcher.wait(timeout=limit)["StatusCode"]
         return code, launcher.logs().decode()
 
@@ -59,7 +102,7 @@ class Pods:
         """Whether its readiness probe would say so."""
         worker.reload()
         assert worker.status == "running", self.logs()
-        port = self.templates["Worker"]["containers"][0]["readinessProbe"]["tcpSocket"]["port"]
+        port = self.layout.worker["containers"][0]["readinessProbe"]["tcpSocket"]["port"]
         return bool(worker.exec_run(["bash", "-c", f": < /dev/tcp/localhost/{port}"]).exit_code == 0)
 
     def logs(self) -> str:
@@ -70,7 +113,7 @@ class Pods:
             container.remove(force=True, v=True)
         self.network.remove()
 
-    def _operator_files(self, endpoints: list[str]) -> None:
+    def _operator_files(self) -> None:
         """What the operator makes for a job: keys and the hostfile."""
         keys = self.directory / "keys"
         keys.mkdir(parents=True)
@@ -79,19 +122,18 @@ class Pods:
         (keys / "authorized_keys").write_bytes((keys / "id_rsa.pub").read_bytes())
         mpi = self.directory / "mpi"
         mpi.mkdir()
-        slots = self.job["spec"]["slotsPerWorker"]
-        (mpi / "hostfile").write_text("".join(f"{one} slots={slots}\n" for one in endpoints))
+        slots = self.layout.slots
+        (mpi / "hostfile").write_text("".join(f"{one} slots={slots}\n" for one in self.layout.workers.values()))
         self._own(keys)
         for key in keys.iterdir():
             key.chmod(0o640)
 
     def _own(self, folder: Path) -> None:
         """Files that are mounted belong to root and the pods' group."""
-        group = self.templates["Worker"]["securityContext"]["fsGroup"]
+        group = self.layout.worker["securityContext"]["fsGroup"]
         subprocess.run(["chown", "-R", f"0:{group}", str(folder)], check=True)
 
-    def _start(self, role: str, name: str, aliases: list[str]) -> Container:
-        spec = self.templates[role]
+    def _start(self, spec: Manifest, name: str, aliases: list[str]) -> Container:
         (container,) = spec["containers"]
         binds, shared = {}, "64m"
         for mount in container["volumeMounts"]:
@@ -108,8 +150,8 @@ class Pods:
             else:
                 source = self._projected(volume)
                 binds[str(source / mount.get("subPath", ""))] = {"bind": where, "mode": "ro"}
-        binds[str(self.directory / "keys")] = {"bind": self.job["spec"]["sshAuthMountPath"], "mode": "ro"}
-        if role == "Launcher":
+        binds[str(self.directory / "keys")] = {"bind": self.layout.keys, "mode": "ro"}
+        if spec is self.layout.launcher:
             binds[str(self.directory / "mpi")] = {"bind": "/etc/mpi", "mode": "ro"}
         context = spec["securityContext"]
         made = self.engine.containers.create(
@@ -121,7 +163,7 @@ class Pods:
             group_add=[context["fsGroup"]],
             working_dir=container["workingDir"],
             environment={one["name"]: one["value"] for one in container["env"]}
-            | (OPERATORS if role == "Launcher" else {}),
+            | (OPERATORS if spec is self.layout.launcher else {}),
             cap_drop=container["securityContext"]["capabilities"]["drop"],
             security_opt=["no-new-privileges:true"],
             volumes=binds,
