@@ -897,7 +897,10 @@ def k8s_render(context: Context, name: str, options: RunOptions) -> Manifests:
     """The workload as a job for Kubernetes, with all that it needs there. ConfigError; nothing is sent."""
     from labctl.k8s import render
 
-    return render.rendered(*k8s_job(context, name, options))
+    made = render.rendered(*k8s_job(context, name, options))
+    if f"Secret/{made.name}" in made.objects:
+        context.warn("its Secret is in clear text: keep it out of git, or use `labctl k8s export`, which leaves it out")
+    return made
 
 
 def k8s_export(context: Context, name: str, options: RunOptions, directory: Path) -> Kustomized:

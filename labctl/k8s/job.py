@@ -111,14 +111,23 @@ def one_pod(
 PROGRAM = "program.py"
 
 
+MOST_OF_NAME = 39
+"""With the end of a run's id and ``-launcher-0-0-abcde``, which a JobSet adds, a pod's name has 63 characters."""
+
+
 def job_name(lab: str, workload: str, run_id: str = "") -> str:
-    """A name that a Service may have: the names of pods, which begin with it, have at most 63 characters.
+    """A name that a Service may have, not longer than those of its pods may be.
 
     With the random end of a run's id, where it is one.
     """
-    slug = re.sub(r"[^a-z0-9]+", "-", f"{lab}-{workload}".lower()).strip("-")[:40].strip("-")
-    name = slug if slug[:1].isalpha() else f"lab-{slug}"
+    what = _slug(workload)[: MOST_OF_NAME - 10]
+    whose = _slug(lab) if lab[:1].isalpha() else f"lab-{_slug(lab)}"
+    name = "-".join(part.strip("-") for part in (whose[: MOST_OF_NAME - 1 - len(what)], what))
     return f"{name}-{run_id.rpartition('-')[2]}" if run_id else name
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def pod_names(target: Target, name: str, count: int) -> tuple[str, ...]:

@@ -11,7 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from labctl.config.context import Context
 from labctl.config.settings import Settings
@@ -21,6 +23,7 @@ from labctl.engines.kubernetes import Api, KubernetesEngine, Manifest, Refused, 
 from labctl.errors import ConfigError, HostError
 from labctl.k8s import render
 from labctl.k8s.job import ClusterJob, build, job_name, lab_of_pods
+from labctl.k8s.render import OWNER
 from labctl.k8s.run import (
     ENDED,
     KINDS,
@@ -36,7 +39,7 @@ from labctl.k8s.run import (
 from labctl.k8s.target import USUAL_KIND, Target, read
 from labctl.lab.cluster import owner
 from labctl.lab.status import LabStatus, NodeStatus, RunState
-from labctl.model import LAUNCHER, Result, Workload
+from labctl.model import LAUNCHER, File, Result, Workload
 from labctl.runs import store
 from labctl.runs.request import RunOptions
 from labctl.system import filelock
@@ -46,6 +49,8 @@ from labctl.system.parallel import pool
 OF_HOSTS = ("hostfile", "include", "exclude", "resume", "retries", "wait")
 # Lines of a log in which a run says where it is.
 RECENT = 50
+PLACE = "cluster.json"
+"""Of a run's record."""
 FORBIDDEN = 403
 # Tells a launcher's command to end; a launcher that looks for its workers yet has none.
 NO_COMMAND = 9
@@ -83,13 +88,29 @@ class ClusterLab(Struct, frozen=True, kw_only=True):
     def selector(self) -> str:
         return f"labctl.lab={self.name}"
 
+    @property
+    def place(self) -> Place:
+        """Where a run of now goes."""
+        return Place(server=self.api.server, namespace=self.api.namespace)
+
+    def place_of(self, run_id: str) -> Place:
+        """Where a run is, by its record; of one that is in no cluster this is empty."""
+        return store.decode(store.directory(self.directory, run_id) / PLACE, Place) or Place()
+
+    def is_here(self, run_id: str) -> bool:
+        where = self.place_of(run_id)
+        return (where.server, where.namespace) == (self.place.server, self.place.namespace)
+
     def run(self, run_id: str) -> ClusterRun:
-        """A run that is recorded here. HostError where its record does not hold its job."""
-        job = store.load_job(self.directory, run_id)
-        name = job_name(self.name, job.workload.name, run_id)
+        """A run that is recorded here. HostError for one of another cluster or namespace, or on Docker hosts."""
+        job, where = store.load_job(self.directory, run_id), self.place_of(run_id)
+        if not self.is_here(run_id):
+            there = f"in namespace {where.namespace} of {where.server}" if where.server else "on Docker hosts"
+            settings = f"LAB_K8S_CONTEXT and LAB_K8S_NAMESPACE={where.namespace}" if where.server else "LAB_ENGINE"
+            raise HostError(f"run {run_id} is {there}", hint=f"{settings} in .env")
         accelerator = self.settings.text("LAB_ACCELERATOR")
-        lab = lab_of_pods(self.settings, self.directory, accelerator, read(self.settings, accelerator), name)
-        return ClusterRun(name=name, kind=self.kind_of(name), lab=lab, job=job)
+        lab = lab_of_pods(self.settings, self.directory, accelerator, read(self.settings, accelerator), where.name)
+        return ClusterRun(name=where.name, kind=where.kind, lab=lab, job=job)
 
     def kind_of(self, name: str) -> str:
         """The kind of a job, by what the cluster has of its name."""
@@ -99,6 +120,15 @@ class ClusterLab(Struct, frozen=True, kw_only=True):
                 if self.api.get(kind, name):
                     return kind
         return KINDS[USUAL_KIND]
+
+
+class Place(Struct, frozen=True, kw_only=True):
+    """Where a run is: the cluster's server, the namespace, and its job there."""
+
+    server: str = ""
+    namespace: str = ""
+    name: str = ""
+    kind: str = ""
 
 
 def open_lab(context: Context, settings: Settings) -> ClusterLab:
@@ -120,9 +150,22 @@ def require_options(options: RunOptions) -> None:
 def begin(lab: ClusterLab, workload: Workload, options: RunOptions) -> tuple[Target, ClusterJob]:
     """A new run, and where it is to run. ConfigError, HostError; nothing is sent."""
     require_options(options)
+    require_own(lab)
     target = lab.target
     run_id = store.new_id(workload.name, datetime.now())
     return target, build(lab.settings, lab.directory, target, workload, options, run_id, owner())
+
+
+def require_own(lab: ClusterLab) -> None:
+    """HostError where somebody else has a lab of this name in the namespace: its jobs and pods are theirs."""
+    for job in jobs(lab):
+        who = job["metadata"].get("annotations", {}).get(OWNER, "")
+        if who not in ("", owner()):
+            name = f"{job['kind']} {job['metadata']['name']}"
+            raise HostError(
+                f"lab `{lab.name}` in namespace {lab.api.namespace} belongs to {who}: it has {name}",
+                hint="for a lab of your own, set another LAB_NAME in .env",
+            )
 
 
 class Submitted(Struct, frozen=True, kw_only=True):
@@ -156,9 +199,10 @@ def delete(lab: ClusterLab, workload: str, *, storage: bool) -> Submitted:
 
 def record(lab: ClusterLab, target: Target, built: ClusterJob) -> None:
     """Make the run's directories, with what it was asked to do and what was sent."""
-    versions = store.versions(built.lab, lab.engine, None)
-    kept = store.record(built.lab, lab.settings, built.job, {**versions, "cluster": lab.api.server})
-    store.create(built.lab, built.run_id, built.job.files, (*kept, render.record(target, built)))
+    kept = store.record(built.lab, lab.settings, built.job, store.versions(built.lab, lab.engine, None))
+    where = replace(lab.place, name=built.name, kind=KINDS[target.kind])
+    place = File(path=PLACE, content=msgspec.json.encode(where).decode())
+    store.create(built.lab, built.run_id, built.job.files, (*kept, place, render.record(target, built)))
 
 
 def launch(lab: ClusterLab, target: Target, built: ClusterJob) -> ClusterRun:
@@ -269,7 +313,8 @@ def active(lab: ClusterLab) -> dict[str, ActiveRun]:
         return {}
     try:
         there = {one["metadata"]["name"]: one for one in jobs(lab)}
-        return {run_id: found for run_id in waiting if (found := _active(lab, run_id, there))}
+        found = {run_id: _active(lab, run_id, there) for run_id in waiting}
+        return {run_id: one for run_id, one in found.items() if one}
     except HostError:
         here = {path.stem for path in filelock.held_below(lab.directory / filelock.RUNS)}
         unknown = (run_id for run_id in waiting if run_id not in here)
@@ -277,8 +322,9 @@ def active(lab: ClusterLab) -> dict[str, ActiveRun]:
 
 
 def _active(lab: ClusterLab, run_id: str, there: Mapping[str, Manifest]) -> ActiveRun | None:
-    known = store.job(store.directory(lab.directory, run_id))
-    job = there.get(job_name(lab.name, known.workload, run_id))
+    if not lab.is_here(run_id):
+        return ActiveRun(id=run_id, nodes=(), state="unknown")
+    job = there.get(lab.place_of(run_id).name)
     if not job:
         return None
     found = lab.api.list("Pod", f"labctl.run={render.label(run_id)}")
@@ -335,6 +381,7 @@ def status(lab: ClusterLab) -> LabStatus:
 
 def pod_of(lab: ClusterLab, node: str) -> str:
     """The pod of a node of the latest run. HostError where it does not run, ConfigError where there is none."""
+    require_own(lab)
     found = lab.engine.observe(lab.name).containers
     if not found:
         raise HostError(
@@ -382,7 +429,8 @@ def running(lab: ClusterLab) -> list[str]:
 
 
 def plan_down(lab: ClusterLab) -> tuple[str, ...]:
-    """What `down` removes and keeps, as text."""
+    """What `down` removes and keeps, as text. HostError where the lab is another person's."""
+    require_own(lab)
     return tuple(f"delete {one['kind']} {one['metadata']['name']}" for one in _owned(lab)) + tuple(_kept(lab))
 
 
@@ -392,36 +440,6 @@ def _owned(lab: ClusterLab) -> Iterator[Manifest]:
         yield from lab.api.list(kind, lab.selector)
     with suppress(Refused):
         yield from lab.api.list("TrainingRuntime", lab.selector)
-    if namespace := _namespace(lab):
-        yield namespace
-
-
-def _namespace(lab: ClusterLab) -> Manifest | None:
-    """The namespace, if it was made for this lab and has nothing of others, nor a claim."""
-    try:
-        found = lab.api.get("Namespace", lab.api.namespace)
-    except Refused:
-        return None
-    if not found or found["metadata"].get("labels", {}).get("labctl.lab") != lab.name:
-        return None
-    kinds = ("Pod", "PersistentVolumeClaim", "ConfigMap", "Secret")
-    there = [one for kind in kinds for one in lab.api.list(kind) if not _is_own(lab, one) and not _is_the_clusters(one)]
-    return None if there else {"kind": "Namespace", **found}
-
-
-def _is_own(lab: ClusterLab, one: Manifest) -> bool:
-    """Whether `down` removes it, or the cluster does with the job that owns it."""
-    metadata = one["metadata"]
-    kept = one["kind"] == "PersistentVolumeClaim"
-    mine = metadata.get("labels", {}).get("labctl.lab") == lab.name
-    owners = [owner["kind"] for owner in metadata.get("ownerReferences", ())]
-    return not kept and (mine or bool({*owners} & {*KINDS.values()}))
-
-
-def _is_the_clusters(one: Manifest) -> bool:
-    """Whether every namespace has such an object."""
-    made = one["metadata"]["name"] in ("kube-root-ca.crt", "openshift-service-ca.crt")
-    return made or one.get("type") == "kubernetes.io/service-account-token"
 
 
 def _claims(lab: ClusterLab) -> list[Manifest]:
@@ -429,18 +447,23 @@ def _claims(lab: ClusterLab) -> list[Manifest]:
 
 
 def _kept(lab: ClusterLab) -> list[str]:
+    """The claim, and the namespace if it was made for the lab: others may be in it by now."""
     where = f"kubectl -n {lab.api.namespace} delete pvc"
-    return [f"keep claim {one['metadata']['name']}: {where} {one['metadata']['name']}" for one in _claims(lab)]
+    found = [f"keep claim {one['metadata']['name']}: {where} {one['metadata']['name']}" for one in _claims(lab)]
+    with suppress(Refused):
+        namespace = lab.api.get("Namespace", lab.api.namespace)
+        if namespace and namespace["metadata"].get("labels", {}).get("labctl.lab") == lab.name:
+            found.append(f"keep namespace {lab.api.namespace}: kubectl delete namespace {lab.api.namespace}")
+    return found
 
 
 def down(lab: ClusterLab) -> None:
-    """End the lab's runs, judge them, and remove all that it has in the cluster but its claim. HostError."""
+    """End the lab's runs, judge them, and remove all that it has in the cluster but claim and namespace. HostError."""
     for run_id in running(lab):
         with suppress(HostError):
             stop(lab, run_id)
     for one in [*_owned(lab)]:
-        if one["kind"] != "Namespace":
-            lab.api.delete(one["kind"], one["metadata"]["name"])
+        lab.api.delete(one["kind"], one["metadata"]["name"])
     deadline = time.monotonic() + GOING
     while left := lab.api.list("Pod", lab.selector):
         if time.monotonic() > deadline:
@@ -451,5 +474,3 @@ def down(lab: ClusterLab) -> None:
         time.sleep(LOOK)
     for kept in _kept(lab):
         lab.context.notice(kept)
-    if _namespace(lab):
-        lab.api.delete("Namespace", lab.api.namespace)

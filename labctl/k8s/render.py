@@ -29,6 +29,8 @@ class Manifests(Struct, frozen=True, kw_only=True):
     yaml: str
 
 
+OWNER = "labctl.owner"
+"""The annotation of who submitted a run: ``person@machine``."""
 ENDING = 600
 """Seconds for a run's end: its results are gathered, and fetched."""
 LAUNCHER = {"cpu": "500m", "memory": "1Gi"}
@@ -120,7 +122,7 @@ def _object(
     labels = {"labctl.lab": built.lab.name, "labctl.run": label(built.run_id)}
     metadata |= {"namespace": target.namespace, "labels": labels}
     if built.owner:
-        metadata["annotations"] = {"labctl.owner": built.owner}
+        metadata["annotations"] = {OWNER: built.owner}
     return {"apiVersion": version, "kind": kind, "metadata": metadata}
 
 

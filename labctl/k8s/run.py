@@ -160,7 +160,7 @@ def prepare(api: Api, lab: str, objects: list[Manifest]) -> list[Manifest]:
 
 
 def _marked(namespace: Manifest, lab: str) -> Manifest:
-    """A namespace that is made for a lab, which may remove it when nothing is left in it."""
+    """A namespace that is made for a lab, which says so when it goes."""
     return {**namespace, "metadata": {**namespace["metadata"], "labels": {"labctl.lab": lab}}}
 
 

@@ -312,7 +312,7 @@ def age(path: Path) -> float:
 
 def job(path: Path) -> JobSummary:
     """What is known of a run's job."""
-    return _decode(path / "job.json", JobSummary) or JobSummary()
+    return decode(path / "job.json", JobSummary) or JobSummary()
 
 
 def abandon(lab: Lab, run_id: str) -> None:
@@ -383,10 +383,11 @@ def find(lab: Path, run_id: str) -> str:
 
 def read_result(lab: Path, run_id: str) -> Result | None:
     """The result of a run; None where ``result.json`` is missing or broken."""
-    return _decode(directory(lab, run_id) / RESULT, Result)
+    return decode(directory(lab, run_id) / RESULT, Result)
 
 
-def _decode(path: Path, kind: type[T]) -> T | None:
+def decode(path: Path, kind: type[T]) -> T | None:
+    """A JSON file of a record; None where it is not there, or is something else."""
     content = read_record(path)
     try:
         return None if content is None else msgspec.json.decode(content, type=kind)

@@ -40,11 +40,16 @@ def own(directory: Path) -> Path:
         ("demo", "opt-13b", "demo-opt-13b"),
         ("demo", "dschat/run_opt-13b", "demo-dschat-run-opt-13b"),
         ("7th", "hello", "lab-7th-hello"),
-        ("a", "b" * 60, "a-" + "b" * 38),
+        ("a", "b" * 60, "a-" + "b" * 29),
+        # Two workloads of a lab have two jobs, whatever its name.
+        ("a" * 40, "hello", "a" * 33 + "-hello"),
+        ("7" * 40, "hello", "lab-" + "7" * 29 + "-hello"),
+        ("a" * 27 + "-bc", "b" * 60, "a" * 9 + "-" + "b" * 29),
     ],
 )
 def test_a_job_has_a_name_that_services_and_pods_may_have(lab: str, workload: str, name: str) -> None:
     assert job.job_name(lab, workload) == name
+    assert len(f"{job.job_name(lab, workload, '20260102-030405-hello-1a2b')}-launcher-0-0-abcde") <= 63
 
 
 def test_ranks_meet_at_the_names_that_the_operators_give_their_pods() -> None:

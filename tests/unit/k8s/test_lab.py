@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -377,71 +378,47 @@ def claim(name: str = "demo-storage", lab: str = "demo") -> Manifest:
 
 
 def own(there: ClusterLab) -> ClusterRun:
-    """A run whose pods are the operator's to remove, in a namespace that was made for the lab."""
+    """A run, in a namespace that was made for the lab."""
     put(there, NAMESPACE)
-    run = launched(there)
-    for name in ("kube-root-ca.crt", "openshift-service-ca.crt"):
-        put(there, {"kind": "ConfigMap", "metadata": {"name": name}})
-    put(there, {"kind": "Secret", "metadata": {"name": "default-token"}, "type": "kubernetes.io/service-account-token"})
-    owner = {"kind": "MPIJob", "name": run.name}
-    put(there, {"kind": "Secret", "metadata": {"name": f"{run.name}-ssh", "ownerReferences": [owner]}})
-    return run
+    return launched(there)
 
 
 def kinds(there: ClusterLab) -> list[str]:
     return sorted({kind for kind, _ in there.api.objects})  # type: ignore[attr-defined]
 
 
-def test_down_removes_the_lab_and_the_namespace_that_was_made_for_it(there: ClusterLab) -> None:
+NAMESPACE_KEPT = "keep namespace demo: kubectl delete namespace demo"
+
+
+def test_down_removes_the_lab_and_names_the_namespace_that_was_made_for_it(there: ClusterLab) -> None:
     run = own(there)
-    plan = labs.plan_down(there)
-    assert plan == (
-        f"delete MPIJob {run.name}",
-        f"delete ConfigMap {run.name}",
-        "delete Namespace demo",
-    )
-    labs.down(there)
-    assert "Namespace" not in kinds(there)
-    assert "MPIJob" not in kinds(there)
-    assert store.read_result(there.directory, run.run_id)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
+    others = (
         {"kind": "Pod", "metadata": {"name": "theirs", "labels": {"labctl.lab": "another"}}},
         {"kind": "Secret", "metadata": {"name": "registry"}},
-        {"kind": "ConfigMap", "metadata": {"name": "notes"}},
-        {"kind": "ConfigMap", "metadata": {"name": "theirs", "ownerReferences": [{"kind": "Deployment"}]}},
-        claim("theirs", "another"),
-    ],
-)  # fmt: skip
-def test_what_is_anothers_stays_and_so_does_the_namespace(there: ClusterLab, other: Manifest) -> None:
-    own(there)
-    put(there, other)
-    assert "delete Namespace demo" not in labs.plan_down(there)
+    )
+    put(there, *others)
+    plan = labs.plan_down(there)
+    assert plan == (f"delete MPIJob {run.name}", f"delete ConfigMap {run.name}", NAMESPACE_KEPT)
     labs.down(there)
-    assert {"Namespace", other["kind"]} <= {*kinds(there)}
-    assert (other["kind"], other["metadata"]["name"]) in there.api.objects  # type: ignore[attr-defined]
+    assert kinds(there) == ["Namespace", "Pod", "Secret"]
+    assert store.read_result(there.directory, run.run_id)
 
 
 def test_the_claim_is_kept_and_named(there: ClusterLab, said: list[Event]) -> None:
     own(there)
     put(there, claim())
-    kept = "keep claim demo-storage: kubectl -n demo delete pvc demo-storage"
-    assert labs.plan_down(there)[-1] == kept
+    kept = ("keep claim demo-storage: kubectl -n demo delete pvc demo-storage", NAMESPACE_KEPT)
+    assert labs.plan_down(there)[-2:] == kept
     labs.down(there)
-    assert kinds(there).count("PersistentVolumeClaim") == 1
-    assert "Namespace" in kinds(there)
-    assert said[-1].text == kept
+    assert "PersistentVolumeClaim" in kinds(there)
+    assert tuple(event.text for event in said[-2:]) == kept
 
 
 @pytest.mark.parametrize("labels", [{}, {"labctl.lab": "another"}])
-def test_a_namespace_that_was_not_made_for_the_lab_stays(there: ClusterLab, labels: dict[str, str]) -> None:
+def test_a_namespace_that_was_not_made_for_the_lab_is_not_spoken_of(there: ClusterLab, labels: dict[str, str]) -> None:
     own(there)
     put(there, {"kind": "Namespace", "metadata": {"name": "demo", "labels": labels}})
-    labs.down(there)
-    assert "Namespace" in kinds(there)
+    assert NAMESPACE_KEPT not in labs.plan_down(there)
 
 
 def test_who_may_not_look_at_namespaces_can_take_the_lab_down(there: ClusterLab) -> None:
@@ -449,7 +426,39 @@ def test_who_may_not_look_at_namespaces_can_take_the_lab_down(there: ClusterLab)
     there.api.denied = {"get namespaces"}  # type: ignore[attr-defined]
     labs.down(there)
     assert "MPIJob" not in kinds(there)
-    assert "Namespace" in kinds(there)
+
+
+def test_a_lab_of_another_person_is_neither_joined_entered_nor_removed(there: ClusterLab) -> None:
+    run = launched(there, **runs())
+    job = there.api.get("MPIJob", run.name)
+    assert job
+    job["metadata"]["annotations"] = {"labctl.owner": "bob@elsewhere"}
+    put(there, job)
+    steps: list[Callable[[], object]] = [
+        lambda: launched(there),
+        lambda: labs.plan_down(there),
+        lambda: labs.execute(there, ("worker-0",), ("ls",)),
+    ]
+    for step in steps:
+        with pytest.raises(HostError, match="lab `demo` in namespace demo belongs to bob@elsewhere: it has MPIJob"):
+            step()
+    assert "Pod" in kinds(there)
+
+
+def test_a_run_of_another_cluster_or_namespace_is_unknown_and_not_judged(there: ClusterLab, said: list[Event]) -> None:
+    run = launched(there, **runs())
+    other = clusters.lab(RunningApi(namespace="elsewhere"), there.directory, LAB_ACCELERATOR="cpu")
+    assert [(one.run_id, one.state) for one in labs.listing(other)] == [(run.run_id, "unknown")]
+    assert not store.read_result(there.directory, run.run_id)
+    steps: list[Callable[[], object]] = [
+        lambda: labs.stop(other, run.run_id),
+        lambda: labs.attach(other, run.run_id, lambda _: None),
+        lambda: labs.print_log(other, run.run_id, lambda _: None, follow=False),
+    ]
+    for step in steps:
+        with pytest.raises(HostError, match=f"run {run.run_id} is in namespace demo of https://cluster:6443") as failed:
+            step()
+        assert failed.value.hint == "LAB_K8S_CONTEXT and LAB_K8S_NAMESPACE=demo in .env"
 
 
 def test_down_ends_runs_that_are_under_way_and_judges_them(there: ClusterLab) -> None:
