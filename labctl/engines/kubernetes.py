@@ -266,7 +266,7 @@ class Api:
 
         found = self.get("Pod", pod)
         if not found:
-            raise HostError(f"pod {pod} not found in namespace {self.namespace}", hint="labctl status")
+            raise Refused(404, f"pod {pod} not found in namespace {self.namespace}", "labctl status")
         # Of its own: the client's web sockets change the object that makes them.
         core = client.CoreV1Api(client.ApiClient(self._configuration))
         options: dict[str, Any] = {"stdin": stdin, "stdout": True, "stderr": not tty, "tty": tty}

@@ -170,7 +170,7 @@ def environment(lab: Lab, target: Target, directory: str, added: Pairs, *, kept:
     # The cluster's device plugin hands devices in; the rest is what libraries read.
     mapping = accelerators.get(lab.accelerator).mapping(lab.hosts[0], ())
     devices = {name: value for name, value in mapping.environment if value}
-    run = {"LABCTL_RUN_DIR": directory, "LABCTL_KEYS": KEYS, "HOME": HOME}
+    run = {"LABCTL_RUN_DIR": directory, "LABCTL_KEYS": KEYS, "HOME": HOME, "LABCTL_PATIENCE": str(target.patience)}
     run |= {"LABCTL_KEPT": str(kept)} if kept else {}
     run |= {"LABCTL_STORAGE": STORAGE} if target.storage else {}
     return tuple({**network, **devices, **run, **dict(added), **own}.items())

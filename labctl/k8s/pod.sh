@@ -66,8 +66,9 @@ Host *
 CONFIG
     chmod 600 ~/.ssh/config
     cp /etc/mpi/hostfile "$LABCTL_RUN_DIR/hostfile"
-    # The workers are ready, and have the keys for this job that they have now. The cluster's DNS may know them later.
-    local hosts left=120
+    # Workers have the keys for this job that they have now. A queue that admits a job starts them with the launcher, and
+    # the cluster's DNS may know them later.
+    local hosts left=$LABCTL_PATIENCE
     hosts=$(cut -d ' ' -f 1 /etc/mpi/hostfile)
     until ssh-keyscan -p "$port" -T 10 -t ed25519 -f - <<< "$hosts" > ~/.ssh/known_hosts 2> ~/.ssh/unreached &&
         [[ $(wc -l < ~/.ssh/known_hosts) == "$(wc -l <<< "$hosts")" ]]; do
@@ -93,6 +94,8 @@ CONFIG
         [[ ! -e ~/.fetched ]] || break
         sleep 1
     done
+    # Who fetches them has this locked.
+    timeout 3600 flock ~/.fetching true || true
     exit "$code"
 }
 
@@ -100,7 +103,9 @@ CONFIG
 gather() {
     local node
     while read -r node _; do
-        timeout 300 ssh -n "$node" tar -C "$LABCTL_RUN_DIR" -cf - . | tar -xf - --skip-old-files || true
+        # With 1 ends a tar whose files change meanwhile.
+        { timeout 1800 ssh -n "$node" tar -C "$LABCTL_RUN_DIR" -cf - . || [[ $? == 1 ]]; } |
+            tar -xf - --skip-old-files || echo "labctl: not all files of $node were gathered"
     done < hostfile
     if [[ -v LABCTL_STORAGE ]]; then
         mkdir -p "$LABCTL_STORAGE/runs" && cp -r . "$LABCTL_STORAGE/runs/${LABCTL_RUN_DIR##*/}" || true

@@ -304,7 +304,8 @@ def _mpijob(target: Target, built: ClusterJob) -> list[Manifest]:
         "ttlSecondsAfterFinished": KEPT,
     }
     if target.gang != "none":
-        policy["schedulingPolicy"] = {"minAvailable": workers + 1}
+        # The launcher is made once they are ready: a gang with it would wait for itself.
+        policy["schedulingPolicy"] = {"minAvailable": workers}
     launcher = _pod(target, built, "launcher", [*_START, "launcher", *limited(built.job)], worker=False)
     worker = _pod(target, built, "worker", [*_START, "worker"], worker=True)
     made["spec"] = {
@@ -331,6 +332,8 @@ def _trainjob(target: Target, built: ClusterJob) -> list[Manifest]:
     for pod in (launcher, worker):
         pod["spec"]["restartPolicy"] = "Never"
     trainer = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+    # A gang is of all pods, the launcher too: it waits for the workers by itself.
+    first = {} if target.gang != "none" else {"dependsOn": [{"name": "node", "status": "Ready"}]}
     runtime["spec"] = {
         "mlPolicy": {
             "numNodes": len(built.lab.nodes),
@@ -351,7 +354,7 @@ def _trainjob(target: Target, built: ClusterJob) -> list[Manifest]:
                     {"name": "node", "template": {"spec": {"backoffLimit": 0, "template": worker}}},
                     {
                         "name": "launcher",
-                        "dependsOn": [{"name": "node", "status": "Ready"}],
+                        **first,
                         "template": {
                             "metadata": {"labels": trainer},
                             "spec": {"backoffLimit": 0, "template": launcher},

@@ -34,7 +34,7 @@ from labctl.engines.kubernetes import (
 )
 from labctl.errors import HostError
 from labctl.k8s import render
-from labctl.k8s.job import ClusterJob
+from labctl.k8s.job import KEPT, ClusterJob
 from labctl.k8s.target import Kind, Target
 from labctl.model import LAUNCHER, Cause, Job, Lab, Rank, Result
 from labctl.runs import outputs, store
@@ -49,8 +49,9 @@ OWNED = {"MPIJob": ("ConfigMap", "Secret"), "TrainJob": ("ConfigMap", "Secret", 
 SHARED = ("Namespace", "PersistentVolumeClaim")
 """What a lab's jobs have together."""
 # Seconds between two looks at a run's pods; that an API server may be silent; that an image may be refused, as
-# registries have bad minutes; for a run that is told to end; for the cluster to say why it ended one.
-LOOK, SILENT_FOR, IMAGE_PATIENCE, ENDING, EXPLAINING = 1.0, 600, 60, 60, 10
+# registries have bad minutes; for a run that is told to end, to gather its results; for the cluster to say why it ended
+# one.
+LOOK, SILENT_FOR, IMAGE_PATIENCE, ENDING, EXPLAINING = 1.0, 600, 60, 600, 10
 # What the launcher says when its command has ended: pod.sh.
 # Behind it a last line of the command's own that has no end.
 ENDED = re.compile(r"(.*)labctl: the launcher ended with exit code (\d+)(?:; (.+))?")
@@ -513,6 +514,11 @@ def judge(
     path, lab = store.directory(run.lab.directory, run.run_id), run.lab
     age = store.age(path)
     log = store.RunLog(path, lab, runs.patterns_of(run.job.workload), over=True)
+    fetched = True
+
+    def gather(launcher: str) -> None:
+        nonlocal fetched
+        fetched = fetch(api, run, launcher, context.warn)
 
     def keep(line: str) -> str:
         line = log.keep(line)
@@ -528,7 +534,7 @@ def judge(
             patience=patience,
             notice=context.notice,
             ends=ends,
-            gather=lambda launcher: fetch(api, run, launcher, context.warn),
+            gather=gather,
         )
         seconds = outcome.seconds or time.monotonic() - began
     outputs.move(store.outputs(lab.directory, run.run_id), path)
@@ -540,13 +546,44 @@ def judge(
     result = store.finish(lab, replace(result, ranks=ranks))
     for metric in runs.unmatched(run.job.workload, result):
         context.warn(f"metric `{metric.name}`: no line of the output matches `{metric.pattern}`")
-    clear(api, run, context.warn)
+    if fetched:
+        clear(api, run, context.warn)
     return result
 
 
-def fetch(api: Api, run: ClusterRun, launcher: str, warn: Callable[[str], None]) -> None:
-    """Bring here what ranks wrote, which the launcher has gathered, and let it end. What fails is a warning."""
-    there, here = run.job.directory, store.outputs(run.lab.directory, run.run_id)
+def fetch(api: Api, run: ClusterRun, launcher: str, warn: Callable[[str], None]) -> bool:
+    """Bring here what ranks wrote, which the launcher has gathered, and let it end.
+
+    What fails is a warning; False where a launcher that runs still has the files. A lost connection is made again.
+    """
+    deadline = time.monotonic() + SILENT_FOR
+    while True:
+        try:
+            left = _fetch(api, run, launcher)
+            break
+        except Refused as error:
+            # It has ended, or is gone.
+            warn(f"the run's files were not fetched from {LAUNCHER}: {error}")
+            return True
+        except (HostError, tarfile.TarError, OSError) as error:
+            if isinstance(error, HostError) and time.monotonic() < deadline:
+                time.sleep(LOOK)
+                continue
+            copy = f"kubectl cp {api.namespace}/{launcher}:{run.job.directory} runs/{run.run_id}"
+            warn(f"the run's files were not fetched: {error}; {LAUNCHER} has them for {KEPT // 60} minutes: {copy}")
+            return False
+    if left:
+        more = f" and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
+        warn(f"not fetched, as they are no files or lead out of the run's directory: {', '.join(left[:SHOWN])}{more}")
+    with suppress(HostError):
+        done = ("sh", "-c", "touch ~/.fetched")
+        KubernetesEngine(api, run.lab.name).exec(launcher, done, user="")
+    return True
+
+
+def _fetch(api: Api, run: ClusterRun, launcher: str) -> list[str]:
+    """Bring the files here; those that are none, or lead out of the directory. HostError, TarError, OSError."""
+    here = store.outputs(run.lab.directory, run.run_id)
     left: list[str] = []
 
     def within(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
@@ -557,20 +594,14 @@ def fetch(api: Api, run: ClusterRun, launcher: str, warn: Callable[[str], None])
             left.append(member.name)
             return None
 
+    # The launcher stays while this is locked.
+    command = ("sh", "-c", 'exec flock --shared ~/.fetching tar -C "$0" -cf - .', run.job.directory)
     with tempfile.TemporaryFile() as archive:
-        try:
-            _receive(api, launcher, ("tar", "-C", there, "-cf", "-", "."), archive)
-            archive.seek(0)
-            with tarfile.open(fileobj=archive, mode="r:") as tar:
-                tar.extractall(here, filter=within)  # noqa: S202
-        except (HostError, tarfile.TarError, OSError) as error:
-            warn(f"the run's files were not fetched from {LAUNCHER}: {error}")
-    if left:
-        more = f" and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
-        warn(f"not fetched, as they are no files or lead out of the run's directory: {', '.join(left[:SHOWN])}{more}")
-    with suppress(HostError):
-        done = ("sh", "-c", "touch ~/.fetched")
-        KubernetesEngine(api, run.lab.name).exec(launcher, done, user="")
+        _receive(api, launcher, command, archive)
+        archive.seek(0)
+        with tarfile.open(fileobj=archive, mode="r:") as tar:
+            tar.extractall(here, filter=within)  # noqa: S202
+    return left
 
 
 def _receive(api: Api, pod: str, argv: tuple[str, ...], sink: IO[bytes]) -> None:
@@ -579,7 +610,7 @@ def _receive(api: Api, pod: str, argv: tuple[str, ...], sink: IO[bytes]) -> None
             if channel == OUT:
                 sink.write(piece)
         if (code := exit_code(socket, argv)) not in (0, CHANGED):
-            raise HostError(f"{argv[0]} ended with exit code {code}")
+            raise tarfile.ReadError(f"tar ended with exit code {code}")
 
 
 def clear(api: Api, run: ClusterRun, warn: Callable[[str], None]) -> None:

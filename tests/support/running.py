@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from labctl.engines.kubernetes import Manifest
+from labctl.engines.kubernetes import OUT, Manifest
 from labctl.k8s.run import ClusterRun
 from support.api_server import SUCCESS, web_socket
 from support.fake_api import FakeApi
@@ -35,7 +35,7 @@ class RunningApi(FakeApi):
         self.printed: dict[str, list[str]] = {}
         self.broken: list[tuple[int, Exception]] = []
         """Lines after which a log breaks off, and how, one for each time that it is read."""
-        self.programs: Callable[[str, tuple[str, ...]], tuple[tuple[int, bytes], ...]] = lambda *_: (SUCCESS,)
+        self.programs: Callable[[str, tuple[str, ...]], tuple[tuple[int, bytes], ...]] = without_results
         self.executed: list[tuple[str, ...]] = []
         self._looks = 0
 
@@ -68,6 +68,11 @@ class RunningApi(FakeApi):
     def execute(self, pod: str, argv: tuple[str, ...], **options: bool) -> Any:  # noqa: ARG002
         self.executed.append(argv)
         return web_socket(*self.programs(pod, argv))
+
+
+def without_results(_: str, argv: tuple[str, ...]) -> tuple[tuple[int, bytes], ...]:
+    """Programs that end well, and tar in a directory that is empty."""
+    return ((OUT, bytes(10240)), SUCCESS) if "tar -C" in " ".join(argv) else (SUCCESS,)
 
 
 def own_workload(directory: Path, timeout: str = "60s") -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import threading
@@ -31,6 +32,7 @@ class Launcher:
             "NODES": f"{root}/nodes",
             "PROJECT_PATH": f"{root}/project",
             "LABCTL_RUN_DIR": str(self.run),
+            "LABCTL_PATIENCE": "120",
             "LABCTL_KEYS": f"{root}/keys",
             "LABCTL_KEPT": "600",
         }
@@ -122,8 +124,21 @@ def test_a_worker_that_is_gone_does_not_keep_the_others_files(launcher: Launcher
     (launcher.root / "nodes/w0").rmdir()
     launcher.worker("w1", one="1")
     launcher.start("true")
+    assert launcher.line() == "labctl: not all files of w0 were gathered"
     assert launcher.line() == "labctl: the launcher ended with exit code 0"
     assert (launcher.run / "one").read_text() == "1"
+
+
+def test_it_stays_while_its_results_are_fetched(launcher: Launcher) -> None:
+    launcher.environment["LABCTL_KEPT"] = "0"
+    fetching = launcher.home / ".fetching"
+    with fetching.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        launcher.start("true")
+        launcher.line()
+        with pytest.raises(subprocess.TimeoutExpired):
+            launcher.process.wait(0.5)
+    assert launcher.process.wait(20) == 0
 
 
 def test_results_are_on_the_claim_too_where_there_is_one(launcher: Launcher) -> None:
@@ -208,7 +223,7 @@ def test_without_anyone_to_fetch_its_results_it_is_its_command(launcher: Launche
 
 
 def test_workers_that_are_not_reached_are_named(launcher: Launcher) -> None:
-    launcher.script.write_text(launcher.script.read_text().replace("left=120", "left=-1"))
+    launcher.environment["LABCTL_PATIENCE"] = "-1"
     launcher.program("ssh-keyscan", "read -r host; echo '# w0:2222 SSH-2.0'; echo 'getaddrinfo w1: no' >&2; exit 1")
     launcher.start("true")
     assert launcher.line() == "labctl: workers were not reached within -1 s:"

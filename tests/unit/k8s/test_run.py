@@ -877,7 +877,7 @@ def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.T
 
 def serving(*members: tuple[tarfile.TarInfo, bytes], end: tuple[int, bytes] = SUCCESS) -> Any:
     """Programs of a launcher of which tar prints these."""
-    return lambda _, argv: (*archive(*members), end) if argv[0] == "tar" else (SUCCESS,)
+    return lambda _, argv: (*archive(*members), end) if "tar -C" in argv[2] else (SUCCESS,)
 
 
 def test_a_run_is_judged_recorded_and_removed_from_the_cluster(world: World) -> None:
@@ -951,8 +951,8 @@ def fetched(world: World) -> Callable[..., tuple[Path, list[str]]]:
         said: list[str] = []
         lab.record(world.lab, world.target, world.built)
         world.api.programs = serving(*members, end=end)
-        cluster_runs.fetch(world.api, world.run, world.launcher, said.append)
-        assert world.api.executed[-1] == ("sh", "-c", "touch ~/.fetched")
+        done = cluster_runs.fetch(world.api, world.run, world.launcher, said.append)
+        assert done == (world.api.executed[-1] == ("sh", "-c", "touch ~/.fetched"))
         return store.outputs(world.directory, world.run.run_id), said
 
     return fetch
@@ -999,26 +999,38 @@ def test_files_that_change_while_they_are_read_are_fetched(fetched: Callable[...
     assert said == []
 
 
-@pytest.mark.parametrize(
-    ("end", "words"),
-    [
-        (failure(2), "the run's files were not fetched from launcher: tar ended with exit code 2"),
-        ((ERR, b"cut off"), "the run's files were not fetched from launcher: the connection to tar was lost"),
-    ],
-)
-def test_what_cannot_be_fetched_is_a_warning_and_the_launcher_may_go(
-    fetched: Callable[..., tuple[Path, list[str]]], end: tuple[int, bytes], words: str
+def test_what_cannot_be_fetched_stays_in_the_launcher_for_a_while(
+    fetched: Callable[..., tuple[Path, list[str]]], world: World
 ) -> None:
-    _, said = fetched((entry("./log.txt"), b"x"), end=end)
-    assert said == [words]
+    _, (said,) = fetched((entry("./log.txt"), b"x"), end=failure(2))
+    copy = f"kubectl cp demo/{world.launcher}:{world.run.job.directory} runs/{world.run.run_id}"
+    assert said == (
+        "the run's files were not fetched: tar ended with exit code 2; launcher has them for 10 minutes: " + copy
+    )
+    assert ("sh", "-c", "touch ~/.fetched") not in world.api.executed
+
+
+def test_a_fetch_whose_connection_is_lost_is_made_again(
+    fetched: Callable[..., tuple[Path, list[str]]], world: World
+) -> None:
+    real, ends = serving, iter([(ERR, b"cut off"), (ERR, b"again")])
+    member = (entry("./log.txt"), b"whole")
+
+    def flaky(*members: Any, end: Any) -> Any:
+        return lambda *asked: real(*members, end=next(ends, end) if "tar -C" in asked[1][2] else SUCCESS)(*asked)
+
+    world.monkeypatch.setitem(globals(), "serving", flaky)
+    here, said = fetched(member)
+    assert (here / "log.txt").read_bytes() == b"whole"
+    assert said == []
 
 
 def test_a_stream_that_is_no_archive_is_a_warning(world: World) -> None:
     said: list[str] = []
     lab.record(world.lab, world.target, world.built)
     world.api.programs = lambda *_: ((OUT, b"tar: not found" * 100), SUCCESS)
-    cluster_runs.fetch(world.api, world.run, world.launcher, said.append)
-    assert said[0].startswith("the run's files were not fetched from launcher: ")
+    assert not cluster_runs.fetch(world.api, world.run, world.launcher, said.append)
+    assert said[0].startswith("the run's files were not fetched: ")
 
 
 # --- clear ---------------------------------------------------------------------------------------------------
