@@ -78,7 +78,10 @@ def doctor(context: Context, *, node: str = "", fix: bool = False, ask: Ask | No
     """
     from labctl.doctor import run as doctor_run
     from labctl.doctor.examination import DoctorReport
+    from labctl.lab.cluster import require_docker
 
+    if fix or node:
+        require_docker(context.declared(), "--fix" if fix else "--node")
     if there := in_cluster(context):
         from labctl.k8s import checks
 
@@ -310,6 +313,10 @@ def down(context: Context, *, images: bool = False, dry_run: bool = False, ask: 
 
     With ``images``, hosts lose the lab's image too. ``ask`` is asked whether runs that are under way may be ended.
     """
+    from labctl.lab.cluster import require_docker
+
+    if images:
+        require_docker(context.declared(), "--images")
     if there := in_cluster(context):
         return down_in_cluster(there, dry_run=dry_run, ask=ask)
     return remove(context, "labctl down", images=images, dry_run=dry_run, ask=ask)
