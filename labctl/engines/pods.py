@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from labctl.model import Cause
+from labctl.model import LAUNCHER, Cause
 
 Manifest = Mapping[str, Any]
 IMAGE_ERRORS = (
@@ -83,11 +83,19 @@ def loss(pod: Manifest) -> tuple[Cause, str] | None:
 
 def has_started(pod: Manifest) -> bool:
     """Whether its program runs, or has ended."""
-    return "running" in own(pod) or "terminated" in own(pod) or has_ended(pod)
+    return "running" in own(pod) or has_ended(pod)
 
 
 def has_ended(pod: Manifest) -> bool:
-    return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+    """Whether its program has; a pod runs on with a container that the cluster has added."""
+    return "terminated" in own(pod) or pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+
+
+def code_of(pod: Manifest) -> int:
+    """What a pod's program ended with; 137 where nobody says."""
+    if ended := own(pod).get("terminated"):
+        return int(ended["exitCode"])
+    return 0 if pod.get("status", {}).get("phase") == "Succeeded" else 137
 
 
 class JobState(Struct, frozen=True):
@@ -99,7 +107,7 @@ class JobState(Struct, frozen=True):
 
 
 def state_of(job: Manifest) -> JobState:
-    """The state of an MPIJob or a TrainJob, by its conditions."""
+    """The state of an MPIJob or a TrainJob, by its conditions and whether it is to be suspended."""
     conditions = {one["type"]: one for one in job.get("status", {}).get("conditions") or () if one["status"] == "True"}
     for kind, name in (
         ("Failed", "failed"),
@@ -109,7 +117,23 @@ def state_of(job: Manifest) -> JobState:
     ):
         if found := conditions.get(kind):
             return JobState(name, str(found.get("reason", "")), _text(found.get("message")))  # type: ignore[arg-type]
-    return JobState("active")
+    # A queue says so before the operator does, which first removes the pods.
+    spec = job.get("spec", {})
+    return JobState("waiting" if spec.get("suspend") or spec.get("runPolicy", {}).get("suspend") else "active")
+
+
+def has_run(job: Manifest) -> bool:
+    """Whether an operator remembers that an MPIJob's launcher ran, or how a TrainJob's ended."""
+    status = job.get("status", {})
+    ran = any(one["type"] == "Running" for one in status.get("conditions") or ())
+    return ran or any(one["name"] == LAUNCHER and one.get("failed") for one in status.get("jobsStatus") or ())
+
+
+def last_refusal(events: Iterable[Manifest], job: str) -> str:
+    """The latest warning about a job or what its operator has made for it; pods, once there, tell by themselves."""
+    about = [one for one in events if one["involvedObject"].get("kind") != "Pod"]
+    names = {str(one["involvedObject"].get("name", "")) for one in about}
+    return last_warning(about, [name for name in names if f"{name}-".startswith(f"{job}-")])
 
 
 def last_warning(events: Iterable[Manifest], names: Iterable[str]) -> str:

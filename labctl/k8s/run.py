@@ -34,8 +34,9 @@ from labctl.engines.kubernetes import (
 )
 from labctl.errors import HostError
 from labctl.k8s import render
-from labctl.k8s.job import KEPT, ClusterJob
+from labctl.k8s.job import KEPT, STORAGE, ClusterJob
 from labctl.k8s.target import Kind, Target
+from labctl.k8s.waiting import Waiting
 from labctl.model import LAUNCHER, Cause, Job, Lab, Rank, Result
 from labctl.runs import outputs, store
 from labctl.runs import run as runs
@@ -48,10 +49,9 @@ OWNED = {"MPIJob": ("ConfigMap", "Secret"), "TrainJob": ("ConfigMap", "Secret", 
 """What a job has beside it, of its name."""
 SHARED = ("Namespace", "PersistentVolumeClaim")
 """What a lab's jobs have together."""
-# Seconds between two looks at a run's pods; that an API server may be silent; that an image may be refused, as
-# registries have bad minutes; for a run that is told to end, to gather its results; for the cluster to say why it ended
-# one.
-LOOK, SILENT_FOR, IMAGE_PATIENCE, ENDING, EXPLAINING = 1.0, 600, 60, 600, 10
+# Seconds between two looks at a run's pods; that an API server may be silent; for a run that is told to end, to gather its
+# results; for the cluster to say why it ended one.
+LOOK, SILENT_FOR, ENDING, EXPLAINING = 1.0, 600, 600, 10
 # What the launcher says when its command has ended: pod.sh.
 # Behind it a last line of the command's own that has no end.
 ENDED = re.compile(r"(.*)labctl: the launcher ended with exit code (\d+)(?:; (.+))?")
@@ -215,10 +215,9 @@ class Follower:
     ) -> None:
         """``patience``: seconds that pods may take to start."""
         self._api, self._run, self._stop, self._notice = api, run, stop, notice
-        self._patience, self._began = patience, time.monotonic()
+        self._waiting = Waiting(run.kind, run.lab.image, patience, time.monotonic())
         self._told: dict[str, str] = {}
         self._seen: dict[str, Manifest] = {}
-        self._bad_image = 0.0
         self._silent = 0.0
         self._heard: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
         self._over = threading.Event()
@@ -322,7 +321,7 @@ class Follower:
             else:
                 for cause, message in self._losses(found):
                     self._stop.because(cause, message)
-            return self._ended(_code_of(launcher)) if ended else None
+            return self._ended(pods.code_of(launcher)) if ended else None
         if self.launcher or self._stop.cause:
             return agent.Ended(code=137)
         return self._not_started(job, found)
@@ -364,7 +363,7 @@ class Follower:
         state = pods.state_of(job)
         if state.reason.startswith("DeadlineExceeded"):
             self._stop.note("timeout", f"the cluster ended it: {state.message or state.reason}")
-        elif launcher and _code_of(launcher) and (lost := pods.loss(launcher)) and "exit code" not in lost[1]:
+        elif launcher and pods.code_of(launcher) and (lost := pods.loss(launcher)) and "exit code" not in lost[1]:
             self._stop.note(lost[0], f"{LAUNCHER}: {lost[1]}")
 
     def _losses(self, found: list[Manifest]) -> list[tuple[Cause, str]]:
@@ -376,43 +375,24 @@ class Follower:
         return [*_lost(found), *(("node-lost", f"{node_of(pod)}: its pod is gone") for pod in gone)]
 
     def _not_started(self, job: Manifest, found: list[Manifest]) -> agent.Ended | None:
-        """Notice what the pods wait for; how the run ended that will not begin."""
-        state = pods.state_of(job)
-        if state.name == "failed":
-            cause: Cause = "timeout" if state.reason.startswith("DeadlineExceeded") else "launcher-failed"
-            self._stop.note(cause, f"the cluster ended it before it began: {state.message or state.reason}")
+        """Notice what the run waits for; how it ended that will not begin."""
+        now = time.monotonic()
+        wrong = _over_without_launcher(self._run, job) or self._waiting.look(job, found, self._against(found, now), now)
+        if wrong:
+            self._stop.note(*wrong)
             return agent.Ended(code=1)
-        if state.name == "waiting":
-            self._began = time.monotonic()
-            self._tell(self._run.kind, f"waits to be admitted: {state.message}" if state.message else "is suspended")
-            return None
-        waiting = {node_of(pod): why for pod in found if (why := pods.trouble(pod))}
-        for node, why in waiting.items():
-            self._tell(node, why)
-        if not found and time.monotonic() > self._began + 5 * LOOK:
-            warning = ""
-            with suppress(Refused):
-                warning = pods.last_warning(self._api.list("Event"), [self._run.name, f"{self._run.name}-launcher"])
-            self._tell(self._run.kind, warning or "no pod yet: is its operator running?")
-            waiting[self._run.kind] = self._told[self._run.kind]
-        return self._given_up(found, waiting)
-
-    def _given_up(self, found: list[Manifest], waiting: dict[str, str]) -> agent.Ended | None:
-        bad = {node_of(pod): why for pod in found if (why := pods.image_error(pod))}
-        self._bad_image = (self._bad_image or time.monotonic()) if bad else 0.0
-        over = time.monotonic() > self._began + self._patience
-        if bad and (over or time.monotonic() > self._bad_image + IMAGE_PATIENCE):
-            node, why = next(iter(bad.items()))
-            self._stop.note("no-image", f"{node}: the cluster does not get image {self._run.lab.image}: {why}")
-            return agent.Ended(code=1)
-        if over:
-            reasons = [f"{', '.join(nodes)}: {why}" for why, nodes in _grouped(waiting).items()]
-            said = "; ".join(reasons) or "pods did not become ready"
-            unplaced = any(pods.unscheduled(pod) for pod in found)
-            cause: Cause = "does-not-fit" if unplaced else "launcher-failed"
-            self._stop.note(cause, f"not started within {self._patience:g} s (LAB_K8S_PATIENCE): {said}")
-            return agent.Ended(code=1)
+        for who, what in self._waiting.reasons.items():
+            self._tell(who, what)
         return None
+
+    def _against(self, found: list[Manifest], now: float) -> str:
+        """What the cluster has against pods that are not there; empty where nothing is known."""
+        if len(found) > len(self._run.job.nodes) or self._waiting.lasts(now) < 5 * LOOK:
+            return ""
+        refusal = ""
+        with suppress(HostError):
+            refusal = pods.last_refusal(self._api.list("Event", fields="type=Warning"), self._run.name)
+        return refusal or ("" if found else "no pod yet: is its operator running?")
 
     def _tell(self, who: str, what: str) -> None:
         if self._told.get(who) != what:
@@ -435,18 +415,17 @@ def _lost(found: Iterable[Manifest]) -> list[tuple[Cause, str]]:
     return [(cause, f"{node_of(pod)}: {what}") for pod, (cause, what) in lost]
 
 
-def _grouped(waiting: dict[str, str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for node, why in waiting.items():
-        found.setdefault(why, []).append(node)
-    return found
-
-
-def _code_of(pod: Manifest) -> int:
-    """What a pod's program ended with; 137 where nobody says."""
-    if ended := pods.own(pod).get("terminated"):
-        return int(ended["exitCode"])
-    return 0 if pod["status"].get("phase") == "Succeeded" else 137
+def _over_without_launcher(run: ClusterRun, job: Manifest) -> tuple[Cause, str] | None:
+    """How a job ended of which there is no launcher to follow; None of one that has not."""
+    state = pods.state_of(job)
+    if state.name == "succeeded":
+        copy = f"where pods have a claim, its files are there, in {STORAGE}/runs/{run.run_id}"
+        return "no-metric", f"the cluster says that it succeeded, but its launcher and log are gone; {copy}"
+    if state.name == "failed":
+        cause: Cause = "timeout" if state.reason.startswith("DeadlineExceeded") else "launcher-failed"
+        how = ", and its launcher and log are gone" if pods.has_run(job) else " before it began"
+        return cause, f"the cluster ended it{how}: {state.message or state.reason}"
+    return None
 
 
 def seconds_of(when: str) -> float:

@@ -65,7 +65,7 @@ def _follow(lab: ClusterLab, name: str) -> Iterator[Item]:
     while not pods.has_ended(pod):
         time.sleep(LOOK)
         pod = _there(lab, name)
-    if pod["status"]["phase"] != "Succeeded":
+    if pods.code_of(pod):
         raise HostError(said or pods.trouble(pod), hint="re-run to resume: what is whole stays on the claim")
 
 

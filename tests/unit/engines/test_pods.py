@@ -154,6 +154,19 @@ def test_a_pod_has_started_once_its_program_runs_or_has_ended() -> None:
     assert not pods.has_started(pod("Pending"))
 
 
+def test_a_pod_has_ended_with_its_own_container_whatever_else_runs_in_it() -> None:
+    assert pods.has_ended(pod("Running", ended(137, "OOMKilled"), RUNS))
+    assert not pods.has_ended(pod("Running", RUNS, ended(0)))
+
+
+@pytest.mark.parametrize(
+    ("found", "code"),
+    [(pod("Running", ended(7), RUNS), 7), (pod("Succeeded"), 0), (pod("Failed"), 137), (pod("Failed", ended(3)), 3)],
+)
+def test_the_exit_code_of_a_pod_is_its_own_containers(found: Manifest, code: int) -> None:
+    assert pods.code_of(found) == code
+
+
 def test_a_pod_has_ended_by_its_phase() -> None:
     assert [pods.has_ended(pod(phase)) for phase in ("Pending", "Running", "Succeeded", "Failed", "Unknown")] == [
         False, False, True, True, False,
@@ -197,6 +210,27 @@ def test_the_state_of_a_job_is_that_of_its_conditions(found: Manifest, state: Jo
     assert pods.state_of(found) == state
 
 
+@pytest.mark.parametrize("spec", [{"suspend": True}, {"runPolicy": {"suspend": True}}])
+def test_a_job_is_suspended_as_soon_as_it_is_to_be(spec: dict[str, Any]) -> None:
+    assert pods.state_of({**job(CREATED), "spec": spec}) == JobState("waiting")
+    ended = job(CREATED, ("Failed", "True", "FailedJobs", "jobset failed"))
+    assert pods.state_of({**ended, "spec": spec}).name == "failed"
+
+
+@pytest.mark.parametrize(
+    ("found", "has_run"),
+    [
+        (job(CREATED), False),
+        ({}, False),
+        (job(CREATED, ("Running", "False", "MPIJobRunning", "")), True),
+        ({"status": {"jobsStatus": [{"name": "launcher", "failed": 1}, {"name": "node", "failed": 0}]}}, True),
+        ({"status": {"jobsStatus": [{"name": "launcher", "failed": 0}, {"name": "node", "failed": 1}]}}, False),
+    ],
+)
+def test_operators_remember_what_has_run(found: Manifest, has_run: bool) -> None:
+    assert pods.has_run(found) == has_run
+
+
 def warning(about: str, message: str, when: str, **given: Any) -> Manifest:
     event = {"type": "Warning", "reason": "FailedCreate", "message": message, "lastTimestamp": when}
     return {**event, "involvedObject": {"name": about}, **given}
@@ -213,6 +247,20 @@ def test_the_last_warning_is_the_latest_about_these_objects() -> None:
     assert pods.last_warning(reversed(events), ["demo-m"]) == "FailedCreate: exceeded quota: team"
     assert pods.last_warning(events, ["demo"]) == ""
     assert pods.last_warning([], ["demo-m"]) == ""
+
+
+def test_a_refusal_is_about_a_job_or_what_was_made_for_it_but_for_pods_that_are_there() -> None:
+    def said(about: str, kind: str) -> str:
+        event = warning(about, "pods is forbidden", "2026-01-02T03:05:00Z")
+        event["involvedObject"]["kind"] = kind
+        return pods.last_refusal([event], "demo-m")
+
+    assert said("demo-m", "MPIJob") == "FailedCreate: pods is forbidden"
+    assert said("demo-m-launcher", "Job") == "FailedCreate: pods is forbidden"
+    assert said("demo-m-node-0", "Job") == "FailedCreate: pods is forbidden"
+    assert said("demo-m-worker-0", "Pod") == ""
+    assert said("demo-mn", "MPIJob") == ""
+    assert pods.last_refusal([], "demo-m") == ""
 
 
 def test_an_event_of_a_newer_kind_has_its_time_elsewhere() -> None:

@@ -24,7 +24,7 @@ from labctl import launchers
 from labctl.engines import agent
 from labctl.engines.kubernetes import OUT, Manifest, Refused
 from labctl.errors import HostError
-from labctl.k8s import lab, render
+from labctl.k8s import lab, render, waiting
 from labctl.k8s import run as cluster_runs
 from labctl.k8s.job import ClusterJob
 from labctl.k8s.lab import ClusterLab
@@ -281,7 +281,7 @@ def test_pods_that_do_not_become_ready_are_no_matter_of_room(world: World) -> No
 
 
 def test_an_image_that_is_not_there_ends_the_run_after_a_while(world: World) -> None:
-    world.patience(image_patience=0.03)
+    world.monkeypatch.setattr(waiting, "IMAGE_PATIENCE", 0.03)
     world.pod("worker-0", **waits("ImagePullBackOff", "Back-off pulling image"))
     assert world.follow().code == 1
     assert world.stop.cause == "no-image"
@@ -289,18 +289,6 @@ def test_an_image_that_is_not_there_ends_the_run_after_a_while(world: World) -> 
     assert world.stop.message == (
         f"worker-0: the cluster does not get image {image}: ImagePullBackOff: Back-off pulling image"
     )
-
-
-def test_a_registry_that_has_a_bad_minute_does_not_end_the_run(world: World) -> None:
-    bad = lambda: world.pod("worker-0", **waits("ErrImagePull", "503"))  # noqa: E731
-    good = lambda: world.pod("worker-0", **waits("ContainerCreating"))  # noqa: E731
-    clock, passed = time.monotonic, [0.0]
-    passes = lambda: passed.append(passed[-1] + 0.9 * cluster_runs.IMAGE_PATIENCE)  # noqa: E731
-    world.monkeypatch.setattr("time.monotonic", lambda: clock() + passed[-1])
-    # Longer in all than it may last at a time.
-    world.then(*[bad, passes, good] * 3, lambda: world.pods(**runs()))
-    world.prints(f"{MARK}0")
-    assert world.follow(patience=10 * cluster_runs.IMAGE_PATIENCE).code == 0
 
 
 def test_an_image_that_is_not_there_at_the_limit_is_the_reason(world: World) -> None:
@@ -317,6 +305,26 @@ def test_a_job_that_fails_before_it_begins_says_why(world: World, reason: str, c
     assert world.follow().code == 1
     assert world.stop.cause == cause
     assert world.stop.message == "the cluster ended it before it began: Job was active longer than specified"
+
+
+@pytest.mark.parametrize("kind", ["Succeeded", "Complete"])
+def test_a_job_that_has_succeeded_and_whose_launcher_is_gone_is_not_waited_for(world: World, kind: str) -> None:
+    world.job(**condition(kind))
+    assert world.follow().code == 1
+    assert world.said == []
+    assert world.stop.cause == "no-metric"
+    assert world.stop.message == (
+        "the cluster says that it succeeded, but its launcher and log are gone; where pods have a claim, its files "
+        f"are there, in /storage/runs/{world.run.run_id}"
+    )
+
+
+def test_a_job_that_failed_and_whose_launcher_is_gone_had_begun(world: World) -> None:
+    failed = condition("Failed", "BackoffLimitExceeded", "Job has reached the limit")
+    failed["status"]["conditions"].append({"type": "Running", "status": "False"})
+    world.job(**failed)
+    assert world.follow().code == 1
+    assert world.stop.message == ("the cluster ended it, and its launcher and log are gone: Job has reached the limit")
 
 
 def test_time_in_a_queue_does_not_count(world: World) -> None:
@@ -348,6 +356,28 @@ def test_a_job_without_pods_says_what_the_cluster_has_against_them(world: World)
     assert world.said == ["MPIJob: FailedCreate: exceeded quota: team"]
     assert world.stop.message.endswith("MPIJob: FailedCreate: exceeded quota: team")
     assert world.stop.cause == "launcher-failed"
+
+
+@pytest.mark.parametrize(("about", "there"), [("launcher", ["worker-0", "worker-1"]), ("node-0", ["worker-0"])])
+def test_pods_that_are_refused_after_others_say_what_the_cluster_has_against_them(
+    world: World, about: str, there: list[str]
+) -> None:
+    for node in there:
+        world.pod(node, **runs())
+    refused = {"name": f"{world.run.name}-{about}", "kind": "Job"}
+    world.api.put({**event("violates PodSecurity"), "involvedObject": refused})
+    world.follow(patience=0.1)
+    assert world.said == ["MPIJob: FailedCreate: violates PodSecurity"]
+    assert world.stop.message.endswith("MPIJob: FailedCreate: violates PodSecurity")
+
+
+def test_what_was_refused_is_no_matter_once_all_pods_are_there(world: World) -> None:
+    world.pods(**waits("ContainerCreating"))
+    world.api.put({**event("violates PodSecurity"), "involvedObject": {"name": world.run.name}})
+    world.then(*[None] * 20, lambda: world.pods(**runs()))
+    world.prints(f"{MARK}0")
+    world.follow()
+    assert world.said == []
 
 
 @pytest.mark.parametrize("denied", [set(), {"list events"}])
@@ -916,7 +946,7 @@ def test_what_was_sent_is_recorded_without_the_secret(world: World) -> None:
 
 
 def test_a_run_that_does_not_fit_is_recorded_as_such(world: World) -> None:
-    world.monkeypatch.setattr(cluster_runs, "IMAGE_PATIENCE", 0)
+    world.monkeypatch.setattr(waiting, "IMAGE_PATIENCE", 0)
     world.pod("worker-0", **waits("ErrImagePull", f"denied for {TOKEN}"))
     result, _ = judged(world)
     assert (result.verdict, result.cause, result.exit_code) == ("ERROR", "no-image", 3)

@@ -1,0 +1,80 @@
+"""A run that has not begun, look by look on a clock of the test's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.running import condition, runs, unplaced, waits
+
+from labctl.engines.kubernetes import Manifest
+from labctl.k8s.waiting import IMAGE_PATIENCE, Waiting
+
+BEGAN, PATIENCE = 1000.0, 300.0
+NO_ROOM = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+QUEUED = condition("Suspended", "MPIJobSuspended", "MPIJob suspended")
+
+
+def pod(node: str, **status: Any) -> Manifest:
+    role = node.partition("-")[0]
+    metadata = {"name": f"demo-m-{node}", "labels": {"labctl.role": role}}
+    return {"metadata": metadata, "spec": {"containers": [{"name": role}]}, "status": status}
+
+
+@pytest.fixture
+def waiting() -> Waiting:
+    return Waiting("MPIJob", "labctl/cpu", PATIENCE, BEGAN)
+
+
+@pytest.mark.parametrize(
+    ("job", "found", "against", "reasons"),
+    [
+        ({}, [], "", {}),
+        ({}, [pod("worker-0", **waits("ContainerCreating"))], "", {}),
+        ({}, [pod("worker-0", **unplaced(NO_ROOM)), pod("worker-1", **runs())], "", {"worker-0": NO_ROOM}),
+        ({}, [pod("worker-0", **runs())], "FailedCreate: exceeded quota", {"MPIJob": "FailedCreate: exceeded quota"}),
+        (QUEUED, [], "old news", {"MPIJob": "waits to be admitted: MPIJob suspended"}),
+        ({"spec": {"runPolicy": {"suspend": True}}}, [], "", {"MPIJob": "is suspended"}),
+        ({"spec": {"suspend": True}}, [], "", {"MPIJob": "is suspended"}),
+    ],
+)
+def test_what_a_run_waits_for_is_said_by_node_and_by_job(
+    waiting: Waiting, job: Manifest, found: list[Manifest], against: str, reasons: dict[str, str]
+) -> None:
+    assert waiting.look(job, found, against, BEGAN + 1) is None
+    assert waiting.reasons == reasons
+
+
+@pytest.mark.parametrize(
+    ("found", "against", "cause", "said"),
+    [
+        ([], "", "launcher-failed", "pods did not become ready"),
+        ([pod("worker-0", **unplaced(NO_ROOM)), pod("worker-1", **unplaced(NO_ROOM))], "", "does-not-fit",
+         f"worker-0, worker-1: {NO_ROOM}"),
+        ([pod("worker-0", **runs())], "FailedCreate: exceeded quota", "launcher-failed",
+         "MPIJob: FailedCreate: exceeded quota"),
+    ],
+)  # fmt: skip
+def test_a_run_is_given_up_at_its_limit_for_what_it_waits_for_then(
+    waiting: Waiting, found: list[Manifest], against: str, cause: str, said: str
+) -> None:
+    assert waiting.look({}, found, against, BEGAN + PATIENCE) is None
+    given_up = waiting.look({}, found, against, BEGAN + PATIENCE + 1)
+    assert given_up == (cause, f"not started within 300 s (LAB_K8S_PATIENCE): {said}")
+
+
+def test_time_in_a_queue_is_not_waited(waiting: Waiting) -> None:
+    assert waiting.look(QUEUED, [], "", BEGAN + 10 * PATIENCE) is None
+    assert waiting.look({}, [], "", BEGAN + 11 * PATIENCE) is None
+    assert waiting.look({}, [], "", BEGAN + 11 * PATIENCE + 1) is not None
+
+
+def test_an_image_is_waited_for_as_long_as_it_is_refused_without_a_break(waiting: Waiting) -> None:
+    bad, good = [pod("worker-0", **waits("ErrImagePull", "503"))], [pod("worker-0", **waits("ContainerCreating"))]
+    assert waiting.look({}, bad, "", BEGAN) is None
+    assert waiting.look({}, good, "", BEGAN + IMAGE_PATIENCE) is None
+    assert waiting.look({}, bad, "", BEGAN + IMAGE_PATIENCE + 1) is None
+    assert waiting.look({}, bad, "", BEGAN + 2 * IMAGE_PATIENCE + 1) is None
+    assert waiting.look({}, bad, "", BEGAN + 2 * IMAGE_PATIENCE + 2) == (
+        "no-image", "worker-0: the cluster does not get image labctl/cpu: ErrImagePull: 503",
+    )  # fmt: skip
