@@ -50,8 +50,8 @@ OWNED = {"MPIJob": ("ConfigMap", "Secret"), "TrainJob": ("ConfigMap", "Secret", 
 SHARED = ("Namespace", "PersistentVolumeClaim")
 """What a lab's jobs have together."""
 # Seconds between two looks at a run's pods; that an API server may be silent; for a run that is told to end, to gather its
-# results; for the cluster to say why it ended one.
-LOOK, SILENT_FOR, ENDING, EXPLAINING = 1.0, 600, 600, 10
+# results; for the cluster to say why it ended one; for a node to say that a pod has ended, after the pod's time for that.
+LOOK, SILENT_FOR, ENDING, EXPLAINING, REPORTING = 1.0, 600, 600, 10, 60
 # What the launcher says when its command has ended: pod.sh.
 # Behind it a last line of the command's own that has no end.
 ENDED = re.compile(r"(.*)labctl: the launcher ended with exit code (\d+)(?:; (.+))?")
@@ -218,7 +218,7 @@ class Follower:
         self._waiting = Waiting(run.kind, run.lab.image, patience, time.monotonic())
         self._told: dict[str, str] = {}
         self._seen: dict[str, Manifest] = {}
-        self._silent = 0.0
+        self._silent = self._deleted = 0.0
         self._heard: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
         self._over = threading.Event()
         self._reader: threading.Thread | None = None
@@ -261,7 +261,7 @@ class Follower:
                     return
                 if job is None:
                     self._stop.note("interrupted", f"{self._run.kind} {self._run.name} was deleted")
-                elif pods.state_of(job).name == "failed":
+                elif pods.state_of(job).name != "active":
                     self._note_end(job, launcher)
             time.sleep(LOOK)
         if self.launcher and code:
@@ -314,17 +314,31 @@ class Follower:
         launcher = next((pod for pod in found if node_of(pod) == LAUNCHER and self.launcher in ("", _name(pod))), None)
         if launcher and pods.has_started(launcher):
             self._begin_to_read(launcher)
-            ended = pods.has_ended(launcher)
-            if ended or pods.state_of(job).name != "active":
-                # Its operator removes what is left of it.
-                self._note_end(job, launcher)
-            else:
-                for cause, message in self._losses(found):
-                    self._stop.because(cause, message)
-            return self._ended(pods.code_of(launcher)) if ended else None
+            return self._judge_launcher(job, launcher, found)
         if self.launcher or self._stop.cause:
             return agent.Ended(code=137)
         return self._not_started(job, found)
+
+    def _judge_launcher(self, job: Manifest, launcher: Manifest, found: list[Manifest]) -> agent.Ended | None:
+        state, ended = pods.state_of(job).name, pods.has_ended(launcher)
+        if ended or state != "active":
+            self._note_end(job, launcher)
+        # Of a job that has failed the launcher may run on; else its operator removes what is left of it.
+        if not ended and (state == "active" or (state == "failed" and not _is_deleted(launcher))):
+            for cause, message in self._losses(found):
+                self._stop.because(cause, message)
+        if ended:
+            return self._ended(pods.code_of(launcher))
+        return self._out_of_reach(launcher) if _is_deleted(launcher) else None
+
+    def _out_of_reach(self, launcher: Manifest) -> agent.Ended | None:
+        """How a run ended whose launcher was told to go, and of which nobody says for too long that it has."""
+        self._deleted = self._deleted or time.monotonic()
+        grace = launcher["metadata"].get("deletionGracePeriodSeconds", 0)
+        if time.monotonic() < self._deleted + grace + REPORTING:
+            return None
+        self._stop.note("node-lost", f"{LAUNCHER}: its node does not answer")
+        return agent.Ended(code=137, lost=True)
 
     def _wait_for_server(self, error: Unreachable) -> None:
         if not self._silent:
@@ -363,6 +377,9 @@ class Follower:
         state = pods.state_of(job)
         if state.reason.startswith("DeadlineExceeded"):
             self._stop.note("timeout", f"the cluster ended it: {state.message or state.reason}")
+        elif state.name == "waiting":
+            why = f": {state.message}" if state.message else ""
+            self._stop.note("interrupted", f"{self._run.kind} {self._run.name} was suspended or preempted{why}")
         elif launcher and pods.code_of(launcher) and (lost := pods.loss(launcher)) and "exit code" not in lost[1]:
             self._stop.note(lost[0], f"{LAUNCHER}: {lost[1]}")
 

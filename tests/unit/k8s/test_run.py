@@ -499,6 +499,85 @@ def test_a_worker_that_is_lost_ends_the_run(
     assert world.lines == ["one"]
 
 
+def test_an_evicted_worker_ends_the_run_though_its_operator_has_given_the_job_up(world: World) -> None:
+    world.pods(**runs())
+    world.api.programs = lambda *_: (world.prints(f"{MARK}143"), (SUCCESS,))[1]
+
+    def evict() -> None:
+        world.job(**condition("Failed", "MPIJobEvicted", "1/2 workers are evicted"))
+        world.pod("worker-1", phase="Failed", reason="Evicted", message="low on memory")
+
+    world.then(*[None] * 5, evict)
+    assert world.follow().code == 143
+    assert (world.stop.cause, world.stop.message) == ("node-lost", "worker-1: Evicted: low on memory")
+
+
+def test_workers_that_are_removed_at_the_clusters_own_limit_are_not_lost(world: World) -> None:
+    world.pods(**runs())
+
+    def end() -> None:
+        world.job(**condition("Failed", "DeadlineExceeded", "too long"))
+        world.pod("worker-1", deleted=True, **runs())
+
+    world.then(*[None] * 3, end, None, lambda: world.pod("launcher", **ended(143)))
+    assert world.follow().code == 143
+    assert (world.stop.cause, world.stop.message) == ("timeout", "the cluster ended it: too long")
+    assert world.api.executed == []
+
+
+@pytest.mark.parametrize("kind", ["MPIJob", "TrainJob"])
+def test_a_job_that_its_queue_preempts_is_said_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    world = World(tmp_path, monkeypatch, LAB_K8S_JOB=kind.lower())
+    world.pods(**runs())
+
+    def preempt() -> None:
+        # Its operator removes the pods before it says so.
+        world.job(spec={"suspend": True} if kind == "TrainJob" else {"runPolicy": {"suspend": True}})
+        world.pods(deleted=True, **runs())
+
+    def gone() -> None:
+        world.job(**condition("Suspended", "Suspended", "it is suspended"))
+        for node in ("worker-0", "worker-1", "launcher"):
+            world.gone(node)
+
+    world.then(*[None] * 3, preempt, None, gone)
+    assert world.follow().code == 137
+    assert (world.stop.cause, world.stop.message) == (
+        "interrupted",
+        f"{kind} {world.run.name} was suspended or preempted",
+    )
+    assert world.api.executed == []
+
+
+def test_a_launcher_that_is_told_to_go_and_of_which_nobody_hears_has_lost_its_node(world: World) -> None:
+    world.patience(reporting=0.05)
+    world.pods(**runs())
+    world.prints("one")
+    gathered: list[str] = []
+    world.then(*[None] * 5, lambda: world.pod("launcher", deleted=True, **runs()))
+    # What its log would say, nobody on the node says either.
+    world.patience(ending=0.05)
+    outcome = world.supervise(gathered=gathered)
+    assert (outcome.exit_code, outcome.cause) == (137, "node-lost")
+    assert outcome.message == "launcher: its node does not answer"
+    assert gathered == []
+
+
+def test_a_launcher_has_the_time_that_its_pod_has_to_end(world: World) -> None:
+    world.patience(reporting=0)
+    world.pods(**runs())
+
+    def delete() -> None:
+        world.pod("launcher", deleted=True, **runs())
+        world.api.objects["Pod", world.launcher]["metadata"]["deletionGracePeriodSeconds"] = 30
+
+    world.then(None, delete, *[None] * 10, lambda: world.prints(f"{MARK}143"))
+    world.monkeypatch.setattr(cluster_runs, "EXPLAINING", 0)
+    assert world.follow().code == 143
+
+
 def test_a_worker_that_was_lost_before_its_ranks_failed_is_the_reason(world: World) -> None:
     world.pods(**runs())
     world.prints("one")
