@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import shutil
@@ -22,11 +23,14 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def carry(socket: Any, send: Callable[[int], None], *, reads: bool, raw: bool) -> None:
     """Carry input to the program and its output here until it ends; ``send`` gets signals, which do not end this.
 
-    In a ``raw`` terminal each key is the program's, Ctrl-C too.
+    In a ``raw`` terminal each key is the program's, Ctrl-C too, and the program hears of the terminal's size.
     """
     source = sys.stdin.fileno() if reads else None
-    with _raw(source) if raw and source is not None else contextlib.nullcontext(), _signals(socket, send, raw=raw):
+    size = None
+    with _raw(source) if raw and source is not None else contextlib.nullcontext(), _signals(send):
         while socket.is_open():
+            if raw and size != (size := shutil.get_terminal_size()):
+                socket.write_channel(RESIZE, json.dumps({"Width": size.columns, "Height": size.lines}).encode())
             descriptors = [socket.sock.sock] + ([source] if source is not None else [])
             pending = getattr(socket.sock.sock, "pending", int)()
             ready, _, _ = ([socket.sock.sock], [], []) if pending else select.select(descriptors, [], [], 1.0)
@@ -80,9 +84,8 @@ def _raw(descriptor: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _signals(socket: Any, send: Callable[[int], None], *, raw: bool) -> Iterator[None]:
-    """Hand signals on, and the size of the terminal now and when it changes."""
-    import json
+def _signals(send: Callable[[int], None]) -> Iterator[None]:
+    """Hand signals on."""
     import threading
 
     def deliver(number: int) -> None:
@@ -93,15 +96,7 @@ def _signals(socket: Any, send: Callable[[int], None], *, raw: bool) -> Iterator
     def forward(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         threading.Thread(target=deliver, args=(number,), daemon=True).start()
 
-    def resize(*_: object) -> None:
-        columns, lines = shutil.get_terminal_size()
-        socket.write_channel(RESIZE, json.dumps({"Width": columns, "Height": lines}).encode())
-
-    handlers: dict[int, Any] = dict.fromkeys(SIGNALS, forward)
-    if raw:
-        handlers[signal.SIGWINCH] = resize
-        resize()
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    before = {number: signal.signal(number, forward) for number in SIGNALS}
     try:
         yield
     finally:
