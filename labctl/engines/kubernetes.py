@@ -36,6 +36,8 @@ EXECUTING = 120
 CHUNK = 1 << 16
 # Answers of a server that is overloaded or starts again, or of what stands before it.
 PASSING = (429, 502, 503, 504)
+# That of its store while that chooses a leader; about a program or a log in a pod, the node's.
+STORE, OF_NODES = 500, ("/exec", "/log")
 # Pods have at most so many lines printed before that `logs` shows.
 SHOWN = 10_000
 
@@ -163,7 +165,8 @@ class Api:
         if not status:
             # The client's own word for a TLS connection that breaks.
             return self._silent(OSError(" ".join(said.split())))
-        if status in PASSING:
+        asks = method == "GET" and not path.endswith(OF_NODES)
+        if status in PASSING or (status == STORE and asks):
             return self._silent(OSError(f"{status} {said}"))
         hint = ""
         if status == 401:

@@ -52,6 +52,8 @@ SHARED = ("Namespace", "PersistentVolumeClaim")
 # Seconds between two looks at a run's pods; that an API server may be silent; for a run that is told to end, to gather its
 # results; for the cluster to say why it ended one; for a node to say that a pod has ended, after the pod's time for that.
 LOOK, SILENT_FOR, ENDING, EXPLAINING, REPORTING = 1.0, 600, 600, 10, 60
+# Trainer's word for a runtime that is not there; seconds for it to see one that is.
+NO_RUNTIME, SEEING = "trainingRuntime must be created before", 10
 # What the launcher says when its command has ended: pod.sh.
 # Behind it a last line of the command's own that has no end.
 ENDED = re.compile(r"(.*)labctl: the launcher ended with exit code (\d+)(?:; (.+))?")
@@ -129,7 +131,7 @@ def submit(api: Api, target: Target, built: ClusterJob) -> None:
     try:
         for one in own:
             if one["kind"] == "TrainJob":
-                api.apply(one, dry_run=True)
+                _rehearse(api, one)
             made = api.apply(one)
         owner = {key: made[key] for key in ("apiVersion", "kind")} | {
             key: made["metadata"][key] for key in ("name", "uid")
@@ -142,6 +144,20 @@ def submit(api: Api, target: Target, built: ClusterJob) -> None:
             with suppress(HostError):
                 remove(api, kind, built.name)
         raise
+
+
+def _rehearse(api: Api, job: Manifest) -> None:
+    """A TrainJob's dry run, again for some seconds until Trainer has seen the runtime that was made just before."""
+    deadline = time.monotonic() + SEEING
+    while True:
+        try:
+            api.apply(job, dry_run=True)
+        except Refused as error:
+            if NO_RUNTIME not in error.message or time.monotonic() > deadline:
+                raise
+            time.sleep(LOOK)
+        else:
+            return
 
 
 def prepare(api: Api, lab: str, objects: list[Manifest]) -> list[Manifest]:
@@ -230,7 +246,7 @@ class Follower:
     def follow(self, look: Callable[[agent.Line], None]) -> agent.Ended:
         """Hand on each line and notice what keeps pods from starting; how the run ended.
 
-        What is found to be wrong stops the run. HostError where the API server is silent for too long.
+        What is found to be wrong stops the run. HostError where the API server is silent for too long, or refuses.
         """
         try:
             while True:
@@ -251,7 +267,7 @@ class Follower:
         deadline = time.monotonic() + EXPLAINING
         while self.launcher and code and not self._stop.cause and time.monotonic() < deadline:
             with suppress(Unreachable):
-                job, found = self._api.get(self._run.kind, self._run.name), run_pods(self._api, self._run)
+                job, found = self._ask()
                 launcher = next((pod for pod in found if _name(pod) == self.launcher), None)
                 # Ranks may have failed for a worker's loss before anyone has looked.
                 workers = (pod for pod in found if node_of(pod) != LAUNCHER and not _is_deleted(pod))
@@ -297,12 +313,25 @@ class Follower:
     def _look_at_pods(self) -> agent.Ended | None:
         """What the cluster says of the run: None while it goes on."""
         try:
-            job, found = self._api.get(self._run.kind, self._run.name), run_pods(self._api, self._run)
-            self._silent = 0.0
+            job, found = self._ask()
         except Unreachable as error:
             self._wait_for_server(error)
             return None
+        self._silent = 0.0
         return self._judge_pods(job, found)
+
+    def _ask(self) -> tuple[Manifest | None, list[Manifest]]:
+        """The run's job and its pods. Unreachable; HostError where the server refuses to tell."""
+        try:
+            return self._api.get(self._run.kind, self._run.name), run_pods(self._api, self._run)
+        except Refused as error:
+            raise self._left_alone(error) from error
+
+    def _left_alone(self, error: HostError) -> HostError:
+        """That the run goes on without labctl, and how to come back to it once this is mended."""
+        mend = f"{error.hint}; then " if isinstance(error, Refused) and error.hint else ""
+        again = f"labctl attach {self._run.run_id}"
+        return HostError(f"{error.message}; run {self._run.run_id} is left to itself", hint=mend + again)
 
     def _judge_pods(self, job: Manifest | None, found: list[Manifest]) -> agent.Ended | None:
         if self._stop.killed or (self._stop.told and time.monotonic() > self._stop.told + ENDING):
@@ -345,9 +374,7 @@ class Follower:
             self._silent = time.monotonic()
             self._notice(f"{error.message}; the run goes on, and labctl asks again for {SILENT_FOR} s")
         if time.monotonic() > self._silent + SILENT_FOR or self._stop.killed:
-            raise HostError(
-                f"{error.message}; run {self._run.run_id} is left to itself", hint=f"labctl attach {self._run.run_id}"
-            )
+            raise self._left_alone(error)
 
     def _begin_to_read(self, launcher: Manifest) -> None:
         if self._reader:

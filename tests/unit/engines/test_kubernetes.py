@@ -161,11 +161,23 @@ def test_what_a_server_refuses_is_said_with_the_objects_name(client: Client) -> 
     assert refused.value.status == 422
 
 
-@pytest.mark.parametrize("code", [429, 502, 503, 504])
+@pytest.mark.parametrize("code", [429, 500, 502, 503, 504])
 def test_a_server_that_starts_again_does_not_answer(client: Client, code: int) -> None:
     api = client(lambda *_: (code, b"<html>Bad Gateway</html>"))
     with pytest.raises(Unreachable, match=rf"the API server http://127\.0\.0\.1:\d+ does not answer: {code} "):
         api.get("Pod", "p")
+
+
+def test_a_server_that_fails_at_a_change_has_refused_it(client: Client) -> None:
+    api = client(lambda *_: status(500, "etcdserver: request timed out"))
+    with pytest.raises(Refused, match="MPIJob demo-m was refused: etcdserver: request timed out"):
+        api.apply({"kind": "MPIJob", "metadata": {"name": "demo-m"}})
+
+
+def test_a_node_that_has_no_log_does_not_stand_for_its_server(client: Client) -> None:
+    api = client(lambda *_: status(500, "the node has no such container"))
+    with pytest.raises(Refused, match=r"^the node has no such container$"):
+        [*api.lines({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "worker"}]}})]
 
 
 def test_a_server_that_is_not_there_is_named_with_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -497,6 +509,25 @@ def test_an_attached_program_reads_what_is_typed(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(Frames, "send", lambda self, *given, **named: (send(self, *given, **named), self.end()))
         assert attached(api, stdin="pipe") == 0
     assert api.socket.sock.sent == [b"\0typed\n"]
+
+
+def test_a_program_in_a_terminal_hears_of_its_size_and_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = iter([os.terminal_size((80, 24)), os.terminal_size((100, 30))])
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: next(sizes))
+    send = Frames.send
+
+    def told(self: Frames, payload: bytes, **named: Any) -> None:
+        send(self, payload, **named)
+        if b"100" in payload:
+            self.end()
+
+    monkeypatch.setattr(Frames, "send", told)
+    api = Programs(SUCCESS, silent=True)
+    near, far = os.openpty()
+    with os.fdopen(near), os.fdopen(far) as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        assert attached(api, stdin="terminal") == 0
+    assert api.socket.sock.sent == [b'\4{"Width": 80, "Height": 24}', b'\4{"Width": 100, "Height": 30}']
 
 
 def test_the_end_of_what_is_typed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

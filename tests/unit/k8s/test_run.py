@@ -121,6 +121,40 @@ def test_a_refused_object_leaves_nothing_of_the_job(tmp_path: Path, refused: str
     assert {kind for kind, _ in api.objects} == {"Namespace"}
 
 
+def test_a_runtime_that_trainer_has_not_seen_yet_is_waited_for(tmp_path: Path) -> None:
+    class Late(FakeApi):
+        looks = 0
+
+        def apply(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
+            self.looks += manifest["kind"] == "TrainJob"
+            if manifest["kind"] == "TrainJob" and self.looks < 4:
+                told = 'TrainingRuntime "m" not found: specified trainingRuntime must be created before the TrainJob is'
+                raise Refused(422, told)
+            return super().apply(manifest, dry_run=dry_run)
+
+    api = Late(knows=[TRAINJOBS])
+    _, target, built = begun(api, tmp_path)
+    submit(api, target, built)
+    assert ("TrainJob", built.name) in api.objects
+
+
+def test_a_runtime_that_trainer_never_sees_is_refused_after_some_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Blind(FakeApi):
+        def apply(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
+            if manifest["kind"] == "TrainJob":
+                raise Refused(422, "specified trainingRuntime must be created before the TrainJob is created")
+            return super().apply(manifest, dry_run=dry_run)
+
+    monkeypatch.setattr(cluster_runs, "SEEING", 0.01)
+    api = Blind(knows=[TRAINJOBS])
+    _, target, built = begun(api, tmp_path)
+    with pytest.raises(HostError, match="must be created before"):
+        submit(api, target, built)
+    assert {kind for kind, _ in api.objects} == {"Namespace"}
+
+
 def test_who_stops_labctl_while_it_submits_leaves_nothing_of_the_job(tmp_path: Path) -> None:
     class Interrupted(FakeApi):
         def apply(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
@@ -775,8 +809,25 @@ def test_silences_do_not_add_up(world: World) -> None:
 def test_what_the_server_refuses_ends_the_following_at_once(world: World) -> None:
     world.pods(**runs())
     world.then(None, lambda: setattr(world.api, "fails", 401))
-    with pytest.raises(Refused, match="does not accept the credentials"):
+    with pytest.raises(HostError, match="does not accept the credentials") as refused:
         world.follow()
+    assert refused.value.message.endswith(f"; run {world.run.run_id} is left to itself")
+    assert refused.value.hint.startswith("log in to the cluster again: ")
+    assert refused.value.hint.endswith(f"; then labctl attach {world.run.run_id}")
+
+
+def test_a_store_that_chooses_a_leader_does_not_end_the_following(world: World) -> None:
+    world.pods(**runs())
+    # Its log is not to be had either.
+    world.api.broken = [(0, OSError("reset"))] * 5
+
+    def fails() -> None:
+        world.api.fails = 500
+        world.monkeypatch.setattr(world.api, "_take_step", lambda: setattr(world.api, "fails", None))
+
+    world.prints(f"{MARK}0")
+    world.then(None, fails)
+    assert world.follow().code == 0
 
 
 # --- stop ----------------------------------------------------------------------------------------------------
