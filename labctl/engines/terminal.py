@@ -26,7 +26,7 @@ def carry(socket: Any, send: Callable[[int], None], *, reads: bool, raw: bool) -
     In a ``raw`` terminal each key is the program's, Ctrl-C too, and the program hears of the terminal's size.
     """
     source = sys.stdin.fileno() if reads else None
-    size = None
+    size = os.terminal_size((0, 0))
     with _raw(source) if raw and source is not None else contextlib.nullcontext(), _signals(send):
         while socket.is_open():
             if raw and size != (size := shutil.get_terminal_size()):

@@ -49,8 +49,8 @@ OWNED = {"MPIJob": ("ConfigMap", "Secret"), "TrainJob": ("ConfigMap", "Secret", 
 """What a job has beside it, of its name."""
 SHARED = ("Namespace", "PersistentVolumeClaim")
 """What a lab's jobs have together."""
-# Seconds between two looks at a run's pods; that an API server may be silent; for a run that is told to end, to gather its
-# results; for the cluster to say why it ended one; for a node to say that a pod has ended, after the pod's time for that.
+# Seconds between two looks at a run's pods; that an API server may be silent; for a run that is told to end, to gather
+# its results; for the cluster to say why it ended one; for a node to say that a pod has ended, after the pod's own time.
 LOOK, SILENT_FOR, ENDING, EXPLAINING, REPORTING = 1.0, 600, 600, 10, 60
 # Trainer's word for a runtime that is not there; seconds for it to see one that is.
 NO_RUNTIME, SEEING = "trainingRuntime must be created before", 10
@@ -352,7 +352,7 @@ class Follower:
         state, ended = pods.state_of(job).name, pods.has_ended(launcher)
         if ended or state != "active":
             self._note_end(job, launcher)
-        # Of a job that has failed the launcher may run on; else its operator removes what is left of it.
+        # A job may have failed while its launcher runs on; of any other that is over, its operator removes the workers.
         if not ended and (state == "active" or (state == "failed" and not _is_deleted(launcher))):
             for cause, message in self._losses(found):
                 self._stop.because(cause, message)
@@ -495,7 +495,7 @@ def supervise(
     """Follow a run to its end, fetch its results and remove it from the cluster.
 
     ``ends``: it ends with Ctrl-C. ``keep`` gets each line as printed and returns it redacted; ``gather`` the launcher's
-    pod, when its results can be fetched. HostError where the API server is silent for too long.
+    pod, when its results can be fetched. HostError where the API server is silent for too long, or refuses.
     """
     stop = JobStopper(run, api)
     follower = Follower(api, run, stop, patience, notice)

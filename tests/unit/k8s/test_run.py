@@ -535,7 +535,12 @@ def test_a_worker_that_is_lost_ends_the_run(
 
 def test_an_evicted_worker_ends_the_run_though_its_operator_has_given_the_job_up(world: World) -> None:
     world.pods(**runs())
-    world.api.programs = lambda *_: (world.prints(f"{MARK}143"), (SUCCESS,))[1]
+
+    def end(*_: Any) -> tuple[tuple[int, bytes], ...]:
+        world.prints(f"{MARK}143")
+        return (SUCCESS,)
+
+    world.api.programs = end
 
     def evict() -> None:
         world.job(**condition("Failed", "MPIJobEvicted", "1/2 workers are evicted"))

@@ -87,6 +87,14 @@ def test_what_is_downloaded_is_said_and_the_pod_is_removed(tmp_path: Path, said:
     assert said == []
 
 
+def test_a_container_that_the_cluster_has_added_does_not_keep_a_download_from_its_end(
+    tmp_path: Path, said: list[str]
+) -> None:
+    api = Storing(GOES, status("Running", terminated={"exitCode": 0}))
+    api.said = [json.dumps(MODEL)]
+    assert len(storage.fill(lab(api, tmp_path, said), WANTED, "https://hub.example.com")) == 1
+
+
 def test_the_pod_is_given_what_is_wanted_the_hub_and_the_token_as_a_file(tmp_path: Path, said: list[str]) -> None:
     api, sent = Storing(GOES, WELL), list[Manifest]()
     put = api.put
