@@ -13,13 +13,24 @@ from msgspec import Struct
 
 from labctl import accelerators
 from labctl.config import dotenv
-from labctl.config.settings import EXTRA, SETTINGS, sounds_secret
+from labctl.config.settings import EXTRA, LOGIN, SETTINGS, sounds_secret
 from labctl.errors import ConfigError
+from labctl.k8s.capacity import number
+from labctl.k8s.target import quantity
 from labctl.model import File, Pairs
 
 Manifest = Mapping[str, Any]
+KNOWN = {name: setting for setting in SETTINGS for name in (setting.key, *setting.aliases)}
 # What an operator or the cluster sets by itself, or a lab always has.
 OWN = ("HF_HOME",)
+# Has the whole job once more, its tokens too.
+LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+HUB_TOKEN = re.compile(r"\bhf_\w{8,}")
+# NAME=value, --name=value or --name value; what is shorter is no token, and what a variable has is elsewhere.
+GIVEN = re.compile(
+    r"""((?:--(?P<option>[A-Za-z][\w-]*)(?:=|[ \t]+)|\b(?P<name>[A-Za-z_]\w*)=)["']?)[^\s"'$;&|<>]{8,}"""
+)
+PASSWORD = re.compile(r"(://[^\s:/@]*:)[^\s@$]+(?=@)")
 
 
 class ImportedJob(Struct, frozen=True, kw_only=True):
@@ -67,8 +78,9 @@ class _Reading:
 
     def job(self) -> ImportedJob:
         name = re.sub(r"[^A-Za-z0-9_.-]", "-", str(self.take("metadata", "name") or "imported"))
-        for key in ("apiVersion", "kind"):
+        for key in ("apiVersion", "kind", "status"):
             self.take(key)
+        self.take("metadata", "annotations", LAST_APPLIED)
         self.put("LAB_K8S_NAMESPACE", self.take("metadata", "namespace"))
         self.put("LAB_K8S_QUEUE", self.take("metadata", "labels", "kueue.x-k8s.io/queue-name"))
         worker, launcher = (("spec", "mpiReplicaSpecs", role) for role in ("Worker", "Launcher"))
@@ -82,8 +94,13 @@ class _Reading:
         if image and image != self.settings.setdefault("LAB_IMAGE", image):
             self.left_out.append(f"the launcher's own image, {image}: launcher and workers have one")
         self.placement(*worker, "template", "spec")
-        environment = self.environment(*launcher, "template", "spec", "containers", 0, "env")
-        self.environment(*worker, "template", "spec", "containers", 0, "env")
+        workers, launchers = (
+            self.environment(*role, "template", "spec", "containers", 0, "env") for role in (worker, launcher)
+        )
+        differ = (name for name in workers.keys() & launchers.keys() if workers[name] != launchers[name])
+        self.left_out += [
+            f"the workers' {name}={workers[name]}: launcher and workers have one" for name in sorted(differ)
+        ]
         command = self.command(*launcher, "template", "spec", "containers", 0)
         for role in (worker, launcher):
             self.take(*role, "template", "spec", "containers", 0, "name")
@@ -91,8 +108,8 @@ class _Reading:
         return ImportedJob(
             name=name,
             settings=tuple(self.settings.items()),
-            files=_workload(name, command, environment, timeout),
-            left_out=tuple(self.left_out),
+            files=_workload(name, command, workers | launchers, timeout),
+            left_out=tuple(dict.fromkeys(self.left_out)),
         )
 
     def take(self, *path: str | int) -> Any:
@@ -117,8 +134,11 @@ class _Reading:
                 self.settings |= {"LAB_ACCELERATOR": kind, "LAB_SLOTS": str(amount)}
                 if name != accelerators.get(kind).resources[0]:
                     self.settings["LAB_K8S_RESOURCE"] = name
-            elif key := {"cpu": "LAB_K8S_CPU", "memory": "LAB_MEMORY", "hugepages-2Mi": "LAB_K8S_HUGEPAGES"}.get(name):
-                self.settings[key] = re.sub(r"^(\d+)([KMGT])i$", lambda found: found[1] + found[2].lower(), str(amount))
+            elif key := {"memory": "LAB_MEMORY", "hugepages-2Mi": "LAB_K8S_HUGEPAGES"}.get(name):
+                self.settings[key] = quantity(round(number(amount))).removesuffix("i").lower()
+            elif name == "cpu":
+                cores = number(amount)
+                self.settings["LAB_K8S_CPU"] = f"{cores:g}" if cores.is_integer() else f"{cores * 1000:.0f}m"
             else:
                 self.left_out.append(f"resource {name}: {amount}")
 
@@ -133,23 +153,25 @@ class _Reading:
         first, *_ = self.take(*spec, "imagePullSecrets") or [{}]
         self.put("LAB_K8S_PULL_SECRET", first.get("name"))
 
-    def environment(self, *path: str | int) -> Pairs:
+    def environment(self, *path: str | int) -> dict[str, str]:
         """The variables that a workload has; proxies are the lab's, tokens nobody's to copy."""
-        known = {name: setting for setting in SETTINGS for name in (setting.key, *setting.aliases)}
-        found = []
+        found = {}
         for one in self.take(*path) or []:
             name, value = str(one.get("name")), one.get("value")
-            if name in known and known[name].secret:
-                self.left_out.append(f"{name}: set {known[name].key} in .env; it is not copied")
-            elif value is None:
-                self.left_out.append(f"{name}: its value is elsewhere in the cluster; {EXTRA}{name}= in .env sets it")
-            elif name in known:
-                self.put(known[name].key, value)
-            elif sounds_secret(name):
-                self.left_out.append(f"{name}: {EXTRA}{name}= in .env sets it; it is not copied")
+            if value is None and name not in KNOWN:
+                self.left_out.append(
+                    f"{name}: its value is elsewhere in the cluster; {_setting(name)}= in .env sets it"
+                )
+            elif value is None or _is_secret(name, str(value)):
+                self.not_copied(name)
+            elif name in KNOWN:
+                self.put(KNOWN[name].key, value)
             elif name not in OWN:
-                found.append((name, str(value)))
-        return tuple(found)
+                found[name] = str(value)
+        return found
+
+    def not_copied(self, name: str) -> None:
+        self.left_out.append(f"{name}: {_setting(name)}= in .env sets it; it is not copied")
 
     def command(self, *container: str | int) -> str:
         """What the launcher does, as a script. ConfigError where it says nothing."""
@@ -157,10 +179,14 @@ class _Reading:
         if not words:
             raise ConfigError("the launcher has no command", hint="name it in the MPIJob: command or args")
         shell = re.compile(r"(.*/)?(ba)?sh")
+        script = f"exec {shlex.join(words)}"
         if len(words) >= 3 and shell.fullmatch(words[0]) and words[1].startswith("-") and words[1].endswith("c"):
             script, *rest = words[2:]
-            return script if not rest else f"set -- {shlex.join(rest[1:])}\n{script}"
-        return f"exec {shlex.join(words)}"
+            script = script if not rest else f"set -- {shlex.join(rest[1:])}\n{script}"
+        script, names = _without_secrets(script)
+        for name in names:
+            self.not_copied(name)
+        return script
 
 
 def _toleration(one: Manifest) -> str:
@@ -168,19 +194,49 @@ def _toleration(one: Manifest) -> str:
     return f"{one['key']}{value and f'={value}'}{effect and f':{effect}'}"
 
 
+def _setting(name: str) -> str:
+    """The key of .env that gives workloads a variable."""
+    return KNOWN[name].key if name in KNOWN else f"{EXTRA}{name}"
+
+
+def _is_secret(name: str, value: str) -> bool:
+    return sounds_secret(name) or bool(LOGIN.search(value) or HUB_TOKEN.search(value))
+
+
+def _without_secrets(text: str) -> tuple[str, list[str]]:
+    """A command with variables in place of the tokens and passwords in it, and the names of these."""
+    names: list[str] = []
+
+    def put(name: str) -> str:
+        names.append(name)
+        # Workloads have the hub's token as a file.
+        return '$(cat "$HF_TOKEN_PATH")' if _setting(name) == "HF_TOKEN" else f"${name}"
+
+    def given(found: re.Match[str]) -> str:
+        name = found["name"] or found["option"].replace("-", "_").upper()
+        return found[1] + put(name) if sounds_secret(name) else found[0]
+
+    text = HUB_TOKEN.sub(lambda _: put("HF_TOKEN"), text)
+    text = GIVEN.sub(given, PASSWORD.sub(lambda found: f"{found[1]}{put('URL_PASSWORD')}", text))
+    return text, names
+
+
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Places and values of what is left, as a person would name them."""
+    """Places and values of what is left, as a person would name them, without secrets."""
     if isinstance(value, dict):
+        hidden = "value" in value and sounds_secret(str(value.get("name")))
         for key, inner in value.items():
-            yield from _leaves(inner, f"{path}.{key}" if path else key)
-    elif isinstance(value, list):
-        for number, inner in enumerate(value):
-            yield from _leaves(inner, f"{path}[{number}]")
-    elif value not in (None, ""):
-        yield path, str(value)
+            place = f"{path}.{key}" if path else key
+            yield from [(place, "...")] if hidden and key == "value" else _leaves(inner, place)
+    elif isinstance(value, list) and any(isinstance(one, dict) for one in value):
+        for index, inner in enumerate(value):
+            yield from _leaves(inner, f"{path}[{index}]")
+    elif value not in (None, "", []):
+        # The words of a command together: the one before a token says what it is.
+        yield path, _without_secrets(shlex.join(map(str, value)) if isinstance(value, list) else str(value))[0]
 
 
-def _workload(name: str, command: str, environment: Pairs, timeout: object) -> tuple[File, ...]:
+def _workload(name: str, command: str, environment: Mapping[str, str], timeout: object) -> tuple[File, ...]:
     """A workload that does in the launcher what the job's did."""
     import yaml
 

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from labctl import launchers
-from labctl.config import dotenv
+from labctl.config import dotenv, settings
 from labctl.errors import ConfigError
 from labctl.k8s import importing
 from labctl.workloads import loader
@@ -54,7 +56,7 @@ def test_what_is_left_out_is_said_and_a_token_is_copied_nowhere() -> None:
     assert found.left_out == (
         "PersistentVolumeClaim shared-model: not part of the job",
         "resource example.com/nic: 1",
-        "HUGGING_FACE_HUB_TOKEN: set HF_TOKEN in .env; it is not copied",
+        "HUGGING_FACE_HUB_TOKEN: HF_TOKEN= in .env sets it; it is not copied",
         "WANDB_API_KEY: its value is elsewhere in the cluster; LAB_ENV_WANDB_API_KEY= in .env sets it",
         "spec.runPolicy.cleanPodPolicy: Running",
         "spec.mpiReplicaSpecs.Launcher.template.spec.hostIPC: True",
@@ -66,6 +68,98 @@ def test_what_is_left_out_is_said_and_a_token_is_copied_nowhere() -> None:
     assert "hf_in_clear_text" not in str((found.env, [one.content for one in found.files]))
 
 
+def read_changed(directory: Path, change: Callable[[dict[str, Any]], None]) -> importing.ImportedJob:
+    """The manifest's job, after ``change`` of it."""
+    _, job = yaml.safe_load_all(MANIFEST.read_text())
+    change(job)
+    (directory / "job.yaml").write_text(yaml.safe_dump(job))
+    return importing.read(directory / "job.yaml")
+
+
+def pod_spec(job: dict[str, Any], role: str = "Launcher") -> dict[str, Any]:
+    found: dict[str, Any] = job["spec"]["mpiReplicaSpecs"][role]["template"]["spec"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("typed", "script", "name"),
+    [
+        ("login --token hf_Canary12345", 'login --token $(cat "$HF_TOKEN_PATH")', "HF_TOKEN: HF_TOKEN="),
+        ("export HF_TOKEN=hf_Canary12345", 'export HF_TOKEN=$(cat "$HF_TOKEN_PATH")', "HF_TOKEN: HF_TOKEN="),
+        ("export WANDB_API_KEY='Canary12345'", "export WANDB_API_KEY='$WANDB_API_KEY'", "LAB_ENV_WANDB_API_KEY="),
+        ("wandb login --api-key Canary12345 now", "wandb login --api-key $API_KEY now", "LAB_ENV_API_KEY="),
+        ("git clone https://me:Canary@host/x", "git clone https://me:$URL_PASSWORD@host/x", "LAB_ENV_URL_PASSWORD="),
+    ],
+)
+def test_a_token_in_the_command_is_a_variable_and_is_said(tmp_path: Path, typed: str, script: str, name: str) -> None:
+    def change(job: dict[str, Any]) -> None:
+        pod_spec(job)["containers"][0]["args"] = [typed]
+
+    found = read_changed(tmp_path, change)
+    assert found.files[1].content.endswith(f"\n{script}\n")
+    assert any(name in one and one.endswith("it is not copied") for one in found.left_out)
+    assert "Canary" not in str(found)
+
+
+@pytest.mark.parametrize("typed", ["run --tokenizer_name a/model-name --max_tokens 10000000", "TOKEN_FILE=$HOME/token"])
+def test_a_command_without_a_token_stays_as_it_is(tmp_path: Path, typed: str) -> None:
+    def change(job: dict[str, Any]) -> None:
+        pod_spec(job)["containers"][0]["args"] = [typed]
+
+    assert read_changed(tmp_path, change).files[1].content.endswith(f"\n{typed}\n")
+
+
+def test_what_is_left_out_is_named_without_its_tokens(tmp_path: Path) -> None:
+    def change(job: dict[str, Any]) -> None:
+        job["metadata"]["annotations"] = {"kubectl.kubernetes.io/last-applied-configuration": "hf_Canary12345"}
+        environment = [{"name": "API_KEY", "value": "Canary"}, {"name": "A", "value": "hf_Canary12345"}]
+        pod_spec(job)["initContainers"] = [
+            {"env": environment, "command": ["login", "--password", "Canary12345", "--verbose"]}
+        ]
+        pod_spec(job)["containers"][0]["env"].append({"name": "INDEX", "value": "https://me:Canary@host/simple"})
+
+    found = read_changed(tmp_path, change)
+    assert "Canary" not in str(found)
+    first = "spec.mpiReplicaSpecs.Launcher.template.spec.initContainers[0]"
+    assert f"{first}.env[0].value: ..." in found.left_out
+    assert f"{first}.command: login --password $PASSWORD --verbose" in found.left_out
+    assert "INDEX: LAB_ENV_INDEX= in .env sets it; it is not copied" in found.left_out
+
+
+def test_the_workers_own_variables_are_the_workloads_and_the_launchers_win(tmp_path: Path) -> None:
+    def change(job: dict[str, Any]) -> None:
+        pod_spec(job, "Worker")["containers"][0]["env"] = [
+            {"name": "HCCL_OVER_OFI", "value": "1"},
+            {"name": "NUM_HPU", "value": "4"},
+        ]
+
+    found = read_changed(tmp_path, change)
+    environment = yaml.safe_load(found.files[0].content)["environment"]
+    assert (environment["HCCL_OVER_OFI"], environment["NUM_HPU"]) == ("1", "8")
+    assert "the workers' NUM_HPU=4: launcher and workers have one" in found.left_out
+
+
+@pytest.mark.parametrize(
+    ("resource", "amount", "key", "value"),
+    [
+        ("cpu", 1.5, "LAB_K8S_CPU", "1500m"),
+        ("cpu", "500m", "LAB_K8S_CPU", "500m"),
+        ("cpu", 32, "LAB_K8S_CPU", "32"),
+        ("memory", "1.5Gi", "LAB_MEMORY", "1536m"),
+        ("memory", "512M", "LAB_MEMORY", "500000k"),
+    ],
+)
+def test_amounts_are_written_as_settings_have_them(
+    tmp_path: Path, resource: str, amount: object, key: str, value: str
+) -> None:
+    def change(job: dict[str, Any]) -> None:
+        pod_spec(job, "Worker")["containers"][0]["resources"] = {"limits": {resource: amount}}
+
+    found = dict(read_changed(tmp_path, change).settings)
+    assert found[key] == value
+    assert settings.load(tmp_path, {"HOME": "/home/someone", key: value}, {}).text(key) == value
+
+
 @pytest.mark.parametrize(
     ("command", "script"),
     [
@@ -75,12 +169,10 @@ def test_what_is_left_out_is_said_and_a_token_is_copied_nowhere() -> None:
     ],
 )
 def test_a_command_is_a_script(tmp_path: Path, command: list[str], script: str) -> None:
-    job = yaml.safe_load_all(MANIFEST.read_text())
-    _, job = job
-    container = job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
-    container["command"], container["args"] = command, []
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
-    assert importing.read(tmp_path / "job.yaml").files[1].content.endswith(f"\n{script}\n")
+    def change(job: dict[str, Any]) -> None:
+        pod_spec(job)["containers"][0] |= {"command": command, "args": []}
+
+    assert read_changed(tmp_path, change).files[1].content.endswith(f"\n{script}\n")
 
 
 @pytest.mark.parametrize(
