@@ -50,7 +50,7 @@ class ClusterNode(Struct, frozen=True, kw_only=True):
     passing: tuple[str, ...] = ()
     """Obstacles of today: it is cordoned, or does not answer."""
     open: bool = True
-    """Whether pods that tolerate nothing are placed on it, as launchers are."""
+    """Whether launchers are placed on it, which need no device and have no labels to look for."""
     free: Amounts | None = None
     """What pods leave of it; None where those of all namespaces may not be listed."""
 
@@ -114,7 +114,7 @@ def _node(node: Manifest, target: Target) -> ClusterNode:
     spec, labels = node["spec"], node["metadata"].get("labels", {})
     unlabelled = [f"no label {key}={value}" for key, value in target.node_selector if labels.get(key) != value]
     taints = [one for one in spec.get("taints") or () if one["effect"] != "PreferNoSchedule"]
-    kept_off = [one for one in taints if not any(_tolerates(allowed, one) for allowed in target.tolerations)]
+    kept_off = _kept_off(taints, target.tolerated)
     tainted = {_taint(one): f"{TAINTED}{_taint(one)}" for one in kept_off}
     today = [words for taint, words in tainted.items() if taint.startswith("node.kubernetes.io/")]
     # The cluster's own taints say these in other words.
@@ -124,8 +124,13 @@ def _node(node: Manifest, target: Target) -> ClusterNode:
         allocatable=numbers(node["status"].get("allocatable", {})),
         obstacles=(*unlabelled, *(words for words in tainted.values() if words not in today)),
         passing=tuple(plain or today),
-        open=not plain and not taints,
+        open=not plain and not _kept_off(taints, target.tolerations),
     )
+
+
+def _kept_off(taints: Iterable[Manifest], tolerated: Iterable[Toleration]) -> list[Manifest]:
+    """The taints that keep a pod away which tolerates so much."""
+    return [one for one in taints if not any(_tolerates(allowed, one) for allowed in tolerated)]
 
 
 def _ready(node: Manifest) -> bool:

@@ -144,6 +144,9 @@ def room(view: View) -> Iterator[Finding]:
         held = f"{min(total, now)} of {view.workers} workers with their launcher"
         impact = f"the run waits for the rest, at most {view.target.patience} s (LAB_K8S_PATIENCE)"
         fix = f"LAB_NODES={min(total, now)} in .env; labctl devices" if min(total, now) else "labctl devices"
+        if not any(one.open or one.passing for one in known):
+            # Of nodes that hold workers only the devices' own taint keeps launchers away.
+            fix = f"LAB_K8S_TOLERATIONS={view.target.resource} in .env, for the launcher; labctl devices"
         yield warn("LAB-K8S-007", f"nodes have room for {held}{others}{also}", impact, fix)
         return
     known_now = " now" if known[0].free is not None else "; what is free now you may not list"

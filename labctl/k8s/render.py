@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from labctl.engines.pods import DEFAULT_CONTAINER
 from labctl.k8s.job import HOME, KEYS, PORT, STORAGE, UID, ClusterJob, ClusterPods
-from labctl.k8s.target import Target
+from labctl.k8s.target import Target, Toleration
 from labctl.model import File
 from labctl.runs.job import limited
 
@@ -192,6 +192,8 @@ def _pod(target: Target, built: ClusterPods, name: str, command: list[str], *, w
         spec["imagePullSecrets"] = [{"name": target.pull_secret}]
     if worker:
         spec |= _placement(target)
+    if tolerated := target.tolerated if worker else target.tolerations:
+        spec["tolerations"] = [_toleration(one) for one in tolerated]
     spec["containers"] = [first]
     spec["volumes"] = _volumes(target, built)
     labels = {
@@ -213,17 +215,16 @@ def _placement(target: Target) -> Manifest:
         found |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
     if target.node_selector:
         found["nodeSelector"] = dict(target.node_selector)
-    if target.tolerations:
-        found["tolerations"] = [
-            {
-                "key": one.key,
-                "operator": "Equal" if one.value else "Exists",
-                **({"value": one.value} if one.value else {}),
-                **({"effect": one.effect} if one.effect else {}),
-            }
-            for one in target.tolerations
-        ]
     return found
+
+
+def _toleration(one: Toleration) -> Manifest:
+    return {
+        "key": one.key,
+        "operator": "Equal" if one.value else "Exists",
+        **({"value": one.value} if one.value else {}),
+        **({"effect": one.effect} if one.effect else {}),
+    }
 
 
 def _resources(target: Target, built: ClusterPods) -> Manifest:

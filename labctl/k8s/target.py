@@ -49,11 +49,18 @@ class Target(Struct, frozen=True, kw_only=True):
     """Size of the claim; empty for none."""
     node_selector: Pairs
     tolerations: tuple[Toleration, ...]
+    """What all pods tolerate."""
     host_ipc: bool
     host_network: bool
     interface: str
     queue: str
     gang: Gang
+
+    @property
+    def tolerated(self) -> tuple[Toleration, ...]:
+        """What workers tolerate: nodes with devices are often kept for pods that ask for these."""
+        devices = (Toleration(key=self.resource),) if self.resource else ()
+        return tuple(dict.fromkeys((*devices, *self.tolerations)))
 
 
 def read(settings: Settings, accelerator: str, kind: Kind = USUAL_KIND) -> Target:

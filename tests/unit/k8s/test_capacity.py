@@ -50,6 +50,12 @@ def test_a_taint_keeps_workers_away_unless_it_is_tolerated() -> None:
     assert only(FakeApi(node(taints=("slow=yes:PreferNoSchedule",)))).obstacles == ()
 
 
+def test_a_taint_for_the_workers_own_devices_keeps_none_away() -> None:
+    api = FakeApi(node(taints=(f"{GPU}=present:NoSchedule",)))
+    assert only(api).obstacles == ()
+    assert only(api, LAB_ACCELERATOR="habana").obstacles == (f"taint {GPU}=present:NoSchedule",)
+
+
 def test_a_node_without_the_label_that_workers_want_takes_none() -> None:
     assert only(FakeApi(node()), LAB_K8S_NODE_SELECTOR="rack=7").obstacles == ()
     assert only(FakeApi(node()), LAB_K8S_NODE_SELECTOR="rack=8").obstacles == ("no label rack=8",)
@@ -68,12 +74,19 @@ def test_a_launcher_takes_its_room_where_that_costs_no_worker() -> None:
     assert capacity.workers_held(capacity.nodes(FakeApi(node("n0"), node("n1")), target()), whole) == 1
     small = node("n2", cpu="2")
     assert capacity.workers_held(capacity.nodes(FakeApi(node("n0"), node("n1"), small), target()), whole) == 2
-    # A launcher tolerates nothing.
+
+
+def test_a_launcher_is_placed_where_what_all_pods_tolerate_lets_it() -> None:
+    whole, small = {"cpu": 16.0, "pods": 1.0}, node("n2", cpu="2")
     reserved = [node(f"n{index}", taints=("reserved=team:NoSchedule",)) for index in range(2)]
     known = capacity.nodes(FakeApi(*reserved), target(LAB_K8S_TOLERATIONS="reserved"))
-    assert capacity.workers_held(known, whole) == 0
-    known = capacity.nodes(FakeApi(*reserved, small), target(LAB_K8S_TOLERATIONS="reserved"))
-    assert capacity.workers_held(known, whole) == 2
+    assert capacity.workers_held(known, whole) == 1
+    # Nodes that are kept for devices are workers' alone.
+    kept = [node(f"n{index}", taints=(f"{GPU}=present:NoSchedule",)) for index in range(2)]
+    assert capacity.workers_held(capacity.nodes(FakeApi(*kept), target()), whole) == 0
+    assert capacity.workers_held(capacity.nodes(FakeApi(*kept, small), target()), whole) == 2
+    known = capacity.nodes(FakeApi(*kept), target(LAB_K8S_TOLERATIONS=GPU))
+    assert capacity.workers_held(known, whole) == 1
 
 
 def test_what_is_free_is_less_what_pods_ask_for() -> None:

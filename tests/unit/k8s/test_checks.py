@@ -238,6 +238,14 @@ def test_room_for_all_workers_is_counted(others: list[Manifest], given: dict[str
     assert words in found.summary
 
 
+def test_nodes_that_keep_the_launcher_away_have_a_setting_that_lets_it_in() -> None:
+    kept = FakeApi(NAMESPACE, *(node(name, taints=(f"{GPU}=present:NoSchedule",)) for name in ("n0", "n1", "n2")))
+    found = examine(kept)
+    assert (found["006"][0].level, found["007"][0].level) == ("ok", "warn")
+    assert f"LAB_K8S_TOLERATIONS={GPU} in .env" in found["007"][0].fix
+    assert the(kept, "007", LAB_K8S_TOLERATIONS=GPU).level == "ok"
+
+
 def test_a_node_that_is_away_is_named_where_room_is_short() -> None:
     api = FakeApi(NAMESPACE, node("n0"), node("n1", ready="False"))
     found = the(api, "007")

@@ -50,6 +50,16 @@ def test_labels_and_taints_are_read() -> None:
     )
 
 
+def test_workers_tolerate_the_taint_of_their_devices_once() -> None:
+    assert read("cpu").tolerated == ()
+    assert read("habana", LAB_K8S_TOLERATIONS="spot habana.ai/gaudi").tolerated == (
+        Toleration(key="habana.ai/gaudi"),
+        Toleration(key="spot"),
+    )
+    other = read("intel", LAB_K8S_RESOURCE="gpu.intel.com/xe")
+    assert (other.tolerations, other.tolerated) == ((), (Toleration(key="gpu.intel.com/xe"),))
+
+
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
