@@ -207,18 +207,20 @@ def _some(names: list[str]) -> str:
     return ", ".join(names) if len(names) <= 3 else f"{names[0]} and {len(names) - 1} more"
 
 
-def grows(api: Api) -> bool:
-    """Whether the cluster makes nodes when pods wait for them, as far as this person may see.
+def grows(api: Api) -> bool | None:
+    """Whether the cluster makes nodes when pods wait for them; None where this person may not see it.
 
     Sources: kubernetes/autoscaler, whose status is this ConfigMap; karpenter.sh.
     """
+    hidden = False
     for path in ("/api/v1/namespaces/kube-system/configmaps/cluster-autoscaler-status", "/apis/karpenter.sh"):
         try:
             api.request("GET", path)
-        except Refused:
+        except Refused as error:
+            hidden |= error.status != 404
             continue
         return True
-    return False
+    return None if hidden else False
 
 
 # --- labctl devices ------------------------------------------------------------------------------------------

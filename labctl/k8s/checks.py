@@ -103,8 +103,12 @@ def nodes(view: View) -> Iterator[Finding]:
         yield found_ok("LAB-K8S-006", f"{len(able)} of {len(view.nodes)} nodes can hold a worker{asks}")
         return
     summary = f"no node can hold a worker: {hindrances(view.nodes, view.request) or 'the cluster has no nodes'}"
-    if capacity.grows(view.lab.api):
+    grows = capacity.grows(view.lab.api)
+    if grows:
         yield warn("LAB-K8S-006", summary, "workers wait until the cluster's autoscaler makes one", remedy(view))
+    elif grows is None:
+        impact = "workers are never scheduled, unless the cluster has an autoscaler: whether it has, you may not see"
+        yield warn("LAB-K8S-006", summary, impact, remedy(view))
     else:
         yield error("LAB-K8S-006", summary, "workers would never be scheduled", remedy(view))
 

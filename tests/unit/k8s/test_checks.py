@@ -9,7 +9,7 @@ from support.clusters import GPU, lab, node, pod, target
 from support.fake_api import MPIJOBS, OLD, TRAINJOBS, FakeApi
 
 from labctl.doctor.examination import Finding
-from labctl.engines.kubernetes import KubernetesEngine, Manifest
+from labctl.engines.kubernetes import KubernetesEngine, Manifest, Refused
 from labctl.errors import HostError
 from labctl.k8s import checks, job
 from labctl.k8s.examination import View
@@ -214,7 +214,22 @@ def test_a_taint_that_keeps_workers_away_is_named_as_the_setting_has_it() -> Non
 def test_a_cluster_that_makes_nodes_is_only_warned_of() -> None:
     found = the(cluster(knows=[MPIJOBS, "karpenter.sh"]), "006", LAB_K8S_CPU="64")
     assert found.level == "warn"
-    assert "autoscaler" in found.impact
+    assert "autoscaler makes one" in found.impact
+
+
+def test_a_cluster_that_may_make_nodes_is_only_warned_of_and_runs_there() -> None:
+    hidden = cluster()
+    ask = hidden.request
+
+    def request(method: str, path: str, *rest: Any, **options: Any) -> Any:
+        if "/namespaces/kube-system/configmaps" in path:
+            raise Refused(403, "cannot get configmaps in namespace kube-system")
+        return ask(method, path, *rest, **options)
+
+    hidden.request = request  # type: ignore[method-assign]
+    found = the(hidden, "006", LAB_K8S_CPU="64")
+    assert (found.level, found.impact.endswith("whether it has, you may not see")) == ("warn", True)
+    preflight(hidden, LAB_K8S_CPU="64")
 
 
 @pytest.mark.parametrize(
