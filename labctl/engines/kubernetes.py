@@ -27,6 +27,8 @@ from labctl.system import process
 from labctl.system.process import CompletedProcess
 
 Manifest = dict[str, Any]
+CACHE = "cache"
+"""The role of a pod that fills a lab's claim, and is of no run."""
 ENGINE = "kubernetes"
 """What the cluster is called where a host is named."""
 # Seconds for an answer; for a line of a log, after which the stream is opened again; between two looks at pods.
@@ -450,8 +452,9 @@ class KubernetesEngine:
         return {}
 
     def pods(self, lab: str) -> list[Manifest]:
-        """The pods of a lab, those of its latest run first."""
-        return by_run(self.api.list("Pod", f"labctl.lab={lab}"))
+        """The pods of a lab's runs, those of its latest one first."""
+        found = self.api.list("Pod", f"labctl.lab={lab}")
+        return by_run(pod for pod in found if pod["metadata"]["labels"].get("labctl.role") != CACHE)
 
     def observe(self, lab: str, image: str | None = None, *, node: str = "") -> ObservedState:  # noqa: ARG002
         """The pods of the lab, the latest run's first. What images nodes have nobody can tell."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from labctl.engines.kubernetes import CACHE
 from labctl.engines.pods import DEFAULT_CONTAINER
 from labctl.k8s.job import HOME, KEYS, PORT, STORAGE, UID, ClusterJob, ClusterPods
 from labctl.k8s.target import Target, Toleration
@@ -62,11 +63,12 @@ def _needed(target: Target, built: ClusterPods) -> list[Manifest]:
 
 
 def single(target: Target, built: ClusterPods, command: list[str]) -> list[Manifest]:
-    """A pod with no device that runs a command to its end, and what it needs."""
+    """A pod with no device that fills the claim with a command, and what it needs."""
     pod = _pod(target, built, "program", command, worker=False)
     pod["spec"]["restartPolicy"] = "Never"
     made = _object("v1", "Pod", built.name, target, built)
     made["metadata"]["annotations"] = {**pod["metadata"]["annotations"], **made["metadata"].get("annotations", {})}
+    made["metadata"]["labels"]["labctl.role"] = CACHE
     return [*_needed(target, built), {**made, "spec": pod["spec"]}]
 
 

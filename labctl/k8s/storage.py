@@ -10,14 +10,14 @@ from contextlib import suppress
 from typing import Any
 
 from labctl.engines import pods
-from labctl.engines.kubernetes import Manifest
+from labctl.engines.kubernetes import Manifest, Unreachable
 from labctl.errors import ConfigError, HostError
 from labctl.hub.client import Kind
 from labctl.hub.prefetch import Item
 from labctl.k8s import render
 from labctl.k8s.job import PROGRAM, one_pod
 from labctl.k8s.lab import ClusterLab
-from labctl.k8s.run import LOOK, prepare
+from labctl.k8s.run import LOOK, SILENT_FOR, prepare
 from labctl.lab.cluster import owner
 from labctl.system import files
 
@@ -56,15 +56,25 @@ def fill(
 def _follow(lab: ClusterLab, name: str) -> Iterator[Item]:
     """What the pod has downloaded, one by one. HostError with what it said where it failed."""
     pod, said = _started(lab, name), ""
-    for _, line in lab.api.lines(pod, follow=True):
-        if not line.startswith("{"):
-            said = line or said
-            continue
-        found = json.loads(line)
-        yield Item(**found, fetched_bytes=found["bytes"], state="fetched")
-    while not pods.has_ended(pod):
-        time.sleep(LOOK)
-        pod = _there(lab, name)
+    place, silent, read = "", 0.0, False
+    while not read:
+        try:
+            ended = pods.has_ended(pod)
+            for when, line in lab.api.lines(pod, place, follow=True):
+                place, silent = when, 0.0
+                if line.startswith("{"):
+                    found = json.loads(line)
+                    yield Item(**found, fetched_bytes=found["bytes"], state="fetched")
+                else:
+                    said = line or said
+            pod, silent, read = _there(lab, name), 0.0, ended
+        except Unreachable as error:
+            if not silent:
+                silent = time.monotonic()
+                lab.context.notice(f"{error.message}; the download goes on, and labctl asks again for {SILENT_FOR} s")
+            if time.monotonic() > silent + SILENT_FOR:
+                raise
+        time.sleep(0 if read else LOOK)
     if pods.code_of(pod):
         raise HostError(said or pods.trouble(pod), hint="re-run to resume: what is whole stays on the claim")
 

@@ -12,7 +12,7 @@ from support import clusters, running
 from support.fake_api import FakeApi
 from support.running import RunningApi
 
-from labctl.engines.kubernetes import Manifest
+from labctl.engines.kubernetes import KubernetesEngine, Manifest, Unreachable
 from labctl.errors import ConfigError, HostError
 from labctl.hub.client import Kind
 from labctl.k8s import storage
@@ -134,6 +134,46 @@ def test_what_the_program_said_last_is_why_it_failed(tmp_path: Path, said: list[
 def test_a_program_that_failed_without_a_word_has_its_exit_code(tmp_path: Path, said: list[str]) -> None:
     with pytest.raises(HostError, match=r"ended with exit code 1 \(Error\)"):
         storage.fill(lab(Storing(GOES, ILL), tmp_path, said), WANTED, "")
+
+
+def test_a_lost_connection_is_told_and_the_log_is_read_on(tmp_path: Path, said: list[str]) -> None:
+    api = Storing(GOES, GOES, GOES, GOES, WELL)
+    api.said = [json.dumps(MODEL), json.dumps(WORDS)]
+    api.broken = [(1, OSError("reset")), (1, OSError("reset"))]
+    items = storage.fill(lab(api, tmp_path, said), WANTED, "")
+    assert [one.name for one in items] == ["acme/tiny", "acme/words"]
+    (notice,) = said
+    assert notice.endswith("reset; the download goes on, and labctl asks again for 600 s")
+
+
+def test_a_server_that_is_silent_for_too_long_ends_it(
+    tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(0, 10**6, 100))
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    api = Storing(GOES)
+    api.broken = [(0, OSError("reset"))] * 20
+    with pytest.raises(Unreachable, match="reset"):
+        storage.fill(lab(api, tmp_path, said), WANTED, "")
+    assert len(said) == 1
+    assert {kind for kind, _ in api.objects} == {"Namespace", "PersistentVolumeClaim"}
+
+
+def test_while_it_downloads_the_lab_has_no_pod_of_a_run(tmp_path: Path, said: list[str]) -> None:
+    api = Storing(GOES, WELL)
+    # What `shell launcher` and `status` see after it was made, and what `down` would remove.
+    seen: list[tuple[int, int]] = []
+    put = api.put
+
+    def look(manifest: Manifest) -> Manifest:
+        made = put({**manifest, "metadata": {"creationTimestamp": "", **manifest["metadata"]}})
+        if manifest["kind"] == "Pod":
+            seen.append((len(KubernetesEngine(api, "demo").pods("demo")), len(api.list("Pod", "labctl.lab=demo"))))
+        return made
+
+    api.put = look  # type: ignore[method-assign]
+    storage.fill(lab(api, tmp_path, said), WANTED, "")
+    assert seen == [(0, 1)]
 
 
 def test_a_pod_that_somebody_deletes_is_said_to_be_deleted(tmp_path: Path, said: list[str]) -> None:
