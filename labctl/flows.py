@@ -922,7 +922,7 @@ def k8s_export(context: Context, name: str, options: RunOptions, directory: Path
 
 
 def k8s_submit(context: Context, name: str, options: RunOptions) -> Submitted:
-    """Create the job that `k8s render` writes, which nobody follows or records. HostError where it is refused."""
+    """Create a workload's job, which nobody follows or records. ConfigError where it is there, HostError if refused."""
     from labctl.deploy.preflight import require_initialised
     from labctl.k8s import checks, lab, render
     from labctl.k8s.run import submit

@@ -219,13 +219,15 @@ class Api:
     def create(self, kind: str, body: Manifest) -> Manifest:
         return dict(self.request("POST", self.path(kind), body))
 
-    def delete(self, kind: str, name: str) -> None:
-        """Delete an object with all that it owns; nothing where it is not there."""
+    def delete(self, kind: str, name: str) -> bool:
+        """Delete an object with all that it owns; whether it was there."""
         try:
             self.request("DELETE", self.path(kind, name), propagationPolicy="Background")
         except Refused as error:
-            if error.status != 404:
-                raise
+            if error.status == 404:
+                return False
+            raise
+        return True
 
     def lines(
         self, pod: Manifest, since: str = "", *, follow: bool = False, last: int = 0

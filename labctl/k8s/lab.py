@@ -177,23 +177,31 @@ class Submitted(Struct, frozen=True, kw_only=True):
 
 
 def job_of(lab: ClusterLab, workload: Workload, options: RunOptions) -> tuple[Target, ClusterJob]:
-    """A workload's job that no run of labctl's is recorded of. ConfigError, HostError; nothing is sent."""
+    """A workload's job that no run of labctl's is recorded of. ConfigError, HostError; nothing is sent.
+
+    ConfigError too where it is there: applied again it would not run again.
+    """
     target = lab.target
-    return target, build(lab.settings, lab.directory, target, workload, options)
+    built = build(lab.settings, lab.directory, target, workload, options)
+    if lab.api.get(kind := KINDS[target.kind], built.name):
+        raise ConfigError(
+            f"{kind} {built.name} is already in namespace {lab.api.namespace}",
+            hint=f"labctl k8s delete {workload.name} removes it, whether it runs or has ended",
+        )
+    return target, built
 
 
 def delete(lab: ClusterLab, workload: str, *, storage: bool) -> Submitted:
     """Delete a workload's job that was submitted by hand, and with ``storage`` the lab's claim."""
     name = job_name(lab.name, workload)
     kind = lab.kind_of(name)
-    found = [(one, name) for one in (kind, *OWNED[kind]) if lab.api.get(one, name)]
+    wanted = [(one, name) for one in (kind, *OWNED[kind])]
     if storage:
-        found += [("PersistentVolumeClaim", one["metadata"]["name"]) for one in _claims(lab)]
+        wanted += [("PersistentVolumeClaim", one["metadata"]["name"]) for one in _claims(lab)]
+    found = [one for one in wanted if lab.api.delete(*one)]
     if not found:
         hint = "`labctl k8s submit` makes one; runs of `labctl run` end with `labctl stop`"
         raise ConfigError(f"job {name} not found in namespace {lab.api.namespace}", hint=hint)
-    for one in found:
-        lab.api.delete(*one)
     return Submitted(name=name, namespace=lab.api.namespace, objects=tuple(f"{kind}/{it}" for kind, it in found))
 
 

@@ -26,7 +26,7 @@ def rights_of(target: Target) -> Rights:
         *([(APPLIED, "trainingruntimes.trainer.kubeflow.org")] if target.kind == "trainjob" else []),
         (APPLIED, "configmaps"),
         (f"get {APPLIED}" if target.pull_secret else APPLIED, "secrets"),
-        ("get list create patch" if target.storage else "list", "persistentvolumeclaims"),
+        (f"get {APPLIED}" if target.storage else "list", "persistentvolumeclaims"),
         ("get list delete", "pods"),
         ("get", "pods/log"),
         ("get create", "pods/exec"),

@@ -154,6 +154,7 @@ def test_missing_rights_are_named_with_the_role_that_grants_them() -> None:
         ("create trainingruntimes.trainer.kubeflow.org", {"LAB_K8S_JOB": "trainjob"}),
         ("get secrets", REGISTRY),
         ("get persistentvolumeclaims", STORED),
+        ("delete persistentvolumeclaims", STORED),
     ],
 )
 def test_rights_are_those_that_the_settings_take(right: str, given: dict[str, str]) -> None:

@@ -500,6 +500,22 @@ def test_a_job_that_was_submitted_by_hand_is_deleted_with_what_it_has(there: Clu
         labs.delete(there, "hello", storage=True)
 
 
+def test_what_was_submitted_by_hand_is_deleted_by_who_may_not_read_it(there: ClusterLab, api: RunningApi) -> None:
+    put(there, *({"kind": kind, **labelled("demo-hello")} for kind in ("MPIJob", "ConfigMap", "Secret")))
+    api.denied = {"get configmaps", "get secrets"}
+    done = labs.delete(there, "hello", storage=False)
+    assert done.objects == ("MPIJob/demo-hello", "ConfigMap/demo-hello", "Secret/demo-hello")
+
+
+def test_a_job_that_is_there_is_not_submitted_again(there: ClusterLab) -> None:
+    workload = choose_workload(there.directory, "hello", RunOptions(), there.settings)
+    labs.job_of(there, workload, RunOptions())
+    put(there, {"kind": "MPIJob", **labelled("demo-hello")})
+    with pytest.raises(ConfigError, match="MPIJob demo-hello is already in namespace demo") as refused:
+        labs.job_of(there, workload, RunOptions())
+    assert refused.value.hint.startswith("labctl k8s delete hello ")
+
+
 def test_a_claim_of_another_lab_is_not_deleted(there: ClusterLab) -> None:
     put(there, claim("theirs", "another"))
     with pytest.raises(ConfigError, match="not found"):
