@@ -157,6 +157,17 @@ log_levels = ("QUIET", "FATAL", "ERROR", "INFO", "VERBOSE", "DEBUG", "DEBUG1", "
 log_level = shaped("|".join(log_levels), f"must be one of {', '.join(log_levels)}")
 port = whole(1024, 65535)
 label = shaped(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?", "must be at most 40 of a-z, 0-9 and inner '-', such as lab-2")
+namespace = shaped(
+    r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "must be at most 63 of a-z, 0-9 and inner '-', such as team-2"
+)
+object_name = shaped(
+    r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?",
+    "must be at most 253 of a-z, 0-9 and inner '-' and '.', such as registry.team",
+)
+# It is the value of a label.
+queue_name = shaped(
+    r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?", "must be at most 63 of a-z, 0-9 and inner '-' and '.', such as team.gpus"
+)
 image = shaped(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", "must be the name of an image", "write it like debian:bookworm-slim")
 distribution_packages = shaped(
     r"[a-z0-9][a-z0-9.+-]*( +[a-z0-9][a-z0-9.+-]*)*", "must be names of packages, with spaces between them"
@@ -235,22 +246,22 @@ SETTINGS = (
     Setting("HTTP_PROXY", "", proxy, aliases=("http_proxy",)),
     Setting("HTTPS_PROXY", "", proxy, aliases=("https_proxy",)),
     Setting("NO_PROXY", "", anything, aliases=("no_proxy",)),
-    Setting("LAB_K8S_NAMESPACE", "", label),
+    Setting("LAB_K8S_NAMESPACE", "", namespace),
     Setting("LAB_K8S_CONTEXT", "", anything),
     Setting("LAB_K8S_JOB", "auto", one_of("auto", "mpijob", "trainjob")),
     Setting("LAB_K8S_PATIENCE", "1800", whole(10, 10**6)),
     Setting("LAB_K8S_RESOURCE", "", shaped(r"[a-z0-9.-]{1,253}/[\w.-]{1,63}", "must be like example.com/gpu")),
     Setting("LAB_K8S_CPU", "", shaped(r"[1-9][0-9]{0,3}|[1-9][0-9]{0,6}m", "must be cores, such as 8 or 500m")),
     Setting("LAB_K8S_HUGEPAGES", "", size),
-    Setting("LAB_K8S_PULL_SECRET", "", label),
-    Setting("LAB_K8S_STORAGE_CLASS", "", label),
+    Setting("LAB_K8S_PULL_SECRET", "", object_name),
+    Setting("LAB_K8S_STORAGE_CLASS", "", object_name),
     Setting("LAB_K8S_STORAGE_SIZE", "", size),
     Setting("LAB_K8S_NODE_SELECTOR", "", anything),
     Setting("LAB_K8S_TOLERATIONS", "", anything),
     Setting("LAB_K8S_HOST_IPC", "false", one_of("true", "false")),
     Setting("LAB_K8S_HOST_NETWORK", "false", one_of("true", "false")),
     Setting("LAB_K8S_INTERFACE", "eth0", shaped(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}", "must be an interface's name")),
-    Setting("LAB_K8S_QUEUE", "", label),
+    Setting("LAB_K8S_QUEUE", "", queue_name),
     Setting("LAB_K8S_GANG", "none", one_of("none", "coscheduling", "volcano")),
 )
 

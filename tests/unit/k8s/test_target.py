@@ -60,12 +60,27 @@ def test_workers_tolerate_the_taint_of_their_devices_once() -> None:
     assert (other.tolerations, other.tolerated) == ((), (Toleration(key="gpu.intel.com/xe"),))
 
 
+def test_names_of_other_peoples_objects_may_be_longer_than_a_labs_and_have_dots() -> None:
+    found = read(
+        LAB_K8S_NAMESPACE="n" * 63,
+        LAB_K8S_PULL_SECRET="r.example",  # noqa: S106 - a name
+        LAB_K8S_STORAGE_CLASS="s" * 253,
+        LAB_K8S_QUEUE="team.gpus",
+    )
+    assert (len(found.namespace), found.pull_secret) == (63, "r.example")
+    assert (len(found.storage_class), found.queue) == (253, "team.gpus")
+
+
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
         ("LAB_K8S_NODE_SELECTOR", "zone", "environment: LAB_K8S_NODE_SELECTOR: `zone` is not label=value"),
         ("LAB_K8S_TOLERATIONS", "a=b=c", "`a=b=c` is not key, key=value or key=value:effect"),
         ("LAB_K8S_TOLERATIONS", "a=b:noschedule", "unknown effect `noschedule`"),
+        ("LAB_K8S_NAMESPACE", "n" * 64, "must be at most 63 of"),
+        ("LAB_K8S_NAMESPACE", "my.team", "must be at most 63 of"),
+        ("LAB_K8S_PULL_SECRET", "s" * 254, "must be at most 253 of"),
+        ("LAB_K8S_QUEUE", "q" * 64, "must be at most 63 of"),
         ("LAB_K8S_JOB", "job", "must be one of auto, mpijob, trainjob"),
         ("LAB_K8S_CPU", "many", "must be cores, such as 8 or 500m"),
         ("LAB_K8S_HOST_IPC", "yes", "must be one of true, false"),
