@@ -187,6 +187,8 @@ def _pod(target: Target, built: ClusterPods, name: str, command: list[str], *, w
             "runAsUser": UID,
             "runAsGroup": UID,
             "fsGroup": UID,
+            # Else the kubelet goes through all files of the claim at the start of each pod.
+            "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
     }
