@@ -152,7 +152,9 @@ def lab_of_pods(settings: Settings, directory: Path, accelerator: str, target: T
     )
     nodes = tuple(Node(name=one, host=one, slots=slots) for one in names)
     made = spec.build(settings, directory, accelerator, hosts, Limits(), network="host", lacking=names)
-    return replace(made, nodes=nodes, ssh_port=PORT)
+    # In a pod the probes of its readiness would fill the log of a sshd that tells of each connection.
+    usual = settings.origin("LAB_SSHD_LOG_LEVEL") == "default"
+    return replace(made, nodes=nodes, ssh_port=PORT, sshd_log_level="" if usual else made.sshd_log_level)
 
 
 def environment(lab: Lab, target: Target, directory: str, added: Pairs, *, kept: int = 0) -> Pairs:
@@ -173,6 +175,7 @@ def environment(lab: Lab, target: Target, directory: str, added: Pairs, *, kept:
     run = {"LABCTL_RUN_DIR": directory, "LABCTL_KEYS": KEYS, "HOME": HOME, "LABCTL_PATIENCE": str(target.patience)}
     run |= {"LABCTL_KEPT": str(kept)} if kept else {}
     run |= {"LABCTL_STORAGE": STORAGE} if target.storage else {}
+    run |= {"LAB_SSHD_LOG_LEVEL": lab.sshd_log_level} if lab.sshd_log_level else {}
     return tuple({**network, **devices, **run, **dict(added), **own}.items())
 
 

@@ -41,6 +41,7 @@ StrictModes no
 UsePAM no
 UseDNS no
 DisableForwarding yes
+LogLevel ${LAB_SSHD_LOG_LEVEL:-ERROR}
 PrintMotd no
 PrintLastLog no
 MaxStartups 256

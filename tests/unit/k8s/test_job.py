@@ -126,6 +126,12 @@ def test_caches_are_on_the_claim_where_there_is_one() -> None:
     assert dict(built("hello-mpi", LAB_K8S_STORAGE_SIZE="10g")[1].environment)["HF_HOME"] == "/storage/huggingface"
 
 
+def test_what_sshd_logs_is_said_to_pods_where_it_is_set() -> None:
+    assert "LAB_SSHD_LOG_LEVEL" not in dict(built("matmul")[1].environment)
+    for level in ("VERBOSE", "DEBUG"):
+        assert dict(built("matmul", LAB_SSHD_LOG_LEVEL=level)[1].environment)["LAB_SSHD_LOG_LEVEL"] == level
+
+
 def test_a_secret_is_in_the_secret_alone() -> None:
     where, made = built("hello-mpi", ROOT, NOTHING, LAB_ENV_PLAIN="seen", **TOKENS)
     secret, *others = sorted(render.manifests(where, made), key=lambda one: one["kind"] != "Secret")

@@ -63,8 +63,8 @@ class Launcher:
         for name, text in files.items():
             (self.root / "nodes" / node / name).write_text(text)
 
-    def start(self, *command: str) -> None:
-        argv = ["bash", str(self.script), "launcher", *command]
+    def start(self, *command: str, role: str = "launcher") -> None:
+        argv = ["bash", str(self.script), role, *command]
         self.process = subprocess.Popen(
             argv, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -249,3 +249,15 @@ def test_secrets_are_variables_of_the_command(launcher: Launcher) -> None:
 def test_keys_are_the_persons_own_alone(launcher: Launcher) -> None:
     launcher.start("sh", "-c", "stat -c %a ~/.ssh ~/.ssh/id_rsa ~/.ssh/config")
     assert [launcher.line() for _ in range(3)] == ["700", "600", "600"]
+
+
+@pytest.mark.parametrize(("given", "level"), [({}, "ERROR"), ({"LAB_SSHD_LOG_LEVEL": "DEBUG"}, "DEBUG")])
+def test_a_workers_sshd_tells_of_no_probe_unless_it_is_asked_to(
+    launcher: Launcher, given: dict[str, str], level: str
+) -> None:
+    launcher.environment |= given
+    (launcher.root / "keys/authorized_keys").write_text("key\n")
+    launcher.program("ssh-keygen", ":")
+    launcher.program("sshd", 'grep ^LogLevel "${@: -1}"')
+    launcher.start(role="worker")
+    assert launcher.line() == f"LogLevel {level}"
