@@ -34,7 +34,7 @@ def options_of(set_: list[str] | None, timeout: str, launcher: str, *, rehearse:
     )
 
 
-@k8s_command.command("render", help="Print a workload as a job for Kubernetes, for kubectl apply -f -.")
+@k8s_command.command("render", help="Print a workload as a job for Kubernetes, for kubectl apply --server-side -f -.")
 def render_command(
     name: Name,
     directory: Directory = HERE,
@@ -68,7 +68,8 @@ def export_command(
         made = flows.k8s_export(lab, name, options_of(set_, timeout, launcher, rehearse=rehearse), kustomize)
         for one in made.left_out:
             lab.warn(f"not written: {one}; `labctl k8s render` has it")
-        output.answer(made, f"{len(made.files)} files in {made.directory}: kubectl apply -k {made.directory}")
+        apply = f"kubectl apply --server-side -k {made.directory}"
+        output.answer(made, f"{len(made.files)} files in {made.directory}: {apply}")
 
 
 @k8s_command.command("submit", help="Create a workload's job, without following it; `labctl run` records one.")

@@ -75,6 +75,13 @@ def test_what_asks_nobody_works_without_a_cluster(lab: Labctl) -> None:
     assert "kind: MPIJob" in lab("k8s", "render", "hello").out
 
 
+def test_what_is_typed_next_applies_files_of_any_size(lab: Labctl) -> None:
+    # Without it kubectl writes an object into its own annotation, which holds less than a ConfigMap.
+    said = lab("k8s", "export", "hello", "--kustomize", "out")
+    assert said.out.endswith(": kubectl apply --server-side -k out\n")
+    assert "kubectl apply --server-side -f -" in " ".join(lab("k8s", "render", "--help").out.split())
+
+
 def test_for_one_command_the_lab_can_be_on_hosts(lab: Labctl) -> None:
     said = lab("status", "-s", "LAB_ENGINE=docker")
     assert said.code == 3
