@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from labctl import accelerators
 from labctl.engines.kubernetes import Api, Manifest, Refused
 from labctl.k8s.lab import ClusterLab
-from labctl.k8s.render import LAUNCHER, asked
+from labctl.k8s.render import LAUNCHER_REQUESTS, asked
 from labctl.k8s.target import Target, Toleration, read
 from labctl.lab.devices import DeviceReport, HostDevices
 from labctl.system.parallel import pool
@@ -79,7 +79,7 @@ class ClusterNode(Struct, frozen=True, kw_only=True):
 
 def workers_held(known: Iterable[ClusterNode], request: Amounts, *, now: bool = False) -> int:
     """How many workers have room together with their launcher, in all or ``now``; none where that has none."""
-    launcher = {**numbers(LAUNCHER), "pods": 1.0}
+    launcher = {**numbers(LAUNCHER_REQUESTS), "pods": 1.0}
     total, costs = 0, []
     for node in known:
         held = node.holds(request, now=now)

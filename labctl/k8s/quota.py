@@ -11,7 +11,7 @@ from labctl.doctor.examination import Finding
 from labctl.engines.kubernetes import Manifest
 from labctl.k8s.capacity import Amounts, amount, number, numbers
 from labctl.k8s.examination import View, error, found_ok
-from labctl.k8s.render import LAUNCHER, asked
+from labctl.k8s.render import LAUNCHER_REQUESTS, asked
 
 PODS = ("pods", "count/pods")
 # Where a quota has one of these, pods that do not say it are refused.
@@ -20,13 +20,13 @@ TO_BE_SAID = ("cpu", "memory", "requests.cpu", "requests.memory", "limits.cpu", 
 
 def quotas(view: View) -> Iterator[Finding]:
     """Whether the namespace's quotas leave what a run asks for in all; and what they want every pod to say."""
-    # Those with a scope are for other pods than a job's.
-    found = [one for one in view.lab.api.list("ResourceQuota") if not {"scopes", "scopeSelector"} & one["spec"].keys()]
+    there = view.lab.api.list("ResourceQuota")
+    asked_for = demand(view, view.lab.api.list("LimitRange")) if there else []
+    found = [(one, asks) for one in there if (asks := counted(one, asked_for))]
     if not found:
         return
-    asks = demand(view, view.lab.api.list("LimitRange"))
     unsaid, short = set(), []
-    for quota in found:
+    for quota, asks in found:
         hard, used = (quota.get("status", {}).get(key) or {} for key in ("hard", "used"))
         unsaid |= {name for name in hard if name in TO_BE_SAID and any(name not in one for _, one in asks)}
         for name, most in hard.items():
@@ -34,7 +34,7 @@ def quotas(view: View) -> Iterator[Finding]:
             left = number(most) - number(used.get(name, "0"))
             if wanted > left:
                 short.append(f"{name} {amount(name, wanted)}, and {amount(name, left)} of {most} is left")
-    names = ", ".join(quota["metadata"]["name"] for quota in found)
+    names = ", ".join(quota["metadata"]["name"] for quota, _ in found)
     impact = "pods of the run would be refused"
     if unsaid:
         summary = f"quota {names} wants every pod to say its {', '.join(sorted(unsaid))}"
@@ -49,6 +49,17 @@ def quotas(view: View) -> Iterator[Finding]:
         yield found_ok("LAB-K8S-008", f"quota {names} leaves what a run asks for")
 
 
+def counted(quota: Manifest, asks: list[tuple[int, Amounts]]) -> list[tuple[int, Amounts]]:
+    """What of a run a quota counts, by its scopes: pods of jobs have no time limit of their own, nor a priority."""
+    selected = quota["spec"].get("scopeSelector", {}).get("matchExpressions", [])
+    scopes = {*quota["spec"].get("scopes", []), *(one["scopeName"] for one in selected)}
+    if scopes - {"NotTerminating", "NotBestEffort", "BestEffort"}:
+        return []
+    # A pod that asks for neither is one of best effort, whatever devices it asks for.
+    other = {True: "BestEffort", False: "NotBestEffort"}
+    return [(count, one) for count, one in asks if other[bool({"cpu", "memory"} & one.keys())] not in scopes]
+
+
 def demand(view: View, ranges: list[Manifest]) -> list[tuple[int, Amounts]]:
     """What a run asks for by the names of quotas: so many workers, its launcher, and the claim if it is yet to be made.
 
@@ -57,7 +68,7 @@ def demand(view: View, ranges: list[Manifest]) -> list[tuple[int, Amounts]]:
     worker = asked(view.target, view.slots)
     found: list[tuple[int, Amounts]] = [
         (view.workers, names_of_quotas(worker, worker, ranges)),
-        (1, names_of_quotas(LAUNCHER, {}, ranges)),
+        (1, names_of_quotas(LAUNCHER_REQUESTS, {}, ranges)),
     ]
     if view.target.storage and not view.claim:
         claims = {"requests.storage": number(view.target.storage), "persistentvolumeclaims": 1.0}

@@ -32,12 +32,12 @@ class Manifests(Struct, frozen=True, kw_only=True):
 
 OWNER = "labctl.owner"
 """The annotation of who submitted a run: ``person@machine``."""
-ENDING = 600
+RESULTS_WAIT = 600
 """Seconds for a run's end: its results are gathered, and fetched."""
-LAUNCHER = {"cpu": "500m", "memory": "1Gi"}
+LAUNCHER_REQUESTS = {"cpu": "500m", "memory": "1Gi"}
 """What a launcher asks its node for."""
-KEPT = 86_400
-"""Seconds that a job that has ended is kept, with the logs of its launcher."""
+LOGS_KEPT = 86_400
+"""Seconds that the launcher of a job that has ended is kept, with its log."""
 
 
 def manifests(target: Target, built: ClusterJob) -> list[Manifest]:
@@ -173,7 +173,7 @@ def _pod(target: Target, built: ClusterPods, name: str, command: list[str], *, w
     """The template of a pod: nothing of root's, and no more than the job needs."""
     first: Manifest = {"name": name, "image": built.lab.image, "command": command, "workingDir": built.lab.project_path}
     first["env"] = [{"name": key, "value": value} for key, value in built.environment]
-    first["resources"] = _resources(target, built) if worker else {"requests": dict(LAUNCHER)}
+    first["resources"] = _resources(target, built) if worker else {"requests": dict(LAUNCHER_REQUESTS)}
     first["securityContext"] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     if worker:
         first["ports"] = [{"containerPort": PORT, "name": "ssh"}]
@@ -291,7 +291,7 @@ _START = ["bash", "/etc/labctl/start/pod.sh"]
 
 def _deadline(target: Target, built: ClusterJob) -> int:
     """Seconds for pods to start, the run and its end: the launch command itself has the run's time."""
-    return target.patience + int(built.job.timeout) + ENDING
+    return target.patience + int(built.job.timeout) + RESULTS_WAIT
 
 
 def _queue(target: Target) -> dict[str, str]:
@@ -306,7 +306,7 @@ def _mpijob(target: Target, built: ClusterJob) -> list[Manifest]:
         "activeDeadlineSeconds": _deadline(target, built),
         "backoffLimit": 0,
         "cleanPodPolicy": "Running",
-        "ttlSecondsAfterFinished": KEPT,
+        "ttlSecondsAfterFinished": LOGS_KEPT,
     }
     if target.gang != "none":
         # The launcher is made once they are ready: a gang with it would wait for itself.

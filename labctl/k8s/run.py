@@ -50,7 +50,7 @@ OWNED = {"MPIJob": ("ConfigMap", "Secret"), "TrainJob": ("ConfigMap", "Secret", 
 SHARED = ("Namespace", "PersistentVolumeClaim")
 """What a lab's jobs have together."""
 # Seconds between two looks at a run's pods; that an API server may be silent; for a run that is told to end, to gather
-# its results; for the cluster to say why it ended one; for a node to say that a pod has ended, after the pod's own time.
+# its results; for the cluster to say why it ended one; for a node to say that a pod has ended, after the time it has.
 LOOK, SILENT_FOR, ENDING, EXPLAINING, REPORTING = 1.0, 600, 600, 10, 60
 # Trainer's word for a runtime that is not there; seconds for it to see one that is.
 NO_RUNTIME, SEEING = "trainingRuntime must be created before", 10

@@ -323,7 +323,19 @@ def test_a_request_that_the_namespace_gives_by_default_is_said() -> None:
 
 
 def test_a_quota_for_other_pods_is_not_counted() -> None:
-    assert "008" not in examine(cluster(quota({"pods": "1"}, scopes=["BestEffort"])))
+    for_others = quota({"pods": "1"}, scopes=["BestEffort"]), quota({"pods": "1"}, scopes=["Terminating"])
+    by_class = {"matchExpressions": [{"scopeName": "PriorityClass", "operator": "In", "values": ["high"]}]}
+    for one in (*for_others, quota({"pods": "1"}, scopeSelector=by_class)):
+        assert "008" not in examine(cluster(one), LAB_K8S_CPU="4")
+
+
+def test_a_quota_for_pods_such_as_a_jobs_is_counted() -> None:
+    without_end = {"matchExpressions": [{"scopeName": "NotTerminating", "operator": "Exists"}]}
+    for one in (quota({"pods": "2"}, scopes=["NotBestEffort"]), quota({"pods": "2"}, scopeSelector=without_end)):
+        assert "pods 3, and 2 of 2 is left" in the(cluster(one), "008", LAB_K8S_CPU="4").summary
+    # Workers that ask for devices alone are of best effort, their launcher is not.
+    assert "pods 2, and 1 of 1 is left" in the(cluster(quota({"pods": "1"}, scopes=["BestEffort"])), "008").summary
+    assert the(cluster(quota({"pods": "1"}, scopes=["NotBestEffort"])), "008").level == "ok"
 
 
 # --- storage and images --------------------------------------------------------------------------------------

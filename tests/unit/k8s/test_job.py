@@ -145,7 +145,7 @@ def test_pods_have_no_rights_and_a_time_limit() -> None:
     where, made = built("hello-mpi", options=RunOptions(timeout=90))
     job_object = render.manifests(where, made)[-1]
     policy = job_object["spec"]["runPolicy"]
-    assert (policy["activeDeadlineSeconds"], policy["backoffLimit"]) == (90 + 1800 + render.ENDING, 0)
+    assert (policy["activeDeadlineSeconds"], policy["backoffLimit"]) == (90 + 1800 + render.RESULTS_WAIT, 0)
     for replica in job_object["spec"]["mpiReplicaSpecs"].values():
         spec = replica["template"]["spec"]
         (container,) = spec["containers"]
