@@ -717,11 +717,11 @@ def batch(
     from labctl.config import inventory
     from labctl.lab.cluster import connect, load_lab
     from labctl.runs import run as runs
-    from labctl.runs.request import choose_workload
+    from labctl.runs.request import bounded, choose_workload
     from labctl.system import filelock
 
     settings = settings_for(context, name)
-    workload = choose_workload(context.directory, name, options, settings)
+    workload = bounded(context.directory, choose_workload(context.directory, name, options, settings))
     directory = out or context.directory / batches.default_directory(directories, name)
     with connect(context, settings) as connected:
         lab, cluster = load_lab(context, connected, ask=False)

@@ -297,13 +297,36 @@ class Metric(Struct, frozen=True, kw_only=True):
     optional: bool = False
 
 
+Sign = Literal[">=", "<=", ">", "<"]
+BOUNDS: dict[Sign, str] = {">=": "min", "<=": "max", ">": "above", "<": "below"}
+"""The field of a criterion that has each bound."""
+
+
+class Relative(NamedTuple):
+    """A bound that is what a run has recorded, more or less a share of it: -0.05 is 5 % below.
+
+    ``run`` is an id, or `latest`: the workload's latest run that passed.
+    """
+
+    sign: Sign
+    share: float
+    run: str
+
+
 class Criterion(Struct, frozen=True, kw_only=True):
-    """What a metric must satisfy: at least ``min``, at most ``max``, or fallen by a share, ``decrease`` (0.2: 20 %)."""
+    """What a metric must satisfy: bounds, of which ``above`` and ``below`` do not hold for the bound itself; or to have
+    fallen by a share, ``decrease`` (0.2: 20 %).
+
+    A ``relative`` one has its bound, too, once its run has been read.
+    """
 
     metric: str
     min: float | None = None
     max: float | None = None
+    above: float | None = None
+    below: float | None = None
     decrease: float | None = None
+    relative: Relative | None = None
 
 
 class Memory(NamedTuple):

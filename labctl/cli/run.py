@@ -84,7 +84,13 @@ class WithArguments(TyperCommand):
 
 
 Rehearse = Annotated[bool, typer.Option("--rehearse", help="Smoke test: tiny model, a few steps.")]
-Expect = Annotated[list[str] | None, typer.Option(help="A criterion, such as 'throughput>=600' (repeatable).")]
+Expect = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="CRITERION",
+        help="Such as 'throughput>=600', 'loss<2.5', 'throughput=600..700' or 'throughput>=-5% of RUN' (repeatable).",
+    ),
+]
 SetArgument = Annotated[
     list[str] | None,
     typer.Option(

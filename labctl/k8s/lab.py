@@ -41,7 +41,7 @@ from labctl.lab.cluster import owner
 from labctl.lab.status import LabStatus, NodeStatus, RunState
 from labctl.model import LAUNCHER, File, Result, Workload
 from labctl.runs import store
-from labctl.runs.request import RunOptions
+from labctl.runs.request import RunOptions, bounded
 from labctl.system import filelock
 from labctl.system.parallel import pool
 
@@ -153,6 +153,7 @@ def begin(lab: ClusterLab, workload: Workload, options: RunOptions) -> tuple[Tar
     require_own(lab)
     target = lab.target
     run_id = store.new_id(workload.name, datetime.now())
+    workload = bounded(lab.directory, workload)
     return target, build(lab.settings, lab.directory, target, workload, options, run_id, owner())
 
 

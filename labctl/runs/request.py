@@ -16,8 +16,9 @@ from labctl import launchers
 from labctl.config import hostfile
 from labctl.config.settings import Settings
 from labctl.errors import ConfigError, nearest
-from labctl.model import Criterion, Job, Lab, Workload
+from labctl.model import BOUNDS, Criterion, Job, Lab, Relative, Workload
 from labctl.runs import checkpoints, code, inputs, job, store
+from labctl.runs.verdict import final
 from labctl.system.files import read_limited
 from labctl.workloads import deepspeed_config, external
 from labctl.workloads.schema import launcher_name
@@ -149,6 +150,43 @@ def choose_workload(directory: Path, name: str, options: RunOptions, settings: S
     )
 
 
+def bounded(directory: Path, workload: Workload) -> Workload:
+    """The workload with the bounds of its relative criteria. ConfigError where the run of one has not that metric."""
+    return replace(workload, criteria=tuple(_bounded(directory, workload.name, one) for one in workload.criteria))
+
+
+def _bounded(directory: Path, workload: str, criterion: Criterion) -> Criterion:
+    if criterion.relative is None:
+        return criterion
+    sign, share, run = criterion.relative
+    if getattr(criterion, BOUNDS[sign]) is not None:
+        # Those of a batch are found once, before its first run.
+        return criterion
+    run_id = latest(directory, workload) if run == "latest" else store.find(directory, run)
+    result = store.read_result(directory, run_id)
+    metric = result.metrics.get(criterion.metric, {}) if result else {}
+    value = metric.get(final(metric))
+    if not isinstance(value, (int, float)):
+        raise ConfigError(
+            f"run {run_id} has recorded no `{criterion.metric}`, which a criterion of {workload} is relative to",
+            hint=f"labctl show {run_id}",
+        )
+    bound = value + share * abs(value)
+    return replace(criterion, relative=Relative(sign, share, run_id), **{BOUNDS[sign]: bound})
+
+
+def latest(directory: Path, workload: str) -> str:
+    """The id of the workload's latest run that passed. ConfigError where none has."""
+    for run_id in store.ids(directory):
+        result = store.read_result(directory, run_id)
+        if result and (result.workload, result.verdict) == (workload, "PASS"):
+            return run_id
+    raise ConfigError(
+        f"no run of {workload} has passed yet, and a criterion is relative to the latest",
+        hint="labctl run without it first, or name a run: 'throughput>=-5% of RUN'",
+    )
+
+
 def of_script(options: RunOptions) -> Workload:
     """What is run and how, for a script that no workload declares. ConfigError without one."""
     if options.script is None:
@@ -237,6 +275,7 @@ def build_job(
         ranks = sum(len(slots) for _, slots in chosen)
         workload, checkpoint = checkpoints.going_on(lab, workload, options.resume, ranks)
     name = hostfile.job_name(options.hostfile.name) if options.hostfile else ""
+    workload = bounded(lab.directory, workload)
     workload = inputs.resolve(lab, external.at(workload, name or f"{len(chosen)}xN", directory))
     if not options.script:
         inputs.require_mounted(lab, workload)

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from msgspec import Struct
 
-from labctl.model import Cause, Criterion, CriterionResult, Job, Verdict, Workload
+from labctl.model import BOUNDS, Cause, Criterion, CriterionResult, Job, Relative, Sign, Verdict, Workload
 
 # Exit codes of an ERROR by its cause; 4 of every other cause.
 EXIT_CODES: dict[Cause, int] = {"does-not-fit": 3, "no-image": 3, "timeout": 124, "stalled": 124, "interrupted": 130}
+HOLDS: dict[Sign, Callable[[float, float], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
 
 
 class RunOutcome(Struct, frozen=True, kw_only=True):
@@ -73,16 +79,18 @@ def _why_absent(workload: Workload, name: str, metric: Mapping[str, Any]) -> str
 
 
 def _checks(criterion: Criterion, metric: Mapping[str, Any]) -> list[CriterionResult]:
-    """The result per bound; ``min`` and ``max`` apply to the last value of a metric with a first and a last.
+    """The result per bound, which applies to the last value of a metric with a first and a last.
 
     The value of a decrease is in per cent; None if the first value is 0.
     """
     name, unit = criterion.metric, metric.get("unit", "")
     checks = []
-    for sign, bound, holds in ((">=", criterion.min, operator.ge), ("<=", criterion.max, operator.le)):
+    of = f", {distance(criterion.relative)}" if criterion.relative else ""
+    for sign, field in BOUNDS.items():
+        bound = getattr(criterion, field)
         if bound is not None:
-            text, value = f"{name} {sign} {bound:g} {unit}".strip(), metric[final(metric)]
-            checks.append(CriterionResult(criterion=text, value=value, passed=holds(value, bound)))
+            text, value = f"{name} {sign} {number(bound)} {unit}".strip() + of, metric[final(metric)]
+            checks.append(CriterionResult(criterion=text, value=value, passed=HOLDS[sign](value, bound)))
     if criterion.decrease is not None:
         first, last = metric["first"], metric["last"]
         fall = (first - last) / abs(first) if first else None
@@ -97,6 +105,21 @@ def final(metric: Mapping[str, Any]) -> str:
     return "value" if "value" in metric else "last"
 
 
+def distance(relative: Relative) -> str:
+    """Where a relative bound lies, such as ``5 % below RUN``."""
+    if not relative.share:
+        return f"that of {relative.run}"
+    return f"{abs(100 * relative.share):g} % {'below' if relative.share < 0 else 'above'} {relative.run}"
+
+
+def number(value: float) -> str:
+    """A number as a person writes it: six significant digits, and no exponent from a millionth to a quadrillion."""
+    size = abs(value)
+    if 1e6 <= size < 1e15:
+        return f"{value:.0f}"
+    return f"{value:.11f}".rstrip("0") if 1e-6 <= size < 1e-4 else f"{value:.6g}"
+
+
 def _list(checks: Iterable[CriterionResult]) -> str:
-    shown = ((check.criterion, "undefined" if check.value is None else f"{check.value:.6g}") for check in checks)
+    shown = ((check.criterion, "undefined" if check.value is None else number(check.value)) for check in checks)
     return "; ".join(f"{criterion} (was {value})" for criterion, value in shown)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from labctl.config import requirements
 from labctl.config.settings import distribution_packages, require_requirement
 from labctl.config.yaml_reader import Schema, Value, finite
 from labctl.errors import ConfigError
-from labctl.model import Cache, Criterion, Memory, Metric, Reduce, Resume
+from labctl.model import BOUNDS, Cache, Criterion, Memory, Metric, Reduce, Relative, Resume, Sign
 from labctl.system.files import is_below
 from labctl.workloads import deepspeed_config
 
@@ -28,7 +28,8 @@ _REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smh]?)")
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
 _YEAR = 365 * 24 * 3600
-_EXPECTATION = re.compile(rf"\s*({NAME.pattern})\s*(>=|<=)\s*(\S+)\s*")
+_EXPECTATION = re.compile(rf"\s*({NAME.pattern})\s*(>=|<=|>|<|=)\s*(.*?)\s*")
+_RELATIVE = re.compile(r"([+-]?[0-9]+(?:\.[0-9]+)?) ?% of (\S+)")
 
 
 def parse_duration(text: str) -> float:
@@ -41,12 +42,27 @@ def parse_duration(text: str) -> float:
 
 
 def parse_expectation(text: str) -> Criterion:
-    """The criterion in ``throughput>=600`` or ``loss<=2.5``. Raises ConfigError for anything else."""
+    """The criterion in ``throughput>=600``, ``loss<2.5``, ``throughput=600..700`` or ``throughput>=-5% of latest``.
+
+    Raises ConfigError for anything else.
+    """
     match = _EXPECTATION.fullmatch(text)
-    number = finite(match[3]) if match else None
-    if not match or number is None:
-        raise ConfigError(f"`{text}` is not an expectation", hint="write it as 'throughput>=600' or 'loss<=2.5'")
-    return Criterion(metric=match[1], **{"min" if match[2] == ">=" else "max": number})
+    bounds = _bounds(match[2], match[3]) if match else {}
+    if not match or not bounds:
+        hint = "write it as 'throughput>=600', 'loss<2.5', 'throughput=600..700' or 'throughput>=-5% of RUN'"
+        raise ConfigError(f"`{text}` is not an expectation", hint=hint)
+    return Criterion(metric=match[1], **bounds)
+
+
+def _bounds(sign: str, text: str) -> dict[str, Any]:
+    """The fields of a criterion that stand for a sign and what is behind it; none where that is no bound."""
+    if sign == "=":
+        low, high = map(finite, text.partition("..")[::2])
+        return {"min": low, "max": high} if low is not None and high is not None and low <= high else {}
+    if relative := _RELATIVE.fullmatch(text):
+        return {"relative": Relative(cast("Sign", sign), float(relative[1]) / 100, relative[2])}
+    number = finite(text)
+    return {} if number is None else {BOUNDS[cast("Sign", sign)]: number}
 
 
 def _criteria(value: Value) -> tuple[tuple[Value, Criterion], ...]:
@@ -217,6 +233,11 @@ def _pattern(value: Value, what: str = "number") -> str:
 
 
 def _criterion(value: Value) -> Criterion:
+    if value.node.id == "scalar":
+        try:
+            return parse_expectation(value.text())
+        except ConfigError as error:
+            raise value.error(error.message, error.hint) from None
     fields: Schema = {"metric": Value.text, "min": Value.number, "max": Value.number, "decrease": Value.number}
     criterion = Criterion(**value.read(fields, required=("metric",), former=FORMER_KEYS))
     if criterion.min is None and criterion.max is None and criterion.decrease is None:

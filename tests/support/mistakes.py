@@ -76,7 +76,7 @@ TYPED = (
     ),
     Mistake("a value without a key", "run hello --set =0.1", 2, "--set =0.1: no key", "--set KEY=VALUE"),
     Mistake("a time limit in words", "run hello --timeout soon", 2, "not a duration", "30s, 20m, 2h"),
-    Mistake("a criterion of another form", "run hello --expect speed>3", 2, "not an expectation", "throughput>=600"),
+    Mistake("a criterion of another form", "run hello --expect speed=>3", 2, "not an expectation", "throughput>=600"),
     Mistake("a key misspelt", "up", 2, "unknown key LAB_NODE", "did you mean LAB_NODES?", setting="LAB_NODE=2"),
     Mistake("a number in words", "up", 2, "must be a whole number from 1", "write digits", setting="LAB_NODES=two"),
     Mistake("blanks around `=`", "up", 2, "blanks before '='", "KEY=value", setting="LAB_NODES = 2"),

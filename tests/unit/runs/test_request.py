@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from support.builders import workload
 
 from labctl.errors import ConfigError
-from labctl.model import Criterion
+from labctl.model import Criterion, Relative, Workload
 from labctl.runs import request, store
 from labctl.system import filelock
 
@@ -80,7 +80,7 @@ def test_a_run_is_started_again_with_the_options_of_its_record(tmp_path: Path, m
     options = request.RunOptions(
         arguments=(("steps", "9"), ("fast", None)),
         words=("-x",),
-        expect=(Criterion(metric="loss", max=2.0),),
+        expect=(Criterion(metric="loss", max=2.0), Criterion(metric="m", relative=Relative(">=", -0.05, "latest"))),
         timeout=90.0,
         launcher="mpirun",
         launcher_arguments=("--map-by", "node"),
@@ -145,3 +145,66 @@ def test_a_record_of_an_earlier_labctl_is_refused(tmp_path: Path) -> None:
 )
 def test_a_node_that_is_lost_is_left_out(given: dict[str, Any], left: dict[str, Any]) -> None:
     assert request.without(request.RunOptions(**given), ("worker-1",)) == request.RunOptions(**left)
+
+
+# --- relative criteria ---------------------------------------------------------------------------------------
+
+
+def judged(
+    lab: Path, run_id: str, verdict: str = "PASS", name: str = "hello", **metrics: dict[str, float | None]
+) -> None:
+    """The record of a run that was judged."""
+    path = lab / "runs" / run_id
+    path.mkdir(parents=True)
+    known = {"run_id": run_id, "workload": name, "launcher": "mpirun", "lab": "demo", "cause": None, "message": "."}
+    (path / "result.json").write_text(json.dumps({**known, "verdict": verdict, "exit_code": 0, "metrics": metrics}))
+
+
+def expecting(run: str, share: float = -0.05, metric: str = "speed") -> Workload:
+    return workload(criteria=(Criterion(metric=metric, relative=Relative(">=", share, run)),))
+
+
+@pytest.mark.parametrize(
+    ("metric", "share", "bound"),
+    [
+        ({"value": 200.0}, -0.05, 190.0),
+        ({"first": 8.0, "last": 4.0}, 0.25, 5.0),
+        ({"value": -2.0}, -0.5, -3.0),
+        ({"value": 0}, -0.05, 0),
+    ],
+)
+def test_a_relative_criterion_gets_its_number_from_its_run(
+    tmp_path: Path, metric: dict[str, float | None], share: float, bound: float
+) -> None:
+    judged(tmp_path, "r1", speed=metric)
+    (criterion,) = request.bounded(tmp_path, expecting("r1", share)).criteria
+    assert criterion == Criterion(metric="speed", min=bound, relative=Relative(">=", share, "r1"))
+
+
+def test_latest_is_the_latest_run_of_the_workload_that_passed(tmp_path: Path) -> None:
+    judged(tmp_path, "r1", speed={"value": 100.0})
+    judged(tmp_path, "r2", speed={"value": 200.0})
+    judged(tmp_path, "r3", "FAIL", speed={"value": 1.0})
+    judged(tmp_path, "r4", name="other", speed={"value": 1.0})
+    ran(tmp_path, "r5", request.RunOptions())
+    bounded = request.bounded(tmp_path, expecting("latest"))
+    assert bounded.criteria == (Criterion(metric="speed", min=190, relative=Relative(">=", -0.05, "r2")),)
+    judged(tmp_path, "r6", speed={"value": 300.0})
+    assert request.bounded(tmp_path, bounded) == bounded, "the bound moved with a run of the same batch"
+
+
+@pytest.mark.parametrize(
+    ("run", "metric", "reason"),
+    [
+        ("r9", "speed", "no run `r9`"),
+        ("r1", "loss", "run r1 has recorded no `loss`"),
+        ("r1", "odd", "run r1 has recorded no `odd`"),
+        ("r2", "speed", "run r2 has recorded no `speed`"),
+        ("latest", "speed", "no run of hello has passed yet"),
+    ],
+)
+def test_a_run_that_has_not_the_number_is_refused(tmp_path: Path, run: str, metric: str, reason: str) -> None:
+    judged(tmp_path, "r1", "FAIL", speed={"value": 1.0}, odd={"value": None})
+    ran(tmp_path, "r2", request.RunOptions())
+    with pytest.raises(ConfigError, match=reason):
+        request.bounded(tmp_path, expecting(run, metric=metric))

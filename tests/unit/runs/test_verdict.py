@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from support.builders import job, lab
 
-from labctl.model import Cause, Criterion, Metric, Verdict
-from labctl.runs.verdict import RunOutcome, judge
+from labctl.model import Cause, Criterion, Metric, Relative, Verdict
+from labctl.runs.verdict import RunOutcome, judge, number
 
 THROUGHPUT = Criterion(metric="throughput", min=600)
 LOSS = Criterion(metric="loss", decrease=0.2)
@@ -41,6 +41,10 @@ def test_met_criteria_pass_and_the_message_has_the_numbers() -> None:
         (Criterion(metric="m", decrease=0.2), {"first": 10, "last": 11}, "m falls by 20 %", -10, False),
         (Criterion(metric="m", decrease=0.5), {"first": -2, "last": -4}, "m falls by 50 %", 100, True),
         (Criterion(metric="m", decrease=0.2), {"first": 0, "last": -1}, "m falls by 20 %", None, False),
+        (Criterion(metric="m", above=0), {"value": 0, "unit": "s"}, "m > 0 s", 0, False),
+        (Criterion(metric="m", above=0), {"value": 175.759, "unit": "s"}, "m > 0 s", 175.759, True),
+        (Criterion(metric="m", below=1), {"value": 1, "unit": ""}, "m < 1", 1, False),
+        (Criterion(metric="m", below=1), {"value": 0.99, "unit": ""}, "m < 1", 0.99, True),
         (Criterion(metric="m", decrease=0.07), {"first": 1, "last": 1}, "m falls by 7 %", 0, False),
     ],
 )
@@ -59,6 +63,33 @@ def test_a_range_gives_two_checks() -> None:
     verdict = _judge(criteria=[Criterion(metric="throughput", min=1, max=600)])
     assert [check.passed for check in verdict.checks] == [True, False]
     assert verdict.message == "1 of 2 criteria not met: throughput <= 600 samples/s (was 612.5)."
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (600.0, "600"),
+        (175.759, "175.759"),
+        (0.000001, "0.000001"),
+        (-0.0000125, "-0.0000125"),
+        (12345678.9, "12345679"),
+        (1e12, "1000000000000"),
+        (1e30, "1e+30"),
+        (0, "0"),
+    ],
+)
+def test_a_number_is_written_without_an_exponent_where_a_person_would(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(-0.05, "m >= 95 s, 5 % below r1"), (0.07, "m >= 95 s, 7 % above r1"), (0, "m >= 95 s, that of r1")],
+)
+def test_a_relative_criterion_names_its_number_and_its_run(share: float, text: str) -> None:
+    criterion = Criterion(metric="m", min=95, relative=Relative(">=", share, "r1"))
+    (check,) = _judge(criteria=[criterion], metrics={"m": {"value": 94.0, "unit": "s"}}).checks
+    assert (check.criterion, check.passed) == (text, False)
 
 
 @pytest.mark.parametrize(

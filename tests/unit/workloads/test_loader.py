@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from labctl.errors import ConfigError
-from labctl.model import Criterion, Memory, Metric, Resume, Workload
+from labctl.model import Criterion, Memory, Metric, Relative, Resume, Workload
 from labctl.workloads.loader import list_all, load
 from labctl.workloads.schema import parse_duration, parse_expectation
 
@@ -366,16 +366,43 @@ def test_what_is_no_duration(text: str) -> None:
         (" loss <= 2.5 ", Criterion(metric="loss", max=2.5)),
         ("tokens_per-s>=1e3", Criterion(metric="tokens_per-s", min=1000)),
         ("loss<=-1", Criterion(metric="loss", max=-1)),
+        ("throughput>0", Criterion(metric="throughput", above=0)),
+        ("loss < 2.5", Criterion(metric="loss", below=2.5)),
+        ("throughput=600..700", Criterion(metric="throughput", min=600, max=700)),
+        ("reward = -1.5..-.5", Criterion(metric="reward", min=-1.5, max=-0.5)),
+        ("m>=-5% of r1", Criterion(metric="m", relative=Relative(">=", -0.05, "r1"))),
+        ("m < +2.5 % of latest", Criterion(metric="m", relative=Relative("<", 0.025, "latest"))),
     ],
 )
 def test_expectations(text: str, criterion: Criterion) -> None:
     assert parse_expectation(text) == criterion
 
 
-@pytest.mark.parametrize("text", ["", "x", "x>1", "x=1", "x==1", "x>=", ">=1", "x>=fast", "x>=nan", "x>=inf", "x>=1 s"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "x", "x=1", "x==1", "x=>1", "x>=", ">=1", "x>=fast", "x>=nan", "x>=inf", "x>=1 s", "x=2..1", "x=1.."),
+        *("x>=1..2", "x=-5% of r", "x>=-5%", "x>=5 of r", "x>=-5% of", "x>=-5% of two runs", "x>=nan% of r"),
+    ],  # fmt: skip
+)
 def test_what_is_no_expectation(text: str) -> None:
     with pytest.raises(ConfigError, match="is not an expectation"):
         parse_expectation(text)
+
+
+def test_a_criterion_may_be_written_as_for_expect(tmp_path: Path) -> None:
+    text = MINIMAL + "metrics: {m: {pattern: (x)}}\ncriteria: [m > 0, m=1..2, {metric: m, min: 3}]\n"
+    assert load(_write(tmp_path, own=text), "own", LAUNCHERS).criteria == (
+        Criterion(metric="m", above=0),
+        Criterion(metric="m", min=1, max=2),
+        Criterion(metric="m", min=3),
+    )
+
+
+@pytest.mark.parametrize(("word", "reason"), [("m => 0", "is not an expectation"), ("speed > 0", "no metric `speed`")])
+def test_a_criterion_that_is_wrong_in_words_has_its_line(word: str, reason: str, tmp_path: Path) -> None:
+    text = f"metrics: {{m: {{pattern: (x)}}}}\ncriteria:\n  - {word}\n"
+    _refused(tmp_path, MINIMAL + text, MINIMAL.count("\n") + 3, reason)
 
 
 def _write(root: Path, **files: str | bytes) -> Path:
