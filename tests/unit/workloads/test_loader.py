@@ -383,7 +383,7 @@ def test_expectations(text: str, criterion: Criterion) -> None:
     [
         *("", "x", "x=1", "x==1", "x=>1", "x>=", ">=1", "x>=fast", "x>=nan", "x>=inf", "x>=1 s", "x=2..1", "x=1.."),
         *("x>=1..2", "x=-5% of r", "x>=-5%", "x>=5 of r", "x>=-5% of", "x>=-5% of two runs", "x>=nan% of r"),
-    ],  # fmt: skip
+    ],
 )
 def test_what_is_no_expectation(text: str) -> None:
     with pytest.raises(ConfigError, match="is not an expectation"):
