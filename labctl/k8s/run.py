@@ -485,7 +485,7 @@ def seconds_of(when: str) -> float:
 def supervise(
     api: Api,
     run: ClusterRun,
-    keep: Callable[[str], str],
+    keep: Callable[[agent.Line], str],
     *,
     patience: float,
     notice: Callable[[str], object],
@@ -504,7 +504,7 @@ def supervise(
     stop.silence = watch.silence
 
     def look(line: agent.Line) -> None:
-        watch.look_at(line._replace(text=keep(line.text), said=store.redact(line.said, run.lab.hidden)))
+        watch.look_at(line._replace(text=keep(line), said=store.redact(line.said, run.lab.hidden)))
 
     with interrupts(stop) if ends else nullcontext():
         # A rank that failed just before the end is told of then.
@@ -536,17 +536,17 @@ def judge(
     """Follow a run to its end, and write its record and result; the caller holds its lock. HostError."""
     path, lab = store.directory(run.lab.directory, run.run_id), run.lab
     age = store.age(path)
-    log = store.RunLog(path, lab, runs.patterns_of(run.job.workload), over=True)
+    log = store.RunLog(path, lab, run.job.workload, over=True)
     fetched = True
 
     def gather(launcher: str) -> None:
         nonlocal fetched
         fetched = fetch(api, run, launcher, context.warn)
 
-    def keep(line: str) -> str:
-        line = log.keep(line)
-        on_line(line)
-        return line
+    def keep(line: agent.Line) -> str:
+        text = log.keep(line)
+        on_line(text)
+        return text
 
     with closing(log):
         began = time.monotonic() - age
@@ -562,9 +562,7 @@ def judge(
         seconds = outcome.seconds or time.monotonic() - began
     outputs.move(store.outputs(lab.directory, run.run_id), path)
     store.redact_ranks(path, lab.hidden)
-    result = runs.conclude(
-        lab, run.job, outcome, log.lines, seconds, datetime.fromtimestamp(time.time() - age).astimezone()
-    )
+    result = runs.conclude(lab, run.job, outcome, log, seconds, datetime.fromtimestamp(time.time() - age).astimezone())
     ranks = tuple(Rank(rank=one.rank, node=run.short(one.node)) for one in result.ranks)
     result = store.finish(lab, replace(result, ranks=ranks))
     for metric in runs.unmatched(run.job.workload, result):

@@ -85,13 +85,13 @@ def judge(
             return found
         now = datetime.fromtimestamp(time.time() - age).astimezone()
         site = runs.RunDeployment(context=context, cluster=cluster, lab=lab, job=job, now=now, held=held)
-        site.log = store.RunLog(path, lab, runs.patterns_of(job.workload), over=True)
+        site.log = store.RunLog(path, lab, job.workload, over=True)
         held.callback(site.log.close)
 
-        def keep(line: str) -> str:
-            line = site.log.keep(line)
-            on_line(line)
-            return line
+        def keep(line: agent.Line) -> str:
+            text = site.log.keep(line)
+            on_line(text)
+            return text
 
         site.began = time.monotonic() - age
         site.outcome = supervise(lab, job, cluster.engine, keep, losses=losses, age=age, notice=context.notice)

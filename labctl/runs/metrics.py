@@ -1,29 +1,69 @@
-"""Metrics of a run: output lines -> numbers -> one reduced value per metric."""
+"""Metrics of a run: output lines -> samples -> one reduced value per metric."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from msgspec import Struct
+
 from labctl.model import Metric, Pairs, Reduce
 
+# How a line says at which step it is, in lower case: `step 12/40`, `{'step': 12`, `micro_step=24/global_step=12` as of
+# DeepSpeed, `iteration       12/      40` as of Megatron; `time per step: 3.2` does not.
+STEP = re.compile(r"""\b(?:global[_ ]?)?(?:step|iter(?:ation)?)\b['"]?[ =:#]{0,12}[\[(]?(\d{1,12})(?!\.?\d)""")
 
-def read_values(metrics: Iterable[Metric], lines: Iterable[str]) -> dict[str, list[float]]:
-    """The numbers that each metric's pattern matches, the first on each line, in order.
 
-    Patterns match anywhere in a line, also after a ``worker-1: `` prefix; text that float() rejects is skipped.
-    """
-    patterns = {metric.name: re.compile(metric.pattern) for metric in metrics}
-    values: dict[str, list[float]] = {name: [] for name in patterns}
-    for line in lines:
-        for name, pattern in patterns.items():
+class Sample(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A number of a metric, at the step that its line names or its rank named last; a line of ``metrics.jsonl``."""
+
+    metric: str
+    step: int | None
+    seconds: float | None
+    """Since the run's first line; None where its record does not say."""
+    value: float | None
+    """None for nan and infinity, which JSON lacks; ``note`` has them."""
+    note: str = ""
+
+
+class Sampler:
+    """Reads the samples of metrics off lines as they come; of the lines themselves it holds nothing."""
+
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._patterns = {metric.name: re.compile(metric.pattern) for metric in metrics}
+        self._steps: dict[int | None, int] = {}
+        self.values: dict[str, array[float]] = {name: array("d") for name in self._patterns}
+        """All numbers of each metric, in order."""
+
+    def read(self, line: str, rank: int | None = None, seconds: float | None = None) -> list[Sample]:
+        """The samples on a line, the first of each metric.
+
+        Patterns match anywhere in a line, also after a ``worker-1: `` prefix; text that float() rejects is skipped.
+        """
+        words = line.lower()
+        # Most lines have neither; to search them all would take as long as all the rest.
+        if ("step" in words or "iter" in words) and (step := STEP.search(words)):
+            self._steps[rank] = int(step[1])
+        found = []
+        for name, pattern in self._patterns.items():
             if match := pattern.search(line):
                 with suppress(ValueError):
-                    values[name].append(float(match[1] or ""))
-    return values
+                    number = float(match[1] or "")
+                    self.values[name].append(number)
+                    value, note = finite(number)
+                    found.append(
+                        Sample(metric=name, step=self._steps.get(rank), seconds=seconds, value=value, note=note)
+                    )
+        return found
+
+
+def finite(number: float) -> tuple[float | None, str]:
+    """A number as in JSON, and a note of what it is where JSON lacks it."""
+    return (number, "") if math.isfinite(number) else (None, str(number))
 
 
 def read_notes(notes: Pairs, lines: list[str]) -> dict[str, str]:
@@ -32,7 +72,7 @@ def read_notes(notes: Pairs, lines: list[str]) -> dict[str, str]:
     return {name: match[1] for name, match in found.items() if match and match[1]}
 
 
-def reduce_values(metrics: Iterable[Metric], values: Mapping[str, list[float]]) -> dict[str, dict[str, Any]]:
+def reduce_values(metrics: Iterable[Metric], values: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]]:
     """Metrics as in JSON, ``{"value", "unit"}`` or ``{"first", "last"}``; those without values are left out.
 
     nan and infinity, which JSON lacks, are None with a ``note``.
@@ -40,19 +80,19 @@ def reduce_values(metrics: Iterable[Metric], values: Mapping[str, list[float]]) 
     return {metric.name: _reduce(metric, kept) for metric in metrics if (kept := values[metric.name][metric.skip :])}
 
 
-def _reduce(metric: Metric, values: list[float]) -> dict[str, Any]:
+def _reduce(metric: Metric, values: Sequence[float]) -> dict[str, Any]:
     if metric.reduce == "first-last":
         numbers = {"first": values[0], "last": values[-1]}
         unit = {"unit": metric.unit} if metric.unit else {}
     else:
         numbers = {"value": _one_of(metric.reduce, values)}
         unit = {"unit": metric.unit}
-    odd = [str(number) for number in numbers.values() if not math.isfinite(number)]
-    finite = {key: number if math.isfinite(number) else None for key, number in numbers.items()}
-    return {**finite, **unit, **({"note": odd[0]} if odd else {})}
+    odd = [note for _, note in map(finite, numbers.values()) if note]
+    shown = {key: finite(number)[0] for key, number in numbers.items()}
+    return {**shown, **unit, **({"note": odd[0]} if odd else {})}
 
 
-def _one_of(reduce: Reduce, values: list[float]) -> float:
+def _one_of(reduce: Reduce, values: Sequence[float]) -> float:
     if reduce in ("first", "last"):
         return values[0 if reduce == "first" else -1]
     # With nan, min, max and sorting depend on the order.

@@ -388,7 +388,7 @@ def _(step: plan.StageRun, site: RunDeployment) -> None:
     require_port(site.lab, site.job, site.cluster.engine, site.cluster.facts)
     site.began = time.monotonic()
     store.create(site.lab, step.run_id, step.job, step.record, step.code)
-    site.log = store.RunLog(site.path, site.lab, patterns_of(site.job.workload))
+    site.log = store.RunLog(site.path, site.lab, site.job.workload)
     site.held.callback(site.log.close)
     site.context.notice(f"run {step.run_id}: {site.job.workload.description}")
 
@@ -400,10 +400,10 @@ def _(step: plan.PushRun, site: RunDeployment) -> None:
 
 @do.register
 def _(step: plan.LaunchJob, site: RunDeployment) -> None:
-    def keep(line: str) -> str:
-        line = site.log.keep(line)
-        site.context.line(line)
-        return line
+    def keep(line: agent.Line) -> str:
+        text = site.log.keep(line)
+        site.context.line(text)
+        return text
 
     lab, run_id = site.lab, step.job.run_id
     patience = 0 if step.detach else site.cluster.settings.number("LAB_RUN_PATIENCE")
@@ -443,7 +443,7 @@ def conclude_record(site: RunDeployment) -> None:
 def write_result(site: RunDeployment) -> None:
     site.log.close()
     seconds = site.seconds or time.monotonic() - site.began
-    result = conclude(site.lab, site.job, site.outcome, site.log.lines, seconds, site.now)
+    result = conclude(site.lab, site.job, site.outcome, site.log, seconds, site.now)
     site.result = store.finish(site.lab, result)
     with suppress(HostError):
         agent.forget(site.lab, site.cluster.engine, site.job.run_id)
@@ -467,11 +467,11 @@ def carry_out(
         return site.result
 
 
-def conclude(lab: Lab, job: Job, ended: RunOutcome, lines: list[str], seconds: float, now: datetime) -> Result:
+def conclude(lab: Lab, job: Job, ended: RunOutcome, log: store.RunLog, seconds: float, now: datetime) -> Result:
     """What was printed and how it ended -> the run's result."""
-    ranks = store.ranks_of(lines)
-    reduced = metrics.reduce_values(job.workload.metrics, metrics.read_values(job.workload.metrics, lines))
-    said = {"metrics": reduced, "notes": metrics.read_notes(job.workload.notes, lines)}
+    ranks = store.ranks_of(log.lines)
+    reduced = metrics.reduce_values(job.workload.metrics, log.values)
+    said = {"metrics": reduced, "notes": metrics.read_notes(job.workload.notes, log.lines)}
     verdict = judge(job, reduced, ended, len(ranks))
     return result_of(lab, job, verdict, now, world_size=len(ranks), ranks=ranks, seconds=seconds, **said)
 
@@ -480,11 +480,6 @@ def unmatched(workload: Workload, result: Result) -> list[Metric]:
     """The metrics that a run which passed has no number for; of another one the message says enough."""
     missing = [metric for metric in workload.metrics if metric.name not in result.metrics and not metric.optional]
     return missing if result.verdict == "PASS" else []
-
-
-def patterns_of(workload: Workload) -> list[str]:
-    """What is looked for in the output."""
-    return [*(metric.pattern for metric in workload.metrics), *(pattern for _, pattern in workload.notes)]
 
 
 def refuse(lab: Lab, job: Job, reason: str, now: datetime, *, dry_run: bool = False) -> Result:

@@ -10,7 +10,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -24,9 +24,10 @@ from msgspec.structs import replace
 from labctl import naming
 from labctl.config.settings import Settings
 from labctl.engines import Backend
-from labctl.engines.agent import ActiveRun
+from labctl.engines.agent import ActiveRun, Line
 from labctl.errors import ConfigError, HostError, nearest
-from labctl.model import Copy, File, Job, Lab, Rank, Result, Secret
+from labctl.model import Copy, File, Job, Lab, Rank, Result, Secret, Workload
+from labctl.runs.metrics import Sampler
 from labctl.system import filelock, files
 
 
@@ -85,9 +86,10 @@ def _json(path: str, content: object) -> File:
 SCHEMA = 1
 RESULT = "result.json"
 OUTPUT = "output.log"
+METRICS = "metrics.jsonl"
 MARK, FORMER_MARK = "started", "run.lock"
 """What the record of a run has from its beginning; and what earlier records have."""
-KEPT = (RESULT, OUTPUT, MARK, FORMER_MARK)
+KEPT = (RESULT, OUTPUT, METRICS, MARK, FORMER_MARK)
 """What labctl alone writes into a record: nothing of these names comes from a run or a host."""
 # Logs that ranks and scripts write themselves; below hosts/, where several hosts wrote the same name.
 LOGS = ("*.log", "ranks/*.log", "hosts/*/*.log", "hosts/*/ranks/*.log")
@@ -136,39 +138,59 @@ def create(
 
 
 class RunLog:
-    """Keeps a run's output, with the lab's secrets redacted; ``lines`` are those that the verdict needs, as printed."""
+    """Keeps a run's output, with the lab's secrets redacted, and its metrics' samples. It holds no more in memory than
+    the verdict needs: numbers, and the lines that name ranks or are first to match a note."""
 
-    def __init__(self, path: Path, lab: Lab, wanted: Iterable[str], *, over: bool = False) -> None:
+    def __init__(self, path: Path, lab: Lab, workload: Workload, *, over: bool = False) -> None:
         """``over``: replace what another has recorded, as who follows the run from its beginning does."""
         with files.writing(path / OUTPUT), files.opened(path) as folder:
             if over:
-                with suppress(FileNotFoundError):
-                    os.unlink(OUTPUT, dir_fd=folder)
+                for name in (OUTPUT, METRICS):
+                    with suppress(FileNotFoundError):
+                        os.unlink(name, dir_fd=folder)
             self._stream = files.create(OUTPUT, folder, 0o644)
+            self._series = files.create(METRICS, folder, 0o644)
         self._hidden = lab.hidden
         self._path = path
-        self._wanted = (RANK_REPORTED, RANKS_STARTED, *map(re.compile, wanted))
+        self._began: float | None = None
+        self._sampler = Sampler(workload.metrics)
+        self._notes = [re.compile(pattern) for _, pattern in workload.notes]
         self.lines: list[str] = []
 
-    def keep(self, line: str) -> str:
+    @property
+    def values(self) -> Mapping[str, Sequence[float]]:
+        """The numbers of each metric, in order."""
+        return self._sampler.values
+
+    def keep(self, line: Line) -> str:
         """Write one line; returns it redacted. RecordError where it cannot be written."""
-        if len(line) <= LONGEST_LINE and any(pattern.search(line) for pattern in self._wanted):
-            self.lines.append(line)
-        line = redact(line, self._hidden)
+        text = redact(line.text, self._hidden)
         try:
-            self._stream.write(f"{line}\n".encode())
+            if len(line.text) <= LONGEST_LINE:
+                self._read(line)
+            self._stream.write(f"{text}\n".encode())
             self._stream.flush()
         except OSError as error:
             path = self._path / OUTPUT
             raise RecordError(f"cannot write {path}: {error.strerror}", hint=f"df -h {path.parent}") from error
-        return line
+        return text
+
+    def _read(self, line: Line) -> None:
+        if self._began is None:
+            self._began = line.when
+        for sample in self._sampler.read(line.text, line.rank, round(line.when - self._began, 3)):
+            self._series.write(msgspec.json.encode(sample) + b"\n")
+        found = [note for note in self._notes if note.search(line.text)]
+        if found or RANK_REPORTED.search(line.text) or RANKS_STARTED.search(line.text):
+            self.lines.append(line.text)
+            self._notes = [note for note in self._notes if note not in found]
 
     def close(self) -> None:
         """Close the log and redact what ranks wrote themselves; once is enough. HostError for what is not written."""
         if not self._stream.closed:
             try:
-                with files.writing(self._path / OUTPUT):
-                    self._stream.close()
+                with files.writing(self._path / OUTPUT), self._series, self._stream:
+                    pass
             finally:
                 redact_ranks(self._path, self._hidden)
 

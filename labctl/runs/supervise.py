@@ -176,7 +176,7 @@ def supervise(
     lab: Lab,
     job: Job,
     engine: Backend,
-    keep: Callable[[str], str],
+    keep: Callable[[agent.Line], str],
     launch: agent.Launch | None = None,
     *,
     losses: Losses | None = None,
@@ -257,7 +257,7 @@ def follow(
     job: Job,
     engine: Backend,
     stop: RunStopper,
-    keep: Callable[[str], str],
+    keep: Callable[[agent.Line], str],
     launch: agent.Launch | None,
     notice: Callable[[str], object],
 ) -> agent.Ended:
@@ -268,7 +268,7 @@ def follow(
         stop.silence = crash.silence
 
         def look(line: agent.Line) -> None:
-            crash.look_at(line._replace(text=keep(line.text), said=store.redact(line.said, lab.hidden)))
+            crash.look_at(line._replace(text=keep(line), said=store.redact(line.said, lab.hidden)))
 
         follower = agent.Follower(look, notice, lambda: stop.cause in ("interrupted", "node-lost"))
         ended = agent.follow(lab, engine, job.run_id, follower, launch)

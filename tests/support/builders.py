@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,23 @@ from labctl.engines.agent import Line
 from labctl.engines.state import Container, ObservedState
 from labctl.hosts import facts as survey
 from labctl.lab.cluster import Cluster
-from labctl.model import Copy, Device, DeviceMapping, Event, File, Host, Job, Lab, Limits, Mount, Node, Workload
+from labctl.model import (
+    Copy,
+    Device,
+    DeviceMapping,
+    Event,
+    File,
+    Host,
+    Job,
+    Lab,
+    Limits,
+    Metric,
+    Mount,
+    Node,
+    Workload,
+)  # fmt: skip
 from labctl.runs import job as jobs
+from labctl.runs.metrics import Sampler
 from support.fake_backend import FakeBackend
 
 DIRECTORY = Path("/srv/lab")
@@ -145,6 +160,14 @@ def observed(of: Lab, **changes: dict[str, Any]) -> ObservedState:
 def printed(text: str, rank: int | None = None) -> Line:
     """A line that a run prints now; what launchers put before what a rank says ends with ``|``, if there is any."""
     return Line(text.replace("|", "", 1), time.time(), rank, text.rpartition("|")[2])
+
+
+def read_values(metrics: Iterable[Metric], lines: Iterable[str]) -> dict[str, list[float]]:
+    """The numbers of each metric in these lines."""
+    sampler = Sampler(metrics)
+    for line in lines:
+        sampler.read(line)
+    return {name: [*values] for name, values in sampler.values.items()}
 
 
 def up(of: Lab, seen: ObservedState, changed: tuple[File, ...] = ()) -> str:

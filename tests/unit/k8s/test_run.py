@@ -247,9 +247,9 @@ class World:
     def supervise(
         self, *, patience: float = LIMIT, ends: bool = False, gathered: list[str] | None = None
     ) -> RunOutcome:
-        def keep(line: str) -> str:
-            self.lines.append(line)
-            return line
+        def keep(line: agent.Line) -> str:
+            self.lines.append(line.text)
+            return line.text
 
         gather = (gathered if gathered is not None else []).append
         return supervise(self.api, self.run, keep, patience=patience, notice=self.said.append, ends=ends, gather=gather)

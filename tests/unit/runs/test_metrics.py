@@ -5,9 +5,10 @@ import math
 from typing import Any
 
 import pytest
+from support.builders import read_values
 
 from labctl.model import Metric, Reduce
-from labctl.runs.metrics import read_notes, read_values, reduce_values
+from labctl.runs.metrics import Sampler, read_notes, reduce_values
 
 NUMBER = r"(\S+)"
 THROUGHPUT = Metric(name="throughput", pattern=rf"Throughput: {NUMBER} samples/sec", unit="samples/s", reduce="mean")
@@ -117,3 +118,38 @@ def test_a_note_is_the_first_text_that_its_pattern_matches() -> None:
     lines = ["worker-0: weights: /cache/opt", "critic: opt-350m; weights: none", "weights: random", "data:"]
     notes = (("weights", r"(?:^|: )weights: (.*)"), ("data", "data:(.*)"), ("seed", "seed (.*)"))
     assert read_notes(notes, lines) == {"weights": "/cache/opt"}
+
+
+# --- samples -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "step"),
+    [
+        ("step 12/40 loss 3", 12),
+        ("worker-1: Step: 12 | loss 3", 12),
+        ("[Rank 0] step=12, skipped=0, lr=[1e-05], loss 3", 12),
+        ("epoch=0/micro_step=24/global_step=12, RunningAvgSamplesPerSec=9.5, loss 3", 12),
+        ("{'global_step': 12, 'epoch': 0.5} loss 3", 12),
+        (" iteration       12/      40 | loss 3", 12),
+        ("epoch 2 loss 3", None),
+        ("time per step: 3.25 s loss 3", None),
+        ("max_step 40 steps 7 loss 3", None),
+    ],
+)
+def test_a_sample_has_the_step_that_its_line_names(line: str, step: int | None) -> None:
+    (sample,) = Sampler([LOSS]).read(line)
+    assert (sample.step, sample.value) == (step, 3)
+
+
+def test_a_sample_without_a_step_has_the_last_that_its_rank_named() -> None:
+    sampler = Sampler([LOSS])
+    for line, rank in (("step 7", 0), ("step 8", 1), ("nothing", 0)):
+        assert sampler.read(line, rank) == []
+    found = [sampler.read("loss 3", rank, seconds=1.5)[0] for rank in (0, 1, 2)]
+    assert [(sample.step, sample.seconds) for sample in found] == [(7, 1.5), (8, 1.5), (None, 1.5)]
+
+
+def test_nan_is_a_sample_with_a_note() -> None:
+    samples = [sample for line in ("loss nan", "loss -inf", "loss 3") for sample in Sampler([LOSS]).read(line)]
+    assert [(sample.value, sample.note) for sample in samples] == [(None, "nan"), (None, "-inf"), (3, "")]

@@ -8,19 +8,19 @@ import sys
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from support.builders import lab
+from support.builders import lab, printed, workload
 
 from labctl.cli.output import to_json
 from labctl.config import dotenv, settings
 from labctl.errors import ConfigError, HostError
 from labctl.lab import spec as labs
-from labctl.model import CriterionResult, File, Lab, Rank, Result, Secret
+from labctl.model import CriterionResult, File, Lab, Metric, Rank, Result, Secret
 from labctl.runs import store
 from labctl.runs.store import RunSummary
 from labctl.system import filelock
@@ -210,11 +210,26 @@ def test_a_line_that_is_only_like_deepspeeds_starts_no_rank(mapping: str) -> Non
 
 
 def test_a_pattern_with_flags_of_its_own_is_kept_apart(tmp_path: Path) -> None:
-    recorder = store.RunLog(tmp_path, lab(), ["(?i)loss: (\\S+)", "(a)\\1 (\\d)"])
-    for line in ("LOSS: 3", "aa 4", "ab 5"):
-        recorder.keep(line)
+    metrics = (Metric(name="loss", pattern="(?i)loss: (\\S+)"), Metric(name="a", pattern="(?:a)(?:a) (\\d)"))
+    recorder = store.RunLog(tmp_path, lab(), workload(metrics=metrics))
+    for line in ("LOSS: 3", "aa 4", "AA 5"):
+        recorder.keep(printed(line))
     recorder.close()
-    assert recorder.lines == ["LOSS: 3", "aa 4"]
+    assert {name: [*values] for name, values in recorder.values.items()} == {"loss": [3], "a": [4]}
+
+
+def test_of_many_lines_only_numbers_stay_in_memory(tmp_path: Path) -> None:
+    of = workload(metrics=(Metric(name="loss", pattern=r"loss (\S+)"),), notes=(("data", "data (.*)"),))
+    with closing(store.RunLog(tmp_path, lab(), of)) as recorder:
+        recorder.keep(printed("labctl: rank 0 of 1 on worker-0"))
+        recorder.keep(printed(f"step 0 loss 1.0 data {0:0100}"))
+        tracemalloc.start()
+        for step in range(1, 5000):
+            recorder.keep(printed(f"step {step} loss 1.0 data {step:0100}"))
+        held, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert (len(recorder.lines), len(recorder.values["loss"])) == (2, 5000)
+    assert held < 5000 * 40
 
 
 def test_whatever_lies_under_the_name_of_a_log_does_not_cost_the_verdict(tmp_path: Path) -> None:
@@ -228,10 +243,10 @@ def test_whatever_lies_under_the_name_of_a_log_does_not_cost_the_verdict(tmp_pat
 def test_secrets_are_taken_out_of_lines_and_of_what_ranks_wrote(tmp_path: Path) -> None:
     of = with_secrets(tmp_path, "CANARY-token", WANDB_API_KEY="CAN ARY's $key")
     path = started(of, "r1")
-    recorder = store.RunLog(path, of, ["speed (.*)"])
+    recorder = store.RunLog(path, of, workload(metrics=(Metric(name="speed", pattern="speed (.*)"),)))
     said = "got CANARY-token and CAN ARY's $key"
     log = said_by_a_rank(path, said.encode() + b" \xff\n")
-    assert recorder.keep(said) == "got [REDACTED] and [REDACTED]"
+    assert recorder.keep(printed(said)) == "got [REDACTED] and [REDACTED]"
     recorder.close()
     assert not recorder.lines
     assert (path / "output.log").read_text() == "got [REDACTED] and [REDACTED]\n"
@@ -248,23 +263,25 @@ def test_a_secret_of_several_lines_is_taken_out_line_by_line(tmp_path: Path, val
 
 def test_a_secret_that_begins_another_leaves_no_rest_of_it(tmp_path: Path) -> None:
     of = with_secrets(tmp_path, A_KEY="abcd", B_KEY="abcdEFGH")
-    recorder = store.RunLog(started(of, "r1"), of, [])
-    kept = recorder.keep("x abcdEFGH y")
+    recorder = store.RunLog(started(of, "r1"), of, workload())
+    kept = recorder.keep(printed("x abcdEFGH y"))
     recorder.close()
     assert "EFGH" not in kept
 
 
 def test_the_verdict_reads_what_was_said_though_the_record_hides_it(tmp_path: Path) -> None:
     of = with_secrets(tmp_path, PORT_PASSWORD="2048")  # noqa: S106
-    recorder = store.RunLog(started(of, "r1"), of, [r"Throughput: (\S+)"])
+    metric = Metric(name="speed", pattern=r"Throughput: (\S+)")
+    recorder = store.RunLog(started(of, "r1"), of, workload(metrics=(metric,)))
     for line in (
         "worker-0: labctl: rank 0 of 1 on worker-0",
         "nothing of note",
         "worker-0: Throughput: 2048.3 samples/sec",
     ):
-        recorder.keep(line)
+        recorder.keep(printed(line))
     recorder.close()
-    assert recorder.lines == ["worker-0: labctl: rank 0 of 1 on worker-0", "worker-0: Throughput: 2048.3 samples/sec"]
+    assert recorder.lines == ["worker-0: labctl: rank 0 of 1 on worker-0"]
+    assert [*recorder.values["speed"]] == [2048.3]
     assert "2048" not in (tmp_path / "runs/r1/output.log").read_text()
 
 
@@ -279,8 +296,8 @@ def test_an_abandoned_run_is_closed_without_its_secrets(tmp_path: Path) -> None:
 
 def test_lines_are_on_disk_as_they_come(tmp_path: Path) -> None:
     of = lab(directory=tmp_path)
-    recorder = store.RunLog(started(of, "r1"), of, [])
-    recorder.keep("ü first")
+    recorder = store.RunLog(started(of, "r1"), of, workload())
+    recorder.keep(printed("ü first"))
     assert (tmp_path / "runs/r1/output.log").read_text(encoding="utf-8") == "ü first\n"
     recorder.close()
 
@@ -391,9 +408,9 @@ def record(of: Lab, run_id: str) -> None:
     names = ("job.json", "rendered/nodes/worker-0/compose.yml")
     with ExitStack() as held:
         path = store.create(of, run_id, (), [File(path=name, content="{}") for name in names])
-        log = store.RunLog(path, of, [])
+        log = store.RunLog(path, of, workload())
         held.callback(log.close)
-        log.keep("ssh-ed25519 AAAA")
+        log.keep(printed("ssh-ed25519 AAAA"))
         store.finish(of, result(run_id))
 
 
@@ -437,7 +454,7 @@ def test_a_link_in_place_of_a_file_that_is_yet_to_be_made_is_refused(tmp_path: P
     path = store.create(of, "r1", ())
     (path / "output.log").symlink_to(tmp_path / "keys")
     with pytest.raises(HostError, match=r"cannot write .*/output.log: File exists"):
-        store.RunLog(path, of, [])
+        store.RunLog(path, of, workload())
     assert (tmp_path / "keys").read_text() == "mine"
 
 

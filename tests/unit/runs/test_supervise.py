@@ -15,6 +15,7 @@ from support.builders import devices, job, lab, node, observed, printed
 from support.fake_backend import Failed, FakeBackend, silent
 
 from labctl.engines import agent
+from labctl.engines.agent import Line
 from labctl.engines.state import ObservedState
 from labctl.errors import HostError
 from labctl.model import DeviceMapping, Secret
@@ -49,9 +50,9 @@ def printing(*lines: str, code: int = 0, until: threading.Event | None = None) -
 def run(engine: FakeBackend, timeout: float = 60.0) -> tuple[RunOutcome, list[str]]:
     lines: list[str] = []
 
-    def keep(line: str) -> str:
-        lines.append(line)
-        return line
+    def keep(line: Line) -> str:
+        lines.append(line.text)
+        return line.text
 
     task = replace(JOB, timeout=timeout)
     return supervise.supervise(LAB, task, engine, keep, supervise.launch_of(LAB, task)), lines
@@ -204,9 +205,9 @@ def test_a_signal_stops_the_run_and_the_handlers_come_back(number: signal.Signal
     before = signal.getsignal(number)
     engine = printing("started", code=1, until=threading.Event())
 
-    def keep(line: str) -> str:
+    def keep(line: Line) -> str:
         signal.raise_signal(number)
-        return line
+        return line.text
 
     ended = supervise.supervise(LAB, JOB, engine, keep, LAUNCH)
     assert (ended.cause, ended.message) == ("interrupted", f"stopped by {number.name}")
@@ -226,10 +227,10 @@ def fill_disk(path: Path) -> None:
 def test_a_record_that_cannot_be_written_leaves_no_process_behind(tmp_path: Path) -> None:
     of = lab(directory=tmp_path)
     path = store.create(of, "r1", ())
-    log = store.RunLog(path, of, [])
+    log = store.RunLog(path, of, JOB.workload)
 
-    def keep(line: str) -> str:
-        if line == "two":
+    def keep(line: Line) -> str:
+        if line.text == "two":
             fill_disk(path / "output.log")
         return log.keep(line)
 
@@ -250,10 +251,10 @@ HIDING = replace(LAB, hidden=(Secret(TOKEN),))
 
 def test_a_secret_among_a_crashed_ranks_last_words_is_not_in_the_verdict(tmp_path: Path) -> None:
     of = replace(HIDING, directory=tmp_path)
-    log = store.RunLog(store.create(of, "r1", ()), of, [])
+    log = store.RunLog(store.create(of, "r1", ()), of, JOB.workload)
     shown: list[str] = []
 
-    def keep(line: str) -> str:
+    def keep(line: Line) -> str:
         shown.append(log.keep(line))
         return shown[-1]
 
@@ -268,7 +269,7 @@ def test_a_secret_among_a_crashed_ranks_last_words_is_not_in_the_verdict(tmp_pat
 def test_a_secret_that_is_cut_in_a_ranks_last_words_is_not_in_the_verdict() -> None:
     words = f"ValueError: {'x' * 980} {TOKEN}"
     engine = printing(f"worker-1: \x011\x02{words}", CRASH, code=1)
-    ended = supervise.supervise(HIDING, JOB, engine, lambda line: store.redact(line, HIDING.hidden), LAUNCH)
+    ended = supervise.supervise(HIDING, JOB, engine, lambda line: store.redact(line.text, HIDING.hidden), LAUNCH)
     assert "ValueError: xxx" in ended.message
     assert TOKEN[:6] not in ended.message
 
@@ -558,8 +559,8 @@ def test_a_line_of_a_mebibyte_takes_no_time(stop: supervise.RunStopper, tmp_path
     line = start * ((1 << 20) // len(start))
     supervise.CrashWatch(stop, starts_itself=True).look_at(printed(line))
     (tmp_path / "runs").mkdir()
-    with contextlib.closing(store.RunLog(tmp_path, replace(LAB, directory=tmp_path), [])) as log:
-        log.keep(line)
+    with contextlib.closing(store.RunLog(tmp_path, replace(LAB, directory=tmp_path), JOB.workload)) as log:
+        log.keep(printed(line))
     assert time.process_time() - began < 1
 
 

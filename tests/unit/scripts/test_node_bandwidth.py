@@ -11,9 +11,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from support.builders import read_values
 
 from labctl.launchers import known
-from labctl.runs.metrics import read_values
 from labctl.workloads.loader import load
 from unit.scripts.conftest import WORKLOADS, ImportScripts
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import yaml
+from support.builders import read_values
 
-from labctl.runs.metrics import read_values
 from labctl.workloads import deepspeed_config
 from labctl.workloads.loader import load
 from unit.scripts.conftest import ImportScripts

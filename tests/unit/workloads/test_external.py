@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.builders import read_values
 
 from labctl import launchers
 from labctl.config import settings
@@ -140,9 +141,8 @@ def test_a_deepspeed_chat_script_is_judged_by_its_throughput() -> None:
 
 @pytest.mark.parametrize("line", ["Throughput: 290.3027 samples/sec", "ml-512-node-001: Throughput: 290 samples/sec"])
 def test_its_throughput_is_read_whole_or_not(line: str) -> None:
-    from labctl.runs import metrics
 
-    values = metrics.read_values(load("dschat/run_opt-13b").metrics, [line])
+    values = read_values(load("dschat/run_opt-13b").metrics, [line])
     assert [(name, int(value)) for name, found in values.items() for value in found] == [("throughput", 290)]
 
 
