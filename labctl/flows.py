@@ -47,8 +47,9 @@ if TYPE_CHECKING:
     from labctl.lab.devices import DeviceReport, EffectiveSettings
     from labctl.lab.status import LabStatus
     from labctl.model import Cache, Lab, Result, Workload
+    from labctl.runs.prune import PrunedRuns
     from labctl.runs.request import RunOptions
-    from labctl.runs.store import RunList, RunSummary
+    from labctl.runs.store import RunFilter, RunList, RunSummary
     from labctl.setup.install import SetupResult
     from labctl.workloads.external import WorkloadList
 
@@ -562,20 +563,38 @@ def running(context: Context, lab: Path, run_id: str) -> Iterator[None]:
         yield
 
 
-def runs(context: Context) -> RunList:
-    """The lab's runs, the latest first. A run that has ended meanwhile is judged."""
+def runs(context: Context, wanted: RunFilter | None = None) -> RunList:
+    """The lab's runs, or those that are wanted, the latest first. A run that has ended meanwhile is judged."""
+    from labctl.runs.store import RunList
+
+    return RunList(tuple(run for run in all_runs(context) if wanted is None or wanted.has(run)))
+
+
+def all_runs(context: Context) -> tuple[RunSummary, ...]:
     from labctl.lab.cluster import connect
     from labctl.runs import follow, store
 
     lab_name(context)
     if not store.unjudged(context.directory):
-        return store.RunList(store.listing(context.directory))
+        return store.listing(context.directory)
     if there := in_cluster(context):
         from labctl.k8s import lab
 
-        return store.RunList(lab.listing(there))
+        return lab.listing(there)
     with connect(context, context.settings(), demand=False) as cluster:
-        return store.RunList(follow.listing(context, cluster))
+        return follow.listing(context, cluster)
+
+
+def prune_runs(context: Context, keep: int, *, dry_run: bool = False) -> PrunedRuns:
+    """Remove the records of the oldest runs that have ended, all but so many."""
+    from labctl.runs import prune
+
+    lab_name(context)
+    chosen = prune.choose(context.directory, keep)
+    for run_id in () if dry_run else chosen.removed:
+        prune.remove(context.directory, run_id)
+        context.notice(f"removed run {run_id}")
+    return chosen
 
 
 def show(context: Context, run: str) -> Result | RunSummary:
@@ -622,18 +641,20 @@ def stop(context: Context, run: str, grace: float) -> Result:
         return follow.stop(context, cluster, lab, run_id, grace)
 
 
-def run_logs(context: Context, run: str, on_line: Callable[[str], None], *, follow: bool) -> None:
-    """Pass on what a run has printed, and with ``follow`` what it prints until it ends."""
+def run_logs(
+    context: Context, run: str, on_line: Callable[[str], None], *, follow: bool, rank: int | None = None
+) -> None:
+    """Pass on what a run, or one rank of it, has printed, and with ``follow`` what it prints until it ends."""
     from labctl.runs import store
     from labctl.runs.follow import logs
 
     if there := in_cluster(context):
         from labctl.k8s import lab as cluster_lab
 
-        cluster_lab.print_log(there, store.find(context.directory, run), on_line, follow=follow)
+        cluster_lab.print_log(there, store.find(context.directory, run), on_line, follow=follow, rank=rank)
         return
     with attached(context, run) as (cluster, lab, run_id):
-        logs(cluster, lab, run_id, on_line, follow=follow)
+        logs(cluster, lab, run_id, on_line, follow=follow, rank=rank)
 
 
 @contextmanager

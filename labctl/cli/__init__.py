@@ -43,7 +43,7 @@ COMMANDS = {
     "run": ("run", "run a workload and check its criteria"),
     "attach": ("run", "follow a run that was detached, or whose labctl is gone, to its end"),
     "stop": ("run", "end a run"),
-    "runs": ("run", "list runs"),
+    "runs": ("run", "list runs, or remove old ones"),
     "show": ("run", "show the result of a run"),
     "hostfiles": ("batch", "write a set of hostfiles, each for some machines of a list"),
     "batch": ("batch", "run a workload on each hostfile of a set, those on disjoint nodes at once"),

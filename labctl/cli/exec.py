@@ -10,7 +10,7 @@ import typer
 from labctl import flows
 from labctl.cli.common import HERE, Directory, Setting, answering, context
 from labctl.cli.output import say
-from labctl.errors import Interrupted
+from labctl.errors import ConfigError, Interrupted
 from labctl.model import LAUNCHER
 
 NODE = "launcher or a worker."
@@ -60,6 +60,7 @@ def jupyter_command(
 def logs_command(
     node: Annotated[str | None, typer.Argument(help="launcher or a worker (default: all).")] = None,
     run: Annotated[str, typer.Option(metavar="RUN", help="What this run has printed instead (id, or `latest`).")] = "",
+    rank: Annotated[int | None, typer.Option(min=0, metavar="N", help="Only what this rank of the run has.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the output.")] = False,
     directory: Directory = HERE,
     setting: Setting = None,
@@ -67,8 +68,10 @@ def logs_command(
     with answering() as output:
         try:
             lab = context(directory, output, setting)
+            if rank is not None and not run:
+                raise ConfigError("--rank is one of a run", hint=f"labctl logs --run latest --rank {rank}")
             if run:
-                flows.run_logs(lab, run, say, follow=follow)
+                flows.run_logs(lab, run, say, follow=follow, rank=rank)
             else:
                 flows.logs(lab, node, say, follow=follow, colors=sys.stdout.isatty())
         except KeyboardInterrupt:

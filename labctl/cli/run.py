@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import sys
+from datetime import datetime, timedelta
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -216,9 +218,43 @@ def stop_command(
         output.answer(answer, run_text(answer, lab.directory))
 
 
-def runs_command(directory: Directory = HERE, json: Json = False) -> None:
+runs_command = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
+
+
+class RunVerdict(str, Enum):
+    """What `runs --verdict` takes."""
+
+    PASS = "PASS"  # noqa: S105
+    FAIL = "FAIL"
+    ERROR = "ERROR"
+
+
+@runs_command.callback()
+@runs_command.command("ls", help="List runs, as `labctl runs` alone does.")
+def list_runs(
+    ctx: typer.Context,
+    workload: Annotated[
+        str, typer.Option(metavar="NAME", autocompletion=complete_workload, help="Only runs of this workload.")
+    ] = "",
+    verdict: Annotated[
+        RunVerdict | None,
+        typer.Option(metavar="PASS|FAIL|ERROR", case_sensitive=False, help="Only runs that ended with this verdict."),
+    ] = None,
+    since: Annotated[str, typer.Option(metavar="TIME", help="Only runs since 2d, 3h or 2026-11-25.")] = "",
+    directory: Directory = HERE,
+    json: Json = False,
+) -> None:
+    if name := ctx.invoked_subcommand:
+        if any(getattr(ctx.get_parameter_source(option), "name", "") == "COMMANDLINE" for option in ctx.params):
+            ctx.fail(f"options follow the subcommand: labctl runs {name} [OPTIONS]")
+        return
+    from labctl.runs.store import RunFilter
+
     with answering(as_json=json) as output:
-        listed = flows.runs(context(directory, output))
+        wanted = RunFilter(
+            workload=workload, verdict=verdict.value if verdict else "", since=parse_since(since) if since else None
+        )
+        listed = flows.runs(context(directory, output), wanted)
         rows = [
             (
                 run.run_id,
@@ -233,6 +269,30 @@ def runs_command(directory: Directory = HERE, json: Json = False) -> None:
             for run in listed.runs
         ]
         output.answer(listed, table(("RUN", "STATE", "AGE", "NODES", "STEP", "VERDICT", "CAUSE", "SECONDS"), rows))
+
+
+@runs_command.command("prune", help="Remove the oldest runs that have ended.")
+def prune_command(
+    keep: Annotated[int, typer.Option(min=1, metavar="N", help="How many of those that have ended to keep.")],
+    directory: Directory = HERE,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    with answering(as_json=json, stopped="re-run to finish") as output:
+        pruned = flows.prune_runs(context(directory, output), keep, dry_run=dry_run)
+        count = f"{len(pruned.removed)} removed, {pruned.kept} kept"
+        output.answer(pruned, "\n".join(f"remove runs/{run_id}" for run_id in pruned.removed) if dry_run else count)
+
+
+def parse_since(text: str) -> datetime:
+    """The local time that is so long ago, as ``2d``, ``3h`` or ``30m``, or a date or time itself. ConfigError."""
+    if ago := re.fullmatch(r"(\d{1,5})([dhm])", text):
+        unit = {"d": "days", "h": "hours", "m": "minutes"}[ago[2]]
+        return datetime.now() - timedelta(**{unit: int(ago[1])})
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except ValueError:
+        raise ConfigError(f"--since {text}: no time", hint="--since 2d, 3h, 30m or 2026-11-25") from None
 
 
 def age(seconds: float | None) -> str:

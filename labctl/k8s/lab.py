@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from labctl.config.context import Context
 from labctl.config.settings import Settings
-from labctl.engines import pods, terminal
+from labctl.engines import agent, pods, terminal
 from labctl.engines.agent import ActiveRun
 from labctl.engines.kubernetes import Api, KubernetesEngine, Manifest, Refused, node_of
 from labctl.errors import ConfigError, HostError
@@ -235,7 +235,8 @@ def follow(lab: ClusterLab, run: ClusterRun, on_line: Callable[[str], None], *, 
 def attach(lab: ClusterLab, run_id: str, on_line: Callable[[str], None]) -> Result:
     """Follow a run from its beginning to its end; judge it, unless another labctl does."""
     if found := store.read_result(lab.directory, run_id):
-        _print_record(lab, run_id, on_line)
+        for line in store.output(lab.directory, run_id):
+            on_line(line)
         return found
     try:
         with store.recording(lab.directory, run_id):
@@ -254,10 +255,13 @@ def judged(lab: ClusterLab, run_id: str) -> Result:
     raise HostError(f"run {run_id} has no result yet", hint=f"labctl attach {run_id}")
 
 
-def print_log(lab: ClusterLab, run_id: str, on_line: Callable[[str], None], *, follow: bool) -> None:
-    """What a run has printed, and with ``follow`` what it prints until it ends."""
+def print_log(
+    lab: ClusterLab, run_id: str, on_line: Callable[[str], None], *, follow: bool, rank: int | None = None
+) -> None:
+    """What a run, or one rank of it, has printed, and with ``follow`` what it prints until it ends."""
     if store.read_result(lab.directory, run_id):
-        _print_record(lab, run_id, on_line)
+        for text in store.output(lab.directory, run_id, rank):
+            on_line(text)
         return
     run = lab.run(run_id)
     launcher = _launcher(lab.api, run)
@@ -266,16 +270,11 @@ def print_log(lab: ClusterLab, run_id: str, on_line: Callable[[str], None], *, f
     for _, text in lab.api.lines(launcher, follow=follow):
         ended = ENDED.fullmatch(text)
         if not ended or ended[1]:
-            said = ended[1] if ended else text
-            on_line(store.redact(re.sub("\x01[0-9]+\x02", "", said), run.lab.hidden))
+            line = agent.line_of(ended[1] if ended else text, 0)
+            if rank in (None, line.rank):
+                on_line(store.redact(line.text if rank is None else line.said, run.lab.hidden))
         if ended:
             return
-
-
-def _print_record(lab: ClusterLab, run_id: str, on_line: Callable[[str], None]) -> None:
-    path = store.directory(lab.directory, run_id) / store.OUTPUT
-    for line in (store.read_record(path) or b"").decode("utf-8", "replace").splitlines():
-        on_line(line)
 
 
 def _launcher(api: Api, run: ClusterRun) -> Manifest | None:

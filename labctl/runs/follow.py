@@ -154,12 +154,24 @@ def end_all(context: Context, cluster: Cluster) -> None:
                     judged(lab, run_id)
 
 
-def logs(cluster: Cluster, lab: Lab, run_id: str, on_line: Callable[[str], None], *, follow: bool) -> None:
-    """Pass on what a run has printed; with ``follow`` also what it prints until it ends."""
-    if store.read_result(lab.directory, run_id) or not follow:
-        path = store.directory(lab.directory, run_id) / store.OUTPUT
-        for line in (store.read_record(path) or b"").decode("utf-8", "replace").splitlines():
-            on_line(line)
-        return
+def logs(
+    cluster: Cluster,
+    lab: Lab,
+    run_id: str,
+    on_line: Callable[[str], None],
+    *,
+    follow: bool,
+    rank: int | None = None,
+) -> None:
+    """Pass on what a run, or one rank of it, has printed; with ``follow`` also what it prints until it ends."""
     hides = hidden(cluster.settings)
-    agent.follow(lab, cluster.engine, run_id, agent.Follower(lambda line: on_line(store.redact(line.text, hides))))
+    if store.read_result(lab.directory, run_id) or not follow:
+        for text in store.output(lab.directory, run_id, rank):
+            on_line(store.redact(text, hides))
+        return
+
+    def show(line: agent.Line) -> None:
+        if rank in (None, line.rank):
+            on_line(store.redact(line.text if rank is None else line.said, hides))
+
+    agent.follow(lab, cluster.engine, run_id, agent.Follower(show))

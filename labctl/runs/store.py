@@ -297,6 +297,27 @@ def finish(lab: Lab, result: Result) -> Result:
     return msgspec.convert(content, Result)
 
 
+def output(lab: Path, run_id: str, rank: int | None = None) -> Iterator[str]:
+    """The lines that a run, or one rank of it, has printed as far as its record has them.
+
+    ConfigError for a rank without a log.
+    """
+    path = directory(lab, run_id)
+    logs = [path / OUTPUT]
+    if rank is not None:
+        # That of an elastic launcher's rank names its node, too; those of the same name on several hosts are apart.
+        name, places = f"rank-{rank}[.@]*log", (path, outputs(lab, run_id))
+        patterns = (f"ranks/{name}", f"hosts/*/ranks/{name}")
+        logs = [log for place in places for pattern in patterns for log in sorted(place.glob(pattern))]
+        if not logs:
+            hint = f"`labctl show {run_id}` lists its ranks; -f follows a run that is under way"
+            raise ConfigError(f"run {run_id} has no log of rank {rank} here", hint=hint)
+    for log in logs:
+        with suppress(OSError), files.open_regular(log) as stream:
+            for line in stream:
+                yield from line.decode("utf-8", "replace").splitlines()
+
+
 def load_job(lab: Path, run_id: str) -> Job:
     """The job of a run, less its files. HostError where its record does not hold it."""
     content = read_record(directory(lab, run_id) / "job.json")
@@ -375,6 +396,20 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     """Those of a run that is under way."""
     step: str = ""
     """The last that it has printed of where it is, such as ``step 12/100``."""
+
+
+class RunFilter(Struct, frozen=True, kw_only=True):
+    """Which runs of a list are asked for; an empty field asks for all."""
+
+    workload: str = ""
+    verdict: str = ""
+    since: datetime | None = None
+    """Local time."""
+
+    def has(self, run: RunSummary) -> bool:
+        # An id begins with the local time of its run.
+        first = f"{self.since:%Y%m%d-%H%M%S}" if self.since else ""
+        return run.run_id >= first and self.workload in ("", run.workload) and self.verdict in ("", run.verdict)
 
 
 class RunList(Struct, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import subprocess
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +28,7 @@ from labctl.engines.docker import DockerEngine
 from labctl.engines.multi import MultiHostEngine
 from labctl.engines.state import ObservedState
 from labctl.errors import HostError
+from labctl.runs import store
 from labctl.system import process
 from labctl.system.parallel import WIDTH
 
@@ -410,6 +413,61 @@ def test_workloads_lists_what_can_be_run_and_what_is_broken(labctl: Labctl) -> N
 def test_runs_of_a_new_lab_are_none(labctl: Labctl) -> None:
     assert labctl("runs", "--json").document["runs"] == []
     assert labctl("runs").out.split() == ["RUN", "STATE", "AGE", "NODES", "STEP", "VERDICT", "CAUSE", "SECONDS"]
+
+
+def recorded(labctl: Labctl, ago: timedelta, workload: str = "hello", verdict: str = "PASS") -> str:
+    """The id of a run that has ended."""
+    run_id = store.new_id(workload, datetime.now() - ago)
+    path = labctl.directory / "runs" / run_id
+    path.mkdir(parents=True)
+    known = {"run_id": run_id, "workload": workload, "launcher": "mpirun", "lab": "demo", "cause": None, "message": "."}
+    (path / "result.json").write_text(json.dumps({**known, "verdict": verdict, "exit_code": 0}))
+    return run_id
+
+
+def test_runs_are_chosen_by_workload_verdict_and_time(labctl: Labctl) -> None:
+    old = recorded(labctl, timedelta(days=3))
+    failed = recorded(labctl, timedelta(hours=5), verdict="FAIL")
+    other = recorded(labctl, timedelta(hours=1), "opt-tiny")
+
+    def listed(*options: str) -> list[str]:
+        return [run["run_id"] for run in labctl("runs", *options, "--json").document["runs"]]
+
+    assert listed() == listed("ls") == [other, failed, old]
+    assert listed("--workload", "hello") == [failed, old]
+    assert listed("--verdict", "fail") == listed("ls", "--verdict", "FAIL") == [failed]
+    assert listed("--since", "2d") == [other, failed]
+    assert listed("--since", "90m") == [other]
+    assert listed("--since", f"{datetime.now() - timedelta(days=2):%Y-%m-%d}") == [other, failed]
+    assert listed("--workload", "hello", "--verdict", "PASS", "--since", "7d") == [old]
+
+
+@pytest.mark.parametrize("text", ["yesterday", "2w", "-2d", "2026-13-01", "d"])
+def test_what_is_no_time_is_refused(labctl: Labctl, text: str) -> None:
+    said = labctl("runs", f"--since={text}")
+    assert (said.code, f"--since {text}: no time" in said.err) == (2, True)
+
+
+def test_prune_removes_the_oldest_runs_and_names_them(labctl: Labctl) -> None:
+    ids = [recorded(labctl, timedelta(days=days)) for days in (3, 2, 1)]
+    foreseen = labctl("runs", "prune", "--keep", "1", "--dry-run")
+    assert foreseen.out.splitlines() == [f"remove runs/{run_id}" for run_id in ids[:2]]
+    assert len(labctl("runs", "--json").document["runs"]) == 3
+    said = labctl("runs", "prune", "--keep", "1")
+    assert (said.out, said.err) == ("2 removed, 1 kept\n", "".join(f"removed run {run_id}\n" for run_id in ids[:2]))
+    assert [run["run_id"] for run in labctl("runs", "--json").document["runs"]] == ids[2:]
+    assert labctl("runs", "prune", "--keep", "0").code == 2
+
+
+def test_options_before_the_subcommand_are_not_passed_over(labctl: Labctl, tmp_path: Path) -> None:
+    recorded(labctl, timedelta(days=1))
+    said = labctl("runs", "-C", str(tmp_path), "prune", "--keep", "1")
+    assert (said.code, "options follow the subcommand: labctl runs prune" in said.err) == (2, True)
+
+
+def test_a_rank_is_one_of_a_run(labctl: Labctl) -> None:
+    said = labctl("logs", "--rank", "1")
+    assert (said.code, "labctl logs --run latest --rank 1" in said.err) == (2, True)
 
 
 def test_init_writes_a_lab_that_renders(labctl: Labctl) -> None:

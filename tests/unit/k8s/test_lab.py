@@ -227,6 +227,9 @@ def test_what_a_run_has_printed_is_shown_without_marks_tokens_and_the_launchers_
     lines: list[str] = []
     labs.print_log(there, run.run_id, lines.append, follow=False)
     assert lines == ["with [REDACTED]", "no end"]
+    prints(there, run, "\x010\x02of the other")
+    labs.print_log(there, run.run_id, lines.append, follow=False, rank=1)
+    assert lines[2:] == ["with [REDACTED]"]
 
 
 def test_a_run_that_has_not_begun_has_no_log_yet(there: ClusterLab) -> None:
