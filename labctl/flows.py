@@ -642,7 +642,13 @@ def stop(context: Context, run: str, grace: float) -> Result:
 
 
 def run_logs(
-    context: Context, run: str, on_line: Callable[[str], None], *, follow: bool, rank: int | None = None
+    context: Context,
+    run: str,
+    on_line: Callable[[str], None],
+    *,
+    follow: bool,
+    rank: int | None = None,
+    timestamps: bool = False,
 ) -> None:
     """Pass on what a run, or one rank of it, has printed, and with ``follow`` what it prints until it ends."""
     from labctl.runs import store
@@ -651,10 +657,11 @@ def run_logs(
     if there := in_cluster(context):
         from labctl.k8s import lab as cluster_lab
 
-        cluster_lab.print_log(there, store.find(context.directory, run), on_line, follow=follow, rank=rank)
+        run_id = store.find(context.directory, run)
+        cluster_lab.print_log(there, run_id, on_line, follow=follow, rank=rank, timestamps=timestamps)
         return
     with attached(context, run) as (cluster, lab, run_id):
-        logs(cluster, lab, run_id, on_line, follow=follow, rank=rank)
+        logs(cluster, lab, run_id, on_line, follow=follow, rank=rank, timestamps=timestamps)
 
 
 @contextmanager

@@ -61,6 +61,9 @@ def logs_command(
     node: Annotated[str | None, typer.Argument(help="launcher or a worker (default: all).")] = None,
     run: Annotated[str, typer.Option(metavar="RUN", help="What this run has printed instead (id, or `latest`).")] = "",
     rank: Annotated[int | None, typer.Option(min=0, metavar="N", help="Only what this rank of the run has.")] = None,
+    timestamps: Annotated[
+        bool, typer.Option("--timestamps", "-t", help="Show when the run printed each line.")
+    ] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the output.")] = False,
     directory: Directory = HERE,
     setting: Setting = None,
@@ -68,10 +71,11 @@ def logs_command(
     with answering() as output:
         try:
             lab = context(directory, output, setting)
-            if rank is not None and not run:
-                raise ConfigError("--rank is one of a run", hint=f"labctl logs --run latest --rank {rank}")
+            if not run and (timestamps or rank is not None):
+                asked = f"--rank {rank}" if rank is not None else "--timestamps"
+                raise ConfigError(f"{asked} is of a run", hint=f"labctl logs --run latest {asked}")
             if run:
-                flows.run_logs(lab, run, say, follow=follow, rank=rank)
+                flows.run_logs(lab, run, say, follow=follow, rank=rank, timestamps=timestamps)
             else:
                 flows.logs(lab, node, say, follow=follow, colors=sys.stdout.isatty())
         except KeyboardInterrupt:

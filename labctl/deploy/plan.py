@@ -191,9 +191,8 @@ class StageRun(Step, frozen=True, kw_only=True):
     code: tuple[Copy, ...]
 
     def __str__(self) -> str:
-        record = ", ".join(
-            (*(file.path for file in (*self.job, *self.record)), "started", "output.log", "metrics.jsonl")
-        )
+        printed = ("output.log", "output.times", "metrics.jsonl")
+        record = ", ".join((*(file.path for file in (*self.job, *self.record)), "started", *printed))
         copied = f"work/ (files of {self.code[0].root.name}: {len(self.code)})" if self.code else "work/"
         needed = ", ".join(("ranks/", copied, *(file.path for file in self.job)))
         return f"write {record} to runs/{self.run_id}, and {needed} to {naming.OUTPUTS}/{self.run_id}"

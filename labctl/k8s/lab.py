@@ -34,6 +34,7 @@ from labctl.k8s.run import (
     kind_of,
     remove,
     run_pods,
+    seconds_of,
     submit,
 )
 from labctl.k8s.target import USUAL_KIND, Target, read
@@ -41,6 +42,7 @@ from labctl.lab.cluster import owner
 from labctl.lab.status import LabStatus, NodeStatus, RunState
 from labctl.model import LAUNCHER, File, Result, Workload
 from labctl.runs import store
+from labctl.runs.follow import timed
 from labctl.runs.request import RunOptions, bounded
 from labctl.system import filelock
 from labctl.system.parallel import pool
@@ -235,8 +237,8 @@ def follow(lab: ClusterLab, run: ClusterRun, on_line: Callable[[str], None], *, 
 def attach(lab: ClusterLab, run_id: str, on_line: Callable[[str], None]) -> Result:
     """Follow a run from its beginning to its end; judge it, unless another labctl does."""
     if found := store.read_result(lab.directory, run_id):
-        for line in store.output(lab.directory, run_id):
-            on_line(line)
+        for _, text in store.output(lab.directory, run_id):
+            on_line(text)
         return found
     try:
         with store.recording(lab.directory, run_id):
@@ -256,23 +258,33 @@ def judged(lab: ClusterLab, run_id: str) -> Result:
 
 
 def print_log(
-    lab: ClusterLab, run_id: str, on_line: Callable[[str], None], *, follow: bool, rank: int | None = None
+    lab: ClusterLab,
+    run_id: str,
+    on_line: Callable[[str], None],
+    *,
+    follow: bool,
+    rank: int | None = None,
+    timestamps: bool = False,
 ) -> None:
     """What a run, or one rank of it, has printed, and with ``follow`` what it prints until it ends."""
+
+    def show(when: float | None, text: str) -> None:
+        on_line(timed(when, text) if timestamps else text)
+
     if store.read_result(lab.directory, run_id):
-        for text in store.output(lab.directory, run_id, rank):
-            on_line(text)
+        for at, text in store.output(lab.directory, run_id, rank):
+            show(at, text)
         return
     run = lab.run(run_id)
     launcher = _launcher(lab.api, run)
     if not launcher:
         raise HostError(f"run {run_id} has not begun", hint="labctl status says what its pods wait for")
-    for _, text in lab.api.lines(launcher, follow=follow):
+    for when, text in lab.api.lines(launcher, follow=follow):
         ended = ENDED.fullmatch(text)
         if not ended or ended[1]:
-            line = agent.line_of(ended[1] if ended else text, 0)
+            line = agent.line_of(ended[1] if ended else text, seconds_of(when))
             if rank in (None, line.rank):
-                on_line(store.redact(line.text if rank is None else line.said, run.lab.hidden))
+                show(line.when, store.redact(line.text if rank is None else line.said, run.lab.hidden))
         if ended:
             return
 

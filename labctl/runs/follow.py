@@ -162,16 +162,26 @@ def logs(
     *,
     follow: bool,
     rank: int | None = None,
+    timestamps: bool = False,
 ) -> None:
     """Pass on what a run, or one rank of it, has printed; with ``follow`` also what it prints until it ends."""
     hides = hidden(cluster.settings)
-    if store.read_result(lab.directory, run_id) or not follow:
-        for text in store.output(lab.directory, run_id, rank):
-            on_line(store.redact(text, hides))
-        return
 
-    def show(line: agent.Line) -> None:
+    def show(when: float | None, text: str) -> None:
+        on_line(store.redact(timed(when, text) if timestamps else text, hides))
+
+    def show_live(line: agent.Line) -> None:
         if rank in (None, line.rank):
-            on_line(store.redact(line.text if rank is None else line.said, hides))
+            show(line.when, line.text if rank is None else line.said)
 
-    agent.follow(lab, cluster.engine, run_id, agent.Follower(show))
+    if follow and not store.read_result(lab.directory, run_id):
+        agent.follow(lab, cluster.engine, run_id, agent.Follower(show_live))
+        return
+    for when, text in store.output(lab.directory, run_id, rank):
+        show(when, text)
+
+
+def timed(when: float | None, text: str) -> str:
+    """A line behind its time, or ``-`` where that is not known."""
+    shown = datetime.fromtimestamp(when).astimezone().isoformat(timespec="milliseconds") if when else "-"
+    return f"{shown} {text}"

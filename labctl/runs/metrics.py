@@ -55,9 +55,8 @@ class Sampler:
                     number = float(match[1] or "")
                     self.values[name].append(number)
                     value, note = finite(number)
-                    found.append(
-                        Sample(metric=name, step=self._steps.get(rank), seconds=seconds, value=value, note=note)
-                    )
+                    at = None if seconds is None else round(seconds, 3)
+                    found.append(Sample(metric=name, step=self._steps.get(rank), seconds=at, value=value, note=note))
         return found
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from itertools import chain, repeat
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO, TypeVar
@@ -87,9 +88,11 @@ SCHEMA = 1
 RESULT = "result.json"
 OUTPUT = "output.log"
 METRICS = "metrics.jsonl"
+TIMES = "output.times"
+"""Of each line of the output the seconds since 1970, and its rank or ``-``."""
 MARK, FORMER_MARK = "started", "run.lock"
 """What the record of a run has from its beginning; and what earlier records have."""
-KEPT = (RESULT, OUTPUT, METRICS, MARK, FORMER_MARK)
+KEPT = (RESULT, OUTPUT, TIMES, METRICS, MARK, FORMER_MARK)
 """What labctl alone writes into a record: nothing of these names comes from a run or a host."""
 # Logs that ranks and scripts write themselves; below hosts/, where several hosts wrote the same name.
 LOGS = ("*.log", "ranks/*.log", "hosts/*/*.log", "hosts/*/ranks/*.log")
@@ -138,17 +141,20 @@ def create(
 
 
 class RunLog:
-    """Keeps a run's output, with the lab's secrets redacted, and its metrics' samples. It holds no more in memory than
-    the verdict needs: numbers, and the lines that name ranks or are first to match a note."""
+    """Keeps a run's output, with the lab's secrets redacted, its times, and the samples of its metrics.
+
+    It holds no more in memory than the verdict needs: numbers, and ``lines`` that name ranks or have a note first.
+    """
 
     def __init__(self, path: Path, lab: Lab, workload: Workload, *, over: bool = False) -> None:
         """``over``: replace what another has recorded, as who follows the run from its beginning does."""
         with files.writing(path / OUTPUT), files.opened(path) as folder:
             if over:
-                for name in (OUTPUT, METRICS):
+                for name in (OUTPUT, TIMES, METRICS):
                     with suppress(FileNotFoundError):
                         os.unlink(name, dir_fd=folder)
             self._stream = files.create(OUTPUT, folder, 0o644)
+            self._times = files.create(TIMES, folder, 0o644)
             self._series = files.create(METRICS, folder, 0o644)
         self._hidden = lab.hidden
         self._path = path
@@ -168,6 +174,7 @@ class RunLog:
         try:
             if len(line.text) <= LONGEST_LINE:
                 self._read(line)
+            self._times.write(f"{line.when:.3f} {'-' if line.rank is None else line.rank}\n".encode())
             self._stream.write(f"{text}\n".encode())
             self._stream.flush()
         except OSError as error:
@@ -178,7 +185,7 @@ class RunLog:
     def _read(self, line: Line) -> None:
         if self._began is None:
             self._began = line.when
-        for sample in self._sampler.read(line.text, line.rank, round(line.when - self._began, 3)):
+        for sample in self._sampler.read(line.text, line.rank, line.when - self._began):
             self._series.write(msgspec.json.encode(sample) + b"\n")
         found = [note for note in self._notes if note.search(line.text)]
         if found or RANK_REPORTED.search(line.text) or RANKS_STARTED.search(line.text):
@@ -189,7 +196,7 @@ class RunLog:
         """Close the log and redact what ranks wrote themselves; once is enough. HostError for what is not written."""
         if not self._stream.closed:
             try:
-                with files.writing(self._path / OUTPUT), self._series, self._stream:
+                with files.writing(self._path / OUTPUT), self._series, self._times, self._stream:
                     pass
             finally:
                 redact_ranks(self._path, self._hidden)
@@ -297,10 +304,10 @@ def finish(lab: Lab, result: Result) -> Result:
     return msgspec.convert(content, Result)
 
 
-def output(lab: Path, run_id: str, rank: int | None = None) -> Iterator[str]:
-    """The lines that a run, or one rank of it, has printed as far as its record has them.
+def output(lab: Path, run_id: str, rank: int | None = None) -> Iterator[tuple[float | None, str]]:
+    """The lines that a run, or one rank of it, has printed as far as its record has them, each with its time.
 
-    ConfigError for a rank without a log.
+    That is in seconds since 1970, and None where the record does not say. ConfigError for a rank without a log.
     """
     path = directory(lab, run_id)
     logs = [path / OUTPUT]
@@ -312,10 +319,21 @@ def output(lab: Path, run_id: str, rank: int | None = None) -> Iterator[str]:
         if not logs:
             hint = f"`labctl show {run_id}` lists its ranks; -f follows a run that is under way"
             raise ConfigError(f"run {run_id} has no log of rank {rank} here", hint=hint)
+    # Which lines are in which of several logs is not known.
+    times = chain(_times(path / TIMES, rank) if len(logs) == 1 else (), repeat(None))
     for log in logs:
         with suppress(OSError), files.open_regular(log) as stream:
             for line in stream:
-                yield from line.decode("utf-8", "replace").splitlines()
+                when = next(times)
+                yield from ((when, part) for part in line.decode("utf-8", "replace").splitlines())
+
+
+def _times(path: Path, rank: int | None) -> Iterator[float | None]:
+    with suppress(OSError), files.open_regular(path) as stream:
+        for line in stream:
+            when, _, whose = line.decode("ascii").strip().partition(" ")
+            if rank is None or whose == str(rank):
+                yield float(when)
 
 
 def load_job(lab: Path, run_id: str) -> Job:

@@ -465,9 +465,10 @@ def test_options_before_the_subcommand_are_not_passed_over(labctl: Labctl, tmp_p
     assert (said.code, "options follow the subcommand: labctl runs prune" in said.err) == (2, True)
 
 
-def test_a_rank_is_one_of_a_run(labctl: Labctl) -> None:
-    said = labctl("logs", "--rank", "1")
-    assert (said.code, "labctl logs --run latest --rank 1" in said.err) == (2, True)
+@pytest.mark.parametrize("option", ["--rank 1", "--timestamps"])
+def test_ranks_and_times_are_of_a_run(labctl: Labctl, option: str) -> None:
+    said = labctl("logs", *option.split())
+    assert (said.code, f"labctl logs --run latest {option}" in said.err) == (2, True)
 
 
 def test_init_writes_a_lab_that_renders(labctl: Labctl) -> None:

@@ -188,7 +188,7 @@ def test_run_reaches_writes_launches() -> None:
     directory = "/workspace/outputs/20260102-150405-hello-3fa2"
     assert str(plan.run(job(entries=(("worker-1", 1),)))) == (
         "#1 reach worker-1 over ssh within 15 s  [a run needs every node]\n"
-        "#2 write hostfile, .deepspeed_env, rank.sh, plan.txt, started, output.log, metrics.jsonl "
+        "#2 write hostfile, .deepspeed_env, rank.sh, plan.txt, started, output.log, output.times, metrics.jsonl "
         "to runs/20260102-150405-hello-3fa2, and ranks/, work/, hostfile, .deepspeed_env, rank.sh "
         "to runs/.outputs/20260102-150405-hello-3fa2  [run 20260102-150405-hello-3fa2]\n"
         f"#3 in launcher, at most 60 s: deepspeed --hostfile {directory}/hostfile --master_addr worker-1 "

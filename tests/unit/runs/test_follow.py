@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from contextlib import closing
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.builders import lab
+from support.builders import lab, workload
 
 from labctl.config import settings
 from labctl.engines import agent
@@ -20,10 +22,10 @@ def of(tmp_path: Path) -> Lab:
     return lab(directory=tmp_path)
 
 
-def logs(of: Lab, rank: int | None, *, live: bool = False) -> list[str]:
+def logs(of: Lab, rank: int | None, *, live: bool = False, timestamps: bool = False) -> list[str]:
     cluster: Any = SimpleNamespace(settings=settings.load(of.directory, {}, {}), engine=None)
     lines: list[str] = []
-    follow.logs(cluster, of, "r1", lines.append, follow=live, rank=rank)
+    follow.logs(cluster, of, "r1", lines.append, follow=live, rank=rank, timestamps=timestamps)
     return lines
 
 
@@ -67,6 +69,22 @@ def test_a_rank_without_a_log_is_an_error_that_says_where_its_lines_are(of: Lab)
     assert "-f follows" in caught.value.hint
 
 
+def test_each_line_of_a_run_and_of_a_rank_has_its_time(of: Lab) -> None:
+    path = store.create(of, "r1", ())
+    said = ((1000.0, None, "launcher"), (1000.25, 1, "one\rtwo"), (1000.5, 0, "zero"), (1001.0, 1, "three"))
+    with closing(store.RunLog(path, of, workload())) as log:
+        for when, rank, text in said:
+            log.keep(agent.Line(text, when, rank))
+    wrote(of, "r1/ranks/rank-1.log", "one\rtwo\nthree\nnever arrived\n")
+    at = [datetime.fromtimestamp(when).astimezone().isoformat(timespec="milliseconds") for when, *_ in said]
+    assert logs(of, None, timestamps=True) == [
+        f"{at[0]} launcher", f"{at[1]} one", f"{at[1]} two", f"{at[2]} zero", f"{at[3]} three",
+    ]  # fmt: skip
+    assert logs(of, 1, timestamps=True) == [f"{at[1]} one", f"{at[1]} two", f"{at[3]} three", "- never arrived"]
+    (path / store.TIMES).unlink()
+    assert logs(of, None, timestamps=True)[0] == "- launcher"
+
+
 def test_of_one_rank_only_what_it_says_is_followed(of: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     def follow_all(*arguments: Any) -> None:
         for place, text in enumerate(("launcher", "worker-0: \x010\x02zero", "worker-1: \x011\x02one hf_canary")):
@@ -74,4 +92,5 @@ def test_of_one_rank_only_what_it_says_is_followed(of: Lab, monkeypatch: pytest.
 
     monkeypatch.setattr(agent, "follow", follow_all)
     assert logs(of, 1, live=True) == ["one [REDACTED]"]
+    assert [line.partition(" ")[2] for line in logs(of, 1, live=True, timestamps=True)] == ["one [REDACTED]"]
     assert logs(of, None, live=True) == ["launcher", "worker-0: zero", "worker-1: one [REDACTED]"]
