@@ -60,7 +60,9 @@ def jupyter_command(
 def logs_command(
     node: Annotated[str | None, typer.Argument(help="launcher or a worker (default: all).")] = None,
     run: Annotated[str, typer.Option(metavar="RUN", help="What this run has printed instead (id, or `latest`).")] = "",
-    rank: Annotated[int | None, typer.Option(min=0, metavar="N", help="Only what this rank of the run has.")] = None,
+    rank: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Only what this rank of the run has printed.")
+    ] = None,
     timestamps: Annotated[
         bool, typer.Option("--timestamps", "-t", help="Show when the run printed each line.")
     ] = False,

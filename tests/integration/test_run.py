@@ -45,7 +45,8 @@ def test_there_is_one_rank_on_each_node(hello: Answer) -> None:
 
 def test_a_run_leaves_its_whole_record(hello: Answer, record: Path) -> None:
     expected = {
-        "plan.txt", "job.json", "settings.json", "versions.json", "output.log", "hostfile", "rank.sh", "result.json",
+        "plan.txt", "job.json", "settings.json", "versions.json", "hostfile", "rank.sh", "result.json",
+        "output.log", "output.times", "metrics.jsonl",
         "rendered/nodes/worker-0/compose.yml", "rendered/nodes/worker-1/compose.yml",
         "ranks/rank-0.log", "ranks/rank-1.log",
     }  # fmt: skip

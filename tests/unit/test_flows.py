@@ -29,9 +29,11 @@ from labctl.engines.state import ObservedState
 from labctl.errors import ConfigError, HostError
 from labctl.images import foreign
 from labctl.lab import cluster as clusters
-from labctl.model import Event
+from labctl.model import Event, Relative, Result
+from labctl.runs import store
 from labctl.runs.request import RunOptions
 from labctl.system import filelock
+from labctl.workloads.schema import parse_expectation
 
 SETTINGS = "LAB_NAME=demo\nLAB_ACCELERATOR=cpu\nLAB_NODES=2\n"
 WORKLOAD = "description: hello\nlauncher: deepspeed\nscript: hello.py\ntimeout: 60s\n"
@@ -410,6 +412,29 @@ def launching(engine: Engine, *lines: str, code: int = 0) -> None:
             raise Failed(code)
 
     engine.answer = answer
+
+
+def test_a_run_is_held_against_one_that_was_recorded_before(
+    context: Context, engine: Engine, lab_is_up: Callable[[], None]
+) -> None:
+    with (context.directory / "workloads/hello/workload.yml").open("a") as stream:
+        stream.write("metrics: {speed: {pattern: 'speed (.*)', unit: /s}}\n")
+    lab_is_up()
+    held = RunOptions(expect=(parse_expectation("speed>=-5% of latest"),))
+    with pytest.raises(ConfigError, match="no run of hello has passed yet"):
+        flows.run(context, "hello", held)
+    assert records(context) == []
+    ranks = [f"labctl: rank {rank} of 2 on worker-{rank}" for rank in (0, 1)]
+    launching(engine, *ranks, "speed 200")
+    first = flows.run(context, "hello", RunOptions())
+    launching(engine, *ranks, "speed 180")
+    second = flows.run(context, "hello", held)
+    assert isinstance(first, Result)
+    assert isinstance(second, Result)
+    assert (first.verdict, second.verdict, second.exit_code) == ("PASS", "FAIL", 5)
+    assert second.message == f"1 of 1 criterion not met: speed >= 190 /s, 5 % below {first.run_id} (was 180)."
+    (recorded,) = store.load_job(context.directory, second.run_id).workload.criteria
+    assert (recorded.min, recorded.relative) == (190, Relative(">=", -0.05, first.run_id))
 
 
 def test_a_token_that_a_rank_says_before_it_crashes_is_shown_and_recorded_nowhere(
