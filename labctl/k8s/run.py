@@ -343,6 +343,10 @@ class Follower:
         launcher = next((pod for pod in found if node_of(pod) == LAUNCHER and self.launcher in ("", _name(pod))), None)
         if launcher and pods.has_started(launcher):
             self._begin_to_read(launcher)
+            for pod in found:
+                # A queue has the launcher started with its workers.
+                if not pods.has_started(pod) and (why := pods.trouble(pod)):
+                    self._tell(node_of(pod), why)
             return self._judge_launcher(job, launcher, found)
         if self.launcher or self._stop.cause:
             return agent.Ended(code=137)

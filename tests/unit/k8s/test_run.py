@@ -276,6 +276,15 @@ def test_a_run_is_followed_from_its_first_line_to_its_launchers_last(world: Worl
     assert world.said == []
 
 
+def test_what_workers_wait_for_is_noticed_where_the_launcher_runs_already(world: World) -> None:
+    world.pod("launcher", **runs())
+    world.pod("worker-0", **unplaced("0/1 nodes are available"))
+    world.pod("worker-1", **waits("ContainerCreating"))
+    world.then(None, None, lambda: world.prints(f"{MARK}0"))
+    assert world.follow().code == 0
+    assert world.said == ["worker-0: 0/1 nodes are available"]
+
+
 def test_what_pods_wait_for_is_noticed_once_each(world: World) -> None:
     world.then(
         lambda: world.pods(**unplaced("0/1 nodes are available")),
