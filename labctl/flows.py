@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from labctl.lab.devices import DeviceReport, EffectiveSettings
     from labctl.lab.status import LabStatus
     from labctl.model import Cache, Lab, Result, Workload
+    from labctl.runs.compare import Comparison, RecordedRun, RepeatedRuns
     from labctl.runs.prune import PrunedRuns
     from labctl.runs.request import RunOptions
     from labctl.runs.store import RunFilter, RunList, RunSummary
@@ -419,6 +420,33 @@ def run(context: Context, name: str, options: RunOptions, ask: Ask | None = None
     return result
 
 
+def repeat(
+    context: Context, name: str, options: RunOptions, count: int, ask: Ask | None = None
+) -> RepeatedRuns | PlanPreview:
+    """Run it so many times, one after the other; the answer is the runs and how their metrics spread.
+
+    A run that somebody stops is the last. A dry run is the plan of one.
+    """
+    from labctl.model import Result
+    from labctl.runs.compare import RepeatedRuns, spreads
+
+    if options.detach or options.resume:
+        raise ConfigError(
+            "--repeat runs one after the other, each from its beginning", hint="leave out --detach and --resume"
+        )
+    results: list[Result] = []
+    while len(results) < count:
+        if not options.dry_run:
+            context.notice(f"repeat {len(results) + 1} of {count}")
+        result = run(context, name, options, ask)
+        if not isinstance(result, Result):
+            return cast("PlanPreview", result)
+        results.append(result)
+        if result.cause == "interrupted":
+            break
+    return RepeatedRuns(runs=tuple(results), spread=spreads(results))
+
+
 def run_in_cluster(there: ClusterLab, name: str, options: RunOptions) -> Result | RunSummary | PlanPreview:
     """Submit a workload as a job, follow it and judge it."""
     from labctl.k8s import checks, lab, render
@@ -615,6 +643,30 @@ def show(context: Context, run: str) -> Result | RunSummary:
     with connect(context, context.settings(), demand=False) as cluster:
         (found,) = (one for one in follow.listing(context, cluster) if one.run_id == found.run_id)
     return store.read_result(context.directory, found.run_id) or found
+
+
+def compare(context: Context, runs: Iterable[str]) -> Comparison:
+    """What differed between runs that have ended, and what it did. ConfigError for fewer than two."""
+    from labctl.runs import compare as comparing
+
+    recorded = read_records(context, runs)
+    if len(recorded) < 2:
+        raise ConfigError("name two runs or more to compare", hint="labctl runs")
+    return comparing.compare(recorded)
+
+
+def read_records(context: Context, runs: Iterable[str]) -> list[RecordedRun]:
+    """The records of runs, each once. HostError for one that has no result."""
+    from labctl.model import Result
+    from labctl.runs import compare as comparing
+    from labctl.runs import store
+
+    lab_name(context)
+    found = [show(context, run_id) for run_id in dict.fromkeys(store.find(context.directory, run) for run in runs)]
+    for one in found:
+        if not isinstance(one, Result):
+            raise HostError(f"run {one.run_id} has no result: it is {one.state}", hint=f"labctl attach {one.run_id}")
+    return [comparing.read(context.directory, one) for one in found if isinstance(one, Result)]
 
 
 def attach(context: Context, run: str) -> Result:

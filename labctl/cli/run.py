@@ -1,10 +1,11 @@
-"""workloads, run, runs, show."""
+"""workloads, run, attach, stop, runs, show."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from enum import Enum
 from pathlib import Path
@@ -21,6 +22,7 @@ from labctl.errors import ConfigError, Interrupted
 from labctl.model import Result
 
 if TYPE_CHECKING:
+    from labctl.runs.compare import RepeatedRuns, Spread
     from labctl.runs.store import RunSummary
 
 # Ranks that a result's text lists.
@@ -140,10 +142,14 @@ def run_command(
     retries: Annotated[
         int, typer.Option(min=0, help="Start again up to so many times after a lost node or device.")
     ] = 0,
+    repeat: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Run it N times, one after the other, and print how metrics spread.")
+    ] = 1,
     setting: Setting = None,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
+    from labctl.runs.compare import RepeatedRuns
     from labctl.runs.request import RunOptions
     from labctl.workloads.schema import parse_duration, parse_expectation
 
@@ -171,7 +177,11 @@ def run_command(
             retries=retries,
         )
         lab = context(directory, output, setting)
-        answer = flows.run(lab, name, options, confirmation(json))
+        ask = confirmation(json)
+        answer = flows.repeat(lab, name, options, repeat, ask) if repeat > 1 else flows.run(lab, name, options, ask)
+        if isinstance(answer, RepeatedRuns):
+            output.answer(answer, repeated_text(answer))
+            sys.exit(answer.worst.exit_code)
         if isinstance(answer, Result):
             output.answer(answer, run_text(answer, lab.directory))
             sys.exit(answer.exit_code)
@@ -312,6 +322,25 @@ def show_command(
         lab = context(directory, output)
         answer = flows.show(lab, run)
         output.answer(answer, run_text(answer, lab.directory))
+
+
+def repeated_text(repeated: RepeatedRuns) -> str:
+    """Each run's verdict and figures, and how these spread."""
+    runs = [(run.run_id, run.verdict, run.cause or "-", quantity(run.seconds)) for run in repeated.runs]
+    return f"{table(('RUN', 'VERDICT', 'CAUSE', 'SECONDS'), runs)}\n\n{spread_table(repeated.spread)}".rstrip()
+
+
+def spread_table(spread: Mapping[str, Spread]) -> str:
+    rows = [
+        (
+            f"{name} ({one.unit})" if one.unit else name,
+            quantity(one.median),
+            f"{quantity(min(one.values))} to {quantity(max(one.values))}",
+            "-" if one.cv is None else f"{100 * one.cv:.2g} %",
+        )
+        for name, one in spread.items()
+    ]
+    return table(("METRIC", "MEDIAN", "RANGE", "CV"), rows) if rows else ""
 
 
 def run_text(run: Result | RunSummary, lab: Path) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -11,6 +12,9 @@ from labctl.errors import HostError
 from labctl.runs import store
 from labctl.runs.metrics import Sample, Sampler
 from labctl.system import files
+
+MOST = 1 << 14
+"""Samples of a metric that are in memory at once."""
 
 
 def read(lab: Path, run_id: str) -> Iterator[Sample]:
@@ -43,3 +47,20 @@ def _read_output(lab: Path, run_id: str) -> Iterator[Sample]:
         for line in stream:
             if len(line) <= store.LONGEST_LINE:
                 yield from sampler.read(line.decode("utf-8", "replace").rstrip("\n"))
+
+
+def by_metric(samples: Iterable[Sample]) -> Mapping[str, Sequence[Sample]]:
+    """The samples of each metric, in order; of one with more than ``MOST`` every other, every fourth ... one."""
+    kept: dict[str, list[Sample]] = {}
+    count: Counter[str] = Counter()
+    every: dict[str, int] = {}
+    for sample in samples:
+        name = sample.metric
+        if count[name] % every.setdefault(name, 1) == 0:
+            of = kept.setdefault(name, [])
+            of.append(sample)
+            if len(of) > MOST:
+                del of[1::2]
+                every[name] *= 2
+        count[name] += 1
+    return kept

@@ -27,7 +27,7 @@ from labctl.config.settings import Settings
 from labctl.engines import Backend
 from labctl.engines.agent import ActiveRun, Line
 from labctl.errors import ConfigError, HostError, nearest
-from labctl.model import Copy, File, Job, Lab, Rank, Result, Secret, Workload
+from labctl.model import Copy, File, Job, Lab, Metric, Rank, Result, Secret, Workload
 from labctl.runs.metrics import Sampler
 from labctl.system import filelock, files
 
@@ -361,6 +361,27 @@ class JobSummary(Struct, frozen=True):
     nodes: tuple[NamedNode, ...] = ()
     request: dict[str, Any] | None = None
     resumed: str = ""
+
+
+class DeclaredWorkload(Struct, frozen=True):
+    """What is asked of the workload in ``job.json``, as it was declared then."""
+
+    script: str = ""
+    metrics: tuple[Metric, ...] = ()
+    launcher_arguments: tuple[str, ...] = ()
+
+
+class _DeclaredJob(Struct, frozen=True):
+    workload: DeclaredWorkload = DeclaredWorkload()
+
+
+class _JobRecord(Struct, frozen=True):
+    job: _DeclaredJob = _DeclaredJob()
+
+
+def workload(path: Path) -> DeclaredWorkload:
+    """What is known of a run's workload; nothing of those whose record does not have it."""
+    return (decode(path / "job.json", _JobRecord) or _JobRecord()).job.workload
 
 
 def age(path: Path) -> float:

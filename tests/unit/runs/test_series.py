@@ -74,3 +74,15 @@ def test_a_record_without_output_or_metrics_has_no_series(record: Path, tmp_path
         if path.name not in kept:
             path.unlink()
     assert [*series.read(tmp_path, "r1")] == []
+
+
+def test_of_many_samples_so_many_are_kept_evenly_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(series, "MOST", 4)
+    samples = (
+        Sample(metric=name, step=at, seconds=None, value=0.5)
+        for at in range(10)
+        for name in ("loss", "rare")[: 1 + (at < 2)]
+    )
+    found = series.by_metric(samples)
+    assert [sample.step for sample in found["loss"]] == [0, 4, 8]
+    assert [sample.step for sample in found["rare"]] == [0, 1]

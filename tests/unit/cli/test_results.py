@@ -1,0 +1,118 @@
+"""compare, report, export and `run --repeat` on records that are made up, and on runs that are no runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support import records
+from support.commandline import Labctl
+
+from labctl import flows
+from labctl.model import Result
+
+FAST, SLOW = "20261125-203600-opt-tiny-0d07", "20261125-203700-opt-tiny-1e18"
+
+
+@pytest.fixture
+def two(labctl: Labctl) -> Labctl:
+    """A lab with two runs of different micro batches."""
+    for run_id, figure, micro in ((FAST, 24.8, "4"), (SLOW, 11.2, "1")):
+        losses = [8 - step / 25 for step in range(50)]
+        records.write(
+            labctl.directory,
+            run_id,
+            throughput=figure,
+            losses=losses,
+            arguments=("--micro-batch", micro),
+            log="the log\n",
+        )
+    return labctl
+
+
+def test_compare_says_what_differs_and_what_it_did(two: Labctl) -> None:
+    said = two("compare", FAST, SLOW)
+    assert said.code == 0
+    assert f"A      {FAST}  PASS" in said.out
+    assert "--micro-batch  4  1" in said.out
+    assert "throughput: 24.8 samples/s against 11.2 samples/s, 121 % faster: more than noise" in said.out
+    assert "loss at the end: 6.04 against 6.04, the same" in said.out
+
+
+def test_compare_says_of_repeats_that_their_differences_are_noise(labctl: Labctl) -> None:
+    for run_id, figure in ((FAST, 24.8), (SLOW, 25.2)):
+        records.write(labctl.directory, run_id, throughput=figure)
+    out = labctl("compare", FAST, SLOW).out
+    assert "nothing that was recorded differs: what their figures differ by is noise" in out
+    assert "throughput (samples/s)  25      24.8 to 25.2  1.1 %" in out
+
+
+def test_compare_as_json_has_groups_differences_and_effects(two: Labctl) -> None:
+    document = two("compare", FAST, SLOW, "--json").document
+    assert [group["runs"] for group in document["groups"]] == [[FAST], [SLOW]]
+    assert document["differences"] == [{"what": "--micro-batch", "values": {"A": "4", "B": "1"}}]
+    throughput = next(one for one in document["effects"] if one["metric"] == "throughput")
+    assert (throughput["group"], throughput["against"], throughput["verdict"]) == ("A", "B", "more than noise")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ((FAST,), "name two runs or more"),
+        ((FAST, FAST), "name two runs or more"),
+        ((FAST, "nope"), "no run `nope`"),
+    ],
+)
+def test_compare_refuses_what_it_cannot_compare(two: Labctl, given: tuple[str, ...], words: str) -> None:
+    said = two("compare", *given)
+    assert (said.code, words in said.err) == (2, True)
+
+
+def result(number: int, **changes: Any) -> Result:
+    passed = {"verdict": "PASS", "cause": None, "message": "", "exit_code": 0} | changes
+    metrics = {"throughput": {"value": 10.0 + number, "unit": "samples/s"}}
+    return Result(run_id=f"r{number}", workload="hello", launcher="deepspeed", lab="demo", metrics=metrics, **passed)
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> list[Result]:
+    """How each run ends, in order; what is left was not started."""
+    waiting: list[Result] = []
+    monkeypatch.setattr(flows, "run", lambda *_: waiting.pop(0))
+    return waiting
+
+
+def test_repeat_prints_the_median_and_the_spread(labctl: Labctl, ends: list[Result]) -> None:
+    ends += map(result, range(3))
+    said = labctl("run", "hello", "--repeat", "3")
+    assert (said.code, ends) == (0, [])
+    assert "throughput (samples/s)  11      10 to 12  9.1 %" in said.out
+
+
+def test_repeat_as_json_is_one_document_with_the_runs_and_the_spread(labctl: Labctl, ends: list[Result]) -> None:
+    ends += map(result, range(2))
+    document = labctl("run", "hello", "--repeat", "2", "--json").document
+    assert [run["run_id"] for run in document["runs"]] == ["r0", "r1"]
+    assert document["spread"]["throughput"]["median"] == 10.5
+
+
+FAIL = {"verdict": "FAIL", "cause": "criteria", "exit_code": 5}
+ERROR = {"verdict": "ERROR", "cause": "rank-crashed", "exit_code": 4}
+
+
+def test_repeat_exits_as_the_worst_of_its_runs_and_runs_them_all(labctl: Labctl, ends: list[Result]) -> None:
+    ends += [result(0, **FAIL), result(1, **ERROR), result(2)]
+    assert labctl("run", "hello", "--repeat", "3").code == 4
+    assert ends == []
+
+
+def test_repeat_ends_with_a_run_that_was_stopped(labctl: Labctl, ends: list[Result]) -> None:
+    ends += [result(0, verdict="ERROR", cause="interrupted", exit_code=130), result(1)]
+    assert labctl("run", "hello", "--repeat", "2").code == 130
+    assert len(ends) == 1
+
+
+@pytest.mark.parametrize("flag", [("--detach",), ("--resume", "latest")], ids=lambda flag: flag[0])
+def test_repeat_is_refused_of_what_cannot_be_repeated(labctl: Labctl, ends: list[Result], flag: tuple[str]) -> None:
+    said = labctl("run", "hello", "--repeat", "2", *flag)
+    assert (said.code, "each from its beginning" in said.err) == (2, True)

@@ -1,0 +1,154 @@
+"""Comparisons of records that are made up: what differs, what it did, and what is only noise."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from support import records
+
+from labctl.runs import store
+from labctl.runs.compare import Comparison, Effect, RecordedRun, compare, in_words, read, source_of_noise, spreads
+
+
+class Lab:
+    """A lab whose runs have ended."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory, self._numbers = directory, count()
+
+    def run(self, throughput: float | None = 10.0, **changes: Any) -> RecordedRun:
+        run_id = f"20261125-2036{next(self._numbers):02}-opt-tiny-0d07"
+        records.write(self.directory, run_id, throughput=throughput, **changes)
+        result = store.read_result(self.directory, run_id)
+        assert result
+        return read(self.directory, result)
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    return Lab(tmp_path)
+
+
+def effect(compared: Comparison, metric: str = "throughput") -> Effect:
+    (found,) = (one for one in compared.effects if one.metric == metric)
+    return found
+
+
+MICRO_4 = ("--micro-batch", "4")
+MICRO_1 = ("--micro-batch", "1")
+
+
+def test_runs_that_differ_in_nothing_are_one_group_though_their_ids_are_in_their_arguments(lab: Lab) -> None:
+    compared = compare([lab.run(24.8), lab.run(25.2)])
+    (group,) = compared.groups
+    assert len(group.runs) == 2
+    assert group.metrics["throughput"].median == 25.0
+    assert group.metrics["throughput"].cv == pytest.approx(0.0113, abs=1e-4)
+    assert (compared.differences, compared.effects, source_of_noise(compared)) == ((), (), "")
+
+
+def test_a_difference_beyond_that_of_repeated_runs_is_more_than_noise(lab: Lab) -> None:
+    fast = [lab.run(figure, arguments=MICRO_4) for figure in (24.8, 24.9, 24.7)]
+    slow = [lab.run(figure, arguments=MICRO_1) for figure in (11.2, 11.3, 11.1)]
+    compared = compare([fast[0], slow[0], *fast[1:], *slow[1:]])
+    assert [len(group.runs) for group in compared.groups] == [3, 3]
+    (difference,) = compared.differences
+    assert (difference.what, difference.values) == ("--micro-batch", {"A": "4", "B": "1"})
+    assert in_words(effect(compared)) == (
+        "throughput: 24.8 samples/s against 11.2 samples/s, 121 % faster: more than noise (2 %)"
+    )
+    assert "repeated runs" in source_of_noise(compared)
+
+
+def test_a_difference_that_repeated_runs_have_too_is_within_noise(lab: Lab) -> None:
+    a = [lab.run(figure, arguments=MICRO_4) for figure in (24.0, 26.0, 25.0)]
+    b = [lab.run(figure, arguments=MICRO_1) for figure in (25.0, 24.5, 26.2)]
+    found = effect(compare([*a, *b]))
+    assert (found.verdict, found.basis) == ("within noise", "runs")
+
+
+def test_repeats_on_one_side_tell_the_noise_of_the_other(lab: Lab) -> None:
+    a = [lab.run(figure, arguments=MICRO_4) for figure in (24.0, 26.0, 25.0)]
+    assert effect(compare([*a, lab.run(27.0, arguments=MICRO_1)])).verdict == "within noise"
+    assert effect(compare([*a, lab.run(50.0, arguments=MICRO_1)])).verdict == "more than noise"
+
+
+CHANCE = Random(1)  # noqa: S311
+UNSTEADY = tuple(CHANCE.gauss(100, 20) for _ in range(100))
+
+
+def test_of_one_run_each_the_spread_from_step_to_step_is_the_noise(lab: Lab) -> None:
+    a = lab.run(tokens=UNSTEADY, arguments=MICRO_4)
+    b = lab.run(tokens=tuple(one + 1 for one in UNSTEADY), arguments=MICRO_1)
+    c = lab.run(tokens=tuple(one + 30 for one in UNSTEADY), arguments=("--micro-batch", "8"))
+    near, far = (effect(compare([a, other]), "tokens") for other in (b, c))
+    assert (near.verdict, near.basis) == ("within noise", "steps")
+    assert far.verdict == "more than noise"
+    assert "from step to step of one run each" in source_of_noise(compare([a, b]))
+
+
+def test_a_rate_that_is_printed_once_is_as_noisy_as_the_time_of_a_step(lab: Lab) -> None:
+    found = effect(compare([lab.run(20.0, losses=UNSTEADY), lab.run(10.0, losses=UNSTEADY, code="print(1)")]))
+    # Every step took one second.
+    assert (found.verdict, found.noise) == ("more than noise", 0)
+
+
+def test_the_noise_of_single_figures_is_unknown_and_that_is_said(lab: Lab) -> None:
+    compared = compare([lab.run(20.0), lab.run(10.0, code="print(1)")])
+    assert in_words(effect(compared)).endswith("100 % faster: whether that is noise is not known")
+    assert source_of_noise(compared) == "noise: unknown of one run each; `labctl run --repeat 3` shows it"
+
+
+def test_a_loss_is_compared_by_its_end_and_its_fall_is_no_noise(lab: Lab) -> None:
+    falling = [8 - step / 25 for step in range(100)]
+    a, b = (lab.run(losses=[one + shift for one in falling], code=str(shift)) for shift in (0, 0.5))
+    found = effect(compare([a, b]), "loss")
+    assert found.verdict == "more than noise"
+    assert in_words(found).startswith("loss at the end: 4.04 against 4.54, 11 % lower: more than noise")
+
+
+def test_a_run_without_the_figure_is_compared_as_having_none(lab: Lab) -> None:
+    failed = lab.run(None, verdict="ERROR", cause="rank-crashed", exit_code=4, code="raise")
+    assert in_words(effect(compare([lab.run(20.0), failed]))) == "throughput: 20 samples/s against none"
+
+
+def test_every_kind_of_difference_is_named(lab: Lab) -> None:
+    a = lab.run()
+    b = lab.run(
+        settings={**records.SETTINGS, "LAB_SHM_SIZE": "16g"},
+        versions={"image": "labctl/other", "nodes": {"worker-0": {"driver": "570"}}},
+        arguments=("--model", "opt-tiny", "--bf16"),
+        code="print(2)",
+    )
+    differences = {one.what: (one.values["A"], one.values["B"]) for one in compare([a, b]).differences}
+    assert differences.pop("file work/train.py", None) is None
+    first, second = differences.pop("file train.py")
+    assert first != second
+    assert differences == {
+        "--bf16": ("", "given"),
+        "LAB_SHM_SIZE": ("", "16g"),
+        "image": ("labctl/cpu", "labctl/other"),
+        "nodes.worker-0.driver": ("", "570"),
+    }
+
+
+def test_an_earlier_record_without_series_or_settings_is_compared_by_what_it_has(tmp_path: Path, lab: Lab) -> None:
+    a = lab.run(20.0)
+    path = records.write(tmp_path, "20250101-000000-opt-tiny-0000", throughput=10.0)
+    for name in ("metrics.jsonl", "settings.json", "versions.json", "job.json"):
+        (path / name).unlink()
+    result = store.read_result(tmp_path, path.name)
+    assert result
+    found = compare([a, read(tmp_path, result)])
+    assert effect(found).change == 1.0
+
+
+def test_the_spread_of_repeats_leaves_out_runs_without_the_figure(lab: Lab) -> None:
+    found = spreads([lab.run(one).result for one in (10.0, None, 12.0, 11.0)])
+    assert found["throughput"].values == (10.0, 12.0, 11.0)
+    assert found["throughput"].median == 11.0
+    assert found["throughput"].cv == pytest.approx(1 / 11)
