@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from labctl.lab.devices import DeviceReport, EffectiveSettings
     from labctl.lab.status import LabStatus
     from labctl.model import Cache, Lab, Result, Workload
+    from labctl.reports.runs import WrittenReport
     from labctl.runs.compare import Comparison, RecordedRun, RepeatedRuns
     from labctl.runs.prune import PrunedRuns
     from labctl.runs.request import RunOptions
@@ -653,6 +654,21 @@ def compare(context: Context, runs: Iterable[str]) -> Comparison:
     if len(recorded) < 2:
         raise ConfigError("name two runs or more to compare", hint="labctl runs")
     return comparing.compare(recorded)
+
+
+def report(context: Context, named: Sequence[str], out: Path | None = None) -> WrittenReport:
+    """Write the page and the pictures of runs that have ended, or of one metrics.csv that a training script wrote."""
+    from labctl.reports import runs as reports
+
+    if len(named) == 1 and named[0].endswith(".csv"):
+        if not (file := Path(named[0])).is_file():
+            raise ConfigError(f"{file}: no such file", hint="labctl report RUN, or its id")
+        made, name = reports.of_csv(file), file.stem
+    else:
+        runs = read_records(context, named)
+        made, name = reports.of_runs(context.directory, runs), runs[0].result.run_id
+        name += f"-and-{len(runs) - 1}-more" if len(runs) > 1 else ""
+    return reports.write((out or context.directory / "reports" / name).absolute(), made)
 
 
 def read_records(context: Context, runs: Iterable[str]) -> list[RecordedRun]:

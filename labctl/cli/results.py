@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -28,6 +29,22 @@ def compare_command(
     with answering(as_json=json) as output:
         answer = flows.compare(context(directory, output), runs)
         output.answer(answer, comparison_text(answer))
+
+
+def report_command(
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN...", help="Run ids, or `latest`; or one metrics.csv of a training script."),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Directory of the report.  [default: reports/RUN]")
+    ] = None,
+    directory: Directory = HERE,
+    json: Json = False,
+) -> None:
+    with answering(as_json=json) as output:
+        answer = flows.report(context(directory, output), runs, out)
+        output.answer(answer, "\n".join((f"report: {answer.page}", *(f"picture: {one}" for one in answer.pictures))))
 
 
 def comparison_text(compared: Comparison) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
-from io import StringIO
+from contextlib import AbstractContextManager
+from io import BytesIO, StringIO
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -13,12 +15,24 @@ from labctl.reports.page import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 ROWS = 12
 """Bars with a name; the rest share one row."""
 BINS = 80
+POINTS = 240
+"""Points of a line that are drawn as they are."""
+# Okabe and Ito's colors but black and yellow, which hardly show in the dark and on white; dashes and marks besides.
+STYLES: tuple[tuple[str, tuple[float, ...] | tuple[None, None], str], ...] = (
+    ("#0072b2", (None, None), "o"),
+    ("#d55e00", (5, 2), "s"),
+    ("#009e73", (1, 1.5), "^"),
+    ("#cc79a7", (6, 1.5, 1, 1.5), "D"),
+    ("#e69f00", (3, 1.5), "v"),
+    ("#56b4e9", (8, 2, 1, 2, 1, 2), "X"),
+)
 # Inches: so narrow that text of 10 points is readable on a phone, where the page shrinks it.
-_WIDTH, _ROW, _FRAME = 4.2, 0.23, 0.5
+_WIDTH, _ROW, _FRAME, _CURVE = 4.2, 0.23, 0.5, 2.6
 # Colors that stand for the page's own, which differ in the dark and in print.
 _INK, _GRID, _GOOD, _BAD = "#1f2328", "#d0d7de", "#0072b2", "#b54708"
 _COLORS = {_INK: "var(--ink)", _GRID: "var(--line)", _GOOD: "var(--good)", _BAD: "var(--bad)"}
@@ -33,17 +47,95 @@ class Bar(Struct, frozen=True, kw_only=True):
     passed: bool | None = None
 
 
-def bars(bars: Sequence[Bar], unit: str, alt: str) -> str:
-    """An SVG of horizontal bars from zero: the first ``ROWS`` by name, and how all the others are distributed.
+class Line(Struct, frozen=True, kw_only=True):
+    """Points by rising x, several of one x where the line stands for several things; y is None where none is known."""
+
+    name: str
+    points: Sequence[tuple[float, float | None]]
+
+
+class Drawing:
+    """A chart, as a part of a page and as a picture by itself; ``alt`` says it in words."""
+
+    def __init__(self, figure: Figure, alt: str) -> None:
+        self._figure, self.alt = figure, alt
+
+    def svg(self) -> str:
+        """The chart in the page's colors and font."""
+        with _style(self.alt), StringIO() as stream:
+            nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+            self._figure.savefig(stream, format="svg", transparent=True, metadata=nothing)
+            return _inline(stream.getvalue(), self.alt)
+
+    def png(self) -> bytes:
+        """The chart on white, for print."""
+        with _style(self.alt), BytesIO() as stream:
+            self._figure.savefig(stream, format="png", dpi=200, facecolor="white")
+            return stream.getvalue()
+
+
+def bars(bars: Sequence[Bar], unit: str, alt: str) -> Drawing:
+    """Horizontal bars from zero: the first ``ROWS`` by name, and how all the others are distributed.
 
     A dashed line is the limit. A bar that missed it is hatched, and has a cross: it shows without color too.
     """
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
     shown, others = bars[:ROWS], bars[ROWS:]
     names = [_short(bar.name) for bar in shown] + ([_count(others)] if others else [])
-    # Text stays text, and a `$` begins no formula. The salt makes ids the same every time, and different by chart.
+    with _style(alt):
+        figure, axes = _figure(_FRAME + _ROW * (len(names) + 1))
+        _frame(axes, names, unit, max(map(_end, bars)))
+        for row, bar in enumerate(shown):
+            _bar(axes, row, bar)
+        if others:
+            _others(axes, len(shown), others)
+        return Drawing(figure, alt)
+
+
+def lines(lines: Sequence[Line], along: str, unit: str, alt: str) -> Drawing:
+    """Lines over a number such as the step, told apart by color, dashes and marks: at most as many as ``STYLES``.
+
+    Of a line of many points, or with several of one x, the median of each part is drawn, in a band of all its values.
+    """
+    with _style(alt):
+        figure, axes = _figure(_CURVE + (_ROW * math.ceil(len(lines) / 2) if len(lines) > 1 else 0))
+        for line, (color, dashes, mark) in zip(lines, STYLES, strict=False):
+            x, middle, low, high = _thinned(line.points)
+            often = max(1, len(x) // 6)
+            axes.plot(
+                x, middle, label=_short(line.name), color=color, dashes=dashes, linewidth=1.5, marker=mark,
+                markersize=4, markevery=often,
+            )  # fmt: skip
+            if low is not None:
+                axes.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
+        _axes(axes)
+        axes.set_xlabel(along, color=_INK)
+        axes.set_ylabel(unit, color=_INK)
+        axes.locator_params(nbins=6)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(lambda value, _: number(value))
+        if len(lines) > 1:
+            figure.legend(loc="outside lower center", ncols=2, frameon=False, labelcolor=_INK, handlelength=3.5)
+        return Drawing(figure, alt)
+
+
+def _thinned(points: Sequence[tuple[float, float | None]]) -> tuple[Any, Any, Any, Any]:
+    """x and y as they are, with gaps, or where they are too many: x, medians, least and largest values."""
+    import numpy as np
+
+    x, y = np.array([(at, math.nan if value is None else value) for at, value in points], dtype=float).T
+    if len(x) <= POINTS and len(np.unique(x)) == len(x):
+        return x, y, None, None
+    parts = np.unique(np.floor((x - x.min()) / ((x.max() - x.min()) or 1) * (POINTS - 1)), return_inverse=True)[1]
+    kept = [y[(parts == part) & np.isfinite(y)] for part in range(parts.max() + 1)]
+    middles = [np.mean(x[parts == part]) for part in range(parts.max() + 1)]
+    rows = [(np.median(one), one.min(), one.max()) if len(one) else (math.nan,) * 3 for one in kept]
+    return np.array(middles), *np.array(rows).T
+
+
+def _style(alt: str) -> AbstractContextManager[None]:
+    """Text stays text, and a `$` begins no formula. The salt makes ids the same every time, and different by chart."""
+    from matplotlib import rc_context
+
     style: dict[Any, Any] = {
         "svg.fonttype": "none",
         "text.parse_math": False,
@@ -51,17 +143,21 @@ def bars(bars: Sequence[Bar], unit: str, alt: str) -> str:
         "hatch.linewidth": 1.5,
         "font.family": "DejaVu Sans",
     }
-    with rc_context(style), StringIO() as stream:
-        figure = Figure(figsize=(_WIDTH, _FRAME + _ROW * (len(names) + 1)), layout="constrained")
-        axes = figure.subplots()
-        _frame(axes, names, unit, max(map(_end, bars)))
-        for row, bar in enumerate(shown):
-            _bar(axes, row, bar)
-        if others:
-            _others(axes, len(shown), others)
-        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(stream, format="svg", transparent=True, metadata=nothing)
-        return _inline(stream.getvalue(), alt)
+    return rc_context(style)
+
+
+def _figure(height: float) -> tuple[Figure, Axes]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+    return figure, figure.subplots()
+
+
+def _axes(axes: Axes) -> None:
+    axes.tick_params(length=0, labelcolor=_INK)
+    axes.grid(visible=True, color=_GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[:].set_visible(False)
 
 
 def _frame(axes: Axes, names: Sequence[str], unit: str, longest: float) -> None:
@@ -71,10 +167,8 @@ def _frame(axes: Axes, names: Sequence[str], unit: str, longest: float) -> None:
     axes.locator_params(axis="x", nbins=6)
     axes.xaxis.set_major_formatter(lambda value, _: number(value))
     axes.set_xlabel(unit, color=_INK)
-    axes.tick_params(length=0, labelcolor=_INK)
-    axes.grid(visible=True, axis="x", color=_GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[:].set_visible(False)
+    _axes(axes)
+    axes.grid(visible=False, axis="y")
 
 
 def _bar(axes: Axes, row: int, bar: Bar) -> None:

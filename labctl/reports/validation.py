@@ -203,7 +203,7 @@ def _chart(figures: Sequence[Figure], unit: str, alt: str) -> str:
         for one in figures
     ]
     drawn = any(one.node and bar.value is not None for one, bar in zip(figures, bars, strict=True))
-    return chart.bars(bars, unit, alt) if drawn else ""
+    return chart.bars(bars, unit, alt).svg() if drawn else ""
 
 
 def _limit(figure: Figure) -> float | None:

@@ -270,7 +270,8 @@ def _metrics(runs: Sequence[RecordedRun]) -> dict[str, None]:
 
 
 def _values(name: str, results: Sequence[Result]) -> tuple[float, ...]:
-    """The figure of each run that has one."""
+    """The figure of each run that has one; what those that broke off had printed counts only where all did."""
+    results = [result for result in results if result.verdict != "ERROR"] or results
     found = (result.metrics[name] for result in results if name in result.metrics)
     return tuple(value for metric in found if isinstance(value := metric.get(final(metric)), (int, float)))
 
@@ -344,7 +345,7 @@ def _error(name: str, run: RecordedRun) -> float | None:
     if len(values) > 1:
         return _error_of_mean(values[max(metric.skip if metric else 0, len(values) // BLOCKS) :])
     # A rate that is printed once, at the end, is as sure as the time of a step.
-    times = step_times(run.series)
+    times = [seconds for _, seconds in step_times(run.series)]
     (figure,) = _values(name, [run.result]) or (None,)
     if figure is None or not _unit(name, [run.result]).endswith("/s") or not times:
         return None
@@ -352,14 +353,14 @@ def _error(name: str, run: RecordedRun) -> float | None:
     return None if relative is None else figure * relative / mean(times)
 
 
-def step_times(found: Mapping[str, Sequence[Sample]]) -> list[float]:
-    """Seconds per step, by the series that has the most steps with a time."""
+def step_times(found: Mapping[str, Sequence[Sample]]) -> list[tuple[int, float]]:
+    """Steps and the seconds that each took, by the series that has the most steps with a time."""
     timed = [
         [(one.step, one.seconds) for one in samples if one.step is not None and one.seconds is not None]
         for samples in found.values()
     ]
     longest = max(timed, key=len, default=[])
-    return [(end - begin) / (to - of) for (of, begin), (to, end) in pairwise(longest) if to > of]
+    return [(to, (end - begin) / (to - of)) for (of, begin), (to, end) in pairwise(longest) if to > of]
 
 
 def _error_of_mean(values: Sequence[float]) -> float | None:

@@ -68,9 +68,25 @@ def test_compare_refuses_what_it_cannot_compare(two: Labctl, given: tuple[str, .
     assert (said.code, words in said.err) == (2, True)
 
 
+def test_report_writes_the_page_and_says_where(two: Labctl) -> None:
+    said = two("report", FAST, "--json")
+    page = two.directory / f"reports/{FAST}/report.html"
+    assert said.document["page"] == str(page)
+    assert "the log" in page.read_text(encoding="utf-8")
+    assert two("report", FAST, SLOW, "--out", "both").code == 0
+    assert "2 runs compared" in (two.directory / "both/report.html").read_text(encoding="utf-8")
+
+
+def test_report_refuses_a_csv_that_there_is_not(two: Labctl) -> None:
+    said = two("report", "metrics.csv")
+    assert (said.code, "metrics.csv: no such file" in said.err) == (2, True)
+
+
 def result(number: int, **changes: Any) -> Result:
     passed = {"verdict": "PASS", "cause": None, "message": "", "exit_code": 0} | changes
-    metrics = {"throughput": {"value": 10.0 + number, "unit": "samples/s"}}
+    metrics: dict[str, dict[str, float | int | str | None]] = {
+        "throughput": {"value": 10.0 + number, "unit": "samples/s"}
+    }
     return Result(run_id=f"r{number}", workload="hello", launcher="deepspeed", lab="demo", metrics=metrics, **passed)
 
 

@@ -1,0 +1,96 @@
+"""Samples of the machine, ``samples/<node>.csv`` of a run, and the metrics.csv of a training script."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from msgspec import Struct
+
+from labctl.errors import ConfigError
+from labctl.runs import store
+
+# ``device 0 memory (MiB)``
+COLUMN = re.compile(r"(?P<device>device \d+ )?(?P<what>.+) \((?P<unit>[^)]*)\)")
+
+
+class Track(Struct, frozen=True, kw_only=True):
+    """What was sampled of one thing, by seconds; a lost sample is None."""
+
+    what: str
+    """As ``device memory``: the same of all devices."""
+    unit: str
+    node: str
+    device: str = ""
+    points: tuple[tuple[float, float | None], ...]
+
+
+def read(directory: Path) -> list[Track]:
+    """The samples of a run's nodes; what is no table of samples is left out."""
+    found: list[Track] = []
+    for path in sorted((directory / "samples").glob("*.csv")):
+        rows = list(csv.reader(_text(path).splitlines()))
+        if rows and rows[0][:1] == ["seconds (s)"]:
+            found += _tracks(path.stem, rows[0], rows[1:])
+    return found
+
+
+def _tracks(node: str, head: list[str], rows: list[list[str]]) -> Iterable[Track]:
+    # The last row of a run that was cut off may be half a row.
+    whole = [row for row in rows if len(row) == len(head) and _number(row[0]) is not None]
+    for column, name in enumerate(head[1:], start=1):
+        match = COLUMN.fullmatch(name)
+        points = tuple((_number(row[0]) or 0, _number(row[column])) for row in whole)
+        if match and any(value is not None for _, value in points):
+            device = (match["device"] or "").strip()
+            what = f"device {match['what']}" if device else match["what"]
+            yield Track(what=what, unit=match["unit"], node=node, device=device, points=points)
+
+
+class EpochRow(Struct, frozen=True, kw_only=True):
+    """A rank in an epoch, as a script that writes a metrics.csv has it; ``seconds`` that it trained."""
+
+    rank: int
+    epoch: float
+    seconds: float | None
+    name: str
+    """Of its device."""
+    values: Mapping[str, float | None]
+    """By column."""
+
+
+COLUMNS = ("Rank", "Epoch", "Computation_Time")
+
+
+def epochs(path: Path) -> list[EpochRow]:
+    """The rows of a metrics.csv, by rank and epoch. ConfigError for what is none."""
+    rows = list(csv.DictReader(_text(path).splitlines()))
+    if not rows or not set(COLUMNS) <= set(rows[0]):
+        raise ConfigError(
+            f"{path}: no table with the columns {', '.join(COLUMNS)}", hint="labctl report RUN, or its id"
+        )
+    found = []
+    for row in rows:
+        numbers = {key: _number(value) for key, value in row.items()}
+        rank, epoch = numbers["Rank"], numbers["Epoch"]
+        # Ranks append to one file: heads are repeated, lines are broken.
+        if rank is not None and epoch is not None and None not in row and None not in row.values():
+            seconds, name = numbers["Computation_Time"], row.get("GPU_Name", "")
+            found.append(EpochRow(rank=int(rank), epoch=epoch, seconds=seconds, name=name, values=numbers))
+    return sorted(found, key=lambda row: (row.rank, row.epoch))
+
+
+def _text(path: Path) -> str:
+    return (store.read_record(path) or b"").decode("utf-8", "replace")
+
+
+def _number(text: object) -> float | None:
+    """The number in ``95.0%`` or ``71.5``."""
+    from labctl.reports.page import finite
+
+    try:
+        return finite(float(str(text).strip().removesuffix("%")))
+    except ValueError:
+        return None

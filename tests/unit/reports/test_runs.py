@@ -1,0 +1,186 @@
+"""The report of runs and of a metrics.csv, from records that are made up."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import records
+
+from labctl.errors import ConfigError
+from labctl.reports import runs, samples
+from labctl.reports.runs import Report
+from labctl.runs import compare, store
+
+FIRST, SECOND = "20261125-203600-opt-tiny-0d07", "20261125-203700-opt-tiny-1e18"
+LOSSES = [8 - step / 25 for step in range(40)]
+BROKEN = "RuntimeError: <script>alert(1)</script> & more"
+
+
+def report(lab: Path, *run_ids: str) -> Report:
+    results = [store.read_result(lab, run_id) for run_id in run_ids]
+    return runs.of_runs(lab, [compare.read(lab, result) for result in results if result])
+
+
+def sampled(path: Path, devices: int, seconds: int = 30, *, lost: int | None = None) -> None:
+    """Samples of a node with so many devices, of which the one at ``lost`` seconds was lost."""
+    head = ["seconds (s)", "cpu (%)", *(f"device {number} utilisation (%)" for number in range(devices))]
+    rows = [[f"{at}", *([""] if at == lost else [f"{50 + at}"]) * (1 + devices)] for at in range(seconds)]
+    (path / "samples").mkdir(exist_ok=True)
+    (path / "samples/worker-0.csv").write_text("\n".join(",".join(row) for row in (head, *rows)) + "\n1,2")
+
+
+def titles(made: Report) -> list[str]:
+    return re.findall(r"<figcaption><strong>([^<]*)", made.html)
+
+
+def test_a_report_has_the_verdict_the_curves_the_machine_the_ranks_the_log_and_the_environment(tmp_path: Path) -> None:
+    path = records.write(tmp_path, FIRST, losses=LOSSES, throughput=24.8, log="the last line\n")
+    sampled(path, devices=2, lost=7)
+    (path / "ranks").mkdir()
+    for rank, milliseconds in enumerate((180, 220, 181)):
+        (path / f"ranks/rank-{rank}.log").write_text(f"step 1 step time: 900 ms\nstep 2 step time: {milliseconds} ms\n")
+    made = report(tmp_path, FIRST)
+    assert "All criteria met on 2 ranks." in made.html
+    assert titles(made) == ["loss", "time of a step", "cpu", "device utilisation", "time of each rank"]
+    assert "rank 1 is the slowest: 22 % above the median" in made.html
+    assert "no figure for 1 of 30" in made.html
+    assert "<pre>the last line</pre>" in made.html
+    assert '<th scope="row">image</th><td>labctl/cpu</td>' in made.html
+    assert set(made.pictures) == {
+        "loss.png", "time-of-a-step.png", "cpu.png", "device-utilisation.png", "ranks.png"
+    }  # fmt: skip
+    assert all(picture.startswith(b"\x89PNG") for picture in made.pictures.values())
+
+
+def test_a_page_fetches_and_runs_nothing_and_what_a_log_says_stays_text(tmp_path: Path) -> None:
+    arguments = ("--name", "<img src=x onerror=alert(1)>")
+    log = f"step 1\n{BROKEN}\n"
+    failed: dict[str, Any] = {"verdict": "ERROR", "cause": "rank-crashed", "exit_code": 4}
+    message = f"rank 1 on worker-1 exited with code 7: {BROKEN}"
+    path = records.write(tmp_path, FIRST, losses=LOSSES, log=log, arguments=arguments, message=message, **failed)
+    (path / "samples").mkdir()
+    (path / "samples/<b>.csv").write_text("seconds (s),<i>cpu</i> (%)\n0,1\n1,2\n")
+    page = report(tmp_path, FIRST).html
+    assert not re.search(r'<(script|img|b|i|link|iframe)\b|href="(?!#)|<[^>]* src=|url\((?!#)|@import', page)
+    assert "default-src &#39;none&#39;" in page or "default-src 'none'" in page
+    assert page.count("&lt;script&gt;alert(1)") >= 3
+
+
+def test_a_failed_run_shows_the_lines_with_the_cause_before_its_figures(tmp_path: Path) -> None:
+    log = "".join(f"step {step}\n" for step in range(100)) + f"Traceback:\n{BROKEN}\n" + "bye\n" * 80
+    message = f"rank 1 on worker-1 exited with code 7: {BROKEN}"
+    records.write(tmp_path, FIRST, log=log, verdict="ERROR", cause="rank-crashed", message=message, exit_code=4)
+    page = report(tmp_path, FIRST).html
+    cause = page.partition("<h2>Lines with the cause</h2>")[2].partition("</pre>")[0]
+    assert "Traceback:\nRuntimeError" in cause
+    assert "step 98" in cause
+    assert "step 80" not in cause
+
+
+@pytest.mark.parametrize(
+    ("message", "found"),
+    [
+        ("rank 1 exited with code 7: ValueError: x is 1.", ["b", "ValueError: x is 1", "c", "d"]),
+        ("The run was stopped: timeout.", ["ValueError: x is 1"]),
+    ],
+)
+def test_lines_with_the_cause_are_those_around_the_quoted_words_or_those_of_errors(
+    message: str, found: list[str]
+) -> None:
+    assert runs.cause_lines(message, ["b", "ValueError: x is 1", "c", "d"]) == found
+
+
+def test_a_run_that_left_nothing_but_its_result_has_a_report(tmp_path: Path) -> None:
+    path = records.write(tmp_path, FIRST, verdict="ERROR", cause="does-not-fit", message="too large", exit_code=3)
+    for name in ("metrics.jsonl", "settings.json", "versions.json", "job.json", "output.log"):
+        (path / name).unlink()
+    made = report(tmp_path, FIRST)
+    assert "too large" in made.html
+    assert "Nothing was printed." in made.html
+    assert made.pictures == {}
+
+
+def test_several_runs_are_on_one_page_with_what_differs_and_what_it_did(tmp_path: Path) -> None:
+    for run_id, figure, micro in ((FIRST, 24.8, "4"), (SECOND, 11.2, "1")):
+        records.write(tmp_path, run_id, losses=LOSSES, throughput=figure, arguments=("--micro-batch", micro))
+    page = report(tmp_path, FIRST, SECOND).html
+    assert "2 runs compared" in page
+    assert '<th scope="row">--micro-batch</th><td data-head="A">4</td><td data-head="B">1</td>' in page
+    assert "24.8 samples/s against 11.2 samples/s, 121 % faster: more than noise" in page
+    assert FIRST in page
+    assert SECOND in page
+
+
+def test_more_devices_than_can_be_told_apart_are_drawn_as_one_line_with_its_band(tmp_path: Path) -> None:
+    sampled(records.write(tmp_path, FIRST), devices=16)
+    drawn = report(tmp_path, FIRST).html.partition("device utilisation")[2]
+    assert "device 0" not in drawn
+    sampled(records.write(tmp_path, SECOND), devices=2)
+    assert "worker-0 device 1" in report(tmp_path, SECOND).html
+
+
+def test_a_loss_of_nan_is_a_gap_that_is_said(tmp_path: Path) -> None:
+    records.write(tmp_path, FIRST, losses=[8.0, 7.5, None, None, 7.0])
+    assert "7 to 8; no figure for 2 of 5" in report(tmp_path, FIRST).html
+
+
+def test_the_report_of_a_long_run_stays_small(tmp_path: Path) -> None:
+    path = records.write(tmp_path, FIRST, losses=[8 - step / 1e5 for step in range(100_000)])
+    assert path.is_dir()
+    assert len(report(tmp_path, FIRST).html) < 200_000
+
+
+HEAD = (
+    "Timestamp,Rank,Epoch,Computation_Time,GPU_ID,GPU_Name,GPU_Load,GPU_Free_Mem_MB,GPU_Used_Mem_MB,"
+    "GPU_Total_Mem_MB,GPU_Temp_C"
+)
+ROWS = [
+    f"2024-05-01 10:00:00,{rank},{epoch},{700 + 90 * rank},0,NVIDIA GeForce RTX 3070,95.0%,1000,7000,8000,7{epoch}"
+    for epoch in range(3)
+    for rank in range(2)
+]
+
+
+def test_a_metrics_csv_is_shown_by_epoch_and_rank(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.csv"
+    # Ranks append to one file on a network file system: a head in the middle, and half a line.
+    file.write_text("\n".join((HEAD, *ROWS[:2], HEAD, *ROWS[2:], "2024-05-01 10:30:00,0,3,7")))
+    made = runs.of_csv(file)
+    assert titles(made) == [
+        "time of each rank",
+        "time of an epoch",
+        "device load",
+        "device memory",
+        "device temperature",
+    ]
+    assert "rank 1 is the slowest" in made.html
+    assert "700 to 790 s" in made.html
+
+
+def test_a_run_that_wrote_a_metrics_csv_has_its_ranks_charted(tmp_path: Path) -> None:
+    path = records.write(tmp_path, FIRST)
+    (path / "metrics.csv").write_text("\n".join((HEAD, *ROWS)))
+    assert titles(report(tmp_path, FIRST)) == ["time of each rank"]
+
+
+def test_a_run_that_wrote_a_metrics_csv_of_its_own_kind_has_a_report(tmp_path: Path) -> None:
+    path = records.write(tmp_path, FIRST, losses=LOSSES)
+    (path / "metrics.csv").write_text("step,loss\n1,8\n")
+    assert titles(report(tmp_path, FIRST)) == ["loss", "time of a step"]
+
+
+def test_a_csv_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ConfigError, match="no table with the columns Rank, Epoch, Computation_Time"):
+        samples.epochs(tmp_path / "other.csv")
+
+
+def test_pictures_lie_beside_the_page(tmp_path: Path) -> None:
+    records.write(tmp_path, FIRST, losses=LOSSES)
+    written = runs.write(tmp_path / "out", report(tmp_path, FIRST))
+    assert {Path(one).name for one in (written.page, *written.pictures)} == {
+        one.name for one in (tmp_path / "out").iterdir()
+    }
