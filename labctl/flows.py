@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from labctl.reports.runs import WrittenReport
     from labctl.runs.compare import Comparison, RecordedRun, RepeatedRuns
     from labctl.runs.prune import PrunedRuns
+    from labctl.runs.export import ExportedRun
     from labctl.runs.request import RunOptions
     from labctl.runs.store import RunFilter, RunList, RunSummary
     from labctl.setup.install import SetupResult
@@ -671,10 +672,34 @@ def report(context: Context, named: Sequence[str], out: Path | None = None) -> W
     return reports.write((out or context.directory / "reports" / name).absolute(), made)
 
 
+def export(context: Context, run: str, *, tensorboard: Path | None = None, junit: Path | None = None) -> ExportedRun:
+    """Write a run's series as TensorBoard's event file below a directory, and its verdict as JUnit XML."""
+    from labctl.runs import export as exports
+    from labctl.runs import series
+    from labctl.system import files
+
+    if not (tensorboard or junit):
+        raise ConfigError("neither --tensorboard nor --junit is given", hint="labctl export latest --junit run.xml")
+    (found,) = ended(context, (run,))
+    written = []
+    if tensorboard:
+        written.append(exports.tensorboard(tensorboard, found, series.read(context.directory, found.run_id)))
+    if junit:
+        files.write(junit.absolute(), exports.junit(found), mode=0o644)
+        written.append(junit)
+    return exports.ExportedRun(run_id=found.run_id, files=tuple(str(path.absolute()) for path in written))
+
+
 def read_records(context: Context, runs: Iterable[str]) -> list[RecordedRun]:
     """The records of runs, each once. HostError for one that has no result."""
-    from labctl.model import Result
     from labctl.runs import compare as comparing
+
+    return [comparing.read(context.directory, result) for result in ended(context, runs)]
+
+
+def ended(context: Context, runs: Iterable[str]) -> list[Result]:
+    """The results of runs, each once. HostError for one that has none."""
+    from labctl.model import Result
     from labctl.runs import store
 
     lab_name(context)
@@ -682,7 +707,7 @@ def read_records(context: Context, runs: Iterable[str]) -> list[RecordedRun]:
     for one in found:
         if not isinstance(one, Result):
             raise HostError(f"run {one.run_id} has no result: it is {one.state}", hint=f"labctl attach {one.run_id}")
-    return [comparing.read(context.directory, one) for one in found if isinstance(one, Result)]
+    return [one for one in found if isinstance(one, Result)]
 
 
 def attach(context: Context, run: str) -> Result:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from collections.abc import Iterable
-from xml.etree.ElementTree import Element, SubElement, indent, tostring
+from xml.etree.ElementTree import Element, SubElement
 
 from labctl.batches import logs
 from labctl.batches.evaluate import Evaluation, JobResult, Limits
+from labctl.runs.export import xml_document, xml_text
 
 COLUMNS = (
     "job", "set", "workload", "hostnames", "nodes", "value", "unit", "per_node", "vs_median", "repeats", "spread",
     "status", "cause", "message",
 )  # fmt: skip
-# What XML 1.0 has no way to write.
-_NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def results_csv(evaluation: Evaluation) -> str:
@@ -57,12 +55,7 @@ def junit(evaluation: Evaluation) -> str:
         failures = sum(status == "FAIL" for _, _, status, _, _ in cases)
         suite = SubElement(root, "testsuite", name=name, tests=str(len(cases)), failures=str(failures))
         for group, case, status, cause, message in cases:
-            element = SubElement(suite, "testcase", classname=_xml(group), name=_xml(case))
+            element = SubElement(suite, "testcase", classname=xml_text(group), name=xml_text(case))
             if status == "FAIL":
-                SubElement(element, "failure", type=_xml(cause), message=_xml(message))
-    indent(root)
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n{tostring(root, encoding="unicode")}\n'
-
-
-def _xml(text: str) -> str:
-    return _NOT_IN_XML.sub("?", text)
+                SubElement(element, "failure", type=xml_text(cause), message=xml_text(message))
+    return xml_document(root)

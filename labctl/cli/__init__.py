@@ -47,6 +47,7 @@ COMMANDS = {
     "show": ("run", "show the result of a run"),
     "compare": ("results", "say what differed between runs, what it did, and whether that is more than noise"),
     "report": ("results", "write a page with the verdict, curves, machine and log of runs, and its charts as PNG"),
+    "export": ("results", "write a run for TensorBoard, or as JUnit XML"),
     "hostfiles": ("batch", "write a set of hostfiles, each for some machines of a list"),
     "batch": ("batch", "run a workload on each hostfile of a set, those on disjoint nodes at once"),
     "bisect": ("batch", "find slow or failing nodes and links by runs on groups of nodes"),

@@ -12,7 +12,7 @@ import typer
 from labctl import flows
 from labctl.cli.common import HERE, Directory, Json, answering, context
 from labctl.cli.output import table
-from labctl.cli.run import spread_table
+from labctl.cli.run import Run, spread_table
 
 if TYPE_CHECKING:
     from labctl.runs.compare import Comparison
@@ -45,6 +45,22 @@ def report_command(
     with answering(as_json=json) as output:
         answer = flows.report(context(directory, output), runs, out)
         output.answer(answer, "\n".join((f"report: {answer.page}", *(f"picture: {one}" for one in answer.pictures))))
+
+
+def export_command(
+    run: Run = "latest",
+    tensorboard: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write its metrics as an event file below this log directory.")
+    ] = None,
+    junit: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write its verdict and criteria as JUnit XML.")
+    ] = None,
+    directory: Directory = HERE,
+    json: Json = False,
+) -> None:
+    with answering(as_json=json) as output:
+        answer = flows.export(context(directory, output), run, tensorboard=tensorboard, junit=junit)
+        output.answer(answer, "\n".join(answer.files))
 
 
 def comparison_text(compared: Comparison) -> str:

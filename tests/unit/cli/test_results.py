@@ -82,6 +82,20 @@ def test_report_refuses_a_csv_that_there_is_not(two: Labctl) -> None:
     assert (said.code, "metrics.csv: no such file" in said.err) == (2, True)
 
 
+def test_export_writes_what_is_asked_for(two: Labctl) -> None:
+    said = two("export", FAST, "--tensorboard", "tb", "--junit", "run.xml")
+    events, junit = said.out.splitlines()
+    assert said.code == 0
+    assert events.startswith(f"{two.directory}/tb/{FAST}/events.out.tfevents.")
+    assert junit == f"{two.directory}/run.xml"
+    assert FAST in (two.directory / "run.xml").read_text(encoding="utf-8")
+
+
+def test_export_of_nothing_is_refused(two: Labctl) -> None:
+    said = two("export", FAST)
+    assert (said.code, "neither --tensorboard nor --junit" in said.err) == (2, True)
+
+
 def result(number: int, **changes: Any) -> Result:
     passed = {"verdict": "PASS", "cause": None, "message": "", "exit_code": 0} | changes
     metrics: dict[str, dict[str, float | int | str | None]] = {

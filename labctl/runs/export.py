@@ -1,0 +1,169 @@
+"""A run as files of other programs: TensorBoard's event files, JUnit XML for CI servers."""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from xml.etree.ElementTree import Element, SubElement, indent, tostring
+
+from msgspec import Struct
+
+from labctl.model import Result
+from labctl.runs.metrics import Sample
+from labctl.runs.verdict import final
+from labctl.system import files
+
+
+class ExportedRun(Struct, frozen=True, kw_only=True):
+    """A run, and the files that were written of it."""
+
+    run_id: str
+    files: tuple[str, ...]
+
+
+# --- TensorBoard ---------------------------------------------------------------------------------------------
+
+# Castagnoli's polynomial, reflected.
+_CRC32C = 0x82F63B78
+# Wire types of protocol buffers.
+_VARINT, _DOUBLE, _BYTES, _FLOAT = 0, 1, 2, 5
+
+
+def tensorboard(directory: Path, result: Result, samples: Iterable[Sample]) -> Path:
+    """Write a run's samples below a log directory, which may have other runs; nan stands for what is no number.
+
+    A TFRecord of ``tensorflow.Event`` messages. HostError where it cannot be written.
+    """
+    began = _began(result)
+    path = directory / result.run_id / f"events.out.tfevents.{began:.0f}.labctl"
+    with files.writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as stream:
+            stream.writelines(map(_record, _events(began, samples)))
+    return path
+
+
+def _began(result: Result) -> float:
+    """In seconds since 1970; 0 where it is unknown."""
+    with suppress(ValueError):
+        return datetime.fromisoformat(result.started).timestamp()
+    return 0
+
+
+def _events(began: float, samples: Iterable[Sample]) -> Iterator[bytes]:
+    """``Event {double wall_time = 1; int64 step = 2; string file_version = 3; Summary summary = 5}``."""
+    yield _double(1, began) + _bytes(3, b"brain.Event:2")
+    places: Counter[str] = Counter()
+    for sample in samples:
+        name, when = sample.metric, _double(1, began + (sample.seconds or 0))
+        step = _varint(2, places[name] if sample.step is None else sample.step)
+        places[name] += 1
+        # ``Summary {repeated Value value = 1}``, ``Value {string tag = 1; float simple_value = 2}``
+        value = _bytes(1, name.encode()) + _float(2, math.nan if sample.value is None else sample.value)
+        yield when + step + _bytes(5, _bytes(1, value))
+
+
+def _record(data: bytes) -> bytes:
+    length = struct.pack("<Q", len(data))
+    return length + _masked(length) + data + _masked(data)
+
+
+def _masked(data: bytes) -> bytes:
+    """TFRecord's checksum: CRC32C, rotated and shifted so that it can be stored in what is checked, too."""
+    crc, table = 0xFFFFFFFF, _table()
+    for byte in data:
+        crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    crc ^= 0xFFFFFFFF
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+@cache
+def _table() -> tuple[int, ...]:
+    def entry(value: int) -> int:
+        for _ in range(8):
+            value = value >> 1 ^ (_CRC32C if value & 1 else 0)
+        return value
+
+    return tuple(map(entry, range(256)))
+
+
+def _number(value: int) -> bytes:
+    low = bytearray()
+    while value > 0x7F:
+        low.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes((*low, value))
+
+
+def _varint(field: int, value: int) -> bytes:
+    return _number(field << 3 | _VARINT) + _number(value)
+
+
+def _double(field: int, value: float) -> bytes:
+    return _number(field << 3 | _DOUBLE) + struct.pack("<d", value)
+
+
+def _float(field: int, value: float) -> bytes:
+    try:
+        return _number(field << 3 | _FLOAT) + struct.pack("<f", value)
+    except OverflowError:
+        return _float(field, math.copysign(math.inf, value))
+
+
+def _bytes(field: int, value: bytes) -> bytes:
+    return _number(field << 3 | _BYTES) + _number(len(value)) + value
+
+
+# --- JUnit ---------------------------------------------------------------------------------------------------
+
+# What XML 1.0 has no way to write.
+_NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def junit(result: Result) -> str:
+    """JUnit XML: a suite with a case for the run itself and one for each criterion; metrics are properties."""
+    missed = sum(not check.passed for check in result.checks)
+    broke = result.verdict == "ERROR"
+    root = Element("testsuites", name="labctl run")
+    name = xml_text(result.workload)
+    suite = SubElement(
+        root,
+        "testsuite",
+        name=name,
+        tests=str(1 + len(result.checks)),
+        failures=str(missed),
+        errors=str(int(broke)),
+        time=str(result.seconds),
+        timestamp=result.started,
+    )
+    said = {"run": result.run_id, "lab": result.lab, "launcher": result.launcher}
+    figures = {name: str(metric.get(final(metric))) for name, metric in result.metrics.items()}
+    properties = SubElement(suite, "properties")
+    for key, value in {**said, **figures}.items():
+        SubElement(properties, "property", name=xml_text(key), value=xml_text(value))
+    ran = SubElement(suite, "testcase", classname=name, name="completes", time=str(result.seconds))
+    if broke:
+        SubElement(ran, "error", type=result.cause or "", message=xml_text(result.message))
+    for check in result.checks:
+        case = SubElement(suite, "testcase", classname=name, name=xml_text(check.criterion))
+        if not check.passed:
+            SubElement(case, "failure", type="criteria", message=xml_text(f"{check.criterion}: was {check.value}"))
+    return xml_document(root)
+
+
+def xml_text(text: str) -> str:
+    """Text without what XML cannot hold."""
+    return _NOT_IN_XML.sub("?", text)
+
+
+def xml_document(root: Element) -> str:
+    """An element as a document."""
+    indent(root)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{tostring(root, encoding="unicode")}\n'

@@ -1,0 +1,160 @@
+"""A run for TensorBoard and for CI servers, read back by a reader of our own."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from labctl.model import CriterionResult, Result
+from labctl.runs import export
+from labctl.runs.metrics import Sample
+
+RESULT = Result(
+    run_id="20261125-203600-opt-tiny-0d07",
+    workload="opt-tiny",
+    launcher="deepspeed",
+    lab="demo",
+    verdict="PASS",
+    cause=None,
+    message="All criteria met.",
+    exit_code=0,
+    seconds=23.4,
+    started="2026-11-25T20:36:15+00:00",
+    metrics={"loss": {"first": 8.0, "last": 7.5}},
+    checks=(CriterionResult(criterion="loss <= 8", value=7.5, passed=True),),
+)
+BEGAN = 1795638975.0
+
+
+def sample(step: int | None, seconds: float | None, value: float | None, metric: str = "loss") -> Sample:
+    return Sample(metric=metric, step=step, seconds=seconds, value=value)
+
+
+def crc32c(data: bytes) -> int:
+    """Bit by bit, as RFC 3720 defines it."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def masked(data: bytes) -> int:
+    crc = crc32c(data)
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def records(content: bytes) -> Iterator[bytes]:
+    """The records of a TFRecord file, whose checksums hold."""
+    while content:
+        length, of_length = struct.unpack("<QI", content[:12])
+        data, (of_data,) = content[12 : 12 + length], struct.unpack("<I", content[12 + length : 16 + length])
+        assert (of_length, of_data) == (masked(content[:8]), masked(data))
+        yield data
+        content = content[16 + length :]
+
+
+def varint(data: bytes) -> tuple[int, bytes]:
+    value = shift = 0
+    for at, byte in enumerate(data):
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return value, data[at + 1 :]
+    raise AssertionError(data)
+
+
+def fields(data: bytes) -> dict[int, int | float | bytes]:
+    """The fields of a message of protocol buffers, each once."""
+    found: dict[int, int | float | bytes] = {}
+    while data:
+        key, data = varint(data)
+        kind = key & 7
+        if kind == 0:
+            found[key >> 3], data = varint(data)
+        elif kind == 2:
+            length, data = varint(data)
+            found[key >> 3], data = data[:length], data[length:]
+        else:
+            size, code = {1: (8, "<d"), 5: (4, "<f")}[kind]
+            (found[key >> 3],), data = struct.unpack(code, data[:size]), data[size:]
+    return found
+
+
+def message(value: int | float | bytes) -> dict[int, int | float | bytes]:
+    assert isinstance(value, bytes)
+    return fields(value)
+
+
+def test_the_checksum_is_crc32c() -> None:
+    assert crc32c(b"123456789") == 0xE3069283
+    assert export._masked(b"123456789") == struct.pack("<I", masked(b"123456789"))
+
+
+def test_an_event_file_has_every_sample_with_its_step_and_time(tmp_path: Path) -> None:
+    samples = (
+        sample(1, 2.5, 8.0),
+        sample(300, 4.5, None),
+        sample(70_000, 5.0, 1e300),
+        sample(None, None, 24.8, "throughput"),
+    )
+    path = export.tensorboard(tmp_path, RESULT, samples)
+    assert path.parent.name == RESULT.run_id
+    assert ".tfevents." in path.name
+    first, *events = map(fields, records(path.read_bytes()))
+    assert first == {1: BEGAN, 3: b"brain.Event:2"}
+    values = [message(message(event[5])[1]) for event in events]
+    assert [value[1] for value in values] == [b"loss", b"loss", b"loss", b"throughput"]
+    assert [event[2] for event in events] == [1, 300, 70_000, 0]
+    assert [event[1] for event in events] == [BEGAN + 2.5, BEGAN + 4.5, BEGAN + 5, BEGAN]
+    numbers = [float(value[2]) for value in values]
+    assert math.isnan(numbers[1])
+    assert [numbers[0], numbers[2], numbers[3]] == [8.0, math.inf, pytest.approx(24.8)]
+
+
+def test_a_second_export_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    for _ in range(2):
+        path = export.tensorboard(tmp_path, RESULT, [sample(1, 2.5, 8.0)])
+    assert len(list(records(path.read_bytes()))) == 2
+    assert [one for one in tmp_path.rglob("*") if one.is_file()] == [path]
+
+
+def cases(result: Result) -> dict[str, tuple[str, str] | None]:
+    """Each case with what it failed by."""
+    suite = ElementTree.fromstring(export.junit(result))[0]  # noqa: S314
+    found = {case.get("name", ""): next(iter(case), None) for case in suite.iter("testcase")}
+    assert suite.get("tests") == str(len(found))
+    tags = [element.tag for element in found.values() if element is not None]
+    assert (suite.get("failures"), suite.get("errors")) == (str(tags.count("failure")), str(tags.count("error")))
+    return {
+        name: None if element is None else (element.get("type", ""), element.get("message", ""))
+        for name, element in found.items()
+    }
+
+
+def changed(**changes: object) -> Result:
+    from msgspec.structs import replace
+
+    return replace(RESULT, **changes)
+
+
+def test_a_run_that_passed_is_cases_that_passed_and_its_metrics_are_properties() -> None:
+    assert cases(RESULT) == {"completes": None, "loss <= 8": None}
+    assert '<property name="loss" value="7.5" />' in export.junit(RESULT)
+
+
+def test_a_criterion_that_was_missed_is_a_failure_of_its_case() -> None:
+    checks = (CriterionResult(criterion="loss <= 7", value=7.5, passed=False),)
+    failed = changed(verdict="FAIL", cause="criteria", checks=checks)
+    assert cases(failed) == {"completes": None, "loss <= 7": ("criteria", "loss <= 7: was 7.5")}
+
+
+def test_a_run_that_broke_is_an_error_whatever_it_wrote() -> None:
+    broke = changed(verdict="ERROR", cause="rank-crashed", message="rank 1: \x1b[31m<&>\x00", checks=())
+    assert cases(broke) == {"completes": ("rank-crashed", "rank 1: ?[31m<&>?")}
