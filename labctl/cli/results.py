@@ -33,9 +33,9 @@ def compare_command(
 
 def report_command(
     runs: Annotated[
-        list[str],
-        typer.Argument(metavar="RUN...", help="Run ids, or `latest`; or one metrics.csv of a training script."),
-    ],
+        list[str] | None,
+        typer.Argument(metavar="RUN...", help="Run ids; or one metrics.csv of a training script.  [default: latest]"),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Directory of the report.  [default: reports/RUN]")
     ] = None,
@@ -43,7 +43,7 @@ def report_command(
     json: Json = False,
 ) -> None:
     with answering(as_json=json) as output:
-        answer = flows.report(context(directory, output), runs, out)
+        answer = flows.report(context(directory, output), runs or ["latest"], out)
         output.answer(answer, "\n".join((f"report: {answer.page}", *(f"picture: {one}" for one in answer.pictures))))
 
 

@@ -218,6 +218,7 @@ def _facts(path: Path, result: Result) -> dict[str, str]:
         **{row["key"]: row["value"] for row in settings or ()},
         **dict(_flat("", versions)),
         **dict(_code(path / "work", store.workload(path).script)),
+        **result.notes,
         "resumed from": result.resumed,
     }
     # On Kubernetes the names of nodes end in the workload and the last part of the id.

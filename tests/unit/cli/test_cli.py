@@ -689,6 +689,7 @@ def test_a_directory_that_is_not_there_is_said(labctl: Labctl, command: str) -> 
         "run": ["hello"],
         "fit": ["hello"],
         "cache": ["hello"],
+        "compare": ["latest"],
         "bundle": ["file"],
         "k8s": ["hello"],
     }

@@ -133,6 +133,14 @@ def test_the_report_of_a_long_run_stays_small(tmp_path: Path) -> None:
     assert len(report(tmp_path, FIRST).html) < 200_000
 
 
+def test_samples_of_days_are_read_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = records.write(tmp_path, FIRST)
+    sampled(path, devices=1, seconds=1000)
+    monkeypatch.setattr(store, "LARGEST_RECORD", 5000)
+    for track in samples.read(path):
+        assert 200 < len(track.points) < 1000
+
+
 HEAD = (
     "Timestamp,Rank,Epoch,Computation_Time,GPU_ID,GPU_Name,GPU_Load,GPU_Free_Mem_MB,GPU_Used_Mem_MB,"
     "GPU_Total_Mem_MB,GPU_Temp_C"

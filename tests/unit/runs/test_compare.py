@@ -116,6 +116,13 @@ def test_a_run_without_the_figure_is_compared_as_having_none(lab: Lab) -> None:
     assert in_words(effect(compare([lab.run(20.0), failed]))) == "throughput: 20 samples/s against none"
 
 
+def test_what_a_run_that_broke_off_had_printed_does_not_count_beside_runs_that_ended(lab: Lab) -> None:
+    ended = [lab.run(figure).result for figure in (20.0, 20.2)]
+    broken = lab.run(3.0, verdict="ERROR", cause="rank-crashed", exit_code=4).result
+    assert spreads([*ended, broken])["throughput"].values == (20.0, 20.2)
+    assert spreads([broken])["throughput"].values == (3.0,)
+
+
 def test_every_kind_of_difference_is_named(lab: Lab) -> None:
     a = lab.run()
     b = lab.run(
@@ -123,14 +130,15 @@ def test_every_kind_of_difference_is_named(lab: Lab) -> None:
         versions={"image": "labctl/other", "nodes": {"worker-0": {"driver": "570"}}},
         arguments=("--model", "opt-tiny", "--bf16"),
         code="print(2)",
+        notes={"data": "14 files"},
     )
     differences = {one.what: (one.values["A"], one.values["B"]) for one in compare([a, b]).differences}
-    assert differences.pop("file work/train.py", None) is None
     first, second = differences.pop("file train.py")
     assert first != second
     assert differences == {
         "--bf16": ("", "given"),
         "LAB_SHM_SIZE": ("", "16g"),
+        "data": ("", "14 files"),
         "image": ("labctl/cpu", "labctl/other"),
         "nodes.worker-0.driver": ("", "570"),
     }
