@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from labctl.model import Cache, Lab, Result, Workload
     from labctl.reports.runs import WrittenReport
     from labctl.runs.compare import Comparison, RecordedRun, RepeatedRuns
-    from labctl.runs.prune import PrunedRuns
     from labctl.runs.export import ExportedRun
+    from labctl.runs.prune import PrunedRuns
     from labctl.runs.request import RunOptions
     from labctl.runs.store import RunFilter, RunList, RunSummary
     from labctl.setup.install import SetupResult

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ from labctl.reports.chart import Bar, Drawing, Line
 from labctl.reports.page import number, render
 from labctl.runs import compare, last_words, store
 from labctl.runs.compare import Comparison, RecordedRun
+from labctl.runs.metrics import STEP
 from labctl.system import files
 
 PAGE = "report.html"
@@ -29,7 +31,6 @@ TAIL = 4 << 20
 """Bytes of the log that are searched for the cause."""
 # What ranks write of themselves, as ``step time: 182 ms``.
 STEP_TIME = re.compile(r"(?:step[ _-]?time|time per step)[ =:]+(\d+(?:\.\d+)?) ?(ms|s)?\b", re.IGNORECASE)
-RANK_LOG = re.compile(r"rank-(\d+)\.log")
 
 
 class Picture(Struct, frozen=True):
@@ -84,7 +85,7 @@ def of_runs(lab: Path, runs: Sequence[RecordedRun]) -> Report:
     paths = {label: store.directory(lab, run.result.run_id) for label, run in named.items()}
     curves = list(_curves(named))
     machine = list(_machine({label: samples.read(path) for label, path in paths.items()}))
-    ranks = list(_ranks({label[-1]: rank_times(path) for label, path in paths.items()}))
+    ranks = list(_ranks({label[-1]: rank_times(lab, run.result) for label, run in named.items()}))
     sections = [_section(label[-1], run.result, paths[label]) for label, run in named.items()]
     by_id = {run.result.run_id: run for run in runs}
     return _report(
@@ -202,8 +203,11 @@ def _curves(runs: Mapping[Label, RecordedRun]) -> Iterator[Picture]:
     names = dict.fromkeys(name for run in runs.values() for name in run.series)
     for name in sorted(names, key=lambda name: name != "loss"):
         every = {label: run.series.get(name, ()) for label, run in runs.items()}
-        stepped = all(one.step is not None for of in every.values() for one in of)
+        unit = next((run.declared[name].unit for run in runs.values() if name in run.declared), "")
         timed = all(one.seconds is not None for of in every.values() for one in of)
+        # Rates are over time, as what is sampled of the machine.
+        rate = timed and unit.endswith("/s")
+        stepped = not rate and all(one.step is not None for of in every.values() for one in of)
         lines = _lines(
             (
                 label,
@@ -214,7 +218,6 @@ def _curves(runs: Mapping[Label, RecordedRun]) -> Iterator[Picture]:
             )
             for label, of in every.items()
         )
-        unit = next((run.declared[name].unit for run in runs.values() if name in run.declared), "")
         yield from _picture(name, lines, "step" if stepped else "seconds" if timed else "value", unit)
     times = (
         (label, [(float(step), seconds) for step, seconds in compare.step_times(run.series)])
@@ -236,19 +239,35 @@ def _machine(runs: Mapping[Label, Sequence[samples.Track]]) -> Iterator[Picture]
         yield from _picture(kind[0], lines, "seconds", kind[1])
 
 
-def rank_times(path: Path) -> tuple[dict[int, float], str]:
-    """The time of a step, or of an epoch, of each rank that wrote it, with the unit."""
+def rank_times(lab: Path, result: Result) -> tuple[dict[int, float], str]:
+    """The time of an epoch or of a step of each rank, as it wrote it or by when it printed its steps; with the unit."""
     # A script may write any table of this name.
     with suppress(ConfigError):
-        rows = samples.epochs(path / "metrics.csv")
+        rows = samples.epochs(store.directory(lab, result.run_id) / "metrics.csv")
         times = {row.rank: [one.seconds for one in rows if one.rank == row.rank and one.seconds] for row in rows}
         return _means(times), "s/epoch"
-    found = {}
-    for log in sorted((path / "ranks").glob("rank-*.log")):
-        matches = STEP_TIME.findall((store.read_record(log) or b"").decode("utf-8", "replace"))
-        if (named := RANK_LOG.fullmatch(log.name)) and matches:
-            found[int(named[1])] = [float(value) / (1000 if unit.lower() == "ms" else 1) for value, unit in matches]
-    return _means(found), "s/step"
+    said, timed = {}, {}
+    for rank in (one.rank for one in result.ranks):
+        # Old records do not have the logs of ranks.
+        with suppress(ConfigError):
+            said[rank], timed[rank] = _step_times(store.output(lab, result.run_id, rank))
+    return _means(said) or {rank: seconds for rank, seconds in timed.items() if seconds is not None}, "s/step"
+
+
+def _step_times(lines: Iterable[tuple[float | None, str]]) -> tuple[array[float], float | None]:
+    """The times of steps that lines tell of, and the mean from the first step that is named to the last."""
+    said = array("d")
+    first: tuple[int, float] | None = None
+    last = (0, 0.0)
+    for when, line in lines:
+        if len(line) > store.LONGEST_LINE:
+            continue
+        if match := STEP_TIME.search(line):
+            said.append(float(match[1]) / (1000 if (match[2] or "").lower() == "ms" else 1))
+        if when is not None and (match := STEP.search(line.lower())):
+            last = (int(match[1]), when)
+            first = first or last
+    return said, (last[1] - first[1]) / (last[0] - first[0]) if first and last[0] > first[0] else None
 
 
 def _means(times: Mapping[int, Sequence[float]]) -> dict[int, float]:

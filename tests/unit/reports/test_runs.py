@@ -37,7 +37,8 @@ def titles(made: Report) -> list[str]:
 
 
 def test_a_report_has_the_verdict_the_curves_the_machine_the_ranks_the_log_and_the_environment(tmp_path: Path) -> None:
-    path = records.write(tmp_path, FIRST, losses=LOSSES, throughput=24.8, log="the last line\n")
+    ranks = [{"rank": rank, "node": "worker-0"} for rank in range(3)]
+    path = records.write(tmp_path, FIRST, losses=LOSSES, throughput=24.8, log="the last line\n", ranks=ranks)
     sampled(path, devices=2, lost=7)
     (path / "ranks").mkdir()
     for rank, milliseconds in enumerate((180, 220, 181)):
@@ -53,6 +54,26 @@ def test_a_report_has_the_verdict_the_curves_the_machine_the_ranks_the_log_and_t
         "loss.png", "time-of-a-step.png", "cpu.png", "device-utilisation.png", "ranks.png"
     }  # fmt: skip
     assert all(picture.startswith(b"\x89PNG") for picture in made.pictures.values())
+
+
+def test_ranks_that_print_steps_but_no_times_are_charted_by_when_they_printed_them(tmp_path: Path) -> None:
+    path = records.write(tmp_path, FIRST)
+    (path / "ranks").mkdir()
+    times = []
+    for rank, seconds in enumerate((2.0, 3.0)):
+        (path / f"ranks/rank-{rank}.log").write_text("start\nstep 1/3 a\nstep 2/3 a\nstep 3/3 a\nend\n")
+        times += [f"{1000 + when * seconds} {rank}\n" for when in (0, 10, 11, 12, 50)]
+    (path / "output.times").write_text("".join(times))
+    made = report(tmp_path, FIRST)
+    assert titles(made) == ["time of each rank"]
+    assert "rank 1 is the slowest: 20 % above the median" in made.html
+
+
+def test_rates_are_drawn_over_time_and_losses_over_steps(tmp_path: Path) -> None:
+    records.write(tmp_path, FIRST, losses=LOSSES, tokens=[100.0, 110.0, 105.0])
+    loss, tokens = (one.partition("</svg>")[0] for one in report(tmp_path, FIRST).html.split("<svg")[1:3])
+    assert (">step<" in loss, ">seconds<" in loss) == (True, False)
+    assert (">step<" in tokens, ">seconds<" in tokens) == (False, True)
 
 
 def test_a_page_fetches_and_runs_nothing_and_what_a_log_says_stays_text(tmp_path: Path) -> None:
