@@ -246,8 +246,16 @@ def operator(kubeconfig: Path) -> Iterator[Operator]:
         yield running
 
 
+@pytest.fixture(scope="session")
+def node_image(engine: DockerClient, image: str) -> Iterator[str]:
+    """The lab's image by a tag that the node, whose engine is this one, does not ask a registry for."""
+    engine.images.get(image).tag(image.partition(":")[0], "pytest")
+    yield f"{image.partition(':')[0]}:pytest"
+    engine.images.remove(f"{image.partition(':')[0]}:pytest")
+
+
 @pytest.fixture
-def cluster_lab(operator: Operator, kubeconfig: Path, fresh_lab: FreshLab) -> Iterator[ClusterLabs]:
+def cluster_lab(operator: Operator, kubeconfig: Path, fresh_lab: FreshLab, node_image: str) -> Iterator[ClusterLabs]:
     """Makes labs in the operator's namespace; whatever came of one is gone after the test."""
     from kubernetes.client.exceptions import ApiException
 
@@ -255,7 +263,7 @@ def cluster_lab(operator: Operator, kubeconfig: Path, fresh_lab: FreshLab) -> It
 
     def make(**settings: str) -> Lab:
         plain = {"LAB_ENGINE": "kubernetes", "LAB_K8S_NAMESPACE": operator.namespace, "LAB_SHM_SIZE": "256m"}
-        made.append(fresh_lab(**plain, **settings))
+        made.append(fresh_lab(**{**plain, "LAB_IMAGE": node_image, **settings}))
         made[-1].environ["KUBECONFIG"] = str(kubeconfig)
         return made[-1]
 

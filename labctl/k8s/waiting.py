@@ -45,9 +45,10 @@ class Waiting:
             node, why = next(iter(bad.items()))
             return "no-image", f"{node}: the cluster does not get image {self._image}: {why}"
         if over:
-            unplaced = any(pods.unscheduled(pod) for pod in found)
             said = "; ".join(_grouped(self.reasons)) or "pods did not become ready"
-            cause: Cause = "does-not-fit" if unplaced else "launcher-failed"
+            # Pods that run and do not become ready are the image's or the workload's matter, others the cluster's.
+            run = found and not against and all(map(pods.has_started, found))
+            cause: Cause = "launcher-failed" if run else "does-not-fit"
             return cause, f"not started within {self._patience:g} s (LAB_K8S_PATIENCE): {said}"
         return None
 

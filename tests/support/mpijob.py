@@ -93,8 +93,6 @@ def _pod(job: Manifest, role: str, suffix: str, environment: dict[str, str]) -> 
         "restartPolicy": replicas.get("restartPolicy", "Never"),
     }
     first = pod["spec"]["containers"][0]
-    # The operator leaves this out. Kubernetes would ask a registry for an image without a tag, each time.
-    first.setdefault("imagePullPolicy", "IfNotPresent")
     environment = {"K_MPI_JOB_ROLE": role.lower(), **environment}
     first["env"] = [*first.get("env", ()), *({"name": key, "value": value} for key, value in environment.items())]
     files = {"id_rsa": "ssh-privatekey", "id_rsa.pub": "ssh-publickey", "authorized_keys": "ssh-publickey"}

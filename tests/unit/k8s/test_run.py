@@ -398,7 +398,7 @@ def test_a_job_without_pods_says_what_the_cluster_has_against_them(world: World)
     world.follow(patience=0.1)
     assert world.said == ["MPIJob: FailedCreate: exceeded quota: team"]
     assert world.stop.message.endswith("MPIJob: FailedCreate: exceeded quota: team")
-    assert world.stop.cause == "launcher-failed"
+    assert world.stop.cause == "does-not-fit"
 
 
 @pytest.mark.parametrize(("about", "there"), [("launcher", ["worker-0", "worker-1"]), ("node-0", ["worker-0"])])

@@ -48,10 +48,11 @@ def test_what_a_run_waits_for_is_said_by_node_and_by_job(
 @pytest.mark.parametrize(
     ("found", "against", "cause", "said"),
     [
-        ([], "", "launcher-failed", "pods did not become ready"),
+        ([], "", "does-not-fit", "pods did not become ready"),
+        ([pod("worker-0", **runs())], "", "launcher-failed", "pods did not become ready"),
         ([pod("worker-0", **unplaced(NO_ROOM)), pod("worker-1", **unplaced(NO_ROOM))], "", "does-not-fit",
          f"worker-0, worker-1: {NO_ROOM}"),
-        ([pod("worker-0", **runs())], "FailedCreate: exceeded quota", "launcher-failed",
+        ([pod("worker-0", **runs())], "FailedCreate: exceeded quota", "does-not-fit",
          "MPIJob: FailedCreate: exceeded quota"),
     ],
 )  # fmt: skip
