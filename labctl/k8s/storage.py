@@ -18,6 +18,7 @@ from labctl.k8s import render
 from labctl.k8s.job import PROGRAM, one_pod
 from labctl.k8s.lab import ClusterLab
 from labctl.k8s.run import LOOK, SILENT_FOR, prepare
+from labctl.k8s.waiting import IMAGE_PATIENCE
 from labctl.lab.cluster import owner
 from labctl.system import files
 
@@ -86,10 +87,13 @@ def _there(lab: ClusterLab, name: str) -> Manifest:
 
 
 def _started(lab: ClusterLab, name: str) -> Manifest:
-    """The pod, once it runs. HostError where it does not start in time."""
+    """The pod, once it runs. HostError where it does not start in time, or does not get its image."""
     patience = lab.settings.number("LAB_K8S_PATIENCE")
-    deadline, told = time.monotonic() + patience, ""
+    deadline, told, refused = time.monotonic() + patience, "", 0.0
     while not pods.has_started(pod := _there(lab, name)):
+        refused = (refused or time.monotonic()) if (missing := pods.image_error(pod)) else 0.0
+        if missing and time.monotonic() > refused + IMAGE_PATIENCE:
+            raise HostError(f"pod {name} does not get its image: {missing}", hint="LAB_IMAGE in .env; labctl doctor")
         if (why := pods.trouble(pod)) and why != told:
             lab.context.notice(f"pod {name}: {why}")
             told = why

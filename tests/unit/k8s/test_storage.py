@@ -218,3 +218,12 @@ def test_a_dry_run_names_what_would_be_downloaded_and_asks_nobody(tmp_path: Path
         ("dataset", "acme/words", "", "to fetch"),
     ]
     assert "Pod" not in api.seen
+
+
+def test_an_image_that_the_cluster_does_not_get_ends_it_before_its_time(
+    tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "IMAGE_PATIENCE", 0.01)
+    api = Storing(STARTS, status("Pending", waiting={"reason": "ErrImagePull", "message": "no such image"}))
+    with pytest.raises(HostError, match=r"pod demo-cache-\w+ does not get its image: ErrImagePull: no such image"):
+        storage.fill(lab(api, tmp_path, said), WANTED, "")
