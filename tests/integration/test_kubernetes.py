@@ -203,7 +203,7 @@ def test_a_run_outlives_an_api_server_that_is_gone_for_a_while(
     content["clusters"][0]["cluster"]["server"] = f"https://{server.hostname}:{proxy.port}"
     (tmp_path / "kubeconfig").write_text(yaml.safe_dump(content))
     lab.environ["KUBECONFIG"] = str(tmp_path / "kubeconfig")
-    words = ("run", "opt-tiny", "--rehearse", "--set", "steps=200", "--json")
+    words = ("run", "opt-tiny", "--set", "steps=200", "--set", "sequence-length=16", "--json")
     with lab.start(*words) as running:
         wait_until(lambda: "step 10/200" in running.err, 120, f"it trains:\n{running.err}")
         proxy.cut()
