@@ -46,7 +46,10 @@ def main() -> None:
         except errors.RepositoryNotFoundError:
             sys.exit(f"{kind} {name} not found, or it is private: HF_TOKEN in .env is a token that may read it")
         except (OSError, ValueError, errors.HfHubHTTPError) as error:
-            sys.exit(f"{kind} {name}: {error}")
+            refused = getattr(getattr(error, "response", None), "status_code", 0) in (401, 403)
+            first, _, _ = str(error).partition("\n")
+            hint = "; HF_TOKEN in .env is a token that may read it" if refused else ""
+            sys.exit(f"{kind} {name}: {first}{hint}")
         sys.stdout.flush()
 
 

@@ -203,17 +203,17 @@ def test_a_run_outlives_an_api_server_that_is_gone_for_a_while(
     content["clusters"][0]["cluster"]["server"] = f"https://{server.hostname}:{proxy.port}"
     (tmp_path / "kubeconfig").write_text(yaml.safe_dump(content))
     lab.environ["KUBECONFIG"] = str(tmp_path / "kubeconfig")
-    words = ("run", "opt-tiny", "--set", "steps=200", "--set", "sequence-length=16", "--json")
+    words = ("run", "opt-tiny", "--set", "steps=60", "--set", "sequence-length=16", "--json")
     with lab.start(*words) as running:
-        wait_until(lambda: "step 10/200" in running.err, 120, f"it trains:\n{running.err}")
+        wait_until(lambda: "step 10/60" in running.err, 120, f"it trains:\n{running.err}")
         proxy.cut()
         wait_until(lambda: "does not answer" in running.err, 30, f"the loss is noticed:\n{running.err}")
         proxy.restore()
         answer = running.answer(180).expect(0)
-    steps = [line for line in answer.err.splitlines() if "step " in line and "/200" in line]
+    steps = [line for line in answer.err.splitlines() if "step " in line and "/60" in line]
     numbers = [int(line.partition("step ")[2].partition("/")[0]) for line in steps]
     assert numbers == sorted(set(numbers)), "each line once, and in order"
-    assert numbers[-1] == 200
+    assert numbers[-1] == 60
 
 
 LOOK = """\

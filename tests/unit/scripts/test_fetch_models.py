@@ -112,7 +112,8 @@ def refused(kind: Any, message: str = "403 Client Error") -> Exception:
     [
         (refused(errors.GatedRepoError), "model acme/tiny is gated: accept its terms on its page at the hub"),
         (refused(errors.RepositoryNotFoundError), "model acme/tiny not found, or it is private: HF_TOKEN in .env"),
-        (refused(errors.HfHubHTTPError, "503 Server Error"), "model acme/tiny: 503 Server Error"),
+        (refused(errors.HfHubHTTPError, "403 Forbidden: None.\nCannot access"),
+         "model acme/tiny: 403 Forbidden: None.; HF_TOKEN in .env is a token that may read it"),
         (OSError(28, "No space left on device"), "model acme/tiny: [Errno 28] No space left on device"),
         (errors.HFValidationError("Repo id must be 'name'"), "model acme/tiny: Repo id must be 'name'"),
     ],
