@@ -6,9 +6,11 @@ Paths and answers are those of the Kubernetes API reference.
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
 import shlex
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -18,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 from labctl.engines import Kind, OnLine
+from labctl.engines.agent import line_of
 from labctl.engines.pods import loss, own_container, trouble
 from labctl.engines.state import Container, HostPortUser, ObservedState
 from labctl.errors import ConfigError, HostError
@@ -531,8 +534,11 @@ class KubernetesEngine:
             raise ConfigError("a program in a pod is given no secrets")
         mark = secrets.token_hex(8)
         pairs = tuple((name, value) for name, _, value in (one.partition("=") for one in environment))
-        command = ("sh", "-c", MARKED, mark, *_within(argv, workdir, pairs))
+        command = ("sh", "-c", MARKED, "sh", mark, *_within(argv, workdir, pairs))
         terminal = stdin == "terminal"
+        if stdin == "pipe" and os.path.samestat(os.fstat(sys.stdin.fileno()), Path(os.devnull).stat()):
+            # So its input ends at once, on servers too that cannot be told so.
+            stdin = "none"
         with connected(self.api.execute(container, command, stdin=stdin != "none", tty=terminal)) as socket:
             if on_line:
                 for line in _lines(outputs_of(socket, None, argv)):
@@ -557,7 +563,7 @@ class KubernetesEngine:
 
         def show(pod: Manifest) -> None:
             for _, text in self.api.lines(pod, follow=follow, last=0 if follow else SHOWN):
-                on_line(f"{node_of(pod)}  | {text}")
+                on_line(f"{node_of(pod)}  | {line_of(text, 0).text}")
 
         with pool(max(len(chosen), 1), endless=True) as threads:
             list(threads.map(show, chosen))
@@ -633,7 +639,7 @@ def _run_of(pods: list[Manifest]) -> str | None:
 # Channels of the exec protocol, v4.channel.k8s.io.
 IN, OUT, ERR, ERROR, RESIZE = 0, 1, 2, 3, 4
 # Leaves the number of the process, which leads a group of its own, where a signal for it can find it.
-MARKED = 'echo $$ > "/tmp/labctl-$0"; exec "$@"'
+MARKED = 'echo $$ > "/tmp/labctl-$1"; shift; exec "$@"'
 SIGNAL = 'pid=$(cat "/tmp/labctl-$0") && { kill -"$1" -- "-$pid" 2> /dev/null || kill -"$1" "$pid"; }'
 
 

@@ -323,7 +323,13 @@ class Follower:
     def _ask(self) -> tuple[Manifest | None, list[Manifest]]:
         """The run's job and its pods. Unreachable; HostError where the server refuses to tell."""
         try:
-            return self._api.get(self._run.kind, self._run.name), run_pods(self._api, self._run)
+            job = self._api.get(self._run.kind, self._run.name)
+            if job is None and not any(
+                definitions(self._api)[one] for one, kind in KINDS.items() if kind == self._run.kind
+            ):
+                # As while its operator is installed anew: whether the job is there nobody can tell.
+                raise Unreachable(f"the API server {self._api.server} knows no {self._run.kind} now")
+            return job, run_pods(self._api, self._run)
         except Refused as error:
             raise self._left_alone(error) from error
 

@@ -152,6 +152,7 @@ def test_programs_and_logs_are_those_of_the_node_that_is_named(site: Site) -> No
     site.engine.logs(naming.project_name(name), logged.append, node="worker-1")
     assert {line.split()[0].removesuffix("-1") for line in logged} <= {"worker", "worker-1"}
     assert logged
+    assert not [line for line in logged if "\x01" in line], "marks of ranks are labctl's own"
 
 
 @pytest.mark.parametrize("site", REAL, indirect=True)

@@ -131,11 +131,11 @@ class ClusterInMemory(RunningApi):
                 metadata = {"name": pod, "labels": labels, **made}
                 self.put({"kind": "Pod", "metadata": metadata, "spec": spec, "status": runs()})
                 self.printed[pod] = []
-                self.prints(pod, "it listens")
+                self.prints(pod, "\x017\x02it listens")
 
     def _run(self, pod: str, argv: tuple[str, ...]) -> tuple[tuple[int, bytes], ...]:
         try:
-            lines = [*self._answers(pod, argv[4:] if argv[:3] == ("sh", "-c", MARKED) else argv)]
+            lines = [*self._answers(pod, argv[5:] if argv[:3] == ("sh", "-c", MARKED) else argv)]
         except Failed as failed:
             return (failure(failed.code),)
         return (*((OUT, f"{line}\n".encode()) for line in lines), SUCCESS)

@@ -407,9 +407,11 @@ class Programs(FakeApi):
         super().__init__(POD)
         self.frames, self.options = frames, options
         self.begun: list[tuple[str, ...]] = []
+        self.asked_for_input: list[bool] = []
 
     def execute(self, pod: str, argv: tuple[str, ...], **options: bool) -> Any:  # noqa: ARG002
         self.begun.append(argv)
+        self.asked_for_input.append(options.get("stdin", False))
         self.socket = web_socket(*self.frames, **self.options)
         return self.socket
 
@@ -530,10 +532,20 @@ def test_a_program_in_a_terminal_hears_of_its_size_and_of_another(monkeypatch: p
     assert api.socket.sock.sent == [b'\4{"Width": 80, "Height": 24}', b'\4{"Width": 100, "Height": 30}']
 
 
-def test_the_end_of_what_is_typed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_whose_input_is_empty_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = Programs(SUCCESS)
+    with Path(os.devnull).open() as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        assert attached(api, stdin="pipe") == 0
+    assert api.asked_for_input == [False]
+
+
+def test_the_end_of_what_is_typed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Frames, "subprotocol", "v5.channel.k8s.io")
     api = Programs(SUCCESS, silent=True)
-    with Path(os.devnull).open() as stdin:
+    empty = tmp_path / "empty"
+    empty.touch()
+    with empty.open() as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
         # The program ends once it has read all.
         send = Frames.send

@@ -276,6 +276,23 @@ def test_a_run_is_followed_from_its_first_line_to_its_launchers_last(world: Worl
     assert world.said == []
 
 
+def test_a_job_whose_definition_is_away_for_a_moment_was_not_deleted(world: World) -> None:
+    world.pods(**runs())
+    job = world.api.objects["MPIJob", world.run.name]
+
+    def away() -> None:
+        world.api.knows.clear()
+        del world.api.objects["MPIJob", world.run.name]
+
+    def back() -> None:
+        world.api.knows.add(MPIJOBS)
+        world.api.put(job)
+
+    world.then(None, away, None, back, lambda: world.prints(f"{MARK}0"))
+    assert world.follow().code == 0
+    assert any("knows no MPIJob now" in one for one in world.said)
+
+
 def test_what_workers_wait_for_is_noticed_where_the_launcher_runs_already(world: World) -> None:
     world.pod("launcher", **runs())
     world.pod("worker-0", **unplaced("0/1 nodes are available"))
