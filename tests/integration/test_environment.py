@@ -131,7 +131,7 @@ class Told:
 
     def timed_out(self) -> str:
         """The id of a run that reached its time limit."""
-        return str(self.call(*RUN, "--json", "--set", "end=hang", "--timeout", "10s", code=124).json["run_id"])
+        return str(self.call(*RUN, "--json", "--set", "end=hang", "--timeout", "30s", code=124).json["run_id"])
 
     def stopped(self) -> str:
         """The id of a run whose labctl was killed, and which another one stopped."""

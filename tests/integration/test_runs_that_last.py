@@ -85,7 +85,7 @@ def test_a_worker_that_is_killed_ends_a_run_that_nobody_follows(lab: Lab) -> Non
 
 
 def test_runs_on_other_nodes_are_side_by_side_and_harm_each_other_not(lab: Lab) -> None:
-    began = [detached(lab, 60, 0.2, "--include", nodes) for nodes in ("worker-0", "worker-1", "worker-2@worker-3")]
+    began = [detached(lab, 150, 0.2, "--include", nodes) for nodes in ("worker-0", "worker-1", "worker-2@worker-3")]
     waiting = detached(lab, 3, 0.1, "--include", "worker-3", "--wait")
     listed = runs(lab)
     assert [listed[run]["state"] for run in began] == ["running"] * 3
@@ -98,7 +98,7 @@ def test_runs_on_other_nodes_are_side_by_side_and_harm_each_other_not(lab: Lab) 
     for rank, run in ((0, began[0]), (0, began[2])):
         answer = lab.call("attach", run, limit=120).expect(0)
         times = [float(found) for found in re.findall(rf"of rank {rank} at ([0-9.]+)", answer.err)]
-        assert len(times) == 60
+        assert len(times) == 150
         # What was stopped beside it did not pause it.
         assert max(after - before for before, after in pairwise(times)) < 3
     assert lab.call("attach", waiting, limit=60).expect(0)
