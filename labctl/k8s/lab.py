@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
 from labctl.config.context import Context
 from labctl.config.settings import Settings
@@ -90,18 +89,13 @@ class ClusterLab(Struct, frozen=True, kw_only=True):
     def selector(self) -> str:
         return f"labctl.lab={self.name}"
 
-    @property
-    def place(self) -> Place:
-        """Where a run of now goes."""
-        return Place(server=self.api.server, namespace=self.api.namespace)
-
     def place_of(self, run_id: str) -> Place:
         """Where a run is, by its record; of one that is in no cluster this is empty."""
         return store.decode(store.directory(self.directory, run_id) / PLACE, Place) or Place()
 
     def is_here(self, run_id: str) -> bool:
         where = self.place_of(run_id)
-        return (where.server, where.namespace) == (self.place.server, self.place.namespace)
+        return (where.server, where.namespace) == (self.api.server, self.api.namespace)
 
     def run(self, run_id: str) -> ClusterRun:
         """A run that is recorded here. HostError for one of another cluster or namespace, or on Docker hosts."""
@@ -211,7 +205,7 @@ def delete(lab: ClusterLab, workload: str, *, storage: bool) -> Submitted:
 def record(lab: ClusterLab, target: Target, built: ClusterJob) -> None:
     """Make the run's directories, with what it was asked to do and what was sent."""
     kept = store.record(built.lab, lab.settings, built.job, store.versions(built.lab, lab.engine, None))
-    where = replace(lab.place, name=built.name, kind=KINDS[target.kind])
+    where = Place(server=lab.api.server, namespace=lab.api.namespace, name=built.name, kind=KINDS[target.kind])
     place = File(path=PLACE, content=msgspec.json.encode(where).decode())
     store.create(built.lab, built.run_id, built.job.files, (*kept, place, render.record(target, built)))
 

@@ -21,6 +21,7 @@ from labctl.config.context import Context
 from labctl.config.settings import Settings
 from labctl.engines import agent, pods
 from labctl.engines.kubernetes import (
+    COLLECTIONS,
     OUT,
     Api,
     KubernetesEngine,
@@ -88,13 +89,14 @@ class ClusterRun(Struct, frozen=True, kw_only=True):
 
 def definitions(api: Api) -> dict[str, bool]:
     """Whether the cluster knows ``mpijob``, ``trainjob``, and ``v1``, the MPIJob of the older training operator."""
-    known = {"mpijob": ("kubeflow.org/v2beta1", "mpijobs"), "trainjob": ("trainer.kubeflow.org/v1alpha1", "trainjobs")}
-    return {kind: _serves(api, *place) for kind, place in {**known, "v1": ("kubeflow.org/v1", "mpijobs")}.items()}
+    known: dict[str, bool] = {name: serves(api, *COLLECTIONS[kind]) for name, kind in KINDS.items()}
+    return {**known, "v1": serves(api, "/apis/kubeflow.org/v1", "mpijobs")}
 
 
-def _serves(api: Api, version: str, plural: str) -> bool:
+def serves(api: Api, group: str, plural: str) -> bool:
+    """Whether the cluster has such objects now; ``group`` with its version, as in COLLECTIONS."""
     try:
-        return plural in {one["name"] for one in api.request("GET", f"/apis/{version}")["resources"]}
+        return plural in {one["name"] for one in api.request("GET", group)["resources"]}
     except Refused as error:
         if error.status == 404:
             return False
@@ -324,9 +326,7 @@ class Follower:
         """The run's job and its pods. Unreachable; HostError where the server refuses to tell."""
         try:
             job = self._api.get(self._run.kind, self._run.name)
-            if job is None and not any(
-                definitions(self._api)[one] for one, kind in KINDS.items() if kind == self._run.kind
-            ):
+            if job is None and not serves(self._api, *COLLECTIONS[self._run.kind]):
                 # As while its operator is installed anew: whether the job is there nobody can tell.
                 raise Unreachable(f"the API server {self._api.server} knows no {self._run.kind} now")
             return job, run_pods(self._api, self._run)
