@@ -251,7 +251,9 @@ def test_a_model_is_downloaded_to_the_claim_and_found_there_by_name(
     own.mkdir()
     own.joinpath("look.py").write_text(LOOK)
     metrics = "metrics: {weights: {pattern: 'weights (.+)', reduce: last}}"
-    own.joinpath("workload.yml").write_text(f"description: looks\nlauncher: mpirun\nscript: look.py\n{metrics}\n")
+    own.joinpath("workload.yml").write_text(
+        f"description: looks\nlauncher: mpirun\nscript: look.py\ntimeout: 2m\n{metrics}\n"
+    )
     with serving(hub, BRIDGE[0]):
         lab.environ["HF_ENDPOINT"] = hub.endpoint
         (item,) = lab.call("cache", "--model", "acme/tiny", "--json").expect(0).json["items"]
